@@ -1,0 +1,27 @@
+# Everything lives in .venv/ of this checkout; nothing is installed elsewhere.
+PYTHON ?= python3
+BIN := .venv/bin
+export MPLBACKEND := Agg
+
+.PHONY: setup demo test lint clean
+
+setup: .venv/.ready
+
+# torch first and pinned: an unpinned torch pulls gigabytes of GPU libraries.
+.venv/.ready: pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "privsgp needs Python 3.11 or newer; set PYTHON=...")'
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+test: .venv/.ready
+	$(BIN)/python -m pytest
+
+lint: .venv/.ready
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy --strict src
+
+clean:
+	rm -rf .venv build runs .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,16 @@
+"""The one exception a user is meant to read: what was wrong, with its value, and what to do about it."""
+
+from __future__ import annotations
+
+
+class Refused(ValueError):
+    """A request that cannot be carried out as it stands.
+
+    `what` names the key or argument and its value; `remedy` says what would work. The command line prints both and
+    exits with status 2; nothing has been written by then.
+    """
+
+    def __init__(self, what: str, remedy: str) -> None:
+        super().__init__(f"{what}\n  → {remedy}")
+        self.what = what
+        self.remedy = remedy
