@@ -1,0 +1,1 @@
+"""Private learning without a server."""

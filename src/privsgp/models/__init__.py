@@ -1,0 +1,8 @@
+"""Models with a name in a config, and the losses they are trained with; any `torch.nn.Module` works from Python."""
+
+from __future__ import annotations
+
+from privsgp.models.loss import correct, outputs, per_sample, task
+from privsgp.models.networks import make
+
+__all__ = ["correct", "make", "outputs", "per_sample", "task"]

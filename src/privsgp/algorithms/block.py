@@ -1,0 +1,96 @@
+"""A block of m nodes: what an algorithm may do with them, whoever else is in the network.
+
+A process owns a block. A laptop simulation is one process with m = n; the paper's set-up is n processes with m = 1.
+Algorithms are written once, for a block, and never know which of these they run in: only `mix` does.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from privsgp.gradient import PerSample, Stacked
+    from privsgp.gradient.table import Kind
+    from privsgp.privacy.mechanism import Mechanism, Sampling
+
+
+class Drawn(NamedTuple):
+    """One pass over drawn samples: row numbers [m, capacity], and which of them are real. The rest is padding."""
+
+    rows: Tensor
+    mask: Tensor
+
+
+class State(NamedTuple):
+    """What the nodes hold: x [m, d], the push-sum weights w [m] (float64) and the de-biased z = x / w."""
+
+    x: Tensor
+    w: Tensor
+    z: Tensor
+
+    @classmethod
+    def start(cls, x0: Tensor, nodes: int) -> State:
+        """All nodes start from the same x⁰ with weight 1."""
+        x = x0.expand(nodes, -1).clone()
+        return cls(x, torch.ones(nodes, dtype=torch.float64, device=x.device), x.clone())
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a user chooses about an algorithm and what its privacy mechanism is made of."""
+
+    clip: float = 1.0
+    difference_clip: float | None = None
+    sampling: Sampling = "poisson"
+    table: Kind = "factored"
+    table_init: Literal["gradients", "zeros"] = "gradients"
+
+
+@dataclass
+class Block:
+    """m nodes, their data and their tools; the tools are handed in by the engine.
+
+    `inputs` and `targets` are [m, J + 1, …]; row J is no sample's: padding slots point there.
+    """
+
+    mechanisms: Sequence[Mechanism]
+    inputs: Tensor
+    targets: Tensor
+    gradient: Stacked
+    sample: Callable[[int], list[Drawn]]  # line 5: the samples drawn at step k, in one pass or more
+    noise: Callable[[int, Tensor], None]  # line 8: g_i += N(0, σ_i² I), in place
+    mix: Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor]]  # lines 10-13
+    step_size: Callable[[int], float]
+
+    @property
+    def rows(self) -> int:
+        """The largest J_i, which is also the number of the padding row."""
+        return self.inputs.shape[1] - 1
+
+    def column(self, values: Sequence[float]) -> Tensor:
+        """One value per node, shaped to multiply [m, d]."""
+        return torch.tensor(values, dtype=self.inputs.dtype, device=self.inputs.device)[:, None]
+
+    @cached_property
+    def b(self) -> Tensor:
+        """The public constants b_i that batch sums are divided by, [m, 1]."""
+        return self.column([mechanism.batch for mechanism in self.mechanisms])
+
+    @cached_property
+    def J(self) -> Tensor:  # noqa: N802 - the paper's letter
+        """The public numbers of samples J_i, [m, 1]."""
+        return self.column([mechanism.samples for mechanism in self.mechanisms])
+
+    def gradients(self, z: Tensor, drawn: Drawn) -> PerSample:
+        """Return clip_G(∇f_i(z_i; j)) for the drawn samples j; padding counts as 0."""
+        nodes = torch.arange(self.inputs.shape[0], device=z.device)[:, None]
+        g = self.gradient(z, self.inputs[nodes, drawn.rows], self.targets[nodes, drawn.rows])
+        g.clip_(self.mechanisms[0].clip, drawn.mask)
+        return g

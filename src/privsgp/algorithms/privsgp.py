@@ -1,0 +1,34 @@
+"""PrivSGP (the paper's Algorithm 2): stochastic gradient push with clipped gradients and Gaussian noise."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from privsgp.algorithms.push_sum import PushSum
+from privsgp.privacy.mechanism import SampledMean
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from privsgp.algorithms.block import Drawn, Settings
+    from privsgp.privacy.mechanism import Mechanism
+
+
+class PrivSGP(PushSum):
+    """A sample moves a message by at most G/b, and only when it is drawn: DP-SGD's subsampled Gaussian."""
+
+    name: ClassVar[str] = "privsgp"
+
+    @staticmethod
+    def mechanism(settings: Settings, *, sigma: float, batch: float, samples: int, kappa: float) -> Mechanism:
+        """(1/b) Σ_{j∈B} clip(g_j) + N(0, σ²)."""
+        return SampledMean(
+            sigma=sigma, clip=settings.clip, batch=batch, samples=samples, sampling=settings.sampling, kappa=kappa
+        )
+
+    def direction(self, z: Tensor, batch: list[Drawn]) -> Tensor:
+        """G = (1/b) Σ_{j∈B} clip_G(∇f_i(z_i; j)); the divisor is the constant b, never the drawn size."""
+        total = self.block.gradients(z, batch[0]).sum()
+        for drawn in batch[1:]:
+            total += self.block.gradients(z, drawn).sum()
+        return total.div_(self.block.b)

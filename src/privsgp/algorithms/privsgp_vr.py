@@ -1,0 +1,55 @@
+"""PrivSGP-VR (the paper's Algorithm 1): PrivSGP with SAGA's variance reduction.
+
+With t_j the table's entry of sample j, C = 2G for the paper's estimator and smaller for clipped differences:
+
+    c_j = clip(∇f_i(z_i; j) − t_j, C)
+    g   = (1/b) Σ_{j∈B} c_j + (1/J) Σ_j t_j
+    t_j ← t_j + c_j   for j ∈ B
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from privsgp.algorithms.push_sum import PushSum
+from privsgp.algorithms.remember import first_table, replace_all
+from privsgp.privacy.mechanism import Saga
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from privsgp.algorithms.block import Drawn, Settings
+    from privsgp.gradient import Table
+    from privsgp.privacy.mechanism import Mechanism
+
+
+class PrivSGPVR(PushSum):
+    """Its mechanism is the mixture of two shifts that `privsgp.privacy.saga` certifies."""
+
+    name: ClassVar[str] = "privsgp-vr"
+    table: Table
+
+    @staticmethod
+    def mechanism(settings: Settings, *, sigma: float, batch: float, samples: int, kappa: float) -> Mechanism:
+        """(1/b) Σ_{j∈B} clip(g_j − t_j, C) + (1/J) Σ_j t_j + N(0, σ²)."""
+        return Saga(
+            sigma=sigma, clip=settings.clip, batch=batch, samples=samples, sampling=settings.sampling, kappa=kappa,
+            difference_clip=settings.difference_clip,
+        )  # fmt: skip
+
+    def begin(self, z: Tensor) -> None:
+        """Lines 1-3: ∇f_i(φ_ij; j) = ∇f_i(z_i⁰; j)."""
+        self.table = first_table(self.block, self.settings, z, self.settings.difference_clip)
+
+    def arrays(self) -> dict[str, Tensor]:
+        """Return the table."""
+        return self.table.arrays()
+
+    def direction(self, z: Tensor, batch: list[Drawn]) -> Tensor:
+        """Lines 6-7."""
+        c = replace_all(self.block, self.table, z, batch)
+        # g = (1/b) Σ_{j∈B} c_j + (1/J) Σ_j t_j, with the table as it was
+        g = (c / self.block.b).add_(self.table.mean)
+        # the mean follows its entries: (1/J) Σ_j (t_j + c_j)
+        self.table.mean.add_(c.div_(self.block.J))
+        return g

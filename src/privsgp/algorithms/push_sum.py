@@ -1,0 +1,58 @@
+"""The paper's loop, lines 5 to 14 of Algorithm 1; the algorithms on top of it differ only in their direction.
+
+5       draw samples
+6-7     g_i = direction(z_i)          this is where SGP, PrivSGP, PrivSGP-VR and PrivSGP-SAG differ
+8       g_i += N(0, σ_i² I)
+9       x_i^{k+½} = x_i − γ g_i
+10-13   x_i = Σ_j P_ij x_j^{k+½},  w_i = Σ_j P_ij w_j
+14      z_i = x_i / w_i
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, ClassVar
+
+from privsgp.algorithms.block import State
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from privsgp.algorithms.block import Block, Drawn, Settings
+    from privsgp.privacy.mechanism import Mechanism
+
+
+class PushSum(ABC):
+    """Stochastic gradient push for a block of nodes."""
+
+    name: ClassVar[str]
+    private: ClassVar[bool] = True
+
+    def __init__(self, block: Block, settings: Settings) -> None:
+        self.block = block
+        self.settings = settings
+
+    @staticmethod
+    @abstractmethod
+    def mechanism(settings: Settings, *, sigma: float, batch: float, samples: int, kappa: float) -> Mechanism:
+        """Declare what one message of a node reveals about one of its samples."""
+
+    @abstractmethod
+    def direction(self, z: Tensor, batch: list[Drawn]) -> Tensor:
+        """Return the nodes' gradient estimates [m, d] at z, before noise."""
+
+    def begin(self, z: Tensor) -> None:
+        """Prepare what the algorithm remembers, at z⁰. Nothing by default."""
+
+    def arrays(self) -> dict[str, Tensor]:
+        """Return what the algorithm remembers besides (x, w, z), for checkpoints."""
+        return {}
+
+    def step(self, k: int, s: State) -> State:
+        """Take step k."""
+        batch = self.block.sample(k)  # 5
+        g = self.direction(s.z, batch)  # 6-7
+        self.block.noise(k, g)  # 8
+        x = s.x.sub_(g, alpha=self.block.step_size(k))  # 9
+        x, w = self.block.mix(k, x, s.w)  # 10-13
+        return State(x, w, x / w.to(x.dtype)[:, None])  # 14

@@ -1,0 +1,42 @@
+"""What the algorithms with a memory share: the first table, and one batch's worth of replaced entries."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from privsgp.algorithms.block import Drawn
+from privsgp.gradient.table import fill, make_table
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from privsgp.algorithms.block import Block, Settings
+    from privsgp.gradient import PerSample, Table
+
+
+def first_table(block: Block, settings: Settings, z: Tensor, difference_clip: float | None = None) -> Table:
+    """Return the table at z⁰: every sample's clipped gradient there (the paper), or zeros.
+
+    The entries are never released as they are; only the noised mean is.
+    """
+    padding = torch.full((z.shape[0], 1), block.rows, device=z.device)
+    example = block.gradients(z, Drawn(padding, torch.zeros_like(padding, dtype=torch.bool)))
+    table = make_table(settings.table, example, block.rows, clip=settings.clip, difference_clip=difference_clip)
+    if settings.table_init == "gradients":
+
+        def gradients(rows: Tensor) -> PerSample:
+            return block.gradients(z, Drawn(rows, rows < block.rows))
+
+        samples = torch.tensor([mechanism.samples for mechanism in block.mechanisms], device=z.device)
+        fill(table, gradients, samples, rows=block.rows)
+    return table
+
+
+def replace_all(block: Block, table: Table, z: Tensor, batch: list[Drawn]) -> Tensor:
+    """Take the gradients of the drawn samples at z and replace their entries; return Σ_{j∈B} c_j, [m, d]."""
+    total = table.replace(batch[0].rows, block.gradients(z, batch[0]))
+    for drawn in batch[1:]:
+        total += table.replace(drawn.rows, block.gradients(z, drawn))
+    return total

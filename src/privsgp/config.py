@@ -1,0 +1,303 @@
+"""run.toml: what a user may write, with defaults; anything else is refused with the key, the value and what is right.
+
+Nothing here reads data. `Config.shared()` is the part all sites of a network must agree on; its hash keys public
+randomness where no `seed` is given.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import json
+import re
+import tomllib
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from privsgp import graph
+from privsgp.algorithms import ALGORITHMS
+from privsgp.data.partitions import check as check_partition
+from privsgp.errors import Refused
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from pathlib import Path
+
+    from pydantic_core import ErrorDetails
+
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=1)]
+Probability = Annotated[float, Field(gt=0, lt=1)]
+Noise = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+def _one_of(known: Iterable[str]) -> AfterValidator:
+    names = list(known)
+
+    def check(value: str) -> str:
+        if value not in names:
+            close = difflib.get_close_matches(value, names, 1)
+            raise ValueError(f"use one of {', '.join(names)}" + (f" (did you mean {close[0]!r}?)" if close else ""))
+        return value
+
+    return AfterValidator(check)
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class Data(_Section):
+    """What is learnt from, and how it lies on the nodes."""
+
+    name: str = "digits"
+    nodes: Count = 16
+    partition: str = "even"
+    alpha: Positive = 0.5
+    sizes: list[int] | None = None
+    path: str | None = None  # "site-{node}.npz": each node its own file
+
+    @model_validator(mode="after")
+    def _sizes_fit(self) -> Data:
+        check_partition(self.partition, self.nodes, alpha=self.alpha, sizes=self.sizes)
+        if self.path is not None and self.sizes is not None:
+            raise Refused(
+                "data.sizes beside data.path", "leave data.sizes out: each node's file says how much it holds"
+            )
+        return self
+
+
+class Model(_Section):
+    """What is learnt."""
+
+    name: str = "mlp"
+    hidden: Count | list[Count] = 64
+    loss: Literal["cross-entropy", "binary", "mse"] = "cross-entropy"
+
+
+class Graph(_Section):
+    """Who talks to whom."""
+
+    name: Annotated[str, _one_of(graph.NAMES)] = "exponential"
+    degree: Count = 1  # of `random`
+
+
+class Privacy(_Section):
+    """Budgets, or fixed noise; one value, or a list with one per node."""
+
+    epsilon: Positive | list[Positive] | None = None
+    delta: Probability | list[Probability] = 1e-5
+    sigma: Noise | list[Noise] | None = None
+    clip: Positive = 1.0
+    accountant: Literal["certified", "published"] = "certified"
+    relation: Literal["zero-out", "replace-one"] = "zero-out"
+    c2: Positive = 0.3724
+    spare: Annotated[float, Field(ge=0, le=1)] = 0.02
+
+    @model_validator(mode="after")
+    def _one_of_both(self) -> Privacy:
+        if self.epsilon is not None and self.sigma is not None:
+            raise Refused(
+                f"privacy.epsilon = {self.epsilon} beside privacy.sigma = {self.sigma}",
+                "give epsilon (noise is calibrated) or sigma (ε is reported), not both",
+            )
+        if self.accountant == "published" and self.epsilon is None:
+            raise Refused(
+                "privacy.accountant = 'published' without privacy.epsilon", "give the nominal ε it turns into noise"
+            )
+        return self
+
+
+class Schedule(_Section):
+    """A step size that falls from `start` to `end` over the run."""
+
+    schedule: Literal["cosine", "linear"]
+    start: Positive
+    end: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+
+
+class Algorithm(_Section):
+    """How it is learnt."""
+
+    name: Annotated[str, _one_of(ALGORITHMS)] = "privsgp-vr"
+    batch: Positive = 16
+    steps: Count = 300
+    step_size: Positive | Literal["theory"] | Schedule = 0.2
+    sampling: Literal["poisson", "fixed"] = "poisson"
+    difference_clip: Positive | None = None
+    table: Literal["factored", "dense"] = "factored"
+    table_init: Literal["gradients", "zeros"] = "gradients"
+
+    @model_validator(mode="after")
+    def _clip_has_a_use(self) -> Algorithm:
+        if self.difference_clip is not None and self.name != "privsgp-vr":
+            raise Refused(
+                f"algorithm.difference_clip = {self.difference_clip} with algorithm.name = {self.name!r}",
+                "leave it out, or take 'privsgp-vr'",
+            )
+        return self
+
+
+class Engine(_Section):
+    """Where and how it runs; only `dtype` changes the numbers."""
+
+    device: str = "auto"
+    dtype: Literal["float32", "float64"] = "float32"
+    evaluate_every: Count | None = None
+    checkpoint_every: Count | None = None
+
+
+class Config(_Section):
+    """A whole run."""
+
+    name: Annotated[str, Field(min_length=1, pattern=r"^[\w.-]+$")] = "run"
+    seed: Annotated[int, Field(ge=0)] | None = None
+    data: Data = Data()
+    model: Model = Model()
+    graph: Graph = Graph()
+    privacy: Privacy = Privacy()
+    algorithm: Algorithm = Algorithm()
+    engine: Engine = Engine()
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Config:
+        for key in ("epsilon", "delta", "sigma"):
+            value = getattr(self.privacy, key)
+            if isinstance(value, list) and len(value) != self.data.nodes:
+                raise Refused(
+                    f"privacy.{key} has {len(value)} entries for data.nodes = {self.data.nodes}", "give one per node"
+                )
+        if self.private and self.privacy.epsilon is None and self.privacy.sigma is None:
+            raise Refused(
+                f"algorithm.name = {self.algorithm.name!r} without privacy.epsilon and privacy.sigma",
+                "give a budget (privacy.epsilon = 3.0) or a noise (privacy.sigma = 0.1; 0 for none)",
+            )
+        if self.algorithm.sampling == "fixed" and self.algorithm.batch != int(self.algorithm.batch):
+            raise Refused(f"algorithm.batch = {self.algorithm.batch} with fixed sampling", "give a whole number")
+        return self
+
+    @property
+    def private(self) -> bool:
+        """Whether the algorithm adds noise at all."""
+        return ALGORITHMS[self.algorithm.name].private
+
+    def shared(self) -> dict[str, Any]:
+        """Return what every site must agree on: no names, paths, devices or file layouts."""
+        values = self.model_dump(mode="json")
+        del values["name"]
+        del values["data"]["path"]
+        values["engine"] = {"dtype": self.engine.dtype}
+        return values
+
+    def shared_hash(self) -> str:
+        """Return the SHA-256 of the shared part."""
+        return hashlib.sha256(json.dumps(self.shared(), sort_keys=True).encode()).hexdigest()
+
+    def toml(self) -> str:
+        """Write the configuration out in full, defaults included."""
+        values = self.model_dump(mode="json", exclude_none=True)
+        top = [f"{key} = {_toml(value)}" for key, value in values.items() if not isinstance(value, dict)]
+        for section, keys in values.items():
+            if isinstance(keys, dict):
+                top += ["", f"[{section}]", *(f"{key} = {_toml(value)}" for key, value in keys.items())]
+        return "\n".join(top) + "\n"
+
+
+def read(path: Path, changes: Sequence[str] = ()) -> Config:
+    """Read run.toml and apply `--set KEY=VALUE` changes (VALUE is TOML, else a string)."""
+    try:
+        values = tomllib.loads(path.read_text())
+    except OSError as error:
+        raise Refused(f"cannot read the config {path}: {error.strerror}", "name a run.toml that is there") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise Refused(f"{path} is not TOML: {error}", "see run.toml in the README") from error
+    for change in changes:
+        _apply(values, change)
+    return parse(values)
+
+
+def parse(values: dict[str, Any]) -> Config:
+    """Turn plain values into a checked configuration."""
+    try:
+        return Config.model_validate(values)
+    except ValidationError as error:
+        raise _refusal(error) from error
+
+
+def differences(old: Config, new: Config) -> list[str]:
+    """Name every key whose change would change the result, with both values."""
+    free = {("name",), ("engine", "device"), ("engine", "evaluate_every"), ("engine", "checkpoint_every")}
+    a, b = _flat(old.model_dump(mode="json")), _flat(new.model_dump(mode="json"))
+    keys = [key for key in a | b if key not in free and a.get(key) != b.get(key)]
+    return [f"{'.'.join(key)}: {a.get(key)} → {b.get(key)}" for key in keys]
+
+
+def _apply(values: dict[str, Any], change: str) -> None:
+    key, equals, text = change.partition("=")
+    if not equals or not key:
+        raise Refused(f"--set {change}", "write --set KEY=VALUE, for example --set algorithm.batch=32")
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text
+    *sections, last = key.strip().split(".")
+    for section in sections:
+        values = values.setdefault(section, {})
+        if not isinstance(values, dict):
+            raise Refused(f"--set {change}", f"{section} is a value, not a section")
+    values[last] = value
+
+
+def _refusal(error: ValidationError) -> Refused:
+    """Put pydantic's findings into our words: key, value, what would be right."""
+    found: dict[str, list[str]] = {}
+    for e in error.errors(include_url=False):
+        if not _off_the_point(e):
+            what, remedy = _told(e)
+            found.setdefault(what, []).append(remedy)
+    return Refused("\n".join(found), "\n  → ".join(" or ".join(remedies) for remedies in found.values()))
+
+
+def _off_the_point(e: ErrorDetails) -> bool:
+    """Where a key takes a number or a list, pydantic complains for both: keep what fits the value that was given."""
+    tried = "list" if e["type"] in ("list_type", "model_type") else "number"
+    optional = len(e["loc"]) > 2 and e["type"] in ("list_type", "model_type", "float_type", "int_type")
+    return optional and isinstance(e["input"], list | dict) == (tried == "number")
+
+
+def _told(e: ErrorDetails) -> tuple[str, str]:
+    cause = e.get("ctx", {}).get("error")
+    if isinstance(cause, Refused):
+        return cause.what, cause.remedy
+    key = ".".join(str(part) for part in e["loc"] if str(part).isidentifier() or isinstance(part, int))
+    key = re.sub(r"\.(float|int|Schedule)(?=\.|$)", "", key)
+    if e["type"] == "extra_forbidden":
+        return f"unknown key {key} = {e['input']!r}", _known_keys(key)
+    message = e["msg"].removeprefix("Value error, ").replace("Input should", "it should")
+    return f"{key} = {e['input']!r}", message
+
+
+def _known_keys(key: str) -> str:
+    *sections, last = key.split(".")
+    section: Any = Config
+    for part in sections:
+        section = Schedule if part == "step_size" else section.model_fields[part].annotation
+    known = list(section.model_fields)
+    close = difflib.get_close_matches(last, known, 1)
+    return (f"did you mean {close[0]!r}? " if close else "") + f"known keys here: {', '.join(known)}"
+
+
+def _flat(values: dict[str, Any], prefix: tuple[str, ...] = ()) -> dict[tuple[str, ...], Any]:
+    out: dict[tuple[str, ...], Any] = {}
+    for key, value in values.items():
+        out |= _flat(value, (*prefix, key)) if isinstance(value, dict) else {(*prefix, key): value}
+    return out
+
+
+def _toml(value: Any) -> str:  # noqa: ANN401 - any TOML value
+    if isinstance(value, dict):
+        return "{ " + ", ".join(f"{key} = {_toml(v)}" for key, v in value.items()) + " }"
+    if isinstance(value, list):
+        return "[" + ", ".join(_toml(v) for v in value) + "]"
+    return json.dumps(value, ensure_ascii=False)

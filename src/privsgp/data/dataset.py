@@ -1,0 +1,180 @@
+"""What a data set is here: arrays that have been checked, so that nothing after this has to look at them again.
+
+Every array a user brings goes through `from_arrays`. What is wrong with it is said once, with the array, the row and
+what to do; this is the user's own data on the user's own terminal, and nothing of it is written to a run folder.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from privsgp.errors import Refused
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+Task = Literal["classification", "regression"]
+Array = NDArray[Any]
+Inputs = NDArray[np.float32]
+Targets = NDArray[np.int64] | NDArray[np.float32]
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """Inputs `x` [N, ...] with class labels (int64 [N]) or targets (float32 [N] or [N, k]) `y`.
+
+    `x_test, y_test` are public, or their metrics are not covered by any guarantee (privacy.md, Artefacts); both are
+    None without a test set. `classes` is None for regression.
+    """
+
+    name: str
+    x: Inputs
+    y: Targets
+    x_test: Inputs | None
+    y_test: Targets | None
+    classes: int | None
+
+
+def from_arrays(
+    x: Array,
+    y: Array,
+    x_test: Array | None = None,
+    y_test: Array | None = None,
+    *,
+    name: str = "data",
+    task: Task = "classification",
+    classes: int | None = None,
+) -> Dataset:
+    """Check the arrays and make them a `Dataset`; uint8 inputs are divided by 255, others are taken as they are.
+
+    Assumes: the number of classes is public. Without `classes` it is counted in `y_test`, the public labels, and only
+    where there is no test set in `y`: one record of a node must not change the shape of the model.
+    """
+    dataset = unsettled(x, y, x_test, y_test, name=name, task=task)
+    return dataset if task == "regression" else settle(dataset, classes)
+
+
+def unsettled(x: Array, y: Array, x_test: Array | None, y_test: Array | None, *, name: str, task: Task) -> Dataset:
+    """Check everything but the range of the labels, for which one site's labels may not be enough; see `settle`."""
+    if (x_test is None) != (y_test is None):
+        raise Refused(f"{name}: of x_test and y_test only one is there", "give both, or neither")
+    train = _pair(x, y, f"{name}: x", f"{name}: y", task)
+    if x_test is None or y_test is None:
+        return Dataset(name, *train, None, None, None)
+    test = _pair(x_test, y_test, f"{name}: x_test", f"{name}: y_test", task)
+    for key, ours, theirs in zip("xy", train, test, strict=True):
+        if ours.shape[1:] != theirs.shape[1:]:
+            raise Refused(
+                f"{name}: a sample of {key} has shape {ours.shape[1:]}, one of {key}_test {theirs.shape[1:]}",
+                "give training and test samples the same shape",
+            )
+    return Dataset(name, *train, *test, None)
+
+
+def settle(dataset: Dataset, classes: int | None) -> Dataset:
+    """Fix the number of classes, given or counted, and refuse labels outside it."""
+    labels = [dataset.y] if dataset.y_test is None else [dataset.y, dataset.y_test]
+    if classes is None:
+        classes = int(labels[-1].max()) + 1
+        _refuse_gaps(np.unique(np.concatenate(labels)), dataset.name)
+    for key, values in zip(("y", "y_test"), labels, strict=False):
+        _refuse_outside(values, classes, f"{dataset.name}: {key}")
+    return replace(dataset, classes=classes)
+
+
+def pool(sites: Sequence[Dataset], name: str, classes: int | None) -> tuple[Dataset, list[NDArray[np.int64]]]:
+    """One data set out of several sites', with each site's rows in it, in the order of `sites`."""
+    for site in sites[1:]:
+        for key, first, other in (("x", sites[0].x, site.x), ("y", sites[0].y, site.y)):
+            if first.shape[1:] != other.shape[1:]:
+                raise Refused(
+                    f"{site.name}: a sample of {key} has shape {other.shape[1:]}, in {sites[0].name} {first.shape[1:]}",
+                    "give the samples of all sites the same shape",
+                )
+    tests = [(s.x_test, s.y_test) for s in sites if s.x_test is not None and s.y_test is not None]
+    pooled = Dataset(
+        name,
+        np.concatenate([s.x for s in sites]),
+        np.concatenate([s.y for s in sites]),
+        np.concatenate([x for x, _ in tests]) if tests else None,
+        np.concatenate([y for _, y in tests]) if tests else None,
+        None,
+    )
+    ends = np.cumsum([len(s.x) for s in sites])
+    rows = [np.arange(end - len(s.x), end, dtype=np.int64) for s, end in zip(sites, ends, strict=True)]
+    return (settle(pooled, classes) if pooled.y.dtype == np.int64 else pooled), rows
+
+
+def _pair(x: Array, y: Array, x_key: str, y_key: str, task: Task) -> tuple[Inputs, Targets]:
+    inputs = _inputs(np.asarray(x), x_key)
+    targets = (_labels if task == "classification" else _values)(np.asarray(y), y_key)
+    if len(inputs) != len(targets):
+        raise Refused(f"{x_key} has {len(inputs)} rows, {y_key} has {len(targets)}", "give one row of y to each of x")
+    return inputs, targets
+
+
+def _inputs(array: Array, key: str) -> Inputs:
+    if array.ndim < 2 or array.size == 0:
+        raise Refused(f"{key} has shape {array.shape}", "give at least one sample, one row each: [N, ...]")
+    scale = np.float32(255 if array.dtype == np.uint8 else 1)
+    values = _finite(array, key)
+    return values if scale == 1 else values / scale
+
+
+def _values(array: Array, key: str) -> NDArray[np.float32]:
+    if array.ndim not in (1, 2) or array.size == 0:
+        raise Refused(f"{key} has shape {array.shape}", "give one target [N] or k targets [N, k] to each sample")
+    return _finite(array, key)
+
+
+def _finite(array: Array, key: str) -> NDArray[np.float32]:
+    if array.dtype.kind not in "fiub":
+        raise Refused(f"{key} has dtype {array.dtype}", "store real numbers")
+    with np.errstate(over="ignore"):
+        values = array.astype(np.float32, copy=False)
+    wrong = ~np.isfinite(values)
+    if count := int(wrong.sum()):
+        first = tuple(int(axis) for axis in np.unravel_index(int(wrong.argmax()), wrong.shape))
+        raise Refused(
+            f"{key} has {count} values that are not finite in float32, the first at {list(first)}: {array[first]}",
+            "replace them or leave these samples out",
+        )
+    return values
+
+
+def _labels(array: Array, key: str) -> NDArray[np.int64]:
+    if array.ndim != 1 or array.size == 0:
+        raise Refused(f"{key} has shape {array.shape}", "give one class number to each sample: [N]")
+    if array.dtype.kind not in "fiub":
+        raise Refused(f"{key} has dtype {array.dtype}", "number the classes 0, 1, 2, …")
+    if array.dtype.kind == "f":
+        # Beyond 2^53 a float names no single integer.
+        whole = (np.abs(array) < 2.0**53) & (array == np.rint(array))
+        if not whole.all():
+            first = int(whole.argmin())
+            raise Refused(f"{key}[{first}] = {array[first]} is no class number", "number the classes 0, 1, 2, …")
+    return array.astype(np.int64)
+
+
+def _refuse_outside(labels: Targets, classes: int, key: str) -> None:
+    outside = (labels < 0) | (labels >= classes)
+    if outside.any():
+        first = int(outside.argmax())
+        raise Refused(
+            f"{key}[{first}] = {labels[first]} is outside 0..{classes - 1}",
+            "number the classes from 0; if there are more of them than the test set shows, store their number in the "
+            "file as `classes`",
+        )
+
+
+def _refuse_gaps(present: Targets, name: str) -> None:
+    gap = np.flatnonzero(present != np.arange(len(present)))
+    if present[0] >= 0 and len(gap):
+        raise Refused(
+            f"{name}: a label is {present[gap[0]]} but none is {gap[0]}",
+            "number the classes 0, 1, 2, …; if one really has no sample, store their number in the file as `classes`",
+        )

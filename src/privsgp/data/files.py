@@ -1,0 +1,103 @@
+"""The file formats: idx (MNIST), CIFAR-10's binary version, LIBSVM text, npz. Bytes in, plain arrays out, no scaling.
+
+A damaged file is refused with its path: sizes are compared with what the format promises before anything is used.
+"""
+
+from __future__ import annotations
+
+import gzip
+import math
+import struct
+import zipfile
+import zlib
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from privsgp.errors import Refused
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+    from privsgp.data.dataset import Array
+
+CIFAR_RECORDS = 10_000
+_CIFAR_RECORD = 1 + 3 * 32 * 32
+
+
+def find(name: str, folders: list[Path], remedy: str) -> Path:
+    """The first of `name` and `name.gz` that lies in one of `folders`."""
+    candidates = [folder / file for folder in folders for file in (name, f"{name}.gz")]
+    for path in candidates:
+        if path.is_file():
+            return path
+    raise Refused(f"{name} is missing; looked for {', '.join(map(str, candidates))}", remedy)
+
+
+def read_idx(path: Path) -> NDArray[np.uint8]:
+    """An idx file of unsigned bytes: magic number 0, 0, 8, rank; big-endian sizes; the bytes."""
+    raw = _read(path)
+    if len(raw) < 4 or raw[:3] != b"\0\0\x08" or len(raw) < 4 + 4 * raw[3]:
+        raise _damaged(path, "it does not start like an idx file of bytes")
+    shape = struct.unpack(f">{raw[3]}I", raw[4 : 4 + 4 * raw[3]])
+    body = raw[4 + 4 * raw[3] :]
+    if len(body) != math.prod(shape):
+        raise _damaged(path, f"its header promises {math.prod(shape)} bytes of data, it holds {len(body)}")
+    return np.frombuffer(body, np.uint8).reshape(shape)
+
+
+def read_cifar(path: Path) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+    """One batch of CIFAR-10's binary version: images [10000, 3, 32, 32] and labels [10000]."""
+    raw = _read(path)
+    if len(raw) != CIFAR_RECORDS * _CIFAR_RECORD:
+        raise _damaged(path, f"it should hold {CIFAR_RECORDS * _CIFAR_RECORD} bytes, it holds {len(raw)}")
+    records = np.frombuffer(raw, np.uint8).reshape(CIFAR_RECORDS, _CIFAR_RECORD)
+    return records[:, 1:].reshape(-1, 3, 32, 32), records[:, 0]
+
+
+def read_libsvm(path: Path, features: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+    """LIBSVM text with labels −1 and +1, which become 0 and 1; inputs are dense [N, features]."""
+    lines = [line for line in _read(path).split(b"\n") if line.strip()]
+    x = np.zeros((len(lines), features), np.float32)
+    y = np.zeros(len(lines), np.int64)
+    for row, line in enumerate(lines):
+        label, *pairs = line.replace(b":", b" ").split()
+        try:
+            y[row] = {-1.0: 0, 1.0: 1}[float(label)]
+            # A column one too far for index 0: as -1 it would pass for the last feature.
+            columns = [int(index) - 1 if int(index) > 0 else features for index in pairs[::2]]
+            x[row, columns] = [float(value) for value in pairs[1::2]]
+        except (ValueError, KeyError, IndexError):
+            why = f"sample {row + 1} is not a label ±1 with index:value pairs, index 1 to {features}"
+            raise _damaged(path, why) from None
+    return x, y
+
+
+def read_npz(path: Path) -> dict[str, Array]:
+    """The arrays of an npz file; pickled objects are never loaded."""
+    try:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
+            return {key: archive[key] for key in archive.files}
+    except FileNotFoundError:
+        raise Refused(
+            f"data: {path} does not exist", "name an existing .npz file with the arrays x, y (and x_test, y_test)"
+        ) from None
+    except (OSError, ValueError, EOFError, AttributeError, TypeError, zipfile.BadZipFile, zlib.error) as error:
+        raise Refused(
+            f"data: {path} cannot be read as npz: {error}",
+            "write it with numpy.savez(path, x=…, y=…), plain numbers, no object arrays",
+        ) from error
+
+
+def _read(path: Path) -> bytes:
+    try:
+        raw = path.read_bytes()
+        return gzip.decompress(raw) if path.suffix == ".gz" else raw
+    except (OSError, EOFError, zlib.error) as error:
+        raise _damaged(path, str(error)) from error
+
+
+def _damaged(path: Path, why: str) -> Refused:
+    return Refused(f"{path} is damaged: {why}", "fetch the file again and compare its size and checksum")

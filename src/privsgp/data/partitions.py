@@ -1,0 +1,123 @@
+"""Who holds which samples: even, Dirichlet label skew, sorted by label; equal or given sizes J_i. Always disjoint.
+
+A partition simulates sites on one machine. It is public randomness, drawn from the generator the caller keys.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from privsgp.errors import Refused
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from privsgp.data.dataset import Targets
+
+    Rows = NDArray[np.int64]
+
+KINDS = ("even", "dirichlet", "sorted")
+# Above, the shares are equal to six digits; far above, their sum overflows.
+MAX_ALPHA = 1e9
+
+
+def check(kind: str, nodes: int, *, alpha: float = 0.5, sizes: Sequence[int] | None = None) -> None:
+    """Refuse what is impossible for any data, before any is read."""
+    if kind not in KINDS:
+        raise Refused(f"data.partition = {kind!r} is unknown", f"use one of {', '.join(KINDS)}")
+    if nodes < 1:
+        raise Refused(f"data.nodes = {nodes}", "use at least one node")
+    if not 0 < alpha <= MAX_ALPHA:
+        raise Refused(f"data.alpha = {alpha}", f"use a number above 0, at most {MAX_ALPHA:g}; smaller is more skewed")
+    if sizes is None:
+        return
+    if len(sizes) != nodes:
+        raise Refused(f"data.sizes has {len(sizes)} entries for data.nodes = {nodes}", "give one size per node")
+    if min(sizes) < 1:
+        raise Refused(f"data.sizes has the entry {min(sizes)}", "give every node at least one sample")
+
+
+def partition(
+    kind: str,
+    labels: Targets,
+    nodes: int,
+    *,
+    rng: np.random.Generator,
+    alpha: float = 0.5,
+    sizes: Sequence[int] | None = None,
+) -> list[Rows]:
+    """The rows of each node, at least one each.
+
+    Without `sizes` every sample is given out: "even" and "sorted" sizes differ by one at most (the first N mod n nodes
+    have one more), "dirichlet" sizes follow the draw. With `sizes`, node i gets exactly sizes[i] samples.
+    """
+    check(kind, nodes, alpha=alpha, sizes=sizes)
+    N = len(labels)
+    if nodes > N:
+        raise Refused(f"data.nodes = {nodes}, but there are only {N} samples", f"use at most {N} nodes")
+    if sizes is not None and sum(sizes) > N:
+        raise Refused(f"data.sizes sum to {sum(sizes)}, but there are only {N} samples", f"let them sum to at most {N}")
+    if kind != "even" and (labels.dtype.kind not in "iu" or labels.ndim != 1):
+        raise Refused(f"data.partition = {kind!r} needs class labels", 'use "even" for regression')
+    if kind == "dirichlet":
+        skewed = _dirichlet(labels, nodes, alpha, rng) if sizes is None else _dirichlet_sized(labels, sizes, alpha, rng)
+        return _feed_empty(skewed)
+    given = even_sizes(N, nodes) if sizes is None else sizes
+    chosen = rng.permutation(N)[: sum(given)]
+    if kind == "sorted":
+        chosen = chosen[np.argsort(labels[chosen], kind="stable")]
+    return np.split(chosen, np.cumsum(given)[:-1])
+
+
+def even_sizes(N: int, nodes: int) -> list[int]:
+    """The sizes J_i of an even partition: the first N mod n nodes have one sample more."""
+    return [N // nodes + (node < N % nodes) for node in range(nodes)]
+
+
+def _by_class(labels: Targets, rng: np.random.Generator) -> list[Rows]:
+    return [rng.permutation(np.flatnonzero(labels == label)) for label in np.unique(labels)]
+
+
+def _dirichlet(labels: Targets, nodes: int, alpha: float, rng: np.random.Generator) -> list[Rows]:
+    """Each class is cut among the nodes in Dirichlet(alpha) shares."""
+    pieces = []
+    for rows in _by_class(labels, rng):
+        ends = np.cumsum(rng.dirichlet(np.full(nodes, alpha))) * len(rows)
+        pieces.append(np.split(rows, np.rint(ends[:-1]).astype(np.int64)))
+    return [np.concatenate(node) for node in zip(*pieces, strict=True)]
+
+
+def _dirichlet_sized(labels: Targets, sizes: Sequence[int], alpha: float, rng: np.random.Generator) -> list[Rows]:
+    """Each node in turn fills its size with classes in Dirichlet(alpha) shares, from what is left of them."""
+    pools, parts = _by_class(labels, rng), []
+    for size in sizes:
+        taste = rng.dirichlet(np.full(len(pools), alpha))
+        counts = _fill(size, taste, np.array([len(rows) for rows in pools]), rng)
+        parts.append(np.concatenate([rows[:count] for rows, count in zip(pools, counts, strict=True)]))
+        pools = [rows[count:] for rows, count in zip(pools, counts, strict=True)]
+    return parts
+
+
+def _fill(size: int, taste: NDArray[np.float64], stock: Rows, rng: np.random.Generator) -> Rows:
+    """How many of each class: multinomial by taste; what a class cannot give is asked of the others again."""
+    counts = np.zeros_like(stock)
+    while missing := size - int(counts.sum()):
+        left = stock - counts
+        weight = np.where(left > 0, taste, 0.0)
+        if not weight.any():  # a small alpha gives exact zeros
+            weight = left.astype(np.float64)
+        counts += np.minimum(rng.multinomial(missing, weight / weight.sum()), left)
+    return counts
+
+
+def _feed_empty(parts: list[Rows]) -> list[Rows]:
+    """Give each node without samples one of the largest node's: J_i = 0 has no sampling rate."""
+    for node, rows in enumerate(parts):
+        if len(rows) == 0:
+            largest = int(np.argmax([len(other) for other in parts]))
+            parts[node], parts[largest] = parts[largest][-1:], parts[largest][:-1]
+    return parts

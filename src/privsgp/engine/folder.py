@@ -1,0 +1,140 @@
+"""A run's folder: what is kept, where, and how nothing is ever half-written.
+
+    config.toml   metrics.jsonl   summary.json   ledger/node-<i>.jsonl
+    model.safetensors   nodes/<i>.safetensors
+    private/      mode 0700: checkpoint.safetensors, which holds tables and anything else that depends on the data
+
+Files are written beside their place and renamed into it. A folder in use is locked; the lock dies with its process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+from typing import IO, TYPE_CHECKING, Any
+
+from privsgp.errors import Refused
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+METRICS_VERSION = 1
+
+
+class Folder:
+    """One run's folder, locked for as long as it is open."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lock: IO[str] | None = None
+
+    @property
+    def config(self) -> Path:
+        """The configuration as it was resolved."""
+        return self.path / "config.toml"
+
+    @property
+    def summary(self) -> Path:
+        """What came out; its presence marks a finished run."""
+        return self.path / "summary.json"
+
+    @property
+    def metrics(self) -> Path:
+        """One line per evaluation."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def model(self) -> Path:
+        """The average model."""
+        return self.path / "model.safetensors"
+
+    @property
+    def checkpoint(self) -> Path:
+        """The last checkpoint; never to leave the site."""
+        return self.path / "private" / "checkpoint.safetensors"
+
+    def node(self, i: int) -> Path:
+        """Node i's own model z_i."""
+        return self.path / "nodes" / f"{i}.safetensors"
+
+    def ledger(self, i: int) -> Path:
+        """Node i's ledger."""
+        return self.path / "ledger" / f"node-{i}.jsonl"
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[Folder]:
+        """Create the folder where needed and hold its lock."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            lock = (self.path / ".lock").open("w")
+        except OSError as error:
+            raise Refused(
+                f"cannot write to the run folder {self.path}: {error.strerror}", "choose another one with --out"
+            ) from error
+        with lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                raise Refused(
+                    f"the run folder {self.path} is in use by another process", "wait for it, or choose another --out"
+                ) from error
+            yield self
+
+    def prepare(self) -> None:
+        """Make the sub-folders; `private/` is for its owner alone."""
+        for name in ("nodes", "ledger", "private"):
+            (self.path / name).mkdir(exist_ok=True)
+        (self.path / "private").chmod(0o700)
+
+    def append_metrics(self, row: dict[str, Any]) -> None:
+        """Add one evaluation."""
+        with self.metrics.open("a") as file:
+            file.write(json.dumps(row) + "\n")
+
+    def start_metrics(self, *, simulation: bool, up_to: int) -> list[dict[str, Any]]:
+        """Begin the metrics, or keep those of an earlier attempt up to a step; return the rows kept."""
+        rows = [row for row in read_metrics(self.metrics) if row["step"] <= up_to]
+        header = {"format": "privsgp-metrics", "version": METRICS_VERSION, "simulation": simulation}
+        write(self.metrics, "".join(json.dumps(line) + "\n" for line in [header, *rows]))
+        return rows
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """Return the evaluations in a metrics file; a torn last line (a crash) is passed over."""
+    rows = []
+    for line in path.read_text().splitlines() if path.exists() else []:
+        with contextlib.suppress(json.JSONDecodeError):
+            row = json.loads(line)
+            rows += [row] if "step" in row else []
+    return rows
+
+
+def write(path: Path, text: str) -> None:
+    """Write a text file whole or not at all."""
+    replace(path, lambda temporary: temporary.write_text(text))
+
+
+def write_json(path: Path, value: dict[str, Any]) -> None:
+    """Write JSON whole or not at all; what is not a finite number must already be None."""
+    write(path, json.dumps(value, indent=2, allow_nan=False) + "\n")
+
+
+def replace(path: Path, save: Callable[[Path], object]) -> None:
+    """Let `save` write a temporary file, make it durable and move it into place; clean up if that fails."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        save(temporary)
+        with temporary.open("rb") as file:
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    directory = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)

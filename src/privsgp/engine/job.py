@@ -1,0 +1,93 @@
+"""Everything a run needs, decided: no choice and no check is left for the loop."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from torch import Tensor, nn
+
+    from privsgp.algorithms import PushSum, Settings
+    from privsgp.graph import Graph
+    from privsgp.privacy.mechanism import Mechanism, Relation
+
+    PerSampleFunction = Callable[[Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Learning:
+    """What is learnt: the model at x⁰, its loss, and the nodes' data, [n, J + 1, …] with row J for nobody."""
+
+    model: nn.Module
+    loss: PerSampleFunction
+    correct: PerSampleFunction | None
+    inputs: Tensor
+    targets: Tensor
+    test: tuple[Tensor, Tensor] | None
+
+
+@dataclass(frozen=True)
+class Protection:
+    """What is promised: one mechanism and one budget per node, and how many releases that budget pays for.
+
+    `epsilon(node, releases)` is the certified ε of so many releases. `allowance` is K and the spare releases that
+    noise was calibrated for; None where noise was fixed by hand and ε is only reported.
+    """
+
+    mechanisms: Sequence[Mechanism]
+    budgets: Sequence[float | None]
+    deltas: Sequence[float]
+    relation: Relation
+    accountant: str
+    allowance: int | None
+    epsilon: Callable[[int, int], float]
+
+
+@dataclass(frozen=True)
+class Job:
+    """A run."""
+
+    name: str
+    seed: int | None
+    shared_hash: str
+    learning: Learning
+    protection: Protection
+    algorithm: type[PushSum]
+    settings: Settings
+    graph: Graph
+    steps: int
+    step_size: Callable[[int], float]
+    device: torch.device
+    dtype: torch.dtype
+    evaluate_every: int
+    checkpoint_every: int
+    rules: bool = True
+
+    @property
+    def nodes(self) -> int:
+        """The paper's n."""
+        return self.graph.nodes
+
+    @property
+    def simulation(self) -> bool:
+        """Whether randomness can be repeated by anyone who reads the config: then nothing is private."""
+        return self.seed is not None
+
+
+def public_seed(seed: int | None, shared_hash: str, purpose: str) -> int:
+    """Return 256 bits for one public purpose (x⁰, partition, graph): from the seed, else from the shared config."""
+    root = f"seed:{seed}" if seed is not None else f"config:{shared_hash}"
+    return int.from_bytes(hashlib.sha256(f"privsgp/public/{purpose}/{root}".encode()).digest())
+
+
+def kappa(dtype: torch.dtype, device: torch.device) -> float:
+    """Return the relative slack κ of the arithmetic in which gradients are clipped and summed (privacy.md)."""
+    if device.type == "cuda" and (torch.backends.cuda.matmul.allow_tf32 or torch.backends.cudnn.allow_tf32):
+        return 2.0**-8
+    return {torch.float64: 1e-12, torch.float32: 1e-6}.get(dtype, 2.0**-8)

@@ -1,0 +1,181 @@
+"""Per-sample gradients of m models on b samples each, as values that can be measured, clipped and summed.
+
+A gradient is a row of *pieces*, one per layer, in the order of the flat parameter vector. A linear layer's piece is
+the outer product δ ⊗ (a, 1) and is kept as its two factors; anything else is kept plain. The clip is over the *whole*
+gradient: all pieces share one norm and one factor (privacy.md, "Clipping").
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+class Piece(Protocol):
+    """One layer's share of the per-sample gradients."""
+
+    @property
+    def size(self) -> int:
+        """How many parameters the layer has."""
+
+    def squared_norm(self) -> Tensor:
+        """Return ‖g_j‖² of this layer for every sample, [m, b], in float64."""
+
+    def scale_(self, factor: Tensor) -> None:
+        """Multiply every sample's gradient by its factor [m, b]; a factor 0 gives 0 whatever the gradient was."""
+
+    def sum_into(self, out: Tensor) -> None:
+        """Write Σ_j g_j into out [m, size]."""
+
+    def dense(self) -> Tensor:
+        """Return the plain gradients, [m, b, size]: the obvious version."""
+
+
+@dataclass
+class Outer:
+    """A linear layer's gradients δ ⊗ (a, 1): `delta` [m, b, out], `input` [m, b, in], never multiplied out."""
+
+    delta: Tensor
+    input: Tensor
+    bias: bool
+    input_is_data: bool = False
+
+    @property
+    def size(self) -> int:
+        """Out × in weights, and out biases."""
+        return self.delta.shape[-1] * (self.input.shape[-1] + self.bias)
+
+    def squared_norm(self) -> Tensor:
+        """‖δ ⊗ (a, 1)‖² = ‖δ‖² (‖a‖² + 1)."""
+        return squared_norm(self.delta) * (squared_norm(self.input) + self.bias)
+
+    def scale_(self, factor: Tensor) -> None:
+        """Scale δ; where the factor is 0 both factors become 0, so that 0 · inf cannot come back as NaN."""
+        self.delta = scaled(self.delta, factor)
+        if not self.input_is_data:
+            self.input = self.input.masked_fill((factor == 0)[..., None], 0)
+
+    def sum_into(self, out: Tensor) -> None:
+        """Σ_j δ_j ⊗ a_j is one matrix product per model."""
+        m, _, outputs = self.delta.shape
+        weights = outputs * self.input.shape[-1]
+        out[:, :weights] = product(self.delta.transpose(1, 2), self.input).reshape(m, weights)
+        if self.bias:
+            out[:, weights:] = self.delta.sum(1)
+
+    def dense(self) -> Tensor:
+        """Multiply the outer products out."""
+        weight = (self.delta[..., :, None] * self.input[..., None, :]).flatten(2)
+        return torch.cat([weight, self.delta], -1) if self.bias else weight
+
+
+@dataclass
+class Plain:
+    """Gradients kept as they are, `value` [m, b, size]."""
+
+    value: Tensor
+
+    @property
+    def size(self) -> int:
+        """Numbers per sample."""
+        return self.value.shape[-1]
+
+    def squared_norm(self) -> Tensor:
+        """Return the sum of squares."""
+        return squared_norm(self.value)
+
+    def scale_(self, factor: Tensor) -> None:
+        """Scale each sample's row."""
+        self.value = scaled(self.value, factor)
+
+    def sum_into(self, out: Tensor) -> None:
+        """Sum over the samples."""
+        torch.sum(self.value, 1, out=out) if out.is_contiguous() else out.copy_(self.value.sum(1))
+
+    def dense(self) -> Tensor:
+        """It already is."""
+        return self.value
+
+
+class PerSample:
+    """The gradients of every sample of a batch, [m models, b samples], layer by layer."""
+
+    def __init__(self, pieces: Sequence[Piece]) -> None:
+        self.pieces = list(pieces)
+
+    @property
+    def dim(self) -> int:
+        """The paper's d."""
+        return sum(p.size for p in self.pieces)
+
+    def norm(self) -> Tensor:
+        """Return ‖g_j‖ over all layers, [m, b], in float64 (float32 squares overflow at 1.8e19)."""
+        return sum_squares(self.pieces).sqrt()
+
+    def clip_(self, radius: float, mask: Tensor) -> None:
+        """Scale every gradient into the ball of `radius`; samples outside `mask` count as 0.
+
+        Guarantee: afterwards ‖g_j‖ ≤ radius (1 + κ) for every sample, with κ = 1e-6 in float32 and less in float64.
+        The map is total: a gradient that is not finite becomes 0, so that no overflow can mark a sample.
+        """
+        norm = self.norm()
+        factor = (radius / norm).clamp(max=1).where(mask & norm.isfinite(), 0.0)
+        for piece in self.pieces:
+            piece.scale_(factor)
+
+    def sum(self) -> Tensor:
+        """Return Σ_j g_j for each model, [m, d]."""
+        return sum_pieces(self.pieces)
+
+    def dense(self) -> Tensor:
+        """Return the plain gradients, [m, b, d]: for references and small models."""
+        return torch.cat([p.dense() for p in self.pieces], -1)
+
+
+def sum_squares(pieces: Sequence[Piece]) -> Tensor:
+    """Return the squared norm over all pieces, [m, b], in float64."""
+    total = pieces[0].squared_norm()
+    for piece in pieces[1:]:
+        total = total + piece.squared_norm()
+    return total
+
+
+def sum_pieces(pieces: Sequence[Piece]) -> Tensor:
+    """Return the sum over the samples of a batch, all layers side by side, [m, d]."""
+    first = pieces[0].delta if isinstance(pieces[0], Outer) else pieces[0].dense()
+    out = first.new_empty(first.shape[0], sum(p.size for p in pieces))
+    start = 0
+    for piece in pieces:
+        piece.sum_into(out[:, start : start + piece.size])
+        start += piece.size
+    return out
+
+
+def squared_norm(v: Tensor) -> Tensor:
+    """Return Σ v² over the last axis in float64, whatever v is stored in."""
+    norm: Tensor = torch.linalg.vector_norm(v, dim=-1, dtype=torch.float64)
+    return norm.square()
+
+
+def scaled(v: Tensor, factor: Tensor) -> Tensor:
+    """Return factor · v per sample, with 0 · anything = 0."""
+    f = factor[..., None]
+    return torch.where(f == 0, 0, v * f.to(v.dtype))
+
+
+def product(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Return a @ b (+ bias) for stacks of matrices, each with the same bits however many are in the stack.
+
+    A stack of one takes another kernel than a stack of several, with another order of summation; nodes must not notice
+    how they are laid out over processes, so a lone matrix is computed as two.
+    """
+    if a.shape[0] == 1 and a.device.type == "cpu":
+        pair = product(a.expand(2, -1, -1), b.expand(2, -1, -1), None if bias is None else bias.expand(2, -1, -1))
+        return pair[:1]
+    return torch.bmm(a, b) if bias is None else torch.baddbmm(bias, a, b)

@@ -1,0 +1,133 @@
+"""The paper's Assumptions 1 (columns of P^k sum to one) and 2 (B-strongly connected), checked on a given graph."""
+
+from __future__ import annotations
+
+from math import lcm
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from privsgp.errors import Refused
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from numpy.typing import NDArray
+
+    from privsgp.graph.edges import Edges
+    from privsgp.graph.sequences import Graph
+
+HORIZON = 256
+"""Steps looked at when a graph never repeats."""
+
+_ROUNDING = 1e-12
+
+
+def check(graph: Graph, horizon: int = HORIZON) -> None:
+    """Refuse a graph on which push-sum does not reach the average, and say which nodes are to blame.
+
+    *Assumes* that what holds for the first `horizon` steps holds for ever, when the graph has no period.
+    """
+    steps = graph.period or horizon
+    for k in range(steps):
+        _check_columns(graph.edges(k), graph.nodes, k)
+    reached = _closure(union(graph, 0, steps))
+    if not reached.all():
+        raise Refused(
+            f"graph {graph.name!r} with {graph.nodes} nodes is not connected: {_unreached(reached)} ({steps} steps)",
+            "add a way there, or choose a graph that connects every node to every other, like 'exponential'",
+        )
+
+
+def connectivity(graph: Graph, horizon: int = HORIZON) -> tuple[int, int]:
+    """The smallest B of Assumption 2 and its Δ.
+
+    That is: every window [lB, (l+1)B) is strongly connected, and Δ is the largest diameter among them.
+    *Assumes* that `check` passed.
+    """
+    longest = graph.period or horizon
+    found = ((B, _diameter_of_windows(graph, B, horizon)) for B in range(1, longest + 1))
+    return next((B, diameter) for B, diameter in found if diameter is not None)
+
+
+def union(graph: Graph, start: int, stop: int) -> NDArray[np.bool_]:
+    """[i, j] says whether i hears from j in some step of [start, stop), or is j."""
+    heard = np.eye(graph.nodes, dtype=bool)
+    for k in range(start, stop):
+        edges = graph.edges(k)
+        sends = edges.share > 0
+        heard[edges.target[sends], edges.source[sends]] = True
+    return heard
+
+
+def diameter(heard: NDArray[np.bool_]) -> int | None:
+    """The longest of the shortest ways between two nodes; None when some node cannot be reached from another.
+
+    By doubling: `reach[r]` covers ways of up to 2^r edges, so about 2·log2(Δ) products replace Δ of them.
+    """
+    if len(heard) == 1:
+        return 0
+    reach = [heard]
+    while not reach[-1].all():
+        reach.append(_then(reach[-1], reach[-1]))
+        if (reach[-1] == reach[-2]).all():
+            return None
+    short, length = np.eye(len(heard), dtype=bool), 0
+    for r in reversed(range(len(reach) - 1)):
+        if not (further := _then(short, reach[r])).all():
+            short, length = further, length + 2**r
+    return length + 1
+
+
+def _diameter_of_windows(graph: Graph, B: int, horizon: int) -> int | None:
+    starts = range(0, lcm(B, graph.period), B) if graph.period else range(0, horizon - B + 1, B)
+    largest = 0
+    for start in starts:
+        if (across := diameter(union(graph, start, start + B))) is None:
+            return None
+        largest = max(largest, across)
+    return largest
+
+
+def _closure(heard: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    while not ((further := _then(heard, heard)) == heard).all():
+        heard = further
+    return heard
+
+
+def _then(second: NDArray[np.bool_], first: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    # float32 goes through BLAS, which the boolean product does not; a sum of ones never rounds to zero.
+    product: NDArray[np.float32] = second.astype(np.float32) @ first.astype(np.float32)
+    return product > 0
+
+
+def _check_columns(edges: Edges, nodes: int, k: int) -> None:
+    sums = np.bincount(edges.source, weights=edges.share, minlength=nodes)
+    kept = np.bincount(edges.source, weights=edges.share * (edges.source == edges.target), minlength=nodes)
+    wrong = ~(np.abs(sums - 1) <= _ROUNDING) | ~(kept > 0)
+    wrong[edges.source[~(edges.share >= 0)]] = True
+    if wrong.any():
+        node = int(np.argmax(wrong))
+        raise Refused(
+            f"node {node} sends shares that sum to {sums[node]:.15g} at step {k} and keeps {kept[node]:g}",
+            "a node's shares are not negative, sum to 1, and one above 0 is its own",
+        )
+
+
+def _unreached(reached: NDArray[np.bool_]) -> str:
+    """Targets that miss the same sources share one phrase."""
+    groups: dict[tuple[int, ...], list[int]] = {}
+    for target in np.flatnonzero(~reached.all(axis=1)):
+        groups.setdefault(tuple(np.flatnonzero(~reached[target])), []).append(int(target))
+    phrases = [
+        f"{_named(targets)} {'is' if len(targets) == 1 else 'are'} never reached from {_named(sources)}"
+        for sources, targets in groups.items()
+    ]
+    more = f"; and {len(phrases) - 4} more such groups" if len(phrases) > 4 else ""
+    return "; ".join(phrases[:4]) + more
+
+
+def _named(nodes: Iterable[int]) -> str:
+    names = [str(node) for node in nodes]
+    listed = ", ".join(names[:12]) + (f", … ({len(names)} in all)" if len(names) > 12 else "")
+    return f"{'node' if len(names) == 1 else 'nodes'} {listed}"

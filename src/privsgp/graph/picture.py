@@ -1,0 +1,104 @@
+"""A picture of a graph: nodes on a circle, a panel for each step, and all steps of a period together."""
+
+from __future__ import annotations
+
+from math import ceil
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from privsgp.errors import Refused
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from numpy.typing import NDArray
+
+    from privsgp.graph.edges import Edges
+    from privsgp.graph.sequences import Graph
+
+_COLOURS = ("#2f6fb0", "#e07b39", "#3a9b6e", "#b5478a", "#8a6fd1", "#c9a227", "#5aa7b8", "#7a5c45")
+_INK = "#263238"
+_ARROWS = 400
+"""Above this many lines in a panel, arrow heads hide more than they show."""
+
+
+def draw(graph: Graph, path: str | Path, *, steps: int | None = None) -> None:
+    """Draw the first `steps` steps of `graph` into `path` (.png, .pdf or .svg); needs no display.
+
+    By default that is one period, but at most eight steps, and four when it never repeats. Lines without heads go
+    both ways.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    shown = steps or min(graph.period or 4, len(_COLOURS))
+    panels = shown + (shown > 1)
+    columns = min(panels, 4 if panels > 6 else 3)
+    rows = ceil(panels / columns)
+    size = 5.5 if panels == 1 else 3.8
+    figure = Figure(figsize=(size * columns, 1.05 * size * rows + 0.4), layout="constrained", facecolor="white")
+    FigureCanvasAgg(figure)
+    figure.suptitle(_title(graph, shown), color=_INK, fontsize=13)
+    axes: list[Axes] = list(figure.subplots(rows, columns, squeeze=False).flat)
+    for axis in axes:
+        axis.set_axis_off()
+    if shown > 1:
+        _panel(axes[0], graph, range(shown), "all together")
+    for k in range(shown):
+        _panel(axes[k + (shown > 1)], graph, [k], f"step {k}" if shown > 1 else "every step")
+    try:
+        figure.savefig(Path(path), dpi=150)
+    except (OSError, ValueError) as error:
+        raise Refused(
+            f"the picture {str(path)!r} cannot be written: {error}", "give a .png in a folder that exists"
+        ) from error
+
+
+def _title(graph: Graph, shown: int) -> str:
+    nodes = f"{graph.nodes} node{'s' if graph.nodes != 1 else ''}"
+    rest = f"period {graph.period}" if graph.period else "never repeats"
+    return f"{graph.name}, {nodes}, {rest}" + (f", first {shown} steps" if shown != graph.period else "")
+
+
+def _panel(axis: Axes, graph: Graph, steps: range | list[int], title: str) -> None:
+    places = _circle(graph.nodes)
+    for k in steps:
+        _lines(axis, graph.edges(k), places, _COLOURS[k % len(_COLOURS)])
+    axis.scatter(places[:, 0], places[:, 1], s=min(60, 900 / graph.nodes), color=_INK, zorder=3)
+    for node in range(0, graph.nodes, ceil(graph.nodes / 64)):
+        x, y = 1.11 * places[node]
+        axis.text(x, y, str(node), ha="center", va="center", color=_INK, fontsize=max(5.5, 10 - graph.nodes / 12))
+    axis.set(xlim=(-1.2, 1.2), ylim=(-1.2, 1.2), aspect="equal")
+    axis.set_title(title, color=_INK, fontsize=10)
+
+
+def _circle(nodes: int) -> NDArray[np.float64]:
+    """Node 0 on top, then clockwise."""
+    angle = np.pi / 2 - 2 * np.pi * np.arange(nodes) / nodes
+    return np.stack([np.cos(angle), np.sin(angle)], axis=1)
+
+
+def _lines(axis: Axes, edges: Edges, places: NDArray[np.float64], colour: str) -> None:
+    from matplotlib.patches import FancyArrowPatch, PathPatch
+    from matplotlib.path import Path as Curve
+
+    sent = {(int(i), int(j)) for i, j in zip(edges.source, edges.target, strict=True) if i != j}
+    lines = [(i, j) for i, j in sorted(sent) if i < j or (j, i) not in sent]
+    look = {"color": colour, "linewidth": np.clip(60 / max(len(lines), 1), 0.3, 1.4), "alpha": 0.85}
+    heads = "-|>,head_width=1.6,head_length=3.2" if len(places) > 24 else "-|>,head_width=2.4,head_length=4.8"
+    for i, j in lines:
+        curve = Curve([places[i], _bend(places[i], places[j]), places[j]], [Curve.MOVETO, Curve.CURVE3, Curve.CURVE3])
+        if (j, i) in sent or len(lines) > _ARROWS:
+            axis.add_patch(PathPatch(curve, fill=False, **look))
+        else:
+            axis.add_patch(FancyArrowPatch(path=curve, arrowstyle=heads, mutation_scale=1, **look))
+
+
+def _bend(start: NDArray[np.float64], end: NDArray[np.float64]) -> NDArray[np.float64]:
+    """A control point nearer to the centre the further the hop, so that hops of different length stay apart."""
+    middle = (start + end) / 2
+    radius = float(np.linalg.norm(middle))
+    angle = 2 * np.arccos(min(radius, 1.0))
+    inward = 0.4 * radius + 0.6 * (1 - np.sqrt(angle / np.pi))
+    return middle * (inward / max(radius, 1e-9))

@@ -1,0 +1,84 @@
+"""Losses of one sample each: a mean over the batch would hide the per-sample gradients that are clipped.
+
+Every function maps outputs [..., k] and targets [...] (mse: [..., k] as well) to values [...], for any number of
+leading axes: a batch, a batch of each of m nodes, or the single sample that `torch.func.vmap` shows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch.nn.functional import binary_cross_entropy_with_logits, log_softmax
+
+from privsgp.errors import Refused
+
+PerSample = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+@dataclass(frozen=True)
+class _Loss:
+    per_sample: PerSample
+    correct: PerSample | None
+    task: Literal["classification", "regression"]
+
+
+def per_sample(name: str) -> PerSample:
+    """The loss `name` of each sample: "cross-entropy", "binary" (one logit, labels 0 and 1) or "mse"."""
+    return _known(name).per_sample
+
+
+def correct(name: str) -> PerSample | None:
+    """Whether each sample is classified correctly, for a loss of classification; None for "mse"."""
+    return _known(name).correct
+
+
+def task(name: str) -> Literal["classification", "regression"]:
+    """What kind of targets the loss needs."""
+    return _known(name).task
+
+
+def outputs(name: str, *, classes: int | None, target_shape: tuple[int, ...]) -> int:
+    """How many outputs a model needs for the loss `name` and targets of `target_shape`, () or (k,), each."""
+    _known(name)
+    if name == "mse":
+        return target_shape[0] if target_shape else 1
+    if classes is None or classes < 2 or (name == "binary" and classes != 2):
+        needs = "two classes" if name == "binary" else "at least two classes"
+        raise Refused(f"model.loss = {name!r} needs {needs}, the data has {classes}", "use another loss or other data")
+    return 1 if name == "binary" else classes
+
+
+def _cross_entropy(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return -log_softmax(outputs, -1).gather(-1, targets.unsqueeze(-1)).squeeze(-1)
+
+
+def _binary(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return binary_cross_entropy_with_logits(outputs.squeeze(-1), targets.to(outputs.dtype), reduction="none")
+
+
+def _mse(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return (outputs - targets.reshape(outputs.shape)).square().mean(-1)
+
+
+def _largest(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return outputs.argmax(-1) == targets
+
+
+def _positive(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return (outputs.squeeze(-1) > 0) == (targets > 0)
+
+
+_LOSSES = {
+    "cross-entropy": _Loss(_cross_entropy, _largest, "classification"),
+    "binary": _Loss(_binary, _positive, "classification"),
+    "mse": _Loss(_mse, None, "regression"),
+}
+
+
+def _known(name: str) -> _Loss:
+    if name not in _LOSSES:
+        raise Refused(f"model.loss = {name!r} is unknown", f"use one of {', '.join(_LOSSES)}")
+    return _LOSSES[name]

@@ -1,0 +1,43 @@
+"""Logistic and linear regression and the MLP, with torch's default initialisation keyed by a seed: x⁰ is public."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from privsgp.errors import Refused
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+NAMES = ("logistic", "linear", "mlp")
+
+
+def make(
+    name: str, *, input_shape: tuple[int, ...], outputs: int, seed: int, hidden: int | Sequence[int] = 64
+) -> nn.Module:
+    """The model `name` on the CPU, the same bits for the same `seed`; torch's global generators are left as they were.
+
+    "logistic" and "linear" are one linear layer (the loss tells them apart) and have no use for `hidden`; "mlp" has
+    one ReLU layer for each width in `hidden`.
+    """
+    if name not in NAMES:
+        raise Refused(f"model.name = {name!r} is unknown", f"use one of {', '.join(NAMES)}")
+    widths = [math.prod(input_shape), *(_widths(hidden) if name == "mlp" else []), outputs]
+    # `torch.manual_seed` would reseed the CUDA generators too.
+    with torch.random.fork_rng(devices=[]), torch.device("cpu"):
+        torch.default_generator.manual_seed(seed % 2**64)
+        linears = [nn.Linear(before, after) for before, after in pairwise(widths)]
+    layers = [layer for linear in linears for layer in (linear, nn.ReLU())]
+    return nn.Sequential(nn.Flatten(), *layers[:-1])
+
+
+def _widths(hidden: int | Sequence[int]) -> list[int]:
+    widths = [hidden] if isinstance(hidden, int) else list(hidden)
+    if not widths or min(widths) < 1:
+        raise Refused(f"model.hidden = {hidden}", 'use widths of at least 1, one per layer; no layer is "logistic"')
+    return widths

@@ -1,0 +1,105 @@
+"""What one step of a node reveals, as small frozen values.
+
+An algorithm declares one of these beside its update. The same object tells the sampler its rate, the clip its radius
+and the noise its σ, *and* is what the accountant counts: the code that adds noise and the code that counts it cannot
+drift apart. An accountant that does not know a mechanism refuses it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from privsgp.errors import Refused
+
+Sampling = Literal["poisson", "fixed"]
+Relation = Literal["zero-out", "replace-one"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mechanism:
+    """One release of one node: a mean of clipped per-sample gradients plus N(0, sigma² I).
+
+    `sigma` is the standard deviation per coordinate added to the *averaged* gradient; `clip` is the radius G of one
+    sample's gradient; `batch` the public constant b the sum is divided by; `samples` the node's public J. `kappa` is
+    the relative slack of the arithmetic: accounting uses `clip * (1 + kappa)` (privacy.md, "Clipping").
+    """
+
+    sigma: float
+    clip: float
+    batch: float
+    samples: int
+    sampling: Sampling = "poisson"
+    kappa: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.samples < 1:
+            raise Refused(f"samples = {self.samples}", "a node needs at least one sample")
+        if not 0 < self.batch <= self.samples:
+            raise Refused(f"batch = {self.batch:g} with samples = {self.samples}", "take 0 < batch <= samples")
+        if not (self.clip > 0 and not math.isnan(self.clip)):
+            raise Refused(f"clip = {self.clip}", "the clip is a norm: take a number above 0")
+        if not 0 <= self.sigma < math.inf:
+            raise Refused(f"sigma = {self.sigma}", "take a finite standard deviation, 0 for no noise")
+        if not 0 <= self.kappa < 1:
+            raise Refused(f"kappa = {self.kappa}", "the slack of the arithmetic lies in [0, 1)")
+        if self.sampling not in ("poisson", "fixed"):
+            raise Refused(f"sampling = {self.sampling!r}", "take 'poisson' or 'fixed'")
+        if self.sampling == "fixed" and self.batch != int(self.batch):
+            raise Refused(f"batch = {self.batch:g} with fixed sampling", "a fixed-size batch is a whole number")
+
+    @property
+    def rate(self) -> float:
+        """The paper's sampling probability q = b / J."""
+        return self.batch / self.samples
+
+    @property
+    def radius(self) -> float:
+        """The norm a clipped gradient surely does not exceed: G (1 + κ)."""
+        return self.clip * (1 + self.kappa)
+
+    def with_sigma(self, sigma: float) -> Mechanism:
+        """Return the same release with other noise."""
+        return dataclasses.replace(self, sigma=sigma)
+
+    def describe(self) -> dict[str, Any]:
+        """Return all that is counted, as plain values for ledgers and JSON (an infinite clip is None)."""
+        values = dataclasses.asdict(self)
+        return {"mechanism": type(self).__name__} | {
+            k: None if isinstance(v, float) and math.isinf(v) else v for k, v in values.items()
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unprotected(Mechanism):
+    """A release without noise (SGP): nothing is guaranteed, ε is infinite."""
+
+    sigma: float = 0.0
+    clip: float = math.inf
+
+
+@dataclass(frozen=True, kw_only=True)
+class SampledMean(Mechanism):
+    """(1/b) Σ_{j∈B} clip(g_j) + N(0, σ²): the subsampled Gaussian of DP-SGD and PrivSGP."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Saga(Mechanism):
+    """(1/b) Σ_{j∈B} clip(g_j − t_j, C) + (1/J) Σ_j t_j + N(0, σ²): PrivSGP-VR.
+
+    `difference_clip` is C; `None` is the paper's estimator, C = 2G (no further clip).
+    """
+
+    difference_clip: float | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.difference_clip is not None and not 0 < self.difference_clip < math.inf:
+            raise Refused(f"difference_clip = {self.difference_clip}", "take a norm above 0, or leave it out")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sag(Mechanism):
+    """(1/J) Σ_j t_j + N(0, σ²) with the table already updated: PrivSGP-SAG."""
