@@ -77,12 +77,10 @@ def unsettled(x: Array, y: Array, x_test: Array | None, y_test: Array | None, *,
 
 def settle(dataset: Dataset, classes: int | None) -> Dataset:
     """Fix the number of classes, given or counted, and refuse labels outside it."""
-    labels = [dataset.y] if dataset.y_test is None else [dataset.y, dataset.y_test]
-    if classes is None:
-        classes = int(labels[-1].max()) + 1
-        _refuse_gaps(np.unique(np.concatenate(labels)), dataset.name)
-    for key, values in zip(("y", "y_test"), labels, strict=False):
-        _refuse_outside(values, classes, f"{dataset.name}: {key}")
+    classes = _count_classes(dataset) if classes is None else classes
+    _refuse_outside(dataset.y, classes, f"{dataset.name}: y")
+    if dataset.y_test is not None:
+        _refuse_outside(dataset.y_test, classes, f"{dataset.name}: y_test")
     return replace(dataset, classes=classes)
 
 
@@ -106,7 +104,12 @@ def pool(sites: Sequence[Dataset], name: str, classes: int | None) -> tuple[Data
     )
     ends = np.cumsum([len(s.x) for s in sites])
     rows = [np.arange(end - len(s.x), end, dtype=np.int64) for s, end in zip(sites, ends, strict=True)]
-    return (settle(pooled, classes) if pooled.y.dtype == np.int64 else pooled), rows
+    if pooled.y.dtype != np.int64:
+        return pooled, rows
+    count = _count_classes(pooled) if classes is None else classes
+    for site in sites:  # so that an error names the site's own file and row
+        settle(site, count)
+    return replace(pooled, classes=count), rows
 
 
 def _pair(x: Array, y: Array, x_key: str, y_key: str, task: Task) -> tuple[Inputs, Targets]:
@@ -171,10 +174,13 @@ def _refuse_outside(labels: Targets, classes: int, key: str) -> None:
         )
 
 
-def _refuse_gaps(present: Targets, name: str) -> None:
+def _count_classes(dataset: Dataset) -> int:
+    labels = [dataset.y] if dataset.y_test is None else [dataset.y, dataset.y_test]
+    present = np.unique(np.concatenate(labels))
     gap = np.flatnonzero(present != np.arange(len(present)))
     if present[0] >= 0 and len(gap):
         raise Refused(
-            f"{name}: a label is {present[gap[0]]} but none is {gap[0]}",
+            f"{dataset.name}: a label is {present[gap[0]]} but none is {gap[0]}",
             "number the classes 0, 1, 2, …; if one really has no sample, store their number in the file as `classes`",
         )
+    return max(1, int(labels[-1].max()) + 1)

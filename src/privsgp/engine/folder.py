@@ -64,6 +64,15 @@ class Folder:
         """Node i's ledger."""
         return self.path / "ledger" / f"node-{i}.jsonl"
 
+    def refuse_unless_writable(self) -> None:
+        """Refuse early a place where no folder can be made."""
+        there = self.path
+        while not there.exists() and there != there.parent:
+            there = there.parent
+        if not there.is_dir() or not os.access(there, os.W_OK):
+            why = "is not a folder" if not there.is_dir() else "is not writable"
+            raise Refused(f"cannot make the run folder {self.path}: {there} {why}", "choose another one with --out")
+
     @contextlib.contextmanager
     def locked(self) -> Iterator[Folder]:
         """Create the folder where needed and hold its lock."""

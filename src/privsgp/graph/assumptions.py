@@ -34,8 +34,8 @@ def check(graph: Graph, horizon: int = HORIZON) -> None:
     reached = _closure(union(graph, 0, steps))
     if not reached.all():
         raise Refused(
-            f"graph {graph.name!r} with {graph.nodes} nodes is not connected: {_unreached(reached)} ({steps} steps)",
-            "add a way there, or choose a graph that connects every node to every other, like 'exponential'",
+            f"graph {graph.name!r} is not strongly connected (period or horizon: {steps}): {_unreached(reached)}",
+            "add a way there (Assumption 2), or choose a graph that has one between any two nodes, like 'exponential'",
         )
 
 
@@ -110,7 +110,7 @@ def _check_columns(edges: Edges, nodes: int, k: int) -> None:
         node = int(np.argmax(wrong))
         raise Refused(
             f"node {node} sends shares that sum to {sums[node]:.15g} at step {k} and keeps {kept[node]:g}",
-            "a node's shares are not negative, sum to 1, and one above 0 is its own",
+            "let a node's shares be non-negative, sum to 1, and leave it something (Assumption 1)",
         )
 
 

@@ -105,7 +105,8 @@ def _second_eigenvalue(graph: Graph, period: int) -> float:
     for k in range(period):
         product = graph.matrix(k) @ product
     second = float(np.abs(np.linalg.eigvals(product - 1 / graph.nodes)).max())
-    return second ** (1 / period) if second > _ROUNDING else 0.0
+    # Below rounding it is zero, or a long period has only made it small: step by step one can tell.
+    return second ** (1 / period) if second > _ROUNDING else _contraction(graph, max(period, HORIZON))
 
 
 def _contraction(graph: Graph, steps: int) -> float:

@@ -114,7 +114,7 @@ def _random_edges(nodes: int, degree: int, seed: int, k: int) -> Edges:
         return _to_hops(1, [0])
     # Raw bits of a keyed bit generator, because NumPy promises those (not its samplers) to stay the same for ever.
     bits = np.random.Philox(np.random.SeedSequence(seed, spawn_key=(k,))).random_raw(nodes * (nodes - 1))
-    picked = np.argsort(bits.reshape(nodes, nodes - 1), axis=1, kind="stable")[:, :degree]
+    picked = np.argpartition(bits.reshape(nodes, nodes - 1), degree - 1, axis=1)[:, :degree]
     source = np.arange(nodes)[:, None]
     return uniform(nodes, np.repeat(source, degree), (picked + (picked >= source)).ravel())
 

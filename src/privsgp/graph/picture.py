@@ -12,6 +12,7 @@ from privsgp.errors import Refused
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
     from numpy.typing import NDArray
 
     from privsgp.graph.edges import Edges
@@ -27,26 +28,16 @@ def draw(graph: Graph, path: str | Path, *, steps: int | None = None) -> None:
     """Draw the first `steps` steps of `graph` into `path` (.png, .pdf or .svg); needs no display.
 
     By default that is one period, but at most eight steps, and four when it never repeats. Lines without heads go
-    both ways.
+    both ways, or are too many for heads.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     shown = steps or min(graph.period or 4, len(_COLOURS))
-    panels = shown + (shown > 1)
-    columns = min(panels, 4 if panels > 6 else 3)
-    rows = ceil(panels / columns)
-    size = 5.5 if panels == 1 else 3.8
-    figure = Figure(figsize=(size * columns, 1.05 * size * rows + 0.4), layout="constrained", facecolor="white")
-    FigureCanvasAgg(figure)
+    panels = {"every step" if graph.period == 1 else f"step {k}": [k] for k in range(shown)}
+    if len(panels) > 1:
+        panels = {"all together": list(range(shown))} | panels
+    figure, axes = _figure(len(panels))
     figure.suptitle(_title(graph, shown), color=_INK, fontsize=13)
-    axes: list[Axes] = list(figure.subplots(rows, columns, squeeze=False).flat)
-    for axis in axes:
-        axis.set_axis_off()
-    if shown > 1:
-        _panel(axes[0], graph, range(shown), "all together")
-    for k in range(shown):
-        _panel(axes[k + (shown > 1)], graph, [k], f"step {k}" if shown > 1 else "every step")
+    for axis, (title, together) in zip(axes, panels.items(), strict=False):
+        _panel(axis, graph, together, title)
     try:
         figure.savefig(Path(path), dpi=150)
     except (OSError, ValueError) as error:
@@ -55,13 +46,26 @@ def draw(graph: Graph, path: str | Path, *, steps: int | None = None) -> None:
         ) from error
 
 
+def _figure(panels: int) -> tuple[Figure, list[Axes]]:
+    from matplotlib.figure import Figure
+
+    columns = min(panels, 4 if panels > 6 else 3)
+    rows = ceil(panels / columns)
+    size = 5.5 if panels == 1 else 3.8
+    figure = Figure(figsize=(size * columns, 1.05 * size * rows + 0.4), layout="constrained", facecolor="white")
+    axes: list[Axes] = list(figure.subplots(rows, columns, squeeze=False).flat)
+    for axis in axes:
+        axis.set_axis_off()
+    return figure, axes
+
+
 def _title(graph: Graph, shown: int) -> str:
     nodes = f"{graph.nodes} node{'s' if graph.nodes != 1 else ''}"
     rest = f"period {graph.period}" if graph.period else "never repeats"
     return f"{graph.name}, {nodes}, {rest}" + (f", first {shown} steps" if shown != graph.period else "")
 
 
-def _panel(axis: Axes, graph: Graph, steps: range | list[int], title: str) -> None:
+def _panel(axis: Axes, graph: Graph, steps: list[int], title: str) -> None:
     places = _circle(graph.nodes)
     for k in steps:
         _lines(axis, graph.edges(k), places, _COLOURS[k % len(_COLOURS)])
@@ -85,7 +89,8 @@ def _lines(axis: Axes, edges: Edges, places: NDArray[np.float64], colour: str) -
 
     sent = {(int(i), int(j)) for i, j in zip(edges.source, edges.target, strict=True) if i != j}
     lines = [(i, j) for i, j in sorted(sent) if i < j or (j, i) not in sent]
-    look = {"color": colour, "linewidth": np.clip(60 / max(len(lines), 1), 0.3, 1.4), "alpha": 0.85}
+    look = {"color": colour, "linewidth": np.clip(60 / max(len(lines), 1), 0.3, 1.4)}
+    look["alpha"] = 0.85 if len(lines) <= _ARROWS else 0.35
     heads = "-|>,head_width=1.6,head_length=3.2" if len(places) > 24 else "-|>,head_width=2.4,head_length=4.8"
     for i, j in lines:
         curve = Curve([places[i], _bend(places[i], places[j]), places[j]], [Curve.MOVETO, Curve.CURVE3, Curve.CURVE3])
@@ -101,4 +106,5 @@ def _bend(start: NDArray[np.float64], end: NDArray[np.float64]) -> NDArray[np.fl
     radius = float(np.linalg.norm(middle))
     angle = 2 * np.arccos(min(radius, 1.0))
     inward = 0.4 * radius + 0.6 * (1 - np.sqrt(angle / np.pi))
-    return middle * (inward / max(radius, 1e-9))
+    control: NDArray[np.float64] = middle * (inward / max(radius, 1e-9))
+    return control

@@ -47,4 +47,5 @@ def _gap(of: Constants, seen: str) -> str:
 def _power_of_ten(log_value: float) -> str:
     """A number from its natural logarithm, also where it is beyond floating point."""
     exponent, rest = divmod(log_value / log(10), 1)
-    return f"{10**rest:.3g}e{exponent:+03.0f}"
+    digits = round(10**rest, 2)
+    return f"{digits:.3g}e{exponent:+03.0f}" if digits < 10 else f"1e{exponent + 1:+03.0f}"

@@ -61,19 +61,20 @@ class _Streams:
     def uniforms(self, node: int, step: int, count: int, attempt: int = 0) -> npt.NDArray[np.uint64]:
         """Return `count` coins, uniform on 0 … 2⁶⁴ − 1."""
         coins = np.empty(count, np.uint64)
-        self._read(coins, "coins", node, step, attempt, 0)
+        self._read(coins, "coins", (node, step, attempt))
         return coins
 
-    def _read(self, words: npt.NDArray[Any], purpose: str, node: int, step: int, attempt: int, block: int) -> None:
-        """Fill `words` with the key stream of (purpose, node, step, attempt), from its 64-byte `block` on."""
+    def _read(self, words: npt.NDArray[Any], purpose: str, draw: tuple[int, int, int], block: int = 0) -> None:
+        """Fill `words` with the key stream of a purpose's (node, step, attempt), from its 64-byte `block` on."""
         from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 
+        node, step, attempt = draw
         _refuse_wide(node=node, step=step, attempt=attempt)
         # Past 2³² blocks the counter would run into the node's field, and streams would meet.
-        _refuse_wide(block=block + -(-words.nbytes // _BLOCK_BYTES))
+        _refuse_wide(block=block + words.nbytes // _BLOCK_BYTES)
         nonce = struct.pack("<4I", block, node, step, attempt)
         encryptor = Cipher(algorithms.ChaCha20(self._keys[purpose], nonce), mode=None).encryptor()
-        target = memoryview(words).cast("B")
+        target = words.data.cast("B")
         for start in range(0, len(target), len(_ZEROS)):
             part = target[start : start + len(_ZEROS)]
             encryptor.update_into(_ZEROS[: len(part)], part)
@@ -90,7 +91,7 @@ class _Streams:
                 tile = piece[top : top + tall]
                 words, *buffers = self._buffers(tile.shape, real)
                 for row, node in zip(words, nodes[top : top + tall], strict=True):
-                    self._read(row, "noise", node, step, attempt, block)
+                    self._read(row, "noise", (node, step, attempt), block)
                 _box_muller(tile, words, *buffers)
 
     def _buffers(self, shape: tuple[int, ...], real: type[np.floating[Any]]) -> tuple[npt.NDArray[Any], ...]:
@@ -135,7 +136,7 @@ class Keyed(_Streams):
         generator = self._generators[out.device]
         seed = np.empty(1, np.uint64)
         for row, node in zip(out, nodes, strict=True):
-            self._read(seed, "noise", node, step, attempt, 0)
+            self._read(seed, "noise", (node, step, attempt))
             generator.manual_seed(int(seed[0]))
             row.normal_(generator=generator)
 
@@ -207,7 +208,7 @@ class Secure(_Streams):
 
 
 def add_noise_(
-    g: torch.Tensor, sigma: Sequence[float], source: Source, nodes: Sequence[int], step: int, attempt: int = 0
+    g: torch.Tensor, source: Source, nodes: Sequence[int], step: int, *, sigma: Sequence[float], attempt: int = 0
 ) -> None:
     """Add N(0, σ_r² I) to each row of `g` [m, d] in place (Algorithm 1, line 8).
 
@@ -247,10 +248,10 @@ def snap_(y: torch.Tensor, sigma: Sequence[float]) -> None:
     Assumes: `y` was summed in float64; in float32 that figure is 10⁹ times larger and nothing is left of it. The error
     is an estimate, not added to δ: there is no proof to δ's last bit, and no claim about timing.
     """
-    grid = torch.tensor([2.0 ** (round(math.log2(s)) - _GRID_BITS) if s > 0 else 0.0 for s in sigma], dtype=y.dtype)
-    noised = grid.to(y.device)[:, None]
-    # A row without noise has no grid; the smallest normal number as its spacing leaves it as it is.
-    y.copy_(torch.where(noised > 0, torch.round(y / noised) * noised, y))
+    for row, s in zip(y, sigma, strict=True):
+        if s > 0:
+            grid = 2.0 ** (round(math.log2(s)) - _GRID_BITS)
+            row.div_(grid).round_().mul_(grid)
 
 
 def _box_muller(

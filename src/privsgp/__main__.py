@@ -1,0 +1,5 @@
+"""`python -m privsgp` is the command `privsgp`."""
+
+from privsgp.cli import main
+
+main()

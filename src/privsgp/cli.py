@@ -1,0 +1,219 @@
+"""The command line. Results go to stdout, everything else to stderr; bad input ends with status 2 and nothing written."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from privsgp.errors import Refused
+from privsgp.report.terminal import bar, err, out, show, show_summary
+
+if TYPE_CHECKING:
+    from privsgp.privacy.mechanism import Mechanism
+
+app = typer.Typer(
+    help="Private learning without a server.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout, and nothing else there.")]
+
+
+def main() -> None:
+    """Run the command line; turn refusals into status 2."""
+    from privsgp.engine.loop import Diverged, Interrupted
+
+    try:
+        app()
+    except Refused as refused:
+        err.print(f"privsgp: {refused.what}", style="bold red", markup=False, highlight=False, soft_wrap=True)
+        err.print(f"  → {refused.remedy}", markup=False, highlight=False, soft_wrap=True)
+        sys.exit(2)
+    except Interrupted as stopped:
+        err.print(f"{stopped}; a checkpoint is kept: continue with the same command and --resume", soft_wrap=True)
+        sys.exit(130)
+    except Diverged as diverged:
+        err.print(f"privsgp: {diverged}", style="bold red", markup=False, highlight=False, soft_wrap=True)
+        sys.exit(1)
+    except OSError as error:
+        err.print(f"privsgp: {error}", style="bold red", markup=False, highlight=False, soft_wrap=True)
+        err.print("  → nothing was half-written; mend it (a full disk?) and run again with --resume", soft_wrap=True)
+        sys.exit(1)
+
+
+@app.command()
+def train(
+    config: Annotated[Path, typer.Argument(help="run.toml")],
+    changes: Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE, VALUE in TOML.")] = None,
+    folder: Annotated[Path | None, typer.Option("--out", help="Run folder; default runs/<name>.")] = None,
+    data_dir: Annotated[Path | None, typer.Option(help="Where MNIST, CIFAR-10, a9a lie (or PRIVSGP_DATA).")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue from the last checkpoint.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Train a model over a network of nodes, each with its own privacy budget."""
+    from privsgp import config as configs
+    from privsgp import training
+
+    settings = configs.read(config, changes or [])
+    for note in training.notes(settings):
+        err.print(f"note: {note}", soft_wrap=True)
+    problem = training.load_problem(settings, data_dir)
+    with bar(settings.algorithm.steps) as watch:
+        result = training.run(settings, problem, folder or Path("runs") / settings.name, resume=resume, watch=watch)
+    if as_json:
+        typer.echo(json.dumps(result.summary))
+    else:
+        show_summary(result.summary, result.folder)
+
+
+@app.command()
+def graph(
+    name: Annotated[str, typer.Argument(help="exponential, ring, …")],
+    nodes: Annotated[int, typer.Option(help="The paper's n.")] = 16,
+    dim: Annotated[int, typer.Option(help="The paper's d, for the bound on C.")] = 1,
+    degree: Annotated[int, typer.Option(help="Out-degree of `random`.")] = 1,
+    seed: Annotated[int, typer.Option(help="Seed of `random`.")] = 0,
+    save: Annotated[Path | None, typer.Option(help="Draw it to a picture.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Show a network: who talks to whom, and the paper's constants for it."""
+    from privsgp import graph as graphs
+
+    network = graphs.make(name, nodes, seed=seed, degree=degree)
+    graphs.check(network)
+    rows = graphs.table(network, dim)
+    if save is not None:
+        graphs.draw(network, save)
+        err.print(f"drawn to {save}")
+    if as_json:
+        typer.echo(json.dumps(dict(rows)))
+    else:
+        show(f"{name}, {nodes} nodes", rows)
+
+
+Algorithm = Annotated[str, typer.Option(help="privsgp, privsgp-vr or privsgp-sag.")]
+Samples = Annotated[int, typer.Option(help="J, the node's number of samples.")]
+Batch = Annotated[float, typer.Option(help="b, the expected batch.")]
+Steps = Annotated[int, typer.Option(help="K, the number of releases.")]
+Clip = Annotated[float, typer.Option(help="G, the norm of one sample's clipped gradient.")]
+Delta = Annotated[float, typer.Option(help="δ")]
+DifferenceClip = Annotated[float | None, typer.Option(help="C of clipped differences (privsgp-vr).")]
+SamplingOption = Annotated[str, typer.Option(help="poisson or fixed")]
+RelationOption = Annotated[str, typer.Option(help="zero-out or replace-one")]
+AccountantOption = Annotated[str, typer.Option(help="certified, or published (the paper's formula)")]
+C2 = Annotated[float, typer.Option(help="c₂ of the published formula.")]
+
+
+@app.command()
+def account(
+    samples: Samples,
+    batch: Batch,
+    steps: Steps,
+    sigma: Annotated[float, typer.Option(help="Noise per coordinate of the averaged gradient.")],
+    algorithm: Algorithm = "privsgp-vr",
+    clip: Clip = 1.0,
+    delta: Delta = 1e-5,
+    difference_clip: DifferenceClip = None,
+    sampling: SamplingOption = "poisson",
+    relation: RelationOption = "zero-out",
+    accountant: AccountantOption = "certified",
+    c2: C2 = 0.3724,
+    as_json: Json = False,
+) -> None:
+    """Tell the ε that so much noise gives. No data needed."""
+    from privsgp.privacy import accountant as accountants
+    from privsgp.privacy import published
+
+    mechanism = _mechanism(algorithm, sigma, clip, batch, samples, sampling, difference_clip)
+    _one_of("accountant", accountant, ("certified", "published"))
+    spent = accountants.epsilon(mechanism, steps, delta, _relation(relation))
+    answer: dict[str, Any] = {
+        "epsilon": _finite(spent.epsilon), "delta": delta, "relation": relation, "accountant": accountant,
+        "rdp_epsilon": _finite(spent.rdp_epsilon),
+    }  # fmt: skip
+    if accountant == "published":
+        nominal = published.epsilon(mechanism, steps, delta, c2=c2)
+        answer |= {"epsilon": _finite(nominal), "certified_epsilon": _finite(spent.epsilon), "c2": c2}
+    _answer(answer, spent.assumptions, as_json=as_json)
+
+
+@app.command()
+def calibrate(
+    samples: Samples,
+    batch: Batch,
+    steps: Steps,
+    epsilon: Annotated[float, typer.Option(help="ε, the budget.")],
+    algorithm: Algorithm = "privsgp-vr",
+    clip: Clip = 1.0,
+    delta: Delta = 1e-5,
+    difference_clip: DifferenceClip = None,
+    sampling: SamplingOption = "poisson",
+    relation: RelationOption = "zero-out",
+    accountant: AccountantOption = "certified",
+    c2: C2 = 0.3724,
+    as_json: Json = False,
+) -> None:
+    """Tell the noise that a budget needs. No data needed."""
+    from privsgp.privacy import accountant as accountants
+    from privsgp.privacy import calibration, published
+
+    mechanism = _mechanism(algorithm, 0.0, clip, batch, samples, sampling, difference_clip)
+    _one_of("accountant", accountant, ("certified", "published"))
+    related = _relation(relation)
+    if accountant == "published":
+        sigma = published.sigma(mechanism, steps, epsilon, delta, c2=c2)
+    else:
+        sigma = calibration.sigma(mechanism, steps, epsilon, delta, related)
+    spent = accountants.epsilon(mechanism.with_sigma(sigma), steps, delta, related)
+    answer: dict[str, Any] = {
+        "sigma": sigma, "epsilon": _finite(spent.epsilon), "target_epsilon": epsilon, "delta": delta,
+        "relation": relation, "accountant": accountant, "rdp_epsilon": _finite(spent.rdp_epsilon),
+    }  # fmt: skip
+    if accountant == "published":
+        answer |= {"epsilon": epsilon, "certified_epsilon": _finite(spent.epsilon), "c2": c2}
+    _answer(answer, spent.assumptions, as_json=as_json)
+
+
+def _mechanism(
+    name: str, sigma: float, clip: float, batch: float, samples: int, sampling: str, difference_clip: float | None
+) -> Mechanism:
+    from privsgp.algorithms import ALGORITHMS, Settings
+
+    private = [a.name for a in ALGORITHMS.values() if a.private]
+    _one_of("algorithm", name, private)
+    if difference_clip is not None and name != "privsgp-vr":
+        raise Refused(f"--difference-clip {difference_clip} with --algorithm {name}", "it belongs to privsgp-vr")
+    _one_of("sampling", sampling, ("poisson", "fixed"))
+    kind: Literal["poisson", "fixed"] = "fixed" if sampling == "fixed" else "poisson"
+    settings = Settings(clip=clip, difference_clip=difference_clip, sampling=kind)
+    return ALGORITHMS[name].mechanism(settings, sigma=sigma, batch=batch, samples=samples, kappa=0.0)
+
+
+def _relation(name: str) -> Literal["zero-out", "replace-one"]:
+    _one_of("relation", name, ("zero-out", "replace-one"))
+    return "zero-out" if name == "zero-out" else "replace-one"
+
+
+def _one_of(option: str, value: str, known: tuple[str, ...] | list[str]) -> None:
+    if value not in known:
+        raise Refused(f"--{option} {value}", f"take one of {', '.join(known)}")
+
+
+def _answer(answer: dict[str, Any], assumptions: tuple[str, ...], *, as_json: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps(answer))
+        return
+    show("privacy", [(key, "no finite bound" if value is None else str(value)) for key, value in answer.items()])
+    for line in assumptions:
+        out.print(f"  · {line}", soft_wrap=True)
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

@@ -1,0 +1,107 @@
+"""The nodes' ledgers during a run: every release is paid for, durably, before its message leaves.
+
+Steps are paid for a few at a time. After a crash, what was reserved counts as spent. With a seed the same noise comes
+again, so a repeated step is the same message and goes out free; if its bytes differ (another machine, another version)
+it is not sent, and everything since the checkpoint is redone with fresh noise and charged. Without a seed noise is
+always fresh, so every repeated step is a new release at its next attempt (privacy.md, "Crashes").
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING, Self
+
+from privsgp.engine.stops import Diverged, Interrupted, ReplayDiffers
+from privsgp.privacy.ledger import MOST_AHEAD, Header, Ledger, together
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from privsgp.engine.folder import Folder
+    from privsgp.engine.job import Job
+
+
+class Payments:
+    """The ledgers of all nodes of this process; nothing to pay for methods without noise."""
+
+    def __init__(self, job: Job, folder: Folder) -> None:
+        self.job, self.folder = job, folder
+        self.ledgers: list[Ledger] = []
+        self._attempts: list[int] = []
+        self._until = 0
+        self._spent = [0] * job.nodes
+
+    def __enter__(self) -> Self:
+        if self.job.algorithm.private:
+            self.ledgers = [Ledger.open(self.folder.ledger(i), self._header(i)) for i in range(self.job.nodes)]
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if self.ledgers and kind is None:
+            together(self.ledgers, Ledger.close)
+        elif self.ledgers and kind in (Interrupted, Diverged):
+            together(self.ledgers, Ledger.give_back)
+        self._spent = [ledger.charged for ledger in self.ledgers] or self._spent
+        for ledger in self.ledgers:
+            ledger.release()
+
+    def granted(self, k: int, attempt: int) -> bool:
+        """Tell whether step k is paid for by every node, paying where it is not; False when a budget is spent."""
+        if not self.ledgers or k < self._until:
+            return True
+        count = min(self._ahead, self.job.steps - k)
+        paid = together(self.ledgers, lambda ledger: self._pay(ledger, k, count, attempt))
+        self._attempts = [at for _, at in paid]
+        self._until = k + min(steps for steps, _ in paid)
+        return k < self._until
+
+    def sending(self, k: int, x: Tensor) -> None:
+        """Note the messages of step k, just before they leave."""
+        for i, ledger in enumerate(self.ledgers):
+            attempt, digest = self._attempts[i], _digest(x[i])
+            if ledger.segment.sent_at(k) != attempt:
+                ledger.sent(k, attempt, digest)
+            elif ledger.digest_of(k) != digest:
+                raise ReplayDiffers
+
+    def rewind(self) -> None:
+        """Forget what was paid ahead, because the run goes back to its checkpoint with fresh noise."""
+        self._until = 0
+
+    def releases(self) -> list[int]:
+        """Return how many releases each node is charged for."""
+        return self._spent
+
+    @property
+    def _ahead(self) -> int:
+        """Pay few steps ahead where a crash would have to be paid from the spare; half of it goes to checkpoints."""
+        allowance = self.job.protection.allowance
+        if self.job.simulation or allowance is None:
+            return MOST_AHEAD
+        return max(1, min(MOST_AHEAD, (allowance - self.job.steps) // 2))
+
+    def _pay(self, ledger: Ledger, first: int, count: int, attempt: int) -> tuple[int, int]:
+        """Return how many steps from `first` on are paid for, and at which attempt."""
+        if not self.job.simulation:
+            attempt = max(ledger.next_attempt(step) for step in range(first, first + count))
+            return ledger.reserve(first, count, attempt), attempt
+        return ledger.take_up(first, count, attempt) or ledger.reserve(first, count, attempt), attempt
+
+    def _header(self, i: int) -> Header:
+        p, job = self.job.protection, self.job
+        epsilon = p.budgets[i]
+        return Header(
+            node=i,
+            run=self.folder.run,
+            mechanism=p.mechanisms[i].describe(),
+            budget=None if epsilon is None else {"epsilon": epsilon, "delta": p.deltas[i]},
+            relation=p.relation,
+            steps=job.steps,
+            spare=0 if p.allowance is None else p.allowance - job.steps,
+            simulation=job.simulation,
+        )
+
+
+def _digest(message: Tensor) -> str:
+    """Return the SHA-256 of a message; on a GPU the bytes never come to the host, and none is noted."""
+    return hashlib.sha256(message.numpy()).hexdigest() if message.device.type == "cpu" else ""

@@ -1,0 +1,25 @@
+"""Why a run ends before its last step."""
+
+from __future__ import annotations
+
+
+class Interrupted(Exception):
+    """The user stopped the run; a checkpoint holds it."""
+
+    def __init__(self, step: int) -> None:
+        super().__init__(f"stopped after step {step}")
+        self.step = step
+
+
+class Diverged(Exception):
+    """A message was not finite. Messages are noised: looking at them reveals nothing."""
+
+    def __init__(self, step: int, node: int) -> None:
+        super().__init__(
+            f"the message of node {node} is not finite after step {step}: the run has diverged\n"
+            "  → lower algorithm.step_size or privacy.clip; the last checkpoint is from before"
+        )
+
+
+class ReplayDiffers(Exception):
+    """A step computed again after a crash gives other bytes than were sent: it must not go out with the same noise."""

@@ -1,0 +1,87 @@
+"""Trade-off curves δ(ε) of a whole run: the exact Gaussian one, and the one group privacy makes of another.
+
+A curve answers two questions: how large is δ at this ε, and how large must ε be for this δ. Every answer is an upper
+bound of what the adversary gains; "no finite bound" is `math.inf`.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+from scipy import special
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from numpy.typing import NDArray
+
+
+class Curve(Protocol):
+    """A valid bound on the hockey-stick divergence, in both directions, of everything a node reveals."""
+
+    def delta(self, epsilon: float) -> float:
+        """Return an upper bound on δ at this ε ≥ 0."""
+
+    def epsilon(self, delta: float) -> float:
+        """Return an ε ≥ 0 that is enough for this δ, `math.inf` if none is known."""
+
+
+def gaussian_delta(epsilon: NDArray[np.float64], mu: float | NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the hockey stick of N(μ, 1) against N(0, 1) at any real ε: Φ(μ/2 − ε/μ) − e^ε Φ(−μ/2 − ε/μ)."""
+    missed, guessed = mu / 2 - epsilon / mu, -mu / 2 - epsilon / mu
+    return np.maximum(special.ndtr(missed) - np.exp(epsilon + special.log_ndtr(guessed)), 0.0)
+
+
+@dataclass(frozen=True)
+class Gaussian:
+    """K Gaussian releases together: one, shifted by `mu` = √K · sensitivity / σ. Exact (Dong, Roth and Su 2022)."""
+
+    mu: float
+
+    def delta(self, epsilon: float) -> float:
+        """Return δ at this ε."""
+        if self.mu == 0 or math.isinf(self.mu):
+            return float(self.mu > 0)
+        return min(float(gaussian_delta(np.array(epsilon), self.mu)), 1.0)
+
+    def epsilon(self, delta: float) -> float:
+        """Return the least ε for this δ, rounded up."""
+        # P(loss > ε) ≤ δ is enough, and needs no search.
+        enough = max(self.mu * (self.mu / 2 - special.ndtri(delta)), 0.0) if self.mu else 0.0
+        return bisect(lambda e: self.delta(e) <= delta, enough)
+
+
+@dataclass(frozen=True)
+class Group:
+    """Two neighbouring steps in a row: (ε, δ) for one zeroed sample is (2ε, (1 + e^ε) δ) for one replaced sample."""
+
+    single: Curve
+
+    def delta(self, epsilon: float) -> float:
+        """Return δ at this ε."""
+        single = self.single.delta(epsilon / 2)
+        return min(single * (1 + math.exp(min(epsilon / 2, 700.0))), 1.0) if single > 0 else 0.0
+
+    def epsilon(self, delta: float) -> float:
+        """Return a sufficient ε for this δ."""
+        # Less than twice the single curve's ε cannot be enough. Above it, (1 + e^ε) δ'(ε) need not be monotone where δ'
+        # is only a bound, but any ε that meets the condition is valid: take the first one found.
+        lower = upper = 2 * self.single.epsilon(delta / 2)
+        while self.delta(upper) > delta:
+            lower, upper = upper, 1.05 * upper + 1e-3
+            if upper > 1400:
+                return math.inf
+        return bisect(lambda e: self.delta(e) <= delta, upper, lower)
+
+
+def bisect(enough: Callable[[float], bool], upper: float, lower: float = 0.0) -> float:
+    """Return the least value in [lower, upper] that is `enough`, rounded up; `upper` is known to be."""
+    if math.isinf(upper) or enough(lower):
+        return upper if math.isinf(upper) else lower
+    while upper - lower > 1e-9 * upper + 1e-300:
+        middle = (lower + upper) / 2
+        lower, upper = (lower, middle) if enough(middle) else (middle, upper)
+    return upper

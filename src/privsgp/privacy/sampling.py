@@ -1,0 +1,77 @@
+"""Which samples a node takes at a step, and how unequal draws become batches of one public shape.
+
+The amplification that the accountant counts rests on these coins: they come from the same source as the noise, and
+what is padded, repeated or split here never depends on the data, only on the coins.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from privsgp.errors import Refused
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy.typing as npt
+
+    from privsgp.privacy.mechanism import Mechanism
+    from privsgp.privacy.noise import Source
+
+    Pass = tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]
+
+
+def draw(source: Source, mechanism: Mechanism, node: int, step: int, attempt: int = 0) -> npt.NDArray[np.int64]:
+    """Return the samples of one step as sorted, distinct numbers in [0, J).
+
+    Guarantee: Poisson sampling takes each sample by its own coin, with a probability of at most q = `mechanism.rate`
+    and less than 2⁻⁶⁴ below it. Fixed-size sampling takes b of J, every subset equally often up to a total variation
+    of J² / 2⁶⁵ (two equal 64-bit ranks).
+
+    Assumes: `source` gives independent coins; what is drawn stays secret (a batch's size too).
+    """
+    if mechanism.rate >= 1:
+        return np.arange(mechanism.samples)
+    coins = source.uniforms(node, step, mechanism.samples, attempt)
+    if mechanism.sampling == "fixed":
+        b = int(mechanism.batch)
+        return np.sort(np.argpartition(coins, b - 1)[:b])
+    return np.flatnonzero(coins < _threshold(mechanism.rate))
+
+
+def _threshold(rate: float) -> np.uint64:
+    """Return ⌊q 2⁶⁴⌋: exact, since 2⁶⁴ moves only the float's exponent, and never above the q that was paid for."""
+    return np.uint64(int(rate * 2.0**64))
+
+
+def capacity(mechanism: Mechanism) -> int:
+    """Return a public batch size that a draw seldom exceeds: b plus four standard deviations, in eights, at most J."""
+    b, J = mechanism.batch, mechanism.samples
+    if mechanism.sampling == "fixed":
+        return int(b)
+    likely = b + 4 * math.sqrt(b * (1 - mechanism.rate))
+    return min(J, 8 * math.ceil(likely / 8))
+
+
+def batches(draws: Sequence[npt.NDArray[np.int64]], capacity: int, dummy: int) -> list[Pass]:
+    """Lay the draws of a block's m nodes into as many passes as the longest needs; there is always one.
+
+    A pass is (index, mask), both [m, capacity]: sample numbers, and which of them were drawn.
+
+    Guarantee: every drawn sample is in exactly one pass, in its node's row; a draw above the capacity is never cut.
+    Padding points to the row `dummy`, which must hold no sample (privacy.md, "Randomness").
+
+    Assumes: the number of passes may be seen (it shows in a step's time): the engine does not send it.
+    """
+    if capacity < 1:
+        raise Refused(f"capacity = {capacity}", "a batch needs room for at least one sample")
+    lengths = np.array([len(d) for d in draws])
+    passes = max(1, -(-int(lengths.max()) // capacity))
+    mask = np.arange(passes * capacity) < lengths[:, None]
+    index = np.full(mask.shape, dummy, np.int64)
+    index[mask] = np.concatenate(draws)
+    columns = (slice(p * capacity, (p + 1) * capacity) for p in range(passes))
+    return [(index[:, c], mask[:, c]) for c in columns]

@@ -1,0 +1,93 @@
+"""Runs in a terminal: a progress bar while they go, a table when they are done."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from privsgp.engine.loop import Watcher
+
+out, err = Console(), Console(stderr=True)
+
+
+@contextmanager
+def bar(steps: int) -> Iterator[Watcher]:
+    """Show steps, accuracy and time left on stderr; the training loss only where the engine measured it."""
+    columns = [
+        TextColumn("step"), MofNCompleteColumn(), BarColumn(), TextColumn("{task.fields[figures]}"),
+        TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(),
+    ]  # fmt: skip
+    with Progress(*columns, console=err, transient=not err.is_terminal) as progress:
+        task = progress.add_task("", total=steps, figures="")
+
+        def watch(step: int, row: dict[str, Any] | None) -> None:
+            progress.update(task, completed=step, figures=_figures(row or {}))
+
+        yield watch
+
+
+def _figures(row: dict[str, Any]) -> str:
+    words = []
+    if row.get("test_accuracy") is not None:
+        words.append(f"accuracy {row['test_accuracy']:.1%}")
+    if row.get("train_loss") is not None:
+        words.append(f"loss {row['train_loss']:.3f}")
+    return "  ".join(words)
+
+
+def show(title: str, rows: list[tuple[str, str]]) -> None:
+    """Print label and value, line by line."""
+    table = Table(title=title, show_header=False, title_justify="left", title_style="bold")
+    for row in rows:
+        table.add_row(*row)
+    out.print(table)
+
+
+def show_summary(summary: dict[str, Any], folder: Path) -> None:
+    """Print what a run came to."""
+    s = summary
+    rows = [
+        ("algorithm", f"{s['algorithm']} on {s['graph']}, {s['nodes']} nodes, {s['steps']} steps, d = {s['dim']:,}"),
+        ("test accuracy", _percent(s["test_accuracy"], " (average model)")),
+        ("nodes' own models", f"{_percent(s['mean_node_accuracy'])} mean, {_percent(s['worst_node_accuracy'])} worst"),
+        ("test loss", _plain(s["test_loss"])),
+        ("training loss", _plain(s["train_loss"])),
+        ("consensus error", _plain(s["consensus_error"])),
+        ("privacy", _privacy(s)),
+        ("noise σ", _range(s["sigma"])),
+        ("time", f"{s['seconds']:.1f} s, {s['steps_per_second']} steps/s"),
+        ("sent", f"{s['bytes_sent'] / 1e6:.1f} MB by all nodes"),
+        ("folder", str(folder)),
+    ]
+    show(s["name"], [row for row in rows if row[1] != "–"])
+
+
+def _privacy(s: dict[str, Any]) -> str:
+    if s["epsilon_spent"] is None:
+        return "none: this method adds no noise"
+    spent = "no finite bound" if None in s["epsilon_spent"] else f"ε = {_range(s['epsilon_spent'])}"
+    words = f"{spent}, δ = {_range(s['delta'])} for each record of a node ({s['relation']}, certified)"
+    if s["epsilon_nominal"] is not None:
+        words += f"; nominal ε = {_range(s['epsilon_nominal'])} by the published formula"
+    return words + ("\nsimulation, not private: the config has a seed" if s["simulation"] else "")
+
+
+def _range(values: list[float]) -> str:
+    low, high = min(values), max(values)
+    return f"{low:.4g}" if low == high else f"{low:.4g} … {high:.4g}"
+
+
+def _percent(value: float | None, after: str = "") -> str:
+    return "–" if value is None else f"{value:.2%}{after}"
+
+
+def _plain(value: float | None) -> str:
+    return "–" if value is None else f"{value:.4g}"

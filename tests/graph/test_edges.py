@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from networks import irregular, named
+
+from privsgp.errors import Refused
+from privsgp.graph import Edges
+from privsgp.graph.edges import uniform, weighted
+
+
+@given(graph=named() | irregular(), k=st.integers(0, 1000))
+def test_every_node_hands_out_exactly_one(graph, k):
+    edges = graph.edges(k)
+    for node in range(graph.nodes):
+        assert abs(math.fsum(edges.share[edges.source == node]) - 1) <= 1e-15
+    assert (edges.share > 0).all()
+    assert set(range(graph.nodes)) == set(edges.source[edges.source == edges.target].tolist())
+
+
+@given(graph=named() | irregular(), k=st.integers(0, 1000))
+def test_receivers_sum_in_the_order_of_senders_and_no_pair_comes_twice(graph, k):
+    edges = graph.edges(k)
+    assert (np.diff(edges.target * graph.nodes + edges.source) > 0).all()
+
+
+@given(graph=named() | irregular(), k=st.integers(0, 1000), seed=st.integers(0, 100))
+def test_mixing_conserves_mass(graph, k, seed):
+    x = np.random.default_rng(seed).standard_normal((graph.nodes, 3))
+    np.testing.assert_allclose((graph.matrix(k) @ x).sum(0), x.sum(0), rtol=0, atol=1e-12)
+
+
+def test_edges_sort_themselves_and_cannot_be_changed():
+    edges = Edges(np.array([1, 0, 1]), np.array([0, 0, 1]), np.array([0.25, 1.0, 0.75]))
+    assert edges.source.tolist() == [0, 1, 1]
+    assert edges.share.tolist() == [1.0, 0.25, 0.75]
+    with pytest.raises(ValueError, match="read-only"):
+        edges.share[0] = 2
+
+
+def test_a_pair_named_twice_is_one_receiver():
+    edges = uniform(3, [0, 0, 0, 1], [1, 1, 2, 1])
+    assert edges.share[edges.source == 0].tolist() == pytest.approx([1 / 3] * 3)
+    assert edges.share[edges.source == 1].tolist() == [1.0]
+
+
+def test_a_node_keeps_what_it_does_not_send():
+    edges = weighted(2, [0], [1], [0.3])
+    assert dict(zip(zip(edges.source.tolist(), edges.target.tolist(), strict=True), edges.share, strict=True)) == {
+        (0, 0): 0.7,
+        (0, 1): 0.3,
+        (1, 1): 1.0,
+    }
+
+
+@pytest.mark.parametrize("share", [0.0, -0.1, math.nan])
+def test_a_share_that_is_not_positive_is_refused(share):
+    with pytest.raises(Refused, match="on the edge 1 → 0"):
+        weighted(2, [0, 1], [1, 0], [0.5, share])
+
+
+def test_a_node_that_would_keep_nothing_is_refused():
+    with pytest.raises(Refused, match="node 1 sends shares that sum to 1"):
+        weighted(3, [1, 1], [0, 2], [0.5, 0.5])

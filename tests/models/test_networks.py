@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from privsgp.errors import Refused
+from privsgp.models import make
+
+
+def dim(model):
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("name", "hidden", "d"),
+    [("mlp", 64, 50_890), ("mlp", [64], 50_890), ("mlp", [32, 16], 25_818), ("logistic", 64, 7_850)],
+)
+def test_dimensions(name, hidden, d):
+    model = make(name, input_shape=(1, 28, 28), outputs=10, seed=0, hidden=hidden)
+    assert dim(model) == d
+    assert model(torch.zeros(5, 1, 28, 28)).shape == (5, 10)
+
+
+def test_mlp_is_the_textbook_one():
+    model = make("mlp", input_shape=(3,), outputs=2, seed=0, hidden=[4, 5])
+    one, two, three = (layer for layer in model if isinstance(layer, torch.nn.Linear))
+    x = torch.randn(7, 3, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(model(x), three(torch.relu(two(torch.relu(one(x))))))
+
+
+def test_the_same_seed_gives_the_same_bits_and_torchs_own_initialisation():
+    first, second = (make("mlp", input_shape=(8,), outputs=3, seed=5) for _ in range(2))
+    other = make("mlp", input_shape=(8,), outputs=3, seed=6)
+    assert all(map(torch.equal, first.parameters(), second.parameters()))
+    assert not any(map(torch.equal, first.parameters(), other.parameters()))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(5)
+        assert torch.equal(first[1].weight, torch.nn.Linear(8, 64).weight)
+
+
+def test_torchs_global_generator_is_left_alone():
+    before = torch.get_rng_state()
+    make("linear", input_shape=(8,), outputs=1, seed=2**80 + 1)
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_refuses():
+    with pytest.raises(Refused, match=r"model.name = 'resnet' is unknown\n.*mlp"):
+        make("resnet", input_shape=(8,), outputs=2, seed=0)
+    for hidden in (0, [], [4, -1]):
+        with pytest.raises(Refused, match=r"model.hidden = "):
+            make("mlp", input_shape=(8,), outputs=2, seed=0, hidden=hidden)
