@@ -1,3 +1,27 @@
-"""Private learning without a server."""
+"""Private learning without a server.
+
+`privsgp.train(model, data, …)` trains; the command `privsgp` does the same from a run.toml. Everything is imported
+when it is first used: a training step needs torch and NumPy alone.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from privsgp.api import train
+    from privsgp.data import Dataset
+    from privsgp.errors import Refused
+    from privsgp.training import Result
 
 __version__ = "0.1.0"
+__all__ = ["Dataset", "Refused", "Result", "__version__", "train"]
+
+_WHERE = {"train": "api", "Result": "training", "Dataset": "data", "Refused": "errors"}
+
+
+def __getattr__(name: str) -> Any:  # noqa: ANN401 - whatever the name stands for
+    if name not in _WHERE:
+        raise AttributeError(f"module 'privsgp' has no attribute {name!r}")
+    return getattr(importlib.import_module(f"privsgp.{_WHERE[name]}"), name)

@@ -1,4 +1,4 @@
-"""The command line. Results go to stdout, everything else to stderr; bad input ends with status 2 and nothing written."""
+"""The command line. Results go to stdout, all else to stderr; bad input ends with status 2 and nothing written."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout, and no
 
 def main() -> None:
     """Run the command line; turn refusals into status 2."""
-    from privsgp.engine.loop import Diverged, Interrupted
+    from privsgp.engine.stops import Diverged, Interrupted
 
     try:
         app()

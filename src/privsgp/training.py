@@ -6,6 +6,7 @@ import copy
 import functools
 import json
 import math
+import platform
 import resource
 import time
 from dataclasses import dataclass
@@ -15,8 +16,8 @@ import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 
+from privsgp import __version__, data, graph, models
 from privsgp import config as configs
-from privsgp import data, graph, models
 from privsgp.algorithms import ALGORITHMS, Settings
 from privsgp.config import Config, Schedule
 from privsgp.engine.folder import Folder, read_metrics, replace, write, write_json
@@ -235,9 +236,15 @@ def run(config: Config, problem: Problem, out: Path, *, resume: bool = False, wa
         job = prepare(config, problem)
         training = Training(job, folder, watch)
         folder.prepare()
+        folder.identify(versions())
         write(folder.config, config.toml())
         outcome = training.run()
         return _finish(job, folder, outcome)
+
+
+def versions() -> dict[str, str]:
+    """Return what a reader needs to repeat a run."""
+    return {"privsgp": __version__, "python": platform.python_version(), "torch": torch.__version__}
 
 
 def _already(folder: Folder, config: Config, *, resume: bool) -> bool:

@@ -18,7 +18,11 @@ from privsgp.privacy.noise import Keyed, Secure, Source, add_noise_, snap_
 
 # Statistical bounds are this many standard errors wide: a correct source fails one of them about once in 10⁸ runs.
 WIDE = 6.0
-SOURCES = [Keyed(7), Secure()]
+
+
+@pytest.fixture(params=[lambda: Keyed(7), Secure], ids=["keyed", "secure"])
+def source(request: pytest.FixtureRequest) -> Source:
+    return request.param()
 
 
 def normals(source: Source, node: int, step: int, d: int, attempt: int = 0, dtype=torch.float32) -> np.ndarray:
@@ -57,11 +61,11 @@ def test_fast_normals_are_the_obvious_ones(d, bits, dtype, error):
 
 def test_golden_vector_of_the_keyed_source():
     coins = Keyed(0).uniforms(node=1, step=2, count=3)
-    assert [int(c) for c in coins] == GOLDEN_COINS
-    np.testing.assert_allclose(normals(Keyed(0), 1, 2, 4), GOLDEN_NORMALS, rtol=1e-5)
+    assert coins.tolist() == [9120045776662974641, 14024684537773006870, 17286197537435393786]
+    golden = [-0.21869464, -0.86994755, 1.65472674, 0.60972363]
+    np.testing.assert_allclose(normals(Keyed(0), 1, 2, 4), golden, rtol=1e-6)
 
 
-@pytest.mark.parametrize("source", SOURCES, ids=repr)
 def test_normals_have_a_normals_moments_and_tails(source):
     n = 1 << 21
     x = normals(source, 0, 1000, n)
@@ -75,20 +79,18 @@ def test_normals_have_a_normals_moments_and_tails(source):
     assert stats.kstest(x[:200_000], "norm").pvalue > 1e-7
 
 
-@pytest.mark.parametrize("source", SOURCES, ids=repr)
 def test_coins_are_uniform_in_every_byte(source):
     coins = source.uniforms(0, 1000, 1 << 16).view(np.uint8).reshape(-1, 8)
     for byte in coins.T:
         assert stats.chisquare(np.bincount(byte, minlength=256)).pvalue > 1e-8
 
 
-@pytest.mark.parametrize("source", SOURCES, ids=repr)
 def test_nodes_steps_attempts_and_purposes_are_independent(source):
     n = 1 << 16
     rows = [normals(source, *where) for where in ((0, 1, n), (1, 1, n), (0, 2, n), (0, 1, n, 1), (1, 2, n), (2, 1, n))]
     rows.append(stats.norm.ppf((source.uniforms(0, 1, n) + 0.5) / 2.0**64))
-    rows += [row[:-1] for row in (np.append(rows[0][1:], 0), np.append(rows[0][n // 2 :], rows[0][: n // 2]))]
-    x = np.stack([np.append(r, 0) if len(r) < n else r for r in rows])
+    rows += [np.roll(rows[0], 1), np.roll(rows[0], n // 2)]
+    x = np.stack(rows)
     for y in (x, x**2):
         correlation = np.corrcoef(y) - np.eye(len(y))
         assert abs(correlation).max() < WIDE / math.sqrt(n)
@@ -166,7 +168,6 @@ def test_a_counter_that_would_run_over_is_refused():
 
 
 @pytest.mark.parametrize("out", [torch.empty(4), torch.empty(2, 4), torch.empty(1, 4, dtype=torch.bfloat16)])
-@pytest.mark.parametrize("source", SOURCES, ids=repr)
 def test_wrong_shapes_are_refused(source, out):
     with pytest.raises(Refused, match="one row for each node"):
         source.fill_normal(out, [0], 0)
@@ -215,18 +216,14 @@ def test_snapping_moves_by_half_a_cell_at_most_and_once():
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-@pytest.mark.parametrize("make", [lambda: Keyed(0), Secure])
-def test_on_a_gpu(make):
+def test_on_a_gpu(source):
     out = torch.empty(3, 100_000, device="cuda")
-    source = make()
     source.fill_normal(out, [2, 0, 1], 0)
     assert abs(out.mean()) < WIDE / math.sqrt(out.numel())
     assert abs(np.corrcoef(out.cpu().numpy()) - np.eye(3)).max() < WIDE / math.sqrt(100_000)
     add_noise_(out, source, [2, 0, 1], 1, sigma=[0.1, 0.2, 0.3])
     if not source.secret:
+        source.fill_normal(out, [2, 0, 1], 0)
         alone = torch.empty(1, 100_000, device="cuda")
         source.fill_normal(alone, [0], 0)
-        assert alone.isfinite().all()
-        together = torch.empty(3, 100_000, device="cuda")
-        source.fill_normal(together, [2, 0, 1], 0)
-        assert torch.equal(alone[0], together[1])
+        assert torch.equal(alone[0], out[1])

@@ -41,8 +41,8 @@ class PushSum(ABC):
     def direction(self, z: Tensor, batch: list[Drawn]) -> Tensor:
         """Return the nodes' gradient estimates [m, d] at z, before noise."""
 
-    def begin(self, z: Tensor) -> None:
-        """Prepare what the algorithm remembers, at z⁰. Nothing by default."""
+    def begin(self, z: Tensor) -> None:  # noqa: B027 - most algorithms remember nothing
+        """Prepare what the algorithm remembers, at z⁰."""
 
     def arrays(self) -> dict[str, Tensor]:
         """Return what the algorithm remembers besides (x, w, z), for checkpoints."""

@@ -1,6 +1,6 @@
 """A run's folder: what is kept, where, and how nothing is ever half-written.
 
-    config.toml   metrics.jsonl   summary.json   ledger/node-<i>.jsonl
+    run.json   config.toml   metrics.jsonl   summary.json   ledger/node-<i>.jsonl
     model.safetensors   nodes/<i>.safetensors
     private/      mode 0700: checkpoint.safetensors, which holds tables and anything else that depends on the data
 
@@ -13,6 +13,9 @@ import contextlib
 import fcntl
 import json
 import os
+import sys
+import time
+import uuid
 from typing import IO, TYPE_CHECKING, Any
 
 from privsgp.errors import Refused
@@ -97,6 +100,18 @@ class Folder:
         for name in ("nodes", "ledger", "private"):
             (self.path / name).mkdir(exist_ok=True)
         (self.path / "private").chmod(0o700)
+
+    @property
+    def run(self) -> str:
+        """The run's own number; a resumed run keeps it."""
+        return str(json.loads((self.path / "run.json").read_text())["run"])
+
+    def identify(self, versions: dict[str, str]) -> None:
+        """Give the run a number, once, and note what it was made with and how it was started."""
+        if not (self.path / "run.json").exists():
+            started = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+            identity = {"format": "privsgp-run", "version": 1, "run": uuid.uuid4().hex, "started": started}
+            write_json(self.path / "run.json", identity | {"versions": versions, "command": sys.argv})
 
     def append_metrics(self, row: dict[str, Any]) -> None:
         """Add one evaluation."""

@@ -19,7 +19,8 @@ from privsgp.algorithms import Block, Drawn, State
 from privsgp.engine import checkpoint
 from privsgp.engine.evaluate import Evaluator, average, consensus_error
 from privsgp.engine.mix import InProcess
-from privsgp.engine.payments import Payments, ReplayDiffers
+from privsgp.engine.payments import Payments
+from privsgp.engine.stops import Diverged, Interrupted, ReplayDiffers
 from privsgp.errors import Refused
 from privsgp.gradient import Layout, stack
 from privsgp.privacy.noise import Keyed, Secure, add_noise_
@@ -79,6 +80,7 @@ class Training:
                     self.state = self.algorithm.step(k, self.state)
                 except ReplayDiffers:
                     k, _ = self._begin(fresh_noise=True)
+                    self.payments.rewind()
                     continue
                 k += 1
                 seconds = spent + time.perf_counter() - started
@@ -88,7 +90,6 @@ class Training:
                     self._checkpoint(k, seconds)
                 self.watch(k, rows[-1] if rows else None)
                 if self._stop and k < job.steps:
-                    self.payments.give_back()
                     raise Interrupted(k)
             if k < job.steps:
                 self._checkpoint(k, spent + time.perf_counter() - started)
@@ -103,7 +104,8 @@ class Training:
         self.algorithm.begin(State.start(self.layout.flatten(self.model), job.nodes).z)
         if not path.exists():
             self.state = State.start(self.layout.flatten(self.model), job.nodes)
-            done, spent, self.bytes_sent, attempt = 0, 0.0, 0, 0
+            done, spent, attempt = 0, 0.0, 0
+            self.bytes_sent = 0
         else:
             progress = checkpoint.read_progress(path)
             if progress.shared != job.shared_hash:

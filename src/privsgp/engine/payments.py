@@ -104,4 +104,4 @@ class Payments:
 
 def _digest(message: Tensor) -> str:
     """Return the SHA-256 of a message; on a GPU the bytes never come to the host, and none is noted."""
-    return hashlib.sha256(message.numpy()).hexdigest() if message.device.type == "cpu" else ""
+    return hashlib.sha256(memoryview(message.numpy())).hexdigest() if message.device.type == "cpu" else ""

@@ -37,6 +37,9 @@ class Profile(Protocol):
     def backward(self, epsilon: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return an upper bound of H_ε(Q‖P)."""
 
+    def outline(self, epsilon: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return roughly the larger of both: it chooses the grid, never the result."""
+
 
 class _Loss(NamedTuple):
     """A distribution of losses on the grid `interval · (first, first + 1, …)`, the rest of the mass at infinity."""
@@ -101,7 +104,7 @@ def compose(parts: Sequence[tuple[Profile, int]]) -> Composed:
     """
     parts = [(profile, count) for profile, count in parts if count]
     scales = [_scale(profile) for profile, _ in parts]
-    interval = max(min(core for core, _ in scales) / 6, max(top for _, top in scales) / 2**19, 1e-12)
+    interval = max(min(core for core, _ in scales) / 8, max(top for _, top in scales) / 2**19, 1e-12)
     while True:
         sampled = [_sample(profile, interval, top) for (profile, _), (_, top) in zip(parts, scales, strict=True)]
         counts = [count for _, count in parts]
@@ -114,7 +117,7 @@ def compose(parts: Sequence[tuple[Profile, int]]) -> Composed:
 def _scale(profile: Profile) -> tuple[float, float]:
     """Return δ(0), a typical loss, and the ε at which the profile may be cut."""
     trial = np.concatenate(([0.0], np.geomspace(1e-9, LARGEST_LOSS, 90)))
-    delta = np.maximum(profile.forward(trial), profile.backward(trial))
+    delta = profile.outline(trial)
     return float(delta[0]), float(trial[min(int(np.searchsorted(-delta, -TAIL)), trial.size - 1)])
 
 
@@ -152,7 +155,10 @@ def _dots(interval: float, index: NDArray[np.int64], ahead: NDArray[np.float64],
     delta = np.clip(np.concatenate((negative, ahead)) * (1 + 1e-12), 0.0, 1.0)
     kept = _hull(points * interval, np.minimum.accumulate(delta))
     pmf = pld_pmf.create_pmf_pessimistic_connect_dots(interval, points[kept], delta[kept]).to_dense_pmf()
-    return _Loss(interval, pmf._lower_loss, pmf._probs, pmf._infinity_mass)
+    # Masses too small for the arithmetic that follows count as infinite losses.
+    large = pmf._probs > 1e-100
+    infinite = pmf._infinity_mass + float(pmf._probs[~large].sum())
+    return _Loss(interval, pmf._lower_loss, np.where(large, pmf._probs, 0.0), infinite)
 
 
 def _hull(epsilon: NDArray[np.float64], delta: NDArray[np.float64]) -> list[int]:

@@ -1,17 +1,22 @@
 """One release of SAGA: the worst pair over everything a table entry and its difference can be.
 
 In units of σ, with G = 1, τ = G / (Jσ), λ = (1 − q)/q and u = t + c, a present sample shifts the noise by s0 = τ(u − c)
-when it is not drawn and by s1 = τ(u + λc) when it is. Only the Gram matrix (|s0|², |s1|², ⟨s0, s1⟩) matters.
+when it is not drawn and by s1 = τ(u + λc) when it is. Only the *shape* (|u|², ⟨u, c⟩, |c|²) of the pair matters.
 
-*From all admissible (t, c) to a path.* Adding a positive semidefinite matrix to the Gram matrix of (u, c) adds
-coordinates; dropping them again is post-processing; so it can only raise a hockey stick. Raise |u|² until |u| = 1 or
-|t| = 1; then |c|² until |c| = R or |t| = 1; on |t| = 1 raise both together. What is left is |u| = |t| = 1 with |c| ≤ R;
-|u| = 1, |c| = R with |t| ≤ 1; and |t| = 1, |c| = R with |u| ≤ 1, where every Gram entry grows with |u|, so that by
-Kahane's inequality (the hockey stick grows with every entry) its end |u| = 1 is the worst. One path remains: from E2
-(c = 0) along |u| = |t| = 1 to the corner |c| = R, and on along |u| = 1, |c| = R to E1 (u, c parallel).
+*Raising.* Adding a positive semidefinite matrix to the Gram matrix of (u, c) adds coordinates to both shifts; dropping
+them again is post-processing; so no f-divergence of the pair falls. In symbols: along a change (dU, dW, dC) of the
+shape a divergence moves by the mean of a non-negative weight times N(ρ) = dU + 2ρ dW + ρ² dC, where
+ρ = (1 − q)(b − a)/f ≥ −1 for the likelihood ratios a, b of the two shifts and f = (1 − q)a + qb (Kahane's formula).
 
-*The supremum along the path* is certified by branch and bound: on a piece of the path no pair is worse than the
-entry-wise largest Gram matrix of the piece (Kahane again); pieces are halved until that costs nearly nothing.
+*From all admissible (t, c) to a path.* Raise |u|² until |u| = 1 or |t| = 1; then |c|² until |c| = R or |t| = 1; on
+|t| = 1 raise both together. What is left is |u| = |t| = 1 with |c| ≤ R; |u| = 1, |c| = R with |t| ≤ 1; and |t| = 1,
+|c| = R with |u| ≤ 1, where N = 1 + ρ ≥ 0, so that its end |u| = 1 is the worst. One path remains, straight in the
+shape: from E2 (c = 0) along |u| = |t| = 1 to the corner |c| = R, and on along |u| = 1, |c| = R to E1 (u, c parallel).
+
+*The supremum along the path* is certified by branch and bound. On a piece of length d, N = d(ρ + gρ²), g = 1 before
+the corner and 0 after. For any ρ0 ≠ 0 with 1 + gρ0 > 0 and κ = 1 / (4|ρ0|(1 + gρ0)), the square dκ(ρ − ρ0)² is at
+least N where ρ0 < 0, and at least −N where ρ0 > 0: raising the piece's start, or its end, by that square gives a pair
+that is at least as bad as every pair of the piece. Near ρ0 it costs almost nothing; pieces are halved until it does.
 
 *One pair.* s0 and s1 differ only along c, so a pair is the composition of a one-dimensional mixture along c with a
 Gaussian across it. The mixture is discretised on a grid (every cell keeps its mass under P and under Q and moves it to
@@ -20,6 +25,7 @@ its ends, which is pessimistic for both directions at once); the Gaussian is exa
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -29,52 +35,27 @@ from scipy import special
 from privsgp.privacy.curve import gaussian_delta
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from numpy.typing import NDArray
 
-TOLERANCE = 2e-3  # the certified supremum exceeds a pair that occurs by at most this much, unless DEPTH ends the search
-DEPTH = 26  # halvings of the path
+TOLERANCE = 1e-3  # the certified supremum exceeds a pair that occurs by at most this much, unless DEPTH ends the search
+DEPTH = 30  # halvings of a piece of the path
 REACH = 9.6  # standard deviations of each Gaussian that the grid covers; Φ(−9.6) = 4e-22
-FINEST_LOSS = 600.0  # exp(600) is still a double
+LARGEST_LOSS = 600.0  # exp(600) is still a double
 
 
-class Gram(NamedTuple):
-    """|s0|², |s1|² and ⟨s0, s1⟩ in units of σ²; scalars or arrays."""
+class Shape(NamedTuple):
+    """|u|², ⟨u, c⟩ and |c|², in units of G."""
 
-    undrawn: NDArray[np.float64]
-    drawn: NDArray[np.float64]
-    inner: NDArray[np.float64]
-
-
-class Pair(NamedTuple):
-    """The same shifts in coordinates: s0 and s1 along c, and what both have across it."""
-
-    undrawn: NDArray[np.float64]
-    drawn: NDArray[np.float64]
-    across: NDArray[np.float64]
-
-
-class _Atoms(NamedTuple):
-    """A discrete pair: losses, their mass under P and under Q, and the mass each has where the other has none."""
-
-    loss: NDArray[np.float64]
-    present: NDArray[np.float64]
-    absent: NDArray[np.float64]
-    only_present: float
-    only_absent: float
-    across: float
-
-    def forward(self, epsilon: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return H_ε(P‖Q) of the atoms composed with the Gaussian across."""
-        return gaussian_delta(epsilon[:, None] - self.loss, self.across) @ self.present + self.only_present
-
-    def backward(self, epsilon: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return H_ε(Q‖P) of the atoms composed with the Gaussian across."""
-        return gaussian_delta(epsilon[:, None] + self.loss, self.across) @ self.absent + self.only_absent
+    u2: float
+    uc: float
+    c2: float
 
 
 @dataclass(frozen=True)
 class Geometry:
-    """The admissible pairs of one release: sampling rate q, C/G and τ = G/(Jσ).
+    """The admissible pairs of one release: sampling rate q < 1, C/G and τ = G/(Jσ).
 
     The path has parameter 0 at E2, 1 at the corner and 2 at E1.
     """
@@ -88,24 +69,37 @@ class Geometry:
         """R = min(C, 2G)/G: a difference of two gradients is never longer than 2G."""
         return min(self.ratio, 2.0)
 
-    def gram(self, place: NDArray[np.float64]) -> Gram:
-        """Return the Gram matrix at a place of the path."""
-        # |u| = 1 throughout; |c|² grows on the first half, |t|² falls on the second.
-        c2 = (self.reach * np.minimum(place, 1.0)) ** 2
-        t2 = 1 - (np.maximum(place, 1.0) - 1) * (1 - (1 - self.reach) ** 2)
-        uc = (1 + c2 - t2) / 2
+    def shape(self, place: float) -> Shape:
+        """Return the shape at a place of the path."""
+        c2 = (self.reach * min(place, 1.0)) ** 2
+        t2 = 1 - (max(place, 1.0) - 1) * (1 - (1 - self.reach) ** 2)
+        return Shape(1.0, (1 + c2 - t2) / 2, c2)
+
+    def at(self, shape: Shape, epsilon: NDArray[np.float64], *, backward: bool) -> NDArray[np.float64]:
+        """Return H_ε(P‖Q), or H_ε(Q‖P), of the pair of this shape."""
+        return _divergence(self.rate, *self.shifts(shape), epsilon, backward=backward)
+
+    def shifts(self, shape: Shape) -> tuple[float, float, float]:
+        """Return s0 and s1 along c, and what both have across it, in units of σ."""
+        length = math.sqrt(shape.c2)
+        along = shape.uc / length if length else 0.0
+        # A little more across is pessimistic, and keeps the Gaussian across from degenerating for parallel u and c.
+        across = max(shape.u2 - along**2, 0.0) + 1e-10 * (shape.u2 + shape.c2 / self.rate**2)
         odds = (1 - self.rate) / self.rate
-        undrawn, drawn = t2, 1 + 2 * odds * uc + odds**2 * c2
-        inner = 1 + (odds - 1) * uc - odds * c2
-        return Gram(self.shift**2 * undrawn, self.shift**2 * drawn, self.shift**2 * inner)
+        return self.shift * (along - length), self.shift * (along + odds * length), self.shift * math.sqrt(across)
 
-    def largest(self, start: NDArray[np.float64], stop: NDArray[np.float64]) -> Gram:
-        """Return the entry-wise largest Gram matrix of pieces that do not cross the corner.
+    def above(self, start: float, stop: float, rho: float) -> Shape:
+        """Return a shape at least as bad as every one on a piece of the path that does not cross the corner."""
+        first, last = self.shape(start), self.shape(stop)
+        length, bend = (last.c2 - first.c2, 1.0) if stop <= 1 else (2 * (last.uc - first.uc), 0.0)
+        square = length / (4 * abs(rho) * (1 + bend * rho))
+        base = last if rho > 0 else first
+        return Shape(base.u2 + square * rho**2, base.uc - square * rho, base.c2 + square)
 
-        Every entry is monotone on either half, so its largest value is at an end. The result is positive semidefinite:
-        its inner product is that of one of the ends, its norms are no smaller.
-        """
-        return Gram(*(np.maximum(a, b) for a, b in zip(self.gram(start), self.gram(stop), strict=True)))
+    def outline(self, epsilon: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return the larger hockey stick of a few pairs that occur: quick, and a little below the supremum."""
+        ends = [self.shape(place) for place in (0.0, 1.0, 2.0)]
+        return np.max([self.at(end, epsilon, backward=back) for end in ends for back in (False, True)], axis=0)
 
     def forward(self, epsilon: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return an upper bound of sup H_ε(P‖Q) over the admissible pairs."""
@@ -115,54 +109,70 @@ class Geometry:
         """Return an upper bound of sup H_ε(Q‖P) over the admissible pairs."""
         return self._supremum(epsilon, backward=True)
 
-    def at(self, place: float, epsilon: NDArray[np.float64], *, backward: bool = False) -> NDArray[np.float64]:
-        """Return the hockey stick of the pair at one place of the path."""
-        return self._divergence(self.gram(np.array(place)), epsilon, backward=backward)
-
-    def _divergence(self, gram: Gram, epsilon: NDArray[np.float64], *, backward: bool) -> NDArray[np.float64]:
-        atoms = _atoms(self.rate, coordinates(gram))
-        return atoms.backward(epsilon) if backward else atoms.forward(epsilon)
-
     def _supremum(self, epsilon: NDArray[np.float64], *, backward: bool) -> NDArray[np.float64]:
         """Branch and bound over the path, for all ε together: each piece carries the ε it still matters for."""
-        known = np.max([self.at(place, epsilon, backward=backward) for place in (0.0, 0.5, 1.0, 1.5, 2.0)], axis=0)
+        places = np.linspace(0.0, 2.0, 9)
+        known = np.max([self.at(self.shape(p), epsilon, backward=backward) for p in places], axis=0)
         bound = known.copy()
-        everywhere = np.arange(epsilon.size)
-        pieces = [(place, place + 0.5, everywhere) for place in (0.0, 0.5, 1.0, 1.5)]
+        pieces = [(p, p + 0.25, np.arange(epsilon.size)) for p in places[:-1]]
         for depth in range(DEPTH + 1):
             halves = []
             for start, stop, where in pieces:
-                worst = self._divergence(
-                    self.largest(np.array(start), np.array(stop)), epsilon[where], backward=backward
-                )
-                open_ = worst > known[where] * (1 + TOLERANCE)
-                done = where if depth == DEPTH else where[~open_]
-                value = worst if depth == DEPTH else worst[~open_]
-                bound[done] = np.maximum(bound[done], value)
-                if depth < DEPTH and open_.any():
-                    middle, rest = (start + stop) / 2, where[open_]
-                    known[rest] = np.maximum(known[rest], self.at(middle, epsilon[rest], backward=backward))
+                worst = self._worst(start, stop, epsilon[where], backward=backward)
+                closed = (worst <= known[where] * (1 + TOLERANCE)) | (depth == DEPTH)
+                bound[where[closed]] = np.maximum(bound[where[closed]], worst[closed])
+                if (rest := where[~closed]).size:
+                    middle = (start + stop) / 2
+                    here = self.at(self.shape(middle), epsilon[rest], backward=backward)
+                    known[rest] = np.maximum(known[rest], here)
                     halves += [(start, middle, rest), (middle, stop, rest)]
             pieces = halves
         return bound
 
+    def _worst(self, start: float, stop: float, epsilon: NDArray[np.float64], *, backward: bool) -> NDArray[np.float64]:
+        """Return an upper bound of the hockey stick on a piece of the path."""
+        worst = np.empty_like(epsilon)
+        for rho, where in self._slopes(self.shape(stop), epsilon, backward=backward):
+            worst[where] = self.at(self.above(start, stop, rho), epsilon[where], backward=backward)
+        return worst
 
-def coordinates(gram: Gram) -> Pair:
-    """Return the shifts along c and across it; rounding is upwards, an orthogonal shift more being pessimistic."""
-    apart = np.sqrt(np.maximum(gram.undrawn + gram.drawn - 2 * gram.inner, 1e-300))
-    undrawn, drawn = (gram.inner - gram.undrawn) / apart, (gram.drawn - gram.inner) / apart
-    area = np.maximum(gram.undrawn * gram.drawn - gram.inner**2, 0.0)
-    across = np.where(apart > 1e-8 * np.sqrt(gram.drawn), area / apart**2, gram.undrawn)
-    return Pair(undrawn, drawn, np.sqrt(across + 1e-10 * np.maximum(gram.undrawn, gram.drawn)))
+    def _slopes(
+        self, shape: Shape, epsilon: NDArray[np.float64], *, backward: bool
+    ) -> Iterator[tuple[float, NDArray[np.bool_]]]:
+        """Guess where ρ lies when f = e^{±ε}, to a power of two: any guess is valid, a good one is cheap."""
+        odds = (1 - self.rate) / self.rate
+        spread = (1 - self.rate) * self.shift * math.sqrt(shape.c2) / self.rate / 2
+        size = np.maximum(odds * shape.uc * np.abs(np.expm1(epsilon if backward else -epsilon)), max(spread, 1e-6))
+        power = np.rint(np.log2(np.minimum(size, 0.7 if backward else 1e6)))
+        for value in np.unique(power):
+            yield (-1 if backward else 1) * min(2.0**value, 0.8 if backward else math.inf), power == value
 
 
-def _atoms(rate: float, pair: Pair) -> _Atoms:
-    """Return a discrete pair that dominates (1−q) N(s0) + q N(s1) against N(0) along c.
+def _divergence(
+    rate: float,
+    undrawn: float,
+    drawn: float,
+    across: float,
+    epsilon: NDArray[np.float64],
+    *,
+    backward: bool,
+) -> NDArray[np.float64]:
+    """Return a hockey stick of the mixture along c composed with the Gaussian across."""
+    loss, present, absent, only = _atoms(rate, undrawn, drawn)
+    if backward:
+        return gaussian_delta(epsilon[:, None] + loss, across) @ absent + only[1]
+    return gaussian_delta(epsilon[:, None] - loss, across) @ present + only[0]
 
-    On a cell of the grid the likelihood ratio m = P/Q is monotone, between its values m_a, m_b at the ends. Moving the
-    cell's mass to the ends so that both its P-mass and its Q-mass stay is the chord of every function convex in m.
+
+def _atoms(
+    rate: float, undrawn: float, drawn: float
+) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64], tuple[float, float]]:
+    """Return a discrete pair that dominates P = (1−q) N(s0) + q N(s1) against Q = N(0): losses, P- and Q-masses, rest.
+
+    On a cell of the grid the likelihood ratio m = P/Q is monotone, between its values at the ends. Moving the cell's
+    mass to the ends so that both its P-mass and its Q-mass stay is the chord of every function convex in m. The rest is
+    the mass at infinite loss under P, and under Q.
     """
-    undrawn, drawn, across = (float(v) for v in pair)
     y = _grid(rate, undrawn, drawn)
     loss = np.logaddexp(np.log1p(-rate) + undrawn * y - undrawn**2 / 2, np.log(rate) + drawn * y - drawn**2 / 2)
     ends = np.concatenate(([-np.inf], y, [np.inf]))
@@ -171,22 +181,16 @@ def _atoms(rate: float, pair: Pair) -> _Atoms:
     m = np.exp(loss)
     with np.errstate(divide="ignore", invalid="ignore"):
         share = (present[1:-1] / absent[1:-1] - m[:-1]) / np.diff(m)
-    share = np.clip(np.where(np.isfinite(share), share, 0.0), 0.0, 1.0)
+    share = np.clip(np.nan_to_num(share, nan=0.0, posinf=1.0, neginf=0.0), 0.0, 1.0)
+    # An outer cell has but one end, and its ratio runs to 0 or ∞: what that end cannot carry is an infinite loss.
+    outer = np.minimum(absent[[0, -1]], present[[0, -1]] / m[[0, -1]])
     atoms = np.zeros_like(y)
     atoms[:-1] += (1 - share) * absent[1:-1]
     atoms[1:] += share * absent[1:-1]
-    # The two outer cells are open: their ratio runs to 0 or ∞, and what an end cannot carry is a loss of ±∞.
-    outer_present, outer_absent, edge = present[[0, -1]], absent[[0, -1]], m[[0, -1]]
-    carried = np.minimum(outer_absent, outer_present / edge)
-    atoms[[0, -1]] += carried
-    return _Atoms(
-        loss,
-        atoms * m,
-        atoms,
-        float(np.maximum(outer_present - carried * edge, 0.0).sum()),
-        float(np.maximum(outer_absent - carried, 0.0).sum()),
-        across,
-    )
+    atoms[[0, -1]] += outer
+    only_present = np.maximum(present[[0, -1]] - outer * m[[0, -1]], 0.0).sum()
+    only_absent = np.maximum(absent[[0, -1]] - outer, 0.0).sum()
+    return loss, atoms * m, atoms, (float(only_present), float(only_absent))
 
 
 def _grid(rate: float, undrawn: float, drawn: float) -> NDArray[np.float64]:
@@ -194,12 +198,12 @@ def _grid(rate: float, undrawn: float, drawn: float) -> NDArray[np.float64]:
     steps = np.linspace(-REACH, REACH, 90)
     third = (steps[1] - steps[0]) / 3
     y = np.concatenate((steps, undrawn + steps + third, drawn + steps + 2 * third))
-    shifts = np.array([s for s in (undrawn, drawn) if s != 0.0] or [1e-9])
-    limit = np.min(FINEST_LOSS / np.abs(shifts))
-    y = np.clip(y, -limit, limit)
+    for shift in (abs(undrawn), abs(drawn)):
+        if shift:
+            y = np.clip(y, -LARGEST_LOSS / shift, LARGEST_LOSS / shift + shift / 2)
     if undrawn < 0.0 < drawn:
-        ratio = np.log1p(-rate) + np.log(-undrawn) - np.log(rate) - np.log(drawn)
-        y = np.append(y, (ratio + (drawn**2 - undrawn**2) / 2) / (drawn - undrawn))
+        log_ratio = np.log1p(-rate) + np.log(-undrawn) - np.log(rate) - np.log(drawn)
+        y = np.append(y, (log_ratio + (drawn**2 - undrawn**2) / 2) / (drawn - undrawn))
     return np.unique(y)
 
 

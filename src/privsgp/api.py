@@ -1,0 +1,94 @@
+"""The same from Python: your own `torch.nn.Module`, your own arrays, your own per-sample loss."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from privsgp import config as configs
+from privsgp import data as data_room
+from privsgp import models, training
+from privsgp.data.dataset import pool, unsettled
+from privsgp.errors import Refused
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from numpy.typing import NDArray
+    from torch import Tensor, nn
+
+    from privsgp.training import Result
+
+    PerSampleFunction = Callable[[Tensor, Tensor], Tensor]
+
+Arrays = Sequence[Any]  # (x, y) or (x, y, x_test, y_test)
+
+
+def train(
+    model: nn.Module,
+    data: data_room.Dataset | Arrays | Mapping[int, Arrays],
+    *,
+    out: str | Path,
+    loss: str | PerSampleFunction = "cross-entropy",
+    correct: PerSampleFunction | None = None,
+    test: tuple[Any, Any] | None = None,
+    classes: int | None = None,
+    resume: bool = False,
+    **settings: Any,  # noqa: ANN401 - the sections of run.toml
+) -> Result:
+    """Train `model` from the weights it has; the run folder `out` is as from the command line.
+
+    `data` is a `Dataset`, arrays (x, y) or (x, y, x_test, y_test) to be partitioned over `nodes` nodes, or a mapping
+    {node: (x, y)} where every node brings its own; `test` is public. `settings` are the sections of run.toml: `seed=0`,
+    `nodes=16`, `graph="ring"`, `privacy={"epsilon": 1.0}`, `algorithm={"name": "privsgp-vr", "steps": 300}`,
+    `engine={…}`. A `loss` of your own maps (outputs, targets) to one number per sample; `correct` likewise to 0 or 1.
+
+    Guarantee: as from the command line: each node's certified (ε_i, δ_i) is in `summary["epsilon_spent"]`.
+    Assumes: the weights that `model` starts from are public.
+    """
+    dataset, parts = _dataset(data, test, classes, "regression" if loss == "mse" else "classification")
+    config = configs.parse(_sections(settings, None if parts is None else len(parts), loss))
+    problem = training.Problem(
+        dataset=dataset,
+        parts=training.split(config, dataset) if parts is None else parts,
+        model=model,
+        loss=models.per_sample(loss) if isinstance(loss, str) else loss,
+        correct=models.correct(loss) if isinstance(loss, str) else correct,
+    )
+    return training.run(config, problem, Path(out), resume=resume)
+
+
+def _sections(settings: dict[str, Any], nodes: int | None, loss: object) -> dict[str, Any]:
+    """Return the values of a config: names stand for sections that have nothing but a name."""
+    values = {k: {"name": v} if k in ("graph", "algorithm") and isinstance(v, str) else v for k, v in settings.items()}
+    count = values.pop("nodes", nodes)
+    where = dict(values.pop("data", {})) | {"name": "arrays"} | ({} if count is None else {"nodes": count})
+    if nodes is not None and where["nodes"] != nodes:
+        raise Refused(f"nodes = {count} with data for {nodes} nodes", "leave nodes out")
+    return values | {"data": where, "model": {"name": "module"} | ({"loss": loss} if isinstance(loss, str) else {})}
+
+
+def _dataset(
+    data: data_room.Dataset | Arrays | Mapping[int, Arrays],
+    test: tuple[Any, Any] | None,
+    classes: int | None,
+    task: data_room.Task,
+) -> tuple[data_room.Dataset, list[NDArray[np.int64]] | None]:
+    """Return the data set, and who holds which rows where the caller has decided that."""
+    if isinstance(data, data_room.Dataset):
+        return data, None
+    if not isinstance(data, Mapping):
+        arrays = [np.asarray(a) for a in (*data, *(test or ()))]
+        return data_room.from_arrays(*arrays, task=task, classes=classes), None
+    if sorted(data) != list(range(len(data))):
+        raise Refused(f"data has the keys {sorted(data)}", "number the nodes 0, 1, 2, …")
+    public = [None, None] if test is None else [np.asarray(a) for a in test]
+    own = [[np.asarray(a) for a in data[i]] for i in range(len(data))]
+    sites = [
+        unsettled(x, y, *(public if i == 0 else (None, None)), name=f"node {i}", task=task)
+        for i, (x, y) in enumerate(own)
+    ]
+    return pool(sites, "arrays", classes)

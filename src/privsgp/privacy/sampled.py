@@ -1,0 +1,42 @@
+"""One release of a (Poisson-sampled) Gaussian: its two hockey sticks, by dp-accounting.
+
+Under zero-out the pair is (1−q) N(0, 1) + q N(μ, 1) against N(0, 1). Under replace-one both sides are mixtures, with
+shifts μ and −μ: of all admissible pairs of shifts the opposite one is the worst, since the hockey stick grows with
+either norm and falls with their inner product (Kahane's formula: (x − e^ε y)₊ has a negative mixed derivative).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from dp_accounting.pld.privacy_loss_mechanism import AdjacencyType, GaussianPrivacyLoss
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """A Gaussian with shift `mu` (in units of σ) for a sample drawn with probability `rate`."""
+
+    rate: float
+    mu: float
+    replace: bool = False
+
+    def forward(self, epsilon: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return H_ε(P‖Q), the sample being present in P."""
+        return self._divergence(AdjacencyType.REPLACE if self.replace else AdjacencyType.REMOVE, epsilon)
+
+    def backward(self, epsilon: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return H_ε(Q‖P)."""
+        return self._divergence(AdjacencyType.REPLACE if self.replace else AdjacencyType.ADD, epsilon)
+
+    def outline(self, epsilon: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return the larger of both."""
+        return np.maximum(self.forward(epsilon), self.backward(epsilon))
+
+    def _divergence(self, adjacency: AdjacencyType, epsilon: NDArray[np.float64]) -> NDArray[np.float64]:
+        loss = GaussianPrivacyLoss(1.0, sensitivity=self.mu, sampling_prob=self.rate, adjacency_type=adjacency)
+        return np.asarray(loss.get_delta_for_epsilon(epsilon), dtype=np.float64)

@@ -1,0 +1,130 @@
+from __future__ import annotations
+
+import math
+from collections import Counter
+from fractions import Fraction
+from itertools import combinations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from privsgp.errors import Refused
+from privsgp.privacy.mechanism import SampledMean
+from privsgp.privacy.noise import Keyed, Secure
+from privsgp.privacy.sampling import _threshold, batches, capacity, draw
+
+
+def mechanism(batch: float, samples: int, sampling: str = "poisson") -> SampledMean:
+    return SampledMean(sigma=1.0, clip=1.0, batch=batch, samples=samples, sampling=sampling)
+
+
+class Coins:
+    """A source whose coins are given."""
+
+    secret = False
+
+    def __init__(self, coins: list[int]) -> None:
+        self.coins = np.array(coins, np.uint64)
+
+    def uniforms(self, node: int, step: int, count: int, attempt: int = 0) -> np.ndarray:
+        assert count == len(self.coins)
+        return self.coins
+
+
+mechanisms = st.integers(1, 300).flatmap(
+    lambda J: st.one_of(
+        st.floats(1e-3, J).map(lambda b: mechanism(b, J)),
+        st.integers(1, J).map(lambda b: mechanism(b, J, "fixed")),
+    )
+)
+
+
+@given(mechanisms, st.integers(0, 2**32 - 1), st.integers(0, 50))
+def test_a_draw_is_sorted_distinct_and_in_range(mech, step, node):
+    drawn = draw(Keyed(0), mech, node, step)
+    assert drawn.dtype == np.int64
+    assert (np.diff(drawn) > 0).all()
+    assert ((drawn >= 0) & (drawn < mech.samples)).all()
+    if mech.sampling == "fixed" or mech.rate == 1:
+        assert len(drawn) == mech.batch
+    np.testing.assert_array_equal(drawn, draw(Keyed(0), mech, node, step))
+
+
+@given(st.floats(min_value=0, max_value=1, exclude_min=True, exclude_max=True))
+def test_the_probability_is_the_largest_one_not_above_q(q):
+    probability = Fraction(int(_threshold(q)), 2**64)
+    assert 0 <= Fraction(q) - probability < Fraction(1, 2**64)
+
+
+def test_a_coin_decides_at_the_threshold():
+    half = 2**63
+    assert draw(Coins([half, half - 1, 0, 2**64 - 1]), mechanism(2, 4), 0, 0).tolist() == [1, 2]
+
+
+@pytest.mark.parametrize("make", [lambda: Keyed(1), Secure], ids=["keyed", "secure"])
+@pytest.mark.parametrize("batch", [3.3, 24])
+def test_poisson_takes_each_sample_by_its_own_coin(make, batch):
+    source, mech, steps = make(), mechanism(batch, 60), 4000
+    taken = np.zeros((steps, 60))
+    for step in range(steps):
+        taken[step, draw(source, mech, 0, step)] = 1
+    q = mech.rate
+    # Six standard errors each: a right sampler fails about once in 10⁷ runs.
+    assert abs(taken.mean(0) - q).max() < 6 * math.sqrt(q * (1 - q) / steps)
+    assert abs(taken.mean() - q) < 6 * math.sqrt(q * (1 - q) / taken.size)
+    assert taken.sum(1).var() == pytest.approx(60 * q * (1 - q), rel=6 * math.sqrt(2 / steps) + 0.02)
+    assert abs(np.corrcoef(taken.T) - np.eye(60)).max() < 6.5 / math.sqrt(steps)
+
+
+def test_fixed_size_takes_every_subset_equally_often():
+    source, mech = Keyed(4), mechanism(2, 5, "fixed")
+    seen = Counter(tuple(draw(source, mech, 0, step).tolist()) for step in range(5000))
+    assert set(seen) == set(combinations(range(5), 2))
+    assert stats.chisquare(list(seen.values())).pvalue > 1e-6
+
+
+def test_draws_change_with_node_step_and_attempt():
+    mech = mechanism(100, 200)
+    places = [(0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1)]
+    assert len({tuple(draw(Keyed(0), mech, *place)) for place in places}) == 4
+
+
+@given(mechanisms)
+def test_capacity_is_public_and_enough(mech):
+    room = capacity(mech)
+    assert mech.batch <= room <= mech.samples
+    if mech.sampling == "poisson" and room < mech.samples:
+        assert room % 8 == 0
+        assert stats.binom.sf(room, mech.samples, mech.rate) < 2e-3
+
+
+def test_capacity_of_the_papers_mnist_run():
+    assert capacity(mechanism(240, 1200)) == 296
+
+
+draws = st.lists(st.sets(st.integers(0, 99)).map(lambda s: np.array(sorted(s), np.int64)), min_size=1, max_size=6)
+
+
+@given(draws, st.integers(1, 40))
+def test_passes_hold_every_draw_exactly_once(drawn, room):
+    passes = batches(drawn, room, dummy=100)
+    assert len(passes) == max(1, *(math.ceil(len(d) / room) for d in drawn))
+    for index, mask in passes:
+        assert index.shape == mask.shape == (len(drawn), room)
+        assert (index[~mask] == 100).all()
+    for row, wanted in enumerate(drawn):
+        np.testing.assert_array_equal(np.concatenate([index[row][mask[row]] for index, mask in passes]), wanted)
+
+
+def test_empty_draws_are_a_pass_like_any_other():
+    [(index, mask)] = batches([np.empty(0, np.int64)] * 2, 8, dummy=-1)
+    assert (index == -1).all()
+    assert not mask.any()
+
+
+def test_no_room_is_refused():
+    with pytest.raises(Refused, match="capacity = 0"):
+        batches([np.arange(3)], 0, dummy=9)
