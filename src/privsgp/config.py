@@ -19,6 +19,7 @@ from privsgp import graph
 from privsgp.algorithms import ALGORITHMS
 from privsgp.data.partitions import check as check_partition
 from privsgp.errors import Refused
+from privsgp.models.networks import NAMES as MODELS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -71,7 +72,7 @@ class Data(_Section):
 class Model(_Section):
     """What is learnt."""
 
-    name: str = "mlp"
+    name: Annotated[str, _one_of(MODELS)] = "mlp"
     hidden: Count | list[Count] = 64
     loss: Literal["cross-entropy", "binary", "mse"] = "cross-entropy"
 
@@ -151,7 +152,7 @@ class Engine(_Section):
 class Config(_Section):
     """A whole run."""
 
-    name: Annotated[str, Field(min_length=1, pattern=r"^[\w.-]+$")] = "run"
+    name: Annotated[str, Field(min_length=1, pattern=r"^\w[\w.-]*$")] = "run"
     seed: Annotated[int, Field(ge=0)] | None = None
     data: Data = Data()
     model: Model = Model()
@@ -235,13 +236,13 @@ def differences(old: Config, new: Config) -> list[str]:
 
 def _apply(values: dict[str, Any], change: str) -> None:
     key, equals, text = change.partition("=")
-    if not equals or not key:
+    *sections, last = key.strip().split(".")
+    if not equals or not all((*sections, last)):
         raise Refused(f"--set {change}", "write --set KEY=VALUE, for example --set algorithm.batch=32")
     try:
         value = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         value = text
-    *sections, last = key.strip().split(".")
     for section in sections:
         values = values.setdefault(section, {})
         if not isinstance(values, dict):
@@ -261,25 +262,30 @@ def _refusal(error: ValidationError) -> Refused:
 
 def _off_the_point(e: ErrorDetails) -> bool:
     """Where a key takes a number or a list, pydantic complains for both: keep what fits the value that was given."""
-    tried = "list" if e["type"] in ("list_type", "model_type") else "number"
-    optional = len(e["loc"]) > 2 and e["type"] in ("list_type", "model_type", "float_type", "int_type")
-    return optional and isinstance(e["input"], list | dict) == (tried == "number")
+    compound = e["type"] in ("list_type", "model_type")
+    optional = len(e["loc"]) > 2 and (compound or e["type"] in ("float_type", "int_type", "literal_error"))
+    return optional and isinstance(e["input"], list | dict) != compound
 
 
 def _told(e: ErrorDetails) -> tuple[str, str]:
     cause = e.get("ctx", {}).get("error")
     if isinstance(cause, Refused):
         return cause.what, cause.remedy
-    key = ".".join(str(part) for part in e["loc"] if str(part).isidentifier() or isinstance(part, int))
-    key = re.sub(r"\.(float|int|Schedule)(?=\.|$)", "", key)
     if e["type"] == "extra_forbidden":
-        return f"unknown key {key} = {e['input']!r}", _known_keys(key)
+        sections, last = _path(e["loc"][:-1]), str(e["loc"][-1])
+        return f"unknown key {'.'.join([*sections, last])} = {e['input']!r}", _known_keys(sections, last)
     message = e["msg"].removeprefix("Value error, ").replace("Input should", "it should")
-    return f"{key} = {e['input']!r}", message
+    message = re.sub("a valid dictionary or instance of .*", "a section with keys of its own", message)
+    return f"{'.'.join(_path(e['loc']))} = {e['input']!r}", message
 
 
-def _known_keys(key: str) -> str:
-    *sections, last = key.split(".")
+def _path(location: tuple[int | str, ...]) -> list[str]:
+    """Leave out pydantic's names of the types it tried: int, Schedule, list[constrained-float], …"""
+    tried = ("float", "int", "Schedule")
+    return [str(p) for p in location if isinstance(p, int) or (p.isidentifier() and p not in tried)]
+
+
+def _known_keys(sections: list[str], last: str) -> str:
     section: Any = Config
     for part in sections:
         section = Schedule if part == "step_size" else section.model_fields[part].annotation

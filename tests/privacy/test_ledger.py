@@ -193,12 +193,26 @@ def test_damage_is_found_and_named(path, damage, number):
     assert path.read_bytes() == damaged
 
 
-def test_a_well_chained_line_that_cannot_be_is_refused(path):
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ({"kind": "return", "first": 1, "count": 9, "attempt": 0}, "step 4, attempt 0 is not a reserved step"),
+        ({"kind": "return", "first": 0, "count": 1, "attempt": 0}, "step 0, attempt 0 is not a reserved step"),
+        ({"kind": "sent", "step": 9, "attempt": 0, "digest": DIGEST}, "step 9, attempt 0 was never reserved"),
+        ({"kind": "reserve", "first": 9, "count": 65, "attempt": 0}, "65 steps from step 9"),
+        ({"kind": "reserve", "first": 3, "count": 2, "attempt": 0}, "step 3, attempt 0 was reserved before"),
+        ({"kind": "reserve", "first": 3}, "no line of format 1 is a 'reserve' with these keys"),
+        ({"kind": "open", "format": 2}, "not of format 1"),
+        ({"kind": "open", "format": 1, "node": 3}, "missing .* 'run'"),
+    ],
+)
+def test_a_well_chained_line_that_cannot_be_is_refused(path, line, reason):
     """A program that writes nonsense chains it as neatly as sense."""
     with Ledger.open(path, HEADER) as ledger:
         ledger.reserve(0, 4)
-        ledger._write({"kind": "return", "first": 0, "count": 9, "attempt": 0})
-    with pytest.raises(Refused, match="line 3: step 4, attempt 0 is not a reserved step"):
+        ledger.sent(0, 0, DIGEST)
+        ledger._write(line)
+    with pytest.raises(Refused, match=f"line 4: .*{reason}"):
         read(path)
 
 

@@ -140,6 +140,8 @@ def test_secure_refuses_to_draw_twice():
     with pytest.raises(Refused, match="already used"):
         source.fill_normal(torch.empty(2, 4), [7, 7], 0)
     normals(source, 0, 4, 4, 1)
+    with pytest.raises(Refused, match="step 5, attempt 0"):
+        normals(source, 0, 5, 4)
     source.uniforms(0, 3, 4)
     with pytest.raises(Refused, match="coins of node 0, step 3"):
         source.uniforms(0, 3, 4)
@@ -191,6 +193,17 @@ def test_secret_noise_has_its_sigma_and_lies_on_a_public_grid():
         assert torch.equal(row, torch.round(row / grid) * grid)
         assert abs((row - mean).mean()) < WIDE * s / math.sqrt(len(row))
         assert row.std().item() == pytest.approx(s, rel=WIDE / math.sqrt(2 * len(row)) + 7e-4)
+
+
+def test_secret_noise_is_summed_in_double_precision(monkeypatch):
+    monkeypatch.setattr(Keyed, "secret", True)
+    g = torch.randn(2, 300_000)
+    expected = torch.empty_like(g, dtype=torch.float64)
+    Keyed(0).fill_normal(expected, [0, 1], 0)
+    expected = expected * 0.3 + g.double()
+    snap_(expected, [0.3, 0.3])
+    add_noise_(g, Keyed(0), [0, 1], 0, sigma=[0.3, 0.3])
+    assert torch.equal(g.double(), expected)
 
 
 def test_the_grid_hides_what_a_float_sum_shows():

@@ -85,7 +85,7 @@ class Payments:
         if not self.job.simulation:
             attempt = max(ledger.next_attempt(step) for step in range(first, first + count))
             return ledger.reserve(first, count, attempt), attempt
-        return ledger.take_up(first, count, attempt) or ledger.reserve(first, count, attempt), attempt
+        return ledger.paid(first, count, attempt) or ledger.reserve(first, count, attempt), attempt
 
     def _header(self, i: int) -> Header:
         p, job = self.job.protection, self.job

@@ -202,18 +202,10 @@ class Ledger:
         self._held.update((step, attempt) for step in range(first, first + granted))
         return granted
 
-    def take_up(self, first: int, count: int, attempt: int) -> int:
-        """In a simulation, hold again the steps from `first` on that an earlier process paid for; return how many.
-
-        Guarantee: none is needed where noise is keyed by a public seed. The same attempt draws the same noise, so what
-        goes out is the same message, byte for byte, and no new release. Refused without a seed, where noise differs.
-        """
-        if not self.segment.header.simulation:
-            raise Refused(f"{self.path}: taking up paid steps without a seed", "reserve them at their next attempt")
+    def paid(self, first: int, count: int, attempt: int) -> int:
+        """Return how many steps from `first` on are paid for at this attempt, whether they were sent or not."""
         paid = 0
         while paid < count and self.next_attempt(first + paid) == attempt + 1:
-            if self.segment.sent_at(first + paid) != attempt:
-                self._held.add((first + paid, attempt))
             paid += 1
         return paid
 

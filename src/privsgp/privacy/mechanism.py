@@ -103,3 +103,63 @@ class Saga(Mechanism):
 @dataclass(frozen=True, kw_only=True)
 class Sag(Mechanism):
     """(1/J) Σ_j t_j + N(0, σ²) with the table already updated: PrivSGP-SAG."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Anchored(Mechanism):
+    """Anchors and differences in turn: SVRG, SPIDER and SRM.
+
+    The first release and every `period`-th after it (`None`: only the first) is an anchor, the mean of clipped
+    gradients over `anchor_batch` samples (`None`: all of them) with noise `anchor_noise · sigma`. Every other release is
+    (1/b) Σ_{j∈B} clip(g_j(z) − g_j(z'), C) + N(0, σ²) with C = `difference_clip` (`None`: 2G, no further clip) against
+    a point z' that is public. What has been released is all the state there is, so releases are counted one by one.
+    """
+
+    period: int | None = None
+    difference_clip: float | None = None
+    anchor_batch: float | None = None
+    anchor_noise: float = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.period is not None and self.period < 1:
+            raise Refused(f"period = {self.period}", "take at least 1, or leave it out for a single anchor")
+        if self.difference_clip is not None and not 0 < self.difference_clip < math.inf:
+            raise Refused(f"difference_clip = {self.difference_clip}", "take a norm above 0, or leave it out")
+        if self.anchor_batch is not None and not 0 < self.anchor_batch <= self.samples:
+            raise Refused(
+                f"anchor_batch = {self.anchor_batch:g} with samples = {self.samples}",
+                "take 0 < anchor_batch <= samples",
+            )
+        if not 0 < self.anchor_noise < math.inf:
+            raise Refused(f"anchor_noise = {self.anchor_noise}", "take a finite factor above 0")
+
+    @property
+    def anchor(self) -> SampledMean:
+        """An anchor, as the release it is."""
+        batch = self.samples if self.anchor_batch is None else self.anchor_batch
+        return self._mean(self.sigma * self.anchor_noise, self.clip, batch)
+
+    @property
+    def difference(self) -> SampledMean:
+        """A difference, as the release it is."""
+        return self._mean(self.sigma, min(self.difference_clip or math.inf, 2 * self.clip), self.batch)
+
+    def anchors(self, steps: int) -> int:
+        """Return how many of the first `steps` releases are anchors."""
+        return min(steps, 1) if self.period is None else -(-steps // self.period)
+
+    def _mean(self, sigma: float, clip: float, batch: float) -> SampledMean:
+        return SampledMean(
+            sigma=sigma, clip=clip, batch=batch, samples=self.samples, sampling=self.sampling, kappa=self.kappa
+        )
+
+
+def described(values: dict[str, Any]) -> Mechanism:
+    """Return the mechanism that `describe` wrote down."""
+    kinds: dict[str, type[Mechanism]] = {k.__name__: k for k in (Unprotected, SampledMean, Saga, Sag, Anchored)}
+    fields = {k: v for k, v in values.items() if k != "mechanism"}
+    kind = kinds.get(str(values.get("mechanism")))
+    if kind is None:
+        raise Refused(f"mechanism = {values.get('mechanism')!r}", f"known are {', '.join(kinds)}")
+    return kind(**fields | {"clip": math.inf if fields["clip"] is None else fields["clip"]})

@@ -2,9 +2,9 @@
 
 Both are ChaCha20 read as a random-access table of words: one key for each purpose ("noise", "coins") and one nonce for
 each (node, step, attempt), so that what a node draws never depends on which process it sits in or what else was drawn.
-ChaCha20 is also the fastest generator measured here: 50 rows of 50,890 float32 normals take 6.5 ms on one core, against
-20 ms for NumPy's SFC64, 22 ms for PCG64DXSM, 27 ms for Philox and 9 ms for torch (whose CPU seed keeps only 32 bits).
-`Secure` computes in float64 throughout: the same block takes 17 ms, and 24 ms with `add_noise_`'s sum and grid.
+ChaCha20 was also the fastest when measured: 50 rows of 50,890 float32 normals took 7 ms on one core, against 20 ms with
+NumPy's SFC64, 22 with PCG64DXSM, 27 with Philox, and 9 with torch (whose CPU seed keeps 32 bits). `Secure` computes in
+float64 throughout: 21 ms for the same block (17 on two cores), and 25 (20) with the sum and the grid of `add_noise_`.
 """
 
 from __future__ import annotations
@@ -236,17 +236,17 @@ def add_noise_(
 def snap_(y: torch.Tensor, sigma: Sequence[float]) -> None:
     """Round each row of the noised `y` [m, d] to a public grid of spacing 2^(round(log₂ σ_r) − 4), in place.
 
-    Why: the floats reachable as g + σN differ from one g to the next (Mironov 2012), and pairs of Box–Muller outputs
-    can be inverted (Holohan and Braghin 2021). A grid cell holds about 2⁴⁸ float64 noise values whatever g is, so every
-    cell near the mean is reachable from every g, and the bits those attacks read are gone.
+    Why: the floats reachable as g + σN differ from one g to the next (Mironov 2012), and a sampler's own outputs can be
+    recognised by their low bits (Holohan and Braghin 2021). A grid cell holds about 2⁴⁸ float64 noise values whatever g
+    is: every cell near the mean is reachable from every g, and the bits those attacks read are gone.
 
     Guarantee: in exact arithmetic this is post-processing and costs no privacy. In float64 a coordinate falls into
     another cell than in exact arithmetic only if it lies within its rounding error, a few 2⁻⁵³ (|g| + |σN|), of a
-    cell's edge: about 1e-14 per coordinate, so some 1e-7 in total variation over 3·10⁷ coordinates (50,890 weights,
-    575 steps).
+    cell's edge: for |g| up to σ about once in 10¹⁴ coordinates, so with a probability of some 4e-7 in a whole run
+    (50,890 weights, 575 steps).
 
-    Assumes: `y` was summed in float64; in float32 that figure is 10⁹ times larger and nothing is left of it. The error
-    is an estimate, not added to δ: there is no proof to δ's last bit, and no claim about timing.
+    Assumes: `y` was summed in float64; in float32 that figure is 5·10⁸ times larger, and nothing is left of it. The
+    error is an estimate and not added to δ: there is no proof to δ's last bit, and no claim about timing.
     """
     for row, s in zip(y, sigma, strict=True):
         if s > 0:

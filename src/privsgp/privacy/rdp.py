@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 ORDERS = np.array([*range(2, 33), *(2**n * m for n in range(3, 13) for m in (5, 6, 7, 8))], dtype=np.float64)
-_FINE = np.unique(np.concatenate((1 + np.geomspace(1e-3, 1, 40), np.linspace(2, 32, 241), np.geomspace(32, 2**15, 120))))
+_FINE = np.unique(
+    np.concatenate((1 + np.geomspace(1e-3, 1, 40), np.linspace(2, 32, 241), np.geomspace(32, 2**15, 120)))
+)
 _PIECES = 16  # of either half of SAGA's path
 _POINTS = 1201  # of a quadrature
 

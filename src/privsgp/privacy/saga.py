@@ -84,7 +84,7 @@ class Geometry:
         length = math.sqrt(shape.c2)
         along = shape.uc / length if length else 0.0
         # A little more across is pessimistic, and keeps the Gaussian across from degenerating for parallel u and c.
-        across = max(shape.u2 - along**2, 0.0) + 1e-10 * (shape.u2 + shape.c2 / self.rate**2)
+        across = max(shape.u2 - along**2, 0.0) + 1e-10 * shape.u2
         odds = (1 - self.rate) / self.rate
         return self.shift * (along - length), self.shift * (along + odds * length), self.shift * math.sqrt(across)
 

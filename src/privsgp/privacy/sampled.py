@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-from dp_accounting.pld.privacy_loss_mechanism import AdjacencyType, GaussianPrivacyLoss
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -27,16 +26,19 @@ class Sampled:
 
     def forward(self, epsilon: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return H_ε(P‖Q), the sample being present in P."""
-        return self._divergence(AdjacencyType.REPLACE if self.replace else AdjacencyType.REMOVE, epsilon)
+        return self._divergence("REPLACE" if self.replace else "REMOVE", epsilon)
 
     def backward(self, epsilon: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return H_ε(Q‖P)."""
-        return self._divergence(AdjacencyType.REPLACE if self.replace else AdjacencyType.ADD, epsilon)
+        return self._divergence("REPLACE" if self.replace else "ADD", epsilon)
 
     def outline(self, epsilon: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return the larger of both."""
         return np.maximum(self.forward(epsilon), self.backward(epsilon))
 
-    def _divergence(self, adjacency: AdjacencyType, epsilon: NDArray[np.float64]) -> NDArray[np.float64]:
-        loss = GaussianPrivacyLoss(1.0, sensitivity=self.mu, sampling_prob=self.rate, adjacency_type=adjacency)
+    def _divergence(self, adjacency: str, epsilon: NDArray[np.float64]) -> NDArray[np.float64]:
+        from dp_accounting.pld.privacy_loss_mechanism import AdjacencyType, GaussianPrivacyLoss  # a second to import
+
+        kind = AdjacencyType(adjacency)
+        loss = GaussianPrivacyLoss(1.0, sensitivity=self.mu, sampling_prob=self.rate, adjacency_type=kind)
         return np.asarray(loss.get_delta_for_epsilon(epsilon), dtype=np.float64)

@@ -1,0 +1,85 @@
+"""σ from ε: the smallest noise whose certified ε does not exceed a budget.
+
+The certified ε falls with σ, nearly as a power of it, so a search that is linear in the logarithms needs a handful of
+certified values. The σ returned is one of those values: it is never extrapolated.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from privsgp.errors import Refused
+from privsgp.privacy import accountant
+from privsgp.privacy.curve import Gaussian, bisect
+from privsgp.privacy.mechanism import Unprotected
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from privsgp.privacy.mechanism import Mechanism, Relation
+
+WITHIN = math.log(1.004)  # the σ returned exceeds the smallest one by at most this much
+
+Point = tuple[float, float]  # ln σ, and ln(certified ε / budget) there
+
+
+def sigma(mechanism: Mechanism, steps: int, epsilon: float, delta: float, relation: Relation = "zero-out") -> float:
+    """Return the smallest σ, within 0.5 %, whose certified ε is at most `epsilon`; `mechanism.sigma` is not looked at.
+
+    Guarantee: `accountant.epsilon` of the mechanism with this σ is at most `epsilon`.
+    Assumes: as `accountant.epsilon`.
+    """
+    _check(mechanism, epsilon)
+    if not accountant.check(steps, delta, relation):
+        return 0.0
+
+    def excess(log_sigma: float) -> Point:
+        noisy = mechanism.with_sigma(math.exp(log_sigma))
+        found = accountant.epsilon(noisy, steps, delta, relation).epsilon
+        return log_sigma, math.log(max(found / epsilon, 1e-300))
+
+    lower, upper = _surround(excess, _guess(mechanism, steps, epsilon, delta))
+    while (width := upper[0] - lower[0]) > WITHIN:
+        point = excess(_between(lower, upper))
+        lower, upper = (lower, point) if point[1] <= 0 else (point, upper)
+        if upper[0] - lower[0] > max(width / 2, WITHIN):
+            point = excess((lower[0] + upper[0]) / 2)
+            lower, upper = (lower, point) if point[1] <= 0 else (point, upper)
+    return math.exp(upper[0])
+
+
+def _check(mechanism: Mechanism, epsilon: float) -> None:
+    if not 0 < epsilon < math.inf:
+        raise Refused(f"epsilon = {epsilon}", "take a finite budget above 0")
+    if isinstance(mechanism, Unprotected) or math.isinf(mechanism.clip):
+        raise Refused(
+            f"clip = {mechanism.clip}", "a budget needs clipped gradients: take a finite clip and a private method"
+        )
+
+
+def _guess(mechanism: Mechanism, steps: int, epsilon: float, delta: float) -> float:
+    """Return ln σ for a Gaussian with the mean shift G/J, what sampled releases tend to when there are many of them."""
+    mu = 1 / bisect(lambda inverse: Gaussian(1 / inverse).epsilon(delta) <= epsilon, 1e9, 1e-9)
+    return math.log(math.sqrt(steps) * mechanism.radius / (mechanism.samples * mu))
+
+
+def _surround(excess: Callable[[float], Point], start: float) -> tuple[Point, Point]:
+    """Return two points, the first with too little noise, the second with enough."""
+    point = excess(start)
+    upwards = point[1] > 0
+    step = min(abs(point[1]), 1.0) + 0.02
+    while True:
+        other = excess(point[0] + (step if upwards else -step))
+        if (other[1] > 0) != upwards:
+            return (point, other) if upwards else (other, point)
+        point, step = other, 2 * step
+
+
+def _between(lower: Point, upper: Point) -> float:
+    """Return where to look next: a little above where the chord crosses 0, or as far below `upper` as ends the search."""
+    if not math.isfinite(lower[1]):
+        return (lower[0] + upper[0]) / 2
+    crossing = lower[0] + (upper[0] - lower[0]) * lower[1] / (lower[1] - upper[1])
+    near = crossing + WITHIN / 4
+    return near if near < upper[0] - WITHIN / 4 else max(upper[0] - 0.99 * WITHIN, (lower[0] + crossing) / 2)
