@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 export MPLBACKEND := Agg
 
-.PHONY: setup demo test lint clean
+.PHONY: setup demo test test-faults audit lint clean
 
 setup: .venv/.ready
 
@@ -14,6 +14,11 @@ setup: .venv/.ready
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	touch $@
+
+# A simulation with a seed: its folder can be made again.
+demo: .venv/.ready
+	rm -rf runs/digits-16
+	$(BIN)/privsgp train examples/digits.toml --out runs/digits-16
 
 test: .venv/.ready
 	$(BIN)/python -m pytest

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from privsgp.errors import Refused
-from privsgp.report.terminal import bar, err, out, show, show_summary
+from privsgp.report.terminal import bar, err, out, show, show_statements, show_summary
 
 if TYPE_CHECKING:
     from privsgp.privacy.mechanism import Mechanism
@@ -55,6 +55,9 @@ def train(
     folder: Annotated[Path | None, typer.Option("--out", help="Run folder; default runs/<name>.")] = None,
     data_dir: Annotated[Path | None, typer.Option(help="Where MNIST, CIFAR-10, a9a lie (or PRIVSGP_DATA).")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue from the last checkpoint.")] = False,
+    ledger: Annotated[
+        Path | None, typer.Option(help="Ledger folder of an earlier run on this data, to go on spending its budget.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Train a model over a network of nodes, each with its own privacy budget."""
@@ -66,7 +69,8 @@ def train(
         err.print(f"note: {note}", soft_wrap=True)
     problem = training.load_problem(settings, data_dir)
     with bar(settings.algorithm.steps) as watch:
-        result = training.run(settings, problem, folder or Path("runs") / settings.name, resume=resume, watch=watch)
+        place = folder or Path("runs") / settings.name
+        result = training.run(settings, problem, place, resume=resume, ledgers=ledger, watch=watch)
     if as_json:
         typer.echo(json.dumps(result.summary))
     else:
@@ -179,6 +183,21 @@ def calibrate(
     if accountant == "published":
         answer |= {"epsilon": epsilon, "certified_epsilon": _finite(spent.epsilon), "c2": c2}
     _answer(answer, spent.assumptions, as_json=as_json)
+
+
+@app.command()
+def ledger(
+    place: Annotated[Path, typer.Argument(help="A run folder, a ledger folder, or one ledger file.")],
+    as_json: Json = False,
+) -> None:
+    """Check the ledgers of a run and recompute from them what each node has spent."""
+    from privsgp.privacy.statement import statements
+
+    found = statements(place)
+    if as_json:
+        typer.echo(json.dumps([statement.to_json() for statement in found]))
+    else:
+        show_statements(found)
 
 
 def _mechanism(

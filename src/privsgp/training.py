@@ -14,18 +14,20 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from privsgp import __version__, data, graph, models
 from privsgp import config as configs
 from privsgp.algorithms import ALGORITHMS, Settings
 from privsgp.config import Config, Schedule
-from privsgp.engine.folder import Folder, read_metrics, replace, write, write_json
+from privsgp.engine.folder import Folder, read_metrics, write, write_json, write_tensors
 from privsgp.engine.job import Job, Learning, Protection, kappa, public_seed
 from privsgp.engine.loop import Outcome, Training
 from privsgp.errors import Refused
 from privsgp.gradient import Layout
-from privsgp.privacy import accountant, calibration, published
+from privsgp.privacy import ledger
+from privsgp.privacy.counting import After, Certified, Published
+from privsgp.privacy.filter import Filter
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -35,9 +37,12 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from privsgp.engine.loop import Watcher
+    from privsgp.privacy.counting import Count
+    from privsgp.privacy.ledger import Segment
     from privsgp.privacy.mechanism import Mechanism
 
 SUMMARY_VERSION = 1
+MODEL_VERSION = 1
 
 
 @dataclass(frozen=True)
@@ -95,11 +100,11 @@ def split(config: Config, dataset: data.Dataset) -> list[NDArray[np.int64]]:
     return data.partition(d.partition, dataset.y, d.nodes, rng=rng, alpha=d.alpha, sizes=d.sizes)
 
 
-def prepare(config: Config, problem: Problem) -> Job:
+def prepare(config: Config, problem: Problem, earlier: Sequence[Sequence[Segment]] = ()) -> Job:
     """Decide everything: σ_i from budgets, the graph, the device. What is impossible is refused here."""
     network = make_graph(config)
     device, dtype = _device(config.engine.device), getattr(torch, config.engine.dtype)
-    protection = protect(config, [len(rows) for rows in problem.parts], kappa(dtype, device))
+    protection = protect(config, [len(rows) for rows in problem.parts], kappa(dtype, device), earlier)
     steps = config.algorithm.steps
     return Job(
         name=config.name,
@@ -148,8 +153,13 @@ def _scheduled(s: Schedule, steps: int, k: int) -> float:
     return s.end + (s.start - s.end) * left
 
 
-def protect(config: Config, samples: Sequence[int], slack: float) -> Protection:
-    """Give every node its mechanism: σ_i from its own J_i, b_i and budget, or as fixed by hand."""
+def protect(
+    config: Config, samples: Sequence[int], slack: float, earlier: Sequence[Sequence[Segment]] = ()
+) -> Protection:
+    """Give every node its mechanism: σ_i from its own J_i, b_i and budget, or as fixed by hand.
+
+    Where earlier runs have spent from the same budget, a Rényi filter counts them and this one together.
+    """
     algorithm, p, n = ALGORITHMS[config.algorithm.name], config.privacy, len(samples)
     deltas = _per_node(p.delta, n)
     budgets = _per_node(p.epsilon if algorithm.private else None, n)
@@ -158,24 +168,32 @@ def protect(config: Config, samples: Sequence[int], slack: float) -> Protection:
     allowance = steps + math.ceil(p.spare * steps) if budgets[0] is not None else None
     batches = batch_sizes(config, samples)
     mechanisms: list[Mechanism] = []
+    counts = [_count(config, budgets[i], deltas[i], earlier[i] if earlier else ()) for i in range(n)]
     for i in range(n):
         bare = algorithm.mechanism(settings(config), sigma=sigmas[i], batch=batches[i], samples=samples[i], kappa=slack)
         budget = budgets[i]
         if budget is not None:
-            bare = bare.with_sigma(_calibrated(config, bare, budget, deltas[i], allowance or steps))
+            bare = bare.with_sigma(counts[i].sigma(bare, allowance or steps, budget, deltas[i]))
         mechanisms.append(bare)
 
     def epsilon(node: int, releases: int) -> float:
-        return accountant.epsilon(mechanisms[node], releases, deltas[node], p.relation).epsilon
+        return counts[node].epsilon(mechanisms[node], releases, deltas[node])
 
     return Protection(mechanisms, budgets, deltas, p.relation, p.accountant, allowance, epsilon)
 
 
-def _calibrated(config: Config, mechanism: Mechanism, epsilon: float, delta: float, releases: int) -> float:
+def _count(config: Config, budget: float | None, delta: float, earlier: Sequence[Segment]) -> Count:
     p = config.privacy
+    if not any(segment.charged for segment in earlier):
+        if p.accountant == "published":
+            return Published(p.relation, config.algorithm.steps, p.c2)
+        return Certified(p.relation)
     if p.accountant == "published":
-        return published.sigma(mechanism, config.algorithm.steps, epsilon, delta, c2=p.c2)
-    return calibration.sigma(mechanism, releases, epsilon, delta, p.relation)
+        raise Refused("privacy.accountant = 'published' with --ledger", "several runs are counted by 'certified' alone")
+    if budget is None:
+        raise Refused("--ledger without privacy.epsilon", "name the (ε, δ) that all runs on this data must share")
+    shared = Filter(budget, delta)
+    return After(shared, shared.spent(earlier), p.relation)
 
 
 def batch_sizes(config: Config, samples: Sequence[int]) -> list[float]:
@@ -210,7 +228,8 @@ def _device(name: str) -> torch.device:
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
-        torch.empty(0, device=name)
+        if torch.empty(0, device=name).device.type not in ("cpu", "cuda"):
+            raise Refused(f"engine.device = {name!r}", "take 'auto', 'cpu' or 'cuda' where there is one")
     except (RuntimeError, AssertionError) as error:
         raise Refused(
             f"engine.device = {name!r}: {error}", "take 'auto', 'cpu' or 'cuda' where there is one"
@@ -225,21 +244,40 @@ def _checkpoint_every(seed: int | None, steps: int, allowance: int | None) -> in
     return max(1, min(64, (allowance - steps) // 2))
 
 
-def run(config: Config, problem: Problem, out: Path, *, resume: bool = False, watch: Watcher | None = None) -> Result:
-    """Train, and leave a complete run folder behind. On a finished run `resume` changes nothing."""
+def run(
+    config: Config,
+    problem: Problem,
+    out: Path,
+    *,
+    resume: bool = False,
+    ledgers: Path | None = None,
+    watch: Watcher | None = None,
+) -> Result:
+    """Train, and leave a complete run folder behind. On a finished run `resume` changes nothing.
+
+    `ledgers` is the ledger folder of an earlier run on the same data: its budget is what this run may go on spending.
+    """
     folder = Folder(out)
     folder.refuse_unless_writable()
+    if _finished(folder, config, resume=resume):
+        return load_result(folder, problem.model)
+    job = prepare(config, problem, earlier_runs(folder, ledgers, config.data.nodes))
+    training = Training(job, folder, watch)
     with folder.locked():
-        finished = _already(folder, config, resume=resume)
-        if finished:
-            return load_result(folder, problem.model)
-        job = prepare(config, problem)
-        training = Training(job, folder, watch)
         folder.prepare()
-        folder.identify(versions())
+        folder.identify(versions(), ledgers)
         write(folder.config, config.toml())
         outcome = training.run()
         return _finish(job, folder, outcome)
+
+
+def earlier_runs(folder: Folder, ledgers: Path | None, nodes: int) -> list[list[Segment]]:
+    """Return what other runs have already spent of each node's budget, by the ledgers this run continues."""
+    where = ledgers or folder.ledgers
+    if where is None:
+        return [[] for _ in range(nodes)]
+    found = [ledger.read(where / f"node-{i}.jsonl") for i in range(nodes)]
+    return [[segment for segment in segments if segment.header.run != folder.run] for segments in found]
 
 
 def versions() -> dict[str, str]:
@@ -247,7 +285,7 @@ def versions() -> dict[str, str]:
     return {"privsgp": __version__, "python": platform.python_version(), "torch": torch.__version__}
 
 
-def _already(folder: Folder, config: Config, *, resume: bool) -> bool:
+def _finished(folder: Folder, config: Config, *, resume: bool) -> bool:
     """Tell whether the run is finished; refuse a folder that belongs to another one."""
     if not folder.config.exists():
         return False
@@ -273,7 +311,8 @@ def _finish(job: Job, folder: Folder, outcome: Outcome) -> Result:
 
 def _save_model(path: Path, layout: Layout, x: Tensor) -> None:
     tensors = {name: value.contiguous().cpu() for name, value in layout.views(x).items()}
-    replace(path, lambda temporary: save_file(tensors, temporary, {"format": "pt", "privsgp": str(SUMMARY_VERSION)}))
+    # One entry: safetensors writes several in any order, and the same model is to be the same bytes.
+    write_tensors(path, tensors, {"privsgp": f"model {MODEL_VERSION}"})
 
 
 def _summary(job: Job, outcome: Outcome) -> dict[str, Any]:
@@ -296,7 +335,7 @@ def _summary(job: Job, outcome: Outcome) -> dict[str, Any]:
         "consensus_error": last["consensus_error"],
         "epsilon_spent": spent and [_finite(e) for e in spent],
         "epsilon_budget": list(p.budgets) if private and p.budgets[0] is not None else None,
-        "epsilon_nominal": list(p.budgets) if p.accountant == "published" else None,
+        "epsilon_nominal": list(p.budgets) if private and p.accountant == "published" else None,
         "delta": list(p.deltas) if private else None,
         "sigma": [m.sigma for m in p.mechanisms],
         "samples": [m.samples for m in p.mechanisms],

@@ -7,10 +7,9 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 
 from privsgp.algorithms import State
-from privsgp.engine.folder import replace
+from privsgp.engine.folder import write_tensors
 from privsgp.errors import Refused
 
 if TYPE_CHECKING:
@@ -37,7 +36,7 @@ def save(path: Path, progress: Progress, s: State, memory: dict[str, Tensor]) ->
     tensors = {"x": s.x, "w": s.w} | {f"memory.{name}": value for name, value in memory.items()}
     tensors = {name: value.contiguous() for name, value in tensors.items()}
     metadata = {"format": "privsgp-checkpoint", "version": str(VERSION), "progress": json.dumps(asdict(progress))}
-    replace(path, lambda temporary: save_file(tensors, temporary, metadata))
+    write_tensors(path, tensors, metadata)
 
 
 def read_progress(path: Path) -> Progress:

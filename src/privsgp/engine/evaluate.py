@@ -45,6 +45,6 @@ class Evaluator:
         parameters = self.layout.views(x)
         total = torch.zeros((), dtype=torch.float64, device=x.device)
         with torch.no_grad():
-            for a, b in zip(inputs.split(_CHUNK), targets.split(_CHUNK), strict=True):
+            for a, b in zip(torch.split(inputs, _CHUNK), torch.split(targets, _CHUNK), strict=True):
                 total += function(functional_call(self.model, parameters, (a,)), b).double().sum()
         return float(total / len(inputs))

@@ -16,13 +16,18 @@ import os
 import sys
 import time
 import uuid
+from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
+
+from safetensors import SafetensorError
+from safetensors.torch import save_file
 
 from privsgp.errors import Refused
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
+
+    from torch import Tensor
 
 METRICS_VERSION = 1
 
@@ -63,9 +68,15 @@ class Folder:
         """Node i's own model z_i."""
         return self.path / "nodes" / f"{i}.safetensors"
 
+    @property
+    def ledgers(self) -> Path | None:
+        """Where an older run's ledgers lie whose budget this run goes on spending; None when it has its own."""
+        where = self._identity().get("ledgers")
+        return None if where is None else Path(where)
+
     def ledger(self, i: int) -> Path:
         """Node i's ledger."""
-        return self.path / "ledger" / f"node-{i}.jsonl"
+        return (self.ledgers or self.path / "ledger") / f"node-{i}.jsonl"
 
     def refuse_unless_writable(self) -> None:
         """Refuse early a place where no folder can be made."""
@@ -81,7 +92,7 @@ class Folder:
         """Create the folder where needed and hold its lock."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            lock = (self.path / ".lock").open("w")
+            lock = (self.path / ".lock").open("a")
         except OSError as error:
             raise Refused(
                 f"cannot write to the run folder {self.path}: {error.strerror}", "choose another one with --out"
@@ -96,22 +107,31 @@ class Folder:
             yield self
 
     def prepare(self) -> None:
-        """Make the sub-folders; `private/` is for its owner alone."""
+        """Make the sub-folders, `private/` for its owner alone, and clear away what a killed process half wrote."""
         for name in ("nodes", "ledger", "private"):
             (self.path / name).mkdir(exist_ok=True)
         (self.path / "private").chmod(0o700)
+        for folder in (self.path, self.path / "nodes", self.path / "private"):
+            for stray in folder.glob(".*tmp*"):
+                stray.unlink()
 
     @property
-    def run(self) -> str:
+    def run(self) -> str | None:
         """The run's own number; a resumed run keeps it."""
-        return str(json.loads((self.path / "run.json").read_text())["run"])
+        return self._identity().get("run")
 
-    def identify(self, versions: dict[str, str]) -> None:
-        """Give the run a number, once, and note what it was made with and how it was started."""
+    def _identity(self) -> dict[str, Any]:
+        path = self.path / "run.json"
+        identity: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+        return identity
+
+    def identify(self, versions: dict[str, str], ledgers: Path | None) -> None:
+        """Give the run a number, once, and note what it was made with, how it was started and where it pays."""
         if not (self.path / "run.json").exists():
             started = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
             identity = {"format": "privsgp-run", "version": 1, "run": uuid.uuid4().hex, "started": started}
-            write_json(self.path / "run.json", identity | {"versions": versions, "command": sys.argv})
+            paid = {"ledgers": None if ledgers is None else str(ledgers.resolve())}
+            write_json(self.path / "run.json", identity | paid | {"versions": versions, "command": sys.argv})
 
     def append_metrics(self, row: dict[str, Any]) -> None:
         """Add one evaluation."""
@@ -144,6 +164,18 @@ def write(path: Path, text: str) -> None:
 def write_json(path: Path, value: dict[str, Any]) -> None:
     """Write JSON whole or not at all; what is not a finite number must already be None."""
     write(path, json.dumps(value, indent=2, allow_nan=False) + "\n")
+
+
+def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
+    """Write safetensors whole or not at all."""
+
+    def save(temporary: Path) -> None:
+        try:
+            save_file(tensors, temporary, metadata)
+        except SafetensorError as error:  # what safetensors makes of a full disk
+            raise OSError(f"{path}: {error}") from error
+
+    replace(path, save)
 
 
 def replace(path: Path, save: Callable[[Path], object]) -> None:

@@ -75,11 +75,13 @@ class Training:
         k, spent = self._begin()
         rows = self.folder.start_metrics(simulation=job.simulation, up_to=k)
         with self._interruptible(), self.payments:
+            self.attempt = max(self.attempt, self.payments.attempt(k))
             while k < job.steps and self.payments.granted(k, self.attempt):
                 try:
                     self.state = self.algorithm.step(k, self.state)
                 except ReplayDiffers:
                     k, _ = self._begin(fresh_noise=True)
+                    rows = self.folder.start_metrics(simulation=job.simulation, up_to=k)
                     self.payments.rewind()
                     continue
                 k += 1

@@ -49,7 +49,9 @@ class Payments:
         """Tell whether step k is paid for by every node, paying where it is not; False when a budget is spent."""
         if not self.ledgers or k < self._until:
             return True
-        count = min(self._ahead, self.job.steps - k)
+        count = min(self._ahead, self.job.steps - k, *self._left())
+        if not count or any(ledger.segment.closed for ledger in self.ledgers):
+            return False
         paid = together(self.ledgers, lambda ledger: self._pay(ledger, k, count, attempt))
         self._attempts = [at for _, at in paid]
         self._until = k + min(steps for steps, _ in paid)
@@ -63,6 +65,10 @@ class Payments:
                 ledger.sent(k, attempt, digest)
             elif ledger.digest_of(k) != digest:
                 raise ReplayDiffers
+
+    def attempt(self, k: int) -> int:
+        """Return at which attempt a simulation goes on from step k: a killed process may have begun a new one there."""
+        return max([ledger.next_attempt(k) - 1 for ledger in self.ledgers if self.job.simulation], default=0)
 
     def rewind(self) -> None:
         """Forget what was paid ahead, because the run goes back to its checkpoint with fresh noise."""
@@ -80,6 +86,14 @@ class Payments:
             return MOST_AHEAD
         return max(1, min(MOST_AHEAD, (allowance - self.job.steps) // 2))
 
+    def _left(self) -> list[int]:
+        """Return what each budget still pays for, so that no node pays for steps that another cannot take.
+
+        A simulation may go on for nothing, over steps that are paid for already.
+        """
+        budgets = [] if self.job.simulation else [ledger.segment.left for ledger in self.ledgers]
+        return [left for left in budgets if left is not None]
+
     def _pay(self, ledger: Ledger, first: int, count: int, attempt: int) -> tuple[int, int]:
         """Return how many steps from `first` on are paid for, and at which attempt."""
         if not self.job.simulation:
@@ -92,7 +106,7 @@ class Payments:
         epsilon = p.budgets[i]
         return Header(
             node=i,
-            run=self.folder.run,
+            run=self.folder.run or "",
             mechanism=p.mechanisms[i].describe(),
             budget=None if epsilon is None else {"epsilon": epsilon, "delta": p.deltas[i]},
             relation=p.relation,
@@ -104,4 +118,4 @@ class Payments:
 
 def _digest(message: Tensor) -> str:
     """Return the SHA-256 of a message; on a GPU the bytes never come to the host, and none is noted."""
-    return hashlib.sha256(memoryview(message.numpy())).hexdigest() if message.device.type == "cpu" else ""
+    return hashlib.sha256(message.numpy().data).hexdigest() if message.device.type == "cpu" else ""

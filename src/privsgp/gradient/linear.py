@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from privsgp.gradient.per_sample import Outer, PerSample, product
+from privsgp.gradient.per_sample import Outer, PerSample
+from privsgp.gradient.product import Forward
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -35,7 +36,7 @@ class _StackedLinear(nn.Module):
     def forward(self, a: Tensor) -> Tensor:
         a = a.reshape(self.weights.shape[0], -1, *a.shape[1:])
         bias = None if self.biases is None else self.biases[:, None]
-        out = product(a, self.weights.transpose(1, 2), bias)
+        out: Tensor = Forward.apply(a, self.weights, bias)
         if not out.requires_grad:
             out.requires_grad_()
         self.calls.append((a, out))

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 from torch import Tensor
 
+from privsgp.gradient.product import product
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -116,18 +118,18 @@ class PerSample:
 
     def norm(self) -> Tensor:
         """Return ‖g_j‖ over all layers, [m, b], in float64 (float32 squares overflow at 1.8e19)."""
-        return sum_squares(self.pieces).sqrt()
+        return norm(self.pieces)
 
     def clip_(self, radius: float, mask: Tensor) -> None:
         """Scale every gradient into the ball of `radius`; samples outside `mask` count as 0.
 
         Guarantee: afterwards ‖g_j‖ ≤ radius (1 + κ) for every sample, with κ = 1e-6 in float32 and less in float64.
-        The map is total: a gradient that is not finite becomes 0, so that no overflow can mark a sample.
+        The map is total: a gradient that is not finite, or too long to be scaled that exactly (`squared_norm`),
+        becomes 0, so that no overflow can mark a sample.
+
+        Assumes: the data are finite. (An input that is the data is not zeroed along with δ: 0 · inf would be NaN.)
         """
-        norm = self.norm()
-        factor = (radius / norm).clamp(max=1).where(mask & norm.isfinite(), 0.0)
-        for piece in self.pieces:
-            piece.scale_(factor)
+        clip_pieces_(self.pieces, radius, mask)
 
     def sum(self) -> Tensor:
         """Return Σ_j g_j for each model, [m, d]."""
@@ -138,12 +140,21 @@ class PerSample:
         return torch.cat([p.dense() for p in self.pieces], -1)
 
 
-def sum_squares(pieces: Sequence[Piece]) -> Tensor:
-    """Return the squared norm over all pieces, [m, b], in float64."""
+def norm(pieces: Sequence[Piece]) -> Tensor:
+    """Return the norm over all pieces, [m, b], in float64."""
     total = pieces[0].squared_norm()
     for piece in pieces[1:]:
         total = total + piece.squared_norm()
-    return total
+    return total.sqrt()
+
+
+def clip_pieces_(pieces: Sequence[Piece], radius: float, mask: Tensor | None = None) -> None:
+    """Scale every sample's pieces, by one factor, into the ball of `radius`; see `PerSample.clip_`."""
+    length = norm(pieces)
+    kept = length.isfinite() if mask is None else length.isfinite() & mask
+    factor = (radius / length).clamp(max=1).where(kept, 0.0)
+    for piece in pieces:
+        piece.scale_(factor)
 
 
 def sum_pieces(pieces: Sequence[Piece]) -> Tensor:
@@ -158,24 +169,16 @@ def sum_pieces(pieces: Sequence[Piece]) -> Tensor:
 
 
 def squared_norm(v: Tensor) -> Tensor:
-    """Return Σ v² over the last axis in float64, whatever v is stored in."""
+    """Return Σ v² over the last axis in float64, whatever v is stored in.
+
+    A vector longer than ∛max of its precision (7e12 in float32) counts as infinite: to clip what it is a factor of
+    could take numbers below the smallest normal one, whose rounding is no longer small beside κ.
+    """
     norm: Tensor = torch.linalg.vector_norm(v, dim=-1, dtype=torch.float64)
-    return norm.square()
+    return norm.square().where(norm <= torch.finfo(v.dtype).max ** (1 / 3), torch.inf)
 
 
 def scaled(v: Tensor, factor: Tensor) -> Tensor:
     """Return factor · v per sample, with 0 · anything = 0."""
     f = factor[..., None]
     return torch.where(f == 0, 0, v * f.to(v.dtype))
-
-
-def product(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Return a @ b (+ bias) for stacks of matrices, each with the same bits however many are in the stack.
-
-    A stack of one takes another kernel than a stack of several, with another order of summation; nodes must not notice
-    how they are laid out over processes, so a lone matrix is computed as two.
-    """
-    if a.shape[0] == 1 and a.device.type == "cpu":
-        pair = product(a.expand(2, -1, -1), b.expand(2, -1, -1), None if bias is None else bias.expand(2, -1, -1))
-        return pair[:1]
-    return torch.bmm(a, b) if bias is None else torch.baddbmm(bias, a, b)

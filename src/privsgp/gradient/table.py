@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from privsgp.errors import Refused
-from privsgp.gradient.per_sample import Outer, PerSample, Piece, Plain, sum_pieces, sum_squares
+from privsgp.gradient.per_sample import Outer, PerSample, Piece, Plain, clip_pieces_, sum_pieces
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -117,13 +117,9 @@ class Table:
     def _towards(self, old: Sequence[Piece], new: Sequence[Piece], C: float) -> list[Piece]:
         """Return t_j + clip(g_j − t_j, C), put back into the ball of radius G should rounding have left it."""
         c = [_minus(n, o) for n, o in zip(new, old, strict=True)]
-        shorter = (C / sum_squares(c).sqrt()).clamp(max=1)
-        for piece in c:
-            piece.scale_(shorter)
+        clip_pieces_(c, C)
         moved = [_plus(o, d) for o, d in zip(old, c, strict=True)]
-        inside = (self.clip / sum_squares(moved).sqrt()).clamp(max=1)
-        for piece in moved:
-            piece.scale_(inside)
+        clip_pieces_(moved, self.clip)
         return moved
 
     def arrays(self) -> dict[str, Tensor]:

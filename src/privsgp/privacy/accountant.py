@@ -178,7 +178,8 @@ def _floor(run: _Run, delta: float) -> float:
             floor = Gaussian(math.sqrt(count) * release.shift).epsilon(delta)
             if release.reach >= 1:
                 plain = Sampled(release.rate, release.shift / release.rate)
-                floor = max(floor, min(_composed(_Run(((plain, count),), grouped=False)).epsilon(delta), 1e300))
+                other = _composed(_Run(((plain, count),), grouped=False)).epsilon(delta)
+                floor = max(floor, other if math.isfinite(other) else 0.0)
     return floor
 
 
@@ -222,7 +223,7 @@ def _run(mechanism: Mechanism, steps: int, relation: Relation) -> _Run | None:
     if mechanism.sigma == 0:
         return None
     grouped = isinstance(mechanism, Saga) and relation == "replace-one" and _amplified(mechanism)
-    parts = releases(mechanism, steps, relation == "replace-one" and not grouped)
+    parts = releases(mechanism, steps, replace=relation == "replace-one" and not grouped)
     counted = tuple((_within_reason(release), count) for release, count in parts if count)
     return None if any(_unsampled(release) > LARGEST for release, _ in counted) else _Run(counted, grouped)
 
@@ -240,13 +241,13 @@ def _amplified(mechanism: Mechanism) -> bool:
     return mechanism.sampling == "poisson" and mechanism.rate < 1
 
 
-def _mean(mechanism: Mechanism, steps: int, replace: bool) -> list[tuple[Release, int]]:
+def _mean(mechanism: Mechanism, steps: int, *, replace: bool) -> list[tuple[Release, int]]:
     """(1/b) Σ clip(g_j): shift G/b when drawn."""
     rate = mechanism.rate if _amplified(mechanism) else 1.0
     return [(Sampled(rate, _over(mechanism.radius, mechanism.batch * mechanism.sigma), replace), steps)]
 
 
-def _saga(mechanism: Mechanism, steps: int, replace: bool) -> list[tuple[Release, int]]:
+def _saga(mechanism: Mechanism, steps: int, *, replace: bool) -> list[tuple[Release, int]]:
     """One admissible pair a step with coins; without, the largest shift: |c/b + t/J| ≤ R/b + (G − R)/J."""
     assert isinstance(mechanism, Saga)  # noqa: S101
     ratio = (mechanism.difference_clip or math.inf) / mechanism.clip
@@ -256,23 +257,26 @@ def _saga(mechanism: Mechanism, steps: int, replace: bool) -> list[tuple[Release
     return [(Sampled(1.0, _unsampled(geometry), replace), steps)]
 
 
-def _sag(mechanism: Mechanism, steps: int, replace: bool) -> list[tuple[Release, int]]:
+def _sag(mechanism: Mechanism, steps: int, *, replace: bool) -> list[tuple[Release, int]]:
     """(1/J) Σ t_j with the table already updated: shift G/J whatever the coins."""
     return [(Sampled(1.0, _over(mechanism.radius, mechanism.samples * mechanism.sigma), replace), steps)]
 
 
-def _anchored(mechanism: Mechanism, steps: int, replace: bool) -> list[tuple[Release, int]]:
+def _anchored(mechanism: Mechanism, steps: int, *, replace: bool) -> list[tuple[Release, int]]:
     """Anchors and differences, each a mean of its own."""
     assert isinstance(mechanism, Anchored)  # noqa: S101
     anchors = mechanism.anchors(steps)
-    return _mean(mechanism.anchor, anchors, replace) + _mean(mechanism.difference, steps - anchors, replace)
+    return [
+        *_mean(mechanism.anchor, anchors, replace=replace),
+        *_mean(mechanism.difference, steps - anchors, replace=replace),
+    ]
 
 
 def _over(norm: float, noise: float) -> float:
     return norm / noise if noise else math.inf
 
 
-_KINDS: dict[type[Mechanism], Callable[[Mechanism, int, bool], list[tuple[Release, int]]]] = {
+_KINDS: dict[type[Mechanism], Callable[..., list[tuple[Release, int]]]] = {
     Unprotected: _mean,
     SampledMean: _mean,
     Saga: _saga,

@@ -77,7 +77,7 @@ def _surround(excess: Callable[[float], Point], start: float) -> tuple[Point, Po
 
 
 def _between(lower: Point, upper: Point) -> float:
-    """Return where to look next: a little above where the chord crosses 0, or as far below `upper` as ends the search."""
+    """Return where to look next: a little above where the chord crosses 0, or where the search can end."""
     if not math.isfinite(lower[1]):
         return (lower[0] + upper[0]) / 2
     crossing = lower[0] + (upper[0] - lower[0]) * lower[1] / (lower[1] - upper[1])

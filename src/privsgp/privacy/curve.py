@@ -32,7 +32,7 @@ class Curve(Protocol):
 def gaussian_delta(epsilon: NDArray[np.float64], mu: float | NDArray[np.float64]) -> NDArray[np.float64]:
     """Return the hockey stick of N(μ, 1) against N(0, 1) at any real ε: Φ(μ/2 − ε/μ) − e^ε Φ(−μ/2 − ε/μ)."""
     missed, guessed = mu / 2 - epsilon / mu, -mu / 2 - epsilon / mu
-    return np.maximum(special.ndtr(missed) - np.exp(epsilon + special.log_ndtr(guessed)), 0.0)
+    return np.asarray(np.maximum(special.ndtr(missed) - np.exp(epsilon + special.log_ndtr(guessed)), 0.0))
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Gaussian:
         """Return the least ε for this δ, rounded up."""
         # P(loss > ε) ≤ δ is enough, and needs no search.
         enough = max(self.mu * (self.mu / 2 - special.ndtri(delta)), 0.0) if self.mu else 0.0
-        return bisect(lambda e: self.delta(e) <= delta, enough)
+        return bisect(lambda e: self.delta(e) <= delta, float(enough))
 
 
 @dataclass(frozen=True)

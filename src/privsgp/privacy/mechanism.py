@@ -110,7 +110,7 @@ class Anchored(Mechanism):
     """Anchors and differences in turn: SVRG, SPIDER and SRM.
 
     The first release and every `period`-th after it (`None`: only the first) is an anchor, the mean of clipped
-    gradients over `anchor_batch` samples (`None`: all of them) with noise `anchor_noise · sigma`. Every other release is
+    gradients over `anchor_batch` samples (`None`: all of them) with noise `anchor_noise · sigma`. Every other one is
     (1/b) Σ_{j∈B} clip(g_j(z) − g_j(z'), C) + N(0, σ²) with C = `difference_clip` (`None`: 2G, no further clip) against
     a point z' that is public. What has been released is all the state there is, so releases are counted one by one.
     """

@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
 from scipy import special
 
-from privsgp.privacy.saga import Geometry, Shape
-
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+    from privsgp.privacy.saga import Geometry, Shape
 
 ORDERS = np.array([*range(2, 33), *(2**n * m for n in range(3, 13) for m in (5, 6, 7, 8))], dtype=np.float64)
 _FINE = np.unique(
@@ -44,12 +45,12 @@ class Renyi:
         return max(float(enough.min()), 0.0)
 
     def _fine(self) -> NDArray[np.float64]:
-        return np.interp(_FINE, np.append(1.0, ORDERS), np.append(0.0, self.cumulants), right=math.inf)
+        return np.asarray(np.interp(_FINE, np.append(1.0, ORDERS), np.append(0.0, self.cumulants), right=math.inf))
 
 
 def gaussian(mu: float) -> NDArray[np.float64]:
     """Return the cumulants of N(μ, 1) against N(0, 1): α(α − 1) μ²/2."""
-    return ORDERS * (ORDERS - 1) * mu**2 / 2
+    return np.asarray(ORDERS * (ORDERS - 1) * (mu * mu / 2))
 
 
 def sampled(rate: float, mu: float, *, replace: bool) -> NDArray[np.float64]:
@@ -71,8 +72,8 @@ def saga(geometry: Geometry) -> NDArray[np.float64]:
     """
     ends = [_moments(geometry, geometry.shape(place)) for place in (0.0, 1.0, 2.0)]
     places = np.linspace(0.0, 2.0, 2 * _PIECES + 1)
-    pieces = [_backward_piece(geometry, *piece) for piece in zip(places[:-1], places[1:], strict=True)]
-    return np.max(ends + pieces, axis=0)
+    pieces = [_backward_piece(geometry, *piece) for piece in pairwise(places.tolist())]
+    return np.asarray(np.max(ends + pieces, axis=0))
 
 
 def _moments(geometry: Geometry, shape: Shape) -> NDArray[np.float64]:
@@ -83,12 +84,12 @@ def _moments(geometry: Geometry, shape: Shape) -> NDArray[np.float64]:
 
 
 def _moment(a: int, rate: float, undrawn: float, drawn: float, inner: float) -> float:
-    """Return log E_Q[(P/Q)^a] = log Σ_j binom(a,j)(1−q)^{a−j} q^j exp{½ Σ of the shifts' inner products} (privacy.md)."""
+    """Return log E_Q[(P/Q)^a] for an integer a: a sum over how many of a factors are drawn (privacy.md)."""
     j = np.arange(a + 1.0)
     weight = special.gammaln(a + 1) - special.gammaln(j + 1) - special.gammaln(a - j + 1)
     weight += (a - j) * math.log1p(-rate) + j * math.log(rate)
     pairs = (a - j) * (a - j - 1) * undrawn + j * (j - 1) * drawn + 2 * j * (a - j) * inner
-    return _logsum(weight + pairs / 2)
+    return float(_logsum(weight + pairs / 2))
 
 
 def _backward_piece(geometry: Geometry, start: float, stop: float) -> NDArray[np.float64]:

@@ -99,7 +99,8 @@ class Geometry:
     def outline(self, epsilon: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return the larger hockey stick of a few pairs that occur: quick, and a little below the supremum."""
         ends = [self.shape(place) for place in (0.0, 1.0, 2.0)]
-        return np.max([self.at(end, epsilon, backward=back) for end in ends for back in (False, True)], axis=0)
+        sticks = [self.at(end, epsilon, backward=back) for end in ends for back in (False, True)]
+        return np.asarray(np.max(sticks, axis=0))
 
     def forward(self, epsilon: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return an upper bound of sup H_ε(P‖Q) over the admissible pairs."""
@@ -127,7 +128,7 @@ class Geometry:
                     known[rest] = np.maximum(known[rest], here)
                     halves += [(start, middle, rest), (middle, stop, rest)]
             pieces = halves
-        return bound
+        return np.asarray(bound)
 
     def _worst(self, start: float, stop: float, epsilon: NDArray[np.float64], *, backward: bool) -> NDArray[np.float64]:
         """Return an upper bound of the hockey stick on a piece of the path."""
@@ -210,4 +211,4 @@ def _grid(rate: float, undrawn: float, drawn: float) -> NDArray[np.float64]:
 def _normal_mass(ends: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return the standard normal mass between neighbouring ends, without cancellation in either tail."""
     lower, upper = special.ndtr(ends), special.ndtr(-ends)
-    return np.where(ends[:-1] > 0, upper[:-1] - upper[1:], lower[1:] - lower[:-1])
+    return np.asarray(np.where(ends[:-1] > 0, upper[:-1] - upper[1:], lower[1:] - lower[:-1]))

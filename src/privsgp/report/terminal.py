@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -10,10 +11,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from privsgp.engine.loop import Watcher
+    from privsgp.privacy.statement import Statement
 
 out, err = Console(), Console(stderr=True)
 
@@ -57,7 +59,10 @@ def show_summary(summary: dict[str, Any], folder: Path) -> None:
     rows = [
         ("algorithm", f"{s['algorithm']} on {s['graph']}, {s['nodes']} nodes, {s['steps']} steps, d = {s['dim']:,}"),
         ("test accuracy", _percent(s["test_accuracy"], " (average model)")),
-        ("nodes' own models", f"{_percent(s['mean_node_accuracy'])} mean, {_percent(s['worst_node_accuracy'])} worst"),
+        (
+            "worst node's model",
+            _percent(s["worst_node_accuracy"], f" ({_percent(s['mean_node_accuracy'])} on average)"),
+        ),
         ("test loss", _plain(s["test_loss"])),
         ("training loss", _plain(s["train_loss"])),
         ("consensus error", _plain(s["consensus_error"])),
@@ -91,3 +96,16 @@ def _percent(value: float | None, after: str = "") -> str:
 
 def _plain(value: float | None) -> str:
     return "–" if value is None else f"{value:.4g}"
+
+
+def show_statements(statements: Sequence[Statement]) -> None:
+    """Print what each node's ledger says."""
+    table = Table(title="ledgers, every line checked", title_justify="left", title_style="bold")
+    for column in ("node", "runs", "releases", "ε spent", "ε budget", "δ", "relation", "state"):
+        table.add_column(column, justify="right" if column != "state" else "left")
+    for s in statements:
+        state = ("finished" if s.complete else "open") + (", simulation" if s.simulation else "")
+        epsilon = "no finite bound" if math.isinf(s.epsilon) else f"{s.epsilon:.4g}"
+        budget = "–" if s.budget is None else f"{s.budget:.4g}"
+        table.add_row(str(s.node), str(s.runs), str(s.releases), epsilon, budget, f"{s.delta:g}", s.relation, state)
+    out.print(table)

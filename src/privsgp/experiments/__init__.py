@@ -1,0 +1,1 @@
+"""What runs many runs, or one run that is not about its model: audits."""

@@ -1,0 +1,125 @@
+"""A real run with canaries, watched by neighbours who work together and send back what suits them.
+
+Nothing is rebuilt here: `Attacked` is the engine's own `Training` on a real job. It adds three things: an absent canary
+is zeroed out, every message is looked at before it leaves, and what a node gets back may be the adversary's choice. All
+neighbours of a node together can make x_i any vector they like, since they know its message and the shares.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from privsgp.algorithms import Block, Drawn
+from privsgp.engine.loop import Training
+from privsgp.errors import Refused
+from privsgp.experiments.canaries import first_layer
+from privsgp.gradient.per_sample import Outer
+from privsgp.privacy.mechanism import Saga
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from privsgp.engine.folder import Folder
+    from privsgp.engine.job import Job
+    from privsgp.experiments.canaries import Canaries
+    from privsgp.gradient import PerSample
+
+
+@dataclass
+class ZeroedOut(Block):
+    """A block in which absent records count as the relation says: gradient and table entry are 0 throughout."""
+
+    present: Tensor  # [m, J + 1]
+
+    def gradients(self, z: Tensor, drawn: Drawn) -> PerSample:
+        """Return the clipped gradients of the drawn samples, 0 for absent ones."""
+        nodes = torch.arange(len(self.present), device=z.device)[:, None]
+        return super().gradients(z, Drawn(drawn.rows, drawn.mask & self.present[nodes, drawn.rows]))
+
+
+class Attacked(Training):
+    """A run with canaries; with `feedback` the neighbours send the lures back in turn, without they only listen."""
+
+    def __init__(self, job: Job, folder: Folder, canaries: Canaries, *, feedback: bool) -> None:
+        self.canaries = canaries
+        super().__init__(job, folder)
+        self.lures = canaries.lures(self.state.x[0], self.layout) if feedback else None
+        self._scores: list[NDArray[np.float64]] = []
+        self._before = self._columns(self.state.x).clone()
+        self._gradient = self._canary_gradients(self.state.z)
+        self._direction = _unit(self._gradient)
+
+    @property
+    def scores(self) -> NDArray[np.float64]:
+        """What each message says about each canary, in units of σ_i: [steps, n, M], N(0, 1) for absent canaries."""
+        return np.stack(self._scores)
+
+    def losses(self, x: Tensor) -> NDArray[np.float64]:
+        """Return the canaries' losses under one model, [n, M]."""
+        learning, M = self.job.learning, self.canaries.count
+        with torch.no_grad():
+            outputs = torch.func.functional_call(
+                self.model, self.layout.views(x), (learning.inputs[:, :M].flatten(0, 1),)
+            )
+            losses = learning.loss(outputs, learning.targets[:, :M].flatten(0, 1))
+        return losses.reshape(-1, M).double().cpu().numpy()
+
+    def _block(self) -> Block:
+        block = super()._block()
+        present = torch.ones(block.inputs.shape[:2], dtype=torch.bool)
+        present[:, : self.canaries.count] = torch.from_numpy(self.canaries.present)
+        values = {field.name: getattr(block, field.name) for field in fields(block)}
+        return ZeroedOut(**values, present=present.to(block.inputs.device))
+
+    def _mix(self, k: int, x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+        self._look(k, x)
+        x, w = super()._mix(k, x, w)
+        if self.lures is not None:
+            lure = k % len(self.lures)
+            x = w.to(x.dtype)[:, None] * self.lures[lure]
+            self._aim(self.lures[lure])
+        self._before = self._columns(x).clone()
+        return x, w
+
+    def _look(self, k: int, message: Tensor) -> None:
+        """Project y_i^k = (x_i^k − x_i^{k+½}) / γ_k onto each canary's direction, in its own column."""
+        step_size = self.job.step_size(k)
+        if step_size > 0 and self.lures is not None:
+            y = (self._before - self._columns(message)).double() / step_size
+            sigma = torch.tensor([m.sigma for m in self.job.protection.mechanisms], device=y.device)[:, None]
+            self._scores.append(((y * self._direction).sum(1) / sigma).cpu().numpy())
+
+    def _aim(self, z: Tensor) -> None:
+        """Choose where to look at the next step: along the gradient, or along its change where that is what is sent."""
+        gradient = self._canary_gradients(z)
+        change = gradient - self._gradient if isinstance(self.job.protection.mechanisms[0], Saga) else gradient
+        self._gradient, self._direction = gradient, _unit(change)
+
+    def _canary_gradients(self, z: Tensor) -> Tensor:
+        """Return every canary's clipped gradient in its own column, up to the factor AMPLITUDE: [n, units, M]."""
+        n, M = self.canaries.present.shape
+        rows = torch.arange(M, device=z.device).expand(n, M)
+        gradients = Block.gradients(self.algorithm.block, z, Drawn(rows, torch.ones_like(rows, dtype=torch.bool)))
+        first = gradients.pieces[0]
+        if not (isinstance(first, Outer) and first.input_is_data):
+            raise Refused(
+                "an audit of a model whose first layer is not linear on the data",
+                "audit the same privacy settings with model.name = 'mlp' or 'logistic'",
+            )
+        return first.delta.double().transpose(1, 2)
+
+    def _columns(self, x: Tensor) -> Tensor:
+        return first_layer(x, self.layout)[:, :, : self.canaries.count]
+
+
+def _unit(v: Tensor) -> Tensor:
+    """Return unit vectors along axis 1; any will do where there is no direction."""
+    norm: Tensor = torch.linalg.vector_norm(v, dim=1, keepdim=True)
+    fallback = torch.zeros_like(v)
+    fallback[:, 0] = 1
+    return torch.where(norm > 0, v / norm.clamp(min=1e-300), fallback)

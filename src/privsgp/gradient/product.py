@@ -1,0 +1,62 @@
+"""Products of stacks of matrices, one a node, whose bits do not depend on which nodes are stacked together.
+
+The same run must give the same model however its nodes lie over processes (architecture.md, "Repeatable by
+construction"). On a CPU, MKL takes another order of summation for a stack of one than for a stack of several, and
+another one for a matrix that does not begin at a multiple of 16 bytes, which depends on its place in the stack.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from torch.autograd.function import FunctionCtx
+
+_ALIGNMENT = 64
+
+
+def product(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Return a @ b (+ bias) for stacks of matrices, each with the same bits wherever and among how many it stands."""
+    if a.device.type != "cpu":
+        return torch.bmm(a, b) if bias is None else torch.baddbmm(bias, a, b)
+    if a.shape[0] == 1:
+        pair = product(a.expand(2, -1, -1), b.expand(2, -1, -1), None if bias is None else bias.expand(2, -1, -1))
+        return pair[:1]
+    out = _room(a, a.shape[1], b.shape[2])
+    a, b = _aligned(a), _aligned(b)
+    return torch.bmm(a, b, out=out) if bias is None else torch.baddbmm(bias, a, b, out=out)
+
+
+def _aligned(stack: Tensor) -> Tensor:
+    """Return the stack itself if all its matrices begin at a multiple of 64 bytes, else a copy that is so."""
+    if stack.stride(2) != 1 and stack.stride(1) == 1:
+        return _aligned(stack.transpose(1, 2)).transpose(1, 2)
+    if stack.data_ptr() % _ALIGNMENT == 0 and stack.stride(0) * stack.element_size() % _ALIGNMENT == 0:
+        return stack
+    return _room(stack, *stack.shape[1:]).copy_(stack)
+
+
+def _room(like: Tensor, rows: int, columns: int) -> Tensor:
+    """Return memory for as many matrices as `like` has, each beginning at a multiple of 64 bytes."""
+    unit = _ALIGNMENT // like.element_size()
+    size = rows * columns
+    return like.new_empty(like.shape[0], -(-size // unit) * unit)[:, :size].unflatten(1, (rows, columns))
+
+
+class Forward(torch.autograd.Function):
+    """a Wᵀ + bias with a gradient for a alone, so that the way back goes through `product` too."""
+
+    @staticmethod
+    def forward(ctx: FunctionCtx, a: Tensor, weights: Tensor, bias: Tensor | None) -> Tensor:
+        """Return the layer's outputs, [m, b, out]."""
+        ctx.save_for_backward(weights)
+        return product(a, weights.transpose(1, 2), bias)
+
+    @staticmethod
+    def backward(ctx: FunctionCtx, delta: Tensor) -> tuple[Tensor, None, None]:
+        """Return δ W, the gradient by the layer's input."""
+        (weights,) = ctx.saved_tensors  # type: ignore[attr-defined]
+        return product(delta, weights), None, None

@@ -1,0 +1,269 @@
+"""Runs that are killed, stopped or taken up again: the same model, and ledgers that never show less than was sent."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+import runs
+from privsgp.engine import checkpoint
+from privsgp.privacy import ledger
+
+UNSEEDED = runs.SMALL.replace("seed = 7\n", "")
+
+
+def _budget(text):
+    return text.replace("sigma = 0.05", "epsilon = 2.0\nspare = 0.2")
+
+
+def _kill_often(config, out, times, draw, *options):
+    """Kill up to `times` processes of one run at random moments, each a little further on; return how many died."""
+    arguments = ["train", str(config), "--out", str(out), "--resume", *options]
+    return sum(runs.killed(arguments, draw.randrange(20, 180)) for _ in range(times))
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "text"),
+    [("privsgp-vr", runs.SMALL), ("privsgp-sag", _budget(runs.SMALL)), ("privsgp", _budget(runs.SMALL))],
+)
+def test_a_seeded_run_killed_at_random_moments_ends_with_the_same_bytes(tmp_path, algorithm, text):
+    config = runs.small(tmp_path, text)
+    name = runs.changes(algorithm__name=algorithm)
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    expected = runs.train(config, whole, *name)
+    died = _kill_often(config, broken, 5, random.Random(algorithm), *name)
+    assert died >= 2
+    summary = runs.train(config, broken, *name, "--resume")
+    for file in ("model.safetensors", "nodes/0.safetensors", "nodes/3.safetensors", "config.toml"):
+        assert (broken / file).read_bytes() == (whole / file).read_bytes(), file
+    assert runs.charged(broken) == runs.charged(whole) == [30] * 4
+    assert summary["releases"] == expected["releases"] == [30] * 4
+    assert summary["epsilon_spent"] == expected["epsilon_spent"]
+    assert runs.sent(broken) == runs.sent(whole)
+    assert runs.evaluated(broken) == runs.evaluated(whole) == [6, 12, 18, 24, 30]
+    assert {p.name for p in (broken / "private").iterdir()} == {"checkpoint.safetensors"}
+    assert not list(broken.glob(".*tmp*"))
+
+
+def test_an_unseeded_run_killed_at_random_moments_pays_for_every_message(tmp_path):
+    config, out, draw = runs.small(tmp_path, _budget(UNSEEDED)), tmp_path / "out", random.Random(3)
+    assert _kill_often(config, out, 3, draw) >= 1
+    summary = runs.train(config, out, "--resume")
+    for node, charged in enumerate(runs.charged(out)):
+        messages = runs.sent(out, node)
+        assert len(set(messages)) == len(messages)
+        assert len(messages) <= charged <= 36
+    assert summary["releases"] == runs.charged(out)
+    assert summary["steps"] == 30 or max(summary["releases"]) == 36
+    assert max(summary["epsilon_spent"]) <= 2.0
+    assert runs.evaluated(out)[-1] == summary["steps"]
+
+
+def test_an_unseeded_run_that_crashes_too_often_stops_within_its_budget(tmp_path):
+    config, out = runs.small(tmp_path, _budget(UNSEEDED)), tmp_path / "out"
+    arguments = ["train", str(config), "--out", str(out), "--resume", "--set=engine.checkpoint_every=30"]
+    assert runs.killed(arguments, 300)
+    first = max(step for step, _, _ in runs.sent(out)) + 1
+    assert 6 < first < 30
+    summary = runs.train(config, out, "--resume", "--set=engine.checkpoint_every=30")
+    assert 0 < summary["steps"] < 30
+    assert max(runs.charged(out)) == 36
+    assert {attempt for _, attempt, _ in runs.sent(out)} == {0, 1}
+    assert len({digest for _, _, digest in runs.sent(out)}) == len(runs.sent(out))
+    before = runs.contents(out)
+    assert runs.train(config, out, "--resume") == summary
+    assert runs.contents(out) == before
+
+
+def test_killed_after_the_ledgers_closed_and_before_the_summary(tmp_path):
+    """An early end closes ledgers that differ in what is left; taken up again, nobody may pay any more."""
+    config, out = runs.small(tmp_path, _budget(UNSEEDED)), tmp_path / "out"
+    often = "--set=engine.checkpoint_every=30"
+    assert runs.killed(["train", str(config), "--out", str(out), "--resume", often], 300)
+    early = runs.train(config, out, "--resume", often)
+    assert early["steps"] < 30
+    (out / "summary.json").unlink()
+    again = runs.train(config, out, "--resume", often)
+    assert (again["steps"], again["releases"]) == (early["steps"], early["releases"])
+
+
+def test_resume_without_a_checkpoint_starts_over(tmp_path):
+    config = runs.small(tmp_path)
+    runs.train(config, tmp_path / "whole")
+    runs.train(config, tmp_path / "new", "--resume")
+    assert runs.killed(["train", str(config), "--out", str(tmp_path / "early")], 25)
+    assert not (tmp_path / "early" / "private" / "checkpoint.safetensors").exists()
+    assert (tmp_path / "early" / "config.toml").exists()
+    runs.train(config, tmp_path / "early", "--resume")
+    models = {(tmp_path / name / "model.safetensors").read_bytes() for name in ("whole", "new", "early")}
+    assert len(models) == 1
+
+
+def test_resume_of_a_finished_run_changes_nothing(tmp_path):
+    config, out = runs.small(tmp_path), tmp_path / "out"
+    summary = runs.train(config, out)
+    before = runs.contents(out)
+    assert runs.train(config, out, "--resume") == summary
+    assert runs.contents(out) == before
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ("algorithm.batch=32", "algorithm.batch: 16.0 → 32.0"),
+        ("seed=8", "seed: 7 → 8"),
+        ('algorithm.step_size="theory"', "algorithm.step_size: 0.5 → theory"),
+        ("privacy.sigma=[0.05, 0.05, 0.05, 0.06]", "privacy.sigma: 0.05 → [0.05, 0.05, 0.05, 0.06]"),
+    ],
+)
+def test_resume_with_a_changed_config_names_the_key_and_both_values(tmp_path, change, words):
+    config, out = runs.small(tmp_path), tmp_path / "out"
+    assert runs.killed(["train", str(config), "--out", str(out)], 60)
+    before = runs.contents(out)
+    ran = runs.command("train", config, "--out", out, "--resume", "--set", change)
+    assert (ran.code, ran.out) == (2, "")
+    assert words in ran.err
+    assert runs.contents(out) == before
+
+
+def test_what_does_not_change_the_result_may_change(tmp_path):
+    config = runs.small(tmp_path)
+    runs.train(config, tmp_path / "whole")
+    assert runs.killed(["train", str(config), "--out", str(tmp_path / "out")], 100)
+    runs.train(config, tmp_path / "out", "--resume", *runs.changes(name="other", engine__evaluate_every=1))
+    assert (tmp_path / "out" / "model.safetensors").read_bytes() == (
+        tmp_path / "whole" / "model.safetensors"
+    ).read_bytes()
+
+
+def test_a_folder_that_holds_a_run_is_left_alone_without_resume(tmp_path):
+    config, out = runs.small(tmp_path), tmp_path / "out"
+    runs.train(config, out)
+    before = runs.contents(out)
+    ran = runs.command("train", config, "--out", out)
+    assert ran.code == 2
+    assert "already holds a run" in ran.err
+    assert "--resume" in ran.err
+    assert runs.contents(out) == before
+
+
+def _start(config, out, *options):
+    command = [sys.executable, "-m", "privsgp", "train", str(config), "--out", str(out), *options]
+    return subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "200"},
+    )
+
+
+def _wait_for_steps(process, out, steps):
+    path = out / "ledger" / "node-3.jsonl"
+    while not path.exists() or path.read_text().count('"kind":"sent"') < steps:
+        assert process.poll() is None, process.communicate()[1]
+        time.sleep(0.01)
+
+
+LONG = runs.SMALL.replace("steps = 30", "steps = 3000").replace("evaluate_every = 6", "evaluate_every = 500")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_a_real_process_stopped_by_a_signal_goes_on_where_it_was(tmp_path, number):
+    config, out = runs.small(tmp_path, LONG), tmp_path / "out"
+    process = _start(config, out, "--json")
+    try:
+        _wait_for_steps(process, out, 80)
+        second = runs.command("train", config, "--out", out, "--resume")
+        assert second.code == 2
+        assert "in use by another process" in second.err
+        process.send_signal(number)
+        stdout, stderr = process.communicate(timeout=30)
+    finally:
+        process.kill()
+        process.wait()
+    assert stdout == ""
+    counted, messages = runs.charged(out), [len(runs.sent(out, node)) for node in range(4)]
+    if number == signal.SIGKILL:
+        assert all(c >= m for c, m in zip(counted, messages, strict=True))
+    else:
+        assert process.returncode == 130
+        assert "--resume" in stderr
+        assert "Traceback" not in stderr
+        stopped = checkpoint.read_progress(out / "private" / "checkpoint.safetensors").step
+        assert f"stopped after step {stopped}" in stderr
+        assert counted == messages == [stopped] * 4
+    runs.train(config, out, "--resume")
+    runs.train(config, tmp_path / "whole")
+    assert (out / "model.safetensors").read_bytes() == (tmp_path / "whole" / "model.safetensors").read_bytes()
+    assert runs.charged(out) == [3000] * 4
+    assert runs.evaluated(out) == list(range(500, 3001, 500))
+
+
+def test_a_replay_that_differs_goes_out_with_fresh_noise_and_is_charged(tmp_path, monkeypatch):
+    """Other bytes after a crash (here: other data) must not meet the noise that was sent."""
+    config, out = runs.small(tmp_path), tmp_path / "out"
+    runs.train(config, tmp_path / "whole")
+    assert runs.killed(["train", str(config), "--out", str(out)], 200)
+    done = checkpoint.read_progress(out / "private" / "checkpoint.safetensors").step
+    before = runs.sent(out)
+    assert len(before) > done + 1
+    _other_data(monkeypatch)
+    summary = runs.train(config, out, "--resume")
+    assert summary["steps"] == 30
+    assert summary["releases"] == [30 + 30 - done] * 4
+    after = runs.sent(out)[len(before) :]
+    assert [(step, attempt) for step, attempt, _ in after] == [(step, 1) for step in range(done, 30)]
+    assert runs.evaluated(out) == [6, 12, 18, 24, 30]
+
+
+def test_killed_again_after_a_replay_that_differed(tmp_path, monkeypatch):
+    """The attempt begun then is in the ledger, not in the checkpoint: the next process takes it up."""
+    config, out = runs.small(tmp_path), tmp_path / "out"
+    assert runs.killed(["train", str(config), "--out", str(out)], 200)
+    _other_data(monkeypatch)
+    monkeypatch.setattr(checkpoint, "save", _no_space)
+    ran = runs.command("train", config, "--out", out, "--resume")
+    assert ran.code == 1
+    assert {attempt for _, attempt, _ in runs.sent(out)} == {0, 1}
+    monkeypatch.undo()
+    _other_data(monkeypatch)
+    paid = runs.charged(out)
+    assert runs.train(config, out, "--resume")["steps"] == 30
+    assert runs.charged(out) == paid
+    assert len(set(runs.sent(out))) == len(runs.sent(out))
+
+
+def test_a_budget_pays_for_replays_that_differ_until_it_is_spent(tmp_path, monkeypatch):
+    config, out = runs.small(tmp_path, _budget(runs.SMALL)), tmp_path / "out"
+    assert runs.killed(["train", str(config), "--out", str(out)], 100)
+    _other_data(monkeypatch)
+    summary = runs.train(config, out, "--resume")
+    assert summary["steps"] < 30
+    assert summary["releases"] == [36] * 4
+    assert max(summary["epsilon_spent"]) <= 2.0
+    for node in range(4):
+        assert ledger.read(out / "ledger" / f"node-{node}.jsonl")[-1].closed
+
+
+def _other_data(monkeypatch):
+    from privsgp import data
+
+    load = data.load
+
+    def other(*args, **kwargs):
+        dataset = load(*args, **kwargs)
+        dataset.x[:] *= 1.5
+        return dataset
+
+    monkeypatch.setattr(data, "load", other)
+
+
+def _no_space(*_):
+    raise OSError(28, "No space left on device")
