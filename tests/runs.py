@@ -85,17 +85,20 @@ def train(config: Path, out: Path, *options: str) -> dict[str, Any]:
     return json.loads(ran.out)
 
 
-def killed(arguments: list[str], moments: int) -> bool:
-    """Run a command in a process that SIGKILLs itself after so many writes and steps; False if it ended before."""
-    process = FORKS.Process(target=_dying, args=(arguments, moments))
+def killed(*arguments: object, steps: int | None = None, moments: int | None = None) -> bool:
+    """Run a command in a process that SIGKILLs itself after so many steps, or at any moment: writes count too.
+
+    False if the run ended before.
+    """
+    process = FORKS.Process(target=_dying, args=(list(map(str, arguments)), steps, moments))
     process.start()
     process.join()
     assert process.exitcode in (0, -signal.SIGKILL)
     return process.exitcode != 0
 
 
-def _dying(arguments: list[str], moments: int) -> None:
-    left = iter(range(moments))
+def _dying(arguments: list[str], steps: int | None, moments: int | None) -> None:
+    left = iter(range(steps if moments is None else moments))
 
     def dying(function: Any) -> Any:
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -107,7 +110,8 @@ def _dying(arguments: list[str], moments: int) -> None:
 
     from privsgp.engine.loop import Training
 
-    for holder, name in ((os, "write"), (os, "fsync"), (os, "replace"), (Training, "_mix")):
+    writes = () if moments is None else ((os, "write"), (os, "fsync"), (os, "replace"))
+    for holder, name in ((Training, "_mix"), *writes):
         setattr(holder, name, dying(getattr(holder, name)))
     sys.exit(command(*arguments).code)
 

@@ -71,7 +71,8 @@ class Payments:
         return max([ledger.next_attempt(k) - 1 for ledger in self.ledgers if self.job.simulation], default=0)
 
     def rewind(self) -> None:
-        """Forget what was paid ahead, because the run goes back to its checkpoint with fresh noise."""
+        """Give back what was paid ahead, because the run goes back to its checkpoint with fresh noise."""
+        together(self.ledgers, Ledger.give_back)
         self._until = 0
 
     def releases(self) -> list[int]:

@@ -49,6 +49,7 @@ class Attacked(Training):
         self.canaries = canaries
         super().__init__(job, folder)
         self.lures = canaries.lures(self.state.x[0], self.layout) if feedback else None
+        self._lured = [] if self.lures is None else [self._canary_gradients(z) for z in self.lures]
         self._scores: list[NDArray[np.float64]] = []
         self._before = self._columns(self.state.x).clone()
         self._gradient = self._canary_gradients(self.state.z)
@@ -77,26 +78,26 @@ class Attacked(Training):
         return ZeroedOut(**values, present=present.to(block.inputs.device))
 
     def _mix(self, k: int, x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+        if self.lures is None:
+            return super()._mix(k, x, w)
         self._look(k, x)
         x, w = super()._mix(k, x, w)
-        if self.lures is not None:
-            lure = k % len(self.lures)
-            x = w.to(x.dtype)[:, None] * self.lures[lure]
-            self._aim(self.lures[lure])
+        lure = k % len(self.lures)
+        x = w.to(x.dtype)[:, None] * self.lures[lure]
+        self._aim(self._lured[lure])
         self._before = self._columns(x).clone()
         return x, w
 
     def _look(self, k: int, message: Tensor) -> None:
         """Project y_i^k = (x_i^k − x_i^{k+½}) / γ_k onto each canary's direction, in its own column."""
         step_size = self.job.step_size(k)
-        if step_size > 0 and self.lures is not None:
+        if step_size > 0:  # a message that does not move says nothing
             y = (self._before - self._columns(message)).double() / step_size
             sigma = torch.tensor([m.sigma for m in self.job.protection.mechanisms], device=y.device)[:, None]
             self._scores.append(((y * self._direction).sum(1) / sigma).cpu().numpy())
 
-    def _aim(self, z: Tensor) -> None:
+    def _aim(self, gradient: Tensor) -> None:
         """Choose where to look at the next step: along the gradient, or along its change where that is what is sent."""
-        gradient = self._canary_gradients(z)
         change = gradient - self._gradient if isinstance(self.job.protection.mechanisms[0], Saga) else gradient
         self._gradient, self._direction = gradient, _unit(change)
 

@@ -18,7 +18,6 @@ from torch.func import functional_call
 from privsgp.data import Dataset
 from privsgp.errors import Refused
 from privsgp.gradient import Layout
-from privsgp.models import outputs as count_outputs
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -45,7 +44,7 @@ class Canaries:
     @property
     def count(self) -> int:
         """The number M of canaries on a node."""
-        return self.present.shape[1]
+        return int(self.present.shape[1])
 
     def lures(self, x0: Tensor, layout: Layout) -> Tensor:
         """Return the models to send back, [lures, n, d]: x⁰ but for the canaries' columns."""
@@ -75,11 +74,10 @@ def draw(problem: Problem, canaries: int | None, *, lures: int, rng: np.random.G
     count = min(DEFAULT, max(1, room // 2)) if canaries is None else canaries
     if not 1 <= count <= room:
         raise Refused(f"canaries = {count}", f"take 1 to {room}: each needs an input feature and a record of its own")
-    units = np.stack([rng.permuted(np.arange(shape[0])[:2]) for _ in range(nodes * count)], -1)
     if shape[0] > 1:
         units = np.stack([rng.choice(shape[0], 2, replace=False) for _ in range(nodes * count)], -1)
     else:
-        units = np.tile([[0], [-1]], nodes * count)
+        units = np.repeat([[0], [-1]], nodes * count, axis=1)
     return Canaries(rng.random((nodes, count)) < 0.5, units.reshape(2, nodes, count)[:lures])
 
 
@@ -119,5 +117,5 @@ def _wrong(problem: Problem, canaries: Canaries, inputs: NDArray[np.float32]) ->
         logits = torch.stack([functional_call(problem.model, layout.views(z), (x,)) for z in lures])
     if logits.shape[-1] == 1:
         logits = torch.cat([torch.zeros_like(logits), logits], -1)
-    likely = logits.softmax(-1).unflatten(0, canaries.units.shape[:2]).sum(0)
-    return likely.argmin(-1).numpy()
+    likely = logits.softmax(-1).reshape(*canaries.units.shape, -1).sum(0).numpy()
+    return np.argmin(likely, -1)

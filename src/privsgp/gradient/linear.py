@@ -36,7 +36,7 @@ class _StackedLinear(nn.Module):
     def forward(self, a: Tensor) -> Tensor:
         a = a.reshape(self.weights.shape[0], -1, *a.shape[1:])
         bias = None if self.biases is None else self.biases[:, None]
-        out: Tensor = Forward.apply(a, self.weights, bias)
+        out: Tensor = Forward.apply(a, self.weights, bias)  # type: ignore[no-untyped-call]
         if not out.requires_grad:
             out.requires_grad_()
         self.calls.append((a, out))

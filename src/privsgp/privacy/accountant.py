@@ -79,7 +79,7 @@ def epsilon(mechanism: Mechanism, steps: int, delta: float, relation: Relation =
     else:
         value, opinion = cache.remember(f"epsilon {run} at {delta!r}", lambda: _bracketed(run, delta))
     words = assumptions(mechanism, steps, relation)
-    return Spent(min(value, opinion), delta, relation, "certified", opinion, words)
+    return Spent(float(min(value, opinion)), delta, relation, "certified", opinion, words)
 
 
 def profile(mechanism: Mechanism, steps: int, relation: Relation = "zero-out") -> Curve:

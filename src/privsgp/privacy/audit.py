@@ -49,7 +49,8 @@ class TradeOff:
         q, e, d = probability[..., None], self.epsilon, self.delta
         here = np.exp(e) * q + d
         complement = 1 - np.exp(-e) * (1 - q - d)
-        return np.clip(np.minimum(here, complement).min(-1), probability, 1.0)
+        most: NDArray[np.float64] = np.clip(np.minimum(here, complement).min(-1), probability, 1.0)
+        return most
 
 
 def noise_p(scores: NDArray[np.float64]) -> float:
@@ -130,11 +131,11 @@ def _upper(count: NDArray[np.int64], trials: int, alpha: float) -> NDArray[np.fl
 
 
 def guess(scores: NDArray[np.float64], present: NDArray[np.bool_]) -> tuple[int, int]:
-    """Guess the highest third present and the lowest third absent; return (guesses, right ones)."""
+    """Guess the highest third present and the lowest third absent; return (right ones, guesses)."""
     third = len(scores) // 3
     order = np.argsort(scores, kind="stable")
     right = np.count_nonzero(~present[order[:third]]) + np.count_nonzero(present[order[len(order) - third :]])
-    return 2 * third, int(right)
+    return int(right), 2 * third
 
 
 def guesses_p(right: int, guesses: int, canaries: int, *, epsilon: float, delta: float) -> float:

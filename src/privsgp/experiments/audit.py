@@ -1,0 +1,231 @@
+"""The audit: attack a run of the user's own configuration, bound each node's ε from below, or raise the alarm.
+
+Two runs with canaries. In the first all neighbours of each node work together, read every message and send back what
+makes canaries stand out; their scores are compared with the certified trade-off curve of one release (white box). The
+second is left alone, and only its final model is looked at (black box). Neither touches anybody's data.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import math
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from privsgp import training
+from privsgp.engine.evaluate import average
+from privsgp.engine.folder import Folder
+from privsgp.engine.stops import Diverged
+from privsgp.errors import Refused
+from privsgp.experiments import canaries as canary
+from privsgp.experiments.attack import Attacked
+from privsgp.privacy import accountant, cache
+from privsgp.privacy import audit as statistics
+from privsgp.privacy.mechanism import Sag, Saga, SampledMean
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from privsgp.config import Config
+    from privsgp.engine.job import Job
+    from privsgp.experiments.canaries import Canaries
+    from privsgp.privacy.mechanism import Mechanism
+
+    Scores = NDArray[np.float64]
+
+REPORT_VERSION = 1
+STATEMENTS = 4  # about each node: noise, trade-off, white box, black box
+# The secure source rounds its sums to a grid of about σ/16. Noise of our own on what we saw makes that invisible to
+# the tests; it is post-processing, and counted in the scores' scale.
+BLUR = 1 / 8
+
+ASSUMPTIONS = (
+    "made-up data of the same shape and sizes: nobody's records were used, and no ledger is charged",
+    "neighbours differ in one canary, which is zeroed out: gradient and table entry are 0 throughout",
+    "white box: all neighbours of a node work together, see all its messages and choose all it receives",
+    "the white-box bound is the ε of the declared mechanism with the largest noise that the messages contradict",
+    "black box: only the final average model is seen, and only the canaries' losses under it are used",
+    "the confidence holds for all statements about all nodes together; no alarm is no proof",
+)
+
+
+@dataclass(frozen=True)
+class NodeAudit:
+    """What was found about one node; `alarms` says in words what contradicts its claim, and is empty if nothing does.
+
+    `epsilon_claimed` is the node's budget, or the certified ε where noise was fixed by hand.
+    """
+
+    node: int
+    delta: float
+    epsilon_claimed: float
+    epsilon_certified: float
+    white_box: float
+    black_box: float
+    noise_p: float
+    trade_off_p: float
+    alarms: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class AuditReport:
+    """What an audit found."""
+
+    name: str
+    algorithm: str
+    steps: int
+    canaries: int
+    observations: int
+    confidence: float
+    nodes: tuple[NodeAudit, ...]
+    assumptions: tuple[str, ...] = ASSUMPTIONS
+
+    @property
+    def alarm(self) -> bool:
+        """Whether any node is less private than claimed."""
+        return any(node.alarms for node in self.nodes)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain values for JSON; no finite ε is None."""
+        values = dataclasses.asdict(self)
+        nodes = [{key: _plain(value) for key, value in node.items()} for node in values.pop("nodes")]
+        header = {"format": "privsgp-audit", "version": REPORT_VERSION, "alarm": self.alarm}
+        return header | {key: _plain(value) for key, value in values.items()} | {"nodes": nodes}
+
+
+def audit(
+    config: Config,
+    data_dir: Path | None = None,
+    canaries: int | None = None,
+    seed: int = 0,
+    confidence: float = 0.95,
+) -> AuditReport:
+    """Attack two runs of this configuration and say how private its nodes at most are.
+
+    Guarantee: with probability `confidence` all lower bounds are right and no alarm is false, for all nodes together.
+    Assumes: what `AuditReport.assumptions` says. `seed` decides the canaries' coins; noise and sampling come from where
+    the configuration's own runs take them.
+    """
+    if not 0 < confidence < 1:
+        raise Refused(f"confidence = {confidence}", "take a probability, such as 0.95")
+    if not config.private:
+        raise Refused(f"algorithm.name = {config.algorithm.name!r}", "it promises nothing: audit a private algorithm")
+    problem = training.load_problem(config, data_dir)
+    rng = np.random.Generator(np.random.Philox(seed))
+    # Only SAGA sends changes of a gradient: two lures in turn keep them large. Elsewhere one steady gradient is worst.
+    lures = 2 if config.algorithm.name == "privsgp-vr" else 1
+    drawn = canary.draw(problem, canaries, lures=lures, rng=rng)
+    planted = canary.plant(problem, drawn, rng)
+    job = training.prepare(config, planted)
+    _refuse_unaudited(job)
+    job = dataclasses.replace(job, evaluate_every=job.steps, checkpoint_every=job.steps)
+    scores = _white_box(job, drawn, rng)
+    losses = _black_box(job, drawn)
+    alpha = (1 - confidence) / (STATEMENTS * job.nodes)
+    nodes = tuple(_judge(job, i, drawn.present[i], scores[:, i], losses[i], alpha) for i in range(job.nodes))
+    return AuditReport(
+        job.name, job.algorithm.name, job.steps, drawn.count, len(scores) * drawn.count, confidence, nodes
+    )
+
+
+def _refuse_unaudited(job: Job) -> None:
+    for i, mechanism in enumerate(job.protection.mechanisms):
+        if not isinstance(mechanism, SampledMean | Saga | Sag):
+            raise Refused(f"an audit of {type(mechanism).__name__}", "SampledMean, Saga and Sag can be audited")
+        if not mechanism.sigma:
+            raise Refused(f"privacy.sigma = 0 for node {i}", "without noise ε is infinite: there is nothing to audit")
+
+
+def _white_box(job: Job, canaries: Canaries, rng: np.random.Generator) -> Scores:
+    """Return the scores [steps, n, M] of a run whose nodes get lures back."""
+    scores = _run(job, canaries, feedback=True).scores
+    return (scores + BLUR * rng.standard_normal(scores.shape)) / math.sqrt(1 + BLUR**2)
+
+
+def _black_box(job: Job, canaries: Canaries) -> Scores:
+    """Return the canaries' losses [n, M] under the final average model of a run that is left alone."""
+    attacked = _run(job, canaries, feedback=False)
+    return np.nan_to_num(attacked.losses(average(attacked.state)), nan=np.inf)
+
+
+def _run(job: Job, canaries: Canaries, *, feedback: bool) -> Attacked:
+    with tempfile.TemporaryDirectory() as place:
+        folder = Folder(Path(place))
+        with folder.locked():
+            attacked = Attacked(job, folder, canaries, feedback=feedback)
+            folder.prepare()
+            folder.identify(training.versions(), None)
+            with contextlib.suppress(Diverged):  # what was sent until then has been seen
+                attacked.run()
+            return attacked
+
+
+def _judge(job: Job, node: int, present: NDArray[np.bool_], scores: Scores, losses: Scores, alpha: float) -> NodeAudit:
+    """Turn what was seen of one node [steps, M] and the canaries' final losses [M] into bounds and alarms."""
+    p, mechanism = job.protection, job.protection.mechanisms[node]
+    seen, unseen = scores[:, present], scores[:, ~present]
+    certified = _epsilon(job, node, 1.0)
+    budget = p.budgets[node]
+    guesses = statistics.guess(-losses, present)
+    found = NodeAudit(
+        node=node,
+        delta=p.deltas[node],
+        epsilon_claimed=certified if budget is None else budget,
+        epsilon_certified=certified,
+        white_box=_white_bound(job, node, seen, unseen, alpha),
+        black_box=statistics.guessed_epsilon(*guesses, len(losses), delta=p.deltas[node], alpha=alpha),
+        noise_p=statistics.noise_p(unseen),
+        trade_off_p=statistics.trade_off_p(seen, _allowed(mechanism)),
+        alarms=(),
+    )
+    return dataclasses.replace(found, alarms=_alarms(found, alpha))
+
+
+def _alarms(found: NodeAudit, alpha: float) -> tuple[str, ...]:
+    said = []
+    if found.noise_p < alpha:
+        said.append(f"there is less noise in its messages than declared (p = {found.noise_p:.1e})")
+    if found.trade_off_p < alpha:
+        said.append(
+            f"a message shows more of a present canary than the certified curve allows (p = {found.trade_off_p:.1e})"
+        )
+    for way, bound in (("messages", found.white_box), ("final model", found.black_box)):
+        if bound > found.epsilon_claimed:
+            said.append(f"ε is at least {bound:.3g} by its {way}, and {found.epsilon_claimed:.3g} is claimed")
+    return tuple(said)
+
+
+def _white_bound(job: Job, node: int, seen: Scores, unseen: Scores, alpha: float) -> float:
+    """Return the ε of the node's K releases with the least noise that its messages contradict, 0 for none."""
+    mechanism = job.protection.mechanisms[node]
+    factor = statistics.least_noise(
+        seen, unseen, lambda factor: _allowed(mechanism.with_sigma(mechanism.sigma * factor)), alpha
+    )
+    return 0.0 if factor is None else _epsilon(job, node, factor)
+
+
+def _epsilon(job: Job, node: int, factor: float) -> float:
+    mechanism = job.protection.mechanisms[node]
+    more = mechanism.with_sigma(mechanism.sigma * factor)
+    return accountant.epsilon(more, job.steps, job.protection.deltas[node]).epsilon
+
+
+@functools.lru_cache(maxsize=256)
+def _allowed(mechanism: Mechanism) -> statistics.TradeOff:
+    """Return the certified trade-off curve of one release; a second's work for SAGA, so it is kept."""
+
+    def compute() -> tuple[float, ...]:
+        return tuple(statistics.TradeOff.of(accountant.profile(mechanism, 1)).delta)
+
+    delta = cache.remember(f"trade-off {mechanism} at {statistics.EPSILONS.tolist()}", compute)
+    return statistics.TradeOff(statistics.EPSILONS, np.array(delta))
+
+
+def _plain(value: Any) -> Any:  # noqa: ANN401 - any JSON value
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,210 @@
+"""Small models for the tests of this room, and the gradients that plain autograd gives, one sample at a time."""
+
+from __future__ import annotations
+
+import copy
+from itertools import pairwise
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from privsgp.gradient import Layout
+from privsgp.models import per_sample
+
+cross_entropy = per_sample("cross-entropy")
+
+
+def mlp(*widths, bias=True, activation=nn.ReLU):
+    layers = [layer for i, o in pairwise(widths) for layer in (nn.Linear(i, o, bias=bias), activation())]
+    return nn.Sequential(*layers[:-1])
+
+
+class Residual(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.enter, self.inner, self.leave = nn.Linear(6, 5), nn.Linear(5, 5, bias=False), nn.Linear(5, 3)
+
+    def forward(self, x):
+        h = functional.relu(self.enter(x))
+        return self.leave(h + functional.relu(self.inner(h)))
+
+
+class Views(nn.Module):
+    """Uses the size of its batch for views, and the data in two layers."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(6, 4), nn.Linear(6, 4)
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, x):
+        x = x.view(x.shape[0], -1)
+        both = torch.stack([self.first(x), self.second(x)], 1).reshape(x.size(0), 2, 2, 2)
+        return self.head(torch.tanh(both.sum(1)).view(len(x), -1))
+
+
+def frozen_middle():
+    model = mlp(6, 5, 4, 3)
+    model[2].requires_grad_(requires_grad=False)
+    return model
+
+
+class Twice(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner, self.leave = nn.Linear(6, 6), nn.Linear(6, 3)
+
+    def forward(self, x):
+        return self.leave(self.inner(torch.tanh(self.inner(x))))
+
+
+def tied():
+    model = mlp(6, 6, 6, 3)
+    model[2].weight = model[0].weight
+    return model
+
+
+class UsesWeight(nn.Module):
+    """Calls its layer once, and takes its weight as well."""
+
+    def __init__(self):
+        super().__init__()
+        self.enter, self.leave = nn.Linear(6, 6), nn.Linear(6, 3)
+
+    def forward(self, x):
+        return self.leave(functional.linear(torch.tanh(self.enter(x)), self.enter.weight))
+
+
+def hooked():
+    model = mlp(6, 5, 3)
+    model[0].register_forward_hook(lambda _layer, _inputs, out: 2 * out)
+    return model
+
+
+class Overridden(nn.Module):
+    """A layer whose forward is somebody's own."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(6, 3)
+        self.layer.forward = lambda x: 3 * functional.linear(x, self.layer.weight, self.layer.bias)
+
+    def forward(self, x):
+        return self.layer(x)
+
+
+class Sequence(nn.Module):
+    """A linear layer on every word of a sentence: three dimensions."""
+
+    def __init__(self):
+        super().__init__()
+        self.word, self.head = nn.Linear(2, 4), nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.head(torch.tanh(self.word(x.view(len(x), 3, 2))).mean(1))
+
+
+class Rows(nn.Module):
+    """A sample becomes three rows of a longer batch, so rows are not samples."""
+
+    def __init__(self):
+        super().__init__()
+        self.row = nn.Linear(2, 3)
+
+    def forward(self, x):
+        return self.row(x.view(-1, 2)).view(len(x), 3, 3).sum(1)
+
+
+def convolution():
+    return nn.Sequential(nn.Unflatten(1, (1, 6)), nn.Conv1d(1, 2, 3), nn.GroupNorm(2, 2), nn.Flatten(), nn.Linear(8, 3))
+
+
+class OwnParameter(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.linspace(0.5, 1.5, 6))
+        self.layer = nn.Linear(6, 3)
+
+    def forward(self, x):
+        return self.layer(self.scale * x)
+
+
+def partly_frozen():
+    model = mlp(6, 5, 3)
+    model[0].bias.requires_grad_(requires_grad=False)
+    return model
+
+
+def unused():
+    model = nn.Module()
+    model.layer, model.spare = nn.Linear(6, 3), nn.Linear(2, 2)
+    model.forward = lambda x: model.layer(x)
+    return model
+
+
+RULED = {
+    "bare linear": lambda: nn.Linear(6, 3),
+    "logistic": lambda: mlp(6, 3),
+    "mlp": lambda: mlp(6, 5, 3),
+    "deep": lambda: mlp(6, 4, 5, 2, 3, activation=nn.Tanh),
+    "no bias": lambda: mlp(6, 5, 3, bias=False),
+    "flatten": lambda: nn.Sequential(nn.Unflatten(1, (2, 3)), nn.Flatten(), mlp(6, 4, 3)),
+    "scaled input": lambda: nn.Sequential(nn.Tanh(), mlp(6, 4, 3)),
+    "residual": Residual,
+    "views": Views,
+    "frozen layer": frozen_middle,
+}
+UNRULED = {
+    "called twice": Twice,
+    "tied": tied,
+    "uses weight": UsesWeight,
+    "hooked": hooked,
+    "overridden": Overridden,
+    "three dimensions": Sequence,
+    "rows": Rows,
+    "convolution": convolution,
+    "own parameter": OwnParameter,
+    "partly frozen": partly_frozen,
+    "unused layer": unused,
+}
+
+
+def build(factory, seed=0, dtype=torch.float64):
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return factory().to(dtype)
+
+
+def around(model, nodes, seed=0):
+    """Different models with the architecture of `model`, [nodes, d]."""
+    x0 = Layout.of(model).flatten(model)
+    return x0 + 0.3 * torch.randn(nodes, len(x0), generator=torch.Generator().manual_seed(seed), dtype=x0.dtype)
+
+
+def samples(nodes, batch, size=6, classes=3, seed=0, dtype=torch.float64):
+    generator = torch.Generator().manual_seed(seed)
+    inputs = torch.randn(nodes, batch, size, generator=generator, dtype=dtype)
+    return inputs, torch.randint(classes, (nodes, batch), generator=generator)
+
+
+def probe(size=6, dtype=torch.float64):
+    inputs, targets = samples(1, 4, size, seed=99, dtype=dtype)
+    return inputs[0], targets[0]
+
+
+def plain_gradients(model, loss, z, inputs, targets):
+    """∇f(z_i; j) by `backward`, one model and one sample at a time, [m, b, d]."""
+    layout = Layout.of(model)
+
+    def one(parameters, x, y):
+        alone = model if parameters is None else copy.deepcopy(model)
+        trained = dict(alone.named_parameters())
+        with torch.no_grad():
+            for name, value in layout.views(parameters).items():
+                trained[name].copy_(value)
+        wanted = [trained[name] for name in layout.names]
+        parts = torch.autograd.grad(loss(alone(x[None]), y[None]).sum(), wanted, materialize_grads=True)
+        return torch.cat([part.flatten() for part in parts])
+
+    return torch.stack([torch.stack([one(z[i], *s) for s in zip(inputs[i], targets[i], strict=True)]) for i in range(len(z))])
