@@ -33,16 +33,22 @@ Probability = Annotated[float, Field(gt=0, lt=1)]
 Noise = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
-def _one_of(known: Iterable[str]) -> AfterValidator:
+def _one_of(known: Iterable[str], *, unsaid: str | None = None) -> AfterValidator:
     names = list(known)
 
     def check(value: str) -> str:
-        if value not in names:
+        if value not in (*names, unsaid):
             close = difflib.get_close_matches(value, names, 1)
             raise ValueError(f"use one of {', '.join(names)}" + (f" (did you mean {close[0]!r}?)" if close else ""))
         return value
 
     return AfterValidator(check)
+
+
+def _folder_name(value: str) -> str:
+    if not re.fullmatch(r"\w[\w.-]*", value):
+        raise ValueError("it names a folder: use letters, digits, '_', '-' and '.'")
+    return value
 
 
 class _Section(BaseModel):
@@ -72,7 +78,7 @@ class Data(_Section):
 class Model(_Section):
     """What is learnt."""
 
-    name: Annotated[str, _one_of(MODELS)] = "mlp"
+    name: Annotated[str, _one_of(MODELS, unsaid="module")] = "mlp"
     hidden: Count | list[Count] = 64
     loss: Literal["cross-entropy", "binary", "mse"] = "cross-entropy"
 
@@ -152,7 +158,7 @@ class Engine(_Section):
 class Config(_Section):
     """A whole run."""
 
-    name: Annotated[str, Field(min_length=1, pattern=r"^\w[\w.-]*$")] = "run"
+    name: Annotated[str, AfterValidator(_folder_name)] = "run"
     seed: Annotated[int, Field(ge=0)] | None = None
     data: Data = Data()
     model: Model = Model()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from itertools import pairwise
+from types import MethodType
 
 import torch
 from torch import nn
@@ -82,16 +83,11 @@ def hooked():
     return model
 
 
-class Overridden(nn.Module):
+def overridden():
     """A layer whose forward is somebody's own."""
-
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(6, 3)
-        self.layer.forward = lambda x: 3 * functional.linear(x, self.layer.weight, self.layer.bias)
-
-    def forward(self, x):
-        return self.layer(x)
+    model = mlp(6, 3)
+    model[0].forward = MethodType(lambda layer, x: 3 * functional.linear(x, layer.weight, layer.bias), model[0])
+    return model
 
 
 class Sequence(nn.Module):
@@ -136,11 +132,13 @@ def partly_frozen():
     return model
 
 
-def unused():
-    model = nn.Module()
-    model.layer, model.spare = nn.Linear(6, 3), nn.Linear(2, 2)
-    model.forward = lambda x: model.layer(x)
-    return model
+class Unused(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer, self.spare = nn.Linear(6, 3), nn.Linear(2, 2)
+
+    def forward(self, x):
+        return self.layer(x)
 
 
 RULED = {
@@ -160,13 +158,13 @@ UNRULED = {
     "tied": tied,
     "uses weight": UsesWeight,
     "hooked": hooked,
-    "overridden": Overridden,
+    "overridden": overridden,
     "three dimensions": Sequence,
     "rows": Rows,
     "convolution": convolution,
     "own parameter": OwnParameter,
     "partly frozen": partly_frozen,
-    "unused layer": unused,
+    "unused layer": Unused,
 }
 
 
@@ -194,17 +192,18 @@ def probe(size=6, dtype=torch.float64):
 
 
 def plain_gradients(model, loss, z, inputs, targets):
-    """∇f(z_i; j) by `backward`, one model and one sample at a time, [m, b, d]."""
+    """∇f(z_i; j) by autograd, one model and one sample at a time, [m, b, d]."""
     layout = Layout.of(model)
 
-    def one(parameters, x, y):
-        alone = model if parameters is None else copy.deepcopy(model)
+    def one(row, x, y):
+        alone = copy.deepcopy(model)
         trained = dict(alone.named_parameters())
         with torch.no_grad():
-            for name, value in layout.views(parameters).items():
+            for name, value in layout.views(row).items():
                 trained[name].copy_(value)
         wanted = [trained[name] for name in layout.names]
         parts = torch.autograd.grad(loss(alone(x[None]), y[None]).sum(), wanted, materialize_grads=True)
         return torch.cat([part.flatten() for part in parts])
 
-    return torch.stack([torch.stack([one(z[i], *s) for s in zip(inputs[i], targets[i], strict=True)]) for i in range(len(z))])
+    nodes = zip(z, inputs, targets, strict=True)
+    return torch.stack([torch.stack([one(row, x, y) for x, y in zip(*data, strict=True)]) for row, *data in nodes])

@@ -88,10 +88,11 @@ class Training:
                 seconds = spent + time.perf_counter() - started
                 if k % job.evaluate_every == 0 or k == job.steps:
                     rows = [row for row in rows if row["step"] < k] + [self._evaluate(k, seconds)]
-                if k % job.checkpoint_every == 0 or k == job.steps or self._stop:
+                stop = self._stop and k < job.steps  # asked once: a signal may come at any moment
+                if k % job.checkpoint_every == 0 or k == job.steps or stop:
                     self._checkpoint(k, seconds)
                 self.watch(k, rows[-1] if rows else None)
-                if self._stop and k < job.steps:
+                if stop:
                     raise Interrupted(k)
             if k < job.steps:
                 self._checkpoint(k, spent + time.perf_counter() - started)
@@ -126,7 +127,7 @@ class Training:
     def _checkpoint(self, k: int, seconds: float) -> None:
         finite = self.state.x.isfinite().all(1)
         if not bool(finite.all()):
-            raise Diverged(k, int(finite.logical_not().nonzero()[0]))
+            raise Diverged(k, f"the message of node {int(finite.logical_not().nonzero()[0])}")
         progress = checkpoint.Progress(k, self.attempt, seconds, self.bytes_sent, self.job.shared_hash)
         checkpoint.save(self.folder.checkpoint, progress, self.state, self.algorithm.arrays())
 
@@ -145,6 +146,8 @@ class Training:
         if job.simulation:
             row["train_loss"] = _number(self._train_loss(mean))
         self.folder.append_metrics(row)
+        if not job.algorithm.private and row.get("test_loss", 0.0) is None:
+            raise Diverged(k, "the test loss")  # gradients that overflow count as 0: the messages may stay finite
         return row
 
     def _train_loss(self, mean: Tensor) -> float:

@@ -12,11 +12,11 @@ class Interrupted(Exception):
 
 
 class Diverged(Exception):
-    """A message was not finite. Messages are noised: looking at them reveals nothing."""
+    """A message was not finite, or without noise the test loss. Messages are noised: a look at them reveals nothing."""
 
-    def __init__(self, step: int, node: int) -> None:
+    def __init__(self, step: int, what: str) -> None:
         super().__init__(
-            f"the message of node {node} is not finite after step {step}: the run has diverged\n"
+            f"{what} is not finite after step {step}: the run has diverged\n"
             "  → lower algorithm.step_size or privacy.clip; the last checkpoint is from before"
         )
 

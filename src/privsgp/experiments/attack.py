@@ -42,6 +42,9 @@ class ZeroedOut(Block):
         return super().gradients(z, Drawn(drawn.rows, drawn.mask & self.present[nodes, drawn.rows]))
 
 
+SIDES = 8  # directions looked at per canary: its own, and some across it that show the same noise without the canary
+
+
 class Attacked(Training):
     """A run with canaries; with `feedback` the neighbours send the lures back in turn, without they only listen."""
 
@@ -50,14 +53,17 @@ class Attacked(Training):
         super().__init__(job, folder)
         self.lures = canaries.lures(self.state.x[0], self.layout) if feedback else None
         self._lured = [] if self.lures is None else [self._canary_gradients(z) for z in self.lures]
-        self._scores: list[NDArray[np.float64]] = []
+        self._scores: list[NDArray[np.float32]] = []
         self._before = self._columns(self.state.x).clone()
         self._gradient = self._canary_gradients(self.state.z)
         self._direction = _unit(self._gradient)
 
     @property
-    def scores(self) -> NDArray[np.float64]:
-        """What each message says about each canary, in units of σ_i: [steps, n, M], N(0, 1) for absent canaries."""
+    def scores(self) -> NDArray[np.float32]:
+        """What each message shows in each canary's column, in units of σ_i: [steps, n, sides, M].
+
+        Side 0 is the canary's own direction, the others are orthogonal to it; without the canary all are N(0, 1).
+        """
         return np.stack(self._scores)
 
     def losses(self, x: Tensor) -> NDArray[np.float64]:
@@ -89,12 +95,13 @@ class Attacked(Training):
         return x, w
 
     def _look(self, k: int, message: Tensor) -> None:
-        """Project y_i^k = (x_i^k − x_i^{k+½}) / γ_k onto each canary's direction, in its own column."""
+        """Turn each canary's column of y_i^k = (x_i^k − x_i^{k+½}) / γ_k so that its direction comes first."""
         step_size = self.job.step_size(k)
         if step_size > 0:  # a message that does not move says nothing
             y = (self._before - self._columns(message)).double() / step_size
-            sigma = torch.tensor([m.sigma for m in self.job.protection.mechanisms], device=y.device)[:, None]
-            self._scores.append(((y * self._direction).sum(1) / sigma).cpu().numpy())
+            sigma = torch.tensor([m.sigma for m in self.job.protection.mechanisms], device=y.device)
+            turned = _turn(y, self._direction)[:, :SIDES] / sigma[:, None, None]
+            self._scores.append(turned.float().cpu().numpy())
 
     def _aim(self, gradient: Tensor) -> None:
         """Choose where to look at the next step: along the gradient, or along its change where that is what is sent."""
@@ -124,3 +131,11 @@ def _unit(v: Tensor) -> Tensor:
     fallback = torch.zeros_like(v)
     fallback[:, 0] = 1
     return torch.where(norm > 0, v / norm.clamp(min=1e-300), fallback)
+
+
+def _turn(y: Tensor, direction: Tensor) -> Tensor:
+    """Reflect along axis 1 so that `direction` goes to the first coordinate (Householder); the rest is across it."""
+    v = direction.clone()
+    v[:, 0] -= 1
+    length = v.square().sum(1, keepdim=True)
+    return y - v * (2 * (v * y).sum(1, keepdim=True) / length.clamp(min=1e-30))

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from privsgp.experiments.canaries import Canaries
     from privsgp.privacy.mechanism import Mechanism
 
-    Scores = NDArray[np.float64]
+    Scores = NDArray[np.floating[Any]]
 
 REPORT_VERSION = 1
 STATEMENTS = 4  # about each node: noise, trade-off, white box, black box
@@ -105,8 +105,11 @@ def audit(
     canaries: int | None = None,
     seed: int = 0,
     confidence: float = 0.95,
+    observations: int = 50_000,
 ) -> AuditReport:
-    """Attack two runs of this configuration and say how private its nodes at most are.
+    """Attack runs of this configuration and say how private its nodes at most are.
+
+    The white-box attack is repeated until it has at least so many `observations` of each node: (canary, step) pairs.
 
     Guarantee: with probability `confidence` all lower bounds are right and no alarm is false, for all nodes together.
     Assumes: what `AuditReport.assumptions` says. `seed` decides the canaries' coins; noise and sampling come from where
@@ -125,7 +128,7 @@ def audit(
     job = training.prepare(config, planted)
     _refuse_unaudited(job)
     job = dataclasses.replace(job, evaluate_every=job.steps, checkpoint_every=job.steps)
-    scores = _white_box(job, drawn, rng)
+    scores = _white_box(job, drawn, observations, rng)
     losses = _black_box(job, drawn)
     alpha = (1 - confidence) / (STATEMENTS * job.nodes)
     nodes = tuple(_judge(job, i, drawn.present[i], scores[:, i], losses[i], alpha) for i in range(job.nodes))
@@ -142,10 +145,14 @@ def _refuse_unaudited(job: Job) -> None:
             raise Refused(f"privacy.sigma = 0 for node {i}", "without noise ε is infinite: there is nothing to audit")
 
 
-def _white_box(job: Job, canaries: Canaries, rng: np.random.Generator) -> Scores:
-    """Return the scores [steps, n, M] of a run whose nodes get lures back."""
-    scores = _run(job, canaries, feedback=True).scores
-    return (scores + BLUR * rng.standard_normal(scores.shape)) / math.sqrt(1 + BLUR**2)
+def _white_box(job: Job, canaries: Canaries, observations: int, rng: np.random.Generator) -> Scores:
+    """Return the scores [steps, n, sides, M] of runs whose nodes get lures back, one run after the other."""
+    runs = max(1, math.ceil(observations / (job.steps * canaries.count)))
+    again = [job if job.seed is None else dataclasses.replace(job, seed=job.seed + run) for run in range(runs)]
+    scores = np.concatenate([_run(one, canaries, feedback=True).scores for one in again])
+    blur = rng.standard_normal(scores.shape, dtype=np.float32)
+    blurred: Scores = (scores + BLUR * blur) / math.sqrt(1 + BLUR**2)
+    return blurred
 
 
 def _black_box(job: Job, canaries: Canaries) -> Scores:
@@ -167,9 +174,9 @@ def _run(job: Job, canaries: Canaries, *, feedback: bool) -> Attacked:
 
 
 def _judge(job: Job, node: int, present: NDArray[np.bool_], scores: Scores, losses: Scores, alpha: float) -> NodeAudit:
-    """Turn what was seen of one node [steps, M] and the canaries' final losses [M] into bounds and alarms."""
+    """Turn what was seen of one node [steps, sides, M] and the canaries' losses [M] into bounds and alarms."""
     p, mechanism = job.protection, job.protection.mechanisms[node]
-    seen, unseen = scores[:, present], scores[:, ~present]
+    seen, unseen = scores[:, 0, present], scores[:, :, ~present]
     certified = _epsilon(job, node, 1.0)
     budget = p.budgets[node]
     guesses = statistics.guess(-losses, present)

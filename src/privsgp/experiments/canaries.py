@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 AMPLITUDE = 1e6  # of a canary's input
 SWING = 100.0  # of what a lure makes a canary's first-layer outputs: saturates a softmax, yet is far below AMPLITUDE
-DEFAULT = 32
+MOST = 256  # canaries on a node, unless more are asked for
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,7 +71,7 @@ def draw(problem: Problem, canaries: int | None, *, lures: int, rng: np.random.G
             "canaries need a linear first layer on the data: audit the same privacy settings with 'mlp' or 'logistic'",
         )
     nodes, room = len(problem.parts), min(features, *(len(rows) for rows in problem.parts))
-    count = min(DEFAULT, max(1, room // 2)) if canaries is None else canaries
+    count = min(MOST, max(1, 3 * room // 4)) if canaries is None else canaries
     if not 1 <= count <= room:
         raise Refused(f"canaries = {count}", f"take 1 to {room}: each needs an input feature and a record of its own")
     if shape[0] > 1:
@@ -118,4 +118,5 @@ def _wrong(problem: Problem, canaries: Canaries, inputs: NDArray[np.float32]) ->
     if logits.shape[-1] == 1:
         logits = torch.cat([torch.zeros_like(logits), logits], -1)
     likely = logits.softmax(-1).reshape(*canaries.units.shape, -1).sum(0).numpy()
-    return np.argmin(likely, -1)
+    least: NDArray[np.int64] = np.argmin(likely, -1)
+    return least

@@ -42,8 +42,8 @@ def _aligned(stack: Tensor) -> Tensor:
 def _room(like: Tensor, rows: int, columns: int) -> Tensor:
     """Return memory for as many matrices as `like` has, each beginning at a multiple of 64 bytes."""
     unit = _ALIGNMENT // like.element_size()
-    size = rows * columns
-    return like.new_empty(like.shape[0], -(-size // unit) * unit)[:, :size].unflatten(1, (rows, columns))
+    m, size = like.shape[0], rows * columns
+    return like.new_empty(m, -(-size // unit) * unit)[:, :size].view(m, rows, columns)
 
 
 class Forward(torch.autograd.Function):

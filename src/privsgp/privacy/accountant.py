@@ -19,7 +19,7 @@ from privsgp.errors import Refused
 from privsgp.privacy import cache, rdp
 from privsgp.privacy.curve import Curve, Gaussian, Group
 from privsgp.privacy.mechanism import Anchored, Mechanism, Relation, Sag, Saga, SampledMean, Unprotected
-from privsgp.privacy.saga import Geometry
+from privsgp.privacy.saga import Ends, Geometry
 from privsgp.privacy.sampled import Sampled
 
 if TYPE_CHECKING:
@@ -109,6 +109,16 @@ def renyi(mechanism: Mechanism, steps: int, relation: Relation = "zero-out") -> 
             "take 'zero-out': Rényi divergences do not survive group privacy",
         )
     return _renyi(run)
+
+
+def rough(mechanism: Mechanism, steps: int, delta: float, relation: Relation) -> float:
+    """Return about the certified ε, quickly and possibly a little below it: for a search, never for a claim."""
+    run = _run(mechanism, steps, relation)
+    if run is None:
+        return math.inf
+    parts = ((Ends(r.rate, r.ratio, r.shift) if isinstance(r, Geometry) else r, count) for r, count in run.parts)
+    curve = _composed(_Run(tuple(parts), run.grouped))
+    return (Group(curve) if run.grouped else curve).epsilon(delta)
 
 
 def check(steps: int, delta: float, relation: str) -> int:
@@ -229,9 +239,9 @@ def _run(mechanism: Mechanism, steps: int, relation: Relation) -> _Run | None:
 
 
 def _within_reason(release: Release) -> Release:
-    """Return the release, or the plain Gaussian above it where its shifts are too small for a grid of losses."""
+    """Return the release, or the plain Gaussian above it where its losses are too small or too large for a grid."""
     shift = _unsampled(release)
-    if shift >= SMALLEST:
+    if shift >= SMALLEST and (isinstance(release, Sampled) or release.shift < 20):
         return release
     return Sampled(1.0, max(shift, SMALLEST * 1e-20) / (2 if getattr(release, "replace", False) else 1))
 

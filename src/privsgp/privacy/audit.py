@@ -14,7 +14,7 @@ the final model alone (Steinke, Nasr and Jagielski 2023).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from scipy import stats
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from privsgp.privacy.curve import Curve
+
+    Scores = NDArray[np.floating[Any]]
 
 THRESHOLDS = np.array([0.25, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 6.0])
 EPSILONS = np.concatenate(([0.0], np.geomspace(1e-3, 12.0, 60)))
@@ -53,8 +55,8 @@ class TradeOff:
         return most
 
 
-def noise_p(scores: NDArray[np.float64]) -> float:
-    """Return a p-value against "the scores [steps, canaries] of absent canaries are independent N(0, 1)".
+def noise_p(scores: Scores) -> float:
+    """Return a p-value against "the scores [steps, …] of absent canaries are independent N(0, 1)".
 
     One-sided: too much noise hides more, not less. Scale is tested on sums and on differences of neighbouring steps,
     so that noise used twice shows too; the shape (bounded or light-tailed noise) by Kolmogorov and Smirnov's test.
@@ -64,12 +66,12 @@ def noise_p(scores: NDArray[np.float64]) -> float:
     even = len(scores) - len(scores) % 2
     first, second = scores[:even:2], scores[1:even:2]
     samples = [(first + second) / np.sqrt(2), (first - second) / np.sqrt(2)] if even else [scores]
-    scale = [stats.chi2.cdf(np.square(s).sum(), s.size) for s in samples]
+    scale = [stats.chi2.cdf(np.square(s, dtype=np.float64).sum(), s.size) for s in samples]
     shape = stats.kstest(np.abs(scores).ravel(), stats.halfnorm.cdf, alternative="greater").pvalue
     return bonferroni(*scale, shape)
 
 
-def trade_off_p(present: NDArray[np.float64], allowed: TradeOff) -> float:
+def trade_off_p(present: Scores, allowed: TradeOff) -> float:
     """Return a p-value against "a present canary's scores are within the trade-off curve, around N(0, 1)".
 
     Guarantee: at most p of the audits of a mechanism that keeps to `allowed` give a value of p or less, whatever the
@@ -82,9 +84,7 @@ def trade_off_p(present: NDArray[np.float64], allowed: TradeOff) -> float:
     return bonferroni(*stats.binom.sf(_counts(present) - 1, present.size, limit))
 
 
-def least_noise(
-    present: NDArray[np.float64], absent: NDArray[np.float64], allowed: Callable[[float], TradeOff], alpha: float
-) -> float | None:
+def least_noise(present: Scores, absent: Scores, allowed: Callable[[float], TradeOff], alpha: float) -> float | None:
     """Return the least multiple of the claimed σ that the scores reject, None if they reject none.
 
     `allowed(factor)` is the trade-off curve of the mechanism with noise factor · σ. Nothing is assumed about the law of
@@ -105,7 +105,7 @@ def least_noise(
     return float(FACTORS[high])
 
 
-def _outside(present: NDArray[np.float64], absent: NDArray[np.float64], allowed: TradeOff, alpha: float) -> bool:
+def _outside(present: Scores, absent: Scores, allowed: TradeOff, alpha: float) -> bool:
     """Tell whether, at level alpha over all events and both directions, the two rates contradict a trade-off curve."""
     p, q = _counts(present), _counts(absent)
     each = alpha / (2 * p.size)  # an event and its complement are both here: four limits for each pair of them
@@ -114,7 +114,7 @@ def _outside(present: NDArray[np.float64], absent: NDArray[np.float64], allowed:
     return bool((lower_p > allowed.most(upper_q)).any() or (lower_q > allowed.most(upper_p)).any())
 
 
-def _counts(scores: NDArray[np.float64]) -> NDArray[np.int64]:
+def _counts(scores: Scores) -> NDArray[np.int64]:
     """Count the scores above t, below −t and in either, for all thresholds; then in the complements."""
     flat, t = scores.ravel(), THRESHOLDS[:, None]
     above, below = (flat > t).sum(1), (flat < -t).sum(1)
@@ -130,7 +130,7 @@ def _upper(count: NDArray[np.int64], trials: int, alpha: float) -> NDArray[np.fl
     return np.where(count < trials, stats.beta.isf(alpha, count + 1, np.maximum(trials - count, 1)), 1.0)
 
 
-def guess(scores: NDArray[np.float64], present: NDArray[np.bool_]) -> tuple[int, int]:
+def guess(scores: Scores, present: NDArray[np.bool_]) -> tuple[int, int]:
     """Guess the highest third present and the lowest third absent; return (right ones, guesses)."""
     third = len(scores) // 3
     order = np.argsort(scores, kind="stable")

@@ -34,18 +34,31 @@ def sigma(mechanism: Mechanism, steps: int, epsilon: float, delta: float, relati
     if not accountant.check(steps, delta, relation):
         return 0.0
 
-    def excess(log_sigma: float) -> Point:
-        noisy = mechanism.with_sigma(math.exp(log_sigma))
-        found = accountant.epsilon(noisy, steps, delta, relation).epsilon
-        return log_sigma, math.log(max(found / epsilon, 1e-300))
+    def certified(value: float) -> float:
+        return accountant.epsilon(mechanism.with_sigma(value), steps, delta, relation).epsilon
 
-    lower, upper = _surround(excess, _guess(mechanism, steps, epsilon, delta))
-    while (width := upper[0] - lower[0]) > WITHIN:
-        point = excess(_between(lower, upper))
-        lower, upper = (lower, point) if point[1] <= 0 else (point, upper)
-        if upper[0] - lower[0] > max(width / 2, WITHIN):
-            point = excess((lower[0] + upper[0]) / 2)
-            lower, upper = (lower, point) if point[1] <= 0 else (point, upper)
+    def rough(value: float) -> float:
+        return accountant.rough(mechanism.with_sigma(value), steps, delta, relation)
+
+    near = _search(rough, epsilon, _guess(mechanism, steps, epsilon, delta), 5 * WITHIN)
+    return _search(certified, epsilon, near, WITHIN)
+
+
+def _search(account: Callable[[float], float], budget: float, start: float, within: float) -> float:
+    """Return a σ whose ε is within the budget, while one smaller by e^within is not."""
+
+    def point(log_sigma: float) -> Point:
+        return log_sigma, math.log(max(account(math.exp(log_sigma)) / budget, 1e-300))
+
+    def narrowed(log_sigma: float) -> tuple[Point, Point]:
+        new = point(log_sigma)
+        return (lower, new) if new[1] <= 0 else (new, upper)
+
+    lower, upper = _surround(point, math.log(start), within)
+    while (width := upper[0] - lower[0]) > within:
+        lower, upper = narrowed(_between(lower, upper, within))
+        if upper[0] - lower[0] > max(width / 2, within):
+            lower, upper = narrowed((lower[0] + upper[0]) / 2)
     return math.exp(upper[0])
 
 
@@ -59,27 +72,27 @@ def _check(mechanism: Mechanism, epsilon: float) -> None:
 
 
 def _guess(mechanism: Mechanism, steps: int, epsilon: float, delta: float) -> float:
-    """Return ln σ for a Gaussian with the mean shift G/J, what sampled releases tend to when there are many of them."""
+    """Return σ of a Gaussian with the mean shift G/J, what sampled releases tend to when there are many of them."""
     mu = 1 / bisect(lambda inverse: Gaussian(1 / inverse).epsilon(delta) <= epsilon, 1e9, 1e-9)
-    return math.log(math.sqrt(steps) * mechanism.radius / (mechanism.samples * mu))
+    return math.sqrt(steps) * mechanism.radius / (mechanism.samples * mu)
 
 
-def _surround(excess: Callable[[float], Point], start: float) -> tuple[Point, Point]:
+def _surround(point: Callable[[float], Point], start: float, within: float) -> tuple[Point, Point]:
     """Return two points, the first with too little noise, the second with enough."""
-    point = excess(start)
-    upwards = point[1] > 0
-    step = min(abs(point[1]), 1.0) + 0.02
+    here = point(start)
+    upwards = here[1] > 0
+    step = min(abs(here[1]), 1.0) + 0.6 * within
     while True:
-        other = excess(point[0] + (step if upwards else -step))
-        if (other[1] > 0) != upwards:
-            return (point, other) if upwards else (other, point)
-        point, step = other, 2 * step
+        there = point(here[0] + (step if upwards else -step))
+        if (there[1] > 0) != upwards:
+            return (here, there) if upwards else (there, here)
+        here, step = there, 2 * step
 
 
-def _between(lower: Point, upper: Point) -> float:
+def _between(lower: Point, upper: Point, within: float) -> float:
     """Return where to look next: a little above where the chord crosses 0, or where the search can end."""
     if not math.isfinite(lower[1]):
         return (lower[0] + upper[0]) / 2
     crossing = lower[0] + (upper[0] - lower[0]) * lower[1] / (lower[1] - upper[1])
-    near = crossing + WITHIN / 4
-    return near if near < upper[0] - WITHIN / 4 else max(upper[0] - 0.99 * WITHIN, (lower[0] + crossing) / 2)
+    above = crossing + within / 4
+    return above if above < upper[0] - within / 4 else max(upper[0] - 0.99 * within, (lower[0] + crossing) / 2)

@@ -70,10 +70,10 @@ class Group:
         # Less than twice the single curve's ε cannot be enough. Above it, (1 + e^ε) δ'(ε) need not be monotone where δ'
         # is only a bound, but any ε that meets the condition is valid: take the first one found.
         lower = upper = 2 * self.single.epsilon(delta / 2)
-        while self.delta(upper) > delta:
+        while upper < 1400 and self.delta(upper) > delta:
             lower, upper = upper, 1.05 * upper + 1e-3
-            if upper > 1400:
-                return math.inf
+        if upper >= 1400:
+            return math.inf
         return bisect(lambda e: self.delta(e) <= delta, upper, lower)
 
 

@@ -51,6 +51,8 @@ class _Loss(NamedTuple):
 
     def delta(self, epsilon: float) -> float:
         """Return Σ (1 − e^{ε − loss})₊ mass + infinite."""
+        if math.isinf(epsilon):
+            return self.infinite
         start = max(math.floor(epsilon / self.interval) - self.first, 0)
         losses = np.arange(self.first + start, self.first + self.mass.size) * self.interval
         gain = -np.expm1(np.minimum(epsilon - losses, 0.0))
@@ -172,9 +174,11 @@ def _connect(interval: float, index: NDArray[np.int64], ahead: NDArray[np.float6
     # H_{−ε}(P‖Q) = 1 − e^{−ε} + e^{−ε} H_ε(Q‖P): the other direction is this one's negative half.
     negative = -np.expm1(-epsilon[:0:-1]) + np.exp(-epsilon[:0:-1]) * back[:0:-1]
     points = np.concatenate((-index[:0:-1], index))
-    delta = np.clip(np.concatenate((negative, ahead)) * (1 + 1e-12), 0.0, 1.0)
-    kept = _hull((points * interval).astype(np.float64), np.minimum.accumulate(delta))
-    pmf = pld_pmf.create_pmf_pessimistic_connect_dots(interval, points[kept], delta[kept]).to_dense_pmf()
+    # No δ exceeds one at a smaller ε.
+    delta = np.minimum.accumulate(np.clip(np.concatenate((negative, ahead)) * (1 + 1e-12), 0.0, 1.0))
+    kept = _hull((points * interval).astype(np.float64), delta)
+    with np.errstate(over="ignore"):  # e^{a gap of over 700}, which the library divides by
+        pmf = pld_pmf.create_pmf_pessimistic_connect_dots(interval, points[kept], delta[kept]).to_dense_pmf()
     # Masses too small for the arithmetic that follows count as infinite losses.
     large = pmf._probs > 1e-100
     infinite = pmf._infinity_mass + float(pmf._probs[~large].sum())
@@ -204,6 +208,8 @@ def _turns_up(epsilon: NDArray[np.float64], delta: NDArray[np.float64], a: int, 
 
 def _power(loss: _Loss, count: int) -> _Loss | None:
     """Return the losses of `count` equal releases, None when they need more than LONGEST points."""
+    if not loss.mass.any():
+        return loss._replace(infinite=1.0)
     low, high = _range(loss.mass, count)
     length = max(high - low + 1, loss.mass.size)
     if length > max(LONGEST, 4 * loss.mass.size):

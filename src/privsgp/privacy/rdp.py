@@ -59,9 +59,9 @@ def sampled(rate: float, mu: float, *, replace: bool) -> NDArray[np.float64]:
     if rate == 1.0:
         return plain
     if replace:
-        return np.minimum(_replaced(rate, mu), plain)
+        return np.asarray(np.minimum(_replaced(rate, mu), plain))
     forward = np.array([_moment(int(order), rate, 0.0, mu**2, 0.0) for order in ORDERS])
-    return np.minimum(np.maximum(forward, _backward(rate, 0.0, mu)), plain)
+    return np.asarray(np.minimum(np.maximum(forward, _backward(rate, 0.0, mu)), plain))
 
 
 def saga(geometry: Geometry) -> NDArray[np.float64]:

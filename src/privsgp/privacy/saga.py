@@ -26,6 +26,7 @@ its ends, which is pessimistic for both directions at once); the Gaussian is exa
 from __future__ import annotations
 
 import math
+from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -39,9 +40,11 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-TOLERANCE = 1e-3  # the certified supremum exceeds a pair that occurs by at most this much, unless DEPTH ends the search
-DEPTH = 30  # halvings of a piece of the path
-REACH = 9.6  # standard deviations of each Gaussian that the grid covers; Φ(−9.6) = 4e-22
+TOLERANCE = (
+    1e-3  # the certified supremum exceeds a pair that occurs by at most this much, unless PIECES ends the search
+)
+PIECES = 1200  # after that many the search ends with the bounds it has
+REACH = 10.5  # standard deviations of each Gaussian that the grid covers; Φ(−10.5) = 4e-26
 LARGEST_LOSS = 600.0  # exp(600) is still a double
 
 
@@ -115,19 +118,19 @@ class Geometry:
         places = np.linspace(0.0, 2.0, 9)
         known = np.max([self.at(self.shape(p), epsilon, backward=backward) for p in places], axis=0)
         bound = known.copy()
-        pieces = [(p, p + 0.25, np.arange(epsilon.size)) for p in places[:-1]]
-        for depth in range(DEPTH + 1):
-            halves = []
-            for start, stop, where in pieces:
-                worst = self._worst(start, stop, epsilon[where], backward=backward)
-                closed = (worst <= known[where] * (1 + TOLERANCE)) | (depth == DEPTH)
-                bound[where[closed]] = np.maximum(bound[where[closed]], worst[closed])
-                if (rest := where[~closed]).size:
-                    middle = (start + stop) / 2
-                    here = self.at(self.shape(middle), epsilon[rest], backward=backward)
-                    known[rest] = np.maximum(known[rest], here)
-                    halves += [(start, middle, rest), (middle, stop, rest)]
-            pieces = halves
+        pieces = deque((p, p + 0.25, np.arange(epsilon.size)) for p in places[:-1])
+        seen = 0
+        while pieces:
+            seen += 1
+            start, stop, where = pieces.popleft()
+            worst = self._worst(start, stop, epsilon[where], backward=backward)
+            closed = (worst <= known[where] * (1 + TOLERANCE)) | (seen + len(pieces) > PIECES)
+            bound[where[closed]] = np.maximum(bound[where[closed]], worst[closed])
+            if (rest := where[~closed]).size:
+                middle = (start + stop) / 2
+                here = self.at(self.shape(middle), epsilon[rest], backward=backward)
+                known[rest] = np.maximum(known[rest], here)
+                pieces += [(start, middle, rest), (middle, stop, rest)]
         return np.asarray(bound)
 
     def _worst(self, start: float, stop: float, epsilon: NDArray[np.float64], *, backward: bool) -> NDArray[np.float64]:
@@ -147,6 +150,14 @@ class Geometry:
         power = np.rint(np.log2(np.minimum(size, 0.7 if backward else 1e6)))
         for value in np.unique(power):
             yield (-1 if backward else 1) * min(2.0**value, 0.8 if backward else math.inf), power == value
+
+
+class Ends(Geometry):
+    """Only the ends of the path: quick and a little too small, for a search whose result is certified afterwards."""
+
+    def _supremum(self, epsilon: NDArray[np.float64], *, backward: bool) -> NDArray[np.float64]:
+        ends = [self.at(self.shape(place), epsilon, backward=backward) for place in (0.0, 1.0, 2.0)]
+        return np.asarray(np.max(ends, axis=0))
 
 
 def _divergence(
@@ -174,7 +185,7 @@ def _atoms(
     mass to the ends so that both its P-mass and its Q-mass stay is the chord of every function convex in m. The rest is
     the mass at infinite loss under P, and under Q.
     """
-    y = _grid(rate, undrawn, drawn)
+    y, least = _grid(rate, undrawn, drawn)
     loss = np.logaddexp(np.log1p(-rate) + undrawn * y - undrawn**2 / 2, np.log(rate) + drawn * y - drawn**2 / 2)
     ends = np.concatenate(([-np.inf], y, [np.inf]))
     absent = _normal_mass(ends)
@@ -183,8 +194,10 @@ def _atoms(
     with np.errstate(divide="ignore", invalid="ignore"):
         share = (present[1:-1] / absent[1:-1] - m[:-1]) / np.diff(m)
     share = np.clip(np.nan_to_num(share, nan=0.0, posinf=1.0, neginf=0.0), 0.0, 1.0)
-    # An outer cell has but one end, and its ratio runs to 0 or ∞: what that end cannot carry is an infinite loss.
-    outer = np.minimum(absent[[0, -1]], present[[0, -1]] / m[[0, -1]])
+    # An outer cell has but one end, and its ratio runs to 0 or ∞: what that end cannot carry is an infinite loss. If
+    # the least ratio is out there too, the cell is not monotone, and all of it counts as infinite.
+    monotone = np.array([not least < y[0], not least > y[-1]])
+    outer = np.where(monotone, np.minimum(absent[[0, -1]], present[[0, -1]] / m[[0, -1]]), 0.0)
     atoms = np.zeros_like(y)
     atoms[:-1] += (1 - share) * absent[1:-1]
     atoms[1:] += share * absent[1:-1]
@@ -194,18 +207,24 @@ def _atoms(
     return loss, atoms * m, atoms, (float(only_present), float(only_absent))
 
 
-def _grid(rate: float, undrawn: float, drawn: float) -> NDArray[np.float64]:
-    """Return points that resolve all three Gaussians, cut where e^loss overflows, with the least loss among them."""
-    steps = np.linspace(-REACH, REACH, 90)
+def _grid(rate: float, undrawn: float, drawn: float) -> tuple[NDArray[np.float64], float]:
+    """Return points that resolve all three Gaussians, and where the loss is least (NaN where it rises throughout).
+
+    That place is one of the points, unless it lies outside them. Losses stay within ±LARGEST_LOSS.
+    """
+    steps = np.linspace(-REACH, REACH, 96)
     third = (steps[1] - steps[0]) / 3
     y = np.concatenate((steps, undrawn + steps + third, drawn + steps + 2 * third))
-    for shift in (abs(undrawn), abs(drawn)):
-        if shift:
-            y = np.clip(y, -LARGEST_LOSS / shift, LARGEST_LOSS / shift + shift / 2)
-    if undrawn < 0.0 < drawn:
-        log_ratio = np.log1p(-rate) + np.log(-undrawn) - np.log(rate) - np.log(drawn)
-        y = np.append(y, (log_ratio + (drawn**2 - undrawn**2) / 2) / (drawn - undrawn))
-    return np.unique(y)
+    for shift in (undrawn, drawn):
+        if abs(shift) > 1e-3:
+            # The undrawn part alone keeps the loss from falling too low, either part from rising too high.
+            low, high = sorted((side * LARGEST_LOSS / shift + shift / 2) for side in (-1, 1))
+            y = np.clip(y, low if shift == undrawn else -np.inf, high)
+    if not undrawn < 0.0 < drawn:
+        return np.unique(y), math.nan
+    log_ratio = math.log1p(-rate) + math.log(-undrawn) - math.log(rate) - math.log(drawn)
+    least = (log_ratio + (drawn**2 - undrawn**2) / 2) / (drawn - undrawn)
+    return np.unique(np.append(y, least) if y.min() < least < y.max() else y), least
 
 
 def _normal_mass(ends: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -1,0 +1,149 @@
+"""Planted bugs: each is a patch to the shipped code path that breaks a promise, and the audit has to notice.
+
+`python -m privsgp.experiments.planted` (make audit) audits every bug with 20 seeds, and the unpatched code too, prints
+a table, and fails unless each bug is caught at least 19 times in 20 and the unpatched code gives at most one alarm.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+import time
+from contextlib import nullcontext
+from dataclasses import dataclass
+from multiprocessing import get_context
+from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
+
+import numpy as np
+import torch
+
+from privsgp import config
+from privsgp.engine import loop
+from privsgp.engine.loop import Training
+from privsgp.experiments.audit import AuditReport, audit
+from privsgp.gradient.per_sample import PerSample
+from privsgp.privacy.noise import add_noise_
+from privsgp.privacy.sampling import draw
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from contextlib import AbstractContextManager
+
+    from torch import Tensor
+
+    from privsgp.privacy.mechanism import Mechanism
+    from privsgp.privacy.noise import Source
+
+CANARIES = 24
+BARE = 10  # every tenth message carries the bare table mean
+
+
+@dataclass(frozen=True)
+class Bug:
+    """A patch, and the algorithms whose code path it breaks."""
+
+    name: str
+    patch: Callable[[], AbstractContextManager[object]]
+    algorithms: tuple[str, ...] = ("privsgp", "privsgp-vr")
+
+
+def no_noise(g: Tensor, source: Source, nodes: Sequence[int], step: int, **kept: Any) -> None:  # noqa: ANN401
+    """Leave line 8 out."""
+    del g, source, nodes, step, kept
+
+
+def half_noise(
+    g: Tensor, source: Source, nodes: Sequence[int], step: int, *, sigma: Sequence[float], attempt: int = 0
+) -> None:
+    """Take σ/2."""
+    add_noise_(g, source, nodes, step, sigma=[s / 2 for s in sigma], attempt=attempt)
+
+
+def same_noise(
+    g: Tensor, source: Source, nodes: Sequence[int], step: int, *, sigma: Sequence[float], attempt: int = 0
+) -> None:
+    """Use the noise of an even step again at the odd one that follows."""
+    add_noise_(g, source, nodes, step - step % 2, sigma=sigma, attempt=attempt)
+
+
+def no_clip(self: PerSample, radius: float, mask: Tensor) -> None:
+    """Mask, but do not clip."""
+    del radius
+    for piece in self.pieces:
+        piece.scale_(mask.to(torch.float64))
+
+
+def bare_mean(self: Training, k: int, g: Tensor) -> None:
+    """Send the table's mean as it is, now and then."""
+    if k % BARE == BARE - 1:
+        g.copy_(self.algorithm.arrays()["mean"])
+    else:
+        _noise(self, k, g)
+
+
+def eager_draw(source: Source, mechanism: Mechanism, node: int, step: int, attempt: int = 0) -> np.ndarray[Any, Any]:
+    """Draw the canaries, which are the first samples of every node, at every step."""
+    return np.union1d(draw(source, mechanism, node, step, attempt), np.arange(CANARIES))
+
+
+_noise = Training._noise  # the patch calls what it replaces
+
+NOTHING = Bug("nothing", nullcontext, ("privsgp", "privsgp-vr", "privsgp-sag"))
+BUGS = (
+    Bug("noise left out", lambda: patch.object(loop, "add_noise_", no_noise)),
+    Bug("noise at half", lambda: patch.object(loop, "add_noise_", half_noise)),
+    Bug("noise used twice", lambda: patch.object(loop, "add_noise_", same_noise)),
+    Bug("clip left out", lambda: patch.object(PerSample, "clip_", no_clip), ("privsgp", "privsgp-vr", "privsgp-sag")),
+    Bug("table mean without noise", lambda: patch.object(Training, "_noise", bare_mean), ("privsgp-vr",)),
+    Bug("canary always drawn", lambda: patch.object(loop, "draw", eager_draw)),
+)
+
+
+def attack(bug: Bug, algorithm: str, seed: int) -> AuditReport:
+    """Audit a small standard run with the bug in place."""
+    values = {
+        "name": "planted",
+        "seed": seed,
+        "data": {"name": "digits", "nodes": 4, "sizes": [350] * 4},
+        "model": {"name": "logistic"},
+        "privacy": {"sigma": 0.05},
+        "algorithm": {"name": algorithm, "batch": 32, "steps": 150},
+    }
+    with bug.patch():
+        return audit(config.parse(values), canaries=CANARIES, seed=seed, observations=1)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Audit everything and print what was caught."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seeds", type=int, default=20)
+    seeds = parser.parse_args(arguments).seeds
+    cases = [(index, algorithm) for index, bug in enumerate((NOTHING, *BUGS)) for algorithm in bug.algorithms]
+    started, good = time.perf_counter(), True
+    with get_context("spawn").Pool(2) as pool:
+        for (index, algorithm), alarms in zip(cases, pool.imap(_alarms, _jobs(cases, seeds)), strict=True):
+            right = sum(alarms) <= seeds // 20 if index == 0 else sum(alarms) >= math.ceil(0.95 * seeds)
+            good &= right
+            verdict = "" if right else "   NOT AS IT SHOULD BE"
+            print(
+                f"{(NOTHING, *BUGS)[index].name:26} {algorithm:12} {sum(alarms):3} alarms in {seeds}{verdict}",
+                flush=True,
+            )
+    print(f"{time.perf_counter() - started:.0f} s")
+    return 0 if good else 1
+
+
+def _jobs(cases: Sequence[tuple[int, str]], seeds: int) -> Iterator[tuple[int, str, int]]:
+    return ((index, algorithm, seeds) for index, algorithm in cases)
+
+
+def _alarms(job: tuple[int, str, int]) -> list[bool]:
+    index, algorithm, seeds = job
+    torch.set_num_threads(1)
+    return [attack((NOTHING, *BUGS)[index], algorithm, seed).alarm for seed in range(seeds)]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,124 @@
+"""What a budget costs in noise, for many K and many budgets, from a handful of certified values.
+
+A plan looks at dozens of K and at every node's budget; certifying each takes seconds. ln σ is a smooth, nearly straight
+function of ln ε and of ln K, so a few certified values with straight lines between them are within a percent. A plan
+may do that because it promises nothing: training calibrates and certifies every σ_i it uses.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, insort
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from privsgp.privacy import accountant, published
+from privsgp.privacy.curve import Gaussian, bisect
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from privsgp.plan.theorems import Budget
+    from privsgp.privacy.mechanism import Mechanism, Relation
+
+NEAR = 0.02  # |ln(ε / certified ε)| that a Gaussian's slope, −1, may bridge
+SPAN = 0.7  # ln ε between two certified values that a straight line may join
+GRID = (64, 256, 1024, 4096)  # the K whose noise is certified; a plan stays between the first and the last
+
+Point = tuple[float, float]  # (ln certified ε, ln σ)
+
+
+def gaussian_shift(epsilon: float, delta: float) -> float:
+    """Return μ such that a Gaussian with a shift of μσ is exactly (ε, δ)-private: what K releases may add up to."""
+    return 1 / bisect(lambda inverse: Gaussian(1 / inverse).epsilon(delta) <= epsilon, 1e9, 1e-9)
+
+
+@dataclass
+class Price:
+    """σ of one node by K and ε; `releases` tells how many releases K steps are counted as (spare ones included)."""
+
+    mechanism: Mechanism
+    delta: float
+    relation: Relation = "zero-out"
+    releases: Callable[[int], int] = lambda steps: steps
+    _points: dict[int, list[Point]] = field(default_factory=dict, repr=False)
+
+    def sigma(self, steps: int, epsilon: float) -> float:
+        """Return the noise for this K and ε, within a percent of the certified one.
+
+        Guarantee: none; `privacy.calibration.sigma` gives one.
+        Assumes: as `privacy.accountant.epsilon`.
+        """
+        points, target = self._points.setdefault(steps, []), math.log(epsilon)
+        while True:
+            log_sigma, close = _read(points, target)
+            if close:
+                return math.exp(log_sigma)
+            at = log_sigma if points else self._start(steps, epsilon)
+            found = self._certified(steps, at)
+            insort(points, (found, at))
+
+    def along(self, steps: float, epsilon: float) -> float:
+        """Return the noise for any K from that of `GRID`: ln(σ/√K) is joined by straight lines in ln K."""
+        within = min(max(steps, GRID[0]), GRID[-1])
+        right = max(bisect_left(GRID, within), 1)
+        grid = GRID[right - 1], GRID[right]
+        low, high = (math.log(self.sigma(K, epsilon) / math.sqrt(K)) for K in grid)
+        share = math.log(within / grid[0]) / math.log(grid[1] / grid[0])
+        return math.sqrt(steps) * math.exp(low + (high - low) * share)
+
+    def _start(self, steps: int, epsilon: float) -> float:
+        """Return a first guess of ln σ: that of a neighbouring K, else of plain Gaussians that shift by G/J."""
+        known = [K for K, points in self._points.items() if points]
+        if known:
+            nearest = min(known, key=lambda K: abs(math.log(K / steps)))
+            return _read(self._points[nearest], math.log(epsilon))[0] + math.log(steps / nearest) / 4
+        shift = math.sqrt(self.releases(steps)) * self.mechanism.radius / self.mechanism.samples
+        return math.log(shift / gaussian_shift(epsilon, self.delta))
+
+    def _certified(self, steps: int, log_sigma: float) -> float:
+        noisy = self.mechanism.with_sigma(math.exp(log_sigma))
+        found = accountant.epsilon(noisy, self.releases(steps), self.delta, self.relation).epsilon
+        return math.log(min(max(found, 1e-9), 1e9))
+
+
+def _read(points: Sequence[Point], target: float) -> tuple[float, bool]:
+    """Return ln σ for ln ε = `target` and whether it can be relied on; else it is where to certify next."""
+    if not points:
+        return 0.0, False
+    nearest = min(points, key=lambda point: abs(point[0] - target))
+    if abs(nearest[0] - target) < NEAR:
+        return nearest[1] + nearest[0] - target, True
+    if len(points) == 1:
+        return nearest[1] + _bounded(1.02 * (nearest[0] - target)), False
+    right = min(max(bisect_left(points, (target,)), 1), len(points) - 1)
+    (e0, s0), (e1, s1) = points[right - 1], points[right]
+    if e0 <= target <= e1:
+        return s0 + (s1 - s0) * (target - e0) / (e1 - e0), e1 - e0 < SPAN
+    slope = (s1 - s0) / max(e1 - e0, NEAR)
+    beyond = math.copysign(NEAR / 2, target - e0)  # so that the next value lies on the other side
+    return nearest[1] + _bounded(slope * (target - nearest[0] + beyond)), False
+
+
+def _bounded(step: float) -> float:
+    return min(max(step, -0.7), 0.7)
+
+
+def published_sigma(mechanism: Mechanism, steps: float, budget: Budget, c2: float) -> float:
+    """Return Theorem 3's σ_i, by the formula and not by any accountant.
+
+    Guarantee: none.
+    Assumes: the constant c₂, which the paper does not give.
+    """
+    return published.sigma(mechanism, round(steps), *budget, c2=c2)
+
+
+def common_budget(budgets: Sequence[Budget], J: Sequence[float], delta: float) -> float:
+    """Return the ε that, given to every node with J̄ samples, brings as much noise into the average as these budgets do.
+
+    σ_i is proportional to 1/(J_i μ_i) where many releases add up, and the average's variance to the mean of σ_i².
+    """
+    variances = [1 / (j * gaussian_shift(epsilon, own)) ** 2 for (epsilon, own), j in zip(budgets, J, strict=True)]
+    mean = sum(J) / len(J)
+    shift = 1 / (mean * math.sqrt(math.fsum(variances) / len(variances)))
+    return Gaussian(shift).epsilon(delta)

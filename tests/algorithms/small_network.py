@@ -1,0 +1,170 @@
+"""A small network with everything that makes runs differ, trained by the package and by the reference."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import networkx as nx
+import numpy as np
+import torch
+from torch import nn
+
+import reference
+from privsgp.algorithms import ALGORITHMS, Block, Drawn, Settings, State
+from privsgp.engine.mix import InProcess
+from privsgp.gradient import Layout, stack
+from privsgp.gradient.per_sample import Plain
+from privsgp.graph import from_networkx
+from privsgp.models import per_sample
+from privsgp.privacy.noise import Keyed, add_noise_
+from privsgp.privacy.sampling import batches, draw
+
+cross_entropy = per_sample("cross-entropy")
+
+
+def irregular(nodes=4):
+    """A directed ring in two halves with extra edges: nobody is connected in one step, and w ≠ 1."""
+    even, odd = nx.DiGraph(), nx.DiGraph()
+    for graph in (even, odd):
+        graph.add_nodes_from(range(nodes))
+    for i in range(nodes):
+        (odd if i % 2 else even).add_edge(i, (i + 1) % nodes)
+    even.add_edges_from([(0, 2), (0, 3)])
+    odd.add_edge(3, 1)
+    return from_networkx([even, odd])
+
+
+def mlp():
+    return nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3))
+
+
+@dataclass
+class Setting:
+    """What both sides are given. The nodes hold 6, 9, 4 and 7 samples; a pass has room for `room` of them."""
+
+    model: nn.Module = field(default_factory=mlp)
+    loss: Any = cross_entropy
+    graph: Any = field(default_factory=irregular)
+    samples: tuple[int, ...] = (6, 9, 4, 7)
+    rate: float = 0.3
+    sigma: tuple[float, ...] = (0.1, 0.0, 0.3, 0.05)
+    clip: float = 0.5
+    steps: int = 6
+    seed: int = 3
+    room: int = 2
+    sampling: str = "poisson"
+    dtype: torch.dtype = torch.float64
+
+    def __post_init__(self):
+        generator = torch.Generator().manual_seed(0)
+        with torch.no_grad():
+            for p in self.model.to(self.dtype).parameters():
+                p.copy_(torch.randn(p.shape, generator=generator, dtype=torch.float64))
+        shape = len(self.samples), max(self.samples) + 1
+        self.inputs = torch.randn(*shape, 5, generator=generator, dtype=torch.float64).to(self.dtype)
+        self.targets = torch.randint(3, shape, generator=generator)
+        self.layout = Layout.of(self.model)
+        self.source = Keyed(self.seed)
+
+    def mechanisms(self, algorithm, settings):
+        """One per node, with b_i = q J_i."""
+        fixed = self.sampling == "fixed"
+        return [
+            algorithm.mechanism(settings, sigma=s, batch=2 if fixed else self.rate * J, samples=J, kappa=1e-12)
+            for J, s in zip(self.samples, self.sigma, strict=True)
+        ]
+
+    def draws(self, mechanisms):
+        """The samples of every step and node."""
+        nodes = range(len(mechanisms))
+        return [[draw(self.source, mechanisms[i], i, k) for i in nodes] for k in range(self.steps)]
+
+    def step_size(self, k):
+        return 0.7 / (1 + k)
+
+
+def trained(setting, name, *, rules=True, **options):
+    """Train as the engine does, lines 5 to 14; return the algorithm and its last state."""
+    algorithm = ALGORITHMS[name]
+    settings = Settings(clip=setting.clip, sampling=setting.sampling, **options)
+    mechanisms = setting.mechanisms(algorithm, settings)
+    nodes, draws = len(mechanisms), setting.draws(mechanisms)
+    x0 = setting.layout.flatten(setting.model)
+    probe = torch.randn(4, 5, generator=torch.Generator().manual_seed(1)).to(setting.dtype)
+
+    def sample(k):
+        return [Drawn(*map(torch.from_numpy, p)) for p in batches(draws[k], setting.room, max(setting.samples))]
+
+    def noise(k, g):
+        add_noise_(g, setting.source, range(nodes), k, sigma=[m.sigma for m in mechanisms])
+
+    block = Block(
+        mechanisms=mechanisms,
+        inputs=setting.inputs,
+        targets=setting.targets,
+        gradient=stack(setting.model, setting.loss, (probe, torch.tensor([0, 1, 0, 1])), rules=rules),
+        sample=sample,
+        noise=noise,
+        mix=InProcess(setting.graph, x0),
+        step_size=setting.step_size,
+    )
+    run, state = algorithm(block, settings), State.start(x0, nodes)
+    run.begin(state.z)
+    for k in range(setting.steps):
+        state = run.step(k, state)
+    return run, state
+
+
+def expected(setting, name, **options):
+    """The same by the reference, with the same coins and noise."""
+    options.pop("table", None)
+    algorithm = ALGORITHMS[name]
+    settings = Settings(clip=setting.clip, sampling=setting.sampling, **options)
+    mechanisms = setting.mechanisms(algorithm, settings)
+    nodes = len(mechanisms)
+    noise = torch.empty(setting.steps, nodes, setting.layout.dim, dtype=torch.float64)
+    for k in range(setting.steps):
+        setting.source.fill_normal(noise[k], range(nodes), k)
+
+    def gradient(z, i, j):
+        sample = setting.inputs[i, j].numpy(), setting.targets[i, j].numpy()
+        return reference.per_sample_gradient(setting.model, setting.loss, z, *sample)
+
+    return reference.run(
+        name,
+        gradient=gradient,
+        x0=setting.layout.flatten(setting.model).double().numpy(),
+        samples=setting.samples,
+        batch=[m.batch for m in mechanisms],
+        draws=setting.draws(mechanisms),
+        step_size=[setting.step_size(k) for k in range(setting.steps)],
+        P=[setting.graph.matrix(k) for k in range(setting.steps)],
+        steps=setting.steps,
+        noise=noise.numpy(),
+        sigma=[m.sigma for m in mechanisms],
+        clip=setting.clip,
+        **options,
+    )
+
+
+def entries(run):
+    """The table of every node, multiplied out, [m, J + 1, d]."""
+    block = run.block
+    rows = torch.arange(block.rows + 1).expand(len(block.mechanisms), -1)
+    x0 = torch.zeros(len(rows), block.gradient.layout.dim, dtype=block.inputs.dtype)
+    like = block.gradients(x0, Drawn(rows, torch.ones_like(rows, dtype=torch.bool)))
+    pieces = like.pieces if len(like.pieces) == len(run.table.parts) else [Plain(like.dense())]
+    parts = zip(run.table.parts, pieces, strict=True)
+    return torch.cat([part.entries(rows, piece).dense() for part, piece in parts], -1)
+
+
+def assert_agree(run, state, out):
+    for got, wanted in zip(state, (out.x, out.w, out.z), strict=True):
+        np.testing.assert_allclose(got.numpy(), wanted, rtol=0, atol=1e-10)
+    if out.tables:
+        stored = entries(run).numpy()
+        for i, table in enumerate(out.tables):
+            np.testing.assert_allclose(stored[i, : len(table)], table, rtol=0, atol=1e-10)
+            np.testing.assert_allclose(run.table.mean[i].numpy(), table.mean(0), rtol=0, atol=1e-10)
+            assert not stored[i, len(table) :].any()

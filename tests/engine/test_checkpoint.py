@@ -1,0 +1,70 @@
+"""Checkpoints: what is read is what was written, to the bit; what cannot be trusted is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from privsgp.algorithms import State
+from privsgp.engine import checkpoint, folder
+from privsgp.engine.checkpoint import Progress
+from privsgp.errors import Refused
+
+PROGRESS = Progress(step=7, attempt=2, seconds=1.5, bytes_sent=123, shared="abc")
+
+
+@pytest.fixture
+def state():
+    x = torch.randn(3, 5, generator=torch.Generator().manual_seed(0))
+    w = torch.tensor([0.7, 1.1, 1.2], dtype=torch.float64)
+    return State(x, w, x / w.float()[:, None])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_it_comes_back_to_the_bit(tmp_path, state, dtype):
+    path = tmp_path / "checkpoint.safetensors"
+    x = state.x.to(dtype)
+    s = State(x, state.w, x / state.w.to(dtype)[:, None])
+    memory = {"mean": torch.rand(3, 5, dtype=dtype), "rows": torch.rand(4, 6).t()}  # one is not contiguous
+    checkpoint.save(path, PROGRESS, s, memory)
+    waiting = {name: torch.zeros_like(value) for name, value in memory.items()}
+    got = checkpoint.load_into(path, State.start(torch.zeros(5, dtype=dtype), 3), waiting)
+    assert all(torch.equal(a, b) and a.dtype == b.dtype for a, b in zip(got, s, strict=True))
+    assert all(torch.equal(waiting[name], memory[name]) for name in memory)
+    assert checkpoint.read_progress(path) == PROGRESS
+
+
+def test_one_that_cannot_be_written_leaves_the_last_one(tmp_path, state, monkeypatch):
+    path = tmp_path / "checkpoint.safetensors"
+    checkpoint.save(path, PROGRESS, state, {})
+    before = path.read_bytes()
+
+    def full(tensors, temporary, metadata):
+        save_file(tensors, temporary, metadata)
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(folder, "save_file", full)
+    with pytest.raises(OSError, match="No space"):
+        checkpoint.save(path, dataclasses.replace(PROGRESS, step=8), state, {})
+    assert [p.name for p in tmp_path.iterdir()] == ["checkpoint.safetensors"]
+    assert path.read_bytes() == before
+
+
+def test_a_damaged_one_is_refused(tmp_path, state):
+    path = tmp_path / "checkpoint.safetensors"
+    checkpoint.save(path, PROGRESS, state, {})
+    path.write_bytes(path.read_bytes()[:-40])
+    with pytest.raises(Refused, match="cannot be read"):
+        checkpoint.read_progress(path)
+
+
+@pytest.mark.parametrize("metadata", [{}, {"format": "privsgp-checkpoint", "version": "2"}, {"format": "pt"}])
+def test_another_format_is_refused(tmp_path, metadata):
+    path = tmp_path / "checkpoint.safetensors"
+    save_file({"x": torch.zeros(2)}, path, metadata)
+    with pytest.raises(Refused, match=r"format .* version") as refused:
+        checkpoint.read_progress(path)
+    assert "version 1" in refused.value.remedy

@@ -1,0 +1,118 @@
+"""The run folder: nothing half-written, one process at a time, nothing for others in private/."""
+
+from __future__ import annotations
+
+import json
+import resource
+import stat
+
+import pytest
+import torch
+
+from privsgp.engine.folder import Folder, read_metrics, replace, write, write_json, write_tensors
+from privsgp.errors import Refused
+
+
+def _names(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path):
+    path = tmp_path / "summary.json"
+    write(path, "old")
+
+    def half(temporary):
+        temporary.write_text("ne")
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(OSError, match="No space"):
+        replace(path, half)
+    assert (path.read_text(), _names(tmp_path)) == ("old", ["summary.json"])
+    write(path, "new")
+    assert (path.read_text(), _names(tmp_path)) == ("new", ["summary.json"])
+
+
+def test_a_full_disk_is_an_os_error_for_tensors_too(tmp_path):
+    """A real limit on the file's size: safetensors reports it in an exception of its own."""
+    path = tmp_path / "model.safetensors"
+    write_tensors(path, {"x": torch.zeros(10)}, {})
+    before, limits = path.read_bytes(), resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
+    try:
+        with pytest.raises(OSError, match="model.safetensors"):
+            write_tensors(path, {"x": torch.zeros(1000)}, {})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert (path.read_bytes(), _names(tmp_path)) == (before, ["model.safetensors"])
+
+
+def test_json_has_no_nan(tmp_path):
+    with pytest.raises(ValueError, match="JSON"):
+        write_json(tmp_path / "summary.json", {"test_loss": float("nan")})
+    assert _names(tmp_path) == []
+
+
+def test_one_process_at_a_time(tmp_path):
+    with Folder(tmp_path / "run").locked():
+        with pytest.raises(Refused, match="in use by another process"), Folder(tmp_path / "run").locked():
+            pass
+        with Folder(tmp_path / "other").locked():
+            pass
+    with Folder(tmp_path / "run").locked():
+        pass
+
+
+def test_prepare_keeps_private_private_and_clears_away_what_was_half_written(tmp_path):
+    folder = Folder(tmp_path)
+    folder.prepare()
+    strays = [tmp_path / ".model.safetensors.tmp", folder.checkpoint.parent / ".tmpAb12", tmp_path / "nodes" / ".tmpX"]
+    for path in (*strays, folder.checkpoint, folder.metrics):
+        path.write_text("x")
+    (tmp_path / "private").chmod(0o755)
+    folder.prepare()
+    assert stat.S_IMODE((tmp_path / "private").stat().st_mode) == 0o700
+    assert folder.checkpoint.exists()
+    assert folder.metrics.exists()
+    assert not any(path.exists() for path in strays)
+
+
+def test_a_run_keeps_its_number(tmp_path):
+    folder = Folder(tmp_path)
+    folder.identify({"privsgp": "1"}, None)
+    run = folder.run
+    folder.identify({"privsgp": "2"}, None)
+    assert Folder(tmp_path).run == run
+    assert json.loads((tmp_path / "run.json").read_text())["versions"] == {"privsgp": "1"}
+    other = Folder(tmp_path / "other")
+    other.path.mkdir()
+    other.identify({}, tmp_path)
+    assert other.run != run
+    assert folder.ledger(3) == tmp_path / "ledger" / "node-3.jsonl"
+    assert other.ledger(3) == tmp_path / "node-3.jsonl"
+
+
+def test_metrics_start_again_from_a_step_and_a_torn_line_is_passed_over(tmp_path):
+    folder = Folder(tmp_path)
+    assert folder.start_metrics(simulation=True, up_to=0) == []
+    for step in (5, 10, 15):
+        folder.append_metrics({"step": step})
+    with folder.metrics.open("a") as file:
+        file.write('{"step": 20, "test_lo')
+    assert read_metrics(folder.metrics) == [{"step": 5}, {"step": 10}, {"step": 15}]
+    assert folder.start_metrics(simulation=True, up_to=10) == [{"step": 5}, {"step": 10}]
+    folder.append_metrics({"step": 15})
+    header, *rows = [json.loads(line) for line in folder.metrics.read_text().splitlines()]
+    assert header == {"format": "privsgp-metrics", "version": 1, "simulation": True}
+    assert rows == [{"step": 5}, {"step": 10}, {"step": 15}]
+
+
+@pytest.mark.parametrize("below", [".", "a", "a/b"])
+def test_a_place_below_a_file_is_refused(tmp_path, below):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(Refused, match=r"file is not a folder"):
+        Folder(tmp_path / "file" / below).refuse_unless_writable()
+
+
+def test_a_place_that_can_be_made_is_not_made_by_asking(tmp_path):
+    Folder(tmp_path / "a" / "b").refuse_unless_writable()
+    assert _names(tmp_path) == []

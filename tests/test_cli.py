@@ -1,0 +1,244 @@
+"""The command line: what it refuses and how, where its words go, and what a script can rely on."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import runs
+from privsgp.engine import folder as folders
+
+BAD = {
+    "algorithm.bacth=3": ("algorithm.bacth = 3", "did you mean 'batch'"),
+    "algoritm.batch=3": ("algoritm", "did you mean 'algorithm'"),
+    "privacy.epsilon=0": ("privacy.epsilon = 0", "greater than 0"),
+    "privacy.epsilon=-1.5": ("privacy.epsilon = -1.5", "greater than 0"),
+    "privacy.epsilon=nan": ("privacy.epsilon = nan", "finite"),
+    "privacy.delta=[0.1]": ("privacy.delta has 1 entries for data.nodes = 4", "one per node"),
+    "privacy.epsilon=3": ("privacy.epsilon = 3.0 beside privacy.sigma = 0.05", "not both"),
+    "privacy.delta=1": ("privacy.delta = 1", "less than 1"),
+    "privacy.delta=0": ("privacy.delta = 0", "greater than 0"),
+    "privacy.sigma=[0.1, 0.2, 0.3]": ("privacy.sigma has 3 entries for data.nodes = 4", "one per node"),
+    "privacy.sigma=-0.1": ("privacy.sigma = -0.1", "0"),
+    "privacy.clip=-1": ("privacy.clip = -1", "greater than 0"),
+    "privacy.accountant=published": ("privacy.accountant = 'published' without privacy.epsilon", "nominal"),
+    "data.sizes=[10, 20]": ("data.sizes has 2 entries for data.nodes = 4", "one size per node"),
+    "data.sizes=[1, 1, 1, 9999]": ("data.sizes sum to 10002", "at most"),
+    "data.name=imagenet": ("data.name = 'imagenet'", "digits"),
+    "data.name=none.npz": ("none.npz", ".npz"),
+    "data.nodes=0": ("data.nodes = 0", "1"),
+    "algorithm.batch=0": ("algorithm.batch = 0", "greater than 0"),
+    "algorithm.batch=301": ("algorithm.batch = 301", "at most 300"),
+    "algorithm.steps=0": ("algorithm.steps = 0", "1"),
+    "algorithm.name=adam": ("algorithm.name = 'adam'", "privsgp-vr"),
+    "algorithm.difference_clip=0.5": ("algorithm.difference_clip = 0.5", "privsgp-vr"),
+    "graph.name=star": ("graph.name = 'star'", "exponential"),
+    "model.name=transformer": ("model.name = 'transformer'", "logistic"),
+    "model.name=module": ("model.name = 'module'", "logistic"),
+    "engine.device=abacus": ("engine.device = 'abacus'", "cpu"),
+    "engine.device=meta": ("engine.device = 'meta'", "cpu"),
+    "seed=-1": ("seed = -1", "0"),
+    "nonsense": ("--set nonsense", "KEY=VALUE"),
+}
+
+
+def _refused(ran, *words):
+    assert ran.code == 2, ran
+    assert ran.out == ""
+    assert "Traceback" not in ran.err
+    assert "→" in ran.err
+    for word in words:
+        assert word in ran.err
+
+
+@pytest.mark.parametrize("change", BAD)
+def test_bad_input_names_key_value_and_remedy_and_leaves_nothing_behind(tmp_path, change):
+    out = tmp_path / "runs" / "x"
+    _refused(runs.command("train", runs.small(tmp_path), "--out", out, "--json", "--set", change), *BAD[change])
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_budget_for_too_few_nodes(tmp_path):
+    config = runs.small(tmp_path, runs.SMALL.replace("sigma = 0.05", "epsilon = [1, 2]"))
+    _refused(runs.command("train", config), "privacy.epsilon has 2 entries for data.nodes = 4", "one per node")
+
+
+def test_neither_budget_nor_noise(tmp_path):
+    config = runs.small(tmp_path, runs.SMALL.replace("sigma = 0.05", ""))
+    _refused(
+        runs.command("train", config, "--out", tmp_path / "x"), "privacy.epsilon and privacy.sigma", "give a budget"
+    )
+    assert not (tmp_path / "x").exists()
+
+
+@pytest.mark.parametrize("text", ["[privacy", "\xff\xfe", "seed = 1\nseed = 2"])
+def test_a_config_that_is_not_toml(tmp_path, text):
+    config = tmp_path / "run.toml"
+    config.write_bytes(text.encode("latin-1"))
+    _refused(runs.command("train", config), "run.toml is not TOML")
+
+
+def test_a_config_that_is_not_there(tmp_path):
+    _refused(runs.command("train", tmp_path / "no.toml"), "no.toml", "No such file")
+    _refused(runs.command("train", tmp_path), str(tmp_path), "Is a directory")
+
+
+def test_a_missing_data_file_is_named_with_where_it_was_looked_for_and_where_to_get_it(tmp_path, monkeypatch):
+    monkeypatch.delenv("PRIVSGP_DATA", raising=False)
+    arguments = ("train", runs.small(tmp_path), "--out", tmp_path / "x", "--set", "data.name=mnist")
+    _refused(runs.command(*arguments), "train-images-idx3-ubyte", "--data-dir", "PRIVSGP_DATA")
+    ran = runs.command(*arguments, "--data-dir", tmp_path / "here")
+    _refused(ran, "train-images-idx3-ubyte", str(tmp_path / "here" / "MNIST" / "raw"), "original idx files of MNIST")
+    assert not (tmp_path / "x").exists()
+
+
+def _npz(path, **arrays):
+    x = np.linspace(-1, 1, 120, dtype=np.float32).reshape(40, 3)
+    np.savez(path, **({"x": x, "y": np.arange(40) % 2, "x_test": x[:10], "y_test": np.arange(10) % 2} | arrays))
+    return ("--set", f"data.name={path}", *runs.changes(data__sizes=[10] * 4, algorithm__batch=5))
+
+
+@pytest.mark.parametrize(
+    ("arrays", "words"),
+    [
+        ({"x": np.full((40, 3), np.nan)}, ("x has 120 values that are not finite", "nan")),
+        ({"y": np.arange(40) % 2 * 5}, ("y", "5", "classes")),
+        ({"y": np.arange(40) % 2 - 1}, ("-1", "from 0")),
+        ({"y": np.arange(39)}, ("40 rows", "39")),
+        ({"x_test": np.zeros((10, 4))}, ("shape (3,)", "(4,)")),
+    ],
+)
+def test_data_that_cannot_be_learnt_from(tmp_path, arrays, words):
+    options = _npz(tmp_path / "d.npz", **arrays)
+    _refused(runs.command("train", runs.small(tmp_path), "--out", tmp_path / "x", *options), "d.npz", *words)
+    assert not (tmp_path / "x").exists()
+
+
+def test_an_out_folder_that_cannot_be(tmp_path):
+    (tmp_path / "file").write_text("mine")
+    for out in (tmp_path / "file", tmp_path / "file" / "x"):
+        _refused(runs.command("train", runs.small(tmp_path), "--out", out), "file is not a folder", "--out")
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+SUMMARY = {
+    "algorithm": str, "nodes": int, "steps": int, "dim": int, "test_accuracy": float, "worst_node_accuracy": float,
+    "train_loss": float, "consensus_error": float, "epsilon_spent": list, "epsilon_nominal": type(None), "delta": list,
+    "relation": str, "accountant": str, "seconds": float, "steps_per_second": float, "bytes_sent": int,
+    "peak_memory_bytes": int,
+}  # fmt: skip
+
+
+def test_json_is_one_object_on_stdout_and_the_summary_file(tmp_path):
+    ran = runs.command("train", runs.small(tmp_path), "--out", tmp_path / "x", "--json")
+    assert ran.code == 0
+    assert len(ran.out.splitlines()) == 1
+    summary = json.loads(ran.out)
+    assert summary == json.loads((tmp_path / "x" / "summary.json").read_text())
+    assert {key: type(summary[key]) for key in SUMMARY} == SUMMARY
+    assert "simulation, not private" in ran.err
+    assert (summary["algorithm"], summary["nodes"], summary["steps"], summary["dim"]) == ("privsgp", 4, 30, 650)
+    assert 0.5 < summary["worst_node_accuracy"] <= summary["test_accuracy"] + 0.1 <= 1.1
+    assert len(summary["epsilon_spent"]) == len(summary["delta"]) == 4
+    assert all(epsilon > 0 for epsilon in summary["epsilon_spent"])
+    assert summary["bytes_sent"] == 30 * 4 * (650 * 4 + 8)
+    assert summary["peak_memory_bytes"] > 2**24
+
+
+def test_a_table_on_stdout_without_json(tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    ran = runs.command("train", runs.small(tmp_path), "--out", tmp_path / "x", "--set", "algorithm.name=sgp")
+    assert ran.code == 0
+    for word in ("sgp on exponential, 4 nodes, 30 steps, d = 650", "test accuracy", "none: this method adds no noise"):
+        assert word in ran.out
+    assert "does not clip" in ran.err
+
+
+def test_the_default_folder_is_below_runs(tmp_path, monkeypatch):
+    config = runs.small(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    assert runs.command("train", config, "--set", "name=mine", *runs.changes(algorithm__steps=2)).code == 0
+    assert (tmp_path / "runs" / "mine" / "summary.json").exists()
+
+
+@pytest.mark.parametrize(("algorithm", "what"), [("sgp", "the test loss"), ("privsgp", "the message of node 0")])
+def test_a_run_that_diverges_says_so_and_leaves_no_model(tmp_path, algorithm, what):
+    changes = runs.changes(algorithm__name=algorithm, algorithm__step_size=1e38, privacy__sigma=1e3)
+    ran = runs.command("train", runs.small(tmp_path), "--out", tmp_path / "x", "--json", *changes)
+    assert (ran.code, ran.out) == (1, "")
+    assert f"{what} is not finite" in ran.err
+    assert "algorithm.step_size" in ran.err
+    assert "Traceback" not in ran.err
+    assert not {"summary.json", "model.safetensors"} & {path.name for path in (tmp_path / "x").iterdir()}
+
+
+def test_a_full_disk_keeps_the_last_checkpoint_and_says_what_to_do(tmp_path, monkeypatch):
+    config, out = runs.small(tmp_path), tmp_path / "x"
+    whole = runs.train(config, tmp_path / "whole")
+    save = folders.save_file
+
+    def full(tensors, temporary, metadata):
+        if "progress" in metadata and json.loads(metadata["progress"])["step"] > 14:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(temporary))
+        save(tensors, temporary, metadata)
+
+    monkeypatch.setattr(folders, "save_file", full)
+    ran = runs.command("train", config, "--out", out, "--json")
+    assert (ran.code, ran.out) == (1, "")
+    assert "No space left on device" in ran.err
+    assert "--resume" in ran.err
+    assert [path.name for path in (out / "private").iterdir()] == ["checkpoint.safetensors"]
+    assert torch.isfinite(load_file(out / "private" / "checkpoint.safetensors")["x"]).all()
+    monkeypatch.undo()
+    assert runs.train(config, out, "--resume")["test_loss"] == whole["test_loss"]
+    assert (out / "model.safetensors").read_bytes() == (tmp_path / "whole" / "model.safetensors").read_bytes()
+
+
+def test_graph_shows_a_network(tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    table = runs.command("graph", "exponential", "--nodes", 16)
+    assert table.code == 0
+    assert "4 steps" in table.out
+    as_json = runs.command("graph", "exponential", "--nodes", 16, "--json", "--save", tmp_path / "g.png")
+    assert json.loads(as_json.out)["period"] == "4 steps"
+    assert (tmp_path / "g.png").read_bytes()[:4] == b"\x89PNG"
+    assert "g.png" in as_json.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("star",), ("star", "exponential")),
+        (("ring", "--nodes", 0), ("nodes = 0", "at least one")),
+        (("random", "--nodes", 4, "--degree", 9), ("degree = 9", "3")),
+        (("ring", "--save", "nowhere/g.png"), ("nowhere/g.png", "folder that exists")),
+        (("ring", "--save", "g.xyz"), ("g.xyz", ".png")),
+    ],
+)
+def test_graph_refuses(tmp_path, monkeypatch, arguments, words):
+    monkeypatch.chdir(tmp_path)
+    _refused(runs.command("graph", *arguments), *words)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_help_and_a_real_process():
+    command = [sys.executable, "-m", "privsgp", "--help"]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ | {"COLUMNS": "100"})
+    assert (ran.returncode, ran.stderr) == (0, "")
+    for name in ("train", "graph", "account", "calibrate"):
+        assert name in ran.stdout
+
+
+@pytest.mark.parametrize("arguments", [("trian",), ("train",), ("train", "x.toml", "--frobnicate")])
+def test_what_is_no_command_is_refused(arguments):
+    ran = runs.command(*arguments)
+    assert (ran.code, ran.out) == (2, "")
+    assert ran.err
