@@ -192,7 +192,7 @@ def _count(config: Config, budget: float | None, delta: float, earlier: Sequence
         raise Refused("privacy.accountant = 'published' with --ledger", "several runs are counted by 'certified' alone")
     if budget is None:
         raise Refused("--ledger without privacy.epsilon", "name the (ε, δ) that all runs on this data must share")
-    shared = Filter(budget, delta)
+    shared = Filter.over(earlier, budget, delta)
     return After(shared, shared.spent(earlier), p.relation)
 
 

@@ -39,7 +39,7 @@ def test_a_full_disk_is_an_os_error_for_tensors_too(tmp_path):
     before, limits = path.read_bytes(), resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
     try:
-        with pytest.raises(OSError, match="model.safetensors"):
+        with pytest.raises(OSError, match=r"model\.safetensors"):
             write_tensors(path, {"x": torch.zeros(1000)}, {})
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)

@@ -171,8 +171,15 @@ def _wait_for_steps(process, out, steps):
 LONG = runs.SMALL.replace("steps = 30", "steps = 300").replace("evaluate_every = 6", "evaluate_every = 50")
 
 
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("undisturbed")
+    runs.train(runs.small(folder, LONG), folder / "out")
+    return (folder / "out" / "model.safetensors").read_bytes()
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_a_real_process_stopped_by_a_signal_goes_on_where_it_was(tmp_path, number):
+def test_a_real_process_stopped_by_a_signal_goes_on_where_it_was(tmp_path, undisturbed, number):
     config, out = runs.small(tmp_path, LONG), tmp_path / "out"
     process = _start(config, out, "--json")
     try:
@@ -199,8 +206,7 @@ def test_a_real_process_stopped_by_a_signal_goes_on_where_it_was(tmp_path, numbe
         assert f"stopped after step {stopped}" in stderr
         assert counted == messages == [stopped] * 4
     runs.train(config, out, "--resume")
-    runs.train(config, tmp_path / "whole")
-    assert (out / "model.safetensors").read_bytes() == (tmp_path / "whole" / "model.safetensors").read_bytes()
+    assert (out / "model.safetensors").read_bytes() == undisturbed
     assert runs.charged(out) == [300] * 4
     assert runs.evaluated(out) == list(range(50, 301, 50))
 

@@ -124,25 +124,26 @@ def audit(
     # Only SAGA sends changes of a gradient: two lures in turn keep them large. Elsewhere one steady gradient is worst.
     lures = 2 if config.algorithm.name == "privsgp-vr" else 1
     drawn = canary.draw(problem, canaries, lures=lures, rng=rng)
-    planted = canary.plant(problem, drawn, rng)
-    job = training.prepare(config, planted)
-    _refuse_unaudited(job)
-    job = dataclasses.replace(job, evaluate_every=job.steps, checkpoint_every=job.steps)
+    job = _job(config, canary.plant(problem, drawn, rng, lured=True))
     scores = _white_box(job, drawn, observations, rng)
-    losses = _black_box(job, drawn)
+    left_alone = _job(config, canary.plant(problem, drawn, rng, lured=False))
+    learnt = _black_box(left_alone, drawn)
     alpha = (1 - confidence) / (STATEMENTS * job.nodes)
-    nodes = tuple(_judge(job, i, drawn.present[i], scores[:, i], losses[i], alpha) for i in range(job.nodes))
+    nodes = tuple(_judge(job, i, drawn.present[i], scores[:, i], learnt[i], alpha) for i in range(job.nodes))
     return AuditReport(
         job.name, job.algorithm.name, job.steps, drawn.count, len(scores) * drawn.count, confidence, nodes
     )
 
 
-def _refuse_unaudited(job: Job) -> None:
+def _job(config: Config, problem: training.Problem) -> Job:
+    """Return the run as `privsgp train` would make it, on this data."""
+    job = training.prepare(config, problem)
     for i, mechanism in enumerate(job.protection.mechanisms):
         if not isinstance(mechanism, SampledMean | Saga | Sag):
             raise Refused(f"an audit of {type(mechanism).__name__}", "SampledMean, Saga and Sag can be audited")
         if not mechanism.sigma:
             raise Refused(f"privacy.sigma = 0 for node {i}", "without noise ε is infinite: there is nothing to audit")
+    return dataclasses.replace(job, evaluate_every=job.steps, checkpoint_every=job.steps)
 
 
 def _white_box(job: Job, canaries: Canaries, observations: int, rng: np.random.Generator) -> Scores:
@@ -156,9 +157,10 @@ def _white_box(job: Job, canaries: Canaries, observations: int, rng: np.random.G
 
 
 def _black_box(job: Job, canaries: Canaries) -> Scores:
-    """Return the canaries' losses [n, M] under the final average model of a run that is left alone."""
+    """Return by how much the canaries' losses [n, M] fell from x⁰ to the final average model of a run left alone."""
     attacked = _run(job, canaries, feedback=False)
-    return np.nan_to_num(attacked.losses(average(attacked.state)), nan=np.inf)
+    before, after = (attacked.losses(x) for x in (attacked.layout.flatten(attacked.model), average(attacked.state)))
+    return np.nan_to_num(before - after)
 
 
 def _run(job: Job, canaries: Canaries, *, feedback: bool) -> Attacked:
@@ -173,20 +175,20 @@ def _run(job: Job, canaries: Canaries, *, feedback: bool) -> Attacked:
             return attacked
 
 
-def _judge(job: Job, node: int, present: NDArray[np.bool_], scores: Scores, losses: Scores, alpha: float) -> NodeAudit:
-    """Turn what was seen of one node [steps, sides, M] and the canaries' losses [M] into bounds and alarms."""
+def _judge(job: Job, node: int, present: NDArray[np.bool_], scores: Scores, learnt: Scores, alpha: float) -> NodeAudit:
+    """Turn what was seen of one node [steps, sides, M] and how well canaries were learnt [M] into bounds and alarms."""
     p, mechanism = job.protection, job.protection.mechanisms[node]
     seen, unseen = scores[:, 0, present], scores[:, :, ~present]
     certified = _epsilon(job, node, 1.0)
     budget = p.budgets[node]
-    guesses = statistics.guess(-losses, present)
+    guesses = statistics.guess(learnt, present)
     found = NodeAudit(
         node=node,
         delta=p.deltas[node],
         epsilon_claimed=certified if budget is None else budget,
         epsilon_certified=certified,
         white_box=_white_bound(job, node, seen, unseen, alpha),
-        black_box=statistics.guessed_epsilon(*guesses, len(losses), delta=p.deltas[node], alpha=alpha),
+        black_box=statistics.guessed_epsilon(*guesses, len(learnt), delta=p.deltas[node], alpha=alpha),
         noise_p=statistics.noise_p(unseen),
         trade_off_p=statistics.trade_off_p(seen, _allowed(mechanism)),
         alarms=(),

@@ -3,7 +3,8 @@
 A run to be audited gets data of the same shape and sizes as the real data, but nobody's. The first M records of every
 node are canaries. Canary c owns input feature c, which is 0 in every other record: of all the node's records only c has
 a gradient in column c of the first layer. Its input there is so large that hardly anything of its clipped gradient lies
-elsewhere. What a message shows in that column is noise, and the canary's share if it is present.
+elsewhere. What a message shows in that column is noise, and the canary's share if it is present. Where only the final
+model is seen, inputs are smaller: a canary that is learnt at once has no gradient any more, and leaves little trace.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ if TYPE_CHECKING:
 
     from privsgp.training import Problem
 
-AMPLITUDE = 1e6  # of a canary's input
+AMPLITUDE = 1e6  # of the input of a canary that is lured
+MODEST = 10.0  # of the input of one that is left alone
 SWING = 100.0  # of what a lure makes a canary's first-layer outputs: saturates a softmax, yet is far below AMPLITUDE
 MOST = 256  # canaries on a node, unless more are asked for
 
@@ -81,22 +83,23 @@ def draw(problem: Problem, canaries: int | None, *, lures: int, rng: np.random.G
     return Canaries(rng.random((nodes, count)) < 0.5, units.reshape(2, nodes, count)[:lures])
 
 
-def plant(problem: Problem, canaries: Canaries, rng: np.random.Generator) -> Problem:
+def plant(problem: Problem, canaries: Canaries, rng: np.random.Generator, *, lured: bool) -> Problem:
     """Return the problem with made-up data of the same shape and sizes, and the canaries as every node's first records.
 
     Of the real data only shapes, sizes and the number of classes are used.
     """
     real, M = problem.dataset, canaries.count
     sizes = [len(rows) for rows in problem.parts]
-    x = rng.standard_normal((sum(sizes), int(np.prod(real.x.shape[1:]))), dtype=np.float32)
-    x[:, :M] = 0
     ends = np.cumsum(sizes)
     parts = [np.arange(end - size, end) for end, size in zip(ends, sizes, strict=True)]
     own = np.stack([rows[:M] for rows in parts])
-    x[own] = AMPLITUDE * np.eye(M, x.shape[1], dtype=np.float32)
+    x = rng.standard_normal((sum(sizes), int(np.prod(real.x.shape[1:]))), dtype=np.float32)
+    x[:, :M] = 0
+    x[own] = (AMPLITUDE if lured else MODEST) * np.eye(M, x.shape[1], dtype=np.float32)
     x = x.reshape(-1, *real.x.shape[1:])
     y = _targets(real, sum(sizes), rng)
-    y[own] = _wrong(problem, canaries, x[own[0]])
+    if lured:
+        y[own] = _wrong(problem, canaries, x[own[0]])
     return replace(problem, dataset=Dataset("canaries", x, y, None, None, real.classes), parts=parts)
 
 

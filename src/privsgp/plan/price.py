@@ -68,11 +68,19 @@ class Price:
         return math.sqrt(steps) * math.exp(low + (high - low) * share)
 
     def _start(self, steps: int, epsilon: float) -> float:
-        """Return a first guess of ln σ: that of a neighbouring K, else of plain Gaussians that shift by G/J."""
+        """Return a first guess of ln σ: the Gaussians' where nothing is known, else that of a neighbouring K.
+
+        σ grows like √K where it is near the Gaussians', and hardly at all where a single drawn sample decides.
+        """
         known = [K for K, points in self._points.items() if points]
-        if known:
-            nearest = min(known, key=lambda K: abs(math.log(K / steps)))
-            return _read(self._points[nearest], math.log(epsilon))[0] + math.log(steps / nearest) / 4
+        if not known:
+            return self._gaussian(steps, epsilon)
+        nearest = min(known, key=lambda K: abs(math.log(K / steps)))
+        there = _read(self._points[nearest], math.log(epsilon))[0]
+        return there + math.log(steps / nearest) / 2 * math.exp(min(self._gaussian(nearest, epsilon) - there, 0.0))
+
+    def _gaussian(self, steps: int, epsilon: float) -> float:
+        """Return ln σ of plain Gaussians that shift by G/J: what sampled releases tend to when there are many."""
         shift = math.sqrt(self.releases(steps)) * self.mechanism.radius / self.mechanism.samples
         return math.log(shift / gaussian_shift(epsilon, self.delta))
 

@@ -2,7 +2,8 @@
 
 Composition theorems for (ε, δ) assume that all parameters were fixed ahead. A Rényi filter does not: fix one order α
 in advance, add up what each run spends at that order, and stop before the sum exceeds what (ε, δ) allows there
-(Feldman and Zrnic 2021). The order depends on (ε, δ) alone, so it is fixed before any data is touched.
+(Feldman and Zrnic 2021). The order follows from the budget of the *first* run alone, so it is fixed before any data is
+touched, whatever budget later runs are given.
 """
 
 from __future__ import annotations
@@ -26,10 +27,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Filter:
-    """What (ε, δ) allows at one order: a cap on the sum of cumulants (α − 1) D_α."""
+    """What (ε, δ) allows at one order: a cap on the sum of cumulants (α − 1) D_α.
+
+    `first` is the ε of the first run's budget; it decides the order.
+    """
 
     epsilon: float
     delta: float
+    first: float
 
     def __post_init__(self) -> None:
         if self.cap <= 0:
@@ -38,10 +43,23 @@ class Filter:
                 "a Rényi filter has no room for so small a budget: use a new budget, or a larger δ",
             )
 
+    @classmethod
+    def over(cls, segments: Sequence[Segment], epsilon: float, delta: float) -> Filter:
+        """Return the filter for going on under (ε, δ) after the runs of a ledger."""
+        opened = segments[0].header.budget
+        if opened is None:
+            raise Refused(
+                "the ledger's first run named no budget (its noise was fixed by hand)",
+                "a filter needs a budget that was fixed before the data was first used: start with a new ledger",
+            )
+        if opened["delta"] != delta:
+            raise Refused(f"privacy.delta = {delta:g}, the ledger began with {opened['delta']:g}", "keep to its δ")
+        return cls(epsilon, delta, opened["epsilon"])
+
     @property
     def place(self) -> int:
         """Where in rdp.ORDERS the filter's order stands: the one that would allow the most Gaussian releases."""
-        return int(np.argmax(_caps(self.epsilon, self.delta) / (rdp.ORDERS * (rdp.ORDERS - 1))))
+        return int(np.argmax(_caps(self.first, self.delta) / (rdp.ORDERS * (rdp.ORDERS - 1))))
 
     @property
     def order(self) -> float:
@@ -64,8 +82,8 @@ class Filter:
     def epsilon_of(self, cumulant: float) -> float:
         """Return the ε at this δ that a sum of cumulants at α stands for.
 
-        Guarantee: valid for any number of runs, each chosen after the ones before, as long as the sum never exceeded
-        the cap. Assumes: the filter's (ε, δ) was fixed before the first of them.
+        Guarantee: valid for any number of runs, each chosen after the ones before.
+        Assumes: the order was fixed before the first of them, and the sum never exceeded the cap.
         """
         if not cumulant:
             return 0.0

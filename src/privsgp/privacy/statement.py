@@ -89,7 +89,7 @@ def _epsilon(segments: Sequence[Segment], delta: float) -> float:
     relation: Relation = "replace-one" if last.relation == "replace-one" else "zero-out"
     if len(spent) == 1:
         return accountant.epsilon(described(last.mechanism), spent[0].charged, delta, relation).epsilon
-    if last.budget is None:
+    if last.budget is None or segments[0].header.budget is None:
         return math.inf  # several runs without a common budget: no filter was fixed ahead
-    shared = Filter(last.budget["epsilon"], delta)
+    shared = Filter.over(segments, last.budget["epsilon"], delta)
     return shared.epsilon_of(shared.spent(spent))

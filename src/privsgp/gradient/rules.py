@@ -1,0 +1,156 @@
+"""Layer rules: run m models at once and read each sample's gradient off what passes through every layer.
+
+The user's module is copied and every layer that has a rule is replaced by one that holds m weights. Everything between
+the layers sees one long batch of m·b samples and need not know. A layer's share of a sample's gradient follows from
+its input a and the gradient δ by its output, so one backward pass to the layers' outputs gives all there is to know.
+"""
+
+from __future__ import annotations
+
+import copy
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from privsgp.gradient.per_sample import PerSample
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from privsgp.gradient.parameters import Layout
+    from privsgp.gradient.per_sample import Piece
+
+
+class Call(NamedTuple):
+    """What passed through a layer: its input as it came, what its rule keeps of it, and its output."""
+
+    input: Tensor
+    kept: Tensor
+    output: Tensor
+
+
+class StackedLayer(nn.Module, ABC):
+    """One layer of m models; remembers what passed through it."""
+
+    kind: ClassVar[type[nn.Module]]
+
+    def __init__(self, name: str, layer: nn.Module) -> None:
+        super().__init__()
+        self.name = name
+        self.trained = [p for p, value in layer.named_parameters() if value.requires_grad]
+        self.frozen = {p: value.detach() for p, value in layer.named_parameters() if not value.requires_grad}
+        self.stacked: dict[str, Tensor] = {}  # [m, *shape] by parameter, set before each pass
+        self.calls: list[Call] = []
+        self.models = 0
+
+    @staticmethod
+    def suits(layer: nn.Module) -> bool:  # noqa: ARG004 - what a kind of layer can be asked
+        """Tell whether the rule covers this layer's options."""
+        return True
+
+    @abstractmethod
+    def piece(self, call: Call, delta: Tensor, batch: int, *, input_is_data: bool) -> Piece:
+        """Return the layer's share of the per-sample gradients; δ is shaped like the output of `call`."""
+
+    def load(self, views: Mapping[str, Tensor], models: int) -> None:
+        """Take the weights of m models; what is frozen is the same for all."""
+        prefix = f"{self.name}." if self.name else ""
+        self.stacked = {p: views[prefix + p] for p in self.trained}
+        self.stacked |= {p: value.expand(models, *value.shape) for p, value in self.frozen.items()}
+        self.models = models
+        self.calls.clear()
+
+    def record(self, a: Tensor, kept: Tensor, output: Tensor) -> None:
+        """Remember a call, and let the backward pass reach its output."""
+        if not output.requires_grad:
+            output.requires_grad_()
+        self.calls.append(Call(a, kept.detach(), output))
+
+
+class Ruled:
+    """Per-sample gradients for a module whose trainable parameters all belong to layers with a rule."""
+
+    def __init__(self, model: nn.Module, layout: Layout, loss: Callable[[Tensor, Tensor], Tensor]) -> None:
+        self.model = copy.deepcopy(model).requires_grad_(requires_grad=False)
+        self.layout = layout
+        self.loss = loss
+        self.layers = [self._replace(name, model.get_submodule(name)) for name in ruled_layers(model)]
+
+    def _replace(self, name: str, layer: nn.Module) -> StackedLayer:
+        stacked = known()[type(layer)](name, layer)
+        parent, _, child = name.rpartition(".")
+        if name:
+            setattr(self.model.get_submodule(parent), child, stacked)
+        else:
+            self.model = stacked
+        return stacked
+
+    def __call__(self, z: Tensor, inputs: Tensor, targets: Tensor) -> PerSample:
+        """Return the gradients of model z[i] on inputs[i, j], for all i and j."""
+        with torch.enable_grad():
+            data = inputs.flatten(0, 1)
+            losses = self.loss(self._forward(z, data), targets.flatten(0, 1))
+            calls = [layer.calls.pop() for layer in self.layers]
+            deltas = list(torch.autograd.grad(losses.sum(), [call.output for call in calls]))
+        pieces = []
+        for layer in self.layers:  # what one layer no longer needs is freed before the next one's turn
+            call = calls.pop(0)
+            same = _same_memory(call.input, data)
+            pieces.append(layer.piece(call, deltas.pop(0), inputs.shape[1], input_is_data=same))
+        return PerSample(pieces)
+
+    def _forward(self, z: Tensor, data: Tensor) -> Tensor:
+        views = self.layout.views(z)
+        for layer in self.layers:
+            layer.load(views, z.shape[0])
+        out: Tensor = self.model(data)
+        return out
+
+    def called_once(self, z: Tensor, inputs: Tensor) -> bool:
+        """Run the model and tell whether each layer was called exactly once, on one row per sample."""
+        self._forward(z, inputs.flatten(0, 1))
+        rows = inputs.shape[0] * inputs.shape[1]
+        once = all([call.input.shape[0] for call in layer.calls] == [rows] for layer in self.layers)
+        for layer in self.layers:
+            layer.calls.clear()
+        return once
+
+
+def known() -> dict[type[nn.Module], type[StackedLayer]]:
+    """Return the rule of each kind of layer."""
+    from privsgp.gradient.conv import StackedConv2d
+    from privsgp.gradient.embedding import StackedEmbedding
+    from privsgp.gradient.linear import StackedLinear
+    from privsgp.gradient.norm import StackedGroupNorm, StackedLayerNorm
+
+    rules = (StackedLinear, StackedConv2d, StackedGroupNorm, StackedLayerNorm, StackedEmbedding)
+    return {rule.kind: rule for rule in rules}
+
+
+def ruled_layers(model: nn.Module) -> list[str]:
+    """Name the trained layers of a model that have a rule, in the order of its parameters."""
+    return [name for name, layer in model.named_modules() if _ruled(layer)]
+
+
+def _ruled(layer: nn.Module) -> bool:
+    rule = known().get(type(layer))
+    hooked = layer._forward_hooks or layer._forward_pre_hooks
+    return (
+        rule is not None and not hooked and rule.suits(layer) and any(p.requires_grad for p in layer.parameters())
+    )
+
+
+def covers(model: nn.Module, layout: Layout) -> bool:
+    """Tell whether every trained parameter belongs to exactly one layer with a rule, in layout order."""
+    owned: list[str] = []
+    for name in ruled_layers(model):
+        prefix = f"{name}." if name else ""
+        owned += [prefix + p for p, value in model.get_submodule(name).named_parameters() if value.requires_grad]
+    everywhere: Sequence[str] = [n for n, p in model.named_parameters(remove_duplicate=False) if p.requires_grad]
+    return owned == list(layout.names) == everywhere
+
+
+def _same_memory(a: Tensor, data: Tensor) -> bool:
+    return a.data_ptr() == data.data_ptr() and a.numel() == data.numel()

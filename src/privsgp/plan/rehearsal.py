@@ -1,0 +1,136 @@
+"""A run in miniature: the network's average model, learning from stand-in data under the noise it will have.
+
+The average of all nodes moves by the average of their directions, so a rehearsal is one node with the whole network's
+noise, σ/√n. What counts is the distance travelled, T = γK: with σ = κ√(nK), what privacy adds to the average model has
+the standard deviation κT per coordinate however many steps T is divided into, and a sample is seen qK times. So a few
+coarse steps with the same T, κ and number of visits tell how a long run will end.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import torch
+from torch.func import functional_call
+
+from privsgp.algorithms import ALGORITHMS, Block, Drawn, State
+from privsgp.gradient import Layout, stack
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import Tensor, nn
+
+    from privsgp.algorithms import Settings
+    from privsgp.plan.stand_in import Samples
+
+    PerSampleFunction = Callable[[Tensor, Tensor], Tensor]
+
+STEPS = 96  # coarse steps of a rehearsal
+
+
+@dataclass(frozen=True)
+class Scene:
+    """What is rehearsed: an algorithm with its settings, κ, and how often a sample is seen in the whole run."""
+
+    algorithm: str
+    settings: Settings
+    noise: float
+    visits: float
+
+
+class Stage:
+    """Where rehearsals take place: a model at x⁰, its loss, and samples that are nobody's secret."""
+
+    def __init__(
+        self, model: nn.Module, loss: PerSampleFunction, correct: PerSampleFunction | None, samples: Samples
+    ) -> None:
+        self.model, self.loss, self.correct, self.samples = model, loss, correct, samples
+        self.layout = Layout.of(model)
+        self.x0 = self.layout.flatten(model).float()
+        self.gradient = stack(model, loss, (samples.x[:4], samples.y[:4]))
+
+    def end(self, scene: Scene, distance: float, steps: int = STEPS, seed: int = 0) -> Tensor:
+        """Return the average model after a run of γK = `distance`."""
+        generator = torch.Generator().manual_seed(seed)
+        algorithm = ALGORITHMS[scene.algorithm](self._block(scene, distance, steps, generator), scene.settings)
+        state = State.start(self.x0, 1)
+        algorithm.begin(state.z)
+        for k in range(steps):
+            state = algorithm.step(k, state)
+        return state.z[0]
+
+    def score(self, x: Tensor) -> float:
+        """Return how good a model is: its accuracy on samples it has not seen, or minus its loss in a regression."""
+        with torch.no_grad():
+            outputs = functional_call(self.model, self.layout.views(x), (self.samples.x_test,))
+            if self.correct is not None:
+                return float(self.correct(outputs, self.samples.y_test).double().mean())
+            return -float(self.loss(outputs, self.samples.y_test).double().mean())
+
+    def _block(self, scene: Scene, distance: float, steps: int, generator: torch.Generator) -> Block:
+        rows = len(self.samples.y)
+        rate = min(1.0, scene.visits / steps)
+
+        def sample(_k: int) -> list[Drawn]:
+            drawn = (torch.rand(rows, generator=generator) < rate).nonzero()[:, 0]
+            padded = torch.cat([drawn, torch.tensor([rows])])  # the row that is nobody's: a batch is never empty
+            return [Drawn(padded[None], padded[None] < rows)]
+
+        def noise(_k: int, g: Tensor) -> None:
+            g.add_(torch.randn(g.shape, generator=generator), alpha=scene.noise * math.sqrt(steps))
+
+        settings = replace(scene.settings, sampling="poisson")
+        mechanism = ALGORITHMS[scene.algorithm].mechanism(
+            settings, sigma=0.0, batch=rate * rows, samples=rows, kappa=0.0
+        )
+        return Block(
+            mechanisms=[mechanism],
+            inputs=_with_padding(self.samples.x),
+            targets=_with_padding(self.samples.y),
+            gradient=self.gradient,
+            sample=sample,
+            noise=noise,
+            mix=lambda _k, x, w: (x, w),
+            step_size=lambda _k: distance / steps,
+        )
+
+
+def _with_padding(t: Tensor) -> Tensor:
+    return torch.cat([t, torch.zeros_like(t[:1])])[None]
+
+
+@dataclass(frozen=True)
+class Journey:
+    """How far to travel, and what it comes to."""
+
+    distance: float
+    score: float
+
+
+def best_distance(stage: Stage, scene: Scene, guess: float, seeds: int = 2) -> Journey:
+    """Return the T = γK that scores best: doubling from a guess until it gets worse, then a parabola through the top."""
+    scores: dict[float, float] = {}
+
+    def score(power: float) -> float:
+        if power not in scores:
+            runs = [stage.score(stage.end(scene, guess * 2**power, seed=seed)) for seed in range(seeds)]
+            scores[power] = sum(runs) / seeds
+        return scores[power]
+
+    top = 0.0
+    while True:
+        best = max((top - 1, top, top + 1), key=score)
+        if best == top or abs(best) > 12:
+            break
+        top = best
+    peak = top + _vertex(score(top - 1), score(top), score(top + 1))
+    return Journey(guess * 2**peak, score(top))
+
+
+def _vertex(left: float, middle: float, right: float) -> float:
+    """Return where the parabola through (−1, left), (0, middle), (1, right) is highest."""
+    bend = left - 2 * middle + right
+    return 0.0 if bend >= 0 else min(max((left - right) / (2 * bend), -0.5), 0.5)

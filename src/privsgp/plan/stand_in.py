@@ -1,0 +1,64 @@
+"""Synthetic data in place of the nodes': samples of the right shape that are nobody's, so that planning spends nothing.
+
+Inputs are Gaussian with a spectrum that falls like 1/r, as that of natural data does, turned by a random rotation and
+scaled to unit variance (inputs are standardised by public constants). Classes differ by their means in the leading
+directions, about as hard to tell apart as hand-written digits are for a linear model. Targets of a regression are
+linear in the leading directions, with noise.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from torch import Tensor
+
+BETWEEN = 0.3  # share of the variance, in a direction that matters, that lies between classes
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Inputs and targets to learn from, and more of them to test on."""
+
+    x: Tensor
+    y: Tensor
+    x_test: Tensor
+    y_test: Tensor
+
+
+def make(
+    shape: tuple[int, ...], classes: int | None, target: tuple[int, ...] = (), *, samples: int, seed: int = 0
+) -> Samples:
+    """Return `samples` samples to learn from and four times as many to test on; `classes` is None for a regression."""
+    rng = np.random.default_rng(seed)
+    size, count = math.prod(shape), 5 * samples
+    scale = np.arange(1, size + 1) ** -0.5
+    scale *= math.sqrt(size / np.square(scale).sum())
+    latent = rng.standard_normal((count, size))
+    y, latent = _classes(rng, latent, classes) if classes is not None else _values(rng, latent, target)
+    rotation, _ = np.linalg.qr(rng.standard_normal((size, size)))
+    x = torch.from_numpy((latent * scale) @ rotation).float().reshape(count, *shape)
+    return Samples(x[:samples], y[:samples], x[samples:], y[samples:])
+
+
+def _classes(rng: np.random.Generator, latent: NDArray[np.float64], classes: int) -> tuple[Tensor, NDArray[np.float64]]:
+    leading = min(2 * classes, latent.shape[1])
+    labels = rng.integers(0, classes, len(latent))
+    means = rng.standard_normal((classes, leading))
+    latent[:, :leading] = math.sqrt(1 - BETWEEN) * latent[:, :leading] + math.sqrt(BETWEEN) * means[labels]
+    return torch.from_numpy(labels), latent
+
+
+def _values(
+    rng: np.random.Generator, latent: NDArray[np.float64], target: tuple[int, ...]
+) -> tuple[Tensor, NDArray[np.float64]]:
+    leading = min(10, latent.shape[1])
+    weights = rng.standard_normal((leading, *target)) / math.sqrt(leading)
+    exact = latent[:, :leading] @ weights
+    return torch.from_numpy(exact + 0.3 * rng.standard_normal(exact.shape)).float(), latent
