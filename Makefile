@@ -2,6 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 export MPLBACKEND := Agg
+export PRIVSGP_CACHE ?= $(CURDIR)/.venv/cache
 
 .PHONY: setup demo test test-faults audit lint clean
 

@@ -13,6 +13,7 @@ import pytest
 
 import runs
 from privsgp.engine import checkpoint
+from privsgp.engine.loop import Training
 from privsgp.privacy import ledger
 
 SELDOM = "--set=engine.checkpoint_every=30"
@@ -223,6 +224,21 @@ def test_a_replay_that_differs_goes_out_with_fresh_noise_and_is_charged(tmp_path
     assert summary["releases"] == [20 + 30 - 14] * 4  # the checkpoint was of step 14
     after = runs.sent(out)[len(before) :]
     assert [(step, attempt) for step, attempt, _ in after] == [(step, 1) for step in range(14, 30)]
+    assert runs.evaluated(out) == [6, 12, 18, 24, 30]
+
+
+def test_evaluations_before_a_replay_that_differs_are_not_kept_twice(tmp_path, monkeypatch):
+    """Step 18 was evaluated again when step 19 turned out to differ; the run goes back to step 14."""
+    config, out = runs.small(tmp_path), tmp_path / "out"
+    assert runs.killed("train", config, "--out", out, steps=20)
+    noise = Training._noise
+
+    def other(self, k, g):
+        noise(self, k, g)
+        g += float(k == 19 and self.attempt == 0)
+
+    monkeypatch.setattr(Training, "_noise", other)
+    assert runs.train(config, out, "--resume")["releases"] == [20 + 30 - 14] * 4
     assert runs.evaluated(out) == [6, 12, 18, 24, 30]
 
 

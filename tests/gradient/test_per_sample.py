@@ -120,6 +120,12 @@ def test_squares_beyond_float32_are_clipped_and_not_lost():
     torch.testing.assert_close(g.dense(), torch.full((1, 1, 4), 0.5))
 
 
+def test_the_norm_of_a_million_weights_is_not_lost_in_rounding():
+    g = PerSample([Plain(0.1 + 0.01 * torch.rand(1, 1, 10**6, generator=torch.Generator().manual_seed(0)))])
+    g.clip_(1.0, everyone(g))
+    assert abs(g.dense().double().norm() - 1) <= KAPPA[torch.float32]
+
+
 def poison(outputs, targets):
     """A loss that is not a number for samples of class 2."""
     return cross_entropy(outputs, targets) * torch.where(targets == 2, math.nan, 1.0)
@@ -131,7 +137,8 @@ def huge_targets(outputs, targets):
 
 @pytest.mark.parametrize("rules", [True, False])
 @pytest.mark.parametrize("loss", [poison, huge_targets])
-def test_a_sample_whose_loss_overflows_counts_as_zero_and_disturbs_no_other(loss, rules):
+@pytest.mark.parametrize("radius", [0.5, math.inf])
+def test_a_sample_whose_loss_overflows_counts_as_zero_and_disturbs_no_other(loss, rules, radius):
     model = build(lambda: mlp(6, 5, 3), dtype=torch.float32)
     gradient = stack(model, loss, (probe(dtype=torch.float32)[0], torch.zeros(4, dtype=torch.int64)), rules=rules)
     z = Layout.of(model).flatten(model).repeat(2, 1)
@@ -140,9 +147,9 @@ def test_a_sample_whose_loss_overflows_counts_as_zero_and_disturbs_no_other(loss
     assert 0 < bad.sum() < 16
     with_it, without, healthy = (gradient(z, inputs, t) for t in (targets, targets, targets.where(~bad, 0)))
     assert not with_it.norm().isfinite().all()
-    with_it.clip_(0.5, everyone(with_it))
-    without.clip_(0.5, ~bad)
-    healthy.clip_(0.5, ~bad)
+    with_it.clip_(radius, everyone(with_it))
+    without.clip_(radius, ~bad)
+    healthy.clip_(radius, ~bad)
     assert torch.equal(with_it.dense(), healthy.dense())
     assert torch.equal(with_it.sum(), without.sum())
     assert torch.equal(with_it.sum(), healthy.sum())

@@ -9,7 +9,9 @@ LAYOUTS = [(start, size) for size in (1, 2, 3, 5) for start in range(0, 8, size)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize(("b", "i", "o"), [(1, 33, 7), (5, 33, 7), (8, 17, 10), (24, 64, 10), (3, 784, 19)])
+@pytest.mark.parametrize(
+    ("b", "i", "o"), [(1, 33, 7), (5, 33, 7), (16, 33, 1), (8, 17, 10), (24, 64, 10), (3, 784, 19)]
+)
 def test_a_product_has_the_same_bits_wherever_its_matrix_stands(b, i, o, dtype):
     generator = torch.Generator().manual_seed(0)
     # weights lie in rows of an odd length, as they do in X

@@ -172,6 +172,34 @@ def test_entries_stay_in_the_ball_in_float32(kind, difference_clip):
     assert not any(a[:, 5].any() for part in table.parts for a in part.arrays.values())
 
 
+@KINDS
+def test_an_entry_outside_the_ball_is_put_back_when_it_moves(kind):
+    """Rounding puts it outside by far less; the table does not rely on that."""
+    site = Site()
+    table, rows = site.table(kind, difference_clip=0.01), torch.tensor([[0, 1], [2, 3]])
+    g = site.at(0)(rows)
+    for piece in g.pieces:
+        piece.scale_(torch.full((2, 2), 1.5))
+    table.set(rows, g)
+    outside = site.entries(table).norm(dim=-1)
+    assert outside.max() > 1.2 * G
+    table.replace(rows, site.at(1)(rows))
+    assert site.entries(table).norm(dim=-1).max() <= G * (1 + 1e-12)
+
+
+@KINDS
+def test_data_too_long_to_be_clipped_leave_the_table_finite(kind):
+    site = Site(dtype=torch.float32)
+    site.inputs[0, 2] = 1e30
+    table = site.table(kind, difference_clip=0.2)
+    for place in range(3):
+        rows = torch.tensor([[2, 1], [3, ROWS]])
+        assert move(table, rows, site.at(place)(rows)).isfinite().all()
+    assert site.entries(table).isfinite().all()
+    assert not site.entries(table)[0, 2].any()
+    assert site.entries(table)[0, 1].any()
+
+
 @pytest.mark.parametrize(
     ("name", "kind", "difference_clip", "size"),
     [

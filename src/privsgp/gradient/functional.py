@@ -25,7 +25,8 @@ class Functional:
         def one(parameters: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
             return loss(functional_call(model, parameters, (x[None],)), y[None]).sum()
 
-        per_sample = vmap(grad(one), in_dims=(None, 0, 0))
+        self._gradient = grad(one)
+        per_sample = vmap(self._gradient, in_dims=(None, 0, 0))
         self._gradients = vmap(per_sample, in_dims=(0, 0, 0))
 
     def __call__(self, z: Tensor, inputs: Tensor, targets: Tensor) -> PerSample:
@@ -33,3 +34,10 @@ class Functional:
         views = {name: v.contiguous() for name, v in self.layout.views(z).items()}
         gradients = self._gradients(views, inputs, targets)
         return PerSample([Plain(torch.cat([gradients[name].flatten(2) for name in self.layout.names], -1))])
+
+    def one_by_one(self, z: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the same as [m, b, d], one model and one sample after the other: for models too big to map over."""
+        samples = zip(z.repeat_interleave(inputs.shape[1], 0), inputs.flatten(0, 1), targets.flatten(0, 1), strict=True)
+        gradients = [self._gradient(self.layout.views(row), x, y) for row, x, y in samples]
+        rows = [torch.cat([g[name].flatten() for name in self.layout.names]) for g in gradients]
+        return torch.stack(rows).view(*inputs.shape[:2], -1)

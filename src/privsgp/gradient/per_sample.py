@@ -1,13 +1,13 @@
 """Per-sample gradients of m models on b samples each, as values that can be measured, clipped and summed.
 
 A gradient is a row of *pieces*, one per layer, in the order of the flat parameter vector. A linear layer's piece is
-the outer product δ ⊗ (a, 1) and is kept as its two factors; anything else is kept plain. The clip is over the *whole*
-gradient: all pieces share one norm and one factor (privacy.md, "Clipping").
+the outer product δ ⊗ (a, 1) and is kept as its two factors, as are those of `positions` and `embedding`; anything else
+is kept plain. The clip is over the *whole* gradient: all pieces share one norm and one factor (privacy.md, "Clipping").
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
 import torch
@@ -16,7 +16,9 @@ from torch import Tensor
 from privsgp.gradient.product import product
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
+
+Factors = dict[str, Tensor]
 
 
 class Piece(Protocol):
@@ -37,6 +39,12 @@ class Piece(Protocol):
 
     def dense(self) -> Tensor:
         """Return the plain gradients, [m, b, size]: the obvious version."""
+
+    def factors(self) -> Factors:
+        """Return what a table has to keep of the gradients, each [m, b, …]; g is linear in a factor that is alone."""
+
+    def with_factors(self, factors: Mapping[str, Tensor]) -> Piece:
+        """Return the piece of the same layer with these factors; an input that is the data stays."""
 
 
 @dataclass
@@ -76,6 +84,14 @@ class Outer:
         weight = (self.delta[..., :, None] * self.input[..., None, :]).flatten(2)
         return torch.cat([weight, self.delta], -1) if self.bias else weight
 
+    def factors(self) -> Factors:
+        """Return δ and a; only δ where a is the data, which the node holds anyway."""
+        return {"delta": self.delta} if self.input_is_data else {"delta": self.delta, "input": self.input}
+
+    def with_factors(self, factors: Mapping[str, Tensor]) -> Outer:
+        """Return other outer products."""
+        return replace(self, **factors)
+
 
 @dataclass
 class Plain:
@@ -104,6 +120,14 @@ class Plain:
         """It already is."""
         return self.value
 
+    def factors(self) -> Factors:
+        """Return the gradient itself."""
+        return {"value": self.value}
+
+    def with_factors(self, factors: Mapping[str, Tensor]) -> Plain:
+        """Return other gradients."""
+        return Plain(factors["value"])
+
 
 class PerSample:
     """The gradients of every sample of a batch, [m models, b samples], layer by layer."""
@@ -128,6 +152,7 @@ class PerSample:
         becomes 0, so that no overflow can mark a sample.
 
         Assumes: the data are finite. (An input that is the data is not zeroed along with δ: 0 · inf would be NaN.)
+        For layers used at many positions see also `positions.Positions`.
         """
         clip_pieces_(self.pieces, radius, mask)
 
@@ -148,18 +173,22 @@ def norm(pieces: Sequence[Piece]) -> Tensor:
     return total.sqrt()
 
 
-def clip_pieces_(pieces: Sequence[Piece], radius: float, mask: Tensor | None = None) -> None:
-    """Scale every sample's pieces, by one factor, into the ball of `radius`; see `PerSample.clip_`."""
+def clip_pieces_(pieces: Sequence[Piece], radius: float, mask: Tensor | None = None) -> Tensor:
+    """Scale every sample's pieces, by one factor, into the ball of `radius`; see `PerSample.clip_`.
+
+    Return the factors, [m, b].
+    """
     length = norm(pieces)
     kept = length.isfinite() if mask is None else length.isfinite() & mask
     factor = (radius / length).clamp(max=1).where(kept, 0.0)
     for piece in pieces:
         piece.scale_(factor)
+    return factor
 
 
 def sum_pieces(pieces: Sequence[Piece]) -> Tensor:
     """Return the sum over the samples of a batch, all layers side by side, [m, d]."""
-    first = pieces[0].delta if isinstance(pieces[0], Outer) else pieces[0].dense()
+    first = next(iter(pieces[0].factors().values()))
     out = first.new_empty(first.shape[0], sum(p.size for p in pieces))
     start = 0
     for piece in pieces:

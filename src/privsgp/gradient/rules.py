@@ -8,65 +8,30 @@ its input a and the gradient δ by its output, so one backward pass to the layer
 from __future__ import annotations
 
 import copy
-from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
+from privsgp.gradient.conv import StackedConv2d
+from privsgp.gradient.embedding import StackedEmbedding
+from privsgp.gradient.linear import StackedLinear
+from privsgp.gradient.norm import StackedGroupNorm, StackedLayerNorm
 from privsgp.gradient.per_sample import PerSample
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
+    from privsgp.gradient.layer import StackedLayer
     from privsgp.gradient.parameters import Layout
-    from privsgp.gradient.per_sample import Piece
 
-
-class Call(NamedTuple):
-    """What passed through a layer: its input as it came, what its rule keeps of it, and its output."""
-
-    input: Tensor
-    kept: Tensor
-    output: Tensor
-
-
-class StackedLayer(nn.Module, ABC):
-    """One layer of m models; remembers what passed through it."""
-
-    kind: ClassVar[type[nn.Module]]
-
-    def __init__(self, name: str, layer: nn.Module) -> None:
-        super().__init__()
-        self.name = name
-        self.trained = [p for p, value in layer.named_parameters() if value.requires_grad]
-        self.frozen = {p: value.detach() for p, value in layer.named_parameters() if not value.requires_grad}
-        self.stacked: dict[str, Tensor] = {}  # [m, *shape] by parameter, set before each pass
-        self.calls: list[Call] = []
-        self.models = 0
-
-    @staticmethod
-    def suits(layer: nn.Module) -> bool:  # noqa: ARG004 - what a kind of layer can be asked
-        """Tell whether the rule covers this layer's options."""
-        return True
-
-    @abstractmethod
-    def piece(self, call: Call, delta: Tensor, batch: int, *, input_is_data: bool) -> Piece:
-        """Return the layer's share of the per-sample gradients; δ is shaped like the output of `call`."""
-
-    def load(self, views: Mapping[str, Tensor], models: int) -> None:
-        """Take the weights of m models; what is frozen is the same for all."""
-        prefix = f"{self.name}." if self.name else ""
-        self.stacked = {p: views[prefix + p] for p in self.trained}
-        self.stacked |= {p: value.expand(models, *value.shape) for p, value in self.frozen.items()}
-        self.models = models
-        self.calls.clear()
-
-    def record(self, a: Tensor, kept: Tensor, output: Tensor) -> None:
-        """Remember a call, and let the backward pass reach its output."""
-        if not output.requires_grad:
-            output.requires_grad_()
-        self.calls.append(Call(a, kept.detach(), output))
+RULES: dict[type[nn.Module], type[StackedLayer]] = {
+    nn.Linear: StackedLinear,
+    nn.Conv2d: StackedConv2d,
+    nn.GroupNorm: StackedGroupNorm,
+    nn.LayerNorm: StackedLayerNorm,
+    nn.Embedding: StackedEmbedding,
+}
 
 
 class Ruled:
@@ -79,7 +44,7 @@ class Ruled:
         self.layers = [self._replace(name, model.get_submodule(name)) for name in ruled_layers(model)]
 
     def _replace(self, name: str, layer: nn.Module) -> StackedLayer:
-        stacked = known()[type(layer)](name, layer)
+        stacked = RULES[type(layer)](name, layer)
         parent, _, child = name.rpartition(".")
         if name:
             setattr(self.model.get_submodule(parent), child, stacked)
@@ -118,24 +83,13 @@ class Ruled:
         return once
 
 
-def known() -> dict[type[nn.Module], type[StackedLayer]]:
-    """Return the rule of each kind of layer."""
-    from privsgp.gradient.conv import StackedConv2d
-    from privsgp.gradient.embedding import StackedEmbedding
-    from privsgp.gradient.linear import StackedLinear
-    from privsgp.gradient.norm import StackedGroupNorm, StackedLayerNorm
-
-    rules = (StackedLinear, StackedConv2d, StackedGroupNorm, StackedLayerNorm, StackedEmbedding)
-    return {rule.kind: rule for rule in rules}
-
-
 def ruled_layers(model: nn.Module) -> list[str]:
     """Name the trained layers of a model that have a rule, in the order of its parameters."""
     return [name for name, layer in model.named_modules() if _ruled(layer)]
 
 
 def _ruled(layer: nn.Module) -> bool:
-    rule = known().get(type(layer))
+    rule = RULES.get(type(layer))
     hooked = layer._forward_hooks or layer._forward_pre_hooks
     return (
         rule is not None and not hooked and rule.suits(layer) and any(p.requires_grad for p in layer.parameters())

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from privsgp.errors import Refused
-from privsgp.gradient import linear
 from privsgp.gradient.functional import Functional
 from privsgp.gradient.parameters import Layout
+from privsgp.gradient.rules import Ruled, covers
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -48,8 +48,8 @@ def stack(model: nn.Module, loss: Loss, sample: tuple[Tensor, Tensor], *, rules:
     refuse_mixing(model, loss, sample)
     functional = Functional(model, layout, loss)
     _probe_functional(functional, model, sample)
-    if rules and linear.covers(model, layout):
-        rule = linear.LinearRule(model, layout, loss)
+    if rules and covers(model, layout):
+        rule = Ruled(model, layout, loss)
         if _agree(model, loss, sample):
             return rule
     return functional
@@ -92,7 +92,7 @@ def refuse_mixing(model: nn.Module, loss: Loss, sample: tuple[Tensor, Tensor]) -
 def _probe_functional(functional: Functional, model: nn.Module, sample: tuple[Tensor, Tensor]) -> None:
     z = functional.layout.flatten(model)[None]
     try:
-        functional(z, sample[0][None].to(z.dtype), sample[1][None])
+        functional(z, sample[0][None, :2].to(z.dtype), sample[1][None, :2])
     except (RuntimeError, ValueError) as error:
         raise Refused(
             f"torch.func cannot differentiate this model sample by sample: {error}",
@@ -104,19 +104,19 @@ def _agree(model: nn.Module, loss: Loss, sample: tuple[Tensor, Tensor]) -> bool:
     """Tell whether the rule gives torch.func's gradients, for two different models at once, in float64."""
     double = copy.deepcopy(model).double()
     layout = Layout.of(double)
-    rule, functional = linear.LinearRule(double, layout, loss), Functional(double, layout, loss)
+    rule, functional = Ruled(double, layout, loss), Functional(double, layout, loss)
     z = layout.flatten(double) * torch.tensor([[1.0], [0.5]], dtype=torch.float64)
-    inputs = torch.stack([sample[0], sample[0].flip(0)]).double()
-    targets = torch.stack([sample[1], sample[1].flip(0)])
+    x, y = sample[0][:2], sample[1][:2]
+    inputs, targets = torch.stack([x, x.flip(0)]).double(), torch.stack([y, y.flip(0)])
     targets = targets.double() if targets.is_floating_point() else targets
     try:
         if not rule.called_once(z, inputs):
             return False
-        fast, plain = rule(z, inputs, targets), functional(z, inputs, targets)
+        fast, plain = rule(z, inputs, targets), functional.one_by_one(z, inputs, targets)
     except (RuntimeError, AttributeError, ValueError, TypeError):
         return False  # a forward that uses its layers in some other way than calling them
-    same = torch.allclose(fast.dense(), plain.dense(), rtol=1e-9, atol=1e-12)
-    return same and torch.allclose(fast.norm(), plain.norm(), rtol=1e-9, atol=1e-12)
+    same = torch.allclose(fast.dense(), plain, rtol=1e-9, atol=1e-12)
+    return same and torch.allclose(fast.norm(), plain.norm(dim=-1), rtol=1e-9, atol=1e-12)
 
 
 def _largest(difference: Tensor) -> float:

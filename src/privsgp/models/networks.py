@@ -1,4 +1,4 @@
-"""Logistic and linear regression and the MLP, with torch's default initialisation keyed by a seed: x⁰ is public."""
+"""Models by name, with torch's default initialisation keyed by a seed: x⁰ is public."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ import torch
 from torch import nn
 
 from privsgp.errors import Refused
+from privsgp.models.images import cnn, resnet18
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-NAMES = ("logistic", "linear", "mlp")
+NAMES = ("logistic", "linear", "mlp", "cnn", "resnet18")
 
 
 def make(
@@ -22,16 +23,21 @@ def make(
 ) -> nn.Module:
     """The model `name` on the CPU, the same bits for the same `seed`; torch's global generators are left as they were.
 
-    "logistic" and "linear" are one linear layer (the loss tells them apart) and have no use for `hidden`; "mlp" has
-    one ReLU layer for each width in `hidden`.
+    "logistic" and "linear" are one linear layer (the loss tells them apart); "mlp" has one ReLU layer for each width in
+    `hidden`, for which the others have no use; "cnn" and "resnet18" are for images (see `images`).
     """
     if name not in NAMES:
         raise Refused(f"model.name = {name!r} is unknown", f"use one of {', '.join(NAMES)}")
-    widths = [math.prod(input_shape), *(_widths(hidden) if name == "mlp" else []), outputs]
     # `torch.manual_seed` would reseed the CUDA generators too.
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):
         torch.default_generator.manual_seed(seed % 2**64)
-        linears = [nn.Linear(before, after) for before, after in pairwise(widths)]
+        if name in ("cnn", "resnet18"):
+            return (cnn if name == "cnn" else resnet18)(input_shape, outputs)
+        return _fully_connected([math.prod(input_shape), *(_widths(hidden) if name == "mlp" else []), outputs])
+
+
+def _fully_connected(widths: Sequence[int]) -> nn.Module:
+    linears = [nn.Linear(before, after) for before, after in pairwise(widths)]
     layers = [layer for linear in linears for layer in (linear, nn.ReLU())]
     return nn.Sequential(nn.Flatten(), *layers[:-1])
 

@@ -8,9 +8,11 @@ against its neighbours: rows of different `trust` promise different things.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,7 @@ def _dp_srm_rounds(s: Setting) -> float:
 
 
 def _ldp_rounds(s: Setting) -> float:
-    return s.nodes**1.5 * s.samples * s.epsilon * math.sqrt(s.dim / math.log(1 / s.delta))
+    return math.pow(s.nodes, 1.5) * s.samples * s.epsilon * math.sqrt(s.dim / math.log(1 / s.delta))
 
 
 def _soteria_utility(s: Setting) -> float:

@@ -12,7 +12,7 @@ from bisect import bisect_left, insort
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from privsgp.privacy import accountant, published
+from privsgp.privacy import accountant
 from privsgp.privacy.curve import Gaussian, bisect
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 NEAR = 0.02  # |ln(ε / certified ε)| that a Gaussian's slope, −1, may bridge
 SPAN = 0.7  # ln ε between two certified values that a straight line may join
-GRID = (64, 256, 1024, 4096)  # the K whose noise is certified; a plan stays between the first and the last
+FEWEST, MOST = 64, 4096  # the K a plan chooses from: below, steps are coarse; above, hardly anything is gained
 
 Point = tuple[float, float]  # (ln certified ε, ln σ)
 
@@ -59,13 +59,10 @@ class Price:
             insort(points, (found, at))
 
     def along(self, steps: float, epsilon: float) -> float:
-        """Return the noise for any K from that of `GRID`: ln(σ/√K) is joined by straight lines in ln K."""
-        within = min(max(steps, GRID[0]), GRID[-1])
-        right = max(bisect_left(GRID, within), 1)
-        grid = GRID[right - 1], GRID[right]
-        low, high = (math.log(self.sigma(K, epsilon) / math.sqrt(K)) for K in grid)
-        share = math.log(within / grid[0]) / math.log(grid[1] / grid[0])
-        return math.sqrt(steps) * math.exp(low + (high - low) * share)
+        """Return the noise for any K from that of the powers of 4: ln(σ/√K) is joined by straight lines in ln K."""
+        low = 4 ** int(math.log(max(steps, 1), 4) + 1e-9)
+        ends = [math.log(self.sigma(K, epsilon) / math.sqrt(K)) for K in (low, 4 * low)]
+        return math.sqrt(steps) * math.exp(ends[0] + (ends[1] - ends[0]) * math.log(max(steps, 1) / low, 4))
 
     def _start(self, steps: int, epsilon: float) -> float:
         """Return a first guess of ln σ: the Gaussians' where nothing is known, else that of a neighbouring K.
@@ -110,15 +107,6 @@ def _read(points: Sequence[Point], target: float) -> tuple[float, bool]:
 
 def _bounded(step: float) -> float:
     return min(max(step, -0.7), 0.7)
-
-
-def published_sigma(mechanism: Mechanism, steps: float, budget: Budget, c2: float) -> float:
-    """Return Theorem 3's σ_i, by the formula and not by any accountant.
-
-    Guarantee: none.
-    Assumes: the constant c₂, which the paper does not give.
-    """
-    return published.sigma(mechanism, round(steps), *budget, c2=c2)
 
 
 def common_budget(budgets: Sequence[Budget], J: Sequence[float], delta: float) -> float:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     PerSampleFunction = Callable[[Tensor, Tensor], Tensor]
 
-STEPS = 96  # coarse steps of a rehearsal
+STEPS = 64  # coarse steps of a rehearsal
 
 
 @dataclass(frozen=True)
@@ -69,6 +69,11 @@ class Stage:
             if self.correct is not None:
                 return float(self.correct(outputs, self.samples.y_test).double().mean())
             return -float(self.loss(outputs, self.samples.y_test).double().mean())
+
+    def guess(self, noise: float) -> float:
+        """Return the distance T at which noise moves a pre-activation by about one: 1 / (κ ‖x‖)."""
+        length = float(self.samples.x.flatten(1).square().sum(1).mean().sqrt())
+        return min(max(1 / (max(noise, 1e-12) * max(length, 1e-12)), 1e-3), 1e6)
 
     def _block(self, scene: Scene, distance: float, steps: int, generator: torch.Generator) -> Block:
         rows = len(self.samples.y)
@@ -111,7 +116,7 @@ class Journey:
 
 
 def best_distance(stage: Stage, scene: Scene, guess: float, seeds: int = 2) -> Journey:
-    """Return the T = γK that scores best: doubling from a guess until it gets worse, then a parabola through the top."""
+    """Return the T = γK that scores best: doubling from a guess until it gets worse, then a parabola."""
     scores: dict[float, float] = {}
 
     def score(power: float) -> float:

@@ -1,7 +1,7 @@
 """Synthetic data in place of the nodes': samples of the right shape that are nobody's, so that planning spends nothing.
 
 Inputs are Gaussian with a spectrum that falls like 1/r, as that of natural data does, turned by a random rotation and
-scaled to unit variance (inputs are standardised by public constants). Classes differ by their means in the leading
+scaled (inputs are standardised by public constants). Classes differ by their means in the leading
 directions, about as hard to tell apart as hand-written digits are for a linear model. Targets of a regression are
 linear in the leading directions, with noise.
 """
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
-BETWEEN = 0.3  # share of the variance, in a direction that matters, that lies between classes
+BETWEEN = 0.45  # share of the variance, in a direction that matters, that lies between classes
 
 
 @dataclass(frozen=True)
@@ -33,17 +33,26 @@ class Samples:
 
 
 def make(
-    shape: tuple[int, ...], classes: int | None, target: tuple[int, ...] = (), *, samples: int, seed: int = 0
+    shape: tuple[int, ...],
+    classes: int | None,
+    target: tuple[int, ...] = (),
+    *,
+    samples: int,
+    scale: float = 1.0,
+    seed: int = 0,
 ) -> Samples:
-    """Return `samples` samples to learn from and four times as many to test on; `classes` is None for a regression."""
+    """Return `samples` samples to learn from and four times as many to test on.
+
+    `classes` is None for a regression; `scale` is the root mean square of an input's coordinates.
+    """
     rng = np.random.default_rng(seed)
     size, count = math.prod(shape), 5 * samples
-    scale = np.arange(1, size + 1) ** -0.5
-    scale *= math.sqrt(size / np.square(scale).sum())
+    spectrum = np.arange(1, size + 1) ** -0.5
+    spectrum *= scale * math.sqrt(size / np.square(spectrum).sum())
     latent = rng.standard_normal((count, size))
     y, latent = _classes(rng, latent, classes) if classes is not None else _values(rng, latent, target)
     rotation, _ = np.linalg.qr(rng.standard_normal((size, size)))
-    x = torch.from_numpy((latent * scale) @ rotation).float().reshape(count, *shape)
+    x = torch.from_numpy((latent * spectrum) @ rotation).float().reshape(count, *shape)
     return Samples(x[:samples], y[:samples], x[samples:], y[samples:])
 
 

@@ -7,10 +7,13 @@ gradient, and `Constants` for the rest. Where a number outgrows floating point i
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from privsgp.errors import Refused
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
 
 Budget = tuple[float, float]  # (ε_i, δ_i)
 
@@ -52,7 +55,7 @@ def bound(constants: Constants, n: int, d: int, K: float, variances: Sequence[fl
 
 
 def hardness(budgets: Sequence[Budget], J: Sequence[float]) -> float:
-    """Σ_i ln(1/δ_i) / (ε_i J_i)²: what all budgets together ask for; the paper has one J and takes it out of the sum."""
+    """Σ_i ln(1/δ_i) / (ε_i J_i)²: what all budgets together ask for. The paper has one J and takes it out."""
     return math.fsum(math.log(1 / delta) / (epsilon * j) ** 2 for (epsilon, delta), j in zip(budgets, J, strict=True))
 
 
@@ -90,7 +93,7 @@ def minimise(value: Callable[[float], float], low: float, high: float, precision
 
 
 def log_least_steps(L: float, n: int, J: float, log_c: float, log_one_minus_q: float) -> float:
-    """ln K̂(C, q), below which Theorem 1 says nothing; infinite where the lemma gives no C."""
+    """Return ln K̂(C, q), below which Theorem 1 says nothing; infinite where the lemma gives no C."""
     c2 = 2 * (log_c - log_one_minus_q)  # ln C²/(1 − q)²
     l2 = 2 * math.log(L)
     terms = (

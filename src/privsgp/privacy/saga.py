@@ -212,7 +212,7 @@ def _grid(rate: float, undrawn: float, drawn: float) -> tuple[NDArray[np.float64
 
     That place is one of the points, unless it lies outside them. Losses stay within ±LARGEST_LOSS.
     """
-    steps = np.linspace(-REACH, REACH, 96)
+    steps = np.linspace(-REACH, REACH, 160)
     third = (steps[1] - steps[0]) / 3
     y = np.concatenate((steps, undrawn + steps + third, drawn + steps + 2 * third))
     for shift in (undrawn, drawn):

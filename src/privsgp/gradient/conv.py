@@ -1,0 +1,68 @@
+"""The rule for two-dimensional convolutions: m models run as one convolution with m times as many groups."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from torch import Tensor, nn
+from torch.nn.functional import conv2d
+
+from privsgp.gradient.layer import Call, StackedLayer
+from privsgp.gradient.per_sample import Plain
+from privsgp.gradient.positions import Positions, Window, smaller
+
+if TYPE_CHECKING:
+    from privsgp.gradient.per_sample import Piece
+
+
+class StackedConv2d(StackedLayer):
+    """A convolution of m models: [m·b, C, h, w] becomes [b, m·C, h, w] with m times the groups, and back."""
+
+    def __init__(self, name: str, layer: nn.Conv2d) -> None:
+        super().__init__(name, layer)
+        self.window = window(layer)
+
+    @staticmethod
+    def suits(layer: nn.Module) -> bool:
+        """Only zeros may lie around the input, equally many on both sides."""
+        assert isinstance(layer, nn.Conv2d)  # noqa: S101 - the registry asks for its own kind alone
+        odd = all(d * (k - 1) % 2 == 0 for k, d in zip(layer.kernel_size, layer.dilation, strict=True))
+        return layer.padding_mode == "zeros" and (layer.padding != "same" or odd)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Run all models at once."""
+        m, w = self.models, self.window
+        a = x.unflatten(0, (m, -1)).transpose(0, 1).flatten(1, 2)
+        bias = self.stacked.get("bias")
+        out = conv2d(
+            a, self.stacked["weight"].flatten(0, 1), None if bias is None else bias.flatten(),
+            w.stride, w.padding, w.dilation, m * w.groups,
+        )  # fmt: skip
+        self.record(x, a, out)
+        return out.unflatten(1, (m, -1)).transpose(0, 1).flatten(0, 1)
+
+    def piece(self, call: Call, delta: Tensor, batch: int, *, input_is_data: bool) -> Piece:
+        """Σ_p δ_p ⊗ a_p, in its smaller form."""
+        del batch
+        delta, a = (t.unflatten(1, (self.models, -1)) for t in (delta, call.kept))
+        if "weight" not in self.trained:
+            return Plain(delta.sum((-2, -1)).transpose(0, 1))
+        w = self.window
+        if w.kernel == (1, 1) and w.padding == (0, 0):  # pixels that no position sees need not be kept
+            a, w = a[..., :: w.stride[0], :: w.stride[1]], Window(groups=w.groups)
+        return smaller(Positions(delta, a, w, "bias" in self.trained, input_is_data))
+
+
+def window(layer: nn.Conv2d) -> Window:
+    """Return a layer's geometry, with "same" and "valid" as numbers."""
+    kernel, stride, dilation = (_pair(t) for t in (layer.kernel_size, layer.stride, layer.dilation))
+    if layer.padding == "same":
+        padding = (dilation[0] * (kernel[0] - 1) // 2, dilation[1] * (kernel[1] - 1) // 2)
+    else:
+        padding = (0, 0) if isinstance(layer.padding, str) else _pair(layer.padding)
+    return Window(kernel, stride, padding, dilation, layer.groups)
+
+
+def _pair(values: tuple[int, ...]) -> tuple[int, int]:
+    height, width = values
+    return height, width

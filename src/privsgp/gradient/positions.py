@@ -1,0 +1,191 @@
+"""Gradients of layers that use one weight at many positions: convolutions, and linear layers on sequences.
+
+The gradient of one sample is Σ_p δ_p ⊗ a_p over the positions p, where a_p is the patch of the input that position p
+sees. It has as many numbers as the weight or as its two factors: the smaller of the two is kept, plain or as a
+`Positions` piece. A linear layer on a sequence is a convolution with a window of one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.nn.grad import conv2d_weight
+
+from privsgp.gradient.per_sample import Factors, Piece, Plain, scaled, squared_norm
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+Pair = tuple[int, int]
+_CHUNK = 2**26  # numbers of patches made at a time
+
+
+@dataclass(frozen=True)
+class Window:
+    """Which part of the input a position sees; zeros lie around the input."""
+
+    kernel: Pair = (1, 1)
+    stride: Pair = (1, 1)
+    padding: Pair = (0, 0)
+    dilation: Pair = (1, 1)
+    groups: int = 1
+
+    @property
+    def places(self) -> int:
+        """How many pixels a position sees."""
+        return self.kernel[0] * self.kernel[1]
+
+
+@dataclass
+class Positions:
+    """Gradients Σ_p δ_p ⊗ (a_p, 1): `delta` [b, m, out, h', w'], `input` [b, m, in, h, w], never multiplied out.
+
+    Samples come before models, as in the grouped convolution that runs them.
+
+    Assumes: positions do not cancel by more than arithmetic can see. Where ‖Σ_p δ_p ⊗ a_p‖ is less than a few √eps of
+    ‖δ‖ ‖a‖, its computed norm is all rounding: an allowance for that is added, so that such a sample is clipped more
+    and not less than others. The products of the sum itself round within κ for signs that are not chosen against it.
+    """
+
+    delta: Tensor
+    input: Tensor
+    window: Window
+    bias: bool
+    input_is_data: bool = False
+
+    @property
+    def size(self) -> int:
+        """Weights and biases."""
+        return self.delta.shape[2] * (self.input.shape[2] // self.window.groups * self.window.places + self.bias)
+
+    def squared_norm(self) -> Tensor:
+        """‖δ‖² ‖a‖² ‖Σ_p (δ_p/‖δ‖) ⊗ (a_p/‖a‖)‖² + ‖Σ_p δ_p‖²: with unit factors nothing overflows or vanishes."""
+        delta, a = self.delta.flatten(2), self.input.flatten(2)
+        lengths = [squared_norm(delta), squared_norm(a)]
+        d, a = (_unit(v, n).flatten(0, 1) for v, n in zip((delta, a), lengths, strict=True))
+        d, a = d.view(-1, *self.delta.shape[2:]), a.view(-1, *self.input.shape[2:])
+        measure = _by_gram if _gram_is_cheaper(d, a, self.window) else _by_gradient
+        weight = measure(d, a, self.window).view(lengths[0].shape) * lengths[0] * lengths[1]
+        total = weight + squared_norm(self.delta.sum((-2, -1))) if self.bias else weight
+        return total.transpose(0, 1)
+
+    def scale_(self, factor: Tensor) -> None:
+        """Scale δ; where the factor is 0 both factors become 0, so that 0 · inf cannot come back as NaN."""
+        f = factor.transpose(0, 1)
+        self.delta = scaled(self.delta.flatten(2), f).view(self.delta.shape)
+        if not self.input_is_data:
+            self.input = self.input.masked_fill((f == 0)[..., None, None, None], 0)
+
+    def sum_into(self, out: Tensor) -> None:
+        """Σ_j Σ_p δ_jp ⊗ a_jp for all models is the weight gradient of one grouped convolution."""
+        w, models = self.window, self.delta.shape[1]
+        delta, a = self.delta.flatten(1, 2).contiguous(), self.input.flatten(1, 2).contiguous()
+        shape = (delta.shape[1], self.input.shape[2] // w.groups, *w.kernel)
+        weight = conv2d_weight(a, shape, delta, w.stride, w.padding, w.dilation, models * w.groups).view(models, -1)
+        out[:, : weight.shape[1]] = weight
+        if self.bias:
+            out[:, weight.shape[1] :] = self.delta.sum((0, -2, -1))
+
+    def dense(self) -> Tensor:
+        """Multiply and sum the outer products out."""
+        samples = self.delta.shape[:2]
+        weight = weight_gradients(self.delta.flatten(0, 1), self.input.flatten(0, 1), self.window)
+        whole = torch.cat([weight, self.delta.sum((-2, -1)).flatten(0, 1)], 1) if self.bias else weight
+        return whole.view(*samples, -1).transpose(0, 1)
+
+    def factors(self) -> Factors:
+        """Return δ and a; only δ where a is the data, which the node holds anyway."""
+        delta, a = self.delta.transpose(0, 1), self.input.transpose(0, 1)
+        return {"delta": delta} if self.input_is_data else {"delta": delta, "input": a}
+
+    def with_factors(self, factors: Mapping[str, Tensor]) -> Positions:
+        """Return other products."""
+        return replace(self, **{name: value.transpose(0, 1) for name, value in factors.items()})
+
+
+def smaller(piece: Positions) -> Piece:
+    """Return the gradients in their smaller form: as factors, or multiplied out."""
+    kept = sum(factor[0, 0].numel() for factor in piece.factors().values())
+    return piece if kept < piece.size else Plain(piece.dense())
+
+
+def weight_gradients(delta: Tensor, a: Tensor, window: Window) -> Tensor:
+    """Return Σ_p δ_p ⊗ a_p of every sample, [samples, weights], from δ [samples, out, …] and a [samples, in, …]."""
+    return torch.cat(list(_some_at_a_time(delta, a, window)))
+
+
+def _some_at_a_time(delta: Tensor, a: Tensor, window: Window) -> Iterator[Tensor]:
+    """Yield the gradients of a few samples after the other: their patches are larger than all that is kept."""
+    each = a.shape[1] * window.places * delta[0, 0].numel()
+    parts = (t.split(max(1, _CHUNK // each)) for t in (delta, a))
+    return (_weight_gradients(d, x, window) for d, x in zip(*parts, strict=True))
+
+
+def _weight_gradients(delta: Tensor, a: Tensor, window: Window) -> Tensor:
+    samples, groups = len(delta), window.groups
+    positions = delta[0, 0].numel()
+    d = delta.reshape(samples * groups, -1, positions)
+    patches = _patches(a, delta.shape[-2:], window).reshape(samples * groups, -1, positions)
+    return torch.bmm(d, patches.transpose(1, 2)).view(samples, -1)
+
+
+def _patches(a: Tensor, positions: torch.Size, window: Window) -> Tensor:
+    """View what each position sees, [samples, in, kernel, kernel, h', w']; only the zeros around are copied."""
+    a = _padded(a, window, 1)
+    step = [a.stride(-2), a.stride(-1)]
+    strides = [s * n for size in (window.dilation, window.stride) for s, n in zip(step, size, strict=True)]
+    return a.as_strided((*a.shape[:2], *window.kernel, *positions), (a.stride(0), a.stride(1), *strides))
+
+
+def _padded(a: Tensor, window: Window, times: int) -> Tensor:
+    """Put zeros around the last 2 · times axes, which are height and width so many times over."""
+    (height, width) = window.padding
+    return functional.pad(a, (width, width, height, height) * times) if height or width else a
+
+
+def _gram_is_cheaper(delta: Tensor, a: Tensor, window: Window) -> bool:
+    """Compare the numbers that go through memory; neither way is short of arithmetic."""
+    positions, pixels = delta[0, 0].numel(), a[0, 0].numel()
+    patch = a.shape[1] * window.places
+    by_gram = window.groups * (2 * pixels**2 + 3 * window.places * positions**2)
+    return by_gram < 2 * patch * positions + patch // window.groups * delta.shape[1]
+
+
+def _by_gradient(delta: Tensor, a: Tensor, window: Window) -> Tensor:
+    """Return ‖Σ_p δ_p ⊗ a_p‖² for unit δ and a by making the gradients, some at a time."""
+    norm = torch.cat([squared_norm(gradients) for gradients in _some_at_a_time(delta, a, window)]).sqrt()
+    return (norm + 4 * torch.finfo(a.dtype).eps * window.places**0.5).square()
+
+
+def _by_gram(delta: Tensor, a: Tensor, window: Window) -> Tensor:
+    """Return ‖Σ_p δ_p ⊗ a_p‖² = Σ_{p,p'} ⟨δ_p, δ_p'⟩ ⟨a_p, a_p'⟩ for unit δ and a.
+
+    ⟨a_p, a_p'⟩ is the sum of ⟨x_u, x_u'⟩ over the pixels u, u' at equal places of the two windows: one product of
+    pixels, and as many shifted sums as a window has places. No patch is made.
+    """
+    (h, w), (height, width) = delta.shape[-2:], a.shape[-2:]
+    d, x = (t.reshape(len(t) * window.groups, -1, t[0, 0].numel()) for t in (delta, a))
+    positions = torch.bmm(d.transpose(1, 2), d).view(-1, h, w, h, w)
+    pixels = _padded(torch.bmm(x.transpose(1, 2), x).view(-1, height, width, height, width), window, 2)
+    patches = torch.zeros_like(positions)
+    for i in range(window.kernel[0]):
+        for j in range(window.kernel[1]):
+            rows, columns = _seen(i, h, window, 0), _seen(j, w, window, 1)
+            patches += pixels[:, rows, columns, rows, columns]
+    total = positions.mul_(patches).flatten(1).sum(1, dtype=torch.float64).view(len(delta), -1).sum(1)
+    return total.clamp(min=0) + 4 * torch.finfo(a.dtype).eps * window.places
+
+
+def _seen(place: int, positions: int, window: Window, axis: int) -> slice:
+    start = place * window.dilation[axis]
+    return slice(start, start + window.stride[axis] * (positions - 1) + 1, window.stride[axis])
+
+
+def _unit(v: Tensor, squared: Tensor) -> Tensor:
+    """Return v / ‖v‖ for every sample, 0 where there is no direction."""
+    factor = squared.rsqrt().where(squared.isfinite() & (squared > 0), 0.0)
+    return scaled(v, factor)

@@ -1,0 +1,221 @@
+"""From a budget to a run one can act on: which algorithm, how many steps, which batch and step size.
+
+The distance T = γK is found in a rehearsal; K is then the smallest number of steps at which the noise it needs is near
+the least that any K would give and the step is short beside the curvature: with σ growing like √K, noise at a given T
+is the same for every K above that, and more steps cost time and messages for nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from privsgp.algorithms import ALGORITHMS
+from privsgp.plan import estimates
+from privsgp.plan.noise import response
+from privsgp.plan.price import FEWEST, MOST, Price, common_budget, gaussian_shift
+from privsgp.plan.rehearsal import Scene, best_distance
+from privsgp.privacy import published
+from privsgp.privacy.mechanism import SampledMean
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from privsgp.algorithms import Settings
+    from privsgp.plan.rehearsal import Journey, Stage
+    from privsgp.plan.theorems import Budget, Constants
+    from privsgp.privacy.accountant import Accountant
+    from privsgp.privacy.mechanism import Mechanism, Relation
+
+NEARLY = 1.05  # noise this much above the least is not worth more steps
+SHORT = 16  # γ ≤ 1/(16L): short beside the curvature even where real data bends four times as much as the stand-in
+TIE = 0.01  # rehearsals differ by as much from chance
+
+
+@dataclass(frozen=True)
+class Network:
+    """Who takes part and what each may spend; all of it public."""
+
+    samples: Sequence[int]
+    budgets: Sequence[Budget]
+    relation: Relation = "zero-out"
+    spare: float = 0.0
+    accountant: Accountant = "certified"
+    c2: float = published.C2
+
+    @property
+    def nodes(self) -> int:
+        """The paper's n."""
+        return len(self.samples)
+
+    @property
+    def mean_samples(self) -> float:
+        """J̄."""
+        return sum(self.samples) / self.nodes
+
+    @property
+    def delta(self) -> float:
+        """The smallest δ_i, to which the common budget is put."""
+        return min(delta for _, delta in self.budgets)
+
+    @cached_property
+    def epsilon(self) -> float:
+        """The ε that stands for all budgets (`common_budget`)."""
+        return common_budget(self.budgets, self.samples, self.delta)
+
+    def releases(self, steps: int) -> int:
+        """Count the spare releases in."""
+        return steps + math.ceil(self.spare * steps)
+
+
+@dataclass(frozen=True)
+class Method:
+    """An algorithm with its settings."""
+
+    algorithm: str
+    settings: Settings
+
+    @property
+    def label(self) -> str:
+        """Tell methods apart in a table."""
+        clip = self.settings.difference_clip
+        return self.algorithm if clip is None else f"{self.algorithm}, differences clipped to {clip:g}"
+
+    def mechanism(self, batch: float, samples: int) -> Mechanism:
+        """Return what one message of a node reveals, without its noise."""
+        return ALGORITHMS[self.algorithm].mechanism(self.settings, sigma=0.0, batch=batch, samples=samples, kappa=0.0)
+
+
+def methods(settings: Settings) -> list[Method]:
+    """Return what `algorithm.name = "auto"` chooses from, the simplest first."""
+    plain = replace(settings, difference_clip=None)
+    clipped = replace(settings, difference_clip=settings.clip / 2)
+    known = [("privsgp", plain), ("privsgp-sag", plain), ("privsgp-vr", clipped), ("privsgp-vr", plain)]
+    return [Method(name, own) for name, own in known]
+
+
+class Noise:
+    """σ as a method needs it at a batch: of the mean node by K, and of every node at one K."""
+
+    def __init__(self, network: Network, method: Method, batch: float) -> None:
+        self.network, self.method, self.batch = network, method, batch
+        self._prices: dict[float, Price] = {}
+
+    def common(self, steps: float) -> float:
+        """Return σ of a node with J̄ samples and the common budget."""
+        n = self.network
+        if n.accountant == "published":
+            return published.sigma(self._mechanism(), round(steps), n.epsilon, n.delta, n.c2)
+        return self._price(n.delta).along(steps, n.epsilon)
+
+    def each(self, steps: int) -> list[float]:
+        """Return σ_i of every node; σJ/G depends on nothing but the rate and the budget."""
+        n = self.network
+        mean = self._mechanism().samples
+        return [self._one(steps, budget) * mean / own for budget, own in zip(n.budgets, n.samples, strict=True)]
+
+    def _one(self, steps: int, budget: Budget) -> float:
+        if self.network.accountant == "published":
+            return published.sigma(self._mechanism(), steps, *budget, self.network.c2)
+        return self._price(budget[1]).sigma(steps, budget[0])
+
+    def _price(self, delta: float) -> Price:
+        if delta not in self._prices:
+            self._prices[delta] = Price(self._mechanism(), delta, self.network.relation, self.network.releases)
+        return self._prices[delta]
+
+    def _mechanism(self) -> Mechanism:
+        return self.method.mechanism(self.batch, round(self.network.mean_samples))
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A method with its K, batch and γ, its noise by K, and what a rehearsal made of it."""
+
+    method: Method
+    batch: float
+    steps: int
+    step_size: float
+    noise: Noise
+    score: float
+    response: float
+
+    @property
+    def distance(self) -> float:
+        """T = γK."""
+        return self.step_size * self.steps
+
+
+@dataclass(frozen=True)
+class Planner:
+    """What is known before choosing; `constants` are those of the stage."""
+
+    network: Network
+    stage: Stage
+    constants: Constants
+
+    def choose(self, method: Method, batch: float, steps: int | None, step_size: float | None) -> Choice:
+        """Fill in what is None."""
+        noise = Noise(self.network, method, batch)
+        start = steps or self._enough(noise)
+        journey = self._journey(noise, start) if step_size is None or steps is None else None
+        distance = journey.distance if journey else (step_size or 0.0) * start
+        if steps is None:
+            steps = self._steps(start, distance, step_size)
+        if step_size is None:
+            step_size = distance / steps
+        scene = self._scene(noise, steps)
+        score = journey.score if journey else self.stage.score(self.stage.end(scene, distance))
+        return Choice(method, batch, steps, step_size, noise, score, response(self.stage, scene, distance))
+
+    def batch(self) -> float:
+        """Return the smallest power of two at which drawing samples costs hardly any noise (plain PrivSGP's, K = 1024).
+
+        Above it, every sampled release is as good as a Gaussian that shifts by G/J.
+        """
+        n, steps, J = self.network, 1024, round(self.network.mean_samples)
+        least = math.sqrt(n.releases(steps)) / (J * gaussian_shift(n.epsilon, n.delta))
+        for power in range(J.bit_length() - 1):
+            plain = SampledMean(sigma=0.0, clip=1.0, batch=float(2**power), samples=J)
+            if 2**power >= 8 and Price(plain, n.delta, n.relation, n.releases).sigma(steps, n.epsilon) < 1.02 * least:
+                return float(2**power)
+        return float(J)
+
+    def _enough(self, noise: Noise) -> int:
+        """Return the smallest K whose κ = σ/√(nK) is near the least one."""
+        steps = [round(FEWEST * 2 ** (power / 4)) for power in range(4 * int(math.log2(MOST / FEWEST)) + 1)]
+        kappas = [noise.common(K) / math.sqrt(K) for K in steps]
+        return next(K for K, kappa in zip(steps, kappas, strict=True) if kappa <= NEARLY * min(kappas))
+
+    def _steps(self, enough: int, distance: float, step_size: float | None) -> int:
+        """Return K for a distance: with a given γ just T/γ, else enough of them and none too long."""
+        wanted = distance / step_size if step_size else max(enough, SHORT * self.constants.smoothness * distance)
+        return min(max(math.ceil(wanted), 1 if step_size else FEWEST), MOST)
+
+    def _journey(self, noise: Noise, steps: int) -> Journey:
+        scene = self._scene(noise, steps)
+        return best_distance(self.stage, scene, self.stage.guess(scene.noise))
+
+    def _scene(self, noise: Noise, steps: int) -> Scene:
+        n, method = self.network, noise.method
+        kappa = noise.common(steps) / math.sqrt(n.nodes * steps)
+        return Scene(method.algorithm, method.settings, kappa, steps * noise.batch / n.mean_samples)
+
+
+def planner(network: Network, stage: Stage, clip: float, *, skewed: bool = False) -> Planner:
+    """Return a planner with its constants estimated on the stage, over about as far as a run will go."""
+    shift = gaussian_shift(network.epsilon, network.delta)
+    kappa = clip / (network.mean_samples * shift * math.sqrt(network.nodes))
+    found = estimates.constants(stage, clip, stage.guess(kappa), network.mean_samples, skewed=skewed)
+    return Planner(network, stage, found)
+
+
+def best(choices: Sequence[Choice]) -> tuple[Choice, str]:
+    """Return the choice that scores best, the simplest among equals, and why."""
+    top = max(choice.score for choice in choices)
+    chosen = next(choice for choice in choices if choice.score >= top - TIE * abs(top))
+    others = ", ".join(f"{c.method.label} {c.score:.3g}" for c in choices if c is not chosen)
+    equal = " (as good as the best but for chance, and simpler)" if chosen.score < top else ""
+    return chosen, f"{chosen.method.label} scores {chosen.score:.3g} in rehearsal{equal}; the others: {others}"
