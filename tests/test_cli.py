@@ -242,3 +242,12 @@ def test_what_is_no_command_is_refused(arguments):
     ran = runs.command(*arguments)
     assert (ran.code, ran.out) == (2, "")
     assert ran.err
+
+
+def test_a_delta_that_allows_to_publish_a_record_gets_a_warning(tmp_path):
+    config = tmp_path / "run.toml"
+    config.write_text(runs.SMALL)
+    ran = runs.command("train", config, "--out", tmp_path / "r", "--set", "privacy.delta=0.01")
+    assert ran.code == 0
+    assert "privacy.delta = 0.01 is not below 1/J of node 0 (300 samples; 4 such nodes)" in ran.err
+    assert "not below" not in runs.command("train", config, "--out", tmp_path / "s").err

@@ -202,3 +202,10 @@ def test_a_configuration_cannot_be_changed():
     with pytest.raises(ValueError, match="frozen"):
         parse(MINIMAL).seed = 3
     assert isinstance(parse(MINIMAL), Config)
+
+
+def test_set_without_a_value_takes_the_key_out(tmp_path):
+    path = tmp_path / "run.toml"
+    path.write_text("[privacy]\nepsilon = 1.0\n")
+    changed = configs.read(path, ["privacy.epsilon=", "privacy.sigma=0.1", "engine.device="])
+    assert (changed.privacy.epsilon, changed.privacy.sigma, changed.engine.device) == (None, 0.1, "auto")

@@ -51,7 +51,9 @@ def main() -> None:
 @app.command()
 def train(
     config: Annotated[Path, typer.Argument(help="run.toml")],
-    changes: Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE, VALUE in TOML.")] = None,
+    changes: Annotated[
+        list[str] | None, typer.Option("--set", help="KEY=VALUE, VALUE in TOML; KEY= takes it out.")
+    ] = None,
     folder: Annotated[Path | None, typer.Option("--out", help="Run folder; default runs/<name>.")] = None,
     data_dir: Annotated[Path | None, typer.Option(help="Where MNIST, CIFAR-10, a9a lie (or PRIVSGP_DATA).")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue from the last checkpoint.")] = False,
@@ -65,9 +67,9 @@ def train(
     from privsgp import training
 
     settings = configs.read(config, changes or [])
-    for note in training.notes(settings):
-        err.print(f"note: {note}", soft_wrap=True)
     problem = training.load_problem(settings, data_dir)
+    for note in training.notes(settings, problem):
+        err.print(f"note: {note}", soft_wrap=True)
     with bar(settings.algorithm.steps) as watch:
         place = folder or Path("runs") / settings.name
         result = training.run(settings, problem, place, resume=resume, ledgers=ledger, watch=watch)

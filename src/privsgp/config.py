@@ -212,7 +212,7 @@ class Config(_Section):
 
 
 def read(path: Path, changes: Sequence[str] = ()) -> Config:
-    """Read run.toml and apply `--set KEY=VALUE` changes (VALUE is TOML, else a string)."""
+    """Read run.toml and apply `--set KEY=VALUE` changes (VALUE is TOML, else a string; nothing takes the key out)."""
     try:
         values = tomllib.loads(path.read_text())
     except OSError as error:
@@ -254,6 +254,8 @@ def _apply(values: dict[str, Any], change: str) -> None:
         if not isinstance(values, dict):
             raise Refused(f"--set {change}", f"{section} is a value, not a section")
     values[last] = value
+    if not text:
+        del values[last]
 
 
 def _refusal(error: ValidationError) -> Refused:

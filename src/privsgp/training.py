@@ -67,9 +67,16 @@ class Problem:
     correct: Callable[[Tensor, Tensor], Tensor] | None
 
 
-def notes(config: Config) -> list[str]:
+def notes(config: Config, problem: Problem) -> list[str]:
     """Say what a careful colleague would say before the run."""
     said = []
+    deltas = _per_node(config.privacy.delta, len(problem.parts))
+    large = [i for i, rows in enumerate(problem.parts) if config.private and deltas[i] * len(rows) >= 1]
+    if large:
+        said.append(
+            f"privacy.delta = {deltas[large[0]]:g} is not below 1/J of node {large[0]} ({len(problem.parts[large[0]])} "
+            f"samples; {len(large)} such nodes): publishing a whole record with that probability would be allowed"
+        )
     if config.seed is not None:
         said.append("the config has a seed: this is a simulation, not private")
     if not config.private:

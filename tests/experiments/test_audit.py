@@ -9,6 +9,7 @@ import math
 import numpy as np
 import pytest
 import torch
+
 from privsgp import config, training
 from privsgp.algorithms import Block, Drawn
 from privsgp.engine.folder import Folder
@@ -41,6 +42,7 @@ def attacked(settings, tmp_path, *, feedback=True, **kinds):
     drawn, job = prepared(settings, **kinds)
     folder = Folder(tmp_path)
     run = Attacked(job, folder, drawn, feedback=feedback)
+    tmp_path.mkdir(exist_ok=True)
     folder.prepare()
     folder.identify({}, None)
     run.run()
@@ -59,7 +61,7 @@ def test_the_shipped_code_raises_no_alarm(algorithm):
 def test_planted_bugs_are_caught(bug, algorithm):
     report = attack(bug, algorithm, seed=2)
     assert report.alarm
-    assert any(node.alarms for node in report.nodes)
+    assert all(node.alarms for node in report.nodes)
 
 
 def test_without_a_seed_the_secure_source_is_audited_and_keeps_its_word():
@@ -69,7 +71,7 @@ def test_without_a_seed_the_secure_source_is_audited_and_keeps_its_word():
 
 
 def test_more_observations_take_more_runs_and_bring_the_bound_closer():
-    loud = configured(privacy={"sigma": 0.05}, algorithm={"name": "privsgp", "batch": 10, "steps": 60})
+    loud = configured(privacy={"sigma": 0.05})
     few, many = audit(loud, observations=1), audit(loud, observations=20_000)
     assert many.observations >= 20_000 > few.observations
     assert not many.alarm
@@ -119,8 +121,8 @@ def test_scores_are_the_noise_where_the_canary_is_absent(tmp_path):
 
 def test_lures_swing_the_gradient(tmp_path):
     """In turn they must ask for different gradients, or SAGA has nothing to send."""
-    for model, loss, most in (("logistic", "cross-entropy", 0.51), ("mlp", "cross-entropy", 0.01)):
-        run = attacked(configured("privsgp-vr", model=model, loss=loss), tmp_path / model)
+    for model, most in (("logistic", 0.51), ("mlp", 0.01)):
+        run = attacked(configured("privsgp-vr", model=model), tmp_path / model)
         a, b = (_unit(g) for g in run._lured)
         assert float((a * b).sum(1).max()) <= most
 

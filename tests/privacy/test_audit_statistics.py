@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy import stats
+
 from privsgp.privacy import accountant, audit
 from privsgp.privacy.curve import Gaussian
 from privsgp.privacy.mechanism import Saga, SampledMean
-from scipy import stats
 
 RATE, SHIFT = 0.2, 1.5
 MECHANISM = SampledMean(sigma=1 / (SHIFT * 20), clip=1.0, batch=20, samples=100)

@@ -50,7 +50,7 @@ def heavy_nodes(sigmas: Sequence[float], budgets: Sequence[Budget]) -> list[str]
     return [
         (
             f"node {worst} (ε = {budgets[worst][0]:g}) brings {sigmas[worst] ** 2 / total:.0%} of the average's noise: "
-            f"without it the noise is {without:.2f} times as large, with all nodes weighted by 1/σ² {weighted:.2f} times"
+            f"without it the noise is {without:.2f} times as large, with nodes weighted by 1/σ² {weighted:.2f} times"
         )
     ]
 

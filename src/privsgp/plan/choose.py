@@ -88,12 +88,13 @@ class Method:
         return ALGORITHMS[self.algorithm].mechanism(self.settings, sigma=0.0, batch=batch, samples=samples, kappa=0.0)
 
 
-def methods(settings: Settings) -> list[Method]:
-    """Return what `algorithm.name = "auto"` chooses from, the simplest first."""
+def methods(settings: Settings, accountant: Accountant) -> list[Method]:
+    """Return what `algorithm.name = "auto"` chooses from, the simplest first; the paper has a formula for two of them."""
     plain = replace(settings, difference_clip=None)
     clipped = replace(settings, difference_clip=settings.clip / 2)
     known = [("privsgp", plain), ("privsgp-sag", plain), ("privsgp-vr", clipped), ("privsgp-vr", plain)]
-    return [Method(name, own) for name, own in known]
+    formula = [("privsgp", plain), ("privsgp-vr", plain)]
+    return [Method(name, own) for name, own in (formula if accountant == "published" else known)]
 
 
 class Noise:

@@ -8,8 +8,8 @@ rehearsal). The graph decides how far the z_i are apart, which `spread` follows 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -52,28 +52,3 @@ def spread(graph: Graph, step_size: Callable[[int], float], steps: int, sigmas: 
         covariance, w = P @ covariance @ P.T, P @ w
     apart = np.diag(1 / w) - np.full((n, n), 1 / n)
     return float(np.trace(apart @ covariance @ apart.T)) / n
-
-
-Estimator = Literal["mean", "differences", "table"]
-
-
-@dataclass(frozen=True)
-class Sampling:
-    """Error of a node's direction that comes from drawing samples: variance E‖·‖², and ‖bias‖ from a stale table."""
-
-    variance: float
-    bias: float
-
-
-def sampling(estimator: Estimator, *, rate: float, batch: float, length: float, change: float) -> Sampling:
-    """Return the error of an estimator for Poisson coins of probability q = `rate`.
-
-    `length` is the typical norm of a clipped gradient and `change` that of g_j − t_j, its distance from the table.
-    Mean of the drawn (PrivSGP): a coin adds (1 − q) ‖g_j‖² / b. Differences (SAGA): the same of ‖g_j − t_j‖². Mean of
-    the updated table (SAG): all but the drawn entries are old, (1 − q) of the change is missing, and hardly any of it
-    is chance.
-    """
-    if estimator == "table":
-        return Sampling((1 - rate) * rate**2 * change**2 / batch, (1 - rate) * change)
-    typical = length if estimator == "mean" else change
-    return Sampling((1 - rate) * typical**2 / batch, 0.0)

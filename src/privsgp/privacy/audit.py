@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 THRESHOLDS = np.array([0.25, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 6.0])
 EPSILONS = np.concatenate(([0.0], np.geomspace(1e-3, 12.0, 60)))
-FACTORS = 2.0 ** (np.arange(-24, 25) / 8)  # of σ: an eighth of it to eight times as much
+FACTORS = 2.0 ** (np.arange(-8, 25) / 8)  # of σ: half of it to eight times as much
 MOST_EPSILON = 50.0  # no audit of a few hundred coins comes near it
 
 
