@@ -114,7 +114,7 @@ def test_an_unknown_key_is_named_whole_with_what_was_meant(values, what, remedy)
         ("algorithm", "step_size", {"schedule": "step", "start": 1.0}, "cosine"),
         ("algorithm", "name", "privsgp-vrr", "did you mean 'privsgp-vr'?"),
         ("algorithm", "sampling", "all", "poisson"),
-        ("model", "name", "cnn", "logistic"),
+        ("model", "name", "transformer", "logistic"),
         ("model", "loss", "hinge", "mse"),
         ("model", "hidden", 0, "greater than or equal to 1"),
         ("graph", "name", "star", "exponential"),

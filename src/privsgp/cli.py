@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from privsgp.errors import Refused
-from privsgp.report.terminal import bar, err, out, show, show_statements, show_summary
+from privsgp.report.terminal import bar, err, out, show, show_plan, show_statements, show_summary
 
 if TYPE_CHECKING:
     from privsgp.privacy.mechanism import Mechanism
@@ -23,6 +23,17 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
+Algorithm = Annotated[str, typer.Option(help="privsgp, privsgp-vr or privsgp-sag.")]
+Samples = Annotated[int, typer.Option(help="J, the node's number of samples.")]
+Batch = Annotated[float, typer.Option(help="b, the expected batch.")]
+Steps = Annotated[int, typer.Option(help="K, the number of releases.")]
+Clip = Annotated[float, typer.Option(help="G, the norm of one sample's clipped gradient.")]
+Delta = Annotated[float, typer.Option(help="δ")]
+DifferenceClip = Annotated[float | None, typer.Option(help="C of clipped differences (privsgp-vr).")]
+SamplingOption = Annotated[str, typer.Option(help="poisson or fixed")]
+RelationOption = Annotated[str, typer.Option(help="zero-out or replace-one")]
+AccountantOption = Annotated[str, typer.Option(help="certified, or published (the paper's formula)")]
+C2 = Annotated[float, typer.Option(help="c₂ of the published formula.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout, and nothing else there.")]
 
 
@@ -64,19 +75,73 @@ def train(
 ) -> None:
     """Train a model over a network of nodes, each with its own privacy budget."""
     from privsgp import config as configs
-    from privsgp import training
+    from privsgp import planning, training
 
     settings = configs.read(config, changes or [])
-    problem = training.load_problem(settings, data_dir)
+    place = folder or Path("runs") / settings.name
+    settings, problem, plan = planning.settle(settings, data_dir, place, resume=resume)
+    if plan is not None:
+        err.print(f"planned: {planning.words(plan)}", soft_wrap=True)
     for note in training.notes(settings, problem):
         err.print(f"note: {note}", soft_wrap=True)
     with bar(settings.algorithm.steps) as watch:
-        place = folder or Path("runs") / settings.name
-        result = training.run(settings, problem, place, resume=resume, ledgers=ledger, watch=watch)
+        result = training.run(settings, problem, place, resume=resume, ledgers=ledger, watch=watch, plan=plan)
     if as_json:
         typer.echo(json.dumps(result.summary))
     else:
         show_summary(result.summary, result.folder)
+
+
+@app.command()
+def plan(
+    config: Annotated[
+        Path | None, typer.Argument(help="run.toml; without it, the paper's bound from the options.")
+    ] = None,
+    changes: Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE, as for train.")] = None,
+    data_dir: Annotated[Path | None, typer.Option(help="Where MNIST, CIFAR-10, a9a lie (or PRIVSGP_DATA).")] = None,
+    nodes: Annotated[int, typer.Option(help="n")] = 16,
+    samples: Annotated[int | None, typer.Option(help="J, the samples of one node.")] = None,
+    dim: Annotated[int | None, typer.Option(help="d, the parameters of the model.")] = None,
+    epsilon: Annotated[float | None, typer.Option(help="ε of every node.")] = None,
+    delta: Annotated[float, typer.Option(help="δ of every node.")] = 1e-5,
+    smoothness: Annotated[float | None, typer.Option(help="L")] = None,
+    clip: Annotated[float, typer.Option(help="G")] = 1.0,
+    gap: Annotated[float, typer.Option(help="F⁰ = f(x⁰) − f*")] = 0.0,
+    heterogeneity: Annotated[float, typer.Option(help="b², squared as in the paper.")] = 0.0,
+    norm: Annotated[float, typer.Option(help="‖x⁰‖², squared as in the paper.")] = 0.0,
+    batch: Annotated[float, typer.Option(help="b; the paper draws one sample a step.")] = 1.0,
+    network: Annotated[str, typer.Option("--graph", help="Its C and q make K̂.")] = "exponential",
+    accountant: AccountantOption = "certified",
+    c2: C2 = 0.3724,
+    save: Annotated[Path | None, typer.Option(help="Draw bound and noise against K to a picture.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Tell before anything is trained: how many steps, how much noise, what to expect."""
+    from privsgp import config as configs
+    from privsgp import graph as graphs
+    from privsgp import planning
+    from privsgp.plan import picture
+    from privsgp.plan.theorems import Constants
+
+    if config is not None:
+        made = planning.plan(configs.read(config, changes or []), data_dir, compare=save is not None)
+        formula = made.formula
+    elif samples is None or dim is None or epsilon is None or smoothness is None:
+        raise Refused("no run.toml, and not all of --samples, --dim, --epsilon, --smoothness", "give one or the other")
+    else:
+        _one_of("accountant", accountant, ("certified", "published"))
+        made, constants = None, Constants(smoothness, gap, heterogeneity, norm)
+        formula = planning.from_constants(
+            constants, graphs.make(network, nodes), dim, clip, samples=samples, batch=batch, budget=(epsilon, delta),
+            published_c2=c2 if accountant == "published" else None,
+        )  # fmt: skip
+    if save is not None:
+        picture.draw(formula, save, made)
+        err.print(f"drawn to {save}")
+    if as_json:
+        typer.echo(json.dumps((made or formula).as_json()))
+    else:
+        show_plan(formula, made)
 
 
 @app.command()
@@ -102,19 +167,6 @@ def graph(
         typer.echo(json.dumps(dict(rows)))
     else:
         show(f"{name}, {nodes} nodes", rows)
-
-
-Algorithm = Annotated[str, typer.Option(help="privsgp, privsgp-vr or privsgp-sag.")]
-Samples = Annotated[int, typer.Option(help="J, the node's number of samples.")]
-Batch = Annotated[float, typer.Option(help="b, the expected batch.")]
-Steps = Annotated[int, typer.Option(help="K, the number of releases.")]
-Clip = Annotated[float, typer.Option(help="G, the norm of one sample's clipped gradient.")]
-Delta = Annotated[float, typer.Option(help="δ")]
-DifferenceClip = Annotated[float | None, typer.Option(help="C of clipped differences (privsgp-vr).")]
-SamplingOption = Annotated[str, typer.Option(help="poisson or fixed")]
-RelationOption = Annotated[str, typer.Option(help="zero-out or replace-one")]
-AccountantOption = Annotated[str, typer.Option(help="certified, or published (the paper's formula)")]
-C2 = Annotated[float, typer.Option(help="c₂ of the published formula.")]
 
 
 @app.command()

@@ -13,7 +13,16 @@ import re
 import tomllib
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ModelWrapValidatorHandler,
+    PrivateAttr,
+    ValidationError,
+    model_validator,
+)
 
 from privsgp import graph
 from privsgp.algorithms import ALGORITHMS
@@ -125,7 +134,7 @@ class Schedule(_Section):
 
 
 class Algorithm(_Section):
-    """How it is learnt."""
+    """How it is learnt; name, batch, steps and step_size may be "auto", which leaves them to the planner."""
 
     name: Annotated[str, _one_of(ALGORITHMS)] = "privsgp-vr"
     batch: Positive = 16
@@ -135,6 +144,26 @@ class Algorithm(_Section):
     difference_clip: Positive | None = None
     table: Literal["factored", "dense"] = "factored"
     table_init: Literal["gradients", "zeros"] = "gradients"
+    _auto: tuple[str, ...] = PrivateAttr(())
+
+    @property
+    def auto(self) -> tuple[str, ...]:
+        """The keys whose values here are only their defaults, because the planner is to choose them."""
+        return self._auto
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _leave_to_the_planner(cls, values: Any, handler: ModelWrapValidatorHandler[Algorithm]) -> Algorithm:  # noqa: ANN401
+        if not isinstance(values, dict):
+            return handler(values)
+        auto = tuple(key for key in ("name", "batch", "steps", "step_size") if values.get(key) == "auto")
+        if "name" in auto and values.get("difference_clip") is not None:
+            raise Refused(
+                f"algorithm.difference_clip = {values['difference_clip']} with algorithm.name = 'auto'", "leave it out"
+            )
+        checked = handler({key: value for key, value in values.items() if key not in auto})
+        checked._auto = auto
+        return checked
 
     @model_validator(mode="after")
     def _clip_has_a_use(self) -> Algorithm:
@@ -144,6 +173,13 @@ class Algorithm(_Section):
                 "leave it out, or take 'privsgp-vr'",
             )
         return self
+
+
+class Plan(_Section):
+    """What a plan may look at: "synthetic" stand-ins, public data (a name or an .npz file), or "private"."""
+
+    data: str = "synthetic"
+    may_spend: bool = False
 
 
 class Engine(_Section):
@@ -165,6 +201,7 @@ class Config(_Section):
     graph: Graph = Graph()
     privacy: Privacy = Privacy()
     algorithm: Algorithm = Algorithm()
+    plan: Plan = Plan()
     engine: Engine = Engine()
 
     @model_validator(mode="after")
@@ -180,6 +217,11 @@ class Config(_Section):
                 f"algorithm.name = {self.algorithm.name!r} without privacy.epsilon and privacy.sigma",
                 "give a budget (privacy.epsilon = 3.0) or a noise (privacy.sigma = 0.1; 0 for none)",
             )
+        if self.algorithm.auto and (self.privacy.epsilon is None or not self.private):
+            raise Refused(
+                f"algorithm.{self.algorithm.auto[0]} = 'auto' without privacy.epsilon and a private algorithm",
+                "give a budget to plan for (privacy.epsilon = 3.0), or the number itself",
+            )
         if self.algorithm.sampling == "fixed" and self.algorithm.batch != int(self.algorithm.batch):
             raise Refused(f"algorithm.batch = {self.algorithm.batch} with fixed sampling", "give a whole number")
         return self
@@ -194,8 +236,14 @@ class Config(_Section):
         values = self.model_dump(mode="json")
         del values["name"]
         del values["data"]["path"]
+        del values["plan"]
         values["engine"] = {"dtype": self.engine.dtype}
         return values
+
+    def with_algorithm(self, **values: Any) -> Config:  # noqa: ANN401 - keys of the section
+        """Return the same configuration with other values in [algorithm], checked anew; nothing is "auto" any more."""
+        section = self.algorithm.model_dump() | values
+        return parse(self.model_dump() | {"algorithm": section})
 
     def shared_hash(self) -> str:
         """Return the SHA-256 of the shared part."""
@@ -234,7 +282,8 @@ def parse(values: dict[str, Any]) -> Config:
 
 def differences(old: Config, new: Config) -> list[str]:
     """Name every key whose change would change the result, with both values."""
-    free = {("name",), ("engine", "device"), ("engine", "evaluate_every"), ("engine", "checkpoint_every")}
+    free = {("name",), ("plan", "data"), ("plan", "may_spend")}
+    free |= {("engine", key) for key in ("device", "evaluate_every", "checkpoint_every")}
     a, b = _flat(old.model_dump(mode="json")), _flat(new.model_dump(mode="json"))
     keys = [key for key in a | b if key not in free and a.get(key) != b.get(key)]
     return [f"{'.'.join(key)}: {a.get(key)} → {b.get(key)}" for key in keys]

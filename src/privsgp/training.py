@@ -109,6 +109,11 @@ def split(config: Config, dataset: data.Dataset) -> list[NDArray[np.int64]]:
 
 def prepare(config: Config, problem: Problem, earlier: Sequence[Sequence[Segment]] = ()) -> Job:
     """Decide everything: σ_i from budgets, the graph, the device. What is impossible is refused here."""
+    if config.algorithm.auto:
+        raise Refused(
+            f"algorithm.{config.algorithm.auto[0]} = 'auto' where nothing is planned",
+            "write the number that `privsgp plan` gives",
+        )
     network = make_graph(config)
     device, dtype = _device(config.engine.device), getattr(torch, config.engine.dtype)
     protection = protect(config, [len(rows) for rows in problem.parts], kappa(dtype, device), earlier)
@@ -259,10 +264,12 @@ def run(
     resume: bool = False,
     ledgers: Path | None = None,
     watch: Watcher | None = None,
+    plan: dict[str, Any] | None = None,
 ) -> Result:
     """Train, and leave a complete run folder behind. On a finished run `resume` changes nothing.
 
     `ledgers` is the ledger folder of an earlier run on the same data: its budget is what this run may go on spending.
+    `plan` is kept as plan.json: what `planning.settle` put in the place of "auto", and why.
     """
     folder = Folder(out)
     folder.refuse_unless_writable()
@@ -274,6 +281,8 @@ def run(
         folder.prepare()
         folder.identify(versions(), ledgers)
         write(folder.config, config.toml())
+        if plan is not None:
+            write_json(folder.plan, plan)
         outcome = training.run()
         return _finish(job, folder, outcome)
 

@@ -34,7 +34,7 @@ def configured(algorithm="privsgp", *, seed=0, model="logistic", loss="cross-ent
 def prepared(settings, *, lures=2, lured=True, canaries=8):
     rng = np.random.default_rng(0)
     problem = training.load_problem(settings)
-    drawn = canary.draw(problem, canaries, lures=lures, rng=rng)
+    drawn = canary.draw(problem, canaries, rng, lures=lures)
     return drawn, training.prepare(settings, canary.plant(problem, drawn, rng, lured=lured))
 
 
@@ -75,8 +75,8 @@ def test_more_observations_take_more_runs_and_bring_the_bound_closer():
     few, many = audit(loud, observations=1), audit(loud, observations=20_000)
     assert many.observations >= 20_000 > few.observations
     assert not many.alarm
-    assert min(n.white_box for n in many.nodes) > max(n.white_box for n in few.nodes)
-    assert min(n.white_box for n in many.nodes) > 0.2 * many.nodes[0].epsilon_certified
+    assert sum(node.white_box for node in many.nodes) > sum(node.white_box for node in few.nodes)
+    assert all(0.5 * node.epsilon_certified < node.white_box <= node.epsilon_certified for node in many.nodes)
 
 
 def test_the_report_is_json_and_a_published_budget_is_held_to():
@@ -155,7 +155,7 @@ def test_real_records_are_not_used():
     real = training.load_problem(settings)
     real.dataset.x[:] = np.nan
     rng = np.random.default_rng(0)
-    again = canary.plant(real, canary.draw(real, 8, lures=2, rng=rng), rng, lured=True)
+    again = canary.plant(real, canary.draw(real, 8, rng, lures=2), rng, lured=True)
     placed = torch.from_numpy(again.dataset.x[:60])
     assert torch.equal(job.learning.inputs[0, :60].reshape(60, -1), placed.reshape(60, -1))
     assert drawn.count == 8
@@ -180,4 +180,4 @@ def test_models_without_a_linear_first_layer_are_refused():
     problem = training.load_problem(configured())
     convolution = torch.nn.Sequential(torch.nn.Unflatten(1, (1, 8, 8)), torch.nn.Conv2d(1, 2, 3), torch.nn.Flatten())
     with pytest.raises(Refused, match="first parameter"):
-        canary.draw(dataclasses.replace(problem, model=convolution), None, lures=1, rng=np.random.default_rng(0))
+        canary.draw(dataclasses.replace(problem, model=convolution), None, np.random.default_rng(0))

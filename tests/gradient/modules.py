@@ -152,6 +152,8 @@ RULED = {
     "residual": Residual,
     "views": Views,
     "frozen layer": frozen_middle,
+    "partly frozen": partly_frozen,
+    "three dimensions": Sequence,
 }
 UNRULED = {
     "called twice": Twice,
@@ -159,11 +161,9 @@ UNRULED = {
     "uses weight": UsesWeight,
     "hooked": hooked,
     "overridden": overridden,
-    "three dimensions": Sequence,
     "rows": Rows,
     "convolution": convolution,
     "own parameter": OwnParameter,
-    "partly frozen": partly_frozen,
     "unused layer": Unused,
 }
 

@@ -9,10 +9,10 @@ from torch.nn import functional
 from privsgp.errors import Refused
 from privsgp.gradient import stack
 from privsgp.gradient.functional import Functional
-from privsgp.gradient.linear import LinearRule
+from privsgp.gradient.rules import Ruled
 
 
-@pytest.mark.parametrize(("name", "way"), [(n, LinearRule) for n in RULED] + [(n, Functional) for n in UNRULED])
+@pytest.mark.parametrize(("name", "way"), [(n, Ruled) for n in RULED] + [(n, Functional) for n in UNRULED])
 def test_the_rule_is_taken_where_it_holds_and_gives_the_true_gradients_everywhere(name, way):
     model = build((RULED | UNRULED)[name])
     gradient = stack(model, cross_entropy, probe())
@@ -52,7 +52,7 @@ def test_a_model_that_is_itself_such_a_layer_is_refused():
 
 def test_a_dropout_that_drops_nothing_is_welcome():
     model = build(lambda: nn.Sequential(nn.Linear(6, 5), nn.Dropout(0.0), nn.Linear(5, 3)))
-    assert type(stack(model, cross_entropy, probe())) is LinearRule
+    assert type(stack(model, cross_entropy, probe())) is Ruled
 
 
 class Own(nn.Module):

@@ -59,7 +59,7 @@ def test_a_vanishing_difference_clip_is_the_full_batch():
     [
         [(Saga(**MNIST | {"sigma": s}), 20) for s in (0.08, 0.04, 0.02)],
         [(Saga(**MNIST), steps) for steps in (1, 20, 400)],
-        [(Saga(**MNIST | {"batch": 12}, difference_clip=c), 20) for c in (0.1, 0.5, 1.0, 1.5, 2.0)],
+        [(Saga(**MNIST | {"batch": 12}, difference_clip=c), 20) for c in (0.1, 1.0, 2.0)],
         [(Saga(**MNIST | {"batch": b}), 20) for b in (1200, 240, 48)],
     ],
     ids=["less noise", "more steps", "larger differences", "smaller batches"],
@@ -71,7 +71,7 @@ def test_epsilon_grows_with(runs):
 
 
 @pytest.mark.parametrize("difference_clip", [1.0, 2.0])
-@pytest.mark.parametrize(("batch", "sigma"), [(12, 0.1), (240, 0.02), (600, 0.01)])
+@pytest.mark.parametrize(("batch", "sigma"), [(12, 0.1), (600, 0.01)])
 def test_between_plain_sgd_and_separate_bounds(batch, sigma, difference_clip):
     node = MNIST | {"batch": batch, "sigma": sigma}
     saga = epsilon(Saga(**node, difference_clip=difference_clip), 50)
@@ -244,7 +244,7 @@ def test_what_was_assumed_is_said_in_words():
 EXTREMES = st.sampled_from([1e-6, 1e-3, 0.3, 10.0, 1e6])
 
 
-@settings(max_examples=25)
+@settings(max_examples=12)
 @given(
     st.sampled_from([Saga, SampledMean, Sag, Anchored]),
     EXTREMES,

@@ -26,7 +26,7 @@ SETTINGS = [
 
 
 def integrated(rate, s0, s1, epsilon, *, backward):
-    """H_ε of (1−q) N(s0) + q N(s1) against N(0) in the plane: a plain sum over a fine grid, rotated to look along s1."""
+    """H_ε of (1−q) N(s0) + q N(s1) against N(0) in the plane: a plain sum over a fine grid."""
     reach = 9 + max(np.linalg.norm(s0), np.linalg.norm(s1))
     axis = np.linspace(-reach, reach, 1201)
     x, y = np.meshgrid(axis, axis, indexing="ij")

@@ -15,8 +15,10 @@ from torch import Tensor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from pathlib import Path
 
     from privsgp.gradient import PerSample, Stacked
+    from privsgp.gradient.storage import Place
     from privsgp.gradient.table import Kind
     from privsgp.privacy.mechanism import Mechanism, Sampling
 
@@ -51,6 +53,14 @@ class Settings:
     sampling: Sampling = "poisson"
     table: Kind = "factored"
     table_init: Literal["gradients", "zeros"] = "gradients"
+    table_dtype: Literal["float32", "bfloat16"] | None = None  # None: that of the gradients
+    table_place: Place = "auto"
+    block: int = 1  # samples per entry of a block table
+
+    @property
+    def block_size(self) -> int:
+        """How many samples are drawn by one coin."""
+        return self.block if self.table == "block" else 1
 
 
 @dataclass
@@ -68,6 +78,7 @@ class Block:
     noise: Callable[[int, Tensor], None]  # line 8: g_i += N(0, σ_i² I), in place
     mix: Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor]]  # lines 10-13
     step_size: Callable[[int], float]
+    private: Path | None = None  # a folder for the site alone, where a table may be mapped
 
     @property
     def rows(self) -> int:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from privsgp.algorithms.block import Drawn, Settings
-    from privsgp.gradient import Table
+    from privsgp.gradient.table import Memory
     from privsgp.privacy.mechanism import Mechanism
 
 
@@ -27,7 +27,7 @@ class PrivSGPSAG(PushSum):
     """Biased where SAGA is not, and much cheaper in privacy at small batches."""
 
     name: ClassVar[str] = "privsgp-sag"
-    table: Table
+    table: Memory
 
     @staticmethod
     def mechanism(settings: Settings, *, sigma: float, batch: float, samples: int, kappa: float) -> Mechanism:
@@ -38,6 +38,7 @@ class PrivSGPSAG(PushSum):
 
     def begin(self, z: Tensor) -> None:
         """Fill the table at z⁰, as PrivSGP-VR does."""
+        self.__dict__.pop("table", None)  # a second table may not fit beside the first
         self.table = first_table(self.block, self.settings, z)
 
     def arrays(self) -> dict[str, Tensor]:

@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, ClassVar
 
 from privsgp.algorithms.push_sum import PushSum
 from privsgp.algorithms.remember import first_table, replace_all
+from privsgp.errors import Refused
 from privsgp.privacy.mechanism import Saga
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from privsgp.algorithms.block import Drawn, Settings
-    from privsgp.gradient import Table
+    from privsgp.gradient.table import Memory
     from privsgp.privacy.mechanism import Mechanism
 
 
@@ -27,11 +28,16 @@ class PrivSGPVR(PushSum):
     """Its mechanism is the mixture of two shifts that `privsgp.privacy.saga` certifies."""
 
     name: ClassVar[str] = "privsgp-vr"
-    table: Table
+    table: Memory
 
     @staticmethod
     def mechanism(settings: Settings, *, sigma: float, batch: float, samples: int, kappa: float) -> Mechanism:
         """(1/b) Σ_{j∈B} clip(g_j − t_j, C) + (1/J) Σ_j t_j + N(0, σ²)."""
+        if settings.table == "block":
+            raise Refused(
+                f"algorithm.table = 'block' with algorithm.name = '{PrivSGPVR.name}'",
+                "take 'privsgp-sag': samples that share a coin show it, and SAGA is counted with coins that are secret",
+            )
         return Saga(
             sigma=sigma, clip=settings.clip, batch=batch, samples=samples, sampling=settings.sampling, kappa=kappa,
             difference_clip=settings.difference_clip,
@@ -39,6 +45,7 @@ class PrivSGPVR(PushSum):
 
     def begin(self, z: Tensor) -> None:
         """Lines 1-3: ∇f_i(φ_ij; j) = ∇f_i(z_i⁰; j)."""
+        self.__dict__.pop("table", None)  # a second table may not fit beside the first
         self.table = first_table(self.block, self.settings, z, self.settings.difference_clip)
 
     def arrays(self) -> dict[str, Tensor]:

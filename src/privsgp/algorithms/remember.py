@@ -7,34 +7,51 @@ from typing import TYPE_CHECKING
 import torch
 
 from privsgp.algorithms.block import Drawn
+from privsgp.gradient.blocks import BlockTable
+from privsgp.gradient.storage import Storage
 from privsgp.gradient.table import fill, make_table
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from privsgp.algorithms.block import Block, Settings
-    from privsgp.gradient import PerSample, Table
+    from privsgp.gradient import PerSample
+    from privsgp.gradient.table import Memory
+
+_CHUNK = 64  # samples of a node whose first gradients are taken at once
 
 
-def first_table(block: Block, settings: Settings, z: Tensor, difference_clip: float | None = None) -> Table:
+def first_table(block: Block, settings: Settings, z: Tensor, difference_clip: float | None = None) -> Memory:
     """Return the table at z⁰: every sample's clipped gradient there (the paper), or zeros.
 
     The entries are never released as they are; only the noised mean is.
     """
-    padding = torch.full((z.shape[0], 1), block.rows, device=z.device)
-    example = block.gradients(z, Drawn(padding, torch.zeros_like(padding, dtype=torch.bool)))
-    table = make_table(settings.table, example, block.rows, clip=settings.clip, difference_clip=difference_clip)
+    table = _zeros(block, settings, z, difference_clip)
     if settings.table_init == "gradients":
 
         def gradients(rows: Tensor) -> PerSample:
             return block.gradients(z, Drawn(rows, rows < block.rows))
 
         samples = torch.tensor([mechanism.samples for mechanism in block.mechanisms], device=z.device)
-        fill(table, gradients, samples, rows=block.rows)
+        whole_blocks = -(-_CHUNK // settings.block_size) * settings.block_size
+        fill(table, gradients, samples, rows=block.rows, chunk=whole_blocks)
     return table
 
 
-def replace_all(block: Block, table: Table, z: Tensor, batch: list[Drawn]) -> Tensor:
+def _zeros(block: Block, settings: Settings, z: Tensor, difference_clip: float | None) -> Memory:
+    padding = torch.full((z.shape[0], 1), block.rows, device=z.device)
+    example = block.gradients(z, Drawn(padding, torch.zeros_like(padding, dtype=torch.bool)))
+    storage = Storage(settings.table_place, block.private)
+    if settings.table == "block":
+        return BlockTable(example, block.rows, settings.block_size, storage)
+    dtype: torch.dtype | None = None if settings.table_dtype is None else getattr(torch, settings.table_dtype)
+    return make_table(
+        settings.table, example, block.rows, clip=settings.clip, difference_clip=difference_clip, dtype=dtype,
+        storage=storage,
+    )  # fmt: skip
+
+
+def replace_all(block: Block, table: Memory, z: Tensor, batch: list[Drawn]) -> Tensor:
     """Take the gradients of the drawn samples at z and replace their entries; return Σ_{j∈B} c_j, [m, d]."""
     total = table.replace(batch[0].rows, block.gradients(z, batch[0]))
     for drawn in batch[1:]:

@@ -1,6 +1,6 @@
 """A run's folder: what is kept, where, and how nothing is ever half-written.
 
-    run.json   config.toml   metrics.jsonl   summary.json   ledger/node-<i>.jsonl
+    run.json   config.toml   plan.json   metrics.jsonl   summary.json   ledger/node-<i>.jsonl
     model.safetensors   nodes/<i>.safetensors
     private/      mode 0700: checkpoint.safetensors, which holds tables and anything else that depends on the data
 
@@ -43,6 +43,11 @@ class Folder:
     def config(self) -> Path:
         """The configuration as it was resolved."""
         return self.path / "config.toml"
+
+    @property
+    def plan(self) -> Path:
+        """What the planner chose, where something was "auto"."""
+        return self.path / "plan.json"
 
     @property
     def summary(self) -> Path:

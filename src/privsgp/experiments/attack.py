@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from privsgp.gradient import PerSample
 
 
-@dataclass
+@dataclass(kw_only=True)
 class ZeroedOut(Block):
     """A block in which absent records count as the relation says: gradient and table entry are 0 throughout."""
 

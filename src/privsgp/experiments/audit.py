@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from privsgp import training
+from privsgp.algorithms import ALGORITHMS
 from privsgp.engine.evaluate import average
 from privsgp.engine.folder import Folder
 from privsgp.engine.stops import Diverged
@@ -44,6 +45,7 @@ STATEMENTS = 4  # about each node: noise, trade-off, white box, black box
 # The secure source rounds its sums to a grid of about σ/16. Noise of our own on what we saw makes that invisible to
 # the tests; it is post-processing, and counted in the scores' scale.
 BLUR = 1 / 8
+PRESENT = 3 / 4  # of the canaries whose messages are read: their columns show across them what absence looks like
 
 ASSUMPTIONS = (
     "made-up data of the same shape and sizes: nobody's records were used, and no ledger is charged",
@@ -122,17 +124,26 @@ def audit(
     problem = training.load_problem(config, data_dir)
     rng = np.random.Generator(np.random.Philox(seed))
     # Only SAGA sends changes of a gradient: two lures in turn keep them large. Elsewhere one steady gradient is worst.
-    lures = 2 if config.algorithm.name == "privsgp-vr" else 1
-    drawn = canary.draw(problem, canaries, lures=lures, rng=rng)
-    job = _job(config, canary.plant(problem, drawn, rng, lured=True))
-    scores = _white_box(job, drawn, observations, rng)
-    left_alone = _job(config, canary.plant(problem, drawn, rng, lured=False))
-    learnt = _black_box(left_alone, drawn)
+    lures = 2 if isinstance(_declared(config), Saga) else 1
+    lured = canary.draw(problem, canaries, rng, lures=lures, odds=PRESENT)
+    job = _job(config, canary.plant(problem, lured, rng, lured=True))
+    scores = _white_box(job, lured, observations, rng)
+    alone = canary.draw(problem, canaries, rng)
+    learnt = _black_box(_job(config, canary.plant(problem, alone, rng, lured=False)), alone)
     alpha = (1 - confidence) / (STATEMENTS * job.nodes)
-    nodes = tuple(_judge(job, i, drawn.present[i], scores[:, i], learnt[i], alpha) for i in range(job.nodes))
-    return AuditReport(
-        job.name, job.algorithm.name, job.steps, drawn.count, len(scores) * drawn.count, confidence, nodes
-    )
+    nodes = []
+    for i in range(job.nodes):
+        mine, present = scores[:, i], lured.present[i]
+        seen, unseen = mine[:, 0, present], mine[:, :, ~present]
+        nodes.append(_judge(job, i, seen, unseen, statistics.guess(learnt[i], alone.present[i]), alpha))
+    seen_of_each = len(scores) * lured.count
+    return AuditReport(job.name, job.algorithm.name, job.steps, lured.count, seen_of_each, confidence, tuple(nodes))
+
+
+def _declared(config: Config) -> Mechanism:
+    """Return the kind of mechanism the algorithm declares; its numbers are not known before the job."""
+    algorithm = ALGORITHMS[config.algorithm.name]
+    return algorithm.mechanism(training.settings(config), sigma=1.0, batch=1.0, samples=1, kappa=0.0)
 
 
 def _job(config: Config, problem: training.Problem) -> Job:
@@ -175,20 +186,18 @@ def _run(job: Job, canaries: Canaries, *, feedback: bool) -> Attacked:
             return attacked
 
 
-def _judge(job: Job, node: int, present: NDArray[np.bool_], scores: Scores, learnt: Scores, alpha: float) -> NodeAudit:
-    """Turn what was seen of one node [steps, sides, M] and how well canaries were learnt [M] into bounds and alarms."""
+def _judge(job: Job, node: int, seen: Scores, unseen: Scores, guesses: tuple[int, int, int], alpha: float) -> NodeAudit:
+    """Turn the scores of a node's present and absent canaries, and guesses about its final model, into a verdict."""
     p, mechanism = job.protection, job.protection.mechanisms[node]
-    seen, unseen = scores[:, 0, present], scores[:, :, ~present]
     certified = _epsilon(job, node, 1.0)
     budget = p.budgets[node]
-    guesses = statistics.guess(learnt, present)
     found = NodeAudit(
         node=node,
         delta=p.deltas[node],
         epsilon_claimed=certified if budget is None else budget,
         epsilon_certified=certified,
         white_box=_white_bound(job, node, seen, unseen, alpha),
-        black_box=statistics.guessed_epsilon(*guesses, len(learnt), delta=p.deltas[node], alpha=alpha),
+        black_box=statistics.guessed_epsilon(*guesses, delta=p.deltas[node], alpha=alpha),
         noise_p=statistics.noise_p(unseen),
         trade_off_p=statistics.trade_off_p(seen, _allowed(mechanism)),
         alarms=(),

@@ -63,8 +63,13 @@ def first_layer(x: Tensor, layout: Layout) -> Tensor:
     return layout.views(x)[layout.names[0]]
 
 
-def draw(problem: Problem, canaries: int | None, *, lures: int, rng: np.random.Generator) -> Canaries:
-    """Toss every canary's coin and choose its units; refuse models and sizes that have no room for canaries."""
+def draw(
+    problem: Problem, canaries: int | None, rng: np.random.Generator, *, lures: int = 1, odds: float = 0.5
+) -> Canaries:
+    """Toss every canary's coin, present with probability `odds`, and choose its units.
+
+    Models and sizes that have no room for canaries are refused.
+    """
     layout = Layout.of(problem.model)
     features, shape = int(np.prod(problem.dataset.x.shape[1:])), layout.shapes[0]
     if len(shape) != 2 or shape[1] != features:
@@ -80,7 +85,7 @@ def draw(problem: Problem, canaries: int | None, *, lures: int, rng: np.random.G
         units = np.stack([rng.choice(shape[0], 2, replace=False) for _ in range(nodes * count)], -1)
     else:
         units = np.repeat([[0], [-1]], nodes * count, axis=1)
-    return Canaries(rng.random((nodes, count)) < 0.5, units.reshape(2, nodes, count)[:lures])
+    return Canaries(rng.random((nodes, count)) < odds, units.reshape(2, nodes, count)[:lures])
 
 
 def plant(problem: Problem, canaries: Canaries, rng: np.random.Generator, *, lured: bool) -> Problem:

@@ -58,9 +58,9 @@ class Lookups:
         add_rows(out, self.index.flatten(0, 1), self.delta.flatten(0, 1))
         return out.view(m, b, -1)
 
-    def factors(self) -> Factors:
-        """Return δ, and the indices where they are not the data."""
-        return {"delta": self.delta} if self.index_is_data else {"delta": self.delta, "index": self.index}
+    def factors(self, *, data: bool = False) -> Factors:
+        """Return δ and the indices."""
+        return {"delta": self.delta} if self.index_is_data and not data else {"delta": self.delta, "index": self.index}
 
     def with_factors(self, factors: Mapping[str, Tensor]) -> Lookups:
         """Return other lookups."""

@@ -40,8 +40,11 @@ class Piece(Protocol):
     def dense(self) -> Tensor:
         """Return the plain gradients, [m, b, size]: the obvious version."""
 
-    def factors(self) -> Factors:
-        """Return what a table has to keep of the gradients, each [m, b, …]; g is linear in a factor that is alone."""
+    def factors(self, *, data: bool = False) -> Factors:
+        """Return what a table has to keep of the gradients, each [m, b, …]; g is linear in a factor that is alone.
+
+        A factor that is the data, which the node holds anyway, comes only with `data`.
+        """
 
     def with_factors(self, factors: Mapping[str, Tensor]) -> Piece:
         """Return the piece of the same layer with these factors; an input that is the data stays."""
@@ -84,9 +87,9 @@ class Outer:
         weight = (self.delta[..., :, None] * self.input[..., None, :]).flatten(2)
         return torch.cat([weight, self.delta], -1) if self.bias else weight
 
-    def factors(self) -> Factors:
-        """Return δ and a; only δ where a is the data, which the node holds anyway."""
-        return {"delta": self.delta} if self.input_is_data else {"delta": self.delta, "input": self.input}
+    def factors(self, *, data: bool = False) -> Factors:
+        """Return δ and a."""
+        return {"delta": self.delta} if self.input_is_data and not data else {"delta": self.delta, "input": self.input}
 
     def with_factors(self, factors: Mapping[str, Tensor]) -> Outer:
         """Return other outer products."""
@@ -120,8 +123,9 @@ class Plain:
         """It already is."""
         return self.value
 
-    def factors(self) -> Factors:
+    def factors(self, *, data: bool = False) -> Factors:
         """Return the gradient itself."""
+        del data
         return {"value": self.value}
 
     def with_factors(self, factors: Mapping[str, Tensor]) -> Plain:
@@ -134,6 +138,11 @@ class PerSample:
 
     def __init__(self, pieces: Sequence[Piece]) -> None:
         self.pieces = list(pieces)
+
+    @property
+    def models(self) -> int:
+        """The number m of models in the block."""
+        return next(iter(self.pieces[0].factors().values())).shape[0]
 
     @property
     def dim(self) -> int:

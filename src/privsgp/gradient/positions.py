@@ -97,10 +97,10 @@ class Positions:
         whole = torch.cat([weight, self.delta.sum((-2, -1)).flatten(0, 1)], 1) if self.bias else weight
         return whole.view(*samples, -1).transpose(0, 1)
 
-    def factors(self) -> Factors:
-        """Return δ and a; only δ where a is the data, which the node holds anyway."""
+    def factors(self, *, data: bool = False) -> Factors:
+        """Return δ and a."""
         delta, a = self.delta.transpose(0, 1), self.input.transpose(0, 1)
-        return {"delta": delta} if self.input_is_data else {"delta": delta, "input": a}
+        return {"delta": delta} if self.input_is_data and not data else {"delta": delta, "input": a}
 
     def with_factors(self, factors: Mapping[str, Tensor]) -> Positions:
         """Return other products."""

@@ -91,9 +91,7 @@ def ruled_layers(model: nn.Module) -> list[str]:
 def _ruled(layer: nn.Module) -> bool:
     rule = RULES.get(type(layer))
     hooked = layer._forward_hooks or layer._forward_pre_hooks
-    return (
-        rule is not None and not hooked and rule.suits(layer) and any(p.requires_grad for p in layer.parameters())
-    )
+    return rule is not None and not hooked and rule.suits(layer) and any(p.requires_grad for p in layer.parameters())
 
 
 def covers(model: nn.Module, layout: Layout) -> bool:

@@ -1,9 +1,9 @@
 """SAGA's memory: for every sample of every node the last gradient taken of it, and the mean of them all.
 
-The *dense* table stores gradients as they are: the obvious version. The *factored* one stores for each linear layer
-the two factors δ and a (only δ where a is the data itself): the same gradients, stored better. Entries are clipped
-gradients, and stay in the ball of radius G for ever. Row J of every table belongs to no sample: padding slots of a
-Poisson batch point there, and it stays 0.
+The *dense* table stores gradients as they are: the obvious version. The *factored* one stores for each layer the
+factors of its gradients (only δ where the other one is the data itself), or the gradients where those are smaller: the
+same gradients, stored better. Entries are clipped gradients, and stay in the ball of radius G for ever. Row J of every
+table belongs to no sample: padding slots of a Poisson batch point there, and it stays 0.
 """
 
 from __future__ import annotations
@@ -14,70 +14,63 @@ import torch
 from torch import Tensor
 
 from privsgp.errors import Refused
-from privsgp.gradient.per_sample import Outer, PerSample, Piece, Plain, clip_pieces_, sum_pieces
+from privsgp.gradient.per_sample import PerSample, Piece, Plain, clip_pieces_, sum_pieces
+from privsgp.gradient.storage import Storage, gather, scatter
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-Kind = Literal["dense", "factored"]
+Kind = Literal["dense", "factored", "block"]
 
 
-class Part(Protocol):
-    """The table of one layer (or, when dense, of the whole gradient)."""
+class Memory(Protocol):
+    """What an algorithm knows of its table."""
 
-    arrays: dict[str, Tensor]  # what a checkpoint keeps, each [m, rows, …]
+    mean: Tensor
+
+    def set(self, rows: Tensor, g: PerSample) -> Tensor:
+        """Make the clipped gradients g the entries of the samples `rows` [m, b]; return Σ_j g_j, [m, d]."""
+
+    def replace(self, rows: Tensor, g: PerSample) -> Tensor:
+        """Move the entries of the samples `rows` towards their clipped gradients g; return Σ_j c_j, [m, d]."""
+
+    def arrays(self) -> dict[str, Tensor]:
+        """Return everything a checkpoint must keep, by name."""
+
+
+class Part:
+    """The table of one layer (or, when dense, of the whole gradient): each factor of its gradients, [m, rows, …]."""
+
+    def __init__(self, piece: Piece, rows: int, storage: Storage, dtype: torch.dtype | None) -> None:
+        self.plain = isinstance(piece, Plain)
+        self.arrays = {
+            name: storage.zeros((f.shape[0], rows, *f.shape[2:]), _kept(f, dtype), f.device)
+            for name, f in piece.factors().items()
+        }
+
+    def like(self, piece: Piece) -> Piece:
+        """Return a piece in the form that is stored here."""
+        return Plain(piece.dense()) if self.plain and not isinstance(piece, Plain) else piece
 
     def entries(self, rows: Tensor, like: Piece) -> Piece:
         """Return the stored gradients of the samples `rows` [m, b]; `like` brings the input where that is the data."""
+        factors = like.factors()
+        return like.with_factors({name: gather(a, rows).to(factors[name].dtype) for name, a in self.arrays.items()})
 
     def store(self, rows: Tensor, piece: Piece) -> None:
         """Replace the stored gradients of the samples `rows`."""
+        for name, factor in piece.factors().items():
+            scatter(self.arrays[name], rows, factor)
 
 
-class PlainPart:
-    """Gradients as they are, [m, rows, size]."""
-
-    def __init__(self, piece: Piece, rows: int) -> None:
-        example = piece.dense()
-        self.arrays = {"value": example.new_zeros(example.shape[0], rows, piece.size)}
-
-    def entries(self, rows: Tensor, like: Piece) -> Plain:  # noqa: ARG002 - the protocol's signature
-        """Return the rows."""
-        return Plain(_gather(self.arrays["value"], rows))
-
-    def store(self, rows: Tensor, piece: Piece) -> None:
-        """Write the rows, multiplied out."""
-        _scatter(self.arrays["value"], rows, piece.dense())
-
-
-class FactorPart:
-    """δ and a of a linear layer; only δ where a is the data, which the node holds anyway."""
-
-    def __init__(self, piece: Outer, rows: int) -> None:
-        m = piece.delta.shape[0]
-        self.arrays = {"delta": piece.delta.new_zeros(m, rows, piece.delta.shape[-1])}
-        if not piece.input_is_data:
-            self.arrays["input"] = piece.input.new_zeros(m, rows, piece.input.shape[-1])
-
-    def entries(self, rows: Tensor, like: Piece) -> Outer:
-        """Return the stored factors; the data as input comes with `like`."""
-        assert isinstance(like, Outer)  # noqa: S101 - the table was made from such a piece
-        stored = self.arrays.get("input")
-        a = like.input if stored is None else _gather(stored, rows)
-        return Outer(_gather(self.arrays["delta"], rows), a, like.bias, like.input_is_data)
-
-    def store(self, rows: Tensor, piece: Piece) -> None:
-        """Write the factors."""
-        assert isinstance(piece, Outer)  # noqa: S101
-        _scatter(self.arrays["delta"], rows, piece.delta)
-        if "input" in self.arrays:
-            _scatter(self.arrays["input"], rows, piece.input)
+def _kept(factor: Tensor, dtype: torch.dtype | None) -> torch.dtype:
+    return (dtype or factor.dtype) if factor.is_floating_point() else torch.int32
 
 
 class Table:
     """The tables of m nodes and their means, `mean` [m, d] = (1/J_i) Σ_j t_j."""
 
-    def __init__(self, parts: Sequence[Part], mean: Tensor, clip: float, difference_clip: float | None) -> None:
+    def __init__(self, parts: Sequence[Part], mean: Tensor, clip: float, difference_clip: float | None = None) -> None:
         self.parts = list(parts)
         self.mean = mean
         self.clip = clip
@@ -86,17 +79,18 @@ class Table:
     @property
     def entry_size(self) -> int:
         """Numbers stored per sample."""
-        return sum(a.shape[-1] for part in self.parts for a in part.arrays.values())
+        return sum(a[0, 0].numel() for part in self.parts for a in part.arrays.values())
+
+    @property
+    def entry_bytes(self) -> float:
+        """Memory per sample."""
+        kept = self.arrays()
+        del kept["mean"]
+        return sum(a[0, 0].nbytes for a in kept.values())
 
     def set(self, rows: Tensor, g: PerSample) -> Tensor:
         """Make the clipped gradients g the entries of the samples `rows` [m, b]; return Σ_j g_j, [m, d]."""
-        new = self._like_parts(g)
-        for part, piece in zip(self.parts, new, strict=True):
-            part.store(rows, piece)
-        return sum_pieces(new)
-
-    def _like_parts(self, g: PerSample) -> Sequence[Piece]:
-        return g.pieces if len(self.parts) == len(g.pieces) else [Plain(g.dense())]
+        return sum_pieces(self._store(rows, self._like_parts(g)))
 
     def replace(self, rows: Tensor, g: PerSample) -> Tensor:
         """Move the entries of the samples `rows` [m, b] towards their clipped gradients g; return Σ_j c_j, [m, d].
@@ -105,20 +99,32 @@ class Table:
         to the caller, because the estimators differ in when it moves.
         """
         new = self._like_parts(g)
-        old = [part.entries(rows, piece) for part, piece in zip(self.parts, new, strict=True)]
+        old = self._entries(rows, new)
         if self.difference_clip is not None:
             new = self._towards(old, new, self.difference_clip)
+        new = self._store(rows, new)
+        if not all(_linear(piece) for piece in new):
+            return sum_pieces(new).sub_(sum_pieces(old))
+        return sum_pieces([_combined(n, o, -1) for n, o in zip(new, old, strict=True)])
+
+    def _like_parts(self, g: PerSample) -> Sequence[Piece]:
+        pieces = g.pieces if len(self.parts) == len(g.pieces) else [Plain(g.dense())]
+        return [part.like(piece) for part, piece in zip(self.parts, pieces, strict=True)]
+
+    def _entries(self, rows: Tensor, like: Sequence[Piece]) -> list[Piece]:
+        return [part.entries(rows, piece) for part, piece in zip(self.parts, like, strict=True)]
+
+    def _store(self, rows: Tensor, new: Sequence[Piece]) -> Sequence[Piece]:
+        """Store the entries and return them as they are from now on."""
         for part, piece in zip(self.parts, new, strict=True):
             part.store(rows, piece)
-        if any(isinstance(p, Outer) and not p.input_is_data for p in new):
-            return sum_pieces(new) - sum_pieces(old)
-        return sum_pieces([_minus(n, o) for n, o in zip(new, old, strict=True)])
+        return new
 
     def _towards(self, old: Sequence[Piece], new: Sequence[Piece], C: float) -> list[Piece]:
         """Return t_j + clip(g_j − t_j, C), put back into the ball of radius G should rounding have left it."""
-        c = [_minus(n, o) for n, o in zip(new, old, strict=True)]
+        c = [_combined(n, o, -1) for n, o in zip(new, old, strict=True)]
         clip_pieces_(c, C)
-        moved = [_plus(o, d) for o, d in zip(old, c, strict=True)]
+        moved = [_combined(o, d, 1) for o, d in zip(old, c, strict=True)]
         clip_pieces_(moved, self.clip)
         return moved
 
@@ -128,31 +134,85 @@ class Table:
         return kept | {"mean": self.mean}
 
 
+class RoundedTable(Table):
+    """A table whose factors are kept in fewer bits, with one `scale` [m, rows] for each entry.
+
+    Guarantee: an entry is scale · (its rounded factors), and that *is* the sample's gradient: `replace` returns, and
+    the mean follows, stored-new minus stored-old. The scale clips it once more after rounding, so it stays in the ball
+    of radius G (privacy.md, "Clipping").
+    """
+
+    def __init__(self, parts: Sequence[Part], mean: Tensor, clip: float, scale: Tensor) -> None:
+        super().__init__(parts, mean, clip)
+        self.scale = scale
+
+    def _entries(self, rows: Tensor, like: Sequence[Piece]) -> list[Piece]:
+        entries = super()._entries(rows, like)
+        factor = gather(self.scale, rows)
+        for piece in entries:
+            piece.scale_(factor)
+        return entries
+
+    def _store(self, rows: Tensor, new: Sequence[Piece]) -> Sequence[Piece]:
+        rounded = [_rounded(piece, part) for piece, part in zip(new, self.parts, strict=True)]
+        super()._store(rows, rounded)
+        scatter(self.scale, rows, clip_pieces_(rounded, self.clip))
+        return rounded
+
+    def arrays(self) -> dict[str, Tensor]:
+        """Return the scales too."""
+        return super().arrays() | {"scale": self.scale}
+
+
+def _rounded(piece: Piece, part: Part) -> Piece:
+    return piece.with_factors({name: f.to(part.arrays[name].dtype).to(f.dtype) for name, f in piece.factors().items()})
+
+
 def make_table(
-    kind: Kind, example: PerSample, samples: int, *, clip: float, difference_clip: float | None = None
+    kind: Kind,
+    example: PerSample,
+    samples: int,
+    *,
+    clip: float,
+    difference_clip: float | None = None,
+    dtype: torch.dtype | None = None,
+    storage: Storage | None = None,
 ) -> Table:
     """Return a table of zeros for `samples` samples a node, for gradients shaped like `example`.
 
-    With clipped differences an entry is a mixture of several gradients of a sample, which has two factors only where
-    the layer's input never changes; other layers then keep plain gradients (architecture.md, "Fast by construction").
+    With clipped differences an entry is a mixture of several gradients of a sample, which has factors only where a
+    layer's input never changes; other layers then keep plain gradients (architecture.md, "Fast by construction").
+    `dtype` is what numbers are rounded to, the gradients' own if None; `storage` is where they lie.
     """
     if kind not in ("dense", "factored"):
-        raise Refused(f"algorithm.table = {kind!r}", "take 'factored' or 'dense'")
-    first = example.pieces[0]
-    like = first.delta if isinstance(first, Outer) else first.dense()
-    pieces: Sequence[Piece] = [Plain(example.dense())] if kind == "dense" else example.pieces
-    parts: list[Part] = [
-        FactorPart(piece, samples + 1)
-        if isinstance(piece, Outer) and (piece.input_is_data or difference_clip is None)
-        else PlainPart(piece, samples + 1)
-        for piece in pieces
-    ]
-    mean = like.new_zeros(like.shape[0], example.dim)
+        raise Refused(f"algorithm.table = {kind!r}", "take 'factored', 'dense' or 'block'")
+    whole: Sequence[Piece] = [Plain(example.dense())] if kind == "dense" else example.pieces
+    pieces = [piece if _worth_factors(piece, difference_clip) else Plain(piece.dense()) for piece in whole]
+    mean = next(iter(pieces[0].factors().values())).new_zeros(example.models, example.dim)
+    rounds = dtype is not None and dtype != mean.dtype
+    if rounds and difference_clip is not None:
+        raise Refused(
+            f"algorithm.table_dtype = '{str(dtype).removeprefix('torch.')}' with algorithm.difference_clip",
+            "leave one of them out: a rounded entry may move by more than the difference clip",
+        )
+    where = _place(pieces, example.models, samples, dtype, storage or Storage("device"))
+    parts = [Part(piece, samples + 1, where, dtype) for piece in pieces]
+    if rounds:
+        return RoundedTable(parts, mean, clip, mean.new_zeros(example.models, samples + 1))
     return Table(parts, mean, clip, difference_clip)
 
 
+def _place(pieces: Sequence[Piece], models: int, samples: int, dtype: torch.dtype | None, storage: Storage) -> Storage:
+    """Say how large the table will be, and settle where it lies."""
+    kept = [f for piece in pieces for f in piece.factors().values()]
+    numbers = sum(f[0, 0].numel() for f in kept)
+    entry = sum(f[0, 0].numel() * _kept(f, dtype).itemsize for f in kept)
+    words = f"{models} × {samples:,} entries of {numbers:,} numbers"
+    return storage.settled(models * (samples + 1) * entry, words, kept[0].device)
+
+
 def fill(
-    table: Table, gradients: Callable[[Tensor], PerSample], samples: Tensor, *, rows: int, chunk: int = 64
+    table: Memory, gradients: Callable[[Tensor], PerSample], samples: Tensor, *, rows: int, chunk: int = 64
 ) -> None:
     """Set every entry to its sample's clipped gradient at x⁰ (the paper's lines 1-3), and the mean with it.
 
@@ -167,22 +227,17 @@ def fill(
     table.mean.copy_(total / samples[:, None])
 
 
-def _minus(new: Piece, old: Piece) -> Piece:
-    """Return the difference of two pieces that can be subtracted: plain ones, or outer products of the same input."""
-    if isinstance(new, Outer) and isinstance(old, Outer):
-        return Outer(new.delta - old.delta, new.input, new.bias, new.input_is_data)
-    return Plain(new.dense() - old.dense())
+def _worth_factors(piece: Piece, difference_clip: float | None) -> bool:
+    smaller = sum(f[0, 0].numel() for f in piece.factors().values()) < piece.size
+    return smaller and (difference_clip is None or _linear(piece))
 
 
-def _plus(old: Piece, c: Piece) -> Piece:
-    if isinstance(old, Outer) and isinstance(c, Outer):
-        return Outer(old.delta + c.delta, old.input, old.bias, old.input_is_data)
-    return Plain(old.dense() + c.dense())
+def _linear(piece: Piece) -> bool:
+    """Tell whether gradients can be added by adding what is kept of them."""
+    return len(piece.factors()) == 1
 
 
-def _gather(table: Tensor, rows: Tensor) -> Tensor:
-    return table[torch.arange(table.shape[0], device=table.device)[:, None], rows]
-
-
-def _scatter(table: Tensor, rows: Tensor, value: Tensor) -> None:
-    table[torch.arange(table.shape[0], device=table.device)[:, None], rows] = value
+def _combined(a: Piece, b: Piece, sign: int) -> Piece:
+    """Return a ± b for pieces that are linear in what is kept of them."""
+    (name, value), (other,) = next(iter(a.factors().items())), b.factors().values()
+    return a.with_factors({name: value + other if sign > 0 else value - other})

@@ -41,7 +41,13 @@ def _deep(channels: int, height: int, width: int, outputs: int) -> list[nn.Modul
         layers += [nn.Conv2d(channels, wider, 3, padding=1), nn.Tanh()]
         layers += [nn.Conv2d(wider, wider, 3, padding=1), nn.Tanh(), nn.AvgPool2d(2)]
         channels = wider
-    return [*layers, nn.Flatten(), nn.Linear(128 * (height // 8) * (width // 8), 128), nn.Tanh(), nn.Linear(128, outputs)]
+    return [
+        *layers,
+        nn.Flatten(),
+        nn.Linear(128 * (height // 8) * (width // 8), 128),
+        nn.Tanh(),
+        nn.Linear(128, outputs),
+    ]
 
 
 def resnet18(input_shape: tuple[int, ...], outputs: int) -> nn.Module:

@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from privsgp.algorithms import ALGORITHMS
-from privsgp.plan import estimates
+from privsgp.plan import estimates, theorems
 from privsgp.plan.noise import response
 from privsgp.plan.price import FEWEST, MOST, Price, common_budget, gaussian_shift
 from privsgp.plan.rehearsal import Scene, best_distance
@@ -89,7 +89,7 @@ class Method:
 
 
 def methods(settings: Settings, accountant: Accountant) -> list[Method]:
-    """Return what `algorithm.name = "auto"` chooses from, the simplest first; the paper has a formula for two of them."""
+    """Return what `algorithm.name = "auto"` chooses from, the simplest first; the published formula knows two."""
     plain = replace(settings, difference_clip=None)
     clipped = replace(settings, difference_clip=settings.clip / 2)
     known = [("privsgp", plain), ("privsgp-sag", plain), ("privsgp-vr", clipped), ("privsgp-vr", plain)]
@@ -183,6 +183,12 @@ class Planner:
             if 2**power >= 8 and Price(plain, n.delta, n.relation, n.releases).sigma(steps, n.epsilon) < 1.02 * least:
                 return float(2**power)
         return float(J)
+
+    def published_steps(self, clip: float) -> int:
+        """Return Corollary 1's K, for the published accountant."""
+        n = self.network
+        found = theorems.best_steps(self.constants, self.stage.layout.dim, clip, n.budgets, n.samples, n.c2)
+        return max(1, round(found))
 
     def _enough(self, noise: Noise) -> int:
         """Return the smallest K whose κ = σ/√(nK) is near the least one."""

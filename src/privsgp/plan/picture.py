@@ -27,7 +27,9 @@ def draw(formula: Formula, path: str | Path, plan: Plan | None = None) -> None:
 
     figure = Figure(figsize=(10.5 if plan else 6, 4.4), layout="constrained", facecolor="white")
     axes: list[Axes] = list(figure.subplots(1, 2 if plan else 1, squeeze=False).flat)
-    noises = {c.method.label: c.noise for c in plan.choices} if plan else {formula.network.accountant: formula.noise}
+    noises: dict[str, Noise] = {formula.network.accountant: formula.noise}
+    if plan:
+        noises = {c.method.label: c.noise for c in plan.choices}
     _bound(axes[0], formula, noises, plan)
     if plan:
         _noise(axes[1], plan)

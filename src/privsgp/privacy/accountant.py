@@ -193,7 +193,7 @@ def _floor(run: _Run, delta: float) -> float:
     return floor
 
 
-@lru_cache(maxsize=32)
+@lru_cache(maxsize=8)
 def _composed(run: _Run) -> Curve:
     """Return the curve of all releases: exact for Gaussians, by privacy-loss distributions otherwise."""
     if run.plain:

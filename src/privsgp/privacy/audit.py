@@ -130,12 +130,12 @@ def _upper(count: NDArray[np.int64], trials: int, alpha: float) -> NDArray[np.fl
     return np.where(count < trials, stats.beta.isf(alpha, count + 1, np.maximum(trials - count, 1)), 1.0)
 
 
-def guess(scores: Scores, present: NDArray[np.bool_]) -> tuple[int, int]:
-    """Guess the highest third present and the lowest third absent; return (right ones, guesses)."""
+def guess(scores: Scores, present: NDArray[np.bool_]) -> tuple[int, int, int]:
+    """Guess the highest third present and the lowest third absent; return (right ones, guesses, canaries)."""
     third = len(scores) // 3
     order = np.argsort(scores, kind="stable")
     right = np.count_nonzero(~present[order[:third]]) + np.count_nonzero(present[order[len(order) - third :]])
-    return int(right), 2 * third
+    return int(right), 2 * third, len(scores)
 
 
 def guesses_p(right: int, guesses: int, canaries: int, *, epsilon: float, delta: float) -> float:

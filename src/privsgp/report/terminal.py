@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from privsgp.engine.loop import Watcher
+    from privsgp.plan.record import Formula, Plan
     from privsgp.privacy.statement import Statement
 
 out, err = Console(), Console(stderr=True)
@@ -51,6 +52,20 @@ def show(title: str, rows: list[tuple[str, str]]) -> None:
     for row in rows:
         table.add_row(*row)
     out.print(table)
+
+
+def show_plan(formula: Formula, plan: Plan | None) -> None:
+    """Print a plan, or the bound alone."""
+    from privsgp.plan import table as words
+
+    show("plan", words.formula_rows(formula) if plan is None else words.plan_rows(plan))
+    if plan is not None and len(plan.choices) > 1:
+        table = Table("method", "steps", "step size", "σ", "noise in the average", "score in rehearsal")
+        for row in words.method_rows(plan):
+            table.add_row(*row)
+        out.print(table)
+    for line in formula.warnings(formula.steps) if plan is None else plan.warnings:
+        out.print(f"  · {line}", soft_wrap=True)
 
 
 def show_summary(summary: dict[str, Any], folder: Path) -> None:

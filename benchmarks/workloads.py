@@ -1,0 +1,80 @@
+"""What is timed: n nodes with J random samples each, a model, a batch. Random data costs what real data costs."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from privsgp import graph, models
+from privsgp.algorithms import ALGORITHMS, Settings
+from privsgp.engine.job import Job, Learning, Protection, kappa
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+CLIP, SIGMA, STEP_SIZE = 1.0, 0.01, 0.1
+
+
+@dataclass(frozen=True)
+class Workload:
+    """One row of the table: `nodes` models of one kind, each with a mean of `batch` of its `samples` samples a step."""
+
+    name: str = "mlp"
+    nodes: int = 50
+    batch: int = 48
+    samples: int = 1200
+    model: str = "mlp"
+    hidden: int = 100
+    shape: tuple[int, ...] = (784,)
+    classes: int = 10
+    device: str = "cpu"
+
+    def but(self, **changes: Any) -> Workload:  # noqa: ANN401 - the fields above
+        """Return the same workload with some numbers changed."""
+        return replace(self, **changes)
+
+    def make_model(self) -> nn.Module:
+        """The model at x⁰, on the CPU."""
+        return models.make(self.model, input_shape=self.shape, outputs=self.classes, hidden=self.hidden, seed=0)
+
+    def data(self) -> tuple[Tensor, Tensor]:
+        """Inputs [n, J + 1, …] and labels [n, J + 1]; row J is nobody's."""
+        generator = torch.Generator(self.device).manual_seed(0)
+        rows = self.nodes, self.samples + 1
+        inputs = torch.randn(*rows, *self.shape, generator=generator, device=self.device)
+        targets = torch.randint(self.classes, rows, generator=generator, device=self.device)
+        inputs[:, -1], targets[:, -1] = 0, 0
+        return inputs, targets
+
+    def job(self, algorithm: str = "privsgp-vr", *, steps: int = 1 << 20, seed: int | None = 0) -> Job:
+        """Return the run as the engine wants it: exponential graph, keyed noise, σ fixed by hand."""
+        device, dtype, chosen = torch.device(self.device), torch.float32, ALGORITHMS[algorithm]
+        settings = Settings(clip=CLIP)
+        made = chosen.mechanism(
+            settings, sigma=SIGMA, batch=self.batch, samples=self.samples, kappa=kappa(dtype, device)
+        )
+        n, loss = self.nodes, models.per_sample("cross-entropy")
+        protection = Protection([made] * n, [None] * n, [1e-5] * n, "zero-out", "certified", None, _not_counted)
+        return Job(
+            name=self.name,
+            seed=seed,
+            shared_hash="benchmark",
+            learning=Learning(self.make_model(), loss, None, *self.data(), None),
+            protection=protection,
+            algorithm=chosen,
+            settings=settings,
+            graph=graph.make("exponential", n),
+            steps=steps,
+            step_size=lambda _k: STEP_SIZE,
+            device=device,
+            dtype=dtype,
+            evaluate_every=steps,
+            checkpoint_every=steps,
+        )
+
+
+def _not_counted(_node: int, _releases: int) -> float:
+    return math.nan

@@ -1,0 +1,186 @@
+"""Where the processes of a run meet: who is there, who owns which nodes, and what all of them must agree on.
+
+A process started by torchrun finds the others through a key-value store. What goes through it is public and small:
+the shared configuration, sizes, step numbers, noise levels, test metrics, and who is gone. Parameters never do; they
+travel as messages (distributed.py). A process that was started alone is a world of one, for which nothing here happens.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import time
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from torch.distributed import PrefixStore, rendezvous
+
+from privsgp import __version__
+from privsgp.engine.stops import Interrupted
+from privsgp.errors import Refused
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from torch.distributed import Store
+
+T = TypeVar("T")
+
+PATIENCE = 120.0  # seconds until a silent process counts as gone; PRIVSGP_PATIENCE changes it
+_PAUSE = 0.002
+
+
+class PeerLost(Interrupted):
+    """Another process is gone; ledgers and the last common checkpoint are kept."""
+
+    def __init__(self, rank: int, how: str, step: int) -> None:
+        when = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        Exception.__init__(self, f"process {rank} is gone ({how}); noticed at step {step}, {when}")
+        self.rank, self.step = rank, step
+
+
+def blocks(nodes: int, processes: int) -> list[range]:
+    """Give each process its nodes: contiguous ranges whose lengths differ by one at most."""
+    if processes > nodes:
+        raise Refused(f"{processes} processes with data.nodes = {nodes}", f"start at most {nodes} processes")
+    ends = [(nodes * rank) // processes for rank in range(processes + 1)]
+    return [range(a, b) for a, b in zip(ends, ends[1:], strict=False)]
+
+
+class World:
+    """The processes of a run. Calls that exchange something are made by all of them, in the same order."""
+
+    def __init__(self, rank: int = 0, size: int = 1, store: Store | None = None, patience: float = PATIENCE) -> None:
+        self.rank, self.size, self.patience = rank, size, patience
+        self.step = 0  # for messages: how far this process has come
+        self._store = store
+        self._round = 0
+
+    @property
+    def alone(self) -> bool:
+        """Whether this process is all there is."""
+        return self.size == 1
+
+    @property
+    def store(self) -> Store:
+        """The meeting place."""
+        if self._store is None:
+            raise RuntimeError("a world of one has no meeting place")
+        return self._store
+
+    def exchange(self, value: T) -> list[T]:
+        """Tell the others a small public value and return everybody's, in the order of ranks."""
+        if self.alone:
+            return [value]
+        self._round += 1
+        with self._meeting():
+            self.store.set(f"{self._round}/{self.rank}", json.dumps(value))
+            said = [self._hear(f"{self._round}/{rank}", rank) for rank in range(self.size)]
+            # Whoever posts in this round has read the one before.
+            self.store.delete_key(f"{self._round - 1}/{self.rank}")
+        return said
+
+    def everywhere(self, action: Callable[[], T]) -> T:
+        """Do what may be refused; if one process refuses, none goes on. Why is said by that process alone."""
+        if self.alone:
+            return action()
+        try:
+            result = action()
+        except Refused:
+            self.exchange(False)
+            raise
+        if False in (fine := self.exchange(True)):
+            raise Refused(f"process {fine.index(False)} was refused", "see its own message")
+        return result
+
+    def lost(self, rank: int, how: str) -> PeerLost:
+        """Return the reason to stop, told to all: the first that was noticed, for who notices it also leaves."""
+        try:
+            told = self.store.compare_set("alarm", "", json.dumps([rank, how]))
+            rank, how = json.loads(told)
+        except (RuntimeError, ValueError):
+            how += "; the meeting place is gone too"
+        return PeerLost(rank, how, self.step)
+
+    @contextmanager
+    def leaving(self) -> Iterator[None]:
+        """Let no process go while another still needs the meeting place; tell the others about a bad end."""
+        try:
+            yield
+        except BaseException as error:
+            if not self.alone and not isinstance(error, Interrupted | Refused):
+                self.lost(self.rank, f"it ended with {type(error).__name__}")
+            raise
+        if not self.alone:
+            self.store.set(f"bye/{self.rank}", "")
+            for rank in range(self.size) if self.rank == 0 else ():
+                self._wait(f"bye/{rank}", rank)
+
+    def _hear(self, key: str, rank: int) -> Any:  # noqa: ANN401 - any JSON
+        self._wait(key, rank)
+        return json.loads(self.store.get(key))
+
+    def _wait(self, key: str, rank: int) -> None:
+        deadline = time.monotonic() + self.patience
+        while not self.store.check([key]):
+            if self.store.check(["alarm"]) or time.monotonic() > deadline:
+                raise self.lost(rank, f"silent for {self.patience:g} s")
+            time.sleep(_PAUSE)
+
+    @contextmanager
+    def _meeting(self) -> Iterator[None]:
+        try:
+            yield
+        except RuntimeError as error:
+            raise PeerLost(0, f"the meeting place does not answer: {type(error).__name__}", self.step) from error
+
+
+@functools.cache
+def join() -> World:
+    """Return the world this process was started in: by torchrun or anything that sets its variables, or alone."""
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        return World()
+    patience = float(os.environ.get("PRIVSGP_PATIENCE", PATIENCE))
+    store, rank, size = next(rendezvous("env://", timeout=timedelta(seconds=patience)))
+    return World(rank, size, PrefixStore(f"privsgp/{_restarts()}", store), patience)
+
+
+def restarted() -> bool:
+    """Tell whether torchrun has started this process anew after a failure."""
+    return _restarts() > 0
+
+
+def _restarts() -> int:
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+
+
+def greet(world: World, shared: dict[str, Any]) -> None:
+    """Refuse a peer that runs another release or another configuration, before anything else happens.
+
+    `shared` is what all must agree on; paths, devices and data are not in it.
+    """
+    refuse_differences(world, {"version": __version__} | _flat(shared))
+
+
+def refuse_differences(world: World, mine: dict[str, Any]) -> None:
+    """Refuse where another process says otherwise, and name what differs, with both values."""
+    mine = json.loads(json.dumps(mine))
+    said = world.exchange(mine)
+    world.exchange(None)  # nobody leaves before all have heard
+    for rank, theirs in enumerate(said):
+        differ = [key for key in mine | theirs if mine.get(key) != theirs.get(key)]
+        if differ:
+            words = "; ".join(f"{key}: {mine.get(key)} here, {theirs.get(key)} there" for key in differ)
+            raise Refused(
+                f"process {rank} does not fit this one (process {world.rank}): {words}",
+                "start all processes with the same release and the same shared configuration",
+            )
+
+
+def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
+    return flat

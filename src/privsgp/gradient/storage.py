@@ -1,0 +1,114 @@
+"""Where a table lies: beside the computation, in the machine's memory, or in a file that is mapped into it.
+
+The choice follows from sizes alone, which are public, and is logged before anything is computed.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import torch
+
+from privsgp.errors import Refused
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import Tensor
+
+Place = Literal["auto", "device", "host", "disk"]
+_SHARE = 0.75  # of what is free; steps need the rest
+_LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Storage:
+    """A place, and the folder that is for the site alone, where files may lie."""
+
+    place: Place = "auto"
+    folder: Path | None = None
+
+    def settled(self, size: int, words: str, device: torch.device) -> Storage:
+        """Return the place that is taken for `size` bytes, and say so; refuse where nothing is large enough."""
+        free: dict[Place, Callable[[], int]] = {
+            "device": lambda: _free_on(device),
+            "host": free_memory,
+            "disk": lambda: shutil.disk_usage(self.folder or tempfile.gettempdir()).free,
+        }
+        tried = list(free) if self.place == "auto" else [self.place]
+        room = {place: free[place]() for place in tried}
+        for place in tried:
+            if size <= _SHARE * room[place]:
+                _LOG.info("table: %s = %s, %s (%s free)", words, _bytes(size), _NAMES[place], _bytes(room[place]))
+                return Storage(place, self.folder)
+        raise Refused(
+            f"algorithm.table_place = {self.place!r} for a table of {words} = {_bytes(size)}: free are "
+            + ", ".join(f"{_bytes(r)} {_NAMES[p]}" for p, r in room.items()),
+            f"a table may take {_SHARE:.0%} of that: take algorithm.table_dtype = 'bfloat16', algorithm.table = 'block' "
+            "with 'privsgp-sag', another algorithm.table_place, or 'privsgp', which keeps no table",
+        )
+
+    def zeros(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+        """Return zeros in this place."""
+        if self.place == "disk":
+            return _mapped(shape, dtype, self.folder)
+        return torch.zeros(shape, dtype=dtype, device="cpu" if self.place == "host" else device)
+
+
+_NAMES = {"device": "on the device", "host": "in memory", "disk": "on disk"}
+
+
+def _mapped(shape: tuple[int, ...], dtype: torch.dtype, folder: Path | None) -> Tensor:
+    """Map a file that has no name: whatever ends the process, nothing of it stays behind."""
+    handle, name = tempfile.mkstemp(prefix="table-", dir=folder)
+    os.close(handle)
+    try:
+        return torch.from_file(name, shared=True, size=torch.Size(shape).numel(), dtype=dtype).view(shape)
+    finally:
+        Path(name).unlink()
+
+
+def _free_on(device: torch.device) -> int:
+    if device.type != "cuda":
+        return free_memory()
+    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return torch.cuda.mem_get_info(device)[0] + unused
+
+
+def free_memory() -> int:
+    """Return the bytes of memory that can be had without swapping."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
+    except (OSError, StopIteration):
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _bytes(size: float) -> str:
+    for unit in ("B", "kB", "MB"):
+        if size < 1000:
+            return f"{size:.3g} {unit}"
+        size /= 1000
+    return f"{size:,.3g} GB" if size < 1000 else f"{size:,.0f} GB"
+
+
+def gather(table: Tensor, rows: Tensor) -> Tensor:
+    """Return table[i, rows[i, j]] on the device of `rows`, wherever the table lies."""
+    there = rows.to(table.device)
+    return table[_nodes(there), there].to(rows.device)
+
+
+def scatter(table: Tensor, rows: Tensor, value: Tensor) -> None:
+    """table[i, rows[i, j]] = value[i, j]."""
+    there = rows.to(table.device)
+    table[_nodes(there), there] = value.to(table.device, table.dtype)
+
+
+def _nodes(rows: Tensor) -> Tensor:
+    return torch.arange(rows.shape[0], device=rows.device)[:, None]
