@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from privsgp.errors import Refused
-from privsgp.report.terminal import bar, err, out, show, show_plan, show_statements, show_summary
+from privsgp.report.terminal import bar, err, out, show, show_audit, show_plan, show_statements, show_summary
 
 if TYPE_CHECKING:
     from privsgp.privacy.mechanism import Mechanism
@@ -237,6 +237,29 @@ def calibrate(
     if accountant == "published":
         answer |= {"epsilon": epsilon, "certified_epsilon": _finite(spent.epsilon), "c2": c2}
     _answer(answer, spent.assumptions, as_json=as_json)
+
+
+@app.command()
+def audit(
+    config: Annotated[Path, typer.Argument(help="run.toml")],
+    changes: Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE, as for train.")] = None,
+    data_dir: Annotated[Path | None, typer.Option(help="Where MNIST, CIFAR-10, a9a lie (or PRIVSGP_DATA).")] = None,
+    canaries: Annotated[int | None, typer.Option(help="Canaries on each node; default: as many as fit.")] = None,
+    seed: Annotated[int, typer.Option(help="Decides the canaries' coins.")] = 0,
+    confidence: Annotated[float, typer.Option(help="Of everything said about all nodes together.")] = 0.95,
+    as_json: Json = False,
+) -> None:
+    """Attack runs of this configuration on made-up data: a lower bound on every node's ε, or an alarm (status 3)."""
+    from privsgp import config as configs
+    from privsgp.experiments.audit import audit as attack
+
+    report = attack(configs.read(config, changes or []), data_dir, canaries, seed, confidence)
+    if as_json:
+        typer.echo(json.dumps(report.to_json()))
+    else:
+        show_audit(report)
+    if report.alarm:
+        raise typer.Exit(3)
 
 
 @app.command()

@@ -13,8 +13,7 @@ from torch import nn
 import reference
 from privsgp.algorithms import ALGORITHMS, Block, Drawn, Settings, State
 from privsgp.engine.mix import InProcess
-from privsgp.gradient import Layout, stack
-from privsgp.gradient.per_sample import Plain
+from privsgp.gradient import Layout, PerSample, stack
 from privsgp.graph import from_networkx
 from privsgp.models import per_sample
 from privsgp.privacy.noise import Keyed, add_noise_
@@ -154,9 +153,7 @@ def entries(run):
     rows = torch.arange(block.rows + 1).expand(len(block.mechanisms), -1)
     x0 = torch.zeros(len(rows), block.gradient.layout.dim, dtype=block.inputs.dtype)
     like = block.gradients(x0, Drawn(rows, torch.ones_like(rows, dtype=torch.bool)))
-    pieces = like.pieces if len(like.pieces) == len(run.table.parts) else [Plain(like.dense())]
-    parts = zip(run.table.parts, pieces, strict=True)
-    return torch.cat([part.entries(rows, piece).dense() for part, piece in parts], -1)
+    return PerSample(run.table._entries(rows, run.table._like_parts(like))).dense()
 
 
 def assert_agree(run, state, out):

@@ -36,7 +36,11 @@ def _payments(folder, *, simulation=False, spare=40, budget=True, private=True):
         epsilon=lambda _node, _releases: 0.0,
     )
     job = SimpleNamespace(
-        nodes=2, steps=STEPS, simulation=simulation, protection=protection, algorithm=SimpleNamespace(private=private)
+        here=range(2),
+        steps=STEPS,
+        simulation=simulation,
+        protection=protection,
+        algorithm=SimpleNamespace(private=private),
     )
     place = Folder(folder)
     place.prepare()

@@ -57,7 +57,11 @@ def test_the_shipped_code_raises_no_alarm(algorithm):
         assert max(node.white_box, node.black_box) <= node.epsilon_certified < math.inf
 
 
-@pytest.mark.parametrize(("bug", "algorithm"), [(b, a) for b in BUGS for a in b.algorithms], ids=lambda x: str(x)[:30])
+# Noise is one line of the loop for all algorithms: `make audit` breaks it in each of them, here one is enough.
+CASES = [(bug, algorithm) for bug in BUGS for algorithm in bug.algorithms[: 1 if "noise " in bug.name else None]]
+
+
+@pytest.mark.parametrize(("bug", "algorithm"), CASES, ids=[f"{bug.name}, {algorithm}" for bug, algorithm in CASES])
 def test_planted_bugs_are_caught(bug, algorithm):
     report = attack(bug, algorithm, seed=2)
     assert report.alarm
@@ -72,8 +76,8 @@ def test_without_a_seed_the_secure_source_is_audited_and_keeps_its_word():
 
 def test_more_observations_take_more_runs_and_bring_the_bound_closer():
     loud = configured(privacy={"sigma": 0.05})
-    few, many = audit(loud, observations=1), audit(loud, observations=20_000)
-    assert many.observations >= 20_000 > few.observations
+    few, many = audit(loud, observations=1), audit(loud, observations=10_000)
+    assert many.observations >= 10_000 > few.observations
     assert not many.alarm
     assert sum(node.white_box for node in many.nodes) > sum(node.white_box for node in few.nodes)
     assert all(0.5 * node.epsilon_certified < node.white_box <= node.epsilon_certified for node in many.nodes)

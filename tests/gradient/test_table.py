@@ -50,9 +50,12 @@ class Site:
     def entries(self, table):
         """All rows, multiplied out, [m, J + 1, d]; the padding row is the last."""
         rows = torch.arange(ROWS + 1).expand(NODES, ROWS + 1)
-        like = self.at(0)(rows)
-        pieces = like.pieces if len(like.pieces) == len(table.parts) else [Plain(like.dense())]
-        return torch.cat([part.entries(rows, p).dense() for part, p in zip(table.parts, pieces, strict=True)], -1)
+        return stored(table, rows, self.at(0)(rows)).dense()
+
+
+def stored(table, rows, like):
+    """The entries of the samples `rows`; `like` brings the data."""
+    return PerSample(table._entries(rows, table._like_parts(like)))
 
 
 def drawn(coins):
@@ -165,9 +168,7 @@ def test_entries_stay_in_the_ball_in_float32(kind, difference_clip):
     for _ in range(400):
         g = gradients()
         table.replace(rows, g)
-        pieces = g.pieces if len(g.pieces) == len(table.parts) else [Plain(g.dense())]
-        stored = [part.entries(rows, piece) for part, piece in zip(table.parts, pieces, strict=True)]
-        longest = max(longest, float(PerSample(stored).norm().max()))
+        longest = max(longest, float(stored(table, rows, g).norm().max()))
     assert 0.99 < longest <= 1 + 1e-6
     assert not any(a[:, 5].any() for part in table.parts for a in part.arrays.values())
 

@@ -125,7 +125,7 @@ def test_no_exact_law_exceeds_the_certified_curve(samples, sigma, difference_cli
     mechanism = Saga(sigma=sigma, clip=1.0, batch=1, samples=samples, difference_clip=difference_clip)
     curve = accountant.profile(mechanism, 3)
     reach = 6.0 + 2.0 / sigma
-    axis = np.linspace(-reach, reach, 90)
+    axis = np.linspace(-reach, reach, 72)
     volume = (axis[1] - axis[0]) ** 3 / (2 * math.pi) ** 1.5
     closest = 0.0
     for policy, entry in itertools.product(POLICIES.values(), (-1.0, 0.0, 1.0)):

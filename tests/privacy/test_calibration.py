@@ -13,7 +13,7 @@ from privsgp.privacy.mechanism import Anchored, Sag, Saga, SampledMean, Unprotec
 NODE = {"sigma": 0.0, "clip": 1.0, "batch": 24, "samples": 120}
 CASES = [
     (Saga(**NODE, difference_clip=0.5), 50, 8.0, 1e-5, "zero-out"),
-    (Saga(**NODE), 50, 3.0, 1e-5, "replace-one"),
+    (Saga(**NODE), 5, 3.0, 1e-5, "replace-one"),
     (Saga(**NODE, sampling="fixed"), 50, 1.0, 1e-5, "zero-out"),
     (SampledMean(**NODE | {"batch": 1}), 400, 0.5, 1e-6, "zero-out"),
     (SampledMean(**NODE), 50, 1.0, 1e-5, "replace-one"),

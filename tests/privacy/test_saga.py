@@ -77,7 +77,7 @@ def test_no_admissible_pair_exceeds_the_certified_supremum(setting, backward):
     geometry = Geometry(*setting)
     bound = (geometry.backward if backward else geometry.forward)(EPSILONS)
     rng = np.random.default_rng(2)
-    for _ in range(150):
+    for _ in range(60):
         t, c = admissible(rng, geometry.reach)
         found = geometry.at(shape_of(t, c), EPSILONS, backward=backward)
         assert (found <= bound * (1 + 1e-9) + 1e-20).all()
@@ -94,7 +94,7 @@ def test_the_supremum_is_attained_but_for_the_tolerance(setting, backward):
     assert (bound <= best * (1 + 2 * saga.TOLERANCE + GRID) + 1e-22).all()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     st.sampled_from(SETTINGS),
     st.booleans(),

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.distributed_c10d import PrefixStore
 
 from privsgp.engine.rendezvous import blocks
 
@@ -197,7 +198,7 @@ def _connect(world: World, device: torch.device) -> None:
     if not dist.is_initialized():
         dist.init_process_group(
             "nccl" if device.type == "cuda" else "gloo",
-            store=dist.PrefixStore("messages", world.store),
+            store=PrefixStore("messages", world.store),
             rank=world.rank,
             world_size=world.size,
             timeout=timedelta(seconds=world.patience),

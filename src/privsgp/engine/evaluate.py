@@ -29,9 +29,14 @@ def average(s: State) -> Tensor:
     return (total / weight).to(s.x.dtype)
 
 
+def present(s: State) -> Tensor:
+    """Tell which nodes are still there: the weight of one that left a simulated network for good is 0."""
+    return s.w > 0
+
+
 def consensus_error(s: State) -> float:
     """Return (1/n) Σ_i ‖z_i − x̄‖², the paper's consensus error."""
-    return float((s.z - average(s)).double().square().sum(1).mean())
+    return float((s.z[present(s)] - average(s)).double().square().sum(1).mean())
 
 
 class Evaluator:

@@ -5,6 +5,8 @@
     private/      mode 0700: checkpoint.safetensors, which holds tables and anything else that depends on the data
 
 Files are written beside their place and renamed into it. A folder in use is locked; the lock dies with its process.
+Several processes of one run may share a folder: each has a part of its own, the checkpoint and lock of its nodes.
+Processes on other machines have other folders, with config, ledgers, nodes and checkpoints of what they own.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ import sys
 import time
 import uuid
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError
 from safetensors.torch import save_file
@@ -35,9 +37,9 @@ METRICS_VERSION = 1
 class Folder:
     """One run's folder, locked for as long as it is open."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, part: str = "") -> None:
         self.path = path
-        self._lock: IO[str] | None = None
+        self.part = part  # one process's share of the folder, named after its nodes; "" for a process that is alone
 
     @property
     def config(self) -> Path:
@@ -67,7 +69,12 @@ class Folder:
     @property
     def checkpoint(self) -> Path:
         """The last checkpoint; never to leave the site."""
-        return self.path / "private" / "checkpoint.safetensors"
+        return self.path / "private" / f"checkpoint{self.part}.safetensors"
+
+    @property
+    def checkpoint_before(self) -> Path:
+        """The checkpoint before the last: others may not have come further when a process dies."""
+        return self.path / "private" / f"checkpoint{self.part}-before.safetensors"
 
     def node(self, i: int) -> Path:
         """Node i's own model z_i."""
@@ -76,7 +83,7 @@ class Folder:
     @property
     def ledgers(self) -> Path | None:
         """Where an older run's ledgers lie whose budget this run goes on spending; None when it has its own."""
-        where = self._identity().get("ledgers")
+        where = self.identity.get("ledgers")
         return None if where is None else Path(where)
 
     def ledger(self, i: int) -> Path:
@@ -94,22 +101,30 @@ class Folder:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[Folder]:
-        """Create the folder where needed and hold its lock."""
+        """Create the folder where needed and hold its lock; a process with a part of its own shares the folder's."""
+        with contextlib.ExitStack() as locks:
+            if self.part:
+                locks.enter_context(self._locked(".lock", fcntl.LOCK_SH))
+            locks.enter_context(self._locked(f".lock{self.part}", fcntl.LOCK_EX))
+            yield self
+
+    @contextlib.contextmanager
+    def _locked(self, name: str, kind: int) -> Iterator[None]:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            lock = (self.path / ".lock").open("a")
+            lock = (self.path / name).open("a")
         except OSError as error:
             raise Refused(
                 f"cannot write to the run folder {self.path}: {error.strerror}", "choose another one with --out"
             ) from error
         with lock:
             try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(lock, kind | fcntl.LOCK_NB)
             except OSError as error:
                 raise Refused(
                     f"the run folder {self.path} is in use by another process", "wait for it, or choose another --out"
                 ) from error
-            yield self
+            yield
 
     def prepare(self) -> None:
         """Make the sub-folders, `private/` for its owner alone, and clear away what a killed process half wrote."""
@@ -123,20 +138,29 @@ class Folder:
     @property
     def run(self) -> str | None:
         """The run's own number; a resumed run keeps it."""
-        return self._identity().get("run")
+        return self.identity.get("run")
 
-    def _identity(self) -> dict[str, Any]:
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What run.json says; nothing before the run has begun."""
         path = self.path / "run.json"
         identity: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
         return identity
 
-    def identify(self, versions: dict[str, str], ledgers: Path | None) -> None:
-        """Give the run a number, once, and note what it was made with, how it was started and where it pays."""
+    def identify(
+        self,
+        versions: dict[str, str],
+        ledgers: Path | None,
+        run: str | None = None,
+        circumstances: dict[str, Any] | None = None,
+    ) -> None:
+        """Give the run a number, once, and note what it was made with, how and where, and what it pays from."""
         if not (self.path / "run.json").exists():
             started = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-            identity = {"format": "privsgp-run", "version": 1, "run": uuid.uuid4().hex, "started": started}
+            identity = {"format": "privsgp-run", "version": 1, "run": run or uuid.uuid4().hex, "started": started}
             paid = {"ledgers": None if ledgers is None else str(ledgers.resolve())}
-            write_json(self.path / "run.json", identity | paid | {"versions": versions, "command": sys.argv})
+            told = {"versions": versions, "command": sys.argv, "circumstances": circumstances}
+            write_json(self.path / "run.json", identity | paid | told)
 
     def append_metrics(self, row: dict[str, Any]) -> None:
         """Add one evaluation."""
@@ -146,9 +170,13 @@ class Folder:
     def start_metrics(self, *, simulation: bool, up_to: int) -> list[dict[str, Any]]:
         """Begin the metrics, or keep those of an earlier attempt up to a step; return the rows kept."""
         rows = [row for row in read_metrics(self.metrics) if row["step"] <= up_to]
+        self.write_metrics(rows, simulation=simulation)
+        return rows
+
+    def write_metrics(self, rows: list[dict[str, Any]], *, simulation: bool) -> None:
+        """Write all evaluations anew."""
         header = {"format": "privsgp-metrics", "version": METRICS_VERSION, "simulation": simulation}
         write(self.metrics, "".join(json.dumps(line) + "\n" for line in [header, *rows]))
-        return rows
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:

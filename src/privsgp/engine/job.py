@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from privsgp.algorithms import PushSum, Settings
+    from privsgp.engine.faults import Faults
     from privsgp.graph import Graph
     from privsgp.privacy.mechanism import Mechanism, Relation
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Learning:
-    """What is learnt: the model at x⁰, its loss, and the nodes' data, [n, J + 1, …] with row J for nobody."""
+    """What is learnt: the model at x⁰, its loss, and this process's nodes' data, [m, J + 1, …] with row J for nobody."""
 
     model: nn.Module
     loss: PerSampleFunction
@@ -68,11 +69,23 @@ class Job:
     evaluate_every: int
     checkpoint_every: int
     rules: bool = True
+    block: range | None = None  # the nodes of this process; None: all of them
+    faults: Faults | None = None
 
     @property
     def nodes(self) -> int:
         """The paper's n."""
         return self.graph.nodes
+
+    @property
+    def here(self) -> range:
+        """The nodes of this process."""
+        return range(self.nodes) if self.block is None else self.block
+
+    @property
+    def mechanisms(self) -> Sequence[Mechanism]:
+        """The mechanisms of this process's nodes."""
+        return self.protection.mechanisms[self.here.start : self.here.stop]
 
     @property
     def simulation(self) -> bool:

@@ -17,9 +17,14 @@ import torch
 
 from privsgp.algorithms import Block, Drawn, State
 from privsgp.engine import checkpoint
-from privsgp.engine.evaluate import Evaluator, average, consensus_error
+from privsgp.engine.ahead import Ahead
+from privsgp.engine.checkpoint import Progress
+from privsgp.engine.distributed import Across
+from privsgp.engine.evaluate import Evaluator, average, consensus_error, present
 from privsgp.engine.mix import InProcess
 from privsgp.engine.payments import Payments
+from privsgp.engine.rendezvous import World
+from privsgp.engine.robust import Robust
 from privsgp.engine.stops import Diverged, Interrupted, ReplayDiffers
 from privsgp.errors import Refused
 from privsgp.gradient import Layout, stack
@@ -28,6 +33,7 @@ from privsgp.privacy.sampling import batches, capacity, draw
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
     from torch import Tensor
 
@@ -41,119 +47,206 @@ if TYPE_CHECKING:
 class Outcome:
     """What a run ends with."""
 
-    state: State
-    average: Tensor
+    state: State  # of this process's nodes
+    average: Tensor | None  # of all nodes; None in all processes but the first
     metrics: list[dict[str, Any]]
     steps: int
     seconds: float
     bytes_sent: int
-    releases: list[int]
+    releases: list[int]  # of all nodes
+    faults: dict[str, Any] | None = None
 
 
 class Training:
-    """One run of a job in a folder."""
+    """One run of a job in a folder; with others in `world`, this process's share of it."""
 
-    def __init__(self, job: Job, folder: Folder, watch: Watcher | None = None) -> None:
+    def __init__(self, job: Job, folder: Folder, watch: Watcher | None = None, world: World | None = None) -> None:
         self.job, self.folder = job, folder
+        self.world = world or World()
         self.watch = watch or (lambda _step, _row: None)
-        self.source = Secure() if job.seed is None else Keyed(job.seed)
+        self.source = Ahead(Secure() if job.seed is None else Keyed(job.seed), job.here)
         self.attempt = 0
         self.bytes_sent = 0
         self.layout = Layout.of(job.learning.model)
         self.model = copy.deepcopy(job.learning.model).to(job.device, job.dtype)
-        x0 = self.layout.flatten(self.model)
-        self.state = State.start(x0, job.nodes)
-        self.transport = InProcess(job.graph, self.state.x)
-        self.payments = Payments(job, folder)
+        self.state = self._start()
+        self.transport = self._transport()
+        self.payments = Payments(job, folder, self.world)
         self.algorithm = job.algorithm(self._block(), job.settings)
         self.evaluator = Evaluator(self.model, self.layout)
         self._stop = False
+        self._drawn: tuple[int, int, list[Drawn]] | None = None
 
     def run(self) -> Outcome:
         """Take the steps that are still to be taken, and return what came out."""
         job, started = self.job, time.perf_counter()
         k, spent = self._begin()
-        rows = self.folder.start_metrics(simulation=job.simulation, up_to=k)
+        rows = self._start_metrics(k)
         with self._interruptible(), self.payments:
-            self.attempt = max(self.attempt, self.payments.attempt(k))
+            self.attempt = max(self.world.exchange(max(self.attempt, self.payments.attempt(k))))
             while k < job.steps and self.payments.granted(k, self.attempt):
                 try:
                     self.state = self.algorithm.step(k, self.state)
                 except ReplayDiffers:
-                    k, _ = self._begin(fresh_noise=True)
-                    rows = self.folder.start_metrics(simulation=job.simulation, up_to=k)
-                    self.payments.rewind()
+                    k = self._again(k)
+                    rows = self._start_metrics(k)
                     continue
                 k += 1
                 seconds = spent + time.perf_counter() - started
-                if k % job.evaluate_every == 0 or k == job.steps:
+                if k % job.evaluate_every == 0 or (k == job.steps and self.world.alone):
                     rows = [row for row in rows if row["step"] < k] + [self._evaluate(k, seconds)]
-                stop = self._stop and k < job.steps  # asked once: a signal may come at any moment
-                if k % job.checkpoint_every == 0 or k == job.steps or stop:
-                    self._checkpoint(k, seconds)
+                stop = self._keep(k, seconds)
                 self.watch(k, rows[-1] if rows else None)
                 if stop:
                     raise Interrupted(k)
             if k < job.steps:
                 self._checkpoint(k, spent + time.perf_counter() - started)
-        seconds = spent + time.perf_counter() - started
-        if not rows or rows[-1]["step"] != k:
-            rows.append(self._evaluate(k, seconds))
-        return Outcome(self.state, average(self.state), rows, k, seconds, self.bytes_sent, self.payments.releases())
+        return self._end(k, rows, spent + time.perf_counter() - started)
+
+    def _end(self, k: int, rows: list[dict[str, Any]], seconds: float) -> Outcome:
+        """Put together what came out; of several processes only the first sees all nodes, and only now."""
+        s: State | None = self.state
+        if isinstance(self.transport, Across):
+            whole = self.transport.gather(self.state.x, self.state.w)
+            s = None if whole is None else State(*whole, whole[0] / whole[1].to(whole[0].dtype)[:, None])
+        if s is not None and (not rows or rows[-1]["step"] != k or not self.world.alone):
+            rows = [row for row in rows if row["step"] < k] + [self._measure(k, seconds, s)]
+        if not self.world.alone and self.world.rank == 0:
+            self.folder.write_metrics(rows, simulation=self.job.simulation)
+        return Outcome(
+            state=self.state,
+            average=None if s is None else average(s),
+            metrics=rows,
+            steps=k,
+            seconds=seconds,
+            bytes_sent=sum(self.world.exchange(self.bytes_sent)),
+            releases=[r for own in self.world.exchange(self.payments.releases()) for r in own],
+            faults=self.transport.report() if isinstance(self.transport, Robust) else None,
+        )
+
+    def _start(self) -> State:
+        return State.start(self.layout.flatten(self.model), len(self.job.here))
+
+    def _transport(self) -> InProcess | Across | Robust:
+        """Choose what is behind `mix`: algorithms never know."""
+        job = self.job
+        if not self.world.alone:
+            return Across(job.graph, self.state.x, self.world, self._meanwhile)
+        if job.faults is not None:
+            return Robust(job.graph, self.state.x, job.faults)
+        return InProcess(job.graph, self.state.x)
+
+    def _start_metrics(self, k: int) -> list[dict[str, Any]]:
+        """Begin the metrics, or go on with those of an earlier attempt; they are kept by the first process."""
+        if self.world.rank:
+            return []
+        return self.folder.start_metrics(simulation=self.job.simulation, up_to=k)
 
     def _begin(self, *, fresh_noise: bool = False) -> tuple[int, float]:
-        """Return (steps done, seconds spent): from the last checkpoint, or from x⁰."""
-        job, path = self.job, self.folder.checkpoint
-        self.algorithm.begin(State.start(self.layout.flatten(self.model), job.nodes).z)
-        if not path.exists():
-            self.state = State.start(self.layout.flatten(self.model), job.nodes)
+        """Return (steps done, seconds spent): from the last checkpoint that all processes have, or from x⁰."""
+        self.algorithm.begin(self._start().z)
+        found = self._last_common()
+        if found is None:
+            self.state = self._start()
+            self.transport = self._transport() if isinstance(self.transport, Robust) else self.transport
             done, spent, attempt = 0, 0.0, 0
             self.bytes_sent = 0
         else:
-            progress = checkpoint.read_progress(path)
-            if progress.shared != job.shared_hash:
-                raise Refused(f"{path} belongs to another configuration", "resume with the configuration that wrote it")
-            self.state = checkpoint.load_into(path, self.state, self.algorithm.arrays())
-            done, spent, self.bytes_sent, attempt = (
-                progress.step,
-                progress.seconds,
-                progress.bytes_sent,
-                progress.attempt,
-            )
+            path, progress = found
+            self.state = checkpoint.load_into(path, self.state, self._memory())
+            done, spent, attempt = progress.step, progress.seconds, progress.attempt
+            self.bytes_sent = progress.bytes_sent
         # Noise that may have been sent is never used again with other inputs: a replay that differs starts afresh.
         self.attempt = max(attempt, self.attempt + 1 if fresh_noise else self.attempt)
         return done, spent
 
+    def _last_common(self) -> tuple[Path, Progress] | None:
+        """Find the last checkpoint that every process has: one may have died before it wrote what others have."""
+        mine: dict[int, tuple[Path, Progress]] = {}
+        for path in (self.folder.checkpoint_before, self.folder.checkpoint):
+            if path.exists():
+                progress = checkpoint.read_progress(path)
+                mine[progress.step] = path, progress
+                if progress.shared != self.job.shared_hash:
+                    raise Refused(
+                        f"{path} belongs to another configuration", "resume with the configuration that wrote it"
+                    )
+        everybody = self.world.exchange(list(mine))
+        common = set(everybody[0]).intersection(*everybody[1:])
+        return mine[max(common)] if common else None
+
+    def _again(self, k: int) -> int:
+        """Go back to the checkpoint, with fresh noise; several processes do so when all are started again."""
+        if not self.world.alone:
+            self.payments.announce(k, self.attempt + 1)
+            raise self.world.lost(self.world.rank, "its replay of a step differs: all begin again with fresh noise")
+        done, _ = self._begin(fresh_noise=True)
+        self.payments.rewind()
+        return done
+
+    def _keep(self, k: int, seconds: float) -> bool:
+        """Write a checkpoint where one is due and tell whether to stop; several processes stop at a common one."""
+        stop = self._stop and k < self.job.steps  # asked once: a signal may come at any moment
+        due = k % self.job.checkpoint_every == 0 or k == self.job.steps
+        if due or (stop and self.world.alone):
+            self._checkpoint(k, seconds)
+        if self.world.alone:
+            return stop
+        return due and any(self.world.exchange(stop))
+
     def _checkpoint(self, k: int, seconds: float) -> None:
         finite = self.state.x.isfinite().all(1)
         if not bool(finite.all()):
-            raise Diverged(k, f"the message of node {int(finite.logical_not().nonzero()[0])}")
-        progress = checkpoint.Progress(k, self.attempt, seconds, self.bytes_sent, self.job.shared_hash)
-        checkpoint.save(self.folder.checkpoint, progress, self.state, self.algorithm.arrays())
+            raise Diverged(k, f"the message of node {self.job.here[int(finite.logical_not().nonzero()[0])]}")
+        progress = Progress(k, self.attempt, seconds, self.bytes_sent, self.job.shared_hash)
+        if not self.world.alone and self.folder.checkpoint.exists():
+            self.folder.checkpoint.replace(self.folder.checkpoint_before)
+        checkpoint.save(self.folder.checkpoint, progress, self.state, self._memory())
+
+    def _memory(self) -> dict[str, Tensor]:
+        """Return what must survive besides x and w: the algorithm's, and what is on its way on a faulty network."""
+        links = self.transport.arrays() if isinstance(self.transport, Robust) else {}
+        return self.algorithm.arrays() | {f"links.{name}": value for name, value in links.items()}
 
     def _evaluate(self, k: int, seconds: float) -> dict[str, Any]:
-        """Measure on public test data; on training data only in simulation."""
-        job, mean = self.job, average(self.state)
+        """Measure now and then. With several processes nobody sees the average model: nodes tell their own metrics."""
+        if self.world.alone:
+            row = self._measure(k, seconds, self.state)
+        else:
+            told = [accuracy for own in self.world.exchange(self._accuracies(self.state)) for accuracy in own]
+            row = {"step": k, "seconds": round(seconds, 3)} | _spread(told)
+        if self.world.rank == 0:
+            self.folder.append_metrics(row)
+        if not self.job.algorithm.private and row.get("test_loss", 0.0) is None:
+            raise Diverged(k, "the test loss")  # gradients that overflow count as 0: the messages may stay finite
+        return row
+
+    def _measure(self, k: int, seconds: float, s: State) -> dict[str, Any]:
+        """Measure all nodes on public test data; on training data only in simulation, where it is all here."""
+        job, mean = self.job, average(s)
         row: dict[str, Any] = {"step": k, "seconds": round(seconds, 3)}
-        row["consensus_error"] = _number(consensus_error(self.state))
+        row["consensus_error"] = _number(consensus_error(s))
         if job.learning.test is not None:
             test = job.learning.test
             row["test_loss"] = _number(self.evaluator.mean(job.learning.loss, mean, *test))
             if job.learning.correct is not None:
                 row["test_accuracy"] = self.evaluator.mean(job.learning.correct, mean, *test)
-                nodes = [self.evaluator.mean(job.learning.correct, z, *test) for z in self.state.z]
-                row["mean_node_accuracy"], row["worst_node_accuracy"] = float(np.mean(nodes)), min(nodes)
-        if job.simulation:
+        row |= _spread(self._accuracies(s))
+        if job.simulation and self.world.alone:
             row["train_loss"] = _number(self._train_loss(mean))
-        self.folder.append_metrics(row)
-        if not job.algorithm.private and row.get("test_loss", 0.0) is None:
-            raise Diverged(k, "the test loss")  # gradients that overflow count as 0: the messages may stay finite
         return row
+
+    def _accuracies(self, s: State) -> list[float]:
+        """Return the test accuracy of each node's own model z_i, where there is such a thing."""
+        test, correct = self.job.learning.test, self.job.learning.correct
+        if test is None or correct is None:
+            return []
+        return [self.evaluator.mean(correct, z, *test) for z in s.z[present(s)]]
 
     def _train_loss(self, mean: Tensor) -> float:
         """Return f(x̄) = (1/n) Σ_i f_i(x̄)."""
         learning, per_node = self.job.learning, []
-        for i, mechanism in enumerate(self.job.protection.mechanisms):
+        for i, mechanism in enumerate(self.job.mechanisms):
             rows = slice(0, mechanism.samples)
             data = learning.inputs[i, rows], learning.targets[i, rows]
             per_node.append(self.evaluator.mean(learning.loss, mean, *data))
@@ -161,10 +254,9 @@ class Training:
 
     def _block(self) -> Block:
         job, learning = self.job, self.job.learning
-        mechanisms = job.protection.mechanisms
         probe = _made_up(learning.inputs, learning.targets)
         return Block(
-            mechanisms=mechanisms,
+            mechanisms=job.mechanisms,
             inputs=learning.inputs,
             targets=learning.targets,
             gradient=stack(self.model, learning.loss, probe, rules=job.rules),
@@ -175,20 +267,32 @@ class Training:
         )
 
     def _sample(self, k: int) -> list[Drawn]:
-        mechanisms = self.job.protection.mechanisms
-        draws = [draw(self.source, m, i, k, self.attempt) for i, m in enumerate(mechanisms)]
-        size = max(capacity(m) for m in mechanisms)
-        passes = batches(draws, size, self.job.learning.inputs.shape[1] - 1)
-        return [Drawn(*(torch.from_numpy(a).to(self.job.device) for a in one)) for one in passes]
+        drawn, self._drawn = self._drawn, None
+        return drawn[2] if drawn is not None and drawn[:2] == (k, self.attempt) else self._draw(k)
+
+    def _draw(self, k: int) -> list[Drawn]:
+        job = self.job
+        draws = [draw(self.source, m, i, k, self.attempt) for i, m in zip(job.here, job.mechanisms, strict=True)]
+        size = max(capacity(m) for m in job.protection.mechanisms)  # of all nodes: the same wherever a node lives
+        passes = batches(draws, size, job.learning.inputs.shape[1] - 1)
+        return [Drawn(*(torch.from_numpy(a).to(job.device) for a in one)) for one in passes]
 
     def _noise(self, k: int, g: Tensor) -> None:
-        sigma = [m.sigma for m in self.job.protection.mechanisms]
+        sigma = [m.sigma for m in self.job.mechanisms]
         if any(sigma):
-            add_noise_(g, self.source, range(self.job.nodes), k, sigma=sigma, attempt=self.attempt)
+            add_noise_(g, self.source, self.job.here, k, sigma=sigma, attempt=self.attempt)
+
+    def _meanwhile(self, k: int) -> None:
+        """Draw the next step's samples and noise while the messages of step k travel."""
+        if k + 1 < self.job.steps:
+            self._drawn = k + 1, self.attempt, self._draw(k + 1)
+            if any(m.sigma for m in self.job.mechanisms):
+                self.source.prepare(self.state.x, k + 1, self.attempt)
 
     def _mix(self, k: int, x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
         self.payments.sending(k, x)
-        self.bytes_sent += self.transport.messages(k) * (x[0].nbytes + w.element_size())
+        number = 8 if isinstance(self.transport, Robust) else x.element_size()
+        self.bytes_sent += self.transport.messages(k) * (x.shape[1] * number + w.element_size())
         return self.transport(k, x, w)
 
     @contextmanager
@@ -215,6 +319,12 @@ def _made_up(inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     rng = np.random.Generator(np.random.Philox(0))
     x = torch.from_numpy(rng.standard_normal((4, *inputs.shape[2:]))).to(inputs.device, inputs.dtype)
     return x, torch.zeros((4, *targets.shape[2:]), dtype=targets.dtype, device=targets.device)
+
+
+def _spread(accuracies: list[float]) -> dict[str, float]:
+    if not accuracies:
+        return {}
+    return {"mean_node_accuracy": float(np.mean(accuracies)), "worst_node_accuracy": min(accuracies)}
 
 
 def _number(value: float) -> float | None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 from typing import TYPE_CHECKING, Self
 
+from privsgp.engine.rendezvous import PeerLost, World
 from privsgp.engine.stops import Diverged, Interrupted, ReplayDiffers
 from privsgp.privacy.ledger import MOST_AHEAD, Header, Ledger, together
 
@@ -24,22 +25,24 @@ if TYPE_CHECKING:
 class Payments:
     """The ledgers of all nodes of this process; nothing to pay for methods without noise."""
 
-    def __init__(self, job: Job, folder: Folder) -> None:
+    def __init__(self, job: Job, folder: Folder, world: World | None = None) -> None:
         self.job, self.folder = job, folder
+        self.world = world or World()
         self.ledgers: list[Ledger] = []
         self._attempts: list[int] = []
         self._until = 0
-        self._spent = [0] * job.nodes
+        self._reach: int | None = None
+        self._spent = [0] * len(job.here)
 
     def __enter__(self) -> Self:
         if self.job.algorithm.private:
-            self.ledgers = [Ledger.open(self.folder.ledger(i), self._header(i)) for i in range(self.job.nodes)]
+            self.ledgers = [Ledger.open(self.folder.ledger(i), self._header(i)) for i in self.job.here]
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if self.ledgers and kind is None:
             together(self.ledgers, Ledger.close)
-        elif self.ledgers and kind in (Interrupted, Diverged):
+        elif self.ledgers and kind in (Interrupted, PeerLost, Diverged):
             together(self.ledgers, Ledger.give_back)
         self._spent = [ledger.charged for ledger in self.ledgers] or self._spent
         for ledger in self.ledgers:
@@ -49,8 +52,10 @@ class Payments:
         """Tell whether step k is paid for by every node, paying where it is not; False when a budget is spent."""
         if not self.ledgers or k < self._until:
             return True
-        count = min(self._ahead, self.job.steps - k, *self._left())
-        if not count or any(ledger.segment.closed for ledger in self.ledgers):
+        if self._reach is None:  # asked once: all processes count on from there alike
+            self._reach = min(self.world.exchange(min(self._reach_of(ledger, k, attempt) for ledger in self.ledgers)))
+        count = min(self._ahead, self._reach - k)
+        if count <= 0:
             return False
         paid = together(self.ledgers, lambda ledger: self._pay(ledger, k, count, attempt))
         self._attempts = [at for _, at in paid]
@@ -67,13 +72,20 @@ class Payments:
                 raise ReplayDiffers
 
     def attempt(self, k: int) -> int:
-        """Return at which attempt a simulation goes on from step k: a killed process may have begun a new one there."""
-        return max([ledger.next_attempt(k) - 1 for ledger in self.ledgers if self.job.simulation], default=0)
+        """Return at which attempt a simulation goes on from step k: a killed process may have begun a new one."""
+        ledgers = self.ledgers if self.job.simulation else []
+        begun = [ledger.next_attempt(step) - 1 for ledger in ledgers for step in range(k, self.job.steps)]
+        return max(begun, default=0)
 
     def rewind(self) -> None:
         """Give back what was paid ahead, because the run goes back to its checkpoint with fresh noise."""
         together(self.ledgers, Ledger.give_back)
-        self._until = 0
+        self._until, self._reach = 0, None
+
+    def announce(self, k: int, attempt: int) -> None:
+        """Pay for step k at a new attempt: all processes take it up from the ledgers when they begin again."""
+        self.rewind()
+        together(self.ledgers, lambda ledger: ledger.reserve(k, 1, attempt))
 
     def releases(self) -> list[int]:
         """Return how many releases each node is charged for."""
@@ -87,20 +99,23 @@ class Payments:
             return MOST_AHEAD
         return max(1, min(MOST_AHEAD, (allowance - self.job.steps) // 2))
 
-    def _left(self) -> list[int]:
-        """Return what each budget still pays for, so that no node pays for steps that another cannot take.
-
-        A simulation may go on for nothing, over steps that are paid for already.
-        """
-        budgets = [] if self.job.simulation else [ledger.segment.left for ledger in self.ledgers]
-        return [left for left in budgets if left is not None]
+    def _reach_of(self, ledger: Ledger, k: int, attempt: int) -> int:
+        """Return the step up to which a node can pay; a simulation goes on for nothing over steps already paid for."""
+        K, left = self.job.steps, ledger.segment.left
+        if ledger.segment.closed:
+            return k
+        paid = ledger.paid(k, K - k, attempt) if self.job.simulation else 0
+        return K if left is None else min(K, k + paid + left)
 
     def _pay(self, ledger: Ledger, first: int, count: int, attempt: int) -> tuple[int, int]:
         """Return how many steps from `first` on are paid for, and at which attempt."""
         if not self.job.simulation:
             attempt = max(ledger.next_attempt(step) for step in range(first, first + count))
             return ledger.reserve(first, count, attempt), attempt
-        return ledger.paid(first, count, attempt) or ledger.reserve(first, count, attempt), attempt
+        if paid := ledger.paid(first, count, attempt):
+            return paid, attempt
+        unpaid = next((n for n in range(count) if ledger.next_attempt(first + n) > attempt), count)
+        return ledger.reserve(first, unpaid, attempt), attempt
 
     def _header(self, i: int) -> Header:
         p, job = self.job.protection, self.job

@@ -8,6 +8,7 @@ travel as messages (distributed.py). A process that was started alone is a world
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import os
 import time
@@ -15,7 +16,8 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from torch.distributed import PrefixStore, rendezvous
+from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.rendezvous import rendezvous
 
 from privsgp import __version__
 from privsgp.engine.stops import Interrupted
@@ -24,11 +26,12 @@ from privsgp.errors import Refused
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from torch.distributed import Store
+    from torch.distributed.distributed_c10d import Store
 
 T = TypeVar("T")
 
 PATIENCE = 120.0  # seconds until a silent process counts as gone; PRIVSGP_PATIENCE changes it
+REFUSED = "refused"
 _PAUSE = 0.002
 
 
@@ -46,7 +49,7 @@ def blocks(nodes: int, processes: int) -> list[range]:
     if processes > nodes:
         raise Refused(f"{processes} processes with data.nodes = {nodes}", f"start at most {nodes} processes")
     ends = [(nodes * rank) // processes for rank in range(processes + 1)]
-    return [range(a, b) for a, b in zip(ends, ends[1:], strict=False)]
+    return [range(a, b) for a, b in itertools.pairwise(ends)]
 
 
 class World:
@@ -89,10 +92,10 @@ class World:
         try:
             result = action()
         except Refused:
-            self.exchange(False)
+            self.exchange(REFUSED)
             raise
-        if False in (fine := self.exchange(True)):
-            raise Refused(f"process {fine.index(False)} was refused", "see its own message")
+        if REFUSED in (said := self.exchange("")):
+            raise Refused(f"process {said.index(REFUSED)} was refused", "see its own message")
         return result
 
     def lost(self, rank: int, how: str) -> PeerLost:

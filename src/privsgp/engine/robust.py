@@ -65,7 +65,7 @@ class Robust:
         given = np.bincount(sent.source, sent.share, self.graph.nodes)
         mixed = rows * torch.tensor(1 - given, device=self.device)[:, None]
         self._receive(k, mixed)
-        self._count(sent)
+        self._count(k, sent)
         self.held = mixed
         return mixed[:, :-1].to(x.dtype), mixed[:, -1].clone()
 
@@ -102,7 +102,8 @@ class Robust:
         absent = self.faults.left(k)
         there = ~np.isin(source, [*self.faults.down(k), *absent]) & ~np.isin(target, absent)
         link = np.searchsorted(self.links, source * self.graph.nodes + target)
-        return _Sent(*(a[there] for a in (link, source, target, share, lost, k + late)))
+        arrives = k + late
+        return _Sent(link[there], source[there], target[there], share[there], lost[there], arrives[there])
 
     def _receive(self, k: int, mixed: Tensor) -> None:
         """Add what arrives at step k: messages of this step and late ones, older before newer."""
@@ -135,9 +136,9 @@ class Robust:
             self.arrived[link] = latest
             self.stamp[link] = k - 1
 
-    def _count(self, sent: _Sent) -> None:
-        late = np.count_nonzero(~sent.lost & (sent.arrives > sent.arrives.min(initial=0))) if self.faults.delay else 0
-        self.counts[:3] += torch.tensor([len(sent.link), int(np.count_nonzero(sent.lost)), int(late)])
+    def _count(self, k: int, sent: _Sent) -> None:
+        late = ~sent.lost & (sent.arrives > k)
+        self.counts[:3] += torch.tensor([len(sent.link), int(sent.lost.sum()), int(late.sum())])
 
 
 def _joined(x: Tensor, w: Tensor) -> Tensor:
@@ -148,8 +149,10 @@ def _links(graph: Graph) -> NDArray[np.int64]:
     """Return source · n + target of every link that is ever used, sorted; a graph that never repeats may use any."""
     n = graph.nodes
     if graph.period is None:
-        pairs = np.arange(n * n)
-        return pairs[pairs // n != pairs % n]
+        return _apart(np.arange(n * n), n)
     steps = [graph.edges(k) for k in range(graph.period)]
-    pairs = np.concatenate([e.source * n + e.target for e in steps])
-    return np.unique(pairs[pairs // n != pairs % n])
+    return _apart(np.unique(np.concatenate([e.source * n + e.target for e in steps])), n)
+
+
+def _apart(pairs: NDArray[np.int64], n: int) -> NDArray[np.int64]:
+    return np.asarray(pairs[pairs // n != pairs % n])

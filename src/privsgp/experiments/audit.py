@@ -45,13 +45,13 @@ STATEMENTS = 4  # about each node: noise, trade-off, white box, black box
 # The secure source rounds its sums to a grid of about σ/16. Noise of our own on what we saw makes that invisible to
 # the tests; it is post-processing, and counted in the scores' scale.
 BLUR = 1 / 8
-PRESENT = 3 / 4  # of the canaries whose messages are read: their columns show across them what absence looks like
+PRESENT = 3 / 4  # of the canaries that are lured: an absent one shows noise on every side, so fewer are enough
 
 ASSUMPTIONS = (
     "made-up data of the same shape and sizes: nobody's records were used, and no ledger is charged",
     "neighbours differ in one canary, which is zeroed out: gradient and table entry are 0 throughout",
     "white box: all neighbours of a node work together, see all its messages and choose all it receives",
-    "the white-box bound is the ε of the declared mechanism with the largest noise that the messages contradict",
+    "the white-box bound is the ε of the declared mechanism with the least noise that the messages contradict",
     "black box: only the final average model is seen, and only the canaries' losses under it are used",
     "the confidence holds for all statements about all nodes together; no alarm is no proof",
 )

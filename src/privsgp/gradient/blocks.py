@@ -68,4 +68,4 @@ class BlockTable:
 def _split(piece: Piece, size: int) -> Piece:
     """Show every `size` samples of a model as the batch of a model of its own."""
     factors = piece.factors(data=True)
-    return piece.with_factors({name: f.unflatten(1, (-1, size)).flatten(0, 1) for name, f in factors.items()})
+    return piece.with_factors({name: f.reshape(-1, size, *f.shape[2:]) for name, f in factors.items()})

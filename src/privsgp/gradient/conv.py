@@ -32,25 +32,30 @@ class StackedConv2d(StackedLayer):
     def forward(self, x: Tensor) -> Tensor:
         """Run all models at once."""
         m, w = self.models, self.window
-        a = x.unflatten(0, (m, -1)).transpose(0, 1).flatten(1, 2)
+        a = x.reshape(m, -1, *x.shape[1:]).transpose(0, 1).flatten(1, 2)
         bias = self.stacked.get("bias")
         out = conv2d(
             a, self.stacked["weight"].flatten(0, 1), None if bias is None else bias.flatten(),
             w.stride, w.padding, w.dilation, m * w.groups,
         )  # fmt: skip
         self.record(x, a, out)
-        return out.unflatten(1, (m, -1)).transpose(0, 1).flatten(0, 1)
+        return _by_model(out, m).transpose(0, 1).flatten(0, 1)
 
     def piece(self, call: Call, delta: Tensor, batch: int, *, input_is_data: bool) -> Piece:
         """Σ_p δ_p ⊗ a_p, in its smaller form."""
         del batch
-        delta, a = (t.unflatten(1, (self.models, -1)) for t in (delta, call.kept))
+        delta, a = _by_model(delta, self.models), _by_model(call.kept, self.models)
         if "weight" not in self.trained:
             return Plain(delta.sum((-2, -1)).transpose(0, 1))
         w = self.window
         if w.kernel == (1, 1) and w.padding == (0, 0):  # pixels that no position sees need not be kept
             a, w = a[..., :: w.stride[0], :: w.stride[1]], Window(groups=w.groups)
         return smaller(Positions(delta, a, w, "bias" in self.trained, input_is_data))
+
+
+def _by_model(t: Tensor, models: int) -> Tensor:
+    """View [b, m·C, h, w] as [b, m, C, h, w]."""
+    return t.reshape(len(t), models, -1, *t.shape[2:])
 
 
 def window(layer: nn.Conv2d) -> Window:

@@ -35,7 +35,7 @@ class Lookups:
         return self.rows * self.delta.shape[-1]
 
     def squared_norm(self) -> Tensor:
-        """Σ_{t,t'} [i_t = i_t'] ⟨δ_t, δ_t'⟩, of δ scaled to length 1; rounding errs on the side of a longer gradient."""
+        """Σ_{t,t'} [i_t = i_t'] ⟨δ_t, δ_t'⟩, of δ scaled to length 1; what rounding may have taken off is added."""
         length = squared_norm(self.delta.flatten(2))
         factor = length.rsqrt().where(length.isfinite() & (length > 0), 0.0)
         unit = scaled(self.delta.flatten(2), factor).view(self.delta.shape)
@@ -49,7 +49,7 @@ class Lookups:
 
     def sum_into(self, out: Tensor) -> None:
         """Add every row of δ to its own row."""
-        add_rows(out.zero_().unflatten(1, (self.rows, -1)), self.index.flatten(1), self.delta.flatten(1, 2))
+        add_rows(out.zero_().view(len(out), self.rows, -1), self.index.flatten(1), self.delta.flatten(1, 2))
 
     def dense(self) -> Tensor:
         """Write every sample's whole gradient out."""
@@ -64,7 +64,7 @@ class Lookups:
 
     def with_factors(self, factors: Mapping[str, Tensor]) -> Lookups:
         """Return other lookups."""
-        return replace(self, **factors)
+        return replace(self, **factors)  # type: ignore[arg-type] - factors are tensors
 
 
 def add_rows(out: Tensor, index: Tensor, value: Tensor) -> None:
@@ -96,7 +96,8 @@ class StackedEmbedding(StackedLayer):
 
     def piece(self, call: Call, delta: Tensor, batch: int, *, input_is_data: bool) -> Piece:
         """Indices and δ; the row that stands for nothing is not trained."""
-        delta, index = (t.unflatten(1, (batch, -1)) for t in (delta, call.kept))
+        index = call.kept.view(self.models, batch, -1)
+        delta = delta.view(*index.shape, -1)
         if self.padding is not None:
             delta = delta.masked_fill((index == self.padding)[..., None], 0)
         return Lookups(delta, index, self.rows, input_is_data)

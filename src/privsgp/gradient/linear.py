@@ -32,9 +32,9 @@ class StackedLinear(StackedLayer):
     def piece(self, call: Call, delta: Tensor, batch: int, *, input_is_data: bool) -> Piece:
         """δ ⊗ a where a sample is one row, a sum of such products where it is several."""
         if "weight" not in self.trained:
-            return Plain(delta.unflatten(1, (batch, -1)).sum(2))
+            return Plain(delta.view(self.models, batch, -1, delta.shape[-1]).sum(2))
         bias = "bias" in self.trained
         if call.input.ndim == 2:
             return Outer(delta, call.kept, bias, input_is_data)
-        delta, a = (t.unflatten(1, (batch, -1)).permute(1, 0, 3, 2)[..., None] for t in (delta, call.kept))
+        delta, a = (t.view(len(t), batch, -1, t.shape[-1]).permute(1, 0, 3, 2)[..., None] for t in (delta, call.kept))
         return smaller(Positions(delta, a, Window(), bias, input_is_data))

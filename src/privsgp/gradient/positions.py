@@ -85,7 +85,9 @@ class Positions:
         w, models = self.window, self.delta.shape[1]
         delta, a = self.delta.flatten(1, 2).contiguous(), self.input.flatten(1, 2).contiguous()
         shape = (delta.shape[1], self.input.shape[2] // w.groups, *w.kernel)
-        weight = conv2d_weight(a, shape, delta, w.stride, w.padding, w.dilation, models * w.groups).view(models, -1)
+        weight = conv2d_weight(  # type: ignore[no-untyped-call]
+            a, shape, delta, w.stride, w.padding, w.dilation, models * w.groups
+        ).view(models, -1)
         out[:, : weight.shape[1]] = weight
         if self.bias:
             out[:, weight.shape[1] :] = self.delta.sum((0, -2, -1))
@@ -104,7 +106,8 @@ class Positions:
 
     def with_factors(self, factors: Mapping[str, Tensor]) -> Positions:
         """Return other products."""
-        return replace(self, **{name: value.transpose(0, 1) for name, value in factors.items()})
+        changed = {name: value.transpose(0, 1) for name, value in factors.items()}
+        return replace(self, **changed)  # type: ignore[arg-type] - factors are tensors
 
 
 def smaller(piece: Positions) -> Piece:
@@ -121,7 +124,7 @@ def weight_gradients(delta: Tensor, a: Tensor, window: Window) -> Tensor:
 def _some_at_a_time(delta: Tensor, a: Tensor, window: Window) -> Iterator[Tensor]:
     """Yield the gradients of a few samples after the other: their patches are larger than all that is kept."""
     each = a.shape[1] * window.places * delta[0, 0].numel()
-    parts = (t.split(max(1, _CHUNK // each)) for t in (delta, a))
+    parts = (torch.split(t, max(1, _CHUNK // each)) for t in (delta, a))  # type: ignore[no-untyped-call]
     return (_weight_gradients(d, x, window) for d, x in zip(*parts, strict=True))
 
 
@@ -157,8 +160,9 @@ def _gram_is_cheaper(delta: Tensor, a: Tensor, window: Window) -> bool:
 
 def _by_gradient(delta: Tensor, a: Tensor, window: Window) -> Tensor:
     """Return ‖Σ_p δ_p ⊗ a_p‖² for unit δ and a by making the gradients, some at a time."""
-    norm = torch.cat([squared_norm(gradients) for gradients in _some_at_a_time(delta, a, window)]).sqrt()
-    return (norm + 4 * torch.finfo(a.dtype).eps * window.places**0.5).square()
+    squares = [squared_norm(gradients) for gradients in _some_at_a_time(delta, a, window)]
+    norm: Tensor = torch.cat(squares).sqrt() + 4 * torch.finfo(a.dtype).eps * window.places**0.5
+    return norm.square()
 
 
 def _by_gram(delta: Tensor, a: Tensor, window: Window) -> Tensor:

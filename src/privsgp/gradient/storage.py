@@ -50,8 +50,8 @@ class Storage:
         raise Refused(
             f"algorithm.table_place = {self.place!r} for a table of {words} = {_bytes(size)}: free are "
             + ", ".join(f"{_bytes(r)} {_NAMES[p]}" for p, r in room.items()),
-            f"a table may take {_SHARE:.0%} of that: take algorithm.table_dtype = 'bfloat16', algorithm.table = 'block' "
-            "with 'privsgp-sag', another algorithm.table_place, or 'privsgp', which keeps no table",
+            f"a table may take {_SHARE:.0%} of that: take algorithm.table_dtype = 'bfloat16', another "
+            "algorithm.table_place, algorithm.table = 'block' with 'privsgp-sag', or 'privsgp', which keeps no table",
         )
 
     def zeros(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -54,6 +54,7 @@ class Part:
 
     def entries(self, rows: Tensor, like: Piece) -> Piece:
         """Return the stored gradients of the samples `rows` [m, b]; `like` brings the input where that is the data."""
+        like = self.like(like)
         factors = like.factors()
         return like.with_factors({name: gather(a, rows).to(factors[name].dtype) for name, a in self.arrays.items()})
 

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from privsgp.engine.loop import Watcher
+    from privsgp.experiments.audit import AuditReport
     from privsgp.plan.record import Formula, Plan
     from privsgp.privacy.statement import Statement
 
@@ -111,6 +112,22 @@ def _percent(value: float | None, after: str = "") -> str:
 
 def _plain(value: float | None) -> str:
     return "–" if value is None else f"{value:.4g}"
+
+
+def show_audit(report: AuditReport) -> None:
+    """Print what an attack found about each node."""
+    title = f"audit of {report.name}: {report.algorithm}, {report.steps} steps, {report.canaries} canaries a node"
+    table = Table(title=title, title_justify="left", title_style="bold")
+    for column in ("node", "ε claimed", "ε certified", "ε ≥ (messages)", "ε ≥ (final model)", "alarm"):
+        table.add_column(column, justify="left" if column == "alarm" else "right")
+    for n in report.nodes:
+        bounds = (n.epsilon_claimed, n.epsilon_certified, n.white_box, n.black_box)
+        table.add_row(str(n.node), *(f"{bound:.4g}" for bound in bounds), "; ".join(n.alarms) or "none")
+    out.print(table)
+    verdict = "ALARM: not as private as claimed" if report.alarm else "no alarm"
+    out.print(f"{verdict}, at {report.confidence:.0%} confidence, {report.observations} observations a node")
+    for line in report.assumptions:
+        out.print(f"  · {line}", soft_wrap=True)
 
 
 def show_statements(statements: Sequence[Statement]) -> None:
