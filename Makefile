@@ -24,6 +24,14 @@ demo: .venv/.ready
 test: .venv/.ready
 	$(BIN)/python -m pytest
 
+# A hundred SIGKILLs of a run, twenty of one process among eight: minutes.
+test-faults: .venv/.ready
+	$(BIN)/python -m pytest -m slow tests/engine tests/distributed
+
+# Every planted bug over twenty seeds, and the code as it is: minutes.
+audit: .venv/.ready
+	$(BIN)/python -m privsgp.experiments.planted
+
 lint: .venv/.ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .

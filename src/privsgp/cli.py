@@ -247,13 +247,16 @@ def audit(
     canaries: Annotated[int | None, typer.Option(help="Canaries on each node; default: as many as fit.")] = None,
     seed: Annotated[int, typer.Option(help="Decides the canaries' coins.")] = 0,
     confidence: Annotated[float, typer.Option(help="Of everything said about all nodes together.")] = 0.95,
+    observations: Annotated[
+        int, typer.Option(help="(canary, step) pairs to see of each node.")
+    ] = 50_000,
     as_json: Json = False,
 ) -> None:
     """Attack runs of this configuration on made-up data: a lower bound on every node's ε, or an alarm (status 3)."""
     from privsgp import config as configs
     from privsgp.experiments.audit import audit as attack
 
-    report = attack(configs.read(config, changes or []), data_dir, canaries, seed, confidence)
+    report = attack(configs.read(config, changes or []), data_dir, canaries, seed, confidence, observations)
     if as_json:
         typer.echo(json.dumps(report.to_json()))
     else:

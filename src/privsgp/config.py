@@ -142,8 +142,11 @@ class Algorithm(_Section):
     step_size: Positive | Literal["theory"] | Schedule = 0.2
     sampling: Literal["poisson", "fixed"] = "poisson"
     difference_clip: Positive | None = None
-    table: Literal["factored", "dense"] = "factored"
+    table: Literal["factored", "dense", "block"] = "factored"
     table_init: Literal["gradients", "zeros"] = "gradients"
+    table_dtype: Literal["float32", "bfloat16"] | None = None  # engine.dtype
+    table_place: Literal["auto", "device", "host", "disk"] = "auto"
+    block: Count | None = None  # samples per entry of a block table
     _auto: tuple[str, ...] = PrivateAttr(())
 
     @property
@@ -164,6 +167,31 @@ class Algorithm(_Section):
         checked = handler({key: value for key, value in values.items() if key not in auto})
         checked._auto = auto
         return checked
+
+    @model_validator(mode="after")
+    def _table_is_possible(self) -> Algorithm:
+        if (self.table == "block") != (self.block is not None):
+            raise Refused(
+                f"algorithm.block = {self.block} with algorithm.table = {self.table!r}",
+                "a block table needs the number of samples per block, and no other table has a use for it",
+            )
+        for key in ("difference_clip", "table_dtype") if self.block else ():
+            if getattr(self, key) is not None:
+                raise Refused(
+                    f"algorithm.{key} = {getattr(self, key)} with algorithm.table = 'block'",
+                    "leave it out: nothing but sums is taken of a block",
+                )
+        if self.block and (self.sampling == "fixed" or self.name == "privsgp-vr"):
+            raise Refused(
+                f"algorithm.table = 'block' with {self.name!r} and algorithm.sampling = {self.sampling!r}",
+                "take 'privsgp-sag' with 'poisson' (the coin of a block is no secret, and SAGA is counted with one)",
+            )
+        if self.table_dtype == "bfloat16" and self.difference_clip is not None:
+            raise Refused(
+                f"algorithm.table_dtype = 'bfloat16' with algorithm.difference_clip = {self.difference_clip}",
+                "leave one of them out: a rounded entry may move by more than the difference clip",
+            )
+        return self
 
     @model_validator(mode="after")
     def _clip_has_a_use(self) -> Algorithm:
@@ -237,6 +265,7 @@ class Config(_Section):
         del values["name"]
         del values["data"]["path"]
         del values["plan"]
+        del values["algorithm"]["table_place"]
         values["engine"] = {"dtype": self.engine.dtype}
         return values
 
@@ -282,7 +311,7 @@ def parse(values: dict[str, Any]) -> Config:
 
 def differences(old: Config, new: Config) -> list[str]:
     """Name every key whose change would change the result, with both values."""
-    free = {("name",), ("plan", "data"), ("plan", "may_spend")}
+    free = {("name",), ("plan", "data"), ("plan", "may_spend"), ("algorithm", "table_place")}
     free |= {("engine", key) for key in ("device", "evaluate_every", "checkpoint_every")}
     a, b = _flat(old.model_dump(mode="json")), _flat(new.model_dump(mode="json"))
     keys = [key for key in a | b if key not in free and a.get(key) != b.get(key)]

@@ -22,9 +22,8 @@ from privsgp.engine.folder import Folder
 from privsgp.errors import Refused
 from privsgp.gradient import Layout
 from privsgp.plan import stand_in
-from privsgp.plan.choose import Method, Network, Noise, best, methods, planner
+from privsgp.plan.choose import LENGTHS, Method, Network, Noise, best, methods, planner
 from privsgp.plan.estimates import Source, permit
-from privsgp.plan.price import MOST
 from privsgp.plan.record import Formula, Plan
 from privsgp.plan.rehearsal import Stage
 from privsgp.plan.stand_in import Samples
@@ -83,7 +82,7 @@ def _choice(config: Config, p: Planner, method: Method, batch: float) -> Choice:
         return p.choose(method, batch, steps, given)
     if steps is None:  # T = γK = √(nK)
         distance = p.choose(method, batch, None, None).distance
-        steps = min(max(round(distance**2 / n), 1), MOST)
+        steps = min(max(round(distance**2 / n), 1), LENGTHS[-1])
     return p.choose(method, batch, steps, math.sqrt(n / steps))
 
 

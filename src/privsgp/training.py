@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import dataclasses
 import functools
+import hashlib
 import json
 import math
+import os
 import platform
 import resource
 import time
+import uuid
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,9 +26,11 @@ from privsgp import __version__, data, graph, models
 from privsgp import config as configs
 from privsgp.algorithms import ALGORITHMS, Settings
 from privsgp.config import Config, Schedule
+from privsgp.engine.evaluate import present
 from privsgp.engine.folder import Folder, read_metrics, write, write_json, write_tensors
 from privsgp.engine.job import Job, Learning, Protection, kappa, public_seed
 from privsgp.engine.loop import Outcome, Training
+from privsgp.engine.rendezvous import World, blocks, greet, join, refuse_differences, restarted
 from privsgp.errors import Refused
 from privsgp.gradient import Layout
 from privsgp.privacy import ledger
@@ -31,15 +39,14 @@ from privsgp.privacy.filter import Filter
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from pathlib import Path
 
     from numpy.typing import NDArray
     from torch import Tensor, nn
 
+    from privsgp.engine.faults import Faults
     from privsgp.engine.loop import Watcher
     from privsgp.privacy.counting import Count
     from privsgp.privacy.ledger import Segment
-    from privsgp.privacy.mechanism import Mechanism
 
 SUMMARY_VERSION = 1
 MODEL_VERSION = 1
@@ -58,23 +65,44 @@ class Result:
 
 @dataclass(frozen=True)
 class Problem:
-    """Data as it lies on the nodes, and the model with its loss."""
+    """Data as it lies on the nodes, and the model with its loss.
+
+    Where a run has several processes, each has the data of the nodes in `block` alone, and `sizes` of all of them.
+    """
 
     dataset: data.Dataset
     parts: Sequence[NDArray[np.int64]]
     model: nn.Module
     loss: Callable[[Tensor, Tensor], Tensor]
     correct: Callable[[Tensor, Tensor], Tensor] | None
+    block: range | None = None
+    sizes: Sequence[int] = ()
+
+    @property
+    def samples(self) -> list[int]:
+        """J_i of every node, here or elsewhere."""
+        return [len(rows) for rows in self.parts] if self.block is None else list(self.sizes)
+
+    def at_home(self, world: World) -> Problem:
+        """Keep of all nodes' data what this process's nodes hold."""
+        if world.alone or self.block is not None:
+            return self
+        block = blocks(len(self.parts), world.size)[world.rank]
+        rows = np.concatenate([self.parts[i] for i in block])
+        parts = np.split(np.arange(len(rows)), np.cumsum([len(self.parts[i]) for i in block])[:-1])
+        own = dataclasses.replace(self.dataset, x=self.dataset.x[rows], y=self.dataset.y[rows])
+        return dataclasses.replace(self, dataset=own, parts=parts, block=block, sizes=self.samples)
 
 
 def notes(config: Config, problem: Problem) -> list[str]:
     """Say what a careful colleague would say before the run."""
     said = []
-    deltas = _per_node(config.privacy.delta, len(problem.parts))
-    large = [i for i, rows in enumerate(problem.parts) if config.private and deltas[i] * len(rows) >= 1]
+    samples = problem.samples
+    deltas = _per_node(config.privacy.delta, len(samples))
+    large = [i for i, J in enumerate(samples) if config.private and deltas[i] * J >= 1]
     if large:
         said.append(
-            f"privacy.delta = {deltas[large[0]]:g} is not below 1/J of node {large[0]} ({len(problem.parts[large[0]])} "
+            f"privacy.delta = {deltas[large[0]]:g} is not below 1/J of node {large[0]} ({samples[large[0]]} "
             f"samples; {len(large)} such nodes): publishing a whole record with that probability would be allowed"
         )
     if config.seed is not None:
@@ -85,10 +113,31 @@ def notes(config: Config, problem: Problem) -> list[str]:
 
 
 def load_problem(config: Config, data_dir: Path | None = None) -> Problem:
-    """Read the data a configuration names and build its model at x⁰."""
+    """Read the data a configuration names and build its model at x⁰.
+
+    Of several processes each reads its own nodes' files, or keeps its own nodes' rows of a data set that is divided;
+    before that, all of them must have the same shared configuration.
+    """
+    world = join()
+    greet(world, config.shared())
+    if not world.alone and config.algorithm.auto:
+        raise Refused(
+            f"algorithm.{config.algorithm.auto[0]} = 'auto' with {world.size} processes",
+            "write the number that `privsgp plan` gives",
+        )
+    block = blocks(config.data.nodes, world.size)[world.rank]
+    problem = world.everywhere(lambda: _read(config, data_dir, block).at_home(world))
+    if world.alone or config.data.path is None:
+        return problem
+    sizes = [J for own in world.exchange([len(rows) for rows in problem.parts]) for J in own]
+    return dataclasses.replace(problem, sizes=sizes)
+
+
+def _read(config: Config, data_dir: Path | None, block: range) -> Problem:
+    """Read the files of the nodes in `block`, or a data set that is divided among all nodes."""
     task = models.task(config.model.loss)
     if config.data.path is not None:
-        dataset, parts = data.load_sites(config.data.path, range(config.data.nodes), task=task)
+        dataset, parts = data.load_sites(config.data.path, block, task=task)
     else:
         dataset = data.load(config.data.name, data_dir=data_dir, task=task)
         parts = split(config, dataset)
@@ -97,7 +146,15 @@ def load_problem(config: Config, data_dir: Path | None = None) -> Problem:
     model = models.make(
         config.model.name, input_shape=dataset.x.shape[1:], outputs=outputs, hidden=config.model.hidden, seed=seed
     )
-    return Problem(dataset, parts, model, models.per_sample(config.model.loss), models.correct(config.model.loss))
+    apart = len(parts) < config.data.nodes
+    return Problem(
+        dataset,
+        parts,
+        model,
+        models.per_sample(config.model.loss),
+        models.correct(config.model.loss),
+        block=block if apart else None,
+    )
 
 
 def split(config: Config, dataset: data.Dataset) -> list[NDArray[np.int64]]:
@@ -107,7 +164,13 @@ def split(config: Config, dataset: data.Dataset) -> list[NDArray[np.int64]]:
     return data.partition(d.partition, dataset.y, d.nodes, rng=rng, alpha=d.alpha, sizes=d.sizes)
 
 
-def prepare(config: Config, problem: Problem, earlier: Sequence[Sequence[Segment]] = ()) -> Job:
+def prepare(
+    config: Config,
+    problem: Problem,
+    earlier: Sequence[Sequence[Segment]] = (),
+    world: World | None = None,
+    faults: Faults | None = None,
+) -> Job:
     """Decide everything: σ_i from budgets, the graph, the device. What is impossible is refused here."""
     if config.algorithm.auto:
         raise Refused(
@@ -116,7 +179,7 @@ def prepare(config: Config, problem: Problem, earlier: Sequence[Sequence[Segment
         )
     network = make_graph(config)
     device, dtype = _device(config.engine.device), getattr(torch, config.engine.dtype)
-    protection = protect(config, [len(rows) for rows in problem.parts], kappa(dtype, device), earlier)
+    protection = protect(config, problem.samples, kappa(dtype, device), earlier, world)
     steps = config.algorithm.steps
     return Job(
         name=config.name,
@@ -133,6 +196,8 @@ def prepare(config: Config, problem: Problem, earlier: Sequence[Sequence[Segment
         dtype=dtype,
         evaluate_every=config.engine.evaluate_every or max(1, steps // 10),
         checkpoint_every=config.engine.checkpoint_every or _checkpoint_every(config.seed, steps, protection.allowance),
+        block=problem.block,
+        faults=faults,
     )
 
 
@@ -147,7 +212,10 @@ def make_graph(config: Config) -> graph.Graph:
 def settings(config: Config) -> Settings:
     """Return the algorithm's share of the configuration."""
     a = config.algorithm
-    return Settings(config.privacy.clip, a.difference_clip, a.sampling, a.table, a.table_init)
+    return Settings(
+        clip=config.privacy.clip, difference_clip=a.difference_clip, sampling=a.sampling, table=a.table,
+        table_init=a.table_init, table_dtype=a.table_dtype, table_place=a.table_place, block=a.block or 1,
+    )  # fmt: skip
 
 
 def step_size(config: Config) -> Callable[[int], float]:
@@ -166,11 +234,16 @@ def _scheduled(s: Schedule, steps: int, k: int) -> float:
 
 
 def protect(
-    config: Config, samples: Sequence[int], slack: float, earlier: Sequence[Sequence[Segment]] = ()
+    config: Config,
+    samples: Sequence[int],
+    slack: float,
+    earlier: Sequence[Sequence[Segment]] = (),
+    world: World | None = None,
 ) -> Protection:
     """Give every node its mechanism: σ_i from its own J_i, b_i and budget, or as fixed by hand.
 
-    Where earlier runs have spent from the same budget, a Rényi filter counts them and this one together.
+    Where earlier runs have spent from the same budget, a Rényi filter counts them and this one together. Of several
+    processes each calibrates its own nodes and tells the others: σ is public.
     """
     algorithm, p, n = ALGORITHMS[config.algorithm.name], config.privacy, len(samples)
     deltas = _per_node(p.delta, n)
@@ -179,14 +252,21 @@ def protect(
     steps = config.algorithm.steps
     allowance = steps + math.ceil(p.spare * steps) if budgets[0] is not None else None
     batches = batch_sizes(config, samples)
-    mechanisms: list[Mechanism] = []
     counts = [_count(config, budgets[i], deltas[i], earlier[i] if earlier else ()) for i in range(n)]
-    for i in range(n):
-        bare = algorithm.mechanism(settings(config), sigma=sigmas[i], batch=batches[i], samples=samples[i], kappa=slack)
-        budget = budgets[i]
-        if budget is not None:
-            bare = bare.with_sigma(counts[i].sigma(bare, allowance or steps, budget, deltas[i]))
-        mechanisms.append(bare)
+    mechanisms = [
+        algorithm.mechanism(settings(config), sigma=sigmas[i], batch=batches[i], samples=samples[i], kappa=slack)
+        for i in range(n)
+    ]
+
+    def calibrated(i: int) -> float:
+        return counts[i].sigma(mechanisms[i], allowance or steps, budgets[i], deltas[i])
+
+    if allowance is not None:
+        world = world or World()
+        here = blocks(n, world.size)[world.rank]
+        own = world.everywhere(lambda: [calibrated(i) for i in here])
+        told = [sigma for theirs in world.exchange(own) for sigma in theirs]
+        mechanisms = [bare.with_sigma(sigma) for bare, sigma in zip(mechanisms, told, strict=True)]
 
     def epsilon(node: int, releases: int) -> float:
         return counts[node].epsilon(mechanisms[node], releases, deltas[node])
@@ -238,7 +318,9 @@ def _learning(problem: Problem, device: torch.device, dtype: torch.dtype) -> Lea
 
 def _device(name: str) -> torch.device:
     if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cuda" and "LOCAL_RANK" in os.environ:  # torchrun: each process of a machine takes a GPU of its own
+        name = f"cuda:{os.environ['LOCAL_RANK']}"
     try:
         if torch.empty(0, device=name).device.type not in ("cpu", "cuda"):
             raise Refused(f"engine.device = {name!r}", "take 'auto', 'cpu' or 'cuda' where there is one")
@@ -265,34 +347,78 @@ def run(
     ledgers: Path | None = None,
     watch: Watcher | None = None,
     plan: dict[str, Any] | None = None,
+    faults: Faults | None = None,
 ) -> Result:
     """Train, and leave a complete run folder behind. On a finished run `resume` changes nothing.
 
     `ledgers` is the ledger folder of an earlier run on the same data: its budget is what this run may go on spending.
-    `plan` is kept as plan.json: what `planning.settle` put in the place of "auto", and why.
+    `plan` is kept as plan.json: what `planning.settle` put in the place of "auto", and why. `faults` are of a simulated
+    network. Started by torchrun, this is one process's share of the run; after a restart it resumes by itself.
     """
-    folder = Folder(out)
-    folder.refuse_unless_writable()
-    if _finished(folder, config, resume=resume):
-        return load_result(folder, problem.model)
-    job = prepare(config, problem, earlier_runs(folder, ledgers, config.data.nodes))
-    training = Training(job, folder, watch)
-    with folder.locked():
-        folder.prepare()
-        folder.identify(versions(), ledgers)
-        write(folder.config, config.toml())
-        if plan is not None:
-            write_json(folder.plan, plan)
+    world = join()
+    with world.leaving(), contextlib.ExitStack() as locks:
+        problem = problem.at_home(world)
+        _refuse_other_model(problem, world)
+        folder = Folder(out, "" if problem.block is None else f"-{problem.block.start}-{problem.block.stop - 1}")
+        around = _circumstances(world, faults)
+        done = world.everywhere(lambda: _finished(folder, config, around, resume=resume or restarted()))
+        if all(world.exchange(done)):
+            return load_result(folder, problem.model)
+        earlier = world.everywhere(lambda: earlier_runs(folder, ledgers, config.data.nodes, problem.block))
+        job = prepare(config, problem, earlier, world, faults)
+        training = Training(job, folder, watch, world)
+        world.everywhere(lambda: locks.enter_context(folder.locked()))
+        number = world.exchange(folder.run or uuid.uuid4().hex)[0]
+        if first := _first_here(folder, world):
+            folder.prepare()
+            folder.identify(versions(), ledgers, number, around)
+            write(folder.config, config.toml())
+            if plan is not None:
+                write_json(folder.plan, plan)
+        world.exchange(None)  # the folder is ready
+        world.everywhere(lambda: _refuse_other_run(folder, number))
         outcome = training.run()
-        return _finish(job, folder, outcome)
+        return _finish(job, folder, outcome, world, first=first)
 
 
-def earlier_runs(folder: Folder, ledgers: Path | None, nodes: int) -> list[list[Segment]]:
+def _circumstances(world: World, faults: Faults | None) -> dict[str, Any]:
+    """Return what a resumed run must find as it was."""
+    if faults is not None and not world.alone:
+        raise Refused(f"faults with {world.size} processes", "faults are for simulation in one process")
+    around = {"processes": world.size, "faults": None if faults is None else dataclasses.asdict(faults)}
+    told: dict[str, Any] = json.loads(json.dumps(around))
+    return told
+
+
+def _first_here(folder: Folder, world: World) -> bool:
+    """Tell whether this is the first of the processes that share this folder: it writes what they have in common."""
+    machine = Path("/proc/sys/kernel/random/boot_id")
+    name = (machine.read_text() if machine.exists() else platform.node()) + str(folder.path.resolve())
+    places = world.exchange(hashlib.sha256(name.encode()).hexdigest())
+    return places.index(places[world.rank]) == world.rank
+
+
+def _refuse_other_model(problem: Problem, world: World) -> None:
+    """Refuse a peer whose model has another size or other weights at x⁰, which are public."""
+    if world.alone:
+        return
+    x0 = Layout.of(problem.model).flatten(problem.model)
+    digest = hashlib.sha256(x0.cpu().numpy().tobytes()).hexdigest()
+    refuse_differences(world, {"number of weights": x0.numel(), "SHA-256 of the first weights": digest})
+
+
+def _refuse_other_run(folder: Folder, number: str) -> None:
+    if folder.run != number:
+        raise Refused(f"{folder.path} belongs to another run than process 0's folder", "choose another one with --out")
+
+
+def earlier_runs(folder: Folder, ledgers: Path | None, nodes: int, block: range | None = None) -> list[list[Segment]]:
     """Return what other runs have already spent of each node's budget, by the ledgers this run continues."""
     where = ledgers or folder.ledgers
     if where is None:
         return [[] for _ in range(nodes)]
-    found = [ledger.read(where / f"node-{i}.jsonl") for i in range(nodes)]
+    here = range(nodes) if block is None else block
+    found = [ledger.read(where / f"node-{i}.jsonl") if i in here else [] for i in range(nodes)]
     return [[segment for segment in segments if segment.header.run != folder.run] for segments in found]
 
 
@@ -301,8 +427,9 @@ def versions() -> dict[str, str]:
     return {"privsgp": __version__, "python": platform.python_version(), "torch": torch.__version__}
 
 
-def _finished(folder: Folder, config: Config, *, resume: bool) -> bool:
+def _finished(folder: Folder, config: Config, around: dict[str, Any], *, resume: bool) -> bool:
     """Tell whether the run is finished; refuse a folder that belongs to another one."""
+    folder.refuse_unless_writable()
     if not folder.config.exists():
         return False
     if not resume:
@@ -313,15 +440,26 @@ def _finished(folder: Folder, config: Config, *, resume: bool) -> bool:
             f"--resume with a changed configuration: {'; '.join(changed)}",
             "resume with the configuration of the run, or choose another --out",
         )
+    before = folder.identity.get("circumstances") or around
+    if changed := [f"{key}: {before.get(key)} → {around[key]}" for key in around if before.get(key) != around[key]]:
+        raise Refused(f"--resume with other {'; '.join(changed)}", "resume as the run was started")
     return folder.summary.exists()
 
 
-def _finish(job: Job, folder: Folder, outcome: Outcome) -> Result:
+def _finish(job: Job, folder: Folder, outcome: Outcome, world: World, *, first: bool) -> Result:
+    """Write the nodes' models, the average model where it is known, and a summary in each of the run's folders."""
     layout = Layout.of(job.learning.model)
-    _save_model(folder.model, layout, outcome.average)
-    for i, z in enumerate(outcome.state.z):
-        _save_model(folder.node(i), layout, z)
-    write_json(folder.summary, _summary(job, outcome))
+    if outcome.average is not None:
+        _save_model(folder.model, layout, outcome.average)
+    for i, z, stayed in zip(job.here, outcome.state.z, present(outcome.state), strict=True):
+        if stayed:
+            _save_model(folder.node(i), layout, z)
+    own = [job.protection.epsilon(i, outcome.releases[i]) for i in job.here] if job.algorithm.private else []
+    spent = [_finite(epsilon) for theirs in world.exchange(own) for epsilon in theirs]
+    summary = world.exchange(_summary(job, outcome, spent) if world.rank == 0 else {})[0]
+    if first:
+        write_json(folder.summary, summary)
+    world.exchange(None)
     return load_result(folder, job.learning.model)
 
 
@@ -331,9 +469,8 @@ def _save_model(path: Path, layout: Layout, x: Tensor) -> None:
     write_tensors(path, tensors, {"privsgp": f"model {MODEL_VERSION}"})
 
 
-def _summary(job: Job, outcome: Outcome) -> dict[str, Any]:
+def _summary(job: Job, outcome: Outcome, spent: list[float | None]) -> dict[str, Any]:
     last, p, private = outcome.metrics[-1], job.protection, job.algorithm.private
-    spent = [p.epsilon(i, releases) for i, releases in enumerate(outcome.releases)] if private else None
     return {
         "version": SUMMARY_VERSION,
         "name": job.name,
@@ -342,14 +479,14 @@ def _summary(job: Job, outcome: Outcome) -> dict[str, Any]:
         "graph": job.graph.name,
         "nodes": job.nodes,
         "steps": outcome.steps,
-        "dim": outcome.average.numel(),
+        "dim": outcome.state.x.shape[1],
         "test_accuracy": last.get("test_accuracy"),
         "mean_node_accuracy": last.get("mean_node_accuracy"),
         "worst_node_accuracy": last.get("worst_node_accuracy"),
         "test_loss": last.get("test_loss"),
         "train_loss": last.get("train_loss"),
         "consensus_error": last["consensus_error"],
-        "epsilon_spent": spent and [_finite(e) for e in spent],
+        "epsilon_spent": spent if private else None,
         "epsilon_budget": list(p.budgets) if private and p.budgets[0] is not None else None,
         "epsilon_nominal": list(p.budgets) if private and p.accountant == "published" else None,
         "delta": list(p.deltas) if private else None,
@@ -362,6 +499,7 @@ def _summary(job: Job, outcome: Outcome) -> dict[str, Any]:
         "seconds": round(outcome.seconds, 3),
         "steps_per_second": round(outcome.steps / outcome.seconds, 3) if outcome.seconds else None,
         "bytes_sent": outcome.bytes_sent,
+        "faults": outcome.faults,
         "peak_memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         "finished": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     }
@@ -372,11 +510,13 @@ def _finite(value: float) -> float | None:
 
 
 def load_result(folder: Folder, model: nn.Module) -> Result:
-    """Read a finished run back."""
+    """Read a finished run back; where the average model is on another machine, `model` is the first node's here."""
     summary = json.loads(folder.summary.read_text())
     trained = copy.deepcopy(model)
-    trained.load_state_dict(load_file(folder.model), strict=False)  # what is frozen is not in the file
     layout = Layout.of(model)
-    nodes = [load_file(folder.node(i)) for i in range(summary["nodes"])]
+    here = [folder.node(i) for i in range(summary["nodes"]) if folder.node(i).exists()]
+    best = folder.model if folder.model.exists() else here[0]
+    trained.load_state_dict(load_file(best), strict=False)  # what is frozen is not in the file
+    nodes = [load_file(path) for path in here]
     z = torch.stack([torch.cat([t[name].reshape(-1) for name in layout.names]) for t in nodes])
     return Result(summary, read_metrics(folder.metrics), trained, z, folder.path)

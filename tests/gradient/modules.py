@@ -132,6 +132,12 @@ def partly_frozen():
     return model
 
 
+def bias_alone():
+    model = mlp(6, 5, 3)
+    model[0].weight.requires_grad_(requires_grad=False)
+    return model
+
+
 class Unused(nn.Module):
     def __init__(self):
         super().__init__()
@@ -153,6 +159,7 @@ RULED = {
     "views": Views,
     "frozen layer": frozen_middle,
     "partly frozen": partly_frozen,
+    "bias alone": bias_alone,
     "three dimensions": Sequence,
 }
 UNRULED = {
@@ -165,6 +172,86 @@ UNRULED = {
     "convolution": convolution,
     "own parameter": OwnParameter,
     "unused layer": Unused,
+}
+
+
+def image(channels, height, width, *layers):
+    """A sample of numbers as an image, and a linear layer on what comes out."""
+    body = nn.Sequential(nn.Unflatten(1, (channels, height, width)), *layers, nn.Flatten())
+    outputs = body(torch.zeros(1, channels * height * width)).shape[1]
+    return nn.Sequential(*body, nn.Linear(outputs, 3))
+
+
+def few_pixels():
+    """More channels than positions: gradients are kept as factors, and measured by Gram matrices."""
+    return image(
+        3, 2, 2, nn.Conv2d(3, 12, 3, padding=1), nn.Tanh(), nn.Conv2d(12, 16, 3, padding=1, bias=False), nn.Tanh(),
+        nn.Conv2d(16, 8, (3, 1), stride=2, padding=(1, 0)), nn.Tanh(),
+    )  # fmt: skip
+
+
+def many_pixels():
+    """Fewer channels than positions: gradients are kept plain."""
+    return image(
+        1, 3, 4, nn.Conv2d(1, 2, 3, padding=1), nn.Tanh(), nn.Conv2d(2, 2, 2, padding="valid", bias=False), nn.Tanh()
+    )
+
+
+def strange_windows():
+    return image(
+        4, 3, 1, nn.Conv2d(4, 8, (3, 2), padding=(2, 1), dilation=(2, 1), groups=2), nn.Tanh(),
+        nn.Conv2d(8, 16, 3, stride=(2, 1), padding=1, groups=4), nn.Tanh(),
+        nn.Conv2d(16, 16, (3, 1), padding="same", groups=8, bias=False), nn.Tanh(), nn.Conv2d(16, 24, 1, stride=2),
+    )  # fmt: skip
+
+
+def only_shifts():
+    model = image(3, 2, 2, nn.Conv2d(3, 4, 2), nn.GroupNorm(2, 4), nn.Tanh())
+    model[1].weight.requires_grad_(requires_grad=False)
+    model[2].weight.requires_grad_(requires_grad=False)
+    return model
+
+
+class Shortcut(nn.Module):
+    """One input for two convolutions, as in a residual network."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Sequential(nn.Conv2d(3, 6, 3, 2, padding=1, bias=False), nn.GroupNorm(3, 6))
+        self.beside = nn.Conv2d(3, 6, 1, 2, bias=False)
+
+    def forward(self, x):
+        return torch.relu(self.inner(x) + self.beside(x))
+
+
+class Words(nn.Module):
+    """Twelve words, some of them more than once, one of them standing for nothing."""
+
+    def __init__(self, **options):
+        super().__init__()
+        self.embedding, self.norm = nn.Embedding(5, 4, **options), nn.LayerNorm(4)
+        self.inner, self.head = nn.Linear(4, 6), nn.Linear(6, 3)
+
+    def forward(self, x):
+        index = (x * 10).long() % 5
+        return self.head(torch.tanh(self.inner(self.norm(self.embedding(index)))).mean(1))
+
+
+LAYERS = {  # of 12 numbers
+    "few pixels": few_pixels,
+    "many pixels": many_pixels,
+    "strange windows": strange_windows,
+    "only shifts": only_shifts,
+    "shortcut": lambda: image(3, 2, 2, Shortcut()),
+    "group norm": lambda: image(2, 2, 3, nn.Conv2d(2, 6, 1), nn.GroupNorm(3, 6), nn.ReLU(), nn.GroupNorm(1, 6)),
+    "layer norm": lambda: image(2, 2, 3, nn.LayerNorm([2, 3]), nn.Tanh(), nn.LayerNorm(3, bias=False)),
+    "words": lambda: Words(padding_idx=2),
+}
+UNRULED_LAYERS = {
+    "reflected": lambda: image(1, 3, 4, nn.Conv2d(1, 2, 3, padding=1, padding_mode="reflect")),
+    "lopsided": lambda: image(1, 3, 4, nn.Conv2d(1, 2, 2, padding="same")),
+    "transposed": lambda: image(1, 3, 4, nn.ConvTranspose2d(1, 2, 2)),
+    "counted words": lambda: Words(scale_grad_by_freq=True),
 }
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Learning:
-    """What is learnt: the model at x⁰, its loss, and this process's nodes' data, [m, J + 1, …] with row J for nobody."""
+    """What is learnt: the model at x⁰, its loss, and the data of the nodes here, [m, J + 1, …], row J for nobody."""
 
     model: nn.Module
     loss: PerSampleFunction

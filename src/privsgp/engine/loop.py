@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import signal
 import time
 from contextlib import contextmanager
@@ -25,11 +26,12 @@ from privsgp.engine.mix import InProcess
 from privsgp.engine.payments import Payments
 from privsgp.engine.rendezvous import World
 from privsgp.engine.robust import Robust
+from privsgp.engine.step import OnDevice, suits
 from privsgp.engine.stops import Diverged, Interrupted, ReplayDiffers
 from privsgp.errors import Refused
 from privsgp.gradient import Layout, stack
 from privsgp.privacy.noise import Keyed, Secure, add_noise_
-from privsgp.privacy.sampling import batches, capacity, draw
+from privsgp.privacy.sampling import batches, capacity, draw, draw_blocks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -73,6 +75,7 @@ class Training:
         self.transport = self._transport()
         self.payments = Payments(job, folder, self.world)
         self.algorithm = job.algorithm(self._block(), job.settings)
+        self.step = self._stepper()
         self.evaluator = Evaluator(self.model, self.layout)
         self._stop = False
         self._drawn: tuple[int, int, list[Drawn]] | None = None
@@ -86,7 +89,7 @@ class Training:
             self.attempt = max(self.world.exchange(max(self.attempt, self.payments.attempt(k))))
             while k < job.steps and self.payments.granted(k, self.attempt):
                 try:
-                    self.state = self.algorithm.step(k, self.state)
+                    self.state = self.step(k, self.state)
                 except ReplayDiffers:
                     k = self._again(k)
                     rows = self._start_metrics(k)
@@ -111,8 +114,8 @@ class Training:
             s = None if whole is None else State(*whole, whole[0] / whole[1].to(whole[0].dtype)[:, None])
         if s is not None and (not rows or rows[-1]["step"] != k or not self.world.alone):
             rows = [row for row in rows if row["step"] < k] + [self._measure(k, seconds, s)]
-        if not self.world.alone and self.world.rank == 0:
             self.folder.write_metrics(rows, simulation=self.job.simulation)
+            self._refuse_nonsense(k, rows[-1])
         return Outcome(
             state=self.state,
             average=None if s is None else average(s),
@@ -217,9 +220,12 @@ class Training:
             row = {"step": k, "seconds": round(seconds, 3)} | _spread(told)
         if self.world.rank == 0:
             self.folder.append_metrics(row)
+        self._refuse_nonsense(k, row)
+        return row
+
+    def _refuse_nonsense(self, k: int, row: dict[str, Any]) -> None:
         if not self.job.algorithm.private and row.get("test_loss", 0.0) is None:
             raise Diverged(k, "the test loss")  # gradients that overflow count as 0: the messages may stay finite
-        return row
 
     def _measure(self, k: int, seconds: float, s: State) -> dict[str, Any]:
         """Measure all nodes on public test data; on training data only in simulation, where it is all here."""
@@ -264,6 +270,7 @@ class Training:
             noise=self._noise,
             mix=self._mix,
             step_size=job.step_size,
+            private=self.folder.checkpoint.parent,
         )
 
     def _sample(self, k: int) -> list[Drawn]:
@@ -272,10 +279,18 @@ class Training:
 
     def _draw(self, k: int) -> list[Drawn]:
         job = self.job
-        draws = [draw(self.source, m, i, k, self.attempt) for i, m in zip(job.here, job.mechanisms, strict=True)]
-        size = max(capacity(m) for m in job.protection.mechanisms)  # of all nodes: the same wherever a node lives
-        passes = batches(draws, size, job.learning.inputs.shape[1] - 1)
-        return [Drawn(*(torch.from_numpy(a).to(job.device) for a in one)) for one in passes]
+        dummy, block = job.learning.inputs.shape[1] - 1, job.settings.block_size
+        by_block = functools.partial(draw_blocks, size=block, dummy=dummy)
+        samples = draw if block == 1 else by_block
+        draws = [samples(self.source, m, i, k, self.attempt) for i, m in zip(job.here, job.mechanisms, strict=True)]
+        size = max(capacity(m, block) for m in job.protection.mechanisms)  # of all nodes: the same wherever one lives
+        passes = batches(draws, size, dummy)
+        return [Drawn(*(self._placed(a) for a in one)) for one in passes]
+
+    def _placed(self, values: np.ndarray[Any, Any]) -> Tensor:
+        """Copy to the device; from page-locked memory nobody has to wait for the copy."""
+        there = torch.from_numpy(values)
+        return there.pin_memory().to(self.job.device, non_blocking=True) if self.job.device.type == "cuda" else there
 
     def _noise(self, k: int, g: Tensor) -> None:
         sigma = [m.sigma for m in self.job.mechanisms]
@@ -290,10 +305,23 @@ class Training:
                 self.source.prepare(self.state.x, k + 1, self.attempt)
 
     def _mix(self, k: int, x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+        self._announce(k, x)
+        return self.transport(k, x, w)
+
+    def _announce(self, k: int, x: Tensor) -> int:
+        """Note the messages of step k, before they leave; return the attempt they are made at."""
         self.payments.sending(k, x)
         number = 8 if isinstance(self.transport, Robust) else x.element_size()
-        self.bytes_sent += self.transport.messages(k) * (x.shape[1] * number + w.element_size())
-        return self.transport(k, x, w)
+        self.bytes_sent += self.transport.messages(k) * (x.shape[1] * number + self.state.w.element_size())
+        return self.attempt
+
+    def _stepper(self) -> Callable[[int, State], State]:
+        """Choose who takes the steps: the algorithm itself, or the same on a GPU in fewer launches."""
+        source, graph, x = self.source.source, self.job.graph, self.state.x
+        alone = isinstance(self.transport, InProcess)
+        if alone and isinstance(source, Keyed) and suits(self.algorithm, graph, x):
+            return OnDevice(self.algorithm, graph, source, x, self._announce)
+        return self.algorithm.step
 
     @contextmanager
     def _interruptible(self) -> Iterator[None]:

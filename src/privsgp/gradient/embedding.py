@@ -64,7 +64,7 @@ class Lookups:
 
     def with_factors(self, factors: Mapping[str, Tensor]) -> Lookups:
         """Return other lookups."""
-        return replace(self, **factors)  # type: ignore[arg-type] - factors are tensors
+        return replace(self, **factors)  # type: ignore[arg-type]
 
 
 def add_rows(out: Tensor, index: Tensor, value: Tensor) -> None:

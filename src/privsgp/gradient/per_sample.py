@@ -93,7 +93,7 @@ class Outer:
 
     def with_factors(self, factors: Mapping[str, Tensor]) -> Outer:
         """Return other outer products."""
-        return replace(self, **factors)  # type: ignore[arg-type] - factors are tensors
+        return replace(self, **factors)  # type: ignore[arg-type]
 
 
 @dataclass

@@ -107,7 +107,7 @@ class Positions:
     def with_factors(self, factors: Mapping[str, Tensor]) -> Positions:
         """Return other products."""
         changed = {name: value.transpose(0, 1) for name, value in factors.items()}
-        return replace(self, **changed)  # type: ignore[arg-type] - factors are tensors
+        return replace(self, **changed)  # type: ignore[arg-type]
 
 
 def smaller(piece: Positions) -> Piece:
@@ -124,7 +124,7 @@ def weight_gradients(delta: Tensor, a: Tensor, window: Window) -> Tensor:
 def _some_at_a_time(delta: Tensor, a: Tensor, window: Window) -> Iterator[Tensor]:
     """Yield the gradients of a few samples after the other: their patches are larger than all that is kept."""
     each = a.shape[1] * window.places * delta[0, 0].numel()
-    parts = (torch.split(t, max(1, _CHUNK // each)) for t in (delta, a))  # type: ignore[no-untyped-call]
+    parts = (torch.split(t, max(1, _CHUNK // each)) for t in (delta, a))
     return (_weight_gradients(d, x, window) for d, x in zip(*parts, strict=True))
 
 

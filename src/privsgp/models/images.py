@@ -51,7 +51,7 @@ def _deep(channels: int, height: int, width: int, outputs: int) -> list[nn.Modul
 
 
 def resnet18(input_shape: tuple[int, ...], outputs: int) -> nn.Module:
-    """ResNet-18 with GroupNorm for small images: a 3 × 3 stem, no pooling before the blocks; 11,173,962 for CIFAR-10."""
+    """ResNet-18 with GroupNorm for small images: a 3 × 3 stem, no pooling before the blocks; 11,173,962 weights."""
     channels, *_ = _image("resnet18", input_shape, smallest=8)
     blocks = [_Residual(before, after, stride) for before, after, stride in _BLOCKS]
     return nn.Sequential(

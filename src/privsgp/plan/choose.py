@@ -1,8 +1,8 @@
 """From a budget to a run one can act on: which algorithm, how many steps, which batch and step size.
 
-The distance T = γK is found in a rehearsal; K is then the smallest number of steps at which the noise it needs is near
-the least that any K would give and the step is short beside the curvature: with σ growing like √K, noise at a given T
-is the same for every K above that, and more steps cost time and messages for nothing.
+The distance T = γK is found in a rehearsal. With σ growing like √K, noise at a given T hardly depends on K: more steps
+gain a little (shorter ones follow the curvature better, tables are fresher, sampling costs less) and cost time and
+messages. K is the smallest of a few lengths whose rehearsal is as good as the longest one's.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 from privsgp.algorithms import ALGORITHMS
 from privsgp.plan import estimates, theorems
 from privsgp.plan.noise import response
-from privsgp.plan.price import FEWEST, MOST, Price, common_budget, gaussian_shift
-from privsgp.plan.rehearsal import Scene, best_distance
+from privsgp.plan.price import Price, common_budget, gaussian_shift
+from privsgp.plan.rehearsal import Scene, far_enough
 from privsgp.privacy import published
 from privsgp.privacy.mechanism import SampledMean
 
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from privsgp.algorithms import Settings
-    from privsgp.plan.rehearsal import Journey, Stage
+    from privsgp.plan.rehearsal import Stage
     from privsgp.plan.theorems import Budget, Constants
     from privsgp.privacy.accountant import Accountant
     from privsgp.privacy.mechanism import Mechanism, Relation
 
-NEARLY = 1.05  # noise this much above the least is not worth more steps
+LENGTHS = (1024, 2048, 4096)  # K to choose from; on scikit-learn's digits each doubling below gains 0.3 points
 SHORT = 16  # γ ≤ 1/(16L): short beside the curvature even where real data bends four times as much as the stand-in
 TIE = 0.01  # rehearsals differ by as much from chance
 
@@ -160,16 +160,33 @@ class Planner:
     def choose(self, method: Method, batch: float, steps: int | None, step_size: float | None) -> Choice:
         """Fill in what is None."""
         noise = Noise(self.network, method, batch)
-        start = steps or self._enough(noise)
-        journey = self._journey(noise, start) if step_size is None or steps is None else None
-        distance = journey.distance if journey else (step_size or 0.0) * start
-        if steps is None:
-            steps = self._steps(start, distance, step_size)
-        if step_size is None:
-            step_size = distance / steps
+        if steps is None or step_size is None:
+            steps, distance = self._open(noise, steps, step_size)
+        else:
+            distance = steps * step_size
         scene = self._scene(noise, steps)
-        score = journey.score if journey else self.stage.score(self.stage.end(scene, distance))
-        return Choice(method, batch, steps, step_size, noise, score, response(self.stage, scene, distance))
+        score, left = self.stage.mean_score(scene, distance), response(self.stage, scene, distance)
+        return Choice(method, batch, steps, distance / steps, noise, score, left)
+
+    def _open(self, noise: Noise, steps: int | None, step_size: float | None) -> tuple[int, float]:
+        """Return (K, T) where at most one of K and γ is given."""
+        longest = self._scene(noise, steps or LENGTHS[-1])
+        distance = far_enough(self.stage, longest, self.stage.guess(longest.noise))
+        if steps is not None:
+            return steps, distance
+        if step_size is not None:
+            steps = min(max(round(distance / step_size), 1), LENGTHS[-1])
+            return steps, steps * step_size
+        return self._shortest(noise, distance, longest.noise)
+
+    def _shortest(self, noise: Noise, distance: float, kappa: float) -> tuple[int, float]:
+        """Return the smallest K that scores like the best one, each at the T its own noise allows (T ∝ 1/κ)."""
+        scenes = [self._scene(noise, K) for K in LENGTHS]
+        distances = [distance * kappa / scene.noise for scene in scenes]
+        scores = [self.stage.mean_score(scene, T) for scene, T in zip(scenes, distances, strict=True)]
+        enough = max(scores) - TIE / 2 * abs(max(scores))
+        steps, T = next((K, T) for K, T, s in zip(LENGTHS, distances, scores, strict=True) if s >= enough)
+        return min(max(steps, math.ceil(SHORT * self.constants.smoothness * T)), LENGTHS[-1]), T
 
     def batch(self) -> float:
         """Return the smallest power of two at which drawing samples costs hardly any noise (plain PrivSGP's, K = 1024).
@@ -189,21 +206,6 @@ class Planner:
         n = self.network
         found = theorems.best_steps(self.constants, self.stage.layout.dim, clip, n.budgets, n.samples, n.c2)
         return max(1, round(found))
-
-    def _enough(self, noise: Noise) -> int:
-        """Return the smallest K whose κ = σ/√(nK) is near the least one."""
-        steps = [round(FEWEST * 2 ** (power / 4)) for power in range(4 * int(math.log2(MOST / FEWEST)) + 1)]
-        kappas = [noise.common(K) / math.sqrt(K) for K in steps]
-        return next(K for K, kappa in zip(steps, kappas, strict=True) if kappa <= NEARLY * min(kappas))
-
-    def _steps(self, enough: int, distance: float, step_size: float | None) -> int:
-        """Return K for a distance: with a given γ just T/γ, else enough of them and none too long."""
-        wanted = distance / step_size if step_size else max(enough, SHORT * self.constants.smoothness * distance)
-        return min(max(math.ceil(wanted), 1 if step_size else FEWEST), MOST)
-
-    def _journey(self, noise: Noise, steps: int) -> Journey:
-        scene = self._scene(noise, steps)
-        return best_distance(self.stage, scene, self.stage.guess(scene.noise))
 
     def _scene(self, noise: Noise, steps: int) -> Scene:
         n, method = self.network, noise.method

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from privsgp.errors import Refused
 from privsgp.plan import theorems
-from privsgp.plan.price import FEWEST, MOST
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -19,6 +18,7 @@ if TYPE_CHECKING:
 _COLOURS = ("#2f6fb0", "#e07b39", "#3a9b6e", "#b5478a")
 _INK = "#263238"
 _POINTS = 33
+_SHOWN = 64, 4096  # the K of a plan's picture
 
 
 def draw(formula: Formula, path: str | Path, plan: Plan | None = None) -> None:
@@ -43,7 +43,7 @@ def draw(formula: Formula, path: str | Path, plan: Plan | None = None) -> None:
 
 def _bound(axis: Axes, formula: Formula, noises: dict[str, Noise], plan: Plan | None) -> None:
     """Theorem 1's bound over the K that a plan chooses from, or around K* of the bound."""
-    steps = _steps(FEWEST, MOST) if plan else _steps(max(1, formula.steps / 16), formula.steps * 16)
+    steps = _steps(*_SHOWN) if plan else _steps(max(1, formula.steps / 16), formula.steps * 16)
     n = formula.network.nodes
     for colour, (label, noise) in zip(_COLOURS, noises.items(), strict=False):
         values = [
@@ -55,7 +55,7 @@ def _bound(axis: Axes, formula: Formula, noises: dict[str, Noise], plan: Plan | 
 
 def _noise(axis: Axes, plan: Plan) -> None:
     """The noise at the method's own γK: flat where more steps gain nothing."""
-    steps = _steps(FEWEST, MOST)
+    steps = _steps(*_SHOWN)
     for colour, c in zip(_COLOURS, plan.choices, strict=False):
         scale = c.distance * math.sqrt(c.response / plan.network.nodes)
         axis.plot(
@@ -64,6 +64,7 @@ def _noise(axis: Axes, plan: Plan) -> None:
         )  # fmt: skip
         axis.plot([c.steps], [plan.deviation(c)], "o", color=colour, markersize=6)
     _dress(axis, "noise in the average model, per coordinate", plan.chosen.steps)
+    axis.set(yscale="linear", ylim=(0, None))
 
 
 def _dress(axis: Axes, title: str, best: int) -> None:

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
 NEAR = 0.02  # |ln(ε / certified ε)| that a Gaussian's slope, −1, may bridge
 SPAN = 0.7  # ln ε between two certified values that a straight line may join
-FEWEST, MOST = 64, 4096  # the K a plan chooses from: below, steps are coarse; above, hardly anything is gained
-
 Point = tuple[float, float]  # (ln certified ε, ln σ)
 
 

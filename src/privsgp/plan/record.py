@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from privsgp.graph import constants as graph_constants
 from privsgp.plan import cautions, comparison, costs, noise, theorems
-from privsgp.plan.price import MOST
+from privsgp.plan.choose import LENGTHS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -154,7 +154,7 @@ class Plan:
             *self.formula.warnings(self.chosen.steps),
             *cautions.heavy_nodes(self.sigmas, self.network.budgets),
             *cautions.large_table(self.table_bytes, costs.memory_bytes()),
-            *cautions.more_steps_help(self.chosen.steps, MOST),
+            *cautions.more_steps_help(self.chosen.steps, LENGTHS[-1]),
         ]
 
     def as_json(self) -> dict[str, Any]:

@@ -29,6 +29,9 @@ if TYPE_CHECKING:
     PerSampleFunction = Callable[[Tensor, Tensor], Tensor]
 
 STEPS = 64  # coarse steps of a rehearsal
+SEEDS = 2  # rehearsals that a score is the mean of
+FARTHEST = 12  # doublings of a first guess
+GIVEN_UP = 0.005
 
 
 @dataclass(frozen=True)
@@ -70,6 +73,10 @@ class Stage:
                 return float(self.correct(outputs, self.samples.y_test).double().mean())
             return -float(self.loss(outputs, self.samples.y_test).double().mean())
 
+    def mean_score(self, scene: Scene, distance: float) -> float:
+        """Return the mean score of a few rehearsals."""
+        return sum(self.score(self.end(scene, distance, seed=seed)) for seed in range(SEEDS)) / SEEDS
+
     def guess(self, noise: float) -> float:
         """Return the distance T at which noise moves a pre-activation by about one: 1 / (κ ‖x‖)."""
         length = float(self.samples.x.flatten(1).square().sum(1).mean().sqrt())
@@ -107,35 +114,29 @@ def _with_padding(t: Tensor) -> Tensor:
     return torch.cat([t, torch.zeros_like(t[:1])])[None]
 
 
-@dataclass(frozen=True)
-class Journey:
-    """How far to travel, and what it comes to."""
+def far_enough(stage: Stage, scene: Scene, guess: float) -> float:
+    """Return a good T = γK: doubling from a guess until the score falls, then a parabola through the top.
 
-    distance: float
-    score: float
+    Real data mostly wants to be followed farther than stand-in data, and too far costs less than not far enough, so the
+    answer lies beyond the top, where `GIVEN_UP` of the score is lost.
+    """
+    scores: dict[int, float] = {}
 
-
-def best_distance(stage: Stage, scene: Scene, guess: float, seeds: int = 2) -> Journey:
-    """Return the T = γK that scores best: doubling from a guess until it gets worse, then a parabola."""
-    scores: dict[float, float] = {}
-
-    def score(power: float) -> float:
+    def score(power: int) -> float:
         if power not in scores:
-            runs = [stage.score(stage.end(scene, guess * 2**power, seed=seed)) for seed in range(seeds)]
-            scores[power] = sum(runs) / seeds
+            scores[power] = stage.mean_score(scene, guess * 2.0**power)
         return scores[power]
 
-    top = 0.0
-    while True:
-        best = max((top - 1, top, top + 1), key=score)
-        if best == top or abs(best) > 12:
-            break
-        top = best
-    peak = top + _vertex(score(top - 1), score(top), score(top + 1))
-    return Journey(guess * 2**peak, score(top))
+    top = 0
+    while abs(top) < FARTHEST and (better := max((top, top - 1, top + 1), key=score)) != top:
+        top = better
+    return guess * 2.0 ** (top + _beyond(score(top - 1), score(top), score(top + 1)))
 
 
-def _vertex(left: float, middle: float, right: float) -> float:
-    """Return where the parabola through (−1, left), (0, middle), (1, right) is highest."""
-    bend = left - 2 * middle + right
-    return 0.0 if bend >= 0 else min(max((left - right) / (2 * bend), -0.5), 0.5)
+def _beyond(left: float, middle: float, right: float) -> float:
+    """Return where the parabola through (−1, left), (0, middle), (1, right) has lost `GIVEN_UP` of its top."""
+    bend = (left - 2 * middle + right) / 2
+    if bend >= 0:
+        return 0.0
+    peak = min(max((left - right) / (4 * bend), -0.5), 0.5)
+    return peak + min(math.sqrt(GIVEN_UP * abs(middle) / -bend), 1.0)

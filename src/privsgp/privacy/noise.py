@@ -10,6 +10,7 @@ float64 throughout: 21 ms for the same block (17 on two cores), and 25 (20) with
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import math
 import os
 import struct
@@ -115,10 +116,17 @@ class Keyed(_Streams):
     def __init__(self, seed: int) -> None:
         super().__init__({p: hashlib.blake2b(f"privsgp 1 {p} {seed}".encode()).digest()[:32] for p in PURPOSES})
         self.seed = seed
-        self._generators: dict[torch.device, torch.Generator] = {}
+        self._philox: dict[torch.device, torch.Tensor] = {}
 
     def __repr__(self) -> str:
         return f"Keyed(seed={self.seed})"
+
+    def philox_key(self, device: torch.device) -> torch.Tensor:
+        """Return the key of the noise that a GPU draws (see `privsgp.kernels.philox`), one int64 on the device."""
+        if device not in self._philox:
+            digest = hashlib.blake2b(f"privsgp 1 noise philox {self.seed}".encode()).digest()
+            self._philox[device] = torch.tensor([int.from_bytes(digest[:8]) >> 1], device=device)
+        return self._philox[device]
 
     def fill_normal(self, out: torch.Tensor, nodes: Sequence[int], step: int, attempt: int = 0) -> None:
         """Fill row r of `out` [m, d] with the standard normals of node `nodes[r]`."""
@@ -130,15 +138,17 @@ class Keyed(_Streams):
             self._device_normals(out, nodes, step, attempt)
 
     def _device_normals(self, out: torch.Tensor, nodes: Sequence[int], step: int, attempt: int) -> None:
-        """Draw on the device itself: CUDA's generator takes all 64 bits of its seed."""
-        if out.device not in self._generators:
-            self._generators[out.device] = torch.Generator(out.device)
-        generator = self._generators[out.device]
-        seed = np.empty(1, np.uint64)
-        for row, node in zip(out, nodes, strict=True):
-            self._read(seed, "noise", (node, step, attempt))
-            generator.manual_seed(int(seed[0]))
-            row.normal_(generator=generator)
+        """Draw on the device itself, by a generator that was made for it."""
+        _refuse_wide(step=step, attempt=attempt)
+        key = self.philox_key(out.device)
+        if out.is_contiguous() and importlib.util.find_spec("triton") is not None:
+            from privsgp.kernels import push
+
+            push.fill_normal(out, torch.tensor(list(nodes), device=out.device), key, step, attempt)
+        else:
+            from privsgp.kernels import philox
+
+            philox.fill_normal(out, int(key), nodes, step, attempt)
 
 
 class Secure(_Streams):

@@ -42,18 +42,38 @@ def draw(source: Source, mechanism: Mechanism, node: int, step: int, attempt: in
     return np.flatnonzero(coins < _threshold(mechanism.rate))
 
 
+def draw_blocks(
+    source: Source, mechanism: Mechanism, node: int, step: int, attempt: int, *, size: int, dummy: int
+) -> npt.NDArray[np.int64]:
+    """Return the samples of the blocks of one step, `size` slots a block; what a last block lacks is `dummy`.
+
+    Guarantee: each block ⌊j / size⌋ of samples has one coin, as a sample has in Poisson sampling.
+
+    Assumes: the mechanism is counted without the secrecy of coins: those of a block show in its other samples.
+    """
+    blocks = np.arange(-(-mechanism.samples // size))
+    if mechanism.rate < 1:
+        blocks = blocks[source.uniforms(node, step, len(blocks), attempt) < _threshold(mechanism.rate)]
+    slots = (blocks[:, None] * size + np.arange(size)).reshape(-1)
+    return np.where(slots < mechanism.samples, slots, dummy)
+
+
 def _threshold(rate: float) -> np.uint64:
     """Return ⌊q 2⁶⁴⌋: exact, since 2⁶⁴ moves only the float's exponent, and never above the q that was paid for."""
     return np.uint64(int(rate * 2.0**64))
 
 
-def capacity(mechanism: Mechanism) -> int:
-    """Return a public batch size that a draw seldom exceeds: b plus four standard deviations, in eights, at most J."""
+def capacity(mechanism: Mechanism, block: int = 1) -> int:
+    """Return a public batch size that a draw seldom exceeds: b plus four standard deviations, in eights, at most J.
+
+    Where samples are drawn by blocks it is in whole blocks.
+    """
     b, J = mechanism.batch, mechanism.samples
     if mechanism.sampling == "fixed":
         return int(b)
-    likely = b + 4 * math.sqrt(b * (1 - mechanism.rate))
-    return min(J, 8 * math.ceil(likely / 8))
+    likely = b + 4 * math.sqrt(b * block * (1 - mechanism.rate))
+    unit = 8 if block == 1 else block
+    return min(block * math.ceil(J / block), unit * math.ceil(likely / unit))
 
 
 def batches(draws: Sequence[npt.NDArray[np.int64]], capacity: int, dummy: int) -> list[Pass]:
@@ -74,4 +94,4 @@ def batches(draws: Sequence[npt.NDArray[np.int64]], capacity: int, dummy: int) -
     index = np.full(mask.shape, dummy, np.int64)
     index[mask] = np.concatenate(draws)
     columns = (slice(p * capacity, (p + 1) * capacity) for p in range(passes))
-    return [(index[:, c], mask[:, c]) for c in columns]
+    return [(index[:, c], index[:, c] != dummy) for c in columns]

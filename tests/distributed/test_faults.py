@@ -1,0 +1,144 @@
+"""Processes that die: the others say so, nothing is lost, and started again they end where they would have ended."""
+
+from __future__ import annotations
+
+import random
+import re
+import signal
+
+import pytest
+
+import cluster
+import runs
+from privsgp.privacy import ledger
+
+DIGITS = """
+name = "digits"
+seed = 0
+[data]
+nodes = 16
+[model]
+name = "logistic"
+[privacy]
+sigma = 0.05
+[algorithm]
+name = "privsgp-sag"
+batch = 45
+steps = 30
+step_size = 0.3
+[engine]
+device = "cpu"
+evaluate_every = 15
+checkpoint_every = 4
+"""
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("undisturbed")
+    runs.train(runs.small(folder, DIGITS), folder / "out")
+    return folder / "out"
+
+
+def _killed(said, config, out, processes, restart, draw):
+    """Start the run, kill one process at a random moment, and return (who, how all ended)."""
+    victim, moments = draw.randrange(processes), draw.randrange(5, 120)
+    words = [["train", config, "--out", out]] * processes
+    started = cluster.start(said, words, "cluster.die", restart, victim=victim, moments=moments)
+    return victim, cluster.ended(said, started)
+
+
+def _never_short(out):
+    """Every message that some ledger notes as sent is paid for; and what is charged is at least that."""
+    for node in range(16):
+        path = out / "ledger" / f"node-{node}.jsonl"
+        if path.exists() and path.read_bytes().count(b"\n"):
+            assert ledger.read(path)[-1].charged >= len({(k, a) for k, a, _ in runs.sent(out, node)})
+
+
+def _kill_and_restart(tmp_path, undisturbed, kills, processes, draw):
+    config, out, died = runs.small(tmp_path, DIGITS), tmp_path / "out", 0
+    for restart in range(kills):
+        victim, all_ended = _killed(tmp_path / f"said{restart}", config, out, processes, restart, draw)
+        _never_short(out)
+        if all_ended[victim].code == 0:
+            continue
+        died += 1
+        assert all_ended[victim].code == -signal.SIGKILL
+        for rank, one in enumerate(all_ended):
+            if rank != victim:
+                assert one.code == 130, one.err
+                assert re.search(rf"process {victim} is gone .* noticed at step \d+, 20\d\d-", one.err), one.err
+                assert one.seconds < cluster.PATIENCE + 10
+    cluster.train(tmp_path / "last", config, out, processes, restart=kills)
+    assert (out / "model.safetensors").read_bytes() == (undisturbed / "model.safetensors").read_bytes()
+    assert runs.charged(out) == runs.charged(undisturbed) == [30] * 16
+    return died
+
+
+def test_two_kills_of_eight_processes(tmp_path, undisturbed):
+    assert _kill_and_restart(tmp_path, undisturbed, 2, 8, random.Random(2)) >= 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(20))
+def test_twenty_kills(tmp_path, undisturbed, seed):
+    _kill_and_restart(tmp_path, undisturbed, 1, 8, random.Random(100 + seed))
+
+
+def test_a_silent_process_is_given_up_after_the_set_time(tmp_path):
+    config = runs.small(tmp_path, DIGITS)
+    words = [["train", config, "--out", tmp_path / "out"]] * 3
+    started = cluster.start(tmp_path / "said", words, "cluster.sleep", victim=1, step=6, patience=2.0)
+    for rank in (0, 2):
+        started[rank].join(60)
+    started[1].kill()
+    said = cluster.ended(tmp_path / "said", started)
+    for rank in (0, 2):
+        assert said[rank].code == 130
+        assert re.search(r"process 1 is gone \((no message within|silent for) 2 s\)", said[rank].err), said[rank].err
+
+
+def test_a_secret_run_resumes_together_and_pays_for_what_it_repeats(tmp_path):
+    text = DIGITS.replace("seed = 0\n", "").replace("sigma = 0.05", "epsilon = 3.0\nspare = 1.0")
+    config, out = runs.small(tmp_path, text.replace('"privsgp-vr"', '"privsgp"')), tmp_path / "out"
+    words = [["train", config, "--out", out]] * 3
+    started = cluster.start(tmp_path / "said", words, "cluster.die", victim=2, moments=95)
+    assert cluster.ended(tmp_path / "said", started)[2].code == -signal.SIGKILL
+    _never_short(out)
+    summary = cluster.train(tmp_path / "last", config, out, 3, restart=1)
+    assert summary["steps"] == 30
+    charged = runs.charged(out)
+    assert summary["releases"] == charged
+    assert max(charged) > 30  # what was repeated was paid for again
+    assert max(summary["epsilon_spent"]) <= 3.0
+    for node in range(16):
+        messages = runs.sent(out, node)
+        assert len({digest for _, _, digest in messages}) == len(messages) <= charged[node]
+
+
+def test_a_stop_is_agreed_on_and_taken_at_a_common_checkpoint(tmp_path, undisturbed):
+    config, out = runs.small(tmp_path, DIGITS), tmp_path / "out"
+    words = [["train", config, "--out", out]] * 3
+    started = cluster.start(tmp_path / "said", words, "cluster.interrupt", victim=1, step=9)
+    said = cluster.ended(tmp_path / "said", started)
+    assert [one.code for one in said] == [130] * 3
+    assert all("stopped after step 12" in one.err for one in said)
+    assert runs.charged(out) == [12] * 16
+    cluster.train(tmp_path / "last", config, out, 3, "--resume")
+    assert (out / "model.safetensors").read_bytes() == (undisturbed / "model.safetensors").read_bytes()
+
+
+def test_a_replay_that_differs_is_begun_again_by_all_with_fresh_noise(tmp_path):
+    config, out = runs.small(tmp_path, DIGITS), tmp_path / "out"
+    words = [["train", config, "--out", out]] * 2
+    started = cluster.start(tmp_path / "a", words, "cluster.die", victim=0, moments=200)
+    assert cluster.ended(tmp_path / "a", started)[0].code == -signal.SIGKILL
+    sent = [len(runs.sent(out, node)) for node in range(16)]
+    other = cluster.ended(tmp_path / "b", cluster.start(tmp_path / "b", words, "cluster.differ", 1, victim=1))
+    assert [one.code for one in other] == [130, 130]
+    assert all("process 1 is gone (its replay of a step differs" in one.err for one in other)
+    summary = cluster.train(tmp_path / "c", config, out, 2, hook="cluster.differ", restart=2, victim=1)
+    assert summary["steps"] == 30
+    assert all(charged >= 30 and charged > n for charged, n in zip(summary["releases"], sent, strict=True))
+    assert {attempt for _, attempt, _ in runs.sent(out, 15)} == {0, 1}

@@ -1,0 +1,50 @@
+"""A small run for the tests on a GPU."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from privsgp import graph, models
+from privsgp.algorithms import ALGORITHMS, Settings
+from privsgp.engine.job import Job, Learning, Protection, kappa
+
+
+@pytest.fixture
+def small_job():
+    """A job of 5 nodes with 40 samples each, on the GPU."""
+
+    def make(algorithm, steps=12):
+        device, n, J = torch.device("cuda"), 5, 40
+        chosen, settings = ALGORITHMS[algorithm], Settings(clip=1.0)
+        slack = kappa(torch.float32, device)
+        sigma = 0.05 if chosen.private else 0.0
+        mechanism = chosen.mechanism(settings, sigma=sigma, batch=8, samples=J, kappa=slack)
+        generator = torch.Generator().manual_seed(0)
+        inputs = torch.randn(n, J + 1, 6, generator=generator).to(device)
+        targets = torch.randint(3, (n, J + 1), generator=generator).to(device)
+        return Job(
+            name="small",
+            seed=0,
+            shared_hash="small",
+            learning=Learning(
+                models.make("mlp", input_shape=(6,), outputs=3, hidden=5, seed=0),
+                models.per_sample("cross-entropy"), None, inputs, targets, None,
+            ),
+            protection=Protection(
+                [mechanism] * n, [None] * n, [1e-5] * n, "zero-out", "certified", None, lambda *_: math.nan
+            ),
+            algorithm=chosen,
+            settings=settings,
+            graph=graph.make("exponential", n),
+            steps=steps,
+            step_size=lambda k: 0.5 / (1 + k),
+            device=device,
+            dtype=torch.float32,
+            evaluate_every=steps,
+            checkpoint_every=steps,
+        )  # fmt: skip
+
+    return make

@@ -1,0 +1,94 @@
+"""The step on a GPU against the obvious one: noise, update and mixing in one kernel, directions replayed."""
+
+from __future__ import annotations
+
+import hashlib
+
+import pytest
+import torch
+
+from privsgp import graph
+from privsgp.engine.mix import InProcess
+from privsgp.kernels import philox
+from privsgp.privacy.noise import Keyed
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+CUDA = torch.device("cuda")
+
+
+@pytest.mark.parametrize("d", [1, 127, 129, 5000])
+def test_noise_of_the_kernel_is_that_of_the_reference(d):
+    source, nodes = Keyed(7), [0, 3, 11]
+    got, wanted = torch.empty(2, 3, d, device=CUDA)
+    source.fill_normal(got, nodes, 1, 2)
+    philox.fill_normal(wanted, int(source.philox_key(CUDA)), nodes, 1, 2)
+    torch.testing.assert_close(got, wanted, rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize("name", ["exponential", "ring", "ring-directed"])
+def test_one_pass_does_lines_8_to_14(name):
+    from privsgp.engine.step import _peers
+    from privsgp.kernels.push import push
+
+    n, d, gamma, step = 6, 1003, 0.3, 4
+    network, source = graph.make(name, n), Keyed(1)
+    x, g, noise, x_out, z_out = torch.randn(5, n, d, device=CUDA)
+    w = torch.rand(n, device=CUDA, dtype=torch.float64) + 0.5
+    w_out, sigma = torch.empty_like(w), torch.rand(n, device=CUDA)
+    peers, shares = _peers(network, step, CUDA)
+    push(
+        x, g, w, out=(x_out, w_out, z_out), sigma=sigma, source=peers, share=shares,
+        key=source.philox_key(CUDA), step=step, attempt=0, gamma=gamma,
+    )  # fmt: skip
+    source.fill_normal(noise, range(n), step)
+    wanted, weights = InProcess(network, x)(step, x - gamma * (g + sigma[:, None] * noise), w)
+    torch.testing.assert_close(x_out, wanted, rtol=0, atol=3e-6)
+    torch.testing.assert_close(w_out, weights, rtol=0, atol=1e-12)
+    torch.testing.assert_close(z_out, wanted / weights.float()[:, None], rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("algorithm", ["privsgp-vr", "privsgp-sag", "privsgp", "sgp"])
+def test_a_run_on_the_device_is_the_algorithm_s_own(tmp_path, algorithm, small_job):
+    """Both take the same coins and noise; what differs is the order of roundings."""
+    from privsgp.engine.folder import Folder
+    from privsgp.engine.loop import Training
+
+    def state(name, *, plain):
+        folder = Folder(tmp_path / name)
+        with folder.locked():
+            folder.prepare()
+            folder.identify({}, None)
+            run = Training(small_job(algorithm), folder)
+            assert run.step != run.algorithm.step
+            if plain:
+                run.step = run.algorithm.step
+            return run.run().state
+
+    fast, plain = state("fast", plain=False), state("plain", plain=True)
+    torch.testing.assert_close(fast.x, plain.x, rtol=0, atol=1e-4)
+    torch.testing.assert_close(fast.z, plain.z, rtol=0, atol=1e-4)
+    digest = hashlib.sha256(fast.x.cpu().numpy().tobytes()).digest()
+    again = state("again", plain=False)
+    assert hashlib.sha256(again.x.cpu().numpy().tobytes()).digest() == digest
+
+
+def test_the_step_never_waits_for_the_device(tmp_path, small_job):
+    from privsgp.engine.folder import Folder
+    from privsgp.engine.loop import Training
+
+    folder = Folder(tmp_path / "run")
+    with folder.locked():
+        folder.prepare()
+        folder.identify({}, None)
+        run = Training(small_job("privsgp-vr", steps=64), folder)
+        run._begin()
+        with run.payments:
+            assert run.payments.granted(0, 0)
+            for k in range(8):
+                run.state = run.step(k, run.state)
+            torch.cuda.set_sync_debug_mode("error")
+            try:
+                for k in range(8, 20):
+                    run.state = run.step(k, run.state)
+            finally:
+                torch.cuda.set_sync_debug_mode("default")

@@ -1,0 +1,97 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn.functional import conv2d
+
+from privsgp.gradient import PerSample
+from privsgp.gradient.per_sample import Plain
+from privsgp.gradient.positions import Positions, Window, _by_gradient, _by_gram, smaller
+
+WINDOWS = [
+    Window((3, 3), padding=(1, 1)),
+    Window((3, 2), stride=(2, 1), padding=(0, 1)),
+    Window((2, 3), dilation=(2, 1), padding=(1, 0), groups=2),
+    Window(groups=2),
+]
+
+
+def piece(window, *, height=5, width=4, seed=0, dtype=torch.float64, bias=True, scale=1.0):
+    """Two models, three samples, four channels in and six out."""
+    generator = torch.Generator().manual_seed(seed)
+    a = torch.randn(3, 2, 4, height, width, generator=generator, dtype=torch.float64)
+    weight = torch.zeros(6, 4 // window.groups, *window.kernel, dtype=torch.float64)
+    out = conv2d(a.flatten(0, 1), weight, None, window.stride, window.padding, window.dilation, window.groups)
+    delta = torch.randn(3, 2, *out.shape[1:], generator=generator, dtype=torch.float64)
+    return Positions((scale * delta).to(dtype), a.to(dtype), window, bias)
+
+
+def plain(p):
+    """∂/∂(weight, bias) ⟨δ, conv(a)⟩ by autograd, one sample at a time."""
+    w = p.window
+    weight = torch.zeros(6, 4 // w.groups, *w.kernel, dtype=torch.float64, requires_grad=True)
+    bias = torch.zeros(6, dtype=torch.float64, requires_grad=True)
+    rows = []
+    for delta, a in zip(p.delta.transpose(0, 1).flatten(0, 1), p.input.transpose(0, 1).flatten(0, 1), strict=True):
+        out = conv2d(a[None].double(), weight, bias, w.stride, w.padding, w.dilation, w.groups)[0]
+        parts = torch.autograd.grad((out * delta.double()).sum(), [weight, bias] if p.bias else [weight])
+        rows.append(torch.cat([part.flatten() for part in parts]))
+    return torch.stack(rows).view(2, 3, -1)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("window", WINDOWS)
+def test_what_is_read_off_the_factors_is_true_of_the_gradients(window, bias):
+    p = piece(window, bias=bias)
+    expected = plain(p)
+    assert p.size == expected.shape[-1]
+    torch.testing.assert_close(p.dense(), expected, rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(p.squared_norm(), expected.square().sum(-1), rtol=1e-10, atol=0)
+    out = torch.empty(2, p.size + 1, dtype=torch.float64)
+    p.sum_into(out[:, 1:])
+    torch.testing.assert_close(out[:, 1:], expected.sum(1), rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("window", WINDOWS)
+def test_both_ways_to_the_norm_agree(window):
+    p = piece(window)
+    delta, a = (
+        t.flatten(0, 1) / t.flatten(0, 1).flatten(1).norm(dim=1)[:, None, None, None] for t in (p.delta, p.input)
+    )
+    torch.testing.assert_close(_by_gram(delta, a, window), _by_gradient(delta, a, window), rtol=1e-10, atol=0)
+
+
+def test_the_smaller_form_is_kept():
+    assert isinstance(smaller(piece(Window((3, 3), padding=(1, 1)), height=2, width=2)), Positions)
+    large = piece(Window((3, 3), padding=(1, 1)), height=16, width=16)
+    assert isinstance(smaller(large), Plain)
+    torch.testing.assert_close(smaller(large).dense(), plain(large), rtol=1e-10, atol=1e-12)
+
+
+@settings(max_examples=60)
+@given(seed=st.integers(0, 2**32), exponent=st.floats(-44, 38), radius=st.sampled_from([1e-3, 1.0, 100.0]))
+def test_no_size_of_gradient_escapes_the_ball(seed, exponent, radius):
+    p = piece(WINDOWS[0], seed=seed, dtype=torch.float32, scale=10.0**exponent)
+    PerSample([p]).clip_(radius, torch.ones(2, 3, dtype=torch.bool))
+    exact = plain(p).norm(dim=-1)
+    assert (exact <= radius * (1 + 1e-6)).all()
+
+
+def test_positions_that_cancel_are_clipped_more_and_not_less():
+    """Σ_p δ_p ⊗ a_p = 0 but for rounding, where a norm of exactly 0 would leave the factors as they are."""
+    generator = torch.Generator().manual_seed(0)
+    a = torch.randn(1, 1, 64, 1, 1, generator=generator).expand(1, 1, 64, 2, 1)
+    delta = 1e6 * torch.randn(1, 1, 32, 1, 1, generator=generator)
+    p = Positions(torch.cat([delta, -delta], -2), a, Window(), bias=False)
+    assert p.squared_norm().sqrt() > 1e-4 * p.delta.norm() * p.input.norm()
+
+
+def test_factors_come_back():
+    p = piece(WINDOWS[0])
+    assert torch.equal(p.with_factors(p.factors()).dense(), p.dense())
+    assert p.factors()["input"].shape[:2] == (2, 3)
+    p.input_is_data = True
+    assert list(p.factors()) == ["delta"]
+    assert list(p.factors(data=True)) == ["delta", "input"]
