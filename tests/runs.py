@@ -119,7 +119,9 @@ def _dying(arguments: list[str], steps: int | None, moments: int | None) -> None
 def charged(out: Path) -> list[int]:
     """Return what each node's ledger counts."""
     paths = sorted((out / "ledger").iterdir(), key=lambda path: int(path.stem.split("-")[1]))
-    return [ledger.read(path)[-1].charged for path in paths]
+    return [
+        sum(run.charged for run in ledger.read(path)[-1:]) for path in paths
+    ]  # none yet: killed before its first line
 
 
 def sent(out: Path, node: int = 0) -> list[tuple[int, int, str]]:

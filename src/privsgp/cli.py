@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from privsgp.errors import Refused
-from privsgp.report.terminal import bar, err, out, show, show_audit, show_plan, show_statements, show_summary
+from privsgp.report.terminal import bar, err, out, show, show_audit, show_log, show_plan, show_statements, show_summary
 
 if TYPE_CHECKING:
     from privsgp.privacy.mechanism import Mechanism
@@ -84,6 +84,7 @@ def train(
         err.print(f"planned: {planning.words(plan)}", soft_wrap=True)
     for note in training.notes(settings, problem):
         err.print(f"note: {note}", soft_wrap=True)
+    show_log()
     with bar(settings.algorithm.steps) as watch:
         result = training.run(settings, problem, place, resume=resume, ledgers=ledger, watch=watch, plan=plan)
     if as_json:

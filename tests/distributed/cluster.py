@@ -17,7 +17,7 @@ import runs
 if TYPE_CHECKING:
     from pathlib import Path
 
-runs.FORKS.set_forkserver_preload(["privsgp.cli", "privsgp.planning", "privsgp.training", "sklearn.datasets"])
+runs.FORKS.set_forkserver_preload(["privsgp.cli", "privsgp.planning", "sklearn.datasets", "torch._dynamo"])
 PATIENCE = 20.0
 
 # No two blocks of nodes are alike: sizes, noise, and who talks to whom differ, and w ≠ 1.

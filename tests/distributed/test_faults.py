@@ -6,9 +6,9 @@ import random
 import re
 import signal
 
+import cluster
 import pytest
 
-import cluster
 import runs
 from privsgp.privacy import ledger
 

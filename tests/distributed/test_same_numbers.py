@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import cluster
 import pytest
 
-import cluster
 import runs
 
 

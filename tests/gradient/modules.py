@@ -249,7 +249,6 @@ LAYERS = {  # of 12 numbers
 }
 UNRULED_LAYERS = {
     "reflected": lambda: image(1, 3, 4, nn.Conv2d(1, 2, 3, padding=1, padding_mode="reflect")),
-    "lopsided": lambda: image(1, 3, 4, nn.Conv2d(1, 2, 2, padding="same")),
     "transposed": lambda: image(1, 3, 4, nn.ConvTranspose2d(1, 2, 2)),
     "counted words": lambda: Words(scale_grad_by_freq=True),
 }

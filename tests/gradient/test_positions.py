@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from torch.nn.functional import conv2d
 
 from privsgp.gradient import PerSample
-from privsgp.gradient.per_sample import Plain
-from privsgp.gradient.positions import Positions, Window, _by_gradient, _by_gram, smaller
+from privsgp.gradient.per_sample import Plain, smaller
+from privsgp.gradient.positions import Positions, Window, _by_gradient, _by_gram
 
 WINDOWS = [
     Window((3, 3), padding=(1, 1)),

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from privsgp.gradient.product import aligned_rows
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
@@ -41,7 +43,8 @@ class State(NamedTuple):
     def start(cls, x0: Tensor, nodes: int) -> State:
         """All nodes start from the same x⁰ with weight 1."""
         x = x0.expand(nodes, -1).clone()
-        return cls(x, torch.ones(nodes, dtype=torch.float64, device=x.device), x.clone())
+        z = aligned_rows(x, x.shape[1]).copy_(x)  # its rows are what every product of the forward pass reads
+        return cls(x, torch.ones(nodes, dtype=torch.float64, device=x.device), z)
 
 
 @dataclass(frozen=True)
@@ -79,6 +82,7 @@ class Block:
     mix: Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor]]  # lines 10-13
     step_size: Callable[[int], float]
     private: Path | None = None  # a folder for the site alone, where a table may be mapped
+    prepare: Callable[[PerSample], PerSample] | None = None  # what a table makes of gradients before they are clipped
 
     @property
     def rows(self) -> int:
@@ -103,5 +107,7 @@ class Block:
         """Return clip_G(∇f_i(z_i; j)) for the drawn samples j; padding counts as 0."""
         nodes = torch.arange(self.inputs.shape[0], device=z.device)[:, None]
         g = self.gradient(z, self.inputs[nodes, drawn.rows], self.targets[nodes, drawn.rows])
+        if self.prepare is not None:
+            g = self.prepare(g)
         g.clip_(self.mechanisms[0].clip, drawn.mask)
         return g

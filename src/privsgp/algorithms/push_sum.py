@@ -13,6 +13,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, ClassVar
 
+import torch
+
 from privsgp.algorithms.block import State
 
 if TYPE_CHECKING:
@@ -55,4 +57,4 @@ class PushSum(ABC):
         self.block.noise(k, g)  # 8
         x = s.x.sub_(g, alpha=self.block.step_size(k))  # 9
         x, w = self.block.mix(k, x, s.w)  # 10-13
-        return State(x, w, x / w.to(x.dtype)[:, None])  # 14
+        return State(x, w, torch.div(x, w.to(x.dtype)[:, None], out=s.z))  # 14

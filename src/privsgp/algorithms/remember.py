@@ -26,7 +26,9 @@ def first_table(block: Block, settings: Settings, z: Tensor, difference_clip: fl
 
     The entries are never released as they are; only the noised mean is.
     """
+    block.prepare = None  # an earlier table's, which is not to stay
     table = _zeros(block, settings, z, difference_clip)
+    block.prepare = table.prepared
     if settings.table_init == "gradients":
 
         def gradients(rows: Tensor) -> PerSample:
@@ -45,6 +47,8 @@ def _zeros(block: Block, settings: Settings, z: Tensor, difference_clip: float |
     if settings.table == "block":
         return BlockTable(example, block.rows, settings.block_size, storage)
     dtype: torch.dtype | None = None if settings.table_dtype is None else getattr(torch, settings.table_dtype)
+    if dtype == z.dtype:
+        dtype = None
     return make_table(
         settings.table, example, block.rows, clip=settings.clip, difference_clip=difference_clip, dtype=dtype,
         storage=storage,

@@ -14,8 +14,11 @@ from typing import TYPE_CHECKING, Self
 from privsgp.engine.rendezvous import PeerLost, World
 from privsgp.engine.stops import Diverged, Interrupted, ReplayDiffers
 from privsgp.privacy.ledger import MOST_AHEAD, Header, Ledger, together
+from privsgp.threads import shared_out
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from torch import Tensor
 
     from privsgp.engine.folder import Folder
@@ -32,6 +35,7 @@ class Payments:
         self._attempts: list[int] = []
         self._until = 0
         self._reach: int | None = None
+        self._announced = False
         self._spent = [0] * len(job.here)
 
     def __enter__(self) -> Self:
@@ -42,7 +46,7 @@ class Payments:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if self.ledgers and kind is None:
             together(self.ledgers, Ledger.close)
-        elif self.ledgers and kind in (Interrupted, PeerLost, Diverged):
+        elif self.ledgers and kind in (Interrupted, PeerLost, Diverged) and not self._announced:
             together(self.ledgers, Ledger.give_back)
         self._spent = [ledger.charged for ledger in self.ledgers] or self._spent
         for ledger in self.ledgers:
@@ -64,8 +68,8 @@ class Payments:
 
     def sending(self, k: int, x: Tensor) -> None:
         """Note the messages of step k, just before they leave."""
-        for i, ledger in enumerate(self.ledgers):
-            attempt, digest = self._attempts[i], _digest(x[i])
+        digests = shared_out(_digests, list(x)) if self.ledgers else []
+        for ledger, attempt, digest in zip(self.ledgers, self._attempts, digests, strict=True):
             if ledger.segment.sent_at(k) != attempt:
                 ledger.sent(k, attempt, digest)
             elif ledger.digest_of(k) != digest:
@@ -86,6 +90,7 @@ class Payments:
         """Pay for step k at a new attempt: all processes take it up from the ledgers when they begin again."""
         self.rewind()
         together(self.ledgers, lambda ledger: ledger.reserve(k, 1, attempt))
+        self._announced = True
 
     def releases(self) -> list[int]:
         """Return how many releases each node is charged for."""
@@ -132,6 +137,6 @@ class Payments:
         )
 
 
-def _digest(message: Tensor) -> str:
-    """Return the SHA-256 of a message; on a GPU the bytes never come to the host, and none is noted."""
-    return hashlib.sha256(message.numpy().data).hexdigest() if message.device.type == "cpu" else ""
+def _digests(messages: Sequence[Tensor]) -> list[str]:
+    """Return the messages' SHA-256; on a GPU the bytes never come to the host, and none is noted."""
+    return [hashlib.sha256(m.numpy().data).hexdigest() if m.device.type == "cpu" else "" for m in messages]

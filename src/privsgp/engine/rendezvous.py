@@ -7,10 +7,13 @@ travel as messages (distributed.py). A process that was started alone is a world
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import functools
 import itertools
 import json
 import os
+import threading
 import time
 from contextlib import contextmanager
 from datetime import timedelta
@@ -30,8 +33,10 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-PATIENCE = 120.0  # seconds until a silent process counts as gone; PRIVSGP_PATIENCE changes it
+PATIENCE = 120.0  # seconds to wait for a process that lives; PRIVSGP_PATIENCE changes it
+SILENCE = 5.0  # seconds without a sign of life after which a process counts as gone
 REFUSED = "refused"
+_BEAT = 0.5
 _PAUSE = 0.002
 
 
@@ -60,6 +65,8 @@ class World:
         self.step = 0  # for messages: how far this process has come
         self._store = store
         self._round = 0
+        self._pulse: threading.Thread | None = None
+        self._ended = threading.Event()
 
     @property
     def alone(self) -> bool:
@@ -78,6 +85,7 @@ class World:
         if self.alone:
             return [value]
         self._round += 1
+        self._live()
         with self._meeting():
             self.store.set(f"{self._round}/{self.rank}", json.dumps(value))
             said = [self._hear(f"{self._round}/{rank}", rank) for rank in range(self.size)]
@@ -126,11 +134,36 @@ class World:
         return json.loads(self.store.get(key))
 
     def _wait(self, key: str, rank: int) -> None:
-        deadline = time.monotonic() + self.patience
+        """Wait until a process has said something, as long as it lives and nobody is missed."""
+        begun = looked = changed = time.monotonic()
+        beats = 0
         while not self.store.check([key]):
-            if self.store.check(["alarm"]) or time.monotonic() > deadline:
-                raise self.lost(rank, f"silent for {self.patience:g} s")
             time.sleep(_PAUSE)
+            now = time.monotonic()
+            if now - begun > self.patience:
+                raise self.lost(rank, f"silent for {self.patience:g} s")
+            if now - looked > _BEAT:
+                looked, before, beats = now, beats, self.store.add(f"beat/{rank}", 0)
+                changed = changed if beats == before and beats else now
+                if self.store.check(["alarm"]) or now - changed > SILENCE:
+                    raise self.lost(rank, f"no sign of life for {SILENCE:g} s")
+
+    def _live(self) -> None:
+        """Give signs of life from now on."""
+        if self._pulse is None:
+            self._pulse = threading.Thread(target=self._beat, daemon=True)
+            self._pulse.start()
+            atexit.register(self._die)
+
+    def _beat(self) -> None:
+        with contextlib.suppress(RuntimeError):  # the meeting place is gone: the main thread will notice
+            while not self._ended.wait(_BEAT):
+                self.store.add(f"beat/{self.rank}", 1)
+
+    def _die(self) -> None:
+        self._ended.set()
+        if self._pulse is not None:
+            self._pulse.join()
 
     @contextmanager
     def _meeting(self) -> Iterator[None]:

@@ -39,7 +39,7 @@ def suits(algorithm: PushSum, graph: Graph, x: Tensor) -> bool:
         return False
     if graph.period is None or type(algorithm).step is not PushSum.step:
         return False
-    return max(np.bincount(graph.edges(k).target).max() for k in range(graph.period)) <= _MOST_SENDERS
+    return all(np.bincount(graph.edges(k).target).max() <= _MOST_SENDERS for k in range(graph.period))
 
 
 class OnDevice:

@@ -39,6 +39,10 @@ class BlockTable:
         """Memory per sample."""
         return self.sums[0, 0].nbytes / self.size
 
+    def prepared(self, g: PerSample) -> PerSample:
+        """Return the gradients themselves: sums are not rounded further."""
+        return g
+
     def set(self, rows: Tensor, g: PerSample) -> Tensor:
         """Make the clipped gradients g the entries of their blocks; return Σ_j g_j, [m, d]."""
         new = self._sums(g)

@@ -8,15 +8,18 @@ from torch import Tensor, nn
 from torch.nn.functional import conv2d
 
 from privsgp.gradient.layer import Call, StackedLayer
-from privsgp.gradient.per_sample import Plain
-from privsgp.gradient.positions import Positions, Window, smaller
+from privsgp.gradient.per_sample import Plain, smaller
+from privsgp.gradient.positions import Positions, Window
 
 if TYPE_CHECKING:
     from privsgp.gradient.per_sample import Piece
 
 
 class StackedConv2d(StackedLayer):
-    """A convolution of m models: [m·b, C, h, w] becomes [b, m·C, h, w] with m times the groups, and back."""
+    """A convolution of m models: [b·m, C, h, w] is seen as [b, m·C, h, w], and has m times the groups.
+
+    Assumes: the long batch has samples first.
+    """
 
     def __init__(self, name: str, layer: nn.Conv2d) -> None:
         super().__init__(name, layer)
@@ -32,14 +35,14 @@ class StackedConv2d(StackedLayer):
     def forward(self, x: Tensor) -> Tensor:
         """Run all models at once."""
         m, w = self.models, self.window
-        a = x.reshape(m, -1, *x.shape[1:]).transpose(0, 1).flatten(1, 2)
+        a = x.reshape(-1, m * x.shape[1], *x.shape[2:])
         bias = self.stacked.get("bias")
         out = conv2d(
             a, self.stacked["weight"].flatten(0, 1), None if bias is None else bias.flatten(),
             w.stride, w.padding, w.dilation, m * w.groups,
         )  # fmt: skip
         self.record(x, a, out)
-        return _by_model(out, m).transpose(0, 1).flatten(0, 1)
+        return _by_model(out, m).flatten(0, 1)
 
     def piece(self, call: Call, delta: Tensor, batch: int, *, input_is_data: bool) -> Piece:
         """Σ_p δ_p ⊗ a_p, in its smaller form."""

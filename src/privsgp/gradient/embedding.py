@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from privsgp.gradient.layer import Call, StackedLayer
-from privsgp.gradient.per_sample import Factors, scaled, squared_norm
+from privsgp.gradient.per_sample import Factors, scaled, smaller, squared_norm
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -88,11 +88,11 @@ class StackedEmbedding(StackedLayer):
     def forward(self, x: Tensor) -> Tensor:
         """Look up each model's own rows."""
         weight = self.stacked["weight"]
-        index = x.reshape(self.models, -1)
+        index = self.split(x).flatten(1)
         first = torch.arange(self.models, device=x.device)[:, None] * self.rows
         out = weight.reshape(-1, weight.shape[-1])[index + first]
         self.record(x, index, out)
-        return out.view(*x.shape, -1)
+        return self.join(out.view(self.models, -1, *x.shape[1:], out.shape[-1]))
 
     def piece(self, call: Call, delta: Tensor, batch: int, *, input_is_data: bool) -> Piece:
         """Indices and δ; the row that stands for nothing is not trained."""
@@ -100,4 +100,4 @@ class StackedEmbedding(StackedLayer):
         delta = delta.view(*index.shape, -1)
         if self.padding is not None:
             delta = delta.masked_fill((index == self.padding)[..., None], 0)
-        return Lookups(delta, index, self.rows, input_is_data)
+        return smaller(Lookups(delta, index, self.rows, input_is_data))

@@ -36,6 +36,7 @@ class StackedLayer(nn.Module, ABC):
         self.stacked: dict[str, Tensor] = {}  # [m, *shape] by parameter, set before each pass
         self.calls: list[Call] = []
         self.models = 0
+        self.samples_first = False
 
     @staticmethod
     def suits(layer: nn.Module) -> bool:  # noqa: ARG004 - what a kind of layer can be asked
@@ -53,6 +54,16 @@ class StackedLayer(nn.Module, ABC):
         self.stacked |= {p: value.expand(models, *value.shape) for p, value in self.frozen.items()}
         self.models = models
         self.calls.clear()
+
+    def split(self, x: Tensor) -> Tensor:
+        """View the long batch as [m, b, …]."""
+        if self.samples_first:
+            return x.reshape(-1, self.models, *x.shape[1:]).transpose(0, 1)
+        return x.reshape(self.models, -1, *x.shape[1:])
+
+    def join(self, x: Tensor) -> Tensor:
+        """Lay [m, b, …] out as the long batch."""
+        return (x.transpose(0, 1) if self.samples_first else x).flatten(0, 1)
 
     def record(self, a: Tensor, kept: Tensor, output: Tensor) -> None:
         """Remember a call, and let the backward pass reach its output."""

@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from privsgp.gradient.layer import Call, StackedLayer
-from privsgp.gradient.per_sample import Outer, Plain
-from privsgp.gradient.positions import Positions, Window, smaller
+from privsgp.gradient.per_sample import Outer, Plain, smaller
+from privsgp.gradient.positions import Positions, Window
 from privsgp.gradient.product import Forward
 
 if TYPE_CHECKING:
@@ -23,11 +23,11 @@ class StackedLinear(StackedLayer):
 
     def forward(self, x: Tensor) -> Tensor:
         """Multiply each model's rows by its own weight."""
-        a = x.reshape(self.models, -1, x.shape[-1])
+        a = self.split(x).flatten(1, -2)
         bias = self.stacked.get("bias")
         out: Tensor = Forward.apply(a, self.stacked["weight"], None if bias is None else bias[:, None])  # type: ignore[no-untyped-call]
         self.record(x, a, out)
-        return out.reshape(*x.shape[:-1], -1)
+        return self.join(out.view(self.models, -1, *x.shape[1:-1], out.shape[-1]))
 
     def piece(self, call: Call, delta: Tensor, batch: int, *, input_is_data: bool) -> Piece:
         """δ ⊗ a where a sample is one row, a sum of such products where it is several."""

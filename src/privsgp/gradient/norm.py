@@ -19,10 +19,13 @@ if TYPE_CHECKING:
 
 
 class _StackedNorm(StackedLayer):
-    """γ x̂ + β of m models, with x̂ laid out as [m, b, before, features, after]."""
+    """γ x̂ + β of m models, with x̂ laid out as [m, b, before, features, after], or with samples first."""
 
-    def affine(self, x: Tensor, normal: Tensor) -> Tensor:
+    def affine(self, x: Tensor, normal: Tensor, features: int, after: int) -> Tensor:
         """Scale and shift each model's samples."""
+        batch = x.shape[0] // self.models
+        first = (batch, self.models) if self.samples_first else (self.models, batch)
+        normal = normal.reshape(*first, -1, features, after)
         scale, shift = (self._column(name) for name in ("weight", "bias"))
         out = normal if scale is None else normal * scale if shift is None else torch.addcmul(shift, normal, scale)
         self.record(x, normal, out)
@@ -30,13 +33,15 @@ class _StackedNorm(StackedLayer):
 
     def _column(self, name: str) -> Tensor | None:
         value = self.stacked.get(name)
-        return None if value is None else value.reshape(self.models, 1, 1, -1, 1)
+        first = (1, self.models) if self.samples_first else (self.models, 1)
+        return None if value is None else value.reshape(*first, 1, -1, 1)
 
     def piece(self, call: Call, delta: Tensor, batch: int, *, input_is_data: bool) -> Piece:
         """As many numbers as there are parameters: nothing is smaller than that."""
         del batch, input_is_data
         of = {"weight": lambda: (delta * call.kept).sum((2, 4)), "bias": lambda: delta.sum((2, 4))}
-        return Plain(torch.cat([of[name]() for name in self.trained], -1))
+        value = torch.cat([of[name]() for name in self.trained], -1)
+        return Plain(value.transpose(0, 1) if self.samples_first else value)
 
 
 class StackedGroupNorm(_StackedNorm):
@@ -49,7 +54,7 @@ class StackedGroupNorm(_StackedNorm):
     def forward(self, x: Tensor) -> Tensor:
         """Normalise groups of channels."""
         normal = group_norm(x, self.groups, eps=self.eps)
-        return self.affine(x, normal.reshape(self.models, -1, 1, x.shape[1], x[0, 0].numel()))
+        return self.affine(x, normal, x.shape[1], x[0, 0].numel())
 
 
 class StackedLayerNorm(_StackedNorm):
@@ -62,5 +67,4 @@ class StackedLayerNorm(_StackedNorm):
     def forward(self, x: Tensor) -> Tensor:
         """Normalise the last axes."""
         normal = layer_norm(x, self.shape, eps=self.eps)
-        features = torch.Size(self.shape).numel()
-        return self.affine(x, normal.reshape(self.models, x.shape[0] // self.models, -1, features, 1))
+        return self.affine(x, normal, torch.Size(self.shape).numel(), 1)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 from torch import Tensor
 
-from privsgp.gradient.product import product
+from privsgp.gradient.product import aligned_rows, product
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -78,7 +78,7 @@ class Outer:
         """Σ_j δ_j ⊗ a_j is one matrix product per model."""
         m, _, outputs = self.delta.shape
         weights = outputs * self.input.shape[-1]
-        out[:, :weights] = product(self.delta.transpose(1, 2), self.input).reshape(m, weights)
+        product(self.delta.transpose(1, 2), self.input, into=out[:, :weights].view(m, outputs, -1))
         if self.bias:
             out[:, weights:] = self.delta.sum(1)
 
@@ -138,6 +138,7 @@ class PerSample:
 
     def __init__(self, pieces: Sequence[Piece]) -> None:
         self.pieces = list(pieces)
+        self.factor: Tensor | None = None  # [m, b], what the clip multiplied by
 
     @property
     def models(self) -> int:
@@ -163,7 +164,7 @@ class PerSample:
         Assumes: the data are finite. (An input that is the data is not zeroed along with δ: 0 · inf would be NaN.)
         For layers used at many positions see also `positions.Positions`.
         """
-        clip_pieces_(self.pieces, radius, mask)
+        self.factor = clip_pieces_(self.pieces, radius, mask)
 
     def sum(self) -> Tensor:
         """Return Σ_j g_j for each model, [m, d]."""
@@ -172,6 +173,12 @@ class PerSample:
     def dense(self) -> Tensor:
         """Return the plain gradients, [m, b, d]: for references and small models."""
         return torch.cat([p.dense() for p in self.pieces], -1)
+
+
+def smaller(piece: Piece) -> Piece:
+    """Return the gradients in their smaller form: as factors, or multiplied out."""
+    kept = sum(factor[0, 0].numel() for factor in piece.factors().values())
+    return piece if kept < piece.size else Plain(piece.dense())
 
 
 def norm(pieces: Sequence[Piece]) -> Tensor:
@@ -198,7 +205,7 @@ def clip_pieces_(pieces: Sequence[Piece], radius: float, mask: Tensor | None = N
 def sum_pieces(pieces: Sequence[Piece]) -> Tensor:
     """Return the sum over the samples of a batch, all layers side by side, [m, d]."""
     first = next(iter(pieces[0].factors().values()))
-    out = first.new_empty(first.shape[0], sum(p.size for p in pieces))
+    out = aligned_rows(first, sum(p.size for p in pieces))
     start = 0
     for piece in pieces:
         piece.sum_into(out[:, start : start + piece.size])
@@ -212,8 +219,20 @@ def squared_norm(v: Tensor) -> Tensor:
     A vector longer than ∛max of its precision (7e12 in float32) counts as infinite: to clip what it is a factor of
     could take numbers below the smallest normal one, whose rounding is no longer small beside κ.
     """
-    norm: Tensor = torch.linalg.vector_norm(v, dim=-1, dtype=torch.float64)
+    norm: Tensor = torch.linalg.vector_norm(_shortened(v), dim=-1, dtype=torch.float64)
     return norm.square().where(norm <= torch.finfo(v.dtype).max ** (1 / 3), torch.inf)
+
+
+def _shortened(v: Tensor) -> Tensor:
+    """Return norms of short pieces of v instead, on a GPU, where float64 would be a copy of everything.
+
+    Sums of 64 squares round by less than κ; a square that overflows stands for a vector that counts as infinite.
+    """
+    pieces = v.shape[-1] // 64
+    if not v.is_cuda or v.shape[-1] % 64 or pieces < 2:
+        return v
+    short: Tensor = torch.linalg.vector_norm(v.reshape(*v.shape[:-1], pieces, 64), dim=-1)
+    return short
 
 
 def scaled(v: Tensor, factor: Tensor) -> Tensor:

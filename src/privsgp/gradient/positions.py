@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.nn.grad import conv2d_weight
 
-from privsgp.gradient.per_sample import Factors, Piece, Plain, scaled, squared_norm
+from privsgp.gradient.per_sample import Factors, scaled, squared_norm
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -85,9 +85,7 @@ class Positions:
         w, models = self.window, self.delta.shape[1]
         delta, a = self.delta.flatten(1, 2).contiguous(), self.input.flatten(1, 2).contiguous()
         shape = (delta.shape[1], self.input.shape[2] // w.groups, *w.kernel)
-        weight = conv2d_weight(  # type: ignore[no-untyped-call]
-            a, shape, delta, w.stride, w.padding, w.dilation, models * w.groups
-        ).view(models, -1)
+        weight = _grouped(delta, a, shape, w, models).view(models, -1)
         out[:, : weight.shape[1]] = weight
         if self.bias:
             out[:, weight.shape[1] :] = self.delta.sum((0, -2, -1))
@@ -110,12 +108,6 @@ class Positions:
         return replace(self, **changed)  # type: ignore[arg-type]
 
 
-def smaller(piece: Positions) -> Piece:
-    """Return the gradients in their smaller form: as factors, or multiplied out."""
-    kept = sum(factor[0, 0].numel() for factor in piece.factors().values())
-    return piece if kept < piece.size else Plain(piece.dense())
-
-
 def weight_gradients(delta: Tensor, a: Tensor, window: Window) -> Tensor:
     """Return Σ_p δ_p ⊗ a_p of every sample, [samples, weights], from δ [samples, out, …] and a [samples, in, …]."""
     return torch.cat(list(_some_at_a_time(delta, a, window)))
@@ -130,10 +122,20 @@ def _some_at_a_time(delta: Tensor, a: Tensor, window: Window) -> Iterator[Tensor
 
 def _weight_gradients(delta: Tensor, a: Tensor, window: Window) -> Tensor:
     samples, groups = len(delta), window.groups
+    if delta.is_cuda and window.stride == (1, 1) and window.places > 1:
+        # one group a sample: twice as fast as patches here, and many times slower for strides
+        shape = (samples * delta.shape[1], a.shape[1] // groups, *window.kernel)
+        return _grouped(delta.flatten(0, 1)[None], a.flatten(0, 1)[None], shape, window, samples).view(samples, -1)
     positions = delta[0, 0].numel()
     d = delta.reshape(samples * groups, -1, positions)
     patches = _patches(a, delta.shape[-2:], window).reshape(samples * groups, -1, positions)
     return torch.bmm(d, patches.transpose(1, 2)).view(samples, -1)
+
+
+def _grouped(delta: Tensor, a: Tensor, shape: tuple[int, ...], w: Window, times: int) -> Tensor:
+    """Return the weight gradient of a convolution with so many times the groups."""
+    weight: Tensor = conv2d_weight(a, shape, delta, w.stride, w.padding, w.dilation, times * w.groups)  # type: ignore[no-untyped-call]
+    return weight
 
 
 def _patches(a: Tensor, positions: torch.Size, window: Window) -> Tensor:

@@ -18,8 +18,13 @@ if TYPE_CHECKING:
 _ALIGNMENT = 64
 
 
-def product(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Return a @ b (+ bias) for stacks of matrices, each with the same bits wherever and among how many it stands."""
+def product(a: Tensor, b: Tensor, bias: Tensor | None = None, *, into: Tensor | None = None) -> Tensor:
+    """Return a @ b (+ bias) for stacks of matrices, each with the same bits wherever and among how many it stands.
+
+    It is written to `into` at once where that is aligned, and copied there where it is not.
+    """
+    if into is not None:
+        return _into(a, b, into)
     if a.device.type != "cpu":
         return torch.bmm(a, b) if bias is None else torch.baddbmm(bias, a, b)
     if a.shape[0] == 1:
@@ -30,11 +35,26 @@ def product(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
     return torch.bmm(a, b, out=out) if bias is None else torch.baddbmm(bias, a, b, out=out)
 
 
+def aligned_rows(like: Tensor, columns: int) -> Tensor:
+    """Return memory [m, columns] for as many rows as `like` has; on a CPU each begins at a multiple of 64 bytes."""
+    return _room(like, 1, columns)[:, 0] if like.device.type == "cpu" else like.new_empty(like.shape[0], columns)
+
+
+def _into(a: Tensor, b: Tensor, into: Tensor) -> Tensor:
+    if a.device.type == "cpu" and a.shape[0] > 1 and _begins_aligned(into):
+        return torch.bmm(_aligned(a), _aligned(b), out=into)
+    return into.copy_(product(a, b))
+
+
+def _begins_aligned(stack: Tensor) -> bool:
+    return stack.data_ptr() % _ALIGNMENT == 0 and stack.stride(0) * stack.element_size() % _ALIGNMENT == 0
+
+
 def _aligned(stack: Tensor) -> Tensor:
     """Return the stack itself if all its matrices begin at a multiple of 64 bytes, else a copy that is so."""
     if stack.stride(2) != 1 and stack.stride(1) == 1:
         return _aligned(stack.transpose(1, 2)).transpose(1, 2)
-    if stack.data_ptr() % _ALIGNMENT == 0 and stack.stride(0) * stack.element_size() % _ALIGNMENT == 0:
+    if _begins_aligned(stack):
         return stack
     return _room(stack, *stack.shape[1:]).copy_(stack)
 

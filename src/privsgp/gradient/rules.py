@@ -42,6 +42,10 @@ class Ruled:
         self.layout = layout
         self.loss = loss
         self.layers = [self._replace(name, model.get_submodule(name)) for name in ruled_layers(model)]
+        # With samples first, [b·m, C, h, w] is what a grouped convolution takes, without a copy.
+        self.samples_first = any(isinstance(layer, StackedConv2d) for layer in self.layers)
+        for layer in self.layers:
+            layer.samples_first = self.samples_first
 
     def _replace(self, name: str, layer: nn.Module) -> StackedLayer:
         stacked = RULES[type(layer)](name, layer)
@@ -55,8 +59,8 @@ class Ruled:
     def __call__(self, z: Tensor, inputs: Tensor, targets: Tensor) -> PerSample:
         """Return the gradients of model z[i] on inputs[i, j], for all i and j."""
         with torch.enable_grad():
-            data = inputs.flatten(0, 1)
-            losses = self.loss(self._forward(z, data), targets.flatten(0, 1))
+            data, wanted = self._long(inputs), self._long(targets)
+            losses = self.loss(self._forward(z, data), wanted)
             calls = [layer.calls.pop() for layer in self.layers]
             deltas = list(torch.autograd.grad(losses.sum(), [call.output for call in calls]))
         pieces = []
@@ -65,6 +69,9 @@ class Ruled:
             same = _same_memory(call.input, data)
             pieces.append(layer.piece(call, deltas.pop(0), inputs.shape[1], input_is_data=same))
         return PerSample(pieces)
+
+    def _long(self, x: Tensor) -> Tensor:
+        return (x.transpose(0, 1) if self.samples_first else x).flatten(0, 1)
 
     def _forward(self, z: Tensor, data: Tensor) -> Tensor:
         views = self.layout.views(z)
@@ -75,7 +82,7 @@ class Ruled:
 
     def called_once(self, z: Tensor, inputs: Tensor) -> bool:
         """Run the model and tell whether each layer was called exactly once, on one row per sample."""
-        self._forward(z, inputs.flatten(0, 1))
+        self._forward(z, self._long(inputs))
         rows = inputs.shape[0] * inputs.shape[1]
         once = all([call.input.shape[0] for call in layer.calls] == [rows] for layer in self.layers)
         for layer in self.layers:

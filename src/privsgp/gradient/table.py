@@ -28,6 +28,9 @@ class Memory(Protocol):
 
     mean: Tensor
 
+    def prepared(self, g: PerSample) -> PerSample:
+        """Return the gradients as they can be kept; it is these that are clipped."""
+
     def set(self, rows: Tensor, g: PerSample) -> Tensor:
         """Make the clipped gradients g the entries of the samples `rows` [m, b]; return Σ_j g_j, [m, d]."""
 
@@ -89,9 +92,15 @@ class Table:
         del kept["mean"]
         return sum(a[0, 0].nbytes for a in kept.values())
 
+    def prepared(self, g: PerSample) -> PerSample:
+        """Return the gradients themselves: they can be kept as they are."""
+        return g
+
     def set(self, rows: Tensor, g: PerSample) -> Tensor:
         """Make the clipped gradients g the entries of the samples `rows` [m, b]; return Σ_j g_j, [m, d]."""
-        return sum_pieces(self._store(rows, self._like_parts(g)))
+        new = self._like_parts(g)
+        self._store(rows, new, g)
+        return sum_pieces(new)
 
     def replace(self, rows: Tensor, g: PerSample) -> Tensor:
         """Move the entries of the samples `rows` [m, b] towards their clipped gradients g; return Σ_j c_j, [m, d].
@@ -103,10 +112,13 @@ class Table:
         old = self._entries(rows, new)
         if self.difference_clip is not None:
             new = self._towards(old, new, self.difference_clip)
-        new = self._store(rows, new)
-        if not all(_linear(piece) for piece in new):
-            return sum_pieces(new).sub_(sum_pieces(old))
-        return sum_pieces([_combined(n, o, -1) for n, o in zip(new, old, strict=True)])
+        self._store(rows, new, g)
+        total, start = sum_pieces([_combined(n, o, -1) if _linear(n) else n for n, o in zip(new, old, strict=True)]), 0
+        for piece in old:
+            if not _linear(piece):
+                total[:, start : start + piece.size] -= sum_pieces([piece])
+            start += piece.size
+        return total
 
     def _like_parts(self, g: PerSample) -> Sequence[Piece]:
         pieces = g.pieces if len(self.parts) == len(g.pieces) else [Plain(g.dense())]
@@ -115,11 +127,9 @@ class Table:
     def _entries(self, rows: Tensor, like: Sequence[Piece]) -> list[Piece]:
         return [part.entries(rows, piece) for part, piece in zip(self.parts, like, strict=True)]
 
-    def _store(self, rows: Tensor, new: Sequence[Piece]) -> Sequence[Piece]:
-        """Store the entries and return them as they are from now on."""
+    def _store(self, rows: Tensor, new: Sequence[Piece], g: PerSample) -> None:  # noqa: ARG002 - see RoundedTable
         for part, piece in zip(self.parts, new, strict=True):
             part.store(rows, piece)
-        return new
 
     def _towards(self, old: Sequence[Piece], new: Sequence[Piece], C: float) -> list[Piece]:
         """Return t_j + clip(g_j − t_j, C), put back into the ball of radius G should rounding have left it."""
@@ -136,16 +146,22 @@ class Table:
 
 
 class RoundedTable(Table):
-    """A table whose factors are kept in fewer bits, with one `scale` [m, rows] for each entry.
+    """A table of factors in fewer bits, with one `scale` [m, rows] for each entry.
 
-    Guarantee: an entry is scale · (its rounded factors), and that *is* the sample's gradient: `replace` returns, and
-    the mean follows, stored-new minus stored-old. The scale clips it once more after rounding, so it stays in the ball
-    of radius G (privacy.md, "Clipping").
+    Guarantee: an entry is scale · (its rounded factors), and that *is* the sample's gradient: it enters the estimator,
+    and the mean moves by stored-new minus stored-old. The scale is the clip's factor for the rounded gradient, so it
+    stays in the ball of radius G (privacy.md, "Clipping").
+
+    Assumes: gradients are `prepared` before they are clipped; others are not taken.
     """
 
     def __init__(self, parts: Sequence[Part], mean: Tensor, clip: float, scale: Tensor) -> None:
         super().__init__(parts, mean, clip)
         self.scale = scale
+
+    def prepared(self, g: PerSample) -> PerSample:
+        """Round the gradients to what can be kept of them."""
+        return _Rounded([_rounded(piece, part) for piece, part in zip(self._like_parts(g), self.parts, strict=True)])
 
     def _entries(self, rows: Tensor, like: Sequence[Piece]) -> list[Piece]:
         entries = super()._entries(rows, like)
@@ -154,15 +170,25 @@ class RoundedTable(Table):
             piece.scale_(factor)
         return entries
 
-    def _store(self, rows: Tensor, new: Sequence[Piece]) -> Sequence[Piece]:
-        rounded = [_rounded(piece, part) for piece, part in zip(new, self.parts, strict=True)]
-        super()._store(rows, rounded)
-        scatter(self.scale, rows, clip_pieces_(rounded, self.clip))
-        return rounded
+    def _store(self, rows: Tensor, new: Sequence[Piece], g: PerSample) -> None:
+        if not isinstance(g, _Rounded) or g.factor is None:
+            raise TypeError("a rounded table takes gradients that were prepared, and clipped after that")
+        scatter(self.scale, rows, g.factor)
+        # what was rounded before the clip is exact once the clip's factor is taken out again
+        unclip = (1 / g.factor).where(g.factor > 0, 0.0)
+        for piece in new:
+            piece.scale_(unclip)
+        super()._store(rows, new, g)
+        for piece in new:
+            piece.scale_(g.factor)
 
     def arrays(self) -> dict[str, Tensor]:
         """Return the scales too."""
         return super().arrays() | {"scale": self.scale}
+
+
+class _Rounded(PerSample):
+    """Gradients whose factors were rounded as a table keeps them."""
 
 
 def _rounded(piece: Piece, part: Part) -> Piece:
@@ -190,15 +216,14 @@ def make_table(
     whole: Sequence[Piece] = [Plain(example.dense())] if kind == "dense" else example.pieces
     pieces = [piece if _worth_factors(piece, difference_clip) else Plain(piece.dense()) for piece in whole]
     mean = next(iter(pieces[0].factors().values())).new_zeros(example.models, example.dim)
-    rounds = dtype is not None and dtype != mean.dtype
-    if rounds and difference_clip is not None:
+    if dtype is not None and difference_clip is not None:
         raise Refused(
             f"algorithm.table_dtype = '{str(dtype).removeprefix('torch.')}' with algorithm.difference_clip",
             "leave one of them out: a rounded entry may move by more than the difference clip",
         )
     where = _place(pieces, example.models, samples, dtype, storage or Storage("device"))
     parts = [Part(piece, samples + 1, where, dtype) for piece in pieces]
-    if rounds:
+    if dtype is not None and dtype != mean.dtype:
         return RoundedTable(parts, mean, clip, mean.new_zeros(example.models, samples + 1))
     return Table(parts, mean, clip, difference_clip)
 

@@ -36,7 +36,7 @@ def table_bytes(stage: Stage, method: Method, samples: Sequence[int]) -> int:
     algorithm = ALGORITHMS[method.algorithm](block, method.settings)
     algorithm.begin(State.start(stage.x0, 1).z)
     table = getattr(algorithm, "table", None)
-    return 0 if table is None else BYTES * table.entry_size * sum(samples)
+    return 0 if table is None else round(table.entry_bytes * sum(samples))
 
 
 def memory_bytes() -> int:

@@ -130,7 +130,7 @@ def far_enough(stage: Stage, scene: Scene, guess: float) -> float:
     top = 0
     while abs(top) < FARTHEST and (better := max((top, top - 1, top + 1), key=score)) != top:
         top = better
-    return guess * 2.0 ** (top + _beyond(score(top - 1), score(top), score(top + 1)))
+    return guess * math.exp2(top + _beyond(score(top - 1), score(top), score(top + 1)))
 
 
 def _beyond(left: float, middle: float, right: float) -> float:

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 
 from privsgp.errors import Refused
+from privsgp.threads import shared_out
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -56,8 +57,6 @@ class _Streams:
 
     def __init__(self, keys: Mapping[str, bytes]) -> None:
         self._keys = keys
-        self._words = np.empty(2 * _PIECE, np.int64)
-        self._radius, self._cosine, self._sine = np.empty((3, _PIECE), np.float64)
 
     def uniforms(self, node: int, step: int, count: int, attempt: int = 0) -> npt.NDArray[np.uint64]:
         """Return `count` coins, uniform on 0 … 2⁶⁴ − 1."""
@@ -84,23 +83,37 @@ class _Streams:
         self, out: npt.NDArray[Any], nodes: Sequence[int], step: int, attempt: int, real: type[np.floating[Any]]
     ) -> None:
         """Fill `out` [m, d] tile by tile, computing in `real`; a tile is part of a long row or several short ones."""
-        for left in range(0, out.shape[1], _PIECE):
-            piece = out[:, left : left + _PIECE]
-            block = left * np.dtype(real).itemsize // _BLOCK_BYTES
-            tall = max(1, _PIECE // piece.shape[1])
-            for top in range(0, len(nodes), tall):
-                tile = piece[top : top + tall]
-                words, *buffers = self._buffers(tile.shape, real)
-                for row, node in zip(words, nodes[top : top + tall], strict=True):
-                    self._read(row, "noise", (node, step, attempt), block)
-                _box_muller(tile, words, *buffers)
+        tiles = [
+            (top, left)
+            for left in range(0, out.shape[1], _PIECE)
+            for top in range(0, len(nodes), max(1, _PIECE // min(_PIECE, out.shape[1] - left)))
+        ]
 
-    def _buffers(self, shape: tuple[int, ...], real: type[np.floating[Any]]) -> tuple[npt.NDArray[Any], ...]:
-        rows, half = shape[0], (shape[1] + 1) // 2
-        integer = np.int32 if real is np.float32 else np.int64
-        words = self._words.view(integer)[: rows * 2 * half].reshape(rows, 2 * half)
-        reals = (b.view(real)[: rows * half].reshape(rows, half) for b in (self._radius, self._cosine, self._sine))
-        return (words, *reals)
+        def fill(some: Sequence[tuple[int, int]]) -> list[None]:
+            room = np.empty(5 * _PIECE, np.int64)  # a tile's words, and three arrays of half its size
+            for place in some:
+                self._tile(out, nodes, place, (step, attempt), real, room)
+            return []
+
+        shared_out(fill, tiles)
+
+    def _tile(
+        self,
+        out: npt.NDArray[Any],
+        nodes: Sequence[int],
+        place: tuple[int, int],
+        draw: tuple[int, int],
+        real: type[np.floating[Any]],
+        room: npt.NDArray[np.int64],
+    ) -> None:
+        top, left = place
+        piece = out[:, left : left + _PIECE]
+        rows = slice(top, top + max(1, _PIECE // piece.shape[1]))
+        block = left * np.dtype(real).itemsize // _BLOCK_BYTES
+        words, *buffers = _divided(room, piece[rows].shape, real)
+        for row, node in zip(words, nodes[rows], strict=True):
+            self._read(row, "noise", (node, *draw), block)
+        _box_muller(piece[rows], words, *buffers)
 
 
 class Keyed(_Streams):
@@ -230,7 +243,7 @@ def add_noise_(
     """
     _refuse_shape(g, nodes)
     dtype = torch.float64 if source.secret else g.dtype
-    tall = max(1, 4 * _PIECE // g.shape[1]) if g.device.type == "cpu" else len(nodes)
+    tall = max(1, 16 * _PIECE // g.shape[1]) if g.device.type == "cpu" else len(nodes)
     scratch = torch.empty((min(tall, len(nodes)), g.shape[1]), dtype=dtype, device=g.device)
     scale = torch.tensor(sigma, dtype=dtype, device=g.device)
     for top in range(0, len(nodes), tall):
@@ -262,6 +275,16 @@ def snap_(y: torch.Tensor, sigma: Sequence[float]) -> None:
         if s > 0:
             grid = 2.0 ** (round(math.log2(s)) - _GRID_BITS)
             row.div_(grid).round_().mul_(grid)
+
+
+def _divided(
+    room: npt.NDArray[np.int64], shape: tuple[int, ...], real: type[np.floating[Any]]
+) -> tuple[npt.NDArray[Any], ...]:
+    """Lay out words [m, 2h] and three arrays [m, h] for a tile of [m, 2h or 2h − 1]."""
+    rows, half = shape[0], (shape[1] + 1) // 2
+    words = room[: 2 * _PIECE].view(np.int32 if real is np.float32 else np.int64)
+    reals = (room[k * _PIECE : (k + 1) * _PIECE].view(real) for k in (2, 3, 4))
+    return words[: rows * 2 * half].reshape(rows, 2 * half), *(b[: rows * half].reshape(rows, half) for b in reals)
 
 
 def _box_muller(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
+from rich.logging import RichHandler
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
@@ -20,6 +22,13 @@ if TYPE_CHECKING:
     from privsgp.privacy.statement import Statement
 
 out, err = Console(), Console(stderr=True)
+
+
+def show_log() -> None:
+    """Show what the package logs (where a table lies, and how large it is) on stderr."""
+    log = logging.getLogger("privsgp")
+    log.setLevel(logging.INFO)
+    log.handlers = [RichHandler(console=err, show_time=False, show_level=False, show_path=False)]
 
 
 @contextmanager

@@ -1,0 +1,131 @@
+"""`make bench`: time per iteration of n private nodes against what else could be run, all in this one process.
+
+Contestants take turns, so that whatever else the machine does hits all of them; figures are medians over the turns.
+Prints tables and writes build/bench.json, a list of flat rows.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import statistics
+import time
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import ours
+import rivals
+import torch
+from workloads import Workload
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    Row = dict[str, Any]
+
+MLP = Workload()
+RESNET = Workload("resnet18", 16, 25, 200, "resnet18", 0, (3, 32, 32))
+LOOPS = {
+    "opacus": rivals.opacus_loop,
+    "ghost": rivals.ghost_loop,
+    "sgd": rivals.sgd_loop,
+    "floor": rivals.floor,
+}
+
+
+def main() -> None:
+    """Measure, print, write."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--turns", type=int, default=7)
+    parser.add_argument("--only", choices=["against", "growth", "parts"], help="one of the three tables")
+    parser.add_argument("--out", type=Path, default=Path("build/bench.json"))
+    chosen = parser.parse_args()
+    warnings.filterwarnings("ignore", module="(torch|opacus)")
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
+    rows: list[Row] = []
+    for name, table in {"against": _against, "growth": _growth, "parts": _parts}.items():
+        if chosen.only in (None, name):
+            for row in table(chosen.device, chosen.turns):
+                print("  ".join(f"{k} {_short(v)}" for k, v in row.items()), flush=True)
+                rows.append(row)
+    chosen.out.parent.mkdir(parents=True, exist_ok=True)
+    chosen.out.write_text(json.dumps(rows, indent=1) + "\n")
+
+
+def _against(device: str, turns: int) -> Iterator[Row]:
+    """Us against the loops and the floor."""
+    yield against(MLP.but(device=device), turns)
+    yield against(MLP.but(device=device, nodes=256, samples=240), max(3, turns // 2))
+    if device != "cpu":
+        yield against(RESNET.but(device=device), 3)
+        yield against(RESNET.but(device=device, batch=125, samples=500), 3)
+
+
+def against(work: Workload, turns: int) -> Row:
+    """Return one row of the table."""
+    inputs, targets = work.data()
+    with ours.engine(work) as training:
+        steps = {"ours": ours.stepper(training)} | {name: make(work, inputs, targets) for name, make in LOOPS.items()}
+        took = interleaved(steps, turns, work.device)
+    row = _row(work, took["ours"]) | {"opacus_ms": took["opacus"]}
+    return row | {f"{name}_ratio": took[name] / took["ours"] for name in LOOPS}
+
+
+def _growth(device: str, turns: int) -> Iterator[Row]:
+    """How one iteration grows with n, d, J and b, one at a time."""
+    base = MLP.but(device=device, nodes=32, samples=240)
+    changes: list[Row] = [{"nodes": n} for n in (8, 32, 128, 512, 1024)]
+    changes += [{"hidden": h} for h in (25, 400)] + [{"samples": J} for J in (960, 3840)]
+    changes += [{"batch": b} for b in (12, 24, 96)]
+    for change in changes:
+        work = base.but(**change)
+        with ours.engine(work) as training:
+            took = interleaved({"ours": ours.stepper(training)}, turns, device)
+        yield _row(work.but(name=f"growth, {next(iter(change))}"), took["ours"])
+
+
+def _parts(device: str, turns: int) -> Iterator[Row]:
+    """Where the time of an iteration goes, line by line of the algorithm."""
+    with ours.engine(MLP.but(device=device)) as training:
+        for part, took in ours.parts(training, 5 * turns).items():
+            yield _row(MLP.but(name=f"part, {part}"), took)
+
+
+def _row(work: Workload, took: float) -> Row:
+    d = sum(p.numel() for p in work.make_model().parameters())
+    place = {"workload": work.name, "device": work.device, "n": work.nodes, "batch": work.batch}
+    return place | {"samples": work.samples, "dim": d, "ours_ms": took, "memory_mb": _memory(work.device)}
+
+
+def interleaved(steps: dict[str, Callable[[], None]], turns: int, device: str) -> dict[str, float]:
+    """Return the median milliseconds of each contestant's step; they take turns, after one turn to warm up."""
+    took: dict[str, list[float]] = {name: [] for name in steps}
+    for turn in range(turns + 1):
+        for name, step in steps.items():
+            count = 5 if name in ("ours", "floor") else 1  # as many steps as fill about the same time
+            started = time.perf_counter()
+            for _ in range(count):
+                step()
+            if device != "cpu":
+                torch.cuda.synchronize()
+            if turn:
+                took[name].append(1e3 * (time.perf_counter() - started) / count)
+    return {name: statistics.median(times) for name, times in took.items()}
+
+
+def _memory(device: str) -> float:
+    """The most that was held so far, in megabytes."""
+    if device != "cpu":
+        return torch.cuda.max_memory_allocated() / 1e6
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
+
+
+def _short(value: object) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,81 @@
+"""Our side: the engine's own steps, in a run folder of its own, with the ledger on."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from privsgp.engine.folder import Folder
+from privsgp.engine.loop import Training
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from workloads import Workload
+
+
+@contextmanager
+def engine(work: Workload, algorithm: str = "privsgp-vr") -> Iterator[Training]:
+    """A run that is ready for its first step; what it wrote is thrown away."""
+    with tempfile.TemporaryDirectory() as place:
+        folder = Folder(Path(place))
+        folder.prepare()
+        folder.identify({}, None)
+        training = Training(work.job(algorithm), folder)
+        training._begin()
+        with training.payments:
+            yield training
+
+
+def stepper(training: Training) -> Callable[[], None]:
+    """Return a function that takes the next step, and pays for it."""
+    k = 0
+
+    def step() -> None:
+        nonlocal k
+        if not training.payments.granted(k, training.attempt):
+            raise RuntimeError(f"step {k} was not granted")
+        training.state = training.step(k, training.state)
+        k += 1
+
+    return step
+
+
+def parts(training: Training, steps: int = 30) -> dict[str, float]:
+    """Return the milliseconds of each line of the loop; the device is waited for after each, so the sum is larger."""
+    spent: dict[str, list[float]] = {}
+    block, algorithm = training.algorithm.block, training.algorithm
+    _watch(block, "sample", spent, "5 sample")
+    _watch(algorithm, "direction", spent, "6-7 direction")
+    _watch(block, "noise", spent, "8 noise")
+    _watch(training, "_announce", spent, "ledger and hashes")
+    _watch(training, "transport", spent, "10-13 mix")
+    _watch(algorithm, "step", spent, "whole step")
+    training.step = algorithm.step
+    step = stepper(training)
+    for _ in range(steps):
+        step()
+    return {name: 1e3 * sorted(times)[len(times) // 2] for name, times in spent.items()}
+
+
+def _watch(owner: Any, name: str, spent: dict[str, list[float]], label: str) -> None:  # noqa: ANN401
+    inner = getattr(owner, name)
+
+    class Watched:
+        def __call__(self, *args: Any) -> Any:  # noqa: ANN401
+            started = time.perf_counter()
+            out = inner(*args)
+            if torch.cuda.is_available():
+                torch.cuda.synchronize()
+            spent.setdefault(label, []).append(time.perf_counter() - started)
+            return out
+
+        def __getattr__(self, attribute: str) -> Any:  # noqa: ANN401
+            return getattr(inner, attribute)
+
+    setattr(owner, name, Watched())
