@@ -14,6 +14,8 @@ import torch
 from safetensors.torch import load_file
 
 import runs
+from privsgp import cli
+from privsgp.algorithms import ALGORITHMS, Settings
 from privsgp.engine import folder as folders
 
 BAD = {
@@ -251,3 +253,11 @@ def test_a_delta_that_allows_to_publish_a_record_gets_a_warning(tmp_path):
     assert ran.code == 0
     assert "privacy.delta = 0.01 is not below 1/J of node 0 (300 samples; 4 such nodes)" in ran.err
     assert "not below" not in runs.command("train", config, "--out", tmp_path / "s").err
+
+
+def test_accounting_counts_what_the_algorithms_declare():
+    values = {"sigma": 0.1, "batch": 5, "samples": 50, "kappa": 0.0}
+    expected = {a.name: type(a.mechanism(Settings(), **values)) for a in ALGORITHMS.values() if a.private}
+    assert cli.declared() == expected
+    quick = "import sys; from privsgp import cli; cli._mechanism('privsgp', 1, 1, 5, 9, 'poisson', None)"
+    subprocess.run([sys.executable, "-c", f"{quick}; sys.exit('torch' in sys.modules)"], check=True)

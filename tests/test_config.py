@@ -135,6 +135,22 @@ def test_a_bad_value_is_named_with_its_key_and_what_is_right(section, key, value
     assert "Schedule" not in str(refused)
 
 
+@pytest.mark.parametrize(
+    ("algorithm", "what"),
+    [
+        ({"table": "block"}, "algorithm.block = None with algorithm.table = 'block'"),
+        ({"block": 8}, "algorithm.block = 8 with algorithm.table = 'factored'"),
+        ({"table": "block", "block": 8}, "algorithm.table = 'block' with 'privsgp-vr'"),
+        ({"table": "block", "block": 8, "name": "privsgp-sag", "sampling": "fixed"}, "algorithm.sampling = 'fixed'"),
+        ({"table": "block", "block": 8, "name": "privsgp-sag", "table_dtype": "bfloat16"}, "algorithm.table_dtype"),
+        ({"table": "block", "block": 8, "difference_clip": 0.5}, "algorithm.difference_clip = 0.5"),
+        ({"table_dtype": "bfloat16", "difference_clip": 0.5}, "algorithm.table_dtype = 'bfloat16'"),
+    ],
+)
+def test_a_table_that_would_void_the_guarantee_is_refused(algorithm, what):
+    assert what in _refusal(MINIMAL | {"algorithm": algorithm}).what
+
+
 def test_only_the_kind_that_was_tried_is_talked_about():
     assert "theory" not in _refusal(MINIMAL | {"algorithm": {"step_size": {"schedule": "cosine"}}}).remedy
     assert "list" not in _refusal({"privacy": {"epsilon": -1.0}}).remedy

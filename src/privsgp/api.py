@@ -10,7 +10,7 @@ import numpy as np
 
 from privsgp import config as configs
 from privsgp import data as data_room
-from privsgp import models, training
+from privsgp import models, planning, training
 from privsgp.data.dataset import pool, unsettled
 from privsgp.errors import Refused
 
@@ -51,14 +51,18 @@ def train(
     """
     dataset, parts = _dataset(data, test, classes, "regression" if loss == "mse" else "classification")
     config = configs.parse(_sections(settings, None if parts is None else len(parts), loss))
-    problem = training.Problem(
-        dataset=dataset,
-        parts=training.split(config, dataset) if parts is None else parts,
-        model=model,
-        loss=models.per_sample(loss) if isinstance(loss, str) else loss,
-        correct=models.correct(loss) if isinstance(loss, str) else correct,
-    )
-    return training.run(config, problem, Path(out), resume=resume)
+
+    def problem(config: configs.Config) -> training.Problem:
+        return training.Problem(
+            dataset=dataset,
+            parts=training.split(config, dataset) if parts is None else parts,
+            model=model,
+            loss=models.per_sample(loss) if isinstance(loss, str) else loss,
+            correct=models.correct(loss) if isinstance(loss, str) else correct,
+        )
+
+    config, settled, plan = planning.settle(config, problem, Path(out), resume=resume)
+    return training.run(config, settled, Path(out), resume=resume, plan=plan)
 
 
 def _sections(settings: dict[str, Any], nodes: int | None, loss: object) -> dict[str, Any]:

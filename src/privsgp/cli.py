@@ -79,7 +79,9 @@ def train(
 
     settings = configs.read(config, changes or [])
     place = folder or Path("runs") / settings.name
-    settings, problem, plan = planning.settle(settings, data_dir, place, resume=resume)
+    settings, problem, plan = planning.settle(
+        settings, lambda c: training.load_problem(c, data_dir), place, resume=resume, data_dir=data_dir
+    )
     if plan is not None:
         err.print(f"planned: {planning.words(plan)}", soft_wrap=True)
     for note in training.notes(settings, problem):
@@ -248,9 +250,7 @@ def audit(
     canaries: Annotated[int | None, typer.Option(help="Canaries on each node; default: as many as fit.")] = None,
     seed: Annotated[int, typer.Option(help="Decides the canaries' coins.")] = 0,
     confidence: Annotated[float, typer.Option(help="Of everything said about all nodes together.")] = 0.95,
-    observations: Annotated[
-        int, typer.Option(help="(canary, step) pairs to see of each node.")
-    ] = 50_000,
+    observations: Annotated[int, typer.Option(help="(canary, step) pairs to see of each node.")] = 50_000,
     as_json: Json = False,
 ) -> None:
     """Attack runs of this configuration on made-up data: a lower bound on every node's ε, or an alarm (status 3)."""
@@ -281,19 +281,24 @@ def ledger(
         show_statements(found)
 
 
+def declared() -> dict[str, type[Mechanism]]:
+    """Name what each private algorithm declares, without importing torch, which takes longer than the accounting."""
+    from privsgp.privacy.mechanism import Sag, Saga, SampledMean
+
+    return {"privsgp": SampledMean, "privsgp-vr": Saga, "privsgp-sag": Sag}
+
+
 def _mechanism(
     name: str, sigma: float, clip: float, batch: float, samples: int, sampling: str, difference_clip: float | None
 ) -> Mechanism:
-    from privsgp.algorithms import ALGORITHMS, Settings
-
-    private = [a.name for a in ALGORITHMS.values() if a.private]
-    _one_of("algorithm", name, private)
+    kinds = declared()
+    _one_of("algorithm", name, list(kinds))
     if difference_clip is not None and name != "privsgp-vr":
         raise Refused(f"--difference-clip {difference_clip} with --algorithm {name}", "it belongs to privsgp-vr")
     _one_of("sampling", sampling, ("poisson", "fixed"))
-    kind: Literal["poisson", "fixed"] = "fixed" if sampling == "fixed" else "poisson"
-    settings = Settings(clip=clip, difference_clip=difference_clip, sampling=kind)
-    return ALGORITHMS[name].mechanism(settings, sigma=sigma, batch=batch, samples=samples, kappa=0.0)
+    own = {"difference_clip": difference_clip} if name == "privsgp-vr" else {}
+    values: dict[str, Any] = {"batch": batch, "samples": samples, "sampling": sampling} | own
+    return kinds[name](sigma=sigma, clip=clip, **values)
 
 
 def _relation(name: str) -> Literal["zero-out", "replace-one"]:

@@ -29,6 +29,7 @@ from privsgp.plan.rehearsal import Stage
 from privsgp.plan.stand_in import Samples
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from privsgp.config import Config
@@ -132,24 +133,25 @@ def _samples(source: Source, problem: Problem, data_dir: Path | None) -> Samples
 
 
 def settle(
-    config: Config, data_dir: Path | None, folder: Path, *, resume: bool
+    config: Config, load: Callable[[Config], Problem], folder: Path, *, resume: bool, data_dir: Path | None = None
 ) -> tuple[Config, Problem, dict[str, Any] | None]:
     """Return the configuration without "auto", its problem, and the plan that settled it (None if there was none).
 
-    A resumed run keeps the numbers it was started with.
+    A resumed run keeps the numbers it was started with. `load` makes the problem of a configuration: without a seed
+    public randomness hangs on the numbers that were chosen.
     """
     if not config.algorithm.auto:
-        return config, training.load_problem(config, data_dir), None
+        return config, load(config), None
     started = Folder(folder).config
     if resume and started.exists():
         old = configs.read(started).algorithm
         config = config.with_algorithm(
             **{key: getattr(old, key) for key in (*config.algorithm.auto, "difference_clip")}
         )
-        return config, training.load_problem(config, data_dir), None
-    plan = make(config, training.load_problem(config, data_dir), data_dir)
+        return config, load(config), None
+    plan = make(config, load(config), data_dir)
     config = apply(config, plan)
-    return config, training.load_problem(config, data_dir), plan.as_json()
+    return config, load(config), plan.as_json()
 
 
 def apply(config: Config, plan: Plan) -> Config:

@@ -119,7 +119,7 @@ def load_problem(config: Config, data_dir: Path | None = None) -> Problem:
     before that, all of them must have the same shared configuration.
     """
     world = join()
-    greet(world, config.shared())
+    greet(world, config.shared() | {"engine": config.engine.model_dump(exclude={"device"})})
     if not world.alone and config.algorithm.auto:
         raise Refused(
             f"algorithm.{config.algorithm.auto[0]} = 'auto' with {world.size} processes",

@@ -173,3 +173,67 @@ def differ(rank: int, *, victim: int) -> None:
         g += 0.001 * (rank == victim)
 
     Training._noise = other
+
+
+def watch(rank: int, *, where: str) -> None:
+    """Note whatever a process hands to torch.distributed or to the store."""
+    import torch.distributed as dist
+
+    from privsgp.engine import distributed, rendezvous
+
+    notes = open(f"{where}/{rank}.jsonl", "w", buffering=1)  # noqa: SIM115, PTH123 - open until the process ends
+
+    def note(**values):
+        notes.write(json.dumps(values) + "\n")
+
+    batch = dist.batch_isend_irecv
+
+    def batched(operations):
+        sends = [(op.peer, op.tensor.nbytes) for op in operations if op.op is dist.isend]
+        note(messages=sends)
+        return batch(operations)
+
+    def watched(name, function):
+        def call(tensor, *to, **kwargs):
+            note(other=name, to=to[0] if to else None, bytes=tensor.nbytes)
+            return function(tensor, *to, **kwargs)
+
+        return call
+
+    distributed.dist.batch_isend_irecv = batched
+    for name in ("send", "broadcast", "all_reduce", "all_gather", "gather", "scatter", "reduce", "all_to_all"):
+        setattr(distributed.dist, name, watched(name, getattr(dist, name)))
+    join = rendezvous.World.__init__
+
+    def joined(self, *args, **kwargs):
+        join(self, *args, **kwargs)
+        store = self._store
+
+        class Watched:
+            def __getattr__(self, name):
+                return getattr(store, name)
+
+            def set(self, key, value):
+                note(said=value or "null")
+                store.set(key, value)
+
+        self._store = Watched()
+        self._real = store
+
+    rendezvous.World.__init__ = joined
+    connect = distributed._connect
+
+    def connected(world, device):
+        watching, world._store = world._store, world._real
+        connect(world, device)
+        world._store = watching
+
+    distributed._connect = connected
+
+
+def older(rank: int, *, victim: int) -> None:
+    """Let one process be of another release."""
+    from privsgp.engine import rendezvous
+
+    if rank == victim:
+        rendezvous.__version__ = "0.0.9"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from gradient.modules import LAYERS, RULED, around, build, cross_entropy, plain_gradients, samples
 
+from gradient.modules import LAYERS, RULED, around, build, cross_entropy, plain_gradients, samples
 from privsgp.gradient import Layout, make_table
 from privsgp.gradient.blocks import BlockTable
 from privsgp.gradient.rules import Ruled

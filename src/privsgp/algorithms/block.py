@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from privsgp.gradient.product import aligned_rows
+from privsgp.gradient.storage import gather
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -105,8 +106,7 @@ class Block:
 
     def gradients(self, z: Tensor, drawn: Drawn) -> PerSample:
         """Return clip_G(∇f_i(z_i; j)) for the drawn samples j; padding counts as 0."""
-        nodes = torch.arange(self.inputs.shape[0], device=z.device)[:, None]
-        g = self.gradient(z, self.inputs[nodes, drawn.rows], self.targets[nodes, drawn.rows])
+        g = self.gradient(z, gather(self.inputs, drawn.rows), gather(self.targets, drawn.rows))
         if self.prepare is not None:
             g = self.prepare(g)
         g.clip_(self.mechanisms[0].clip, drawn.mask)

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
+import torch
+
 from privsgp.algorithms.push_sum import PushSum
 from privsgp.algorithms.remember import first_table, replace_all
 from privsgp.errors import Refused
@@ -56,7 +58,7 @@ class PrivSGPVR(PushSum):
         """Lines 6-7."""
         c = replace_all(self.block, self.table, z, batch)
         # g = (1/b) Σ_{j∈B} c_j + (1/J) Σ_j t_j, with the table as it was
-        g = (c / self.block.b).add_(self.table.mean)
+        g = torch.addcdiv(self.table.mean, c, self.block.b)
         # the mean follows its entries: (1/J) Σ_j (t_j + c_j)
-        self.table.mean.add_(c.div_(self.block.J))
+        self.table.mean.addcdiv_(c, self.block.J)
         return g

@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from privsgp.graph import Edges, Graph
 
 
+# What arrives is added while it is still in a core's cache: so many numbers at a time.
+_PIECE = 1 << 18
+
+
 class _Round(NamedTuple):
     """The r-th contribution to every target that has one."""
 
@@ -27,29 +31,47 @@ class _Round(NamedTuple):
 
 
 class InProcess:
-    """Mixing for the case that every node is here."""
+    """Mixing for the case that every node is here. What it returns is overwritten at the call after the next."""
 
     def __init__(self, graph: Graph, like: Tensor) -> None:
         self.graph = graph
         self.device, self.dtype = like.device, like.dtype
         self._rounds: dict[int, list[_Round]] = {}
+        self._mixed: tuple[Tensor, ...] = ()
+        self._arrived = torch.empty(0)
 
     def __call__(self, k: int, x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
         """Return (P^k x, P^k w).
 
         Shares are rounded to x's precision once and used for both, so that their rounding cancels in z = x / w.
         """
-        first, *others = self._at(k)
-        mixed, weights = x[first.source].mul_(first.share), w[first.source] * first.share[:, 0].double()
-        for part in others:
-            arrived, weight = x[part.source].mul_(part.share), w[part.source] * part.share[:, 0].double()
-            if part.everyone:
-                mixed.add_(arrived)
-                weights.add_(weight)
-            else:  # every target occurs once a round, so the order of additions is fixed
-                mixed.index_add_(0, part.target, arrived)
-                weights.index_add_(0, part.target, weight)
+        mixed, weights = self._room(x), torch.zeros_like(w)
+        for r, part in enumerate(self._at(k)):
+            weights.index_add_(0, part.target, w[part.source] * part.share[:, 0].double())
+            tall = len(self._arrived)
+            for top in range(0, len(part.target), tall):
+                self._add(mixed, x, part, slice(top, top + tall), first=r == 0)
         return mixed, weights
+
+    def _add(self, mixed: Tensor, x: Tensor, part: _Round, rows: slice, *, first: bool) -> None:
+        """Add a few edges' shares; every target occurs once a round, so the order of additions is fixed."""
+        source, share = part.source[rows], part.share[rows]
+        if first:
+            torch.index_select(x, 0, source, out=mixed[rows]).mul_(share)
+            return
+        arrived = torch.index_select(x, 0, source, out=self._arrived[: len(source)]).mul_(share)
+        if part.everyone:
+            mixed[rows].add_(arrived)
+        else:
+            mixed.index_add_(0, part.target[rows], arrived)
+
+    def _room(self, x: Tensor) -> Tensor:
+        """Return memory for the result: one of two arrays, whichever is not x."""
+        if not self._mixed or self._mixed[0].shape != x.shape:
+            self._mixed = torch.empty_like(x), torch.empty_like(x)
+            tall = max(1, _PIECE // x.shape[1]) if x.device.type == "cpu" else len(x)
+            self._arrived = x.new_empty(min(tall, len(x)), x.shape[1])
+        return self._mixed[0] if self._mixed[0].data_ptr() != x.data_ptr() else self._mixed[1]
 
     def messages(self, k: int) -> int:
         """Count the messages between different nodes at step k."""

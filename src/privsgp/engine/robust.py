@@ -49,6 +49,7 @@ class Robust:
         self.stamp = torch.full((count,), -1)
         self.held = _joined(like, torch.ones(len(like), dtype=torch.float64, device=like.device))
         self.counts = torch.zeros(4, dtype=torch.int64)  # sent, lost, late, waited for
+        self._recent: dict[int, _Sent] = {}
 
     def __call__(self, k: int, x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
         """Return what the nodes hold after step k: x in its own precision, w in float64."""
@@ -95,6 +96,12 @@ class Robust:
 
     def _sent(self, k: int) -> _Sent:
         """Return the messages of step k; shares meant for a node that has left stay where they are."""
+        if k not in self._recent:
+            self._recent = {step: sent for step, sent in self._recent.items() if step >= k - self.faults.delay}
+            self._recent[k] = self._send(k)
+        return self._recent[k]
+
+    def _send(self, k: int) -> _Sent:
         edges = self.graph.edges(k)
         away = edges.source != edges.target
         lost, late = self.faults.weather(k, int(away.sum()))

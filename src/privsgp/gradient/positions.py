@@ -63,14 +63,12 @@ class Positions:
         return self.delta.shape[2] * (self.input.shape[2] // self.window.groups * self.window.places + self.bias)
 
     def squared_norm(self) -> Tensor:
-        """‖δ‖² ‖a‖² ‖Σ_p (δ_p/‖δ‖) ⊗ (a_p/‖a‖)‖² + ‖Σ_p δ_p‖²: with unit factors nothing overflows or vanishes."""
-        delta, a = self.delta.flatten(2), self.input.flatten(2)
-        lengths = [squared_norm(delta), squared_norm(a)]
-        d, a = (_unit(v, n).flatten(0, 1) for v, n in zip((delta, a), lengths, strict=True))
-        d, a = d.view(-1, *self.delta.shape[2:]), a.view(-1, *self.input.shape[2:])
-        measure = _by_gram if _gram_is_cheaper(d, a, self.window) else _by_gradient
-        weight = measure(d, a, self.window).view(lengths[0].shape) * lengths[0] * lengths[1]
-        total = weight + squared_norm(self.delta.sum((-2, -1))) if self.bias else weight
+        """‖Σ_p δ_p ⊗ a_p‖² + ‖Σ_p δ_p‖², the first by whichever of two ways is cheaper."""
+        delta, a = self.delta.flatten(0, 1), self.input.flatten(0, 1)
+        measure = _by_gram if _gram_is_cheaper(delta, a, self.window) else _by_gradient
+        total = measure(delta, a, self.window).view(self.delta.shape[:2])
+        if self.bias:
+            total = total + squared_norm(self.delta.sum((-2, -1)))
         return total.transpose(0, 1)
 
     def scale_(self, factor: Tensor) -> None:
@@ -161,37 +159,42 @@ def _gram_is_cheaper(delta: Tensor, a: Tensor, window: Window) -> bool:
 
 
 def _by_gradient(delta: Tensor, a: Tensor, window: Window) -> Tensor:
-    """Return ‖Σ_p δ_p ⊗ a_p‖² for unit δ and a by making the gradients, some at a time."""
+    """Return ‖Σ_p δ_p ⊗ a_p‖² by making the gradients, some at a time."""
     squares = [squared_norm(gradients) for gradients in _some_at_a_time(delta, a, window)]
-    norm: Tensor = torch.cat(squares).sqrt() + 4 * torch.finfo(a.dtype).eps * window.places**0.5
+    lengths = squared_norm(delta.flatten(1)) * squared_norm(a.flatten(1))
+    rounding = 4 * torch.finfo(a.dtype).eps * (window.places * lengths).sqrt()
+    norm: Tensor = torch.cat(squares).sqrt() + rounding
     return norm.square()
 
 
 def _by_gram(delta: Tensor, a: Tensor, window: Window) -> Tensor:
-    """Return ‖Σ_p δ_p ⊗ a_p‖² = Σ_{p,p'} ⟨δ_p, δ_p'⟩ ⟨a_p, a_p'⟩ for unit δ and a.
+    """Return ‖Σ_p δ_p ⊗ a_p‖² = Σ_{p,p'} ⟨δ_p, δ_p'⟩ ⟨a_p, a_p'⟩.
 
     ⟨a_p, a_p'⟩ is the sum of ⟨x_u, x_u'⟩ over the pixels u, u' at equal places of the two windows: one product of
     pixels, and as many shifted sums as a window has places. No patch is made.
     """
     (h, w), (height, width) = delta.shape[-2:], a.shape[-2:]
-    d, x = (t.reshape(len(t) * window.groups, -1, t[0, 0].numel()) for t in (delta, a))
-    positions = torch.bmm(d.transpose(1, 2), d).view(-1, h, w, h, w)
-    pixels = _padded(torch.bmm(x.transpose(1, 2), x).view(-1, height, width, height, width), window, 2)
-    patches = torch.zeros_like(positions)
+    positions, of_delta = _gram(delta, window.groups)
+    pixels, of_a = _gram(a, window.groups)
+    pixels = _padded(pixels.view(-1, height, width, height, width), window, 2)
+    patches = pixels.new_zeros(len(pixels), h, w, h, w)
     for i in range(window.kernel[0]):
         for j in range(window.kernel[1]):
             rows, columns = _seen(i, h, window, 0), _seen(j, w, window, 1)
             patches += pixels[:, rows, columns, rows, columns]
-    total = positions.mul_(patches).flatten(1).sum(1, dtype=torch.float64).view(len(delta), -1).sum(1)
-    return total.clamp(min=0) + 4 * torch.finfo(a.dtype).eps * window.places
+    terms = positions.mul_(patches.view(positions.shape)).flatten(1).sum(1, dtype=torch.float64)
+    unit = terms.view(len(delta), -1).sum(1).clamp(min=0) + 4 * torch.finfo(a.dtype).eps * window.places
+    return unit * of_delta * of_a
+
+
+def _gram(v: Tensor, groups: int) -> tuple[Tensor, Tensor]:
+    """Return the inner products of the positions of v/‖v‖, and ‖v‖² [samples]: no product of two such overflows."""
+    squared = squared_norm(v.flatten(1))
+    v = v.reshape(len(v) * groups, -1, v[0, 0].numel())
+    unit = (1 / squared).where(squared > 0, 0.0).repeat_interleave(groups)
+    return torch.bmm(v.transpose(1, 2), v).mul_(unit.to(v.dtype)[:, None, None]), squared
 
 
 def _seen(place: int, positions: int, window: Window, axis: int) -> slice:
     start = place * window.dilation[axis]
     return slice(start, start + window.stride[axis] * (positions - 1) + 1, window.stride[axis])
-
-
-def _unit(v: Tensor, squared: Tensor) -> Tensor:
-    """Return v / ‖v‖ for every sample, 0 where there is no direction."""
-    factor = squared.rsqrt().where(squared.isfinite() & (squared > 0), 0.0)
-    return scaled(v, factor)

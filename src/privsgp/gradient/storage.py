@@ -101,7 +101,8 @@ def _bytes(size: float) -> str:
 def gather(table: Tensor, rows: Tensor) -> Tensor:
     """Return table[i, rows[i, j]] on the device of `rows`, wherever the table lies."""
     there = rows.to(table.device)
-    return table[_nodes(there), there].to(rows.device)
+    flat = (there + _nodes(there) * table.shape[1]).flatten()
+    return table.flatten(0, 1).index_select(0, flat).view(*rows.shape, *table.shape[2:]).to(rows.device)
 
 
 def scatter(table: Tensor, rows: Tensor, value: Tensor) -> None:

@@ -164,11 +164,8 @@ class RoundedTable(Table):
         return _Rounded([_rounded(piece, part) for piece, part in zip(self._like_parts(g), self.parts, strict=True)])
 
     def _entries(self, rows: Tensor, like: Sequence[Piece]) -> list[Piece]:
-        entries = super()._entries(rows, like)
         factor = gather(self.scale, rows)
-        for piece in entries:
-            piece.scale_(factor)
-        return entries
+        return [_times(piece, factor) for piece in super()._entries(rows, like)]
 
     def _store(self, rows: Tensor, new: Sequence[Piece], g: PerSample) -> None:
         if not isinstance(g, _Rounded) or g.factor is None:
@@ -176,15 +173,18 @@ class RoundedTable(Table):
         scatter(self.scale, rows, g.factor)
         # what was rounded before the clip is exact once the clip's factor is taken out again
         unclip = (1 / g.factor).where(g.factor > 0, 0.0)
-        for piece in new:
-            piece.scale_(unclip)
-        super()._store(rows, new, g)
-        for piece in new:
-            piece.scale_(g.factor)
+        super()._store(rows, [_times(piece, unclip) for piece in new], g)
 
     def arrays(self) -> dict[str, Tensor]:
         """Return the scales too."""
         return super().arrays() | {"scale": self.scale}
+
+
+def _times(piece: Piece, factor: Tensor) -> Piece:
+    """Return factor · g for gradients that are finite, whose first factor carries the scale."""
+    name, first = next(iter(piece.factors().items()))
+    factor = factor.to(first.dtype).view(*factor.shape, *[1] * (first.ndim - 2))
+    return piece.with_factors(piece.factors() | {name: first * factor})
 
 
 class _Rounded(PerSample):

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from privsgp.plan.rehearsal import SEEDS
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
@@ -31,12 +33,16 @@ def average_variance(step_size: Callable[[int], float], steps: int, sigmas: Sequ
 def response(stage: Stage, scene: Scene, distance: float) -> float:
     """Return the share of `average_variance` that is left when gradients answer to the noise, from a rehearsal.
 
-    Two rehearsals with the same coins, with noise and without: curvature makes it less than 1, and so does everything
+    Rehearsals with the same coins, with noise and without: curvature makes it less than 1, and so does everything
     in which noise moves a model less (or more) than it moves a point on a plain.
     """
-    noisy, quiet = stage.end(scene, distance), stage.end(replace(scene, noise=0.0), distance)
-    moved = float((noisy - quiet).double().square().mean())
-    return moved / (scene.noise * distance) ** 2 if scene.noise else 1.0
+    if not scene.noise:
+        return 1.0
+    moved = []
+    for seed in range(SEEDS):
+        noisy, quiet = (stage.end(s, distance, seed=seed) for s in (scene, replace(scene, noise=0.0)))
+        moved.append(float((noisy - quiet).double().square().mean()))
+    return math.fsum(moved) / SEEDS / (scene.noise * distance) ** 2
 
 
 def spread(graph: Graph, step_size: Callable[[int], float], steps: int, sigmas: Sequence[float]) -> float:

@@ -99,7 +99,7 @@ def _read(points: Sequence[Point], target: float) -> tuple[float, bool]:
     if e0 <= target <= e1:
         return s0 + (s1 - s0) * (target - e0) / (e1 - e0), e1 - e0 < SPAN
     slope = (s1 - s0) / max(e1 - e0, NEAR)
-    beyond = math.copysign(NEAR / 2, target - e0)  # so that the next value lies on the other side
+    beyond = math.copysign(SPAN / 2, target - e0)  # so that neighbouring targets lie between certified values
     return nearest[1] + _bounded(slope * (target - nearest[0] + beyond)), False
 
 
