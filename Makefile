@@ -4,7 +4,7 @@ BIN := .venv/bin
 export MPLBACKEND := Agg
 export PRIVSGP_CACHE ?= $(CURDIR)/.venv/cache
 
-.PHONY: setup demo test test-faults audit lint clean
+.PHONY: setup demo test test-faults test-gpu audit bench lint clean
 
 setup: .venv/.ready
 
@@ -31,6 +31,19 @@ test-faults: .venv/.ready
 # Every planted bug over twenty seeds, and the code as it is: minutes.
 audit: .venv/.ready
 	$(BIN)/python -m privsgp.experiments.planted
+
+# What needs a GPU; skipped without one.
+test-gpu: .venv/.ready
+	$(BIN)/python -m pytest -n 0 tests/gpu
+
+# Opacus asks for a torch of its own: it is installed without what it asks for, and gets that from constraints.txt.
+.venv/.bench: .venv/.ready
+	$(BIN)/python -m pip install --quiet --no-deps --constraint constraints.txt opacus opt_einsum
+	touch $@
+
+# Minutes, on a machine that does nothing else: see docs/performance.md. BENCH=--device=cuda for a GPU.
+bench: .venv/.bench
+	$(BIN)/python benchmarks/bench.py $(BENCH)
 
 lint: .venv/.ready
 	$(BIN)/ruff check .

@@ -27,6 +27,7 @@ from privsgp import config as configs
 from privsgp.algorithms import ALGORITHMS, Settings
 from privsgp.config import Config, Schedule
 from privsgp.engine.evaluate import present
+from privsgp.engine.faults import Faults
 from privsgp.engine.folder import Folder, read_metrics, write, write_json, write_tensors
 from privsgp.engine.job import Job, Learning, Protection, kappa, public_seed
 from privsgp.engine.loop import Outcome, Training
@@ -43,7 +44,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor, nn
 
-    from privsgp.engine.faults import Faults
     from privsgp.engine.loop import Watcher
     from privsgp.privacy.counting import Count
     from privsgp.privacy.ledger import Segment
@@ -95,7 +95,9 @@ class Problem:
 
 
 def notes(config: Config, problem: Problem) -> list[str]:
-    """Say what a careful colleague would say before the run."""
+    """Say what a careful colleague would say before the run; of several processes the first says it."""
+    if join().rank:
+        return []
     said = []
     samples = problem.samples
     deltas = _per_node(config.privacy.delta, len(samples))
@@ -119,7 +121,7 @@ def load_problem(config: Config, data_dir: Path | None = None) -> Problem:
     before that, all of them must have the same shared configuration.
     """
     world = join()
-    greet(world, config.shared() | {"engine": config.engine.model_dump(exclude={"device"})})
+    _greet(config, world)
     if not world.alone and config.algorithm.auto:
         raise Refused(
             f"algorithm.{config.algorithm.auto[0]} = 'auto' with {world.size} processes",
@@ -207,6 +209,16 @@ def make_graph(config: Config) -> graph.Graph:
     network = graph.make(config.graph.name, config.data.nodes, seed=seed, degree=config.graph.degree)
     graph.check(network)
     return network
+
+
+def simulated_faults(
+    config: Config, *, drop: float, delay: int, crash: Sequence[str], leave: Sequence[str], staleness: int
+) -> Faults | None:
+    """Read the faults of a simulated network; which message is lost is public randomness."""
+    seed = public_seed(config.seed, config.shared_hash(), "faults")
+    return Faults.parse(
+        make_graph(config), drop=drop, delay=delay, crash=crash, leave=leave, staleness=staleness, seed=seed
+    )
 
 
 def settings(config: Config) -> Settings:
@@ -357,7 +369,9 @@ def run(
     """
     world = join()
     with world.leaving(), contextlib.ExitStack() as locks:
-        problem = problem.at_home(world)
+        if problem.block is None:  # it was not `load_problem` that made it
+            _greet(config, world)
+            problem = problem.at_home(world)
         _refuse_other_model(problem, world)
         folder = Folder(out, "" if problem.block is None else f"-{problem.block.start}-{problem.block.stop - 1}")
         around = _circumstances(world, faults)
@@ -379,6 +393,11 @@ def run(
         world.everywhere(lambda: _refuse_other_run(folder, number))
         outcome = training.run()
         return _finish(job, folder, outcome, world, first=first)
+
+
+def _greet(config: Config, world: World) -> None:
+    """Refuse a peer with another shared configuration, or one that would evaluate or stop at other steps."""
+    greet(world, config.shared() | {"engine": config.engine.model_dump(exclude={"device"})})
 
 
 def _circumstances(world: World, faults: Faults | None) -> dict[str, Any]:

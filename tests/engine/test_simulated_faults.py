@@ -13,7 +13,7 @@ from privsgp.engine.faults import Faults, Leave, Outage
 from privsgp.engine.stops import Interrupted
 from privsgp.errors import Refused
 
-RING, EXPONENTIAL = graphs.make("directed-ring", 8), graphs.make("exponential", 8)
+RING, EXPONENTIAL = graphs.make("ring-directed", 8), graphs.make("exponential", 8)
 
 
 def test_what_the_command_line_says():

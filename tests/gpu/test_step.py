@@ -72,6 +72,7 @@ def test_a_run_on_the_device_is_the_algorithm_s_own(tmp_path, algorithm, small_j
     assert hashlib.sha256(again.x.cpu().numpy().tobytes()).digest() == digest
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 def test_the_step_never_waits_for_the_device(tmp_path, small_job):
     from privsgp.engine.folder import Folder
     from privsgp.engine.loop import Training

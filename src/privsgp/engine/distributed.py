@@ -62,7 +62,8 @@ class Across:
         self.device, self.dtype, self.dim = like.device, like.dtype, like.shape[1]
         self.blocks = blocks(graph.nodes, world.size)
         self._plans: dict[int, _Plan] = {}
-        self._sending: list[tuple[int, dist.Work, Tensor]] = []
+        self._sending: list[tuple[int, dist.Work]] = []
+        self._rooms: dict[tuple[str, int, int], Tensor] = {}
         _connect(world, self.device)
 
     def __call__(self, k: int, x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
@@ -81,8 +82,9 @@ class Across:
                 self._wait(arrival.rank, work)
                 rows, shares = self._opened(message, arrival.rows)
             for target, row in arrival.rounds:
-                mixed.index_add_(0, target, rows[row])
-                weights.index_add_(0, target, shares[row])
+                every = len(row) == len(rows)
+                mixed.index_add_(0, target, rows if every else rows[row])
+                weights.index_add_(0, target, shares if every else shares[row])
         return mixed, weights
 
     def messages(self, k: int) -> int:
@@ -91,7 +93,7 @@ class Across:
 
     def settle(self) -> None:
         """See the last step's messages off: their memory is used again."""
-        for rank, work, _message in self._sending:
+        for rank, work in self._sending:
             self._wait(rank, work)
         self._sending.clear()
 
@@ -100,7 +102,7 @@ class Across:
         self.settle()
         if self.world.rank:
             with self._watching(0):
-                dist.send(self._packed(x, w), 0)
+                dist.send(self._packed(self._room(len(w)), self._whole(x), x, w), 0)
             return None
         parts = [(x, w)]
         for rank, block in list(enumerate(self.blocks))[1:]:
@@ -110,10 +112,14 @@ class Across:
             parts.append(self._opened(message, len(block)))
         return torch.cat([part for part, _ in parts]), torch.cat([weight for _, weight in parts])
 
+    def _whole(self, x: Tensor) -> _Parcel:
+        return _Parcel(0, torch.arange(len(x), device=x.device), torch.ones(len(x), 1, dtype=x.dtype, device=x.device))
+
     def _post(self, plan: _Plan, x: Tensor, w: Tensor) -> dict[int, tuple[dist.Work, Tensor]]:
         """Start all of a step's sends and receives at once."""
-        sends = [(p.rank, self._packed(*_scaled(p, x, w))) for p in plan.parcels]
-        receives = [(a.rank, self._room(a.rows)) for a in plan.arrivals if a.rank != self.world.rank]
+        sends = [(p.rank, self._packed(self._kept("to", p.rank, len(p.source)), p, x, w)) for p in plan.parcels]
+        others = [a for a in plan.arrivals if a.rank != self.world.rank]
+        receives = [(a.rank, self._kept("from", a.rank, a.rows)) for a in others]
         operations = [dist.P2POp(dist.irecv, message, rank) for rank, message in receives]
         operations += [dist.P2POp(dist.isend, message, rank) for rank, message in sends]
         if not operations:
@@ -121,7 +127,7 @@ class Across:
         with self._watching(operations[0].peer):
             works = dist.batch_isend_irecv(operations)
         works *= len(operations) if len(works) == 1 else 1  # NCCL makes one work of them
-        self._sending = [(r, work, m) for (r, m), work in zip(sends, works[len(receives) :], strict=True)]
+        self._sending = [(rank, work) for (rank, _), work in zip(sends, works[len(receives) :], strict=True)]
         return {r: (work, m) for (r, m), work in zip(receives, works[: len(receives)], strict=True)}
 
     def _wait(self, rank: int, work: dist.Work) -> None:
@@ -141,11 +147,18 @@ class Across:
         """Return memory for a message: the rows' weights (float64), then the rows."""
         return torch.empty(rows * (8 + self.dim * self.dtype.itemsize), dtype=torch.uint8, device=self.device)
 
-    def _packed(self, x: Tensor, w: Tensor) -> Tensor:
-        message = self._room(len(w))
-        rows, weights = self._opened(message, len(w))
-        rows.copy_(x)
-        weights.copy_(w)
+    def _kept(self, way: str, rank: int, rows: int) -> Tensor:
+        """Return memory for the messages of one size from or to one process; it is allocated once."""
+        key = way, rank, rows
+        if key not in self._rooms:
+            self._rooms[key] = self._room(rows)
+        return self._rooms[key]
+
+    def _packed(self, message: Tensor, parcel: _Parcel, x: Tensor, w: Tensor) -> Tensor:
+        """Write a parcel's rows and weights into a message, shares applied."""
+        rows, weights = self._opened(message, len(parcel.source))
+        torch.index_select(x, 0, parcel.source, out=rows).mul_(parcel.share)
+        torch.index_select(w, 0, parcel.source, out=weights).mul_(parcel.share[:, 0].double())
         return message
 
     def _opened(self, message: Tensor, rows: int) -> tuple[Tensor, Tensor]:

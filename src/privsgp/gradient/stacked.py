@@ -105,7 +105,7 @@ def _agree(model: nn.Module, loss: Loss, sample: tuple[Tensor, Tensor]) -> bool:
     double = copy.deepcopy(model).double()
     layout = Layout.of(double)
     rule, functional = Ruled(double, layout, loss), Functional(double, layout, loss)
-    z = layout.flatten(double) * torch.tensor([[1.0], [0.5]], dtype=torch.float64)
+    z = layout.flatten(double) * torch.tensor([[1.0], [0.5]], dtype=torch.float64, device=sample[0].device)
     x, y = sample[0][:2], sample[1][:2]
     inputs, targets = torch.stack([x, x.flip(0)]).double(), torch.stack([y, y.flip(0)])
     targets = targets.double() if targets.is_floating_point() else targets

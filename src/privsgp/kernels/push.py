@@ -51,7 +51,10 @@ def _push(  # type: ignore[no-untyped-def]  # noqa: ANN202
     seed = tl.load(key)
     c0, c1, c2, c3 = place, place + q, place + 2 * q, place + 3 * q
     m0, m1, m2, m3 = inside & (c0 < d), inside & (c1 < d), inside & (c2 < d), inside & (c3 < d)
-    x0 = x1 = x2 = x3 = tl.zeros([BLOCK], tl.float32)
+    x0 = tl.zeros([BLOCK], tl.float32)
+    x1 = tl.zeros([BLOCK], tl.float32)
+    x2 = tl.zeros([BLOCK], tl.float32)
+    x3 = tl.zeros([BLOCK], tl.float32)
     weight = tl.zeros([], tl.float64)
     for r in tl.static_range(DEGREE):
         j = tl.load(source + i * DEGREE + r)

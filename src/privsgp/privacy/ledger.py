@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 FORMAT = 1
 MOST_AHEAD = 64
 _START = "0" * 64
+_JSON = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
 _CHECK = ',"check":"{}"}}'
 _CHECK_DIGITS = 16
 _CHECK_LENGTH = len(_CHECK.format("0" * _CHECK_DIGITS))
@@ -305,7 +306,7 @@ def together(ledgers: Sequence[Ledger], action: Callable[[Ledger], T]) -> list[T
 
 
 def _encode(line: dict[str, Any], head: str) -> bytes:
-    text = json.dumps(line | {"prev": head}, separators=(",", ":"), allow_nan=False).encode()
+    text = _JSON.encode(line | {"prev": head}).encode()
     return text[:-1] + _CHECK.format(_check(text)).encode()
 
 

@@ -1,0 +1,84 @@
+"""Measure a step's communication on this machine, for docs/scaling.md: python tests/distributed/measure.py.
+
+One node per process on the exponential graph; what is timed is `Across.__call__` and `World.exchange`, nothing else.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import statistics
+import sys
+import time
+from datetime import timedelta
+
+import torch
+from torch.distributed import TCPStore
+
+from privsgp import graph
+from privsgp.engine.distributed import Across
+from privsgp.engine.mix import InProcess
+from privsgp.engine.rendezvous import World
+
+STEPS = 60
+SIZES = (650, 50_890, 1_000_000, 11_173_962)
+
+
+def main() -> None:
+    """Print a row for each number of processes and each number of weights."""
+    context = multiprocessing.get_context("spawn")
+    sys.stdout.write("processes  weights  ms/step  MB/s/process  ms/exchange\n")
+    for processes in (1, 2, 4, 8):
+        for dim in SIZES:
+            if processes * dim > 50_000_000:
+                continue
+            store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+            answers = context.Queue()
+            started = [
+                context.Process(target=_one, args=(rank, processes, dim, store.port, answers))
+                for rank in range(processes)
+            ]
+            for process in started:
+                process.start()
+            steps, exchanges = zip(*(answers.get() for _ in started), strict=True)
+            for process in started:
+                process.join()
+            step, exchange = statistics.median(steps), statistics.median(exchanges)
+            rate = dim * 4 / step / 1e6 if processes > 1 else 0.0
+            sys.stdout.write(f"{processes:9d} {dim:8d} {1e3 * step:8.3f} {rate:13.0f} {1e3 * exchange:12.3f}\n")
+            sys.stdout.flush()
+
+
+def _one(rank: int, processes: int, dim: int, port: int, answers: multiprocessing.Queue[tuple[float, float]]) -> None:
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    torch.set_num_threads(1)
+    x, w = torch.randn(1, dim), torch.ones(1, dtype=torch.float64)
+    if processes == 1:
+        network = graph.make("exponential", 2)
+        mix, world = InProcess(network, x), World()
+        x, w = x.repeat(2, 1), w.repeat(2)
+    else:
+        store = TCPStore("127.0.0.1", port, timeout=timedelta(seconds=60))
+        world = World(rank, processes, store)
+        mix = Across(graph.make("exponential", processes), x, world, lambda _k: None)
+    times = _timed(lambda k: mix(k, x, w), STEPS if dim < 5_000_000 else 12)
+    talks = _timed(world.exchange, 30)
+    answers.put((times, talks))
+    world.exchange(None)
+    if processes > 1:
+        torch.distributed.destroy_process_group()
+    world._die()
+
+
+def _timed(action, count: int) -> float:
+    """Return the time that a tenth of the calls stay below, after a few for practice: others use this machine too."""
+    taken = []
+    for k in range(count + 3):
+        begun = time.perf_counter()
+        action(k)
+        taken.append(time.perf_counter() - begun)
+    return statistics.quantiles(taken[3:], n=10)[0]
+
+
+if __name__ == "__main__":
+    main()

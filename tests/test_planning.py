@@ -1,0 +1,103 @@
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from privsgp import config as configs
+from privsgp import planning, training
+from privsgp.errors import Refused
+
+VALUES = {
+    "seed": 0,
+    "data": {"name": "digits", "nodes": 4},
+    "model": {"name": "logistic"},
+    "privacy": {"epsilon": 3.0},
+    "algorithm": {"name": "privsgp-sag", "batch": 64, "steps": 20, "step_size": 0.1},
+}
+
+
+def parsed(plan=None, privacy=None, **algorithm):
+    values = VALUES | {"algorithm": VALUES["algorithm"] | algorithm, "plan": plan or {}}
+    return configs.parse(values | {"privacy": VALUES["privacy"] | (privacy or {})})
+
+
+def test_auto_is_listed_and_gone_once_settled():
+    config = parsed(steps="auto", step_size="auto")
+    assert config.algorithm.auto == ("steps", "step_size")
+    settled = config.with_algorithm(steps=7, step_size=0.5)
+    assert settled.algorithm.auto == ()
+    assert settled.algorithm.steps == 7
+    assert parsed().algorithm.auto == ()
+
+
+def test_auto_needs_a_budget():
+    with pytest.raises(Refused, match="auto"):
+        configs.parse(VALUES | {"privacy": {"sigma": 0.1}, "algorithm": {"steps": "auto"}})
+    with pytest.raises(Refused, match="difference_clip"):
+        parsed(name="auto", difference_clip=0.5)
+
+
+def test_what_was_not_planned_is_not_run():
+    config = parsed(steps="auto")
+    with pytest.raises(Refused, match="privsgp plan"):
+        training.prepare(config, training.load_problem(config))
+
+
+def test_the_nodes_data_are_not_looked_at_without_leave():
+    for name in ("private", "digits"):
+        config = parsed(plan={"data": name}, steps="auto")
+        with pytest.raises(Refused, match="may_spend"):
+            planning.make(config, training.load_problem(config))
+
+
+def test_spending_is_recorded():
+    config = parsed(plan={"data": "private", "may_spend": True}, step_size="auto")
+    found = planning.make(config, training.load_problem(config)).as_json()
+    assert found["estimated_on"]["kind"] == "private"
+    assert "spent" in found["estimated_on"]["words"]
+
+
+def test_public_data_must_fit(tmp_path):
+    rng = np.random.default_rng(0)
+    for width in (64, 32):
+        np.savez(tmp_path / f"{width}.npz", x=rng.normal(size=(600, width)), y=rng.integers(0, 10, 600))
+    config = parsed(plan={"data": str(tmp_path / "64.npz")}, step_size="auto")
+    assert planning.make(config, training.load_problem(config)).source.kind == "public"
+    config = parsed(plan={"data": str(tmp_path / "32.npz")}, step_size="auto")
+    with pytest.raises(Refused, match="shape"):
+        planning.make(config, training.load_problem(config))
+
+
+def test_theory_and_schedules_leave_only_the_steps_open():
+    config = parsed(steps="auto", step_size="theory")
+    theory = planning.make(config, training.load_problem(config)).chosen
+    assert theory.step_size == pytest.approx((4 / theory.steps) ** 0.5)
+    config = parsed(steps="auto", step_size={"schedule": "linear", "start": 0.2})
+    assert planning.make(config, training.load_problem(config)).chosen.step_size == pytest.approx(0.1)
+
+
+def test_the_published_plan_is_corollary_1():
+    config = parsed(name="privsgp-vr", steps="auto", step_size="auto", privacy={"accountant": "published"})
+    plan = planning.make(config, training.load_problem(config))
+    assert plan.chosen.steps == max(1, round(plan.formula.published_steps))
+
+
+def test_a_planned_run_and_its_resumption(tmp_path):
+    config, out = parsed(batch="auto", step_size="auto"), tmp_path / "run"
+    settled, problem, plan = planning.settle(config, training.load_problem, out, resume=False)
+    assert settled.algorithm.auto == ()
+    training.run(settled, problem, out, plan=plan)
+    kept = json.loads((out / "plan.json").read_text())
+    assert kept["step_size"] == settled.algorithm.step_size
+    assert kept["batch"] == settled.algorithm.batch
+    again, _, none = planning.settle(config, training.load_problem, out, resume=True)
+    assert none is None
+    assert again == settled
+
+
+def test_a_model_too_large_to_rehearse():
+    config = configs.parse(VALUES | {"model": {"name": "mlp", "hidden": 30_000}, "algorithm": {"steps": "auto"}})
+    with pytest.raises(Refused, match="too large"):
+        planning.make(config, training.load_problem(config))
