@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from networks import irregular, named
 
 from privsgp.errors import Refused
-from privsgp.graph import Edges
+from privsgp.graph import Edges, make
 from privsgp.graph.edges import uniform, weighted
 
 
@@ -66,3 +66,20 @@ def test_a_share_that_is_not_positive_is_refused(share):
 def test_a_node_that_would_keep_nothing_is_refused():
     with pytest.raises(Refused, match="node 1 sends shares that sum to 1"):
         weighted(3, [1, 1], [0, 2], [0.5, 0.5])
+
+
+@given(graph=named() | irregular())
+def test_rounded_shares_neither_lose_nor_make_anything(graph):
+    edges = graph.edges(0)
+    single = edges.shares(np.float32)
+    assert single.dtype == np.float32
+    np.testing.assert_allclose(single, edges.share, atol=1e-6)
+    columns = np.bincount(edges.source, single.astype(np.float64), graph.nodes)
+    np.testing.assert_allclose(columns, 1.0, rtol=0, atol=2e-8)
+    np.testing.assert_array_equal(edges.shares(np.float64), edges.share)
+
+
+def test_thirds_are_kept_exactly():
+    edges = make("ring", 5).edges(0)
+    columns = np.bincount(edges.source, edges.shares(np.float32).astype(np.float64), 5)
+    assert columns.tolist() == [1.0] * 5

@@ -177,10 +177,11 @@ class Across:
         owner = np.concatenate([np.full(len(block), rank) for rank, block in enumerate(self.blocks)])
         rank, here = self.world.rank, self.blocks[self.world.rank]
         sender, receiver = owner[edges.source], owner[edges.target]
+        shares = edges.shares(str(self.dtype).removeprefix("torch."))
 
         def parcel(to: int) -> _Parcel:
             chosen = (sender == rank) & (receiver == to)
-            share = torch.tensor(edges.share[chosen], device=self.device).to(self.dtype)[:, None]
+            share = torch.tensor(shares[chosen], device=self.device)[:, None]
             return _Parcel(to, self._tensor(edges.source[chosen] - here.start), share)
 
         def arrival(source: int) -> _Arrival:

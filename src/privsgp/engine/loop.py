@@ -346,7 +346,9 @@ def _made_up(inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     """Return a few samples of the right shape and range that are nobody's, for the probe."""
     rng = np.random.Generator(np.random.Philox(0))
     x = torch.from_numpy(rng.standard_normal((4, *inputs.shape[2:]))).to(inputs.device, inputs.dtype)
-    return x, torch.zeros((4, *targets.shape[2:]), dtype=targets.dtype, device=targets.device)
+    shape = (4, *targets.shape[2:])
+    y = rng.standard_normal(shape) if targets.is_floating_point() else np.arange(np.prod(shape)).reshape(shape) % 2
+    return x, torch.from_numpy(y).to(targets.device, targets.dtype)
 
 
 def _spread(accuracies: list[float]) -> dict[str, float]:

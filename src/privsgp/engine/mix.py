@@ -88,7 +88,7 @@ class InProcess:
 
     def _split(self, edges: Edges) -> list[_Round]:
         """Sort the edges into rounds; self-loops see to it that the first one reaches every node."""
-        target, source, share = edges.target, edges.source, edges.share
+        target, source, share = edges.target, edges.source, edges.shares(str(self.dtype).removeprefix("torch."))
         rank = np.arange(len(target)) - np.searchsorted(target, target)
         return [self._round(target[rank == r], source[rank == r], share[rank == r]) for r in range(rank.max() + 1)]
 
@@ -97,4 +97,4 @@ class InProcess:
             return torch.tensor(values, device=self.device)
 
         everyone = len(target) == self.graph.nodes
-        return _Round(tensor(target), tensor(source), tensor(share).to(self.dtype)[:, None], everyone)
+        return _Round(tensor(target), tensor(source), tensor(share)[:, None], everyone)

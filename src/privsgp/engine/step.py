@@ -120,5 +120,5 @@ def _peers(graph: Graph, k: int, device: torch.device) -> tuple[Tensor, Tensor]:
     rank = np.arange(len(edges.target)) - np.searchsorted(edges.target, edges.target)
     source = np.tile(np.arange(graph.nodes)[:, None], (1, rank.max() + 1))
     share = np.zeros(source.shape, np.float32)
-    source[edges.target, rank], share[edges.target, rank] = edges.source, edges.share
+    source[edges.target, rank], share[edges.target, rank] = edges.source, edges.shares(np.float32)
     return torch.from_numpy(source).to(device), torch.from_numpy(share).to(device)
