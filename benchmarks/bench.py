@@ -43,7 +43,7 @@ def main() -> None:
     parser.add_argument("--only", choices=["against", "growth", "parts"], help="one of the three tables")
     parser.add_argument("--out", type=Path, default=Path("build/bench.json"))
     chosen = parser.parse_args()
-    warnings.filterwarnings("ignore", module="(torch|opacus)")
+    warnings.filterwarnings("ignore", message="Full backward hook|Secure RNG|Optimal order", category=UserWarning)
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
     rows: list[Row] = []
     for name, table in {"against": _against, "growth": _growth, "parts": _parts}.items():

@@ -25,7 +25,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "privsgp-vr": {"name": "privsgp-vr"},
 }
 Task = tuple[argparse.Namespace, float, str, int | str]
-DISTANCES = (25, 50, 100, 150, 200)  # γK: the step sizes tried are these over K
+DISTANCES = (12.5, 25, 50, 75, 100, 150, 200)  # γK: the step sizes tried are these over K
 
 
 def main() -> None:

@@ -22,6 +22,7 @@ from privsgp.engine.ahead import Ahead
 from privsgp.engine.checkpoint import Progress
 from privsgp.engine.distributed import Across
 from privsgp.engine.evaluate import Evaluator, average, consensus_error, present
+from privsgp.engine.memory import keep_memory
 from privsgp.engine.mix import InProcess
 from privsgp.engine.payments import Payments
 from privsgp.engine.rendezvous import World
@@ -78,6 +79,8 @@ class Training:
         self.step = self._stepper()
         self.evaluator = Evaluator(self.model, self.layout)
         self._stop = False
+        if job.device.type == "cpu":
+            keep_memory()
         self._drawn: tuple[int, int, list[Drawn]] | None = None
 
     def run(self) -> Outcome:

@@ -88,7 +88,9 @@ class World:
         self._live()
         with self._meeting():
             self.store.set(f"{self._round}/{self.rank}", json.dumps(value))
-            said = [self._hear(f"{self._round}/{rank}", rank) for rank in range(self.size)]
+            keys = {rank: f"{self._round}/{rank}" for rank in range(self.size)}
+            self._wait(keys)
+            said = [json.loads(word) for word in self.store.multi_get(list(keys.values()))]
             # Whoever posts in this round has read the one before.
             self.store.delete_key(f"{self._round - 1}/{self.rank}")
         return said
@@ -126,27 +128,31 @@ class World:
             raise
         if not self.alone:
             self.store.set(f"bye/{self.rank}", "")
-            for rank in range(self.size) if self.rank == 0 else ():
-                self._wait(f"bye/{rank}", rank)
+            if self.rank == 0:
+                self._wait({rank: f"bye/{rank}" for rank in range(self.size)})
 
-    def _hear(self, key: str, rank: int) -> Any:  # noqa: ANN401 - any JSON
-        self._wait(key, rank)
-        return json.loads(self.store.get(key))
-
-    def _wait(self, key: str, rank: int) -> None:
-        """Wait until a process has said something, as long as it lives and nobody is missed."""
-        begun = looked = changed = time.monotonic()
-        beats = 0
-        while not self.store.check([key]):
+    def _wait(self, keys: dict[int, str]) -> None:
+        """Wait until all have said something, as long as they live and nobody is missed."""
+        begun = looked = time.monotonic()
+        alive: dict[int, tuple[int, float]] = {}
+        while not self.store.check(list(keys.values())):
             time.sleep(_PAUSE)
             now = time.monotonic()
-            if now - begun > self.patience:
+            late = now - begun > self.patience
+            if late or now - looked > _BEAT:
+                looked = now
+                self._look(keys, alive, late=late)
+
+    def _look(self, keys: dict[int, str], alive: dict[int, tuple[int, float]], *, late: bool) -> None:
+        """Find out who is missing; `alive` holds each one's last sign of life and when it came."""
+        for rank in [rank for rank, key in keys.items() if not self.store.check([key])]:
+            beats, now = self.store.add(f"beat/{rank}", 0), time.monotonic()
+            if rank not in alive or beats != alive[rank][0]:
+                alive[rank] = beats, now
+            if late:
                 raise self.lost(rank, f"silent for {self.patience:g} s")
-            if now - looked > _BEAT:
-                looked, before, beats = now, beats, self.store.add(f"beat/{rank}", 0)
-                changed = changed if beats == before and beats else now
-                if self.store.check(["alarm"]) or now - changed > SILENCE:
-                    raise self.lost(rank, f"no sign of life for {SILENCE:g} s")
+            if self.store.check(["alarm"]) or (beats and now - alive[rank][1] > SILENCE):
+                raise self.lost(rank, f"no sign of life for {SILENCE:g} s")
 
     def _live(self) -> None:
         """Give signs of life from now on."""

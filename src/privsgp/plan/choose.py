@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 LENGTHS = (1024, 2048, 4096)  # K to choose from; on scikit-learn's digits accuracy still rises up to about 500
 NEARLY = 1.05  # noise this much above the least is not worth more steps
 SHORT = 16  # γ ≤ 1/(16L): short beside the curvature even where real data bends four times as much as the stand-in
+CHEAP = 1.02  # what drawing samples may cost in noise
 TIE = 0.01  # rehearsals differ by as much from chance
 
 
@@ -192,17 +193,15 @@ class Planner:
         return min(max(steps, math.ceil(SHORT * self.constants.smoothness * T)), LENGTHS[-1]), T
 
     def batch(self) -> float:
-        """Return the smallest power of two at which drawing samples costs hardly any noise (plain PrivSGP's, K = 1024).
+        """Return the smallest power of two, from 8, at which drawing samples costs plain PrivSGP hardly any noise."""
+        n, J = self.network, round(self.network.mean_samples)
 
-        Above it, every sampled release is as good as a Gaussian that shifts by G/J.
-        """
-        n, steps, J = self.network, 1024, round(self.network.mean_samples)
-        least = math.sqrt(n.releases(steps)) / (J * gaussian_shift(n.epsilon, n.delta))
-        for power in range(J.bit_length() - 1):
-            plain = SampledMean(sigma=0.0, clip=1.0, batch=float(2**power), samples=J)
-            if 2**power >= 8 and Price(plain, n.delta, n.relation, n.releases).sigma(steps, n.epsilon) < 1.02 * least:
-                return float(2**power)
-        return float(J)
+        def sigma(batch: int) -> float:
+            plain = SampledMean(sigma=0.0, clip=1.0, batch=float(batch), samples=J)
+            return Price(plain, n.delta, n.relation, n.releases).sigma(LENGTHS[0], n.epsilon)
+
+        candidates = [2**power for power in range(3, J.bit_length()) if 2**power < J]
+        return float(next((batch for batch in candidates if sigma(batch) < CHEAP * sigma(J)), J))
 
     def published_steps(self, clip: float) -> int:
         """Return Corollary 1's K, for the published accountant."""
