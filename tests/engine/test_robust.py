@@ -79,7 +79,7 @@ def networks(draw):
     return graphs.from_networkx(made)
 
 
-@settings(max_examples=20)
+@settings(max_examples=8)
 @given(networks(), st.floats(0, 0.6), st.integers(0, 4), st.integers(0, 2**64), st.booleans())
 def test_nodes_and_links_conserve_mass_and_reach_the_average(network, drop, delay, seed, crash):
     n = network.nodes

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from privsgp.gradient.product import Forward, product
+from privsgp.gradient.product import Forward, aligned_rows, product
 
 LAYOUTS = [(start, size) for size in (1, 2, 3, 5) for start in range(0, 8, size)]
 
@@ -47,3 +47,14 @@ def test_the_way_back_is_its_derivative():
         w = torch.randn(nodes, 3, 5, generator=generator, dtype=torch.float64)
         bias = torch.randn(nodes, 1, 3, generator=generator, dtype=torch.float64)
         assert torch.autograd.gradcheck(lambda a, w=w, bias=bias: Forward.apply(a, w, bias), (a,))
+
+
+@pytest.mark.parametrize("begin", [0, 16, 5])
+@pytest.mark.parametrize("stack", [1, 2, 5])
+def test_a_product_has_the_same_bits_wherever_it_is_written(begin, stack):
+    generator = torch.Generator().manual_seed(0)
+    a, b = torch.randn(stack, 7, 33, generator=generator), torch.randn(stack, 33, 9, generator=generator)
+    row = aligned_rows(a, 100)
+    into = row[:, begin : begin + 63].view(stack, 7, 9)
+    assert product(a, b, into=into).data_ptr() == into.data_ptr()
+    assert torch.equal(into, product(a, b))

@@ -244,7 +244,7 @@ def test_what_was_assumed_is_said_in_words():
 EXTREMES = st.sampled_from([1e-6, 1e-3, 0.3, 10.0, 1e6])
 
 
-@settings(max_examples=12)
+@settings(max_examples=6)
 @given(
     st.sampled_from([Saga, SampledMean, Sag, Anchored]),
     EXTREMES,

@@ -140,7 +140,8 @@ class Across:
         try:
             yield
         except RuntimeError as error:
-            how = "its connection closed" if "closed" in str(error) else f"no message within {self.world.patience:g} s"
+            timed_out = "timed out" in str(error).lower()
+            how = f"no message within {self.world.patience:g} s" if timed_out else "its connection broke"
             raise self.world.lost(rank, how) from error
 
     def _room(self, rows: int) -> Tensor:

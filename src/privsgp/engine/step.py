@@ -15,6 +15,7 @@ import torch
 
 from privsgp.algorithms import Drawn, State
 from privsgp.algorithms.push_sum import PushSum
+from privsgp.gradient.rules import Ruled
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -51,7 +52,8 @@ class OnDevice:
 
     def __init__(self, algorithm: PushSum, graph: Graph, source: Keyed, like: Tensor, announce: Announce) -> None:
         self.algorithm, self.block, self.graph, self.announce = algorithm, algorithm.block, graph, announce
-        self.direction = Recorded(algorithm) if like.numel() <= _MOST_RECORDED else algorithm.direction
+        small = like.numel() <= _MOST_RECORDED and isinstance(self.block.gradient, Ruled)
+        self.direction = Recorded(algorithm) if small else algorithm.direction
         self._key = source.philox_key(like.device)
         self._sigma = torch.tensor([m.sigma for m in self.block.mechanisms], device=like.device)
         self._peers = [_peers(graph, k, like.device) for k in range(graph.period or 1)]
