@@ -71,11 +71,17 @@ def train(
     ledger: Annotated[
         Path | None, typer.Option(help="Ledger folder of an earlier run on this data, to go on spending its budget.")
     ] = None,
+    drop: Annotated[float, typer.Option(help="Simulated network: the chance that a message is lost.")] = 0.0,
+    delay: Annotated[int, typer.Option(help="Simulated network: messages are late by 0 to so many steps.")] = 0,
+    crash: Annotated[list[str] | None, typer.Option(help="NODE@STEP or NODE@STEP+STEPS: down for so long.")] = None,
+    leave: Annotated[list[str] | None, typer.Option(help="NODE@STEP: leaves for good.")] = None,
+    staleness: Annotated[int, typer.Option(help="Steps after which a silent link's message is waited for.")] = 64,
     as_json: Json = False,
 ) -> None:
     """Train a model over a network of nodes, each with its own privacy budget."""
     from privsgp import config as configs
     from privsgp import planning, training
+    from privsgp.engine import rendezvous
 
     settings = configs.read(config, changes or [])
     place = folder or Path("runs") / settings.name
@@ -87,8 +93,15 @@ def train(
     for note in training.notes(settings, problem):
         err.print(f"note: {note}", soft_wrap=True)
     show_log()
+    faults = training.simulated_faults(
+        settings, drop=drop, delay=delay, crash=crash or [], leave=leave or [], staleness=staleness
+    )
     with bar(settings.algorithm.steps) as watch:
-        result = training.run(settings, problem, place, resume=resume, ledgers=ledger, watch=watch, plan=plan)
+        result = training.run(
+            settings, problem, place, resume=resume, ledgers=ledger, watch=watch, plan=plan, faults=faults
+        )
+    if rendezvous.join().rank:
+        return  # of several processes the first speaks
     if as_json:
         typer.echo(json.dumps(result.summary))
     else:

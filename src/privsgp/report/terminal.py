@@ -111,8 +111,8 @@ def _privacy(s: dict[str, Any]) -> str:
 
 
 def _range(values: list[float]) -> str:
-    low, high = min(values), max(values)
-    return f"{low:.4g}" if low == high else f"{low:.4g} … {high:.4g}"
+    low, high = f"{min(values):.4g}", f"{max(values):.4g}"
+    return low if low == high else f"{low} … {high}"
 
 
 def _percent(value: float | None, after: str = "") -> str:
