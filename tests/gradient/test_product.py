@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from privsgp.gradient.product import Forward, aligned_rows, product
+from privsgp.gradient.product import Forward, product
 
 LAYOUTS = [(start, size) for size in (1, 2, 3, 5) for start in range(0, 8, size)]
 
@@ -49,12 +49,19 @@ def test_the_way_back_is_its_derivative():
         assert torch.autograd.gradcheck(lambda a, w=w, bias=bias: Forward.apply(a, w, bias), (a,))
 
 
-@pytest.mark.parametrize("begin", [0, 16, 5])
-@pytest.mark.parametrize("stack", [1, 2, 5])
-def test_a_product_has_the_same_bits_wherever_it_is_written(begin, stack):
+@pytest.mark.parametrize("shape", [(10, 72, 64), (72, 64, 10), (7, 33, 9), (72, 64, 1), (64, 48, 785), (10, 264, 64)])
+def test_a_product_has_the_same_bits_with_any_number_of_threads(shape):
+    rows, inner, columns = shape
     generator = torch.Generator().manual_seed(0)
-    a, b = torch.randn(stack, 7, 33, generator=generator), torch.randn(stack, 33, 9, generator=generator)
-    row = aligned_rows(a, 100)
-    into = row[:, begin : begin + 63].view(stack, 7, 9)
-    assert product(a, b, into=into).data_ptr() == into.data_ptr()
-    assert torch.equal(into, product(a, b))
+    a, b = torch.randn(16, rows, inner, generator=generator), torch.randn(16, inner, columns, generator=generator)
+    threads, results = torch.get_num_threads(), []
+    try:
+        for count in (1, 2, 3):
+            torch.set_num_threads(count)
+            results += [product(a, b), product(a.transpose(1, 2).contiguous().transpose(1, 2), b)]
+    finally:
+        torch.set_num_threads(threads)
+    assert torch.equal(results[0], results[2])
+    assert torch.equal(results[0], results[4])
+    assert torch.equal(results[1], results[3])
+    assert torch.equal(results[1], results[5])

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 from torch import Tensor
 
-from privsgp.gradient.product import aligned_rows, product
+from privsgp.gradient.product import product
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -78,7 +78,7 @@ class Outer:
         """Σ_j δ_j ⊗ a_j is one matrix product per model."""
         m, _, outputs = self.delta.shape
         weights = outputs * self.input.shape[-1]
-        product(self.delta.transpose(1, 2), self.input, into=out[:, :weights].view(m, outputs, -1))
+        out[:, :weights] = product(self.delta.transpose(1, 2), self.input).reshape(m, weights)
         if self.bias:
             out[:, weights:] = self.delta.sum(1)
 
@@ -205,7 +205,7 @@ def clip_pieces_(pieces: Sequence[Piece], radius: float, mask: Tensor | None = N
 def sum_pieces(pieces: Sequence[Piece]) -> Tensor:
     """Return the sum over the samples of a batch, all layers side by side, [m, d]."""
     first = next(iter(pieces[0].factors().values()))
-    out = aligned_rows(first, sum(p.size for p in pieces))
+    out = first.new_empty(first.shape[0], sum(p.size for p in pieces))
     start = 0
     for piece in pieces:
         piece.sum_into(out[:, start : start + piece.size])

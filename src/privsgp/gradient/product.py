@@ -7,10 +7,12 @@ another one for a matrix that does not begin at a multiple of 16 bytes, which de
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 if TYPE_CHECKING:
     from torch.autograd.function import FunctionCtx
@@ -18,32 +20,27 @@ if TYPE_CHECKING:
 _ALIGNMENT = 64
 
 
-def product(a: Tensor, b: Tensor, bias: Tensor | None = None, *, into: Tensor | None = None) -> Tensor:
+def product(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
     """Return a @ b (+ bias) for stacks of matrices, each with the same bits wherever and among how many it stands.
 
-    It is written to `into` at once where that is aligned, and copied there where it is not.
+    On a CPU the result is one contiguous array, so that torch hands the whole stack to MKL; else it would multiply one
+    pair after the other, each over all threads, and the bits would depend on their number.
     """
-    if into is not None:
-        return _into(a, b, into)
     if a.device.type != "cpu":
         return torch.bmm(a, b) if bias is None else torch.baddbmm(bias, a, b)
     if a.shape[0] == 1:
         pair = product(a.expand(2, -1, -1), b.expand(2, -1, -1), None if bias is None else bias.expand(2, -1, -1))
         return pair[:1]
-    out = _room(a, a.shape[1], b.shape[2])
-    a, b = _aligned(a), _aligned(b)
-    return torch.bmm(a, b, out=out) if bias is None else torch.baddbmm(bias, a, b, out=out)
+    rows, unit = a.shape[1], _ALIGNMENT // a.element_size()
+    more = -rows % (unit // math.gcd(b.shape[2], unit))  # rows that let the next result begin where it should
+    a, b = _aligned(pad(a, (0, 0, 0, more)) if more else a), _aligned(b)
+    out = torch.bmm(a, b) if bias is None else torch.baddbmm(bias, a, b)
+    return out[:, :rows]
 
 
 def aligned_rows(like: Tensor, columns: int) -> Tensor:
     """Return memory [m, columns] for as many rows as `like` has; on a CPU each begins at a multiple of 64 bytes."""
     return _room(like, 1, columns)[:, 0] if like.device.type == "cpu" else like.new_empty(like.shape[0], columns)
-
-
-def _into(a: Tensor, b: Tensor, into: Tensor) -> Tensor:
-    if a.device.type == "cpu" and a.shape[0] > 1 and _begins_aligned(into):
-        return torch.bmm(_aligned(a), _aligned(b), out=into)
-    return into.copy_(product(a, b))
 
 
 def _begins_aligned(stack: Tensor) -> bool:
