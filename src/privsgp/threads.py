@@ -1,4 +1,4 @@
-"""Two cores for work that lets go of Python's lock: hashing, and NumPy on large arrays."""
+"""Two cores for work that lets go of Python's lock: hashing."""
 
 from __future__ import annotations
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 import torch
 
@@ -43,3 +45,26 @@ def test_secret_noise_is_handed_out_once():
 
 def test_coins_are_those_of_the_source():
     assert (Ahead(Keyed(3), NODES).uniforms(4, 2, 10) == Keyed(3).uniforms(4, 2, 10)).all()
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_noise_drawn_by_a_second_thread_is_that_of_the_source(threads, monkeypatch):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    ahead, like = Ahead(Keyed(3), range(2, 5)), torch.empty(3, 1001)
+    expected, drawn = torch.empty(3, 1001), torch.empty(3, 1001)
+    for begun, step in ((0, 0), (1, 1), (7, 2)):  # the last was begun for another step
+        ahead.begin(like, begun, 0)
+        ahead.fill_normal(drawn, range(2, 5), step)
+        Keyed(3).fill_normal(expected, range(2, 5), step)
+        assert torch.equal(drawn, expected)
+
+
+def test_secret_noise_that_a_second_thread_could_not_draw_is_refused(monkeypatch):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    monkeypatch.setattr(threading, "excepthook", lambda _: None)
+    ahead, out = Ahead(Secure(), range(2)), torch.empty(2, 9, dtype=torch.float64)
+    ahead.begin(out, 4, 0)
+    ahead.fill_normal(out, range(2), 4)
+    ahead.begin(out, 4, 0)  # used already: the thread is refused, and so is who asks for it
+    with pytest.raises(Refused, match="already used"):
+        ahead.fill_normal(out, range(2), 4)

@@ -1,7 +1,11 @@
-"""Noise drawn ahead of its step, while messages travel. The numbers are those the source gives at that step anyway."""
+"""Noise drawn before it is needed: while messages travel, or by a second thread while gradients are computed.
+
+The numbers are those the source gives at that step anyway.
+"""
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING
 
 import torch
@@ -25,6 +29,7 @@ class Ahead:
         self.source, self.nodes = source, nodes
         self._drawn: tuple[int, int] | None = None
         self._normals = torch.empty(0)
+        self._drawing: threading.Thread | None = None
 
     @property
     def secret(self) -> bool:
@@ -39,8 +44,21 @@ class Ahead:
         self.source.fill_normal(self._normals, self.nodes, step, attempt)
         self._drawn = step, attempt
 
+    def begin(self, like: torch.Tensor, step: int, attempt: int) -> None:
+        """Let a second thread draw the noise of a step, unless it is there already or there is but one core to use."""
+        if self._drawn != (step, attempt) and like.device.type == "cpu" and torch.get_num_threads() > 1:
+            self._finish()
+            self._drawing = threading.Thread(target=self.prepare, args=(like, step, attempt))
+            self._drawing.start()
+
+    def _finish(self) -> None:
+        if self._drawing is not None:
+            self._drawing.join()
+            self._drawing = None
+
     def fill_normal(self, out: torch.Tensor, nodes: Sequence[int], step: int, attempt: int = 0) -> None:
         """Fill row r of `out` with the standard normals of node `nodes[r]`."""
+        self._finish()
         if self._drawn != (step, attempt):
             self.source.fill_normal(out, nodes, step, attempt)
             return

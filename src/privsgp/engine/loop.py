@@ -278,7 +278,10 @@ class Training:
 
     def _sample(self, k: int) -> list[Drawn]:
         drawn, self._drawn = self._drawn, None
-        return drawn[2] if drawn is not None and drawn[:2] == (k, self.attempt) else self._draw(k)
+        samples = drawn[2] if drawn is not None and drawn[:2] == (k, self.attempt) else self._draw(k)
+        if any(m.sigma for m in self.job.mechanisms):
+            self.source.begin(self.state.x, k, self.attempt)
+        return samples
 
     def _draw(self, k: int) -> list[Drawn]:
         job = self.job

@@ -20,7 +20,6 @@ import numpy as np
 import torch
 
 from privsgp.errors import Refused
-from privsgp.threads import shared_out
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -89,13 +88,9 @@ class _Streams:
             for top in range(0, len(nodes), max(1, _PIECE // min(_PIECE, out.shape[1] - left)))
         ]
 
-        def fill(some: Sequence[tuple[int, int]]) -> list[None]:
-            room = np.empty(5 * _PIECE, np.int64)  # a tile's words, and three arrays of half its size
-            for place in some:
-                self._tile(out, nodes, place, (step, attempt), real, room)
-            return []
-
-        shared_out(fill, tiles)
+        room = np.empty(5 * _PIECE, np.int64)  # a tile's words, and three arrays of half its size
+        for place in tiles:
+            self._tile(out, nodes, place, (step, attempt), real, room)
 
     def _tile(
         self,
