@@ -1,0 +1,49 @@
+"""Numbers in the docs that a command makes: the command still makes them."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import tomllib
+
+import pytest
+
+import runs
+from privsgp import config
+
+ROOT = pathlib.Path(__file__).parent.parent
+MNIST = ("--samples", "1200", "--batch", "240", "--steps", "575")
+
+
+@pytest.mark.parametrize(
+    ("page", "row", "command", "key"),
+    [
+        ("docs/privacy.md", "(`privsgp-vr`) | {:.3f} |", ("account", *MNIST, "--sigma", "0.05"), "epsilon"),
+        (
+            "docs/privacy.md",
+            "(`privsgp`) | {:.3f} |",
+            ("account", "--algorithm", "privsgp", *MNIST, "--sigma", "0.05"),
+            "epsilon",
+        ),
+        (
+            "docs/privacy.md",
+            "b = 48: {:.2f}; b = 240: 1.03",
+            ("calibrate", "--accountant=published", "--samples=1200", "--batch=48", "--steps=575", "--epsilon=1"),
+            "certified_epsilon",
+        ),
+        ("README.md", "# ε = {:.3f}", ("account", *MNIST, "--sigma", "0.05"), "epsilon"),
+        ("README.md", "# σ = {:.4f}", ("calibrate", *MNIST, "--epsilon", "1"), "sigma"),
+    ],
+)
+def test_a_number_is_what_its_command_says(page, row, command, key):
+    ran = runs.command(*command, "--json")
+    assert ran.code == 0, ran.err
+    assert row.format(json.loads(ran.out)[key]) in (ROOT / page).read_text()
+
+
+def test_the_readme_configuration_is_one():
+
+    text = (ROOT / "README.md").read_text()
+    block = text.split("```toml\n")[1].split("```")[0]
+
+    assert config.parse(tomllib.loads(block)).algorithm.name == "privsgp-vr"
