@@ -16,6 +16,7 @@ import runs
 from privsgp import config as configs
 from privsgp import training
 from privsgp.errors import Refused
+from privsgp.protection import batch_sizes, protect
 
 QUICK = runs.SMALL.replace("steps = 30", "steps = 8").replace("sigma = 0.05", "sigma = 0")
 
@@ -68,18 +69,18 @@ def test_step_sizes_are_used(tmp_path):
 
 def test_unequal_nodes_have_one_rate_and_their_own_batches():
     config = _config(data__sizes=[100, 200, 300, 400], algorithm__batch=50, privacy__sigma=[1, 2, 3, 4])
-    protection = training.protect(config, [100, 200, 300, 400], 1e-6)
+    protection = protect(config, [100, 200, 300, 400], 1e-6)
     assert [m.batch for m in protection.mechanisms] == pytest.approx([20, 40, 60, 80])
     assert {m.rate for m in protection.mechanisms} == {0.2}
     assert [m.samples for m in protection.mechanisms] == [100, 200, 300, 400]
     assert [m.sigma for m in protection.mechanisms] == [1, 2, 3, 4]
     fixed = _config(data__sizes=[100, 200, 300, 1], algorithm__batch=10, algorithm__sampling="fixed")
-    assert training.batch_sizes(fixed, [100, 200, 300, 1]) == [7, 13, 20, 1]
+    assert batch_sizes(fixed, [100, 200, 300, 1]) == [7, 13, 20, 1]
 
 
 def test_budgets_become_noise_that_keeps_them():
     config = _config(QUICK.replace("sigma = 0", "epsilon = [0.5, 1, 2, 2]\nspare = 0.5"))
-    protection = training.protect(config, [300] * 4, 0.0)
+    protection = protect(config, [300] * 4, 0.0)
     assert protection.allowance == 12
     sigma = [m.sigma for m in protection.mechanisms]
     assert sigma[0] > sigma[1] > sigma[2] == sigma[3] > 0

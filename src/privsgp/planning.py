@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from privsgp import config as configs
-from privsgp import data, training
+from privsgp import data, protection, training
 from privsgp.algorithms import Settings
 from privsgp.config import Schedule
 from privsgp.engine.folder import Folder
@@ -51,7 +51,7 @@ def make(config: Config, problem: Problem, data_dir: Path | None = None, *, comp
     Guarantee: nothing here depends on the nodes' samples, except with `plan.may_spend`, which the plan records.
     Assumes: the sizes J_i, the model at x⁰ and the scale of the test inputs are public.
     """
-    network, settings = _network(config, problem), training.settings(config)
+    network, settings = _network(config, problem), protection.settings(config)
     source = _source(config)
     permit(source, may_spend=config.plan.may_spend)
     stage = Stage(problem.model, problem.loss, problem.correct, _samples(source, problem, data_dir))

@@ -24,19 +24,18 @@ from safetensors.torch import load_file
 
 from privsgp import __version__, data, graph, models
 from privsgp import config as configs
-from privsgp.algorithms import ALGORITHMS, Settings
+from privsgp.algorithms import ALGORITHMS
 from privsgp.config import Config, Schedule
 from privsgp.engine.evaluate import present
 from privsgp.engine.faults import Faults
 from privsgp.engine.folder import Folder, read_metrics, write, write_json, write_tensors
-from privsgp.engine.job import Job, Learning, Protection, kappa, public_seed
+from privsgp.engine.job import Job, Learning, kappa, public_seed
 from privsgp.engine.loop import Outcome, Training
 from privsgp.engine.rendezvous import World, blocks, greet, join, refuse_differences, restarted
 from privsgp.errors import Refused
 from privsgp.gradient import Layout
 from privsgp.privacy import ledger
-from privsgp.privacy.counting import After, Certified, Published
-from privsgp.privacy.filter import Filter
+from privsgp.protection import per_node, protect, settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -45,7 +44,6 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from privsgp.engine.loop import Watcher
-    from privsgp.privacy.counting import Count
     from privsgp.privacy.ledger import Segment
 
 SUMMARY_VERSION = 1
@@ -100,7 +98,7 @@ def notes(config: Config, problem: Problem) -> list[str]:
         return []
     said = []
     samples = problem.samples
-    deltas = _per_node(config.privacy.delta, len(samples))
+    deltas = per_node(config.privacy.delta, len(samples))
     large = [i for i, J in enumerate(samples) if config.private and deltas[i] * J >= 1]
     if large:
         said.append(
@@ -221,15 +219,6 @@ def simulated_faults(
     )
 
 
-def settings(config: Config) -> Settings:
-    """Return the algorithm's share of the configuration."""
-    a = config.algorithm
-    return Settings(
-        clip=config.privacy.clip, difference_clip=a.difference_clip, sampling=a.sampling, table=a.table,
-        table_init=a.table_init, table_dtype=a.table_dtype, table_place=a.table_place, block=a.block or 1,
-    )  # fmt: skip
-
-
 def step_size(config: Config) -> Callable[[int], float]:
     """Return γ_k: a constant, the paper's √(n/K), or a schedule."""
     given, steps = config.algorithm.step_size, config.algorithm.steps
@@ -243,77 +232,6 @@ def _scheduled(s: Schedule, steps: int, k: int) -> float:
     done = k / max(1, steps - 1)
     left = (1 + math.cos(math.pi * done)) / 2 if s.schedule == "cosine" else 1 - done
     return s.end + (s.start - s.end) * left
-
-
-def protect(
-    config: Config,
-    samples: Sequence[int],
-    slack: float,
-    earlier: Sequence[Sequence[Segment]] = (),
-    world: World | None = None,
-) -> Protection:
-    """Give every node its mechanism: σ_i from its own J_i, b_i and budget, or as fixed by hand.
-
-    Where earlier runs have spent from the same budget, a Rényi filter counts them and this one together. Of several
-    processes each calibrates its own nodes and tells the others: σ is public.
-    """
-    algorithm, p, n = ALGORITHMS[config.algorithm.name], config.privacy, len(samples)
-    deltas = _per_node(p.delta, n)
-    budgets = _per_node(p.epsilon if algorithm.private else None, n)
-    sigmas = _per_node(p.sigma if p.sigma is not None and algorithm.private else 0.0, n)
-    steps = config.algorithm.steps
-    allowance = steps + math.ceil(p.spare * steps) if budgets[0] is not None else None
-    batches = batch_sizes(config, samples)
-    counts = [_count(config, budgets[i], deltas[i], earlier[i] if earlier else ()) for i in range(n)]
-    mechanisms = [
-        algorithm.mechanism(settings(config), sigma=sigmas[i], batch=batches[i], samples=samples[i], kappa=slack)
-        for i in range(n)
-    ]
-
-    def calibrated(i: int) -> float:
-        return counts[i].sigma(mechanisms[i], allowance or steps, budgets[i], deltas[i])
-
-    if allowance is not None:
-        world = world or World()
-        here = blocks(n, world.size)[world.rank]
-        own = world.everywhere(lambda: [calibrated(i) for i in here])
-        told = [sigma for theirs in world.exchange(own) for sigma in theirs]
-        mechanisms = [bare.with_sigma(sigma) for bare, sigma in zip(mechanisms, told, strict=True)]
-
-    def epsilon(node: int, releases: int) -> float:
-        return counts[node].epsilon(mechanisms[node], releases, deltas[node])
-
-    return Protection(mechanisms, budgets, deltas, p.relation, p.accountant, allowance, epsilon)
-
-
-def _count(config: Config, budget: float | None, delta: float, earlier: Sequence[Segment]) -> Count:
-    p = config.privacy
-    if not any(segment.charged for segment in earlier):
-        if p.accountant == "published":
-            return Published(p.relation, config.algorithm.steps, p.c2)
-        return Certified(p.relation)
-    if p.accountant == "published":
-        raise Refused("privacy.accountant = 'published' with --ledger", "several runs are counted by 'certified' alone")
-    if budget is None:
-        raise Refused("--ledger without privacy.epsilon", "name the (ε, δ) that all runs on this data must share")
-    shared = Filter.over(earlier, budget, delta)
-    return After(shared, shared.spent(earlier), p.relation)
-
-
-def batch_sizes(config: Config, samples: Sequence[int]) -> list[float]:
-    """Return b_i = q J_i, where q is the rate that gives `batch` at the mean size."""
-    batch, mean = config.algorithm.batch, sum(samples) / len(samples)
-    if batch > mean:
-        raise Refused(
-            f"algorithm.batch = {batch:g} with {mean:g} samples per node on average",
-            f"take at most {int(mean)}, or fewer nodes",
-        )
-    sizes = [batch / mean * J for J in samples]
-    return [float(max(1, round(b))) for b in sizes] if config.algorithm.sampling == "fixed" else sizes
-
-
-def _per_node(value: Any, n: int) -> list[Any]:  # noqa: ANN401 - one value of any kind, or a list of them
-    return list(value) if isinstance(value, list) else [value] * n
 
 
 def _learning(problem: Problem, device: torch.device, dtype: torch.dtype) -> Learning:

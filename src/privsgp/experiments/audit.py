@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from privsgp import training
+from privsgp import protection, training
 from privsgp.algorithms import ALGORITHMS
 from privsgp.engine.evaluate import average
 from privsgp.engine.folder import Folder
@@ -143,7 +143,7 @@ def audit(
 def _declared(config: Config) -> Mechanism:
     """Return the kind of mechanism the algorithm declares; its numbers are not known before the job."""
     algorithm = ALGORITHMS[config.algorithm.name]
-    return algorithm.mechanism(training.settings(config), sigma=1.0, batch=1.0, samples=1, kappa=0.0)
+    return algorithm.mechanism(protection.settings(config), sigma=1.0, batch=1.0, samples=1, kappa=0.0)
 
 
 def _job(config: Config, problem: training.Problem) -> Job:
