@@ -4,7 +4,7 @@ Both are ChaCha20 read as a random-access table of words: one key for each purpo
 each (node, step, attempt), so that what a node draws never depends on which process it sits in or what else was drawn.
 ChaCha20 was also the fastest when measured: 50 rows of 50,890 float32 normals took 7 ms on one core, against 20 ms with
 NumPy's SFC64, 22 with PCG64DXSM, 27 with Philox, and 9 with torch (whose CPU seed keeps 32 bits). `Secure` computes in
-float64 throughout: 21 ms for the same block (17 on two cores), and 25 (20) with the sum and the grid of `add_noise_`.
+float64 throughout: 21 ms for the same block, and 25 with the sum and the grid of `add_noise_`.
 """
 
 from __future__ import annotations
