@@ -106,6 +106,7 @@ def trained(setting, name, *, rules=True, **options):
         sample=sample,
         noise=noise,
         mix=InProcess(setting.graph, x0),
+        release=lambda _k, _x: None,
         step_size=setting.step_size,
     )
     run, state = algorithm(block, settings), State.start(x0, nodes)

@@ -1,5 +1,6 @@
 """One file per algorithm; each reads like its pseudo-code and declares what one of its messages reveals."""
 
+from privsgp.algorithms.algorithm import Algorithm
 from privsgp.algorithms.block import Block, Drawn, Settings, State
 from privsgp.algorithms.privsgp import PrivSGP
 from privsgp.algorithms.privsgp_sag import PrivSGPSAG
@@ -7,6 +8,18 @@ from privsgp.algorithms.privsgp_vr import PrivSGPVR
 from privsgp.algorithms.push_sum import PushSum
 from privsgp.algorithms.sgp import SGP
 
-ALGORITHMS: dict[str, type[PushSum]] = {a.name: a for a in (SGP, PrivSGP, PrivSGPVR, PrivSGPSAG)}
+ALGORITHMS: dict[str, type[Algorithm]] = {a.name: a for a in (SGP, PrivSGP, PrivSGPVR, PrivSGPSAG)}
 
-__all__ = ["ALGORITHMS", "SGP", "Block", "Drawn", "PrivSGP", "PrivSGPSAG", "PrivSGPVR", "PushSum", "Settings", "State"]
+__all__ = [
+    "ALGORITHMS",
+    "SGP",
+    "Algorithm",
+    "Block",
+    "Drawn",
+    "PrivSGP",
+    "PrivSGPSAG",
+    "PrivSGPVR",
+    "PushSum",
+    "Settings",
+    "State",
+]

@@ -81,6 +81,7 @@ class Block:
     sample: Callable[[int], list[Drawn]]  # line 5: the samples drawn at step k, in one pass or more
     noise: Callable[[int, Tensor], None]  # line 8: g_i += N(0, σ_i² I), in place
     mix: Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor]]  # lines 10-13
+    release: Callable[[int, Tensor], None]  # pays for what carries the noise of step k, before any of it leaves
     step_size: Callable[[int], float]
     private: Path | None = None  # a folder for the site alone, where a table may be mapped
     prepare: Callable[[PerSample], PerSample] | None = None  # what a table makes of gradients before they are clipped

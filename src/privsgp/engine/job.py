@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor, nn
 
-    from privsgp.algorithms import PushSum, Settings
+    from privsgp.algorithms import Algorithm, Settings
     from privsgp.engine.faults import Faults
     from privsgp.graph import Graph
     from privsgp.privacy.mechanism import Mechanism, Relation
@@ -59,7 +59,7 @@ class Job:
     shared_hash: str
     learning: Learning
     protection: Protection
-    algorithm: type[PushSum]
+    algorithm: type[Algorithm]
     settings: Settings
     graph: Graph
     steps: int

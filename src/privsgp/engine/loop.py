@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from privsgp.algorithms import Block, Drawn, State
+from privsgp.algorithms import Block, Drawn, PushSum, State
 from privsgp.engine import checkpoint
 from privsgp.engine.ahead import Ahead
 from privsgp.engine.checkpoint import Progress
@@ -272,6 +272,7 @@ class Training:
             sample=self._sample,
             noise=self._noise,
             mix=self._mix,
+            release=self._release,
             step_size=job.step_size,
             private=self.folder.checkpoint.parent,
         )
@@ -310,24 +311,31 @@ class Training:
             if any(m.sigma for m in self.job.mechanisms):
                 self.source.prepare(self.state.x, k + 1, self.attempt)
 
+    def _release(self, k: int, message: Tensor) -> None:
+        self.payments.sending(k, message)
+
     def _mix(self, k: int, x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
-        self._announce(k, x)
+        self._count_bytes(k, x)
         return self.transport(k, x, w)
 
-    def _announce(self, k: int, x: Tensor) -> int:
-        """Note the messages of step k, before they leave; return the attempt they are made at."""
-        self.payments.sending(k, x)
+    def _count_bytes(self, k: int, x: Tensor) -> None:
         number = 8 if isinstance(self.transport, Robust) else x.element_size()
         self.bytes_sent += self.transport.messages(k) * (x.shape[1] * number + self.state.w.element_size())
+
+    def _announce(self, k: int, x: Tensor) -> int:
+        """Note the messages of step k, before they exist; return the attempt they are made at."""
+        self._release(k, x)
+        self._count_bytes(k, x)
         return self.attempt
 
     def _stepper(self) -> Callable[[int, State], State]:
         """Choose who takes the steps: the algorithm itself, or the same on a GPU in fewer launches."""
         source, graph, x = self.source.source, self.job.graph, self.state.x
         alone = isinstance(self.transport, InProcess)
-        if alone and isinstance(source, Keyed) and suits(self.algorithm, graph, x):
-            return OnDevice(self.algorithm, graph, source, x, self._announce)
-        return self.algorithm.step
+        algorithm = self.algorithm
+        if alone and isinstance(source, Keyed) and isinstance(algorithm, PushSum) and suits(algorithm, graph, x):
+            return OnDevice(algorithm, graph, source, x, self._announce)
+        return algorithm.step
 
     @contextmanager
     def _interruptible(self) -> Iterator[None]:
