@@ -161,13 +161,13 @@ def test_dp_sgd_draws_from_the_pool_of_all_nodes():
         x0=np.zeros(1),
         samples=[2, 1],
         batch=2.0,
-        draws=[[1], [0, 2]],
+        draws=[[2], [0, 1]],
         step_size=[1.0, 0.5],
         noise=[ONE, 2 * ONE],
         sigma=0.5,
         clip=2.0,
     )
-    np.testing.assert_allclose(history[:, 0], [0, 1 / 2, -3 / 8], rtol=1e-14)
+    np.testing.assert_allclose(history[:, 0], [0, -3 / 2, -1], rtol=1e-14)
 
 
 EVENTS = [Event(0, 1, 0), Event(1, 0, 0), Event(0, 1, 1)]
