@@ -141,6 +141,7 @@ def test_a_bad_value_is_named_with_its_key_and_what_is_right(section, key, value
         ({"table": "block"}, "algorithm.block = None with algorithm.table = 'block'"),
         ({"block": 8}, "algorithm.block = 8 with algorithm.table = 'factored'"),
         ({"table": "block", "block": 8}, "algorithm.table = 'block' with 'privsgp-vr'"),
+        ({"table": "block", "block": 8, "name": "privsgp"}, "algorithm.table = 'block' with 'privsgp'"),
         ({"table": "block", "block": 8, "name": "privsgp-sag", "sampling": "fixed"}, "algorithm.sampling = 'fixed'"),
         ({"table": "block", "block": 8, "name": "privsgp-sag", "table_dtype": "bfloat16"}, "algorithm.table_dtype"),
         ({"table": "block", "block": 8, "difference_clip": 0.5}, "algorithm.difference_clip = 0.5"),

@@ -181,10 +181,10 @@ class Algorithm(_Section):
                     f"algorithm.{key} = {getattr(self, key)} with algorithm.table = 'block'",
                     "leave it out: nothing but sums is taken of a block",
                 )
-        if self.block and (self.sampling == "fixed" or self.name == "privsgp-vr"):
+        if self.block and (self.sampling == "fixed" or self.name != "privsgp-sag"):
             raise Refused(
                 f"algorithm.table = 'block' with {self.name!r} and algorithm.sampling = {self.sampling!r}",
-                "take 'privsgp-sag' with 'poisson' (the coin of a block is no secret, and SAGA is counted with one)",
+                "take 'privsgp-sag' with 'poisson' (the coin of a block is no secret, and the others are counted with one)",
             )
         if self.table_dtype == "bfloat16" and self.difference_clip is not None:
             raise Refused(
