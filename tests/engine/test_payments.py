@@ -32,7 +32,7 @@ def _payments(folder, *, simulation=False, spare=40, budget=True, private=True):
         deltas=[1e-5] * 2,
         relation="zero-out",
         accountant="certified",
-        allowance=STEPS + spare if budget else None,
+        allowance=[STEPS + spare] * 2 if budget else None,
         epsilon=lambda _node, _releases: 0.0,
     )
     job = SimpleNamespace(
@@ -40,6 +40,8 @@ def _payments(folder, *, simulation=False, spare=40, budget=True, private=True):
         steps=STEPS,
         simulation=simulation,
         protection=protection,
+        released=lambda _node, k: k,
+        until=lambda _node, releases: min(STEPS, releases),
         algorithm=SimpleNamespace(private=private),
     )
     place = Folder(folder)
