@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from privsgp import config as configs
 from privsgp import training
 from privsgp.engine.folder import Folder
 from privsgp.engine.loop import Training
+from privsgp.errors import Refused
 from privsgp.privacy.noise import Keyed
 from privsgp.privacy.sampling import draw
 
@@ -156,6 +158,12 @@ def test_what_it_cannot_do_is_refused(tmp_path, options, words):
     ran = runs.command("train", runs.small(tmp_path, ASYNCHRONOUS), "--out", tmp_path / "out", *options)
     assert ran.code == 2
     assert words in ran.err
+
+
+def test_several_processes_are_refused():
+    config = configs.parse({"privacy": {"sigma": 0.1}, "algorithm": {"name": "adp2-sgd"}})
+    with pytest.raises(Refused, match="'adp2-sgd' with 2 processes"):
+        training._circumstances(config, SimpleNamespace(alone=False, size=2), None)
 
 
 def test_synchronous_methods_run_on_the_same_clock(tmp_path):
