@@ -23,7 +23,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-Algorithm = Annotated[str, typer.Option(help="privsgp, privsgp-vr or privsgp-sag.")]
+Algorithm = Annotated[str, typer.Option(help="privsgp, privsgp-vr, privsgp-sag or adp2-sgd.")]
 Samples = Annotated[int, typer.Option(help="J, the node's number of samples.")]
 Batch = Annotated[float, typer.Option(help="b, the expected batch.")]
 Steps = Annotated[int, typer.Option(help="K, the number of releases.")]
@@ -298,7 +298,7 @@ def declared() -> dict[str, type[Mechanism]]:
     """Name what each private algorithm declares, without importing torch, which takes longer than the accounting."""
     from privsgp.privacy.mechanism import Sag, Saga, SampledMean
 
-    return {"privsgp": SampledMean, "privsgp-vr": Saga, "privsgp-sag": Sag}
+    return {"privsgp": SampledMean, "privsgp-vr": Saga, "privsgp-sag": Sag, "adp2-sgd": SampledMean}
 
 
 def _mechanism(

@@ -8,12 +8,15 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from privsgp.clock import Events
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from torch import Tensor, nn
 
     from privsgp.algorithms import Algorithm, Settings
+    from privsgp.clock import Waiting
     from privsgp.engine.faults import Faults
     from privsgp.graph import Graph
     from privsgp.privacy.mechanism import Mechanism, Relation
@@ -37,8 +40,8 @@ class Learning:
 class Protection:
     """What is promised: one mechanism and one budget per node, and how many releases that budget pays for.
 
-    `epsilon(node, releases)` is the certified ε of so many releases. `allowance` is K and the spare releases that
-    noise was calibrated for; None where noise was fixed by hand and ε is only reported.
+    `epsilon(node, releases)` is the certified ε of so many releases. `allowance` is, for each node, the number of its
+    releases with the spare ones, which its noise was calibrated for; None where noise was fixed by hand.
     """
 
     mechanisms: Sequence[Mechanism]
@@ -46,7 +49,7 @@ class Protection:
     deltas: Sequence[float]
     relation: Relation
     accountant: str
-    allowance: int | None
+    allowance: Sequence[int] | None
     epsilon: Callable[[int, int], float]
 
 
@@ -62,6 +65,7 @@ class Job:
     algorithm: type[Algorithm]
     settings: Settings
     graph: Graph
+    clock: Waiting | Events
     steps: int
     step_size: Callable[[int], float]
     device: torch.device
@@ -81,6 +85,14 @@ class Job:
     def here(self) -> range:
         """The nodes of this process."""
         return range(self.nodes) if self.block is None else self.block
+
+    def released(self, node: int, k: int) -> int:
+        """Return how many releases the node makes in the first k steps: one a step, or what the clock says."""
+        return self.clock.released(node, k) if isinstance(self.clock, Events) else k
+
+    def until(self, node: int, releases: int) -> int:
+        """Return how many steps can be taken while the node releases no more than so often."""
+        return self.clock.until(node, releases) if isinstance(self.clock, Events) else min(self.steps, releases)
 
     @property
     def mechanisms(self) -> Sequence[Mechanism]:
