@@ -82,6 +82,7 @@ def train(
     from privsgp import config as configs
     from privsgp import planning, training
     from privsgp.engine import rendezvous
+    from privsgp.report import page
 
     settings = configs.read(config, changes or [])
     place = folder or Path("runs") / settings.name
@@ -102,6 +103,7 @@ def train(
         )
     if rendezvous.join().rank:
         return  # of several processes the first speaks
+    page.leave(result)
     if as_json:
         typer.echo(json.dumps(result.summary))
     else:
@@ -292,6 +294,21 @@ def ledger(
         typer.echo(json.dumps([statement.to_json() for statement in found]))
     else:
         show_statements(found)
+
+
+@app.command()
+def report(
+    places: Annotated[list[Path], typer.Argument(metavar="RUN…", help="Run folders; several are compared.")],
+    file: Annotated[
+        Path | None, typer.Option("--out", help="Default: report.html in the run's folder, or here.")
+    ] = None,
+) -> None:
+    """Write one page about runs: curves, privacy spent, the network, the plan, how to repeat it. Needs no network."""
+    from privsgp.report import page
+
+    out = file or (places[0] / page.NAME if len(places) == 1 else Path(page.NAME))
+    page.write(places, out)
+    err.print(f"written to {out}", soft_wrap=True)
 
 
 def declared() -> dict[str, type[Mechanism]]:
