@@ -73,6 +73,12 @@ def _scale(values: Sequence[float], start: float, end: float, *, log: bool, zero
     return Axis(math.floor(low / step + 1e-9) * step, math.ceil(high / step - 1e-9) * step, start, end)
 
 
+def _along(values: Sequence[float], right: float, *, log: bool) -> Axis:
+    """Return the axis of steps: from 0 to the last one, or by its logarithms from the first."""
+    first = min(values) if log else 0.0
+    return Axis(first, max(values) if max(values) > first else first + 1, _LEFT, right, log=log)
+
+
 def number(value: float) -> str:
     """Write a number for people: 1,234, 0.0123, 1.2e-05."""
     if value == round(value) and abs(value) < 1e6:
@@ -105,8 +111,7 @@ def curves(chart: Chart, series: Sequence[Series]) -> str:
     log = chart.log and all(value > 0 for s in series for value in s.low)
     labels = [_short(s.name) for s in series]
     right = WIDTH - (16 + max(map(len, labels)) * _LETTER if len(series) > 1 else 14)
-    x = _scale([v for s in series for v in s.x], _LEFT, right, log=chart.log_x)
-    x = x if chart.log_x else Axis(min(x.low, 0), max(v for s in series for v in s.x), _LEFT, right)
+    x = _along([v for s in series for v in s.x], right, log=chart.log_x)
     values = [v for s in series for v in (*s.low, *s.high)]
     y = _scale(values, HEIGHT - _BOTTOM, _TOP, log=log, zero=chart.zero)
     parts = [_grid(x, y, chart), *(_mark(x, y, chart.mark) if chart.mark else ())]
