@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 WIDTH, HEIGHT = 480, 280
 COLOURS = 8
 _LEFT, _TOP, _BOTTOM = 52, 12, 38
-_LETTER = 6.6  # mean width of a letter at the charts' font size
+_LETTER = 7.4  # mean width of a letter at the charts' font size
 _LONGEST = 24  # letters of a label beside its curve
 
 
@@ -49,7 +49,9 @@ class Axis:
             decades = range(math.floor(math.log10(self.low)), math.ceil(math.log10(self.high)) + 1)
             factors = (1, 2, 5) if len(decades) < 4 else (1,)
             found = [m * 10.0**e for e in decades[:: max(1, len(decades) // 6)] for m in factors]
-            return [t for t in found if self.low <= t <= self.high]
+            inside = [t for t in found if self.low <= t <= self.high]
+            if len(inside) > 2 or self.low * 10 < self.high:
+                return inside
         step = _round_step((self.high - self.low) / 4)
         first, last = math.ceil(self.low / step - 1e-9), math.floor(self.high / step + 1e-9)
         return [i * step for i in range(first, last + 1)]

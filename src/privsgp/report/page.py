@@ -117,7 +117,8 @@ def _mean(g: Group, key: str, write: Any) -> str:  # noqa: ANN401 - a function f
     if not values:
         return "–"
     mean = write(sum(values) / len(values))
-    return str(mean if len(values) == 1 else f"{mean} ({write(min(values))} … {write(max(values))})")
+    low, high = (str(write(v)).removesuffix(" %") for v in (min(values), max(values)))
+    return str(mean if len(values) == 1 else f"{mean} ({low}–{high})")
 
 
 def _epsilon(g: Group) -> str:
@@ -133,7 +134,7 @@ def _epsilon(g: Group) -> str:
 def _epsilon_words(run: Run) -> str:
     if not run.config.private:
         return "privacy: this method adds no noise"
-    deltas = sorted({f"{s.delta:g}" for s in run.statements})
+    deltas = [words.small(delta) for delta in sorted({s.delta for s in run.statements})]
     return f"δ = {' … '.join(deltas[:: max(1, len(deltas) - 1)])}, certified, per record"
 
 
@@ -151,12 +152,12 @@ def _bytes(count: float) -> str:
 
 def _comparison(groups: Sequence[Group]) -> str:
     head = ["configuration", "differs from the first in", "runs", "test accuracy", "worst site", "test loss", "privacy",
-            "steps", "time"]  # fmt: skip
+            "time"]  # fmt: skip
     rows = [
         [
             g.label, "; ".join(g.changes(groups[0])) or "–", str(len(g.runs)), _mean(g, "test_accuracy", percent),
             _mean(g, "worst_node_accuracy", percent), _mean(g, "test_loss", number), _epsilon(g),
-            f"{g.first.steps:,}", _mean(g, "seconds", _time),
+            _mean(g, "seconds", _time),
         ]
         for g in groups
     ]  # fmt: skip
@@ -273,13 +274,13 @@ def _repeat(g: Group) -> str:
 def _commands(g: Group) -> str:
     """Return what to type to have the run again."""
     run, made = g.first, g.first.identity.get("versions", {})
-    first = f"pip install privsgp=={made.get('privsgp')} torch=={str(made.get('torch')).partition('+')[0]}"
+    first = f"# privsgp {made.get('privsgp')}, torch {made.get('torch')}, Python {made.get('python')}"
     if run.config.model.name == "module":
-        return f"{first}\n# then the Python program that called privsgp.train, with the configuration below"
-    seeds = "" if len(g.runs) == 1 else "   # and once with --set seed=… for each of the seeds below"
+        return f"{first}\n# run the Python program again that called privsgp.train; its configuration is below"
+    seeds = "" if len(g.runs) == 1 else " --set seed=…"
     processes = (run.identity.get("circumstances") or {}).get("processes", 1)
     start = "privsgp" if processes == 1 else f"torchrun --nproc-per-node {processes} -m privsgp"
-    return f"{first}\n{start} train config.toml --out again{_fault_options(run)}{seeds}   # config.toml: see below"
+    return f"{first}\n{start} train config.toml --out again{_fault_options(run)}{seeds}   # config.toml is below"
 
 
 def _fault_options(run: Run) -> str:

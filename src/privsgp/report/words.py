@@ -43,7 +43,7 @@ def headline(run: Run) -> str:
     worst = max(promised(run, s) for s in run.statements)
     if math.isinf(worst):
         return "No finite bound is known for at least one site."
-    said = f"ε ≤ {up(worst)}, δ ≤ {max(s.delta for s in run.statements):g}"
+    said = f"ε ≤ {up(worst)}, δ ≤ {small(max(s.delta for s in run.statements))}"
     return f"Without a seed it would be {said} for every record." if run.simulation else f"Every record: {said}."
 
 
@@ -70,7 +70,7 @@ def _promise(run: Run) -> list[str]:
         "Suppose someone reads every message of a site, controls all other sites, knows all their data, and knows "
         f"every record of this site but one. They must say {question}. Tossing a coin is right half of the time. With "
         f"all they have seen they are right at most {_percent_up(guess(budgets[worst], worst.delta))} of the time, at "
-        f"the site that is worst off (site {worst.node}: ε = {up(budgets[worst])}, δ = {worst.delta:g})."
+        f"the site that is worst off (site {worst.node}: ε = {up(budgets[worst])}, δ = {small(worst.delta)})."
     )
     return [happened, means, *_best(budgets)]
 
@@ -121,6 +121,11 @@ def up(epsilon: float) -> str:
         return "0"
     unit = 10.0 ** (math.floor(math.log10(epsilon)) - 2)
     return f"{math.ceil(epsilon / unit - 1e-9) * unit:.3g}"
+
+
+def small(delta: float) -> str:
+    """Write a δ."""
+    return f"{delta:g}".replace("e-0", "e-")
 
 
 def _percent_up(value: float) -> str:
