@@ -44,7 +44,15 @@ def headline(run: Run) -> str:
     if math.isinf(worst):
         return "No finite bound is known for at least one site."
     said = f"ε ≤ {up(worst)}, δ ≤ {small(max(s.delta for s in run.statements))}"
-    return f"Without a seed it would be {said} for every record." if run.simulation else f"Every record: {said}."
+    whose = (
+        f"every record of the {len(run.statements)} sites whose ledgers are here" if missing(run) else "every record"
+    )
+    return f"Without a seed it would be {said} for {whose}." if run.simulation else f"{whose.capitalize()}: {said}."
+
+
+def missing(run: Run) -> int:
+    """Count the sites whose ledgers lie elsewhere, on machines of their own."""
+    return run.config.data.nodes - len({s.node for s in run.statements})
 
 
 def paragraphs(run: Run) -> list[str]:
@@ -97,8 +105,8 @@ def _counted(run: Run) -> str:
         nominal = (
             " Noise was set by the published formula, whose nominal ε is no guarantee; the figures here are certified."
         )
-    missing = run.config.data.nodes - len({s.node for s in run.statements})
-    here = f" The ledgers of {missing} sites are not in this folder: they keep them." if missing else ""
+    away = missing(run)
+    here = f" The ledgers of {away} sites are not in this folder: they keep them." if away else ""
     return (
         f"Counted: {relation}. Each site's ledger, a chain of hashes written before anything was sent, was read and "
         f"checked line by line, and ε was computed again from it.{nominal}{here}"
