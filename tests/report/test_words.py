@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 
 import pytest
 from hypothesis import given
@@ -45,8 +46,6 @@ def test_every_site_is_told_from_the_worst_and_the_best(secret):
 
 
 def test_ledgers_of_other_machines_are_named_as_missing(secret, tmp_path):
-    import shutil
-
     folder = shutil.copytree(secret, tmp_path / "half")
     for node in (2, 3):
         (folder / "ledger" / f"node-{node}.jsonl").unlink()
@@ -56,3 +55,10 @@ def test_ledgers_of_other_machines_are_named_as_missing(secret, tmp_path):
 def test_replace_one_asks_another_question(made):
     folder = made("replaced", privacy__relation="replace-one")
     assert "which of two versions of that record" in " ".join(words.paragraphs(read(folder)))
+
+
+def test_a_large_epsilon_is_called_what_it_is(made, secret):
+    weak = read(made("weak", privacy__sigma=0.005))
+    assert max(s.epsilon for s in weak.statements) > words.WEAK
+    assert "promises next to nothing" in " ".join(words.paragraphs(weak))
+    assert "promises next to nothing" not in " ".join(words.paragraphs(read(secret)))

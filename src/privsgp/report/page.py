@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import json
 import math
-import shlex
 from dataclasses import replace
 from html import escape
 from importlib import resources
-from pathlib import Path
 from string import Template
 from typing import TYPE_CHECKING, Any
 
 from privsgp.engine.folder import write as write_whole
 from privsgp.errors import Refused
-from privsgp.report import network, plans, words
+from privsgp.report import network, plans, repeat, words
 from privsgp.report.charts import Chart, bars, curves, number, percent, table
 from privsgp.report.comparison import Group, Series, group
 from privsgp.report.reading import read
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
     from privsgp.report.reading import Run
     from privsgp.training import Result
@@ -63,7 +62,7 @@ def page(runs: Sequence[Run]) -> str:
         banner=_banner(runs),
         lead=escape(_lead(groups)),
         figures=_figures(groups[0]) if len(groups) == 1 else _comparison(groups),
-        curves=_curves(groups),
+        curves=_training(groups),
         details="".join(_details(g, alone=len(groups) == 1) for g in groups),
     )
 
@@ -164,6 +163,11 @@ def _comparison(groups: Sequence[Group]) -> str:
     return table(head, rows)
 
 
+def _training(groups: Sequence[Group]) -> str:
+    drawn = _curves(groups)
+    return f'<section><h2>Training</h2><div class="charts">{drawn}</div></section>' if drawn else ""
+
+
 def _curves(groups: Sequence[Group]) -> str:
     several = "mean of the runs; the band goes from the lowest to the highest" if _banded(groups) else ""
     drawn = _metric(Chart("Accuracy on test data", several, write=percent), ACCURACY, groups)
@@ -204,7 +208,7 @@ def _metric(chart: Chart, metrics: dict[str, str], groups: Sequence[Group]) -> s
 
 def _details(g: Group, *, alone: bool) -> str:
     run = g.first
-    inner = _privacy(g) + _network(run) + plans.section(run.plan) + _repeat(g)
+    inner = _privacy(g) + _network(run) + plans.section(run.plan) + repeat.section(g)
     if alone:
         return inner
     return f'<details class="run"><summary>{escape(g.label)}</summary>{inner}</details>'
@@ -213,7 +217,7 @@ def _details(g: Group, *, alone: bool) -> str:
 def _privacy(g: Group) -> str:
     run = g.first
     said = "".join(f"<p>{escape(line)}</p>" for line in words.paragraphs(run))
-    drawn = _spent(run) if run.statements else ""
+    drawn = "" if all(math.isinf(s.epsilon) for s in run.statements) else _spent(run)
     return (
         f'<section><h2>Privacy</h2><p class="headline">{escape(words.headline(run))}</p>'
         f'<div class="beside"><div class="prose">{said}</div>{drawn}</div></section>'
@@ -232,7 +236,7 @@ def _network(run: Run) -> str:
     chart = replace(CONSENSUS, cursor=told is not None)
     agreed = _metric(chart, {"consensus_error": "consensus error"}, [Group("", [run])])
     if told is None:
-        return f"<section><h2>Agreement</h2>{agreed}</section>"
+        return f'<section><h2>Agreement</h2><div class="charts">{agreed}</div></section>'
     weights = (
         "<p>Push-sum weights are 1 at every step: each site gives away as much as it gets.</p>"
         if told["weights"] is None
@@ -260,42 +264,3 @@ def _first_links(told: dict[str, Any]) -> str:
         pairs = [f"{i}→{j}" for i, j in zip(links[::2], links[1::2], strict=True)]
         rows.append([str(k), " ".join(pairs)])
     return f"<details><summary>Numbers</summary>{table(['step', 'messages'], rows)}</details>"
-
-
-def _repeat(g: Group) -> str:
-    run = g.first
-    return (
-        f"<section><h2>Repeat it</h2><pre>{escape(_commands(g))}</pre>"
-        f"{table(['run', 'seed', 'started', 'privsgp', 'Python', 'torch', 'command'], [_made(r) for r in g.runs])}"
-        f"<h3>Configuration</h3><pre>{escape(run.config.toml())}</pre></section>"
-    )
-
-
-def _commands(g: Group) -> str:
-    """Return what to type to have the run again."""
-    run, made = g.first, g.first.identity.get("versions", {})
-    first = f"# privsgp {made.get('privsgp')}, torch {made.get('torch')}, Python {made.get('python')}"
-    if run.config.model.name == "module":
-        return f"{first}\n# run the Python program again that called privsgp.train; its configuration is below"
-    seeds = "" if len(g.runs) == 1 else " --set seed=…"
-    processes = (run.identity.get("circumstances") or {}).get("processes", 1)
-    start = "privsgp" if processes == 1 else f"torchrun --nproc-per-node {processes} -m privsgp"
-    return f"{first}\n{start} train config.toml --out again{_fault_options(run)}{seeds}   # config.toml is below"
-
-
-def _fault_options(run: Run) -> str:
-    f = run.faults
-    if f is None:
-        return ""
-    options = [f"--drop {f.drop:g}", f"--delay {f.delay}", f"--staleness {f.staleness}"]
-    options += [f"--crash {node}@{first}+{stop - first}" for node, first, stop in f.crashes]
-    return " " + " ".join([*options, *(f"--leave {node}@{step}" for node, step in f.leaves)])
-
-
-def _made(run: Run) -> list[str]:
-    made, told = run.identity.get("versions", {}), run.identity.get("command", [])
-    command = shlex.join([Path(word).name if i == 0 else word for i, word in enumerate(told)])
-    command = command.replace("__main__.py", "python -m privsgp", 1)
-    seed = "none: secret" if run.config.seed is None else str(run.config.seed)
-    return [str(run.identity.get("run", ""))[:8], seed, str(run.identity.get("started", "")),
-            *(str(made.get(key, "")) for key in ("privsgp", "python", "torch")), command]  # fmt: skip

@@ -18,6 +18,8 @@ SIMULATION = (
     "away. What follows is what the same run would guarantee without a seed."
 )
 
+WEAK = 10.0  # from this ε on a guess may be right 99.995 % of the time
+
 
 def guess(epsilon: float, delta: float) -> float:
     """Return how often an observer is right at most who must say, at even odds, whether a record took part.
@@ -80,6 +82,8 @@ def _promise(run: Run) -> list[str]:
         f"all they have seen they are right at most {_percent_up(guess(budgets[worst], worst.delta))} of the time, at "
         f"the site that is worst off (site {worst.node}: ε = {up(budgets[worst])}, δ = {small(worst.delta)})."
     )
+    if budgets[worst] > WEAK:
+        means += " So large an ε promises next to nothing: treat what that site sent as you treat its records."
     return [happened, means, *_best(budgets)]
 
 
