@@ -31,7 +31,7 @@ from privsgp.errors import Refused
 from privsgp.models.networks import NAMES as MODELS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Collection, Sequence
     from pathlib import Path
 
     from pydantic_core import ErrorDetails
@@ -42,10 +42,9 @@ Probability = Annotated[float, Field(gt=0, lt=1)]
 Noise = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
-def _one_of(known: Iterable[str], *, unsaid: str | None = None) -> AfterValidator:
-    names = list(known)
-
+def _one_of(known: Collection[str], *, unsaid: str | None = None) -> AfterValidator:
     def check(value: str) -> str:
+        names = list(known)  # looked up anew: a user may have added an algorithm
         if value not in (*names, unsaid):
             close = difflib.get_close_matches(value, names, 1)
             raise ValueError(f"use one of {', '.join(names)}" + (f" (did you mean {close[0]!r}?)" if close else ""))
