@@ -92,17 +92,25 @@ def test_draws_change_with_node_step_and_attempt():
     assert len({tuple(draw(Keyed(0), mech, *place)) for place in places}) == 4
 
 
-@given(mechanisms)
-def test_capacity_is_public_and_enough(mech):
-    room = capacity(mech)
+@given(mechanisms, st.integers(1, 100))
+def test_no_capacity_in_eights_is_expected_to_cost_less(mech, nodes):
+    def cost(room):
+        return room * (1 + 2 * (1 - stats.binom.cdf(room, mech.samples, mech.rate) ** nodes))
+
+    room = capacity(mech, nodes)
     assert mech.batch <= room <= mech.samples
-    if mech.sampling == "poisson" and room < mech.samples:
-        assert room % 8 == 0
-        assert stats.binom.sf(room, mech.samples, mech.rate) < 2e-3
+    if mech.sampling == "poisson":
+        others = [size for size in (room - 8, room + 8, mech.samples) if mech.batch <= size <= mech.samples]
+        assert room % 8 == 0 or room == mech.samples
+        assert all(cost(room) <= cost(size) * (1 + 1e-9) for size in others)
 
 
-def test_capacity_of_the_papers_mnist_run():
-    assert capacity(mechanism(240, 1200)) == 296
+@pytest.mark.parametrize(
+    ("batch", "samples", "nodes", "room"),
+    [(240, 1200, 50, 288), (48, 1200, 50, 72), (25, 3125, 16, 40), (125, 3125, 16, 160), (48, 1200, 1, 64)],
+)
+def test_capacity_of_known_runs(batch, samples, nodes, room):
+    assert capacity(mechanism(batch, samples), nodes) == room
 
 
 draws = st.lists(st.sets(st.integers(0, 99)).map(lambda s: np.array(sorted(s), np.int64)), min_size=1, max_size=6)
@@ -140,10 +148,10 @@ def test_a_block_has_one_coin_and_comes_whole():
 
 def test_blocks_are_never_split_over_passes():
     mech = mechanism(20, 101)
-    room = capacity(mech, 7)
+    room = capacity(mech, 3, 7)
     assert room % 7 == 0
     assert room >= 20
-    assert capacity(mechanism(100, 101), 7) == 105
+    assert capacity(mechanism(100, 101), 3, 7) == 105
     drawn = [draw_blocks(Keyed(0), mech, node, 0, 0, size=7, dummy=101) for node in range(3)]
     for index, mask in batches(drawn, 14, dummy=101):
         first = index[:, ::7]

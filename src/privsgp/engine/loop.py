@@ -289,9 +289,14 @@ class Training:
         by_block = functools.partial(draw_blocks, size=block, dummy=dummy)
         samples = draw if block == 1 else by_block
         draws = [samples(self.source, m, i, k, self.attempt) for i, m in zip(job.here, job.mechanisms, strict=True)]
-        size = max(capacity(m, block) for m in job.protection.mechanisms)  # of all nodes: the same wherever one lives
-        passes = batches(draws, size, dummy)
+        passes = batches(draws, self._slots, dummy)
         return [Drawn(*(self._placed(a) for a in one)) for one in passes]
+
+    @functools.cached_property
+    def _slots(self) -> int:
+        """The size of a batch, by the mechanisms of all nodes: it is the same wherever one lives."""
+        block = self.job.settings.block_size
+        return max(capacity(m, self.job.nodes, block) for m in set(self.job.protection.mechanisms))
 
     def _placed(self, values: np.ndarray[Any, Any]) -> Tensor:
         """Copy to the device; from page-locked memory nobody has to wait for the copy."""

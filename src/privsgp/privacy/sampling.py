@@ -10,6 +10,7 @@ import math
 from typing import TYPE_CHECKING
 
 import numpy as np
+from scipy import special
 
 from privsgp.errors import Refused
 
@@ -63,17 +64,19 @@ def _threshold(rate: float) -> np.uint64:
     return np.uint64(int(rate * 2.0**64))
 
 
-def capacity(mechanism: Mechanism, block: int = 1) -> int:
-    """Return a public batch size that a draw seldom exceeds: b plus four standard deviations, in eights, at most J.
+def capacity(mechanism: Mechanism, nodes: int, block: int = 1) -> int:
+    """Return the public batch size at which a step of so many nodes is expected to cost least, in eights, at most J.
 
-    Where samples are drawn by blocks it is in whole blocks.
+    Every slot costs, drawn or not. If one node of all draws more there is another pass, which costs about twice the
+    first: it is seldom, so nothing is recorded or warm for it. Where samples are drawn by blocks it is in whole blocks.
     """
-    b, J = mechanism.batch, mechanism.samples
     if mechanism.sampling == "fixed":
-        return int(b)
-    likely = b + 4 * math.sqrt(b * block * (1 - mechanism.rate))
-    unit = 8 if block == 1 else block
-    return min(block * math.ceil(J / block), unit * math.ceil(likely / unit))
+        return int(mechanism.batch)
+    coins, unit = math.ceil(mechanism.samples / block), 8 if block == 1 else 1
+    rate = min(1.0, mechanism.rate)
+    sizes = np.arange(unit * math.ceil(coins * rate / unit), coins + unit, unit).clip(max=coins)
+    within = special.bdtr(sizes, coins, rate) ** nodes
+    return block * int(sizes[np.argmin(sizes * (3 - 2 * within))])
 
 
 def batches(draws: Sequence[npt.NDArray[np.int64]], capacity: int, dummy: int) -> list[Pass]:
