@@ -316,12 +316,16 @@ class Training:
                 self.source.prepare(self.state.x, k + 1, self.attempt)
 
     def _mix(self, k: int, x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
-        self._announce(k, x)
-        return self.transport(k, x, w)
+        if not isinstance(self.transport, InProcess):
+            self._announce(k, x)
+            return self.transport(k, x, w)
+        mixed: list[tuple[Tensor, Tensor]] = []  # leaves this process at a checkpoint at the earliest
+        self._announce(k, x, lambda: mixed.append(self.transport(k, x, w)))
+        return mixed[0]
 
-    def _announce(self, k: int, x: Tensor) -> int:
+    def _announce(self, k: int, x: Tensor, meanwhile: Callable[[], None] = lambda: None) -> int:
         """Note the messages of step k, before they leave; return the attempt they are made at."""
-        self.payments.sending(k, x)
+        self.payments.sending(k, x, meanwhile)
         number = 8 if isinstance(self.transport, Robust) else x.element_size()
         self.bytes_sent += self.transport.messages(k) * (x.shape[1] * number + self.state.w.element_size())
         return self.attempt

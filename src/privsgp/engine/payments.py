@@ -17,7 +17,7 @@ from privsgp.privacy.ledger import MOST_AHEAD, Header, Ledger, together
 from privsgp.threads import shared_out
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable
 
     from torch import Tensor
 
@@ -66,9 +66,9 @@ class Payments:
         self._until = k + min(steps for steps, _ in paid)
         return k < self._until
 
-    def sending(self, k: int, x: Tensor) -> None:
-        """Note the messages of step k, just before they leave."""
-        digests = shared_out(_digests, list(x)) if self.ledgers else []
+    def sending(self, k: int, x: Tensor, meanwhile: Callable[[], None] = lambda: None) -> None:
+        """Note the messages of step k, just before they leave; where they stay in this process, mix `meanwhile`."""
+        digests = shared_out(_digest, list(x) if self.ledgers else [], meanwhile)
         for ledger, attempt, digest in zip(self.ledgers, self._attempts, digests, strict=True):
             if ledger.segment.sent_at(k) != attempt:
                 ledger.sent(k, attempt, digest)
@@ -137,6 +137,6 @@ class Payments:
         )
 
 
-def _digests(messages: Sequence[Tensor]) -> list[str]:
-    """Return the messages' SHA-256; on a GPU the bytes never come to the host, and none is noted."""
-    return [hashlib.sha256(m.numpy().data).hexdigest() if m.device.type == "cpu" else "" for m in messages]
+def _digest(message: Tensor) -> str:
+    """Return a message's SHA-256; on a GPU the bytes never come to the host, and none is noted."""
+    return hashlib.sha256(message.numpy().data).hexdigest() if message.device.type == "cpu" else ""
