@@ -22,6 +22,7 @@ from privsgp.engine.ahead import Ahead
 from privsgp.engine.checkpoint import Progress
 from privsgp.engine.distributed import Across
 from privsgp.engine.evaluate import Evaluator, average, consensus_error, present
+from privsgp.engine.job import refuse_coarser
 from privsgp.engine.memory import keep_memory
 from privsgp.engine.mix import InProcess
 from privsgp.engine.payments import Payments
@@ -86,6 +87,7 @@ class Training:
     def run(self) -> Outcome:
         """Take the steps that are still to be taken, and return what came out."""
         job, started = self.job, time.perf_counter()
+        refuse_coarser(job)
         k, spent = self._begin()
         rows = self._start_metrics(k)
         with self._interruptible(), self.payments:

@@ -1,8 +1,8 @@
 """One step on a GPU, for a simulation whose nodes are all here: the lines of `PushSum.step`, with fewer launches.
 
 Lines 6 and 7 of a small model are a hundred little kernels, whose launches would take longer than they do: they are
-recorded once as a CUDA graph and replayed. Lines 8 to 14 are one kernel (`privsgp.kernels.push`). Nothing here waits
-for the device, and buffers are allocated once.
+recorded once as a CUDA graph and replayed. Lines 8 to 14 are one kernel (`privsgp.kernels.push`); where all w stay 1,
+as on the paper's graph, it works in place and z is x. Nothing here waits for the device; buffers are allocated once.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from privsgp.gradient.rules import Ruled
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from numpy.typing import NDArray
     from torch import Tensor
 
     from privsgp.graph import Graph
@@ -47,7 +48,7 @@ class OnDevice:
     """Takes steps as `PushSum.step` does.
 
     `announce(k, x)` is called before the messages of step k exist and returns the attempt they are made at. Each call
-    overwrites the z of the state before, and its x at the next but one.
+    overwrites the z of the state before, and its x at the next but one, or at once where z is x.
     """
 
     def __init__(self, algorithm: PushSum, graph: Graph, source: Keyed, like: Tensor, announce: Announce) -> None:
@@ -56,16 +57,34 @@ class OnDevice:
         self.direction = Recorded(algorithm) if small else algorithm.direction
         self._key = source.philox_key(like.device)
         self._sigma = torch.tensor([m.sigma for m in self.block.mechanisms], device=like.device)
-        self._peers = [_peers(graph, k, like.device) for k in range(graph.period or 1)]
+        period = range(graph.period or 1)
+        self._peers = [[torch.from_numpy(a).to(like.device) for a in peers(graph, k)] for k in period]
+        walks = [cycles(graph, k) for k in period]
+        self._walks = [[torch.from_numpy(a).to(like.device) for a in walk] for walk in walks if walk is not None]
+        self._in_place = len(self._walks) == len(walks)
         self._spare: tuple[Tensor, Tensor] | None = None
 
     def __call__(self, k: int, s: State) -> State:
         """Take step k."""
+        batch = self.block.sample(k)  # 5
+        z = s.x if self._in_place else s.z
+        g = self.direction(z, batch)  # 6-7
+        attempt = self.announce(k, s.x)
+        return self._walk(k, s, g, attempt) if self._in_place else self._push(k, s, g, attempt)  # 8-14
+
+    def _walk(self, k: int, s: State, g: Tensor, attempt: int) -> State:
+        from privsgp.kernels.push import walk
+
+        order, own, heard = self._walks[k % len(self._walks)]
+        walk(
+            s.x, g, sigma=self._sigma, order=order, own=own, heard=heard, key=self._key,
+            step=k, attempt=attempt, gamma=self.block.step_size(k),
+        )  # fmt: skip
+        return State(s.x, s.w, s.x)
+
+    def _push(self, k: int, s: State, g: Tensor, attempt: int) -> State:
         from privsgp.kernels.push import push
 
-        batch = self.block.sample(k)  # 5
-        g = self.direction(s.z, batch)  # 6-7
-        attempt = self.announce(k, s.x)
         x, w = self._spare or (torch.empty_like(s.x), torch.empty_like(s.w))
         source, share = self._peers[k % len(self._peers)]
         push(
@@ -116,11 +135,40 @@ class Recorded:
         return graph
 
 
-def _peers(graph: Graph, k: int, device: torch.device) -> tuple[Tensor, Tensor]:
+def peers(graph: Graph, k: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
     """Return who node i hears from, in order, and which shares: both [n, most]; a share of 0 fills up."""
     edges = graph.edges(k)
     rank = np.arange(len(edges.target)) - np.searchsorted(edges.target, edges.target)
     source = np.tile(np.arange(graph.nodes)[:, None], (1, rank.max() + 1))
     share = np.zeros(source.shape, np.float32)
     source[edges.target, rank], share[edges.target, rank] = edges.source, edges.shares(np.float32)
-    return torch.from_numpy(source).to(device), torch.from_numpy(share).to(device)
+    return source, share
+
+
+def cycles(graph: Graph, k: int) -> tuple[NDArray[np.int64], NDArray[np.float32], NDArray[np.float32]] | None:
+    """Return the cycles, all of one length, along which messages go at step k, and the shares of own and heard ones.
+
+    None unless every node hears from itself and one other, everybody is heard, and no w that is 1 changes.
+    """
+    source, share = peers(graph, k)
+    own = source == np.arange(graph.nodes)[:, None]
+    if source.shape[1] != 2 or (own.sum(1) != 1).any() or (share.sum(1, dtype=np.float64) != 1).any():
+        return None
+    heard, after = source[~own], np.argsort(source[~own])
+    if (heard[after] != np.arange(graph.nodes)).any():
+        return None
+    found = _orbits(after)
+    lengths = {len(orbit) for orbit in found}
+    return (np.array(found), share[own], share[~own]) if len(lengths) == 1 else None
+
+
+def _orbits(after: NDArray[np.int64]) -> list[list[int]]:
+    """Split a permutation into its cycles."""
+    orbits, left = [], set(range(len(after)))
+    while left:
+        orbit = [min(left)]
+        while (following := int(after[orbit[-1]])) != orbit[0]:
+            orbit.append(following)
+        orbits.append(orbit)
+        left.difference_update(orbit)
+    return orbits
