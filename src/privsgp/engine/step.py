@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
 # A receiver draws its senders' noise again: beyond a few of them, to write messages down is cheaper.
 _MOST_SENDERS = 4
-# Above so many weights the kernels take longer than their launches, and a graph would only hold memory.
-_MOST_RECORDED = 1 << 25
 _WARM_UP = 3
 
 
@@ -53,8 +51,7 @@ class OnDevice:
 
     def __init__(self, algorithm: PushSum, graph: Graph, source: Keyed, like: Tensor, announce: Announce) -> None:
         self.algorithm, self.block, self.graph, self.announce = algorithm, algorithm.block, graph, announce
-        small = like.numel() <= _MOST_RECORDED and isinstance(self.block.gradient, Ruled)
-        self.direction = Recorded(algorithm) if small else algorithm.direction
+        self.direction = Recorded(algorithm) if isinstance(self.block.gradient, Ruled) else algorithm.direction
         self._key = source.philox_key(like.device)
         self._sigma = torch.tensor([m.sigma for m in self.block.mechanisms], device=like.device)
         period = range(graph.period or 1)
@@ -98,6 +95,9 @@ class OnDevice:
 class Recorded:
     """An algorithm's direction as a CUDA graph, for batches of one pass and for as long as its memory stays in place.
 
+    A graph keeps the memory of a step for itself. Where that does not fit beside the memory of a step of two passes,
+    nothing is recorded: such steps are long enough to hide their launches.
+
     Assumes: the direction keeps what it remembers in `arrays()`, and changes it in place.
     """
 
@@ -105,6 +105,7 @@ class Recorded:
         self.algorithm = algorithm
         self._where: tuple[int, ...] = ()
         self._calls = 0
+        self._fits = True
         self._graph: torch.cuda.CUDAGraph | None = None
         self._batch: Drawn
         self._g: Tensor
@@ -115,11 +116,13 @@ class Recorded:
         where = tuple(t.data_ptr() for t in (z, *kept))
         if where != self._where:
             self._where, self._calls, self._graph = where, 0, None
+            self._fits = all(t.device == z.device for t in kept)
         self._calls += 1
-        if len(batch) > 1 or self._calls <= _WARM_UP or any(t.device != z.device for t in kept):
+        if len(batch) == 1 and self._calls > _WARM_UP and self._fits and self._graph is None:
+            self._fits = _twice_a_step_fits()
+            self._graph = self._record(z, batch[0]) if self._fits else None
+        if len(batch) > 1 or self._graph is None:
             return self.algorithm.direction(z, batch)
-        if self._graph is None:
-            self._graph = self._record(z, batch[0])
         for place, drawn in zip(self._batch, batch[0], strict=True):
             place.copy_(drawn)
         self._graph.replay()
@@ -133,6 +136,13 @@ class Recorded:
         with torch.cuda.graph(graph):
             self._g = self.algorithm.direction(z, [self._batch])
         return graph
+
+
+def _twice_a_step_fits() -> bool:
+    """Tell whether twice the memory that steps have taken at most is free; it is asked after a few of them."""
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    return 2 * (torch.cuda.max_memory_allocated() - torch.cuda.memory_allocated()) <= torch.cuda.mem_get_info()[0]
 
 
 def peers(graph: Graph, k: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
