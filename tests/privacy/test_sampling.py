@@ -14,7 +14,7 @@ from scipy import stats
 from privsgp.errors import Refused
 from privsgp.privacy.mechanism import SampledMean
 from privsgp.privacy.noise import Keyed, Secure
-from privsgp.privacy.sampling import _threshold, batches, capacity, draw, draw_blocks
+from privsgp.privacy.sampling import _threshold, batches, capacity, draw, draw_all, draw_blocks
 
 
 def mechanism(batch: float, samples: int, sampling: str = "poisson") -> SampledMean:
@@ -90,6 +90,19 @@ def test_draws_change_with_node_step_and_attempt():
     mech = mechanism(100, 200)
     places = [(0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1)]
     assert len({tuple(draw(Keyed(0), mech, *place)) for place in places}) == 4
+
+
+@pytest.mark.parametrize("source", [lambda: Keyed(3), Secure])
+@pytest.mark.parametrize("sizes", [[90, 90, 90], [90, 7, 40]])
+@pytest.mark.parametrize("sampling", ["poisson", "fixed"])
+def test_a_block_draws_what_its_nodes_would_draw_alone(source, sizes, sampling):
+    mechs, nodes = [mechanism(5, J, sampling) for J in sizes], range(4, 7)
+    drawn = draw_all(source(), mechs, nodes, 9, 2)
+    assert all(len(d) == 5 for d in drawn) or sampling == "poisson"
+    assert all((np.diff(d) > 0).all() and (d < J).all() for d, J in zip(drawn, sizes, strict=True))
+    if source is not Secure:
+        for d, mech, node in zip(drawn, mechs, nodes, strict=True):
+            np.testing.assert_array_equal(d, draw(Keyed(3), mech, node, 9, 2))
 
 
 @given(mechanisms, st.integers(1, 100))

@@ -33,7 +33,7 @@ from privsgp.engine.stops import Diverged, Interrupted, ReplayDiffers
 from privsgp.errors import Refused
 from privsgp.gradient import Layout, stack
 from privsgp.privacy.noise import Keyed, Secure, add_noise_
-from privsgp.privacy.sampling import batches, capacity, draw, draw_blocks
+from privsgp.privacy.sampling import batches, capacity, draw_all, draw_blocks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -288,11 +288,13 @@ class Training:
     def _draw(self, k: int) -> list[Drawn]:
         job = self.job
         dummy, block = job.learning.inputs.shape[1] - 1, job.settings.block_size
-        by_block = functools.partial(draw_blocks, size=block, dummy=dummy)
-        samples = draw if block == 1 else by_block
-        draws = [samples(self.source, m, i, k, self.attempt) for i, m in zip(job.here, job.mechanisms, strict=True)]
-        passes = batches(draws, self._slots, dummy)
-        return [Drawn(*(self._placed(a) for a in one)) for one in passes]
+        if block == 1:
+            draws = draw_all(self.source, job.mechanisms, job.here, k, self.attempt)
+        else:
+            each = zip(job.here, job.mechanisms, strict=True)
+            draws = [draw_blocks(self.source, m, i, k, self.attempt, size=block, dummy=dummy) for i, m in each]
+        passes = [self._placed(rows) for rows, _ in batches(draws, self._slots, dummy)]
+        return [Drawn(rows, rows != dummy) for rows in passes]
 
     @functools.cached_property
     def _slots(self) -> int:

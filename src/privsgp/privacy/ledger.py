@@ -301,7 +301,7 @@ def together(ledgers: Sequence[Ledger], action: Callable[[Ledger], T]) -> list[T
 
     If one fails, that error is raised after all have ended, and what the others were granted must not be used.
     """
-    with ThreadPoolExecutor(min(16, max(1, len(ledgers)))) as pool:
+    with ThreadPoolExecutor(min(64, max(1, len(ledgers)))) as pool:
         return list(pool.map(action, ledgers))
 
 

@@ -51,6 +51,9 @@ class Source(Protocol):
     def uniforms(self, node: int, step: int, count: int, attempt: int = 0) -> npt.NDArray[np.uint64]:
         """Return `count` coins, uniform on 0 … 2⁶⁴ − 1."""
 
+    def coins(self, nodes: Sequence[int], step: int, count: int, attempt: int = 0) -> npt.NDArray[np.uint64]:
+        """Return the `uniforms` of several nodes, [m, count]."""
+
 
 class _Streams:
     """What the two sources share: words from ChaCha20, normals by Box–Muller."""
@@ -61,8 +64,14 @@ class _Streams:
 
     def uniforms(self, node: int, step: int, count: int, attempt: int = 0) -> npt.NDArray[np.uint64]:
         """Return `count` coins, uniform on 0 … 2⁶⁴ − 1."""
-        coins = np.empty(count, np.uint64)
-        self._read(coins, "coins", (node, step, attempt))
+        coins: npt.NDArray[np.uint64] = self.coins([node], step, count, attempt)[0]
+        return coins
+
+    def coins(self, nodes: Sequence[int], step: int, count: int, attempt: int = 0) -> npt.NDArray[np.uint64]:
+        """Return the `uniforms` of several nodes, [m, count]."""
+        coins = np.empty((len(nodes), count), np.uint64)
+        for row, node in zip(coins, nodes, strict=True):
+            self._read(row, "coins", (node, step, attempt))
         return coins
 
     def _read(self, words: npt.NDArray[Any], purpose: str, draw: tuple[int, int, int], block: int = 0) -> None:
@@ -75,8 +84,8 @@ class _Streams:
         encryptor = self._ciphers.get(purpose) or self._cipher(purpose)
         encryptor.reset_nonce(_NONCE.pack(block, node, step, attempt))
         target = words.data.cast("B")
-        for start in range(0, len(target), len(_ZEROS)):
-            part = target[start : start + len(_ZEROS)]
+        while target:
+            part, target = target[: len(_ZEROS)], target[len(_ZEROS) :]
             encryptor.update_into(_ZEROS[: len(part)], part)
 
     def _cipher(self, purpose: str) -> Any:  # noqa: ANN401 - cryptography is imported late
@@ -206,10 +215,11 @@ class Secure(_Streams):
             self._normals(host.numpy(), nodes, step, attempt, np.float64)
             out.copy_(host)
 
-    def uniforms(self, node: int, step: int, count: int, attempt: int = 0) -> npt.NDArray[np.uint64]:
-        """Return `count` coins, uniform on 0 … 2⁶⁴ − 1; those of one (node, step, attempt) can be drawn once."""
-        self._claim("coins", node, step, attempt)
-        return super().uniforms(node, step, count, attempt)
+    def coins(self, nodes: Sequence[int], step: int, count: int, attempt: int = 0) -> npt.NDArray[np.uint64]:
+        """Return the `uniforms` of several nodes; those of one (node, step, attempt) can be drawn once."""
+        for node in nodes:
+            self._claim("coins", node, step, attempt)
+        return super().coins(nodes, step, count, attempt)
 
     def _claim(self, purpose: str, node: int, step: int, attempt: int) -> None:
         """Refuse what may have been drawn before. Steps below the frontier count as drawn at attempt 0."""

@@ -6,6 +6,7 @@ what is padded, repeated or split here never depends on the data, only on the co
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import TYPE_CHECKING
 
@@ -41,6 +42,19 @@ def draw(source: Source, mechanism: Mechanism, node: int, step: int, attempt: in
         b = int(mechanism.batch)
         return np.sort(np.argpartition(coins, b - 1)[:b])
     return np.flatnonzero(coins < _threshold(mechanism.rate))
+
+
+def draw_all(
+    source: Source, mechanisms: Sequence[Mechanism], nodes: Sequence[int], step: int, attempt: int = 0
+) -> list[npt.NDArray[np.int64]]:
+    """Do `draw` for all nodes of a block; those of one size and rate, drawn by Poisson, are gone through at once."""
+    J, rate = mechanisms[0].samples, mechanisms[0].rate
+    if rate >= 1 or any(m.samples != J or m.rate != rate or m.sampling == "fixed" for m in mechanisms):
+        return [draw(source, m, i, step, attempt) for i, m in zip(nodes, mechanisms, strict=True)]
+    coins = source.coins(nodes, step, J, attempt).reshape(-1)
+    row, samples = np.divmod(np.flatnonzero(coins < _threshold(rate)), J)
+    ends = np.searchsorted(row, np.arange(len(nodes) + 1))
+    return [samples[start:end] for start, end in itertools.pairwise(ends)]
 
 
 def draw_blocks(
