@@ -30,7 +30,7 @@ from privsgp.config import Config, Schedule
 from privsgp.engine.evaluate import present
 from privsgp.engine.faults import Faults
 from privsgp.engine.folder import Folder, read_metrics, write, write_json, write_tensors
-from privsgp.engine.job import Job, Learning, kappa, public_seed
+from privsgp.engine.job import Job, Learning, kappa, public_seed, use_tensor_cores
 from privsgp.engine.loop import Outcome, Training
 from privsgp.engine.rendezvous import World, blocks, greet, join, refuse_differences, restarted
 from privsgp.errors import Refused
@@ -182,6 +182,7 @@ def prepare(
         )
     network = make_graph(config)
     device, dtype = _device(config.engine.device), getattr(torch, config.engine.dtype)
+    use_tensor_cores(device)
     steps, clock = config.algorithm.steps, make_clock(config, network, Layout.of(problem.model).dim * dtype.itemsize)
     releases = [clock.released(i, steps) for i in range(network.nodes)] if isinstance(clock, Events) else ()
     protection = protect(config, problem.samples, kappa(dtype, device), earlier, world, releases)

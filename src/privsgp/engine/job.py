@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from privsgp.clock import Events
+from privsgp.errors import Refused
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -111,8 +112,25 @@ def public_seed(seed: int | None, shared_hash: str, purpose: str) -> int:
     return int.from_bytes(hashlib.sha256(f"privsgp/public/{purpose}/{root}".encode()).digest())
 
 
+def use_tensor_cores(device: torch.device) -> None:
+    """Let products on a GPU round to TF32, as its convolutions do: `kappa`, which is asked after this, says so."""
+    if device.type == "cuda":
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
+
+
 def kappa(dtype: torch.dtype, device: torch.device) -> float:
     """Return the relative slack κ of the arithmetic in which gradients are clipped and summed (privacy.md)."""
     if device.type == "cuda" and (torch.backends.cuda.matmul.allow_tf32 or torch.backends.cudnn.allow_tf32):
         return 2.0**-8
     return {torch.float64: 1e-12, torch.float32: 1e-6}.get(dtype, 2.0**-8)
+
+
+def refuse_coarser(job: Job) -> None:
+    """Refuse to compute in a coarser arithmetic than the one the noise was calibrated for."""
+    now = kappa(job.dtype, job.device)
+    counted = min(mechanism.kappa for mechanism in job.mechanisms)
+    if job.algorithm.private and now > counted:
+        raise Refused(
+            f"κ = {counted:g} was counted, and this arithmetic has κ = {now:g}",
+            "leave torch.backends.*.allow_tf32 as they are while a run is prepared and trained",
+        )

@@ -23,6 +23,7 @@ from privsgp.engine.ahead import Ahead
 from privsgp.engine.checkpoint import Progress
 from privsgp.engine.distributed import Across
 from privsgp.engine.evaluate import Evaluator, average, consensus_error, present
+from privsgp.engine.job import refuse_coarser
 from privsgp.engine.memory import keep_memory
 from privsgp.engine.mix import InProcess
 from privsgp.engine.payments import Payments
@@ -33,7 +34,7 @@ from privsgp.engine.stops import Diverged, Interrupted, ReplayDiffers
 from privsgp.errors import Refused
 from privsgp.gradient import Layout, stack
 from privsgp.privacy.noise import Keyed, Secure, add_noise_
-from privsgp.privacy.sampling import batches, capacity, draw, draw_blocks
+from privsgp.privacy.sampling import batches, capacity, draw, draw_all, draw_blocks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -83,10 +84,12 @@ class Training:
         if job.device.type == "cpu":
             keep_memory()
         self._drawn: tuple[int, int, list[Drawn]] | None = None
+        self._unnoted: tuple[int, Tensor] | None = None
 
     def run(self) -> Outcome:
         """Take the steps that are still to be taken, and return what came out."""
         job, started = self.job, time.perf_counter()
+        refuse_coarser(job)
         k, spent = self._begin()
         rows = self._start_metrics(k)
         with self._interruptible(), self.payments:
@@ -94,6 +97,7 @@ class Training:
             while k < job.steps and self.payments.granted(k, self.attempt):
                 try:
                     self.state = self.step(k, self.state)
+                    self._note()
                 except ReplayDiffers:
                     k = self._again(k)
                     rows = self._start_metrics(k)
@@ -298,10 +302,11 @@ class Training:
 
     def _draw(self, k: int) -> list[Drawn]:
         job, block = self.job, self.job.settings.block_size
+        if block == 1:
+            return self._passes(draw_all(self.source, job.mechanisms, job.here, k, self.attempt))
+        each = zip(job.here, job.mechanisms, strict=True)
         by_block = functools.partial(draw_blocks, size=block, dummy=self._dummy)
-        samples = draw if block == 1 else by_block
-        draws = [samples(self.source, m, i, k, self.attempt) for i, m in zip(job.here, job.mechanisms, strict=True)]
-        return self._passes(draws)
+        return self._passes([by_block(self.source, m, i, k, self.attempt) for i, m in each])
 
     def _sample_some(self, numbers: Mapping[int, int]) -> list[Drawn]:
         """Draw for some nodes, each by the number of its own gradient."""
@@ -317,9 +322,14 @@ class Training:
         return self.job.learning.inputs.shape[1] - 1
 
     def _passes(self, draws: Sequence[np.ndarray[Any, Any]]) -> list[Drawn]:
-        block, everyone = self.job.settings.block_size, self.job.protection.mechanisms
-        size = max(capacity(m, block) for m in everyone)  # the same wherever a node lives
-        return [Drawn(*(self._placed(a) for a in one)) for one in batches(draws, size, self._dummy)]
+        passes = [self._placed(rows) for rows, _ in batches(draws, self._slots, self._dummy)]
+        return [Drawn(rows, rows != self._dummy) for rows in passes]
+
+    @functools.cached_property
+    def _slots(self) -> int:
+        """The size of a batch, by the mechanisms of all nodes: it is the same wherever one lives."""
+        block = self.job.settings.block_size
+        return max(capacity(m, self.job.nodes, block) for m in set(self.job.protection.mechanisms))
 
     def _placed(self, values: np.ndarray[Any, Any]) -> Tensor:
         """Copy to the device; from page-locked memory nobody has to wait for the copy."""
@@ -344,7 +354,16 @@ class Training:
                 self.source.prepare(self.state.x, k + 1, self.attempt)
 
     def _release(self, k: int, message: Tensor) -> None:
-        self.payments.sending(k, message)
+        """Note the messages of step k before they leave. In one process nothing leaves before the step is over."""
+        self._unnoted = k, message
+        if not isinstance(self.transport, InProcess):
+            self._note()
+
+    def _note(self, meanwhile: Callable[[], None] = lambda: None) -> None:
+        """Hash what was released and write it down, while one of two cores may do something else."""
+        noted, self._unnoted = self._unnoted, None
+        if noted is not None:
+            self.payments.sending(*noted, meanwhile)
 
     def _release_one(self, i: int, number: int, message: Tensor) -> None:
         self.payments.sending_one(i, number, message)
@@ -357,7 +376,11 @@ class Training:
 
     def _mix(self, k: int, x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
         self._count_bytes(k, x)
-        return self.transport(k, x, w)
+        if self._unnoted is None:
+            return self.transport(k, x, w)
+        mixed: list[tuple[Tensor, Tensor]] = []
+        self._note(lambda: mixed.append(self.transport(k, x, w)))
+        return mixed[0]
 
     def _count_bytes(self, k: int, x: Tensor) -> None:
         number = 8 if isinstance(self.transport, Robust) else x.element_size()

@@ -20,7 +20,7 @@ from privsgp.privacy.ledger import MOST_AHEAD, Header, Ledger, together
 from privsgp.threads import shared_out
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable
 
     from torch import Tensor
 
@@ -69,16 +69,17 @@ class Payments:
         self._until = stop if all(whole for whole, _ in paid) else k
         return k < self._until
 
-    def sending(self, k: int, x: Tensor) -> None:
-        """Note the messages of step k, just before they leave; every node sends one."""
-        digests = shared_out(_digests, list(x)) if self.ledgers else []
+    def sending(self, k: int, x: Tensor, meanwhile: Callable[[], None] = lambda: None) -> None:
+        """Note the messages of step k, just before they leave; where they stay in this process, mix `meanwhile`."""
+        hashed = self.ledgers and x.device.type == "cpu"  # from a GPU the bytes never come to the host
+        digests = shared_out(_digest, list(x) if hashed else [], meanwhile) or [""] * len(self.ledgers)
         for place, digest in enumerate(digests):
             self._note(place, k, digest)
 
     def sending_one(self, node: int, number: int, message: Tensor) -> None:
         """Note one node's message, by the number of its release."""
         if self.ledgers:
-            self._note(node - self.job.here.start, number, *_digests([message]))
+            self._note(node - self.job.here.start, number, _digest(message) if message.device.type == "cpu" else "")
 
     def _note(self, place: int, number: int, digest: str) -> None:
         ledger, attempt = self.ledgers[place], self._attempts[place]
@@ -167,6 +168,5 @@ class Payments:
         )
 
 
-def _digests(messages: Sequence[Tensor]) -> list[str]:
-    """Return the messages' SHA-256; on a GPU the bytes never come to the host, and none is noted."""
-    return [hashlib.sha256(m.numpy().data).hexdigest() if m.device.type == "cpu" else "" for m in messages]
+def _digest(message: Tensor) -> str:
+    return hashlib.sha256(message.numpy().data).hexdigest()
