@@ -48,7 +48,7 @@ def test_stragglers_take_so_much_longer():
     assert slower == pytest.approx([1, 7, 1, 7])
 
 
-@pytest.mark.parametrize(("fraction", "count"), [(0.0, 0), (0.1, 2), (0.5, 8), (1.0, 16)])
+@pytest.mark.parametrize(("fraction", "count"), [(0.0, 0), (0.01, 1), (0.1, 2), (0.5, 8), (1.0, 16)])
 def test_a_fraction_of_the_nodes_is_slow(fraction, count):
     slow = [Times(16, stragglers=fraction, slowdown=2.0, seed=seed).slow for seed in range(5)]
     assert {len(nodes) for nodes in slow} == {count}

@@ -26,7 +26,7 @@ _CHUNK = 256  # numbers that are drawn at a time
 class Times:
     """Seconds. `spread` is standard deviation / mean of a log-normal time; `stragglers` take `slowdown` times as long.
 
-    `stragglers` are numbers of nodes, or the fraction of all nodes that is to be slow; which ones is drawn then.
+    `stragglers` are numbers of nodes, or the fraction of all nodes that is slow, at least one; those are drawn then.
     """
 
     nodes: int
@@ -62,7 +62,8 @@ class Times:
         if isinstance(self.stragglers, tuple):
             return frozenset(self.stragglers)
         order = np.argsort(_bits(self.seed, "stragglers", 0, 0, self.nodes), kind="stable")
-        return frozenset(order[: round(self.stragglers * self.nodes)].tolist())
+        count = max(1, round(self.stragglers * self.nodes)) if self.stragglers else 0
+        return frozenset(order[:count].tolist())
 
 
 @lru_cache(maxsize=4096)
