@@ -91,7 +91,7 @@ def train(
     if plan is not None:
         err.print(f"planned: {planning.words(plan)}", soft_wrap=True)
     for note in training.notes(settings, problem):
-        err.print(f"note: {note}", soft_wrap=True)
+        err.print(f"note: {note}", markup=False, soft_wrap=True)
     show_log()
     faults = training.simulated_faults(
         settings, drop=drop, delay=delay, crash=crash or [], leave=leave or [], staleness=staleness
@@ -298,7 +298,8 @@ def declared() -> dict[str, type[Mechanism]]:
     """Name what each private algorithm declares, without importing torch, which takes longer than the accounting."""
     from privsgp.privacy.mechanism import Sag, Saga, SampledMean
 
-    return {"privsgp": SampledMean, "privsgp-vr": Saga, "privsgp-sag": Sag}
+    means = dict.fromkeys(("privsgp", "dp2-sgd", "dp-sgd", "local"), SampledMean)
+    return means | {"privsgp-vr": Saga, "privsgp-sag": Sag}
 
 
 def _mechanism(

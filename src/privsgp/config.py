@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
     from pydantic_core import ErrorDetails
 
+PLANNED = ("privsgp", "privsgp-vr", "privsgp-sag")  # what the planner rehearses and chooses from
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1)]
 Probability = Annotated[float, Field(gt=0, lt=1)]
@@ -194,12 +195,14 @@ class Algorithm(_Section):
         return self
 
     @model_validator(mode="after")
-    def _clip_has_a_use(self) -> Algorithm:
-        if self.difference_clip is not None and self.name != "privsgp-vr":
-            raise Refused(
-                f"algorithm.difference_clip = {self.difference_clip} with algorithm.name = {self.name!r}",
-                "leave it out, or take 'privsgp-vr'",
-            )
+    def _options_have_a_use(self) -> Algorithm:
+        for key in sorted({option for algorithm in ALGORITHMS.values() for option in algorithm.options}):
+            if getattr(self, key) is not None and key not in ALGORITHMS[self.name].options:
+                users = [repr(name) for name, algorithm in ALGORITHMS.items() if key in algorithm.options]
+                raise Refused(
+                    f"algorithm.{key} = {getattr(self, key)} with algorithm.name = {self.name!r}",
+                    f"leave it out, or take {' or '.join(users)}",
+                )
         return self
 
 
@@ -249,6 +252,11 @@ class Config(_Section):
             raise Refused(
                 f"algorithm.{self.algorithm.auto[0]} = 'auto' without privacy.epsilon and a private algorithm",
                 "give a budget to plan for (privacy.epsilon = 3.0), or the number itself",
+            )
+        if self.algorithm.auto and self.algorithm.name not in PLANNED:
+            raise Refused(
+                f"algorithm.{self.algorithm.auto[0]} = 'auto' with algorithm.name = {self.algorithm.name!r}",
+                f"give the number itself: the planner knows {', '.join(PLANNED)}",
             )
         if self.algorithm.sampling == "fixed" and self.algorithm.batch != int(self.algorithm.batch):
             raise Refused(f"algorithm.batch = {self.algorithm.batch} with fixed sampling", "give a whole number")

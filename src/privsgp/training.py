@@ -96,6 +96,7 @@ def notes(config: Config, problem: Problem) -> list[str]:
     """Say what a careful colleague would say before the run; of several processes the first says it."""
     if join().rank:
         return []
+    config, problem = pooled(config, problem)
     said = []
     samples = problem.samples
     deltas = per_node(config.privacy.delta, len(samples))
@@ -109,6 +110,8 @@ def notes(config: Config, problem: Problem) -> list[str]:
         said.append("the config has a seed: this is a simulation, not private")
     if not config.private:
         said.append(f"{config.algorithm.name} adds no noise and does not clip: [privacy] is ignored")
+    if ALGORITHMS[config.algorithm.name].network in ("server", "alone"):
+        said.append(f"{config.algorithm.name} sends nothing from node to node: [graph] is ignored")
     return said
 
 
@@ -164,6 +167,26 @@ def split(config: Config, dataset: data.Dataset) -> list[NDArray[np.int64]]:
     return data.partition(d.partition, dataset.y, d.nodes, rng=rng, alpha=d.alpha, sizes=d.sizes)
 
 
+def pooled(config: Config, problem: Problem) -> tuple[Config, Problem]:
+    """Put all nodes' data on one node, drawn at the same rate and at the strictest budget, if the algorithm wants that.
+
+    Guarantee: every node's (ε_i, δ_i) is kept to: the one node has the smallest of each, or the largest σ_i.
+    """
+    n, p = config.data.nodes, config.privacy
+    if n == 1 or not ALGORITHMS[config.algorithm.name].pooled:
+        return config, problem
+    strictest = {"delta": min(per_node(p.delta, n))}
+    if p.epsilon is not None:
+        strictest["epsilon"] = min(per_node(p.epsilon, n))
+    if p.sigma is not None:
+        strictest["sigma"] = max(per_node(p.sigma, n))
+    values = config.model_dump()
+    values["data"] |= {"nodes": 1, "sizes": None}
+    values["privacy"] |= strictest
+    values["algorithm"] |= {"batch": n * config.algorithm.batch}
+    return configs.parse(values), dataclasses.replace(problem, parts=[np.concatenate(problem.parts)])
+
+
 def prepare(
     config: Config,
     problem: Problem,
@@ -172,6 +195,7 @@ def prepare(
     faults: Faults | None = None,
 ) -> Job:
     """Decide everything: σ_i from budgets, the graph, the device. What is impossible is refused here."""
+    config, problem = pooled(config, problem)
     if config.algorithm.auto:
         raise Refused(
             f"algorithm.{config.algorithm.auto[0]} = 'auto' where nothing is planned",
@@ -202,10 +226,15 @@ def prepare(
 
 
 def make_graph(config: Config) -> graph.Graph:
-    """Build the network and check the paper's Assumptions 1 and 2."""
+    """Build the network, check the paper's Assumptions 1 and 2, and that the algorithm can do with it."""
+    algorithm = ALGORITHMS[config.algorithm.name]
+    if algorithm.network in ("server", "alone"):
+        return graph.unconnected(algorithm.network, config.data.nodes)
     seed = public_seed(config.seed, config.shared_hash(), "graph")
     network = graph.make(config.graph.name, config.data.nodes, seed=seed, degree=config.graph.degree)
     graph.check(network)
+    if algorithm.network == "undirected":
+        graph.check_symmetric(network)
     return network
 
 
@@ -213,10 +242,20 @@ def simulated_faults(
     config: Config, *, drop: float, delay: int, crash: Sequence[str], leave: Sequence[str], staleness: int
 ) -> Faults | None:
     """Read the faults of a simulated network; which message is lost is public randomness."""
+    if drop or delay or crash or leave:
+        _refuse_faults(config)
     seed = public_seed(config.seed, config.shared_hash(), "faults")
     return Faults.parse(
         make_graph(config), drop=drop, delay=delay, crash=crash, leave=leave, staleness=staleness, seed=seed
     )
+
+
+def _refuse_faults(config: Config) -> None:
+    if ALGORITHMS[config.algorithm.name].network != "directed":
+        raise Refused(
+            f"faults with algorithm.name = {config.algorithm.name!r}",
+            "only push-sum copes with lost messages: take 'privsgp-vr', say",
+        )
 
 
 def step_size(config: Config) -> Callable[[int], float]:
@@ -292,11 +331,12 @@ def run(
             problem = problem.at_home(world)
         _refuse_other_model(problem, world)
         folder = Folder(out, "" if problem.block is None else f"-{problem.block.start}-{problem.block.stop - 1}")
-        around = _circumstances(world, faults)
+        around = _circumstances(config, world, faults)
         done = world.everywhere(lambda: _finished(folder, config, around, resume=resume or restarted()))
         if all(world.exchange(done)):
             return load_result(folder, problem.model)
-        earlier = world.everywhere(lambda: earlier_runs(folder, ledgers, config.data.nodes, problem.block))
+        nodes = pooled(config, problem)[0].data.nodes
+        earlier = world.everywhere(lambda: earlier_runs(folder, ledgers, nodes, problem.block))
         job = prepare(config, problem, earlier, world, faults)
         training = Training(job, folder, watch, world)
         world.everywhere(lambda: locks.enter_context(folder.locked()))
@@ -318,8 +358,15 @@ def _greet(config: Config, world: World) -> None:
     greet(world, config.shared() | {"engine": config.engine.model_dump(exclude={"device"})})
 
 
-def _circumstances(world: World, faults: Faults | None) -> dict[str, Any]:
-    """Return what a resumed run must find as it was."""
+def _circumstances(config: Config, world: World, faults: Faults | None) -> dict[str, Any]:
+    """Return what a resumed run must find as it was; refuse what the algorithm cannot do with."""
+    name, kind = config.algorithm.name, ALGORITHMS[config.algorithm.name].network
+    if faults is not None:
+        _refuse_faults(config)
+    if not world.alone and kind in ("server", "alone"):
+        raise Refused(
+            f"algorithm.name = {name!r} with {world.size} processes", "run it in one process, without torchrun"
+        )
     if faults is not None and not world.alone:
         raise Refused(f"faults with {world.size} processes", "faults are for simulation in one process")
     around = {"processes": world.size, "faults": None if faults is None else dataclasses.asdict(faults)}
@@ -413,6 +460,7 @@ def _summary(job: Job, outcome: Outcome, spent: list[float | None]) -> dict[str,
         "name": job.name,
         "simulation": job.simulation,
         "algorithm": job.algorithm.name,
+        "trust": job.algorithm.trust,
         "graph": job.graph.name,
         "nodes": job.nodes,
         "steps": outcome.steps,

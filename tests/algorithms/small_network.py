@@ -83,8 +83,12 @@ class Setting:
         return 0.7 / (1 + k)
 
 
-def trained(setting, name, *, rules=True, **options):
-    """Train as the engine does, lines 5 to 14; return the algorithm and its last state."""
+def nothing(_k, _x):
+    pass
+
+
+def trained(setting, name, *, rules=True, release=nothing, sent=nothing, **options):
+    """Train as the engine does; return the algorithm and its last state. `release` and `sent` see what it shows."""
     algorithm = ALGORITHMS[name]
     settings = Settings(clip=setting.clip, sampling=setting.sampling, **options)
     mechanisms = setting.mechanisms(algorithm, settings)
@@ -98,6 +102,12 @@ def trained(setting, name, *, rules=True, **options):
     def noise(k, g):
         add_noise_(g, setting.source, range(nodes), k, sigma=[m.sigma for m in mechanisms])
 
+    transport = InProcess(setting.graph, x0)
+
+    def mix(k, x, w):
+        sent(k, x)
+        return transport(k, x, w)
+
     block = Block(
         mechanisms=mechanisms,
         inputs=setting.inputs,
@@ -105,8 +115,8 @@ def trained(setting, name, *, rules=True, **options):
         gradient=stack(setting.model, setting.loss, (probe, torch.tensor([0, 1, 0, 1])), rules=rules),
         sample=sample,
         noise=noise,
-        mix=InProcess(setting.graph, x0),
-        release=lambda _k, _x: None,
+        mix=mix,
+        release=release,
         step_size=setting.step_size,
     )
     run, state = algorithm(block, settings), State.start(x0, nodes)

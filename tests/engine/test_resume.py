@@ -17,6 +17,7 @@ from privsgp.engine.loop import Training
 from privsgp.privacy import ledger
 
 SELDOM = "--set=engine.checkpoint_every=30"
+RING = '[graph]\nname = "ring"\n'
 UNSEEDED = runs.SMALL.replace("seed = 7\n", "")
 
 
@@ -32,7 +33,12 @@ def _kill_often(config, out, times, draw, *options):
 
 @pytest.mark.parametrize(
     ("algorithm", "text"),
-    [("privsgp-vr", runs.SMALL), ("privsgp-sag", _budget(runs.SMALL)), ("privsgp", _budget(runs.SMALL))],
+    [
+        ("privsgp-vr", runs.SMALL),
+        ("privsgp-sag", _budget(runs.SMALL)),
+        ("privsgp", _budget(runs.SMALL)),
+        ("dp2-sgd", _budget(runs.SMALL) + RING),
+    ],
 )
 def test_a_seeded_run_killed_at_random_moments_ends_with_the_same_bytes(tmp_path, algorithm, text):
     config = runs.small(tmp_path, text)

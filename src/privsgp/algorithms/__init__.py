@@ -2,24 +2,18 @@
 
 from privsgp.algorithms.algorithm import Algorithm
 from privsgp.algorithms.block import Block, Drawn, Settings, State
+from privsgp.algorithms.d_psgd import DPSGD
+from privsgp.algorithms.dp2_sgd import DP2SGD
+from privsgp.algorithms.dp_sgd import CentralDPSGD
+from privsgp.algorithms.local import Local
 from privsgp.algorithms.privsgp import PrivSGP
 from privsgp.algorithms.privsgp_sag import PrivSGPSAG
 from privsgp.algorithms.privsgp_vr import PrivSGPVR
 from privsgp.algorithms.push_sum import PushSum
 from privsgp.algorithms.sgp import SGP
 
-ALGORITHMS: dict[str, type[Algorithm]] = {a.name: a for a in (SGP, PrivSGP, PrivSGPVR, PrivSGPSAG)}
+ALGORITHMS: dict[str, type[Algorithm]] = {
+    a.name: a for a in (SGP, PrivSGP, PrivSGPVR, PrivSGPSAG, DPSGD, DP2SGD, CentralDPSGD, Local)
+}
 
-__all__ = [
-    "ALGORITHMS",
-    "SGP",
-    "Algorithm",
-    "Block",
-    "Drawn",
-    "PrivSGP",
-    "PrivSGPSAG",
-    "PrivSGPVR",
-    "PushSum",
-    "Settings",
-    "State",
-]
+__all__ = ["ALGORITHMS", "Algorithm", "Block", "Drawn", "PrivSGP", "PushSum", "Settings", "State"]

@@ -30,6 +30,7 @@ class PrivSGPVR(PushSum):
     """Its mechanism is the mixture of two shifts that `privsgp.privacy.saga` certifies."""
 
     name: ClassVar[str] = "privsgp-vr"
+    options: ClassVar[tuple[str, ...]] = ("difference_clip",)
     table: Memory
 
     @staticmethod

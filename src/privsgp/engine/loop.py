@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from privsgp.engine.folder import Folder
-    from privsgp.engine.job import Job
+    from privsgp.engine.job import Job, PerSampleFunction
 
     Watcher = Callable[[int, dict[str, Any] | None], None]
 
@@ -121,7 +121,7 @@ class Training:
             self._refuse_nonsense(k, rows[-1])
         return Outcome(
             state=self.state,
-            average=None if s is None else average(s),
+            average=None if s is None or self._apart else average(s),
             metrics=rows,
             steps=k,
             seconds=seconds,
@@ -232,18 +232,28 @@ class Training:
 
     def _measure(self, k: int, seconds: float, s: State) -> dict[str, Any]:
         """Measure all nodes on public test data; on training data only in simulation, where it is all here."""
-        job, mean = self.job, average(s)
+        job = self.job
+        models = s.z if self._apart else average(s)[None]
         row: dict[str, Any] = {"step": k, "seconds": round(seconds, 3)}
         row["consensus_error"] = _number(consensus_error(s))
         if job.learning.test is not None:
-            test = job.learning.test
-            row["test_loss"] = _number(self.evaluator.mean(job.learning.loss, mean, *test))
+            row["test_loss"] = _number(self._tested(job.learning.loss, models))
             if job.learning.correct is not None:
-                row["test_accuracy"] = self.evaluator.mean(job.learning.correct, mean, *test)
+                row["test_accuracy"] = self._tested(job.learning.correct, models)
         row |= _spread(self._accuracies(s))
-        if job.simulation and self.world.alone:
-            row["train_loss"] = _number(self._train_loss(mean))
+        if job.simulation and self.world.alone and not self._apart:  # nodes on their own have no f(x̄)
+            row["train_loss"] = _number(self._train_loss(models[0]))
         return row
+
+    @property
+    def _apart(self) -> bool:
+        """Whether nodes keep to themselves: an average of their models would be nobody's."""
+        return self.job.algorithm.network == "alone" and self.job.nodes > 1
+
+    def _tested(self, function: PerSampleFunction, models: Tensor) -> float:
+        """Return the mean of a per-sample function over the test data and over models [·, d]."""
+        assert self.job.learning.test is not None  # noqa: S101
+        return float(np.mean([self.evaluator.mean(function, x, *self.job.learning.test) for x in models]))
 
     def _accuracies(self, s: State) -> list[float]:
         """Return the test accuracy of each node's own model z_i, where there is such a thing."""

@@ -83,7 +83,7 @@ def show_summary(summary: dict[str, Any], folder: Path) -> None:
     s = summary
     rows = [
         ("algorithm", f"{s['algorithm']} on {s['graph']}, {s['nodes']} nodes, {s['steps']} steps, d = {s['dim']:,}"),
-        ("test accuracy", _percent(s["test_accuracy"], " (average model)")),
+        ("test accuracy", _percent(s["test_accuracy"], _whose(s))),
         (
             "worst node's model",
             _percent(s["worst_node_accuracy"], f" ({_percent(s['mean_node_accuracy'])} on average)"),
@@ -98,6 +98,10 @@ def show_summary(summary: dict[str, Any], folder: Path) -> None:
         ("folder", str(folder)),
     ]
     show(s["name"], [row for row in rows if row[1] != "–"])
+
+
+def _whose(s: dict[str, Any]) -> str:
+    return " (mean of the nodes' own models)" if s["graph"] == "alone" and s["nodes"] > 1 else " (average model)"
 
 
 def _privacy(s: dict[str, Any]) -> str:
