@@ -259,5 +259,5 @@ def test_accounting_counts_what_the_algorithms_declare():
     values = {"sigma": 0.1, "batch": 5, "samples": 50, "kappa": 0.0}
     expected = {a.name: type(a.mechanism(Settings(), **values)) for a in ALGORITHMS.values() if a.private}
     assert cli.declared() == expected
-    quick = "import sys; from privsgp import cli; cli._mechanism('privsgp', 1, 1, 5, 9, 'poisson', None)"
+    quick = "import sys; from privsgp import cli; cli._mechanism('privsgp', 1, 1, 5, 9, 'poisson')"
     subprocess.run([sys.executable, "-c", f"{quick}; sys.exit('torch' in sys.modules)"], check=True)

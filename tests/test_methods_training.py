@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 
 import runs
 from privsgp import config, training
+from privsgp.algorithms import ALGORITHMS, Settings
 from privsgp.errors import Refused
+from privsgp.privacy import accountant, calibration
 
 BUDGETS = [3.0, 1.0, 2.0, 4.0]
 
@@ -80,3 +84,61 @@ def test_the_planner_refuses_what_it_cannot_rehearse(tmp_path):
         ran = runs.command(command, path, *options)
         assert ran.code == 2
         assert f"{told} algorithm.name = 'local'" in ran.err
+
+
+def test_a_server_gets_and_sends_a_vector_per_node_and_step(tmp_path):
+    summary = runs.train(runs.small(tmp_path), tmp_path / "out", *runs.changes(algorithm__name="ldp-spider"))
+    assert (summary["graph"], summary["trust"]) == ("server", "per-node")
+    assert summary["bytes_sent"] == 30 * 4 * 2 * 4 * summary["dim"]
+    assert summary["consensus_error"] == 0
+
+
+def test_behind_secure_aggregation_all_nodes_add_the_most_noise_any_of_them_needs(tmp_path):
+    sizes = runs.changes(data__sizes=[300, 200, 300, 300], algorithm__batch=16.5)
+    options = ["--set=privacy.sigma=", *runs.changes(privacy__epsilon=2.0, algorithm__name="dp-srm"), *sizes]
+    together = runs.train(runs.small(tmp_path), tmp_path / "together", *options)
+    apart = runs.train(runs.small(tmp_path), tmp_path / "apart", *options, "--set=algorithm.trust=per-node")
+    assert (together["trust"], apart["trust"]) == ("secure aggregation", "per-node")
+    assert len(set(together["sigma"])) == 1
+    assert together["sigma"][1] == pytest.approx(apart["sigma"][1] / 2, rel=0.01)
+    assert together["epsilon_spent"][0] < together["epsilon_spent"][1] <= 2.0
+    assert len(set(apart["sigma"])) == 2
+
+
+@pytest.mark.parametrize(("key", "value"), [("epsilon", [1.0, 2.0]), ("delta", [1e-5, 1e-6])])
+def test_budgets_of_their_own_are_refused_where_nodes_share_their_noise(key, value):
+    values = {
+        "data": {"nodes": 2},
+        "privacy": {"epsilon": 1.0} | {key: value},
+        "algorithm": {"name": "dp-srm"},
+    }
+    with pytest.raises(Refused, match=f"privacy.{key}"):
+        config.parse(values)
+    config.parse(values | {"algorithm": {"name": "dp-srm", "trust": "per-node"}})
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "value", "users"),
+    [
+        ("privsgp", "period", 5, "'ldp-svrg' or 'ldp-spider'"),
+        ("ldp-svrg", "alpha", 0.5, "'dp-srm'"),
+        ("ldp-spider", "trust", "per-node", "'dp-srm'"),
+        ("dp2-sgd", "difference_clip", 0.5, "'privsgp-vr' or 'dp-srm'"),
+    ],
+)
+def test_a_key_without_a_use_is_refused_with_those_that_have_one(name, key, value, users):
+    with pytest.raises(Refused, match=f"algorithm.{key}") as refused:
+        config.parse({"privacy": {"sigma": 1.0}, "algorithm": {"name": name, key: value}})
+    assert users in refused.value.remedy
+
+
+def test_every_declared_mechanism_is_counted_twice_and_calibrated():
+    """By composition and by Rényi divergences: `accountant.epsilon` refuses where they contradict each other."""
+    for algorithm in ALGORITHMS.values():
+        if algorithm.private:
+            settings = Settings(nodes=4, trust=algorithm.trust, spare=1, period=5)
+            bare = algorithm.mechanism(settings, sigma=0.0, batch=30.0, samples=300, kappa=1e-6)
+            sigma = calibration.sigma(bare, 21, 2.0, 1e-5)
+            spent = accountant.epsilon(bare.with_sigma(sigma), 21, 1e-5)
+            assert 1.98 < spent.epsilon <= 2.0
+            assert spent.epsilon <= spent.rdp_epsilon < math.inf

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import sys
@@ -23,13 +24,16 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-Algorithm = Annotated[str, typer.Option(help="privsgp, privsgp-vr or privsgp-sag.")]
+Algorithm = Annotated[str, typer.Option(help="privsgp-vr, privsgp, dp2-sgd, …: any that adds noise.")]
 Samples = Annotated[int, typer.Option(help="J, the node's number of samples.")]
 Batch = Annotated[float, typer.Option(help="b, the expected batch.")]
 Steps = Annotated[int, typer.Option(help="K, the number of releases.")]
 Clip = Annotated[float, typer.Option(help="G, the norm of one sample's clipped gradient.")]
 Delta = Annotated[float, typer.Option(help="δ")]
-DifferenceClip = Annotated[float | None, typer.Option(help="C of clipped differences (privsgp-vr).")]
+DifferenceClip = Annotated[float | None, typer.Option(help="C of clipped differences.")]
+Period = Annotated[int | None, typer.Option(help="Releases from one anchor to the next (ldp-svrg, ldp-spider).")]
+Alpha = Annotated[float | None, typer.Option(help="α of dp-srm.")]
+Aggregated = Annotated[int | None, typer.Option(help="Nodes whose messages are only seen as a sum (dp-srm).")]
 SamplingOption = Annotated[str, typer.Option(help="poisson or fixed")]
 RelationOption = Annotated[str, typer.Option(help="zero-out or replace-one")]
 AccountantOption = Annotated[str, typer.Option(help="certified, or published (the paper's formula)")]
@@ -195,6 +199,9 @@ def account(
     clip: Clip = 1.0,
     delta: Delta = 1e-5,
     difference_clip: DifferenceClip = None,
+    period: Period = None,
+    alpha: Alpha = None,
+    aggregated: Aggregated = None,
     sampling: SamplingOption = "poisson",
     relation: RelationOption = "zero-out",
     accountant: AccountantOption = "certified",
@@ -205,7 +212,8 @@ def account(
     from privsgp.privacy import accountant as accountants
     from privsgp.privacy import published
 
-    mechanism = _mechanism(algorithm, sigma, clip, batch, samples, sampling, difference_clip)
+    own = {"difference_clip": difference_clip, "period": period, "alpha": alpha, "aggregated": aggregated}
+    mechanism = _mechanism(algorithm, sigma, clip, batch, samples, sampling, **own)
     _one_of("accountant", accountant, ("certified", "published"))
     spent = accountants.epsilon(mechanism, steps, delta, _relation(relation))
     answer: dict[str, Any] = {
@@ -228,6 +236,9 @@ def calibrate(
     clip: Clip = 1.0,
     delta: Delta = 1e-5,
     difference_clip: DifferenceClip = None,
+    period: Period = None,
+    alpha: Alpha = None,
+    aggregated: Aggregated = None,
     sampling: SamplingOption = "poisson",
     relation: RelationOption = "zero-out",
     accountant: AccountantOption = "certified",
@@ -238,7 +249,8 @@ def calibrate(
     from privsgp.privacy import accountant as accountants
     from privsgp.privacy import calibration, published
 
-    mechanism = _mechanism(algorithm, 0.0, clip, batch, samples, sampling, difference_clip)
+    own = {"difference_clip": difference_clip, "period": period, "alpha": alpha, "aggregated": aggregated}
+    mechanism = _mechanism(algorithm, 0.0, clip, batch, samples, sampling, **own)
     _one_of("accountant", accountant, ("certified", "published"))
     related = _relation(relation)
     if accountant == "published":
@@ -296,23 +308,33 @@ def ledger(
 
 def declared() -> dict[str, type[Mechanism]]:
     """Name what each private algorithm declares, without importing torch, which takes longer than the accounting."""
-    from privsgp.privacy.mechanism import Sag, Saga, SampledMean
+    from privsgp.privacy.mechanism import Anchored, Sag, Saga, SampledMean
 
     means = dict.fromkeys(("privsgp", "dp2-sgd", "dp-sgd", "local"), SampledMean)
-    return means | {"privsgp-vr": Saga, "privsgp-sag": Sag}
+    anchored = dict.fromkeys(("dp-srm", "ldp-svrg", "ldp-spider"), Anchored)
+    return means | {"privsgp-vr": Saga, "privsgp-sag": Sag} | anchored
 
 
 def _mechanism(
-    name: str, sigma: float, clip: float, batch: float, samples: int, sampling: str, difference_clip: float | None
+    name: str, sigma: float, clip: float, batch: float, samples: int, sampling: str, **own: float | None
 ) -> Mechanism:
+    """Build what an algorithm declares; its own values are those of `own` that were given."""
     kinds = declared()
     _one_of("algorithm", name, list(kinds))
-    if difference_clip is not None and name != "privsgp-vr":
-        raise Refused(f"--difference-clip {difference_clip} with --algorithm {name}", "it belongs to privsgp-vr")
     _one_of("sampling", sampling, ("poisson", "fixed"))
-    own = {"difference_clip": difference_clip} if name == "privsgp-vr" else {}
-    values: dict[str, Any] = {"batch": batch, "samples": samples, "sampling": sampling} | own
-    return kinds[name](sigma=sigma, clip=clip, **values)
+    known = {field.name for field in dataclasses.fields(kinds[name])}
+    if name == "dp-srm":
+        known.remove("period")
+    given = {key: value for key, value in own.items() if value is not None}
+    for key in given.keys() - known:
+        raise Refused(f"--{key.replace('_', '-')} {given[key]:g} with --algorithm {name}", "leave it out")
+    usual: dict[str, dict[str, float]] = {
+        "dp-srm": {"alpha": 0.1},
+        "ldp-svrg": {"period": 10},
+        "ldp-spider": {"period": 10},
+    }
+    values: dict[str, Any] = {"batch": batch, "samples": samples, "sampling": sampling}
+    return kinds[name](sigma=sigma, clip=clip, **values | usual.get(name, {}) | given)
 
 
 def _relation(name: str) -> Literal["zero-out", "replace-one"]:

@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
     from pydantic_core import ErrorDetails
 
+    from privsgp.algorithms.algorithm import Trust
+
 PLANNED = ("privsgp", "privsgp-vr", "privsgp-sag")  # what the planner rehearses and chooses from
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1)]
@@ -148,6 +150,11 @@ class Algorithm(_Section):
     table_dtype: Literal["float32", "bfloat16"] | None = None  # engine.dtype
     table_place: Literal["auto", "device", "host", "disk"] = "auto"
     block: Count | None = None  # samples per entry of a block table
+    period: Count | None = None  # 10; steps from one anchor to the next
+    anchor_batch: Positive | None = None  # all samples
+    anchor_noise: Positive | None = None  # 1; an anchor's noise in units of σ
+    alpha: Annotated[float, Field(gt=0, le=1)] | None = None  # 0.1
+    trust: Literal["per-node", "secure aggregation"] | None = None  # the algorithm's own
     _auto: tuple[str, ...] = PrivateAttr(())
 
     @property
@@ -261,6 +268,22 @@ class Config(_Section):
         if self.algorithm.sampling == "fixed" and self.algorithm.batch != int(self.algorithm.batch):
             raise Refused(f"algorithm.batch = {self.algorithm.batch} with fixed sampling", "give a whole number")
         return self
+
+    @model_validator(mode="after")
+    def _one_budget_where_noise_is_shared(self) -> Config:
+        for key in ("epsilon", "delta", "sigma") if self.trust == "secure aggregation" else ():
+            value = getattr(self.privacy, key)
+            if isinstance(value, list) and len(set(value)) > 1:
+                raise Refused(
+                    f"privacy.{key} = {value} with algorithm.trust = 'secure aggregation'",
+                    "give all nodes the same, or algorithm.trust = 'per-node': in a sum they share each other's noise",
+                )
+        return self
+
+    @property
+    def trust(self) -> Trust:
+        """What an adversary sees: as the configuration says, else the algorithm's own."""
+        return self.algorithm.trust or ALGORITHMS[self.algorithm.name].trust
 
     @property
     def private(self) -> bool:

@@ -26,7 +26,15 @@ def settings(config: Config) -> Settings:
     return Settings(
         clip=config.privacy.clip, difference_clip=a.difference_clip, sampling=a.sampling, table=a.table,
         table_init=a.table_init, table_dtype=a.table_dtype, table_place=a.table_place, block=a.block or 1,
+        nodes=config.data.nodes, trust=config.trust, spare=spare(config),
+        anchor_ratio=None if a.anchor_batch is None else a.anchor_batch / a.batch,
+        **{key: value for key in ("period", "anchor_noise", "alpha") if (value := getattr(a, key)) is not None},
     )  # fmt: skip
+
+
+def spare(config: Config) -> int:
+    """Return how many steps may be made again after crashes."""
+    return math.ceil(config.privacy.spare * config.algorithm.steps)
 
 
 def protect(
@@ -46,7 +54,7 @@ def protect(
     budgets = per_node(p.epsilon if algorithm.private else None, n)
     sigmas = per_node(p.sigma if p.sigma is not None and algorithm.private else 0.0, n)
     steps = config.algorithm.steps
-    allowance = steps + math.ceil(p.spare * steps) if budgets[0] is not None else None
+    allowance = steps + spare(config) if budgets[0] is not None else None
     batches = batch_sizes(config, samples)
     counts = [_count(config, budgets[i], deltas[i], earlier[i] if earlier else ()) for i in range(n)]
     mechanisms = [
@@ -62,6 +70,8 @@ def protect(
         here = blocks(n, world.size)[world.rank]
         own = world.everywhere(lambda: [calibrated(i) for i in here])
         told = [sigma for theirs in world.exchange(own) for sigma in theirs]
+        if config.trust == "secure aggregation":
+            told = [max(told)] * n  # each node is counted as if all added as much noise as it does
         mechanisms = [bare.with_sigma(sigma) for bare, sigma in zip(mechanisms, told, strict=True)]
 
     def epsilon(node: int, releases: int) -> float:

@@ -77,7 +77,7 @@ class Setting:
     def draws(self, mechanisms):
         """The samples of every step and node."""
         nodes = range(len(mechanisms))
-        return [[draw(self.source, mechanisms[i], i, k) for i in nodes] for k in range(self.steps)]
+        return [[draw(self.source, mechanisms[i].at(k), i, k) for i in nodes] for k in range(self.steps)]
 
     def step_size(self, k):
         return 0.7 / (1 + k)
@@ -100,13 +100,17 @@ def trained(setting, name, *, rules=True, release=nothing, sent=nothing, **optio
         return [Drawn(*map(torch.from_numpy, p)) for p in batches(draws[k], setting.room, max(setting.samples))]
 
     def noise(k, g):
-        add_noise_(g, setting.source, range(nodes), k, sigma=[m.sigma for m in mechanisms])
+        add_noise_(g, setting.source, range(nodes), k, sigma=[m.at(k).sigma for m in mechanisms])
 
     transport = InProcess(setting.graph, x0)
 
     def mix(k, x, w):
         sent(k, x)
         return transport(k, x, w)
+
+    def average(k, messages, size):
+        sent(k, messages)
+        return messages.mean(0)
 
     block = Block(
         mechanisms=mechanisms,
@@ -117,6 +121,7 @@ def trained(setting, name, *, rules=True, release=nothing, sent=nothing, **optio
         noise=noise,
         mix=mix,
         release=release,
+        average=average,
         step_size=setting.step_size,
     )
     run, state = algorithm(block, settings), State.start(x0, nodes)

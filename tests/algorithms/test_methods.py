@@ -42,6 +42,24 @@ def test_alone_without_noise_every_node_descends_its_own_loss():
     torch.testing.assert_close(trained(setting, "local")[1].z, descent(setting, lambda g: g), rtol=0, atol=1e-12)
 
 
+SERVER = [name for name, algorithm in ALGORITHMS.items() if algorithm.network == "server"]
+
+
+@pytest.mark.parametrize("name", SERVER)
+def test_with_a_server_full_batches_without_noise_are_gradient_descent(name):
+    setting = full(steps=12)
+    _, state = trained(setting, name)
+    wanted = descent(setting, lambda g: g.mean(0, keepdim=True).expand_as(g))
+    torch.testing.assert_close(state.z, wanted, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["dp-srm", "ldp-svrg", "ldp-spider"])
+def test_a_difference_clip_of_twice_the_clip_does_nothing(name):
+    setting = Setting()
+    clipped, plain = (trained(setting, name, difference_clip=c)[1].x for c in (2 * setting.clip, None))
+    torch.testing.assert_close(clipped, plain, rtol=0, atol=1e-12)
+
+
 @pytest.mark.parametrize("name", ["d-psgd", "dp2-sgd"])
 def test_on_a_complete_graph_with_the_same_data_everywhere_it_is_centralised_descent(name):
     setting = full(graph=make("complete", 4), samples=(6,) * 4)
@@ -88,7 +106,7 @@ def test_the_noise_of_a_step_is_in_what_is_released_at_it(name):
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_every_step_releases_once_and_after_it_nothing_bare_is_sent(name):
-    """What is handed to the network at step k was released at step k − 1 or k, or is x⁰."""
+    """What is handed to others at step k was released at step k − 1 or k, or is x⁰."""
     log = []
     setting = Setting(graph=make("ring", 4))
     trained(

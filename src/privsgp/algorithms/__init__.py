@@ -5,6 +5,9 @@ from privsgp.algorithms.block import Block, Drawn, Settings, State
 from privsgp.algorithms.d_psgd import DPSGD
 from privsgp.algorithms.dp2_sgd import DP2SGD
 from privsgp.algorithms.dp_sgd import CentralDPSGD
+from privsgp.algorithms.dp_srm import DPSRM
+from privsgp.algorithms.ldp_spider import LDPSPIDER
+from privsgp.algorithms.ldp_svrg import LDPSVRG
 from privsgp.algorithms.local import Local
 from privsgp.algorithms.privsgp import PrivSGP
 from privsgp.algorithms.privsgp_sag import PrivSGPSAG
@@ -12,8 +15,8 @@ from privsgp.algorithms.privsgp_vr import PrivSGPVR
 from privsgp.algorithms.push_sum import PushSum
 from privsgp.algorithms.sgp import SGP
 
-ALGORITHMS: dict[str, type[Algorithm]] = {
-    a.name: a for a in (SGP, PrivSGP, PrivSGPVR, PrivSGPSAG, DPSGD, DP2SGD, CentralDPSGD, Local)
-}
+_PUSH_SUM: tuple[type[Algorithm], ...] = (SGP, PrivSGP, PrivSGPVR, PrivSGPSAG)
+_OTHERS: tuple[type[Algorithm], ...] = (DPSGD, DP2SGD, CentralDPSGD, Local, DPSRM, LDPSVRG, LDPSPIDER)
+ALGORITHMS: dict[str, type[Algorithm]] = {a.name: a for a in (*_PUSH_SUM, *_OTHERS)}
 
 __all__ = ["ALGORITHMS", "Algorithm", "Block", "Drawn", "PrivSGP", "PushSum", "Settings", "State"]

@@ -284,6 +284,7 @@ class Training:
             mix=self._mix,
             release=self._release,
             step_size=job.step_size,
+            average=self._average,
             private=self.folder.checkpoint.parent,
         )
 
@@ -299,7 +300,8 @@ class Training:
         dummy, block = job.learning.inputs.shape[1] - 1, job.settings.block_size
         by_block = functools.partial(draw_blocks, size=block, dummy=dummy)
         samples = draw if block == 1 else by_block
-        draws = [samples(self.source, m, i, k, self.attempt) for i, m in zip(job.here, job.mechanisms, strict=True)]
+        releases = zip(job.here, job.mechanisms, strict=True)
+        draws = [samples(self.source, m.at(k), i, k, self.attempt) for i, m in releases]
         size = max(capacity(m, block) for m in job.protection.mechanisms)  # of all nodes: the same wherever one lives
         passes = batches(draws, size, dummy)
         return [Drawn(*(self._placed(a) for a in one)) for one in passes]
@@ -310,7 +312,7 @@ class Training:
         return there.pin_memory().to(self.job.device, non_blocking=True) if self.job.device.type == "cuda" else there
 
     def _noise(self, k: int, g: Tensor) -> None:
-        sigma = [m.sigma for m in self.job.mechanisms]
+        sigma = [m.at(k).sigma for m in self.job.mechanisms]
         if any(sigma):
             add_noise_(g, self.source, self.job.here, k, sigma=sigma, attempt=self.attempt)
 
@@ -327,6 +329,13 @@ class Training:
     def _mix(self, k: int, x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
         self._count_bytes(k, x)
         return self.transport(k, x, w)
+
+    def _average(self, k: int, messages: Tensor, size: int) -> Tensor:
+        """Return what a server makes of everybody's messages, [d]; it sends the result back to all."""
+        del k
+        mean = messages.mean(0, dtype=torch.float64).to(messages.dtype)
+        self.bytes_sent += len(messages) * (size + mean.nbytes)
+        return mean
 
     def _count_bytes(self, k: int, x: Tensor) -> None:
         number = 8 if isinstance(self.transport, Robust) else x.element_size()

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Self
 from privsgp.engine.rendezvous import PeerLost, World
 from privsgp.engine.stops import Diverged, Interrupted, ReplayDiffers
 from privsgp.privacy.ledger import MOST_AHEAD, Header, Ledger, together
+from privsgp.privacy.mechanism import Anchored
 from privsgp.threads import shared_out
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
     from privsgp.engine.folder import Folder
     from privsgp.engine.job import Job
+    from privsgp.privacy.mechanism import Mechanism
 
 
 class Payments:
@@ -57,7 +59,9 @@ class Payments:
         if not self.ledgers or k < self._until:
             return True
         if self._reach is None:  # asked once: all processes count on from there alike
-            self._reach = min(self.world.exchange(min(self._reach_of(ledger, k, attempt) for ledger in self.ledgers)))
+            pairs = zip(self.ledgers, self.job.mechanisms, strict=True)
+            own = min(self._reach_of(ledger, mechanism, k, attempt) for ledger, mechanism in pairs)
+            self._reach = min(self.world.exchange(own))
         count = min(self._ahead, self._reach - k)
         if count <= 0:
             return False
@@ -104,12 +108,14 @@ class Payments:
             return MOST_AHEAD
         return max(1, min(MOST_AHEAD, (allowance - self.job.steps) // 2))
 
-    def _reach_of(self, ledger: Ledger, k: int, attempt: int) -> int:
+    def _reach_of(self, ledger: Ledger, mechanism: Mechanism, k: int, attempt: int) -> int:
         """Return the step up to which a node can pay; a simulation goes on for nothing over steps already paid for."""
         K, left = self.job.steps, ledger.segment.left
-        if ledger.segment.closed:
-            return k
         paid = ledger.paid(k, K - k, attempt) if self.job.simulation else 0
+        # Anchors and differences cost differently: only so many steps made again were counted as both.
+        again = ledger.segment.charged - paid - k
+        if ledger.segment.closed or (isinstance(mechanism, Anchored) and again > mechanism.spare):
+            return k
         return K if left is None else min(K, k + paid + left)
 
     def _pay(self, ledger: Ledger, first: int, count: int, attempt: int) -> tuple[int, int]:
