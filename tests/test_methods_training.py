@@ -12,6 +12,7 @@ from privsgp import config, training
 from privsgp.algorithms import ALGORITHMS, Settings
 from privsgp.errors import Refused
 from privsgp.privacy import accountant, calibration
+from privsgp.privacy.statement import statements
 
 BUDGETS = [3.0, 1.0, 2.0, 4.0]
 
@@ -124,6 +125,8 @@ def test_budgets_of_their_own_are_refused_where_nodes_share_their_noise(key, val
         ("ldp-svrg", "alpha", 0.5, "'dp-srm'"),
         ("ldp-spider", "trust", "per-node", "'dp-srm'"),
         ("dp2-sgd", "difference_clip", 0.5, "'privsgp-vr' or 'dp-srm'"),
+        ("privsgp-vr", "compressor", "random-k", "'soteriafl-sgd' or 'soteriafl-svrg' or 'soteriafl-saga'"),
+        ("soteriafl-saga", "anchor_probability", 0.5, "'soteriafl-svrg'"),
     ],
 )
 def test_a_key_without_a_use_is_refused_with_those_that_have_one(name, key, value, users):
@@ -132,13 +135,82 @@ def test_a_key_without_a_use_is_refused_with_those_that_have_one(name, key, valu
     assert users in refused.value.remedy
 
 
+def clipped_mean(**more):
+    values = {
+        "seed": 7,
+        "privacy": {"epsilon": 1.0, "accountant": "published", "clip_what": "mean"},
+        "algorithm": {"name": "soteriafl-sgd"},
+    }
+    return config.parse(values | more)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"seed": None},
+        {"algorithm": {"name": "soteriafl-saga"}},
+        {"algorithm": {"name": "privsgp"}},
+        {"privacy": {"epsilon": 1.0, "clip_what": "mean"}},
+    ],
+)
+def test_a_clipped_mean_is_for_repeating_figures_only(changed):
+    clipped_mean()
+    with pytest.raises(Refused, match="clip_what = 'mean'"):
+        clipped_mean(**changed)
+
+
+def test_a_clipped_mean_is_called_not_dp_in_every_artefact(tmp_path):
+    changes = runs.changes(
+        algorithm__name="soteriafl-svrg", algorithm__compressor="random-k", privacy__epsilon=1.0,
+        privacy__accountant="published", privacy__clip_what="mean",
+    )  # fmt: skip
+    out = tmp_path / "out"
+    ran = runs.command("train", runs.small(tmp_path), "--out", out, "--set=privacy.sigma=", *changes)
+    assert ran.code == 0, ran.err
+    assert "not DP" in ran.out
+    assert "not DP" in ran.err
+    summary = runs.train(runs.small(tmp_path), out, "--resume", "--set=privacy.sigma=", *changes)
+    assert (summary["epsilon_spent"], summary["epsilon_budget"], summary["delta"]) == (None, None, None)
+    assert summary["epsilon_nominal"] == [1.0] * 4
+    for file in ("summary.json", "metrics.jsonl", "run.json", "model.safetensors", "nodes/2.safetensors"):
+        assert b"not DP" in (out / file).read_bytes(), file
+    assert b"MeanClipped" in (out / "ledger" / "node-0.jsonl").read_bytes()
+    assert [statement.epsilon for statement in statements(out)] == [math.inf] * 4
+
+
+def test_compressed_messages_are_what_is_counted(tmp_path):
+    options = runs.changes(algorithm__name="soteriafl-sgd", algorithm__compressor="random-k", algorithm__kept=0.1)
+    summary = runs.train(runs.small(tmp_path), tmp_path / "out", *options)
+    assert summary["bytes_sent"] == 30 * 4 * 4 * (summary["dim"] // 10 + summary["dim"])
+
+
+def test_a_published_calibration_is_printed_with_what_it_is_worth(tmp_path):
+    changes = runs.changes(
+        algorithm__name="dp2-sgd", graph__name="ring", privacy__epsilon=1.0, privacy__accountant="published"
+    )
+    summary = runs.train(runs.small(tmp_path), tmp_path / "out", "--set=privacy.sigma=", *changes)
+    assert summary["epsilon_nominal"] == [1.0] * 4
+    assert max(summary["epsilon_spent"]) < 0.5
+    ran = runs.command(
+        "train", runs.small(tmp_path), "--out", tmp_path / "no", "--set=privacy.sigma=",
+        *runs.changes(algorithm__name="local", privacy__epsilon=1.0, privacy__accountant="published"),
+    )  # fmt: skip
+    assert ran.code == 2
+    assert "'published' for local" in ran.err
+
+
 def test_every_declared_mechanism_is_counted_twice_and_calibrated():
     """By composition and by Rényi divergences: `accountant.epsilon` refuses where they contradict each other."""
-    for algorithm in ALGORITHMS.values():
-        if algorithm.private:
-            settings = Settings(nodes=4, trust=algorithm.trust, spare=1, period=5)
-            bare = algorithm.mechanism(settings, sigma=0.0, batch=30.0, samples=300, kappa=1e-6)
-            sigma = calibration.sigma(bare, 21, 2.0, 1e-5)
-            spent = accountant.epsilon(bare.with_sigma(sigma), 21, 1e-5)
-            assert 1.98 < spent.epsilon <= 2.0
-            assert spent.epsilon <= spent.rdp_epsilon < math.inf
+    declared = {
+        algorithm.mechanism(
+            Settings(nodes=4, trust=algorithm.trust, spare=1, period=5), sigma=0.0, batch=30.0, samples=300, kappa=1e-6
+        )
+        for algorithm in ALGORITHMS.values()
+        if algorithm.private
+    }
+    assert len(declared) == 5
+    for bare in declared:
+        sigma = calibration.sigma(bare, 21, 2.0, 1e-5)
+        spent = accountant.epsilon(bare.with_sigma(sigma), 21, 1e-5)
+        assert 1.98 < spent.epsilon <= 2.0
+        assert spent.epsilon <= spent.rdp_epsilon < math.inf

@@ -36,7 +36,7 @@ Alpha = Annotated[float | None, typer.Option(help="α of dp-srm.")]
 Aggregated = Annotated[int | None, typer.Option(help="Nodes whose messages are only seen as a sum (dp-srm).")]
 SamplingOption = Annotated[str, typer.Option(help="poisson or fixed")]
 RelationOption = Annotated[str, typer.Option(help="zero-out or replace-one")]
-AccountantOption = Annotated[str, typer.Option(help="certified, or published (the paper's formula)")]
+AccountantOption = Annotated[str, typer.Option(help="certified, or published (the formula of the algorithm's paper)")]
 C2 = Annotated[float, typer.Option(help="c₂ of the published formula.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout, and nothing else there.")]
 
@@ -221,7 +221,7 @@ def account(
         "rdp_epsilon": _finite(spent.rdp_epsilon),
     }  # fmt: skip
     if accountant == "published":
-        nominal = published.epsilon(mechanism, steps, delta, c2=c2)
+        nominal = published.epsilon(mechanism, steps, delta, c2, algorithm)
         answer |= {"epsilon": _finite(nominal), "certified_epsilon": _finite(spent.epsilon), "c2": c2}
     _answer(answer, spent.assumptions, as_json=as_json)
 
@@ -254,7 +254,7 @@ def calibrate(
     _one_of("accountant", accountant, ("certified", "published"))
     related = _relation(relation)
     if accountant == "published":
-        sigma = published.sigma(mechanism, steps, epsilon, delta, c2=c2)
+        sigma = published.sigma(mechanism, steps, epsilon, delta, c2, algorithm)
     else:
         sigma = calibration.sigma(mechanism, steps, epsilon, delta, related)
     spent = accountants.epsilon(mechanism.with_sigma(sigma), steps, delta, related)
@@ -310,9 +310,13 @@ def declared() -> dict[str, type[Mechanism]]:
     """Name what each private algorithm declares, without importing torch, which takes longer than the accounting."""
     from privsgp.privacy.mechanism import Anchored, Sag, Saga, SampledMean
 
-    means = dict.fromkeys(("privsgp", "dp2-sgd", "dp-sgd", "local"), SampledMean)
-    anchored = dict.fromkeys(("dp-srm", "ldp-svrg", "ldp-spider"), Anchored)
-    return means | {"privsgp-vr": Saga, "privsgp-sag": Sag} | anchored
+    kinds: dict[type[Mechanism], tuple[str, ...]] = {
+        SampledMean: ("privsgp", "dp2-sgd", "dp-sgd", "local", "soteriafl-sgd"),
+        Saga: ("privsgp-vr", "soteriafl-svrg", "soteriafl-saga"),
+        Sag: ("privsgp-sag",),
+        Anchored: ("dp-srm", "ldp-svrg", "ldp-spider"),
+    }
+    return {name: kind for kind, names in kinds.items() for name in names}
 
 
 def _mechanism(

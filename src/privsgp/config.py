@@ -28,6 +28,7 @@ from privsgp import graph
 from privsgp.algorithms import ALGORITHMS
 from privsgp.data.partitions import check as check_partition
 from privsgp.errors import Refused
+from privsgp.models.networks import ACTIVATIONS
 from privsgp.models.networks import NAMES as MODELS
 
 if TYPE_CHECKING:
@@ -93,6 +94,13 @@ class Model(_Section):
     name: Annotated[str, _one_of(MODELS, unsaid="module")] = "mlp"
     hidden: Count | list[Count] = 64
     loss: Literal["cross-entropy", "binary", "mse"] = "cross-entropy"
+    activation: Annotated[str, _one_of(ACTIVATIONS)] = "relu"  # of "mlp"
+
+    @model_validator(mode="after")
+    def _activation_has_a_use(self) -> Model:
+        if self.activation != "relu" and self.name != "mlp":
+            raise Refused(f"model.activation = {self.activation!r} with model.name = {self.name!r}", "take 'mlp'")
+        return self
 
 
 class Graph(_Section):
@@ -109,6 +117,7 @@ class Privacy(_Section):
     delta: Probability | list[Probability] = 1e-5
     sigma: Noise | list[Noise] | None = None
     clip: Positive = 1.0
+    clip_what: Literal["record", "mean"] = "record"  # "mean" is not DP: SoteriaFL's code, to repeat its figures
     accountant: Literal["certified", "published"] = "certified"
     relation: Literal["zero-out", "replace-one"] = "zero-out"
     c2: Positive = 0.3724
@@ -155,6 +164,11 @@ class Algorithm(_Section):
     anchor_noise: Positive | None = None  # 1; an anchor's noise in units of σ
     alpha: Annotated[float, Field(gt=0, le=1)] | None = None  # 0.1
     trust: Literal["per-node", "secure aggregation"] | None = None  # the algorithm's own
+    compressor: Literal["none", "random-k", "quantisation"] | None = None  # none
+    kept: Annotated[float, Field(gt=0, le=1)] | None = None  # 0.05; share of the coordinates that random-k sends
+    levels: Count | None = None  # 16; of quantisation
+    shift_rate: Annotated[float, Field(ge=0, le=1)] | None = None  # SoteriaFL's own
+    anchor_probability: Annotated[float, Field(ge=0, le=1)] | None = None  # b/J
     _auto: tuple[str, ...] = PrivateAttr(())
 
     @property
@@ -189,7 +203,7 @@ class Algorithm(_Section):
                     f"algorithm.{key} = {getattr(self, key)} with algorithm.table = 'block'",
                     "leave it out: nothing but sums is taken of a block",
                 )
-        if self.block and (self.sampling == "fixed" or self.name == "privsgp-vr"):
+        if self.block and (self.sampling == "fixed" or self.name in ("privsgp-vr", "soteriafl-saga")):
             raise Refused(
                 f"algorithm.table = 'block' with {self.name!r} and algorithm.sampling = {self.sampling!r}",
                 "take 'privsgp-sag' with 'poisson' (the coin of a block is no secret, and SAGA is counted with one)",
@@ -199,6 +213,16 @@ class Algorithm(_Section):
                 f"algorithm.table_dtype = 'bfloat16' with algorithm.difference_clip = {self.difference_clip}",
                 "leave one of them out: a rounded entry may move by more than the difference clip",
             )
+        return self
+
+    @model_validator(mode="after")
+    def _compressor_fits(self) -> Algorithm:
+        for key, compressor in (("kept", "random-k"), ("levels", "quantisation")):
+            if getattr(self, key) is not None and self.compressor != compressor:
+                raise Refused(
+                    f"algorithm.{key} = {getattr(self, key)} with algorithm.compressor = {self.compressor or 'none'!r}",
+                    f"leave it out, or take algorithm.compressor = {compressor!r}",
+                )
         return self
 
     @model_validator(mode="after")
@@ -267,6 +291,19 @@ class Config(_Section):
             )
         if self.algorithm.sampling == "fixed" and self.algorithm.batch != int(self.algorithm.batch):
             raise Refused(f"algorithm.batch = {self.algorithm.batch} with fixed sampling", "give a whole number")
+        return self
+
+    @model_validator(mode="after")
+    def _clipped_means_are_for_figures(self) -> Config:
+        known = self.algorithm.name in ("soteriafl-sgd", "soteriafl-svrg")
+        formula = self.privacy.accountant == "published" or self.privacy.sigma is not None
+        if self.privacy.clip_what == "mean" and not (known and formula and self.seed is not None):
+            raise Refused(
+                f"privacy.clip_what = 'mean' with algorithm.name = {self.algorithm.name!r}, seed = {self.seed} and "
+                f"privacy.accountant = {self.privacy.accountant!r}",
+                "it is not DP: only simulations (a seed) of 'soteriafl-sgd' and 'soteriafl-svrg' take it, with "
+                "privacy.accountant = 'published' or privacy.sigma; else leave it out",
+            )
         return self
 
     @model_validator(mode="after")

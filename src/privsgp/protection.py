@@ -20,6 +20,12 @@ if TYPE_CHECKING:
     from privsgp.privacy.ledger import Segment
 
 
+# Keys of [algorithm] whose defaults are those of `Settings`.
+_DEFAULTED = (
+    "period", "anchor_noise", "alpha", "compressor", "kept", "levels", "shift_rate", "anchor_probability"
+)  # fmt: skip
+
+
 def settings(config: Config) -> Settings:
     """Return the algorithm's share of the configuration."""
     a = config.algorithm
@@ -28,7 +34,8 @@ def settings(config: Config) -> Settings:
         table_init=a.table_init, table_dtype=a.table_dtype, table_place=a.table_place, block=a.block or 1,
         nodes=config.data.nodes, trust=config.trust, spare=spare(config),
         anchor_ratio=None if a.anchor_batch is None else a.anchor_batch / a.batch,
-        **{key: value for key in ("period", "anchor_noise", "alpha") if (value := getattr(a, key)) is not None},
+        clip_what=config.privacy.clip_what,
+        **{key: value for key in _DEFAULTED if (value := getattr(a, key)) is not None},
     )  # fmt: skip
 
 
@@ -84,7 +91,7 @@ def _count(config: Config, budget: float | None, delta: float, earlier: Sequence
     p = config.privacy
     if not any(segment.charged for segment in earlier):
         if p.accountant == "published":
-            return Published(p.relation, config.algorithm.steps, p.c2)
+            return Published(p.relation, config.algorithm.name, config.algorithm.steps, p.c2)
         return Certified(p.relation)
     if p.accountant == "published":
         raise Refused("privacy.accountant = 'published' with --ledger", "several runs are counted by 'certified' alone")

@@ -29,7 +29,7 @@ from privsgp.config import Config, Schedule
 from privsgp.engine.evaluate import present
 from privsgp.engine.faults import Faults
 from privsgp.engine.folder import Folder, read_metrics, write, write_json, write_tensors
-from privsgp.engine.job import Job, Learning, kappa, public_seed
+from privsgp.engine.job import NOT_DP, Job, Learning, kappa, public_seed
 from privsgp.engine.loop import Outcome, Training
 from privsgp.engine.rendezvous import World, blocks, greet, join, refuse_differences, restarted
 from privsgp.errors import Refused
@@ -108,6 +108,8 @@ def notes(config: Config, problem: Problem) -> list[str]:
         )
     if config.seed is not None:
         said.append("the config has a seed: this is a simulation, not private")
+    if config.privacy.clip_what == "mean":
+        said.append(f"privacy.clip_what = 'mean': {NOT_DP}")
     if not config.private:
         said.append(f"{config.algorithm.name} adds no noise and does not clip: [privacy] is ignored")
     if ALGORITHMS[config.algorithm.name].network in ("server", "alone"):
@@ -146,8 +148,9 @@ def _read(config: Config, data_dir: Path | None, block: range) -> Problem:
         parts = split(config, dataset)
     outputs = models.outputs(config.model.loss, classes=dataset.classes, target_shape=dataset.y.shape[1:])
     seed = public_seed(config.seed, config.shared_hash(), "x0")
+    m = config.model
     model = models.make(
-        config.model.name, input_shape=dataset.x.shape[1:], outputs=outputs, hidden=config.model.hidden, seed=seed
+        m.name, input_shape=dataset.x.shape[1:], outputs=outputs, hidden=m.hidden, seed=seed, activation=m.activation
     )
     apart = len(parts) < config.data.nodes
     return Problem(
@@ -369,7 +372,9 @@ def _circumstances(config: Config, world: World, faults: Faults | None) -> dict[
         )
     if faults is not None and not world.alone:
         raise Refused(f"faults with {world.size} processes", "faults are for simulation in one process")
-    around = {"processes": world.size, "faults": None if faults is None else dataclasses.asdict(faults)}
+    around: dict[str, Any] = {"processes": world.size, "faults": None if faults is None else dataclasses.asdict(faults)}
+    if config.privacy.clip_what == "mean":
+        around["not_dp"] = NOT_DP
     told: dict[str, Any] = json.loads(json.dumps(around))
     return told
 
@@ -434,11 +439,11 @@ def _finish(job: Job, folder: Folder, outcome: Outcome, world: World, *, first: 
     """Write the nodes' models, the average model where it is known, and a summary in each of the run's folders."""
     layout = Layout.of(job.learning.model)
     if outcome.average is not None:
-        _save_model(folder.model, layout, outcome.average)
+        _save_model(job, folder.model, layout, outcome.average)
     for i, z, stayed in zip(job.here, outcome.state.z, present(outcome.state), strict=True):
         if stayed:
-            _save_model(folder.node(i), layout, z)
-    own = [job.protection.epsilon(i, outcome.releases[i]) for i in job.here] if job.algorithm.private else []
+            _save_model(job, folder.node(i), layout, z)
+    own = [job.protection.epsilon(i, outcome.releases[i]) for i in job.here] if job.guarantees else []
     spent = [_finite(epsilon) for theirs in world.exchange(own) for epsilon in theirs]
     summary = world.exchange(_summary(job, outcome, spent) if world.rank == 0 else {})[0]
     if first:
@@ -447,18 +452,19 @@ def _finish(job: Job, folder: Folder, outcome: Outcome, world: World, *, first: 
     return load_result(folder, job.learning.model)
 
 
-def _save_model(path: Path, layout: Layout, x: Tensor) -> None:
+def _save_model(job: Job, path: Path, layout: Layout, x: Tensor) -> None:
     tensors = {name: value.contiguous().cpu() for name, value in layout.views(x).items()}
     # One entry: safetensors writes several in any order, and the same model is to be the same bytes.
-    write_tensors(path, tensors, {"privsgp": f"model {MODEL_VERSION}"})
+    write_tensors(path, tensors, {"privsgp": f"model {MODEL_VERSION}" + (f", {NOT_DP}" if job.not_dp else "")})
 
 
 def _summary(job: Job, outcome: Outcome, spent: list[float | None]) -> dict[str, Any]:
-    last, p, private = outcome.metrics[-1], job.protection, job.algorithm.private
+    last, p, private = outcome.metrics[-1], job.protection, job.guarantees
     return {
         "version": SUMMARY_VERSION,
         "name": job.name,
         "simulation": job.simulation,
+        "not_dp": NOT_DP if job.not_dp else None,
         "algorithm": job.algorithm.name,
         "trust": job.settings.trust,
         "graph": job.graph.name,
@@ -473,7 +479,7 @@ def _summary(job: Job, outcome: Outcome, spent: list[float | None]) -> dict[str,
         "consensus_error": last["consensus_error"],
         "epsilon_spent": spent if private else None,
         "epsilon_budget": list(p.budgets) if private and p.budgets[0] is not None else None,
-        "epsilon_nominal": list(p.budgets) if private and p.accountant == "published" else None,
+        "epsilon_nominal": list(p.budgets) if job.algorithm.private and p.accountant == "published" else None,
         "delta": list(p.deltas) if private else None,
         "sigma": [m.sigma for m in p.mechanisms],
         "samples": [m.samples for m in p.mechanisms],

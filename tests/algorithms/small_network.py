@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -87,6 +88,11 @@ def nothing(_k, _x):
     pass
 
 
+def public(purpose, k):
+    """Bits that everybody knows."""
+    return np.random.Philox(key=zlib.crc32(purpose.encode()), counter=[0, 0, 0, k])
+
+
 def trained(setting, name, *, rules=True, release=nothing, sent=nothing, **options):
     """Train as the engine does; return the algorithm and its last state. `release` and `sent` see what it shows."""
     algorithm = ALGORITHMS[name]
@@ -122,6 +128,7 @@ def trained(setting, name, *, rules=True, release=nothing, sent=nothing, **optio
         mix=mix,
         release=release,
         average=average,
+        public=public,
         step_size=setting.step_size,
     )
     run, state = algorithm(block, settings), State.start(x0, nodes)

@@ -48,12 +48,25 @@ SERVER = [name for name, algorithm in ALGORITHMS.items() if algorithm.network ==
 @pytest.mark.parametrize("name", SERVER)
 def test_with_a_server_full_batches_without_noise_are_gradient_descent(name):
     setting = full(steps=12)
-    _, state = trained(setting, name)
+    _, state = trained(setting, name)  # SoteriaFL without compression
     wanted = descent(setting, lambda g: g.mean(0, keepdim=True).expand_as(g))
     torch.testing.assert_close(state.z, wanted, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("name", ["dp-srm", "ldp-svrg", "ldp-spider"])
+@pytest.mark.parametrize("shift_rate", [0.0, 0.3, 1.0])
+@pytest.mark.parametrize("name", ["soteriafl-sgd", "soteriafl-svrg", "soteriafl-saga"])
+def test_soteriafl_without_compression_is_what_it_compresses(name, shift_rate):
+    """Whatever the shift: the server follows the mean of the noised estimates, here plain SGD's and SAGA's."""
+    setting = Setting(graph=make("complete", 4))
+    _, state = trained(setting, name, shift_rate=shift_rate)
+    _, same = trained(setting, name, shift_rate=0.0)
+    torch.testing.assert_close(state.x, same.x, rtol=0, atol=1e-12)
+    root = {"soteriafl-sgd": "privsgp", "soteriafl-saga": "privsgp-vr"}.get(name)
+    if root:  # push-sum on a complete graph averages exactly, too
+        torch.testing.assert_close(state.x, trained(setting, root)[1].x, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["dp-srm", "ldp-svrg", "ldp-spider", "soteriafl-svrg"])
 def test_a_difference_clip_of_twice_the_clip_does_nothing(name):
     setting = Setting()
     clipped, plain = (trained(setting, name, difference_clip=c)[1].x for c in (2 * setting.clip, None))
@@ -122,3 +135,14 @@ def test_every_step_releases_once_and_after_it_nothing_bare_is_sent(name):
         else:
             assert any(torch.equal(x, one) for one in known[-1:])
     assert np.isfinite(known[-1].numpy()).all()
+
+
+@pytest.mark.parametrize("name", ["soteriafl-sgd", "soteriafl-svrg"])
+def test_a_clipped_mean_is_clipped_once_and_its_records_are_not(name):
+    """One step from x⁰: every node's message is its unclipped mean, cut to the norm G."""
+    released = []
+    setting = Setting(rate=1.0, sigma=SILENT, clip=0.05, steps=1)
+    trained(setting, name, clip_what="mean", release=lambda k, v: released.append(v.clone()))
+    wanted = slopes(setting, setting.layout.flatten(setting.model).expand(4, -1))
+    wanted *= (0.05 / wanted.norm(dim=1, keepdim=True)).clamp(max=1)
+    torch.testing.assert_close(released[0], wanted, rtol=0, atol=1e-12)

@@ -5,13 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from small_network import Setting, trained
+from small_network import Setting, entries, public, trained
 
 import reference
 import reference_alone
 import reference_gossip
 import reference_server
+import reference_soteria
 from privsgp.algorithms import ALGORITHMS, Settings
+from privsgp.algorithms.compressors import compressor
 from privsgp.graph import make
 from privsgp.privacy.sampling import draw
 from reference_given import Given
@@ -118,3 +120,49 @@ def test_srm_agrees_with_its_plain_loop(options, alpha):
     told = given(setting, "dp-srm", alpha=alpha, **options)
     wanted = reference_server.dp_srm(told, alpha=alpha, **anchors(setting, options))
     assert_last(trained(setting, "dp-srm", alpha=alpha, **options)[1], wanted[-1])
+
+
+def compress_one(setting, settings):
+    """The engine's compressor for one node, as the plain loop wants it."""
+    C = compressor(settings, setting.layout.dim)
+
+    def one(k, i, v):
+        rows = torch.zeros(len(setting.samples), len(v), dtype=torch.float64)
+        rows[i] = torch.from_numpy(v)
+        return C(rows, public("compressor", k))[i].numpy()
+
+    return one
+
+
+@pytest.mark.parametrize(
+    "compression",
+    [{}, {"compressor": "random-k", "kept": 0.3, "shift_rate": 0.2}, {"compressor": "quantisation", "levels": 3}],
+)
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("soteriafl-sgd", {}),
+        ("soteriafl-svrg", {"anchor_probability": 0.5}),
+        ("soteriafl-svrg", {"anchor_probability": 0.5, "difference_clip": 0.2}),
+        ("soteriafl-saga", {}),
+        ("soteriafl-saga", {"difference_clip": 0.2, "table_init": "zeros"}),
+    ],
+)
+def test_soteriafl_agrees_with_its_plain_loop(name, options, compression):
+    setting, options = Setting(steps=8), options | compression
+    run, state = trained(setting, name, **options)
+    coins = [run.renews(k) for k in range(setting.steps)] if name == "soteriafl-svrg" else []
+    assert not coins or 0 < sum(coins) < setting.steps
+    out = reference_soteria.soteriafl(
+        name.removeprefix("soteriafl-"),
+        given(setting, name, **options),
+        compressor=compress_one(setting, run.settings),
+        shift_rate=run.shift_rate,
+        coins=coins,
+        **{key: options[key] for key in ("difference_clip", "table_init") if key in options},
+    )
+    assert_last(state, out.history[-1])
+    np.testing.assert_allclose(run.shift.numpy(), out.shifts, rtol=0, atol=1e-10)
+    np.testing.assert_allclose(run.server_shift.numpy(), out.server_shift, rtol=0, atol=1e-10)
+    for i, table in enumerate(out.tables):
+        np.testing.assert_allclose(entries(run)[i, : len(table)].numpy(), table, rtol=0, atol=1e-10)

@@ -40,6 +40,7 @@ def _payments(folder, *, simulation=False, spare=40, budget=True, private=True):
         steps=STEPS,
         simulation=simulation,
         protection=protection,
+        mechanisms=protection.mechanisms,
         algorithm=SimpleNamespace(private=private),
     )
     place = Folder(folder)

@@ -14,9 +14,14 @@ from privsgp.algorithms.privsgp_sag import PrivSGPSAG
 from privsgp.algorithms.privsgp_vr import PrivSGPVR
 from privsgp.algorithms.push_sum import PushSum
 from privsgp.algorithms.sgp import SGP
+from privsgp.algorithms.soteriafl_saga import SoteriaFLSAGA
+from privsgp.algorithms.soteriafl_sgd import SoteriaFLSGD
+from privsgp.algorithms.soteriafl_svrg import SoteriaFLSVRG
 
 _PUSH_SUM: tuple[type[Algorithm], ...] = (SGP, PrivSGP, PrivSGPVR, PrivSGPSAG)
-_OTHERS: tuple[type[Algorithm], ...] = (DPSGD, DP2SGD, CentralDPSGD, Local, DPSRM, LDPSVRG, LDPSPIDER)
-ALGORITHMS: dict[str, type[Algorithm]] = {a.name: a for a in (*_PUSH_SUM, *_OTHERS)}
+_GOSSIP: tuple[type[Algorithm], ...] = (DPSGD, DP2SGD)
+_SERVER: tuple[type[Algorithm], ...] = (DPSRM, LDPSVRG, LDPSPIDER, SoteriaFLSGD, SoteriaFLSVRG, SoteriaFLSAGA)
+_ALONE: tuple[type[Algorithm], ...] = (CentralDPSGD, Local)
+ALGORITHMS: dict[str, type[Algorithm]] = {a.name: a for a in (*_PUSH_SUM, *_GOSSIP, *_SERVER, *_ALONE)}
 
 __all__ = ["ALGORITHMS", "Algorithm", "Block", "Drawn", "PrivSGP", "PushSum", "Settings", "State"]

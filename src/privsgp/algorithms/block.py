@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -30,6 +31,11 @@ if TYPE_CHECKING:
 def _average(_k: int, messages: Tensor, _size: int) -> Tensor:
     """Return the mean over the nodes, [d]: a server that nobody measures."""
     return messages.mean(0)
+
+
+def _public(purpose: str, k: int) -> np.random.Philox:
+    """Return public bits for a network that has no seed of its own."""
+    return np.random.Philox(key=len(purpose), counter=[0, 0, 0, k])
 
 
 class Drawn(NamedTuple):
@@ -73,6 +79,12 @@ class Settings:
     anchor_ratio: float | None = None  # samples of an anchor by those of a batch; None: all samples
     anchor_noise: float = 1.0
     alpha: float = 0.1
+    compressor: Literal["none", "random-k", "quantisation"] = "none"
+    kept: float = 0.05  # share of the coordinates that random-k sends
+    levels: int = 16  # of quantisation, on either side of 0
+    shift_rate: float | None = None  # SoteriaFL's own
+    anchor_probability: float | None = None  # b/J
+    clip_what: Literal["record", "mean"] = "record"
 
     @property
     def block_size(self) -> int:
@@ -97,6 +109,7 @@ class Block:
     release: Callable[[int, Tensor], None]  # pays for what carries the noise of step k, before any of it leaves
     step_size: Callable[[int], float]
     average: Callable[[int, Tensor, int], Tensor] = _average  # what a server makes of messages of so many bytes
+    public: Callable[[str, int], np.random.Philox] = _public  # randomness of a purpose at step k that all may know
     private: Path | None = None  # a folder for the site alone, where a table may be mapped
     prepare: Callable[[PerSample], PerSample] | None = None  # what a table makes of gradients before they are clipped
 

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import torch
+
+from privsgp.algorithms.block import Drawn
 from privsgp.gradient.per_sample import minus
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from privsgp.algorithms.block import Block, Drawn
+    from privsgp.algorithms.block import Block
     from privsgp.gradient import PerSample
+
+_CHUNK = 64  # samples of a node whose gradients are taken at once
 
 
 def clipped_mean(block: Block, z: Tensor, batch: list[Drawn], b: Tensor | None = None) -> Tensor:
@@ -19,6 +24,16 @@ def clipped_mean(block: Block, z: Tensor, batch: list[Drawn], b: Tensor | None =
     for drawn in batch[1:]:
         total += block.gradients(z, drawn).sum()
     return total.div_(block.b if b is None else b)
+
+
+def full_mean(block: Block, z: Tensor) -> Tensor:
+    """(1/J) Σ_j clip_G(∇f_i(z_i; j)) over all samples of each node; it never leaves as it is."""
+    samples = torch.tensor([mechanism.samples for mechanism in block.mechanisms], device=z.device)[:, None]
+    total = torch.zeros_like(z)
+    for start in range(0, block.rows, _CHUNK):
+        index = torch.arange(start, min(start + _CHUNK, block.rows), device=z.device).expand(len(samples), -1)
+        total += block.gradients(z, Drawn(index.where(index < samples, block.rows), index < samples)).sum()
+    return total.div_(block.J)
 
 
 def difference_mean(

@@ -22,6 +22,7 @@ from privsgp.engine.ahead import Ahead
 from privsgp.engine.checkpoint import Progress
 from privsgp.engine.distributed import Across
 from privsgp.engine.evaluate import Evaluator, average, consensus_error, present
+from privsgp.engine.job import NOT_DP, public_seed
 from privsgp.engine.memory import keep_memory
 from privsgp.engine.mix import InProcess
 from privsgp.engine.payments import Payments
@@ -117,7 +118,7 @@ class Training:
             s = None if whole is None else State(*whole, whole[0] / whole[1].to(whole[0].dtype)[:, None])
         if s is not None and (not rows or rows[-1]["step"] != k or not self.world.alone):
             rows = [row for row in rows if row["step"] < k] + [self._measure(k, seconds, s)]
-            self.folder.write_metrics(rows, simulation=self.job.simulation)
+            self.folder.write_metrics(rows, self._mark)
             self._refuse_nonsense(k, rows[-1])
         return Outcome(
             state=self.state,
@@ -146,7 +147,12 @@ class Training:
         """Begin the metrics, or go on with those of an earlier attempt; they are kept by the first process."""
         if self.world.rank:
             return []
-        return self.folder.start_metrics(simulation=self.job.simulation, up_to=k)
+        return self.folder.start_metrics(self._mark, up_to=k)
+
+    @property
+    def _mark(self) -> dict[str, Any]:
+        """What a reader of the metrics must know first."""
+        return {"simulation": self.job.simulation} | ({"not_dp": NOT_DP} if self.job.not_dp else {})
 
     def _begin(self, *, fresh_noise: bool = False) -> tuple[int, float]:
         """Return (steps done, seconds spent): from the last checkpoint that all processes have, or from x⁰."""
@@ -285,6 +291,7 @@ class Training:
             release=self._release,
             step_size=job.step_size,
             average=self._average,
+            public=self._public,
             private=self.folder.checkpoint.parent,
         )
 
@@ -329,6 +336,10 @@ class Training:
     def _mix(self, k: int, x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
         self._count_bytes(k, x)
         return self.transport(k, x, w)
+
+    def _public(self, purpose: str, k: int) -> np.random.Philox:
+        seed = public_seed(self.job.seed, self.job.shared_hash, purpose)
+        return np.random.Philox(key=seed % 2**128, counter=[0, 0, 0, k])
 
     def _average(self, k: int, messages: Tensor, size: int) -> Tensor:
         """Return what a server makes of everybody's messages, [d]; it sends the result back to all."""

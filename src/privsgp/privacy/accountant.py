@@ -18,7 +18,16 @@ import numpy as np
 from privsgp.errors import Refused
 from privsgp.privacy import cache, rdp
 from privsgp.privacy.curve import Curve, Gaussian, Group
-from privsgp.privacy.mechanism import Anchored, Mechanism, Relation, Sag, Saga, SampledMean, Unprotected
+from privsgp.privacy.mechanism import (
+    Anchored,
+    MeanClipped,
+    Mechanism,
+    Relation,
+    Sag,
+    Saga,
+    SampledMean,
+    Unprotected,
+)
 from privsgp.privacy.saga import Ends, Geometry
 from privsgp.privacy.sampled import Sampled
 
@@ -146,6 +155,8 @@ def assumptions(mechanism: Mechanism, steps: int, relation: Relation) -> tuple[s
     ]
     if isinstance(mechanism, Unprotected):
         return (*words, "nothing is clipped and no noise is added: there is no guarantee")
+    if isinstance(mechanism, MeanClipped):
+        return (*words, "not DP: the mean of a batch is clipped, not each sample's gradient; there is no guarantee")
     words.append(f"each sample's gradient is clipped to norm {mechanism.radius:.10g} as a whole")
     words.append(_sampling_words(mechanism))
     if isinstance(mechanism, Anchored):
@@ -315,6 +326,7 @@ def _over(norm: float, noise: float) -> float:
 
 _KINDS: dict[type[Mechanism], Callable[..., list[tuple[Release, int]]]] = {
     Unprotected: _mean,
+    MeanClipped: _mean,
     SampledMean: _mean,
     Saga: _saga,
     Sag: _sag,
