@@ -406,6 +406,11 @@ def earlier_runs(folder: Folder, ledgers: Path | None, nodes: int, block: range 
     where = ledgers or folder.ledgers
     if where is None:
         return [[] for _ in range(nodes)]
+    if (where / f"node-{nodes}.jsonl").exists():
+        raise Refused(
+            f"{where} has the ledgers of more than {nodes} nodes",
+            "go on with the nodes it began with: what a record has spent is in its own node's ledger",
+        )
     here = range(nodes) if block is None else block
     found = [ledger.read(where / f"node-{i}.jsonl") if i in here else [] for i in range(nodes)]
     return [[segment for segment in segments if segment.header.run != folder.run] for segments in found]
