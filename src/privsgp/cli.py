@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 import sys
@@ -322,23 +321,27 @@ def declared() -> dict[str, type[Mechanism]]:
 def _mechanism(
     name: str, sigma: float, clip: float, batch: float, samples: int, sampling: str, **own: float | None
 ) -> Mechanism:
-    """Build what an algorithm declares; its own values are those of `own` that were given."""
+    """Build what an algorithm declares, with those values of its own that were given."""
     kinds = declared()
     _one_of("algorithm", name, list(kinds))
     _one_of("sampling", sampling, ("poisson", "fixed"))
-    known = {field.name for field in dataclasses.fields(kinds[name])}
+    values = _own(name)
+    for key, value in own.items():
+        if value is not None and key not in values:
+            raise Refused(f"--{key.replace('_', '-')} {value:g} with --algorithm {name}", "leave it out")
+        if value is not None:
+            values[key] = value
+    values["sampling"] = sampling
+    return kinds[name](sigma=sigma, clip=clip, batch=batch, samples=samples, **values)
+
+
+def _own(name: str) -> dict[str, Any]:
+    """Return the values that only this algorithm's mechanism has, as its settings have them unless they are given."""
     if name == "dp-srm":
-        known.remove("period")
-    given = {key: value for key, value in own.items() if value is not None}
-    for key in given.keys() - known:
-        raise Refused(f"--{key.replace('_', '-')} {given[key]:g} with --algorithm {name}", "leave it out")
-    usual: dict[str, dict[str, float]] = {
-        "dp-srm": {"alpha": 0.1},
-        "ldp-svrg": {"period": 10},
-        "ldp-spider": {"period": 10},
-    }
-    values: dict[str, Any] = {"batch": batch, "samples": samples, "sampling": sampling}
-    return kinds[name](sigma=sigma, clip=clip, **values | usual.get(name, {}) | given)
+        return {"difference_clip": None, "alpha": 0.1, "aggregated": 1}
+    if name in ("ldp-svrg", "ldp-spider"):
+        return {"difference_clip": None, "period": 10}
+    return {"difference_clip": None} if name in ("privsgp-vr", "soteriafl-svrg", "soteriafl-saga") else {}
 
 
 def _relation(name: str) -> Literal["zero-out", "replace-one"]:
