@@ -93,7 +93,7 @@ def show_summary(summary: dict[str, Any], folder: Path) -> None:
         ("consensus error", _plain(s["consensus_error"])),
         ("privacy", _privacy(s)),
         ("noise σ", _range(s["sigma"])),
-        ("time", f"{s['seconds']:.1f} s, {s['steps_per_second']} steps/s"),
+        ("time", f"{s['seconds']:.1f} s, {s['steps_per_second']} steps/s; {s['virtual_seconds']:.4g} s on the clock"),
         ("sent", f"{s['bytes_sent'] / 1e6:.1f} MB by all nodes"),
         ("folder", str(folder)),
     ]
@@ -105,7 +105,7 @@ def _whose(s: dict[str, Any]) -> str:
 
 
 def _privacy(s: dict[str, Any]) -> str:
-    if s["not_dp"] is not None:
+    if s.get("not_dp") is not None:
         nominal = "" if s["epsilon_nominal"] is None else f"; nominal ε = {_range(s['epsilon_nominal'])}"
         return f"none: {s['not_dp']}{nominal}"
     if s["epsilon_spent"] is None:
