@@ -28,6 +28,7 @@ from privsgp import graph
 from privsgp.algorithms import ALGORITHMS
 from privsgp.data.partitions import check as check_partition
 from privsgp.errors import Refused
+from privsgp.models.networks import ACTIVATIONS
 from privsgp.models.networks import NAMES as MODELS
 
 if TYPE_CHECKING:
@@ -36,6 +37,9 @@ if TYPE_CHECKING:
 
     from pydantic_core import ErrorDetails
 
+    from privsgp.algorithms.algorithm import Trust
+
+PLANNED = ("privsgp", "privsgp-vr", "privsgp-sag")  # what the planner rehearses and chooses from
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1)]
 Probability = Annotated[float, Field(gt=0, lt=1)]
@@ -89,6 +93,13 @@ class Model(_Section):
     name: Annotated[str, _one_of(MODELS, unsaid="module")] = "mlp"
     hidden: Count | list[Count] = 64
     loss: Literal["cross-entropy", "binary", "mse"] = "cross-entropy"
+    activation: Annotated[str, _one_of(ACTIVATIONS)] = "relu"  # of "mlp"
+
+    @model_validator(mode="after")
+    def _activation_has_a_use(self) -> Model:
+        if self.activation != "relu" and self.name != "mlp":
+            raise Refused(f"model.activation = {self.activation!r} with model.name = {self.name!r}", "take 'mlp'")
+        return self
 
 
 class Graph(_Section):
@@ -105,6 +116,7 @@ class Privacy(_Section):
     delta: Probability | list[Probability] = 1e-5
     sigma: Noise | list[Noise] | None = None
     clip: Positive = 1.0
+    clip_what: Literal["record", "mean"] = "record"  # "mean" is not DP: SoteriaFL's code, to repeat its figures
     accountant: Literal["certified", "published"] = "certified"
     relation: Literal["zero-out", "replace-one"] = "zero-out"
     c2: Positive = 0.3724
@@ -146,6 +158,16 @@ class Algorithm(_Section):
     table_dtype: Literal["float32", "bfloat16"] | None = None  # engine.dtype
     table_place: Literal["auto", "device", "host", "disk"] = "auto"
     block: Count | None = None  # samples per entry of a block table
+    period: Count | None = None  # 10; steps from one anchor to the next
+    anchor_batch: Positive | None = None  # all samples
+    anchor_noise: Positive | None = None  # 1; an anchor's noise in units of σ
+    alpha: Annotated[float, Field(gt=0, le=1)] | None = None  # 0.1
+    trust: Literal["per-node", "secure aggregation"] | None = None  # the algorithm's own
+    compressor: Literal["none", "random-k", "quantisation"] | None = None  # none
+    kept: Annotated[float, Field(gt=0, le=1)] | None = None  # 0.05; share of the coordinates that random-k sends
+    levels: Count | None = None  # 16; of quantisation
+    shift_rate: Annotated[float, Field(ge=0, le=1)] | None = None  # SoteriaFL's own
+    anchor_probability: Annotated[float, Field(ge=0, le=1)] | None = None  # b/J
     _auto: tuple[str, ...] = PrivateAttr(())
 
     @property
@@ -193,12 +215,24 @@ class Algorithm(_Section):
         return self
 
     @model_validator(mode="after")
-    def _clip_has_a_use(self) -> Algorithm:
-        if self.difference_clip is not None and self.name != "privsgp-vr":
-            raise Refused(
-                f"algorithm.difference_clip = {self.difference_clip} with algorithm.name = {self.name!r}",
-                "leave it out, or take 'privsgp-vr'",
-            )
+    def _compressor_fits(self) -> Algorithm:
+        for key, compressor in (("kept", "random-k"), ("levels", "quantisation")):
+            if getattr(self, key) is not None and self.compressor != compressor:
+                raise Refused(
+                    f"algorithm.{key} = {getattr(self, key)} with algorithm.compressor = {self.compressor or 'none'!r}",
+                    f"leave it out, or take algorithm.compressor = {compressor!r}",
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _options_have_a_use(self) -> Algorithm:
+        for key in sorted({option for algorithm in ALGORITHMS.values() for option in algorithm.options}):
+            if getattr(self, key, None) is not None and key not in ALGORITHMS[self.name].options:
+                users = [repr(name) for name, algorithm in ALGORITHMS.items() if key in algorithm.options]
+                raise Refused(
+                    f"algorithm.{key} = {getattr(self, key)} with algorithm.name = {self.name!r}",
+                    f"leave it out, or take {' or '.join(users)}",
+                )
         return self
 
 
@@ -276,6 +310,11 @@ class Config(_Section):
                 f"algorithm.{self.algorithm.auto[0]} = 'auto' without privacy.epsilon and a private algorithm",
                 "give a budget to plan for (privacy.epsilon = 3.0), or the number itself",
             )
+        if self.algorithm.auto and self.algorithm.name not in PLANNED:
+            raise Refused(
+                f"algorithm.{self.algorithm.auto[0]} = 'auto' with algorithm.name = {self.algorithm.name!r}",
+                f"give the number itself: the planner knows {', '.join(PLANNED)}",
+            )
         slow = self.clock.stragglers
         if isinstance(slow, list) and max(slow, default=0) >= self.data.nodes:
             raise Refused(
@@ -290,6 +329,35 @@ class Config(_Section):
         if self.algorithm.sampling == "fixed" and self.algorithm.batch != int(self.algorithm.batch):
             raise Refused(f"algorithm.batch = {self.algorithm.batch} with fixed sampling", "give a whole number")
         return self
+
+    @model_validator(mode="after")
+    def _clipped_means_are_for_figures(self) -> Config:
+        known = self.algorithm.name in ("soteriafl-sgd", "soteriafl-svrg")
+        formula = self.privacy.accountant == "published" or self.privacy.sigma is not None
+        if self.privacy.clip_what == "mean" and not (known and formula and self.seed is not None):
+            raise Refused(
+                f"privacy.clip_what = 'mean' with algorithm.name = {self.algorithm.name!r}, seed = {self.seed} and "
+                f"privacy.accountant = {self.privacy.accountant!r}",
+                "it is not DP: only simulations (a seed) of 'soteriafl-sgd' and 'soteriafl-svrg' take it, with "
+                "privacy.accountant = 'published' or privacy.sigma; else leave it out",
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _one_budget_where_noise_is_shared(self) -> Config:
+        for key in ("epsilon", "delta", "sigma") if self.trust == "secure aggregation" else ():
+            value = getattr(self.privacy, key)
+            if isinstance(value, list) and len(set(value)) > 1:
+                raise Refused(
+                    f"privacy.{key} = {value} with algorithm.trust = 'secure aggregation'",
+                    "give all nodes the same, or algorithm.trust = 'per-node': in a sum they share each other's noise",
+                )
+        return self
+
+    @property
+    def trust(self) -> Trust:
+        """What an adversary sees: as the configuration says, else the algorithm's own."""
+        return self.algorithm.trust or ALGORITHMS[self.algorithm.name].trust
 
     @property
     def private(self) -> bool:

@@ -20,13 +20,28 @@ if TYPE_CHECKING:
     from privsgp.privacy.ledger import Segment
 
 
+# Keys of [algorithm] whose defaults are those of `Settings`.
+_DEFAULTED = (
+    "period", "anchor_noise", "alpha", "compressor", "kept", "levels", "shift_rate", "anchor_probability"
+)  # fmt: skip
+
+
 def settings(config: Config) -> Settings:
     """Return the algorithm's share of the configuration."""
     a = config.algorithm
     return Settings(
         clip=config.privacy.clip, difference_clip=a.difference_clip, sampling=a.sampling, table=a.table,
         table_init=a.table_init, table_dtype=a.table_dtype, table_place=a.table_place, block=a.block or 1,
+        nodes=config.data.nodes, trust=config.trust, spare=spare(config),
+        anchor_ratio=None if a.anchor_batch is None else a.anchor_batch / a.batch,
+        clip_what=config.privacy.clip_what,
+        **{key: value for key in _DEFAULTED if (value := getattr(a, key)) is not None},
     )  # fmt: skip
+
+
+def spare(config: Config) -> int:
+    """Return how many steps may be made again after crashes."""
+    return math.ceil(config.privacy.spare * config.algorithm.steps)
 
 
 def protect(
@@ -65,6 +80,8 @@ def protect(
         here = blocks(n, world.size)[world.rank]
         own = world.everywhere(lambda: [calibrated(i) for i in here])
         told = [sigma for theirs in world.exchange(own) for sigma in theirs]
+        if config.trust == "secure aggregation":
+            told = [max(told)] * n  # each node is counted as if all added as much noise as it does
         mechanisms = [bare.with_sigma(sigma) for bare, sigma in zip(mechanisms, told, strict=True)]
 
     def epsilon(node: int, releases: int) -> float:
@@ -77,7 +94,7 @@ def _count(config: Config, budget: float | None, delta: float, earlier: Sequence
     p = config.privacy
     if not any(segment.charged for segment in earlier):
         if p.accountant == "published":
-            return Published(p.relation, config.algorithm.steps, p.c2)
+            return Published(p.relation, config.algorithm.name, config.algorithm.steps, p.c2)
         return Certified(p.relation)
     if p.accountant == "published":
         raise Refused("privacy.accountant = 'published' with --ledger", "several runs are counted by 'certified' alone")

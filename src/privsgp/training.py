@@ -30,7 +30,7 @@ from privsgp.config import Config, Schedule
 from privsgp.engine.evaluate import present
 from privsgp.engine.faults import Faults
 from privsgp.engine.folder import Folder, read_metrics, write, write_json, write_tensors
-from privsgp.engine.job import Job, Learning, kappa, public_seed, use_tensor_cores
+from privsgp.engine.job import NOT_DP, Job, Learning, kappa, public_seed, use_tensor_cores
 from privsgp.engine.loop import Outcome, Training
 from privsgp.engine.rendezvous import World, blocks, greet, join, refuse_differences, restarted
 from privsgp.errors import Refused
@@ -99,6 +99,7 @@ def notes(config: Config, problem: Problem) -> list[str]:
     """Say what a careful colleague would say before the run; of several processes the first says it."""
     if join().rank:
         return []
+    config, problem = pooled(config, problem)
     said = []
     samples = problem.samples
     deltas = per_node(config.privacy.delta, len(samples))
@@ -110,8 +111,12 @@ def notes(config: Config, problem: Problem) -> list[str]:
         )
     if config.seed is not None:
         said.append("the config has a seed: this is a simulation, not private")
+    if config.privacy.clip_what == "mean":
+        said.append(f"privacy.clip_what = 'mean': {NOT_DP}")
     if not config.private:
         said.append(f"{config.algorithm.name} adds no noise and does not clip: [privacy] is ignored")
+    if ALGORITHMS[config.algorithm.name].network in ("server", "alone"):
+        said.append(f"{config.algorithm.name} sends nothing from node to node: [graph] is ignored")
     return said
 
 
@@ -146,8 +151,9 @@ def _read(config: Config, data_dir: Path | None, block: range) -> Problem:
         parts = split(config, dataset)
     outputs = models.outputs(config.model.loss, classes=dataset.classes, target_shape=dataset.y.shape[1:])
     seed = public_seed(config.seed, config.shared_hash(), "x0")
+    m = config.model
     model = models.make(
-        config.model.name, input_shape=dataset.x.shape[1:], outputs=outputs, hidden=config.model.hidden, seed=seed
+        m.name, input_shape=dataset.x.shape[1:], outputs=outputs, hidden=m.hidden, seed=seed, activation=m.activation
     )
     apart = len(parts) < config.data.nodes
     return Problem(
@@ -167,6 +173,27 @@ def split(config: Config, dataset: data.Dataset) -> list[NDArray[np.int64]]:
     return data.partition(d.partition, dataset.y, d.nodes, rng=rng, alpha=d.alpha, sizes=d.sizes)
 
 
+def pooled(config: Config, problem: Problem) -> tuple[Config, Problem]:
+    """Put all nodes' data on one node, drawn at the same rate and at the strictest budget, if the algorithm wants that.
+
+    Guarantee: every node's (ε_i, δ_i) is kept to: the one node has the smallest of each, or the largest σ_i.
+    """
+    n, p = config.data.nodes, config.privacy
+    if n == 1 or not ALGORITHMS[config.algorithm.name].pooled:
+        return config, problem
+    strictest = {"delta": min(per_node(p.delta, n))}
+    if p.epsilon is not None:
+        strictest["epsilon"] = min(per_node(p.epsilon, n))
+    if p.sigma is not None:
+        strictest["sigma"] = max(per_node(p.sigma, n))
+    values = config.model_dump()
+    values["data"] |= {"nodes": 1, "sizes": None}
+    values["clock"] |= {"stragglers": 0.0, "slowdown": 1.0}  # slow nodes have handed their data over
+    values["privacy"] |= strictest
+    values["algorithm"] |= {"batch": n * config.algorithm.batch}
+    return configs.parse(values), dataclasses.replace(problem, parts=[np.concatenate(problem.parts)])
+
+
 def prepare(
     config: Config,
     problem: Problem,
@@ -175,6 +202,7 @@ def prepare(
     faults: Faults | None = None,
 ) -> Job:
     """Decide everything: σ_i from budgets, the graph, the device. What is impossible is refused here."""
+    config, problem = pooled(config, problem)
     if config.algorithm.auto:
         raise Refused(
             f"algorithm.{config.algorithm.auto[0]} = 'auto' where nothing is planned",
@@ -208,10 +236,15 @@ def prepare(
 
 
 def make_graph(config: Config) -> graph.Graph:
-    """Build the network and check the paper's Assumptions 1 and 2."""
+    """Build the network, check the paper's Assumptions 1 and 2, and that the algorithm can do with it."""
+    algorithm = ALGORITHMS[config.algorithm.name]
+    if algorithm.network in ("server", "alone"):
+        return graph.unconnected(algorithm.network, config.data.nodes)
     seed = public_seed(config.seed, config.shared_hash(), "graph")
     network = graph.make(config.graph.name, config.data.nodes, seed=seed, degree=config.graph.degree)
     graph.check(network)
+    if algorithm.network == "undirected" and not algorithm.asynchronous:  # pairs average evenly, whatever their shares
+        graph.check_symmetric(network)
     return network
 
 
@@ -234,10 +267,20 @@ def simulated_faults(
     config: Config, *, drop: float, delay: int, crash: Sequence[str], leave: Sequence[str], staleness: int
 ) -> Faults | None:
     """Read the faults of a simulated network; which message is lost is public randomness."""
+    if drop or delay or crash or leave:
+        _refuse_faults(config)
     seed = public_seed(config.seed, config.shared_hash(), "faults")
     return Faults.parse(
         make_graph(config), drop=drop, delay=delay, crash=crash, leave=leave, staleness=staleness, seed=seed
     )
+
+
+def _refuse_faults(config: Config) -> None:
+    if ALGORITHMS[config.algorithm.name].network != "directed":
+        raise Refused(
+            f"faults with algorithm.name = {config.algorithm.name!r}",
+            "only push-sum copes with lost messages: take 'privsgp-vr', say",
+        )
 
 
 def step_size(config: Config) -> Callable[[int], float]:
@@ -317,7 +360,8 @@ def run(
         done = world.everywhere(lambda: _finished(folder, config, around, resume=resume or restarted()))
         if all(world.exchange(done)):
             return load_result(folder, problem.model)
-        earlier = world.everywhere(lambda: earlier_runs(folder, ledgers, config.data.nodes, problem.block))
+        nodes = pooled(config, problem)[0].data.nodes
+        earlier = world.everywhere(lambda: earlier_runs(folder, ledgers, nodes, problem.block))
         job = prepare(config, problem, earlier, world, faults)
         training = Training(job, folder, watch, world)
         world.everywhere(lambda: locks.enter_context(folder.locked()))
@@ -340,16 +384,24 @@ def _greet(config: Config, world: World) -> None:
 
 
 def _circumstances(config: Config, world: World, faults: Faults | None) -> dict[str, Any]:
-    """Return what a resumed run must find as it was."""
-    if ALGORITHMS[config.algorithm.name].asynchronous and (faults is not None or not world.alone):
+    """Return what a resumed run must find as it was; refuse what the algorithm cannot do with."""
+    name, algorithm = config.algorithm.name, ALGORITHMS[config.algorithm.name]
+    if algorithm.asynchronous and (faults is not None or not world.alone):
         raise Refused(
-            f"algorithm.name = {config.algorithm.name!r} with "
-            + (f"{world.size} processes" if faults is None else "simulated faults"),
+            f"algorithm.name = {name!r} with " + (f"{world.size} processes" if faults is None else "simulated faults"),
             "run it in one process without --drop, --delay, --crash and --leave: asynchrony is simulated by [clock]",
+        )
+    if faults is not None:
+        _refuse_faults(config)
+    if not world.alone and algorithm.network in ("server", "alone"):
+        raise Refused(
+            f"algorithm.name = {name!r} with {world.size} processes", "run it in one process, without torchrun"
         )
     if faults is not None and not world.alone:
         raise Refused(f"faults with {world.size} processes", "faults are for simulation in one process")
-    around = {"processes": world.size, "faults": None if faults is None else dataclasses.asdict(faults)}
+    around: dict[str, Any] = {"processes": world.size, "faults": None if faults is None else dataclasses.asdict(faults)}
+    if config.privacy.clip_what == "mean":
+        around["not_dp"] = NOT_DP
     told: dict[str, Any] = json.loads(json.dumps(around))
     return told
 
@@ -381,6 +433,11 @@ def earlier_runs(folder: Folder, ledgers: Path | None, nodes: int, block: range 
     where = ledgers or folder.ledgers
     if where is None:
         return [[] for _ in range(nodes)]
+    if (where / f"node-{nodes}.jsonl").exists():
+        raise Refused(
+            f"{where} has the ledgers of more than {nodes} nodes",
+            "go on with the nodes it began with: what a record has spent is in its own node's ledger",
+        )
     here = range(nodes) if block is None else block
     found = [ledger.read(where / f"node-{i}.jsonl") if i in here else [] for i in range(nodes)]
     return [[segment for segment in segments if segment.header.run != folder.run] for segments in found]
@@ -414,11 +471,11 @@ def _finish(job: Job, folder: Folder, outcome: Outcome, world: World, *, first: 
     """Write the nodes' models, the average model where it is known, and a summary in each of the run's folders."""
     layout = Layout.of(job.learning.model)
     if outcome.average is not None:
-        _save_model(folder.model, layout, outcome.average)
+        _save_model(job, folder.model, layout, outcome.average)
     for i, z, stayed in zip(job.here, outcome.state.z, present(outcome.state), strict=True):
         if stayed:
-            _save_model(folder.node(i), layout, z)
-    own = [job.protection.epsilon(i, outcome.releases[i]) for i in job.here] if job.algorithm.private else []
+            _save_model(job, folder.node(i), layout, z)
+    own = [job.protection.epsilon(i, outcome.releases[i]) for i in job.here] if job.guarantees else []
     spent = [_finite(epsilon) for theirs in world.exchange(own) for epsilon in theirs]
     summary = world.exchange(_summary(job, outcome, spent) if world.rank == 0 else {})[0]
     if first:
@@ -427,19 +484,21 @@ def _finish(job: Job, folder: Folder, outcome: Outcome, world: World, *, first: 
     return load_result(folder, job.learning.model)
 
 
-def _save_model(path: Path, layout: Layout, x: Tensor) -> None:
+def _save_model(job: Job, path: Path, layout: Layout, x: Tensor) -> None:
     tensors = {name: value.contiguous().cpu() for name, value in layout.views(x).items()}
     # One entry: safetensors writes several in any order, and the same model is to be the same bytes.
-    write_tensors(path, tensors, {"privsgp": f"model {MODEL_VERSION}"})
+    write_tensors(path, tensors, {"privsgp": f"model {MODEL_VERSION}" + (f", {NOT_DP}" if job.not_dp else "")})
 
 
 def _summary(job: Job, outcome: Outcome, spent: list[float | None]) -> dict[str, Any]:
-    last, p, private = outcome.metrics[-1], job.protection, job.algorithm.private
+    last, p, private = outcome.metrics[-1], job.protection, job.guarantees
     return {
         "version": SUMMARY_VERSION,
         "name": job.name,
         "simulation": job.simulation,
+        "not_dp": NOT_DP if job.not_dp else None,
         "algorithm": job.algorithm.name,
+        "trust": job.settings.trust,
         "graph": job.graph.name,
         "nodes": job.nodes,
         "steps": outcome.steps,
@@ -452,7 +511,7 @@ def _summary(job: Job, outcome: Outcome, spent: list[float | None]) -> dict[str,
         "consensus_error": last["consensus_error"],
         "epsilon_spent": spent if private else None,
         "epsilon_budget": list(p.budgets) if private and p.budgets[0] is not None else None,
-        "epsilon_nominal": list(p.budgets) if private and p.accountant == "published" else None,
+        "epsilon_nominal": list(p.budgets) if job.algorithm.private and p.accountant == "published" else None,
         "delta": list(p.deltas) if private else None,
         "sigma": [m.sigma for m in p.mechanisms],
         "samples": [m.samples for m in p.mechanisms],

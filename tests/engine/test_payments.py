@@ -41,6 +41,7 @@ def _payments(folder, *, simulation=False, spare=40, budget=True, private=True):
         steps=STEPS,
         simulation=simulation,
         protection=protection,
+        mechanisms=protection.mechanisms,
         released=lambda _node, k: k,
         until=lambda _node, releases: min(STEPS, releases),
         algorithm=SimpleNamespace(private=private),

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 # Who talks to whom: any directed graph; one whose links go both ways, with the same shares; a server; nobody.
 Network = Literal["directed", "undirected", "server", "alone"]
-# What an adversary sees: every message of a node, or only the sum of all nodes' messages.
-Trust = Literal["per-node", "secure aggregation"]
+# What an adversary sees: every message of a node; only the sum of all nodes' messages; only a curator's model.
+Trust = Literal["per-node", "secure aggregation", "curator"]
 
 
 class Algorithm(ABC):
@@ -24,6 +24,8 @@ class Algorithm(ABC):
     private: ClassVar[bool] = True
     network: ClassVar[Network] = "directed"
     trust: ClassVar[Trust] = "per-node"
+    pooled: ClassVar[bool] = False  # all nodes' data on one node
+    options: ClassVar[tuple[str, ...]] = ()  # keys of [algorithm] that only some algorithms have a use for
     asynchronous: ClassVar[bool] = False  # nodes act one at a time, n events a step, with `Block.turns`
 
     def __init__(self, block: Block, settings: Settings) -> None:

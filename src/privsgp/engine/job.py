@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     PerSampleFunction = Callable[[Tensor, Tensor], Tensor]
 
 
+NOT_DP = "not DP: the mean of a batch is clipped, not each record's gradient"
+
+
 @dataclass(frozen=True)
 class Learning:
     """What is learnt: the model at x⁰, its loss, and the data of the nodes here, [m, J + 1, …], row J for nobody."""
@@ -99,6 +102,16 @@ class Job:
     def mechanisms(self) -> Sequence[Mechanism]:
         """The mechanisms of this process's nodes."""
         return self.protection.mechanisms[self.here.start : self.here.stop]
+
+    @property
+    def not_dp(self) -> bool:
+        """Whether noise is added to what is not bounded by the clip of each record."""
+        return self.settings.clip_what == "mean"
+
+    @property
+    def guarantees(self) -> bool:
+        """Whether anything is promised."""
+        return self.algorithm.private and not self.not_dp
 
     @property
     def simulation(self) -> bool:

@@ -23,7 +23,7 @@ from privsgp.engine.ahead import Ahead
 from privsgp.engine.checkpoint import Progress
 from privsgp.engine.distributed import Across
 from privsgp.engine.evaluate import Evaluator, average, consensus_error, present
-from privsgp.engine.job import refuse_coarser
+from privsgp.engine.job import NOT_DP, public_seed, refuse_coarser
 from privsgp.engine.memory import keep_memory
 from privsgp.engine.mix import InProcess
 from privsgp.engine.payments import Payments
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from privsgp.engine.folder import Folder
-    from privsgp.engine.job import Job
+    from privsgp.engine.job import Job, PerSampleFunction
 
     Watcher = Callable[[int, dict[str, Any] | None], None]
 
@@ -122,11 +122,11 @@ class Training:
             s = None if whole is None else State(*whole, whole[0] / whole[1].to(whole[0].dtype)[:, None])
         if s is not None and (not rows or rows[-1]["step"] != k or not self.world.alone):
             rows = [row for row in rows if row["step"] < k] + [self._measure(k, seconds, s)]
-            self.folder.write_metrics(rows, simulation=self.job.simulation)
+            self.folder.write_metrics(rows, self._mark)
             self._refuse_nonsense(k, rows[-1])
         return Outcome(
             state=self.state,
-            average=None if s is None else average(s),
+            average=None if s is None or self._apart else average(s),
             metrics=rows,
             steps=k,
             seconds=seconds,
@@ -151,7 +151,12 @@ class Training:
         """Begin the metrics, or go on with those of an earlier attempt; they are kept by the first process."""
         if self.world.rank:
             return []
-        return self.folder.start_metrics(simulation=self.job.simulation, up_to=k)
+        return self.folder.start_metrics(self._mark, up_to=k)
+
+    @property
+    def _mark(self) -> dict[str, Any]:
+        """What a reader of the metrics must know first."""
+        return {"simulation": self.job.simulation} | ({"not_dp": NOT_DP} if self.job.not_dp else {})
 
     def _begin(self, *, fresh_noise: bool = False) -> tuple[int, float]:
         """Return (steps done, seconds spent): from the last checkpoint that all processes have, or from x⁰."""
@@ -237,18 +242,28 @@ class Training:
 
     def _measure(self, k: int, seconds: float, s: State) -> dict[str, Any]:
         """Measure all nodes on public test data; on training data only in simulation, where it is all here."""
-        job, mean = self.job, average(s)
+        job = self.job
+        models = s.z if self._apart else average(s)[None]
         row = self._times(k, seconds)
         row["consensus_error"] = _number(consensus_error(s))
         if job.learning.test is not None:
-            test = job.learning.test
-            row["test_loss"] = _number(self.evaluator.mean(job.learning.loss, mean, *test))
+            row["test_loss"] = _number(self._tested(job.learning.loss, models))
             if job.learning.correct is not None:
-                row["test_accuracy"] = self.evaluator.mean(job.learning.correct, mean, *test)
+                row["test_accuracy"] = self._tested(job.learning.correct, models)
         row |= _spread(self._accuracies(s))
-        if job.simulation and self.world.alone:
-            row["train_loss"] = _number(self._train_loss(mean))
+        if job.simulation and self.world.alone and not self._apart:  # nodes on their own have no f(x̄)
+            row["train_loss"] = _number(self._train_loss(models[0]))
         return row
+
+    @property
+    def _apart(self) -> bool:
+        """Whether nodes keep to themselves: an average of their models would be nobody's."""
+        return self.job.algorithm.network == "alone" and self.job.nodes > 1
+
+    def _tested(self, function: PerSampleFunction, models: Tensor) -> float:
+        """Return the mean of a per-sample function over the test data and over models [·, d]."""
+        assert self.job.learning.test is not None  # noqa: S101
+        return float(np.mean([self.evaluator.mean(function, x, *self.job.learning.test) for x in models]))
 
     def _times(self, k: int, seconds: float) -> dict[str, Any]:
         return {"step": k, "seconds": round(seconds, 3), "virtual_seconds": self.job.clock.at(k)}
@@ -282,6 +297,8 @@ class Training:
             mix=self._mix,
             release=self._release,
             step_size=job.step_size,
+            average=self._serve,
+            public=self._public,
             turns=self._turns(),
             private=self.folder.checkpoint.parent,
         )
@@ -303,7 +320,8 @@ class Training:
     def _draw(self, k: int) -> list[Drawn]:
         job, block = self.job, self.job.settings.block_size
         if block == 1:
-            return self._passes(draw_all(self.source, job.mechanisms, job.here, k, self.attempt))
+            releases = [mechanism.at(k) for mechanism in job.mechanisms]
+            return self._passes(draw_all(self.source, releases, job.here, k, self.attempt))
         each = zip(job.here, job.mechanisms, strict=True)
         by_block = functools.partial(draw_blocks, size=block, dummy=self._dummy)
         return self._passes([by_block(self.source, m, i, k, self.attempt) for i, m in each])
@@ -337,7 +355,7 @@ class Training:
         return there.pin_memory().to(self.job.device, non_blocking=True) if self.job.device.type == "cuda" else there
 
     def _noise(self, k: int, g: Tensor) -> None:
-        sigma = [m.sigma for m in self.job.mechanisms]
+        sigma = [m.at(k).sigma for m in self.job.mechanisms]
         if any(sigma):
             add_noise_(g, self.source, self.job.here, k, sigma=sigma, attempt=self.attempt)
 
@@ -381,6 +399,17 @@ class Training:
         mixed: list[tuple[Tensor, Tensor]] = []
         self._note(lambda: mixed.append(self.transport(k, x, w)))
         return mixed[0]
+
+    def _public(self, purpose: str, k: int) -> np.random.Philox:
+        seed = public_seed(self.job.seed, self.job.shared_hash, purpose)
+        return np.random.Philox(key=seed % 2**128, counter=[0, 0, 0, k])
+
+    def _serve(self, k: int, messages: Tensor, size: int) -> Tensor:
+        """Return what a server makes of everybody's messages, [d]; it sends the result back to all."""
+        del k
+        mean = messages.mean(0, dtype=torch.float64).to(messages.dtype)
+        self.bytes_sent += len(messages) * (size + mean.nbytes)
+        return mean
 
     def _count_bytes(self, k: int, x: Tensor) -> None:
         number = 8 if isinstance(self.transport, Robust) else x.element_size()

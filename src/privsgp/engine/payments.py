@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Self
 from privsgp.engine.rendezvous import PeerLost, World
 from privsgp.engine.stops import Diverged, Interrupted, ReplayDiffers
 from privsgp.privacy.ledger import MOST_AHEAD, Header, Ledger, together
+from privsgp.privacy.mechanism import Anchored
 from privsgp.threads import shared_out
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
     from privsgp.engine.folder import Folder
     from privsgp.engine.job import Job
+    from privsgp.privacy.mechanism import Mechanism
 
 
 class Payments:
@@ -60,7 +62,9 @@ class Payments:
         if not self.ledgers or k < self._until:
             return True
         if self._reach is None:  # asked once: all processes count on from there alike
-            self._reach = min(self.world.exchange(min(self._reach_of(ledger, k, attempt) for ledger in self.ledgers)))
+            pairs = zip(self.ledgers, self.job.mechanisms, strict=True)
+            own = min(self._reach_of(ledger, mechanism, k, attempt) for ledger, mechanism in pairs)
+            self._reach = min(self.world.exchange(own))
         stop = min(self._stop(k), self._reach)
         if stop <= k:
             return False
@@ -126,14 +130,16 @@ class Payments:
             ends.append(job.until(node, job.released(node, k) + max(1, min(MOST_AHEAD, spare))))
         return max(k + 1, min(ends))
 
-    def _reach_of(self, ledger: Ledger, k: int, attempt: int) -> int:
+    def _reach_of(self, ledger: Ledger, mechanism: Mechanism, k: int, attempt: int) -> int:
         """Return the step up to which a node can pay; a simulation goes on for nothing over steps already paid for."""
         left, numbers = ledger.segment.left, self._between(ledger, k)
-        if ledger.segment.closed:
+        paid = ledger.paid(numbers.start, len(numbers), attempt) if self.job.simulation else 0
+        # Anchors and differences cost differently: only so many steps made again were counted as both.
+        again = ledger.segment.charged - paid - numbers.start
+        if ledger.segment.closed or (isinstance(mechanism, Anchored) and again > mechanism.spare):
             return k
         if left is None:
             return self.job.steps
-        paid = ledger.paid(numbers.start, len(numbers), attempt) if self.job.simulation else 0
         return self.job.until(ledger.segment.header.node, numbers.start + paid + left)
 
     def _pay(self, ledger: Ledger, k: int, stop: int, attempt: int) -> tuple[bool, int]:

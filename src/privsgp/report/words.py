@@ -9,6 +9,9 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from privsgp.algorithms import ALGORITHMS
+from privsgp.engine.job import NOT_DP
+
 if TYPE_CHECKING:
     from privsgp.privacy.statement import Statement
     from privsgp.report.reading import Run
@@ -42,6 +45,8 @@ def headline(run: Run) -> str:
     """Say the guarantee in one line."""
     if not run.config.private:
         return f"No protection: {run.config.algorithm.name} adds no noise."
+    if run.config.privacy.clip_what == "mean":
+        return f"No protection: {NOT_DP}."
     worst = max(promised(run, s) for s in run.statements)
     if math.isinf(worst):
         return "No finite bound is known for at least one site."
@@ -54,7 +59,8 @@ def headline(run: Run) -> str:
 
 def missing(run: Run) -> int:
     """Count the sites whose ledgers lie elsewhere, on machines of their own."""
-    return run.config.data.nodes - len({s.node for s in run.statements})
+    sites = 1 if ALGORITHMS[run.config.algorithm.name].pooled else run.config.data.nodes
+    return sites - len({s.node for s in run.statements})
 
 
 def paragraphs(run: Run) -> list[str]:
@@ -72,19 +78,35 @@ def _promise(run: Run) -> list[str]:
     if math.isinf(budgets[worst]):
         return ["For at least one site no finite bound on what its messages reveal is known: treat it as unprotected."]
     question = "which of two versions of that record was used" if _replaced(run) else "whether that record took part"
-    happened = (
-        f"{run.config.data.nodes} sites trained one model together. Records stayed where they are. What left a site "
-        "were messages: its model after each step, with random noise added before anybody used it."
-    )
+    happened, sees = _seen(run)
     means = (
-        "Suppose someone reads every message of a site, controls all other sites, knows all their data, and knows "
-        f"every record of this site but one. They must say {question}. Tossing a coin is right half of the time. With "
+        f"Suppose someone {sees}. They must say {question}. Tossing a coin is right half of the time. With "
         f"all they have seen they are right at most {_percent_up(guess(budgets[worst], worst.delta))} of the time, at "
         f"the site that is worst off (site {worst.node}: ε = {up(budgets[worst])}, δ = {small(worst.delta)})."
     )
     if budgets[worst] > WEAK:
         means += " So large an ε promises next to nothing: treat what that site sent as you treat its records."
     return [happened, means, *_best(budgets)]
+
+
+def _seen(run: Run) -> tuple[str, str]:
+    """Say what happened, and what an adversary is taken to see and to know."""
+    n, algorithm = run.config.data.nodes, ALGORITHMS[run.config.algorithm.name]
+    noised = "with random noise added before anybody used it."
+    others = "controls all other sites, knows all their data, and knows every record of this site but one"
+    if algorithm.pooled:
+        trusted = f"{n} sites gave their records to one, which trained a model and has to be trusted with them."
+        shown = f"{trusted} What it may show is the model after each step, {noised}"
+        return shown, "sees the model after each step and knows every record but one"
+    if algorithm.network == "alone":
+        shown = f"{n} sites trained a model each. Nothing left a site. What it may show is its model, {noised}"
+        return shown, f"sees a site's model after each step, {others}"
+    together = f"{n} sites trained one model together. Records stayed where they are. What left a site were messages"
+    if run.config.trust == "secure aggregation":
+        shown = f"{together} with random noise. Others can read only their sum over all sites (secure aggregation)."
+        return shown, "reads these sums and knows every record of every site but one, but no site's noise"
+    message = "what it adds to the model at each step" if algorithm.network == "server" else "its model after each step"
+    return f"{together}: {message}, {noised}", f"reads every message of a site, {others}"
 
 
 def _best(budgets: dict[Statement, float]) -> list[str]:
