@@ -72,6 +72,13 @@ def test_a_bar_for_every_node_and_no_bar_where_there_is_no_bound():
     assert "no finite bound" in "".join(figure.itertext())
 
 
+def test_many_curves_are_told_apart_by_their_dashes():
+    html = curves(Chart("t"), [_series([1.0, 2.0 + i], f"run {i}") for i in range(20)])
+    lines = re.findall(r'class="line (s\d d\d)"', html)
+    assert len(set(lines)) == len(lines) == 20
+    assert "label" not in re.findall(r'class="(\w+)', html)
+
+
 def test_numbers_for_people():
     assert [number(v) for v in (1234.0, 0.01234, 1.5e-7, 3.0)] == ["1,234", "0.0123", "1.5e-07", "3"]
 

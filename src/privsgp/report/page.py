@@ -63,7 +63,7 @@ def page(runs: Sequence[Run]) -> str:
         lead=escape(_lead(groups)),
         figures=_figures(groups[0]) if len(groups) == 1 else _comparison(groups),
         curves=_training(groups),
-        details="".join(_details(g, alone=len(groups) == 1) for g in groups),
+        details="".join(_details(g, len(groups)) for g in groups),
     )
 
 
@@ -206,10 +206,10 @@ def _metric(chart: Chart, metrics: dict[str, str], groups: Sequence[Group]) -> s
     return curves(chart, series) if series else ""
 
 
-def _details(g: Group, *, alone: bool) -> str:
+def _details(g: Group, groups: int) -> str:
     run = g.first
-    inner = _privacy(g) + _network(run) + plans.section(run.plan) + repeat.section(g)
-    if alone:
+    inner = _privacy(g) + _network(run, network.MOST_NUMBERS // groups) + plans.section(run.plan) + repeat.section(g)
+    if groups == 1:
         return inner
     return f'<details class="run"><summary>{escape(g.label)}</summary>{inner}</details>'
 
@@ -231,8 +231,8 @@ def _spent(run: Run) -> str:
     return bars(chart, spent)
 
 
-def _network(run: Run) -> str:
-    told = network.moving(run)
+def _network(run: Run, room: int) -> str:
+    told = network.moving(run, room)
     chart = replace(CONSENSUS, cursor=told is not None)
     agreed = _metric(chart, {"consensus_error": "consensus error"}, [Group("", [run])])
     if told is None:
