@@ -72,14 +72,15 @@ def _file(name: str) -> str:
 
 
 def _banner(runs: Sequence[Run]) -> str:
+    """Say loudly what must not be overlooked."""
     count = sum(run.simulation for run in runs)
-    if not count:
-        return ""
     which = "" if count == len(runs) else f" {count} of {len(runs)} runs:"
-    return (
-        f'<p class="banner" role="note"><strong>Simulation, not private.</strong>{which} the configuration has a seed, '
-        "so anyone can compute the noise again.</p>"
-    )
+    said = f"{which} the configuration has a seed, so anyone can compute the noise again."
+    real = [run for run in runs if run.config.private and not run.simulation]
+    adds = " ε is that of one run. Runs on the same records add up, unless one continued the ledgers of the other."
+    banners = [("Simulation, not private.", said)] if count else []
+    banners += [(f"{len(real)} private runs.", adds)] if len(real) > 1 else []
+    return "".join(f'<p class="banner" role="note"><strong>{what}</strong>{why}</p>' for what, why in banners)
 
 
 def _lead(groups: Sequence[Group]) -> str:
