@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import re
 from html import unescape
 from xml.etree import ElementTree as ET
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from privsgp.report.charts import HEIGHT, WIDTH, Axis, Chart, _apart, bars, curves, number, percent
@@ -28,6 +29,10 @@ def _coordinates(html):
 
 
 @given(VALUES, st.booleans(), st.booleans())
+@example([1.0, math.nextafter(1.0, 2.0)], False, False)
+@example([-3.0, -3.0], False, False)
+@example([0.0], True, True)
+@example([1e-30, 2e-30], True, False)
 def test_curves_stay_inside(values, log, zero):
     html = curves(Chart("t", log=log, zero=zero), [_series(values), _series(values[::-1], "b")])
     for x, y in _coordinates(html):

@@ -70,8 +70,8 @@ def _scale(values: Sequence[float], start: float, end: float, *, log: bool, zero
     if log:
         return Axis(low * 0.8, high * 1.25, start, end, log=True)
     low = 0.0 if zero else low
-    if low == high:
-        low, high = (low - 0.5, high + 0.5) if low else (0.0, 1.0)
+    if math.isclose(low, high):  # closer than what is written beside the axis
+        low, high = (low - abs(low) / 2, high + abs(high) / 2) if low else (0.0, 1.0)
     step = _round_step((high - low) / 4)
     return Axis(math.floor(low / step + 1e-9) * step, math.ceil(high / step - 1e-9) * step, start, end)
 
