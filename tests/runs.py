@@ -111,7 +111,7 @@ def _dying(arguments: list[str], steps: int | None, moments: int | None) -> None
     from privsgp.engine.loop import Training
 
     writes = () if moments is None else ((os, "write"), (os, "fsync"), (os, "replace"))
-    for holder, name in ((Training, "_mix"), *writes):
+    for holder, name in ((Training, "_release"), *writes):
         setattr(holder, name, dying(getattr(holder, name)))
     sys.exit(command(*arguments).code)
 

@@ -17,6 +17,7 @@ import runs
 from privsgp import cli
 from privsgp.algorithms import ALGORITHMS, Settings
 from privsgp.engine import folder as folders
+from privsgp.errors import Refused
 
 BAD = {
     "algorithm.bacth=3": ("algorithm.bacth = 3", "did you mean 'batch'"),
@@ -259,5 +260,10 @@ def test_accounting_counts_what_the_algorithms_declare():
     values = {"sigma": 0.1, "batch": 5, "samples": 50, "kappa": 0.0}
     expected = {a.name: type(a.mechanism(Settings(), **values)) for a in ALGORITHMS.values() if a.private}
     assert cli.declared() == expected
-    quick = "import sys; from privsgp import cli; cli._mechanism('privsgp', 1, 1, 5, 9, 'poisson', None)"
+    for name in expected:
+        mechanism = ALGORITHMS[name].mechanism(Settings(), **values | {"sigma": 0.2})
+        assert cli._mechanism(name, 0.2, 1.0, 5, 50, "poisson") == mechanism
+    with pytest.raises(Refused, match="alpha"):
+        cli._mechanism("ldp-svrg", 0.2, 1.0, 5, 50, "poisson", alpha=0.5)
+    quick = "import sys; from privsgp import cli; cli._mechanism('privsgp', 1, 1, 5, 9, 'poisson')"
     subprocess.run([sys.executable, "-c", f"{quick}; sys.exit('torch' in sys.modules)"], check=True)

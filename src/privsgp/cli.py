@@ -23,16 +23,19 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-Algorithm = Annotated[str, typer.Option(help="privsgp, privsgp-vr or privsgp-sag.")]
+Algorithm = Annotated[str, typer.Option(help="privsgp-vr, privsgp, dp2-sgd, …: any that adds noise.")]
 Samples = Annotated[int, typer.Option(help="J, the node's number of samples.")]
 Batch = Annotated[float, typer.Option(help="b, the expected batch.")]
 Steps = Annotated[int, typer.Option(help="K, the number of releases.")]
 Clip = Annotated[float, typer.Option(help="G, the norm of one sample's clipped gradient.")]
 Delta = Annotated[float, typer.Option(help="δ")]
-DifferenceClip = Annotated[float | None, typer.Option(help="C of clipped differences (privsgp-vr).")]
+DifferenceClip = Annotated[float | None, typer.Option(help="C of clipped differences.")]
+Period = Annotated[int | None, typer.Option(help="Releases from one anchor to the next (ldp-svrg, ldp-spider).")]
+Alpha = Annotated[float | None, typer.Option(help="α of dp-srm.")]
+Aggregated = Annotated[int | None, typer.Option(help="Nodes whose messages are only seen as a sum (dp-srm).")]
 SamplingOption = Annotated[str, typer.Option(help="poisson or fixed")]
 RelationOption = Annotated[str, typer.Option(help="zero-out or replace-one")]
-AccountantOption = Annotated[str, typer.Option(help="certified, or published (the paper's formula)")]
+AccountantOption = Annotated[str, typer.Option(help="certified, or published (the formula of the algorithm's paper)")]
 C2 = Annotated[float, typer.Option(help="c₂ of the published formula.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout, and nothing else there.")]
 
@@ -76,12 +79,15 @@ def train(
     crash: Annotated[list[str] | None, typer.Option(help="NODE@STEP or NODE@STEP+STEPS: down for so long.")] = None,
     leave: Annotated[list[str] | None, typer.Option(help="NODE@STEP: leaves for good.")] = None,
     staleness: Annotated[int, typer.Option(help="Steps after which a silent link's message is waited for.")] = 64,
+    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Log metrics to <run>/tensorboard.")] = False,
     as_json: Json = False,
 ) -> None:
     """Train a model over a network of nodes, each with its own privacy budget."""
     from privsgp import config as configs
     from privsgp import planning, training
     from privsgp.engine import rendezvous
+    from privsgp.report import page
+    from privsgp.report.tensorboard import Log
 
     settings = configs.read(config, changes or [])
     place = folder or Path("runs") / settings.name
@@ -91,17 +97,22 @@ def train(
     if plan is not None:
         err.print(f"planned: {planning.words(plan)}", soft_wrap=True)
     for note in training.notes(settings, problem):
-        err.print(f"note: {note}", soft_wrap=True)
+        err.print(f"note: {note}", markup=False, soft_wrap=True)
     show_log()
     faults = training.simulated_faults(
         settings, drop=drop, delay=delay, crash=crash or [], leave=leave or [], staleness=staleness
     )
-    with bar(settings.algorithm.steps) as watch:
+    log = Log(place, simulation=settings.seed is not None) if tensorboard else None
+    with bar(settings.algorithm.steps) as progress:
+        watch = progress if log is None else log.beside(progress)
         result = training.run(
             settings, problem, place, resume=resume, ledgers=ledger, watch=watch, plan=plan, faults=faults
         )
+    if log is not None:
+        log.finish(result.metrics[-1])
     if rendezvous.join().rank:
         return  # of several processes the first speaks
+    page.leave(result)
     if as_json:
         typer.echo(json.dumps(result.summary))
     else:
@@ -195,6 +206,9 @@ def account(
     clip: Clip = 1.0,
     delta: Delta = 1e-5,
     difference_clip: DifferenceClip = None,
+    period: Period = None,
+    alpha: Alpha = None,
+    aggregated: Aggregated = None,
     sampling: SamplingOption = "poisson",
     relation: RelationOption = "zero-out",
     accountant: AccountantOption = "certified",
@@ -205,7 +219,8 @@ def account(
     from privsgp.privacy import accountant as accountants
     from privsgp.privacy import published
 
-    mechanism = _mechanism(algorithm, sigma, clip, batch, samples, sampling, difference_clip)
+    own = {"difference_clip": difference_clip, "period": period, "alpha": alpha, "aggregated": aggregated}
+    mechanism = _mechanism(algorithm, sigma, clip, batch, samples, sampling, **own)
     _one_of("accountant", accountant, ("certified", "published"))
     spent = accountants.epsilon(mechanism, steps, delta, _relation(relation))
     answer: dict[str, Any] = {
@@ -213,7 +228,7 @@ def account(
         "rdp_epsilon": _finite(spent.rdp_epsilon),
     }  # fmt: skip
     if accountant == "published":
-        nominal = published.epsilon(mechanism, steps, delta, c2=c2)
+        nominal = published.epsilon(mechanism, steps, delta, c2, algorithm)
         answer |= {"epsilon": _finite(nominal), "certified_epsilon": _finite(spent.epsilon), "c2": c2}
     _answer(answer, spent.assumptions, as_json=as_json)
 
@@ -228,6 +243,9 @@ def calibrate(
     clip: Clip = 1.0,
     delta: Delta = 1e-5,
     difference_clip: DifferenceClip = None,
+    period: Period = None,
+    alpha: Alpha = None,
+    aggregated: Aggregated = None,
     sampling: SamplingOption = "poisson",
     relation: RelationOption = "zero-out",
     accountant: AccountantOption = "certified",
@@ -238,11 +256,12 @@ def calibrate(
     from privsgp.privacy import accountant as accountants
     from privsgp.privacy import calibration, published
 
-    mechanism = _mechanism(algorithm, 0.0, clip, batch, samples, sampling, difference_clip)
+    own = {"difference_clip": difference_clip, "period": period, "alpha": alpha, "aggregated": aggregated}
+    mechanism = _mechanism(algorithm, 0.0, clip, batch, samples, sampling, **own)
     _one_of("accountant", accountant, ("certified", "published"))
     related = _relation(relation)
     if accountant == "published":
-        sigma = published.sigma(mechanism, steps, epsilon, delta, c2=c2)
+        sigma = published.sigma(mechanism, steps, epsilon, delta, c2, algorithm)
     else:
         sigma = calibration.sigma(mechanism, steps, epsilon, delta, related)
     spent = accountants.epsilon(mechanism.with_sigma(sigma), steps, delta, related)
@@ -294,24 +313,58 @@ def ledger(
         show_statements(found)
 
 
+@app.command()
+def report(
+    places: Annotated[list[Path], typer.Argument(metavar="RUN…", help="Run folders; several are compared.")],
+    file: Annotated[
+        Path | None, typer.Option("--out", help="Default: report.html in the run's folder, or here.")
+    ] = None,
+) -> None:
+    """Write one page about runs: curves, privacy spent, the network, the plan, how to repeat it. Needs no network."""
+    from privsgp.report import page
+
+    out = file or (places[0] / page.NAME if len(places) == 1 else Path(page.NAME))
+    page.write(places, out)
+    err.print(f"written to {out}", soft_wrap=True)
+
+
 def declared() -> dict[str, type[Mechanism]]:
     """Name what each private algorithm declares, without importing torch, which takes longer than the accounting."""
-    from privsgp.privacy.mechanism import Sag, Saga, SampledMean
+    from privsgp.privacy.mechanism import Anchored, Sag, Saga, SampledMean
 
-    return {"privsgp": SampledMean, "privsgp-vr": Saga, "privsgp-sag": Sag}
+    kinds: dict[type[Mechanism], tuple[str, ...]] = {
+        SampledMean: ("privsgp", "dp2-sgd", "adp2-sgd", "dp-sgd", "local", "soteriafl-sgd"),
+        Saga: ("privsgp-vr", "soteriafl-svrg", "soteriafl-saga"),
+        Sag: ("privsgp-sag",),
+        Anchored: ("dp-srm", "ldp-svrg", "ldp-spider"),
+    }
+    return {name: kind for kind, names in kinds.items() for name in names}
 
 
 def _mechanism(
-    name: str, sigma: float, clip: float, batch: float, samples: int, sampling: str, difference_clip: float | None
+    name: str, sigma: float, clip: float, batch: float, samples: int, sampling: str, **own: float | None
 ) -> Mechanism:
+    """Build what an algorithm declares, with those values of its own that were given."""
     kinds = declared()
     _one_of("algorithm", name, list(kinds))
-    if difference_clip is not None and name != "privsgp-vr":
-        raise Refused(f"--difference-clip {difference_clip} with --algorithm {name}", "it belongs to privsgp-vr")
     _one_of("sampling", sampling, ("poisson", "fixed"))
-    own = {"difference_clip": difference_clip} if name == "privsgp-vr" else {}
-    values: dict[str, Any] = {"batch": batch, "samples": samples, "sampling": sampling} | own
-    return kinds[name](sigma=sigma, clip=clip, **values)
+    values = _own(name)
+    for key, value in own.items():
+        if value is not None and key not in values:
+            raise Refused(f"--{key.replace('_', '-')} {value:g} with --algorithm {name}", "leave it out")
+        if value is not None:
+            values[key] = value
+    values["sampling"] = sampling
+    return kinds[name](sigma=sigma, clip=clip, batch=batch, samples=samples, **values)
+
+
+def _own(name: str) -> dict[str, Any]:
+    """Return the values that only this algorithm's mechanism has, as its settings have them unless they are given."""
+    if name == "dp-srm":
+        return {"difference_clip": None, "alpha": 0.1, "aggregated": 1}
+    if name in ("ldp-svrg", "ldp-spider"):
+        return {"difference_clip": None, "period": 10}
+    return {"difference_clip": None} if name in ("privsgp-vr", "soteriafl-svrg", "soteriafl-saga") else {}
 
 
 def _relation(name: str) -> Literal["zero-out", "replace-one"]:

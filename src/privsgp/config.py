@@ -28,24 +28,27 @@ from privsgp import graph
 from privsgp.algorithms import ALGORITHMS
 from privsgp.data.partitions import check as check_partition
 from privsgp.errors import Refused
+from privsgp.models.networks import ACTIVATIONS
 from privsgp.models.networks import NAMES as MODELS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Collection, Sequence
     from pathlib import Path
 
     from pydantic_core import ErrorDetails
 
+    from privsgp.algorithms.algorithm import Trust
+
+PLANNED = ("privsgp", "privsgp-vr", "privsgp-sag")  # what the planner rehearses and chooses from
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1)]
 Probability = Annotated[float, Field(gt=0, lt=1)]
 Noise = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
-def _one_of(known: Iterable[str], *, unsaid: str | None = None) -> AfterValidator:
-    names = list(known)
-
+def _one_of(known: Collection[str], *, unsaid: str | None = None) -> AfterValidator:
     def check(value: str) -> str:
+        names = list(known)  # looked up anew: a user may have added an algorithm
         if value not in (*names, unsaid):
             close = difflib.get_close_matches(value, names, 1)
             raise ValueError(f"use one of {', '.join(names)}" + (f" (did you mean {close[0]!r}?)" if close else ""))
@@ -90,6 +93,13 @@ class Model(_Section):
     name: Annotated[str, _one_of(MODELS, unsaid="module")] = "mlp"
     hidden: Count | list[Count] = 64
     loss: Literal["cross-entropy", "binary", "mse"] = "cross-entropy"
+    activation: Annotated[str, _one_of(ACTIVATIONS)] = "relu"  # of "mlp"
+
+    @model_validator(mode="after")
+    def _activation_has_a_use(self) -> Model:
+        if self.activation != "relu" and self.name != "mlp":
+            raise Refused(f"model.activation = {self.activation!r} with model.name = {self.name!r}", "take 'mlp'")
+        return self
 
 
 class Graph(_Section):
@@ -106,6 +116,7 @@ class Privacy(_Section):
     delta: Probability | list[Probability] = 1e-5
     sigma: Noise | list[Noise] | None = None
     clip: Positive = 1.0
+    clip_what: Literal["record", "mean"] = "record"  # "mean" is not DP: SoteriaFL's code, to repeat its figures
     accountant: Literal["certified", "published"] = "certified"
     relation: Literal["zero-out", "replace-one"] = "zero-out"
     c2: Positive = 0.3724
@@ -147,6 +158,16 @@ class Algorithm(_Section):
     table_dtype: Literal["float32", "bfloat16"] | None = None  # engine.dtype
     table_place: Literal["auto", "device", "host", "disk"] = "auto"
     block: Count | None = None  # samples per entry of a block table
+    period: Count | None = None  # 10; steps from one anchor to the next
+    anchor_batch: Positive | None = None  # all samples
+    anchor_noise: Positive | None = None  # 1; an anchor's noise in units of σ
+    alpha: Annotated[float, Field(gt=0, le=1)] | None = None  # 0.1
+    trust: Literal["per-node", "secure aggregation"] | None = None  # the algorithm's own
+    compressor: Literal["none", "random-k", "quantisation"] | None = None  # none
+    kept: Annotated[float, Field(gt=0, le=1)] | None = None  # 0.05; share of the coordinates that random-k sends
+    levels: Count | None = None  # 16; of quantisation
+    shift_rate: Annotated[float, Field(ge=0, le=1)] | None = None  # SoteriaFL's own
+    anchor_probability: Annotated[float, Field(ge=0, le=1)] | None = None  # b/J
     _auto: tuple[str, ...] = PrivateAttr(())
 
     @property
@@ -181,10 +202,10 @@ class Algorithm(_Section):
                     f"algorithm.{key} = {getattr(self, key)} with algorithm.table = 'block'",
                     "leave it out: nothing but sums is taken of a block",
                 )
-        if self.block and (self.sampling == "fixed" or self.name == "privsgp-vr"):
+        if self.block and (self.sampling == "fixed" or self.name != "privsgp-sag"):
             raise Refused(
                 f"algorithm.table = 'block' with {self.name!r} and algorithm.sampling = {self.sampling!r}",
-                "take 'privsgp-sag' with 'poisson' (the coin of a block is no secret, and SAGA is counted with one)",
+                "take 'privsgp-sag' with 'poisson' (a block's coin is no secret, and the others are counted with one)",
             )
         if self.table_dtype == "bfloat16" and self.difference_clip is not None:
             raise Refused(
@@ -194,11 +215,49 @@ class Algorithm(_Section):
         return self
 
     @model_validator(mode="after")
-    def _clip_has_a_use(self) -> Algorithm:
-        if self.difference_clip is not None and self.name != "privsgp-vr":
+    def _compressor_fits(self) -> Algorithm:
+        for key, compressor in (("kept", "random-k"), ("levels", "quantisation")):
+            if getattr(self, key) is not None and self.compressor != compressor:
+                raise Refused(
+                    f"algorithm.{key} = {getattr(self, key)} with algorithm.compressor = {self.compressor or 'none'!r}",
+                    f"leave it out, or take algorithm.compressor = {compressor!r}",
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _options_have_a_use(self) -> Algorithm:
+        for key in sorted({option for algorithm in ALGORITHMS.values() for option in algorithm.options}):
+            if getattr(self, key, None) is not None and key not in ALGORITHMS[self.name].options:
+                users = [repr(name) for name, algorithm in ALGORITHMS.items() if key in algorithm.options]
+                raise Refused(
+                    f"algorithm.{key} = {getattr(self, key)} with algorithm.name = {self.name!r}",
+                    f"leave it out, or take {' or '.join(users)}",
+                )
+        return self
+
+
+class Clock(_Section):
+    """The virtual clock: seconds that a gradient and a message take. It changes models of asynchronous methods only."""
+
+    compute: Literal["constant", "exponential", "lognormal"] = "constant"  # how a gradient's time is distributed
+    mean: Positive = 1.0
+    spread: Positive | None = None  # of lognormal: standard deviation / mean
+    latency: Noise = 0.0
+    bandwidth: Positive | None = None  # bytes a second; left out: no limit
+    stragglers: Annotated[float, Field(ge=0, le=1)] | list[Annotated[int, Field(ge=0)]] = 0.0  # a fraction, or nodes
+    slowdown: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 1.0  # of the stragglers
+
+    @model_validator(mode="after")
+    def _has_a_use(self) -> Clock:
+        if (self.spread is not None) != (self.compute == "lognormal"):
             raise Refused(
-                f"algorithm.difference_clip = {self.difference_clip} with algorithm.name = {self.name!r}",
-                "leave it out, or take 'privsgp-vr'",
+                f"clock.spread = {self.spread} with clock.compute = {self.compute!r}",
+                "give the spread of 'lognormal' times, and of no other",
+            )
+        if bool(self.stragglers) != (self.slowdown > 1):
+            raise Refused(
+                f"clock.slowdown = {self.slowdown} with clock.stragglers = {self.stragglers}",
+                "say both which nodes are slow and how much slower (above 1), or neither",
             )
         return self
 
@@ -229,6 +288,7 @@ class Config(_Section):
     graph: Graph = Graph()
     privacy: Privacy = Privacy()
     algorithm: Algorithm = Algorithm()
+    clock: Clock = Clock()
     plan: Plan = Plan()
     engine: Engine = Engine()
 
@@ -250,9 +310,54 @@ class Config(_Section):
                 f"algorithm.{self.algorithm.auto[0]} = 'auto' without privacy.epsilon and a private algorithm",
                 "give a budget to plan for (privacy.epsilon = 3.0), or the number itself",
             )
+        if self.algorithm.auto and self.algorithm.name not in PLANNED:
+            raise Refused(
+                f"algorithm.{self.algorithm.auto[0]} = 'auto' with algorithm.name = {self.algorithm.name!r}",
+                f"give the number itself: the planner knows {', '.join(PLANNED)}",
+            )
+        slow = self.clock.stragglers
+        if isinstance(slow, list) and max(slow, default=0) >= self.data.nodes:
+            raise Refused(
+                f"clock.stragglers = {slow} with data.nodes = {self.data.nodes}",
+                f"name nodes from 0 to {self.data.nodes - 1}, or give a fraction of them",
+            )
+        if ALGORITHMS[self.algorithm.name].asynchronous and self.privacy.accountant == "published":
+            raise Refused(
+                f"privacy.accountant = 'published' with algorithm.name = {self.algorithm.name!r}",
+                "take 'certified': no published noise of this method is known to hold for one node",
+            )
         if self.algorithm.sampling == "fixed" and self.algorithm.batch != int(self.algorithm.batch):
             raise Refused(f"algorithm.batch = {self.algorithm.batch} with fixed sampling", "give a whole number")
         return self
+
+    @model_validator(mode="after")
+    def _clipped_means_are_for_figures(self) -> Config:
+        known = self.algorithm.name in ("soteriafl-sgd", "soteriafl-svrg")
+        formula = self.privacy.accountant == "published" or self.privacy.sigma is not None
+        if self.privacy.clip_what == "mean" and not (known and formula and self.seed is not None):
+            raise Refused(
+                f"privacy.clip_what = 'mean' with algorithm.name = {self.algorithm.name!r}, seed = {self.seed} and "
+                f"privacy.accountant = {self.privacy.accountant!r}",
+                "it is not DP: only simulations (a seed) of 'soteriafl-sgd' and 'soteriafl-svrg' take it, with "
+                "privacy.accountant = 'published' or privacy.sigma; else leave it out",
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _one_budget_where_noise_is_shared(self) -> Config:
+        for key in ("epsilon", "delta", "sigma") if self.trust == "secure aggregation" else ():
+            value = getattr(self.privacy, key)
+            if isinstance(value, list) and len(set(value)) > 1:
+                raise Refused(
+                    f"privacy.{key} = {value} with algorithm.trust = 'secure aggregation'",
+                    "give all nodes the same, or algorithm.trust = 'per-node': in a sum they share each other's noise",
+                )
+        return self
+
+    @property
+    def trust(self) -> Trust:
+        """What an adversary sees: as the configuration says, else the algorithm's own."""
+        return self.algorithm.trust or ALGORITHMS[self.algorithm.name].trust
 
     @property
     def private(self) -> bool:

@@ -17,7 +17,7 @@ import torch
 from privsgp import config as configs
 from privsgp import data, protection, training
 from privsgp.algorithms import Settings
-from privsgp.config import Schedule
+from privsgp.config import PLANNED, Schedule
 from privsgp.engine.folder import Folder
 from privsgp.errors import Refused
 from privsgp.gradient import Layout
@@ -174,6 +174,8 @@ def words(plan: dict[str, Any]) -> str:
 
 def plan(config: Config, data_dir: Path | None = None, *, compare: bool = False) -> Plan:
     """Plan a configuration as if its steps and step size were open, which is what one asks a planner about."""
+    if config.algorithm.name not in PLANNED:
+        raise Refused(f"a plan for algorithm.name = {config.algorithm.name!r}", f"take one of {', '.join(PLANNED)}")
     open_ = dict.fromkeys(("steps", "step_size", *config.algorithm.auto), "auto")
     config = config.with_algorithm(**open_)
     return make(config, training.load_problem(config, data_dir), data_dir, compare=compare)

@@ -20,13 +20,28 @@ if TYPE_CHECKING:
     from privsgp.privacy.ledger import Segment
 
 
+# Keys of [algorithm] whose defaults are those of `Settings`.
+_DEFAULTED = (
+    "period", "anchor_noise", "alpha", "compressor", "kept", "levels", "shift_rate", "anchor_probability"
+)  # fmt: skip
+
+
 def settings(config: Config) -> Settings:
     """Return the algorithm's share of the configuration."""
     a = config.algorithm
     return Settings(
         clip=config.privacy.clip, difference_clip=a.difference_clip, sampling=a.sampling, table=a.table,
         table_init=a.table_init, table_dtype=a.table_dtype, table_place=a.table_place, block=a.block or 1,
+        nodes=config.data.nodes, trust=config.trust, spare=spare(config),
+        anchor_ratio=None if a.anchor_batch is None else a.anchor_batch / a.batch,
+        clip_what=config.privacy.clip_what,
+        **{key: value for key in _DEFAULTED if (value := getattr(a, key)) is not None},
     )  # fmt: skip
+
+
+def spare(config: Config) -> int:
+    """Return how many steps may be made again after crashes."""
+    return math.ceil(config.privacy.spare * config.algorithm.steps)
 
 
 def protect(
@@ -35,18 +50,20 @@ def protect(
     slack: float,
     earlier: Sequence[Sequence[Segment]] = (),
     world: World | None = None,
+    releases: Sequence[int] = (),
 ) -> Protection:
     """Give every node its mechanism: σ_i from its own J_i, b_i and budget, or as fixed by hand.
 
     Where earlier runs have spent from the same budget, a Rényi filter counts them and this one together. Of several
-    processes each calibrates its own nodes and tells the others: σ is public.
+    processes each calibrates its own nodes and tells the others: σ is public. `releases` are K_i where nodes release
+    unequally often; else each does at every step.
     """
     algorithm, p, n = ALGORITHMS[config.algorithm.name], config.privacy, len(samples)
     deltas = per_node(p.delta, n)
     budgets = per_node(p.epsilon if algorithm.private else None, n)
     sigmas = per_node(p.sigma if p.sigma is not None and algorithm.private else 0.0, n)
-    steps = config.algorithm.steps
-    allowance = steps + math.ceil(p.spare * steps) if budgets[0] is not None else None
+    releases = releases or [config.algorithm.steps] * n
+    allowance = None if budgets[0] is None else [K + math.ceil(p.spare * K) for K in releases]
     batches = batch_sizes(config, samples)
     counts = [_count(config, budgets[i], deltas[i], earlier[i] if earlier else ()) for i in range(n)]
     mechanisms = [
@@ -54,14 +71,17 @@ def protect(
         for i in range(n)
     ]
 
-    def calibrated(i: int) -> float:
-        return counts[i].sigma(mechanisms[i], allowance or steps, budgets[i], deltas[i])
-
     if allowance is not None:
+
+        def calibrated(i: int) -> float:
+            return counts[i].sigma(mechanisms[i], max(1, allowance[i]), budgets[i], deltas[i])
+
         world = world or World()
         here = blocks(n, world.size)[world.rank]
         own = world.everywhere(lambda: [calibrated(i) for i in here])
         told = [sigma for theirs in world.exchange(own) for sigma in theirs]
+        if config.trust == "secure aggregation":
+            told = [max(told)] * n  # each node is counted as if all added as much noise as it does
         mechanisms = [bare.with_sigma(sigma) for bare, sigma in zip(mechanisms, told, strict=True)]
 
     def epsilon(node: int, releases: int) -> float:
@@ -74,7 +94,7 @@ def _count(config: Config, budget: float | None, delta: float, earlier: Sequence
     p = config.privacy
     if not any(segment.charged for segment in earlier):
         if p.accountant == "published":
-            return Published(p.relation, config.algorithm.steps, p.c2)
+            return Published(p.relation, config.algorithm.name, config.algorithm.steps, p.c2)
         return Certified(p.relation)
     if p.accountant == "published":
         raise Refused("privacy.accountant = 'published' with --ledger", "several runs are counted by 'certified' alone")

@@ -25,11 +25,12 @@ from safetensors.torch import load_file
 from privsgp import __version__, data, graph, models
 from privsgp import config as configs
 from privsgp.algorithms import ALGORITHMS
+from privsgp.clock import Events, Times, Waiting, schedule
 from privsgp.config import Config, Schedule
 from privsgp.engine.evaluate import present
 from privsgp.engine.faults import Faults
 from privsgp.engine.folder import Folder, read_metrics, write, write_json, write_tensors
-from privsgp.engine.job import Job, Learning, kappa, public_seed, use_tensor_cores
+from privsgp.engine.job import NOT_DP, Job, Learning, kappa, public_seed, use_tensor_cores
 from privsgp.engine.loop import Outcome, Training
 from privsgp.engine.rendezvous import World, blocks, greet, join, refuse_differences, restarted
 from privsgp.errors import Refused
@@ -43,6 +44,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor, nn
 
+    from privsgp.clock.waiting import Hears
+    from privsgp.engine.job import Protection
     from privsgp.engine.loop import Watcher
     from privsgp.privacy.ledger import Segment
 
@@ -96,6 +99,7 @@ def notes(config: Config, problem: Problem) -> list[str]:
     """Say what a careful colleague would say before the run; of several processes the first says it."""
     if join().rank:
         return []
+    config, problem = pooled(config, problem)
     said = []
     samples = problem.samples
     deltas = per_node(config.privacy.delta, len(samples))
@@ -107,8 +111,12 @@ def notes(config: Config, problem: Problem) -> list[str]:
         )
     if config.seed is not None:
         said.append("the config has a seed: this is a simulation, not private")
+    if config.privacy.clip_what == "mean":
+        said.append(f"privacy.clip_what = 'mean': {NOT_DP}")
     if not config.private:
         said.append(f"{config.algorithm.name} adds no noise and does not clip: [privacy] is ignored")
+    if ALGORITHMS[config.algorithm.name].network in ("server", "alone"):
+        said.append(f"{config.algorithm.name} sends nothing from node to node: [graph] is ignored")
     return said
 
 
@@ -143,8 +151,9 @@ def _read(config: Config, data_dir: Path | None, block: range) -> Problem:
         parts = split(config, dataset)
     outputs = models.outputs(config.model.loss, classes=dataset.classes, target_shape=dataset.y.shape[1:])
     seed = public_seed(config.seed, config.shared_hash(), "x0")
+    m = config.model
     model = models.make(
-        config.model.name, input_shape=dataset.x.shape[1:], outputs=outputs, hidden=config.model.hidden, seed=seed
+        m.name, input_shape=dataset.x.shape[1:], outputs=outputs, hidden=m.hidden, seed=seed, activation=m.activation
     )
     apart = len(parts) < config.data.nodes
     return Problem(
@@ -164,6 +173,27 @@ def split(config: Config, dataset: data.Dataset) -> list[NDArray[np.int64]]:
     return data.partition(d.partition, dataset.y, d.nodes, rng=rng, alpha=d.alpha, sizes=d.sizes)
 
 
+def pooled(config: Config, problem: Problem) -> tuple[Config, Problem]:
+    """Put all nodes' data on one node, drawn at the same rate and at the strictest budget, if the algorithm wants that.
+
+    Guarantee: every node's (ε_i, δ_i) is kept to: the one node has the smallest of each, or the largest σ_i.
+    """
+    n, p = config.data.nodes, config.privacy
+    if n == 1 or not ALGORITHMS[config.algorithm.name].pooled:
+        return config, problem
+    strictest = {"delta": min(per_node(p.delta, n))}
+    if p.epsilon is not None:
+        strictest["epsilon"] = min(per_node(p.epsilon, n))
+    if p.sigma is not None:
+        strictest["sigma"] = max(per_node(p.sigma, n))
+    values = config.model_dump()
+    values["data"] |= {"nodes": 1, "sizes": None}
+    values["clock"] |= {"stragglers": 0.0, "slowdown": 1.0}  # slow nodes have handed their data over
+    values["privacy"] |= strictest
+    values["algorithm"] |= {"batch": n * config.algorithm.batch}
+    return configs.parse(values), dataclasses.replace(problem, parts=[np.concatenate(problem.parts)])
+
+
 def prepare(
     config: Config,
     problem: Problem,
@@ -172,6 +202,7 @@ def prepare(
     faults: Faults | None = None,
 ) -> Job:
     """Decide everything: σ_i from budgets, the graph, the device. What is impossible is refused here."""
+    config, problem = pooled(config, problem)
     if config.algorithm.auto:
         raise Refused(
             f"algorithm.{config.algorithm.auto[0]} = 'auto' where nothing is planned",
@@ -180,8 +211,9 @@ def prepare(
     network = make_graph(config)
     device, dtype = _device(config.engine.device), getattr(torch, config.engine.dtype)
     use_tensor_cores(device)
-    protection = protect(config, problem.samples, kappa(dtype, device), earlier, world)
-    steps = config.algorithm.steps
+    steps, clock = config.algorithm.steps, make_clock(config, network, Layout.of(problem.model).dim * dtype.itemsize)
+    releases = [clock.released(i, steps) for i in range(network.nodes)] if isinstance(clock, Events) else ()
+    protection = protect(config, problem.samples, kappa(dtype, device), earlier, world, releases)
     return Job(
         name=config.name,
         seed=config.seed,
@@ -191,33 +223,64 @@ def prepare(
         algorithm=ALGORITHMS[config.algorithm.name],
         settings=settings(config),
         graph=network,
+        clock=clock,
         steps=steps,
         step_size=step_size(config),
         device=device,
         dtype=dtype,
         evaluate_every=config.engine.evaluate_every or max(1, steps // 10),
-        checkpoint_every=config.engine.checkpoint_every or _checkpoint_every(config.seed, steps, protection.allowance),
+        checkpoint_every=config.engine.checkpoint_every or _checkpoint_every(config, protection),
         block=problem.block,
         faults=faults,
     )
 
 
 def make_graph(config: Config) -> graph.Graph:
-    """Build the network and check the paper's Assumptions 1 and 2."""
+    """Build the network, check the paper's Assumptions 1 and 2, and that the algorithm can do with it."""
+    algorithm = ALGORITHMS[config.algorithm.name]
+    if algorithm.network in ("server", "alone"):
+        return graph.unconnected(algorithm.network, config.data.nodes)
     seed = public_seed(config.seed, config.shared_hash(), "graph")
     network = graph.make(config.graph.name, config.data.nodes, seed=seed, degree=config.graph.degree)
     graph.check(network)
+    if algorithm.network == "undirected" and not algorithm.asynchronous:  # pairs average evenly, whatever their shares
+        graph.check_symmetric(network)
     return network
+
+
+def make_clock(config: Config, network: graph.Graph, message_bytes: int) -> Waiting | Events:
+    """Say when each step is done, or who acts when; messages of `message_bytes` bytes. All of it is public."""
+    c, algorithm = config.clock, ALGORITHMS[config.algorithm.name]
+    times = Times(
+        network.nodes, c.compute, c.mean, c.spread or 0.0, c.latency, c.bandwidth or math.inf,
+        tuple(c.stragglers) if isinstance(c.stragglers, list) else c.stragglers, c.slowdown,
+        public_seed(config.seed, config.shared_hash(), "clock"),
+    )  # fmt: skip
+    message = times.message(message_bytes)
+    if algorithm.asynchronous:
+        return schedule(times, network, config.algorithm.steps, message)
+    hears: dict[str, Hears] = {"server": "server", "alone": "nobody"}
+    return Waiting(times, network, message, hears.get(algorithm.network, "neighbours"))
 
 
 def simulated_faults(
     config: Config, *, drop: float, delay: int, crash: Sequence[str], leave: Sequence[str], staleness: int
 ) -> Faults | None:
     """Read the faults of a simulated network; which message is lost is public randomness."""
+    if drop or delay or crash or leave:
+        _refuse_faults(config)
     seed = public_seed(config.seed, config.shared_hash(), "faults")
     return Faults.parse(
         make_graph(config), drop=drop, delay=delay, crash=crash, leave=leave, staleness=staleness, seed=seed
     )
+
+
+def _refuse_faults(config: Config) -> None:
+    if ALGORITHMS[config.algorithm.name].network != "directed":
+        raise Refused(
+            f"faults with algorithm.name = {config.algorithm.name!r}",
+            "only push-sum copes with lost messages: take 'privsgp-vr', say",
+        )
 
 
 def step_size(config: Config) -> Callable[[int], float]:
@@ -262,11 +325,11 @@ def _device(name: str) -> torch.device:
     return torch.device(name)
 
 
-def _checkpoint_every(seed: int | None, steps: int, allowance: int | None) -> int:
+def _checkpoint_every(config: Config, protection: Protection) -> int:
     """Choose so that without a seed, where recomputed steps cost privacy, one crash is covered by half the spare."""
-    if seed is not None or allowance is None:
+    if config.seed is not None or protection.allowance is None:
         return 64
-    return max(1, min(64, (allowance - steps) // 2))
+    return max(1, min(64, math.ceil(config.privacy.spare * config.algorithm.steps) // 2))
 
 
 def run(
@@ -293,11 +356,12 @@ def run(
             problem = problem.at_home(world)
         _refuse_other_model(problem, world)
         folder = Folder(out, "" if problem.block is None else f"-{problem.block.start}-{problem.block.stop - 1}")
-        around = _circumstances(world, faults)
+        around = _circumstances(config, world, faults)
         done = world.everywhere(lambda: _finished(folder, config, around, resume=resume or restarted()))
         if all(world.exchange(done)):
             return load_result(folder, problem.model)
-        earlier = world.everywhere(lambda: earlier_runs(folder, ledgers, config.data.nodes, problem.block))
+        nodes = pooled(config, problem)[0].data.nodes
+        earlier = world.everywhere(lambda: earlier_runs(folder, ledgers, nodes, problem.block))
         job = prepare(config, problem, earlier, world, faults)
         training = Training(job, folder, watch, world)
         world.everywhere(lambda: locks.enter_context(folder.locked()))
@@ -319,11 +383,25 @@ def _greet(config: Config, world: World) -> None:
     greet(world, config.shared() | {"engine": config.engine.model_dump(exclude={"device"})})
 
 
-def _circumstances(world: World, faults: Faults | None) -> dict[str, Any]:
-    """Return what a resumed run must find as it was."""
+def _circumstances(config: Config, world: World, faults: Faults | None) -> dict[str, Any]:
+    """Return what a resumed run must find as it was; refuse what the algorithm cannot do with."""
+    name, algorithm = config.algorithm.name, ALGORITHMS[config.algorithm.name]
+    if algorithm.asynchronous and (faults is not None or not world.alone):
+        raise Refused(
+            f"algorithm.name = {name!r} with " + (f"{world.size} processes" if faults is None else "simulated faults"),
+            "run it in one process without --drop, --delay, --crash and --leave: asynchrony is simulated by [clock]",
+        )
+    if faults is not None:
+        _refuse_faults(config)
+    if not world.alone and algorithm.network in ("server", "alone"):
+        raise Refused(
+            f"algorithm.name = {name!r} with {world.size} processes", "run it in one process, without torchrun"
+        )
     if faults is not None and not world.alone:
         raise Refused(f"faults with {world.size} processes", "faults are for simulation in one process")
-    around = {"processes": world.size, "faults": None if faults is None else dataclasses.asdict(faults)}
+    around: dict[str, Any] = {"processes": world.size, "faults": None if faults is None else dataclasses.asdict(faults)}
+    if config.privacy.clip_what == "mean":
+        around["not_dp"] = NOT_DP
     told: dict[str, Any] = json.loads(json.dumps(around))
     return told
 
@@ -355,6 +433,11 @@ def earlier_runs(folder: Folder, ledgers: Path | None, nodes: int, block: range 
     where = ledgers or folder.ledgers
     if where is None:
         return [[] for _ in range(nodes)]
+    if (where / f"node-{nodes}.jsonl").exists():
+        raise Refused(
+            f"{where} has the ledgers of more than {nodes} nodes",
+            "go on with the nodes it began with: what a record has spent is in its own node's ledger",
+        )
     here = range(nodes) if block is None else block
     found = [ledger.read(where / f"node-{i}.jsonl") if i in here else [] for i in range(nodes)]
     return [[segment for segment in segments if segment.header.run != folder.run] for segments in found]
@@ -388,11 +471,11 @@ def _finish(job: Job, folder: Folder, outcome: Outcome, world: World, *, first: 
     """Write the nodes' models, the average model where it is known, and a summary in each of the run's folders."""
     layout = Layout.of(job.learning.model)
     if outcome.average is not None:
-        _save_model(folder.model, layout, outcome.average)
+        _save_model(job, folder.model, layout, outcome.average)
     for i, z, stayed in zip(job.here, outcome.state.z, present(outcome.state), strict=True):
         if stayed:
-            _save_model(folder.node(i), layout, z)
-    own = [job.protection.epsilon(i, outcome.releases[i]) for i in job.here] if job.algorithm.private else []
+            _save_model(job, folder.node(i), layout, z)
+    own = [job.protection.epsilon(i, outcome.releases[i]) for i in job.here] if job.guarantees else []
     spent = [_finite(epsilon) for theirs in world.exchange(own) for epsilon in theirs]
     summary = world.exchange(_summary(job, outcome, spent) if world.rank == 0 else {})[0]
     if first:
@@ -401,19 +484,21 @@ def _finish(job: Job, folder: Folder, outcome: Outcome, world: World, *, first: 
     return load_result(folder, job.learning.model)
 
 
-def _save_model(path: Path, layout: Layout, x: Tensor) -> None:
+def _save_model(job: Job, path: Path, layout: Layout, x: Tensor) -> None:
     tensors = {name: value.contiguous().cpu() for name, value in layout.views(x).items()}
     # One entry: safetensors writes several in any order, and the same model is to be the same bytes.
-    write_tensors(path, tensors, {"privsgp": f"model {MODEL_VERSION}"})
+    write_tensors(path, tensors, {"privsgp": f"model {MODEL_VERSION}" + (f", {NOT_DP}" if job.not_dp else "")})
 
 
 def _summary(job: Job, outcome: Outcome, spent: list[float | None]) -> dict[str, Any]:
-    last, p, private = outcome.metrics[-1], job.protection, job.algorithm.private
+    last, p, private = outcome.metrics[-1], job.protection, job.guarantees
     return {
         "version": SUMMARY_VERSION,
         "name": job.name,
         "simulation": job.simulation,
+        "not_dp": NOT_DP if job.not_dp else None,
         "algorithm": job.algorithm.name,
+        "trust": job.settings.trust,
         "graph": job.graph.name,
         "nodes": job.nodes,
         "steps": outcome.steps,
@@ -426,7 +511,7 @@ def _summary(job: Job, outcome: Outcome, spent: list[float | None]) -> dict[str,
         "consensus_error": last["consensus_error"],
         "epsilon_spent": spent if private else None,
         "epsilon_budget": list(p.budgets) if private and p.budgets[0] is not None else None,
-        "epsilon_nominal": list(p.budgets) if private and p.accountant == "published" else None,
+        "epsilon_nominal": list(p.budgets) if job.algorithm.private and p.accountant == "published" else None,
         "delta": list(p.deltas) if private else None,
         "sigma": [m.sigma for m in p.mechanisms],
         "samples": [m.samples for m in p.mechanisms],
@@ -436,6 +521,7 @@ def _summary(job: Job, outcome: Outcome, spent: list[float | None]) -> dict[str,
         "test_data": "assumed public: metrics on it are not covered by the guarantee",
         "seconds": round(outcome.seconds, 3),
         "steps_per_second": round(outcome.steps / outcome.seconds, 3) if outcome.seconds else None,
+        "virtual_seconds": last["virtual_seconds"],
         "bytes_sent": outcome.bytes_sent,
         "faults": outcome.faults,
         "peak_memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -77,14 +78,23 @@ class Setting:
     def draws(self, mechanisms):
         """The samples of every step and node."""
         nodes = range(len(mechanisms))
-        return [[draw(self.source, mechanisms[i], i, k) for i in nodes] for k in range(self.steps)]
+        return [[draw(self.source, mechanisms[i].at(k), i, k) for i in nodes] for k in range(self.steps)]
 
     def step_size(self, k):
         return 0.7 / (1 + k)
 
 
-def trained(setting, name, *, rules=True, **options):
-    """Train as the engine does, lines 5 to 14; return the algorithm and its last state."""
+def nothing(_k, _x):
+    pass
+
+
+def public(purpose, k):
+    """Bits that everybody knows."""
+    return np.random.Philox(key=zlib.crc32(purpose.encode()), counter=[0, 0, 0, k])
+
+
+def trained(setting, name, *, rules=True, release=nothing, sent=nothing, **options):
+    """Train as the engine does; return the algorithm and its last state. `release` and `sent` see what it shows."""
     algorithm = ALGORITHMS[name]
     settings = Settings(clip=setting.clip, sampling=setting.sampling, **options)
     mechanisms = setting.mechanisms(algorithm, settings)
@@ -96,7 +106,17 @@ def trained(setting, name, *, rules=True, **options):
         return [Drawn(*map(torch.from_numpy, p)) for p in batches(draws[k], setting.room, max(setting.samples))]
 
     def noise(k, g):
-        add_noise_(g, setting.source, range(nodes), k, sigma=[m.sigma for m in mechanisms])
+        add_noise_(g, setting.source, range(nodes), k, sigma=[m.at(k).sigma for m in mechanisms])
+
+    transport = InProcess(setting.graph, x0)
+
+    def mix(k, x, w):
+        sent(k, x)
+        return transport(k, x, w)
+
+    def average(k, messages, size):
+        sent(k, messages)
+        return messages.mean(0)
 
     block = Block(
         mechanisms=mechanisms,
@@ -105,7 +125,10 @@ def trained(setting, name, *, rules=True, **options):
         gradient=stack(setting.model, setting.loss, (probe, torch.tensor([0, 1, 0, 1])), rules=rules),
         sample=sample,
         noise=noise,
-        mix=InProcess(setting.graph, x0),
+        mix=mix,
+        release=release,
+        average=average,
+        public=public,
         step_size=setting.step_size,
     )
     run, state = algorithm(block, settings), State.start(x0, nodes)

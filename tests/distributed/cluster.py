@@ -129,7 +129,7 @@ def die(rank: int, *, victim: int, moments: int) -> None:
 
         return call
 
-    for holder, name in ((Training, "_mix"), (os, "write"), (os, "fsync"), (os, "replace")):
+    for holder, name in ((Training, "_release"), (os, "write"), (os, "fsync"), (os, "replace")):
         if rank == victim:
             setattr(holder, name, dying(getattr(holder, name)))
 

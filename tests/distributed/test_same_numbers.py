@@ -29,12 +29,13 @@ def test_processes_give_the_bytes_of_one(tmp_path, alone, processes):
         assert summary[key] == expected[key], key
 
 
-@pytest.mark.parametrize(("algorithm", "sigma"), [("sgp", 0.0), ("privsgp", 0.1), ("privsgp-vr", 0.0)])
+@pytest.mark.parametrize(("algorithm", "sigma"), [("sgp", 0), ("privsgp", 0.1), ("privsgp-vr", 0), ("dp2-sgd", 0.1)])
 def test_every_algorithm(tmp_path, algorithm, sigma):
     config = runs.small(tmp_path, cluster.IRREGULAR)
     options = runs.changes(
-        algorithm__name=algorithm, privacy__sigma=sigma, graph__name="exponential", algorithm__steps=8
-    )
+        algorithm__name=algorithm, privacy__sigma=sigma, algorithm__steps=8,
+        graph__name="ring" if algorithm == "dp2-sgd" else "exponential",
+    )  # fmt: skip
     runs.train(config, tmp_path / "one", *options)
     cluster.train(tmp_path / "said", config, tmp_path / "many", 3, *options)
     models = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("one", "many")]

@@ -168,7 +168,8 @@ def test_real_records_are_not_used():
 @pytest.mark.parametrize(
     ("given", "arguments", "told"),
     [
-        ({"algorithm": {"name": "sgp", "batch": 10}}, {}, "sgp"),
+        ({"algorithm": "sgp"}, {}, "it promises nothing"),
+        ({"algorithm": "adp2-sgd"}, {}, "one at a time"),
         ({"privacy": {"sigma": 0.0}}, {}, "sigma = 0"),
         ({}, {"canaries": 0}, "canaries = 0"),
         ({}, {"canaries": 41}, "canaries = 41"),

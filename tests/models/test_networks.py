@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import nn
 
 from privsgp.errors import Refused
 from privsgp.models import make
@@ -50,3 +51,12 @@ def test_refuses():
     for hidden in (0, [], [4, -1]):
         with pytest.raises(Refused, match=r"model.hidden = "):
             make("mlp", input_shape=(8,), outputs=2, seed=0, hidden=hidden)
+
+
+@pytest.mark.parametrize(("name", "kind"), [("relu", nn.ReLU), ("sigmoid", nn.Sigmoid), ("tanh", nn.Tanh)])
+def test_an_activation_changes_nothing_but_itself(name, kind):
+    plain, other = (
+        make("mlp", input_shape=(4,), outputs=3, seed=1, hidden=[5, 6], activation=a) for a in ("relu", name)
+    )
+    assert [type(layer) for layer in other][2::2] == [kind, kind]
+    assert all(torch.equal(p, q) for p, q in zip(plain.parameters(), other.parameters(), strict=True))

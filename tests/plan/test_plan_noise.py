@@ -57,6 +57,7 @@ def run(stage, graph, sigmas):
         sample=lambda _k: [Drawn(torch.arange(rows).expand(n, -1), torch.rand(n, rows, generator=coins) < 0.5)],
         noise=lambda _k, g: g.add_(torch.randn(g.shape, generator=noise) * torch.tensor(sigmas)[:, None]),
         mix=mix,
+        release=lambda _k, _x: None,
         step_size=lambda _k: GAMMA,
     )
     state, algorithm = State.start(stage.x0, n), PrivSGP(block, Settings())

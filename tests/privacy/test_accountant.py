@@ -180,6 +180,35 @@ def test_anchors_and_differences_add_up():
     )
 
 
+def test_steps_made_again_count_as_an_anchor_and_as_a_difference():
+    """Any run of R releases with at most `spare` repeats is covered, whichever steps were made again."""
+    values = MNIST | {"period": 10, "anchor_noise": 0.1, "difference_clip": 0.5}
+    unsure, sure = Anchored(**values, spare=3), Anchored(**values)
+    anchor, difference = accountant.renyi(sure.anchor, 1), accountant.renyi(sure.difference, 1)
+    for made in range(21, 25):
+        counted = accountant.renyi(unsure, made).cumulants
+        for again in range(min(3, made) + 1):
+            honest = accountant.renyi(sure, made - again).cumulants
+            for anchors in range(again + 1):
+                more = anchors * anchor.cumulants + (again - anchors) * difference.cumulants
+                assert (honest + more <= counted * (1 + 1e-12)).all()
+    assert epsilon(unsure, 2) > epsilon(sure, 2)
+
+
+def test_a_sum_of_messages_carries_the_noise_of_all_nodes():
+    alone = Anchored(**MNIST | {"sigma": 0.2}, alpha=0.3, difference_clip=0.5)
+    assert epsilon(Anchored(**MNIST, alpha=0.3, difference_clip=0.5, aggregated=16), 40) == epsilon(alone, 40)
+
+
+def test_recursive_momentum_is_bounded_by_its_two_clips():
+    """α = 1 is plain SGD after the first release; in between a sample moves the sum by α G + (1 − α) C."""
+    plain = accountant.renyi(SampledMean(**MNIST), 1).cumulants
+    two = [accountant.renyi(Anchored(**MNIST, alpha=1.0), steps).cumulants for steps in (1, 2)]
+    np.testing.assert_allclose(two[1] - two[0], plain, rtol=1e-9)
+    assert Anchored(**MNIST, alpha=0.25, difference_clip=0.5).difference.clip == 0.25 + 0.75 * 0.5
+    assert Anchored(**MNIST, alpha=0.25).difference.clip == 2 - 0.25
+
+
 def test_the_slack_of_the_arithmetic_is_paid_for():
     wide = Saga(**MNIST | {"clip": 1.01}, difference_clip=0.5 * 1.01)
     assert epsilon(Saga(**MNIST, difference_clip=0.5, kappa=0.01), 20) == pytest.approx(epsilon(wide, 20), rel=1e-9)

@@ -45,6 +45,9 @@ def test_refuses_what_cannot_be_by_name(field, value):
         (Anchored, "period", 0),
         (Anchored, "anchor_batch", 1000),
         (Anchored, "anchor_noise", 0.0),
+        (Anchored, "alpha", 1.5),
+        (Anchored, "aggregated", 0),
+        (Anchored, "spare", -1),
     ],
 )
 def test_kinds_refuse_their_own_fields(kind, field, value):
@@ -88,3 +91,12 @@ def test_importing_a_mechanism_is_light():
     code = "import privsgp.privacy.mechanism, sys; print(sorted({'scipy', 'dp_accounting'} & set(sys.modules)))"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]"
+
+
+@given(st.integers(0, 60), st.none() | st.integers(1, 7))
+def test_every_step_is_the_release_that_is_counted(steps, period):
+    mechanism = Anchored(**GOOD, period=period, anchor_noise=3.0)
+    anchors = [mechanism.at(k) for k in range(steps) if mechanism.is_anchor(k)]
+    assert len(anchors) == mechanism.anchors(steps)
+    assert set(anchors) <= {mechanism.anchor}
+    assert {mechanism.at(k) for k in range(steps) if not mechanism.is_anchor(k)} <= {mechanism.difference}

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from privsgp.errors import Refused
-from privsgp.privacy import published
-from privsgp.privacy.mechanism import Sag, Saga, SampledMean
+from privsgp.privacy import accountant, published
+from privsgp.privacy.mechanism import MeanClipped, Sag, Saga, SampledMean
 
 RESNET = Saga(sigma=0.0, clip=10.0, batch=1, samples=3125)
 
@@ -44,3 +44,38 @@ def test_refuses_by_name(bad):
 def test_knows_no_formula_for_other_methods():
     with pytest.raises(Refused, match="Sag"):
         published.epsilon(Sag(sigma=1.0, clip=1.0, batch=1, samples=10), 10, 1e-5)
+    with pytest.raises(Refused, match="ldp-svrg"):
+        published.sigma(RESNET, 10, 1.0, 1e-5, algorithm="ldp-svrg")
+
+
+MNIST = {"sigma": 0.0, "batch": 128, "samples": 6000}
+
+
+def test_soteriafl_s_constants():
+    """Its code: σ = √(12 G² T ln(1/δ)) / (m ε) for SGD, 96 in place of 12 for SVRG; a clipped mean counts as G too."""
+    told = math.sqrt(12 * 150 * math.log(1e3)) / 6000
+    plain, mean = SampledMean(clip=1.0, **MNIST), MeanClipped(mean_clip=1.0, **MNIST)
+    for mechanism in (plain, mean):
+        assert published.sigma(mechanism, 150, 1.0, 1e-3, algorithm="soteriafl-sgd") == pytest.approx(told)
+    for name in ("soteriafl-svrg", "soteriafl-saga"):
+        found = published.sigma(Saga(clip=1.0, **MNIST), 150, 1.0, 1e-3, algorithm=name)
+        assert found == pytest.approx(told * math.sqrt(8))
+
+
+def test_dp2_sgd_composes_the_classical_gaussian_mechanism():
+    mechanism = SampledMean(clip=2.0, sigma=0.0, batch=10, samples=100)
+    found = published.sigma(mechanism, 4, 2.0, 1e-5, algorithm="dp2-sgd")
+    assert found == pytest.approx(2 * 2.0 / 10 * math.sqrt(2 * math.log(1.25 / (1e-5 / 4))) / (2.0 / 4))
+    assert published.epsilon(mechanism.with_sigma(found), 4, 1e-5, algorithm="dp2-sgd") == pytest.approx(2.0)
+    assert accountant.epsilon(mechanism.with_sigma(found), 4, 1e-5, "replace-one").epsilon < 2.0
+    with pytest.raises(Refused, match="epsilon = 5"):
+        published.sigma(mechanism, 4, 5.0, 1e-5, algorithm="dp2-sgd")
+
+
+def test_dp_sgd_s_moments_accountant():
+    """Abadi et al.: q = 0.01, σ = 4, δ = 1e-5 and 10,000 steps give ε ≈ 1.26 by moments."""
+    mechanism = SampledMean(sigma=4 / 600, clip=1.0, batch=600, samples=60_000)
+    found = published.epsilon(mechanism, 10_000, 1e-5, algorithm="dp-sgd")
+    assert found == pytest.approx(1.26, abs=0.01)
+    assert accountant.epsilon(mechanism, 10_000, 1e-5).epsilon < found
+    assert published.sigma(mechanism, 10_000, found, 1e-5, algorithm="dp-sgd") == pytest.approx(4 / 600, rel=1e-6)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -20,10 +21,22 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
+    from privsgp.algorithms.algorithm import Trust
+    from privsgp.algorithms.turns import Turns
     from privsgp.gradient import PerSample, Stacked
     from privsgp.gradient.storage import Place
     from privsgp.gradient.table import Kind
     from privsgp.privacy.mechanism import Mechanism, Sampling
+
+
+def _average(_k: int, messages: Tensor, _size: int) -> Tensor:
+    """Return the mean over the nodes, [d]: a server that nobody measures."""
+    return messages.mean(0)
+
+
+def _public(purpose: str, k: int) -> np.random.Philox:
+    """Return public bits for a network that has no seed of its own."""
+    return np.random.Philox(key=len(purpose), counter=[0, 0, 0, k])
 
 
 class Drawn(NamedTuple):
@@ -60,6 +73,19 @@ class Settings:
     table_dtype: Literal["float32", "bfloat16"] | None = None  # None: that of the gradients
     table_place: Place = "auto"
     block: int = 1  # samples per entry of a block table
+    nodes: int = 1
+    trust: Trust = "per-node"
+    spare: int = 0  # steps that may have to be made again
+    period: int = 10  # releases from one anchor to the next
+    anchor_ratio: float | None = None  # samples of an anchor by those of a batch; None: all samples
+    anchor_noise: float = 1.0
+    alpha: float = 0.1
+    compressor: Literal["none", "random-k", "quantisation"] = "none"
+    kept: float = 0.05  # share of the coordinates that random-k sends
+    levels: int = 16  # of quantisation, on either side of 0
+    shift_rate: float | None = None  # SoteriaFL's own
+    anchor_probability: float | None = None  # b/J
+    clip_what: Literal["record", "mean"] = "record"
 
     @property
     def block_size(self) -> int:
@@ -81,7 +107,11 @@ class Block:
     sample: Callable[[int], list[Drawn]]  # line 5: the samples drawn at step k, in one pass or more
     noise: Callable[[int, Tensor], None]  # line 8: g_i += N(0, σ_i² I), in place
     mix: Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor]]  # lines 10-13
+    release: Callable[[int, Tensor], None]  # pays for what carries the noise of step k, before any of it leaves
     step_size: Callable[[int], float]
+    average: Callable[[int, Tensor, int], Tensor] = _average  # what a server makes of messages of so many bytes
+    public: Callable[[str, int], np.random.Philox] = _public  # randomness of a purpose at step k that all may know
+    turns: Turns | None = None  # where nodes act one at a time
     private: Path | None = None  # a folder for the site alone, where a table may be mapped
     prepare: Callable[[PerSample], PerSample] | None = None  # what a table makes of gradients before they are clipped
 
@@ -103,6 +133,10 @@ class Block:
     def J(self) -> Tensor:  # noqa: N802 - the paper's letter
         """The public numbers of samples J_i, [m, 1]."""
         return self.column([mechanism.samples for mechanism in self.mechanisms])
+
+    def batch(self, k: int) -> Tensor:
+        """The public constants that batch sums of step k are divided by, [m, 1]."""
+        return self.column([mechanism.at(k).batch for mechanism in self.mechanisms])
 
     def gradients(self, z: Tensor, drawn: Drawn) -> PerSample:
         """Return clip_G(∇f_i(z_i; j)) for the drawn samples j; padding counts as 0."""

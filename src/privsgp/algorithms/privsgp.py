@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
+from privsgp.algorithms.estimators import clipped_mean
 from privsgp.algorithms.push_sum import PushSum
 from privsgp.privacy.mechanism import SampledMean
 
@@ -27,8 +28,5 @@ class PrivSGP(PushSum):
         )
 
     def direction(self, z: Tensor, batch: list[Drawn]) -> Tensor:
-        """G = (1/b) Σ_{j∈B} clip_G(∇f_i(z_i; j)); the divisor is the constant b, never the drawn size."""
-        total = self.block.gradients(z, batch[0]).sum()
-        for drawn in batch[1:]:
-            total += self.block.gradients(z, drawn).sum()
-        return total.div_(self.block.b)
+        """G = (1/b) Σ_{j∈B} clip_G(∇f_i(z_i; j))."""
+        return clipped_mean(self.block, z, batch)

@@ -11,10 +11,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-import torch
-
 from privsgp.algorithms.push_sum import PushSum
-from privsgp.algorithms.remember import first_table, replace_all
+from privsgp.algorithms.remember import corrected, first_table
 from privsgp.errors import Refused
 from privsgp.privacy.mechanism import Saga
 
@@ -30,6 +28,7 @@ class PrivSGPVR(PushSum):
     """Its mechanism is the mixture of two shifts that `privsgp.privacy.saga` certifies."""
 
     name: ClassVar[str] = "privsgp-vr"
+    options: ClassVar[tuple[str, ...]] = ("difference_clip",)
     table: Memory
 
     @staticmethod
@@ -37,7 +36,7 @@ class PrivSGPVR(PushSum):
         """(1/b) Σ_{j∈B} clip(g_j − t_j, C) + (1/J) Σ_j t_j + N(0, σ²)."""
         if settings.table == "block":
             raise Refused(
-                f"algorithm.table = 'block' with algorithm.name = '{PrivSGPVR.name}'",
+                "algorithm.table = 'block' with SAGA's estimator",
                 "take 'privsgp-sag': samples that share a coin show it, and SAGA is counted with coins that are secret",
             )
         return Saga(
@@ -56,9 +55,4 @@ class PrivSGPVR(PushSum):
 
     def direction(self, z: Tensor, batch: list[Drawn]) -> Tensor:
         """Lines 6-7."""
-        c = replace_all(self.block, self.table, z, batch)
-        # g = (1/b) Σ_{j∈B} c_j + (1/J) Σ_j t_j, with the table as it was
-        g = torch.addcdiv(self.table.mean, c, self.block.b)
-        # the mean follows its entries: (1/J) Σ_j (t_j + c_j)
-        self.table.mean.addcdiv_(c, self.block.J)
-        return g
+        return corrected(self.block, self.table, z, batch)

@@ -10,45 +10,26 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, ClassVar
+from abc import abstractmethod
+from typing import TYPE_CHECKING
 
 import torch
 
+from privsgp.algorithms.algorithm import Algorithm
 from privsgp.algorithms.block import State
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from privsgp.algorithms.block import Block, Drawn, Settings
-    from privsgp.privacy.mechanism import Mechanism
+    from privsgp.algorithms.block import Drawn
 
 
-class PushSum(ABC):
+class PushSum(Algorithm):
     """Stochastic gradient push for a block of nodes."""
-
-    name: ClassVar[str]
-    private: ClassVar[bool] = True
-
-    def __init__(self, block: Block, settings: Settings) -> None:
-        self.block = block
-        self.settings = settings
-
-    @staticmethod
-    @abstractmethod
-    def mechanism(settings: Settings, *, sigma: float, batch: float, samples: int, kappa: float) -> Mechanism:
-        """Declare what one message of a node reveals about one of its samples."""
 
     @abstractmethod
     def direction(self, z: Tensor, batch: list[Drawn]) -> Tensor:
         """Return the nodes' gradient estimates [m, d] at z, before noise."""
-
-    def begin(self, z: Tensor) -> None:  # noqa: B027 - most algorithms remember nothing
-        """Prepare what the algorithm remembers, at z⁰."""
-
-    def arrays(self) -> dict[str, Tensor]:
-        """Return what the algorithm remembers besides (x, w, z), for checkpoints."""
-        return {}
 
     def step(self, k: int, s: State) -> State:
         """Take step k."""
@@ -56,5 +37,6 @@ class PushSum(ABC):
         g = self.direction(s.z, batch)  # 6-7
         self.block.noise(k, g)  # 8
         x = s.x.sub_(g, alpha=self.block.step_size(k))  # 9
+        self.block.release(k, x)
         x, w = self.block.mix(k, x, s.w)  # 10-13
         return State(x, w, torch.div(x, w.to(x.dtype)[:, None], out=s.z))  # 14

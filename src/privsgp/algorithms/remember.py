@@ -55,6 +55,19 @@ def _zeros(block: Block, settings: Settings, z: Tensor, difference_clip: float |
     )  # fmt: skip
 
 
+def corrected(block: Block, table: Memory, z: Tensor, batch: list[Drawn]) -> Tensor:
+    """SAGA's estimate, and its table moved on; [m, d].
+
+    c_j = clip(∇f_i(z_i; j) − t_j, C),   g = (1/b) Σ_{j∈B} c_j + (1/J) Σ_j t_j,   t_j ← t_j + c_j for j ∈ B
+    """
+    c = replace_all(block, table, z, batch)
+    # g = (1/b) Σ_{j∈B} c_j + (1/J) Σ_j t_j, with the table as it was
+    g = torch.addcdiv(table.mean, c, block.b)
+    # the mean follows its entries: (1/J) Σ_j (t_j + c_j)
+    table.mean.addcdiv_(c, block.J)
+    return g
+
+
 def replace_all(block: Block, table: Memory, z: Tensor, batch: list[Drawn]) -> Tensor:
     """Take the gradients of the drawn samples at z and replace their entries; return Σ_{j∈B} c_j, [m, d]."""
     total = table.replace(batch[0].rows, block.gradients(z, batch[0]))

@@ -1,7 +1,7 @@
 """A run's folder: what is kept, where, and how nothing is ever half-written.
 
     run.json   config.toml   plan.json   metrics.jsonl   summary.json   ledger/node-<i>.jsonl
-    model.safetensors   nodes/<i>.safetensors
+    model.safetensors   nodes/<i>.safetensors   report.html
     private/      mode 0700: checkpoint.safetensors, which holds tables and anything else that depends on the data
 
 Files are written beside their place and renamed into it. A folder in use is locked; the lock dies with its process.
@@ -167,15 +167,15 @@ class Folder:
         with self.metrics.open("a") as file:
             file.write(json.dumps(row) + "\n")
 
-    def start_metrics(self, *, simulation: bool, up_to: int) -> list[dict[str, Any]]:
+    def start_metrics(self, mark: dict[str, Any], *, up_to: int) -> list[dict[str, Any]]:
         """Begin the metrics, or keep those of an earlier attempt up to a step; return the rows kept."""
         rows = [row for row in read_metrics(self.metrics) if row["step"] <= up_to]
-        self.write_metrics(rows, simulation=simulation)
+        self.write_metrics(rows, mark)
         return rows
 
-    def write_metrics(self, rows: list[dict[str, Any]], *, simulation: bool) -> None:
-        """Write all evaluations anew."""
-        header = {"format": "privsgp-metrics", "version": METRICS_VERSION, "simulation": simulation}
+    def write_metrics(self, rows: list[dict[str, Any]], mark: dict[str, Any]) -> None:
+        """Write all evaluations anew; `mark` goes into the header."""
+        header = {"format": "privsgp-metrics", "version": METRICS_VERSION} | mark
         write(self.metrics, "".join(json.dumps(line) + "\n" for line in [header, *rows]))
 
 

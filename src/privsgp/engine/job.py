@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from privsgp.clock import Events
 from privsgp.errors import Refused
 
 if TYPE_CHECKING:
@@ -15,12 +16,16 @@ if TYPE_CHECKING:
 
     from torch import Tensor, nn
 
-    from privsgp.algorithms import PushSum, Settings
+    from privsgp.algorithms import Algorithm, Settings
+    from privsgp.clock import Waiting
     from privsgp.engine.faults import Faults
     from privsgp.graph import Graph
     from privsgp.privacy.mechanism import Mechanism, Relation
 
     PerSampleFunction = Callable[[Tensor, Tensor], Tensor]
+
+
+NOT_DP = "not DP: the mean of a batch is clipped, not each record's gradient"
 
 
 @dataclass(frozen=True)
@@ -39,8 +44,8 @@ class Learning:
 class Protection:
     """What is promised: one mechanism and one budget per node, and how many releases that budget pays for.
 
-    `epsilon(node, releases)` is the certified ε of so many releases. `allowance` is K and the spare releases that
-    noise was calibrated for; None where noise was fixed by hand and ε is only reported.
+    `epsilon(node, releases)` is the certified ε of so many releases. `allowance` is, for each node, the number of its
+    releases with the spare ones, which its noise was calibrated for; None where noise was fixed by hand.
     """
 
     mechanisms: Sequence[Mechanism]
@@ -48,7 +53,7 @@ class Protection:
     deltas: Sequence[float]
     relation: Relation
     accountant: str
-    allowance: int | None
+    allowance: Sequence[int] | None
     epsilon: Callable[[int, int], float]
 
 
@@ -61,9 +66,10 @@ class Job:
     shared_hash: str
     learning: Learning
     protection: Protection
-    algorithm: type[PushSum]
+    algorithm: type[Algorithm]
     settings: Settings
     graph: Graph
+    clock: Waiting | Events
     steps: int
     step_size: Callable[[int], float]
     device: torch.device
@@ -84,10 +90,28 @@ class Job:
         """The nodes of this process."""
         return range(self.nodes) if self.block is None else self.block
 
+    def released(self, node: int, k: int) -> int:
+        """Return how many releases the node makes in the first k steps: one a step, or what the clock says."""
+        return self.clock.released(node, k) if isinstance(self.clock, Events) else k
+
+    def until(self, node: int, releases: int) -> int:
+        """Return how many steps can be taken while the node releases no more than so often."""
+        return self.clock.until(node, releases) if isinstance(self.clock, Events) else min(self.steps, releases)
+
     @property
     def mechanisms(self) -> Sequence[Mechanism]:
         """The mechanisms of this process's nodes."""
         return self.protection.mechanisms[self.here.start : self.here.stop]
+
+    @property
+    def not_dp(self) -> bool:
+        """Whether noise is added to what is not bounded by the clip of each record."""
+        return self.settings.clip_what == "mean"
+
+    @property
+    def guarantees(self) -> bool:
+        """Whether anything is promised."""
+        return self.algorithm.private and not self.not_dp
 
     @property
     def simulation(self) -> bool:

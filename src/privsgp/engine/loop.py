@@ -16,13 +16,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from privsgp.algorithms import Block, Drawn, State
+from privsgp.algorithms import Block, Drawn, PushSum, State, Turns
+from privsgp.clock import Events
 from privsgp.engine import checkpoint
 from privsgp.engine.ahead import Ahead
 from privsgp.engine.checkpoint import Progress
 from privsgp.engine.distributed import Across
 from privsgp.engine.evaluate import Evaluator, average, consensus_error, present
-from privsgp.engine.job import refuse_coarser
+from privsgp.engine.job import NOT_DP, public_seed, refuse_coarser
 from privsgp.engine.memory import keep_memory
 from privsgp.engine.mix import InProcess
 from privsgp.engine.payments import Payments
@@ -33,16 +34,16 @@ from privsgp.engine.stops import Diverged, Interrupted, ReplayDiffers
 from privsgp.errors import Refused
 from privsgp.gradient import Layout, stack
 from privsgp.privacy.noise import Keyed, Secure, add_noise_
-from privsgp.privacy.sampling import batches, capacity, draw_all, draw_blocks
+from privsgp.privacy.sampling import batches, capacity, draw, draw_all, draw_blocks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from torch import Tensor
 
     from privsgp.engine.folder import Folder
-    from privsgp.engine.job import Job
+    from privsgp.engine.job import Job, PerSampleFunction
 
     Watcher = Callable[[int, dict[str, Any] | None], None]
 
@@ -83,6 +84,7 @@ class Training:
         if job.device.type == "cpu":
             keep_memory()
         self._drawn: tuple[int, int, list[Drawn]] | None = None
+        self._unnoted: tuple[int, Tensor] | None = None
 
     def run(self) -> Outcome:
         """Take the steps that are still to be taken, and return what came out."""
@@ -95,6 +97,7 @@ class Training:
             while k < job.steps and self.payments.granted(k, self.attempt):
                 try:
                     self.state = self.step(k, self.state)
+                    self._note()
                 except ReplayDiffers:
                     k = self._again(k)
                     rows = self._start_metrics(k)
@@ -119,11 +122,11 @@ class Training:
             s = None if whole is None else State(*whole, whole[0] / whole[1].to(whole[0].dtype)[:, None])
         if s is not None and (not rows or rows[-1]["step"] != k or not self.world.alone):
             rows = [row for row in rows if row["step"] < k] + [self._measure(k, seconds, s)]
-            self.folder.write_metrics(rows, simulation=self.job.simulation)
+            self.folder.write_metrics(rows, self._mark)
             self._refuse_nonsense(k, rows[-1])
         return Outcome(
             state=self.state,
-            average=None if s is None else average(s),
+            average=None if s is None or self._apart else average(s),
             metrics=rows,
             steps=k,
             seconds=seconds,
@@ -148,7 +151,12 @@ class Training:
         """Begin the metrics, or go on with those of an earlier attempt; they are kept by the first process."""
         if self.world.rank:
             return []
-        return self.folder.start_metrics(simulation=self.job.simulation, up_to=k)
+        return self.folder.start_metrics(self._mark, up_to=k)
+
+    @property
+    def _mark(self) -> dict[str, Any]:
+        """What a reader of the metrics must know first."""
+        return {"simulation": self.job.simulation} | ({"not_dp": NOT_DP} if self.job.not_dp else {})
 
     def _begin(self, *, fresh_noise: bool = False) -> tuple[int, float]:
         """Return (steps done, seconds spent): from the last checkpoint that all processes have, or from x⁰."""
@@ -222,7 +230,7 @@ class Training:
             row = self._measure(k, seconds, self.state)
         else:
             told = [accuracy for own in self.world.exchange(self._accuracies(self.state)) for accuracy in own]
-            row = {"step": k, "seconds": round(seconds, 3)} | _spread(told)
+            row = self._times(k, seconds) | _spread(told)
         if self.world.rank == 0:
             self.folder.append_metrics(row)
         self._refuse_nonsense(k, row)
@@ -234,18 +242,31 @@ class Training:
 
     def _measure(self, k: int, seconds: float, s: State) -> dict[str, Any]:
         """Measure all nodes on public test data; on training data only in simulation, where it is all here."""
-        job, mean = self.job, average(s)
-        row: dict[str, Any] = {"step": k, "seconds": round(seconds, 3)}
+        job = self.job
+        models = s.z if self._apart else average(s)[None]
+        row = self._times(k, seconds)
         row["consensus_error"] = _number(consensus_error(s))
         if job.learning.test is not None:
-            test = job.learning.test
-            row["test_loss"] = _number(self.evaluator.mean(job.learning.loss, mean, *test))
+            row["test_loss"] = _number(self._tested(job.learning.loss, models))
             if job.learning.correct is not None:
-                row["test_accuracy"] = self.evaluator.mean(job.learning.correct, mean, *test)
+                row["test_accuracy"] = self._tested(job.learning.correct, models)
         row |= _spread(self._accuracies(s))
-        if job.simulation and self.world.alone:
-            row["train_loss"] = _number(self._train_loss(mean))
+        if job.simulation and self.world.alone and not self._apart:  # nodes on their own have no f(x̄)
+            row["train_loss"] = _number(self._train_loss(models[0]))
         return row
+
+    @property
+    def _apart(self) -> bool:
+        """Whether nodes keep to themselves: an average of their models would be nobody's."""
+        return self.job.algorithm.network == "alone" and self.job.nodes > 1
+
+    def _tested(self, function: PerSampleFunction, models: Tensor) -> float:
+        """Return the mean of a per-sample function over the test data and over models [·, d]."""
+        assert self.job.learning.test is not None  # noqa: S101
+        return float(np.mean([self.evaluator.mean(function, x, *self.job.learning.test) for x in models]))
+
+    def _times(self, k: int, seconds: float) -> dict[str, Any]:
+        return {"step": k, "seconds": round(seconds, 3), "virtual_seconds": self.job.clock.at(k)}
 
     def _accuracies(self, s: State) -> list[float]:
         """Return the test accuracy of each node's own model z_i, where there is such a thing."""
@@ -274,9 +295,20 @@ class Training:
             sample=self._sample,
             noise=self._noise,
             mix=self._mix,
+            release=self._release,
             step_size=job.step_size,
+            average=self._serve,
+            public=self._public,
+            turns=self._turns(),
             private=self.folder.checkpoint.parent,
         )
+
+    def _turns(self) -> Turns | None:
+        """Return what nodes need that act one at a time."""
+        clock = self.job.clock
+        if not isinstance(clock, Events):
+            return None
+        return Turns(clock.of, self._sample_some, self._noise_one, self._average, self._release_one)
 
     def _sample(self, k: int) -> list[Drawn]:
         drawn, self._drawn = self._drawn, None
@@ -286,15 +318,30 @@ class Training:
         return samples
 
     def _draw(self, k: int) -> list[Drawn]:
-        job = self.job
-        dummy, block = job.learning.inputs.shape[1] - 1, job.settings.block_size
+        job, block = self.job, self.job.settings.block_size
         if block == 1:
-            draws = draw_all(self.source, job.mechanisms, job.here, k, self.attempt)
-        else:
-            each = zip(job.here, job.mechanisms, strict=True)
-            draws = [draw_blocks(self.source, m, i, k, self.attempt, size=block, dummy=dummy) for i, m in each]
-        passes = [self._placed(rows) for rows, _ in batches(draws, self._slots, dummy)]
-        return [Drawn(rows, rows != dummy) for rows in passes]
+            releases = [mechanism.at(k) for mechanism in job.mechanisms]
+            return self._passes(draw_all(self.source, releases, job.here, k, self.attempt))
+        each = zip(job.here, job.mechanisms, strict=True)
+        by_block = functools.partial(draw_blocks, size=block, dummy=self._dummy)
+        return self._passes([by_block(self.source, m, i, k, self.attempt) for i, m in each])
+
+    def _sample_some(self, numbers: Mapping[int, int]) -> list[Drawn]:
+        """Draw for some nodes, each by the number of its own gradient."""
+        nothing, mechanisms = np.empty(0, np.int64), self.job.protection.mechanisms
+        draws = [
+            draw(self.source, mechanisms[i], i, numbers[i], self.attempt) if i in numbers else nothing
+            for i in self.job.here
+        ]
+        return self._passes(draws)
+
+    @property
+    def _dummy(self) -> int:
+        return self.job.learning.inputs.shape[1] - 1
+
+    def _passes(self, draws: Sequence[np.ndarray[Any, Any]]) -> list[Drawn]:
+        passes = [self._placed(rows) for rows, _ in batches(draws, self._slots, self._dummy)]
+        return [Drawn(rows, rows != self._dummy) for rows in passes]
 
     @functools.cached_property
     def _slots(self) -> int:
@@ -308,9 +355,14 @@ class Training:
         return there.pin_memory().to(self.job.device, non_blocking=True) if self.job.device.type == "cuda" else there
 
     def _noise(self, k: int, g: Tensor) -> None:
-        sigma = [m.sigma for m in self.job.mechanisms]
+        sigma = [m.at(k).sigma for m in self.job.mechanisms]
         if any(sigma):
             add_noise_(g, self.source, self.job.here, k, sigma=sigma, attempt=self.attempt)
+
+    def _noise_one(self, i: int, number: int, g: Tensor) -> None:
+        sigma = self.job.protection.mechanisms[i].sigma
+        if sigma:
+            add_noise_(g, self.source, [i], number, sigma=[sigma], attempt=self.attempt)
 
     def _meanwhile(self, k: int) -> None:
         """Draw the next step's samples and noise while the messages of step k travel."""
@@ -319,28 +371,64 @@ class Training:
             if any(m.sigma for m in self.job.mechanisms):
                 self.source.prepare(self.state.x, k + 1, self.attempt)
 
-    def _mix(self, k: int, x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+    def _release(self, k: int, message: Tensor) -> None:
+        """Note the messages of step k before they leave. In one process nothing leaves before the step is over."""
+        self._unnoted = k, message
         if not isinstance(self.transport, InProcess):
-            self._announce(k, x)
+            self._note()
+
+    def _note(self, meanwhile: Callable[[], None] = lambda: None) -> None:
+        """Hash what was released and write it down, while one of two cores may do something else."""
+        noted, self._unnoted = self._unnoted, None
+        if noted is not None:
+            self.payments.sending(*noted, meanwhile)
+
+    def _release_one(self, i: int, number: int, message: Tensor) -> None:
+        self.payments.sending_one(i, number, message)
+
+    def _average(self, i: int, j: int, x: Tensor) -> None:
+        """Let i and j send each other their models, and both take the mean."""
+        x[i].add_(x[j]).div_(2)
+        x[j] = x[i]
+        self.bytes_sent += 2 * x[i].nbytes if i != j else 0
+
+    def _mix(self, k: int, x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+        self._count_bytes(k, x)
+        if self._unnoted is None:
             return self.transport(k, x, w)
-        mixed: list[tuple[Tensor, Tensor]] = []  # leaves this process at a checkpoint at the earliest
-        self._announce(k, x, lambda: mixed.append(self.transport(k, x, w)))
+        mixed: list[tuple[Tensor, Tensor]] = []
+        self._note(lambda: mixed.append(self.transport(k, x, w)))
         return mixed[0]
 
-    def _announce(self, k: int, x: Tensor, meanwhile: Callable[[], None] = lambda: None) -> int:
-        """Note the messages of step k, before they leave; return the attempt they are made at."""
-        self.payments.sending(k, x, meanwhile)
+    def _public(self, purpose: str, k: int) -> np.random.Philox:
+        seed = public_seed(self.job.seed, self.job.shared_hash, purpose)
+        return np.random.Philox(key=seed % 2**128, counter=[0, 0, 0, k])
+
+    def _serve(self, k: int, messages: Tensor, size: int) -> Tensor:
+        """Return what a server makes of everybody's messages, [d]; it sends the result back to all."""
+        del k
+        mean = messages.mean(0, dtype=torch.float64).to(messages.dtype)
+        self.bytes_sent += len(messages) * (size + mean.nbytes)
+        return mean
+
+    def _count_bytes(self, k: int, x: Tensor) -> None:
         number = 8 if isinstance(self.transport, Robust) else x.element_size()
         self.bytes_sent += self.transport.messages(k) * (x.shape[1] * number + self.state.w.element_size())
+
+    def _announce(self, k: int, x: Tensor) -> int:
+        """Note the messages of step k, before they exist; return the attempt they are made at."""
+        self._release(k, x)
+        self._count_bytes(k, x)
         return self.attempt
 
     def _stepper(self) -> Callable[[int, State], State]:
         """Choose who takes the steps: the algorithm itself, or the same on a GPU in fewer launches."""
         source, graph, x = self.source.source, self.job.graph, self.state.x
         alone = isinstance(self.transport, InProcess)
-        if alone and isinstance(source, Keyed) and suits(self.algorithm, graph, x):
-            return OnDevice(self.algorithm, graph, source, x, self._announce)
-        return self.algorithm.step
+        algorithm = self.algorithm
+        if alone and isinstance(source, Keyed) and isinstance(algorithm, PushSum) and suits(algorithm, graph, x):
+            return OnDevice(algorithm, graph, source, x, self._announce)
+        return algorithm.step
 
     @contextmanager
     def _interruptible(self) -> Iterator[None]:

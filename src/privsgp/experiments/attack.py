@@ -2,7 +2,9 @@
 
 Nothing is rebuilt here: `Attacked` is the engine's own `Training` on a real job. It adds three things: an absent canary
 is zeroed out, every message is looked at before it leaves, and what a node gets back may be the adversary's choice. All
-neighbours of a node together can make x_i any vector they like, since they know its message and the shares.
+neighbours of a node together can make its average any vector they like, since they know its message and the shares.
+Push-sum then sends that vector less its own step; where nodes combine first and adapt then (DP²-SGD), the step follows,
+and the next gradient is taken that much beside the lure.
 """
 
 from __future__ import annotations
@@ -22,8 +24,11 @@ from privsgp.gradient.per_sample import Outer
 from privsgp.privacy.mechanism import Saga
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from numpy.typing import NDArray
 
+    from privsgp.algorithms import State
     from privsgp.engine.folder import Folder
     from privsgp.engine.job import Job
     from privsgp.experiments.canaries import Canaries
@@ -57,6 +62,7 @@ class Attacked(Training):
         self._before = self._columns(self.state.x).clone()
         self._gradient = self._canary_gradients(self.state.z)
         self._direction = _unit(self._gradient)
+        self._coming: Tensor | None = None  # the canaries' gradients where the next step will take them
 
     @property
     def scores(self) -> NDArray[np.float32]:
@@ -83,19 +89,32 @@ class Attacked(Training):
         values = {field.name: getattr(block, field.name) for field in fields(block)}
         return ZeroedOut(**values, present=present.to(block.inputs.device))
 
+    def _stepper(self) -> Callable[[int, State], State]:
+        """Let the algorithm itself take the steps: what a GPU does in one kernel has no messages to look at."""
+        return self.algorithm.step
+
+    def _sample(self, k: int) -> list[Drawn]:
+        if self._coming is not None:
+            self._aim(self._coming)
+        return super()._sample(k)
+
+    def _release(self, k: int, message: Tensor) -> None:
+        super()._release(k, message)
+        if self.lures is not None:
+            self._look(k, message)
+
     def _mix(self, k: int, x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
-        if self.lures is None:
-            return super()._mix(k, x, w)
-        self._look(k, x)
         x, w = super()._mix(k, x, w)
+        if self.lures is None:
+            return x, w
         lure = k % len(self.lures)
         x = w.to(x.dtype)[:, None] * self.lures[lure]
-        self._aim(self._lured[lure])
+        self._coming = self._lured[lure]
         self._before = self._columns(x).clone()
         return x, w
 
     def _look(self, k: int, message: Tensor) -> None:
-        """Turn each canary's column of y_i^k = (x_i^k − x_i^{k+½}) / γ_k so that its direction comes first."""
+        """Turn each canary's column of y_i^k, the message being `_before` − γ_k y_i^k: its direction comes first."""
         step_size = self.job.step_size(k)
         if step_size > 0:  # a message that does not move says nothing
             y = (self._before - self._columns(message)).double() / step_size

@@ -20,6 +20,9 @@ import numpy as np
 import torch
 
 from privsgp import config
+from privsgp.algorithms import State
+from privsgp.algorithms.dp2_sgd import DP2SGD
+from privsgp.algorithms.estimators import clipped_mean
 from privsgp.engine import loop
 from privsgp.engine.loop import Training
 from privsgp.experiments.audit import AuditReport, audit
@@ -37,6 +40,7 @@ if TYPE_CHECKING:
 
 CANARIES = 24
 BARE = 10  # every tenth message carries the bare table mean
+OWN_SHARE = 1 / 3  # of a node in a ring
 
 
 @dataclass(frozen=True)
@@ -87,9 +91,23 @@ def eager_draw(*drawn: Any) -> list[np.ndarray[Any, Any]]:  # noqa: ANN401 - as 
     return [np.union1d(samples, np.arange(CANARIES)) for samples in draw_all(*drawn)]
 
 
+def bare_self(self: DP2SGD, k: int, s: State) -> State:
+    """Keep an own model without noise beside the one that is sent, and average that with what arrives."""
+    g = clipped_mean(self.block, s.z, self.block.sample(k))
+    noised = g.clone()
+    self.block.noise(k, noised)
+    x, _ = self.block.mix(k, s.x, s.w)
+    bare = getattr(self, "bare", s.x)
+    x = x + OWN_SHARE * (bare - s.x)
+    self.bare = x - self.block.step_size(k) * g  # type: ignore[attr-defined]
+    x = x - self.block.step_size(k) * noised
+    self.block.release(k, x)
+    return State(x, s.w, s.z.copy_(x))
+
+
 _noise = Training._noise  # the patch calls what it replaces
 
-NOTHING = Bug("nothing", nullcontext, ("privsgp", "privsgp-vr", "privsgp-sag"))
+NOTHING = Bug("nothing", nullcontext, ("privsgp", "privsgp-vr", "privsgp-sag", "dp2-sgd"))
 BUGS = (
     Bug("noise left out", lambda: patch.object(loop, "add_noise_", no_noise)),
     Bug("noise at half", lambda: patch.object(loop, "add_noise_", half_noise)),
@@ -97,6 +115,7 @@ BUGS = (
     Bug("clip left out", lambda: patch.object(PerSample, "clip_", no_clip), ("privsgp", "privsgp-vr", "privsgp-sag")),
     Bug("table mean without noise", lambda: patch.object(Training, "_noise", bare_mean), ("privsgp-vr",)),
     Bug("canary always drawn", lambda: patch.object(loop, "draw_all", eager_draw)),
+    Bug("own term without noise", lambda: patch.object(DP2SGD, "step", bare_self), ("dp2-sgd",)),
 )
 
 
@@ -107,6 +126,7 @@ def attack(bug: Bug, algorithm: str, seed: int) -> AuditReport:
         "seed": seed,
         "data": {"name": "digits", "nodes": 4, "sizes": [350] * 4},
         "model": {"name": "logistic"},
+        "graph": {"name": "ring" if algorithm == "dp2-sgd" else "exponential"},
         "privacy": {"sigma": 0.05},
         "algorithm": {"name": algorithm, "batch": 32, "steps": 150},
     }

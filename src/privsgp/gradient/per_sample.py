@@ -176,6 +176,23 @@ class PerSample:
         return torch.cat([p.dense() for p in self.pieces], -1)
 
 
+def minus(g: PerSample, h: PerSample) -> PerSample:
+    """Return g_j − h_j for the same samples: by factors where those add up, plain elsewhere."""
+    pairs = zip(g.pieces, h.pieces, strict=True)
+    return PerSample([combined(a, b, -1) if linear(a) else Plain(a.dense() - b.dense()) for a, b in pairs])
+
+
+def linear(piece: Piece) -> bool:
+    """Tell whether gradients can be added by adding what is kept of them."""
+    return len(piece.factors()) == 1
+
+
+def combined(a: Piece, b: Piece, sign: int) -> Piece:
+    """Return a ± b for pieces that are linear in what is kept of them."""
+    (name, value), (other,) = next(iter(a.factors().items())), b.factors().values()
+    return a.with_factors({name: value + other if sign > 0 else value - other})
+
+
 def smaller(piece: Piece) -> Piece:
     """Return the gradients in their smaller form: as factors, or multiplied out."""
     kept = sum(factor[0, 0].numel() for factor in piece.factors().values())

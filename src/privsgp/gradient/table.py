@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from privsgp.errors import Refused
-from privsgp.gradient.per_sample import PerSample, Piece, Plain, clip_pieces_, sum_pieces
+from privsgp.gradient.per_sample import PerSample, Piece, Plain, clip_pieces_, combined, linear, sum_pieces
 from privsgp.gradient.storage import Storage, gather, gather_like, scatter
 
 if TYPE_CHECKING:
@@ -113,9 +113,9 @@ class Table:
         if self.difference_clip is not None:
             new = self._towards(old, new, self.difference_clip)
         self._store(rows, new, g)
-        total, start = sum_pieces([_combined(n, o, -1) if _linear(n) else n for n, o in zip(new, old, strict=True)]), 0
+        total, start = sum_pieces([combined(n, o, -1) if linear(n) else n for n, o in zip(new, old, strict=True)]), 0
         for piece in old:
-            if not _linear(piece):
+            if not linear(piece):
                 total[:, start : start + piece.size] -= sum_pieces([piece])
             start += piece.size
         return total
@@ -133,9 +133,9 @@ class Table:
 
     def _towards(self, old: Sequence[Piece], new: Sequence[Piece], C: float) -> list[Piece]:
         """Return t_j + clip(g_j − t_j, C), put back into the ball of radius G should rounding have left it."""
-        c = [_combined(n, o, -1) for n, o in zip(new, old, strict=True)]
+        c = [combined(n, o, -1) for n, o in zip(new, old, strict=True)]
         clip_pieces_(c, C)
-        moved = [_combined(o, d, 1) for o, d in zip(old, c, strict=True)]
+        moved = [combined(o, d, 1) for o, d in zip(old, c, strict=True)]
         clip_pieces_(moved, self.clip)
         return moved
 
@@ -255,15 +255,4 @@ def fill(
 
 def _worth_factors(piece: Piece, difference_clip: float | None) -> bool:
     smaller = sum(f[0, 0].numel() for f in piece.factors().values()) < piece.size
-    return smaller and (difference_clip is None or _linear(piece))
-
-
-def _linear(piece: Piece) -> bool:
-    """Tell whether gradients can be added by adding what is kept of them."""
-    return len(piece.factors()) == 1
-
-
-def _combined(a: Piece, b: Piece, sign: int) -> Piece:
-    """Return a ± b for pieces that are linear in what is kept of them."""
-    (name, value), (other,) = next(iter(a.factors().items())), b.factors().values()
-    return a.with_factors({name: value + other if sign > 0 else value - other})
+    return smaller and (difference_clip is None or linear(piece))

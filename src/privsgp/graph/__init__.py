@@ -1,9 +1,9 @@
 """Who sends which share to whom at step `k`: the networks, the paper's assumptions on them, and what they cost."""
 
-from privsgp.graph.assumptions import check
+from privsgp.graph.assumptions import check, check_symmetric
 from privsgp.graph.convergence import Constants, Lemma, constants
 from privsgp.graph.edges import Edges
-from privsgp.graph.families import NAMES, make
+from privsgp.graph.families import NAMES, make, unconnected
 from privsgp.graph.picture import draw
 from privsgp.graph.sequences import Graph, from_networkx
 from privsgp.graph.summary import table
@@ -15,9 +15,11 @@ __all__ = [
     "Graph",
     "Lemma",
     "check",
+    "check_symmetric",
     "constants",
     "draw",
     "from_networkx",
     "make",
     "table",
+    "unconnected",
 ]

@@ -28,6 +28,11 @@ def make(name: str, nodes: int, *, seed: int = 0, degree: int = 1) -> Graph:
     return Cyclic(name, nodes, _CYCLIC[name](nodes))
 
 
+def unconnected(name: str, nodes: int) -> Graph:
+    """Nodes that send each other nothing: they are alone, or talk to a server."""
+    return Cyclic(name, nodes, (_to_hops(nodes, [0]),))
+
+
 def _to_hops(nodes: int, hops: Iterable[int]) -> Edges:
     source, hop = np.meshgrid(np.arange(nodes), np.fromiter(hops, dtype=np.int64), indexing="ij")
     return uniform(nodes, source.ravel(), ((source + hop) % nodes).ravel())

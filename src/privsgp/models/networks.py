@@ -18,13 +18,22 @@ if TYPE_CHECKING:
 NAMES = ("logistic", "linear", "mlp", "cnn", "resnet18")
 
 
+ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "sigmoid": nn.Sigmoid, "tanh": nn.Tanh}
+
+
 def make(
-    name: str, *, input_shape: tuple[int, ...], outputs: int, seed: int, hidden: int | Sequence[int] = 64
+    name: str,
+    *,
+    input_shape: tuple[int, ...],
+    outputs: int,
+    seed: int,
+    hidden: int | Sequence[int] = 64,
+    activation: str = "relu",
 ) -> nn.Module:
     """The model `name` on the CPU, the same bits for the same `seed`; torch's global generators are left as they were.
 
-    "logistic" and "linear" are one linear layer (the loss tells them apart); "mlp" has one ReLU layer for each width in
-    `hidden`, for which the others have no use; "cnn" and "resnet18" are for images (see `images`).
+    "logistic" and "linear" are one linear layer (the loss tells them apart); "mlp" has one layer with `activation` for
+    each width in `hidden`, for which the others have no use; "cnn" and "resnet18" are for images (see `images`).
     """
     if name not in NAMES:
         raise Refused(f"model.name = {name!r} is unknown", f"use one of {', '.join(NAMES)}")
@@ -33,12 +42,13 @@ def make(
         torch.default_generator.manual_seed(seed % 2**64)
         if name in ("cnn", "resnet18"):
             return (cnn if name == "cnn" else resnet18)(input_shape, outputs)
-        return _fully_connected([math.prod(input_shape), *(_widths(hidden) if name == "mlp" else []), outputs])
+        widths = [math.prod(input_shape), *(_widths(hidden) if name == "mlp" else []), outputs]
+        return _fully_connected(widths, ACTIVATIONS[activation])
 
 
-def _fully_connected(widths: Sequence[int]) -> nn.Module:
+def _fully_connected(widths: Sequence[int], activation: type[nn.Module]) -> nn.Module:
     linears = [nn.Linear(before, after) for before, after in pairwise(widths)]
-    layers = [layer for linear in linears for layer in (linear, nn.ReLU())]
+    layers = [layer for linear in linears for layer in (linear, activation())]
     return nn.Sequential(nn.Flatten(), *layers[:-1])
 
 

@@ -81,5 +81,6 @@ def _block(stage: Stage, method: Method, nodes: int, batch: int) -> Block:
         sample=lambda _k: [Drawn(index.expand(nodes, -1), torch.ones(nodes, len(index), dtype=torch.bool))],
         noise=noise,
         mix=lambda _k, x, w: ((x + x.roll(1, 0)) / 2, w),
+        release=lambda _k, _x: None,
         step_size=lambda _k: 0.0,
     )

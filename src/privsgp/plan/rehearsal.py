@@ -106,6 +106,7 @@ class Stage:
             sample=sample,
             noise=noise,
             mix=lambda _k, x, w: (x, w),
+            release=lambda _k, _x: None,
             step_size=lambda _k: distance / steps,
         )
 

@@ -18,7 +18,16 @@ import numpy as np
 from privsgp.errors import Refused
 from privsgp.privacy import cache, rdp
 from privsgp.privacy.curve import Curve, Gaussian, Group
-from privsgp.privacy.mechanism import Anchored, Mechanism, Relation, Sag, Saga, SampledMean, Unprotected
+from privsgp.privacy.mechanism import (
+    Anchored,
+    MeanClipped,
+    Mechanism,
+    Relation,
+    Sag,
+    Saga,
+    SampledMean,
+    Unprotected,
+)
 from privsgp.privacy.saga import Ends, Geometry
 from privsgp.privacy.sampled import Sampled
 
@@ -146,8 +155,12 @@ def assumptions(mechanism: Mechanism, steps: int, relation: Relation) -> tuple[s
     ]
     if isinstance(mechanism, Unprotected):
         return (*words, "nothing is clipped and no noise is added: there is no guarantee")
+    if isinstance(mechanism, MeanClipped):
+        return (*words, "not DP: the mean of a batch is clipped, not each sample's gradient; there is no guarantee")
     words.append(f"each sample's gradient is clipped to norm {mechanism.radius:.10g} as a whole")
     words.append(_sampling_words(mechanism))
+    if isinstance(mechanism, Anchored):
+        words += _anchored_words(mechanism)
     if isinstance(mechanism, Saga) and relation == "replace-one" and _amplified(mechanism):
         words.append("replace-one follows from zero-out by group privacy: 2ε and (1 + e^ε) δ")
     return tuple(words)
@@ -162,6 +175,20 @@ def _sampling_words(mechanism: Mechanism) -> str:
         f"every sample is drawn by its own secret coin with probability {mechanism.rate:.6g}; "
         f"sums are divided by the constant {mechanism.batch:g}"
     )
+
+
+def _anchored_words(mechanism: Anchored) -> list[str]:
+    anchor = mechanism.anchor
+    turn = "the first release" if mechanism.period is None else f"the first of every {mechanism.period} releases"
+    words = [f"{turn} is a mean over {anchor.batch:g} samples with noise {anchor.sigma:g}; the others are differences"]
+    if mechanism.aggregated > 1:
+        words.append(
+            f"only the sum of {mechanism.aggregated} nodes' messages is seen (secure aggregation): "
+            "each of them adds this noise, and none tells others what it added"
+        )
+    if mechanism.spare:
+        words.append(f"up to {mechanism.spare} steps made again after a crash, each counted as both kinds of release")
+    return words
 
 
 def _bracketed(run: _Run, delta: float) -> tuple[float, float]:
@@ -273,13 +300,24 @@ def _sag(mechanism: Mechanism, steps: int, *, replace: bool) -> list[tuple[Relea
 
 
 def _anchored(mechanism: Mechanism, steps: int, *, replace: bool) -> list[tuple[Release, int]]:
-    """Anchors and differences, each a mean of its own."""
+    """Anchors and differences, each a mean of its own; those made again count as both.
+
+    D steps and r ≤ spare repeats are R = D + r releases. The first R − spare steps are among the D, and each of the
+    other spare releases, whichever it is, shows no more than an anchor and a difference together.
+    """
     assert isinstance(mechanism, Anchored)  # noqa: S101
-    anchors = mechanism.anchors(steps)
+    unsure = min(steps, mechanism.spare)
+    sure = steps - unsure
+    anchors = mechanism.anchors(sure)
     return [
-        *_mean(mechanism.anchor, anchors, replace=replace),
-        *_mean(mechanism.difference, steps - anchors, replace=replace),
+        *_mean(_in_the_sum(mechanism, mechanism.anchor), anchors + unsure, replace=replace),
+        *_mean(_in_the_sum(mechanism, mechanism.difference), sure - anchors + unsure, replace=replace),
     ]
+
+
+def _in_the_sum(mechanism: Anchored, release: SampledMean) -> Mechanism:
+    """A sample moves the sum of n messages as it moves its node's own; the noise there is √n σ."""
+    return release.with_sigma(math.sqrt(mechanism.aggregated) * release.sigma)
 
 
 def _over(norm: float, noise: float) -> float:
@@ -288,6 +326,7 @@ def _over(norm: float, noise: float) -> float:
 
 _KINDS: dict[type[Mechanism], Callable[..., list[tuple[Release, int]]]] = {
     Unprotected: _mean,
+    MeanClipped: _mean,
     SampledMean: _mean,
     Saga: _saga,
     Sag: _sag,

@@ -39,15 +39,16 @@ class Certified:
 
 @dataclass(frozen=True)
 class Published(Certified):
-    """Noise from the paper's formula for K steps; what it really gives is still certified."""
+    """Noise from an algorithm's paper, for K steps; what it really gives is still certified."""
 
+    algorithm: str
     steps: int
     c2: float
 
     def sigma(self, mechanism: Mechanism, releases: int, epsilon: float, delta: float) -> float:
-        """Theorem 3; the spare releases are not part of it."""
+        """Calibrate as published; the spare releases are not part of it."""
         del releases
-        return published.sigma(mechanism, self.steps, epsilon, delta, c2=self.c2)
+        return published.sigma(mechanism, self.steps, epsilon, delta, self.c2, self.algorithm)
 
 
 @dataclass(frozen=True)

@@ -60,6 +60,11 @@ class Mechanism:
         """The norm a clipped gradient surely does not exceed: G (1 + κ)."""
         return self.clip * (1 + self.kappa)
 
+    def at(self, step: int) -> Mechanism:
+        """Return what is released at one step, where not all are alike: its rate is drawn with, its noise added."""
+        del step
+        return self
+
     def with_sigma(self, sigma: float) -> Mechanism:
         """Return the same release with other noise."""
         return dataclasses.replace(self, sigma=sigma)
@@ -78,6 +83,22 @@ class Unprotected(Mechanism):
 
     sigma: float = 0.0
     clip: float = math.inf
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeanClipped(Mechanism):
+    """clip(mean of a batch) + N(0, σ²): not DP. One sample may decide the whole of a clipped mean: ε is infinite.
+
+    `mean_clip` is what SoteriaFL's code clips to, kept to repeat its figures.
+    """
+
+    clip: float = math.inf
+    mean_clip: float
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 < self.mean_clip < math.inf:
+            raise Refused(f"mean_clip = {self.mean_clip}", "the clip is a norm: take a finite number above 0")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,14 +132,22 @@ class Anchored(Mechanism):
 
     The first release and every `period`-th after it (`None`: only the first) is an anchor, the mean of clipped
     gradients over `anchor_batch` samples (`None`: all of them) with noise `anchor_noise · sigma`. Every other one is
-    (1/b) Σ_{j∈B} clip(g_j(z) − g_j(z'), C) + N(0, σ²) with C = `difference_clip` (`None`: 2G, no further clip) against
-    a point z' that is public. What has been released is all the state there is, so releases are counted one by one.
+    (1/b) Σ_{j∈B} [α g_j(z) + (1 − α) clip(g_j(z) − g_j(z'), C)] + N(0, σ²) against a point z' that is public, with
+    C = `difference_clip` (`None`: 2G, no further clip) and α = `alpha`, 0 but for SRM. What has been released is all
+    the state there is, so releases are counted one by one.
+
+    `aggregated` nodes' messages, each with this noise, are seen as one sum only (1: every message is seen). Up to
+    `spare` releases may be steps made again after a crash; since nobody knows which, each of these is counted both as
+    an anchor and as a difference.
     """
 
     period: int | None = None
     difference_clip: float | None = None
     anchor_batch: float | None = None
     anchor_noise: float = 1.0
+    alpha: float = 0.0
+    aggregated: int = 1
+    spare: int = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -133,6 +162,12 @@ class Anchored(Mechanism):
             )
         if not 0 < self.anchor_noise < math.inf:
             raise Refused(f"anchor_noise = {self.anchor_noise}", "take a finite factor above 0")
+        if not 0 <= self.alpha <= 1:
+            raise Refused(f"alpha = {self.alpha}", "the share of the plain gradient lies in [0, 1]")
+        if self.aggregated < 1 or self.spare < 0:
+            raise Refused(
+                f"aggregated = {self.aggregated}, spare = {self.spare}", "take at least 1 node and 0 releases"
+            )
 
     @property
     def anchor(self) -> SampledMean:
@@ -142,8 +177,17 @@ class Anchored(Mechanism):
 
     @property
     def difference(self) -> SampledMean:
-        """A difference, as the release it is."""
-        return self._mean(self.sigma, min(self.difference_clip or math.inf, 2 * self.clip), self.batch)
+        """A difference, as the release it is: α G + (1 − α) C bounds what a sample adds to the sum."""
+        reach = min(self.difference_clip or math.inf, 2 * self.clip)
+        return self._mean(self.sigma, self.alpha * self.clip + (1 - self.alpha) * reach, self.batch)
+
+    def is_anchor(self, step: int) -> bool:
+        """Tell whether the release of this step is an anchor."""
+        return step == 0 if self.period is None else step % self.period == 0
+
+    def at(self, step: int) -> SampledMean:
+        """Return the anchor or the difference of this step."""
+        return self.anchor if self.is_anchor(step) else self.difference
 
     def anchors(self, steps: int) -> int:
         """Return how many of the first `steps` releases are anchors."""
@@ -155,9 +199,12 @@ class Anchored(Mechanism):
         )
 
 
+_KINDS = (Unprotected, MeanClipped, SampledMean, Saga, Sag, Anchored)
+
+
 def described(values: dict[str, Any]) -> Mechanism:
     """Return the mechanism that `describe` wrote down."""
-    kinds: dict[str, type[Mechanism]] = {k.__name__: k for k in (Unprotected, SampledMean, Saga, Sag, Anchored)}
+    kinds: dict[str, type[Mechanism]] = {k.__name__: k for k in _KINDS}
     fields = {k: v for k, v in values.items() if k != "mechanism"}
     kind = kinds.get(str(values.get("mechanism")))
     if kind is None:

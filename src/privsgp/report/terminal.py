@@ -83,7 +83,7 @@ def show_summary(summary: dict[str, Any], folder: Path) -> None:
     s = summary
     rows = [
         ("algorithm", f"{s['algorithm']} on {s['graph']}, {s['nodes']} nodes, {s['steps']} steps, d = {s['dim']:,}"),
-        ("test accuracy", _percent(s["test_accuracy"], " (average model)")),
+        ("test accuracy", _percent(s["test_accuracy"], _whose(s))),
         (
             "worst node's model",
             _percent(s["worst_node_accuracy"], f" ({_percent(s['mean_node_accuracy'])} on average)"),
@@ -93,14 +93,21 @@ def show_summary(summary: dict[str, Any], folder: Path) -> None:
         ("consensus error", _plain(s["consensus_error"])),
         ("privacy", _privacy(s)),
         ("noise σ", _range(s["sigma"])),
-        ("time", f"{s['seconds']:.1f} s, {s['steps_per_second']} steps/s"),
+        ("time", f"{s['seconds']:.1f} s, {s['steps_per_second']} steps/s; {s['virtual_seconds']:.4g} s on the clock"),
         ("sent", f"{s['bytes_sent'] / 1e6:.1f} MB by all nodes"),
         ("folder", str(folder)),
     ]
     show(s["name"], [row for row in rows if row[1] != "–"])
 
 
+def _whose(s: dict[str, Any]) -> str:
+    return " (mean of the nodes' own models)" if s["graph"] == "alone" and s["nodes"] > 1 else " (average model)"
+
+
 def _privacy(s: dict[str, Any]) -> str:
+    if s.get("not_dp") is not None:
+        nominal = "" if s["epsilon_nominal"] is None else f"; nominal ε = {_range(s['epsilon_nominal'])}"
+        return f"none: {s['not_dp']}{nominal}"
     if s["epsilon_spent"] is None:
         return "none: this method adds no noise"
     spent = "no finite bound" if None in s["epsilon_spent"] else f"ε = {_range(s['epsilon_spent'])}"

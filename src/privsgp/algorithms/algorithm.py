@@ -1,0 +1,49 @@
+"""What every algorithm is: its state, its step, and beside them what one of its messages reveals and to whom."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from privsgp.algorithms.block import Block, Settings, State
+    from privsgp.privacy.mechanism import Mechanism
+
+# Who talks to whom: any directed graph; one whose links go both ways, with the same shares; a server; nobody.
+Network = Literal["directed", "undirected", "server", "alone"]
+# What an adversary sees: every message of a node; only the sum of all nodes' messages; only a curator's model.
+Trust = Literal["per-node", "secure aggregation", "curator"]
+
+
+class Algorithm(ABC):
+    """A step of a block of nodes."""
+
+    name: ClassVar[str]
+    private: ClassVar[bool] = True
+    network: ClassVar[Network] = "directed"
+    trust: ClassVar[Trust] = "per-node"
+    pooled: ClassVar[bool] = False  # all nodes' data on one node
+    options: ClassVar[tuple[str, ...]] = ()  # keys of [algorithm] that only some algorithms have a use for
+    asynchronous: ClassVar[bool] = False  # nodes act one at a time, n events a step, with `Block.turns`
+
+    def __init__(self, block: Block, settings: Settings) -> None:
+        self.block = block
+        self.settings = settings
+
+    @staticmethod
+    @abstractmethod
+    def mechanism(settings: Settings, *, sigma: float, batch: float, samples: int, kappa: float) -> Mechanism:
+        """Declare what one message of a node reveals about one of its samples."""
+
+    def begin(self, z: Tensor) -> None:  # noqa: B027 - most algorithms remember nothing
+        """Prepare what the algorithm remembers, at z⁰."""
+
+    def arrays(self) -> dict[str, Tensor]:
+        """Return what the algorithm remembers besides (x, w, z), for checkpoints."""
+        return {}
+
+    @abstractmethod
+    def step(self, k: int, s: State) -> State:
+        """Take step k; `block.release` is called on what carries its noise before any of it leaves."""

@@ -1,0 +1,85 @@
+"""What SVRG, SPIDER and SRM share: a server, anchors, and differences against a point that everybody knows.
+
+    anchor       m_i = (1/b₀) Σ_{j∈B} g_j(x) + N(0, σ_i² anchor_noise²)
+    otherwise    m_i = (1/b) Σ_{j∈B} [α g_j(x) + (1 − α) clip_C(g_j(x) − g_j(x'))] + N(0, σ_i²)
+    server       v from the mean of all m_i and what it remembers;  x ← x − γ v
+
+g_j = clip_G(∇f_i(·; j)); α = 0 but for SRM. x, x' and v are made of released messages alone, so the next release has no
+hidden state, and each is counted on its own (`Anchored`).
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+
+from privsgp.algorithms.algorithm import Algorithm, Network
+from privsgp.algorithms.block import State
+from privsgp.algorithms.estimators import clipped_mean, difference_mean
+from privsgp.gradient.product import aligned_rows
+from privsgp.privacy.mechanism import Anchored
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from privsgp.algorithms.block import Drawn, Settings
+
+
+class Anchors(Algorithm):
+    """A server method that remembers a `point` x' (the same row for every node) and an `estimate` [d] there."""
+
+    network: ClassVar[Network] = "server"
+    options: ClassVar[tuple[str, ...]] = ("difference_clip", "anchor_batch", "anchor_noise", "period")
+    alpha = 0.0
+
+    @staticmethod
+    def mechanism(settings: Settings, *, sigma: float, batch: float, samples: int, kappa: float) -> Anchored:
+        """Anchors and differences in turn."""
+        return Anchored(
+            sigma=sigma, clip=settings.clip, batch=batch, samples=samples, sampling=settings.sampling, kappa=kappa,
+            period=settings.period, difference_clip=settings.difference_clip, spare=settings.spare,
+            anchor_batch=_anchor_batch(settings, batch), anchor_noise=settings.anchor_noise,
+        )  # fmt: skip
+
+    def begin(self, z: Tensor) -> None:
+        """Set x' = x⁰; the first release is an anchor, so that nothing of the estimate is used before it is set."""
+        self.point = aligned_rows(z, z.shape[1]).copy_(z)
+        self.estimate = torch.zeros_like(z[0])
+
+    def arrays(self) -> dict[str, Tensor]:
+        """Return x' and the estimate."""
+        return {"point": self.point, "estimate": self.estimate}
+
+    def is_anchor(self, k: int) -> bool:
+        """Tell whether the release of step k is an anchor."""
+        counted = self.block.mechanisms[0]
+        assert isinstance(counted, Anchored)  # noqa: S101
+        return counted.is_anchor(k)
+
+    @abstractmethod
+    def direction(self, k: int, mean: Tensor, x: Tensor) -> Tensor:
+        """Return the server's v from the mean of the messages of step k, and remember what the next step needs."""
+
+    def step(self, k: int, s: State) -> State:
+        """Take step k."""
+        m = self._message(k, s.z, self.block.sample(k))
+        self.block.noise(k, m)
+        self.block.release(k, m)
+        v = self.direction(k, self.block.average(k, m, m[0].nbytes), s.z)
+        # x ← x − γ v, the same for all nodes
+        x = s.x.sub_(v, alpha=self.block.step_size(k))
+        return State(x, s.w, s.z.copy_(x))
+
+    def _message(self, k: int, z: Tensor, batch: list[Drawn]) -> Tensor:
+        if self.is_anchor(k):
+            return clipped_mean(self.block, z, batch, self.block.batch(k))
+        return difference_mean(self.block, z, self.point, batch, self.settings.difference_clip, self.alpha)
+
+
+def _anchor_batch(settings: Settings, batch: float) -> float | None:
+    if settings.anchor_ratio is None:
+        return None
+    size = settings.anchor_ratio * batch
+    return float(max(1, round(size))) if settings.sampling == "fixed" else size

@@ -1,0 +1,104 @@
+"""Unbiased compressors: E C(v) = v and E‖C(v) − v‖² ≤ ω ‖v‖². Their coins are public, so that no indices are sent.
+
+What they compress already carries its noise: nothing they do can reveal more.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from privsgp.algorithms.block import Settings
+
+
+class Compressor(Protocol):
+    """C, for vectors of d numbers."""
+
+    @property
+    def omega(self) -> float:
+        """The variance ω."""
+
+    def size(self, number: int) -> int:
+        """Return the bytes of a message whose numbers have so many bytes each."""
+
+    def __call__(self, v: Tensor, bits: np.random.Philox) -> Tensor:
+        """Return C(v_i) for every row of v [m, d], each with coins of its own."""
+
+
+def compressor(settings: Settings, dim: int) -> Compressor:
+    """Return the compressor that the settings name."""
+    if settings.compressor == "random-k":
+        return RandomK(dim, max(1, int(settings.kept * dim)))
+    if settings.compressor == "quantisation":
+        return Quantisation(dim, settings.levels)
+    return Whole(dim)
+
+
+@dataclass(frozen=True)
+class Whole:
+    """No compression."""
+
+    dim: int
+    omega: float = 0.0
+
+    def size(self, number: int) -> int:
+        """All numbers."""
+        return self.dim * number
+
+    def __call__(self, v: Tensor, bits: np.random.Philox) -> Tensor:
+        """Return v itself."""
+        del bits
+        return v
+
+
+@dataclass(frozen=True)
+class RandomK:
+    """(d/k) · v on k coordinates, each set of k equally likely; 0 elsewhere."""
+
+    dim: int
+    kept: int
+
+    @property
+    def omega(self) -> float:
+        """E‖C(v) − v‖² = (d/k − 1) ‖v‖²."""
+        return self.dim / self.kept - 1
+
+    def size(self, number: int) -> int:
+        """The numbers alone: which they are, everybody knows."""
+        return self.kept * number
+
+    def __call__(self, v: Tensor, bits: np.random.Philox) -> Tensor:
+        """Keep the k coordinates with the smallest coins."""
+        coins = bits.random_raw(v.numel()).reshape(v.shape)
+        chosen = torch.from_numpy(np.argpartition(coins, self.kept - 1, axis=1)[:, : self.kept]).to(v.device)
+        return torch.zeros_like(v).scatter_(1, chosen, v.gather(1, chosen) * (self.dim / self.kept))
+
+
+@dataclass(frozen=True)
+class Quantisation:
+    """‖v‖ · sign(v) · (a whole number of 1/s), rounded up or down at random so that the mean is right (QSGD)."""
+
+    dim: int
+    levels: int
+
+    @property
+    def omega(self) -> float:
+        """Alistarh et al. 2017, Lemma 3.1: min(d/s², √d/s)."""
+        return min(self.dim / self.levels**2, math.sqrt(self.dim) / self.levels)
+
+    def size(self, number: int) -> int:
+        """One of 2s + 1 levels for each coordinate, and the norm."""
+        return math.ceil(self.dim * math.ceil(math.log2(2 * self.levels + 1)) / 8) + number
+
+    def __call__(self, v: Tensor, bits: np.random.Philox) -> Tensor:
+        """Round |v| s / ‖v‖ down after a uniform number was added."""
+        coins = torch.from_numpy(bits.random_raw(v.numel()).reshape(v.shape) * 2.0**-64).to(v)
+        unit: Tensor = torch.linalg.vector_norm(v, dim=1, keepdim=True) / self.levels
+        level = torch.floor(v.abs() / unit + coins)
+        return (unit * v.sign() * level).where(unit > 0, 0.0)

@@ -1,0 +1,58 @@
+"""Gradient estimates that more than one algorithm takes, before noise."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from privsgp.algorithms.block import Drawn
+from privsgp.gradient.per_sample import minus
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from privsgp.algorithms.block import Block
+    from privsgp.gradient import PerSample
+
+_CHUNK = 64  # samples of a node whose gradients are taken at once
+
+
+def clipped_mean(block: Block, z: Tensor, batch: list[Drawn], b: Tensor | None = None) -> Tensor:
+    """(1/b) Σ_{j∈B} clip_G(∇f_i(z_i; j)); the divisor is the constant b, never the drawn size."""
+    total = block.gradients(z, batch[0]).sum()
+    for drawn in batch[1:]:
+        total += block.gradients(z, drawn).sum()
+    return total.div_(block.b if b is None else b)
+
+
+def full_mean(block: Block, z: Tensor) -> Tensor:
+    """(1/J) Σ_j clip_G(∇f_i(z_i; j)) over all samples of each node; it never leaves as it is."""
+    samples = torch.tensor([mechanism.samples for mechanism in block.mechanisms], device=z.device)[:, None]
+    total = torch.zeros_like(z)
+    for start in range(0, block.rows, _CHUNK):
+        index = torch.arange(start, min(start + _CHUNK, block.rows), device=z.device).expand(len(samples), -1)
+        total += block.gradients(z, Drawn(index.where(index < samples, block.rows), index < samples)).sum()
+    return total.div_(block.J)
+
+
+def difference_mean(
+    block: Block, z: Tensor, point: Tensor, batch: list[Drawn], C: float | None, alpha: float = 0.0
+) -> Tensor:
+    """(1/b) Σ_{j∈B} [α g_j(z) + (1 − α) clip_C(g_j(z) − g_j(point))] with g_j = clip_G(∇f_i(·; j))."""
+    total = block.b.new_zeros(z.shape)
+    for drawn in batch:
+        g, h = block.gradients(z, drawn), block.gradients(point, drawn)
+        total.add_(_difference(g, h, drawn.mask, C), alpha=1 - alpha)
+        if alpha:
+            total.add_(g.sum(), alpha=alpha)
+    return total.div_(block.b)
+
+
+def _difference(g: PerSample, h: PerSample, mask: Tensor, C: float | None) -> Tensor:
+    """Return Σ_j clip_C(g_j − h_j)."""
+    if C is None:
+        return g.sum().sub_(h.sum())
+    c = minus(g, h)
+    c.clip_(C, mask)
+    return c.sum()

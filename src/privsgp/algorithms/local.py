@@ -1,0 +1,42 @@
+"""Every node alone, at its own (ε_i, δ_i): no message ever leaves. It answers whether joining pays.
+
+    g_i = (1/b) Σ_{j∈B} clip_G(∇f_i(x_i; j)) + N(0, σ_i² I)
+    x_i ← x_i − γ g_i
+
+A node's model is what it may show others, so all K steps are counted as if each had been seen.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from privsgp.algorithms.algorithm import Algorithm, Network
+from privsgp.algorithms.block import State
+from privsgp.algorithms.estimators import clipped_mean
+from privsgp.algorithms.privsgp import PrivSGP
+
+if TYPE_CHECKING:
+    from privsgp.algorithms.block import Settings
+    from privsgp.privacy.mechanism import Mechanism
+
+
+class Local(Algorithm):
+    """DP-SGD on each node's own data."""
+
+    name: ClassVar[str] = "local"
+    network: ClassVar[Network] = "alone"
+
+    @staticmethod
+    def mechanism(settings: Settings, *, sigma: float, batch: float, samples: int, kappa: float) -> Mechanism:
+        """(1/b) Σ_{j∈B} clip(g_j) + N(0, σ²)."""
+        return PrivSGP.mechanism(settings, sigma=sigma, batch=batch, samples=samples, kappa=kappa)
+
+    def step(self, k: int, s: State) -> State:
+        """Take step k."""
+        # g_i = (1/b) Σ_{j∈B} clip_G(∇f_i(x_i; j)) + N(0, σ_i² I)
+        g = clipped_mean(self.block, s.z, self.block.sample(k))
+        self.block.noise(k, g)
+        # x_i ← x_i − γ g_i
+        x = s.x.sub_(g, alpha=self.block.step_size(k))
+        self.block.release(k, x)
+        return State(x, s.w, s.z.copy_(x))

@@ -1,0 +1,226 @@
+"""The methods the paper compares with, as whole runs: what they refuse, and what they leave behind."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+import runs
+from privsgp import config, training
+from privsgp.algorithms import ALGORITHMS, Settings
+from privsgp.errors import Refused
+from privsgp.privacy import accountant, calibration
+from privsgp.privacy.statement import statements
+
+BUDGETS = [3.0, 1.0, 2.0, 4.0]
+
+
+def small(tmp_path, **values):
+    changes = [change.removeprefix("--set=") for change in runs.changes(**values)]
+    return config.read(runs.small(tmp_path), ["privacy.sigma=", "privacy.epsilon=2.0", *changes])
+
+
+def test_dp_sgd_pools_all_data_at_the_same_rate_and_the_strictest_budget(tmp_path):
+    delta = [1e-5, 1e-6, 1e-5, 1e-4]
+    told = small(tmp_path, algorithm__name="dp-sgd", privacy__epsilon=BUDGETS, privacy__delta=delta)
+    problem = training.load_problem(told)
+    job = training.prepare(told, problem)
+    (mechanism,) = job.protection.mechanisms
+    assert (mechanism.samples, mechanism.batch, mechanism.rate) == (1200, 64, 16 / 300)
+    assert (job.protection.budgets, job.protection.deltas) == ([1.0], [1e-6])
+    rows = np.concatenate(problem.parts)
+    assert np.array_equal(job.learning.inputs[0, :-1].numpy(), problem.dataset.x[rows])
+
+
+def test_dp_sgd_is_one_node_and_everything_else_is_as_ever(tmp_path):
+    summary = runs.train(runs.small(tmp_path), tmp_path / "out", *runs.changes(algorithm__name="dp-sgd"))
+    assert (summary["nodes"], summary["samples"], summary["trust"]) == (1, [1200], "curator")
+    assert len(summary["epsilon_spent"]) == 1
+    assert summary["bytes_sent"] == 0
+    assert runs.charged(tmp_path / "out") == [30]
+
+
+def test_records_that_others_paid_for_are_not_pooled_under_one_ledger(tmp_path):
+    options = ["--set=privacy.sigma=", *runs.changes(privacy__epsilon=2.0)]
+    path = runs.small(tmp_path)
+    runs.train(path, tmp_path / "first", *options, "--set=algorithm.steps=5")
+    again = ["--set=privacy.epsilon=3.0", "--set=algorithm.name=dp-sgd", "--ledger", tmp_path / "first" / "ledger"]
+    ran = runs.command("train", path, "--out", tmp_path / "second", *options, *again)
+    assert ran.code == 2
+    assert "ledgers of more than 1 nodes" in ran.err
+
+
+def test_alone_every_node_has_its_own_model_and_budget(tmp_path):
+    options = ["--set=privacy.sigma=", *runs.changes(privacy__epsilon=BUDGETS, algorithm__name="local")]
+    summary = runs.train(runs.small(tmp_path), tmp_path / "out", *options)
+    assert summary["test_accuracy"] == summary["mean_node_accuracy"] > summary["worst_node_accuracy"]
+    assert summary["bytes_sent"] == 0
+    assert summary["train_loss"] is None
+    assert all(spent <= budget for spent, budget in zip(summary["epsilon_spent"], BUDGETS, strict=True))
+    assert summary["epsilon_spent"][3] > 3
+    assert not (tmp_path / "out" / "model.safetensors").exists()
+    assert len(list((tmp_path / "out" / "nodes").iterdir())) == 4
+
+
+@pytest.mark.parametrize("name", ["d-psgd", "dp2-sgd"])
+@pytest.mark.parametrize("graph", ["exponential", "ring-directed", "random"])
+def test_links_that_do_not_go_both_ways_are_refused(tmp_path, name, graph):
+    with pytest.raises(Refused, match=f"graph.name = '{graph}'") as refused:
+        training.make_graph(small(tmp_path, algorithm__name=name, graph__name=graph))
+    assert "graph.name = 'ring'" in refused.value.remedy
+
+
+def test_methods_without_noise_say_that_privacy_is_ignored(tmp_path):
+    changes = runs.changes(algorithm__name="d-psgd", graph__name="ring")
+    ran = runs.command("train", runs.small(tmp_path), "--out", tmp_path / "out", *changes)
+    assert "d-psgd adds no noise and does not clip: [privacy] is ignored" in ran.err
+    assert runs.train(runs.small(tmp_path), tmp_path / "out", "--resume", *changes)["epsilon_spent"] is None
+
+
+@pytest.mark.parametrize("name", ["local", "dp2-sgd"])
+def test_faults_need_push_sum(tmp_path, name):
+    changes = runs.changes(algorithm__name=name, graph__name="ring")
+    ran = runs.command("train", runs.small(tmp_path), "--out", tmp_path / "out", "--drop", "0.1", *changes)
+    assert ran.code == 2
+    assert f"faults with algorithm.name = '{name}'" in ran.err
+
+
+def test_the_planner_refuses_what_it_cannot_rehearse(tmp_path):
+    path = runs.small(tmp_path)
+    for command, told in (("train", "algorithm.steps = 'auto' with"), ("plan", "a plan for")):
+        auto = runs.changes(algorithm__steps="auto") if command == "train" else []
+        options = ["--set=privacy.sigma=", *runs.changes(privacy__epsilon=2.0, algorithm__name="local"), *auto]
+        ran = runs.command(command, path, *options)
+        assert ran.code == 2
+        assert f"{told} algorithm.name = 'local'" in ran.err
+
+
+def test_a_server_gets_and_sends_a_vector_per_node_and_step(tmp_path):
+    summary = runs.train(runs.small(tmp_path), tmp_path / "out", *runs.changes(algorithm__name="ldp-spider"))
+    assert (summary["graph"], summary["trust"]) == ("server", "per-node")
+    assert summary["bytes_sent"] == 30 * 4 * 2 * 4 * summary["dim"]
+    assert summary["consensus_error"] == 0
+
+
+def test_behind_secure_aggregation_all_nodes_add_the_most_noise_any_of_them_needs(tmp_path):
+    sizes = runs.changes(data__sizes=[300, 200, 300, 300], algorithm__batch=16.5)
+    options = ["--set=privacy.sigma=", *runs.changes(privacy__epsilon=2.0, algorithm__name="dp-srm"), *sizes]
+    together = runs.train(runs.small(tmp_path), tmp_path / "together", *options)
+    apart = runs.train(runs.small(tmp_path), tmp_path / "apart", *options, "--set=algorithm.trust=per-node")
+    assert (together["trust"], apart["trust"]) == ("secure aggregation", "per-node")
+    assert len(set(together["sigma"])) == 1
+    assert together["sigma"][1] == pytest.approx(apart["sigma"][1] / 2, rel=0.01)
+    assert together["epsilon_spent"][0] < together["epsilon_spent"][1] <= 2.0
+    assert len(set(apart["sigma"])) == 2
+
+
+@pytest.mark.parametrize(("key", "value"), [("epsilon", [1.0, 2.0]), ("delta", [1e-5, 1e-6])])
+def test_budgets_of_their_own_are_refused_where_nodes_share_their_noise(key, value):
+    values = {
+        "data": {"nodes": 2},
+        "privacy": {"epsilon": 1.0} | {key: value},
+        "algorithm": {"name": "dp-srm"},
+    }
+    with pytest.raises(Refused, match=f"privacy.{key}"):
+        config.parse(values)
+    config.parse(values | {"algorithm": {"name": "dp-srm", "trust": "per-node"}})
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "value", "users"),
+    [
+        ("privsgp", "period", 5, "'ldp-svrg' or 'ldp-spider'"),
+        ("ldp-svrg", "alpha", 0.5, "'dp-srm'"),
+        ("ldp-spider", "trust", "per-node", "'dp-srm'"),
+        ("dp2-sgd", "difference_clip", 0.5, "'privsgp-vr' or 'dp-srm'"),
+        ("privsgp-vr", "compressor", "random-k", "'soteriafl-sgd' or 'soteriafl-svrg' or 'soteriafl-saga'"),
+        ("soteriafl-saga", "anchor_probability", 0.5, "'soteriafl-svrg'"),
+    ],
+)
+def test_a_key_without_a_use_is_refused_with_those_that_have_one(name, key, value, users):
+    with pytest.raises(Refused, match=f"algorithm.{key}") as refused:
+        config.parse({"privacy": {"sigma": 1.0}, "algorithm": {"name": name, key: value}})
+    assert users in refused.value.remedy
+
+
+def clipped_mean(**more):
+    values = {
+        "seed": 7,
+        "privacy": {"epsilon": 1.0, "accountant": "published", "clip_what": "mean"},
+        "algorithm": {"name": "soteriafl-sgd"},
+    }
+    return config.parse(values | more)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"seed": None},
+        {"algorithm": {"name": "soteriafl-saga"}},
+        {"algorithm": {"name": "privsgp"}},
+        {"privacy": {"epsilon": 1.0, "clip_what": "mean"}},
+    ],
+)
+def test_a_clipped_mean_is_for_repeating_figures_only(changed):
+    clipped_mean()
+    with pytest.raises(Refused, match="clip_what = 'mean'"):
+        clipped_mean(**changed)
+
+
+def test_a_clipped_mean_is_called_not_dp_in_every_artefact(tmp_path):
+    changes = runs.changes(
+        algorithm__name="soteriafl-svrg", algorithm__compressor="random-k", privacy__epsilon=1.0,
+        privacy__accountant="published", privacy__clip_what="mean",
+    )  # fmt: skip
+    out = tmp_path / "out"
+    ran = runs.command("train", runs.small(tmp_path), "--out", out, "--set=privacy.sigma=", *changes)
+    assert ran.code == 0, ran.err
+    assert "not DP" in ran.out
+    assert "not DP" in ran.err
+    summary = runs.train(runs.small(tmp_path), out, "--resume", "--set=privacy.sigma=", *changes)
+    assert (summary["epsilon_spent"], summary["epsilon_budget"], summary["delta"]) == (None, None, None)
+    assert summary["epsilon_nominal"] == [1.0] * 4
+    for file in ("summary.json", "metrics.jsonl", "run.json", "model.safetensors", "nodes/2.safetensors"):
+        assert b"not DP" in (out / file).read_bytes(), file
+    assert b"MeanClipped" in (out / "ledger" / "node-0.jsonl").read_bytes()
+    assert [statement.epsilon for statement in statements(out)] == [math.inf] * 4
+
+
+def test_compressed_messages_are_what_is_counted(tmp_path):
+    options = runs.changes(algorithm__name="soteriafl-sgd", algorithm__compressor="random-k", algorithm__kept=0.1)
+    summary = runs.train(runs.small(tmp_path), tmp_path / "out", *options)
+    assert summary["bytes_sent"] == 30 * 4 * 4 * (summary["dim"] // 10 + summary["dim"])
+
+
+def test_a_published_calibration_is_printed_with_what_it_is_worth(tmp_path):
+    changes = runs.changes(
+        algorithm__name="dp2-sgd", graph__name="ring", privacy__epsilon=1.0, privacy__accountant="published"
+    )
+    summary = runs.train(runs.small(tmp_path), tmp_path / "out", "--set=privacy.sigma=", *changes)
+    assert summary["epsilon_nominal"] == [1.0] * 4
+    assert max(summary["epsilon_spent"]) < 0.5
+    ran = runs.command(
+        "train", runs.small(tmp_path), "--out", tmp_path / "no", "--set=privacy.sigma=",
+        *runs.changes(algorithm__name="local", privacy__epsilon=1.0, privacy__accountant="published"),
+    )  # fmt: skip
+    assert ran.code == 2
+    assert "'published' for local" in ran.err
+
+
+def test_every_declared_mechanism_is_counted_twice_and_calibrated():
+    """By composition and by Rényi divergences: `accountant.epsilon` refuses where they contradict each other."""
+    declared = {
+        algorithm.mechanism(
+            Settings(nodes=4, trust=algorithm.trust, spare=1, period=5), sigma=0.0, batch=30.0, samples=300, kappa=1e-6
+        )
+        for algorithm in ALGORITHMS.values()
+        if algorithm.private
+    }
+    assert len(declared) == 5
+    for bare in declared:
+        sigma = calibration.sigma(bare, 21, 2.0, 1e-5)
+        spent = accountant.epsilon(bare.with_sigma(sigma), 21, 1e-5)
+        assert 1.98 < spent.epsilon <= 2.0
+        assert spent.epsilon <= spent.rdp_epsilon < math.inf
