@@ -10,6 +10,7 @@ import torch
 
 from privsgp import graph, models
 from privsgp.algorithms import ALGORITHMS, Settings
+from privsgp.clock import Times, Waiting
 from privsgp.engine.job import Job, Learning, Protection, kappa
 
 if TYPE_CHECKING:
@@ -58,6 +59,7 @@ class Workload:
             settings, sigma=SIGMA, batch=self.batch, samples=self.samples, kappa=kappa(dtype, device)
         )
         n, loss = self.nodes, models.per_sample("cross-entropy")
+        network = graph.make("exponential", n)
         protection = Protection([made] * n, [None] * n, [1e-5] * n, "zero-out", "certified", None, _not_counted)
         return Job(
             name=self.name,
@@ -67,7 +69,8 @@ class Workload:
             protection=protection,
             algorithm=chosen,
             settings=settings,
-            graph=graph.make("exponential", n),
+            graph=network,
+            clock=Waiting(Times(n), network, 0.0),
             steps=steps,
             step_size=lambda _k: STEP_SIZE,
             device=device,

@@ -417,7 +417,7 @@ class Training:
 
     def _announce(self, k: int, x: Tensor) -> int:
         """Note the messages of step k, before they exist; return the attempt they are made at."""
-        self._release(k, x)
+        self.payments.sending(k, x)
         self._count_bytes(k, x)
         return self.attempt
 

@@ -28,7 +28,7 @@ from privsgp.engine.loop import Training
 from privsgp.experiments.audit import AuditReport, audit
 from privsgp.gradient.per_sample import PerSample
 from privsgp.privacy.noise import add_noise_
-from privsgp.privacy.sampling import draw
+from privsgp.privacy.sampling import draw_all
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from privsgp.privacy.mechanism import Mechanism
     from privsgp.privacy.noise import Source
 
 CANARIES = 24
@@ -87,9 +86,9 @@ def bare_mean(self: Training, k: int, g: Tensor) -> None:
         _noise(self, k, g)
 
 
-def eager_draw(source: Source, mechanism: Mechanism, node: int, step: int, attempt: int = 0) -> np.ndarray[Any, Any]:
+def eager_draw(*drawn: Any) -> list[np.ndarray[Any, Any]]:  # noqa: ANN401 - as `draw_all`
     """Draw the canaries, which are the first samples of every node, at every step."""
-    return np.union1d(draw(source, mechanism, node, step, attempt), np.arange(CANARIES))
+    return [np.union1d(samples, np.arange(CANARIES)) for samples in draw_all(*drawn)]
 
 
 def bare_self(self: DP2SGD, k: int, s: State) -> State:
@@ -115,7 +114,7 @@ BUGS = (
     Bug("noise used twice", lambda: patch.object(loop, "add_noise_", same_noise)),
     Bug("clip left out", lambda: patch.object(PerSample, "clip_", no_clip), ("privsgp", "privsgp-vr", "privsgp-sag")),
     Bug("table mean without noise", lambda: patch.object(Training, "_noise", bare_mean), ("privsgp-vr",)),
-    Bug("canary always drawn", lambda: patch.object(loop, "draw", eager_draw)),
+    Bug("canary always drawn", lambda: patch.object(loop, "draw_all", eager_draw)),
     Bug("own term without noise", lambda: patch.object(DP2SGD, "step", bare_self), ("dp2-sgd",)),
 )
 

@@ -1,0 +1,21 @@
+"""What is timed is the engine's own step, ledger included."""
+
+from __future__ import annotations
+
+import importlib
+import pathlib
+
+import pytest
+
+
+@pytest.mark.parametrize("algorithm", ["privsgp", "privsgp-vr"])
+def test_a_timed_step_is_paid_for_and_noted(monkeypatch, algorithm):
+    monkeypatch.syspath_prepend(pathlib.Path(__file__).parent.parent / "benchmarks")
+    ours, workloads = importlib.import_module("ours"), importlib.import_module("workloads")
+    work = workloads.Workload(nodes=3, batch=4, samples=20, hidden=5, shape=(7,))
+    with ours.engine(work, algorithm) as training:
+        before, step = training.state.x.clone(), ours.stepper(training)
+        step()
+        step()
+        assert [ledger.segment.sent_at(1) for ledger in training.payments.ledgers] == [0, 0, 0]
+        assert not training.state.x.equal(before)
