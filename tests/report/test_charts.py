@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import re
 from html import unescape
 from xml.etree import ElementTree as ET
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from privsgp.report.charts import HEIGHT, WIDTH, Axis, Chart, _apart, bars, curves, number, percent
@@ -28,6 +29,10 @@ def _coordinates(html):
 
 
 @given(VALUES, st.booleans(), st.booleans())
+@example([1.0, math.nextafter(1.0, 2.0)], False, False)
+@example([-3.0, -3.0], False, False)
+@example([0.0], True, True)
+@example([1e-30, 2e-30], True, False)
 def test_curves_stay_inside(values, log, zero):
     html = curves(Chart("t", log=log, zero=zero), [_series(values), _series(values[::-1], "b")])
     for x, y in _coordinates(html):
@@ -70,6 +75,13 @@ def test_a_bar_for_every_node_and_no_bar_where_there_is_no_bound():
     assert len(tops) == len(lines) == 2
     assert lines[0] == lines[1] < tops[1] < tops[0]
     assert "no finite bound" in "".join(figure.itertext())
+
+
+def test_many_curves_are_told_apart_by_their_dashes():
+    html = curves(Chart("t"), [_series([1.0, 2.0 + i], f"run {i}") for i in range(20)])
+    lines = re.findall(r'class="line (s\d d\d)"', html)
+    assert len(set(lines)) == len(lines) == 20
+    assert "label" not in re.findall(r'class="(\w+)', html)
 
 
 def test_numbers_for_people():

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
+
 import numpy as np
 
+from privsgp import config as configs
 from privsgp import training
 from privsgp.report import network
 from privsgp.report.reading import read
@@ -45,12 +49,21 @@ def test_faults_are_those_of_the_run(made):
     assert told["weights"][25][2] == 0
 
 
-def test_a_long_run_is_thinned_to_what_a_page_can_hold(made, monkeypatch):
-    monkeypatch.setattr(network, "MOST_NUMBERS", 100)
-    told = network.moving(read(made("pushed", graph__name="random")))
+def test_a_long_run_is_thinned_to_what_a_page_can_hold(made):
+    told = network.moving(read(made("pushed", graph__name="random")), room=100)
     assert 2 <= len(told["steps"]) < 10
     assert (told["steps"][0], told["steps"][-1]) == (0, 29)
     assert len(told["links"]) == len(told["weights"]) == len(told["steps"])
+
+
+def test_fifty_nodes_that_talk_a_lot_fit_on_a_page(made):
+    run = read(made())
+    values = run.config.model_dump() | {"data": {"nodes": 50}, "graph": {"name": "random", "degree": 10}}
+    large = dataclasses.replace(run, config=configs.parse(values), summary=run.summary | {"steps": 400})
+    told = network.moving(large)
+    assert len(told["steps"]) > 50
+    assert told["steps"][-1] == 399
+    assert len(json.dumps(told)) < 1_000_000
 
 
 def test_a_circle_of_too_many_nodes_is_not_drawn(made, monkeypatch):

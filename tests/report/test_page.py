@@ -72,6 +72,11 @@ def test_a_simulation_says_so_loudly_and_a_private_run_does_not(made, secret):
     assert "1 of 2 runs" in _html(made(), secret)
 
 
+def test_private_runs_side_by_side_are_said_to_add_up(made, secret, copied):
+    assert "add up, unless" in _html(secret, copied)
+    assert "add up, unless" not in _html(secret, made())
+
+
 def test_nothing_private_is_in_it_even_if_it_lies_in_the_folder(copied):
     marks = {"train_loss": 0.123456, "drawn_batch": 123457, "clipped_fraction": 0.123458, "gradient_norm": 12.3459}
     rows = [json.loads(line) for line in (copied / "metrics.jsonl").read_text().splitlines()]

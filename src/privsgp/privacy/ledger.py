@@ -266,8 +266,7 @@ class Ledger:
         self._put(_JSON.encode(line | {"prev": self.head}))
 
     def _put(self, line: str) -> None:
-        text = line.encode()
-        text = text[:-1] + _CHECK.format(_check(text)).encode()
+        text = (line[:-1] + _CHECK.format(_check(line.encode()))).encode()
         self._on_disk(lambda descriptor: _write_all(descriptor, text + b"\n"))
         self.head = hashlib.sha256(text).hexdigest()
 

@@ -32,6 +32,7 @@ PURPOSES = ("noise", "coins")
 _PIECE = 1 << 16
 _BLOCK_BYTES = 64
 _NONCE = struct.Struct("<4I")
+_WIDE = 1 << 32
 _ZEROS = memoryview(bytes(8 * _PIECE))
 
 # The grid of `snap_` is about σ/16: it adds less than 0.07 % to the variance.
@@ -79,14 +80,15 @@ class _Streams:
         node, step, attempt = draw
         # Past 2³² blocks the counter would run into the node's field, and streams would meet.
         last = block + words.nbytes // _BLOCK_BYTES
-        if min(draw) < 0 or max(*draw, last) >> 32:
+        if not (0 <= node < _WIDE and 0 <= step < _WIDE and 0 <= attempt < _WIDE and last < _WIDE):
             _refuse_wide(node=node, step=step, attempt=attempt, block=last)
         encryptor = self._ciphers.get(purpose) or self._cipher(purpose)
         encryptor.reset_nonce(_NONCE.pack(block, node, step, attempt))
         target = words.data.cast("B")
-        while target:
-            part, target = target[: len(_ZEROS)], target[len(_ZEROS) :]
-            encryptor.update_into(_ZEROS[: len(part)], part)
+        while len(target) > len(_ZEROS):
+            encryptor.update_into(_ZEROS, target)
+            target = target[len(_ZEROS) :]
+        encryptor.update_into(_ZEROS[: len(target)], target)
 
     def _cipher(self, purpose: str) -> Any:  # noqa: ANN401 - cryptography is imported late
         """Make a purpose's cipher, once: to give it another nonce takes a third of the time."""
@@ -340,7 +342,7 @@ def _cosine_and_sine(cosine: npt.NDArray[Any], angle: npt.NDArray[Any]) -> None:
 
 def _refuse_wide(**fields: int) -> None:
     for name, value in fields.items():
-        if not 0 <= value < 1 << 32:
+        if not 0 <= value < _WIDE:
             raise Refused(f"{name} = {value}", "a stream of noise or coins is named by numbers from 0 to 2^32 - 1")
 
 

@@ -26,6 +26,7 @@ COLOURS = 8
 _LEFT, _TOP, _BOTTOM = 52, 12, 38
 _LETTER = 7.4  # mean width of a letter at the charts' font size
 _LONGEST = 24  # letters of a label beside its curve
+_LABELS = 14  # more of them do not fit beside a chart; hover and table tell them apart
 
 
 @dataclass(frozen=True)
@@ -69,8 +70,8 @@ def _scale(values: Sequence[float], start: float, end: float, *, log: bool, zero
     if log:
         return Axis(low * 0.8, high * 1.25, start, end, log=True)
     low = 0.0 if zero else low
-    if low == high:
-        low, high = (low - 0.5, high + 0.5) if low else (0.0, 1.0)
+    if math.isclose(low, high):  # closer than what is written beside the axis
+        low, high = (low - abs(low) / 2, high + abs(high) / 2) if low else (0.0, 1.0)
     step = _round_step((high - low) / 4)
     return Axis(math.floor(low / step + 1e-9) * step, math.ceil(high / step - 1e-9) * step, start, end)
 
@@ -111,17 +112,16 @@ class Chart:
 def curves(chart: Chart, series: Sequence[Series]) -> str:
     """Draw curves with a band where several runs are behind one."""
     log = chart.log and all(value > 0 for s in series for value in s.low)
-    labels = [_short(s.name) for s in series]
-    right = WIDTH - (16 + max(map(len, labels)) * _LETTER if len(series) > 1 else 14)
+    labels = [_short(s.name) for s in series] if 1 < len(series) <= _LABELS else []
+    right = WIDTH - (16 + max(map(len, labels)) * _LETTER if labels else 14)
     x = _along([v for s in series for v in s.x], right, log=chart.log_x)
     values = [v for s in series for v in (*s.low, *s.high)]
     y = _scale(values, HEIGHT - _BOTTOM, _TOP, log=log, zero=chart.zero)
     parts = [_grid(x, y, chart), *(_mark(x, y, chart.mark) if chart.mark else ())]
-    parts += [_curve(i % COLOURS, s, x, y) for i, s in enumerate(series)]
-    if len(series) > 1:
-        heights = _apart([y.at(s.y[-1]) for s in series])
-        ends = [x.at(s.x[-1]) for s in series]
-        parts += [_label(i % COLOURS, ends[i], heights[i], label, series[i].name) for i, label in enumerate(labels)]
+    parts += [_curve(i, s, x, y) for i, s in enumerate(series)]
+    heights = _apart([y.at(s.y[-1]) for s in series])
+    for i, label in enumerate(labels):
+        parts.append(_label(i % COLOURS, x.at(series[i].x[-1]), heights[i], label, series[i].name))
     parts.append(f'<line class="cross" y1="{_TOP}" y2="{HEIGHT - _BOTTOM}"/>')
     if chart.cursor:
         parts.append(f'<line class="cursor" data-left="{x.at(0):.1f}" data-unit="{x.at(1) - x.at(0):.6g}" '
@@ -156,16 +156,16 @@ def _mark(x: Axis, y: Axis, mark: tuple[float, str]) -> list[str]:
     ]
 
 
-def _curve(colour: int, s: Series, x: Axis, y: Axis) -> str:
+def _curve(i: int, s: Series, x: Axis, y: Axis) -> str:
     def points(values: Sequence[float], xs: Sequence[float]) -> str:
         return " ".join(f"{x.at(a):.1f},{y.at(b):.1f}" for a, b in zip(xs, values, strict=True))
 
-    band = ""
+    band, colour = "", i % COLOURS
     if s.banded:
         outline = points(s.high, s.x) + " " + points(s.low[::-1], s.x[::-1])
         band = f'<polygon class="band s{colour}" points="{outline}"/>'
     end = f'<circle class="dot s{colour}" cx="{x.at(s.x[-1]):.1f}" cy="{y.at(s.y[-1]):.1f}" r="3"/>'
-    return f'{band}<polyline class="line s{colour}" points="{points(s.y, s.x)}"/>{end}'
+    return f'{band}<polyline class="line s{colour} d{i // COLOURS % 3}" points="{points(s.y, s.x)}"/>{end}'
 
 
 def _label(colour: int, x: float, y: float, text: str, whole: str) -> str:

@@ -25,16 +25,17 @@ MOST_NUMBERS = 120_000  # of links and weights on a page: a few hundred kB
 NODES = 128  # above this a circle shows nothing
 
 
-def moving(run: Run) -> dict[str, Any] | None:
+def moving(run: Run, room: int = MOST_NUMBERS) -> dict[str, Any] | None:
     """Return what the page's script draws: the steps it can show, links by step, lost ones, absent nodes, weights.
 
+    About `room` numbers at most: a run of many steps is shown at some of them.
     `links` has one list [source, target, source, target, …] for each phase, and `phase` says which one a step has.
     """
     graph = training.make_graph(run.config)
     if graph.nodes > NODES or run.steps == 0:
         return None
     repeats = graph.period is not None and run.faults is None
-    shown = _shown(graph, run.steps, repeats=repeats)
+    shown = _shown(graph, run.steps, room, repeats=repeats)
     phases = range(graph.period or 0) if repeats else shown
     return {
         "nodes": graph.nodes,
@@ -47,11 +48,11 @@ def moving(run: Run) -> dict[str, Any] | None:
     }
 
 
-def _shown(graph: Graph, steps: int, *, repeats: bool) -> list[int]:
+def _shown(graph: Graph, steps: int, room: int, *, repeats: bool) -> list[int]:
     """Return the steps of the slider: all of them, or as many as a page has room for."""
     links = 0 if repeats else len(graph.edges(0).source)
-    room = max(2, MOST_NUMBERS // (2 * links + graph.nodes))
-    return [int(k) for k in np.unique(np.linspace(0, steps - 1, min(steps, room)).round())]
+    most = max(2, room // (2 * links + graph.nodes))
+    return [int(k) for k in np.unique(np.linspace(0, steps - 1, min(steps, most)).round())]
 
 
 def _links(run: Run, graph: Graph, k: int) -> list[int]:

@@ -63,7 +63,7 @@ def page(runs: Sequence[Run]) -> str:
         lead=escape(_lead(groups)),
         figures=_figures(groups[0]) if len(groups) == 1 else _comparison(groups),
         curves=_training(groups),
-        details="".join(_details(g, alone=len(groups) == 1) for g in groups),
+        details="".join(_details(g, len(groups)) for g in groups),
     )
 
 
@@ -72,14 +72,15 @@ def _file(name: str) -> str:
 
 
 def _banner(runs: Sequence[Run]) -> str:
+    """Say loudly what must not be overlooked."""
     count = sum(run.simulation for run in runs)
-    if not count:
-        return ""
     which = "" if count == len(runs) else f" {count} of {len(runs)} runs:"
-    return (
-        f'<p class="banner" role="note"><strong>Simulation, not private.</strong>{which} the configuration has a seed, '
-        "so anyone can compute the noise again.</p>"
-    )
+    said = f"{which} the configuration has a seed, so anyone can compute the noise again."
+    real = [run for run in runs if run.config.private and not run.simulation]
+    adds = " ε is that of one run. Runs on the same records add up, unless one continued the ledgers of the other."
+    banners = [("Simulation, not private.", said)] if count else []
+    banners += [(f"{len(real)} private runs.", adds)] if len(real) > 1 else []
+    return "".join(f'<p class="banner" role="note"><strong>{what}</strong>{why}</p>' for what, why in banners)
 
 
 def _lead(groups: Sequence[Group]) -> str:
@@ -206,10 +207,10 @@ def _metric(chart: Chart, metrics: dict[str, str], groups: Sequence[Group]) -> s
     return curves(chart, series) if series else ""
 
 
-def _details(g: Group, *, alone: bool) -> str:
+def _details(g: Group, groups: int) -> str:
     run = g.first
-    inner = _privacy(g) + _network(run) + plans.section(run.plan) + repeat.section(g)
-    if alone:
+    inner = _privacy(g) + _network(run, network.MOST_NUMBERS // groups) + plans.section(run.plan) + repeat.section(g)
+    if groups == 1:
         return inner
     return f'<details class="run"><summary>{escape(g.label)}</summary>{inner}</details>'
 
@@ -231,8 +232,8 @@ def _spent(run: Run) -> str:
     return bars(chart, spent)
 
 
-def _network(run: Run) -> str:
-    told = network.moving(run)
+def _network(run: Run, room: int) -> str:
+    told = network.moving(run, room)
     chart = replace(CONSENSUS, cursor=told is not None)
     agreed = _metric(chart, {"consensus_error": "consensus error"}, [Group("", [run])])
     if told is None:
