@@ -25,6 +25,7 @@ from safetensors.torch import load_file
 from privsgp import __version__, data, graph, models
 from privsgp import config as configs
 from privsgp.algorithms import ALGORITHMS
+from privsgp.algorithms.compressors import compressor
 from privsgp.clock import Events, Times, Waiting, schedule
 from privsgp.config import Config, Schedule
 from privsgp.engine.evaluate import present
@@ -256,7 +257,9 @@ def make_clock(config: Config, network: graph.Graph, message_bytes: int) -> Wait
         tuple(c.stragglers) if isinstance(c.stragglers, list) else c.stragglers, c.slowdown,
         public_seed(config.seed, config.shared_hash(), "clock"),
     )  # fmt: skip
-    message = times.message(message_bytes)
+    number = getattr(torch, config.engine.dtype).itemsize
+    sent = compressor(settings(config), message_bytes // number).size(number)
+    message = (times.message(sent) + times.message(message_bytes)) / 2  # what a server sends back is not compressed
     if algorithm.asynchronous:
         return schedule(times, network, config.algorithm.steps, message)
     hears: dict[str, Hears] = {"server": "server", "alone": "nobody"}

@@ -153,3 +153,9 @@ def test_how_to_repeat_it(made, secret):
 def test_a_page_is_small():
     assert len(page._file("page.css")) + len(page._file("page.js")) < 30_000
     assert cli.report.__doc__
+
+
+def test_a_server_is_no_graph(made):
+    page = (made("sees-ldp-svrg", algorithm__name="ldp-svrg", algorithm__steps=3) / "report.html").read_text()
+    assert "ldp-svrg · 4 sites · a server · 3 steps" in page
+    assert "exponential graph" not in page

@@ -62,3 +62,27 @@ def test_a_large_epsilon_is_called_what_it_is(made, secret):
     assert max(s.epsilon for s in weak.statements) > words.WEAK
     assert "promises next to nothing" in " ".join(words.paragraphs(weak))
     assert "promises next to nothing" not in " ".join(words.paragraphs(read(secret)))
+
+
+@pytest.mark.parametrize(
+    ("name", "told", "sees"),
+    [
+        ("dp-srm", "only their sum over all sites", "but no site's noise"),
+        ("ldp-svrg", "what it adds to the model at each step", "reads every message of a site"),
+        ("dp-sgd", "gave their records to one", "knows every record but one"),
+        ("local", "Nothing left a site", "sees a site's model"),
+    ],
+)
+def test_who_sees_what_is_said_as_the_algorithm_declares_it(made, name, told, sees):
+    said = " ".join(words.paragraphs(read(made(f"sees-{name}", algorithm__name=name, algorithm__steps=3))))
+    assert told in said
+    assert sees in said
+    assert "not in this folder" not in said
+    assert ("reads every message of a site" in said) == (name == "ldp-svrg")
+
+
+def test_a_clipped_mean_is_no_protection(made):
+    told = {"privacy__clip_what": "mean", "algorithm__name": "soteriafl-sgd", "algorithm__steps": 3}
+    run = read(made("mean", **told))
+    assert words.headline(run).startswith("No protection: not DP")
+    assert "treat it as unprotected" in " ".join(words.paragraphs(run))

@@ -32,7 +32,7 @@ def moving(run: Run, room: int = MOST_NUMBERS) -> dict[str, Any] | None:
     `links` has one list [source, target, source, target, …] for each phase, and `phase` says which one a step has.
     """
     graph = training.make_graph(run.config)
-    if graph.nodes > NODES or run.steps == 0:
+    if graph.nodes > NODES or run.steps == 0 or graph.name in ("server", "alone"):
         return None
     repeats = graph.period is not None and run.faults is None
     shown = _shown(graph, run.steps, room, repeats=repeats)

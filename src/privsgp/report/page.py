@@ -10,6 +10,7 @@ from importlib import resources
 from string import Template
 from typing import TYPE_CHECKING, Any
 
+from privsgp.algorithms import ALGORITHMS
 from privsgp.engine.folder import write as write_whole
 from privsgp.errors import Refused
 from privsgp.report import network, plans, repeat, words
@@ -89,7 +90,9 @@ def _lead(groups: Sequence[Group]) -> str:
         return f"{runs} runs of {len(groups)} configurations; bands span runs that differ only in their seed."
     c = groups[0].first.config
     seeds = f", {runs} seeds" if runs > 1 else ""
-    return f"{c.algorithm.name} · {c.data.nodes} sites · {c.graph.name} graph · {c.algorithm.steps:,} steps{seeds}"
+    kind = ALGORITHMS[c.algorithm.name].network
+    talk = {"server": "a server", "alone": "no messages"}.get(kind, f"{c.graph.name} graph")
+    return f"{c.algorithm.name} · {c.data.nodes} sites · {talk} · {c.algorithm.steps:,} steps{seeds}"
 
 
 def _figures(g: Group) -> str:
