@@ -13,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
     from privsgp.engine.loop import Watcher
@@ -45,6 +45,18 @@ def bar(steps: int) -> Iterator[Watcher]:
             progress.update(task, completed=step, figures=_figures(row or {}))
 
         yield watch
+
+
+@contextmanager
+def stage(words: str, steps: int) -> Iterator[Callable[[int], None]]:
+    """Show how far many runs are, all their steps together, on stderr."""
+    columns = [
+        TextColumn(words), MofNCompleteColumn(), BarColumn(), TimeElapsedColumn(), TextColumn("left"),
+        TimeRemainingColumn(),
+    ]  # fmt: skip
+    with Progress(*columns, console=err, transient=True) as progress:
+        task = progress.add_task("", total=steps)
+        yield lambda done: progress.update(task, completed=done)
 
 
 def _figures(row: dict[str, Any]) -> str:
@@ -137,6 +149,41 @@ def show_audit(report: AuditReport) -> None:
     out.print(f"{verdict}, at {report.confidence:.0%} confidence, {report.observations} observations a node")
     for line in report.assumptions:
         out.print(f"  · {line}", soft_wrap=True)
+
+
+def show_comparison(comparison: dict[str, Any]) -> None:
+    """Print a comparison, as comparison.json holds it, method by method."""
+    table = Table(title=comparison["config"]["name"], title_justify="left", title_style="bold")
+    for column in ("method", "accuracy", "loss", "ε", "step", "steps", "messages", "MB"):
+        table.add_column(column, no_wrap=True, justify="left" if column == "method" else "right")
+    if clock := any(row["virtual_seconds"] for row in comparison["rows"]):
+        table.add_column("virtual s", no_wrap=True, justify="right")
+    for row in comparison["rows"]:
+        loss, time = row["test_loss"], row["virtual_seconds"]
+        cells = [
+            row["algorithm"], _accuracy(row), _three(loss and loss["mean"]), _three(row["epsilon"]),
+            _three(row["step_size"]), str(row["steps"]), str(row["messages"]), f"{(row['bytes_sent'] or 0) / 1e6:.1f}",
+        ]  # fmt: skip
+        table.add_row(*cells, *([_three(time and time["mean"])] if clock else []))
+    out.print(table)
+    settings: dict[str, list[str]] = {}
+    for row in comparison["rows"]:
+        settings.setdefault(f"network {row['graph']}, trust {row['trust']}", []).append(row["algorithm"])
+    for words, names in settings.items():
+        out.print(f"  · {words}: {', '.join(names)}", soft_wrap=True)
+    out.print(f"  · {comparison['note']}", soft_wrap=True)
+
+
+def _accuracy(row: dict[str, Any]) -> str:
+    found = row["accuracy"]
+    if found is None:
+        return "–"
+    lost = f", {row['diverged']} diverged" if row["diverged"] else ""
+    return f"{100 * found['mean']:.2f} ± {100 * found['sd']:.2f} %{lost}"
+
+
+def _three(value: float | None) -> str:
+    return "–" if value is None else f"{value:.3g}"
 
 
 def show_statements(statements: Sequence[Statement]) -> None:
