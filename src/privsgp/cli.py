@@ -19,6 +19,7 @@ from privsgp.report.terminal import (
     show,
     show_audit,
     show_comparison,
+    show_figure,
     show_log,
     show_plan,
     show_statements,
@@ -330,6 +331,46 @@ def compare(
     else:
         show_comparison(told)
         err.print(f"comparison.json and the runs are in {place}", soft_wrap=True)
+
+
+@app.command()
+def reproduce(
+    name: Annotated[str, typer.Argument(help="A figure, or all; --list names them.")] = "",
+    listed: Annotated[bool, typer.Option("--list", help="Name all figures, with what the paper claims.")] = False,
+    scale: Annotated[str, typer.Option(help="small (minutes on a laptop) or full (as published; GPU).")] = "small",
+    mode: Annotated[str, typer.Option(help="published, certified or both")] = "both",
+    seeds: Annotated[int, typer.Option(help="Runs of every curve.")] = 2,
+    folder: Annotated[Path, typer.Option("--out", help="Where figures and their runs go.")] = Path("figures"),
+    data_dir: Annotated[Path | None, typer.Option(help="Where MNIST and CIFAR-10 lie (or PRIVSGP_DATA).")] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda")] = "auto",
+    jobs: Annotated[int | None, typer.Option(help="Runs at a time, a thread each; default: one per core.")] = None,
+    max_steps: Annotated[int | None, typer.Option(help="Leave out curves with more steps.")] = None,
+    changes: Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE, for every curve.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Make the paper's figures again and say whether its claims hold. The same command goes on after Ctrl-C."""
+    from privsgp.experiments import reproduce as figures
+    from privsgp.experiments.figures import MODES, SCALES
+    from privsgp.experiments.several import Bench
+
+    if listed:
+        show("figures", figures.listing())
+        return
+    _one_of("scale", scale, SCALES)
+    _one_of("mode", mode, (*MODES, "both"))
+    names = [known for known, _ in figures.listing()] if name == "all" else [name]
+    wanted = [(one, m, s) for one in names for m in MODES for s in SCALES if mode in (m, "both") and s == scale]
+    with _going_on():
+        for one, m, s in wanted:
+            told = figures.reproduce(
+                one, Bench(folder, data_dir, jobs, stage), scale=s, mode=m, seeds=seeds, max_steps=max_steps,
+                changes=[f"engine.device={device}", *(changes or [])],
+            )  # fmt: skip
+            figures.save(told, folder)
+            if as_json:
+                typer.echo(json.dumps(told))
+            else:
+                show_figure(told)
 
 
 @contextlib.contextmanager

@@ -11,6 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from privsgp import training
 from privsgp.algorithms import ALGORITHMS
 from privsgp.config import Schedule
@@ -41,24 +43,19 @@ class Row:
     tried: dict[float, Several]
     runs: Several
 
-    @property
-    def messages(self) -> int:
-        """How many messages were sent between nodes, or between nodes and a server."""
-        told = self.runs.of("messages_sent")
-        return _messages(self.runs.config) if told is None else round(told.mean)
-
     def as_json(self) -> dict[str, Any]:
         """Return plain values for JSON."""
         r, a = self.runs, ALGORITHMS[self.algorithm]
         summary: dict[str, Any] = next((run.summary for run in r.runs if run.summary is not None), {})
         spreads = {"accuracy": r.accuracy} | {key: r.of(key) for key in ("test_loss", "train_loss", "virtual_seconds")}
         return {
-            "algorithm": self.algorithm, "trust": a.trust, "graph": r.config.graph.name, "step_size": self.step_size,
+            "algorithm": self.algorithm, "trust": a.trust, "graph": summary.get("graph"),
+            "step_size": self.step_size,
             "tried": [_tried(step_size, self.tried[step_size]) for step_size in sorted(self.tried)],
             "seeds": [run.config.seed for run in r.runs], "diverged": r.diverged,
             **{key: None if spread is None else spread.as_json() for key, spread in spreads.items()},
             "epsilon": r.epsilon, "sigma": summary.get("sigma"), "steps": r.config.algorithm.steps,
-            "messages": self.messages, "bytes_sent": summary.get("bytes_sent"),
+            "messages": messages(r), "bytes_sent": summary.get("bytes_sent"),
             "accuracy_of": r.accuracy_key,
             "against_steps": r.curve(r.accuracy_key), "against_time": r.curve(r.accuracy_key, "virtual_seconds"),
         }  # fmt: skip
@@ -102,18 +99,25 @@ def compare(
     Assumes: simulation. The choice of the step size looks at results and is not counted.
     """
     _refuse_impossible(config, algorithms, seeds, tuning_seeds, step_sizes)
-    names = list(dict.fromkeys([*algorithms, *(["local"] if "local" in ALGORITHMS else [])]))
-    methods = {name: method(config, name) for name in names}
+    names = dict.fromkeys([*algorithms, *(["local"] if "local" in ALGORITHMS else [])])
     grid = sorted(set(step_sizes)) or [factor * base_step_size(config) for factor in FACTORS]
-    first = config.seed or 0
+    methods = {name: method(config, name) for name in names}
+    return Comparison(config, rows(methods, grid, bench, seeds=seeds, tuning_seeds=tuning_seeds))
+
+
+def rows(
+    methods: dict[str, Config], grid: list[float], bench: Bench, *, seeds: int, tuning_seeds: int = 1
+) -> list[Row]:
+    """Tune every method's step size, then run it with fresh seeds."""
+    first = min(config.seed or 0 for config in methods.values())
     fresh = first + tuning_seeds
     tried = _tune(methods, grid, bench, range(first, fresh))
-    best = {name: _best(tried[name]) for name in names}
+    best = {name: _best(tried[name]) for name in methods}
     runs = bench.several(
-        {_key(name, best[name]): with_step_size(methods[name], best[name]) for name in names},
+        {_key(name, best[name]): with_step_size(methods[name], best[name]) for name in methods},
         range(fresh, fresh + seeds), "fresh seeds",
     )  # fmt: skip
-    return Comparison(config, [Row(name, best[name], tried[name], runs[_key(name, best[name])]) for name in names])
+    return [Row(name, best[name], tried[name], runs[_key(name, best[name])]) for name in methods]
 
 
 def _tune(methods: dict[str, Config], grid: list[float], bench: Bench, seeds: range) -> dict[str, dict[float, Several]]:
@@ -137,17 +141,19 @@ def _key(name: str, step_size: float) -> str:
 
 def method(config: Config, name: str) -> Config:
     """Return the configuration for another method, on another network where it cannot use the configuration's own."""
-    kind = ALGORITHMS[name].network
-    graph = config.graph.name
-    if kind == "undirected" and graph not in _BOTH_WAYS:
-        graph = "ring"
-    if kind == "server":
-        graph = "complete"
-    changes = {} if name == "privsgp-vr" else {"difference_clip": None}
-    changed = config.model_copy(
-        update={"name": f"{config.name}-{name}", "graph": config.graph.model_copy(update={"name": graph})}
-    )
-    return changed.with_algorithm(name=name, **changes)
+    undirected = ALGORITHMS[name].network == "undirected" and config.graph.name not in _BOTH_WAYS
+    graph = config.graph.model_copy(update={"name": "ring"} if undirected else {})
+    changed = config.model_copy(update={"name": f"{config.name}-{name}", "graph": graph})
+    return changed.with_algorithm(name=name, **dict.fromkeys(_useless(name)))
+
+
+def _useless(name: str) -> set[str]:
+    """Return the keys of [algorithm] that other methods have a use for, and this one has not."""
+    used = {
+        other: set(getattr(a, "options", ["difference_clip"] * (other == "privsgp-vr")))
+        for other, a in ALGORITHMS.items()
+    }
+    return set().union(*used.values()) - used[name]
 
 
 def base_step_size(config: Config) -> float:
@@ -178,6 +184,11 @@ def _refuse_impossible(
             f"algorithm.{config.algorithm.auto[0]} = 'auto' in a comparison",
             "write the number that `privsgp plan` gives: it is the same for all methods",
         )
+    if config.privacy.accountant != "certified":
+        raise Refused(
+            f"privacy.accountant = {config.privacy.accountant!r} in a comparison",
+            "take 'certified': formulas of different papers are no common budget",
+        )
     if config.privacy.epsilon is None:
         raise Refused(f"privacy.sigma = {config.privacy.sigma} in a comparison", "give the budget all share: epsilon")
     for option, count in (("seeds", seeds), ("tuning-seeds", tuning_seeds)):
@@ -201,16 +212,21 @@ def _beyond(tried: dict[float, Several]) -> float | None:
     return grid[-1] ** 2 / grid[-2] if best == grid[-1] else None
 
 
-def _messages(config: Config) -> int:
-    kind, steps = ALGORITHMS[config.algorithm.name].network, config.algorithm.steps
-    if kind == "alone":
+def messages(runs: Several) -> int | None:
+    """Return how many messages a run sent: from node to node, or to a server and back."""
+    config, summary = runs.config, next((run.summary for run in runs.runs if run.summary is not None), None)
+    algorithm, steps = ALGORITHMS[config.algorithm.name], config.algorithm.steps
+    if summary is None:
+        return None
+    if getattr(algorithm, "asynchronous", False):  # pairs are drawn as they come: count what went over the links
+        model = summary["dim"] * getattr(torch, config.engine.dtype).itemsize
+        return round(float(summary["bytes_sent"] / model))
+    if algorithm.network == "server":
+        return 2 * config.data.nodes * steps
+    if algorithm.network == "alone":
         return 0
-    if kind == "server":
-        return 2 * config.data.nodes * steps  # up and down
     graph = training.make_graph(config)
-    period = min(steps, graph.period or steps)
-    once = [int((edges.source != edges.target).sum()) for edges in map(graph.edges, range(period))]
-    return sum(once) * (steps // period) + sum(once[: steps % period])
+    return sum(int((edges.source != edges.target).sum()) for edges in map(graph.edges, range(steps)))
 
 
 def _tried(step_size: float, runs: Several) -> dict[str, float | None]:

@@ -34,6 +34,39 @@ def draw_comparison(comparison: Comparison, path: Path) -> None:
     save(figure, path)
 
 
+def draw_figure(told: dict[str, Any], path: Path) -> None:
+    """Draw a figure of the paper, as its JSON holds it: loss and accuracy against steps, or accuracy against ε."""
+    along = told["curves"][0]["line"]
+    figure, axes = panes(1 if along else 2)
+    if along:
+        lines(axes[0], _points(told["curves"]), marker="o")
+        dress(axes[0], "ε, nominal" if told["mode"] == "published" else "ε, certified", "test accuracy")
+    else:
+        for axis, key, words in zip(axes, ("loss", "accuracy"), ("training loss", "test accuracy"), strict=True):
+            lines(axis, {_legend([c]): c[f"{key}_curve"] for c in told["curves"]})
+            dress(axis, "steps", words)
+    verdict = "holds" if told["holds"] else "does not hold"
+    figure.suptitle(f"{told['name']}, {told['mode']}, {told['scale']}: the claim {verdict}", color=_INK, fontsize=11)
+    save(figure, path)
+
+
+def _points(curves: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, float]]]:
+    """Put the curves' final accuracies on their lines."""
+    by_line: dict[str, list[dict[str, Any]]] = {}
+    for c in curves:
+        by_line.setdefault(c["line"], []).append(c)
+    return {_legend(on, line): [{"x": c["x"]} | c["accuracy"] for c in on] for line, on in by_line.items()}
+
+
+def _legend(curves: Sequence[dict[str, Any]], words: str = "") -> str:
+    """Return a label with the certified ε of what it stands for."""
+    found = [c["epsilon_certified"] for c in curves]
+    if None in found:
+        return f"{words or curves[0]['label']} (ε: no finite bound)"
+    low, high = f"{min(found):.3g}", f"{max(found):.3g}"
+    return f"{words or curves[0]['label']} (ε = {low if low == high else f'{low} … {high}'})"
+
+
 def panes(count: int) -> tuple[Any, list[Axes]]:
     """Return a figure and its axes side by side; needs no display."""
     from matplotlib.figure import Figure

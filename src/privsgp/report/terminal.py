@@ -162,7 +162,8 @@ def show_comparison(comparison: dict[str, Any]) -> None:
         loss, time = row["test_loss"], row["virtual_seconds"]
         cells = [
             row["algorithm"], _accuracy(row), _three(loss and loss["mean"]), _three(row["epsilon"]),
-            _three(row["step_size"]), str(row["steps"]), str(row["messages"]), f"{(row['bytes_sent'] or 0) / 1e6:.1f}",
+            _three(row["step_size"]), str(row["steps"]), str(row["messages"] or 0),
+            f"{(row['bytes_sent'] or 0) / 1e6:.1f}",
         ]  # fmt: skip
         table.add_row(*cells, *([_three(time and time["mean"])] if clock else []))
     out.print(table)
@@ -172,6 +173,16 @@ def show_comparison(comparison: dict[str, Any]) -> None:
     for words, names in settings.items():
         out.print(f"  · {words}: {', '.join(names)}", soft_wrap=True)
     out.print(f"  · {comparison['note']}", soft_wrap=True)
+
+
+def show_figure(told: dict[str, Any]) -> None:
+    """Print what a figure of the paper came to, as its JSON holds it."""
+    verdict = "holds" if told["holds"] else "does not hold"
+    out.print(f"{told['name']}, {told['mode']}, {told['scale']}: {told['paper']}", style="bold", soft_wrap=True)
+    out.print(f"  {verdict}: {told['found']}", soft_wrap=True, highlight=False)
+    spent = [c["epsilon_certified"] for c in told["curves"]]
+    words = "no finite bound for some" if None in spent else f"ε = {_range(spent)}"
+    out.print(f"  certified: {words}; {told['seeds']} seeds", soft_wrap=True, highlight=False)
 
 
 def _accuracy(row: dict[str, Any]) -> str:
