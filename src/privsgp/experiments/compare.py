@@ -123,7 +123,7 @@ def rows(
 def _tune(methods: dict[str, Config], grid: list[float], bench: Bench, seeds: range) -> dict[str, dict[float, Several]]:
     """Try the grid with every method, and more where a method is best at an edge of it."""
     tried: dict[str, dict[float, Several]] = {name: {} for name in methods}
-    asked = [(name, step_size) for name in methods for step_size in grid]
+    asked = [(name, step_size) for step_size in grid for name in methods]
     for words in ("step sizes", *["step sizes, wider"] * WIDER):
         configs = {_key(name, step_size): with_step_size(methods[name], step_size) for name, step_size in asked}
         found = bench.several(configs, seeds, words)

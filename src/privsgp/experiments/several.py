@@ -42,12 +42,12 @@ class Bench:
         """Run each configuration with each seed, in the folder under `out` that its key names."""
         tasks = [
             Task(config.model_copy(update={"seed": seed}), self.out / "runs" / key / f"seed-{seed}")
+            for seed in seeds  # one after the other: the first run of a configuration calibrates for all
             for key, config in configs.items()
-            for seed in seeds
         ]
         with self.stage(words, sum(task.config.algorithm.steps for task in tasks)) as watch:
             runs = run_all(tasks, data_dir=self.data_dir, jobs=self.jobs, watch=watch)
-        return {key: Several(runs[i * len(seeds) : (i + 1) * len(seeds)]) for i, key in enumerate(configs)}
+        return {key: Several(runs[i :: len(configs)]) for i, key in enumerate(configs)}
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-TEST = 2000  # test samples that are kept
+TEST = 1000  # test samples that are kept
 
 
 def make(name: str, samples: int, path: Path, data_dir: Path | None) -> None:
