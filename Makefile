@@ -4,7 +4,7 @@ BIN := .venv/bin
 export MPLBACKEND := Agg
 export PRIVSGP_CACHE ?= $(CURDIR)/.venv/cache
 
-.PHONY: setup demo test test-faults test-gpu audit bench lint clean
+.PHONY: setup demo test test-faults test-gpu test-browser browser audit bench docs lint clean
 
 setup: .venv/.ready
 
@@ -28,6 +28,14 @@ test: .venv/.ready
 test-faults: .venv/.ready
 	$(BIN)/python -m pytest -m slow tests/engine tests/distributed
 
+# Reports in a headless Chromium; `make test` does the same where there is one.
+browser:
+	command -v chromium chromium-browser google-chrome >/dev/null || \
+	  { apt-get update --quiet && apt-get install --quiet --yes --no-install-recommends chromium; }
+
+test-browser: .venv/.ready browser
+	$(BIN)/python -m pytest -n 0 tests/report/test_browser.py
+
 # Every planted bug over twenty seeds, and the code as it is: minutes.
 audit: .venv/.ready
 	$(BIN)/python -m privsgp.experiments.planted
@@ -44,6 +52,14 @@ test-gpu: .venv/.ready
 # Minutes, on a machine that does nothing else: see docs/performance.md. BENCH=--device=cuda for a GPU.
 bench: .venv/.bench
 	$(BIN)/python benchmarks/bench.py $(BENCH)
+
+.venv/.docs: .venv/.ready
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[docs]'
+	touch $@
+
+# The site in site/; a broken link or an undocumented name ends it.
+docs: .venv/.docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 lint: .venv/.ready
 	$(BIN)/ruff check .

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     Row = dict[str, Any]
 
 MLP = Workload()
-RESNET = Workload("resnet18", 16, 25, 200, "resnet18", 0, (3, 32, 32))
+RESNET = Workload("resnet18", 16, 25, 3125, "resnet18", 0, (3, 32, 32), table_dtype="bfloat16")
 LOOPS = {
     "opacus": rivals.opacus_loop,
     "ghost": rivals.ghost_loop,
@@ -61,7 +61,7 @@ def _against(device: str, turns: int) -> Iterator[Row]:
     yield against(MLP.but(device=device, nodes=256, samples=240), max(3, turns // 2))
     if device != "cpu":
         yield against(RESNET.but(device=device), 3)
-        yield against(RESNET.but(device=device, batch=125, samples=500), 3)
+        yield against(RESNET.but(device=device, batch=125), 3)
 
 
 def against(work: Workload, turns: int) -> Row:

@@ -53,7 +53,7 @@ def parts(training: Training, steps: int = 30) -> dict[str, float]:
     _watch(block, "sample", spent, "5 sample")
     _watch(algorithm, "direction", spent, "6-7 direction")
     _watch(block, "noise", spent, "8 noise")
-    _watch(block, "release", spent, "ledger and hashes")
+    _watch(training.payments, "sending", spent, "ledger and hashes, with the mix")
     _watch(training, "transport", spent, "10-13 mix")
     _watch(algorithm, "step", spent, "whole step")
     training.step = algorithm.step

@@ -7,7 +7,7 @@ from triton.testing import do_bench
 
 from privsgp import graph
 from privsgp.engine.mix import InProcess
-from privsgp.engine.step import _peers
+from privsgp.engine.step import cycles, peers
 from privsgp.kernels import push
 from privsgp.privacy.noise import Keyed
 
@@ -20,10 +20,16 @@ def main() -> None:
     x, g, out, z = torch.randn(4, N, D, device=device)
     w, sigma = torch.ones(N, device=device, dtype=torch.float64), torch.full((N,), 0.1, device=device)
     network, key, spare = graph.make("exponential", N), Keyed(0).philox_key(device), w.clone()
-    source, share = _peers(network, 1, device)
+    source, share = (torch.from_numpy(a).to(device) for a in peers(network, 1))
+    order, own, heard = (torch.from_numpy(a).to(device) for a in cycles(network, 1) or ())
     mix, nodes = InProcess(network, x), torch.arange(N, device=device)
 
-    def ours() -> None:
+    def walk() -> None:
+        push.walk(
+            x, g, sigma=sigma, order=order, own=own, heard=heard, key=key, step=1, attempt=0, gamma=0.1
+        )  # fmt: skip
+
+    def any_graph() -> None:
         push.push(
             x, g, w, out=(out, spare, z), sigma=sigma, source=source, share=share,
             key=key, step=1, attempt=0, gamma=0.1,
@@ -35,7 +41,8 @@ def main() -> None:
         torch.div(mixed, weights.float()[:, None], out=z)
 
     took = {
-        "kernel": do_bench(ours),
+        "kernel, one peer and w = 1": do_bench(walk),
+        "kernel, any graph": do_bench(any_graph),
         "eager torch": do_bench(eager),
         "noise alone, kernel": do_bench(lambda: push.fill_normal(out, nodes, key, 1, 0)),
         "noise alone, torch": do_bench(out.normal_),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
@@ -31,6 +31,7 @@ class Workload:
     shape: tuple[int, ...] = (784,)
     classes: int = 10
     device: str = "cpu"
+    table_dtype: Literal["float32", "bfloat16"] | None = None
 
     def but(self, **changes: Any) -> Workload:  # noqa: ANN401 - the fields above
         """Return the same workload with some numbers changed."""
@@ -52,7 +53,7 @@ class Workload:
     def job(self, algorithm: str = "privsgp-vr", *, steps: int = 1 << 20, seed: int | None = 0) -> Job:
         """Return the run as the engine wants it: exponential graph, keyed noise, σ fixed by hand."""
         device, dtype, chosen = torch.device(self.device), torch.float32, ALGORITHMS[algorithm]
-        settings = Settings(clip=CLIP)
+        settings = Settings(clip=CLIP, table_dtype=self.table_dtype)
         made = chosen.mechanism(
             settings, sigma=SIGMA, batch=self.batch, samples=self.samples, kappa=kappa(dtype, device)
         )

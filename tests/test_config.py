@@ -121,6 +121,12 @@ def test_an_unknown_key_is_named_whole_with_what_was_meant(values, what, remedy)
         ("data", "nodes", 0, "1"),
         ("data", "partition", "odd", "dirichlet"),
         ("data", "sizes", [10, 0, 10], "at least one"),
+        ("clock", "compute", "uniform", "lognormal"),
+        ("clock", "mean", 0.0, "greater than 0"),
+        ("clock", "spread", 0.3, "'lognormal'"),
+        ("clock", "slowdown", 2.0, "which nodes"),
+        ("clock", "stragglers", 0.1, "how much slower"),
+        ("clock", "stragglers", 1.5, "less than or equal to 1"),
         ("engine", "dtype", "float16", "float32"),
     ],
 )
@@ -141,6 +147,7 @@ def test_a_bad_value_is_named_with_its_key_and_what_is_right(section, key, value
         ({"table": "block"}, "algorithm.block = None with algorithm.table = 'block'"),
         ({"block": 8}, "algorithm.block = 8 with algorithm.table = 'factored'"),
         ({"table": "block", "block": 8}, "algorithm.table = 'block' with 'privsgp-vr'"),
+        ({"table": "block", "block": 8, "name": "privsgp"}, "algorithm.table = 'block' with 'privsgp'"),
         ({"table": "block", "block": 8, "name": "privsgp-sag", "sampling": "fixed"}, "algorithm.sampling = 'fixed'"),
         ({"table": "block", "block": 8, "name": "privsgp-sag", "table_dtype": "bfloat16"}, "algorithm.table_dtype"),
         ({"table": "block", "block": 8, "difference_clip": 0.5}, "algorithm.difference_clip = 0.5"),
@@ -149,6 +156,12 @@ def test_a_bad_value_is_named_with_its_key_and_what_is_right(section, key, value
 )
 def test_a_table_that_would_void_the_guarantee_is_refused(algorithm, what):
     assert what in _refusal(MINIMAL | {"algorithm": algorithm}).what
+
+
+def test_stragglers_are_nodes():
+    refused = _refusal(MINIMAL | {"data": {"nodes": 3}, "clock": {"stragglers": [1, 3], "slowdown": 2.0}})
+    assert refused.what == "clock.stragglers = [1, 3] with data.nodes = 3"
+    assert "0 to 2" in refused.remedy
 
 
 def test_only_the_kind_that_was_tried_is_talked_about():

@@ -21,24 +21,39 @@ def threads():
 @pytest.mark.parametrize("allowed", [1, 2])
 def test_results_come_in_order(threads, count, allowed):
     threads(allowed)
-    assert shared_out(lambda some: [2 * i for i in some], range(count)) == [2 * i for i in range(count)]
+    assert shared_out(lambda i: 2 * i, range(count)) == [2 * i for i in range(count)]
 
 
 def test_one_thread_is_used_where_torch_may_use_only_one(threads):
     threads(1)
-    assert (
-        shared_out(lambda some: [threading.current_thread() for _ in some], range(4))
-        == [threading.current_thread()] * 4
-    )
+    assert shared_out(lambda _: threading.current_thread(), range(4)) == [threading.current_thread()] * 4
 
 
-def test_an_error_in_the_other_thread_is_raised_here(threads):
+def test_the_other_thread_begins_while_something_else_is_done(threads):
+    threads(2)
+    begun = threading.Event()
+
+    def work(i):
+        begun.set()
+        return i
+
+    assert shared_out(work, range(5), lambda: None if begun.wait(60) else pytest.fail("nobody began")) == list(range(5))
+
+
+@pytest.mark.parametrize("allowed", [1, 2])
+def test_what_is_done_first_is_done_once(threads, allowed):
+    threads(allowed)
+    done = []
+    shared_out(done.append, ["after"], lambda: done.append("first"))
+    assert done == ["first", "after"]
+
+
+def test_an_error_in_either_thread_is_raised_here(threads):
     threads(2)
 
-    def work(some):
-        if 3 in some:
+    def work(i):
+        if i == 3:
             raise ValueError("three")
-        return list(some)
 
     with pytest.raises(ValueError, match="three"):
         shared_out(work, range(4))

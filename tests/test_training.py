@@ -81,7 +81,7 @@ def test_unequal_nodes_have_one_rate_and_their_own_batches():
 def test_budgets_become_noise_that_keeps_them():
     config = _config(QUICK.replace("sigma = 0", "epsilon = [0.5, 1, 2, 2]\nspare = 0.5"))
     protection = protect(config, [300] * 4, 0.0)
-    assert protection.allowance == 12
+    assert protection.allowance == [12] * 4
     sigma = [m.sigma for m in protection.mechanisms]
     assert sigma[0] > sigma[1] > sigma[2] == sigma[3] > 0
     for node, budget in enumerate([0.5, 1, 2, 2]):

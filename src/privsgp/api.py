@@ -12,7 +12,9 @@ from privsgp import config as configs
 from privsgp import data as data_room
 from privsgp import models, planning, training
 from privsgp.data.dataset import pool, unsettled
+from privsgp.engine.rendezvous import join
 from privsgp.errors import Refused
+from privsgp.report import page
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -62,7 +64,10 @@ def train(
         )
 
     config, settled, plan = planning.settle(config, problem, Path(out), resume=resume)
-    return training.run(config, settled, Path(out), resume=resume, plan=plan)
+    result = training.run(config, settled, Path(out), resume=resume, plan=plan)
+    if not join().rank:
+        page.leave(result)
+    return result
 
 
 def _sections(settings: dict[str, Any], nodes: int | None, loss: object) -> dict[str, Any]:

@@ -39,7 +39,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-Algorithm = Annotated[str, typer.Option(help="privsgp, privsgp-vr or privsgp-sag.")]
+Algorithm = Annotated[str, typer.Option(help="privsgp, privsgp-vr, privsgp-sag or adp2-sgd.")]
 Samples = Annotated[int, typer.Option(help="J, the node's number of samples.")]
 Batch = Annotated[float, typer.Option(help="b, the expected batch.")]
 Steps = Annotated[int, typer.Option(help="K, the number of releases.")]
@@ -92,12 +92,15 @@ def train(
     crash: Annotated[list[str] | None, typer.Option(help="NODE@STEP or NODE@STEP+STEPS: down for so long.")] = None,
     leave: Annotated[list[str] | None, typer.Option(help="NODE@STEP: leaves for good.")] = None,
     staleness: Annotated[int, typer.Option(help="Steps after which a silent link's message is waited for.")] = 64,
+    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Log metrics to <run>/tensorboard.")] = False,
     as_json: Json = False,
 ) -> None:
     """Train a model over a network of nodes, each with its own privacy budget."""
     from privsgp import config as configs
     from privsgp import planning, training
     from privsgp.engine import rendezvous
+    from privsgp.report import page
+    from privsgp.report.tensorboard import Log
 
     settings = configs.read(config, changes or [])
     place = folder or Path("runs") / settings.name
@@ -112,12 +115,17 @@ def train(
     faults = training.simulated_faults(
         settings, drop=drop, delay=delay, crash=crash or [], leave=leave or [], staleness=staleness
     )
-    with bar(settings.algorithm.steps) as watch:
+    log = Log(place, simulation=settings.seed is not None) if tensorboard else None
+    with bar(settings.algorithm.steps) as progress:
+        watch = progress if log is None else log.beside(progress)
         result = training.run(
             settings, problem, place, resume=resume, ledgers=ledger, watch=watch, plan=plan, faults=faults
         )
+    if log is not None:
+        log.finish(result.metrics[-1])
     if rendezvous.join().rank:
         return  # of several processes the first speaks
+    page.leave(result)
     if as_json:
         typer.echo(json.dumps(result.summary))
     else:
@@ -409,11 +417,26 @@ def ledger(
         show_statements(found)
 
 
+@app.command()
+def report(
+    places: Annotated[list[Path], typer.Argument(metavar="RUN…", help="Run folders; several are compared.")],
+    file: Annotated[
+        Path | None, typer.Option("--out", help="Default: report.html in the run's folder, or here.")
+    ] = None,
+) -> None:
+    """Write one page about runs: curves, privacy spent, the network, the plan, how to repeat it. Needs no network."""
+    from privsgp.report import page
+
+    out = file or (places[0] / page.NAME if len(places) == 1 else Path(page.NAME))
+    page.write(places, out)
+    err.print(f"written to {out}", soft_wrap=True)
+
+
 def declared() -> dict[str, type[Mechanism]]:
     """Name what each private algorithm declares, without importing torch, which takes longer than the accounting."""
     from privsgp.privacy.mechanism import Sag, Saga, SampledMean
 
-    return {"privsgp": SampledMean, "privsgp-vr": Saga, "privsgp-sag": Sag}
+    return {"privsgp": SampledMean, "privsgp-vr": Saga, "privsgp-sag": Sag, "adp2-sgd": SampledMean}
 
 
 def _mechanism(

@@ -32,7 +32,7 @@ from privsgp.errors import Refused
 from privsgp.models.networks import NAMES as MODELS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Collection, Sequence
     from pathlib import Path
 
     from pydantic_core import ErrorDetails
@@ -43,10 +43,9 @@ Probability = Annotated[float, Field(gt=0, lt=1)]
 Noise = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
-def _one_of(known: Iterable[str], *, unsaid: str | None = None) -> AfterValidator:
-    names = list(known)
-
+def _one_of(known: Collection[str], *, unsaid: str | None = None) -> AfterValidator:
     def check(value: str) -> str:
+        names = list(known)  # looked up anew: a user may have added an algorithm
         if value not in (*names, unsaid):
             close = difflib.get_close_matches(value, names, 1)
             raise ValueError(f"use one of {', '.join(names)}" + (f" (did you mean {close[0]!r}?)" if close else ""))
@@ -182,10 +181,10 @@ class Algorithm(_Section):
                     f"algorithm.{key} = {getattr(self, key)} with algorithm.table = 'block'",
                     "leave it out: nothing but sums is taken of a block",
                 )
-        if self.block and (self.sampling == "fixed" or self.name == "privsgp-vr"):
+        if self.block and (self.sampling == "fixed" or self.name != "privsgp-sag"):
             raise Refused(
                 f"algorithm.table = 'block' with {self.name!r} and algorithm.sampling = {self.sampling!r}",
-                "take 'privsgp-sag' with 'poisson' (the coin of a block is no secret, and SAGA is counted with one)",
+                "take 'privsgp-sag' with 'poisson' (a block's coin is no secret, and the others are counted with one)",
             )
         if self.table_dtype == "bfloat16" and self.difference_clip is not None:
             raise Refused(
@@ -200,6 +199,32 @@ class Algorithm(_Section):
             raise Refused(
                 f"algorithm.difference_clip = {self.difference_clip} with algorithm.name = {self.name!r}",
                 "leave it out, or take 'privsgp-vr'",
+            )
+        return self
+
+
+class Clock(_Section):
+    """The virtual clock: seconds that a gradient and a message take. It changes models of asynchronous methods only."""
+
+    compute: Literal["constant", "exponential", "lognormal"] = "constant"  # how a gradient's time is distributed
+    mean: Positive = 1.0
+    spread: Positive | None = None  # of lognormal: standard deviation / mean
+    latency: Noise = 0.0
+    bandwidth: Positive | None = None  # bytes a second; left out: no limit
+    stragglers: Annotated[float, Field(ge=0, le=1)] | list[Annotated[int, Field(ge=0)]] = 0.0  # a fraction, or nodes
+    slowdown: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 1.0  # of the stragglers
+
+    @model_validator(mode="after")
+    def _has_a_use(self) -> Clock:
+        if (self.spread is not None) != (self.compute == "lognormal"):
+            raise Refused(
+                f"clock.spread = {self.spread} with clock.compute = {self.compute!r}",
+                "give the spread of 'lognormal' times, and of no other",
+            )
+        if bool(self.stragglers) != (self.slowdown > 1):
+            raise Refused(
+                f"clock.slowdown = {self.slowdown} with clock.stragglers = {self.stragglers}",
+                "say both which nodes are slow and how much slower (above 1), or neither",
             )
         return self
 
@@ -230,6 +255,7 @@ class Config(_Section):
     graph: Graph = Graph()
     privacy: Privacy = Privacy()
     algorithm: Algorithm = Algorithm()
+    clock: Clock = Clock()
     plan: Plan = Plan()
     engine: Engine = Engine()
 
@@ -250,6 +276,17 @@ class Config(_Section):
             raise Refused(
                 f"algorithm.{self.algorithm.auto[0]} = 'auto' without privacy.epsilon and a private algorithm",
                 "give a budget to plan for (privacy.epsilon = 3.0), or the number itself",
+            )
+        slow = self.clock.stragglers
+        if isinstance(slow, list) and max(slow, default=0) >= self.data.nodes:
+            raise Refused(
+                f"clock.stragglers = {slow} with data.nodes = {self.data.nodes}",
+                f"name nodes from 0 to {self.data.nodes - 1}, or give a fraction of them",
+            )
+        if ALGORITHMS[self.algorithm.name].asynchronous and self.privacy.accountant == "published":
+            raise Refused(
+                f"privacy.accountant = 'published' with algorithm.name = {self.algorithm.name!r}",
+                "take 'certified': no published noise of this method is known to hold for one node",
             )
         if self.algorithm.sampling == "fixed" and self.algorithm.batch != int(self.algorithm.batch):
             raise Refused(f"algorithm.batch = {self.algorithm.batch} with fixed sampling", "give a whole number")

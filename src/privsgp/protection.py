@@ -35,18 +35,20 @@ def protect(
     slack: float,
     earlier: Sequence[Sequence[Segment]] = (),
     world: World | None = None,
+    releases: Sequence[int] = (),
 ) -> Protection:
     """Give every node its mechanism: σ_i from its own J_i, b_i and budget, or as fixed by hand.
 
     Where earlier runs have spent from the same budget, a Rényi filter counts them and this one together. Of several
-    processes each calibrates its own nodes and tells the others: σ is public.
+    processes each calibrates its own nodes and tells the others: σ is public. `releases` are K_i where nodes release
+    unequally often; else each does at every step.
     """
     algorithm, p, n = ALGORITHMS[config.algorithm.name], config.privacy, len(samples)
     deltas = per_node(p.delta, n)
     budgets = per_node(p.epsilon if algorithm.private else None, n)
     sigmas = per_node(p.sigma if p.sigma is not None and algorithm.private else 0.0, n)
-    steps = config.algorithm.steps
-    allowance = steps + math.ceil(p.spare * steps) if budgets[0] is not None else None
+    releases = releases or [config.algorithm.steps] * n
+    allowance = None if budgets[0] is None else [K + math.ceil(p.spare * K) for K in releases]
     batches = batch_sizes(config, samples)
     counts = [_count(config, budgets[i], deltas[i], earlier[i] if earlier else ()) for i in range(n)]
     mechanisms = [
@@ -54,10 +56,11 @@ def protect(
         for i in range(n)
     ]
 
-    def calibrated(i: int) -> float:
-        return counts[i].sigma(mechanisms[i], allowance or steps, budgets[i], deltas[i])
-
     if allowance is not None:
+
+        def calibrated(i: int) -> float:
+            return counts[i].sigma(mechanisms[i], max(1, allowance[i]), budgets[i], deltas[i])
+
         world = world or World()
         here = blocks(n, world.size)[world.rank]
         own = world.everywhere(lambda: [calibrated(i) for i in here])

@@ -1,4 +1,4 @@
-"""Two cores for work that lets go of Python's lock: hashing."""
+"""Two cores for work that lets go of Python's lock: hashing, beside whatever has to be done at the same time."""
 
 from __future__ import annotations
 
@@ -14,14 +14,25 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 
-def shared_out(work: Callable[[Sequence[T]], list[R]], items: Sequence[T]) -> list[R]:
-    """Return work(items), half of it done by a second thread where torch may use more than one.
+def shared_out(work: Callable[[T], R], items: Sequence[T], first: Callable[[], None] = lambda: None) -> list[R]:
+    """Return [work(item), …]; a second thread begins while this one does `first`, where torch may use more than one.
 
     The thread ends with the call: there is no pool that a fork could break.
     """
-    half = len(items) // 2
-    if half == 0 or torch.get_num_threads() == 1:
-        return work(items)
+    results: list[R] = [None] * len(items)  # type: ignore[list-item]
+    left = iter(range(len(items)))  # both take the next number; Python's lock lets one at a time
+
+    def some() -> None:
+        for i in left:
+            results[i] = work(items[i])
+
+    if len(items) < 2 or torch.get_num_threads() == 1:
+        first()
+        some()
+        return results
     with ThreadPoolExecutor(1) as other:
-        later = other.submit(work, items[half:])
-        return work(items[:half]) + later.result()
+        later = other.submit(some)
+        first()
+        some()
+        later.result()
+    return results

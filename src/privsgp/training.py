@@ -25,11 +25,12 @@ from safetensors.torch import load_file
 from privsgp import __version__, data, graph, models
 from privsgp import config as configs
 from privsgp.algorithms import ALGORITHMS
+from privsgp.clock import Events, Times, Waiting, schedule
 from privsgp.config import Config, Schedule
 from privsgp.engine.evaluate import present
 from privsgp.engine.faults import Faults
 from privsgp.engine.folder import Folder, read_metrics, write, write_json, write_tensors
-from privsgp.engine.job import Job, Learning, kappa, public_seed
+from privsgp.engine.job import Job, Learning, kappa, public_seed, use_tensor_cores
 from privsgp.engine.loop import Outcome, Training
 from privsgp.engine.rendezvous import World, blocks, greet, join, refuse_differences, restarted
 from privsgp.errors import Refused
@@ -43,6 +44,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor, nn
 
+    from privsgp.clock.waiting import Hears
+    from privsgp.engine.job import Protection
     from privsgp.engine.loop import Watcher
     from privsgp.privacy.ledger import Segment
 
@@ -179,8 +182,10 @@ def prepare(
         )
     network = make_graph(config)
     device, dtype = _device(config.engine.device), getattr(torch, config.engine.dtype)
-    protection = protect(config, problem.samples, kappa(dtype, device), earlier, world)
-    steps = config.algorithm.steps
+    use_tensor_cores(device)
+    steps, clock = config.algorithm.steps, make_clock(config, network, Layout.of(problem.model).dim * dtype.itemsize)
+    releases = [clock.released(i, steps) for i in range(network.nodes)] if isinstance(clock, Events) else ()
+    protection = protect(config, problem.samples, kappa(dtype, device), earlier, world, releases)
     return Job(
         name=config.name,
         seed=config.seed,
@@ -190,12 +195,13 @@ def prepare(
         algorithm=ALGORITHMS[config.algorithm.name],
         settings=settings(config),
         graph=network,
+        clock=clock,
         steps=steps,
         step_size=step_size(config),
         device=device,
         dtype=dtype,
         evaluate_every=config.engine.evaluate_every or max(1, steps // 10),
-        checkpoint_every=config.engine.checkpoint_every or _checkpoint_every(config.seed, steps, protection.allowance),
+        checkpoint_every=config.engine.checkpoint_every or _checkpoint_every(config, protection),
         block=problem.block,
         faults=faults,
     )
@@ -207,6 +213,21 @@ def make_graph(config: Config) -> graph.Graph:
     network = graph.make(config.graph.name, config.data.nodes, seed=seed, degree=config.graph.degree)
     graph.check(network)
     return network
+
+
+def make_clock(config: Config, network: graph.Graph, message_bytes: int) -> Waiting | Events:
+    """Say when each step is done, or who acts when; messages of `message_bytes` bytes. All of it is public."""
+    c, algorithm = config.clock, ALGORITHMS[config.algorithm.name]
+    times = Times(
+        network.nodes, c.compute, c.mean, c.spread or 0.0, c.latency, c.bandwidth or math.inf,
+        tuple(c.stragglers) if isinstance(c.stragglers, list) else c.stragglers, c.slowdown,
+        public_seed(config.seed, config.shared_hash(), "clock"),
+    )  # fmt: skip
+    message = times.message(message_bytes)
+    if algorithm.asynchronous:
+        return schedule(times, network, config.algorithm.steps, message)
+    hears: dict[str, Hears] = {"server": "server", "alone": "nobody"}
+    return Waiting(times, network, message, hears.get(algorithm.network, "neighbours"))
 
 
 def simulated_faults(
@@ -261,11 +282,11 @@ def _device(name: str) -> torch.device:
     return torch.device(name)
 
 
-def _checkpoint_every(seed: int | None, steps: int, allowance: int | None) -> int:
+def _checkpoint_every(config: Config, protection: Protection) -> int:
     """Choose so that without a seed, where recomputed steps cost privacy, one crash is covered by half the spare."""
-    if seed is not None or allowance is None:
+    if config.seed is not None or protection.allowance is None:
         return 64
-    return max(1, min(64, (allowance - steps) // 2))
+    return max(1, min(64, math.ceil(config.privacy.spare * config.algorithm.steps) // 2))
 
 
 def run(
@@ -292,7 +313,7 @@ def run(
             problem = problem.at_home(world)
         _refuse_other_model(problem, world)
         folder = Folder(out, "" if problem.block is None else f"-{problem.block.start}-{problem.block.stop - 1}")
-        around = _circumstances(world, faults)
+        around = _circumstances(config, world, faults)
         done = world.everywhere(lambda: _finished(folder, config, around, resume=resume or restarted()))
         if all(world.exchange(done)):
             return load_result(folder, problem.model)
@@ -318,8 +339,14 @@ def _greet(config: Config, world: World) -> None:
     greet(world, config.shared() | {"engine": config.engine.model_dump(exclude={"device"})})
 
 
-def _circumstances(world: World, faults: Faults | None) -> dict[str, Any]:
+def _circumstances(config: Config, world: World, faults: Faults | None) -> dict[str, Any]:
     """Return what a resumed run must find as it was."""
+    if ALGORITHMS[config.algorithm.name].asynchronous and (faults is not None or not world.alone):
+        raise Refused(
+            f"algorithm.name = {config.algorithm.name!r} with "
+            + (f"{world.size} processes" if faults is None else "simulated faults"),
+            "run it in one process without --drop, --delay, --crash and --leave: asynchrony is simulated by [clock]",
+        )
     if faults is not None and not world.alone:
         raise Refused(f"faults with {world.size} processes", "faults are for simulation in one process")
     around = {"processes": world.size, "faults": None if faults is None else dataclasses.asdict(faults)}
@@ -435,6 +462,7 @@ def _summary(job: Job, outcome: Outcome, spent: list[float | None]) -> dict[str,
         "test_data": "assumed public: metrics on it are not covered by the guarantee",
         "seconds": round(outcome.seconds, 3),
         "steps_per_second": round(outcome.steps / outcome.seconds, 3) if outcome.seconds else None,
+        "virtual_seconds": last["virtual_seconds"],
         "bytes_sent": outcome.bytes_sent,
         "faults": outcome.faults,
         "peak_memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,

@@ -75,7 +75,8 @@ def test_what_is_evaluated(tmp_path):
 def test_without_a_seed_training_data_is_not_evaluated(tmp_path):
     outcome = _training(tmp_path, seed=None, algorithm__steps=6).run()
     assert set(outcome.metrics[0]) == {
-        "step", "seconds", "consensus_error", "test_loss", "test_accuracy", "mean_node_accuracy", "worst_node_accuracy"
+        "step", "seconds", "virtual_seconds", "consensus_error", "test_loss", "test_accuracy", "mean_node_accuracy",
+        "worst_node_accuracy",
     }  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from types import SimpleNamespace
 
 import pytest
@@ -32,7 +33,7 @@ def _payments(folder, *, simulation=False, spare=40, budget=True, private=True):
         deltas=[1e-5] * 2,
         relation="zero-out",
         accountant="certified",
-        allowance=STEPS + spare if budget else None,
+        allowance=[STEPS + spare] * 2 if budget else None,
         epsilon=lambda _node, _releases: 0.0,
     )
     job = SimpleNamespace(
@@ -40,6 +41,8 @@ def _payments(folder, *, simulation=False, spare=40, budget=True, private=True):
         steps=STEPS,
         simulation=simulation,
         protection=protection,
+        released=lambda _node, k: k,
+        until=lambda _node, releases: min(STEPS, releases),
         algorithm=SimpleNamespace(private=private),
     )
     place = Folder(folder)
@@ -171,6 +174,25 @@ def test_nodes_with_unequal_rests_end_together_and_can_close(tmp_path):
     assert runs.charged(tmp_path) == [STEPS + 40, STEPS + 10]
     with _payments(tmp_path) as payments:  # closed: the richer one does not pay any more
         assert not payments.granted(50, 0)
+
+
+def test_a_node_may_release_often_in_a_step_and_another_never(tmp_path):
+    payments = _payments(tmp_path)
+    payments.job.released = lambda node, k: 100 * k * (node == 0)
+    payments.job.until = lambda node, releases: releases // 100 if node == 0 else STEPS
+    payments.job.protection = dataclasses.replace(payments.job.protection, allowance=[STEPS * 100 + 50, 0])
+    with contextlib.suppress(Crash), payments:
+        assert payments.granted(0, 0)
+        assert payments.granted(0, 0)
+        assert runs.charged(tmp_path) == [100, 0]
+        assert payments.granted(1, 0)
+        payments.sending_one(0, 199, _message(0)[0])
+        with pytest.raises(Refused, match="not paid for"):
+            payments.sending_one(0, 200, _message(0)[0])
+        with pytest.raises(Refused, match="not paid for"):
+            payments.sending_one(1, 0, _message(0)[0])
+        raise Crash
+    assert runs.charged(tmp_path) == [200, 0]
 
 
 def test_fixed_noise_has_no_budget_to_spend(tmp_path):

@@ -169,6 +169,7 @@ def test_real_records_are_not_used():
     ("given", "arguments", "told"),
     [
         ({"algorithm": {"name": "sgp", "batch": 10}}, {}, "sgp"),
+        ({"algorithm": {"name": "adp2-sgd", "batch": 10}}, {}, "one at a time"),
         ({"privacy": {"sigma": 0.0}}, {}, "sigma = 0"),
         ({}, {"canaries": 0}, "canaries = 0"),
         ({}, {"canaries": 41}, "canaries = 41"),

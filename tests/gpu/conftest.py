@@ -9,6 +9,7 @@ import torch
 
 from privsgp import graph, models
 from privsgp.algorithms import ALGORITHMS, Settings
+from privsgp.clock import Times, Waiting
 from privsgp.engine.job import Job, Learning, Protection, kappa
 
 
@@ -39,6 +40,7 @@ def small_job():
             algorithm=chosen,
             settings=settings,
             graph=graph.make("exponential", n),
+            clock=Waiting(Times(n), graph.make("exponential", n), 0.0),
             steps=steps,
             step_size=lambda k: 0.5 / (1 + k),
             device=device,

@@ -9,6 +9,7 @@ import torch
 
 from privsgp import graph
 from privsgp.engine.mix import InProcess
+from privsgp.engine.step import cycles, peers
 from privsgp.kernels import philox
 from privsgp.privacy.noise import Keyed
 
@@ -27,7 +28,6 @@ def test_noise_of_the_kernel_is_that_of_the_reference(d):
 
 @pytest.mark.parametrize("name", ["exponential", "ring", "ring-directed"])
 def test_one_pass_does_lines_8_to_14(name):
-    from privsgp.engine.step import _peers
     from privsgp.kernels.push import push
 
     n, d, gamma, step = 6, 1003, 0.3, 4
@@ -35,9 +35,9 @@ def test_one_pass_does_lines_8_to_14(name):
     x, g, noise, x_out, z_out = torch.randn(5, n, d, device=CUDA)
     w = torch.rand(n, device=CUDA, dtype=torch.float64) + 0.5
     w_out, sigma = torch.empty_like(w), torch.rand(n, device=CUDA)
-    peers, shares = _peers(network, step, CUDA)
+    senders, shares = (torch.from_numpy(a).to(CUDA) for a in peers(network, step))
     push(
-        x, g, w, out=(x_out, w_out, z_out), sigma=sigma, source=peers, share=shares,
+        x, g, w, out=(x_out, w_out, z_out), sigma=sigma, source=senders, share=shares,
         key=source.philox_key(CUDA), step=step, attempt=0, gamma=gamma,
     )  # fmt: skip
     source.fill_normal(noise, range(n), step)
@@ -45,6 +45,25 @@ def test_one_pass_does_lines_8_to_14(name):
     torch.testing.assert_close(x_out, wanted, rtol=0, atol=3e-6)
     torch.testing.assert_close(w_out, weights, rtol=0, atol=1e-12)
     torch.testing.assert_close(z_out, wanted / weights.float()[:, None], rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("step", range(4))
+@pytest.mark.parametrize(("n", "d"), [(2, 1), (6, 127), (16, 5001), (50, 1003)])
+def test_a_walk_in_place_does_the_same(n, d, step):
+    from privsgp.kernels.push import walk
+
+    gamma, network, source = 0.3, graph.make("exponential", n), Keyed(1)
+    x, g, noise = torch.randn(3, n, d, device=CUDA)
+    sigma, w = torch.rand(n, device=CUDA), torch.ones(n, device=CUDA, dtype=torch.float64)
+    source.fill_normal(noise, range(n), step)
+    wanted, weights = InProcess(network, x)(step, x - gamma * (g + sigma[:, None] * noise), w)
+    order, own, heard = (torch.from_numpy(a).to(CUDA) for a in cycles(network, step))
+    walk(
+        x, g, sigma=sigma, order=order, own=own, heard=heard,
+        key=source.philox_key(CUDA), step=step, attempt=0, gamma=gamma,
+    )  # fmt: skip
+    torch.testing.assert_close(x, wanted, rtol=0, atol=3e-6)
+    assert torch.equal(weights, w)
 
 
 @pytest.mark.parametrize("algorithm", ["privsgp-vr", "privsgp-sag", "privsgp", "sgp"])

@@ -10,7 +10,7 @@ from modules import build, cross_entropy, mlp, probe, samples
 from torch import nn
 
 from privsgp.gradient import Layout, PerSample, stack
-from privsgp.gradient.per_sample import Outer, Plain
+from privsgp.gradient.per_sample import Outer, Plain, squared_norm
 from privsgp.models import per_sample
 
 KAPPA = {torch.float32: 1e-6, torch.float64: 1e-12}
@@ -171,3 +171,18 @@ def test_an_infinite_activation_counts_as_zero_and_disturbs_no_other():
     g.clip_(0.5, torch.ones_like(mask))
     assert torch.equal(g.dense(), expected.dense())
     assert torch.equal(g.sum(), expected.sum())
+
+
+@pytest.mark.parametrize("columns", [5, 64, 160, 784])
+@pytest.mark.parametrize("scale", [0.0, 1e-25, 1e-20, 1.0, 1e9])
+def test_a_length_is_never_measured_short(columns, scale):
+    v = scale * torch.randn(3, 40, columns, generator=torch.Generator().manual_seed(0))
+    v[..., ::3] *= 1e-3
+    measured, length = squared_norm(v).sqrt(), v.double().norm(dim=-1)
+    assert (measured >= length * (1 - 1e-6)).all()
+    assert (measured <= length * (1 + 1e-6) + 1e-17).all()
+
+
+def test_a_vector_too_long_to_be_scaled_exactly_counts_as_infinite():
+    assert squared_norm(torch.full((1, 2, 160), 1e13)).isinf().all()
+    assert squared_norm(torch.full((1, 2, 160), 1e30)).isinf().all()

@@ -9,6 +9,7 @@ from privsgp import graph as graphs
 from privsgp.plan import picture, table
 from privsgp.plan.theorems import Constants
 from privsgp.planning import from_constants
+from privsgp.report import plans
 
 RESNET = Constants(25, 2.8, 500_000, 780_000)
 
@@ -73,3 +74,15 @@ def test_pictures(small_plan, tmp_path):
     picture.draw(small_plan.formula, tmp_path / "plan.png", small_plan)
     picture.draw(resnet(), tmp_path / "bound.png")
     assert all((tmp_path / name).read_bytes().startswith(b"\x89PNG") for name in ("plan.png", "bound.png"))
+
+
+def test_a_report_draws_the_same_curves_from_plan_json(small_plan):
+    found = json.loads(json.dumps(small_plan.as_json()))
+    at, c = found["curve_steps"], small_plan.chosen
+    own = next(m for m in found["methods"] if m["method"] == c.method.label)
+    assert own["bound_curve"][at.index(1024)] == small_plan.formula.bound(1024)
+    assert c.steps in at
+    assert own["noise_curve"][at.index(c.steps)] == pytest.approx(own["noise_in_average"])
+    html = plans.section(found)
+    for words in ("Bound on E‖∇f‖²", "Noise in the average model", f"K* = {c.steps}", "privsgp-sag", found["why"]):
+        assert words in html

@@ -14,7 +14,7 @@ from scipy import stats
 from privsgp.errors import Refused
 from privsgp.privacy.mechanism import SampledMean
 from privsgp.privacy.noise import Keyed, Secure
-from privsgp.privacy.sampling import _threshold, batches, capacity, draw, draw_blocks
+from privsgp.privacy.sampling import _threshold, batches, capacity, draw, draw_all, draw_blocks
 
 
 def mechanism(batch: float, samples: int, sampling: str = "poisson") -> SampledMean:
@@ -92,17 +92,38 @@ def test_draws_change_with_node_step_and_attempt():
     assert len({tuple(draw(Keyed(0), mech, *place)) for place in places}) == 4
 
 
-@given(mechanisms)
-def test_capacity_is_public_and_enough(mech):
-    room = capacity(mech)
+@pytest.mark.parametrize("source", [lambda: Keyed(3), Secure])
+@pytest.mark.parametrize("sizes", [[90, 90, 90], [90, 7, 40]])
+@pytest.mark.parametrize("sampling", ["poisson", "fixed"])
+def test_a_block_draws_what_its_nodes_would_draw_alone(source, sizes, sampling):
+    mechs, nodes = [mechanism(5, J, sampling) for J in sizes], range(4, 7)
+    drawn = draw_all(source(), mechs, nodes, 9, 2)
+    assert all(len(d) == 5 for d in drawn) or sampling == "poisson"
+    assert all((np.diff(d) > 0).all() and (d < J).all() for d, J in zip(drawn, sizes, strict=True))
+    if source is not Secure:
+        for d, mech, node in zip(drawn, mechs, nodes, strict=True):
+            np.testing.assert_array_equal(d, draw(Keyed(3), mech, node, 9, 2))
+
+
+@given(mechanisms, st.integers(1, 100))
+def test_no_capacity_in_eights_is_expected_to_cost_less(mech, nodes):
+    def cost(room):
+        return room * (1 + 2 * (1 - stats.binom.cdf(room, mech.samples, mech.rate) ** nodes))
+
+    room = capacity(mech, nodes)
     assert mech.batch <= room <= mech.samples
-    if mech.sampling == "poisson" and room < mech.samples:
-        assert room % 8 == 0
-        assert stats.binom.sf(room, mech.samples, mech.rate) < 2e-3
+    if mech.sampling == "poisson":
+        others = [size for size in (room - 8, room + 8, mech.samples) if mech.batch <= size <= mech.samples]
+        assert room % 8 == 0 or room == mech.samples
+        assert all(cost(room) <= cost(size) * (1 + 1e-9) for size in others)
 
 
-def test_capacity_of_the_papers_mnist_run():
-    assert capacity(mechanism(240, 1200)) == 296
+@pytest.mark.parametrize(
+    ("batch", "samples", "nodes", "room"),
+    [(240, 1200, 50, 288), (48, 1200, 50, 72), (25, 3125, 16, 40), (125, 3125, 16, 160), (48, 1200, 1, 64)],
+)
+def test_capacity_of_known_runs(batch, samples, nodes, room):
+    assert capacity(mechanism(batch, samples), nodes) == room
 
 
 draws = st.lists(st.sets(st.integers(0, 99)).map(lambda s: np.array(sorted(s), np.int64)), min_size=1, max_size=6)
@@ -140,10 +161,10 @@ def test_a_block_has_one_coin_and_comes_whole():
 
 def test_blocks_are_never_split_over_passes():
     mech = mechanism(20, 101)
-    room = capacity(mech, 7)
+    room = capacity(mech, 3, 7)
     assert room % 7 == 0
     assert room >= 20
-    assert capacity(mechanism(100, 101), 7) == 105
+    assert capacity(mechanism(100, 101), 3, 7) == 105
     drawn = [draw_blocks(Keyed(0), mech, node, 0, 0, size=7, dummy=101) for node in range(3)]
     for index, mask in batches(drawn, 14, dummy=101):
         first = index[:, ::7]

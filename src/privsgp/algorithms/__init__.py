@@ -1,5 +1,7 @@
 """One file per algorithm; each reads like its pseudo-code and declares what one of its messages reveals."""
 
+from privsgp.algorithms.ad_psgd import ADPSGD
+from privsgp.algorithms.adp2_sgd import ADP2SGD
 from privsgp.algorithms.algorithm import Algorithm
 from privsgp.algorithms.block import Block, Drawn, Settings, State
 from privsgp.algorithms.privsgp import PrivSGP
@@ -7,10 +9,13 @@ from privsgp.algorithms.privsgp_sag import PrivSGPSAG
 from privsgp.algorithms.privsgp_vr import PrivSGPVR
 from privsgp.algorithms.push_sum import PushSum
 from privsgp.algorithms.sgp import SGP
+from privsgp.algorithms.turns import Turns
 
-ALGORITHMS: dict[str, type[Algorithm]] = {a.name: a for a in (SGP, PrivSGP, PrivSGPVR, PrivSGPSAG)}
+ALGORITHMS: dict[str, type[Algorithm]] = {a.name: a for a in (SGP, PrivSGP, PrivSGPVR, PrivSGPSAG, ADPSGD, ADP2SGD)}
 
 __all__ = [
+    "ADP2SGD",
+    "ADPSGD",
     "ALGORITHMS",
     "SGP",
     "Algorithm",
@@ -22,4 +27,5 @@ __all__ = [
     "PushSum",
     "Settings",
     "State",
+    "Turns",
 ]

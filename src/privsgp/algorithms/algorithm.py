@@ -24,6 +24,7 @@ class Algorithm(ABC):
     private: ClassVar[bool] = True
     network: ClassVar[Network] = "directed"
     trust: ClassVar[Trust] = "per-node"
+    asynchronous: ClassVar[bool] = False  # nodes act one at a time, n events a step, with `Block.turns`
 
     def __init__(self, block: Block, settings: Settings) -> None:
         self.block = block

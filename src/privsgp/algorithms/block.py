@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
+    from privsgp.algorithms.turns import Turns
     from privsgp.gradient import PerSample, Stacked
     from privsgp.gradient.storage import Place
     from privsgp.gradient.table import Kind
@@ -83,6 +84,7 @@ class Block:
     mix: Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor]]  # lines 10-13
     release: Callable[[int, Tensor], None]  # pays for what carries the noise of step k, before any of it leaves
     step_size: Callable[[int], float]
+    turns: Turns | None = None  # where nodes act one at a time
     private: Path | None = None  # a folder for the site alone, where a table may be mapped
     prepare: Callable[[PerSample], PerSample] | None = None  # what a table makes of gradients before they are clipped
 

@@ -70,3 +70,7 @@ class Ahead:
     def uniforms(self, node: int, step: int, count: int, attempt: int = 0) -> npt.NDArray[np.uint64]:
         """Return `count` coins."""
         return self.source.uniforms(node, step, count, attempt)
+
+    def coins(self, nodes: Sequence[int], step: int, count: int, attempt: int = 0) -> npt.NDArray[np.uint64]:
+        """Return `count` coins of each node."""
+        return self.source.coins(nodes, step, count, attempt)

@@ -1,7 +1,7 @@
 """A run's folder: what is kept, where, and how nothing is ever half-written.
 
     run.json   config.toml   plan.json   metrics.jsonl   summary.json   ledger/node-<i>.jsonl
-    model.safetensors   nodes/<i>.safetensors
+    model.safetensors   nodes/<i>.safetensors   report.html
     private/      mode 0700: checkpoint.safetensors, which holds tables and anything else that depends on the data
 
 Files are written beside their place and renamed into it. A folder in use is locked; the lock dies with its process.

@@ -8,12 +8,16 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from privsgp.clock import Events
+from privsgp.errors import Refused
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from torch import Tensor, nn
 
     from privsgp.algorithms import Algorithm, Settings
+    from privsgp.clock import Waiting
     from privsgp.engine.faults import Faults
     from privsgp.graph import Graph
     from privsgp.privacy.mechanism import Mechanism, Relation
@@ -37,8 +41,8 @@ class Learning:
 class Protection:
     """What is promised: one mechanism and one budget per node, and how many releases that budget pays for.
 
-    `epsilon(node, releases)` is the certified ε of so many releases. `allowance` is K and the spare releases that
-    noise was calibrated for; None where noise was fixed by hand and ε is only reported.
+    `epsilon(node, releases)` is the certified ε of so many releases. `allowance` is, for each node, the number of its
+    releases with the spare ones, which its noise was calibrated for; None where noise was fixed by hand.
     """
 
     mechanisms: Sequence[Mechanism]
@@ -46,7 +50,7 @@ class Protection:
     deltas: Sequence[float]
     relation: Relation
     accountant: str
-    allowance: int | None
+    allowance: Sequence[int] | None
     epsilon: Callable[[int, int], float]
 
 
@@ -62,6 +66,7 @@ class Job:
     algorithm: type[Algorithm]
     settings: Settings
     graph: Graph
+    clock: Waiting | Events
     steps: int
     step_size: Callable[[int], float]
     device: torch.device
@@ -82,6 +87,14 @@ class Job:
         """The nodes of this process."""
         return range(self.nodes) if self.block is None else self.block
 
+    def released(self, node: int, k: int) -> int:
+        """Return how many releases the node makes in the first k steps: one a step, or what the clock says."""
+        return self.clock.released(node, k) if isinstance(self.clock, Events) else k
+
+    def until(self, node: int, releases: int) -> int:
+        """Return how many steps can be taken while the node releases no more than so often."""
+        return self.clock.until(node, releases) if isinstance(self.clock, Events) else min(self.steps, releases)
+
     @property
     def mechanisms(self) -> Sequence[Mechanism]:
         """The mechanisms of this process's nodes."""
@@ -99,8 +112,25 @@ def public_seed(seed: int | None, shared_hash: str, purpose: str) -> int:
     return int.from_bytes(hashlib.sha256(f"privsgp/public/{purpose}/{root}".encode()).digest())
 
 
+def use_tensor_cores(device: torch.device) -> None:
+    """Let products on a GPU round to TF32, as its convolutions do: `kappa`, which is asked after this, says so."""
+    if device.type == "cuda":
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
+
+
 def kappa(dtype: torch.dtype, device: torch.device) -> float:
     """Return the relative slack κ of the arithmetic in which gradients are clipped and summed (privacy.md)."""
     if device.type == "cuda" and (torch.backends.cuda.matmul.allow_tf32 or torch.backends.cudnn.allow_tf32):
         return 2.0**-8
     return {torch.float64: 1e-12, torch.float32: 1e-6}.get(dtype, 2.0**-8)
+
+
+def refuse_coarser(job: Job) -> None:
+    """Refuse to compute in a coarser arithmetic than the one the noise was calibrated for."""
+    now = kappa(job.dtype, job.device)
+    counted = min(mechanism.kappa for mechanism in job.mechanisms)
+    if job.algorithm.private and now > counted:
+        raise Refused(
+            f"κ = {counted:g} was counted, and this arithmetic has κ = {now:g}",
+            "leave torch.backends.*.allow_tf32 as they are while a run is prepared and trained",
+        )

@@ -16,12 +16,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from privsgp.algorithms import Block, Drawn, PushSum, State
+from privsgp.algorithms import Block, Drawn, PushSum, State, Turns
+from privsgp.clock import Events
 from privsgp.engine import checkpoint
 from privsgp.engine.ahead import Ahead
 from privsgp.engine.checkpoint import Progress
 from privsgp.engine.distributed import Across
 from privsgp.engine.evaluate import Evaluator, average, consensus_error, present
+from privsgp.engine.job import refuse_coarser
 from privsgp.engine.memory import keep_memory
 from privsgp.engine.mix import InProcess
 from privsgp.engine.payments import Payments
@@ -32,10 +34,10 @@ from privsgp.engine.stops import Diverged, Interrupted, ReplayDiffers
 from privsgp.errors import Refused
 from privsgp.gradient import Layout, stack
 from privsgp.privacy.noise import Keyed, Secure, add_noise_
-from privsgp.privacy.sampling import batches, capacity, draw, draw_blocks
+from privsgp.privacy.sampling import batches, capacity, draw, draw_all, draw_blocks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from torch import Tensor
@@ -82,10 +84,12 @@ class Training:
         if job.device.type == "cpu":
             keep_memory()
         self._drawn: tuple[int, int, list[Drawn]] | None = None
+        self._unnoted: tuple[int, Tensor] | None = None
 
     def run(self) -> Outcome:
         """Take the steps that are still to be taken, and return what came out."""
         job, started = self.job, time.perf_counter()
+        refuse_coarser(job)
         k, spent = self._begin()
         rows = self._start_metrics(k)
         with self._interruptible(), self.payments:
@@ -93,6 +97,7 @@ class Training:
             while k < job.steps and self.payments.granted(k, self.attempt):
                 try:
                     self.state = self.step(k, self.state)
+                    self._note()
                 except ReplayDiffers:
                     k = self._again(k)
                     rows = self._start_metrics(k)
@@ -220,7 +225,7 @@ class Training:
             row = self._measure(k, seconds, self.state)
         else:
             told = [accuracy for own in self.world.exchange(self._accuracies(self.state)) for accuracy in own]
-            row = {"step": k, "seconds": round(seconds, 3)} | _spread(told)
+            row = self._times(k, seconds) | _spread(told)
         if self.world.rank == 0:
             self.folder.append_metrics(row)
         self._refuse_nonsense(k, row)
@@ -233,7 +238,7 @@ class Training:
     def _measure(self, k: int, seconds: float, s: State) -> dict[str, Any]:
         """Measure all nodes on public test data; on training data only in simulation, where it is all here."""
         job, mean = self.job, average(s)
-        row: dict[str, Any] = {"step": k, "seconds": round(seconds, 3)}
+        row = self._times(k, seconds)
         row["consensus_error"] = _number(consensus_error(s))
         if job.learning.test is not None:
             test = job.learning.test
@@ -244,6 +249,9 @@ class Training:
         if job.simulation and self.world.alone:
             row["train_loss"] = _number(self._train_loss(mean))
         return row
+
+    def _times(self, k: int, seconds: float) -> dict[str, Any]:
+        return {"step": k, "seconds": round(seconds, 3), "virtual_seconds": self.job.clock.at(k)}
 
     def _accuracies(self, s: State) -> list[float]:
         """Return the test accuracy of each node's own model z_i, where there is such a thing."""
@@ -274,8 +282,16 @@ class Training:
             mix=self._mix,
             release=self._release,
             step_size=job.step_size,
+            turns=self._turns(),
             private=self.folder.checkpoint.parent,
         )
+
+    def _turns(self) -> Turns | None:
+        """Return what nodes need that act one at a time."""
+        clock = self.job.clock
+        if not isinstance(clock, Events):
+            return None
+        return Turns(clock.of, self._sample_some, self._noise_one, self._average, self._release_one)
 
     def _sample(self, k: int) -> list[Drawn]:
         drawn, self._drawn = self._drawn, None
@@ -285,14 +301,35 @@ class Training:
         return samples
 
     def _draw(self, k: int) -> list[Drawn]:
-        job = self.job
-        dummy, block = job.learning.inputs.shape[1] - 1, job.settings.block_size
-        by_block = functools.partial(draw_blocks, size=block, dummy=dummy)
-        samples = draw if block == 1 else by_block
-        draws = [samples(self.source, m, i, k, self.attempt) for i, m in zip(job.here, job.mechanisms, strict=True)]
-        size = max(capacity(m, block) for m in job.protection.mechanisms)  # of all nodes: the same wherever one lives
-        passes = batches(draws, size, dummy)
-        return [Drawn(*(self._placed(a) for a in one)) for one in passes]
+        job, block = self.job, self.job.settings.block_size
+        if block == 1:
+            return self._passes(draw_all(self.source, job.mechanisms, job.here, k, self.attempt))
+        each = zip(job.here, job.mechanisms, strict=True)
+        by_block = functools.partial(draw_blocks, size=block, dummy=self._dummy)
+        return self._passes([by_block(self.source, m, i, k, self.attempt) for i, m in each])
+
+    def _sample_some(self, numbers: Mapping[int, int]) -> list[Drawn]:
+        """Draw for some nodes, each by the number of its own gradient."""
+        nothing, mechanisms = np.empty(0, np.int64), self.job.protection.mechanisms
+        draws = [
+            draw(self.source, mechanisms[i], i, numbers[i], self.attempt) if i in numbers else nothing
+            for i in self.job.here
+        ]
+        return self._passes(draws)
+
+    @property
+    def _dummy(self) -> int:
+        return self.job.learning.inputs.shape[1] - 1
+
+    def _passes(self, draws: Sequence[np.ndarray[Any, Any]]) -> list[Drawn]:
+        passes = [self._placed(rows) for rows, _ in batches(draws, self._slots, self._dummy)]
+        return [Drawn(rows, rows != self._dummy) for rows in passes]
+
+    @functools.cached_property
+    def _slots(self) -> int:
+        """The size of a batch, by the mechanisms of all nodes: it is the same wherever one lives."""
+        block = self.job.settings.block_size
+        return max(capacity(m, self.job.nodes, block) for m in set(self.job.protection.mechanisms))
 
     def _placed(self, values: np.ndarray[Any, Any]) -> Tensor:
         """Copy to the device; from page-locked memory nobody has to wait for the copy."""
@@ -304,6 +341,11 @@ class Training:
         if any(sigma):
             add_noise_(g, self.source, self.job.here, k, sigma=sigma, attempt=self.attempt)
 
+    def _noise_one(self, i: int, number: int, g: Tensor) -> None:
+        sigma = self.job.protection.mechanisms[i].sigma
+        if sigma:
+            add_noise_(g, self.source, [i], number, sigma=[sigma], attempt=self.attempt)
+
     def _meanwhile(self, k: int) -> None:
         """Draw the next step's samples and noise while the messages of step k travel."""
         if k + 1 < self.job.steps:
@@ -312,11 +354,33 @@ class Training:
                 self.source.prepare(self.state.x, k + 1, self.attempt)
 
     def _release(self, k: int, message: Tensor) -> None:
-        self.payments.sending(k, message)
+        """Note the messages of step k before they leave. In one process nothing leaves before the step is over."""
+        self._unnoted = k, message
+        if not isinstance(self.transport, InProcess):
+            self._note()
+
+    def _note(self, meanwhile: Callable[[], None] = lambda: None) -> None:
+        """Hash what was released and write it down, while one of two cores may do something else."""
+        noted, self._unnoted = self._unnoted, None
+        if noted is not None:
+            self.payments.sending(*noted, meanwhile)
+
+    def _release_one(self, i: int, number: int, message: Tensor) -> None:
+        self.payments.sending_one(i, number, message)
+
+    def _average(self, i: int, j: int, x: Tensor) -> None:
+        """Let i and j send each other their models, and both take the mean."""
+        x[i].add_(x[j]).div_(2)
+        x[j] = x[i]
+        self.bytes_sent += 2 * x[i].nbytes if i != j else 0
 
     def _mix(self, k: int, x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
         self._count_bytes(k, x)
-        return self.transport(k, x, w)
+        if self._unnoted is None:
+            return self.transport(k, x, w)
+        mixed: list[tuple[Tensor, Tensor]] = []
+        self._note(lambda: mixed.append(self.transport(k, x, w)))
+        return mixed[0]
 
     def _count_bytes(self, k: int, x: Tensor) -> None:
         number = 8 if isinstance(self.transport, Robust) else x.element_size()

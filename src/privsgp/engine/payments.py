@@ -1,9 +1,12 @@
 """The nodes' ledgers during a run: every release is paid for, durably, before its message leaves.
 
-Steps are paid for a few at a time. After a crash, what was reserved counts as spent. With a seed the same noise comes
-again, so a repeated step is the same message and goes out free; if its bytes differ (another machine, another version)
-it is not sent, and everything since the checkpoint is redone with fresh noise and charged. Without a seed noise is
-always fresh, so every repeated step is a new release at its next attempt (privacy.md, "Crashes").
+Steps are paid for a few at a time, and in a ledger a step is the number of a release of its node: where nodes act one
+at a time, each has made as many as the clock says, and several or none in one step of the run.
+
+After a crash, what was reserved counts as spent. With a seed the same noise comes again, so a repeated step is the same
+message and goes out free; if its bytes differ (another machine, another version) it is not sent, and everything since
+the checkpoint is redone with fresh noise and charged. Without a seed noise is always fresh, so every repeated step is a
+new release at its next attempt (privacy.md, "Crashes").
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ from privsgp.privacy.ledger import MOST_AHEAD, Header, Ledger, together
 from privsgp.threads import shared_out
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable
 
     from torch import Tensor
 
@@ -58,27 +61,37 @@ class Payments:
             return True
         if self._reach is None:  # asked once: all processes count on from there alike
             self._reach = min(self.world.exchange(min(self._reach_of(ledger, k, attempt) for ledger in self.ledgers)))
-        count = min(self._ahead, self._reach - k)
-        if count <= 0:
+        stop = min(self._stop(k), self._reach)
+        if stop <= k:
             return False
-        paid = together(self.ledgers, lambda ledger: self._pay(ledger, k, count, attempt))
+        paid = together(self.ledgers, lambda ledger: self._pay(ledger, k, stop, attempt))
         self._attempts = [at for _, at in paid]
-        self._until = k + min(steps for steps, _ in paid)
+        self._until = stop if all(whole for whole, _ in paid) else k
         return k < self._until
 
-    def sending(self, k: int, x: Tensor) -> None:
-        """Note the messages of step k, just before they leave."""
-        digests = shared_out(_digests, list(x)) if self.ledgers else []
-        for ledger, attempt, digest in zip(self.ledgers, self._attempts, digests, strict=True):
-            if ledger.segment.sent_at(k) != attempt:
-                ledger.sent(k, attempt, digest)
-            elif ledger.digest_of(k) != digest:
-                raise ReplayDiffers
+    def sending(self, k: int, x: Tensor, meanwhile: Callable[[], None] = lambda: None) -> None:
+        """Note the messages of step k, just before they leave; where they stay in this process, mix `meanwhile`."""
+        hashed = self.ledgers and x.device.type == "cpu"  # from a GPU the bytes never come to the host
+        digests = shared_out(_digest, list(x) if hashed else [], meanwhile) or [""] * len(self.ledgers)
+        for place, digest in enumerate(digests):
+            self._note(place, k, digest)
+
+    def sending_one(self, node: int, number: int, message: Tensor) -> None:
+        """Note one node's message, by the number of its release."""
+        if self.ledgers:
+            self._note(node - self.job.here.start, number, _digest(message) if message.device.type == "cpu" else "")
+
+    def _note(self, place: int, number: int, digest: str) -> None:
+        ledger, attempt = self.ledgers[place], self._attempts[place]
+        if ledger.segment.sent_at(number) != attempt:
+            ledger.sent(number, attempt, digest)
+        elif ledger.digest_of(number) != digest:
+            raise ReplayDiffers
 
     def attempt(self, k: int) -> int:
         """Return at which attempt a simulation goes on from step k: a killed process may have begun a new one."""
         ledgers = self.ledgers if self.job.simulation else []
-        begun = [ledger.next_attempt(step) - 1 for ledger in ledgers for step in range(k, self.job.steps)]
+        begun = [ledger.next_attempt(number) - 1 for ledger in ledgers for number in self._between(ledger, k)]
         return max(begun, default=0)
 
     def rewind(self) -> None:
@@ -89,54 +102,71 @@ class Payments:
     def announce(self, k: int, attempt: int) -> None:
         """Pay for step k at a new attempt: all processes take it up from the ledgers when they begin again."""
         self.rewind()
-        together(self.ledgers, lambda ledger: ledger.reserve(k, 1, attempt))
+        together(self.ledgers, lambda ledger: ledger.reserve(self._between(ledger, k).start, 1, attempt))
         self._announced = True
 
     def releases(self) -> list[int]:
         """Return how many releases each node is charged for."""
         return self._spent
 
-    @property
-    def _ahead(self) -> int:
-        """Pay few steps ahead where a crash would have to be paid from the spare; half of it goes to checkpoints."""
-        allowance = self.job.protection.allowance
-        if self.job.simulation or allowance is None:
-            return MOST_AHEAD
-        return max(1, min(MOST_AHEAD, (allowance - self.job.steps) // 2))
+    def _between(self, ledger: Ledger, first: int, stop: int | None = None) -> range:
+        """Return the numbers of a node's releases in the steps first … stop − 1, or to the end."""
+        node = ledger.segment.header.node
+        return range(*(self.job.released(node, k) for k in (first, self.job.steps if stop is None else stop)))
+
+    def _stop(self, k: int) -> int:
+        """Return the step up to which to pay: not far where a crash would be paid from the spare.
+
+        Half of the spare goes to checkpoints.
+        """
+        job, ends = self.job, []
+        for node in job.here:
+            allowance = None if job.simulation or job.protection.allowance is None else job.protection.allowance[node]
+            spare = MOST_AHEAD if allowance is None else (allowance - job.released(node, job.steps)) // 2
+            ends.append(job.until(node, job.released(node, k) + max(1, min(MOST_AHEAD, spare))))
+        return max(k + 1, min(ends))
 
     def _reach_of(self, ledger: Ledger, k: int, attempt: int) -> int:
         """Return the step up to which a node can pay; a simulation goes on for nothing over steps already paid for."""
-        K, left = self.job.steps, ledger.segment.left
+        left, numbers = ledger.segment.left, self._between(ledger, k)
         if ledger.segment.closed:
             return k
-        paid = ledger.paid(k, K - k, attempt) if self.job.simulation else 0
-        return K if left is None else min(K, k + paid + left)
+        if left is None:
+            return self.job.steps
+        paid = ledger.paid(numbers.start, len(numbers), attempt) if self.job.simulation else 0
+        return self.job.until(ledger.segment.header.node, numbers.start + paid + left)
 
-    def _pay(self, ledger: Ledger, first: int, count: int, attempt: int) -> tuple[int, int]:
-        """Return how many steps from `first` on are paid for, and at which attempt."""
+    def _pay(self, ledger: Ledger, k: int, stop: int, attempt: int) -> tuple[bool, int]:
+        """Pay for the steps k … stop − 1; return whether all of them are paid for, and at which attempt."""
+        numbers = self._between(ledger, k, stop)
         if not self.job.simulation:
-            attempt = max(ledger.next_attempt(step) for step in range(first, first + count))
-            return ledger.reserve(first, count, attempt), attempt
-        if paid := ledger.paid(first, count, attempt):
-            return paid, attempt
-        unpaid = next((n for n in range(count) if ledger.next_attempt(first + n) > attempt), count)
-        return ledger.reserve(first, unpaid, attempt), attempt
+            attempt = max((ledger.next_attempt(number) for number in numbers), default=0)
+        while numbers:
+            paid = ledger.paid(numbers.start, len(numbers), attempt) if self.job.simulation else 0
+            paid = paid or ledger.reserve(numbers.start, self._unpaid(ledger, numbers, attempt), attempt)
+            if not paid:
+                break
+            numbers = numbers[paid:]
+        return not numbers, attempt
+
+    def _unpaid(self, ledger: Ledger, numbers: range, attempt: int) -> int:
+        """Return how many from the first on were not paid for at this attempt."""
+        return next((at for at, number in enumerate(numbers) if ledger.next_attempt(number) > attempt), len(numbers))
 
     def _header(self, i: int) -> Header:
         p, job = self.job.protection, self.job
-        epsilon = p.budgets[i]
+        epsilon, releases = p.budgets[i], job.released(i, job.steps)
         return Header(
             node=i,
             run=self.folder.run or "",
             mechanism=p.mechanisms[i].describe(),
             budget=None if epsilon is None else {"epsilon": epsilon, "delta": p.deltas[i]},
             relation=p.relation,
-            steps=job.steps,
-            spare=0 if p.allowance is None else p.allowance - job.steps,
+            steps=releases,
+            spare=0 if p.allowance is None else p.allowance[i] - releases,
             simulation=job.simulation,
         )
 
 
-def _digests(messages: Sequence[Tensor]) -> list[str]:
-    """Return the messages' SHA-256; on a GPU the bytes never come to the host, and none is noted."""
-    return [hashlib.sha256(m.numpy().data).hexdigest() if m.device.type == "cpu" else "" for m in messages]
+def _digest(message: Tensor) -> str:
+    return hashlib.sha256(message.numpy().data).hexdigest()

@@ -1,8 +1,8 @@
 """One step on a GPU, for a simulation whose nodes are all here: the lines of `PushSum.step`, with fewer launches.
 
 Lines 6 and 7 of a small model are a hundred little kernels, whose launches would take longer than they do: they are
-recorded once as a CUDA graph and replayed. Lines 8 to 14 are one kernel (`privsgp.kernels.push`). Nothing here waits
-for the device, and buffers are allocated once.
+recorded once as a CUDA graph and replayed. Lines 8 to 14 are one kernel (`privsgp.kernels.push`); where all w stay 1,
+as on the paper's graph, it works in place and z is x. Nothing here waits for the device; buffers are allocated once.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from privsgp.gradient.rules import Ruled
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from numpy.typing import NDArray
     from torch import Tensor
 
     from privsgp.graph import Graph
@@ -29,8 +30,6 @@ if TYPE_CHECKING:
 
 # A receiver draws its senders' noise again: beyond a few of them, to write messages down is cheaper.
 _MOST_SENDERS = 4
-# Above so many weights the kernels take longer than their launches, and a graph would only hold memory.
-_MOST_RECORDED = 1 << 25
 _WARM_UP = 3
 
 
@@ -47,25 +46,42 @@ class OnDevice:
     """Takes steps as `PushSum.step` does.
 
     `announce(k, x)` is called before the messages of step k exist and returns the attempt they are made at. Each call
-    overwrites the z of the state before, and its x at the next but one.
+    overwrites the z of the state before, and its x at the next but one, or at once where z is x.
     """
 
     def __init__(self, algorithm: PushSum, graph: Graph, source: Keyed, like: Tensor, announce: Announce) -> None:
         self.algorithm, self.block, self.graph, self.announce = algorithm, algorithm.block, graph, announce
-        small = like.numel() <= _MOST_RECORDED and isinstance(self.block.gradient, Ruled)
-        self.direction = Recorded(algorithm) if small else algorithm.direction
+        self.direction = Recorded(algorithm) if isinstance(self.block.gradient, Ruled) else algorithm.direction
         self._key = source.philox_key(like.device)
         self._sigma = torch.tensor([m.sigma for m in self.block.mechanisms], device=like.device)
-        self._peers = [_peers(graph, k, like.device) for k in range(graph.period or 1)]
+        period = range(graph.period or 1)
+        self._peers = [[torch.from_numpy(a).to(like.device) for a in peers(graph, k)] for k in period]
+        walks = [cycles(graph, k) for k in period]
+        self._walks = [[torch.from_numpy(a).to(like.device) for a in walk] for walk in walks if walk is not None]
+        self._in_place = len(self._walks) == len(walks)
         self._spare: tuple[Tensor, Tensor] | None = None
 
     def __call__(self, k: int, s: State) -> State:
         """Take step k."""
+        batch = self.block.sample(k)  # 5
+        z = s.x if self._in_place else s.z
+        g = self.direction(z, batch)  # 6-7
+        attempt = self.announce(k, s.x)
+        return self._walk(k, s, g, attempt) if self._in_place else self._push(k, s, g, attempt)  # 8-14
+
+    def _walk(self, k: int, s: State, g: Tensor, attempt: int) -> State:
+        from privsgp.kernels.push import walk
+
+        order, own, heard = self._walks[k % len(self._walks)]
+        walk(
+            s.x, g, sigma=self._sigma, order=order, own=own, heard=heard, key=self._key,
+            step=k, attempt=attempt, gamma=self.block.step_size(k),
+        )  # fmt: skip
+        return State(s.x, s.w, s.x)
+
+    def _push(self, k: int, s: State, g: Tensor, attempt: int) -> State:
         from privsgp.kernels.push import push
 
-        batch = self.block.sample(k)  # 5
-        g = self.direction(s.z, batch)  # 6-7
-        attempt = self.announce(k, s.x)
         x, w = self._spare or (torch.empty_like(s.x), torch.empty_like(s.w))
         source, share = self._peers[k % len(self._peers)]
         push(
@@ -79,6 +95,9 @@ class OnDevice:
 class Recorded:
     """An algorithm's direction as a CUDA graph, for batches of one pass and for as long as its memory stays in place.
 
+    A graph keeps the memory of a step for itself. Where that does not fit beside the memory of a step of two passes,
+    nothing is recorded: such steps are long enough to hide their launches.
+
     Assumes: the direction keeps what it remembers in `arrays()`, and changes it in place.
     """
 
@@ -86,6 +105,7 @@ class Recorded:
         self.algorithm = algorithm
         self._where: tuple[int, ...] = ()
         self._calls = 0
+        self._fits = True
         self._graph: torch.cuda.CUDAGraph | None = None
         self._batch: Drawn
         self._g: Tensor
@@ -96,11 +116,13 @@ class Recorded:
         where = tuple(t.data_ptr() for t in (z, *kept))
         if where != self._where:
             self._where, self._calls, self._graph = where, 0, None
+            self._fits = all(t.device == z.device for t in kept)
         self._calls += 1
-        if len(batch) > 1 or self._calls <= _WARM_UP or any(t.device != z.device for t in kept):
+        if len(batch) == 1 and self._calls > _WARM_UP and self._fits and self._graph is None:
+            self._fits = _twice_a_step_fits()
+            self._graph = self._record(z, batch[0]) if self._fits else None
+        if len(batch) > 1 or self._graph is None:
             return self.algorithm.direction(z, batch)
-        if self._graph is None:
-            self._graph = self._record(z, batch[0])
         for place, drawn in zip(self._batch, batch[0], strict=True):
             place.copy_(drawn)
         self._graph.replay()
@@ -116,11 +138,47 @@ class Recorded:
         return graph
 
 
-def _peers(graph: Graph, k: int, device: torch.device) -> tuple[Tensor, Tensor]:
+def _twice_a_step_fits() -> bool:
+    """Tell whether twice the memory that steps have taken at most is free; it is asked after a few of them."""
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    return 2 * (torch.cuda.max_memory_allocated() - torch.cuda.memory_allocated()) <= torch.cuda.mem_get_info()[0]
+
+
+def peers(graph: Graph, k: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
     """Return who node i hears from, in order, and which shares: both [n, most]; a share of 0 fills up."""
     edges = graph.edges(k)
     rank = np.arange(len(edges.target)) - np.searchsorted(edges.target, edges.target)
     source = np.tile(np.arange(graph.nodes)[:, None], (1, rank.max() + 1))
     share = np.zeros(source.shape, np.float32)
     source[edges.target, rank], share[edges.target, rank] = edges.source, edges.shares(np.float32)
-    return torch.from_numpy(source).to(device), torch.from_numpy(share).to(device)
+    return source, share
+
+
+def cycles(graph: Graph, k: int) -> tuple[NDArray[np.int64], NDArray[np.float32], NDArray[np.float32]] | None:
+    """Return the cycles, all of one length, along which messages go at step k, and the shares of own and heard ones.
+
+    None unless every node hears from itself and one other, everybody is heard, and no w that is 1 changes.
+    """
+    source, share = peers(graph, k)
+    own = source == np.arange(graph.nodes)[:, None]
+    if source.shape[1] != 2 or (own.sum(1) != 1).any() or (share.sum(1, dtype=np.float64) != 1).any():
+        return None
+    heard, after = source[~own], np.argsort(source[~own])
+    if (heard[after] != np.arange(graph.nodes)).any():
+        return None
+    found = _orbits(after)
+    lengths = {len(orbit) for orbit in found}
+    return (np.array(found), share[own], share[~own]) if len(lengths) == 1 else None
+
+
+def _orbits(after: NDArray[np.int64]) -> list[list[int]]:
+    """Split a permutation into its cycles."""
+    orbits, left = [], set(range(len(after)))
+    while left:
+        orbit = [min(left)]
+        while (following := int(after[orbit[-1]])) != orbit[0]:
+            orbit.append(following)
+        orbits.append(orbit)
+        left.difference_update(orbit)
+    return orbits

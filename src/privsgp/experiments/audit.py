@@ -121,6 +121,11 @@ def audit(
         raise Refused(f"confidence = {confidence}", "take a probability, such as 0.95")
     if not config.private:
         raise Refused(f"algorithm.name = {config.algorithm.name!r}", "it promises nothing: audit a private algorithm")
+    if ALGORITHMS[config.algorithm.name].asynchronous:
+        raise Refused(
+            f"an audit of algorithm.name = {config.algorithm.name!r}, whose nodes act one at a time",
+            "audit 'privsgp' with the same [privacy]: what a node releases is the same",
+        )
     problem = training.load_problem(config, data_dir)
     rng = np.random.Generator(np.random.Philox(seed))
     # Only SAGA sends changes of a gradient: two lures in turn keep them large. Elsewhere one steady gradient is worst.

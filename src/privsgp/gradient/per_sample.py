@@ -7,6 +7,7 @@ is kept plain. The clip is over the *whole* gradient: all pieces share one norm 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
@@ -224,15 +225,17 @@ def squared_norm(v: Tensor) -> Tensor:
 
 
 def _shortened(v: Tensor) -> Tensor:
-    """Return norms of short pieces of v instead, on a GPU, where float64 would be a copy of everything.
+    """Return norms of short pieces of v instead, where float64 would be a copy of everything.
 
-    Sums of 64 squares round by less than κ; a square that overflows stands for a vector that counts as infinite.
+    Sums of 16 squares round by less than κ in any order, those of 64 as a GPU adds them. A square that overflows
+    stands for a vector that counts as infinite; for squares too small to be seen the most that they can be is added.
     """
-    pieces = v.shape[-1] // 64
-    if not v.is_cuda or v.shape[-1] % 64 or pieces < 2:
+    size = 64 if v.is_cuda else 16
+    pieces = v.shape[-1] // size
+    if v.dtype != torch.float32 or v.shape[-1] % size or pieces < 2:
         return v
-    short: Tensor = torch.linalg.vector_norm(v.reshape(*v.shape[:-1], pieces, 64), dim=-1)
-    return short
+    short: Tensor = torch.linalg.vector_norm(v.reshape(*v.shape[:-1], pieces, size), dim=-1)
+    return short.add_(math.sqrt(size * torch.finfo(v.dtype).tiny))
 
 
 def scaled(v: Tensor, factor: Tensor) -> Tensor:

@@ -100,16 +100,27 @@ def _bytes(size: float) -> str:
 
 def gather(table: Tensor, rows: Tensor) -> Tensor:
     """Return table[i, rows[i, j]] on the device of `rows`, wherever the table lies."""
-    there = rows.to(table.device)
-    flat = (there + _nodes(there) * table.shape[1]).flatten()
-    return table.flatten(0, 1).index_select(0, flat).view(*rows.shape, *table.shape[2:]).to(rows.device)
+    return table.flatten(0, 1).index_select(0, _flat(table, rows)).view(*rows.shape, *table.shape[2:]).to(rows.device)
+
+
+def gather_like(table: Tensor, rows: Tensor, like: Tensor) -> Tensor:
+    """Return `gather`'s numbers in the precision of `like`, and as it lies: models first, or samples first."""
+    if like.stride(0) >= like.stride(1):
+        return gather(table, rows).to(like.dtype)
+    flat = _flat(table, rows).view(rows.shape).t().flatten()
+    found = table.flatten(0, 1).index_select(0, flat).to(rows.device, like.dtype)
+    return found.view(rows.shape[1], rows.shape[0], *table.shape[2:]).transpose(0, 1)
 
 
 def scatter(table: Tensor, rows: Tensor, value: Tensor) -> None:
-    """table[i, rows[i, j]] = value[i, j]."""
+    """table[i, rows[i, j]] = value[i, j]; a row that occurs twice must get the same value."""
+    flat, value = _flat(table, rows).view(rows.shape), value.to(table.dtype)
+    if value.stride(0) < value.stride(1):
+        flat, value = flat.t(), value.transpose(0, 1)
+    table.flatten(0, 1).index_copy_(0, flat.flatten(), value.flatten(0, 1).to(table.device))
+
+
+def _flat(table: Tensor, rows: Tensor) -> Tensor:
+    """Number the rows of all nodes' tables through, [m · b]."""
     there = rows.to(table.device)
-    table[_nodes(there), there] = value.to(table.device, table.dtype)
-
-
-def _nodes(rows: Tensor) -> Tensor:
-    return torch.arange(rows.shape[0], device=rows.device)[:, None]
+    return (there + torch.arange(len(there), device=table.device)[:, None] * table.shape[1]).flatten()

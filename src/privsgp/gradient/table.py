@@ -15,7 +15,7 @@ from torch import Tensor
 
 from privsgp.errors import Refused
 from privsgp.gradient.per_sample import PerSample, Piece, Plain, clip_pieces_, sum_pieces
-from privsgp.gradient.storage import Storage, gather, scatter
+from privsgp.gradient.storage import Storage, gather, gather_like, scatter
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -59,7 +59,7 @@ class Part:
         """Return the stored gradients of the samples `rows` [m, b]; `like` brings the input where that is the data."""
         like = self.like(like)
         factors = like.factors()
-        return like.with_factors({name: gather(a, rows).to(factors[name].dtype) for name, a in self.arrays.items()})
+        return like.with_factors({name: gather_like(a, rows, factors[name]) for name, a in self.arrays.items()})
 
     def store(self, rows: Tensor, piece: Piece) -> None:
         """Replace the stored gradients of the samples `rows`."""

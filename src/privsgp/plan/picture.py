@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from privsgp.errors import Refused
-from privsgp.plan import theorems
+from privsgp.plan.record import SHOWN
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -18,7 +17,6 @@ if TYPE_CHECKING:
 _COLOURS = ("#2f6fb0", "#e07b39", "#3a9b6e", "#b5478a")
 _INK = "#263238"
 _POINTS = 33
-_SHOWN = 64, 4096  # the K of a plan's picture
 
 
 def draw(formula: Formula, path: str | Path, plan: Plan | None = None) -> None:
@@ -43,25 +41,15 @@ def draw(formula: Formula, path: str | Path, plan: Plan | None = None) -> None:
 
 def _bound(axis: Axes, formula: Formula, noises: dict[str, Noise], plan: Plan | None) -> None:
     """Theorem 1's bound over the K that a plan chooses from, or around K* of the bound."""
-    steps = _steps(*_SHOWN) if plan else _steps(max(1, formula.steps / 16), formula.steps * 16)
-    n = formula.network.nodes
+    steps = SHOWN if plan else _steps(max(1, formula.steps / 16), formula.steps * 16)
     for colour, (label, noise) in zip(_COLOURS, noises.items(), strict=False):
-        values = [
-            theorems.bound(formula.constants, n, formula.dim, K, [noise.common(K) ** 2] * n) for K in steps
-        ]  # fmt: skip
-        axis.plot(steps, values, color=colour, label=label, linewidth=1.8)
+        axis.plot(steps, [formula.bound(K, noise) for K in steps], color=colour, label=label, linewidth=1.8)
     _dress(axis, "bound on E‖∇f‖² (Theorem 1)", plan.chosen.steps if plan else formula.steps)
 
 
 def _noise(axis: Axes, plan: Plan) -> None:
-    """The noise at the method's own γK: flat where more steps gain nothing."""
-    steps = _steps(*_SHOWN)
     for colour, c in zip(_COLOURS, plan.choices, strict=False):
-        scale = c.distance * math.sqrt(c.response / plan.network.nodes)
-        axis.plot(
-            steps, [scale * c.noise.common(K) / math.sqrt(K) for K in steps],
-            color=colour, label=c.method.label, linewidth=1.8,
-        )  # fmt: skip
+        axis.plot(SHOWN, plan.noise_curve(c), color=colour, label=c.method.label, linewidth=1.8)
         axis.plot([c.steps], [plan.deviation(c)], "o", color=colour, markersize=6)
     _dress(axis, "noise in the average model, per coordinate", plan.chosen.steps)
     axis.set(yscale="linear", ylim=(0, None))

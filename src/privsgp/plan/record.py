@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from privsgp.plan.theorems import Constants
 
 VERSION = 1
+SHOWN = [round(64 * 2 ** (i / 4)) for i in range(25)]  # the K of a plan's curves
 WIDEST = 4.0**10  # the K between 1 and this among which the bound's valley is looked for
 
 
@@ -51,10 +52,10 @@ class Formula:
             return max(1, round(self.published_steps))
         return max(1, round(theorems.minimise(self.bound, 1.0, WIDEST, precision=1e-2)))
 
-    def bound(self, steps: float) -> float:
-        """Return Theorem 1's bound after so many steps."""
-        n = self.network
-        return theorems.bound(self.constants, n.nodes, self.dim, steps, [self.noise.common(steps) ** 2] * n.nodes)
+    def bound(self, steps: float, noise: Noise | None = None) -> float:
+        """Return Theorem 1's bound after so many steps, with this formula's noise or another method's."""
+        n, sigma = self.network.nodes, (noise or self.noise).common(steps)
+        return theorems.bound(self.constants, n, self.dim, steps, [sigma**2] * n)
 
     @cached_property
     def log_least_steps(self) -> float:
@@ -138,6 +139,11 @@ class Plan:
         variance = noise.average_variance(self._step(choice), choice.steps, common)
         return math.sqrt(choice.response * variance)
 
+    def noise_curve(self, choice: Choice) -> list[float]:
+        """Return the noise in the average model by K at the method's own γK: flat where more steps gain nothing."""
+        scale = choice.distance * math.sqrt(choice.response / self.network.nodes)
+        return [scale * choice.noise.common(K) / math.sqrt(K) for K in SHOWN]
+
     def spread(self) -> float:
         """Return how far a coordinate of a node's own model is from the average, from noise alone."""
         c = self.chosen
@@ -184,6 +190,7 @@ class Plan:
             "bytes_sent_per_node": costs.bytes_sent_per_node(f.graph, f.dim, c.steps),
             "seconds": self.seconds,
             "table_bytes": self.table_bytes,
+            "curve_steps": SHOWN,
             "methods": [self._method(choice) for choice in self.choices],
             "warnings": self.warnings,
         }
@@ -196,6 +203,8 @@ class Plan:
             "sigma": choice.noise.common(choice.steps),
             "noise_in_average": self.deviation(choice),
             "score": choice.score,
+            "bound_curve": [self.formula.bound(K, choice.noise) for K in SHOWN],
+            "noise_curve": self.noise_curve(choice),
         }
 
 

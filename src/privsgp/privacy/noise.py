@@ -31,6 +31,7 @@ PURPOSES = ("noise", "coins")
 # Columns of a row made at a time: the buffers fit a core's cache. It is part of what `Keyed` promises to repeat.
 _PIECE = 1 << 16
 _BLOCK_BYTES = 64
+_NONCE = struct.Struct("<4I")
 _ZEROS = memoryview(bytes(8 * _PIECE))
 
 # The grid of `snap_` is about σ/16: it adds less than 0.07 % to the variance.
@@ -50,33 +51,49 @@ class Source(Protocol):
     def uniforms(self, node: int, step: int, count: int, attempt: int = 0) -> npt.NDArray[np.uint64]:
         """Return `count` coins, uniform on 0 … 2⁶⁴ − 1."""
 
+    def coins(self, nodes: Sequence[int], step: int, count: int, attempt: int = 0) -> npt.NDArray[np.uint64]:
+        """Return the `uniforms` of several nodes, [m, count]."""
+
 
 class _Streams:
     """What the two sources share: words from ChaCha20, normals by Box–Muller."""
 
     def __init__(self, keys: Mapping[str, bytes]) -> None:
         self._keys = keys
+        self._ciphers: dict[str, Any] = {}  # one a purpose: coins are drawn while another thread draws noise
 
     def uniforms(self, node: int, step: int, count: int, attempt: int = 0) -> npt.NDArray[np.uint64]:
         """Return `count` coins, uniform on 0 … 2⁶⁴ − 1."""
-        coins = np.empty(count, np.uint64)
-        self._read(coins, "coins", (node, step, attempt))
+        coins: npt.NDArray[np.uint64] = self.coins([node], step, count, attempt)[0]
+        return coins
+
+    def coins(self, nodes: Sequence[int], step: int, count: int, attempt: int = 0) -> npt.NDArray[np.uint64]:
+        """Return the `uniforms` of several nodes, [m, count]."""
+        coins = np.empty((len(nodes), count), np.uint64)
+        for row, node in zip(coins, nodes, strict=True):
+            self._read(row, "coins", (node, step, attempt))
         return coins
 
     def _read(self, words: npt.NDArray[Any], purpose: str, draw: tuple[int, int, int], block: int = 0) -> None:
         """Fill `words` with the key stream of a purpose's (node, step, attempt), from its 64-byte `block` on."""
+        node, step, attempt = draw
+        # Past 2³² blocks the counter would run into the node's field, and streams would meet.
+        last = block + words.nbytes // _BLOCK_BYTES
+        if min(draw) < 0 or max(*draw, last) >> 32:
+            _refuse_wide(node=node, step=step, attempt=attempt, block=last)
+        encryptor = self._ciphers.get(purpose) or self._cipher(purpose)
+        encryptor.reset_nonce(_NONCE.pack(block, node, step, attempt))
+        target = words.data.cast("B")
+        while target:
+            part, target = target[: len(_ZEROS)], target[len(_ZEROS) :]
+            encryptor.update_into(_ZEROS[: len(part)], part)
+
+    def _cipher(self, purpose: str) -> Any:  # noqa: ANN401 - cryptography is imported late
+        """Make a purpose's cipher, once: to give it another nonce takes a third of the time."""
         from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 
-        node, step, attempt = draw
-        _refuse_wide(node=node, step=step, attempt=attempt)
-        # Past 2³² blocks the counter would run into the node's field, and streams would meet.
-        _refuse_wide(block=block + words.nbytes // _BLOCK_BYTES)
-        nonce = struct.pack("<4I", block, node, step, attempt)
-        encryptor = Cipher(algorithms.ChaCha20(self._keys[purpose], nonce), mode=None).encryptor()
-        target = words.data.cast("B")
-        for start in range(0, len(target), len(_ZEROS)):
-            part = target[start : start + len(_ZEROS)]
-            encryptor.update_into(_ZEROS[: len(part)], part)
+        first = algorithms.ChaCha20(self._keys[purpose], _NONCE.pack(0, 0, 0, 0))
+        return self._ciphers.setdefault(purpose, Cipher(first, mode=None).encryptor())
 
     def _normals(
         self, out: npt.NDArray[Any], nodes: Sequence[int], step: int, attempt: int, real: type[np.floating[Any]]
@@ -198,10 +215,11 @@ class Secure(_Streams):
             self._normals(host.numpy(), nodes, step, attempt, np.float64)
             out.copy_(host)
 
-    def uniforms(self, node: int, step: int, count: int, attempt: int = 0) -> npt.NDArray[np.uint64]:
-        """Return `count` coins, uniform on 0 … 2⁶⁴ − 1; those of one (node, step, attempt) can be drawn once."""
-        self._claim("coins", node, step, attempt)
-        return super().uniforms(node, step, count, attempt)
+    def coins(self, nodes: Sequence[int], step: int, count: int, attempt: int = 0) -> npt.NDArray[np.uint64]:
+        """Return the `uniforms` of several nodes; those of one (node, step, attempt) can be drawn once."""
+        for node in nodes:
+            self._claim("coins", node, step, attempt)
+        return super().coins(nodes, step, count, attempt)
 
     def _claim(self, purpose: str, node: int, step: int, attempt: int) -> None:
         """Refuse what may have been drawn before. Steps below the frontier count as drawn at attempt 0."""

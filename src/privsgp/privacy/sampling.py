@@ -6,10 +6,12 @@ what is padded, repeated or split here never depends on the data, only on the co
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import TYPE_CHECKING
 
 import numpy as np
+from scipy import special
 
 from privsgp.errors import Refused
 
@@ -42,6 +44,19 @@ def draw(source: Source, mechanism: Mechanism, node: int, step: int, attempt: in
     return np.flatnonzero(coins < _threshold(mechanism.rate))
 
 
+def draw_all(
+    source: Source, mechanisms: Sequence[Mechanism], nodes: Sequence[int], step: int, attempt: int = 0
+) -> list[npt.NDArray[np.int64]]:
+    """Do `draw` for all nodes of a block; those of one size and rate, drawn by Poisson, are gone through at once."""
+    J, rate = mechanisms[0].samples, mechanisms[0].rate
+    if rate >= 1 or any(m.samples != J or m.rate != rate or m.sampling == "fixed" for m in mechanisms):
+        return [draw(source, m, i, step, attempt) for i, m in zip(nodes, mechanisms, strict=True)]
+    coins = source.coins(nodes, step, J, attempt).reshape(-1)
+    row, samples = np.divmod(np.flatnonzero(coins < _threshold(rate)), J)
+    ends = np.searchsorted(row, np.arange(len(nodes) + 1))
+    return [samples[start:end] for start, end in itertools.pairwise(ends)]
+
+
 def draw_blocks(
     source: Source, mechanism: Mechanism, node: int, step: int, attempt: int, *, size: int, dummy: int
 ) -> npt.NDArray[np.int64]:
@@ -63,17 +78,19 @@ def _threshold(rate: float) -> np.uint64:
     return np.uint64(int(rate * 2.0**64))
 
 
-def capacity(mechanism: Mechanism, block: int = 1) -> int:
-    """Return a public batch size that a draw seldom exceeds: b plus four standard deviations, in eights, at most J.
+def capacity(mechanism: Mechanism, nodes: int, block: int = 1) -> int:
+    """Return the public batch size at which a step of so many nodes is expected to cost least, in eights, at most J.
 
-    Where samples are drawn by blocks it is in whole blocks.
+    Every slot costs, drawn or not. If one node of all draws more there is another pass, which costs about twice the
+    first: it is seldom, so nothing is recorded or warm for it. Where samples are drawn by blocks it is in whole blocks.
     """
-    b, J = mechanism.batch, mechanism.samples
     if mechanism.sampling == "fixed":
-        return int(b)
-    likely = b + 4 * math.sqrt(b * block * (1 - mechanism.rate))
-    unit = 8 if block == 1 else block
-    return min(block * math.ceil(J / block), unit * math.ceil(likely / unit))
+        return int(mechanism.batch)
+    coins, unit = math.ceil(mechanism.samples / block), 8 if block == 1 else 1
+    rate = min(1.0, mechanism.rate)
+    sizes = np.arange(unit * math.ceil(coins * rate / unit), coins + unit, unit).clip(max=coins)
+    within = special.bdtr(sizes, coins, rate) ** nodes
+    return block * int(sizes[np.argmin(sizes * (3 - 2 * within))])
 
 
 def batches(draws: Sequence[npt.NDArray[np.int64]], capacity: int, dummy: int) -> list[Pass]:

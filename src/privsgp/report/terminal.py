@@ -105,7 +105,7 @@ def show_summary(summary: dict[str, Any], folder: Path) -> None:
         ("consensus error", _plain(s["consensus_error"])),
         ("privacy", _privacy(s)),
         ("noise σ", _range(s["sigma"])),
-        ("time", f"{s['seconds']:.1f} s, {s['steps_per_second']} steps/s"),
+        ("time", f"{s['seconds']:.1f} s, {s['steps_per_second']} steps/s; {s['virtual_seconds']:.4g} s on the clock"),
         ("sent", f"{s['bytes_sent'] / 1e6:.1f} MB by all nodes"),
         ("folder", str(folder)),
     ]

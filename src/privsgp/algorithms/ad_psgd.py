@@ -1,0 +1,25 @@
+"""AD-PSGD (Lian et al. 2018): asynchronous decentralised SGD without clip and without noise. Not private."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from privsgp.algorithms.adp2_sgd import ADP2SGD
+from privsgp.privacy.mechanism import Unprotected
+
+if TYPE_CHECKING:
+    from privsgp.algorithms.block import Settings
+    from privsgp.privacy.mechanism import Mechanism
+
+
+class ADPSGD(ADP2SGD):
+    """A(DP)²SGD with an infinite clip and σ = 0, to the last bit."""
+
+    name: ClassVar[str] = "ad-psgd"
+    private: ClassVar[bool] = False
+
+    @staticmethod
+    def mechanism(settings: Settings, *, sigma: float, batch: float, samples: int, kappa: float) -> Mechanism:
+        """(1/b) Σ_{j∈B} g_j, as it is; σ is ignored."""
+        del sigma
+        return Unprotected(batch=batch, samples=samples, sampling=settings.sampling, kappa=kappa)

@@ -1,0 +1,316 @@
+"""Charts as SVG: curves with bands, and bars against a budget.
+
+Colours are CSS classes, so that a page in the dark changes them; sizes are in units of a drawing that is as wide as a
+column. Every chart has a title and a description for who cannot see it, what the page's script shows on hover, and its
+numbers as a table.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from dataclasses import dataclass
+from html import escape
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from privsgp.report.comparison import Series
+
+    Account = tuple[str, float | None, float | None]  # a node's name, what it spent, its budget
+
+WIDTH, HEIGHT = 480, 280
+COLOURS = 8
+_LEFT, _TOP, _BOTTOM = 52, 12, 38
+_LETTER = 7.4  # mean width of a letter at the charts' font size
+_LONGEST = 24  # letters of a label beside its curve
+
+
+@dataclass(frozen=True)
+class Axis:
+    """Values low … high laid on start … end, evenly or by their logarithms."""
+
+    low: float
+    high: float
+    start: float
+    end: float
+    log: bool = False
+
+    def at(self, value: float) -> float:
+        """Return where a value lies."""
+        low, high, value = (math.log(v) if self.log else v for v in (self.low, self.high, value))
+        return self.start + (self.end - self.start) * (value - low) / (high - low)
+
+    def ticks(self) -> list[float]:
+        """Return round values between the ends."""
+        if self.log:
+            decades = range(math.floor(math.log10(self.low)), math.ceil(math.log10(self.high)) + 1)
+            factors = (1, 2, 5) if len(decades) < 4 else (1,)
+            found = [m * 10.0**e for e in decades[:: max(1, len(decades) // 6)] for m in factors]
+            inside = [t for t in found if self.low <= t <= self.high]
+            if len(inside) > 2 or self.low * 10 < self.high:
+                return inside
+        step = _round_step((self.high - self.low) / 4)
+        first, last = math.ceil(self.low / step - 1e-9), math.floor(self.high / step + 1e-9)
+        return [i * step for i in range(first, last + 1)]
+
+
+def _round_step(rough: float) -> float:
+    """Return the next of 1, 2, 5 times a power of ten."""
+    power = 10.0 ** math.floor(math.log10(rough))
+    return next(m * power for m in (1, 2, 5, 10) if m * power >= rough * (1 - 1e-9))
+
+
+def _scale(values: Sequence[float], start: float, end: float, *, log: bool, zero: bool = False) -> Axis:
+    """Return an axis that holds all values, with round ends where it is not logarithmic."""
+    low, high = min(values), max(values)
+    if log:
+        return Axis(low * 0.8, high * 1.25, start, end, log=True)
+    low = 0.0 if zero else low
+    if low == high:
+        low, high = (low - 0.5, high + 0.5) if low else (0.0, 1.0)
+    step = _round_step((high - low) / 4)
+    return Axis(math.floor(low / step + 1e-9) * step, math.ceil(high / step - 1e-9) * step, start, end)
+
+
+def _along(values: Sequence[float], right: float, *, log: bool) -> Axis:
+    """Return the axis of steps: from 0 to the last one, or by its logarithms from the first."""
+    first = min(values) if log else 0.0
+    return Axis(first, max(values) if max(values) > first else first + 1, _LEFT, right, log=log)
+
+
+def number(value: float) -> str:
+    """Write a number for people: 1,234, 0.0123, 1.2e-05."""
+    if value == round(value) and abs(value) < 1e6:
+        return f"{value:,.0f}"
+    return f"{value:.3g}"
+
+
+def percent(value: float) -> str:
+    """Write a fraction as percent."""
+    return f"{100 * value:.1f} %"
+
+
+@dataclass(frozen=True)
+class Chart:
+    """What a chart is about: its words, and how its values are written."""
+
+    title: str
+    note: str = ""
+    x_label: str = "step"
+    log: bool = False
+    log_x: bool = False
+    zero: bool = False
+    write: Callable[[float], str] = number
+    mark: tuple[float, str] | None = None  # an x worth pointing at
+    cursor: bool = False  # a line that the network's slider moves
+
+
+def curves(chart: Chart, series: Sequence[Series]) -> str:
+    """Draw curves with a band where several runs are behind one."""
+    log = chart.log and all(value > 0 for s in series for value in s.low)
+    labels = [_short(s.name) for s in series]
+    right = WIDTH - (16 + max(map(len, labels)) * _LETTER if len(series) > 1 else 14)
+    x = _along([v for s in series for v in s.x], right, log=chart.log_x)
+    values = [v for s in series for v in (*s.low, *s.high)]
+    y = _scale(values, HEIGHT - _BOTTOM, _TOP, log=log, zero=chart.zero)
+    parts = [_grid(x, y, chart), *(_mark(x, y, chart.mark) if chart.mark else ())]
+    parts += [_curve(i % COLOURS, s, x, y) for i, s in enumerate(series)]
+    if len(series) > 1:
+        heights = _apart([y.at(s.y[-1]) for s in series])
+        ends = [x.at(s.x[-1]) for s in series]
+        parts += [_label(i % COLOURS, ends[i], heights[i], label, series[i].name) for i, label in enumerate(labels)]
+    parts.append(f'<line class="cross" y1="{_TOP}" y2="{HEIGHT - _BOTTOM}"/>')
+    if chart.cursor:
+        parts.append(f'<line class="cursor" data-left="{x.at(0):.1f}" data-unit="{x.at(1) - x.at(0):.6g}" '
+                     f'y1="{_TOP}" y2="{HEIGHT - _BOTTOM}"/>')  # fmt: skip
+    return _figure(chart, "".join(parts), _hover(series, x, y, chart), _table(series, chart), _ends(series, chart))
+
+
+def _grid(x: Axis, y: Axis, chart: Chart) -> str:
+    lines = [
+        f'<line class="grid" x1="{x.start}" x2="{x.end:.1f}" y1="{y.at(t):.1f}" y2="{y.at(t):.1f}"/>'
+        f'<text class="tick" x="{x.start - 7}" y="{y.at(t) + 4:.1f}" text-anchor="end">{_bare(chart.write(t))}</text>'
+        for t in y.ticks()
+    ]
+    lines += [
+        f'<text class="tick" x="{x.at(t):.1f}" y="{y.start + 17}" text-anchor="middle">{number(t)}</text>'
+        for t in x.ticks()
+    ]
+    middle = (x.start + x.end) / 2
+    title = f'<text class="axis" x="{middle:.1f}" y="{HEIGHT - 4}" text-anchor="middle">{escape(chart.x_label)}</text>'
+    return "".join(lines) + title
+
+
+def _bare(tick: str) -> str:
+    return tick.replace(".0 %", " %")
+
+
+def _mark(x: Axis, y: Axis, mark: tuple[float, str]) -> list[str]:
+    at = x.at(mark[0])
+    return [
+        f'<line class="mark" x1="{at:.1f}" x2="{at:.1f}" y1="{y.end}" y2="{y.start}"/>',
+        f'<text class="axis" x="{at - 5:.1f}" y="{y.end + 10}" text-anchor="end">{escape(mark[1])}</text>',
+    ]
+
+
+def _curve(colour: int, s: Series, x: Axis, y: Axis) -> str:
+    def points(values: Sequence[float], xs: Sequence[float]) -> str:
+        return " ".join(f"{x.at(a):.1f},{y.at(b):.1f}" for a, b in zip(xs, values, strict=True))
+
+    band = ""
+    if s.banded:
+        outline = points(s.high, s.x) + " " + points(s.low[::-1], s.x[::-1])
+        band = f'<polygon class="band s{colour}" points="{outline}"/>'
+    end = f'<circle class="dot s{colour}" cx="{x.at(s.x[-1]):.1f}" cy="{y.at(s.y[-1]):.1f}" r="3"/>'
+    return f'{band}<polyline class="line s{colour}" points="{points(s.y, s.x)}"/>{end}'
+
+
+def _label(colour: int, x: float, y: float, text: str, whole: str) -> str:
+    return f'<text class="label s{colour}" x="{x + 8:.1f}" y="{y + 4:.1f}">{escape(text)}{_title(whole)}</text>'
+
+
+def _title(text: str) -> str:
+    return f"<title>{escape(text)}</title>"
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= _LONGEST else name[: _LONGEST - 1] + "…"
+
+
+def _apart(heights: Sequence[float], least: float = 15) -> list[float]:
+    """Move labels so that they do not cover each other, and stay inside."""
+    order = sorted(range(len(heights)), key=heights.__getitem__)
+    placed = list(heights)
+    for above, below in itertools.pairwise(order):
+        placed[below] = max(placed[below], placed[above] + least)
+    limit = HEIGHT - _BOTTOM + 4.0
+    for i in reversed(order):
+        placed[i] = min(placed[i], limit)
+        limit = placed[i] - least
+    return placed
+
+
+def _hover(series: Sequence[Series], x: Axis, y: Axis, chart: Chart) -> str:
+    """Return what the script needs to show values: for every x, each curve's height and its value in words."""
+    every = sorted({v for s in series for v in s.x})
+    rows = []
+    for i, s in enumerate(series):
+        at = dict(zip(s.x, range(len(s.x)), strict=True))
+        found = [at.get(v) for v in every]
+        heights = [None if k is None else round(y.at(s.y[k]), 1) for k in found]
+        rows.append({"name": s.name, "colour": i % COLOURS, "y": heights,
+                     "value": [None if k is None else _spread(s, k, chart.write) for k in found]})  # fmt: skip
+    told = {"x": [round(x.at(v), 1) for v in every], "at": [f"{chart.x_label} {number(v)}" for v in every]}
+    return json.dumps(told | {"series": rows}, ensure_ascii=False, separators=(",", ":"))
+
+
+def _spread(s: Series, k: int, write: Callable[[float], str]) -> str:
+    words = write(s.y[k])
+    return words if s.low[k] == s.high[k] else f"{words} ({write(s.low[k])} … {write(s.high[k])})"
+
+
+def _ends(series: Sequence[Series], chart: Chart) -> str:
+    """Say in a sentence what the curves come to."""
+    return "; ".join(f"{s.name}: {chart.write(s.y[0])} at first, {chart.write(s.y[-1])} at last" for s in series)
+
+
+def _table(series: Sequence[Series], chart: Chart) -> str:
+    every = sorted({v for s in series for v in s.x})
+    places = [dict(zip(s.x, range(len(s.x)), strict=True)) for s in series]
+    rows = []
+    for v in every:
+        cells = [_spread(s, at[v], chart.write) if v in at else "" for s, at in zip(series, places, strict=True)]
+        rows.append([number(v), *cells])
+    return table([chart.x_label, *(s.name for s in series)], rows)
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Write a table; the first column names its row."""
+    top = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in head)
+    body = "".join(
+        f'<tr><th scope="row">{escape(row[0])}</th>' + "".join(f"<td>{escape(cell)}</td>" for cell in row[1:]) + "</tr>"
+        for row in rows
+    )
+    return f'<div class="scroll"><table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>'
+
+
+def bars(chart: Chart, spent: Sequence[Account]) -> str:
+    """Draw (name, spent, budget) of every node: a bar, and a line that it must not cross."""
+    finite = [v for _, used, budget in spent for v in (used, budget) if v is not None]
+    y = _scale(finite or [1.0], HEIGHT - _BOTTOM, _TOP, log=False, zero=True)
+    x = _Named(0, len(spent), _LEFT, WIDTH - 14)
+    parts = [_grid(x, y, chart), *(_bar(i, account, x, y, chart) for i, account in enumerate(spent)), *_names(spent, x)]
+    parts.append(f'<line class="cross" y1="{_TOP}" y2="{HEIGHT - _BOTTOM}"/>')
+    rows = [[name, _or_none(used, chart), "–" if b is None else chart.write(b)] for name, used, b in spent]
+    words = "; ".join(_account(*row, chart) for row in spent[:100])
+    numbers = table([chart.x_label, "spent", "budget"], rows)
+    return _figure(chart, "".join(parts), _bar_hover(spent, x, y, chart), numbers, words)
+
+
+class _Named(Axis):
+    """An axis whose places have names instead of numbers."""
+
+    def ticks(self) -> list[float]:
+        """Return none."""
+        return []
+
+
+def _bar(i: int, account: Account, x: Axis, y: Axis, chart: Chart) -> str:
+    _, used, budget = account
+    pitch = x.at(1) - x.at(0)
+    wide = pitch * 0.7 if pitch > 3 else pitch
+    drawn = ""
+    if used is not None:
+        left, top = x.at(i) + (pitch - wide) / 2, y.at(used)
+        drawn += (
+            f'<rect class="bar s0" x="{left:.2f}" y="{top:.1f}" width="{wide:.2f}" height="{y.start - top:.1f}">'
+            f"{_title(_account(*account, chart))}</rect>"
+        )
+    if budget is not None:
+        left, right, top = x.at(i), x.at(i + 1), y.at(budget)
+        drawn += f'<line class="budget" x1="{left:.2f}" x2="{right:.2f}" y1="{top:.1f}" y2="{top:.1f}"/>'
+    return drawn
+
+
+def _names(spent: Sequence[Account], x: Axis) -> list[str]:
+    stride = int(_round_step(len(spent) / 12)) if len(spent) > 12 else 1
+    return [
+        f'<text class="tick" x="{x.at(i + 0.5):.1f}" y="{HEIGHT - _BOTTOM + 17}" text-anchor="middle">'
+        f"{escape(spent[i][0])}</text>"
+        for i in range(0, len(spent), stride)
+    ]
+
+
+def _account(name: str, used: float | None, budget: float | None, chart: Chart) -> str:
+    paid = "" if budget is None else f" of {chart.write(budget)}"
+    return f"{chart.x_label} {name}: {_or_none(used, chart)}{paid}"
+
+
+def _or_none(used: float | None, chart: Chart) -> str:
+    return "no finite bound" if used is None else chart.write(used)
+
+
+def _bar_hover(spent: Sequence[Account], x: Axis, y: Axis, chart: Chart) -> str:
+    used = [_or_none(u, chart) for _, u, _ in spent]
+    heights = [y.start if u is None else round(y.at(u), 1) for _, u, _ in spent]
+    rows = [{"name": "spent", "colour": 0, "y": heights, "value": used}]
+    budgets = [None if b is None else chart.write(b) for _, _, b in spent]
+    lines = [None if b is None else round(y.at(b), 1) for _, _, b in spent]
+    rows.append({"name": "budget", "colour": 1, "y": lines, "value": budgets})
+    told = {"x": [round(x.at(i + 0.5), 1) for i in range(len(spent))],
+            "at": [f"{chart.x_label} {name}" for name, _, _ in spent], "series": rows}  # fmt: skip
+    return json.dumps(told, ensure_ascii=False, separators=(",", ":"))
+
+
+def _figure(chart: Chart, drawing: str, hover: str, numbers: str, words: str) -> str:
+    """Put a drawing between its title and its table."""
+    return (
+        f'<figure class="chart" data-hover="{escape(hover)}"><figcaption><strong>{escape(chart.title)}</strong>'
+        f"<span>{escape(chart.note)}</span></figcaption>"
+        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" tabindex="0" aria-label="{escape(chart.title)}. '
+        f'{escape(words)}">{drawing}</svg>'
+        f"<details><summary>Numbers</summary>{numbers}</details></figure>"
+    )

@@ -1,0 +1,266 @@
+"""One page that tells a run, or compares several: self-contained, nothing is fetched, nothing private is in it."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from html import escape
+from importlib import resources
+from string import Template
+from typing import TYPE_CHECKING, Any
+
+from privsgp.engine.folder import write as write_whole
+from privsgp.errors import Refused
+from privsgp.report import network, plans, repeat, words
+from privsgp.report.charts import Chart, bars, curves, number, percent, table
+from privsgp.report.comparison import Group, Series, group
+from privsgp.report.reading import read
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from privsgp.report.reading import Run
+    from privsgp.training import Result
+
+NAME = "report.html"
+SOON = 20_000  # releases whose ledgers are read again in about 0.3 s
+ACCURACY = {"test_accuracy": "average model", "mean_node_accuracy": "nodes, mean", "worst_node_accuracy": "worst node"}
+CONSENSUS = Chart("Consensus error", "mean squared distance of the sites' models from their average", log=True)
+LOSS = {"test_loss": "test", "train_loss": "training"}
+
+
+def write(folders: Sequence[Path], out: Path) -> None:
+    """Write the page of these runs to `out`, whole or not at all."""
+    text = page([read(folder) for folder in folders])
+    try:
+        write_whole(out, text)
+    except OSError as error:
+        raise Refused(f"cannot write the report {out}: {error.strerror}", "choose another file with --out") from error
+
+
+def leave(result: Result) -> None:
+    """Write a finished run's page into its folder, once, and only where that takes no longer than a moment."""
+    out = result.folder / NAME
+    if result.summary["nodes"] * result.summary["steps"] <= SOON and not out.exists():
+        write([result.folder], out)
+
+
+def page(runs: Sequence[Run]) -> str:
+    """Return the page; the same folders give the same bytes.
+
+    Guarantee: as `reading.read`: of runs without a seed nothing is shown that their noised messages did not tell.
+    Assumes: test data are public.
+    """
+    groups = group(runs)
+    name = groups[0].label if len(groups) == 1 else f"{len(groups)} configurations compared"
+    return Template(_file("page.html")).substitute(
+        title=escape(name),
+        style=_file("page.css"),
+        script=_file("page.js"),
+        banner=_banner(runs),
+        lead=escape(_lead(groups)),
+        figures=_figures(groups[0]) if len(groups) == 1 else _comparison(groups),
+        curves=_training(groups),
+        details="".join(_details(g, alone=len(groups) == 1) for g in groups),
+    )
+
+
+def _file(name: str) -> str:
+    return (resources.files("privsgp.report") / name).read_text()
+
+
+def _banner(runs: Sequence[Run]) -> str:
+    count = sum(run.simulation for run in runs)
+    if not count:
+        return ""
+    which = "" if count == len(runs) else f" {count} of {len(runs)} runs:"
+    return (
+        f'<p class="banner" role="note"><strong>Simulation, not private.</strong>{which} the configuration has a seed, '
+        "so anyone can compute the noise again.</p>"
+    )
+
+
+def _lead(groups: Sequence[Group]) -> str:
+    runs = sum(len(g.runs) for g in groups)
+    if len(groups) > 1:
+        return f"{runs} runs of {len(groups)} configurations; bands span runs that differ only in their seed."
+    c = groups[0].first.config
+    seeds = f", {runs} seeds" if runs > 1 else ""
+    return f"{c.algorithm.name} · {c.data.nodes} sites · {c.graph.name} graph · {c.algorithm.steps:,} steps{seeds}"
+
+
+def _figures(g: Group) -> str:
+    """Return the few numbers one asks for first."""
+    run, cells = g.first, []
+    if g.last("test_accuracy"):
+        cells.append((_mean(g, "test_accuracy", percent), "test accuracy, average model"))
+        cells.append((_mean(g, "worst_node_accuracy", percent), "worst site's own model"))
+    elif g.last("test_loss"):
+        cells.append((_mean(g, "test_loss", number), "test loss, average model"))
+    cells.append((_epsilon(g), _epsilon_words(run)))
+    if run.summary is not None:
+        cells.append((_time(run.summary["seconds"]), f"for {run.summary['steps']:,} steps"))
+        sent = run.summary["bytes_sent"] / run.config.data.nodes
+        cells.append((_bytes(sent), "sent by each site"))
+    else:
+        cells.append(("unfinished", f"evaluated up to step {run.steps:,}"))
+    return '<dl class="figures">' + "".join(
+        f"<div><dt>{escape(label)}</dt><dd>{escape(value)}</dd></div>" for value, label in cells
+    ) + "</dl>"  # fmt: skip
+
+
+def _mean(g: Group, key: str, write: Any) -> str:  # noqa: ANN401 - a function from a number to words
+    values = g.last(key)
+    if not values:
+        return "–"
+    mean = write(sum(values) / len(values))
+    low, high = (str(write(v)).removesuffix(" %") for v in (min(values), max(values)))
+    return str(mean if len(values) == 1 else f"{mean} ({low}–{high})")
+
+
+def _epsilon(g: Group) -> str:
+    spent = [words.promised(run, s) for run in g.runs for s in run.statements]
+    if not spent:
+        return "none"
+    if math.isinf(max(spent)):
+        return "no finite bound"
+    low, high = words.up(min(spent)), words.up(max(spent))
+    return f"ε = {low}" if low == high else f"ε = {low} … {high}"
+
+
+def _epsilon_words(run: Run) -> str:
+    if not run.config.private:
+        return "privacy: this method adds no noise"
+    deltas = [words.small(delta) for delta in sorted({s.delta for s in run.statements})]
+    return f"δ = {' … '.join(deltas[:: max(1, len(deltas) - 1)])}, certified, per record"
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds:.1f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
+
+
+def _bytes(count: float) -> str:
+    for unit in ("B", "kB", "MB"):
+        if count < 1000:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.3g} GB"
+
+
+def _comparison(groups: Sequence[Group]) -> str:
+    head = ["configuration", "differs from the first in", "runs", "test accuracy", "worst site", "test loss", "privacy",
+            "time"]  # fmt: skip
+    rows = [
+        [
+            g.label, "; ".join(g.changes(groups[0])) or "–", str(len(g.runs)), _mean(g, "test_accuracy", percent),
+            _mean(g, "worst_node_accuracy", percent), _mean(g, "test_loss", number), _epsilon(g),
+            _mean(g, "seconds", _time),
+        ]
+        for g in groups
+    ]  # fmt: skip
+    return table(head, rows)
+
+
+def _training(groups: Sequence[Group]) -> str:
+    drawn = _curves(groups)
+    return f'<section><h2>Training</h2><div class="charts">{drawn}</div></section>' if drawn else ""
+
+
+def _curves(groups: Sequence[Group]) -> str:
+    several = "mean of the runs; the band goes from the lowest to the highest" if _banded(groups) else ""
+    drawn = _metric(Chart("Accuracy on test data", several, write=percent), ACCURACY, groups)
+    drawn += _metric(Chart("Loss", several), LOSS, groups)
+    if len(groups) == 1:
+        return drawn  # the consensus error stands beside the network
+    drawn += _metric(replace(CONSENSUS, note=several), {"consensus_error": ""}, groups)
+    return drawn + _trade(groups)
+
+
+def _trade(groups: Sequence[Group]) -> str:
+    """Draw accuracy against the ε of the node that is worst off, where both are known."""
+    points = []
+    for g in groups:
+        spent, accuracy = [words.promised(run, s) for run in g.runs for s in run.statements], g.last("test_accuracy")
+        if spent and accuracy and not math.isinf(max(spent)):
+            mean = sum(accuracy) / len(accuracy)
+            points.append(Series(g.label, [max(spent)], [mean], [min(accuracy)], [max(accuracy)]))
+    chart = Chart("Accuracy against privacy", "the site that is worst off", "ε", write=percent)
+    return curves(chart, points) if len(points) > 1 else ""
+
+
+def _banded(groups: Sequence[Group]) -> bool:
+    return any(len(g.runs) > 1 for g in groups)
+
+
+def _metric(chart: Chart, metrics: dict[str, str], groups: Sequence[Group]) -> str:
+    """Draw one run's related metrics together, or the first of them for all groups."""
+    if len(groups) == 1:
+        found = [groups[0].curve(metric, name) for metric, name in metrics.items()]
+    else:
+        first = next(iter(metrics))
+        found = [g.curve(first) for g in groups]
+        chart = replace(chart, title=chart.title if len(metrics) == 1 else f"{chart.title}, {metrics[first]}")
+    series = [s for s in found if s is not None]
+    return curves(chart, series) if series else ""
+
+
+def _details(g: Group, *, alone: bool) -> str:
+    run = g.first
+    inner = _privacy(g) + _network(run) + plans.section(run.plan) + repeat.section(g)
+    if alone:
+        return inner
+    return f'<details class="run"><summary>{escape(g.label)}</summary>{inner}</details>'
+
+
+def _privacy(g: Group) -> str:
+    run = g.first
+    said = "".join(f"<p>{escape(line)}</p>" for line in words.paragraphs(run))
+    drawn = "" if all(math.isinf(s.epsilon) for s in run.statements) else _spent(run)
+    return (
+        f'<section><h2>Privacy</h2><p class="headline">{escape(words.headline(run))}</p>'
+        f'<div class="beside"><div class="prose">{said}</div>{drawn}</div></section>'
+    )
+
+
+def _spent(run: Run) -> str:
+    spent = [(str(s.node), None if math.isinf(s.epsilon) else s.epsilon, s.budget) for s in run.statements]
+    note = "from the ledgers, every line checked" + ("; the line is the budget" if spent[0][2] is not None else "")
+    chart = Chart("ε spent by each site", note, x_label="site", write=lambda v: f"{v:.3g}")
+    return bars(chart, spent)
+
+
+def _network(run: Run) -> str:
+    told = network.moving(run)
+    chart = replace(CONSENSUS, cursor=told is not None)
+    agreed = _metric(chart, {"consensus_error": "consensus error"}, [Group("", [run])])
+    if told is None:
+        return f'<section><h2>Agreement</h2><div class="charts">{agreed}</div></section>'
+    weights = (
+        "<p>Push-sum weights are 1 at every step: each site gives away as much as it gets.</p>"
+        if told["weights"] is None
+        else '<figure class="weights"><figcaption><strong>Push-sum weights</strong><span>before the step; the line is 1'
+        "</span></figcaption><svg></svg></figure>"
+    )
+    last = len(told["steps"]) - 1
+    data = json.dumps(told, separators=(",", ":")).replace("<", "\\u003c")
+    return (
+        '<section class="network"><h2>The network over time</h2><div class="beside"><figure><figcaption><strong>Who '
+        'sends to whom</strong><span class="said" aria-live="polite"></span></figcaption>'
+        '<svg class="circle" role="img" aria-label="Sites on a circle, an arrow for every message of the step"></svg>'
+        '<div class="slider"><button type="button" aria-label="Play">▶</button>'
+        f'<input type="range" min="0" max="{last}" value="0" aria-label="Step"></div>{_first_links(told)}</figure>'
+        f"<div>{weights}{agreed}</div></div>"
+        f'<script type="application/json">{data}</script></section>'
+    )
+
+
+def _first_links(told: dict[str, Any]) -> str:
+    """Tell the links of the first steps in words: a table for who cannot see the circle."""
+    rows = []
+    for k, phase in list(zip(told["steps"], told["phase"], strict=True))[: min(8, len(told["links"]))]:
+        links = told["links"][phase]
+        pairs = [f"{i}→{j}" for i, j in zip(links[::2], links[1::2], strict=True)]
+        rows.append([str(k), " ".join(pairs)])
+    return f"<details><summary>Numbers</summary>{table(['step', 'messages'], rows)}</details>"

@@ -1,0 +1,107 @@
+"""A run folder as a report sees it: what may be shown of it, its ledgers checked. `private/` is never opened."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from privsgp import config as configs
+from privsgp.engine.faults import Faults, Leave, Outage
+from privsgp.engine.folder import Folder, read_metrics
+from privsgp.errors import Refused
+from privsgp.privacy.statement import Statement, statements
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from privsgp.config import Config
+
+PUBLIC = ("test_accuracy", "mean_node_accuracy", "worst_node_accuracy", "test_loss", "consensus_error")
+SIMULATED = ("train_loss",)  # computed from records: privacy.md, Artefacts
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run: its configuration, what its folder says of it, and what its ledgers say was spent."""
+
+    path: Path
+    config: Config
+    identity: dict[str, Any]
+    summary: dict[str, Any] | None  # None: not finished
+    metrics: list[dict[str, Any]]
+    statements: Sequence[Statement]
+    plan: dict[str, Any] | None
+
+    @property
+    def simulation(self) -> bool:
+        """Whether anyone who reads the configuration, or that of a run before it, can recompute the noise."""
+        return self.config.seed is not None or any(s.simulation for s in self.statements)
+
+    @property
+    def finished(self) -> bool:
+        """Whether it came to its end, and its nodes' ledgers were closed."""
+        return self.summary is not None and all(s.complete for s in self.statements)
+
+    @property
+    def steps(self) -> int:
+        """The steps taken, as far as the folder tells."""
+        last = self.metrics[-1]["step"] if self.metrics else 0
+        return int(last if self.summary is None else self.summary["steps"])
+
+    @cached_property
+    def faults(self) -> Faults | None:
+        """What went wrong on a simulated network."""
+        told = (self.identity.get("circumstances") or {}).get("faults")
+        if told is None:
+            return None
+        crashes, leaves = (tuple(map(tuple, told[key])) for key in ("crashes", "leaves"))
+        kept = {"crashes": tuple(Outage(*c) for c in crashes), "leaves": tuple(Leave(*one) for one in leaves)}
+        return Faults(**told | kept)
+
+    def column(self, name: str) -> list[tuple[int, float]]:
+        """Return (step, value) of every evaluation that has the metric."""
+        return [(row["step"], row[name]) for row in self.metrics if row.get(name) is not None]
+
+
+def read(path: Path) -> Run:
+    """Read a run folder.
+
+    Guarantee: of a run without a seed nothing is kept that depends on the nodes' records except through their noised
+    messages: metrics by a list of names, plans only if they were made on public or made-up data.
+    Assumes: test data are public.
+    """
+    folder = Folder(path)
+    if not folder.config.exists():
+        raise Refused(f"{path} is no run folder: it has no config.toml", "name a folder that `privsgp train` wrote")
+    config = configs.read(folder.config)
+    return Run(
+        path=path,
+        config=config,
+        identity=folder.identity,
+        summary=_json(folder.summary),
+        metrics=shown(read_metrics(folder.metrics), simulation=config.seed is not None),
+        statements=statements(folder.ledgers or path) if config.private else (),
+        plan=_public(_json(folder.plan), simulation=config.seed is not None),
+    )
+
+
+def shown(rows: Sequence[dict[str, Any]], *, simulation: bool) -> list[dict[str, Any]]:
+    """Keep the metrics that may leave the site; those on training data only of a simulation."""
+    names = ("step", *PUBLIC, *(SIMULATED if simulation else ()))
+    return [{name: row[name] for name in names if name in row} for row in rows]
+
+
+def _public(plan: dict[str, Any] | None, *, simulation: bool) -> dict[str, Any] | None:
+    """Leave out a plan that looked at the nodes' own samples: no ε covers what it tells."""
+    looked = plan is not None and plan["estimated_on"]["kind"] == "private"
+    return None if looked and not simulation else plan
+
+
+def _json(path: Path) -> dict[str, Any] | None:
+    if not path.exists():
+        return None
+    values: dict[str, Any] = json.loads(path.read_text())
+    return values

@@ -1,0 +1,144 @@
+"""The privacy of a run in words for people who answer for the records: a data-protection officer, a review board.
+
+Every sentence is one that docs/privacy.md proves or one that limits it. Numbers come from the ledgers, never from the
+configuration.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from privsgp.privacy.statement import Statement
+    from privsgp.report.reading import Run
+
+SIMULATION = (
+    "Simulation, not private. The configuration has a seed: whoever reads it can compute the noise again and take it "
+    "away. What follows is what the same run would guarantee without a seed."
+)
+
+WEAK = 10.0  # from this ε on a guess may be right 99.995 % of the time
+
+
+def guess(epsilon: float, delta: float) -> float:
+    """Return how often an observer is right at most who must say, at even odds, whether a record took part.
+
+    Guarantee: (e^ε + δ) / (1 + e^ε), by the bound (e^ε − 1 + 2δ) / (e^ε + 1) on total variation.
+    Assumes: the run is (ε, δ)-private for the relation that was counted.
+    """
+    # divided by e^ε: a large ε must not overflow
+    return min(1.0, (1 + delta * math.exp(-epsilon)) / (1 + math.exp(-epsilon)))
+
+
+def promised(run: Run, statement: Statement) -> float:
+    """Return the ε that is promised: what was spent; of a run that is not finished, its budget (infinite without)."""
+    if run.finished:
+        return statement.epsilon
+    return math.inf if statement.budget is None else max(statement.budget, statement.epsilon)
+
+
+def headline(run: Run) -> str:
+    """Say the guarantee in one line."""
+    if not run.config.private:
+        return f"No protection: {run.config.algorithm.name} adds no noise."
+    worst = max(promised(run, s) for s in run.statements)
+    if math.isinf(worst):
+        return "No finite bound is known for at least one site."
+    said = f"ε ≤ {up(worst)}, δ ≤ {small(max(s.delta for s in run.statements))}"
+    whose = (
+        f"every record of the {len(run.statements)} sites whose ledgers are here" if missing(run) else "every record"
+    )
+    return f"Without a seed it would be {said} for {whose}." if run.simulation else f"{whose.capitalize()}: {said}."
+
+
+def missing(run: Run) -> int:
+    """Count the sites whose ledgers lie elsewhere, on machines of their own."""
+    return run.config.data.nodes - len({s.node for s in run.statements})
+
+
+def paragraphs(run: Run) -> list[str]:
+    """Explain what is promised, to whom, against whom, and what is not."""
+    said = [SIMULATION] if run.simulation else []
+    if not run.config.private:
+        return [*said, "Messages between sites carried gradients as they are. Treat them as you treat the records."]
+    unfinished = "The run is not finished. Its guarantee is its budget; what is spent so far is information only."
+    return [*said, *([] if run.finished else [unfinished]), *_promise(run), _counted(run), _not_covered(run)]
+
+
+def _promise(run: Run) -> list[str]:
+    budgets = {s: promised(run, s) for s in run.statements}
+    worst = max(budgets, key=budgets.__getitem__)
+    if math.isinf(budgets[worst]):
+        return ["For at least one site no finite bound on what its messages reveal is known: treat it as unprotected."]
+    question = "which of two versions of that record was used" if _replaced(run) else "whether that record took part"
+    happened = (
+        f"{run.config.data.nodes} sites trained one model together. Records stayed where they are. What left a site "
+        "were messages: its model after each step, with random noise added before anybody used it."
+    )
+    means = (
+        "Suppose someone reads every message of a site, controls all other sites, knows all their data, and knows "
+        f"every record of this site but one. They must say {question}. Tossing a coin is right half of the time. With "
+        f"all they have seen they are right at most {_percent_up(guess(budgets[worst], worst.delta))} of the time, at "
+        f"the site that is worst off (site {worst.node}: ε = {up(budgets[worst])}, δ = {small(worst.delta)})."
+    )
+    if budgets[worst] > WEAK:
+        means += " So large an ε promises next to nothing: treat what that site sent as you treat its records."
+    return [happened, means, *_best(budgets)]
+
+
+def _best(budgets: dict[Statement, float]) -> list[str]:
+    """Say what the best-protected site has, where sites differ."""
+    best = min(budgets, key=budgets.__getitem__)
+    if up(budgets[best]) == up(max(budgets.values())):
+        return []
+    most = _percent_up(guess(budgets[best], best.delta))
+    return [f"Sites differ. At the best protected, site {best.node}, it is {most} (ε = {up(budgets[best])})."]
+
+
+def _replaced(run: Run) -> bool:
+    return run.config.privacy.relation == "replace-one"
+
+
+def _counted(run: Run) -> str:
+    relation = "one record of a site counts as if it were not there; how many records a site has is public"
+    if _replaced(run):
+        relation = "one record of a site is replaced by another"
+    nominal = ""
+    if run.config.privacy.accountant == "published":
+        nominal = (
+            " Noise was set by the published formula, whose nominal ε is no guarantee; the figures here are certified."
+        )
+    away = missing(run)
+    here = f" The ledgers of {away} sites are not in this folder: they keep them." if away else ""
+    return (
+        f"Counted: {relation}. Each site's ledger, a chain of hashes written before anything was sent, was read and "
+        f"checked line by line, and ε was computed again from it.{nominal}{here}"
+    )
+
+
+def _not_covered(run: Run) -> str:
+    tested = any("test_loss" in row for row in run.metrics)
+    public = " Accuracy and loss are on test data, which are taken to be public and have no protection."
+    return (
+        "Not covered: several records of one person, at one site or at several, add up and are protected less than one "
+        "is. Choosing settings by looking at results on the same records spends privacy that is not counted here. So "
+        "does a second run on the same records, unless it continued the same ledgers." + (public if tested else "")
+    )
+
+
+def up(epsilon: float) -> str:
+    """Write ε with three digits, rounded up: what is printed must not promise more than what was proved."""
+    if epsilon == 0:
+        return "0"
+    unit = 10.0 ** (math.floor(math.log10(epsilon)) - 2)
+    return f"{math.ceil(epsilon / unit - 1e-9) * unit:.3g}"
+
+
+def small(delta: float) -> str:
+    """Write a δ."""
+    return f"{delta:g}".replace("e-0", "e-")
+
+
+def _percent_up(value: float) -> str:
+    return f"{min(100.0, math.ceil(value * 1000 - 1e-9) / 10):.1f} %"

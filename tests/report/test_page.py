@@ -1,0 +1,150 @@
+"""The page as text: what is in it, what must not be, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+
+import pytest
+
+import runs
+from privsgp import cli
+from privsgp.errors import Refused
+from privsgp.report import page
+from privsgp.report.reading import read
+
+
+def _html(*folders):
+    return page.page([read(folder) for folder in folders])
+
+
+def _prose(html):
+    return re.sub(r"<[^>]+>", " ", html)
+
+
+@pytest.fixture
+def copied(secret, tmp_path):
+    return shutil.copytree(secret, tmp_path / "copied")
+
+
+def test_the_command_writes_into_the_run_folder_and_says_so(made):
+    folder = made()
+    (folder / "report.html").unlink()
+    ran = runs.command("report", folder)
+    assert (ran.code, ran.out) == (0, "")
+    assert "report.html" in ran.err
+    assert (folder / "report.html").read_text() == _html(folder)
+
+
+def test_the_command_compares_several_runs_in_a_file_of_its_own(made, secret, tmp_path):
+    out = tmp_path / "both.html"
+    assert runs.command("report", made(), secret, "--out", out).code == 0
+    assert "2 configurations compared" in out.read_text()
+
+
+def test_training_leaves_a_page_and_resuming_a_finished_run_leaves_it_alone(tmp_path):
+    config, out = runs.small(tmp_path), tmp_path / "x"
+    runs.train(config, out)
+    before = runs.contents(out)
+    assert "report.html" in before
+    runs.train(config, out, "--resume")
+    assert runs.contents(out) == before
+
+
+def test_a_run_with_too_many_ledger_lines_gets_its_page_by_command_only(tmp_path, monkeypatch):
+    monkeypatch.setattr(page, "SOON", 4 * 30 - 1)
+    runs.train(runs.small(tmp_path), tmp_path / "x")
+    assert not (tmp_path / "x" / "report.html").exists()
+
+
+def test_nothing_is_fetched_and_the_page_forbids_it(made, secret):
+    html = _html(made(), secret)
+    assert "default-src 'none'" in html
+    assert re.findall(r"https?://[^\"'\s]+", html) == ["http://www.w3.org/2000/svg"]
+    assert not re.search(r"\b(src|href)=\"(?!data:)", html)
+
+
+def test_a_simulation_says_so_loudly_and_a_private_run_does_not(made, secret):
+    assert '<p class="banner"' in _html(made())
+    assert "Simulation, not private" in _html(made())
+    assert "imulation" not in _prose(_html(secret)).split("use strict")[0]
+    assert "1 of 2 runs" in _html(made(), secret)
+
+
+def test_nothing_private_is_in_it_even_if_it_lies_in_the_folder(copied):
+    marks = {"train_loss": 0.123456, "drawn_batch": 123457, "clipped_fraction": 0.123458, "gradient_norm": 12.3459}
+    rows = [json.loads(line) for line in (copied / "metrics.jsonl").read_text().splitlines()]
+    (copied / "metrics.jsonl").write_text("".join(json.dumps(row | marks) + "\n" for row in rows))
+    summary = json.loads((copied / "summary.json").read_text())
+    (copied / "summary.json").write_text(json.dumps(summary | marks))
+    shutil.rmtree(copied / "private")
+    html = _html(copied)
+    for key, value in marks.items():
+        assert key not in html
+        assert f"{value:.3g}" not in html
+    assert "training" not in _prose(html).split("Privacy")[0]
+
+
+def test_a_plan_made_on_private_data_is_left_out_of_a_private_run(copied, made):
+    plan = {"algorithm": "privsgp", "steps": 30, "step_size": 0.5, "batch": 16, "why": "so", "methods": [],
+            "warnings": [], "estimated_on": {"kind": "private", "words": "own samples"}}  # fmt: skip
+    (copied / "plan.json").write_text(json.dumps(plan))
+    assert "The plan" not in _html(copied)
+    plan["estimated_on"]["kind"] = "synthetic"
+    (copied / "plan.json").write_text(json.dumps(plan))
+    assert "The plan" in _html(copied)
+
+
+def test_a_tampered_ledger_is_no_report(copied):
+    path = copied / "ledger" / "node-2.jsonl"
+    path.write_text(path.read_text().replace('"epsilon":3.0', '"epsilon":9.0'))
+    with pytest.raises(Refused, match=r"node-2\.jsonl, line 1"):
+        read(copied)
+
+
+def test_what_is_no_run_folder_is_refused(tmp_path):
+    ran = runs.command("report", tmp_path)
+    assert ran.code == 2
+    assert "no run folder" in ran.err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_that_cannot_be_written_is_refused(made, tmp_path):
+    ran = runs.command("report", made(), "--out", tmp_path / "no" / "r.html")
+    assert ran.code == 2
+    assert "--out" in ran.err
+
+
+def test_words_from_outside_are_no_markup(copied):
+    identity = json.loads((copied / "run.json").read_text())
+    identity["command"] = ["privsgp", "train", "</pre><script>alert(1)</script>"]
+    (copied / "run.json").write_text(json.dumps(identity))
+    assert "<script>alert" not in _html(copied)
+
+
+def test_a_run_that_was_stopped_promises_its_budget(copied):
+    (copied / "summary.json").unlink()
+    prose = _prose(_html(copied))
+    assert "The run is not finished" in prose
+    assert "ε ≤ 8," in prose
+    assert "unfinished" in prose
+
+
+def test_a_method_without_noise_says_that_nothing_is_protected(made):
+    prose = _prose(_html(made("open", algorithm__name="sgp")))
+    assert "No protection: sgp adds no noise." in prose
+    assert "ε spent" not in prose
+
+
+def test_how_to_repeat_it(made, secret):
+    faulty = made("faulty", "--drop=0.2", "--crash=1@3+4", "--leave=2@20", graph__name="exponential-static")
+    html = _html(faulty)
+    assert "--drop 0.2 --delay 0 --staleness 64 --crash 1@3+4 --leave 2@20" in html
+    assert "none: secret" in _html(secret)
+    assert read(faulty).config.toml().splitlines()[0] in html.replace("&quot;", '"')
+
+
+def test_a_page_is_small():
+    assert len(page._file("page.css")) + len(page._file("page.js")) < 30_000
+    assert cli.report.__doc__

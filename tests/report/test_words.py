@@ -1,0 +1,64 @@
+"""What is said of privacy: never more than was proved."""
+
+from __future__ import annotations
+
+import math
+import shutil
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from privsgp.privacy.curve import Gaussian
+from privsgp.report import words
+from privsgp.report.reading import read
+
+EPSILONS = st.floats(1e-3, 700)
+
+
+@given(EPSILONS, st.floats(0, 0.1))
+def test_a_guess_is_better_than_a_coin_and_never_better_than_certain(epsilon, delta):
+    assert 0.5 <= words.guess(epsilon, delta) <= 1
+    assert words.guess(epsilon, delta) <= words.guess(epsilon + 1, delta)
+
+
+@pytest.mark.parametrize("shift", [0.1, 0.5, 1.0, 2.0])
+@pytest.mark.parametrize("delta", [1e-5, 1e-2])
+def test_no_test_of_a_gaussian_beats_it(shift, delta):
+    # the best guess between N(0, 1) and N(μ, 1) is right with probability Φ(μ / 2)
+    best = (1 + math.erf(shift / 2 / math.sqrt(2))) / 2
+    assert words.guess(Gaussian(shift).epsilon(delta), delta) >= best
+
+
+@given(EPSILONS)
+def test_an_epsilon_is_rounded_up(epsilon):
+    shown = float(words.up(epsilon))
+    assert epsilon * (1 - 1e-8) <= shown <= epsilon * 1.0101
+
+
+def test_every_site_is_told_from_the_worst_and_the_best(secret):
+    run = read(secret)
+    said = " ".join(words.paragraphs(run))
+    spent = [s.epsilon for s in run.statements]
+    assert f"site 3: ε = {words.up(spent[3])}" in said
+    assert f"At the best protected, site 0, it is {100 * words.guess(spent[0], 1e-5):.0f}"[:-1] in said
+    assert "several records of one person" in said
+
+
+def test_ledgers_of_other_machines_are_named_as_missing(secret, tmp_path):
+    folder = shutil.copytree(secret, tmp_path / "half")
+    for node in (2, 3):
+        (folder / "ledger" / f"node-{node}.jsonl").unlink()
+    assert "The ledgers of 2 sites are not in this folder" in " ".join(words.paragraphs(read(folder)))
+
+
+def test_replace_one_asks_another_question(made):
+    folder = made("replaced", privacy__relation="replace-one")
+    assert "which of two versions of that record" in " ".join(words.paragraphs(read(folder)))
+
+
+def test_a_large_epsilon_is_called_what_it_is(made, secret):
+    weak = read(made("weak", privacy__sigma=0.005))
+    assert max(s.epsilon for s in weak.statements) > words.WEAK
+    assert "promises next to nothing" in " ".join(words.paragraphs(weak))
+    assert "promises next to nothing" not in " ".join(words.paragraphs(read(secret)))

@@ -1,0 +1,54 @@
+"""The examples run as they are, in fewer steps."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import runpy
+import subprocess
+import sys
+
+from privsgp.privacy.statement import statements
+
+EXAMPLES = pathlib.Path(__file__).parent.parent / "examples"
+
+
+def _run(monkeypatch, name, *options):
+    monkeypatch.setattr(sys, "argv", [name, *map(str, options)])
+    runpy.run_path(str(EXAMPLES / name), run_name="__main__")
+
+
+def test_every_example_can_be_read_in_one_sitting():
+    lines = {path.name: len(path.read_text().splitlines()) for path in EXAMPLES.glob("*.py")}
+    assert sorted(lines) == ["hospitals.py", "own_module.py", "two_machines.py"]
+    assert max(lines.values()) <= 150
+
+
+def test_hospitals(monkeypatch, tmp_path, capsys):
+    _run(monkeypatch, "hospitals.py", "--steps", 20, "--out", tmp_path)
+    said = capsys.readouterr().out
+    assert said.startswith("together: ")
+    spent = statements(tmp_path / "together")
+    assert [s.budget for s in spent] == [0.2, 0.3, 0.3, 0.5, 1.0, 1.0]
+    assert all(s.epsilon <= s.budget for s in spent)
+    assert (tmp_path / "together" / "report.html").exists()
+    assert len(said.splitlines()) == 2 + 1 + 6 + 2
+
+
+def test_own_module(monkeypatch, tmp_path, capsys):
+    _run(monkeypatch, "own_module.py", "--steps", 20, "--out", tmp_path)
+    said = capsys.readouterr().out
+    assert "an ordinary module: Residual" in said
+    assert "use nn.GroupNorm or nn.LayerNorm" in said
+    assert not (tmp_path / "refused").exists()
+
+
+def test_two_machines(tmp_path):
+    command = [sys.executable, EXAMPLES / "two_machines.py", "--steps", "10", "--out", tmp_path]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ | {"COLUMNS": "100"})
+    assert ran.returncode == 0, ran.stderr
+    last = ran.stdout.splitlines()[-2:]
+    assert "node-0.jsonl, node-1.jsonl; the average model" in last[0]
+    assert "node-2.jsonl, node-3.jsonl, node-4.jsonl; no average model" in last[1]
+    assert not (tmp_path / "machine-0" / "site-2.npz").exists()
+    assert (tmp_path / "machine-0" / "run" / "report.html").exists()
