@@ -218,7 +218,7 @@ def messages(runs: Several) -> int | None:
     algorithm, steps = ALGORITHMS[config.algorithm.name], config.algorithm.steps
     if summary is None:
         return None
-    if getattr(algorithm, "asynchronous", False):  # pairs are drawn as they come: count what went over the links
+    if algorithm.asynchronous:  # pairs are drawn as they come: count what went over the links
         model = summary["dim"] * getattr(torch, config.engine.dtype).itemsize
         return round(float(summary["bytes_sent"] / model))
     if algorithm.network == "server":

@@ -7,6 +7,7 @@ import math
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.logging import RichHandler
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -153,11 +154,11 @@ def show_audit(report: AuditReport) -> None:
 
 def show_comparison(comparison: dict[str, Any]) -> None:
     """Print a comparison, as comparison.json holds it, method by method."""
-    table = Table(title=comparison["config"]["name"], title_justify="left", title_style="bold")
-    for column in ("method", "accuracy", "loss", "ε", "step", "steps", "messages", "MB"):
+    clock = any(row["virtual_seconds"] for row in comparison["rows"])
+    columns = ("method", "accuracy %", "loss", "ε", "step", "steps", "msgs", "MB", *(["time"] if clock else []))
+    table = Table(title=comparison["config"]["name"], title_justify="left", title_style="bold", box=SIMPLE_HEAD)
+    for column in columns:
         table.add_column(column, no_wrap=True, justify="left" if column == "method" else "right")
-    if clock := any(row["virtual_seconds"] for row in comparison["rows"]):
-        table.add_column("virtual s", no_wrap=True, justify="right")
     for row in comparison["rows"]:
         loss, time = row["test_loss"], row["virtual_seconds"]
         cells = [
@@ -167,6 +168,8 @@ def show_comparison(comparison: dict[str, Any]) -> None:
         ]  # fmt: skip
         table.add_row(*cells, *([_three(time and time["mean"])] if clock else []))
     out.print(table)
+    if clock:
+        out.print("  · time is virtual, in seconds; accuracy is mean ± standard deviation over seeds", soft_wrap=True)
     settings: dict[str, list[str]] = {}
     for row in comparison["rows"]:
         settings.setdefault(f"network {row['graph']}, trust {row['trust']}", []).append(row["algorithm"])
@@ -190,7 +193,7 @@ def _accuracy(row: dict[str, Any]) -> str:
     if found is None:
         return "–"
     lost = f", {row['diverged']} diverged" if row["diverged"] else ""
-    return f"{100 * found['mean']:.2f} ± {100 * found['sd']:.2f} %{lost}"
+    return f"{100 * found['mean']:.2f} ± {100 * found['sd']:.2f}{lost}"
 
 
 def _three(value: float | None) -> str:
