@@ -45,11 +45,11 @@ class Row:
 
     def as_json(self) -> dict[str, Any]:
         """Return plain values for JSON."""
-        r, a = self.runs, ALGORITHMS[self.algorithm]
-        summary: dict[str, Any] = next((run.summary for run in r.runs if run.summary is not None), {})
+        r, summary = self.runs, self.runs.summary
+        trust = summary.get("trust", ALGORITHMS[self.algorithm].trust)
         spreads = {"accuracy": r.accuracy} | {key: r.of(key) for key in ("test_loss", "train_loss", "virtual_seconds")}
         return {
-            "algorithm": self.algorithm, "trust": a.trust, "graph": summary.get("graph"),
+            "algorithm": self.algorithm, "trust": trust, "graph": summary.get("graph"),
             "step_size": self.step_size,
             "tried": [_tried(step_size, self.tried[step_size]) for step_size in sorted(self.tried)],
             "seeds": [run.config.seed for run in r.runs], "diverged": r.diverged,
@@ -214,9 +214,9 @@ def _beyond(tried: dict[float, Several]) -> float | None:
 
 def messages(runs: Several) -> int | None:
     """Return how many messages a run sent: from node to node, or to a server and back."""
-    config, summary = runs.config, next((run.summary for run in runs.runs if run.summary is not None), None)
+    config, summary = runs.config, runs.summary
     algorithm, steps = ALGORITHMS[config.algorithm.name], config.algorithm.steps
-    if summary is None:
+    if not summary:
         return None
     if algorithm.asynchronous:  # pairs are drawn as they come: count what went over the links
         model = summary["dim"] * getattr(torch, config.engine.dtype).itemsize

@@ -116,12 +116,11 @@ def _run(figure: Figure, setting: Setting, chosen: dict[str, Config], bench: Ben
 
 
 def _told(curve: Curve, runs: Several) -> dict[str, Any]:
-    summary: dict[str, Any] = next((run.summary for run in runs.runs if run.summary is not None), {})
     spreads = {key: runs.of(key) for key in ("train_loss", "test_loss")} | {"accuracy": runs.accuracy}
     return {
         "label": curve.label, "line": curve.line, "x": curve.x, "config": runs.config.model_dump(mode="json"),
         "steps": runs.config.algorithm.steps, "step_size": compare.base_step_size(runs.config),
-        "sigma": (summary.get("sigma") or [None])[0],
+        "sigma": (runs.summary.get("sigma") or [None])[0],
         "epsilon_certified": runs.epsilon, "epsilon_nominal": _nominal(runs.config.privacy), "diverged": runs.diverged,
         "seconds": sum(run.summary["seconds"] for run in runs.runs if run.summary is not None),
         **{key: None if spread is None else spread.as_json() for key, spread in spreads.items()},

@@ -93,6 +93,11 @@ class Several:
         return sum(run.summary is None for run in self.runs)
 
     @property
+    def summary(self) -> dict[str, Any]:
+        """The first summary there is, for what does not depend on the seed."""
+        return next((run.summary for run in self.runs if run.summary is not None), {})
+
+    @property
     def accuracy_key(self) -> str:
         """What accuracy is: the average model's; where nodes learn alone there is no such model, and theirs on average.
 
