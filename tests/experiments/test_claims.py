@@ -33,8 +33,9 @@ def test_the_highest_is_the_highest():
     assert claims.highest("1")(found).holds
     verdict = claims.highest("2")(found)
     assert not verdict.holds
-    assert "curve 2: 80.0 %" in verdict.words
-    assert "best is curve 1" in verdict.words
+    assert "curve 2: 80.00 %" in verdict.words
+    assert verdict.words.endswith("best is curve 1")
+    assert "by less than the standard errors" in claims.highest("2")(results(0.7, 0.9, 0.8, sd=0.2)).words
 
 
 def test_a_line_rises_unless_it_falls_by_more_than_chance():

@@ -1,6 +1,6 @@
 """What the paper claims, as statements that results either satisfy or do not.
 
-Differences count when they are larger than the standard errors of the two means together. With one seed nobody knows
+One mean is above another when their difference is larger than both standard errors together. With one seed nobody knows
 those, and every difference counts.
 """
 
@@ -38,7 +38,7 @@ class Found:
     @property
     def words(self) -> str:
         """Its label and accuracy."""
-        return f"{self.label}: {100 * self.accuracy.mean:.1f} %"
+        return f"{self.label}: {100 * self.accuracy.mean:.2f} %"
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,9 @@ def highest(key: str) -> Claim:
 
     def judge(found: Mapping[str, Found]) -> Verdict:
         best = max(found.values(), key=lambda one: one.accuracy.mean)
-        return Verdict(best is found[key], f"{_listed(found.values())}; best is {best.label}")
+        close = best is not found[key] and not _more(best.accuracy, found[key].accuracy)
+        by = ", by less than the standard errors" if close else ""
+        return Verdict(best is found[key], f"{_listed(found.values())}; best is {best.label}{by}")
 
     return judge
 
