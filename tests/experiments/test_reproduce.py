@@ -78,7 +78,7 @@ def test_a_figure_is_made_judged_and_not_made_twice(tmp_path):
     assert {curve["sigma"] for curve in told["curves"]} == {0.1}
     assert {curve["step_size"] for curve in told["curves"]} == {0.5}
     assert told["holds"] in (True, False)
-    assert "training loss" in told["found"]
+    assert "loss" in told["found"]
     drawn = stem.with_suffix(".svg").read_text()
     for curve in told["curves"]:
         assert f"{curve['label']} (ε = {curve['epsilon_certified']:.3g})" in drawn

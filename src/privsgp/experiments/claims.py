@@ -71,7 +71,8 @@ def highest(key: str) -> Claim:
         best = max(found.values(), key=lambda one: one.accuracy.mean)
         close = best is not found[key] and not _more(best.accuracy, found[key].accuracy)
         by = ", by less than the standard errors" if close else ""
-        return Verdict(best is found[key], f"{_listed(found.values())}; best is {best.label}{by}")
+        shown = "; ".join(f"{one.words}{_loss(one)}" for one in found.values())
+        return Verdict(best is found[key], f"{shown}; best is {best.label}{by}")
 
     return judge
 
@@ -110,7 +111,7 @@ def _less_loss(a: Found, b: Found) -> bool:
 
 
 def _loss(one: Found) -> str:
-    return "" if one.train_loss is None else f", training loss {one.train_loss.mean:.3f}"
+    return "" if one.train_loss is None else f", loss {one.train_loss.mean:.3f}"
 
 
 def _listed(found: Iterable[Found]) -> str:

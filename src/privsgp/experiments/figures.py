@@ -43,6 +43,7 @@ class Setting:
     steps: int  # of `variance-reduction`, and of `speedup` with `nodes` nodes
     factor: float  # of Theorem 1's step size √(n/K)
     points: int = 20  # of a curve
+    jobs: int | None = None  # runs at a time; None: as many as there are cores
     algorithm: dict[str, Any] = field(default_factory=dict)
     engine: dict[str, Any] = field(default_factory=dict)
 
@@ -179,12 +180,12 @@ _MNIST_SMALL = Setting(
 )  # fmt: skip
 # CIFAR-10. Clip: G² = 100 is stated. Batch: 4 % of J. GroupNorm, because BatchNorm mixes samples. Step size: noise in
 # the average model is γσ√(K/n) = factor · σ a coordinate; at a factor of 1 that is 0.23 where the weights of a 3 × 3
-# convolution with 512 channels begin below 0.015. The table of all samples takes 72 GB in bfloat16, and no checkpoint
-# is kept of it. Steps of `variance-reduction`: stated.
+# convolution with 512 channels begin below 0.015. The table of all samples takes 72 GB in bfloat16: one run at
+# a time, and no checkpoint of it. Steps of `variance-reduction`: stated.
 _CIFAR = Setting(
     data="cifar10", samples=None, nodes=16, model={"name": "resnet18"}, clip=10.0, batch=125, epsilon=3.0,
     variance=0.03, best=3120, others=(500, 1125, 6250, 12500), epsilons=(1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0),
-    networks=(8, 16, 32, 64), steps=3000, factor=0.05, algorithm={"table_dtype": "bfloat16"},
+    networks=(8, 16, 32, 64), steps=3000, factor=0.05, algorithm={"table_dtype": "bfloat16"}, jobs=1,
     engine={"checkpoint_every": 1_000_000},
 )  # fmt: skip
 # r = 32: J = 552. Images of 16 × 16 pixels, the small tanh CNN.

@@ -53,8 +53,9 @@ def reproduce(
         raise Refused(f"--max-steps {max_steps}", f"{name} has no curve with so few steps")
     chosen = {curve.key: configs.parse(curve.values, changes) for curve in curves}
     bench = dataclasses.replace(
-        bench, out=bench.out / f"{name}-{mode}-{scale}", data_dir=_data_dir(setting, bench, chosen)
-    )
+        bench, out=bench.out / f"{name}-{mode}-{scale}", data_dir=_data_dir(setting, bench, chosen),
+        jobs=bench.jobs or setting.jobs,
+    )  # fmt: skip
     runs = _run(figure, setting, chosen, bench, seeds)
     found = {curve.key: Found.of(runs[curve.key], curve.label, curve.line, curve.x) for curve in curves}
     verdict = figure.claim(setting)(found)
