@@ -71,22 +71,22 @@ def run_all(
     KeyboardInterrupt is raised. A task that is refused ends all of them.
     """
     refuse_unseeded(tasks)
-    steps = {task.folder: task.config.algorithm.steps if _done(task) else 0 for task in tasks}
     waiting = [task for task in tasks if not _done(task)]
+    steps = {task.folder: 0 if task in waiting else task.config.algorithm.steps for task in tasks}
     active: dict[Connection, tuple[Task, ForkServerProcess]] = {}
     with _sigterm_like_ctrl_c(), _ending(active):
         while waiting or active:
             while waiting and len(active) < (jobs or cores()):
-                task = waiting.pop(0)
-                active.update([_started(task, data_dir)])
-            for pipe in wait(list(active)):
-                task, process = active[pipe]  # type: ignore[index]
-                step = _heard(pipe, task, process)  # type: ignore[arg-type]
+                active.update([_started(waiting.pop(0), data_dir)])
+            ready = wait(list(active))
+            for pipe in [pipe for pipe in active if pipe in ready]:
+                task, process = active[pipe]
+                step = _heard(pipe, task, process)
                 if step is None:
-                    del active[pipe]  # type: ignore[arg-type]
+                    del active[pipe]
                 steps[task.folder] = task.config.algorithm.steps if step is None else step
-                if watch is not None:
-                    watch(sum(steps.values()))
+            if watch is not None:
+                watch(sum(steps.values()))
     return [_read(task) for task in tasks]
 
 
