@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import pathlib
 
 import pytest
 
@@ -145,3 +146,9 @@ def test_curves_have_means_and_bands():
     assert [p["mean"] for p in points] == pytest.approx([0.3, 0.4])
     assert [p["sd"] for p in points] == pytest.approx([math.sqrt(0.02)] * 2)
     assert Several([Run(config, {}, rows[0])]).curve("test_accuracy", "virtual_seconds") == []
+
+
+def test_the_papers_comparison_is_a_configuration():
+    path = pathlib.Path(__file__).parents[2] / "experiments" / "methods_mnist.toml"
+    config = configs.read(path)
+    assert comparing.base_step_size(config) == pytest.approx(math.sqrt(50 / 575))

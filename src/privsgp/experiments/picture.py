@@ -100,7 +100,7 @@ def save(figure: Any, path: Path) -> None:  # noqa: ANN401 - matplotlib has no t
 
     try:
         with rc_context({"svg.hashsalt": "privsgp", "svg.fonttype": "none"}):
-            figure.savefig(path, dpi=130, metadata={"Date": None} if path.suffix == ".svg" else None)
+            figure.savefig(path, dpi=100, metadata={"Date": None} if path.suffix == ".svg" else None)
     except (OSError, ValueError) as error:
         raise Refused(
             f"the picture {str(path)!r} cannot be written: {error}", "give a .png in a folder that exists"
