@@ -47,3 +47,15 @@ def test_the_readme_configuration_is_one():
     block = text.split("```toml\n")[1].split("```")[0]
 
     assert config.parse(tomllib.loads(block)).algorithm.name == "privsgp-vr"
+
+
+def test_the_results_page_says_what_its_figures_say():
+    page = (ROOT / "docs" / "results.md").read_text()
+    figures = sorted((ROOT / "docs" / "results").glob("*.json"))
+    assert figures
+    for path in figures:
+        told = json.loads(path.read_text())
+        verdict = "holds" if told["holds"] else "does not hold"
+        assert f"[{verdict}](results/{path.stem}.svg): {told['found']}" in page
+        assert path.with_suffix(".svg").exists()
+        assert path.with_suffix(".png").exists()

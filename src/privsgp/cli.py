@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import sys
@@ -11,9 +12,24 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from privsgp.errors import Refused
-from privsgp.report.terminal import bar, err, out, show, show_audit, show_log, show_plan, show_statements, show_summary
+from privsgp.report.terminal import (
+    bar,
+    err,
+    out,
+    show,
+    show_audit,
+    show_comparison,
+    show_figure,
+    show_log,
+    show_plan,
+    show_statements,
+    show_summary,
+    stage,
+)
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from privsgp.privacy.mechanism import Mechanism
 
 app = typer.Typer(
@@ -296,6 +312,105 @@ def audit(
         show_audit(report)
     if report.alarm:
         raise typer.Exit(3)
+
+
+@app.command()
+def compare(
+    config: Annotated[Path, typer.Argument(help="run.toml, with a seed and a budget.")],
+    algorithms: Annotated[str, typer.Option(help="Names with commas between; `local` is always compared too.")],
+    changes: Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE, as for train.")] = None,
+    seeds: Annotated[int, typer.Option(help="Runs of every method that are reported.")] = 3,
+    tuning_seeds: Annotated[int, typer.Option(help="Runs of every step size that is tried, with other seeds.")] = 1,
+    step_sizes: Annotated[str, typer.Option(help="The common grid; default: around the config's step size.")] = "",
+    jobs: Annotated[int | None, typer.Option(help="Runs at a time, a thread each; default: one per core.")] = None,
+    folder: Annotated[Path | None, typer.Option("--out", help="Default runs/<name>-compare.")] = None,
+    data_dir: Annotated[Path | None, typer.Option(help="Where MNIST, CIFAR-10, a9a lie (or PRIVSGP_DATA).")] = None,
+    save: Annotated[Path | None, typer.Option(help="The picture; default comparison.png in the folder.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Compare methods at one certified budget, each at its best step size. The same command goes on after Ctrl-C."""
+    from privsgp import config as configs
+    from privsgp.engine.folder import write_json
+    from privsgp.experiments import compare as comparing
+    from privsgp.experiments import picture
+    from privsgp.experiments.several import Bench
+
+    settings = configs.read(config, changes or [])
+    place = folder or Path("runs") / f"{settings.name}-compare"
+    with _going_on():
+        found = comparing.compare(
+            settings, _listed(algorithms), Bench(place, data_dir, jobs, stage), seeds=seeds,
+            tuning_seeds=tuning_seeds, step_sizes=[_number("step-sizes", text) for text in _listed(step_sizes)],
+        )  # fmt: skip
+    told = found.as_json()
+    write_json(place / "comparison.json", told)
+    picture.draw_comparison(found, save or place / "comparison.png")
+    if as_json:
+        typer.echo(json.dumps(told))
+    else:
+        show_comparison(told)
+        err.print(f"comparison.json and the runs are in {place}", soft_wrap=True)
+
+
+@app.command()
+def reproduce(
+    name: Annotated[str, typer.Argument(help="A figure, or all; --list names them.")] = "",
+    listed: Annotated[bool, typer.Option("--list", help="Name all figures, with what the paper claims.")] = False,
+    scale: Annotated[str, typer.Option(help="small (minutes on a laptop) or full (as published; GPU).")] = "small",
+    mode: Annotated[str, typer.Option(help="published, certified or both")] = "both",
+    seeds: Annotated[int, typer.Option(help="Runs of every curve.")] = 2,
+    folder: Annotated[Path, typer.Option("--out", help="Where figures and their runs go.")] = Path("figures"),
+    data_dir: Annotated[Path | None, typer.Option(help="Where MNIST and CIFAR-10 lie (or PRIVSGP_DATA).")] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda")] = "auto",
+    jobs: Annotated[int | None, typer.Option(help="Runs at a time, a thread each; default: one per core.")] = None,
+    max_steps: Annotated[int | None, typer.Option(help="Leave out curves with more steps.")] = None,
+    changes: Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE, for every curve.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Make the paper's figures again and say whether its claims hold. The same command goes on after Ctrl-C."""
+    from privsgp.experiments import reproduce as figures
+    from privsgp.experiments.figures import MODES, SCALES
+    from privsgp.experiments.several import Bench
+
+    if listed:
+        show("figures", figures.listing())
+        return
+    _one_of("scale", scale, SCALES)
+    _one_of("mode", mode, (*MODES, "both"))
+    names = [known for known, _ in figures.listing()] if name == "all" else [name]
+    wanted = [(one, m, s) for one in names for m in MODES for s in SCALES if mode in (m, "both") and s == scale]
+    with _going_on():
+        for one, m, s in wanted:
+            told = figures.reproduce(
+                one, Bench(folder, data_dir, jobs, stage), scale=s, mode=m, seeds=seeds, max_steps=max_steps,
+                changes=[f"engine.device={device}", *(changes or [])],
+            )  # fmt: skip
+            figures.save(told, folder)
+            if as_json:
+                typer.echo(json.dumps(told))
+            else:
+                show_figure(told)
+
+
+@contextlib.contextmanager
+def _going_on() -> Iterator[None]:
+    """Tell after Ctrl-C how to go on."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        err.print("stopped: the same command goes on from here", soft_wrap=True)
+        raise typer.Exit(130) from None
+
+
+def _listed(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def _number(option: str, text: str) -> float:
+    try:
+        return float(text)
+    except ValueError as error:
+        raise Refused(f"--{option} {text}", "give numbers with commas between") from error
 
 
 @app.command()

@@ -6,6 +6,7 @@ randomness where no `seed` is given.
 
 from __future__ import annotations
 
+import copy
 import difflib
 import hashlib
 import json
@@ -401,13 +402,14 @@ def read(path: Path, changes: Sequence[str] = ()) -> Config:
         raise Refused(f"cannot read the config {path}: {error.strerror}", "name a run.toml that is there") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise Refused(f"{path} is not TOML: {error}", "see run.toml in the README") from error
+    return parse(values, changes)
+
+
+def parse(values: dict[str, Any], changes: Sequence[str] = ()) -> Config:
+    """Turn plain values into a checked configuration, after `--set KEY=VALUE` changes."""
+    values = copy.deepcopy(values) if changes else values
     for change in changes:
         _apply(values, change)
-    return parse(values)
-
-
-def parse(values: dict[str, Any]) -> Config:
-    """Turn plain values into a checked configuration."""
     try:
         return Config.model_validate(values)
     except ValidationError as error:

@@ -545,5 +545,6 @@ def load_result(folder: Folder, model: nn.Module) -> Result:
     best = folder.model if folder.model.exists() else here[0]
     trained.load_state_dict(load_file(best), strict=False)  # what is frozen is not in the file
     nodes = [load_file(path) for path in here]
-    z = torch.stack([torch.cat([t[name].reshape(-1) for name in layout.names]) for t in nodes])
+    models = [torch.cat([t[name].reshape(-1) for name in layout.names]) for t in nodes]
+    z = torch.stack(models) if models else torch.empty(0, layout.dim)  # a comparison keeps the average model alone
     return Result(summary, read_metrics(folder.metrics), trained, z, folder.path)

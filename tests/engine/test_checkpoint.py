@@ -8,6 +8,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+import runs
 from privsgp.algorithms import State
 from privsgp.engine import checkpoint, folder
 from privsgp.engine.checkpoint import Progress
@@ -68,3 +69,12 @@ def test_another_format_is_refused(tmp_path, metadata):
     with pytest.raises(Refused, match=r"format .* version") as refused:
         checkpoint.read_progress(path)
     assert "version 1" in refused.value.remedy
+
+
+def test_a_simulation_without_checkpoints_keeps_none(tmp_path):
+    config = runs.small(tmp_path)
+    whole = runs.train(config, tmp_path / "whole")
+    bare = runs.train(config, tmp_path / "bare", *runs.changes(engine__checkpoint_every=31))
+    assert bare["test_loss"] == whole["test_loss"]
+    kept = {run: (tmp_path / run / "private" / "checkpoint.safetensors").exists() for run in ("whole", "bare")}
+    assert kept == {"whole": True, "bare": False}

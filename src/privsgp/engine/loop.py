@@ -214,6 +214,8 @@ class Training:
         finite = self.state.x.isfinite().all(1)
         if not bool(finite.all()):
             raise Diverged(k, f"the message of node {self.job.here[int(finite.logical_not().nonzero()[0])]}")
+        if k == self.job.steps < self.job.checkpoint_every and self.job.simulation:
+            return  # none was asked for (a table may be larger than the disk): a simulation can be repeated
         progress = Progress(k, self.attempt, seconds, self.bytes_sent, self.job.shared_hash)
         if not self.world.alone and self.folder.checkpoint.exists():
             self.folder.checkpoint.replace(self.folder.checkpoint_before)

@@ -7,13 +7,14 @@ import math
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.logging import RichHandler
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
     from privsgp.engine.loop import Watcher
@@ -45,6 +46,18 @@ def bar(steps: int) -> Iterator[Watcher]:
             progress.update(task, completed=step, figures=_figures(row or {}))
 
         yield watch
+
+
+@contextmanager
+def stage(words: str, steps: int) -> Iterator[Callable[[int], None]]:
+    """Show how far many runs are, all their steps together, on stderr."""
+    columns = [
+        TextColumn(words), MofNCompleteColumn(), BarColumn(), TimeElapsedColumn(), TextColumn("left"),
+        TimeRemainingColumn(),
+    ]  # fmt: skip
+    with Progress(*columns, console=err, transient=True) as progress:
+        task = progress.add_task("", total=steps)
+        yield lambda done: progress.update(task, completed=done)
 
 
 def _figures(row: dict[str, Any]) -> str:
@@ -144,6 +157,54 @@ def show_audit(report: AuditReport) -> None:
     out.print(f"{verdict}, at {report.confidence:.0%} confidence, {report.observations} observations a node")
     for line in report.assumptions:
         out.print(f"  · {line}", soft_wrap=True)
+
+
+def show_comparison(comparison: dict[str, Any]) -> None:
+    """Print a comparison, as comparison.json holds it, method by method."""
+    clock = any(row["virtual_seconds"] for row in comparison["rows"])
+    columns = ("method", "accuracy %", "loss", "ε", "step", "steps", "msgs", "MB", *(["time"] if clock else []))
+    table = Table(title=comparison["config"]["name"], title_justify="left", title_style="bold", box=SIMPLE_HEAD)
+    for column in columns:
+        table.add_column(column, no_wrap=True, justify="left" if column == "method" else "right")
+    for row in comparison["rows"]:
+        loss, time = row["test_loss"], row["virtual_seconds"]
+        cells = [
+            row["algorithm"], _accuracy(row), _three(loss and loss["mean"]), _three(row["epsilon"]),
+            _three(row["step_size"]), str(row["steps"]), str(row["messages"] or 0),
+            f"{(row['bytes_sent'] or 0) / 1e6:.1f}",
+        ]  # fmt: skip
+        table.add_row(*cells, *([_three(time and time["mean"])] if clock else []))
+    out.print(table)
+    if clock:
+        out.print("  · time is virtual, in seconds; accuracy is mean ± standard deviation over seeds", soft_wrap=True)
+    settings: dict[str, list[str]] = {}
+    for row in comparison["rows"]:
+        settings.setdefault(f"network {row['graph']}, trust {row['trust']}", []).append(row["algorithm"])
+    for words, names in settings.items():
+        out.print(f"  · {words}: {', '.join(names)}", soft_wrap=True)
+    out.print(f"  · {comparison['note']}", soft_wrap=True)
+
+
+def show_figure(told: dict[str, Any]) -> None:
+    """Print what a figure of the paper came to, as its JSON holds it."""
+    verdict = "holds" if told["holds"] else "does not hold"
+    out.print(f"{told['name']}, {told['mode']}, {told['scale']}: {told['paper']}", style="bold", soft_wrap=True)
+    out.print(f"  {verdict}: {told['found']}", soft_wrap=True, highlight=False)
+    spent = [c["epsilon_certified"] for c in told["curves"]]
+    words = "no finite bound for some" if None in spent else f"ε = {_range(spent)}"
+    out.print(f"  certified: {words}; {told['seeds']} seeds", soft_wrap=True, highlight=False)
+
+
+def _accuracy(row: dict[str, Any]) -> str:
+    found = row["accuracy"]
+    if found is None:
+        return "–"
+    lost = f", {row['diverged']} diverged" if row["diverged"] else ""
+    return f"{100 * found['mean']:.2f} ± {100 * found['sd']:.2f}{lost}"
+
+
+def _three(value: float | None) -> str:
+    return "–" if value is None else f"{value:.3g}"
 
 
 def show_statements(statements: Sequence[Statement]) -> None:

@@ -1,0 +1,61 @@
+"""The paper's claims as statements: each holds for results made for it, and fails for others."""
+
+from __future__ import annotations
+
+import pytest
+
+from privsgp.experiments import claims
+from privsgp.experiments.claims import Found
+from privsgp.experiments.several import Spread
+
+
+def results(*accuracies, sd=0.0, losses=None, line=""):
+    """Return curves named "0", "1", … of two seeds each."""
+    losses = losses or [1 - a for a in accuracies]
+    return {
+        str(i): Found(f"curve {i}", _two(a, sd), _two(loss, sd), line, float(i))
+        for i, (a, loss) in enumerate(zip(accuracies, losses, strict=True))
+    }
+
+
+def _two(mean, sd):
+    return Spread((mean - sd / 2**0.5, mean + sd / 2**0.5))
+
+
+@pytest.mark.parametrize(("accuracies", "holds"), [((0.8, 0.81, 0.795), True), ((0.8, 0.83), False)])
+def test_comparable_is_within_two_points(accuracies, holds):
+    found = results(*accuracies)
+    assert claims.comparable(list(found))(found).holds == holds
+
+
+def test_the_highest_is_the_highest():
+    found = results(0.7, 0.9, 0.8)
+    assert claims.highest("1")(found).holds
+    verdict = claims.highest("2")(found)
+    assert not verdict.holds
+    assert "curve 2: 80.00 %" in verdict.words
+    assert verdict.words.endswith("best is curve 1")
+    assert "by less than the standard errors" in claims.highest("2")(results(0.7, 0.9, 0.8, sd=0.2)).words
+
+
+def test_a_line_rises_unless_it_falls_by_more_than_chance():
+    assert claims.rising("K*")(results(0.7, 0.8, 0.8, line="K*")).holds
+    falls = results(0.7, 0.8, 0.75, line="K*")
+    assert "falls at curve 2" in claims.rising("K*")(falls).words
+    assert not claims.rising("K*")(falls).holds
+    assert claims.rising("K*")(results(0.7, 0.8, 0.75, line="K*", sd=0.1)).holds
+    assert claims.rising("another")(falls).holds
+
+
+def test_ahead_is_ahead_in_accuracy_and_in_loss_by_more_than_chance():
+    assert claims.ahead("0")(results(0.8, 0.7, 0.6)).holds
+    assert not claims.ahead("0")(results(0.8, 0.7, 0.9)).holds
+    assert not claims.ahead("0")(results(0.8, 0.7, sd=0.2)).holds
+    assert not claims.ahead("0")(results(0.8, 0.7, losses=[0.5, 0.4])).holds
+
+
+def test_what_diverged_is_behind():
+    found = results(0.8, 0.0)
+    found["1"] = Found("gone", _two(0.0, 0.0), None)
+    assert claims.ahead("0")(found).holds
+    assert not claims.ahead("1")(found).holds
