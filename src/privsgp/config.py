@@ -84,6 +84,39 @@ class Data(_Section):
         return self
 
 
+class Features(_Section):
+    """What the model sees of a sample: the sample, or a fixed map of it; None is the map's own default."""
+
+    name: Annotated[str, _one_of(("none", "scattering", "random-conv"), unsaid="module")] = "none"
+    scales: Count | None = None
+    angles: Count | None = None
+    order: Literal[1, 2] | None = None
+    filters: Count | None = None
+    patch: Count | None = None
+    grid: Count | None = None
+    like: Literal["strokes", "leaves"] | None = None
+    components: Count | None = None
+    power: Annotated[float, Field(ge=0, le=1)] | None = None
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The keys that were given."""
+        return self.model_dump(exclude={"name"}, exclude_none=True)
+
+    @model_validator(mode="after")
+    def _options_have_a_use(self) -> Features:
+        used = {"scattering": {"scales", "angles", "order"}, "random-conv": {"filters", "patch", "grid"}}
+        known = used.get(self.name, set()) | ({"like"} if self.name in used else set())
+        known |= {"components", "power"} if self.like is not None else set()
+        if unused := sorted(set(self.options) - known):
+            beside = "" if self.like is None else f" and features.like = {self.like!r}"
+            raise Refused(
+                f"features.{unused[0]} = {self.options[unused[0]]!r} with features.name = {self.name!r}{beside}",
+                f"leave it out; of use here: {', '.join(sorted(known)) or 'nothing'}",
+            )
+        return self
+
+
 class Model(_Section):
     """What is learnt."""
 
@@ -225,6 +258,7 @@ class Config(_Section):
     name: Annotated[str, AfterValidator(_folder_name)] = "run"
     seed: Annotated[int, Field(ge=0)] | None = None
     data: Data = Data()
+    features: Features = Features()
     model: Model = Model()
     graph: Graph = Graph()
     privacy: Privacy = Privacy()

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from safetensors.torch import load_file
 
-from privsgp import __version__, data, graph, models
+from privsgp import __version__, data, features, graph, models
 from privsgp import config as configs
 from privsgp.algorithms import ALGORITHMS
 from privsgp.config import Config, Schedule
@@ -33,8 +33,9 @@ from privsgp.engine.job import Job, Learning, kappa, public_seed
 from privsgp.engine.loop import Outcome, Training
 from privsgp.engine.rendezvous import World, blocks, greet, join, refuse_differences, restarted
 from privsgp.errors import Refused
+from privsgp.features import encode_once
 from privsgp.gradient import Layout
-from privsgp.privacy import ledger
+from privsgp.privacy import cache, ledger
 from privsgp.protection import per_node, protect, settings
 
 if TYPE_CHECKING:
@@ -66,6 +67,7 @@ class Problem:
     """Data as it lies on the nodes, and the model with its loss.
 
     Where a run has several processes, each has the data of the nodes in `block` alone, and `sizes` of all of them.
+    `encoder` is what the samples have gone through, or, in a problem that is not yet `at_home`, are to go through.
     """
 
     dataset: data.Dataset
@@ -75,6 +77,7 @@ class Problem:
     correct: Callable[[Tensor, Tensor], Tensor] | None
     block: range | None = None
     sizes: Sequence[int] = ()
+    encoder: nn.Module | None = None
 
     @property
     def samples(self) -> list[int]:
@@ -90,6 +93,19 @@ class Problem:
         parts = np.split(np.arange(len(rows)), np.cumsum([len(self.parts[i]) for i in block])[:-1])
         own = dataclasses.replace(self.dataset, x=self.dataset.x[rows], y=self.dataset.y[rows])
         return dataclasses.replace(self, dataset=own, parts=parts, block=block, sizes=self.samples)
+
+
+def encoded(problem: Problem, device: str) -> Problem:
+    """Put features in the place of samples: of the nodes here, one by one, and of the test set."""
+    if problem.encoder is None:
+        return problem
+    d, where, kept = problem.dataset, _device(device), cache.private_folder()
+    nodes = [encode_once(problem.encoder, d.x[rows], where, kept) for rows in problem.parts]
+    x = np.empty((len(d.x), *nodes[0].shape[1:]), np.float32)
+    for rows, own in zip(problem.parts, nodes, strict=True):
+        x[rows] = own
+    x_test = None if d.x_test is None else encode_once(problem.encoder, d.x_test, where, kept)
+    return dataclasses.replace(problem, dataset=dataclasses.replace(d, x=x, x_test=x_test))
 
 
 def notes(config: Config, problem: Problem) -> list[str]:
@@ -126,7 +142,7 @@ def load_problem(config: Config, data_dir: Path | None = None) -> Problem:
             "write the number that `privsgp plan` gives",
         )
     block = blocks(config.data.nodes, world.size)[world.rank]
-    problem = world.everywhere(lambda: _read(config, data_dir, block).at_home(world))
+    problem = world.everywhere(lambda: encoded(_read(config, data_dir, block).at_home(world), config.engine.device))
     if world.alone or config.data.path is None:
         return problem
     sizes = [J for own in world.exchange([len(rows) for rows in problem.parts]) for J in own]
@@ -143,9 +159,8 @@ def _read(config: Config, data_dir: Path | None, block: range) -> Problem:
         parts = split(config, dataset)
     outputs = models.outputs(config.model.loss, classes=dataset.classes, target_shape=dataset.y.shape[1:])
     seed = public_seed(config.seed, config.shared_hash(), "x0")
-    model = models.make(
-        config.model.name, input_shape=dataset.x.shape[1:], outputs=outputs, hidden=config.model.hidden, seed=seed
-    )
+    encoder, shape = make_encoder(config, dataset.x.shape[1:])
+    model = models.make(config.model.name, input_shape=shape, outputs=outputs, hidden=config.model.hidden, seed=seed)
     apart = len(parts) < config.data.nodes
     return Problem(
         dataset,
@@ -154,7 +169,26 @@ def _read(config: Config, data_dir: Path | None, block: range) -> Problem:
         models.per_sample(config.model.loss),
         models.correct(config.model.loss),
         block=block if apart else None,
+        encoder=encoder,
     )
+
+
+def make_encoder(config: Config, shape: tuple[int, ...]) -> tuple[nn.Module | None, tuple[int, ...]]:
+    """Return the feature map that a configuration names, by public randomness, and the shape of what comes out."""
+    if config.features.name not in ("scattering", "random-conv"):
+        return None, shape
+    # The section alone decides: whoever has it can make the map that a model needs, whatever the run.
+    seed = public_seed(None, config.features.model_dump_json(), "features")
+    choice = features.Choice(config.features.name, **config.features.options)
+    encoder = features.make(choice, shape, seed, cache.private_folder())
+    return encoder, features.output_shape(encoder, shape)
+
+
+def brought_home(config: Config, problem: Problem) -> Problem:
+    """Leave each process its own nodes' samples, and put features in their place."""
+    world = join()
+    _greet(config, world)
+    return encoded(problem.at_home(world), config.engine.device)
 
 
 def split(config: Config, dataset: data.Dataset) -> list[NDArray[np.int64]]:
@@ -341,7 +375,9 @@ def _refuse_other_model(problem: Problem, world: World) -> None:
         return
     x0 = Layout.of(problem.model).flatten(problem.model)
     digest = hashlib.sha256(x0.cpu().numpy().tobytes()).hexdigest()
-    refuse_differences(world, {"number of weights": x0.numel(), "SHA-256 of the first weights": digest})
+    encoder = None if problem.encoder is None else features.digest(problem.encoder)
+    told = {"number of weights": x0.numel(), "SHA-256 of the first weights": digest, "SHA-256 of the features": encoder}
+    refuse_differences(world, told)
 
 
 def _refuse_other_run(folder: Folder, number: str) -> None:
