@@ -25,7 +25,7 @@ from pydantic import (
 )
 
 from privsgp import graph
-from privsgp.algorithms import ALGORITHMS
+from privsgp.algorithms import ALGORITHMS, PushSum
 from privsgp.data.partitions import check as check_partition
 from privsgp.errors import Refused
 from privsgp.models.networks import NAMES as MODELS
@@ -159,11 +159,17 @@ class Privacy(_Section):
 
 
 class Schedule(_Section):
-    """A step size that falls from `start` to `end` over the run."""
+    """A step size that falls from `start` to `end` over the run, or over what is left after a share `hold` of it."""
 
     schedule: Literal["cosine", "linear"]
     start: Positive
     end: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    hold: Annotated[float, Field(ge=0, lt=1)] = 0.0
+
+    @property
+    def mean(self) -> float:
+        """The mean of γ_k: what γK is divided by K."""
+        return self.hold * self.start + (1 - self.hold) * (self.start + self.end) / 2
 
 
 class Algorithm(_Section):
@@ -180,6 +186,13 @@ class Algorithm(_Section):
     table_dtype: Literal["float32", "bfloat16"] | None = None  # engine.dtype
     table_place: Literal["auto", "device", "host", "disk"] = "auto"
     block: Count | None = None  # samples per entry of a block table
+    weights: Literal["equal", "samples", "noise"] | list[Positive] = "equal"  # how much a node counts
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    normalised: bool = False  # steps of one length
+    average: Literal["none", "tail", "exponential"] = "none"  # of iterates: the model that is released
+    average_share: Annotated[float, Field(gt=0, le=1)] | None = None  # of the steps, from the end; 0.5
+    average_decay: Probability | None = None  # 0.99
+    final_mixing: Annotated[int, Field(ge=0)] = 0  # rounds without gradients
     _auto: tuple[str, ...] = PrivateAttr(())
 
     @property
@@ -223,6 +236,28 @@ class Algorithm(_Section):
             raise Refused(
                 f"algorithm.table_dtype = 'bfloat16' with algorithm.difference_clip = {self.difference_clip}",
                 "leave one of them out: a rounded entry may move by more than the difference clip",
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _average_has_a_use(self) -> Algorithm:
+        for key, kind in (("average_share", "tail"), ("average_decay", "exponential")):
+            if getattr(self, key) is not None and self.average != kind:
+                raise Refused(
+                    f"algorithm.{key} = {getattr(self, key)} with algorithm.average = {self.average!r}",
+                    f"leave it out, or take {kind!r}",
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _can_be_steered(self) -> Algorithm:
+        given = [
+            key for key in ("weights", "momentum", "normalised") if getattr(self, key) not in ("equal", 0.0, False)
+        ]
+        if given and ALGORITHMS[self.name].step is not PushSum.step:
+            raise Refused(
+                f"algorithm.{given[0]} = {getattr(self, given[0])} with algorithm.name = {self.name!r}",
+                "leave it out: this algorithm's steps are its own",
             )
         return self
 
@@ -274,6 +309,17 @@ class Config(_Section):
                 raise Refused(
                     f"privacy.{key} has {len(value)} entries for data.nodes = {self.data.nodes}", "give one per node"
                 )
+        given = self.algorithm.weights
+        if isinstance(given, list) and len(given) != self.data.nodes:
+            raise Refused(
+                f"algorithm.weights has {len(given)} entries for data.nodes = {self.data.nodes}", "give one per node"
+            )
+        if given == "noise" and (
+            not self.private or (self.privacy.sigma is not None and not _positive(self.privacy.sigma))
+        ):
+            raise Refused(
+                "algorithm.weights = 'noise' where a node has no noise", "take 'equal' or 'samples', or a list"
+            )
         if self.private and self.privacy.epsilon is None and self.privacy.sigma is None:
             raise Refused(
                 f"algorithm.name = {self.algorithm.name!r} without privacy.epsilon and privacy.sigma",
@@ -320,6 +366,10 @@ class Config(_Section):
             if isinstance(keys, dict):
                 top += ["", f"[{section}]", *(f"{key} = {_toml(value)}" for key, value in keys.items())]
         return "\n".join(top) + "\n"
+
+
+def _positive(sigma: float | list[float]) -> bool:
+    return min(sigma) > 0 if isinstance(sigma, list) else sigma > 0
 
 
 def read(path: Path, changes: Sequence[str] = ()) -> Config:

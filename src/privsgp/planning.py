@@ -73,7 +73,7 @@ def _choice(config: Config, p: Planner, method: Method, batch: float) -> Choice:
     """Choose K and γ, as far as they are open; γ may hang on K (`"theory"`, schedules)."""
     a, n = config.algorithm, p.network.nodes
     if isinstance(a.step_size, Schedule):
-        given: float | None = (a.step_size.start + a.step_size.end) / 2
+        given: float | None = a.step_size.mean
     else:
         given = None if "step_size" in a.auto or a.step_size == "theory" else float(a.step_size)
     steps = None if "steps" in a.auto else a.steps

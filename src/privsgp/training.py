@@ -26,6 +26,7 @@ from privsgp import __version__, data, features, graph, models
 from privsgp import config as configs
 from privsgp.algorithms import ALGORITHMS
 from privsgp.config import Config, Schedule
+from privsgp.engine.averaging import Release
 from privsgp.engine.evaluate import present
 from privsgp.engine.faults import Faults
 from privsgp.engine.folder import Folder, read_metrics, write, write_json, write_tensors
@@ -36,7 +37,7 @@ from privsgp.errors import Refused
 from privsgp.features import encode_once
 from privsgp.gradient import Layout
 from privsgp.privacy import cache, ledger
-from privsgp.protection import per_node, protect, settings
+from privsgp.protection import node_weights, per_node, protect, settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -214,7 +215,7 @@ def prepare(
     network = make_graph(config)
     device, dtype = _device(config.engine.device), getattr(torch, config.engine.dtype)
     protection = protect(config, problem.samples, kappa(dtype, device), earlier, world)
-    steps = config.algorithm.steps
+    a, steps = config.algorithm, config.algorithm.steps
     return Job(
         name=config.name,
         seed=config.seed,
@@ -232,7 +233,22 @@ def prepare(
         checkpoint_every=config.engine.checkpoint_every or _checkpoint_every(config.seed, steps, protection.allowance),
         block=problem.block,
         faults=faults,
+        momentum=a.momentum,
+        normalised=a.normalised,
+        weights=node_weights(a.weights, protection.mechanisms),
+        release=_release(config, faults),
     )
+
+
+def _release(config: Config, faults: Faults | None) -> Release:
+    a = config.algorithm
+    if faults is not None and (a.average != "none" or a.final_mixing):
+        raise Refused(
+            f"algorithm.average = {a.average!r} and algorithm.final_mixing = {a.final_mixing} with simulated faults",
+            "leave them out: nodes that leave or fall behind have no common average",
+        )
+    given = {"share": a.average_share, "decay": a.average_decay}
+    return Release(a.average, mixing=a.final_mixing, **{key: v for key, v in given.items() if v is not None})
 
 
 def make_graph(config: Config) -> graph.Graph:
@@ -263,7 +279,7 @@ def step_size(config: Config) -> Callable[[int], float]:
 
 
 def _scheduled(s: Schedule, steps: int, k: int) -> float:
-    done = k / max(1, steps - 1)
+    done = max(0.0, (k / max(1, steps - 1) - s.hold) / (1 - s.hold))
     left = (1 + math.cos(math.pi * done)) / 2 if s.schedule == "cosine" else 1 - done
     return s.end + (s.start - s.end) * left
 
@@ -452,6 +468,8 @@ def _summary(job: Job, outcome: Outcome, spent: list[float | None]) -> dict[str,
         "graph": job.graph.name,
         "nodes": job.nodes,
         "steps": outcome.steps,
+        "model": job.release.words,
+        "weights": None if job.weights is None else list(job.weights),
         "dim": outcome.state.x.shape[1],
         "test_accuracy": last.get("test_accuracy"),
         "mean_node_accuracy": last.get("mean_node_accuracy"),

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
+    from privsgp.algorithms.steering import Steering
     from privsgp.gradient import PerSample, Stacked
     from privsgp.gradient.storage import Place
     from privsgp.gradient.table import Kind
@@ -82,6 +83,7 @@ class Block:
     noise: Callable[[int, Tensor], None]  # line 8: g_i += N(0, σ_i² I), in place
     mix: Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor]]  # lines 10-13
     step_size: Callable[[int], float]
+    steering: Steering | None = None  # what is made of a noised direction; None: nothing
     private: Path | None = None  # a folder for the site alone, where a table may be mapped
     prepare: Callable[[PerSample], PerSample] | None = None  # what a table makes of gradients before they are clipped
 

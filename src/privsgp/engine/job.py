@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
+
+from privsgp.engine.averaging import Release
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -71,6 +73,10 @@ class Job:
     rules: bool = True
     block: range | None = None  # the nodes of this process; None: all of them
     faults: Faults | None = None
+    momentum: float = 0.0
+    normalised: bool = False
+    weights: Sequence[float] | None = None  # p_i of all nodes; None: all alike
+    release: Release = field(default_factory=Release)
 
     @property
     def nodes(self) -> int:

@@ -1,0 +1,66 @@
+"""What is made of a noised direction: momentum, unit length, weights; and what that does to the average model."""
+
+from __future__ import annotations
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from privsgp.algorithms import Steering
+from privsgp.protection import node_weights
+
+G = torch.tensor([[3.0, 4.0], [0.0, -2.0]], dtype=torch.float64)
+
+
+def test_momentum_is_a_running_mean_of_directions():
+    steering = Steering(G, momentum=0.75)
+    seen = [steering(g.clone()) for g in (G, 2 * G, -G)]
+    v = torch.zeros_like(G)
+    for g, got in zip((G, 2 * G, -G), seen, strict=True):
+        v = 0.75 * v + 0.25 * g
+        torch.testing.assert_close(got, v)
+    torch.testing.assert_close(steering.arrays()["velocity"], v)
+    steering.forget()
+    torch.testing.assert_close(steering(G.clone()), 0.25 * G)
+
+
+def test_a_step_of_one_length_and_a_direction_without_any():
+    steering = Steering(G, normalised=True)
+    torch.testing.assert_close(steering(G.clone()).norm(dim=1), torch.ones(2, dtype=torch.float64))
+    assert not steering(torch.zeros_like(G)).any()
+
+
+def test_weights_scale_each_node():
+    torch.testing.assert_close(Steering(G, scale=[0.5, 1.5])(G.clone()), G * torch.tensor([[0.5], [1.5]]))
+
+
+class _Node:
+    def __init__(self, sigma, samples):
+        self.sigma, self.samples = sigma, samples
+
+
+NODES = st.lists(st.builds(_Node, st.floats(1e-3, 1e3), st.integers(1, 10**6)), min_size=1, max_size=20)
+
+
+@settings(max_examples=60, deadline=None)
+@given(NODES, st.builds(_Node, st.floats(1e-3, 1e4), st.integers(1, 10**6)))
+def test_noise_of_the_average_never_rises_when_a_node_joins(nodes, another):
+    def variance(network):
+        weights = node_weights("noise", network)
+        return sum((p * node.sigma) ** 2 for p, node in zip(weights, network, strict=True))
+
+    assert variance([*nodes, another]) <= variance(nodes) * (1 + 1e-12)
+    equal = sum(node.sigma**2 for node in nodes) / len(nodes) ** 2
+    assert variance(nodes) <= equal * (1 + 1e-9)
+
+
+@settings(max_examples=30, deadline=None)
+@given(NODES)
+def test_weights_are_shares(nodes):
+    for kind in ("samples", "noise", [1.0 + i for i in range(len(nodes))]):
+        weights = node_weights(kind, nodes)
+        assert abs(sum(weights) - 1) < 1e-9
+        assert min(weights) > 0
+    assert node_weights("equal", nodes) is None
+    by_size = node_weights("samples", nodes)
+    assert abs(by_size[0] * sum(n.samples for n in nodes) - nodes[0].samples) < 1e-6 * nodes[0].samples
