@@ -173,7 +173,7 @@ class Schedule(_Section):
 
 
 class Algorithm(_Section):
-    """How it is learnt; name, batch, steps and step_size may be "auto", which leaves them to the planner."""
+    """How it is learnt; name, batch, steps, step_size and weights may be "auto", which leaves them to the planner."""
 
     name: Annotated[str, _one_of(ALGORITHMS)] = "privsgp-vr"
     batch: Positive = 16
@@ -205,7 +205,7 @@ class Algorithm(_Section):
     def _leave_to_the_planner(cls, values: Any, handler: ModelWrapValidatorHandler[Algorithm]) -> Algorithm:  # noqa: ANN401
         if not isinstance(values, dict):
             return handler(values)
-        auto = tuple(key for key in ("name", "batch", "steps", "step_size") if values.get(key) == "auto")
+        auto = tuple(key for key in ("name", "batch", "steps", "step_size", "weights") if values.get(key) == "auto")
         if "name" in auto and values.get("difference_clip") is not None:
             raise Refused(
                 f"algorithm.difference_clip = {values['difference_clip']} with algorithm.name = 'auto'", "leave it out"

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from privsgp.config import Config
     from privsgp.privacy.counting import Count
     from privsgp.privacy.ledger import Segment
-    from privsgp.privacy.mechanism import Mechanism
 
 
 def settings(config: Config) -> Settings:
@@ -95,23 +94,6 @@ def batch_sizes(config: Config, samples: Sequence[int]) -> list[float]:
         )
     sizes = [batch / mean * J for J in samples]
     return [float(max(1, round(b))) for b in sizes] if config.algorithm.sampling == "fixed" else sizes
-
-
-def node_weights(given: str | Sequence[float], mechanisms: Sequence[Mechanism]) -> list[float] | None:
-    """Return p_i, how much each node counts in f = Σ_i p_i f_i; None for all alike.
-
-    `"noise"` minimises Σ_i p_i² σ_i², the noise of the average model: p_i ∝ 1/σ_i². σ and J are public.
-    """
-    if given == "equal":
-        return None
-    if given == "samples":
-        parts = [float(m.samples) for m in mechanisms]
-    elif given == "noise":
-        parts = [m.sigma**-2 for m in mechanisms]
-    else:
-        parts = [float(p) for p in given]
-    total = math.fsum(parts)
-    return [p / total for p in parts]
 
 
 def per_node(value: Any, n: int) -> list[Any]:  # noqa: ANN401 - one value of any kind, or a list of them

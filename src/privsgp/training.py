@@ -25,6 +25,7 @@ from safetensors.torch import load_file
 from privsgp import __version__, data, features, graph, models
 from privsgp import config as configs
 from privsgp.algorithms import ALGORITHMS
+from privsgp.algorithms.steering import node_weights
 from privsgp.config import Config, Schedule
 from privsgp.engine.averaging import Release
 from privsgp.engine.evaluate import present
@@ -37,7 +38,7 @@ from privsgp.errors import Refused
 from privsgp.features import encode_once
 from privsgp.gradient import Layout
 from privsgp.privacy import cache, ledger
-from privsgp.protection import node_weights, per_node, protect, settings
+from privsgp.protection import per_node, protect, settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -235,7 +236,7 @@ def prepare(
         faults=faults,
         momentum=a.momentum,
         normalised=a.normalised,
-        weights=node_weights(a.weights, protection.mechanisms),
+        weights=node_weights(a.weights, problem.samples, [m.sigma for m in protection.mechanisms]),
         release=_release(config, faults),
     )
 

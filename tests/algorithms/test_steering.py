@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from privsgp.algorithms import Steering
-from privsgp.protection import node_weights
+from privsgp.algorithms.steering import node_weights
+from privsgp.plan.noise import average_variance
 
 G = torch.tensor([[3.0, 4.0], [0.0, -2.0]], dtype=torch.float64)
 
@@ -34,33 +35,27 @@ def test_weights_scale_each_node():
     torch.testing.assert_close(Steering(G, scale=[0.5, 1.5])(G.clone()), G * torch.tensor([[0.5], [1.5]]))
 
 
-class _Node:
-    def __init__(self, sigma, samples):
-        self.sigma, self.samples = sigma, samples
-
-
-NODES = st.lists(st.builds(_Node, st.floats(1e-3, 1e3), st.integers(1, 10**6)), min_size=1, max_size=20)
+NODES = st.lists(st.tuples(st.integers(1, 10**6), st.floats(1e-3, 1e3)), min_size=1, max_size=20)
 
 
 @settings(max_examples=60, deadline=None)
-@given(NODES, st.builds(_Node, st.floats(1e-3, 1e4), st.integers(1, 10**6)))
+@given(NODES, st.tuples(st.integers(1, 10**6), st.floats(1e-3, 1e4)))
 def test_noise_of_the_average_never_rises_when_a_node_joins(nodes, another):
     def variance(network):
-        weights = node_weights("noise", network)
-        return sum((p * node.sigma) ** 2 for p, node in zip(weights, network, strict=True))
+        weights = node_weights("noise", *zip(*network, strict=True))
+        return average_variance(lambda _k: 0.5, 4, [sigma for _, sigma in network], weights)
 
     assert variance([*nodes, another]) <= variance(nodes) * (1 + 1e-12)
-    equal = sum(node.sigma**2 for node in nodes) / len(nodes) ** 2
-    assert variance(nodes) <= equal * (1 + 1e-9)
+    assert variance(nodes) <= average_variance(lambda _k: 0.5, 4, [sigma for _, sigma in nodes]) * (1 + 1e-9)
 
 
 @settings(max_examples=30, deadline=None)
 @given(NODES)
 def test_weights_are_shares(nodes):
+    samples, sigmas = zip(*nodes, strict=True)
     for kind in ("samples", "noise", [1.0 + i for i in range(len(nodes))]):
-        weights = node_weights(kind, nodes)
+        weights = node_weights(kind, samples, sigmas)
         assert abs(sum(weights) - 1) < 1e-9
         assert min(weights) > 0
-    assert node_weights("equal", nodes) is None
-    by_size = node_weights("samples", nodes)
-    assert abs(by_size[0] * sum(n.samples for n in nodes) - nodes[0].samples) < 1e-6 * nodes[0].samples
+    assert node_weights("equal", samples, sigmas) is None
+    assert abs(node_weights("samples", samples, sigmas)[0] * sum(samples) - samples[0]) < 1e-6 * samples[0]

@@ -10,7 +10,8 @@ costs no privacy.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import math
+from typing import TYPE_CHECKING, Literal
 
 import torch
 
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from torch import Tensor
+
+    Weights = Literal["equal", "samples", "noise"] | Sequence[float]
 
 
 class Steering:
@@ -52,3 +55,17 @@ def _lengths(g: Tensor) -> Tensor:
     """Return ‖g_i‖, [m, 1], row by row in float64: the same wherever a node lives."""
     squares = torch.stack([row.double().square().sum() for row in g])
     return squares.sqrt().clamp(min=1e-30).to(g.dtype)[:, None]
+
+
+def node_weights(given: Weights, samples: Sequence[int], sigmas: Sequence[float]) -> list[float] | None:
+    """Return p_i, how much each node counts in f = Σ_i p_i f_i; None for all alike.
+
+    `"noise"` minimises Σ_i p_i² σ_i², the noise of the average model: p_i ∝ 1/σ_i². Another node can then only lower
+    it, however small its budget is. J and σ are public.
+    """
+    if given == "equal":
+        return None
+    parts = {"samples": samples, "noise": [sigma**-2 for sigma in sigmas] if given == "noise" else []}
+    shares = parts[given] if isinstance(given, str) else given
+    total = math.fsum(shares)
+    return [share / total for share in shares]
