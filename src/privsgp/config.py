@@ -97,11 +97,12 @@ class Features(_Section):
     like: Literal["strokes", "leaves"] | None = None
     components: Count | None = None
     power: Annotated[float, Field(ge=0, le=1)] | None = None
+    views: Literal["mirror", "shifts"] | None = None  # of a sample, averaged before its clip
 
     @property
     def options(self) -> dict[str, Any]:
-        """The keys that were given."""
-        return self.model_dump(exclude={"name"}, exclude_none=True)
+        """The keys of the map that were given."""
+        return self.model_dump(exclude={"name", "views"}, exclude_none=True)
 
     @model_validator(mode="after")
     def _options_have_a_use(self) -> Features:
@@ -113,6 +114,11 @@ class Features(_Section):
             raise Refused(
                 f"features.{unused[0]} = {self.options[unused[0]]!r} with features.name = {self.name!r}{beside}",
                 f"leave it out; of use here: {', '.join(sorted(known)) or 'nothing'}",
+            )
+        if self.views is not None and self.name not in used:
+            raise Refused(
+                f"features.views = {self.views!r} with features.name = {self.name!r}",
+                f"take one of {', '.join(used)}",
             )
         return self
 
@@ -309,6 +315,12 @@ class Config(_Section):
                 raise Refused(
                     f"privacy.{key} has {len(value)} entries for data.nodes = {self.data.nodes}", "give one per node"
                 )
+        if self.features.views is not None and self.algorithm.difference_clip is not None:
+            raise Refused(
+                f"algorithm.difference_clip = {self.algorithm.difference_clip} with features.views = "
+                f"{self.features.views!r}",
+                "leave one of them out: a table of clipped differences keeps one input per sample",
+            )
         given = self.algorithm.weights
         if isinstance(given, list) and len(given) != self.data.nodes:
             raise Refused(

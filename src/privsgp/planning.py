@@ -126,7 +126,7 @@ def samples_of(source: Source, problem: Problem, data_dir: Path | None) -> Sampl
         d = data.load(source.name, data_dir=data_dir, task="regression" if d.classes is None else "classification")
         if problem.encoder is not None:
             few = np.random.default_rng(1).permutation(len(d.x))[: 5 * count]
-            rows = features.encode_once(problem.encoder, d.x[few], torch.device("cpu"), None)
+            rows = features.encode_once(problem.learnt_from, d.x[few], torch.device("cpu"), None)
             d = replace(d, x=rows, y=d.y[few])
         if d.x.shape[1:] != problem.dataset.x.shape[1:]:
             raise Refused(

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from safetensors.torch import load_file
+from torch import nn
 
 from privsgp import __version__, data, features, graph, models
 from privsgp import config as configs
@@ -36,6 +37,7 @@ from privsgp.engine.loop import Outcome, Training
 from privsgp.engine.rendezvous import World, blocks, greet, join, refuse_differences, restarted
 from privsgp.errors import Refused
 from privsgp.features import encode_once
+from privsgp.features.views import of_the_mean_view, over_views
 from privsgp.gradient import Layout
 from privsgp.privacy import cache, ledger
 from privsgp.protection import per_node, protect, settings
@@ -44,7 +46,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
-    from torch import Tensor, nn
+    from torch import Tensor
 
     from privsgp.engine.loop import Watcher
     from privsgp.privacy.ledger import Segment
@@ -69,7 +71,8 @@ class Problem:
     """Data as it lies on the nodes, and the model with its loss.
 
     Where a run has several processes, each has the data of the nodes in `block` alone, and `sizes` of all of them.
-    `encoder` is what the samples have gone through, or, in a problem that is not yet `at_home`, are to go through.
+    `encoder` is what the samples have gone through, or, in a problem that is not yet `brought_home`, are to go through;
+    `views` makes several views of a training sample, whose gradients are averaged before its clip.
     """
 
     dataset: data.Dataset
@@ -80,11 +83,18 @@ class Problem:
     block: range | None = None
     sizes: Sequence[int] = ()
     encoder: nn.Module | None = None
+    views: str | None = None
 
     @property
     def samples(self) -> list[int]:
         """J_i of every node, here or elsewhere."""
         return [len(rows) for rows in self.parts] if self.block is None else list(self.sizes)
+
+    @property
+    def learnt_from(self) -> nn.Module:
+        """The map of a training sample: its features, of every view where there are several."""
+        encoder = self.encoder or nn.Identity()
+        return encoder if self.views is None else features.Views(self.views, encoder)
 
     def at_home(self, world: World) -> Problem:
         """Keep of all nodes' data what this process's nodes hold."""
@@ -101,13 +111,22 @@ def encoded(problem: Problem, device: str) -> Problem:
     """Put features in the place of samples: of the nodes here, one by one, and of the test set."""
     if problem.encoder is None:
         return problem
-    d, where, kept = problem.dataset, _device(device), cache.private_folder()
-    nodes = [encode_once(problem.encoder, d.x[rows], where, kept) for rows in problem.parts]
+    d, where, views = problem.dataset, _device(device), problem.views
+    # A module of the user's may be more than its weights say: what it makes is not kept.
+    kept = cache.private_folder() if isinstance(problem.encoder, features.FeatureMap) else None
+    nodes = [encode_once(problem.learnt_from, d.x[rows], where, kept) for rows in problem.parts]
     x = np.empty((len(d.x), *nodes[0].shape[1:]), np.float32)
     for rows, own in zip(problem.parts, nodes, strict=True):
         x[rows] = own
     x_test = None if d.x_test is None else encode_once(problem.encoder, d.x_test, where, kept)
-    return dataclasses.replace(problem, dataset=dataclasses.replace(d, x=x, x_test=x_test))
+    if views is None:
+        return dataclasses.replace(problem, dataset=dataclasses.replace(d, x=x, x_test=x_test))
+    return dataclasses.replace(
+        problem,
+        dataset=dataclasses.replace(d, x=x, x_test=None if x_test is None else x_test[:, None]),
+        loss=over_views(problem.loss),
+        correct=None if problem.correct is None else of_the_mean_view(problem.correct),
+    )
 
 
 def notes(config: Config, problem: Problem) -> list[str]:
@@ -162,7 +181,15 @@ def _read(config: Config, data_dir: Path | None, block: range) -> Problem:
     outputs = models.outputs(config.model.loss, classes=dataset.classes, target_shape=dataset.y.shape[1:])
     seed = public_seed(config.seed, config.shared_hash(), "x0")
     encoder, shape = make_encoder(config, dataset.x.shape[1:])
-    model = models.make(config.model.name, input_shape=shape, outputs=outputs, hidden=config.model.hidden, seed=seed)
+    views = config.features.views
+    model = models.make(
+        config.model.name,
+        input_shape=shape,
+        outputs=outputs,
+        hidden=config.model.hidden,
+        seed=seed,
+        rows=views is not None,
+    )
     apart = len(parts) < config.data.nodes
     return Problem(
         dataset,
@@ -172,6 +199,7 @@ def _read(config: Config, data_dir: Path | None, block: range) -> Problem:
         models.correct(config.model.loss),
         block=block if apart else None,
         encoder=encoder,
+        views=views,
     )
 
 

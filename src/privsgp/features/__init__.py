@@ -2,5 +2,6 @@
 
 from privsgp.features.encode import digest, encode_once, frozen, output_shape
 from privsgp.features.maps import Choice, FeatureMap, make
+from privsgp.features.views import Views
 
-__all__ = ["Choice", "FeatureMap", "digest", "encode_once", "frozen", "make", "output_shape"]
+__all__ = ["Choice", "FeatureMap", "Views", "digest", "encode_once", "frozen", "make", "output_shape"]

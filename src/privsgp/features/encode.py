@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     Array = NDArray[np.float32]
 
-_CHUNK = 128
+_CHUNK = {"cpu": 8, "cuda": 256}  # samples at a time: what a core's cache holds, what a GPU is busy with
 _LARGEST = 65504.0  # of float16
 
 
@@ -73,9 +73,10 @@ def encode(module: nn.Module, x: Array, device: torch.device) -> Array:
     """
     module = module.to(device)
     rows = np.zeros((0,), np.float16)
+    chunk = _CHUNK[device.type]
     with torch.no_grad():
-        for start in range(0, len(x), _CHUNK):
-            part = torch.from_numpy(x[start : start + _CHUNK]).to(device)
+        for start in range(0, len(x), chunk):
+            part = torch.from_numpy(x[start : start + chunk]).to(device)
             out = module(part).float().clamp(-_LARGEST, _LARGEST).nan_to_num(0.0).half().cpu().numpy()
             rows = rows if start else np.empty((len(x), *out.shape[1:]), np.float16)
             rows[start : start + len(out)] = out
@@ -83,14 +84,17 @@ def encode(module: nn.Module, x: Array, device: torch.device) -> Array:
 
 
 def encode_once(module: nn.Module, x: Array, device: torch.device, folder: Path | None) -> Array:
-    """Return `encode`'s features, from the folder if they are there; a folder that cannot be used is left alone."""
+    """Return `encode`'s features, from the folder if they are there; a folder that cannot be used is left alone.
+
+    Assumes: where there is a folder, the module is what its weights and its shape of output say.
+    """
     if folder is None:
         return encode(module, x, device)
     name = hashlib.sha256(f"{digest(module)} {x.shape} {device.type} {torch.__version__}".encode())
     name.update(np.ascontiguousarray(x).tobytes())
     path = folder / f"{name.hexdigest()}.npz"
     kept = read(path)
-    if kept is not None and len(kept["features"]) == len(x):
+    if kept is not None and kept["features"].shape == (len(x), *output_shape(module, x.shape[1:])):
         return kept["features"].astype(np.float32)
     made = encode(module, x, device)
     keep(path, {"features": made.astype(np.float16)})

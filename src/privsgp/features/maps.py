@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 MADE_UP = 2048  # images that means and directions are measured on
-_CHUNK = 128
+_CHUNK = 8
 
 
 @dataclass(frozen=True)
