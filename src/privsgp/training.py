@@ -207,8 +207,8 @@ def make_encoder(config: Config, shape: tuple[int, ...]) -> tuple[nn.Module | No
     """Return the feature map that a configuration names, by public randomness, and the shape of what comes out."""
     if config.features.name not in ("scattering", "random-conv"):
         return None, shape
-    # The section alone decides: whoever has it can make the map that a model needs, whatever the run.
-    seed = public_seed(None, config.features.model_dump_json(), "features")
+    # The section alone decides: whoever has it can make the map that a model needs, whatever the run or its views.
+    seed = public_seed(None, config.features.model_dump_json(exclude={"views"}), "features")
     choice = features.Choice(config.features.name, **config.features.options)
     encoder = features.make(choice, shape, seed, cache.private_folder())
     return encoder, features.output_shape(encoder, shape)
