@@ -14,6 +14,7 @@ from privsgp import config as configs
 from privsgp import data as data_room
 from privsgp import models, planning, training
 from privsgp.data.dataset import pool, unsettled
+from privsgp.encoding import make_encoder
 from privsgp.errors import Refused
 from privsgp.features import frozen
 
@@ -77,7 +78,7 @@ def train(
 
 def _encoder(given: object, config: configs.Config, shape: tuple[int, ...]) -> nn.Module | None:
     if not isinstance(given, nn.Module):
-        return training.make_encoder(config, shape)[0]
+        return make_encoder(config, shape)[0]
     made_up = np.random.default_rng(0).standard_normal((4, *shape), np.float32)
     return frozen(given, torch.from_numpy(made_up))
 

@@ -28,6 +28,7 @@ from privsgp import config as configs
 from privsgp.algorithms import ALGORITHMS
 from privsgp.algorithms.steering import node_weights
 from privsgp.config import Config, Schedule
+from privsgp.encoding import encoded, make_encoder
 from privsgp.engine.averaging import Release
 from privsgp.engine.evaluate import present
 from privsgp.engine.faults import Faults
@@ -36,10 +37,8 @@ from privsgp.engine.job import Job, Learning, kappa, public_seed
 from privsgp.engine.loop import Outcome, Training
 from privsgp.engine.rendezvous import World, blocks, greet, join, refuse_differences, restarted
 from privsgp.errors import Refused
-from privsgp.features import encode_once
-from privsgp.features.views import of_the_mean_view, over_views
 from privsgp.gradient import Layout
-from privsgp.privacy import cache, ledger
+from privsgp.privacy import ledger
 from privsgp.protection import per_node, protect, settings
 
 if TYPE_CHECKING:
@@ -107,28 +106,6 @@ class Problem:
         return dataclasses.replace(self, dataset=own, parts=parts, block=block, sizes=self.samples)
 
 
-def encoded(problem: Problem, device: str) -> Problem:
-    """Put features in the place of samples: of the nodes here, one by one, and of the test set."""
-    if problem.encoder is None:
-        return problem
-    d, where, views = problem.dataset, _device(device), problem.views
-    # A module of the user's may be more than its weights say: what it makes is not kept.
-    kept = cache.private_folder() if isinstance(problem.encoder, features.FeatureMap) else None
-    nodes = [encode_once(problem.learnt_from, d.x[rows], where, kept) for rows in problem.parts]
-    x = np.empty((len(d.x), *nodes[0].shape[1:]), np.float32)
-    for rows, own in zip(problem.parts, nodes, strict=True):
-        x[rows] = own
-    x_test = None if d.x_test is None else encode_once(problem.encoder, d.x_test, where, kept)
-    if views is None:
-        return dataclasses.replace(problem, dataset=dataclasses.replace(d, x=x, x_test=x_test))
-    return dataclasses.replace(
-        problem,
-        dataset=dataclasses.replace(d, x=x, x_test=None if x_test is None else x_test[:, None]),
-        loss=over_views(problem.loss),
-        correct=None if problem.correct is None else of_the_mean_view(problem.correct),
-    )
-
-
 def notes(config: Config, problem: Problem) -> list[str]:
     """Say what a careful colleague would say before the run; of several processes the first says it."""
     if join().rank:
@@ -163,7 +140,9 @@ def load_problem(config: Config, data_dir: Path | None = None) -> Problem:
             "write the number that `privsgp plan` gives",
         )
     block = blocks(config.data.nodes, world.size)[world.rank]
-    problem = world.everywhere(lambda: encoded(_read(config, data_dir, block).at_home(world), config.engine.device))
+    problem = world.everywhere(
+        lambda: encoded(_read(config, data_dir, block).at_home(world), _device(config.engine.device))
+    )
     if world.alone or config.data.path is None:
         return problem
     sizes = [J for own in world.exchange([len(rows) for rows in problem.parts]) for J in own]
@@ -203,22 +182,11 @@ def _read(config: Config, data_dir: Path | None, block: range) -> Problem:
     )
 
 
-def make_encoder(config: Config, shape: tuple[int, ...]) -> tuple[nn.Module | None, tuple[int, ...]]:
-    """Return the feature map that a configuration names, by public randomness, and the shape of what comes out."""
-    if config.features.name not in ("scattering", "random-conv"):
-        return None, shape
-    # The section alone decides: whoever has it can make the map that a model needs, whatever the run or its views.
-    seed = public_seed(None, config.features.model_dump_json(exclude={"views"}), "features")
-    choice = features.Choice(config.features.name, **config.features.options)
-    encoder = features.make(choice, shape, seed, cache.private_folder())
-    return encoder, features.output_shape(encoder, shape)
-
-
 def brought_home(config: Config, problem: Problem) -> Problem:
     """Leave each process its own nodes' samples, and put features in their place."""
     world = join()
     _greet(config, world)
-    return encoded(problem.at_home(world), config.engine.device)
+    return encoded(problem.at_home(world), _device(config.engine.device))
 
 
 def split(config: Config, dataset: data.Dataset) -> list[NDArray[np.int64]]:
