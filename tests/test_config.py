@@ -183,7 +183,7 @@ def test_features_and_steps_are_part_of_what_sites_agree_on():
         {"features": {"name": "scattering", "scales": 1}},
         {"algorithm": {"momentum": 0.5}},
         {"algorithm": {"average": "tail", "average_share": 0.2}},
-        {"algorithm": {"weights": "samples", "final_mixing": 3, "normalised": True}},
+        {"algorithm": {"weights": "samples", "final_mixing": 3, "unit_steps": True}},
     ):
         other = parse(MINIMAL | values)
         assert other.shared_hash() != plain.shared_hash()

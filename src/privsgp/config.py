@@ -194,7 +194,7 @@ class Algorithm(_Section):
     block: Count | None = None  # samples per entry of a block table
     weights: Literal["equal", "samples", "noise"] | list[Positive] = "equal"  # how much a node counts
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    normalised: bool = False  # steps of one length
+    unit_steps: bool = False  # noised directions of length 1
     average: Literal["none", "tail", "exponential"] = "none"  # of iterates: the model that is released
     average_share: Annotated[float, Field(gt=0, le=1)] | None = None  # of the steps, from the end; 0.5
     average_decay: Probability | None = None  # 0.99
@@ -258,7 +258,7 @@ class Algorithm(_Section):
     @model_validator(mode="after")
     def _can_be_steered(self) -> Algorithm:
         given = [
-            key for key in ("weights", "momentum", "normalised") if getattr(self, key) not in ("equal", 0.0, False)
+            key for key in ("weights", "momentum", "unit_steps") if getattr(self, key) not in ("equal", 0.0, False)
         ]
         if given and ALGORITHMS[self.name].step is not PushSum.step:
             raise Refused(

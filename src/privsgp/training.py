@@ -231,7 +231,7 @@ def prepare(
         block=problem.block,
         faults=faults,
         momentum=a.momentum,
-        normalised=a.normalised,
+        normalised=a.unit_steps,
         weights=node_weights(a.weights, problem.samples, [m.sigma for m in protection.mechanisms]),
         release=_release(config, faults),
     )

@@ -14,7 +14,7 @@ ALL = runs.changes(
     algorithm__steps=8,
 )  # fmt: skip
 OTHERS = runs.changes(
-    algorithm__normalised=True, algorithm__average="exponential", algorithm__weights="samples", algorithm__steps=8
+    algorithm__unit_steps=True, algorithm__average="exponential", algorithm__weights="samples", algorithm__steps=8
 )
 FEATURES = runs.changes(features__name="random-conv", features__filters=6, features__patch=3, features__grid=2)
 

@@ -21,7 +21,7 @@ EVERYTHING = runs.changes(
     algorithm__final_mixing=3,
     algorithm__weights=[1.0, 2.0, 3.0, 4.0],
 )
-NORMALISED = runs.changes(algorithm__normalised=True, algorithm__average="exponential", algorithm__average_decay=0.8)
+NORMALISED = runs.changes(algorithm__unit_steps=True, algorithm__average="exponential", algorithm__average_decay=0.8)
 
 
 def _states(steps):
