@@ -114,6 +114,15 @@ def test_an_unknown_key_is_named_whole_with_what_was_meant(values, what, remedy)
         ("algorithm", "step_size", {"schedule": "step", "start": 1.0}, "cosine"),
         ("algorithm", "name", "privsgp-vrr", "did you mean 'privsgp-vr'?"),
         ("algorithm", "sampling", "all", "poisson"),
+        ("algorithm", "momentum", 1.0, "less than 1"),
+        ("algorithm", "weights", "mine", "noise"),
+        ("algorithm", "weights", [1.0, 0.0, 1.0], "greater than 0"),
+        ("algorithm", "weights", [1.0, 1.0], "one per node"),
+        ("algorithm", "average_share", 0.5, "take 'tail'"),
+        ("algorithm", "average_decay", 0.9, "take 'exponential'"),
+        ("algorithm", "final_mixing", -1, "0"),
+        ("features", "name", "scatering", "did you mean 'scattering'?"),
+        ("features", "scales", 2, "of use here: nothing"),
         ("model", "name", "transformer", "logistic"),
         ("model", "loss", "hinge", "mse"),
         ("model", "hidden", 0, "greater than or equal to 1"),
@@ -162,6 +171,41 @@ def test_stragglers_are_nodes():
     refused = _refusal(MINIMAL | {"data": {"nodes": 3}, "clock": {"stragglers": [1, 3], "slowdown": 2.0}})
     assert refused.what == "clock.stragglers = [1, 3] with data.nodes = 3"
     assert "0 to 2" in refused.remedy
+
+
+@pytest.mark.parametrize(
+    ("values", "what"),
+    [
+        ({"features": {"name": "scattering", "patch": 3}}, "features.patch = 3 with features.name = 'scattering'"),
+        ({"features": {"name": "scattering", "components": 9}}, "features.components = 9"),
+        ({"features": {"name": "random-conv", "order": 2}}, "features.order = 2"),
+        (
+            {"algorithm": {"name": "local", "final_mixing": 2}},
+            "algorithm.final_mixing = 2 with algorithm.name = 'local'",
+        ),
+        ({"algorithm": {"name": "sgp", "weights": "noise"}}, "algorithm.weights = 'noise' where a node has no noise"),
+        (
+            {"algorithm": {"weights": "noise"}, "privacy": {"sigma": [1.0, 0.0]}, "data": {"nodes": 2}},
+            "algorithm.weights = 'noise' where a node has no noise",
+        ),
+    ],
+)
+def test_what_has_no_use_or_no_meaning_is_refused(values, what):
+    assert what in _refusal(MINIMAL | values).what
+
+
+def test_features_and_steps_are_part_of_what_sites_agree_on():
+    plain = parse(MINIMAL)
+    for values in (
+        {"features": {"name": "scattering", "scales": 1}},
+        {"algorithm": {"momentum": 0.5}},
+        {"algorithm": {"average": "tail", "average_share": 0.2}},
+        {"algorithm": {"weights": "samples", "final_mixing": 3, "unit_steps": True}},
+    ):
+        other = parse(MINIMAL | values)
+        assert other.shared_hash() != plain.shared_hash()
+        assert parse(tomllib.loads(other.toml())) == other
+        assert differences(plain, other)
 
 
 def test_only_the_kind_that_was_tried_is_talked_about():

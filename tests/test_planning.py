@@ -101,3 +101,30 @@ def test_a_model_too_large_to_rehearse():
     config = configs.parse(VALUES | {"model": {"name": "mlp", "hidden": 30_000}, "algorithm": {"steps": "auto"}})
     with pytest.raises(Refused, match="too large"):
         planning.make(config, training.load_problem(config))
+
+
+@pytest.mark.parametrize(("epsilon", "chosen"), [([3.0, 3.0, 3.0, 0.2], "noise"), (3.0, "equal")])
+def test_weights_are_proposed_where_a_budget_drags_the_others(epsilon, chosen):
+    config = parsed(privacy={"epsilon": epsilon}, weights="auto")
+    assert config.algorithm.auto == ("weights",)
+    plan = planning.make(config, training.load_problem(config))
+    assert planning.apply(config, plan).algorithm.weights == chosen
+    assert (plan.as_json()["weights"] is None) == (chosen == "equal")
+    equal = planning.make(parsed(privacy={"epsilon": epsilon}), training.load_problem(config))
+    assert plan.deviation(plan.chosen) <= equal.deviation(equal.chosen)
+    assert any("algorithm.weights = 'noise'" in said for said in equal.warnings) == (chosen == "noise")
+    assert not any("algorithm.weights" in said for said in plan.warnings)
+
+
+def test_public_images_go_through_the_features(tmp_path):
+    images = np.random.default_rng(0).random((300, 8, 8)).astype(np.float32)
+    np.savez(tmp_path / "images.npz", x=images, y=np.arange(300) % 3, x_test=images[:30], y_test=np.arange(30) % 3)
+    np.savez(tmp_path / "public.npz", x=images[::-1], y=np.arange(300) % 3)
+    values = VALUES | {
+        "data": {"name": str(tmp_path / "images.npz"), "nodes": 4},
+        "features": {"name": "random-conv", "filters": 4, "patch": 3, "grid": 2},
+        "plan": {"data": str(tmp_path / "public.npz")},
+    }
+    config = configs.parse(values)
+    plan = planning.make(config, training.load_problem(config))
+    assert plan.planner.stage.samples.x.shape[1:] == (4 * 2 * 4,)

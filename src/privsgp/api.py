@@ -7,20 +7,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
+from torch import nn
 
 from privsgp import config as configs
 from privsgp import data as data_room
 from privsgp import models, planning, training
 from privsgp.data.dataset import pool, unsettled
+from privsgp.encoding import make_encoder
 from privsgp.engine.rendezvous import join
 from privsgp.errors import Refused
+from privsgp.features import frozen
 from privsgp.report import page
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from numpy.typing import NDArray
-    from torch import Tensor, nn
+    from torch import Tensor
 
     from privsgp.training import Result
 
@@ -38,6 +42,7 @@ def train(
     correct: PerSampleFunction | None = None,
     test: tuple[Any, Any] | None = None,
     classes: int | None = None,
+    features: nn.Module | Mapping[str, Any] | None = None,
     resume: bool = False,
     **settings: Any,  # noqa: ANN401 - the sections of run.toml
 ) -> Result:
@@ -46,28 +51,41 @@ def train(
     `data` is a `Dataset`, arrays (x, y) or (x, y, x_test, y_test) to be partitioned over `nodes` nodes, or a mapping
     {node: (x, y)} where every node brings its own; `test` is public. `settings` are the sections of run.toml: `seed=0`,
     `nodes=16`, `graph="ring"`, `privacy={"epsilon": 1.0}`, `algorithm={"name": "privsgp-vr", "steps": 300}`,
-    `engine={…}`. A `loss` of your own maps (outputs, targets) to one number per sample; `correct` likewise to 0 or 1.
+    `engine={…}`. `features` is the section of that name, or any encoder: a frozen module, each sample by itself, whose
+    outputs `model` is trained on. A `loss` of your own maps (outputs, targets) to one number per sample; `correct`
+    likewise to 0 or 1.
 
     Guarantee: as from the command line: each node's certified (ε_i, δ_i) is in `summary["epsilon_spent"]`.
-    Assumes: the weights that `model` starts from are public.
+    Assumes: the weights that `model` starts from are public, and those of an encoder not learnt from the nodes' data.
     """
     dataset, parts = _dataset(data, test, classes, "regression" if loss == "mse" else "classification")
-    config = configs.parse(_sections(settings, None if parts is None else len(parts), loss))
+    given = {"name": "module"} if isinstance(features, nn.Module) else dict(features or {})
+    config = configs.parse(_sections(settings | {"features": given}, None if parts is None else len(parts), loss))
 
     def problem(config: configs.Config) -> training.Problem:
-        return training.Problem(
+        alone = training.Problem(
             dataset=dataset,
             parts=training.split(config, dataset) if parts is None else parts,
             model=model,
             loss=models.per_sample(loss) if isinstance(loss, str) else loss,
             correct=models.correct(loss) if isinstance(loss, str) else correct,
+            encoder=_encoder(features, config, dataset.x.shape[1:]),
+            views=config.features.views,
         )
+        return training.brought_home(config, alone)
 
     config, settled, plan = planning.settle(config, problem, Path(out), resume=resume)
     result = training.run(config, settled, Path(out), resume=resume, plan=plan)
     if not join().rank:
         page.leave(result)
     return result
+
+
+def _encoder(given: object, config: configs.Config, shape: tuple[int, ...]) -> nn.Module | None:
+    if not isinstance(given, nn.Module):
+        return make_encoder(config, shape)[0]
+    made_up = np.random.default_rng(0).standard_normal((4, *shape), np.float32)
+    return frozen(given, torch.from_numpy(made_up))
 
 
 def _sections(settings: dict[str, Any], nodes: int | None, loss: object) -> dict[str, Any]:

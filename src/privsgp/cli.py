@@ -24,6 +24,7 @@ from privsgp.report.terminal import (
     show_plan,
     show_statements,
     show_summary,
+    show_tuned,
     stage,
 )
 
@@ -411,6 +412,31 @@ def _number(option: str, text: str) -> float:
         return float(text)
     except ValueError as error:
         raise Refused(f"--{option} {text}", "give numbers with commas between") from error
+
+
+@app.command()
+def tune(
+    config: Annotated[Path, typer.Argument(help="run.toml: where the search starts.")],
+    public: Annotated[str, typer.Option(help="What to search on: synthetic, a data set's name, or an .npz file.")],
+    changes: Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE, as for train.")] = None,
+    data_dir: Annotated[Path | None, typer.Option(help="Where MNIST, CIFAR-10, a9a lie (or PRIVSGP_DATA).")] = None,
+    save: Annotated[Path, typer.Option("--out", help="Where the configuration with what was found goes.")] = Path(
+        "tuned.toml"
+    ),
+    trials: Annotated[int, typer.Option(min=1, help="The most combinations to try.")] = 60,
+    as_json: Json = False,
+) -> None:
+    """Search step size, clip, batch, steps, momentum and averaging on public or synthetic data alone."""
+    from privsgp import config as configs
+    from privsgp.experiments.tune import tune as search
+
+    found = search(configs.read(config, changes or []), public, data_dir, most=trials)
+    save.write_text(found.config.toml())
+    err.print(f"written to {save}")
+    if as_json:
+        typer.echo(json.dumps(found.to_json()))
+    else:
+        show_tuned(found)
 
 
 @app.command()

@@ -26,7 +26,7 @@ from pydantic import (
 )
 
 from privsgp import graph
-from privsgp.algorithms import ALGORITHMS
+from privsgp.algorithms import ALGORITHMS, PushSum
 from privsgp.data.partitions import check as check_partition
 from privsgp.errors import Refused
 from privsgp.models.networks import ACTIVATIONS
@@ -88,6 +88,45 @@ class Data(_Section):
         return self
 
 
+class Features(_Section):
+    """What the model sees of a sample: the sample, or a fixed map of it; None is the map's own default."""
+
+    name: Annotated[str, _one_of(("none", "scattering", "random-conv"), unsaid="module")] = "none"
+    scales: Count | None = None
+    angles: Count | None = None
+    order: Literal[1, 2] | None = None
+    filters: Count | None = None
+    patch: Count | None = None
+    grid: Count | None = None
+    like: Literal["strokes", "leaves"] | None = None
+    components: Count | None = None
+    power: Annotated[float, Field(ge=0, le=1)] | None = None
+    views: Literal["mirror", "shifts"] | None = None  # of a sample, averaged before its clip
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The keys of the map that were given."""
+        return self.model_dump(exclude={"name", "views"}, exclude_none=True)
+
+    @model_validator(mode="after")
+    def _options_have_a_use(self) -> Features:
+        used = {"scattering": {"scales", "angles", "order"}, "random-conv": {"filters", "patch", "grid"}}
+        known = used.get(self.name, set()) | ({"like"} if self.name in used else set())
+        known |= {"components", "power"} if self.like is not None else set()
+        if unused := sorted(set(self.options) - known):
+            beside = "" if self.like is None else f" and features.like = {self.like!r}"
+            raise Refused(
+                f"features.{unused[0]} = {self.options[unused[0]]!r} with features.name = {self.name!r}{beside}",
+                f"leave it out; of use here: {', '.join(sorted(known)) or 'nothing'}",
+            )
+        if self.views is not None and self.name not in used:
+            raise Refused(
+                f"features.views = {self.views!r} with features.name = {self.name!r}",
+                f"take one of {', '.join(used)}",
+            )
+        return self
+
+
 class Model(_Section):
     """What is learnt."""
 
@@ -138,15 +177,21 @@ class Privacy(_Section):
 
 
 class Schedule(_Section):
-    """A step size that falls from `start` to `end` over the run."""
+    """A step size that falls from `start` to `end` over the run, or over what is left after a share `hold` of it."""
 
     schedule: Literal["cosine", "linear"]
     start: Positive
     end: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    hold: Annotated[float, Field(ge=0, lt=1)] = 0.0
+
+    @property
+    def mean(self) -> float:
+        """The mean of γ_k: what γK is divided by K."""
+        return self.hold * self.start + (1 - self.hold) * (self.start + self.end) / 2
 
 
 class Algorithm(_Section):
-    """How it is learnt; name, batch, steps and step_size may be "auto", which leaves them to the planner."""
+    """How it is learnt; name, batch, steps, step_size and weights may be "auto", which leaves them to the planner."""
 
     name: Annotated[str, _one_of(ALGORITHMS)] = "privsgp-vr"
     batch: Positive = 16
@@ -169,6 +214,13 @@ class Algorithm(_Section):
     levels: Count | None = None  # 16; of quantisation
     shift_rate: Annotated[float, Field(ge=0, le=1)] | None = None  # SoteriaFL's own
     anchor_probability: Annotated[float, Field(ge=0, le=1)] | None = None  # b/J
+    weights: Literal["equal", "samples", "noise"] | list[Positive] = "equal"  # how much a node counts
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    unit_steps: bool = False  # noised directions of length 1
+    average: Literal["none", "tail", "exponential"] = "none"  # of iterates: the model that is released
+    average_share: Annotated[float, Field(gt=0, le=1)] | None = None  # of the steps, from the end; 0.5
+    average_decay: Probability | None = None  # 0.99
+    final_mixing: Annotated[int, Field(ge=0)] = 0  # rounds without gradients
     _auto: tuple[str, ...] = PrivateAttr(())
 
     @property
@@ -181,7 +233,7 @@ class Algorithm(_Section):
     def _leave_to_the_planner(cls, values: Any, handler: ModelWrapValidatorHandler[Algorithm]) -> Algorithm:  # noqa: ANN401
         if not isinstance(values, dict):
             return handler(values)
-        auto = tuple(key for key in ("name", "batch", "steps", "step_size") if values.get(key) == "auto")
+        auto = tuple(key for key in ("name", "batch", "steps", "step_size", "weights") if values.get(key) == "auto")
         if "name" in auto and values.get("difference_clip") is not None:
             raise Refused(
                 f"algorithm.difference_clip = {values['difference_clip']} with algorithm.name = 'auto'", "leave it out"
@@ -223,6 +275,28 @@ class Algorithm(_Section):
                     f"algorithm.{key} = {getattr(self, key)} with algorithm.compressor = {self.compressor or 'none'!r}",
                     f"leave it out, or take algorithm.compressor = {compressor!r}",
                 )
+        return self
+
+    @model_validator(mode="after")
+    def _average_has_a_use(self) -> Algorithm:
+        for key, kind in (("average_share", "tail"), ("average_decay", "exponential")):
+            if getattr(self, key) is not None and self.average != kind:
+                raise Refused(
+                    f"algorithm.{key} = {getattr(self, key)} with algorithm.average = {self.average!r}",
+                    f"leave it out, or take {kind!r}",
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _can_be_steered(self) -> Algorithm:
+        given = [
+            key for key in ("weights", "momentum", "unit_steps") if getattr(self, key) not in ("equal", 0.0, False)
+        ]
+        if given and ALGORITHMS[self.name].step is not PushSum.step:
+            raise Refused(
+                f"algorithm.{given[0]} = {getattr(self, given[0])} with algorithm.name = {self.name!r}",
+                "leave it out: this algorithm's steps are its own",
+            )
         return self
 
     @model_validator(mode="after")
@@ -285,6 +359,7 @@ class Config(_Section):
     name: Annotated[str, AfterValidator(_folder_name)] = "run"
     seed: Annotated[int, Field(ge=0)] | None = None
     data: Data = Data()
+    features: Features = Features()
     model: Model = Model()
     graph: Graph = Graph()
     privacy: Privacy = Privacy()
@@ -294,18 +369,40 @@ class Config(_Section):
     engine: Engine = Engine()
 
     @model_validator(mode="after")
-    def _consistent(self) -> Config:
-        for key in ("epsilon", "delta", "sigma"):
-            value = getattr(self.privacy, key)
+    def _one_per_node(self) -> Config:
+        lists = {f"privacy.{key}": getattr(self.privacy, key) for key in ("epsilon", "delta", "sigma")}
+        for key, value in (lists | {"algorithm.weights": self.algorithm.weights}).items():
             if isinstance(value, list) and len(value) != self.data.nodes:
-                raise Refused(
-                    f"privacy.{key} has {len(value)} entries for data.nodes = {self.data.nodes}", "give one per node"
-                )
+                raise Refused(f"{key} has {len(value)} entries for data.nodes = {self.data.nodes}", "give one per node")
+        slow = self.clock.stragglers
+        if isinstance(slow, list) and max(slow, default=0) >= self.data.nodes:
+            raise Refused(
+                f"clock.stragglers = {slow} with data.nodes = {self.data.nodes}",
+                f"name nodes from 0 to {self.data.nodes - 1}, or give a fraction of them",
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _noise_is_known(self) -> Config:
         if self.private and self.privacy.epsilon is None and self.privacy.sigma is None:
             raise Refused(
                 f"algorithm.name = {self.algorithm.name!r} without privacy.epsilon and privacy.sigma",
                 "give a budget (privacy.epsilon = 3.0) or a noise (privacy.sigma = 0.1; 0 for none)",
             )
+        fixed = self.privacy.sigma
+        if self.algorithm.weights == "noise" and (not self.private or (fixed is not None and not _positive(fixed))):
+            raise Refused(
+                "algorithm.weights = 'noise' where a node has no noise", "take 'equal' or 'samples', or a list"
+            )
+        if ALGORITHMS[self.algorithm.name].asynchronous and self.privacy.accountant == "published":
+            raise Refused(
+                f"privacy.accountant = 'published' with algorithm.name = {self.algorithm.name!r}",
+                "take 'certified': no published noise of this method is known to hold for one node",
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _can_be_planned(self) -> Config:
         if self.algorithm.auto and (self.privacy.epsilon is None or not self.private):
             raise Refused(
                 f"algorithm.{self.algorithm.auto[0]} = 'auto' without privacy.epsilon and a private algorithm",
@@ -316,19 +413,23 @@ class Config(_Section):
                 f"algorithm.{self.algorithm.auto[0]} = 'auto' with algorithm.name = {self.algorithm.name!r}",
                 f"give the number itself: the planner knows {', '.join(PLANNED)}",
             )
-        slow = self.clock.stragglers
-        if isinstance(slow, list) and max(slow, default=0) >= self.data.nodes:
+        return self
+
+    @model_validator(mode="after")
+    def _steps_are_possible(self) -> Config:
+        a = self.algorithm
+        if a.sampling == "fixed" and a.batch != int(a.batch):
+            raise Refused(f"algorithm.batch = {a.batch} with fixed sampling", "give a whole number")
+        if a.final_mixing and ALGORITHMS[a.name].network in ("server", "alone"):
             raise Refused(
-                f"clock.stragglers = {slow} with data.nodes = {self.data.nodes}",
-                f"name nodes from 0 to {self.data.nodes - 1}, or give a fraction of them",
+                f"algorithm.final_mixing = {a.final_mixing} with algorithm.name = {a.name!r}",
+                "leave it out: its nodes have no neighbours to mix with",
             )
-        if ALGORITHMS[self.algorithm.name].asynchronous and self.privacy.accountant == "published":
+        if self.features.views is not None and a.difference_clip is not None:
             raise Refused(
-                f"privacy.accountant = 'published' with algorithm.name = {self.algorithm.name!r}",
-                "take 'certified': no published noise of this method is known to hold for one node",
+                f"algorithm.difference_clip = {a.difference_clip} with features.views = {self.features.views!r}",
+                "leave one of them out: a table of clipped differences keeps one input per sample",
             )
-        if self.algorithm.sampling == "fixed" and self.algorithm.batch != int(self.algorithm.batch):
-            raise Refused(f"algorithm.batch = {self.algorithm.batch} with fixed sampling", "give a whole number")
         return self
 
     @model_validator(mode="after")
@@ -392,6 +493,10 @@ class Config(_Section):
             if isinstance(keys, dict):
                 top += ["", f"[{section}]", *(f"{key} = {_toml(value)}" for key, value in keys.items())]
         return "\n".join(top) + "\n"
+
+
+def _positive(sigma: float | list[float]) -> bool:
+    return min(sigma) > 0 if isinstance(sigma, list) else sigma > 0
 
 
 def read(path: Path, changes: Sequence[str] = ()) -> Config:

@@ -15,13 +15,13 @@ import numpy as np
 import torch
 
 from privsgp import config as configs
-from privsgp import data, protection, training
+from privsgp import data, features, protection, training
 from privsgp.algorithms import Settings
 from privsgp.config import PLANNED, Schedule
 from privsgp.engine.folder import Folder
 from privsgp.errors import Refused
 from privsgp.gradient import Layout
-from privsgp.plan import stand_in
+from privsgp.plan import cautions, stand_in
 from privsgp.plan.choose import LENGTHS, Method, Network, Noise, best, methods, planner
 from privsgp.plan.estimates import Source, permit
 from privsgp.plan.record import Formula, Plan
@@ -51,10 +51,10 @@ def make(config: Config, problem: Problem, data_dir: Path | None = None, *, comp
     Guarantee: nothing here depends on the nodes' samples, except with `plan.may_spend`, which the plan records.
     Assumes: the sizes J_i, the model at x⁰ and the scale of the test inputs are public.
     """
-    network, settings = _network(config, problem), protection.settings(config)
-    source = _source(config)
+    network, settings = network_of(config, problem), protection.settings(config)
+    source = source_of(config, config.plan.data)
     permit(source, may_spend=config.plan.may_spend)
-    stage = Stage(problem.model, problem.loss, problem.correct, _samples(source, problem, data_dir))
+    stage = Stage(problem.model, problem.loss, problem.correct, samples_of(source, problem, data_dir))
     skewed = config.data.partition == "dirichlet"
     p = planner(network, stage, settings.clip, skewed=skewed)
     batch = p.batch() if "batch" in config.algorithm.auto else config.algorithm.batch
@@ -73,7 +73,7 @@ def _choice(config: Config, p: Planner, method: Method, batch: float) -> Choice:
     """Choose K and γ, as far as they are open; γ may hang on K (`"theory"`, schedules)."""
     a, n = config.algorithm, p.network.nodes
     if isinstance(a.step_size, Schedule):
-        given: float | None = (a.step_size.start + a.step_size.end) / 2
+        given: float | None = a.step_size.mean
     else:
         given = None if "step_size" in a.auto or a.step_size == "theory" else float(a.step_size)
     steps = None if "steps" in a.auto else a.steps
@@ -87,7 +87,8 @@ def _choice(config: Config, p: Planner, method: Method, batch: float) -> Choice:
     return p.choose(method, batch, steps, math.sqrt(n / steps))
 
 
-def _network(config: Config, problem: Problem) -> Network:
+def network_of(config: Config, problem: Problem) -> Network:
+    """Return who takes part and what each may spend."""
     p, n = config.privacy, len(problem.parts)
     if p.epsilon is None:
         raise Refused("a plan without privacy.epsilon", "give a budget (privacy.epsilon = 3.0) to plan for")
@@ -95,18 +96,22 @@ def _network(config: Config, problem: Problem) -> Network:
     deltas = p.delta if isinstance(p.delta, list) else [p.delta] * n
     samples = [len(rows) for rows in problem.parts]
     budgets = list(zip(epsilons, deltas, strict=True))
-    return Network(samples, budgets, p.relation, p.spare, p.accountant, p.c2)
+    network = Network(samples, budgets, p.relation, p.spare, p.accountant, p.c2, config.algorithm.weights)
+    if "weights" in config.algorithm.auto:
+        return replace(network, weighting="noise" if network.gain < cautions.HEAVY else "equal")
+    return network
 
 
-def _source(config: Config) -> Source:
-    name = config.plan.data
+def source_of(config: Config, name: str) -> Source:
+    """Tell what a name of data to look at means: synthetic, public, or the nodes' own."""
     if name == "synthetic":
         return Source("synthetic", name)
     private = name in ("private", config.data.name, config.data.path)
     return Source("private", config.data.name) if private else Source("public", name)
 
 
-def _samples(source: Source, problem: Problem, data_dir: Path | None) -> Samples:
+def samples_of(source: Source, problem: Problem, data_dir: Path | None) -> Samples:
+    """Return samples in the shape of the nodes', to rehearse with."""
     d, dim = problem.dataset, Layout.of(problem.model).dim
     if dim > LARGEST:
         raise Refused(
@@ -119,6 +124,10 @@ def _samples(source: Source, problem: Problem, data_dir: Path | None) -> Samples
         return stand_in.make(d.x.shape[1:], d.classes, d.y.shape[1:], samples=count, scale=scale or 1.0)
     if source.kind == "public":
         d = data.load(source.name, data_dir=data_dir, task="regression" if d.classes is None else "classification")
+        if problem.encoder is not None:
+            few = np.random.default_rng(1).permutation(len(d.x))[: 5 * count]
+            rows = features.encode_once(problem.learnt_from, d.x[few], torch.device("cpu"), None)
+            d = replace(d, x=rows, y=d.y[few])
         if d.x.shape[1:] != problem.dataset.x.shape[1:]:
             raise Refused(
                 f"plan.data = {source.name!r}: a sample has shape {d.x.shape[1:]}, the nodes' have "
@@ -158,6 +167,7 @@ def apply(config: Config, plan: Plan) -> Config:
     """Put the plan's choices where the configuration says "auto"."""
     c, auto = plan.chosen, config.algorithm.auto
     values = {"name": c.method.algorithm, "batch": c.batch, "steps": c.steps, "step_size": c.step_size}
+    values["weights"] = plan.network.weighting
     chosen = {key: value for key, value in values.items() if key in auto}
     if "name" in auto:
         chosen["difference_clip"] = c.method.settings.difference_clip

@@ -21,13 +21,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from safetensors.torch import load_file
+from torch import nn
 
-from privsgp import __version__, data, graph, models
+from privsgp import __version__, data, features, graph, models
 from privsgp import config as configs
 from privsgp.algorithms import ALGORITHMS
 from privsgp.algorithms.compressors import compressor
+from privsgp.algorithms.steering import node_weights
 from privsgp.clock import Events, Times, Waiting, schedule
 from privsgp.config import Config, Schedule
+from privsgp.encoding import encoded, make_encoder
+from privsgp.engine.averaging import Release
 from privsgp.engine.evaluate import present
 from privsgp.engine.faults import Faults
 from privsgp.engine.folder import Folder, read_metrics, write, write_json, write_tensors
@@ -43,7 +47,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
-    from torch import Tensor, nn
+    from torch import Tensor
 
     from privsgp.clock.waiting import Hears
     from privsgp.engine.job import Protection
@@ -70,6 +74,8 @@ class Problem:
     """Data as it lies on the nodes, and the model with its loss.
 
     Where a run has several processes, each has the data of the nodes in `block` alone, and `sizes` of all of them.
+    `encoder` is what the samples have gone through, or, in a problem that is not yet `brought_home`, are to go through;
+    `views` makes several views of a training sample, whose gradients are averaged before its clip.
     """
 
     dataset: data.Dataset
@@ -79,11 +85,19 @@ class Problem:
     correct: Callable[[Tensor, Tensor], Tensor] | None
     block: range | None = None
     sizes: Sequence[int] = ()
+    encoder: nn.Module | None = None
+    views: str | None = None
 
     @property
     def samples(self) -> list[int]:
         """J_i of every node, here or elsewhere."""
         return [len(rows) for rows in self.parts] if self.block is None else list(self.sizes)
+
+    @property
+    def learnt_from(self) -> nn.Module:
+        """The map of a training sample: its features, of every view where there are several."""
+        encoder = self.encoder or nn.Identity()
+        return encoder if self.views is None else features.Views(self.views, encoder)
 
     def at_home(self, world: World) -> Problem:
         """Keep of all nodes' data what this process's nodes hold."""
@@ -135,7 +149,9 @@ def load_problem(config: Config, data_dir: Path | None = None) -> Problem:
             "write the number that `privsgp plan` gives",
         )
     block = blocks(config.data.nodes, world.size)[world.rank]
-    problem = world.everywhere(lambda: _read(config, data_dir, block).at_home(world))
+    problem = world.everywhere(
+        lambda: encoded(_read(config, data_dir, block).at_home(world), _device(config.engine.device))
+    )
     if world.alone or config.data.path is None:
         return problem
     sizes = [J for own in world.exchange([len(rows) for rows in problem.parts]) for J in own]
@@ -152,9 +168,16 @@ def _read(config: Config, data_dir: Path | None, block: range) -> Problem:
         parts = split(config, dataset)
     outputs = models.outputs(config.model.loss, classes=dataset.classes, target_shape=dataset.y.shape[1:])
     seed = public_seed(config.seed, config.shared_hash(), "x0")
-    m = config.model
+    encoder, shape = make_encoder(config, dataset.x.shape[1:])
+    m, views = config.model, config.features.views
     model = models.make(
-        m.name, input_shape=dataset.x.shape[1:], outputs=outputs, hidden=m.hidden, seed=seed, activation=m.activation
+        m.name,
+        input_shape=shape,
+        outputs=outputs,
+        hidden=m.hidden,
+        seed=seed,
+        activation=m.activation,
+        rows=views is not None,
     )
     apart = len(parts) < config.data.nodes
     return Problem(
@@ -164,7 +187,16 @@ def _read(config: Config, data_dir: Path | None, block: range) -> Problem:
         models.per_sample(config.model.loss),
         models.correct(config.model.loss),
         block=block if apart else None,
+        encoder=encoder,
+        views=views,
     )
+
+
+def brought_home(config: Config, problem: Problem) -> Problem:
+    """Leave each process its own nodes' samples, and put features in their place."""
+    world = join()
+    _greet(config, world)
+    return encoded(problem.at_home(world), _device(config.engine.device))
 
 
 def split(config: Config, dataset: data.Dataset) -> list[NDArray[np.int64]]:
@@ -211,6 +243,7 @@ def prepare(
         )
     network = make_graph(config)
     device, dtype = _device(config.engine.device), getattr(torch, config.engine.dtype)
+    a = config.algorithm
     use_tensor_cores(device)
     steps, clock = config.algorithm.steps, make_clock(config, network, Layout.of(problem.model).dim * dtype.itemsize)
     releases = [clock.released(i, steps) for i in range(network.nodes)] if isinstance(clock, Events) else ()
@@ -233,7 +266,22 @@ def prepare(
         checkpoint_every=config.engine.checkpoint_every or _checkpoint_every(config, protection),
         block=problem.block,
         faults=faults,
+        momentum=a.momentum,
+        normalised=a.unit_steps,
+        weights=node_weights(a.weights, problem.samples, [m.sigma for m in protection.mechanisms]),
+        release=_release(config, faults),
     )
+
+
+def _release(config: Config, faults: Faults | None) -> Release:
+    a = config.algorithm
+    if faults is not None and (a.average != "none" or a.final_mixing):
+        raise Refused(
+            f"algorithm.average = {a.average!r} and algorithm.final_mixing = {a.final_mixing} with simulated faults",
+            "leave them out: nodes that leave or fall behind have no common average",
+        )
+    given = {"share": a.average_share, "decay": a.average_decay}
+    return Release(a.average, mixing=a.final_mixing, **{key: v for key, v in given.items() if v is not None})
 
 
 def make_graph(config: Config) -> graph.Graph:
@@ -296,7 +344,7 @@ def step_size(config: Config) -> Callable[[int], float]:
 
 
 def _scheduled(s: Schedule, steps: int, k: int) -> float:
-    done = k / max(1, steps - 1)
+    done = max(0.0, (k / max(1, steps - 1) - s.hold) / (1 - s.hold))
     left = (1 + math.cos(math.pi * done)) / 2 if s.schedule == "cosine" else 1 - done
     return s.end + (s.start - s.end) * left
 
@@ -423,7 +471,9 @@ def _refuse_other_model(problem: Problem, world: World) -> None:
         return
     x0 = Layout.of(problem.model).flatten(problem.model)
     digest = hashlib.sha256(x0.cpu().numpy().tobytes()).hexdigest()
-    refuse_differences(world, {"number of weights": x0.numel(), "SHA-256 of the first weights": digest})
+    encoder = None if problem.encoder is None else features.digest(problem.encoder)
+    told = {"number of weights": x0.numel(), "SHA-256 of the first weights": digest, "SHA-256 of the features": encoder}
+    refuse_differences(world, told)
 
 
 def _refuse_other_run(folder: Folder, number: str) -> None:
@@ -505,6 +555,8 @@ def _summary(job: Job, outcome: Outcome, spent: list[float | None]) -> dict[str,
         "graph": job.graph.name,
         "nodes": job.nodes,
         "steps": outcome.steps,
+        "model": job.release.words,
+        "weights": None if job.weights is None else list(job.weights),
         "dim": outcome.state.x.shape[1],
         "test_accuracy": last.get("test_accuracy"),
         "mean_node_accuracy": last.get("mean_node_accuracy"),

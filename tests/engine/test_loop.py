@@ -98,7 +98,7 @@ def test_a_signal_in_the_last_step_does_not_stop_a_run_that_is_done(tmp_path):
 
 
 def test_a_checkpoint_of_another_configuration_is_refused(tmp_path):
-    _training(tmp_path, algorithm__steps=6).run()
+    _training(tmp_path, algorithm__steps=6, engine__checkpoint_every=6).run()
     with pytest.raises(Refused, match="another configuration"):
         _training(tmp_path, algorithm__steps=8).run()
 

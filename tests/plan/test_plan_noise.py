@@ -89,6 +89,8 @@ def test_spread_on_a_complete_graph_is_zero_and_on_a_ring_is_not():
 
 
 def test_average_variance_of_a_schedule():
+    weighted = average_variance(lambda _k: 1.0, 2, [1.0, 3.0], [0.9, 0.1])
+    assert weighted == pytest.approx(2 * (0.9**2 + 0.3**2))
     assert average_variance(lambda k: 1.0 / (k + 1), 3, [1.0, 3.0]) == pytest.approx((1 + 1 / 4 + 1 / 9) * 10 / 4)
 
 

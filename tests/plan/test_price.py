@@ -51,7 +51,8 @@ def test_equal_budgets_are_their_common_budget():
     assert common_budget([(1.5, 1e-5)] * 3, [100] * 3, 1e-5) == pytest.approx(1.5)
 
 
-def test_the_common_budget_brings_the_same_noise():
+@pytest.mark.parametrize("weights", [None, [0.2, 0.5, 0.3]])
+def test_the_common_budget_brings_the_same_noise(weights):
     budgets, sizes = [(0.5, 1e-5), (2.0, 1e-5), (4.0, 1e-6)], [200, 100, 400]
 
     def sigma(samples, epsilon, delta):
@@ -59,5 +60,8 @@ def test_the_common_budget_brings_the_same_noise():
 
     own = [sigma(j, *b) for j, b in zip(sizes, budgets, strict=True)]
     mean = sum(sizes) / 3
-    common = sigma(700, common_budget(budgets, sizes, 1e-6), 1e-6) * 700 / mean
-    assert common == pytest.approx(math.sqrt(sum(s**2 for s in own) / 3), rel=0.01)
+    common = sigma(700, common_budget(budgets, sizes, 1e-6, weights), 1e-6) * 700 / mean
+    shares = weights or [1 / 3] * 3
+    assert common / math.sqrt(3) == pytest.approx(
+        math.hypot(*(p * s for p, s in zip(shares, own, strict=True))), rel=0.01
+    )

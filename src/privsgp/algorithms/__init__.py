@@ -19,6 +19,7 @@ from privsgp.algorithms.sgp import SGP
 from privsgp.algorithms.soteriafl_saga import SoteriaFLSAGA
 from privsgp.algorithms.soteriafl_sgd import SoteriaFLSGD
 from privsgp.algorithms.soteriafl_svrg import SoteriaFLSVRG
+from privsgp.algorithms.steering import Steering
 from privsgp.algorithms.turns import Turns
 
 _PUSH_SUM: tuple[type[Algorithm], ...] = (SGP, PrivSGP, PrivSGPVR, PrivSGPSAG)
@@ -27,4 +28,4 @@ _SERVER: tuple[type[Algorithm], ...] = (DPSRM, LDPSVRG, LDPSPIDER, SoteriaFLSGD,
 _ALONE: tuple[type[Algorithm], ...] = (CentralDPSGD, Local)
 ALGORITHMS: dict[str, type[Algorithm]] = {a.name: a for a in (*_PUSH_SUM, *_GOSSIP, *_SERVER, *_ALONE)}
 
-__all__ = ["ALGORITHMS", "Algorithm", "Block", "Drawn", "PrivSGP", "PushSum", "Settings", "State", "Turns"]
+__all__ = ["ALGORITHMS", "Algorithm", "Block", "Drawn", "PrivSGP", "PushSum", "Settings", "State", "Steering", "Turns"]

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from privsgp.algorithms.algorithm import Trust
+    from privsgp.algorithms.steering import Steering
     from privsgp.algorithms.turns import Turns
     from privsgp.gradient import PerSample, Stacked
     from privsgp.gradient.storage import Place
@@ -112,6 +113,7 @@ class Block:
     average: Callable[[int, Tensor, int], Tensor] = _average  # what a server makes of messages of so many bytes
     public: Callable[[str, int], np.random.Philox] = _public  # randomness of a purpose at step k that all may know
     turns: Turns | None = None  # where nodes act one at a time
+    steering: Steering | None = None  # what is made of a noised direction; None: nothing
     private: Path | None = None  # a folder for the site alone, where a table may be mapped
     prepare: Callable[[PerSample], PerSample] | None = None  # what a table makes of gradients before they are clipped
 

@@ -3,7 +3,7 @@
 5       draw samples
 6-7     g_i = direction(z_i)          this is where SGP, PrivSGP, PrivSGP-VR and PrivSGP-SAG differ
 8       g_i += N(0, σ_i² I)
-9       x_i^{k+½} = x_i − γ g_i
+9       x_i^{k+½} = x_i − γ g_i       `steering` may give nodes weights, momentum or steps of one length
 10-13   x_i = Σ_j P_ij x_j^{k+½},  w_i = Σ_j P_ij w_j
 14      z_i = x_i / w_i
 """
@@ -36,6 +36,7 @@ class PushSum(Algorithm):
         batch = self.block.sample(k)  # 5
         g = self.direction(s.z, batch)  # 6-7
         self.block.noise(k, g)  # 8
+        g = g if self.block.steering is None else self.block.steering(g)
         x = s.x.sub_(g, alpha=self.block.step_size(k))  # 9
         self.block.release(k, x)
         x, w = self.block.mix(k, x, s.w)  # 10-13

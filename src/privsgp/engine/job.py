@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
 
 from privsgp.clock import Events
+from privsgp.engine.averaging import Release
 from privsgp.errors import Refused
 
 if TYPE_CHECKING:
@@ -79,6 +80,10 @@ class Job:
     rules: bool = True
     block: range | None = None  # the nodes of this process; None: all of them
     faults: Faults | None = None
+    momentum: float = 0.0
+    normalised: bool = False
+    weights: Sequence[float] | None = None  # p_i of all nodes; None: all alike
+    release: Release = field(default_factory=Release)
 
     @property
     def nodes(self) -> int:

@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from privsgp.algorithms import Block, Drawn, PushSum, State, Turns
+from privsgp.algorithms import Block, Drawn, PushSum, State, Steering, Turns
 from privsgp.clock import Events
 from privsgp.engine import checkpoint
 from privsgp.engine.ahead import Ahead
+from privsgp.engine.averaging import Averaging
 from privsgp.engine.checkpoint import Progress
 from privsgp.engine.distributed import Across
 from privsgp.engine.evaluate import Evaluator, average, consensus_error, present
@@ -77,6 +78,8 @@ class Training:
         self.state = self._start()
         self.transport = self._transport()
         self.payments = Payments(job, folder, self.world)
+        self.steering = self._steering()
+        self.averaging = Averaging(job.release, job.steps, self.state)
         self.algorithm = job.algorithm(self._block(), job.settings)
         self.step = self._stepper()
         self.evaluator = Evaluator(self.model, self.layout)
@@ -102,6 +105,7 @@ class Training:
                     k = self._again(k)
                     rows = self._start_metrics(k)
                     continue
+                self.averaging.add(k, self.state)
                 k += 1
                 seconds = spent + time.perf_counter() - started
                 if k % job.evaluate_every == 0 or (k == job.steps and self.world.alone):
@@ -116,16 +120,17 @@ class Training:
 
     def _end(self, k: int, rows: list[dict[str, Any]], seconds: float) -> Outcome:
         """Put together what came out; of several processes only the first sees all nodes, and only now."""
-        s: State | None = self.state
+        final = self._mixed_on(k, self.averaging.released(self.state))
+        s: State | None = final
         if isinstance(self.transport, Across):
-            whole = self.transport.gather(self.state.x, self.state.w)
-            s = None if whole is None else State(*whole, whole[0] / whole[1].to(whole[0].dtype)[:, None])
-        if s is not None and (not rows or rows[-1]["step"] != k or not self.world.alone):
+            whole = self.transport.gather(final.x, final.w)
+            s = None if whole is None else _debiased(*whole)
+        if s is not None and (not rows or rows[-1]["step"] != k or not self.world.alone or self.job.release.mixing):
             rows = [row for row in rows if row["step"] < k] + [self._measure(k, seconds, s)]
             self.folder.write_metrics(rows, self._mark)
             self._refuse_nonsense(k, rows[-1])
         return Outcome(
-            state=self.state,
+            state=final,
             average=None if s is None or self._apart else average(s),
             metrics=rows,
             steps=k,
@@ -134,6 +139,13 @@ class Training:
             releases=[r for own in self.world.exchange(self.payments.releases()) for r in own],
             faults=self.transport.report() if isinstance(self.transport, Robust) else None,
         )
+
+    def _mixed_on(self, k: int, s: State) -> State:
+        """Mix without gradients, so that the nodes agree: of what was sent before, nothing new is revealed."""
+        for r in range(k, k + self.job.release.mixing):
+            self.bytes_sent += self._bytes(r, s.x)
+            s = _debiased(*self.transport(r, s.x, s.w))
+        return s
 
     def _start(self) -> State:
         return State.start(self.layout.flatten(self.model), len(self.job.here))
@@ -161,6 +173,9 @@ class Training:
     def _begin(self, *, fresh_noise: bool = False) -> tuple[int, float]:
         """Return (steps done, seconds spent): from the last checkpoint that all processes have, or from x⁰."""
         self.algorithm.begin(self._start().z)
+        self.averaging.forget()
+        if self.steering is not None:
+            self.steering.forget()
         found = self._last_common()
         if found is None:
             self.state = self._start()
@@ -224,14 +239,18 @@ class Training:
     def _memory(self) -> dict[str, Tensor]:
         """Return what must survive besides x and w: the algorithm's, and what is on its way on a faulty network."""
         links = self.transport.arrays() if isinstance(self.transport, Robust) else {}
-        return self.algorithm.arrays() | {f"links.{name}": value for name, value in links.items()}
+        steering = {} if self.steering is None else self.steering.arrays()
+        parts = {"links": links, "steering": steering, "averaging": self.averaging.arrays()}
+        around = {f"{part}.{name}": value for part, own in parts.items() for name, value in own.items()}
+        return self.algorithm.arrays() | around
 
     def _evaluate(self, k: int, seconds: float) -> dict[str, Any]:
         """Measure now and then. With several processes nobody sees the average model: nodes tell their own metrics."""
         if self.world.alone:
-            row = self._measure(k, seconds, self.state)
+            row = self._measure(k, seconds, self.averaging.released(self.state))
         else:
-            told = [accuracy for own in self.world.exchange(self._accuracies(self.state)) for accuracy in own]
+            own_models = self.averaging.released(self.state)
+            told = [accuracy for own in self.world.exchange(self._accuracies(own_models)) for accuracy in own]
             row = self._times(k, seconds) | _spread(told)
         if self.world.rank == 0:
             self.folder.append_metrics(row)
@@ -302,6 +321,7 @@ class Training:
             average=self._serve,
             public=self._public,
             turns=self._turns(),
+            steering=self.steering,
             private=self.folder.checkpoint.parent,
         )
 
@@ -311,6 +331,13 @@ class Training:
         if not isinstance(clock, Events):
             return None
         return Turns(clock.of, self._sample_some, self._noise_one, self._average, self._release_one)
+
+    def _steering(self) -> Steering | None:
+        job = self.job
+        scale = None if job.weights is None else [job.nodes * job.weights[i] for i in job.here]
+        if not job.momentum and not job.normalised and scale is None:
+            return None
+        return Steering(self.state.x, momentum=job.momentum, normalised=job.normalised, scale=scale)
 
     def _sample(self, k: int) -> list[Drawn]:
         drawn, self._drawn = self._drawn, None
@@ -395,7 +422,7 @@ class Training:
         self.bytes_sent += 2 * x[i].nbytes if i != j else 0
 
     def _mix(self, k: int, x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
-        self._count_bytes(k, x)
+        self.bytes_sent += self._bytes(k, x)
         if self._unnoted is None:
             return self.transport(k, x, w)
         mixed: list[tuple[Tensor, Tensor]] = []
@@ -413,15 +440,15 @@ class Training:
         self.bytes_sent += len(messages) * (size + mean.nbytes)
         return mean
 
-    def _count_bytes(self, k: int, x: Tensor) -> None:
-        number = 8 if isinstance(self.transport, Robust) else x.element_size()
-        self.bytes_sent += self.transport.messages(k) * (x.shape[1] * number + self.state.w.element_size())
-
     def _announce(self, k: int, x: Tensor) -> int:
         """Note the messages of step k, before they exist; return the attempt they are made at."""
         self.payments.sending(k, x)
-        self._count_bytes(k, x)
+        self.bytes_sent += self._bytes(k, x)
         return self.attempt
+
+    def _bytes(self, k: int, x: Tensor) -> int:
+        number = 8 if isinstance(self.transport, Robust) else x.element_size()
+        return self.transport.messages(k) * (x.shape[1] * number + self.state.w.element_size())
 
     def _stepper(self) -> Callable[[int, State], State]:
         """Choose who takes the steps: the algorithm itself, or the same on a GPU in fewer launches."""
@@ -449,6 +476,10 @@ class Training:
         finally:
             for number, handler in previous.items():
                 signal.signal(number, handler)
+
+
+def _debiased(x: Tensor, w: Tensor) -> State:
+    return State(x, w, x / w.to(x.dtype)[:, None])
 
 
 def _made_up(inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:

@@ -37,7 +37,7 @@ def suits(algorithm: PushSum, graph: Graph, x: Tensor) -> bool:
     """Tell whether `OnDevice` can take the steps of an algorithm."""
     if x.device.type != "cuda" or x.dtype != torch.float32 or importlib.util.find_spec("triton") is None:
         return False
-    if graph.period is None or type(algorithm).step is not PushSum.step:
+    if graph.period is None or type(algorithm).step is not PushSum.step or algorithm.block.steering is not None:
         return False
     return all(np.bincount(graph.edges(k).target).max() <= _MOST_SENDERS for k in range(graph.period))
 

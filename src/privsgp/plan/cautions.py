@@ -38,7 +38,7 @@ def outside_theorem_3(steps: float, samples: Sequence[int], budgets: Sequence[Bu
 
 
 def heavy_nodes(sigmas: Sequence[float], budgets: Sequence[Budget]) -> list[str]:
-    """A node whose noise drags all others: what leaving it out, or weighting nodes by 1/σ², would give."""
+    """A node whose noise drags all others: what leaving it out, or giving nodes weights ∝ 1/σ², would give."""
     n, total = len(sigmas), math.fsum(s**2 for s in sigmas)
     if n < 2 or not total:
         return []
@@ -50,7 +50,8 @@ def heavy_nodes(sigmas: Sequence[float], budgets: Sequence[Budget]) -> list[str]
     return [
         (
             f"node {worst} (ε = {budgets[worst][0]:g}) brings {sigmas[worst] ** 2 / total:.0%} of the average's noise: "
-            f"without it the noise is {without:.2f} times as large, with nodes weighted by 1/σ² {weighted:.2f} times"
+            f"without it the noise is {without:.2f} times as large, with algorithm.weights = 'noise' {weighted:.2f} "
+            f"times"
         )
     ]
 

@@ -13,9 +13,10 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from privsgp.algorithms import ALGORITHMS
+from privsgp.algorithms.steering import node_weights
 from privsgp.plan import estimates, theorems
 from privsgp.plan.noise import response
-from privsgp.plan.price import Price, common_budget, gaussian_shift
+from privsgp.plan.price import Price, common_budget, gaussian_shift, relative_noise
 from privsgp.plan.rehearsal import Scene, far_enough
 from privsgp.privacy import published
 from privsgp.privacy.mechanism import SampledMean
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from privsgp.algorithms import Settings
+    from privsgp.algorithms.steering import Weights
     from privsgp.plan.rehearsal import Stage
     from privsgp.plan.theorems import Budget, Constants
     from privsgp.privacy.accountant import Accountant
@@ -46,6 +48,18 @@ class Network:
     spare: float = 0.0
     accountant: Accountant = "certified"
     c2: float = published.C2
+    weighting: Weights = "equal"
+
+    @cached_property
+    def weights(self) -> list[float] | None:
+        """p_i, how much each node counts; None for all alike."""
+        return node_weights(self.weighting, self.samples, relative_noise(self.budgets, self.samples))
+
+    @cached_property
+    def gain(self) -> float:
+        """The average's noise with nodes weighted by 1/σ², as a share of what it is when all count alike."""
+        noises = relative_noise(self.budgets, self.samples)
+        return self.nodes / math.sqrt(math.fsum(v**-2 for v in noises) * math.fsum(v**2 for v in noises))
 
     @property
     def nodes(self) -> int:
@@ -65,7 +79,7 @@ class Network:
     @cached_property
     def epsilon(self) -> float:
         """The ε that stands for all budgets (`common_budget`)."""
-        return common_budget(self.budgets, self.samples, self.delta)
+        return common_budget(self.budgets, self.samples, self.delta, self.weights)
 
     def releases(self, steps: int) -> int:
         """Count the spare releases in."""

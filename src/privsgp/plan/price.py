@@ -107,12 +107,19 @@ def _bounded(step: float) -> float:
     return min(max(step, -0.7), 0.7)
 
 
-def common_budget(budgets: Sequence[Budget], J: Sequence[float], delta: float) -> float:
+def relative_noise(budgets: Sequence[Budget], J: Sequence[float]) -> list[float]:
+    """Return σ_i of every node up to a common factor: 1/(J_i μ_i), where many releases add up."""
+    return [1 / (j * gaussian_shift(*budget)) for budget, j in zip(budgets, J, strict=True)]
+
+
+def common_budget(
+    budgets: Sequence[Budget], J: Sequence[float], delta: float, weights: Sequence[float] | None = None
+) -> float:
     """Return the ε that, given to every node with J̄ samples, brings as much noise into the average as these budgets do.
 
-    σ_i is proportional to 1/(J_i μ_i) where many releases add up, and the average's variance to the mean of σ_i².
+    The average's variance is proportional to Σ_i p_i² σ_i²: to the mean of σ_i² where all nodes count alike.
     """
-    variances = [1 / (j * gaussian_shift(epsilon, own)) ** 2 for (epsilon, own), j in zip(budgets, J, strict=True)]
-    mean = sum(J) / len(J)
-    shift = 1 / (mean * math.sqrt(math.fsum(variances) / len(variances)))
-    return Gaussian(shift).epsilon(delta)
+    n = len(J)
+    parts = zip(weights or [1 / n] * n, relative_noise(budgets, J), strict=True)
+    variance = n * math.fsum((p * noise) ** 2 for p, noise in parts)
+    return Gaussian(1 / (sum(J) / n * math.sqrt(variance))).epsilon(delta)

@@ -147,7 +147,7 @@ class Plan:
     def spread(self) -> float:
         """Return how far a coordinate of a node's own model is from the average, from noise alone."""
         c = self.chosen
-        return math.sqrt(noise.spread(self.formula.graph, self._step(c), c.steps, self.sigmas))
+        return math.sqrt(noise.spread(self.formula.graph, self._step(c), c.steps, self.sigmas, self.network.weights))
 
     @staticmethod
     def _step(choice: Choice) -> Callable[[int], float]:
@@ -158,7 +158,7 @@ class Plan:
         """What a careful colleague would say."""
         return [
             *self.formula.warnings(self.chosen.steps),
-            *cautions.heavy_nodes(self.sigmas, self.network.budgets),
+            *(cautions.heavy_nodes(self.sigmas, self.network.budgets) if self.network.weights is None else []),
             *cautions.large_table(self.table_bytes, costs.memory_bytes()),
             *cautions.more_steps_help(self.chosen.steps, LENGTHS[-1]),
         ]
@@ -179,6 +179,7 @@ class Plan:
             "sigma": self.sigmas,
             "epsilon": [epsilon for epsilon, _ in n.budgets],
             "delta": [delta for _, delta in n.budgets],
+            "weights": n.weights,
             "noise_in_average": self.deviation(c),
             "noise_between_nodes": self.spread(),
             "rehearsal_score": c.score,

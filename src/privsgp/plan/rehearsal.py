@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch.func import functional_call
 
-from privsgp.algorithms import ALGORITHMS, Block, Drawn, State
+from privsgp.algorithms import ALGORITHMS, Block, Drawn, State, Steering
 from privsgp.gradient import Layout, stack
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from torch import Tensor, nn
 
@@ -57,13 +57,22 @@ class Stage:
 
     def end(self, scene: Scene, distance: float, steps: int = STEPS, seed: int = 0) -> Tensor:
         """Return the average model after a run of γK = `distance`."""
+        *_, last = self.states(scene, distance, steps, seed)
+        return last.z[0]
+
+    def states(
+        self, scene: Scene, distance: float, steps: int = STEPS, seed: int = 0, *, momentum: float = 0.0
+    ) -> Iterator[State]:
+        """Go through the steps of a run; each overwrites the state before."""
         generator = torch.Generator().manual_seed(seed)
-        algorithm = ALGORITHMS[scene.algorithm](self._block(scene, distance, steps, generator), scene.settings)
-        state = State.start(self.x0, 1)
+        block = self._block(scene, distance, steps, generator)
+        if momentum:
+            block.steering = Steering(self.x0[None], momentum=momentum)
+        algorithm, state = ALGORITHMS[scene.algorithm](block, scene.settings), State.start(self.x0, 1)
         algorithm.begin(state.z)
         for k in range(steps):
             state = algorithm.step(k, state)
-        return state.z[0]
+            yield state
 
     def score(self, x: Tensor) -> float:
         """Return how good a model is: its accuracy on samples it has not seen, or minus its loss in a regression."""

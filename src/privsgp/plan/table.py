@@ -37,6 +37,10 @@ def plan_rows(plan: Plan) -> list[tuple[str, str]]:
         ("step size γ", f"{c.step_size:.4g}"),
         ("noise σ", span(plan.sigmas)),
         ("budget ε", span([epsilon for epsilon, _ in n.budgets])),
+        (
+            "weights of nodes",
+            "all alike" if n.weights is None else f"{span([n.nodes * p for p in n.weights])} times 1/n",
+        ),
         ("noise in the average model", f"{plan.deviation(c):.3g} per coordinate"),
         ("noise between nodes", f"{plan.spread():.3g} per coordinate"),
         ("score in rehearsal", f"{c.score:.3g} on {plan.source.words}"),

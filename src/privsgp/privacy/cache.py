@@ -29,6 +29,14 @@ def folder() -> Path:
     return (Path(base) if base else Path.home() / ".cache") / "privsgp"
 
 
+def private_folder() -> Path | None:
+    """Return where features of private samples are kept, for their owner alone; None without a home folder."""
+    try:
+        return folder() / "features"
+    except RuntimeError:
+        return None
+
+
 def remember(question: str, compute: Callable[[], tuple[float, ...]]) -> tuple[float, ...]:
     """Return the kept answer to this question, or compute and keep it."""
     key = f"{question}; {version()}"

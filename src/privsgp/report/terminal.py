@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from privsgp.engine.loop import Watcher
     from privsgp.experiments.audit import AuditReport
+    from privsgp.experiments.tune import Tuned
     from privsgp.plan.record import Formula, Plan
     from privsgp.privacy.statement import Statement
 
@@ -217,4 +218,15 @@ def show_statements(statements: Sequence[Statement]) -> None:
         epsilon = "no finite bound" if math.isinf(s.epsilon) else f"{s.epsilon:.4g}"
         budget = "–" if s.budget is None else f"{s.budget:.4g}"
         table.add_row(str(s.node), str(s.runs), str(s.releases), epsilon, budget, f"{s.delta:g}", s.relation, state)
+    out.print(table)
+
+
+def show_tuned(found: Tuned) -> None:
+    """Print every trial with its score, the best one marked."""
+    table = Table(title=f"tuned on {found.source.words}", title_justify="left", title_style="bold")
+    for name in ("step size", "clip", "batch", "steps", "momentum", "tail", "score", ""):
+        table.add_column(name, justify="right")
+    for t, score in found.trials:
+        values = (t.step_size, t.clip, t.batch, t.steps, t.momentum, t.share)
+        table.add_row(*(f"{v:.4g}" for v in values), f"{score:.4f}", "←" if t == found.best else "")
     out.print(table)

@@ -1,0 +1,71 @@
+"""What a node makes of its noised direction before it takes the step: weight, unit length, momentum.
+
+    u_i = g_i / ‖g_i‖                    `normalised`, else u_i = g_i
+    v_i ← β v_i + (1 − β) u_i            `momentum` β; the distance γK stays what it is
+    x_i^{k+½} = x_i − γ n p_i v_i        p_i is how much node i counts: f = Σ_i p_i f_i
+
+Guarantee: nothing but the noised g_i, public numbers and what was made of them before is used: post-processing, which
+costs no privacy.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Literal
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+    Weights = Literal["equal", "samples", "noise"] | Sequence[float]
+
+
+class Steering:
+    """The nodes of a block; `scale` is n p_i of each, None for all 1."""
+
+    def __init__(
+        self, like: Tensor, *, momentum: float = 0.0, normalised: bool = False, scale: Sequence[float] | None = None
+    ) -> None:
+        self.momentum, self.normalised = momentum, normalised
+        self.scale = None if scale is None else torch.tensor(scale, dtype=like.dtype, device=like.device)[:, None]
+        self.velocity = torch.zeros_like(like) if momentum else None
+
+    def __call__(self, g: Tensor) -> Tensor:
+        """Return n p_i v_i; g is overwritten."""
+        if self.normalised:
+            g.div_(_lengths(g))
+        if self.velocity is not None:
+            g = g.copy_(self.velocity.mul_(self.momentum).add_(g, alpha=1 - self.momentum))
+        return g if self.scale is None else g.mul_(self.scale)
+
+    def forget(self) -> None:
+        """Start again from rest."""
+        if self.velocity is not None:
+            self.velocity.zero_()
+
+    def arrays(self) -> dict[str, Tensor]:
+        """Return what must survive."""
+        return {} if self.velocity is None else {"velocity": self.velocity}
+
+
+def _lengths(g: Tensor) -> Tensor:
+    """Return ‖g_i‖, [m, 1], row by row in float64: the same wherever a node lives."""
+    squares = torch.stack([row.double().square().sum() for row in g])
+    return squares.sqrt().clamp(min=1e-30).to(g.dtype)[:, None]
+
+
+def node_weights(given: Weights, samples: Sequence[int], sigmas: Sequence[float]) -> list[float] | None:
+    """Return p_i, how much each node counts in f = Σ_i p_i f_i; None for all alike.
+
+    `"noise"` minimises Σ_i p_i² σ_i², the noise of the average model: p_i ∝ 1/σ_i². Another node can then only lower
+    it, however small its budget is. J and σ are public.
+    """
+    if given == "equal":
+        return None
+    parts = {"samples": samples, "noise": [sigma**-2 for sigma in sigmas] if given == "noise" else []}
+    shares = parts[given] if isinstance(given, str) else given
+    total = math.fsum(shares)
+    return [share / total for share in shares]

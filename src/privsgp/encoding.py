@@ -1,0 +1,53 @@
+"""Features in the place of samples: the map that a configuration names, applied to what lies on the nodes here."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from privsgp import features
+from privsgp.engine.job import public_seed
+from privsgp.features.views import of_the_mean_view, over_views
+from privsgp.privacy import cache
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from privsgp.config import Config
+    from privsgp.training import Problem
+
+
+def make_encoder(config: Config, shape: tuple[int, ...]) -> tuple[nn.Module | None, tuple[int, ...]]:
+    """Return the feature map that a configuration names, by public randomness, and the shape of what comes out."""
+    if config.features.name not in ("scattering", "random-conv"):
+        return None, shape
+    # The section alone decides: whoever has it can make the map that a model needs, whatever the run or its views.
+    seed = public_seed(None, config.features.model_dump_json(exclude={"views"}), "features")
+    choice = features.Choice(config.features.name, **config.features.options)
+    encoder = features.make(choice, shape, seed, cache.private_folder())
+    return encoder, features.output_shape(encoder, shape)
+
+
+def encoded(problem: Problem, device: torch.device) -> Problem:
+    """Put features in the place of samples: of the nodes here, one by one, and of the test set."""
+    if problem.encoder is None:
+        return problem
+    d, views = problem.dataset, problem.views
+    # A module of the user's may be more than its weights say: what it makes is not kept.
+    kept = cache.private_folder() if isinstance(problem.encoder, features.FeatureMap) else None
+    nodes = [features.encode_once(problem.learnt_from, d.x[rows], device, kept) for rows in problem.parts]
+    x = np.zeros((len(d.x), *nodes[0].shape[1:]), np.float32)
+    for rows, own in zip(problem.parts, nodes, strict=True):
+        x[rows] = own
+    x_test = None if d.x_test is None else features.encode_once(problem.encoder, d.x_test, device, kept)
+    if views is None:
+        return dataclasses.replace(problem, dataset=dataclasses.replace(d, x=x, x_test=x_test))
+    return dataclasses.replace(
+        problem,
+        dataset=dataclasses.replace(d, x=x, x_test=None if x_test is None else x_test[:, None]),
+        loss=over_views(problem.loss),
+        correct=None if problem.correct is None else of_the_mean_view(problem.correct),
+    )

@@ -1,0 +1,131 @@
+"""Feature maps by name: a fixed map of each sample alone, made of an image's shape and public randomness.
+
+An image goes through scattering or random convolutions, is brought to mean 0 and variance 1 within the sample, and is
+then shortened and brought to one scale by `whitening`. No statistic of the nodes' data enters, so this costs no
+privacy.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from privsgp.errors import Refused
+from privsgp.features import synthetic
+from privsgp.features.random_conv import RandomConv
+from privsgp.features.scattering import Scattering
+from privsgp.features.shelf import keep, read
+from privsgp.features.whitening import Whitening, fit, unit
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+MADE_UP = 2048  # images that means and directions are measured on
+_CHUNK = 8
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Which map; what a name has no use for is not looked at."""
+
+    name: str
+    scales: int = 2
+    angles: int = 8
+    order: int = 2
+    filters: int = 256
+    patch: int = 6
+    grid: int = 4
+    like: str | None = None  # the made-up images that whitening is measured on
+    components: int = 512
+    power: float = 1.0
+
+
+class FeatureMap(nn.Module):
+    """[B, C, H, W] or [B, H, W] → [B, F], rows of length √F."""
+
+    def __init__(self, base: Scattering | RandomConv, whitening: Whitening | None = None) -> None:
+        super().__init__()
+        self.base, self.whitening = base, whitening
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return each sample's features; a sample without any contrast has none."""
+        y = self.base.normalised(x if x.dim() == 4 else x[:, None])
+        if self.whitening is None:
+            return unit(y).mul_(math.sqrt(y.shape[1]))
+        out: Tensor = self.whitening(y)
+        return out
+
+
+def make(choice: Choice, shape: tuple[int, ...], seed: int, folder: Path | None = None) -> FeatureMap:
+    """Return the map for samples of this shape, the same bits for the same `seed`, which is public.
+
+    What was measured on made-up images takes seconds and is kept in the folder.
+    """
+    image = _image(choice.name, shape)
+    base = _base(choice, image, seed)
+    if choice.like is None:
+        return FeatureMap(base)
+    question = f"{choice} {image} {seed} {_version()}"
+    path = None if folder is None else folder / f"map-{hashlib.sha256(question.encode()).hexdigest()}.npz"
+    if path is not None and (kept := read(path)) is not None:
+        return FeatureMap(base, Whitening(torch.from_numpy(kept["mean"]), torch.from_numpy(kept["directions"])))
+    whitening = _measured(choice, base, image, seed)
+    if path is not None:
+        keep(path, {name: value.numpy() for name, value in whitening.state_dict().items()})
+    return FeatureMap(base, whitening)
+
+
+def _measured(choice: Choice, base: Scattering | RandomConv, image: tuple[int, int, int], seed: int) -> Whitening:
+    with torch.no_grad(), _one_thread():
+        made_up = synthetic.make(choice.like or "", MADE_UP, image, seed)
+        found = torch.cat([base.normalised(part) for part in torch.split(made_up, _CHUNK)])
+        return fit(found, _components(choice, found), choice.power)
+
+
+@lru_cache(maxsize=1)
+def _version() -> str:
+    """Return a digest of the source in this room and the library it computes with."""
+    sources = b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py")))
+    return f"{torch.__version__} {hashlib.sha256(sources).hexdigest()}"
+
+
+def _base(choice: Choice, image: tuple[int, int, int], seed: int) -> Scattering | RandomConv:
+    if choice.name == "scattering":
+        return Scattering(*image[1:], scales=choice.scales, angles=choice.angles, order=choice.order)
+    return RandomConv(*image, filters=choice.filters, patch=choice.patch, grid=choice.grid, seed=seed)
+
+
+def _image(name: str, shape: tuple[int, ...]) -> tuple[int, int, int]:
+    if len(shape) not in (2, 3):
+        raise Refused(
+            f"features.name = {name!r} with samples of shape {list(shape)}",
+            "it is for images, [height, width] or [channels, height, width]; leave [features] out",
+        )
+    channels, height, width = (1, *shape) if len(shape) == 2 else shape
+    return channels, height, width
+
+
+def _components(choice: Choice, measured: Tensor) -> int:
+    most = min(measured.shape[1], MADE_UP // 2)
+    if choice.components > most:
+        raise Refused(f"features.components = {choice.components}", f"take at most {most}")
+    return choice.components
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Sums over several threads differ in their last bits, and all processes of a run must have the same map."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)

@@ -1,0 +1,108 @@
+"""Feature maps by name: fixed, one sample at a time, the same bits wherever they are made."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from privsgp import features
+from privsgp.errors import Refused
+from privsgp.features import maps, synthetic, whitening
+
+SMALL = features.Choice("scattering", scales=1, angles=4, like="strokes", components=12)
+IMAGES = torch.from_numpy(np.random.default_rng(1).standard_normal((6, 1, 8, 8), np.float32))
+
+
+@pytest.fixture(autouse=True)
+def _few_made_up_images(monkeypatch):
+    monkeypatch.setattr(maps, "MADE_UP", 64)
+
+
+@pytest.mark.parametrize(
+    ("choice", "width"),
+    [
+        (features.Choice("scattering", scales=1, angles=4), 5 * 16),
+        (features.Choice("random-conv", filters=7, patch=3, grid=2), 14 * 4),
+        (SMALL, 12),
+        (features.Choice("random-conv", filters=7, patch=3, grid=2, like="leaves", components=9), 9),
+    ],
+    ids=["scattering", "random-conv", "whitened", "random-conv whitened"],
+)
+def test_rows_have_one_length_and_depend_on_their_own_sample_alone(choice, width):
+    encoder = features.make(choice, (1, 8, 8), seed=3)
+    out = encoder(IMAGES)
+    assert out.shape == (6, width)
+    torch.testing.assert_close(out.norm(dim=1), torch.full((6,), width**0.5))
+    alone = torch.cat([encoder(image[None]) for image in IMAGES])
+    torch.testing.assert_close(out, alone, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("choice", [SMALL, features.Choice("scattering", scales=1)], ids=["whitened", "plain"])
+def test_scale_and_offset_of_an_image_do_not_matter(choice):
+    encoder = features.make(choice, (1, 8, 8), seed=3)
+    torch.testing.assert_close(encoder(3 * IMAGES - 2), encoder(IMAGES), rtol=0, atol=2e-3)
+
+
+def test_an_image_without_contrast_has_finite_features():
+    for choice in (SMALL, features.Choice("scattering", scales=1)):
+        assert features.make(choice, (1, 8, 8), seed=3)(torch.zeros(2, 1, 8, 8)).isfinite().all()
+
+
+def test_the_same_seed_gives_the_same_bits_on_any_number_of_threads(tmp_path):
+    threads = torch.get_num_threads()
+    found = []
+    try:
+        for number in (1, 2):
+            torch.set_num_threads(number)
+            found.append(features.digest(features.make(SMALL, (1, 8, 8), seed=3)))
+    finally:
+        torch.set_num_threads(threads)
+    kept = [features.digest(features.make(SMALL, (1, 8, 8), 3, tmp_path)) for _ in range(2)]
+    assert len({*found, *kept}) == 1
+    assert len(list(tmp_path.iterdir())) == 1
+    assert features.digest(features.make(SMALL, (1, 8, 8), seed=4)) not in found
+
+
+def test_what_was_measured_is_read_back(tmp_path, monkeypatch):
+    features.make(SMALL, (1, 8, 8), 3, tmp_path)
+    monkeypatch.setattr(maps, "fit", None)
+    features.make(SMALL, (1, 8, 8), 3, tmp_path)
+    (path,) = tmp_path.iterdir()
+    path.write_bytes(b"damaged")
+    with pytest.raises(TypeError):
+        features.make(SMALL, (1, 8, 8), 3, tmp_path)
+
+
+def test_whitening_brings_made_up_features_to_one_scale():
+    rng = np.random.default_rng(0)
+    x = torch.from_numpy((rng.standard_normal((500, 20)) * np.linspace(3, 0.5, 20) + 1).astype(np.float32))
+    y = (whitening.unit(x) - (w := whitening.fit(x, 8, 1.0)).mean) @ w.directions
+    assert float(y.mean(0).abs().max()) < 1e-5
+    deviation = y.std(0)
+    assert float(deviation.max() / deviation.min()) < 1.2
+    plain = whitening.fit(x, 8, 0.0).directions
+    torch.testing.assert_close(plain.T @ plain, torch.eye(8), rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", synthetic.KINDS)
+def test_made_up_images_are_images(kind):
+    images = synthetic.make(kind, 300, (3, 12, 16), seed=1)
+    assert images.shape == (300, 3, 12, 16)
+    assert float(images.min()) >= 0
+    assert float(images.max()) <= 1
+    assert float(images.flatten(1).std(1).min()) > 0.01
+    assert torch.equal(images, synthetic.make(kind, 300, (3, 12, 16), seed=1))
+
+
+@pytest.mark.parametrize(
+    ("choice", "shape", "words"),
+    [
+        (SMALL, (64,), r"features.name = 'scattering' with samples of shape \[64\]"),
+        (features.Choice("random-conv", patch=6, grid=4), (8, 8), "features.patch = 6 and features.grid = 4"),
+        (features.Choice("scattering", scales=1, like="strokes", components=33), (8, 8), "features.components = 33"),
+    ],
+)
+def test_what_cannot_be_is_refused(choice, shape, words):
+    with pytest.raises(Refused, match=words):
+        features.make(choice, shape, seed=0)
