@@ -327,7 +327,8 @@ def simulated_faults(
 
 
 def _refuse_faults(config: Config) -> None:
-    if ALGORITHMS[config.algorithm.name].network != "directed":
+    algorithm = ALGORITHMS[config.algorithm.name]
+    if algorithm.network != "directed" and not algorithm.asynchronous:  # asynchronous ones have a clock for that
         raise Refused(
             f"faults with algorithm.name = {config.algorithm.name!r}",
             "only push-sum copes with lost messages: take 'privsgp-vr', say",

@@ -76,7 +76,7 @@ def test_rounded_shares_neither_lose_nor_make_anything(graph):
     np.testing.assert_allclose(single, edges.share, atol=1e-6)
     columns = np.bincount(edges.source, single.astype(np.float64), graph.nodes)
     np.testing.assert_allclose(columns, 1.0, rtol=0, atol=2e-8)
-    np.testing.assert_allclose(edges.shares(np.float64), edges.share, rtol=1e-14)
+    np.testing.assert_allclose(edges.shares(np.float64), edges.share, rtol=1e-12)
 
 
 def test_thirds_are_kept_exactly():

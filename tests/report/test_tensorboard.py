@@ -23,7 +23,7 @@ def test_a_run_logs_what_it_measured(tmp_path, seed):
     out = tmp_path / "x"
     runs.train(runs.small(tmp_path), out, "--tensorboard", f"--set=seed={seed}")
     rows, logged = read_metrics(out / "metrics.jsonl"), _logged(out / "tensorboard")
-    assert set(logged) == set(rows[0]) - {"step", "seconds"}
+    assert set(logged) == set(rows[0]) - {"step", "seconds", "virtual_seconds"}
     assert ("train_loss" in logged) == bool(seed)
     for name, curve in logged.items():
         assert curve == [(row["step"], pytest.approx(row[name], rel=1e-6)) for row in rows]
