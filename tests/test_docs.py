@@ -58,4 +58,3 @@ def test_the_results_page_says_what_its_figures_say():
         verdict = "holds" if told["holds"] else "does not hold"
         assert f"[{verdict}](results/{path.stem}.svg): {told['found']}" in page
         assert path.with_suffix(".svg").exists()
-        assert path.with_suffix(".png").exists()

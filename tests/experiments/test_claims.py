@@ -28,14 +28,17 @@ def test_comparable_is_within_two_points(accuracies, holds):
     assert claims.comparable(list(found))(found).holds == holds
 
 
-def test_the_highest_is_the_highest():
+def test_the_best_has_the_highest_accuracy_and_the_lowest_loss():
     found = results(0.7, 0.9, 0.8)
-    assert claims.highest("1")(found).holds
-    verdict = claims.highest("2")(found)
+    assert claims.best("1")(found).holds
+    verdict = claims.best("2")(found)
     assert not verdict.holds
     assert "curve 2: 80.00 %" in verdict.words
-    assert verdict.words.endswith("best is curve 1")
-    assert "by less than the standard errors" in claims.highest("2")(results(0.7, 0.9, 0.8, sd=0.2)).words
+    assert verdict.words.endswith("the highest accuracy has curve 1, the lowest loss curve 1")
+    assert "by less than the standard errors" in claims.best("2")(results(0.7, 0.9, 0.8, sd=0.2)).words
+    split = claims.best("1")(results(0.7, 0.9, 0.8, losses=[0.1, 0.5, 0.5]))
+    assert not split.holds
+    assert split.words.endswith("the highest accuracy has curve 1, the lowest loss curve 0")
 
 
 def test_a_line_rises_unless_it_falls_by_more_than_chance():

@@ -6,6 +6,7 @@ those, and every difference counts.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -64,15 +65,18 @@ def comparable(keys: Sequence[str]) -> Claim:
     return judge
 
 
-def highest(key: str) -> Claim:
-    """No other curve has a higher accuracy."""
+def best(key: str) -> Claim:
+    """No other curve has a higher accuracy, and none a lower training loss."""
 
     def judge(found: Mapping[str, Found]) -> Verdict:
-        best = max(found.values(), key=lambda one: one.accuracy.mean)
-        close = best is not found[key] and not _more(best.accuracy, found[key].accuracy)
+        own = found[key]
+        high = max(found.values(), key=lambda one: one.accuracy.mean)
+        low = min(found.values(), key=lambda one: math.inf if one.train_loss is None else one.train_loss.mean)
+        close = high is not own and not _more(high.accuracy, own.accuracy)
         by = ", by less than the standard errors" if close else ""
         shown = "; ".join(f"{one.words}{_loss(one)}" for one in found.values())
-        return Verdict(best is found[key], f"{shown}; best is {best.label}{by}")
+        words = f"{shown}; the highest accuracy has {high.label}{by}, the lowest loss {low.label}"
+        return Verdict(high is own and low is own, words)
 
     return judge
 

@@ -151,7 +151,7 @@ FIGURES: dict[str, Figure] = {
     ),
     "best-k": Figure(
         "the planned K* gives the lowest loss and the highest accuracy of all K at the same budget",
-        best_k, lambda s: claims.highest(f"steps-{s.best}"),
+        best_k, lambda s: claims.best(f"steps-{s.best}"),
     ),
     "tradeoff": Figure("accuracy at K* falls with the privacy budget ε", tradeoff, lambda _: claims.rising("K*")),
     "variance-reduction": Figure(
