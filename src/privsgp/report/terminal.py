@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import math
+import os
+import sys
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +25,9 @@ if TYPE_CHECKING:
     from privsgp.plan.record import Formula, Plan
     from privsgp.privacy.statement import Statement
 
-out, err = Console(), Console(stderr=True)
+# What is not a terminal has no width: tables are written there as wide as they are.
+_WIDTH = None if sys.stdout.isatty() or "COLUMNS" in os.environ else 140
+out, err = Console(width=_WIDTH), Console(stderr=True)
 
 
 def show_log() -> None:
