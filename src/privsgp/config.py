@@ -242,7 +242,7 @@ class Engine(_Section):
     device: str = "auto"
     dtype: Literal["float32", "float64"] = "float32"
     evaluate_every: Count | None = None
-    checkpoint_every: Count | None = None
+    checkpoint_every: Annotated[int, Field(ge=0)] | None = None  # 0: never, in simulations
 
 
 class Config(_Section):
@@ -287,6 +287,11 @@ class Config(_Section):
             raise Refused(
                 f"privacy.accountant = 'published' with algorithm.name = {self.algorithm.name!r}",
                 "take 'certified': no published noise of this method is known to hold for one node",
+            )
+        if self.engine.checkpoint_every == 0 and self.seed is None:
+            raise Refused(
+                "engine.checkpoint_every = 0 without a seed",
+                "leave it out: after a crash all steps would be taken, and paid for, again",
             )
         if self.algorithm.sampling == "fixed" and self.algorithm.batch != int(self.algorithm.batch):
             raise Refused(f"algorithm.batch = {self.algorithm.batch} with fixed sampling", "give a whole number")
