@@ -350,7 +350,7 @@ class Engine(_Section):
     device: str = "auto"
     dtype: Literal["float32", "float64"] = "float32"
     evaluate_every: Count | None = None
-    checkpoint_every: Count | None = None
+    checkpoint_every: Annotated[int, Field(ge=0)] | None = None  # 0: never, in simulations
 
 
 class Config(_Section):
@@ -418,6 +418,11 @@ class Config(_Section):
     @model_validator(mode="after")
     def _steps_are_possible(self) -> Config:
         a = self.algorithm
+        if self.engine.checkpoint_every == 0 and self.seed is None:
+            raise Refused(
+                "engine.checkpoint_every = 0 without a seed",
+                "leave it out: after a crash all steps would be taken, and paid for, again",
+            )
         if a.sampling == "fixed" and a.batch != int(a.batch):
             raise Refused(f"algorithm.batch = {a.batch} with fixed sampling", "give a whole number")
         if a.final_mixing and ALGORITHMS[a.name].network in ("server", "alone"):

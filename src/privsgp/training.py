@@ -263,7 +263,7 @@ def prepare(
         device=device,
         dtype=dtype,
         evaluate_every=config.engine.evaluate_every or max(1, steps // 10),
-        checkpoint_every=config.engine.checkpoint_every or _checkpoint_every(config, protection),
+        checkpoint_every=_checkpoint_every(config, protection),
         block=problem.block,
         faults=faults,
         momentum=a.momentum,
@@ -379,6 +379,8 @@ def _device(name: str) -> torch.device:
 
 def _checkpoint_every(config: Config, protection: Protection) -> int:
     """Choose so that without a seed, where recomputed steps cost privacy, one crash is covered by half the spare."""
+    if config.engine.checkpoint_every is not None:
+        return config.engine.checkpoint_every
     if config.seed is not None or protection.allowance is None:
         return 64
     return max(1, min(64, math.ceil(config.privacy.spare * config.algorithm.steps) // 2))

@@ -74,7 +74,13 @@ def test_another_format_is_refused(tmp_path, metadata):
 def test_a_simulation_without_checkpoints_keeps_none(tmp_path):
     config = runs.small(tmp_path)
     whole = runs.train(config, tmp_path / "whole")
-    bare = runs.train(config, tmp_path / "bare", *runs.changes(engine__checkpoint_every=31))
+    bare = runs.train(config, tmp_path / "bare", *runs.changes(engine__checkpoint_every=0))
     assert bare["test_loss"] == whole["test_loss"]
     kept = {run: (tmp_path / run / "private" / "checkpoint.safetensors").exists() for run in ("whole", "bare")}
     assert kept == {"whole": True, "bare": False}
+
+
+def test_only_a_simulation_can_do_without(tmp_path):
+    ran = runs.command("train", runs.small(tmp_path), "--set=engine.checkpoint_every=0", "--set=seed=", "--json")
+    assert ran.code == 2
+    assert "engine.checkpoint_every = 0 without a seed" in ran.err

@@ -76,7 +76,7 @@ class Job:
     device: torch.device
     dtype: torch.dtype
     evaluate_every: int
-    checkpoint_every: int
+    checkpoint_every: int  # 0: never
     rules: bool = True
     block: range | None = None  # the nodes of this process; None: all of them
     faults: Faults | None = None

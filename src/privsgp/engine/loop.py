@@ -218,7 +218,8 @@ class Training:
     def _keep(self, k: int, seconds: float) -> bool:
         """Write a checkpoint where one is due and tell whether to stop; several processes stop at a common one."""
         stop = self._stop and k < self.job.steps  # asked once: a signal may come at any moment
-        due = k % self.job.checkpoint_every == 0 or k == self.job.steps
+        every = self.job.checkpoint_every
+        due = (every > 0 and k % every == 0) or k == self.job.steps
         if due or (stop and self.world.alone):
             self._checkpoint(k, seconds)
         if self.world.alone:
@@ -229,8 +230,8 @@ class Training:
         finite = self.state.x.isfinite().all(1)
         if not bool(finite.all()):
             raise Diverged(k, f"the message of node {self.job.here[int(finite.logical_not().nonzero()[0])]}")
-        if k == self.job.steps < self.job.checkpoint_every and self.job.simulation:
-            return  # none was asked for (a table may be larger than the disk): a simulation can be repeated
+        if not self.job.checkpoint_every:
+            return  # a simulation can be repeated, and its table may be larger than the disk
         progress = Progress(k, self.attempt, seconds, self.bytes_sent, self.job.shared_hash)
         if not self.world.alone and self.folder.checkpoint.exists():
             self.folder.checkpoint.replace(self.folder.checkpoint_before)

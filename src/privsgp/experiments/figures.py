@@ -186,7 +186,7 @@ _CIFAR = Setting(
     data="cifar10", samples=None, nodes=16, model={"name": "resnet18"}, clip=10.0, batch=125, epsilon=3.0,
     variance=0.03, best=3120, others=(500, 1125, 6250, 12500), epsilons=(1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0),
     networks=(8, 16, 32, 64), steps=3000, factor=0.05, algorithm={"table_dtype": "bfloat16"}, jobs=1,
-    engine={"checkpoint_every": 1_000_000},
+    engine={"checkpoint_every": 0},
 )  # fmt: skip
 # r = 32: J = 552. Images of 16 × 16 pixels, the small tanh CNN. Of the factors 0.3, 1 and 3 the first was best at K*.
 _CIFAR_SMALL = Setting(
