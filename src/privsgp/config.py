@@ -101,6 +101,7 @@ class Features(_Section):
     like: Literal["strokes", "leaves"] | None = None
     components: Count | None = None
     power: Annotated[float, Field(ge=0, le=1)] | None = None
+    mirror: bool | None = None  # an image and its mirror image have the same features
     views: Literal["mirror", "shifts"] | None = None  # of a sample, averaged before its clip
 
     @property
@@ -111,7 +112,7 @@ class Features(_Section):
     @model_validator(mode="after")
     def _options_have_a_use(self) -> Features:
         used = {"scattering": {"scales", "angles", "order"}, "random-conv": {"filters", "patch", "grid"}}
-        known = used.get(self.name, set()) | ({"like"} if self.name in used else set())
+        known = used.get(self.name, set()) | ({"like", "mirror"} if self.name in used else set())
         known |= {"components", "power"} if self.like is not None else set()
         if unused := sorted(set(self.options) - known):
             beside = "" if self.like is None else f" and features.like = {self.like!r}"

@@ -25,7 +25,9 @@ def make_encoder(config: Config, shape: tuple[int, ...]) -> tuple[nn.Module | No
     if config.features.name not in ("scattering", "random-conv"):
         return None, shape
     # The section alone decides: whoever has it can make the map that a model needs, whatever the run or its views.
-    seed = public_seed(None, config.features.model_dump_json(exclude={"views"}), "features")
+    # Keys that came later and are not given are left out: a map stays what it was.
+    later = {"views"} | ({"mirror"} if config.features.mirror is None else set())
+    seed = public_seed(None, config.features.model_dump_json(exclude=later), "features")
     choice = features.Choice(config.features.name, **config.features.options)
     encoder = features.make(choice, shape, seed, cache.private_folder())
     return encoder, features.output_shape(encoder, shape)

@@ -186,3 +186,11 @@ def test_models_without_a_linear_first_layer_are_refused():
     convolution = torch.nn.Sequential(torch.nn.Unflatten(1, (1, 8, 8)), torch.nn.Conv2d(1, 2, 3), torch.nn.Flatten())
     with pytest.raises(Refused, match="first parameter"):
         canary.draw(dataclasses.replace(problem, model=convolution), None, np.random.default_rng(0))
+
+
+def test_what_is_made_of_noised_directions_does_not_change_an_audit():
+    plain = configured()
+    steered = plain.with_algorithm(weights=[1.0, 3.0, 8.0], momentum=0.9, average="tail", final_mixing=2)
+    reports = [audit(settings, observations=2_000).to_json() for settings in (plain, steered)]
+    assert reports[0] == reports[1]
+    assert not reports[0]["alarm"]

@@ -106,3 +106,13 @@ def test_made_up_images_are_images(kind):
 def test_what_cannot_be_is_refused(choice, shape, words):
     with pytest.raises(Refused, match=words):
         features.make(choice, shape, seed=0)
+
+
+@pytest.mark.parametrize("like", [None, "leaves"])
+def test_an_image_and_its_mirror_image_have_the_same_features_where_that_is_asked_for(like):
+    options = {"scales": 1, "angles": 4, "like": like} | ({} if like is None else {"components": 12})
+    encoder = features.make(features.Choice("scattering", mirror=True, **options), (1, 8, 8), seed=3)
+    torch.testing.assert_close(encoder(IMAGES), encoder(IMAGES.flip(-1)), rtol=0, atol=1e-3)
+    plain = features.make(features.Choice("scattering", **options), (1, 8, 8), seed=3)
+    assert float((plain(IMAGES) - plain(IMAGES.flip(-1))).abs().max()) > 0.1
+    assert features.digest(plain) != features.digest(encoder)

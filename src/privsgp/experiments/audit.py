@@ -20,6 +20,7 @@ import numpy as np
 
 from privsgp import protection, training
 from privsgp.algorithms import ALGORITHMS
+from privsgp.engine.averaging import Release
 from privsgp.engine.evaluate import average
 from privsgp.engine.folder import Folder
 from privsgp.engine.stops import Diverged
@@ -164,6 +165,9 @@ def _job(config: Config, problem: training.Problem) -> Job:
             raise Refused(f"an audit of {type(mechanism).__name__}", "SampledMean, Saga and Sag can be audited")
         if not mechanism.sigma:
             raise Refused(f"privacy.sigma = 0 for node {i}", "without noise ε is infinite: there is nothing to audit")
+    # Momentum, weights, unit steps and averages are made of noised directions, and whoever knows them can take them
+    # back: the audit looks at the directions as they are.
+    job = dataclasses.replace(job, momentum=0.0, normalised=False, weights=None, release=Release())
     return dataclasses.replace(job, evaluate_every=job.steps, checkpoint_every=job.steps)
 
 

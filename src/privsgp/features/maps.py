@@ -46,18 +46,30 @@ class Choice:
     like: str | None = None  # the made-up images that whitening is measured on
     components: int = 512
     power: float = 1.0
+    mirror: bool = False  # an image and its mirror image have the same features
 
 
 class FeatureMap(nn.Module):
     """[B, C, H, W] or [B, H, W] → [B, F], rows of length √F."""
 
-    def __init__(self, base: Scattering | RandomConv, whitening: Whitening | None = None) -> None:
+    def __init__(
+        self, base: Scattering | RandomConv, whitening: Whitening | None = None, *, mirror: bool = False
+    ) -> None:
         super().__init__()
-        self.base, self.whitening = base, whitening
+        self.base, self.whitening, self.mirror = base, whitening, mirror
+
+    def extra_repr(self) -> str:
+        """Name what is in no buffer."""
+        return "mirror" if self.mirror else ""
+
+    def normalised(self, x: Tensor) -> Tensor:
+        """Return all features there are, [B, F]."""
+        y = self.base.normalised(x)
+        return y + self.base.normalised(x.flip(-1)) if self.mirror else y
 
     def forward(self, x: Tensor) -> Tensor:
         """Return each sample's features; a sample without any contrast has none."""
-        y = self.base.normalised(x if x.dim() == 4 else x[:, None])
+        y = self.normalised(x if x.dim() == 4 else x[:, None])
         if self.whitening is None:
             return unit(y).mul_(math.sqrt(y.shape[1]))
         out: Tensor = self.whitening(y)
@@ -70,23 +82,24 @@ def make(choice: Choice, shape: tuple[int, ...], seed: int, folder: Path | None 
     What was measured on made-up images takes seconds and is kept in the folder.
     """
     image = _image(choice.name, shape)
-    base = _base(choice, image, seed)
+    made = FeatureMap(_base(choice, image, seed), mirror=choice.mirror)
     if choice.like is None:
-        return FeatureMap(base)
+        return made
     question = f"{choice} {image} {seed} {_version()}"
     path = None if folder is None else folder / f"map-{hashlib.sha256(question.encode()).hexdigest()}.npz"
     if path is not None and (kept := read(path)) is not None:
-        return FeatureMap(base, Whitening(torch.from_numpy(kept["mean"]), torch.from_numpy(kept["directions"])))
-    whitening = _measured(choice, base, image, seed)
+        made.whitening = Whitening(torch.from_numpy(kept["mean"]), torch.from_numpy(kept["directions"]))
+        return made
+    made.whitening = _measured(choice, made, image, seed)
     if path is not None:
-        keep(path, {name: value.numpy() for name, value in whitening.state_dict().items()})
-    return FeatureMap(base, whitening)
+        keep(path, {name: value.numpy() for name, value in made.whitening.state_dict().items()})
+    return made
 
 
-def _measured(choice: Choice, base: Scattering | RandomConv, image: tuple[int, int, int], seed: int) -> Whitening:
+def _measured(choice: Choice, bare: FeatureMap, image: tuple[int, int, int], seed: int) -> Whitening:
     with torch.no_grad(), _one_thread():
         made_up = synthetic.make(choice.like or "", MADE_UP, image, seed)
-        found = torch.cat([base.normalised(part) for part in torch.split(made_up, _CHUNK)])
+        found = torch.cat([bare.normalised(part) for part in torch.split(made_up, _CHUNK)])
         return fit(found, _components(choice, found), choice.power)
 
 

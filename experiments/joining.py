@@ -1,0 +1,40 @@
+"""What a node with a small budget does to the others: noise in the average model as nodes join, largest budget first.
+
+Needs no data: sizes and budgets are in the configuration, and σ_i is what training would certify.
+
+    python experiments/joining.py experiments/configs/a9a.toml
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from pathlib import Path
+
+from privsgp import config as configs
+from privsgp.algorithms.steering import node_weights
+from privsgp.plan.noise import average_variance
+from privsgp.protection import protect
+from privsgp.training import step_size
+
+
+def main(path: Path) -> None:
+    """Print one row for each number of nodes."""
+    config = configs.read(path)
+    sizes, budgets = config.data.sizes, config.privacy.epsilon
+    if sizes is None or not isinstance(budgets, list):
+        sys.exit(f"{path}: give data.sizes and a list privacy.epsilon")
+    sigmas = [mechanism.sigma for mechanism in protect(config, sizes, 1e-6).mechanisms]
+    order = sorted(range(len(sizes)), key=lambda i: -budgets[i])
+    print('| nodes | smallest ε | equal weights | weights = "noise" |\n|---|---|---|---|')
+    for count in range(2, len(order) + 1, 2):
+        here = [sigmas[i] for i in order[:count]]
+        weights = node_weights("noise", [sizes[i] for i in order[:count]], here)
+        noise = [
+            math.sqrt(average_variance(step_size(config), config.algorithm.steps, here, w)) for w in (None, weights)
+        ]
+        print(f"| {count} | {budgets[order[count - 1]]:g} | {noise[0]:.3f} | {noise[1]:.3f} |")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
