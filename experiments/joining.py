@@ -13,9 +13,9 @@ from pathlib import Path
 
 from privsgp import config as configs
 from privsgp.algorithms.steering import node_weights
+from privsgp.jobs import step_size
 from privsgp.plan.noise import average_variance
 from privsgp.protection import protect
-from privsgp.training import step_size
 
 
 def main(path: Path) -> None:

@@ -94,10 +94,10 @@ PROBLEMS: dict[int, Any] = {}
 
 def problem_of(config: Any, options: argparse.Namespace) -> Any:  # noqa: ANN401 - imported late
     """Return data and model, which here depend on the seed alone."""
-    from privsgp import training
+    from privsgp import problems
 
     if config.seed not in PROBLEMS:
-        PROBLEMS[config.seed] = training.load_problem(config, options.data_dir)
+        PROBLEMS[config.seed] = problems.load_problem(config, options.data_dir)
     return PROBLEMS[config.seed]
 
 

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from privsgp import config as configs
-from privsgp import training
+from privsgp import jobs, problems, training
 from privsgp.privacy import accountant
 
 # ε: (K, γ of SGD, γ of SVRG), and the accuracies read off the plots (±0.01)
@@ -83,7 +83,7 @@ def configured(options: argparse.Namespace, name: str, epsilon: int, privacy: di
 def run(options: argparse.Namespace, name: str, epsilon: int, privacy: dict[str, Any]) -> dict[str, Any]:
     """Train once and return the summary."""
     config = configured(options, name, epsilon, privacy)
-    problem = training.load_problem(config, options.data_dir)
+    problem = problems.load_problem(config, options.data_dir)
     if options.start:
         generator = torch.Generator().manual_seed(options.seed)
         with torch.no_grad():
@@ -96,7 +96,7 @@ def run(options: argparse.Namespace, name: str, epsilon: int, privacy: dict[str,
 def honest(options: argparse.Namespace, name: str, epsilon: int) -> float:
     """Return the certified ε of noise by their formula, if every record were clipped."""
     config = configured(options, name, epsilon, {"accountant": "published"})
-    job = training.prepare(config, training.load_problem(config, options.data_dir))
+    job = jobs.prepare(config, problems.load_problem(config, options.data_dir))
     return accountant.epsilon(job.protection.mechanisms[0], job.steps, 1e-3).epsilon
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import runs
-from privsgp import config, graph, training
+from privsgp import config, graph, jobs, problems
 from privsgp.algorithms import ALGORITHMS, Settings
 from privsgp.errors import Refused
 from privsgp.privacy import accountant, calibration
@@ -25,8 +25,8 @@ def small(tmp_path, **values):
 def test_dp_sgd_pools_all_data_at_the_same_rate_and_the_strictest_budget(tmp_path):
     delta = [1e-5, 1e-6, 1e-5, 1e-4]
     told = small(tmp_path, algorithm__name="dp-sgd", privacy__epsilon=BUDGETS, privacy__delta=delta)
-    problem = training.load_problem(told)
-    job = training.prepare(told, problem)
+    problem = problems.load_problem(told)
+    job = jobs.prepare(told, problem)
     (mechanism,) = job.protection.mechanisms
     assert (mechanism.samples, mechanism.batch, mechanism.rate) == (1200, 64, 16 / 300)
     assert (job.protection.budgets, job.protection.deltas) == ([1.0], [1e-6])
@@ -68,7 +68,7 @@ def test_alone_every_node_has_its_own_model_and_budget(tmp_path):
 @pytest.mark.parametrize("network", ["exponential", "ring-directed", "random"])
 def test_links_that_do_not_go_both_ways_are_refused(tmp_path, name, network):
     with pytest.raises(Refused, match=f"graph.name = '{network}'") as refused:
-        training.make_graph(small(tmp_path, algorithm__name=name, graph__name=network))
+        jobs.make_graph(small(tmp_path, algorithm__name=name, graph__name=network))
     assert "graph.name = 'ring'" in refused.value.remedy
 
 
@@ -197,8 +197,8 @@ def test_compressed_messages_are_what_is_counted(tmp_path):
 def test_compressed_messages_are_sooner_there(tmp_path):
     """A step takes a second, and a message of d numbers d seconds: one there, compressed, and one back."""
     told = {"algorithm__name": "soteriafl-sgd", "clock__bandwidth": 4.0}
-    whole = training.make_clock(small(tmp_path, **told), graph.unconnected("server", 4), 4 * 100)
-    few = training.make_clock(
+    whole = jobs.make_clock(small(tmp_path, **told), graph.unconnected("server", 4), 4 * 100)
+    few = jobs.make_clock(
         small(tmp_path, **told, algorithm__compressor="random-k", algorithm__kept=0.1),
         graph.unconnected("server", 4), 4 * 100,
     )  # fmt: skip

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from privsgp import config as configs
-from privsgp import planning, training
+from privsgp import jobs, planning, problems, training
 from privsgp.errors import Refused
 
 VALUES = {
@@ -42,19 +42,19 @@ def test_auto_needs_a_budget():
 def test_what_was_not_planned_is_not_run():
     config = parsed(steps="auto")
     with pytest.raises(Refused, match="privsgp plan"):
-        training.prepare(config, training.load_problem(config))
+        jobs.prepare(config, problems.load_problem(config))
 
 
 def test_the_nodes_data_are_not_looked_at_without_leave():
     for name in ("private", "digits"):
         config = parsed(plan={"data": name}, steps="auto")
         with pytest.raises(Refused, match="may_spend"):
-            planning.make(config, training.load_problem(config))
+            planning.make(config, problems.load_problem(config))
 
 
 def test_spending_is_recorded():
     config = parsed(plan={"data": "private", "may_spend": True}, step_size="auto")
-    found = planning.make(config, training.load_problem(config)).as_json()
+    found = planning.make(config, problems.load_problem(config)).as_json()
     assert found["estimated_on"]["kind"] == "private"
     assert "spent" in found["estimated_on"]["words"]
 
@@ -64,35 +64,35 @@ def test_public_data_must_fit(tmp_path):
     for width in (64, 32):
         np.savez(tmp_path / f"{width}.npz", x=rng.normal(size=(600, width)), y=rng.integers(0, 10, 600))
     config = parsed(plan={"data": str(tmp_path / "64.npz")}, step_size="auto")
-    assert planning.make(config, training.load_problem(config)).source.kind == "public"
+    assert planning.make(config, problems.load_problem(config)).source.kind == "public"
     config = parsed(plan={"data": str(tmp_path / "32.npz")}, step_size="auto")
     with pytest.raises(Refused, match="shape"):
-        planning.make(config, training.load_problem(config))
+        planning.make(config, problems.load_problem(config))
 
 
 def test_theory_and_schedules_leave_only_the_steps_open():
     config = parsed(steps="auto", step_size="theory")
-    theory = planning.make(config, training.load_problem(config)).chosen
+    theory = planning.make(config, problems.load_problem(config)).chosen
     assert theory.step_size == pytest.approx((4 / theory.steps) ** 0.5)
     config = parsed(steps="auto", step_size={"schedule": "linear", "start": 0.2})
-    assert planning.make(config, training.load_problem(config)).chosen.step_size == pytest.approx(0.1)
+    assert planning.make(config, problems.load_problem(config)).chosen.step_size == pytest.approx(0.1)
 
 
 def test_the_published_plan_is_corollary_1():
     config = parsed(name="privsgp-vr", steps="auto", step_size="auto", privacy={"accountant": "published"})
-    plan = planning.make(config, training.load_problem(config))
+    plan = planning.make(config, problems.load_problem(config))
     assert plan.chosen.steps == max(1, round(plan.formula.published_steps))
 
 
 def test_a_planned_run_and_its_resumption(tmp_path):
     config, out = parsed(batch="auto", step_size="auto"), tmp_path / "run"
-    settled, problem, plan = planning.settle(config, training.load_problem, out, resume=False)
+    settled, problem, plan = planning.settle(config, problems.load_problem, out, resume=False)
     assert settled.algorithm.auto == ()
     training.run(settled, problem, out, plan=plan)
     kept = json.loads((out / "plan.json").read_text())
     assert kept["step_size"] == settled.algorithm.step_size
     assert kept["batch"] == settled.algorithm.batch
-    again, _, none = planning.settle(config, training.load_problem, out, resume=True)
+    again, _, none = planning.settle(config, problems.load_problem, out, resume=True)
     assert none is None
     assert again == settled
 
@@ -100,17 +100,17 @@ def test_a_planned_run_and_its_resumption(tmp_path):
 def test_a_model_too_large_to_rehearse():
     config = configs.parse(VALUES | {"model": {"name": "mlp", "hidden": 30_000}, "algorithm": {"steps": "auto"}})
     with pytest.raises(Refused, match="too large"):
-        planning.make(config, training.load_problem(config))
+        planning.make(config, problems.load_problem(config))
 
 
 @pytest.mark.parametrize(("epsilon", "chosen"), [([3.0, 3.0, 3.0, 0.2], "noise"), (3.0, "equal")])
 def test_weights_are_proposed_where_a_budget_drags_the_others(epsilon, chosen):
     config = parsed(privacy={"epsilon": epsilon}, weights="auto")
     assert config.algorithm.auto == ("weights",)
-    plan = planning.make(config, training.load_problem(config))
+    plan = planning.make(config, problems.load_problem(config))
     assert planning.apply(config, plan).algorithm.weights == chosen
     assert (plan.as_json()["weights"] is None) == (chosen == "equal")
-    equal = planning.make(parsed(privacy={"epsilon": epsilon}), training.load_problem(config))
+    equal = planning.make(parsed(privacy={"epsilon": epsilon}), problems.load_problem(config))
     assert plan.deviation(plan.chosen) <= equal.deviation(equal.chosen)
     assert any("algorithm.weights = 'noise'" in said for said in equal.warnings) == (chosen == "noise")
     assert not any("algorithm.weights" in said for said in plan.warnings)
@@ -126,5 +126,5 @@ def test_public_images_go_through_the_features(tmp_path):
         "plan": {"data": str(tmp_path / "public.npz")},
     }
     config = configs.parse(values)
-    plan = planning.make(config, training.load_problem(config))
+    plan = planning.make(config, problems.load_problem(config))
     assert plan.planner.stage.samples.x.shape[1:] == (4 * 2 * 4,)

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 
 import runs
 from privsgp import config as configs
-from privsgp import training
+from privsgp import jobs, problems, training
 from privsgp.errors import Refused
 from privsgp.protection import batch_sizes, protect
 
@@ -31,7 +31,7 @@ def _config(text=QUICK, **changes):
 
 
 def _run(config, out, **kwargs):
-    return training.run(config, training.load_problem(config), out, **kwargs)
+    return training.run(config, problems.load_problem(config), out, **kwargs)
 
 
 @pytest.mark.parametrize(
@@ -47,13 +47,13 @@ def _run(config, out, **kwargs):
     ],
 )
 def test_step_sizes(given, expected):
-    gamma = training.step_size(_config(algorithm__step_size=given))
+    gamma = jobs.step_size(_config(algorithm__step_size=given))
     assert [gamma(k) for k in range(8)] == pytest.approx(expected, abs=1e-15)
 
 
 def test_a_schedule_of_one_step_is_its_start():
     config = _config(algorithm__steps=1, algorithm__step_size={"schedule": "cosine", "start": 0.4})
-    assert training.step_size(config)(0) == 0.4
+    assert jobs.step_size(config)(0) == 0.4
 
 
 def test_step_sizes_are_used(tmp_path):
@@ -144,10 +144,10 @@ def test_a_simulation_says_so_everywhere(tmp_path):
 
 def test_without_a_seed_public_randomness_is_the_networks(tmp_path):
     """x⁰ and the partition follow from the shared configuration, whatever a site calls its run."""
-    one, other = (training.load_problem(_config(seed=None, name=name)) for name in ("a", "b"))
+    one, other = (problems.load_problem(_config(seed=None, name=name)) for name in ("a", "b"))
     assert all(torch.equal(p, q) for p, q in zip(one.model.parameters(), other.model.parameters(), strict=True))
     assert all(np.array_equal(p, q) for p, q in zip(one.parts, other.parts, strict=True))
-    third = training.load_problem(_config(seed=None, algorithm__steps=9))
+    third = problems.load_problem(_config(seed=None, algorithm__steps=9))
     assert not np.array_equal(one.parts[0], third.parts[0])
 
 
@@ -201,7 +201,7 @@ def test_each_site_its_own_file(tmp_path):
     assert result.summary["test_loss"] > 0
     (tmp_path / "site-2.npz").unlink()
     with pytest.raises(Refused, match=r"site-2\.npz"):
-        training.load_problem(config)
+        problems.load_problem(config)
 
 
 def test_without_test_data_there_is_nothing_to_tell_but_the_consensus(tmp_path):
@@ -216,7 +216,7 @@ def test_without_test_data_there_is_nothing_to_tell_but_the_consensus(tmp_path):
 def test_the_result_is_what_lies_in_the_folder(tmp_path):
     config = _config(model={"name": "mlp", "hidden": [16, 8]})
     result = _run(config, tmp_path / "x")
-    again = training.load_result(training.Folder(tmp_path / "x"), training.load_problem(config).model)
+    again = training.load_result(training.Folder(tmp_path / "x"), problems.load_problem(config).model)
     assert again.summary == result.summary == json.loads((tmp_path / "x" / "summary.json").read_text())
     assert [row["step"] for row in result.metrics] == [6, 8]
     assert torch.equal(again.nodes, result.nodes)

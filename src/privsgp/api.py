@@ -12,7 +12,7 @@ from torch import nn
 
 from privsgp import config as configs
 from privsgp import data as data_room
-from privsgp import models, planning, training
+from privsgp import models, planning, problems, training
 from privsgp.data.dataset import pool, unsettled
 from privsgp.encoding import make_encoder
 from privsgp.engine.rendezvous import join
@@ -62,17 +62,17 @@ def train(
     given = {"name": "module"} if isinstance(features, nn.Module) else dict(features or {})
     config = configs.parse(_sections(settings | {"features": given}, None if parts is None else len(parts), loss))
 
-    def problem(config: configs.Config) -> training.Problem:
-        alone = training.Problem(
+    def problem(config: configs.Config) -> problems.Problem:
+        alone = problems.Problem(
             dataset=dataset,
-            parts=training.split(config, dataset) if parts is None else parts,
+            parts=problems.split(config, dataset) if parts is None else parts,
             model=model,
             loss=models.per_sample(loss) if isinstance(loss, str) else loss,
             correct=models.correct(loss) if isinstance(loss, str) else correct,
             encoder=_encoder(features, config, dataset.x.shape[1:]),
             views=config.features.views,
         )
-        return training.brought_home(config, alone)
+        return problems.brought_home(config, alone)
 
     config, settled, plan = planning.settle(config, problem, Path(out), resume=resume)
     result = training.run(config, settled, Path(out), resume=resume, plan=plan)

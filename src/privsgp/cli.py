@@ -101,7 +101,7 @@ def train(
 ) -> None:
     """Train a model over a network of nodes, each with its own privacy budget."""
     from privsgp import config as configs
-    from privsgp import planning, training
+    from privsgp import jobs, planning, problems, training
     from privsgp.engine import rendezvous
     from privsgp.report import page
     from privsgp.report.tensorboard import Log
@@ -109,14 +109,14 @@ def train(
     settings = configs.read(config, changes or [])
     place = folder or Path("runs") / settings.name
     settings, problem, plan = planning.settle(
-        settings, lambda c: training.load_problem(c, data_dir), place, resume=resume, data_dir=data_dir
+        settings, lambda c: problems.load_problem(c, data_dir), place, resume=resume, data_dir=data_dir
     )
     if plan is not None:
         err.print(f"planned: {planning.words(plan)}", soft_wrap=True)
-    for note in training.notes(settings, problem):
+    for note in problems.notes(settings, problem):
         err.print(f"note: {note}", markup=False, soft_wrap=True)
     show_log()
-    faults = training.simulated_faults(
+    faults = jobs.simulated_faults(
         settings, drop=drop, delay=delay, crash=crash or [], leave=leave or [], staleness=staleness
     )
     log = Log(place, simulation=settings.seed is not None) if tensorboard else None

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from privsgp.config import Config
-    from privsgp.training import Problem
+    from privsgp.problems import Problem
 
 
 def make_encoder(config: Config, shape: tuple[int, ...]) -> tuple[nn.Module | None, tuple[int, ...]]:

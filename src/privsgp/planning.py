@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from privsgp import config as configs
-from privsgp import data, features, protection, training
+from privsgp import data, features, jobs, problems, protection
 from privsgp.algorithms import Settings
 from privsgp.config import PLANNED, Schedule
 from privsgp.engine.folder import Folder
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from privsgp.graph import Graph
     from privsgp.plan.choose import Choice, Planner
     from privsgp.plan.theorems import Budget, Constants
-    from privsgp.training import Problem
+    from privsgp.problems import Problem
 
 REHEARSED = 1024  # samples in a rehearsal, fewer for models beyond WEIGHTS weights
 WEIGHTS = 60_000
@@ -64,7 +64,7 @@ def make(config: Config, problem: Problem, data_dir: Path | None = None, *, comp
     looked_at = looked_at if auto or own in looked_at else [own, *looked_at]
     choices = [_choice(config, p, method, batch) for method in looked_at]
     chosen, why = best(choices) if auto else (next(c for c in choices if c.method == own), "the configuration says so")
-    graph = training.make_graph(config)
+    graph = jobs.make_graph(config)
     formula = Formula(network, graph, p.constants, Layout.of(problem.model).dim, settings.clip, chosen.noise)
     return Plan(p, formula, source, chosen, choices, why)
 
@@ -188,7 +188,7 @@ def plan(config: Config, data_dir: Path | None = None, *, compare: bool = False)
         raise Refused(f"a plan for algorithm.name = {config.algorithm.name!r}", f"take one of {', '.join(PLANNED)}")
     open_ = dict.fromkeys(("steps", "step_size", *config.algorithm.auto), "auto")
     config = config.with_algorithm(**open_)
-    return make(config, training.load_problem(config, data_dir), data_dir, compare=compare)
+    return make(config, problems.load_problem(config, data_dir), data_dir, compare=compare)
 
 
 def from_constants(

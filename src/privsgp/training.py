@@ -5,11 +5,9 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
-import functools
 import hashlib
 import json
 import math
-import os
 import platform
 import resource
 import time
@@ -18,39 +16,29 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from privsgp import __version__, data, features, graph, models
+from privsgp import __version__, features
 from privsgp import config as configs
 from privsgp.algorithms import ALGORITHMS
-from privsgp.algorithms.compressors import compressor
-from privsgp.algorithms.steering import node_weights
-from privsgp.clock import Events, Times, Waiting, schedule
-from privsgp.config import Config, Schedule
-from privsgp.encoding import encoded, make_encoder
-from privsgp.engine.averaging import Release
 from privsgp.engine.evaluate import present
-from privsgp.engine.faults import Faults
 from privsgp.engine.folder import Folder, read_metrics, write, write_json, write_tensors
-from privsgp.engine.job import NOT_DP, Job, Learning, kappa, public_seed, use_tensor_cores
+from privsgp.engine.job import NOT_DP, Job
 from privsgp.engine.loop import Outcome, Training
-from privsgp.engine.rendezvous import World, blocks, greet, join, refuse_differences, restarted
+from privsgp.engine.rendezvous import World, join, refuse_differences, restarted
 from privsgp.errors import Refused
 from privsgp.gradient import Layout
+from privsgp.jobs import prepare, refuse_faults
 from privsgp.privacy import ledger
-from privsgp.protection import per_node, protect, settings
+from privsgp.problems import Problem, pooled, refuse_other_configurations
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from numpy.typing import NDArray
     from torch import Tensor
 
-    from privsgp.clock.waiting import Hears
-    from privsgp.engine.job import Protection
+    from privsgp.config import Config
+    from privsgp.engine.faults import Faults
     from privsgp.engine.loop import Watcher
     from privsgp.privacy.ledger import Segment
 
@@ -67,323 +55,6 @@ class Result:
     model: nn.Module
     nodes: Tensor
     folder: Path
-
-
-@dataclass(frozen=True)
-class Problem:
-    """Data as it lies on the nodes, and the model with its loss.
-
-    Where a run has several processes, each has the data of the nodes in `block` alone, and `sizes` of all of them.
-    `encoder` is what the samples have gone through, or, in a problem that is not yet `brought_home`, are to go through;
-    `views` makes several views of a training sample, whose gradients are averaged before its clip.
-    """
-
-    dataset: data.Dataset
-    parts: Sequence[NDArray[np.int64]]
-    model: nn.Module
-    loss: Callable[[Tensor, Tensor], Tensor]
-    correct: Callable[[Tensor, Tensor], Tensor] | None
-    block: range | None = None
-    sizes: Sequence[int] = ()
-    encoder: nn.Module | None = None
-    views: str | None = None
-
-    @property
-    def samples(self) -> list[int]:
-        """J_i of every node, here or elsewhere."""
-        return [len(rows) for rows in self.parts] if self.block is None else list(self.sizes)
-
-    @property
-    def learnt_from(self) -> nn.Module:
-        """The map of a training sample: its features, of every view where there are several."""
-        encoder = self.encoder or nn.Identity()
-        return encoder if self.views is None else features.Views(self.views, encoder)
-
-    def at_home(self, world: World) -> Problem:
-        """Keep of all nodes' data what this process's nodes hold."""
-        if world.alone or self.block is not None:
-            return self
-        block = blocks(len(self.parts), world.size)[world.rank]
-        rows = np.concatenate([self.parts[i] for i in block])
-        parts = np.split(np.arange(len(rows)), np.cumsum([len(self.parts[i]) for i in block])[:-1])
-        own = dataclasses.replace(self.dataset, x=self.dataset.x[rows], y=self.dataset.y[rows])
-        return dataclasses.replace(self, dataset=own, parts=parts, block=block, sizes=self.samples)
-
-
-def notes(config: Config, problem: Problem) -> list[str]:
-    """Say what a careful colleague would say before the run; of several processes the first says it."""
-    if join().rank:
-        return []
-    config, problem = pooled(config, problem)
-    said = []
-    samples = problem.samples
-    deltas = per_node(config.privacy.delta, len(samples))
-    large = [i for i, J in enumerate(samples) if config.private and deltas[i] * J >= 1]
-    if large:
-        said.append(
-            f"privacy.delta = {deltas[large[0]]:g} is not below 1/J of node {large[0]} ({samples[large[0]]} "
-            f"samples; {len(large)} such nodes): publishing a whole record with that probability would be allowed"
-        )
-    if config.seed is not None:
-        said.append("the config has a seed: this is a simulation, not private")
-    if config.privacy.clip_what == "mean":
-        said.append(f"privacy.clip_what = 'mean': {NOT_DP}")
-    if not config.private:
-        said.append(f"{config.algorithm.name} adds no noise and does not clip: [privacy] is ignored")
-    if ALGORITHMS[config.algorithm.name].network in ("server", "alone"):
-        said.append(f"{config.algorithm.name} sends nothing from node to node: [graph] is ignored")
-    return said
-
-
-def load_problem(config: Config, data_dir: Path | None = None) -> Problem:
-    """Read the data a configuration names and build its model at x⁰.
-
-    Of several processes each reads its own nodes' files, or keeps its own nodes' rows of a data set that is divided;
-    before that, all of them must have the same shared configuration.
-    """
-    world = join()
-    _greet(config, world)
-    if not world.alone and config.algorithm.auto:
-        raise Refused(
-            f"algorithm.{config.algorithm.auto[0]} = 'auto' with {world.size} processes",
-            "write the number that `privsgp plan` gives",
-        )
-    block = blocks(config.data.nodes, world.size)[world.rank]
-    problem = world.everywhere(
-        lambda: encoded(_read(config, data_dir, block).at_home(world), _device(config.engine.device))
-    )
-    if world.alone or config.data.path is None:
-        return problem
-    sizes = [J for own in world.exchange([len(rows) for rows in problem.parts]) for J in own]
-    return dataclasses.replace(problem, sizes=sizes)
-
-
-def _read(config: Config, data_dir: Path | None, block: range) -> Problem:
-    """Read the files of the nodes in `block`, or a data set that is divided among all nodes."""
-    task = models.task(config.model.loss)
-    if config.data.path is not None:
-        dataset, parts = data.load_sites(config.data.path, block, task=task)
-    else:
-        dataset = data.load(config.data.name, data_dir=data_dir, task=task)
-        parts = split(config, dataset)
-    outputs = models.outputs(config.model.loss, classes=dataset.classes, target_shape=dataset.y.shape[1:])
-    seed = public_seed(config.seed, config.shared_hash(), "x0")
-    encoder, shape = make_encoder(config, dataset.x.shape[1:])
-    m, views = config.model, config.features.views
-    model = models.make(
-        m.name,
-        input_shape=shape,
-        outputs=outputs,
-        hidden=m.hidden,
-        seed=seed,
-        activation=m.activation,
-        rows=views is not None,
-    )
-    apart = len(parts) < config.data.nodes
-    return Problem(
-        dataset,
-        parts,
-        model,
-        models.per_sample(config.model.loss),
-        models.correct(config.model.loss),
-        block=block if apart else None,
-        encoder=encoder,
-        views=views,
-    )
-
-
-def brought_home(config: Config, problem: Problem) -> Problem:
-    """Leave each process its own nodes' samples, and put features in their place."""
-    world = join()
-    _greet(config, world)
-    return encoded(problem.at_home(world), _device(config.engine.device))
-
-
-def split(config: Config, dataset: data.Dataset) -> list[NDArray[np.int64]]:
-    """Lay a data set out on the nodes, by public randomness."""
-    rng = np.random.default_rng(public_seed(config.seed, config.shared_hash(), "partition"))
-    d = config.data
-    return data.partition(d.partition, dataset.y, d.nodes, rng=rng, alpha=d.alpha, sizes=d.sizes)
-
-
-def pooled(config: Config, problem: Problem) -> tuple[Config, Problem]:
-    """Put all nodes' data on one node, drawn at the same rate and at the strictest budget, if the algorithm wants that.
-
-    Guarantee: every node's (ε_i, δ_i) is kept to: the one node has the smallest of each, or the largest σ_i.
-    """
-    n, p = config.data.nodes, config.privacy
-    if n == 1 or not ALGORITHMS[config.algorithm.name].pooled:
-        return config, problem
-    strictest = {"delta": min(per_node(p.delta, n))}
-    if p.epsilon is not None:
-        strictest["epsilon"] = min(per_node(p.epsilon, n))
-    if p.sigma is not None:
-        strictest["sigma"] = max(per_node(p.sigma, n))
-    values = config.model_dump()
-    values["data"] |= {"nodes": 1, "sizes": None}
-    values["clock"] |= {"stragglers": 0.0, "slowdown": 1.0}  # slow nodes have handed their data over
-    values["privacy"] |= strictest
-    values["algorithm"] |= {"batch": n * config.algorithm.batch}
-    return configs.parse(values), dataclasses.replace(problem, parts=[np.concatenate(problem.parts)])
-
-
-def prepare(
-    config: Config,
-    problem: Problem,
-    earlier: Sequence[Sequence[Segment]] = (),
-    world: World | None = None,
-    faults: Faults | None = None,
-) -> Job:
-    """Decide everything: σ_i from budgets, the graph, the device. What is impossible is refused here."""
-    config, problem = pooled(config, problem)
-    if config.algorithm.auto:
-        raise Refused(
-            f"algorithm.{config.algorithm.auto[0]} = 'auto' where nothing is planned",
-            "write the number that `privsgp plan` gives",
-        )
-    network = make_graph(config)
-    device, dtype = _device(config.engine.device), getattr(torch, config.engine.dtype)
-    a = config.algorithm
-    use_tensor_cores(device)
-    steps, clock = config.algorithm.steps, make_clock(config, network, Layout.of(problem.model).dim * dtype.itemsize)
-    releases = [clock.released(i, steps) for i in range(network.nodes)] if isinstance(clock, Events) else ()
-    protection = protect(config, problem.samples, kappa(dtype, device), earlier, world, releases)
-    return Job(
-        name=config.name,
-        seed=config.seed,
-        shared_hash=config.shared_hash(),
-        learning=_learning(problem, device, dtype),
-        protection=protection,
-        algorithm=ALGORITHMS[config.algorithm.name],
-        settings=settings(config),
-        graph=network,
-        clock=clock,
-        steps=steps,
-        step_size=step_size(config),
-        device=device,
-        dtype=dtype,
-        evaluate_every=config.engine.evaluate_every or max(1, steps // 10),
-        checkpoint_every=_checkpoint_every(config, protection),
-        block=problem.block,
-        faults=faults,
-        momentum=a.momentum,
-        normalised=a.unit_steps,
-        weights=node_weights(a.weights, problem.samples, [m.sigma for m in protection.mechanisms]),
-        release=_release(config, faults),
-    )
-
-
-def _release(config: Config, faults: Faults | None) -> Release:
-    a = config.algorithm
-    if faults is not None and (a.average != "none" or a.final_mixing):
-        raise Refused(
-            f"algorithm.average = {a.average!r} and algorithm.final_mixing = {a.final_mixing} with simulated faults",
-            "leave them out: nodes that leave or fall behind have no common average",
-        )
-    given = {"share": a.average_share, "decay": a.average_decay}
-    return Release(a.average, mixing=a.final_mixing, **{key: v for key, v in given.items() if v is not None})
-
-
-def make_graph(config: Config) -> graph.Graph:
-    """Build the network, check the paper's Assumptions 1 and 2, and that the algorithm can do with it."""
-    algorithm = ALGORITHMS[config.algorithm.name]
-    if algorithm.network in ("server", "alone"):
-        return graph.unconnected(algorithm.network, config.data.nodes)
-    seed = public_seed(config.seed, config.shared_hash(), "graph")
-    network = graph.make(config.graph.name, config.data.nodes, seed=seed, degree=config.graph.degree)
-    graph.check(network)
-    if algorithm.network == "undirected" and not algorithm.asynchronous:  # pairs average evenly, whatever their shares
-        graph.check_symmetric(network)
-    return network
-
-
-def make_clock(config: Config, network: graph.Graph, message_bytes: int) -> Waiting | Events:
-    """Say when each step is done, or who acts when; messages of `message_bytes` bytes. All of it is public."""
-    c, algorithm = config.clock, ALGORITHMS[config.algorithm.name]
-    times = Times(
-        network.nodes, c.compute, c.mean, c.spread or 0.0, c.latency, c.bandwidth or math.inf,
-        tuple(c.stragglers) if isinstance(c.stragglers, list) else c.stragglers, c.slowdown,
-        public_seed(config.seed, config.shared_hash(), "clock"),
-    )  # fmt: skip
-    number = getattr(torch, config.engine.dtype).itemsize
-    sent = compressor(settings(config), message_bytes // number).size(number)
-    message = (times.message(sent) + times.message(message_bytes)) / 2  # what a server sends back is not compressed
-    if algorithm.asynchronous:
-        return schedule(times, network, config.algorithm.steps, message)
-    hears: dict[str, Hears] = {"server": "server", "alone": "nobody"}
-    return Waiting(times, network, message, hears.get(algorithm.network, "neighbours"))
-
-
-def simulated_faults(
-    config: Config, *, drop: float, delay: int, crash: Sequence[str], leave: Sequence[str], staleness: int
-) -> Faults | None:
-    """Read the faults of a simulated network; which message is lost is public randomness."""
-    if drop or delay or crash or leave:
-        _refuse_faults(config)
-    seed = public_seed(config.seed, config.shared_hash(), "faults")
-    return Faults.parse(
-        make_graph(config), drop=drop, delay=delay, crash=crash, leave=leave, staleness=staleness, seed=seed
-    )
-
-
-def _refuse_faults(config: Config) -> None:
-    algorithm = ALGORITHMS[config.algorithm.name]
-    if algorithm.network != "directed" and not algorithm.asynchronous:  # asynchronous ones have a clock for that
-        raise Refused(
-            f"faults with algorithm.name = {config.algorithm.name!r}",
-            "only push-sum copes with lost messages: take 'privsgp-vr', say",
-        )
-
-
-def step_size(config: Config) -> Callable[[int], float]:
-    """Return γ_k: a constant, the paper's √(n/K), or a schedule."""
-    given, steps = config.algorithm.step_size, config.algorithm.steps
-    if isinstance(given, Schedule):
-        return functools.partial(_scheduled, given, steps)
-    constant = math.sqrt(config.data.nodes / steps) if given == "theory" else float(given)
-    return lambda _k: constant
-
-
-def _scheduled(s: Schedule, steps: int, k: int) -> float:
-    done = max(0.0, (k / max(1, steps - 1) - s.hold) / (1 - s.hold))
-    left = (1 + math.cos(math.pi * done)) / 2 if s.schedule == "cosine" else 1 - done
-    return s.end + (s.start - s.end) * left
-
-
-def _learning(problem: Problem, device: torch.device, dtype: torch.dtype) -> Learning:
-    def place(t: Tensor) -> Tensor:
-        return t.to(device, dtype) if t.is_floating_point() else t.to(device)
-
-    stacked, d = data.stack(problem.dataset, problem.parts), problem.dataset
-    test = None
-    if d.x_test is not None and d.y_test is not None:
-        test = place(torch.from_numpy(d.x_test)), place(torch.from_numpy(d.y_test))
-    inputs, targets = place(stacked.inputs), place(stacked.targets)
-    return Learning(problem.model, problem.loss, problem.correct, inputs, targets, test)
-
-
-def _device(name: str) -> torch.device:
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    if name == "cuda" and "LOCAL_RANK" in os.environ:  # torchrun: each process of a machine takes a GPU of its own
-        name = f"cuda:{os.environ['LOCAL_RANK']}"
-    try:
-        if torch.empty(0, device=name).device.type not in ("cpu", "cuda"):
-            raise Refused(f"engine.device = {name!r}", "take 'auto', 'cpu' or 'cuda' where there is one")
-    except (RuntimeError, AssertionError) as error:
-        raise Refused(
-            f"engine.device = {name!r}: {error}", "take 'auto', 'cpu' or 'cuda' where there is one"
-        ) from error
-    return torch.device(name)
-
-
-def _checkpoint_every(config: Config, protection: Protection) -> int:
-    """Choose so that without a seed, where recomputed steps cost privacy, one crash is covered by half the spare."""
-    if config.engine.checkpoint_every is not None:
-        return config.engine.checkpoint_every
-    if config.seed is not None or protection.allowance is None:
-        return 64
-    return max(1, min(64, math.ceil(config.privacy.spare * config.algorithm.steps) // 2))
 
 
 def run(
@@ -406,7 +77,7 @@ def run(
     world = join()
     with world.leaving(), contextlib.ExitStack() as locks:
         if problem.block is None:  # it was not `load_problem` that made it
-            _greet(config, world)
+            refuse_other_configurations(config, world)
             problem = problem.at_home(world)
         _refuse_other_model(problem, world)
         folder = Folder(out, "" if problem.block is None else f"-{problem.block.start}-{problem.block.stop - 1}")
@@ -432,11 +103,6 @@ def run(
         return _finish(job, folder, outcome, world, first=first)
 
 
-def _greet(config: Config, world: World) -> None:
-    """Refuse a peer with another shared configuration, or one that would evaluate or stop at other steps."""
-    greet(world, config.shared() | {"engine": config.engine.model_dump(exclude={"device"})})
-
-
 def _circumstances(config: Config, world: World, faults: Faults | None) -> dict[str, Any]:
     """Return what a resumed run must find as it was; refuse what the algorithm cannot do with."""
     name, algorithm = config.algorithm.name, ALGORITHMS[config.algorithm.name]
@@ -446,7 +112,7 @@ def _circumstances(config: Config, world: World, faults: Faults | None) -> dict[
             "run it in one process without --drop, --delay, --crash and --leave: asynchrony is simulated by [clock]",
         )
     if faults is not None:
-        _refuse_faults(config)
+        refuse_faults(config)
     if not world.alone and algorithm.network in ("server", "alone"):
         raise Refused(
             f"algorithm.name = {name!r} with {world.size} processes", "run it in one process, without torchrun"

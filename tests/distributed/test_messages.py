@@ -10,7 +10,7 @@ import pytest
 
 import runs
 from privsgp import config as configs
-from privsgp import training
+from privsgp import jobs
 from privsgp.engine.rendezvous import blocks
 
 PROCESSES, NODES, STEPS, DIM = 3, 11, 24, 64 * 8 + 8 + 8 * 10 + 10
@@ -23,7 +23,7 @@ def watched(tmp_path_factory):
     config = runs.small(folder, cluster.IRREGULAR)
     cluster.train(folder / "said", config, folder / "out", PROCESSES, hook="cluster.watch", where=str(folder))
     notes = [[json.loads(line) for line in (folder / f"{r}.jsonl").read_text().splitlines()] for r in range(PROCESSES)]
-    return training.make_graph(configs.read(config)), notes
+    return jobs.make_graph(configs.read(config)), notes
 
 
 def _crossing(graph, k):

@@ -13,7 +13,7 @@ import reference
 import reference_asynchronous
 import runs
 from privsgp import config as configs
-from privsgp import training
+from privsgp import jobs, problems, training
 from privsgp.engine.folder import Folder
 from privsgp.engine.loop import Training
 from privsgp.errors import Refused
@@ -42,7 +42,7 @@ def _training(folder, name, *, kind=Training, privacy=None, clock=STRAGGLER, gra
     place.path.mkdir()
     place.prepare()
     place.identify({}, None)
-    return kind(training.prepare(config, training.load_problem(config)), place)
+    return kind(jobs.prepare(config, problems.load_problem(config)), place)
 
 
 def _expected(job):

@@ -14,7 +14,7 @@ import torch
 
 import runs
 from privsgp import config as configs
-from privsgp import training
+from privsgp import jobs, problems
 from privsgp.engine import checkpoint
 from privsgp.engine.folder import Folder
 from privsgp.engine.loop import Training
@@ -31,7 +31,7 @@ def _training(folder, watch=None, **changes):
         else:
             values[section] = value
     config = configs.parse(values)
-    job = training.prepare(config, training.load_problem(config))
+    job = jobs.prepare(config, problems.load_problem(config))
     place = Folder(folder)
     place.prepare()
     place.identify({}, None)

@@ -8,7 +8,7 @@ import pytest
 import runs
 from privsgp import config as configs
 from privsgp import graph as graphs
-from privsgp import training
+from privsgp import problems, training
 from privsgp.engine.faults import Faults, Leave, Outage
 from privsgp.engine.stops import Interrupted
 from privsgp.errors import Refused
@@ -55,7 +55,7 @@ def test_nobody_may_leave_whom_the_others_need():
 
 def _train(folder, faults, *, resume=False, **changes):
     config = configs.read(runs.small(folder), [c.removeprefix("--set=") for c in runs.changes(**changes)])
-    return training.run(config, training.load_problem(config), folder / "out", resume=resume, faults=faults)
+    return training.run(config, problems.load_problem(config), folder / "out", resume=resume, faults=faults)
 
 
 def test_a_run_with_faults_learns_and_says_what_happened(tmp_path):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from privsgp import config, training
+from privsgp import config, jobs, problems
 from privsgp.algorithms import Block, Drawn
 from privsgp.engine.folder import Folder
 from privsgp.errors import Refused
@@ -33,9 +33,9 @@ def configured(algorithm="privsgp", *, seed=0, model="logistic", loss="cross-ent
 
 def prepared(settings, *, lures=2, lured=True, canaries=8):
     rng = np.random.default_rng(0)
-    problem = training.load_problem(settings)
+    problem = problems.load_problem(settings)
     drawn = canary.draw(problem, canaries, rng, lures=lures)
-    return drawn, training.prepare(settings, canary.plant(problem, drawn, rng, lured=lured))
+    return drawn, jobs.prepare(settings, canary.plant(problem, drawn, rng, lured=lured))
 
 
 def attacked(settings, tmp_path, *, feedback=True, **kinds):
@@ -156,7 +156,7 @@ def test_a_single_output_can_be_audited_too(loss, tmp_path):
 def test_real_records_are_not_used():
     settings = configured()
     drawn, job = prepared(settings)
-    real = training.load_problem(settings)
+    real = problems.load_problem(settings)
     real.dataset.x[:] = np.nan
     rng = np.random.default_rng(0)
     again = canary.plant(real, canary.draw(real, 8, rng, lures=2), rng, lured=True)
@@ -182,7 +182,7 @@ def test_what_cannot_be_audited_is_refused(given, arguments, told):
 
 
 def test_models_without_a_linear_first_layer_are_refused():
-    problem = training.load_problem(configured())
+    problem = problems.load_problem(configured())
     convolution = torch.nn.Sequential(torch.nn.Unflatten(1, (1, 8, 8)), torch.nn.Conv2d(1, 2, 3), torch.nn.Flatten())
     with pytest.raises(Refused, match="first parameter"):
         canary.draw(dataclasses.replace(problem, model=convolution), None, np.random.default_rng(0))

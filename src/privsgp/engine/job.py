@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -152,3 +153,19 @@ def refuse_coarser(job: Job) -> None:
             f"κ = {counted:g} was counted, and this arithmetic has κ = {now:g}",
             "leave torch.backends.*.allow_tf32 as they are while a run is prepared and trained",
         )
+
+
+def chosen_device(name: str) -> torch.device:
+    """Return the device a configuration names; "auto" is a GPU where there is one."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cuda" and "LOCAL_RANK" in os.environ:  # torchrun: each process of a machine takes a GPU of its own
+        name = f"cuda:{os.environ['LOCAL_RANK']}"
+    try:
+        if torch.empty(0, device=name).device.type not in ("cpu", "cuda"):
+            raise Refused(f"engine.device = {name!r}", "take 'auto', 'cpu' or 'cuda' where there is one")
+    except (RuntimeError, AssertionError) as error:
+        raise Refused(
+            f"engine.device = {name!r}: {error}", "take 'auto', 'cpu' or 'cuda' where there is one"
+        ) from error
+    return torch.device(name)

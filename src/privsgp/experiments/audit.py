@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from privsgp import protection, training
+from privsgp import jobs, problems, protection, training
 from privsgp.algorithms import ALGORITHMS
 from privsgp.engine.averaging import Release
 from privsgp.engine.evaluate import average
@@ -132,7 +132,7 @@ def audit(
             f"an audit of algorithm.name = {config.algorithm.name!r}",
             "no neighbour can lure its nodes: audit 'privsgp' or 'privsgp-vr', which sample, clip and add noise alike",
         )
-    problem = training.load_problem(config, data_dir)
+    problem = problems.load_problem(config, data_dir)
     rng = np.random.Generator(np.random.Philox(seed))
     # Only SAGA sends changes of a gradient: two lures in turn keep them large. Elsewhere one steady gradient is worst.
     lures = 2 if isinstance(_declared(config), Saga) else 1
@@ -157,9 +157,9 @@ def _declared(config: Config) -> Mechanism:
     return algorithm.mechanism(protection.settings(config), sigma=1.0, batch=1.0, samples=1, kappa=0.0)
 
 
-def _job(config: Config, problem: training.Problem) -> Job:
+def _job(config: Config, problem: problems.Problem) -> Job:
     """Return the run as `privsgp train` would make it, on this data."""
-    job = training.prepare(config, problem)
+    job = jobs.prepare(config, problem)
     for i, mechanism in enumerate(job.protection.mechanisms):
         if not isinstance(mechanism, SampledMean | Saga | Sag):
             raise Refused(f"an audit of {type(mechanism).__name__}", "SampledMean, Saga and Sag can be audited")

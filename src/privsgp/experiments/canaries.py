@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
-    from privsgp.training import Problem
+    from privsgp.problems import Problem
 
 AMPLITUDE = 1e6  # of the input of a canary that is lured
 MODEST = 10.0  # of the input of one that is left alone

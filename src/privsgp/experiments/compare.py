@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from privsgp import training
+from privsgp import jobs, training
 from privsgp.algorithms import ALGORITHMS
 from privsgp.config import Schedule
 from privsgp.errors import Refused
@@ -159,7 +159,7 @@ def _useless(name: str) -> set[str]:
 def base_step_size(config: Config) -> float:
     """Return the configuration's step size as a number: a schedule's first."""
     given = config.algorithm.step_size
-    return given.start if isinstance(given, Schedule) else training.step_size(config)(0)
+    return given.start if isinstance(given, Schedule) else jobs.step_size(config)(0)
 
 
 def with_step_size(config: Config, step_size: float) -> Config:
@@ -225,7 +225,7 @@ def messages(runs: Several) -> int | None:
         return 2 * config.data.nodes * steps
     if algorithm.network == "alone":
         return 0
-    graph = training.make_graph(config)
+    graph = jobs.make_graph(config)
     return sum(int((edges.source != edges.target).sum()) for edges in map(graph.edges, range(steps)))
 
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from privsgp import config as configs
-from privsgp import training
+from privsgp import problems, training
 from privsgp.engine.folder import Folder, read_metrics, write_json
 from privsgp.engine.stops import Diverged, Interrupted
 from privsgp.errors import Refused
@@ -163,7 +163,7 @@ def _work(task: Task, data_dir: Path | None, pipe: Connection) -> None:
 
 
 def _run(task: Task, data_dir: Path | None, tell: Callable[[int, dict[str, Any] | None], None]) -> None:
-    problem = training.load_problem(task.config, data_dir)
+    problem = problems.load_problem(task.config, data_dir)
     training.run(task.config, problem, task.folder, resume=True, watch=tell)
     for name in ("private", "nodes"):  # gigabytes, for large models, that nobody will ask for
         shutil.rmtree(task.folder / name)

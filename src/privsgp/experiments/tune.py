@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from privsgp import config as configs
-from privsgp import planning, protection, training
+from privsgp import planning, problems, protection
 from privsgp.config import Schedule
 from privsgp.engine.averaging import Averaging, Release
 from privsgp.errors import Refused
@@ -74,7 +74,7 @@ def tune(config: Config, public: str, data_dir: Path | None = None, *, most: int
     if config.algorithm.auto or config.privacy.epsilon is None:
         what = f"algorithm.{config.algorithm.auto[0]} = 'auto'" if config.algorithm.auto else "no privacy.epsilon"
         raise Refused(f"tune with {what}", "give a budget, and numbers to start the search from")
-    problem = training.load_problem(config, data_dir)
+    problem = problems.load_problem(config, data_dir)
     samples = planning.samples_of(source, problem, data_dir)
     stage = Stage(problem.model, problem.loss, problem.correct, samples)
     rehearse = Rehearse(config, planning.network_of(config, problem), stage)
