@@ -149,11 +149,8 @@ def method(config: Config, name: str) -> Config:
 
 def _useless(name: str) -> set[str]:
     """Return the keys of [algorithm] that other methods have a use for, and this one has not."""
-    used = {
-        other: set(getattr(a, "options", ["difference_clip"] * (other == "privsgp-vr")))
-        for other, a in ALGORITHMS.items()
-    }
-    return set().union(*used.values()) - used[name]
+    used = {option for algorithm in ALGORITHMS.values() for option in algorithm.options}
+    return used - set(ALGORITHMS[name].options)
 
 
 def base_step_size(config: Config) -> float:
