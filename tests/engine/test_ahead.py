@@ -68,3 +68,14 @@ def test_secret_noise_that_a_second_thread_could_not_draw_is_refused(monkeypatch
     ahead.begin(out, 4, 0)  # used already: the thread is refused, and so is who asks for it
     with pytest.raises(Refused, match="already used"):
         ahead.fill_normal(out, range(2), 4)
+
+
+def test_a_step_that_was_begun_is_not_begun_again(monkeypatch):
+    """Secret noise drawn twice would be refused."""
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    ahead, like = Ahead(Secure(), NODES), torch.zeros(5, 40)
+    ahead.begin(like, 1, 0)
+    ahead.begin(like, 1, 0)
+    assert _noised(ahead, 1).std() > 0.5
+    ahead.begin(like, 2, 0)
+    assert _noised(ahead, 2).std() > 0.5

@@ -30,6 +30,7 @@ class Ahead:
         self._drawn: tuple[int, int] | None = None
         self._normals = torch.empty(0)
         self._drawing: threading.Thread | None = None
+        self._begun: tuple[int, int] | None = None
 
     @property
     def secret(self) -> bool:
@@ -46,15 +47,18 @@ class Ahead:
 
     def begin(self, like: torch.Tensor, step: int, attempt: int) -> None:
         """Let a second thread draw the noise of a step, unless it is there already or there is but one core to use."""
-        if self._drawn != (step, attempt) and like.device.type == "cpu" and torch.get_num_threads() > 1:
+        if (step, attempt) in (self._drawn, self._begun):
+            return
+        if like.device.type == "cpu" and torch.get_num_threads() > 1:
             self._finish()
+            self._begun = step, attempt
             self._drawing = threading.Thread(target=self.prepare, args=(like, step, attempt))
             self._drawing.start()
 
     def _finish(self) -> None:
         if self._drawing is not None:
             self._drawing.join()
-            self._drawing = None
+            self._drawing = self._begun = None
 
     def fill_normal(self, out: torch.Tensor, nodes: Sequence[int], step: int, attempt: int = 0) -> None:
         """Fill row r of `out` with the standard normals of node `nodes[r]`."""

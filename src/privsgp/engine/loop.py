@@ -388,6 +388,8 @@ class Training:
         sigma = [m.at(k).sigma for m in self.job.mechanisms]
         if any(sigma):
             add_noise_(g, self.source, self.job.here, k, sigma=sigma, attempt=self.attempt)
+            if k + 1 < self.job.steps and isinstance(self.transport, InProcess):  # others draw while messages travel
+                self.source.begin(self.state.x, k + 1, self.attempt)
 
     def _noise_one(self, i: int, number: int, g: Tensor) -> None:
         sigma = self.job.protection.mechanisms[i].sigma
