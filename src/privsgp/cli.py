@@ -108,6 +108,8 @@ def train(
 
     settings = configs.read(config, changes or [])
     place = folder or Path("runs") / settings.name
+    if rendezvous.join().alone:  # several processes refuse together, once they have met
+        training.refuse_used(place, resume=resume)
     settings, problem, plan = planning.settle(
         settings, lambda c: problems.load_problem(c, data_dir), place, resume=resume, data_dir=data_dir
     )

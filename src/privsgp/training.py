@@ -170,13 +170,18 @@ def versions() -> dict[str, str]:
     return {"privsgp": __version__, "python": platform.python_version(), "torch": torch.__version__}
 
 
+def refuse_used(out: Path, *, resume: bool) -> None:
+    """Refuse a folder that holds a run already; to be asked before anything is computed."""
+    if Folder(out).config.exists() and not resume and not restarted():
+        raise Refused(f"{out} already holds a run", "add --resume to continue it, or choose another --out")
+
+
 def _finished(folder: Folder, config: Config, around: dict[str, Any], *, resume: bool) -> bool:
     """Tell whether the run is finished; refuse a folder that belongs to another one."""
     folder.refuse_unless_writable()
+    refuse_used(folder.path, resume=resume)
     if not folder.config.exists():
         return False
-    if not resume:
-        raise Refused(f"{folder.path} already holds a run", "add --resume to continue it, or choose another --out")
     changed = configs.differences(configs.read(folder.config), config)
     if changed:
         raise Refused(

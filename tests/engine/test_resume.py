@@ -164,6 +164,7 @@ def test_a_folder_that_holds_a_run_is_left_alone_without_resume(tmp_path):
     assert ran.code == 2
     assert "already holds a run" in ran.err
     assert "--resume" in ran.err
+    assert "already holds a run" in runs.command("train", config, "--out", out, "--set", "data.name=missing.npz").err
     assert runs.contents(out) == before
 
 
