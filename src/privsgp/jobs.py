@@ -19,7 +19,7 @@ from privsgp.engine.faults import Faults
 from privsgp.engine.job import Job, Learning, chosen_device, kappa, public_seed, use_tensor_cores
 from privsgp.errors import Refused
 from privsgp.gradient import Layout
-from privsgp.problems import pooled
+from privsgp.problems import layout, pooled
 from privsgp.protection import protect, settings
 
 if TYPE_CHECKING:
@@ -73,6 +73,7 @@ def prepare(
         checkpoint_every=_checkpoint_every(config, protection),
         block=problem.block,
         faults=faults,
+        layout=layout(config),
         momentum=a.momentum,
         normalised=a.unit_steps,
         weights=node_weights(a.weights, problem.samples, [m.sigma for m in protection.mechanisms]),

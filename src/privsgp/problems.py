@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -133,9 +134,20 @@ def brought_home(config: Config, problem: Problem) -> Problem:
     return encoded(problem.at_home(world), chosen_device(config.engine.device))
 
 
+def layout(config: Config) -> str:
+    """Return what decides which record lies on which node: [data], and the seed of a simulation.
+
+    Guarantee: nothing else moves a record. What it has spent is in its node's ledger, where a later run looks for it.
+    """
+    if config.data.path is not None:
+        return "every node has a file of its own"
+    section = config.data.model_dump_json(exclude={"path"})
+    return hashlib.sha256(f"privsgp/layout/{config.seed}/{section}".encode()).hexdigest()
+
+
 def split(config: Config, dataset: data.Dataset) -> list[NDArray[np.int64]]:
     """Lay a data set out on the nodes, by public randomness."""
-    rng = np.random.default_rng(public_seed(config.seed, config.shared_hash(), "partition"))
+    rng = np.random.default_rng(public_seed(config.seed, layout(config), "partition"))
     d = config.data
     return data.partition(d.partition, dataset.y, d.nodes, rng=rng, alpha=d.alpha, sizes=d.sizes)
 

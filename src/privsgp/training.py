@@ -32,7 +32,7 @@ from privsgp.errors import Refused
 from privsgp.gradient import Layout
 from privsgp.jobs import prepare, refuse_faults
 from privsgp.privacy import ledger
-from privsgp.problems import Problem, pooled, refuse_other_configurations
+from privsgp.problems import Problem, layout, pooled, refuse_other_configurations
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -85,8 +85,8 @@ def run(
         done = world.everywhere(lambda: _finished(folder, config, around, resume=resume or restarted()))
         if all(world.exchange(done)):
             return load_result(folder, problem.model)
-        nodes = pooled(config, problem)[0].data.nodes
-        earlier = world.everywhere(lambda: earlier_runs(folder, ledgers, nodes, problem.block))
+        ran = pooled(config, problem)[0]
+        earlier = world.everywhere(lambda: earlier_runs(folder, ledgers, ran.data.nodes, problem.block, layout(ran)))
         job = prepare(config, problem, earlier, world, faults)
         training = Training(job, folder, watch, world)
         world.everywhere(lambda: locks.enter_context(folder.locked()))
@@ -150,8 +150,13 @@ def _refuse_other_run(folder: Folder, number: str) -> None:
         raise Refused(f"{folder.path} belongs to another run than process 0's folder", "choose another one with --out")
 
 
-def earlier_runs(folder: Folder, ledgers: Path | None, nodes: int, block: range | None = None) -> list[list[Segment]]:
-    """Return what other runs have already spent of each node's budget, by the ledgers this run continues."""
+def earlier_runs(
+    folder: Folder, ledgers: Path | None, nodes: int, block: range | None, place: str
+) -> list[list[Segment]]:
+    """Return what other runs have already spent of each node's budget, by the ledgers this run continues.
+
+    Guarantee: every record is on the node in whose ledger its spending stands.
+    """
     where = ledgers or folder.ledgers
     if where is None:
         return [[] for _ in range(nodes)]
@@ -162,6 +167,11 @@ def earlier_runs(folder: Folder, ledgers: Path | None, nodes: int, block: range 
         )
     here = range(nodes) if block is None else block
     found = [ledger.read(where / f"node-{i}.jsonl") if i in here else [] for i in range(nodes)]
+    if any(segment.header.layout != place for segments in found for segment in segments):
+        raise Refused(
+            f"{where} is of a run whose records lay on other nodes",
+            "go on with the same [data] (and seed): what a record has spent is in its own node's ledger",
+        )
     return [[segment for segment in segments if segment.header.run != folder.run] for segments in found]
 
 

@@ -45,6 +45,7 @@ def _payments(folder, *, simulation=False, spare=40, budget=True, private=True):
         released=lambda _node, k: k,
         until=lambda _node, releases: min(STEPS, releases),
         algorithm=SimpleNamespace(private=private),
+        layout="",
     )
     place = Folder(folder)
     place.prepare()

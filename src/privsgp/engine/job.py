@@ -81,6 +81,7 @@ class Job:
     rules: bool = True
     block: range | None = None  # the nodes of this process; None: all of them
     faults: Faults | None = None
+    layout: str = ""  # what decides which record lies on which node
     momentum: float = 0.0
     normalised: bool = False
     weights: Sequence[float] | None = None  # p_i of all nodes; None: all alike

@@ -288,7 +288,9 @@ class Training:
         return float(np.mean([self.evaluator.mean(function, x, *self.job.learning.test) for x in models]))
 
     def _times(self, k: int, seconds: float) -> dict[str, Any]:
-        return {"step": k, "seconds": round(seconds, 3), "virtual_seconds": self.job.clock.at(k)}
+        # Milliseconds would show how many samples were drawn.
+        spent = round(seconds, 3 if self.job.simulation else 0)
+        return {"step": k, "seconds": spent, "virtual_seconds": self.job.clock.at(k)}
 
     def _accuracies(self, s: State) -> list[float]:
         """Return the test accuracy of each node's own model z_i, where there is such a thing."""

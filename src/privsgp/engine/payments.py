@@ -75,15 +75,21 @@ class Payments:
 
     def sending(self, k: int, x: Tensor, meanwhile: Callable[[], None] = lambda: None) -> None:
         """Note the messages of step k, just before they leave; where they stay in this process, mix `meanwhile`."""
-        hashed = self.ledgers and x.device.type == "cpu"  # from a GPU the bytes never come to the host
+        hashed = self.ledgers and self._may_be_hashed(x)
         digests = shared_out(_digest, list(x) if hashed else [], meanwhile) or [""] * len(self.ledgers)
         for place, digest in enumerate(digests):
             self._note(place, k, digest)
 
+    def _may_be_hashed(self, message: Tensor) -> bool:
+        """From a GPU the bytes never come to the host; of what only a sum may be seen, a hash would be seen too."""
+        m = self.job.mechanisms[0]
+        summed = isinstance(m, Anchored) and m.aggregated > 1
+        return message.device.type == "cpu" and (self.job.simulation or not summed)
+
     def sending_one(self, node: int, number: int, message: Tensor) -> None:
         """Note one node's message, by the number of its release."""
         if self.ledgers:
-            self._note(node - self.job.here.start, number, _digest(message) if message.device.type == "cpu" else "")
+            self._note(node - self.job.here.start, number, _digest(message) if self._may_be_hashed(message) else "")
 
     def _note(self, place: int, number: int, digest: str) -> None:
         ledger, attempt = self.ledgers[place], self._attempts[place]
@@ -171,6 +177,7 @@ class Payments:
             steps=releases,
             spare=0 if p.allowance is None else p.allowance[i] - releases,
             simulation=job.simulation,
+            layout=job.layout,
         )
 
 

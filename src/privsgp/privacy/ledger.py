@@ -41,7 +41,8 @@ class Header:
     """What a segment is about: who releases what, how often, under which budget.
 
     `mechanism` is `Mechanism.describe()`; `budget` is {"epsilon", "delta"}, or None where σ was given and ε is only
-    reported; `steps` is K and `spare` the further releases that the noise was calibrated for.
+    reported; `steps` is K and `spare` the further releases that the noise was calibrated for. `layout` stands for what
+    decides which record lies on which node: another run may go on only where each record is where it has spent.
     """
 
     node: int
@@ -52,6 +53,7 @@ class Header:
     steps: int
     spare: int
     simulation: bool
+    layout: str = ""
 
     @property
     def allowance(self) -> int | None:

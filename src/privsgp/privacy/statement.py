@@ -35,6 +35,7 @@ class Statement:
     relation: str
     simulation: bool
     complete: bool
+    aggregated: int = 1  # so many nodes' messages are seen as one sum only
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values; "no finite bound" is None."""
@@ -77,6 +78,7 @@ def _statement(segments: Sequence[Segment]) -> Statement:
         relation=last.relation,
         simulation=any(segment.header.simulation for segment in segments),
         complete=all(segment.closed for segment in segments),
+        aggregated=max(segment.header.mechanism.get("aggregated", 1) for segment in segments),
     )
 
 

@@ -132,6 +132,8 @@ def _privacy(s: dict[str, Any]) -> str:
     words = f"{spent}, δ = {_range(s['delta'])} for each record of a node ({s['relation']}, certified)"
     if s["epsilon_nominal"] is not None:
         words += f"; nominal ε = {_range(s['epsilon_nominal'])} by the published formula"
+    if s["trust"] == "secure aggregation":
+        words += "\nagainst those who see only the sum of all nodes' messages, and not what the others added to it"
     return words + ("\nsimulation, not private: the config has a seed" if s["simulation"] else "")
 
 
@@ -219,6 +221,7 @@ def show_statements(statements: Sequence[Statement]) -> None:
         table.add_column(column, justify="right" if column != "state" else "left")
     for s in statements:
         state = ("finished" if s.complete else "open") + (", simulation" if s.simulation else "")
+        state += f", only sums of {s.aggregated} nodes seen" if s.aggregated > 1 else ""
         epsilon = "no finite bound" if math.isinf(s.epsilon) else f"{s.epsilon:.4g}"
         budget = "–" if s.budget is None else f"{s.budget:.4g}"
         table.add_row(str(s.node), str(s.runs), str(s.releases), epsilon, budget, f"{s.delta:g}", s.relation, state)
