@@ -54,5 +54,23 @@ def test_what_only_a_sum_may_show_is_not_hashed(trust, hashed, tmp_path):
     runs.train(path, tmp_path / "out", "--set=algorithm.steps=3")
     lines = [json.loads(line) for line in (tmp_path / "out" / "ledger" / "node-0.jsonl").read_text().splitlines()]
     assert [bool(line["digest"]) for line in lines if line["kind"] == "sent"] == [hashed] * 3
-    told = runs.command("ledger", tmp_path / "out").out
-    assert ("only sums of 4 nodes seen" in " ".join(told.split())) == (not hashed)
+    told = json.loads(runs.command("ledger", tmp_path / "out", "--json").out)
+    assert [node["aggregated"] for node in told] == [1 if hashed else 4] * 4
+
+
+def test_resume_says_what_there_is_to_resume(tmp_path):
+    path, out = runs.small(tmp_path), tmp_path / "out"
+    assert f"there is no run in {out} to resume" in runs.command("train", path, "--out", out, "--resume").err
+    assert f"the run in {out} is finished" in runs.command("train", path, "--out", out, "--resume").err
+
+
+def test_what_is_no_ledger_folder_is_refused(tmp_path):
+    ran = runs.command("train", runs.small(tmp_path), "--out", tmp_path / "out", "--ledger", tmp_path / "nowhere")
+    assert ran.code == 2
+    assert f"--ledger {tmp_path / 'nowhere'} is no folder" in ran.err
+
+
+def test_a_plan_of_a_configuration_takes_no_numbers_beside_it(tmp_path):
+    ran = runs.command("plan", runs.small(tmp_path), "--epsilon", 1)
+    assert ran.code == 2
+    assert "--epsilon beside a run.toml" in ran.err

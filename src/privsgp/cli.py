@@ -110,6 +110,8 @@ def train(
     place = folder or Path("runs") / settings.name
     if rendezvous.join().alone:  # several processes refuse together, once they have met
         training.refuse_used(place, resume=resume)
+    if resume and not rendezvous.join().rank:
+        err.print(f"note: {training.standing(place)}", markup=False, soft_wrap=True)
     settings, problem, plan = planning.settle(
         settings, lambda c: problems.load_problem(c, data_dir), place, resume=resume, data_dir=data_dir
     )
@@ -140,6 +142,7 @@ def train(
 
 @app.command()
 def plan(
+    context: typer.Context,
     config: Annotated[
         Path | None, typer.Argument(help="run.toml; without it, the paper's bound from the options.")
     ] = None,
@@ -170,6 +173,7 @@ def plan(
     from privsgp.plan.theorems import Constants
 
     if config is not None:
+        _refuse_given(context, beside={"config", "changes", "data_dir", "save", "as_json"})
         made = planning.plan(configs.read(config, changes or []), data_dir, compare=save is not None)
         formula = made.formula
     elif samples is None or dim is None or epsilon is None or smoothness is None:
@@ -393,6 +397,16 @@ def reproduce(
                 typer.echo(json.dumps(told))
             else:
                 show_figure(told)
+
+
+def _refuse_given(context: typer.Context, beside: set[str]) -> None:
+    """Refuse options that a run.toml has a key for: two answers to one question."""
+    for name in context.params:
+        source = context.get_parameter_source(name)
+        if name not in beside and source is not None and source.name == "COMMANDLINE":
+            raise Refused(
+                f"--{name.replace('_', '-')} beside a run.toml", "change the key with --set, or leave one out"
+            )
 
 
 @contextlib.contextmanager

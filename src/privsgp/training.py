@@ -165,6 +165,8 @@ def earlier_runs(
             f"{where} has the ledgers of more than {nodes} nodes",
             "go on with the nodes it began with: what a record has spent is in its own node's ledger",
         )
+    if not where.is_dir():
+        raise Refused(f"--ledger {where} is no folder", "name the ledger folder of a run: runs/<name>/ledger")
     here = range(nodes) if block is None else block
     found = [ledger.read(where / f"node-{i}.jsonl") if i in here else [] for i in range(nodes)]
     if any(segment.header.layout != place for segments in found for segment in segments):
@@ -184,6 +186,15 @@ def refuse_used(out: Path, *, resume: bool) -> None:
     """Refuse a folder that holds a run already; to be asked before anything is computed."""
     if Folder(out).config.exists() and not resume and not restarted():
         raise Refused(f"{out} already holds a run", "add --resume to continue it, or choose another --out")
+
+
+def standing(out: Path) -> str:
+    """Say what there is to resume in a folder."""
+    if not Folder(out).config.exists():
+        return f"there is no run in {out} to resume: a new one begins"
+    if Folder(out).summary.exists():
+        return f"the run in {out} is finished: nothing is done or spent"
+    return f"the run in {out} goes on"
 
 
 def _finished(folder: Folder, config: Config, around: dict[str, Any], *, resume: bool) -> bool:

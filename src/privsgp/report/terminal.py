@@ -118,6 +118,12 @@ def show_summary(summary: dict[str, Any], folder: Path) -> None:
     show(s["name"], [row for row in rows if row[1] != "–"])
 
 
+_AGAINST = {
+    "secure aggregation": "\nagainst those who see only sums of all nodes' messages, and not what the others added",
+    "curator": "\nagainst all but the one node that holds everybody's records",
+}
+
+
 def _whose(s: dict[str, Any]) -> str:
     return " (mean of the nodes' own models)" if s["graph"] == "alone" and s["nodes"] > 1 else " (average model)"
 
@@ -132,8 +138,7 @@ def _privacy(s: dict[str, Any]) -> str:
     words = f"{spent}, δ = {_range(s['delta'])} for each record of a node ({s['relation']}, certified)"
     if s["epsilon_nominal"] is not None:
         words += f"; nominal ε = {_range(s['epsilon_nominal'])} by the published formula"
-    if s["trust"] == "secure aggregation":
-        words += "\nagainst those who see only the sum of all nodes' messages, and not what the others added to it"
+    words += _AGAINST.get(s["trust"], "")
     return words + ("\nsimulation, not private: the config has a seed" if s["simulation"] else "")
 
 
