@@ -9,15 +9,17 @@ import numpy as np
 
 from privsgp import features
 from privsgp.engine.job import public_seed
-from privsgp.features.views import of_the_mean_view, over_views
 from privsgp.privacy import cache
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import torch
+    from numpy.typing import NDArray
     from torch import nn
 
     from privsgp.config import Config
-    from privsgp.problems import Problem
+    from privsgp.data import Dataset
 
 
 def make_encoder(config: Config, shape: tuple[int, ...]) -> tuple[nn.Module | None, tuple[int, ...]]:
@@ -33,23 +35,15 @@ def make_encoder(config: Config, shape: tuple[int, ...]) -> tuple[nn.Module | No
     return encoder, features.output_shape(encoder, shape)
 
 
-def encoded(problem: Problem, device: torch.device) -> Problem:
-    """Put features in the place of samples: of the nodes here, one by one, and of the test set."""
-    if problem.encoder is None:
-        return problem
-    d, views = problem.dataset, problem.views
+def encoded(
+    d: Dataset, parts: Sequence[NDArray[np.int64]], learnt_from: nn.Module, encoder: nn.Module, device: torch.device
+) -> Dataset:
+    """Put features in the place of samples: `learnt_from` of each node's own, `encoder` of the test set."""
     # A module of the user's may be more than its weights say: what it makes is not kept.
-    kept = cache.private_folder() if isinstance(problem.encoder, features.FeatureMap) else None
-    nodes = [features.encode_once(problem.learnt_from, d.x[rows], device, kept) for rows in problem.parts]
+    kept = cache.private_folder() if isinstance(encoder, features.FeatureMap) else None
+    nodes = [features.encode_once(learnt_from, d.x[rows], device, kept) for rows in parts]
     x = np.zeros((len(d.x), *nodes[0].shape[1:]), np.float32)
-    for rows, own in zip(problem.parts, nodes, strict=True):
+    for rows, own in zip(parts, nodes, strict=True):
         x[rows] = own
-    x_test = None if d.x_test is None else features.encode_once(problem.encoder, d.x_test, device, kept)
-    if views is None:
-        return dataclasses.replace(problem, dataset=dataclasses.replace(d, x=x, x_test=x_test))
-    return dataclasses.replace(
-        problem,
-        dataset=dataclasses.replace(d, x=x, x_test=None if x_test is None else x_test[:, None]),
-        loss=over_views(problem.loss),
-        correct=None if problem.correct is None else of_the_mean_view(problem.correct),
-    )
+    x_test = None if d.x_test is None else features.encode_once(encoder, d.x_test, device, kept)
+    return dataclasses.replace(d, x=x, x_test=x_test)

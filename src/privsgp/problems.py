@@ -17,12 +17,14 @@ from privsgp.encoding import encoded, make_encoder
 from privsgp.engine.job import NOT_DP, chosen_device, public_seed
 from privsgp.engine.rendezvous import World, blocks, greet, join
 from privsgp.errors import Refused
+from privsgp.features.views import of_the_mean_view, over_views
 from privsgp.protection import per_node
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
+    import torch
     from numpy.typing import NDArray
     from torch import Tensor
 
@@ -69,6 +71,21 @@ class Problem:
         own = dataclasses.replace(self.dataset, x=self.dataset.x[rows], y=self.dataset.y[rows])
         return dataclasses.replace(self, dataset=own, parts=parts, block=block, sizes=self.samples)
 
+    def encoded(self, device: torch.device) -> Problem:
+        """Put features in the place of samples; where there are views, a sample's loss is their mean."""
+        if self.encoder is None:
+            return self
+        dataset = encoded(self.dataset, self.parts, self.learnt_from, self.encoder, device)
+        if self.views is None:
+            return dataclasses.replace(self, dataset=dataset)
+        one_view = None if dataset.x_test is None else dataset.x_test[:, None]
+        return dataclasses.replace(
+            self,
+            dataset=dataclasses.replace(dataset, x_test=one_view),
+            loss=over_views(self.loss),
+            correct=None if self.correct is None else of_the_mean_view(self.correct),
+        )
+
 
 def load_problem(config: Config, data_dir: Path | None = None) -> Problem:
     """Read the data a configuration names and build its model at x⁰.
@@ -85,7 +102,7 @@ def load_problem(config: Config, data_dir: Path | None = None) -> Problem:
         )
     block = blocks(config.data.nodes, world.size)[world.rank]
     problem = world.everywhere(
-        lambda: encoded(_read(config, data_dir, block).at_home(world), chosen_device(config.engine.device))
+        lambda: _read(config, data_dir, block).at_home(world).encoded(chosen_device(config.engine.device))
     )
     if world.alone or config.data.path is None:
         return problem
@@ -131,7 +148,7 @@ def brought_home(config: Config, problem: Problem) -> Problem:
     """Leave each process its own nodes' samples, and put features in their place."""
     world = join()
     refuse_other_configurations(config, world)
-    return encoded(problem.at_home(world), chosen_device(config.engine.device))
+    return problem.at_home(world).encoded(chosen_device(config.engine.device))
 
 
 def layout(config: Config) -> str:
