@@ -133,6 +133,35 @@ def test_a_simulation_uses_what_its_killed_process_paid_for(path):
         assert ledger.charged == 2
 
 
+def test_messages_of_a_simulation_without_a_hash_share_lines(path):
+    simulated = dataclasses.replace(HEADER, simulation=True)
+    with Ledger.open(path, simulated) as ledger:
+        ledger.reserve(0, 10)
+        for step in (0, 1, 2, 5):
+            ledger.sent(step, 0, "")
+        assert (ledger.segment.sent_at(5), ledger.holds(5)) == (0, False)
+        assert ledger.give_back() == 6
+    told = [(line["first"], line["count"]) for line in lines(path) if line["kind"] == "sent"]
+    assert told == [(0, 3), (5, 1)]
+    [segment] = read(path)
+    assert (segment.charged, segment.sent_at(2), segment.sent_at(3)) == (4, 0, None)
+
+
+def test_a_message_of_a_simulation_that_no_line_notes_is_paid_for(path):
+    with Ledger.open(path, dataclasses.replace(HEADER, simulation=True)) as ledger:
+        ledger.reserve(0, 10)
+        ledger.sent(0, 0, "")
+    [segment] = read(path)
+    assert (segment.charged, segment.sent_at(0)) == (10, None)
+
+
+def test_a_secret_message_without_a_hash_is_noted_at_once(path):
+    with Ledger.open(path, HEADER) as ledger:
+        ledger.reserve(0, 10)
+        ledger.sent(0, 0, "")
+        assert lines(path)[-1]["kind"] == "sent"
+
+
 def test_runs_follow_each_other_in_one_file(path):
     a_run(path)
     with Ledger.open(path, dataclasses.replace(HEADER, run="b")) as ledger:

@@ -7,7 +7,6 @@ as on the paper's graph, it works in place and z is x. Nothing here waits for th
 
 from __future__ import annotations
 
-import importlib.util
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,6 +15,7 @@ import torch
 from privsgp.algorithms import Drawn, State
 from privsgp.algorithms.push_sum import PushSum
 from privsgp.gradient.rules import Ruled
+from privsgp.kernels import have_triton
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -35,7 +35,7 @@ _WARM_UP = 3
 
 def suits(algorithm: PushSum, graph: Graph, x: Tensor) -> bool:
     """Tell whether `OnDevice` can take the steps of an algorithm."""
-    if x.device.type != "cuda" or x.dtype != torch.float32 or importlib.util.find_spec("triton") is None:
+    if x.device.type != "cuda" or x.dtype != torch.float32 or not have_triton():
         return False
     if graph.period is None or type(algorithm).step is not PushSum.step or algorithm.block.steering is not None:
         return False

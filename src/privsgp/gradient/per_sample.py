@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from privsgp.gradient.product import product
+from privsgp.kernels import at_once
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -237,17 +238,23 @@ def squared_norm(v: Tensor) -> Tensor:
     A vector longer than ∛max of its precision (7e12 in float32) counts as infinite: to clip what it is a factor of
     could take numbers below the smallest normal one, whose rounding is no longer small beside κ.
     """
+    longest = torch.finfo(v.dtype).max ** (1 / 3)
+    if at_once(v):
+        from privsgp.kernels.rows import squared_sums
+
+        squares = squared_sums(v if v.ndim == 3 else v[None])
+        return squares.where(squares <= longest**2, torch.inf).view(v.shape[:-1])
     norm: Tensor = torch.linalg.vector_norm(_shortened(v), dim=-1, dtype=torch.float64)
-    return norm.square().where(norm <= torch.finfo(v.dtype).max ** (1 / 3), torch.inf)
+    return norm.square().where(norm <= longest, torch.inf)
 
 
 def _shortened(v: Tensor) -> Tensor:
     """Return norms of short pieces of v instead, where float64 would be a copy of everything.
 
-    Sums of 16 squares round by less than κ in any order, those of 64 as a GPU adds them. A square that overflows
-    stands for a vector that counts as infinite; for squares too small to be seen the most that they can be is added.
+    Sums of 16 squares round by less than κ in any order. A square that overflows stands for a vector that counts as
+    infinite; for squares too small to be seen the most that they can be is added.
     """
-    size = 64 if v.is_cuda else 16
+    size = 16
     pieces = v.shape[-1] // size
     if v.dtype != torch.float32 or v.shape[-1] % size or pieces < 2:
         return v
@@ -257,5 +264,9 @@ def _shortened(v: Tensor) -> Tensor:
 
 def scaled(v: Tensor, factor: Tensor) -> Tensor:
     """Return factor · v per sample, with 0 · anything = 0."""
+    if at_once(v) and v.ndim == 3:
+        from privsgp.kernels import rows
+
+        return rows.scaled(v, factor)
     f = factor[..., None]
     return torch.where(f == 0, 0, v * f.to(v.dtype))

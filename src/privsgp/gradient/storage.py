@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Literal
 import torch
 
 from privsgp.errors import Refused
+from privsgp.kernels import at_once
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -103,13 +104,48 @@ def gather(table: Tensor, rows: Tensor) -> Tensor:
     return table.flatten(0, 1).index_select(0, _flat(table, rows)).view(*rows.shape, *table.shape[2:]).to(rows.device)
 
 
-def gather_like(table: Tensor, rows: Tensor, like: Tensor) -> Tensor:
-    """Return `gather`'s numbers in the precision of `like`, and as it lies: models first, or samples first."""
-    if like.stride(0) >= like.stride(1):
-        return gather(table, rows).to(like.dtype)
-    flat = _flat(table, rows).view(rows.shape).t().flatten()
-    found = table.flatten(0, 1).index_select(0, flat).to(rows.device, like.dtype)
-    return found.view(rows.shape[1], rows.shape[0], *table.shape[2:]).transpose(0, 1)
+def gather_like(table: Tensor, rows: Tensor, like: Tensor, factor: Tensor | None = None) -> Tensor:
+    """Return `gather`'s numbers, times `factor` [m, b], in the precision of `like` and laid out as it is."""
+    samples_first = like.stride(0) < like.stride(1)
+    if table.device == rows.device and like.is_floating_point() and at_once(table.flatten(2)):
+        from privsgp.kernels.rows import take
+
+        m, b, numbers = *rows.shape, table[0, 0].numel()
+        out = like.new_empty(b, m, numbers).transpose(0, 1) if samples_first else like.new_empty(m, b, numbers)
+        take(table.flatten(2), rows.contiguous(), out, factor)
+        return out.view(m, b, *table.shape[2:])
+    if samples_first:
+        flat = _flat(table, rows).view(rows.shape).t().flatten()
+        found = table.flatten(0, 1).index_select(0, flat).to(rows.device, like.dtype)
+        found = found.view(rows.shape[1], rows.shape[0], *table.shape[2:]).transpose(0, 1)
+    else:
+        found = gather(table, rows).to(like.dtype)
+    return found if factor is None else found * _column(factor, found).to(found.dtype)
+
+
+def put(table: Tensor, rows: Tensor, value: Tensor, factor: Tensor) -> None:
+    """Do `scatter`, with 0 for samples whose factor [m, b] is 0."""
+    flat = value.flatten(2)
+    if table.device == rows.device and value.is_floating_point() and at_once(table.flatten(2)) and at_once(flat):
+        from privsgp.kernels import rows as kernels
+
+        kernels.put(table.flatten(2), rows.contiguous(), flat, factor)
+    else:
+        scatter(table, rows, value.masked_fill(_column(factor, value) == 0, 0))
+
+
+def rounded(f: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return f [m, b, …] as `dtype` has it, in its own precision."""
+    flat = f.flatten(2)
+    if dtype == torch.bfloat16 and at_once(flat):
+        from privsgp.kernels import rows
+
+        return rows.rounded(flat).view(f.shape)
+    return f.to(dtype).to(f.dtype)
+
+
+def _column(factor: Tensor, like: Tensor) -> Tensor:
+    return factor.view(*factor.shape, *[1] * (like.ndim - 2))
 
 
 def scatter(table: Tensor, rows: Tensor, value: Tensor) -> None:

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from privsgp.errors import Refused
-from privsgp.gradient.per_sample import PerSample, Piece, Plain, clip_pieces_, combined, linear, sum_pieces
-from privsgp.gradient.storage import Storage, gather, gather_like, scatter
+from privsgp.gradient.per_sample import Factors, PerSample, Piece, Plain, clip_pieces_, combined, linear, sum_pieces
+from privsgp.gradient.storage import Storage, gather, gather_like, put, rounded, scatter
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -55,11 +55,16 @@ class Part:
         """Return a piece in the form that is stored here."""
         return Plain(piece.dense()) if self.plain and not isinstance(piece, Plain) else piece
 
-    def entries(self, rows: Tensor, like: Piece) -> Piece:
-        """Return the stored gradients of the samples `rows` [m, b]; `like` brings the input where that is the data."""
+    def entries(self, rows: Tensor, like: Piece, scale: Tensor | None = None) -> Piece:
+        """Return the stored gradients of the samples `rows` [m, b]; `like` brings the input where that is the data.
+
+        With a scale [m, b] they are that times what is stored; the first factor carries it.
+        """
         like = self.like(like)
-        factors = like.factors()
-        return like.with_factors({name: gather_like(a, rows, factors[name]) for name, a in self.arrays.items()})
+        factors, found = like.factors(), Factors()
+        for name, a in self.arrays.items():
+            found[name] = gather_like(a, rows, factors[name], None if found else scale)
+        return like.with_factors(found)
 
     def store(self, rows: Tensor, piece: Piece) -> None:
         """Replace the stored gradients of the samples `rows`."""
@@ -113,12 +118,17 @@ class Table:
         if self.difference_clip is not None:
             new = self._towards(old, new, self.difference_clip)
         self._store(rows, new, g)
-        total, start = sum_pieces([combined(n, o, -1) if linear(n) else n for n, o in zip(new, old, strict=True)]), 0
+        pairs, start = zip(new, old, strict=True), 0
+        total = sum_pieces([combined(n, o, -1) if self._subtracted(n) else n for n, o in pairs])
         for piece in old:
-            if not linear(piece):
+            if not self._subtracted(piece):
                 total[:, start : start + piece.size] -= sum_pieces([piece])
             start += piece.size
         return total
+
+    def _subtracted(self, piece: Piece) -> bool:
+        """Tell whether gradients are subtracted before they are summed, and not their sums."""
+        return linear(piece)
 
     def _like_parts(self, g: PerSample) -> Sequence[Piece]:
         pieces = g.pieces if len(self.parts) == len(g.pieces) else [Plain(g.dense())]
@@ -163,36 +173,37 @@ class RoundedTable(Table):
         """Round the gradients to what can be kept of them."""
         return _Rounded([_rounded(piece, part) for piece, part in zip(self._like_parts(g), self.parts, strict=True)])
 
-    def _entries(self, rows: Tensor, like: Sequence[Piece]) -> list[Piece]:
-        factor = gather(self.scale, rows)
-        return [_times(piece, factor) for piece in super()._entries(rows, like)]
+    def _subtracted(self, piece: Piece) -> bool:
+        """Such tables are large, and to subtract plain gradients is to go through all of them once more."""
+        return linear(piece) and not isinstance(piece, Plain)
 
-    def _store(self, rows: Tensor, new: Sequence[Piece], g: PerSample) -> None:
+    def _entries(self, rows: Tensor, like: Sequence[Piece]) -> list[Piece]:
+        scale = gather(self.scale, rows)
+        return [part.entries(rows, piece, scale) for part, piece in zip(self.parts, like, strict=True)]
+
+    def _store(self, rows: Tensor, new: Sequence[Piece], g: PerSample) -> None:  # noqa: ARG002 - those are clipped
         if not isinstance(g, _Rounded) or g.factor is None:
             raise TypeError("a rounded table takes gradients that were prepared, and clipped after that")
         scatter(self.scale, rows, g.factor)
-        # what was rounded before the clip is exact once the clip's factor is taken out again
-        unclip = (1 / g.factor).where(g.factor > 0, 0.0)
-        super()._store(rows, [_times(piece, unclip) for piece in new], g)
+        for part, factors in zip(self.parts, g.unclipped, strict=True):
+            for name, factor in factors.items():
+                put(part.arrays[name], rows, factor, g.factor)
 
     def arrays(self) -> dict[str, Tensor]:
         """Return the scales too."""
         return super().arrays() | {"scale": self.scale}
 
 
-def _times(piece: Piece, factor: Tensor) -> Piece:
-    """Return factor · g for gradients that are finite, whose first factor carries the scale."""
-    name, first = next(iter(piece.factors().items()))
-    factor = factor.to(first.dtype).view(*factor.shape, *[1] * (first.ndim - 2))
-    return piece.with_factors(piece.factors() | {name: first * factor})
-
-
 class _Rounded(PerSample):
-    """Gradients whose factors were rounded as a table keeps them."""
+    """Gradients whose factors were rounded as a table keeps them; `unclipped` are those, whatever the clip does."""
+
+    def __init__(self, pieces: Sequence[Piece]) -> None:
+        super().__init__(pieces)
+        self.unclipped = [piece.factors() for piece in pieces]
 
 
 def _rounded(piece: Piece, part: Part) -> Piece:
-    return piece.with_factors({name: f.to(part.arrays[name].dtype).to(f.dtype) for name, f in piece.factors().items()})
+    return piece.with_factors({name: rounded(f, part.arrays[name].dtype) for name, f in piece.factors().items()})
 
 
 def make_table(

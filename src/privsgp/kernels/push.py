@@ -25,7 +25,7 @@ _BLOCK = 512
 
 
 @triton.jit
-def _box_muller(u, v):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
+def _box_muller(u, v):
     # Words come as uint32; see `philox` for the formula.
     radius = tl.sqrt(-2.0 * tl.log(u.to(tl.float32) * 2.3283064365386963e-10 + 1.1641532182693481e-10))
     angle = v.to(tl.float32) * 1.4629180792671596e-09
@@ -33,7 +33,7 @@ def _box_muller(u, v):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
 
 
 @triton.jit
-def _normals(key, place, node, step, attempt):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
+def _normals(key, place, node, step, attempt):
     zero = place * 0
     a, b, c, d = tl.philox(key, place, zero + node, zero + step, zero + attempt)
     n0, n1 = _box_muller(a, b)
@@ -41,11 +41,11 @@ def _normals(key, place, node, step, attempt):  # type: ignore[no-untyped-def]  
     return n0, n1, n2, n3
 
 
-@triton.jit(do_not_specialize=["step", "attempt"])  # type: ignore[untyped-decorator]
-def _push(  # type: ignore[no-untyped-def]  # noqa: ANN202
-    x, g, w, sigma, source, share, key,  # noqa: ANN001
-    x_out, z_out, w_out,  # noqa: ANN001
-    d, q, step, attempt, gamma,  # noqa: ANN001
+@triton.jit(do_not_specialize=["step", "attempt"])
+def _push(
+    x, g, w, sigma, source, share, key,
+    x_out, z_out, w_out,
+    d, q, step, attempt, gamma,
     DEGREE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     i = tl.program_id(0)
@@ -85,7 +85,7 @@ def _push(  # type: ignore[no-untyped-def]  # noqa: ANN202
 
 
 @triton.jit
-def _message(x, g, sigma, key, j, place, d, q, step, attempt, gamma):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
+def _message(x, g, sigma, key, j, place, d, q, step, attempt, gamma):
     inside = place < q
     n0, n1, n2, n3 = _normals(key, place, j.to(tl.int32), step, attempt)
     spread, x, g = tl.load(sigma + j), x + j * d + place, g + j * d + place
@@ -99,7 +99,7 @@ def _message(x, g, sigma, key, j, place, d, q, step, attempt, gamma):  # type: i
 
 
 @triton.jit
-def _keep(x, j, place, d, q, own, heard, y0, y1, y2, y3, p0, p1, p2, p3):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
+def _keep(x, j, place, d, q, own, heard, y0, y1, y2, y3, p0, p1, p2, p3):
     a, b, x, inside = tl.load(own + j), tl.load(heard + j), x + j * d + place, place < q
     tl.store(x, a * y0 + b * p0, inside & (place < d))
     tl.store(x + q, a * y1 + b * p1, inside & (place + q < d))
@@ -107,10 +107,10 @@ def _keep(x, j, place, d, q, own, heard, y0, y1, y2, y3, p0, p1, p2, p3):  # typ
     tl.store(x + 3 * q, a * y3 + b * p3, inside & (place + 3 * q < d))
 
 
-@triton.jit(do_not_specialize=["step", "attempt"])  # type: ignore[untyped-decorator]
-def _walk(  # type: ignore[no-untyped-def]  # noqa: ANN202
-    x, g, sigma, order, own, heard, key,  # noqa: ANN001
-    d, q, step, attempt, gamma,  # noqa: ANN001
+@triton.jit(do_not_specialize=["step", "attempt"])
+def _walk(
+    x, g, sigma, order, own, heard, key,
+    d, q, step, attempt, gamma,
     LENGTH: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     cycle = order + tl.program_id(0) * LENGTH
@@ -127,8 +127,8 @@ def _walk(  # type: ignore[no-untyped-def]  # noqa: ANN202
     _keep(x, first, place, d, q, own, heard, f0, f1, f2, f3, p0, p1, p2, p3)
 
 
-@triton.jit(do_not_specialize=["step", "attempt"])  # type: ignore[untyped-decorator]
-def _fill(out, nodes, key, d, q, step, attempt, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
+@triton.jit(do_not_specialize=["step", "attempt"])
+def _fill(out, nodes, key, d, q, step, attempt, BLOCK: tl.constexpr):
     row = tl.program_id(0)
     place = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = place < q

@@ -5,7 +5,8 @@ the first 16 digits of its own: a line that was changed, removed or moved shows.
 `head` elsewhere to see that.) A run is a segment: `open`, then `reserve`, `sent` and `return` lines, then `close`.
 A `reserve` line is on the disk before any step it pays for is sent. A `sent` line is written before its message leaves
 and becomes durable with the next line that is: it outlives the process, though not always a power cut, and nothing that
-is counted rests on it. Nothing here tells anything about the data.
+is counted rests on it. In a simulation, messages without a hash are noted by one line for many steps, later. Nothing
+here tells anything about the data.
 """
 
 from __future__ import annotations
@@ -102,6 +103,9 @@ class Segment:
                 self._reserve(first, count, attempt)
             case {"kind": "sent", "step": int(step), "attempt": int(attempt), "digest": str(digest)}:
                 self.note(step, attempt, digest)
+            case {"kind": "sent", "first": int(first), "count": int(count), "attempt": int(attempt)}:
+                for step in range(first, first + count):
+                    self.note(step, attempt, "")
             case {"kind": "return", "first": int(first), "count": int(count), "attempt": int(attempt)}:
                 self._return(first, count, attempt)
             case {"kind": "close"}:
@@ -154,6 +158,7 @@ class Ledger:
         # A simulation repeats its bytes: what a killed process paid for is still there to be sent. A secret run draws
         # other noise, and its message may have left unnoted before a power cut: what it held is spent.
         self._held = self.segment.unsent() if self.segment.header.simulation else set()
+        self._untold: tuple[int, int, int] | None = None  # (first, count, attempt) of messages that no line notes yet
 
     @classmethod
     def open(cls, path: Path | str, header: Header) -> Self:
@@ -223,12 +228,29 @@ class Ledger:
             )
         self._held.remove((step, attempt))
         self.segment.note(step, attempt, digest)
+        if self.segment.header.simulation and not digest:
+            self._tell_later(step, attempt)
+            return
         # what `_JSON` would make of it, in a third of the time: a block writes m such lines a step
         told = json.encoder.encode_basestring_ascii(digest)
         self._put(f'{{"kind":"sent","step":{step},"attempt":{attempt},"digest":{told},"prev":"{self.head}"}}')
 
+    def _tell_later(self, step: int, attempt: int) -> None:
+        """Note a message of a simulation with the next line: its price is on the disk, and there is no hash to keep."""
+        first, count, at = self._untold or (step, 0, attempt)
+        if (step, attempt) != (first + count, at):
+            self._tell()
+            first, count = step, 0
+        self._untold = first, count + 1, attempt
+
+    def _tell(self) -> None:
+        if self._untold is not None:
+            (first, count, attempt), self._untold = self._untold, None
+            self._write({"kind": "sent", "first": first, "count": count, "attempt": attempt})
+
     def give_back(self) -> int:
         """Return the steps that this process reserved and never sent; return their number. For a clean stop."""
+        self._tell()
         unused = len(self._held)
         for first, count, attempt in list(_runs(self._held)):
             self._append({"kind": "return", "first": first, "count": count, "attempt": attempt})
@@ -261,6 +283,7 @@ class Ledger:
             raise Refused(
                 f"{self.path}: {line['kind']}: {reason}", "see the ledger for what this run has spent"
             ) from None
+        self._tell()
         self._write(line)
         self._on_disk(os.fsync)
 

@@ -10,7 +10,6 @@ float64 throughout: 21 ms for the same block, and 25 with the sum and the grid o
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import math
 import os
 import struct
@@ -20,6 +19,7 @@ import numpy as np
 import torch
 
 from privsgp.errors import Refused
+from privsgp.kernels import have_triton
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -168,7 +168,7 @@ class Keyed(_Streams):
         """Draw on the device itself, by a generator that was made for it."""
         _refuse_wide(step=step, attempt=attempt)
         key = self.philox_key(out.device)
-        if out.is_contiguous() and importlib.util.find_spec("triton") is not None:
+        if out.is_contiguous() and have_triton():
             from privsgp.kernels import push
 
             push.fill_normal(out, torch.tensor(list(nodes), device=out.device), key, step, attempt)

@@ -1,0 +1,95 @@
+"""Σ_j Σ_p δ_jp ⊗ a_jp for all models at once: the weight gradients of many convolutions, as one Triton kernel.
+
+A program multiplies a tile of one model's [out, in · kernel] gradient out, going through a share of the (sample,
+position) pairs; what position p sees of the input is read where it lies, so that no patch is ever made. The shares are
+summed in a fixed order. `gradient.positions` has the same by a grouped convolution. Import this module only where there
+are CUDA and Triton.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+import triton
+import triton.language as tl
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+_PROGRAMS = 512  # enough to fill a large GPU a few times over
+_TILE = {"BM": 128, "BN": 64, "BK": 32, "num_warps": 4, "num_stages": 3}  # the fastest of those tried on an H200
+
+
+@triton.jit
+def _sums(
+    delta, a, out, total, outputs, columns, d_model, d_sample, a_model, a_sample, share,
+    POSITIONS: tl.constexpr, WIDTH: tl.constexpr, IN_HEIGHT: tl.constexpr, IN_WIDTH: tl.constexpr,
+    KH: tl.constexpr, KW: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr,
+    DH: tl.constexpr, DW: tl.constexpr, PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    model, part = tl.program_id(2).to(tl.int64), tl.program_id(1)
+    wide = tl.cdiv(columns, BN)
+    o = (tl.program_id(0) // wide) * BM + tl.arange(0, BM)
+    n = (tl.program_id(0) % wide) * BN + tl.arange(0, BN)
+    channel, place = n // (KH * KW), n % (KH * KW)
+    below, right = (place // KW) * DH - PH, (place % KW) * DW - PW
+    delta += model * d_model + o[:, None] * POSITIONS
+    a += model * a_model + (channel * (IN_HEIGHT * IN_WIDTH) + below * IN_WIDTH + right)[:, None]
+    tile = tl.zeros([BM, BN], tl.float32)
+    first = part * share
+    for start in range(first, min(first + share, total), BK):
+        q = tl.multiple_of(start, BK) + tl.arange(0, BK)
+        sample, p = q // POSITIONS, q % POSITIONS
+        y, x = (p // WIDTH) * SH, (p % WIDTH) * SW
+        real = (q < total)[None, :]
+        d = tl.load(delta + (sample * d_sample + p)[None, :], real & (o < outputs)[:, None], other=0.0)
+        row, column = y[None, :] + below[:, None], x[None, :] + right[:, None]
+        seen = (row >= 0) & (row < IN_HEIGHT) & (column >= 0) & (column < IN_WIDTH) & real & (n < columns)[:, None]
+        v = tl.load(a + (sample * a_sample + y * IN_WIDTH + x)[None, :], seen, other=0.0)
+        tile = tl.dot(d, tl.trans(v), tile, input_precision=PRECISION)
+    out += (part * tl.num_programs(2) + model) * outputs * columns
+    tl.store(out + o[:, None] * columns + n[None, :], tile, (o < outputs)[:, None] & (n < columns)[None, :])
+
+
+def weight_sums(delta: Tensor, a: Tensor, window: Sequence[tuple[int, int]]) -> Tensor:
+    """Return Σ_j Σ_p δ_jp ⊗ a_jp, [m, weights], from δ [b, m, out, h', w'] and a [b, m, in, h, w], in float32.
+
+    The last three axes are contiguous. `window` is kernel, stride, padding and dilation.
+    """
+    b, m, outputs, height, width = delta.shape
+    total = b * height * width
+    programs = m * _tiles(outputs, a.shape[2] * window[0][0] * window[0][1])
+    parts = max(1, min(_PROGRAMS // programs, total // (8 * _TILE["BK"])))
+    out = _launched(delta, a, window, triton.cdiv(triton.cdiv(total, parts), _TILE["BK"]) * _TILE["BK"], parts)
+    return out[0] if parts == 1 else out.sum(0)
+
+
+def sample_gradients(delta: Tensor, a: Tensor, window: Sequence[tuple[int, int]]) -> Tensor:
+    """Return Σ_p δ_p ⊗ a_p of each sample, [samples, weights], from δ [samples, out, h', w'] and a [samples, in, h, w].
+
+    Assumes: positions come in thirty-twos, so that no product spans two samples.
+    """
+    return _launched(delta[:, None], a[:, None], window, delta[0, 0].numel(), len(delta))[:, 0]
+
+
+def _launched(delta: Tensor, a: Tensor, window: Sequence[tuple[int, int]], share: int, parts: int) -> Tensor:
+    """Return the sums over each share of the (sample, position) pairs, [parts, m, weights]."""
+    b, m, outputs, height, width = delta.shape
+    (KH, KW), (SH, SW), (PH, PW), (DH, DW) = window
+    columns = a.shape[2] * KH * KW
+    out = torch.empty(parts, m, outputs * columns, device=delta.device)
+    _sums[_tiles(outputs, columns), parts, m](
+        delta, a, out, b * height * width, outputs, columns,
+        delta.stride(1), delta.stride(0), a.stride(1), a.stride(0), share,
+        POSITIONS=height * width, WIDTH=width, IN_HEIGHT=a.shape[3], IN_WIDTH=a.shape[4],
+        KH=KH, KW=KW, SH=SH, SW=SW, PH=PH, PW=PW, DH=DH, DW=DW,
+        PRECISION="tf32" if torch.backends.cudnn.allow_tf32 else "ieee", **_TILE,
+    )  # fmt: skip
+    return out
+
+
+def _tiles(outputs: int, columns: int) -> int:
+    return -(-outputs // _TILE["BM"]) * -(-columns // _TILE["BN"])
