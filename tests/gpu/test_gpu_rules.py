@@ -8,6 +8,7 @@ import torch
 from gradient.modules import LAYERS, RULED, around, build, cross_entropy, plain_gradients, samples
 from privsgp.gradient import Layout, make_table
 from privsgp.gradient.blocks import BlockTable
+from privsgp.gradient.positions import Positions, Window
 from privsgp.gradient.rules import Ruled
 from privsgp.gradient.storage import Storage
 from privsgp.models import make
@@ -33,7 +34,8 @@ def test_the_gradients_are_those_of_plain_autograd(name):
 @pytest.mark.parametrize("place", ["device", "host", "disk"])
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16])
 @pytest.mark.parametrize("name", ["mlp", "few pixels", "many pixels", "words"])
-def test_a_table_is_the_same_wherever_it_lies(name, dtype, place, tmp_path):
+def test_a_table_is_the_same_wherever_it_lies(name, dtype, place, tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     factory, numbers = MODELS[name]
     model = build(factory, dtype=torch.float32)
     inputs, targets = samples(2, 7, numbers, dtype=torch.float32)
@@ -68,3 +70,19 @@ def test_resnet18_with_a_block_table():
     c = table.replace(torch.arange(6, device=CUDA).expand(2, 6), g)
     torch.testing.assert_close(c, g.sum(), rtol=0, atol=2**-8)
     assert (table.sums.norm(dim=-1) <= 3 * (1 + 2**-8)).all()
+
+
+@pytest.mark.parametrize("height", [4, 8, 16])
+@pytest.mark.parametrize("share", [0.0, 1e-3, 1.0])
+def test_where_positions_cancel_a_sum_of_coarse_products_stays_within_the_norm(height, share, monkeypatch):
+    """An even image under GroupNorm; a batch of one sample is its own sum."""
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
+    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", True)
+    generator = torch.Generator().manual_seed(0)
+    delta, a = (torch.randn(1, 3, 128, height, height, generator=generator).to(CUDA) for _ in range(2))
+    delta = delta - (1 - share) * delta.mean((-2, -1), keepdim=True)
+    a = a.mean((-2, -1), keepdim=True) + share * a
+    p = Positions(delta, a, Window((3, 3), padding=(1, 1)), bias=False)
+    out = torch.empty(3, p.size, device=CUDA)
+    p.sum_into(out)
+    assert (out.double().norm(dim=-1) <= p.squared_norm()[:, 0].sqrt() * (1 + 1e-6)).all()

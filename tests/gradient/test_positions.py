@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn.functional import conv2d
 
-from privsgp.gradient import PerSample
+from privsgp.gradient import PerSample, positions
 from privsgp.gradient.per_sample import Plain, smaller
 from privsgp.gradient.positions import Positions, Window, _by_gradient, _by_gram
 
@@ -93,3 +93,37 @@ def test_factors_come_back():
     p.input_is_data = True
     assert list(p.factors()) == ["delta"]
     assert list(p.factors(data=True)) == ["delta", "input"]
+
+
+def tf32(v):
+    """What a tensor core sees of float32: all bits behind the tenth are cut off."""
+    return (v.view(torch.int32) & ~0x1FFF).view(torch.float32)
+
+
+@given(seed=st.integers(0, 2**31), height=st.sampled_from([2, 9]), share=st.sampled_from([0.0, 1e-4, 1e-2, 1.0]))
+@settings(deadline=None, max_examples=40)
+def test_where_positions_cancel_coarse_products_stay_within_the_norm(seed, height, share):
+    """An even image under GroupNorm: a is nearly the same everywhere, and the δ of a channel sum up to nearly 0."""
+    p = piece(Window(), height=height, width=height, seed=seed, dtype=torch.float32, bias=False)
+    delta = p.delta - (1 - share) * p.delta.mean((-2, -1), keepdim=True)
+    a = p.input.mean((-2, -1), keepdim=True) + share * p.input
+    summed = Positions(tf32(delta), tf32(a), p.window, bias=False).dense().double().norm(dim=-1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(positions, "product_error", lambda _: 2.0**-9)
+        counted = [
+            way(delta.flatten(0, 1), a.flatten(0, 1), p.window).view(3, 2).t() for way in (_by_gram, _by_gradient)
+        ]
+    for squares in counted:
+        assert (summed <= squares.sqrt() * (1 + 1e-6)).all()
+        assert (
+            squares.sqrt() <= summed + 2.0**-6 * delta.flatten(2).norm(dim=-1).t() * a.flatten(2).norm(dim=-1).t()
+        ).all()
+
+
+def test_without_that_allowance_they_would_not():
+    p = piece(Window(), height=9, width=9, dtype=torch.float32, bias=False)
+    delta = p.delta - p.delta.mean((-2, -1), keepdim=True)
+    a = p.input.mean((-2, -1), keepdim=True) + 0 * p.input
+    summed = Positions(tf32(delta), tf32(a), p.window, bias=False).dense().double().norm(dim=-1)
+    squares = _by_gradient(delta.flatten(0, 1), a.flatten(0, 1), p.window).view(3, 2).t()
+    assert (summed > 2 * squares.sqrt()).any()

@@ -7,6 +7,7 @@ sees. It has as many numbers as the weight or as its two factors: the smaller of
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -52,9 +53,9 @@ class Positions:
 
     Samples come before models, as in the grouped convolution that runs them.
 
-    Assumes: positions do not cancel by more than arithmetic can see. Where ‖Σ_p δ_p ⊗ a_p‖ is less than a few √eps of
-    ‖δ‖ ‖a‖, its computed norm is all rounding: an allowance for that is added, so that such a sample is clipped more
-    and not less than others. The products of the sum itself round within κ for signs that are not chosen against it.
+    Guarantee: where positions cancel, ‖Σ_p δ_p ⊗ a_p‖ is small beside ‖δ‖ ‖a‖, and the rounding of its products
+    need not be small beside it. All that this can add, to the norm and later to the sum, is counted as part of the norm:
+    such a sample is clipped more than others, not less.
     """
 
     delta: Tensor
@@ -188,16 +189,26 @@ def _by_gradient(delta: Tensor, a: Tensor, window: Window) -> Tensor:
     """Return ‖Σ_p δ_p ⊗ a_p‖² by making the gradients, some at a time."""
     squares = [squared_norm(gradients) for gradients in _some_at_a_time(delta, a, window)]
     lengths = squared_norm(delta.flatten(1)) * squared_norm(a.flatten(1))
-    rounding = 4 * torch.finfo(a.dtype).eps * (window.places * lengths).sqrt()
+    rounding = 2 * product_error(a) * (window.places * lengths).sqrt()  # of this norm's products, and of the sum's
     norm: Tensor = torch.cat(squares).sqrt() + rounding
     return norm.square()
+
+
+def product_error(v: Tensor) -> float:
+    """Return by how much a product of two numbers such as v's may be off, as a share of it.
+
+    With TF32 both lose all but 10 bits behind the point; it may be in use where one of two settings of torch allows it.
+    """
+    tf32 = torch.backends.cuda.matmul.allow_tf32 or torch.backends.cudnn.allow_tf32
+    return 2.0**-9 if v.is_cuda and v.dtype == torch.float32 and tf32 else 2 * torch.finfo(v.dtype).eps
 
 
 def _by_gram(delta: Tensor, a: Tensor, window: Window) -> Tensor:
     """Return ‖Σ_p δ_p ⊗ a_p‖² = Σ_{p,p'} ⟨δ_p, δ_p'⟩ ⟨a_p, a_p'⟩.
 
     ⟨a_p, a_p'⟩ is the sum of ⟨x_u, x_u'⟩ over the pixels u, u' at equal places of the two windows: one product of
-    pixels, and as many shifted sums as a window has places. No patch is made.
+    pixels, and as many shifted sums as a window has places. No patch is made. The products are never TF32: of a norm
+    squared, an error of 2⁻⁹ would be one of 2⁻⁴ of the norm.
     """
     (h, w), (height, width) = delta.shape[-2:], a.shape[-2:]
     positions, of_delta = _gram(delta, window.groups)
@@ -209,7 +220,10 @@ def _by_gram(delta: Tensor, a: Tensor, window: Window) -> Tensor:
             rows, columns = _seen(i, h, window, 0), _seen(j, w, window, 1)
             patches += pixels[:, rows, columns, rows, columns]
     terms = positions.mul_(patches.view(positions.shape)).flatten(1).sum(1, dtype=torch.float64)
-    unit = terms.view(len(delta), -1).sum(1).clamp(min=0) + 4 * torch.finfo(a.dtype).eps * window.places
+    eps = torch.finfo(a.dtype).eps
+    unit = terms.view(len(delta), -1).sum(1).clamp(min=0) + 4 * eps * window.places
+    if (error := product_error(a)) > 2 * eps:  # what the sum's products may add; else the line above covers it
+        unit = (unit.sqrt() + error * window.places**0.5).square()
     return unit * of_delta * of_a
 
 
@@ -218,7 +232,20 @@ def _gram(v: Tensor, groups: int) -> tuple[Tensor, Tensor]:
     squared = squared_norm(v.flatten(1))
     v = v.reshape(len(v) * groups, -1, v[0, 0].numel())
     unit = (1 / squared).where(squared > 0, 0.0).repeat_interleave(groups)
-    return torch.bmm(v.transpose(1, 2), v).mul_(unit.to(v.dtype)[:, None, None]), squared
+    with _no_tf32():
+        products = torch.bmm(v.transpose(1, 2), v)
+    return products.mul_(unit.to(v.dtype)[:, None, None]), squared
+
+
+@contextmanager
+def _no_tf32() -> Iterator[None]:
+    """Multiply matrices in float32 proper, on whatever device."""
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = False
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before
 
 
 def _seen(place: int, positions: int, window: Window, axis: int) -> slice:
