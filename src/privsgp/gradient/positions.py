@@ -54,7 +54,7 @@ class Positions:
     Samples come before models, as in the grouped convolution that runs them.
 
     Guarantee: where positions cancel, ‖Σ_p δ_p ⊗ a_p‖ is small beside ‖δ‖ ‖a‖, and the rounding of its products
-    need not be small beside it. All that this can add, to the norm and later to the sum, is counted as part of the norm:
+    need not be small beside it. All that this can add, to the norm and to the sum, is counted as part of the norm:
     such a sample is clipped more than others, not less.
     """
 
