@@ -47,7 +47,8 @@ def cell(folder: Path, one: dict[str, Any] | None) -> str:
     picture = f"{folder.name}/{one['name']}-{one['mode']}-{one['scale']}.svg"
     spent = [curve["epsilon_certified"] for curve in one["curves"]]
     epsilon = "no finite bound" if None in spent else f"{min(spent):.3g} … {max(spent):.3g}"
-    return f"[{verdict}]({picture}): {one['found']} (certified ε {epsilon}; {one['seeds']} seeds)"
+    seeds = "one seed" if one["seeds"] == 1 else f"{one['seeds']} seeds"
+    return f"[{verdict}]({picture}): {one['found']} (certified ε {epsilon}; {seeds})"
 
 
 if __name__ == "__main__":
