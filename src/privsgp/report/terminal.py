@@ -15,6 +15,8 @@ from rich.logging import RichHandler
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
+from privsgp.experiments import claims
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
@@ -199,9 +201,8 @@ def show_comparison(comparison: dict[str, Any]) -> None:
 
 def show_figure(told: dict[str, Any]) -> None:
     """Print what a figure of the paper came to, as its JSON holds it."""
-    verdict = "holds" if told["holds"] else "does not hold"
     out.print(f"{told['name']}, {told['mode']}, {told['scale']}: {told['paper']}", style="bold", soft_wrap=True)
-    out.print(f"  {verdict}: {told['found']}", soft_wrap=True, highlight=False)
+    out.print(f"  {claims.WORDS[told['holds']]}: {told['found']}", soft_wrap=True, highlight=False)
     spent = [c["epsilon_certified"] for c in told["curves"]]
     words = "no finite bound for some" if None in spent else f"ε = {_range(spent)}"
     out.print(f"  certified: {words}; {told['seeds']} seeds", soft_wrap=True, highlight=False)
