@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
+import signal
 import subprocess
 import sys
 
@@ -203,6 +205,23 @@ def test_a_full_disk_keeps_the_last_checkpoint_and_says_what_to_do(tmp_path, mon
     monkeypatch.undo()
     assert runs.train(config, out, "--resume")["test_loss"] == whole["test_loss"]
     assert (out / "model.safetensors").read_bytes() == (tmp_path / "whole" / "model.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize(("every", "words"), [(7, "a checkpoint is kept"), (0, "keeps no checkpoint")])
+def test_ctrl_c_says_what_is_there_to_go_on_with(tmp_path, monkeypatch, every, words):
+    @contextlib.contextmanager
+    def stopping(_steps):
+        yield lambda k, _row: os.kill(os.getpid(), signal.SIGINT) if k == 10 else None
+
+    arguments = ("train", runs.small(tmp_path), "--out", tmp_path / "x", f"--set=engine.checkpoint_every={every}")
+    monkeypatch.setattr(cli, "bar", stopping)
+    ran = runs.command(*arguments)
+    assert ran.code == 130
+    assert words in ran.err
+    assert (tmp_path / "x" / "private" / "checkpoint.safetensors").exists() == (every > 0)
+    monkeypatch.undo()
+    assert runs.command(*arguments, "--resume").code == 0
+    assert runs.charged(tmp_path / "x") == [30] * 4
 
 
 def test_graph_shows_a_network(tmp_path, monkeypatch):

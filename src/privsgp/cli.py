@@ -49,7 +49,10 @@ Delta = Annotated[float, typer.Option(help="δ")]
 DifferenceClip = Annotated[float | None, typer.Option(help="C of clipped differences.")]
 Period = Annotated[int | None, typer.Option(help="Releases from one anchor to the next (ldp-svrg, ldp-spider).")]
 Alpha = Annotated[float | None, typer.Option(help="α of dp-srm.")]
-Aggregated = Annotated[int | None, typer.Option(help="Nodes whose messages are only seen as a sum (dp-srm).")]
+Aggregated = Annotated[
+    int | None,
+    typer.Option(help="Nodes whose messages are only seen as a sum (dp-srm); default 1: every message is seen."),
+]
 SamplingOption = Annotated[str, typer.Option(help="poisson or fixed")]
 RelationOption = Annotated[str, typer.Option(help="zero-out or replace-one")]
 AccountantOption = Annotated[str, typer.Option(help="certified, or published (the formula of the algorithm's paper)")]
@@ -68,7 +71,12 @@ def main() -> None:
         err.print(f"  → {refused.remedy}", markup=False, highlight=False, soft_wrap=True)
         sys.exit(2)
     except Interrupted as stopped:
-        err.print(f"{stopped}; a checkpoint is kept: continue with the same command and --resume", soft_wrap=True)
+        there = (
+            "a checkpoint is kept: continue with the same command and --resume"
+            if stopped.kept
+            else "engine.checkpoint_every = 0 keeps no checkpoint: the same command and --resume begin anew"
+        )
+        err.print(f"{stopped}; {there}", soft_wrap=True)
         sys.exit(130)
     except Diverged as diverged:
         err.print(f"privsgp: {diverged}", style="bold red", markup=False, highlight=False, soft_wrap=True)
@@ -328,7 +336,13 @@ def compare(
     changes: Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE, as for train.")] = None,
     seeds: Annotated[int, typer.Option(help="Runs of every method that are reported.")] = 3,
     tuning_seeds: Annotated[int, typer.Option(help="Runs of every step size that is tried, with other seeds.")] = 1,
-    step_sizes: Annotated[str, typer.Option(help="The common grid; default: around the config's step size.")] = "",
+    step_sizes: Annotated[
+        str,
+        typer.Option(
+            help="The common grid, numbers with commas between; default: around the config's step size. A method that is "
+            "best at an end of it gets up to three more beyond."
+        ),
+    ] = "",
     jobs: Annotated[int | None, typer.Option(help="Runs at a time, a thread each; default: one per core.")] = None,
     folder: Annotated[Path | None, typer.Option("--out", help="Default runs/<name>-compare.")] = None,
     data_dir: Annotated[Path | None, typer.Option(help="Where MNIST, CIFAR-10, a9a lie (or PRIVSGP_DATA).")] = None,
@@ -344,9 +358,13 @@ def compare(
 
     settings = configs.read(config, changes or [])
     place = folder or Path("runs") / f"{settings.name}-compare"
+    names = _listed(algorithms)
+    if moved := comparing.moved(settings, names):
+        words = f"on a ring, not on graph.name = {settings.graph.name!r}: {', '.join(moved)} (links must go both ways)"
+        err.print(f"note: {words}", markup=False, soft_wrap=True)
     with _going_on():
         found = comparing.compare(
-            settings, _listed(algorithms), Bench(place, data_dir, jobs, stage), seeds=seeds,
+            settings, names, Bench(place, data_dir, jobs, stage), seeds=seeds,
             tuning_seeds=tuning_seeds, step_sizes=[_number("step-sizes", text) for text in _listed(step_sizes)],
         )  # fmt: skip
     told = found.as_json()
