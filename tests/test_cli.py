@@ -167,6 +167,12 @@ def test_a_table_on_stdout_without_json(tmp_path, monkeypatch):
     assert "does not clip" in ran.err
 
 
+def test_a_first_table_is_announced_before_it_is_filled(tmp_path):
+    changes = runs.changes(algorithm__name="privsgp-vr", algorithm__steps=2)
+    ran = runs.command("train", runs.small(tmp_path), "--out", tmp_path / "x", *changes)
+    assert "the gradients of all 1,200 samples at x⁰ come first" in ran.err
+
+
 def test_the_default_folder_is_below_runs(tmp_path, monkeypatch):
     config = runs.small(tmp_path)
     monkeypatch.chdir(tmp_path)
@@ -273,6 +279,16 @@ def test_a_delta_that_allows_to_publish_a_record_gets_a_warning(tmp_path):
     assert ran.code == 0
     assert "privacy.delta = 0.01 is not below 1/J of node 0 (300 samples; 4 such nodes)" in ran.err
     assert "not below" not in runs.command("train", config, "--out", tmp_path / "s").err
+
+
+@pytest.mark.parametrize("options", [("account", "--sigma=0.3"), ("calibrate", "--epsilon=8")])
+def test_dp_srm_is_counted_for_who_is_named(options):
+    arguments = (*options, "--algorithm=dp-srm", "--samples=50", "--batch=50", "--steps=4", "--json")
+    alone, summed = runs.command(*arguments), runs.command(*arguments, "--aggregated=4")
+    assert json.loads(alone.out)["trust"] == "per-node"
+    assert json.loads(summed.out)["trust"] == "secure aggregation"
+    assert "--aggregated NODES" in alone.err
+    assert summed.err == ""
 
 
 def test_accounting_counts_what_the_algorithms_declare():
