@@ -11,6 +11,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from privsgp.experiments import claims
+
 BEGIN, END = "<!-- figures -->\n", "<!-- end of figures -->\n"
 
 
@@ -43,12 +45,11 @@ def cell(folder: Path, one: dict[str, Any] | None) -> str:
     """Return the verdict with its numbers, linked to the picture."""
     if one is None:
         return "not run"
-    verdict = "holds" if one["holds"] else "does not hold"
     picture = f"{folder.name}/{one['name']}-{one['mode']}-{one['scale']}.svg"
     spent = [curve["epsilon_certified"] for curve in one["curves"]]
     epsilon = "no finite bound" if None in spent else f"{min(spent):.3g} … {max(spent):.3g}"
     seeds = "one seed" if one["seeds"] == 1 else f"{one['seeds']} seeds"
-    return f"[{verdict}]({picture}): {one['found']} (certified ε {epsilon}; {seeds})"
+    return f"[{claims.WORDS[one['holds']]}]({picture}): {one['found']} (certified ε {epsilon}; {seeds})"
 
 
 if __name__ == "__main__":

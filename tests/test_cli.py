@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
+import signal
 import subprocess
 import sys
 
@@ -165,6 +167,12 @@ def test_a_table_on_stdout_without_json(tmp_path, monkeypatch):
     assert "does not clip" in ran.err
 
 
+def test_a_first_table_is_announced_before_it_is_filled(tmp_path):
+    changes = runs.changes(algorithm__name="privsgp-vr", algorithm__steps=2)
+    ran = runs.command("train", runs.small(tmp_path), "--out", tmp_path / "x", *changes)
+    assert "the gradients of all 1,200 samples at x⁰ come first" in ran.err
+
+
 def test_the_default_folder_is_below_runs(tmp_path, monkeypatch):
     config = runs.small(tmp_path)
     monkeypatch.chdir(tmp_path)
@@ -203,6 +211,23 @@ def test_a_full_disk_keeps_the_last_checkpoint_and_says_what_to_do(tmp_path, mon
     monkeypatch.undo()
     assert runs.train(config, out, "--resume")["test_loss"] == whole["test_loss"]
     assert (out / "model.safetensors").read_bytes() == (tmp_path / "whole" / "model.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize(("every", "words"), [(7, "a checkpoint is kept"), (0, "keeps no checkpoint")])
+def test_ctrl_c_says_what_is_there_to_go_on_with(tmp_path, monkeypatch, every, words):
+    @contextlib.contextmanager
+    def stopping(_steps):
+        yield lambda k, _row: os.kill(os.getpid(), signal.SIGINT) if k == 10 else None
+
+    arguments = ("train", runs.small(tmp_path), "--out", tmp_path / "x", f"--set=engine.checkpoint_every={every}")
+    monkeypatch.setattr(cli, "bar", stopping)
+    ran = runs.command(*arguments)
+    assert ran.code == 130
+    assert words in ran.err
+    assert (tmp_path / "x" / "private" / "checkpoint.safetensors").exists() == (every > 0)
+    monkeypatch.undo()
+    assert runs.command(*arguments, "--resume").code == 0
+    assert runs.charged(tmp_path / "x") == [30] * 4
 
 
 def test_graph_shows_a_network(tmp_path, monkeypatch):
@@ -254,6 +279,16 @@ def test_a_delta_that_allows_to_publish_a_record_gets_a_warning(tmp_path):
     assert ran.code == 0
     assert "privacy.delta = 0.01 is not below 1/J of node 0 (300 samples; 4 such nodes)" in ran.err
     assert "not below" not in runs.command("train", config, "--out", tmp_path / "s").err
+
+
+@pytest.mark.parametrize("options", [("account", "--sigma=0.3"), ("calibrate", "--epsilon=8")])
+def test_dp_srm_is_counted_for_who_is_named(options):
+    arguments = (*options, "--algorithm=dp-srm", "--samples=50", "--batch=50", "--steps=4", "--json")
+    alone, summed = runs.command(*arguments), runs.command(*arguments, "--aggregated=4")
+    assert json.loads(alone.out)["trust"] == "per-node"
+    assert json.loads(summed.out)["trust"] == "secure aggregation"
+    assert "--aggregated NODES" in alone.err
+    assert summed.err == ""
 
 
 def test_accounting_counts_what_the_algorithms_declare():

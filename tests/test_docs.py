@@ -10,6 +10,7 @@ import pytest
 
 import runs
 from privsgp import config
+from privsgp.experiments import claims
 
 ROOT = pathlib.Path(__file__).parent.parent
 MNIST = ("--samples", "1200", "--batch", "240", "--steps", "575")
@@ -55,6 +56,5 @@ def test_the_results_page_says_what_its_figures_say():
     assert figures
     for path in figures:
         told = json.loads(path.read_text())
-        verdict = "holds" if told["holds"] else "does not hold"
-        assert f"[{verdict}](results/{path.stem}.svg): {told['found']}" in page
+        assert f"[{claims.WORDS[told['holds']]}](results/{path.stem}.svg): {told['found']}" in page
         assert path.with_suffix(".svg").exists()

@@ -86,7 +86,9 @@ def test_the_published_plan_is_corollary_1():
 
 def test_a_planned_run_and_its_resumption(tmp_path):
     config, out = parsed(batch="auto", step_size="auto"), tmp_path / "run"
-    settled, problem, plan = planning.settle(config, problems.load_problem, out, resume=False)
+    words = []
+    settled, problem, plan = planning.settle(config, problems.load_problem, out, resume=False, say=words.append)
+    assert [said.split()[0] for said in words] == ["estimating", "rehearsing", "certifying"]
     assert settled.algorithm.auto == ()
     training.run(settled, problem, out, plan=plan)
     kept = json.loads((out / "plan.json").read_text())

@@ -14,6 +14,7 @@ import typer
 from privsgp.errors import Refused
 from privsgp.report.terminal import (
     bar,
+    doing,
     err,
     out,
     show,
@@ -46,10 +47,15 @@ Batch = Annotated[float, typer.Option(help="b, the expected batch.")]
 Steps = Annotated[int, typer.Option(help="K, the number of releases.")]
 Clip = Annotated[float, typer.Option(help="G, the norm of one sample's clipped gradient.")]
 Delta = Annotated[float, typer.Option(help="δ")]
-DifferenceClip = Annotated[float | None, typer.Option(help="C of clipped differences.")]
-Period = Annotated[int | None, typer.Option(help="Releases from one anchor to the next (ldp-svrg, ldp-spider).")]
-Alpha = Annotated[float | None, typer.Option(help="α of dp-srm.")]
-Aggregated = Annotated[int | None, typer.Option(help="Nodes whose messages are only seen as a sum (dp-srm).")]
+DifferenceClip = Annotated[float | None, typer.Option(help="C of clipped differences; default: they are not clipped.")]
+Period = Annotated[
+    int | None, typer.Option(help="Releases from one anchor to the next (ldp-svrg, ldp-spider); default 10.")
+]
+Alpha = Annotated[float | None, typer.Option(help="α of dp-srm; default 0.1.")]
+Aggregated = Annotated[
+    int | None,
+    typer.Option(help="Nodes whose messages are only seen as a sum (dp-srm); default 1: every message is seen."),
+]
 SamplingOption = Annotated[str, typer.Option(help="poisson or fixed")]
 RelationOption = Annotated[str, typer.Option(help="zero-out or replace-one")]
 AccountantOption = Annotated[str, typer.Option(help="certified, or published (the formula of the algorithm's paper)")]
@@ -68,14 +74,21 @@ def main() -> None:
         err.print(f"  → {refused.remedy}", markup=False, highlight=False, soft_wrap=True)
         sys.exit(2)
     except Interrupted as stopped:
-        err.print(f"{stopped}; a checkpoint is kept: continue with the same command and --resume", soft_wrap=True)
+        there = (
+            "a checkpoint is kept: continue with the same command and --resume"
+            if stopped.kept
+            else "engine.checkpoint_every = 0 keeps no checkpoint: the same command and --resume begin anew"
+        )
+        err.print(f"{stopped}; {there}", soft_wrap=True)
         sys.exit(130)
     except Diverged as diverged:
         err.print(f"privsgp: {diverged}", style="bold red", markup=False, highlight=False, soft_wrap=True)
         sys.exit(1)
     except OSError as error:
         err.print(f"privsgp: {error}", style="bold red", markup=False, highlight=False, soft_wrap=True)
-        err.print("  → nothing was half-written; mend it (a full disk?) and run again with --resume", soft_wrap=True)
+        err.print(
+            "  → nothing was half-written; mend it (a full disk?) and run again, train with --resume", soft_wrap=True
+        )
         sys.exit(1)
 
 
@@ -93,8 +106,10 @@ def train(
     ] = None,
     drop: Annotated[float, typer.Option(help="Simulated network: the chance that a message is lost.")] = 0.0,
     delay: Annotated[int, typer.Option(help="Simulated network: messages are late by 0 to so many steps.")] = 0,
-    crash: Annotated[list[str] | None, typer.Option(help="NODE@STEP or NODE@STEP+STEPS: down for so long.")] = None,
-    leave: Annotated[list[str] | None, typer.Option(help="NODE@STEP: leaves for good.")] = None,
+    crash: Annotated[
+        list[str] | None, typer.Option(help="NODE@STEP or NODE@STEP+STEPS: down for so long; default 20 steps.")
+    ] = None,
+    leave: Annotated[list[str] | None, typer.Option(help="NODE@STEP: leaves for good before that step.")] = None,
     staleness: Annotated[int, typer.Option(help="Steps after which a silent link's message is waited for.")] = 64,
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Log metrics to <run>/tensorboard.")] = False,
     as_json: Json = False,
@@ -112,9 +127,10 @@ def train(
         training.refuse_used(place, resume=resume)
     if resume and not rendezvous.join().rank:
         err.print(f"note: {training.standing(place)}", markup=False, soft_wrap=True)
-    settings, problem, plan = planning.settle(
-        settings, lambda c: problems.load_problem(c, data_dir), place, resume=resume, data_dir=data_dir
-    )
+    with doing("reading the data", quiet=rendezvous.join().rank > 0) as say:
+        settings, problem, plan = planning.settle(
+            settings, lambda c: problems.load_problem(c, data_dir), place, resume=resume, data_dir=data_dir, say=say
+        )
     if plan is not None:
         err.print(f"planned: {planning.words(plan)}", soft_wrap=True)
     for note in problems.notes(settings, problem):
@@ -148,13 +164,13 @@ def plan(
     ] = None,
     changes: Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE, as for train.")] = None,
     data_dir: Annotated[Path | None, typer.Option(help="Where MNIST, CIFAR-10, a9a lie (or PRIVSGP_DATA).")] = None,
-    nodes: Annotated[int, typer.Option(help="n")] = 16,
+    nodes: Annotated[int, typer.Option(help="n, the number of nodes.")] = 16,
     samples: Annotated[int | None, typer.Option(help="J, the samples of one node.")] = None,
     dim: Annotated[int | None, typer.Option(help="d, the parameters of the model.")] = None,
     epsilon: Annotated[float | None, typer.Option(help="ε of every node.")] = None,
     delta: Annotated[float, typer.Option(help="δ of every node.")] = 1e-5,
-    smoothness: Annotated[float | None, typer.Option(help="L")] = None,
-    clip: Annotated[float, typer.Option(help="G")] = 1.0,
+    smoothness: Annotated[float | None, typer.Option(help="L, the smoothness of the loss.")] = None,
+    clip: Clip = 1.0,
     gap: Annotated[float, typer.Option(help="F⁰ = f(x⁰) − f*")] = 0.0,
     heterogeneity: Annotated[float, typer.Option(help="b², squared as in the paper.")] = 0.0,
     norm: Annotated[float, typer.Option(help="‖x⁰‖², squared as in the paper.")] = 0.0,
@@ -162,7 +178,9 @@ def plan(
     network: Annotated[str, typer.Option("--graph", help="Its C and q make K̂.")] = "exponential",
     accountant: AccountantOption = "certified",
     c2: C2 = 0.3724,
-    save: Annotated[Path | None, typer.Option(help="Draw bound and noise against K to a picture.")] = None,
+    save: Annotated[
+        Path | None, typer.Option(help="Draw bound and noise of all methods against K to a picture.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Tell before anything is trained: how many steps, how much noise, what to expect."""
@@ -174,7 +192,9 @@ def plan(
 
     if config is not None:
         _refuse_given(context, beside={"config", "changes", "data_dir", "save", "as_json"})
-        made = planning.plan(configs.read(config, changes or []), data_dir, compare=save is not None)
+        settings = configs.read(config, changes or [])
+        with doing("reading the data", quiet=as_json) as say:
+            made = planning.plan(settings, data_dir, compare=save is not None, say=say)
         formula = made.formula
     elif samples is None or dim is None or epsilon is None or smoothness is None:
         raise Refused("no run.toml, and not all of --samples, --dim, --epsilon, --smoothness", "give one or the other")
@@ -186,7 +206,8 @@ def plan(
             published_c2=c2 if accountant == "published" else None,
         )  # fmt: skip
     if save is not None:
-        picture.draw(formula, save, made)
+        with doing("drawing the bound and the noise of many K", quiet=as_json):
+            picture.draw(formula, save, made)
         err.print(f"drawn to {save}")
     if as_json:
         typer.echo(json.dumps((made or formula).as_json()))
@@ -196,7 +217,9 @@ def plan(
 
 @app.command()
 def graph(
-    name: Annotated[str, typer.Argument(help="exponential, ring, …")],
+    name: Annotated[
+        str, typer.Argument(help="exponential, exponential-static, ring-directed, ring, complete, torus, random")
+    ],
     nodes: Annotated[int, typer.Option(help="The paper's n.")] = 16,
     dim: Annotated[int, typer.Option(help="The paper's d, for the bound on C.")] = 1,
     degree: Annotated[int, typer.Option(help="Out-degree of `random`.")] = 1,
@@ -253,7 +276,7 @@ def account(
     if accountant == "published":
         nominal = published.epsilon(mechanism, steps, delta, c2, algorithm)
         answer |= {"epsilon": _finite(nominal), "certified_epsilon": _finite(spent.epsilon), "c2": c2}
-    _answer(answer, spent.assumptions, as_json=as_json)
+    _answer(answer | _trust(algorithm, aggregated), spent.assumptions, as_json=as_json)
 
 
 @app.command()
@@ -294,7 +317,7 @@ def calibrate(
     }  # fmt: skip
     if accountant == "published":
         answer |= {"epsilon": epsilon, "certified_epsilon": _finite(spent.epsilon), "c2": c2}
-    _answer(answer, spent.assumptions, as_json=as_json)
+    _answer(answer | _trust(algorithm, aggregated), spent.assumptions, as_json=as_json)
 
 
 @app.command()
@@ -328,7 +351,13 @@ def compare(
     changes: Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE, as for train.")] = None,
     seeds: Annotated[int, typer.Option(help="Runs of every method that are reported.")] = 3,
     tuning_seeds: Annotated[int, typer.Option(help="Runs of every step size that is tried, with other seeds.")] = 1,
-    step_sizes: Annotated[str, typer.Option(help="The common grid; default: around the config's step size.")] = "",
+    step_sizes: Annotated[
+        str,
+        typer.Option(
+            help="The common grid, numbers with commas between; default: around the config's step size. Where a method "
+            "is best at an end of it, its grid is extended there, up to three times."
+        ),
+    ] = "",
     jobs: Annotated[int | None, typer.Option(help="Runs at a time, a thread each; default: one per core.")] = None,
     folder: Annotated[Path | None, typer.Option("--out", help="Default runs/<name>-compare.")] = None,
     data_dir: Annotated[Path | None, typer.Option(help="Where MNIST, CIFAR-10, a9a lie (or PRIVSGP_DATA).")] = None,
@@ -344,9 +373,13 @@ def compare(
 
     settings = configs.read(config, changes or [])
     place = folder or Path("runs") / f"{settings.name}-compare"
+    names = _listed(algorithms)
+    if moved := comparing.moved(settings, names):
+        words = f"on a ring, not on graph.name = {settings.graph.name!r}: {', '.join(moved)} (links must go both ways)"
+        err.print(f"note: {words}", markup=False, soft_wrap=True)
     with _going_on():
         found = comparing.compare(
-            settings, _listed(algorithms), Bench(place, data_dir, jobs, stage), seeds=seeds,
+            settings, names, Bench(place, data_dir, jobs, stage), seeds=seeds,
             tuning_seeds=tuning_seeds, step_sizes=[_number("step-sizes", text) for text in _listed(step_sizes)],
         )  # fmt: skip
     told = found.as_json()
@@ -370,7 +403,9 @@ def reproduce(
     data_dir: Annotated[Path | None, typer.Option(help="Where MNIST and CIFAR-10 lie (or PRIVSGP_DATA).")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda")] = "auto",
     jobs: Annotated[int | None, typer.Option(help="Runs at a time, a thread each; default: one per core.")] = None,
-    max_steps: Annotated[int | None, typer.Option(help="Leave out curves with more steps.")] = None,
+    max_steps: Annotated[
+        int | None, typer.Option(help="Leave out curves with more steps; a claim about one is not judged.")
+    ] = None,
     changes: Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE, for every curve.")] = None,
     as_json: Json = False,
 ) -> None:
@@ -522,6 +557,17 @@ def _own(name: str) -> dict[str, Any]:
     if name in ("ldp-svrg", "ldp-spider"):
         return {"difference_clip": None, "period": 10}
     return {"difference_clip": None} if name in ("privsgp-vr", "soteriafl-svrg", "soteriafl-saga") else {}
+
+
+def _trust(algorithm: str, aggregated: int | None) -> dict[str, str]:
+    """Tell whom the ε of dp-srm holds against, and how to get what `train` counts, which knows the number of nodes."""
+    if algorithm != "dp-srm":
+        return {}
+    if (aggregated or 1) > 1:
+        return {"trust": "secure aggregation"}
+    words = "every message of the node is seen here; train takes secure aggregation unless algorithm.trust = 'per-node'"
+    err.print(f"note: {words}: --aggregated NODES counts that", markup=False, soft_wrap=True)
+    return {"trust": "per-node"}
 
 
 def _relation(name: str) -> Literal["zero-out", "replace-one"]:

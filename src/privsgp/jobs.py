@@ -129,9 +129,12 @@ def simulated_faults(
     if drop or delay or crash or leave:
         refuse_faults(config)
     seed = public_seed(config.seed, config.shared_hash(), "faults")
-    return Faults.parse(
+    faults = Faults.parse(
         make_graph(config), drop=drop, delay=delay, crash=crash, leave=leave, staleness=staleness, seed=seed
     )
+    if faults is not None:
+        faults.refuse_late(config.algorithm.steps)
+    return faults
 
 
 def refuse_faults(config: Config) -> None:

@@ -38,15 +38,23 @@ if TYPE_CHECKING:
     from privsgp.plan.theorems import Budget, Constants
     from privsgp.problems import Problem
 
+    Say = Callable[[str], None]
+
 REHEARSED = 1024  # samples in a rehearsal, fewer for models beyond WEIGHTS weights
 WEIGHTS = 60_000
 LARGEST = 2_000_000  # weights of a model that can still be rehearsed in seconds
 
 
-def make(config: Config, problem: Problem, data_dir: Path | None = None, *, compare: bool = False) -> Plan:
+def _silently(_words: str) -> None:
+    """Say nothing."""
+
+
+def make(
+    config: Config, problem: Problem, data_dir: Path | None = None, *, compare: bool = False, say: Say = _silently
+) -> Plan:
     """Plan a run: what is "auto" in the configuration is chosen, the rest is taken as it is.
 
-    `compare` looks at all methods even where the configuration names one.
+    `compare` looks at all methods even where the configuration names one. `say` is told what is being done.
 
     Guarantee: nothing here depends on the nodes' samples, except with `plan.may_spend`, which the plan records.
     Assumes: the sizes J_i, the model at x⁰ and the scale of the test inputs are public.
@@ -56,13 +64,17 @@ def make(config: Config, problem: Problem, data_dir: Path | None = None, *, comp
     permit(source, may_spend=config.plan.may_spend)
     stage = Stage(problem.model, problem.loss, problem.correct, samples_of(source, problem, data_dir))
     skewed = config.data.partition == "dirichlet"
+    say("estimating the constants of the bound")
     p = planner(network, stage, settings.clip, skewed=skewed)
     batch = p.batch() if "batch" in config.algorithm.auto else config.algorithm.batch
     own = Method(config.algorithm.name, settings)
     auto = "name" in config.algorithm.auto
     looked_at = methods(settings, network.accountant) if auto or compare else [own]
     looked_at = looked_at if auto or own in looked_at else [own, *looked_at]
-    choices = [_choice(config, p, method, batch) for method in looked_at]
+    choices = []
+    for i, method in enumerate(looked_at, 1):
+        say(f"rehearsing {method.label} ({i} of {len(looked_at)})")
+        choices.append(_choice(config, p, method, batch))
     chosen, why = best(choices) if auto else (next(c for c in choices if c.method == own), "the configuration says so")
     graph = jobs.make_graph(config)
     formula = Formula(network, graph, p.constants, Layout.of(problem.model).dim, settings.clip, chosen.noise)
@@ -142,7 +154,13 @@ def samples_of(source: Source, problem: Problem, data_dir: Path | None) -> Sampl
 
 
 def settle(
-    config: Config, load: Callable[[Config], Problem], folder: Path, *, resume: bool, data_dir: Path | None = None
+    config: Config,
+    load: Callable[[Config], Problem],
+    folder: Path,
+    *,
+    resume: bool,
+    data_dir: Path | None = None,
+    say: Say = _silently,
 ) -> tuple[Config, Problem, dict[str, Any] | None]:
     """Return the configuration without "auto", its problem, and the plan that settled it (None if there was none).
 
@@ -158,9 +176,10 @@ def settle(
             **{key: getattr(old, key) for key in (*config.algorithm.auto, "difference_clip")}
         )
         return config, load(config), None
-    plan = make(config, load(config), data_dir)
-    config = apply(config, plan)
-    return config, load(config), plan.as_json()
+    plan = make(config, load(config), data_dir, say=say)
+    say("certifying the noise of many K, for the bound")
+    config, told = apply(config, plan), plan.as_json()
+    return config, load(config), told
 
 
 def apply(config: Config, plan: Plan) -> Config:
@@ -182,13 +201,13 @@ def words(plan: dict[str, Any]) -> str:
     )
 
 
-def plan(config: Config, data_dir: Path | None = None, *, compare: bool = False) -> Plan:
+def plan(config: Config, data_dir: Path | None = None, *, compare: bool = False, say: Say = _silently) -> Plan:
     """Plan a configuration as if its steps and step size were open, which is what one asks a planner about."""
     if config.algorithm.name not in PLANNED:
         raise Refused(f"a plan for algorithm.name = {config.algorithm.name!r}", f"take one of {', '.join(PLANNED)}")
     open_ = dict.fromkeys(("steps", "step_size", *config.algorithm.auto), "auto")
     config = config.with_algorithm(**open_)
-    return make(config, problems.load_problem(config, data_dir), data_dir, compare=compare)
+    return make(config, problems.load_problem(config, data_dir), data_dir, compare=compare, say=say)
 
 
 def from_constants(

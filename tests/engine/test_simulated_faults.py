@@ -8,7 +8,7 @@ import pytest
 import runs
 from privsgp import config as configs
 from privsgp import graph as graphs
-from privsgp import problems, training
+from privsgp import jobs, problems, training
 from privsgp.engine.faults import Faults, Leave, Outage
 from privsgp.engine.stops import Interrupted
 from privsgp.errors import Refused
@@ -43,6 +43,16 @@ def test_what_the_command_line_says():
 def test_what_cannot_be_is_refused(options, words):
     with pytest.raises(Refused, match=words):
         Faults.parse(EXPONENTIAL, **options)
+
+
+@pytest.mark.parametrize("option", ["crash", "leave"])
+def test_a_fault_after_the_last_step_is_refused(tmp_path, option):
+    config = configs.read(runs.small(tmp_path))
+    given = {"drop": 0.0, "delay": 0, "crash": [], "leave": [], "staleness": 64}
+    assert jobs.simulated_faults(config, **given | {option: ["3@29"]}) is not None
+    with pytest.raises(Refused, match=f"--{option} 3@30 with algorithm.steps = 30") as refused:
+        jobs.simulated_faults(config, **given | {option: ["3@30"]})
+    assert "0 to 29" in refused.value.remedy
 
 
 def test_nobody_may_leave_whom_the_others_need():

@@ -47,7 +47,6 @@ def test_a_line_rises_unless_it_falls_by_more_than_chance():
     assert "falls at curve 2" in claims.rising("K*")(falls).words
     assert not claims.rising("K*")(falls).holds
     assert claims.rising("K*")(results(0.7, 0.8, 0.75, line="K*", sd=0.1)).holds
-    assert claims.rising("another")(falls).holds
 
 
 def test_ahead_is_ahead_in_accuracy_and_in_loss_by_more_than_chance():
@@ -55,6 +54,22 @@ def test_ahead_is_ahead_in_accuracy_and_in_loss_by_more_than_chance():
     assert not claims.ahead("0")(results(0.8, 0.7, 0.9)).holds
     assert not claims.ahead("0")(results(0.8, 0.7, sd=0.2)).holds
     assert not claims.ahead("0")(results(0.8, 0.7, losses=[0.5, 0.4])).holds
+
+
+@pytest.mark.parametrize("claim", [claims.best("2"), claims.ahead("2")])
+def test_a_claim_whose_own_curve_was_left_out_cannot_be_judged(claim):
+    verdict = claim(results(0.8, 0.7))
+    assert verdict.holds is None
+    assert verdict.words == "the claim's own curve was left out; curve 0: 80.00 %; curve 1: 70.00 %"
+
+
+@pytest.mark.parametrize(
+    "claim", [claims.best("0"), claims.ahead("0"), claims.comparable(["0", "1"]), claims.rising("K*")]
+)
+def test_one_curve_alone_cannot_be_judged(claim):
+    verdict = claim(results(0.8, line="K*"))
+    assert verdict.holds is None
+    assert verdict.words == f"{claims.ALONE}; curve 0: 80.00 %"
 
 
 def test_what_diverged_is_behind():

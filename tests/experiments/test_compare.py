@@ -103,6 +103,15 @@ def test_every_method_gets_the_same_data_start_and_budget(tmp_path):
     assert comparing.method(config, "privsgp-vr").algorithm.difference_clip == 0.5
 
 
+def test_who_runs_on_another_network_is_said_before_anything_runs(tmp_path):
+    config = settings(tmp_path)
+    assert comparing.moved(config, ["privsgp", "dp2-sgd", "adam"]) == ["dp2-sgd"]
+    assert comparing.moved(settings(tmp_path, "graph.name=torus"), ["dp2-sgd"]) == []
+    ran = runs.command("compare", runs.small(tmp_path, CONFIG), "--algorithms=dp2-sgd", "--seeds=0")
+    assert ran.code == 2
+    assert "note: on a ring, not on graph.name = 'exponential': dp2-sgd" in ran.err
+
+
 @pytest.mark.parametrize(
     ("change", "options", "word"),
     [

@@ -91,6 +91,19 @@ def test_a_figure_is_made_judged_and_not_made_twice(tmp_path):
     ]
 
 
+@pytest.mark.usefixtures("_tiny")
+def test_without_the_claims_own_curve_a_figure_is_drawn_and_not_judged(tmp_path):
+    arguments = ("reproduce", "mnist-best-k", "--mode=published", "--device=cpu", "--seeds=1", "--max-steps=6")
+    ran = runs.command(*arguments, "--out", tmp_path)
+    assert ran.code == 0, ran.err
+    assert "cannot be judged: the claim's own curve was left out; K = 6" in ran.out
+    stem = tmp_path / "mnist-best-k-published-small"
+    told = json.loads(stem.with_suffix(".json").read_text())
+    assert told["holds"] is None
+    assert told["found"].endswith("; left out: K = 12")
+    assert "the claim cannot be judged" in stem.with_suffix(".svg").read_text()
+
+
 def test_points_on_lines_are_drawn_against_the_budget(tmp_path):
     curves = [
         {"line": line, "x": x, "label": "", "epsilon_certified": x + 1, "accuracy": {"mean": 0.5 + x / 10, "sd": 0.01}}
@@ -118,7 +131,7 @@ def test_what_is_not_there_is_refused_with_what_to_do(tmp_path, monkeypatch):
     for arguments, word in (
         (("mnist-best-k",), "PRIVSGP_DATA"),
         (("mnist-everything",), "mnist-best-k"),
-        ((), "mnist-best-k"),
+        ((), "no figure is named   → take one of mnist-speedup, mnist-best-k"),
         (("mnist-best-k", "--scale=huge"), "small, full"),
         (("mnist-best-k", "--max-steps=3"), "no curve"),
     ):

@@ -81,3 +81,10 @@ def test_the_simplest_among_equals(small_planner, scores, winner):
 
 def test_spare_releases():
     assert Network([1], [(1.0, 1e-5)], spare=0.02).releases(1000) == 1020
+
+
+@pytest.mark.parametrize("accountant", ["certified", "published"])
+def test_a_plan_has_one_sigma_also_between_the_powers_of_four(accountant):
+    network = Network([200] * 4, [(2.0, 1e-5)] * 4, accountant=accountant)
+    noise = Noise(network, Method("privsgp", Settings()), 20.0)
+    assert noise.at(2048) == pytest.approx(noise.each(2048)[0], rel=1e-4)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING
 
 import torch
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from privsgp.gradient.table import Memory
 
 _CHUNK = 64  # samples of a node whose first gradients are taken at once
+_LOG = logging.getLogger(__name__)
 
 
 def first_table(block: Block, settings: Settings, z: Tensor, difference_clip: float | None = None) -> Memory:
@@ -35,6 +37,7 @@ def first_table(block: Block, settings: Settings, z: Tensor, difference_clip: fl
             return block.gradients(z, Drawn(rows, rows < block.rows))
 
         samples = torch.tensor([mechanism.samples for mechanism in block.mechanisms], device=z.device)
+        _LOG.info("table: the gradients of all %s samples at x⁰ come first", f"{sum(samples.tolist()):,}")
         whole_blocks = -(-_CHUNK // settings.block_size) * settings.block_size
         fill(table, gradients, samples, rows=block.rows, chunk=whole_blocks)
     return table

@@ -95,6 +95,16 @@ class Faults:
                 "the rest would fall apart: choose a denser graph, or other nodes",
             )
 
+    def refuse_late(self, steps: int) -> None:
+        """Refuse what would begin after the last step, steps − 1, and so never."""
+        begun = [("crash", node, first) for node, first, _ in self.crashes]
+        begun += [("leave", node, step) for node, step in self.leaves]
+        for option, node, step in begun:
+            if step >= steps:
+                raise Refused(
+                    f"--{option} {node}@{step} with algorithm.steps = {steps}", f"name a step from 0 to {steps - 1}"
+                )
+
     def down(self, k: int) -> list[int]:
         """Return the nodes that are down at step k."""
         return sorted({node for node, first, stop in self.crashes if first <= k < stop})

@@ -113,7 +113,7 @@ class Training:
                 stop = self._keep(k, seconds)
                 self.watch(k, rows[-1] if rows else None)
                 if stop:
-                    raise Interrupted(k)
+                    raise Interrupted(k, kept=self.folder.checkpoint.exists())
             if k < job.steps:
                 self._checkpoint(k, spent + time.perf_counter() - started)
         return self._end(k, rows, spent + time.perf_counter() - started)

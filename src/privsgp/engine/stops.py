@@ -4,11 +4,13 @@ from __future__ import annotations
 
 
 class Interrupted(Exception):
-    """The user stopped the run; a checkpoint holds it."""
+    """The run was stopped; unless nothing was `kept`, a checkpoint holds it."""
 
-    def __init__(self, step: int) -> None:
+    kept = True
+
+    def __init__(self, step: int, *, kept: bool = True) -> None:
         super().__init__(f"stopped after step {step}")
-        self.step = step
+        self.step, self.kept = step, kept
 
 
 class Diverged(Exception):
@@ -17,7 +19,7 @@ class Diverged(Exception):
     def __init__(self, step: int, what: str) -> None:
         super().__init__(
             f"{what} is not finite after step {step}: the run has diverged\n"
-            "  → lower algorithm.step_size or privacy.clip; the last checkpoint is from before"
+            "  → lower algorithm.step_size or privacy.clip, and choose another --out"
         )
 
 

@@ -1,7 +1,8 @@
 """What the paper claims, as statements that results either satisfy or do not.
 
 One mean is above another when their difference is larger than both standard errors together. With one seed nobody knows
-those, and every difference counts.
+those, and every difference counts. A claim is judged by the curves that were run: its own must be among them, and
+another to compare it with.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from privsgp.experiments.several import Several, Spread
 
 COMPARABLE = 0.02  # accuracies that differ by no more are called comparable
+WORDS = {True: "holds", False: "does not hold", None: "cannot be judged"}
 
 
 @dataclass(frozen=True)
@@ -44,13 +46,14 @@ class Found:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether a claim holds, and the numbers."""
+    """Whether a claim holds, None if it cannot be judged, and the numbers."""
 
-    holds: bool
+    holds: bool | None
     words: str
 
 
 Claim = Callable[[Mapping[str, Found]], Verdict]
+ALONE = "there is no other curve to compare with"
 
 
 def comparable(keys: Sequence[str]) -> Claim:
@@ -58,6 +61,8 @@ def comparable(keys: Sequence[str]) -> Claim:
 
     def judge(found: Mapping[str, Found]) -> Verdict:
         shown = [found[key] for key in keys if key in found]
+        if len(shown) < 2:
+            return _unjudged(ALONE, shown)
         means = [one.accuracy.mean for one in shown]
         apart = max(means) - min(means)
         return Verdict(apart <= COMPARABLE, f"{_listed(shown)}; {100 * apart:.1f} points apart, comparable up to 2")
@@ -78,7 +83,7 @@ def best(key: str) -> Claim:
         words = f"{shown}; the highest accuracy has {high.label}{by}, the lowest loss {low.label}"
         return Verdict(high is own and low is own, words)
 
-    return judge
+    return _about(key, judge)
 
 
 def rising(line: str) -> Claim:
@@ -86,6 +91,8 @@ def rising(line: str) -> Claim:
 
     def judge(found: Mapping[str, Found]) -> Verdict:
         along = sorted((one for one in found.values() if one.line == line), key=lambda one: one.x)
+        if len(along) < 2:
+            return _unjudged(ALONE, along)
         falls = [b.label for a, b in pairwise(along) if _more(a.accuracy, b.accuracy)]
         return Verdict(not falls, _listed(along) + (f"; falls at {', '.join(falls)}" if falls else ""))
 
@@ -100,7 +107,22 @@ def ahead(key: str) -> Claim:
         holds = all(_more(own.accuracy, one.accuracy) and _less_loss(own, one) for one in others)
         return Verdict(holds, "; ".join(f"{one.words}{_loss(one)}" for one in found.values()))
 
+    return _about(key, judge)
+
+
+def _about(key: str, claim: Claim) -> Claim:
+    """Judge what is claimed of one curve against all others only if it was run, and one of them."""
+
+    def judge(found: Mapping[str, Found]) -> Verdict:
+        if key in found and len(found) > 1:
+            return claim(found)
+        return _unjudged(ALONE if key in found else "the claim's own curve was left out", found.values())
+
     return judge
+
+
+def _unjudged(why: str, found: Iterable[Found]) -> Verdict:
+    return Verdict(None, "; ".join([why, *(one.words for one in found)]))
 
 
 def _more(a: Spread, b: Spread) -> bool:

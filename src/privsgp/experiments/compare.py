@@ -141,10 +141,18 @@ def _key(name: str, step_size: float) -> str:
 
 def method(config: Config, name: str) -> Config:
     """Return the configuration for another method, on another network where it cannot use the configuration's own."""
-    undirected = ALGORITHMS[name].network == "undirected" and config.graph.name not in _BOTH_WAYS
-    graph = config.graph.model_copy(update={"name": "ring"} if undirected else {})
+    graph = config.graph.model_copy(update={"name": "ring"} if _moves(config, name) else {})
     changed = config.model_copy(update={"name": f"{config.name}-{name}", "graph": graph})
     return changed.with_algorithm(name=name, **dict.fromkeys(_useless(name)))
+
+
+def moved(config: Config, algorithms: Sequence[str]) -> list[str]:
+    """Return the methods that run on a ring, because they cannot use the configuration's own network."""
+    return [name for name in algorithms if name in ALGORITHMS and _moves(config, name)]
+
+
+def _moves(config: Config, name: str) -> bool:
+    return ALGORITHMS[name].network == "undirected" and config.graph.name not in _BOTH_WAYS
 
 
 def _useless(name: str) -> set[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from privsgp.errors import Refused
+from privsgp.experiments import claims
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -45,7 +46,7 @@ def draw_figure(told: dict[str, Any], path: Path) -> None:
         for axis, key, words in zip(axes, ("loss", "accuracy"), ("training loss", "test accuracy"), strict=True):
             lines(axis, {_legend([c]): c[f"{key}_curve"] for c in told["curves"]})
             dress(axis, "steps", words)
-    verdict = "holds" if told["holds"] else "does not hold"
+    verdict = claims.WORDS[told["holds"]]
     figure.suptitle(f"{told['name']}, {told['mode']}, {told['scale']}: the claim {verdict}", color=_INK, fontsize=11)
     save(figure, path)
 

@@ -1,7 +1,8 @@
 """Make a figure of the paper again: run its curves, draw them, and say whether the paper's claim holds.
 
 In mode "published" noise is the paper's and the certified ε of every curve stands in its legend; in mode "certified"
-all curves have the same certified budget. A claim that does not hold is reported as not holding.
+all curves have the same certified budget. A claim that does not hold is reported as not holding, and one whose own
+curve was left out as one that cannot be judged.
 """
 
 from __future__ import annotations
@@ -46,9 +47,8 @@ def reproduce(
     Assumes: simulation.
     """
     figure, setting = known(name), SETTINGS[_data(name), scale]
-    curves = [
-        c for c in figure.curves(setting, mode) if max_steps is None or c.values["algorithm"]["steps"] <= max_steps
-    ]
+    planned = figure.curves(setting, mode)
+    curves = [c for c in planned if max_steps is None or c.values["algorithm"]["steps"] <= max_steps]
     if not curves:
         raise Refused(f"--max-steps {max_steps}", f"{name} has no curve with so few steps")
     chosen = {curve.key: configs.parse(curve.values, changes) for curve in curves}
@@ -59,6 +59,7 @@ def reproduce(
     runs = _run(figure, setting, chosen, bench, seeds)
     found = {curve.key: Found.of(runs[curve.key], curve.label, curve.line, curve.x) for curve in curves}
     verdict = figure.claim(setting)(found)
+    left_out = ", ".join(curve.label for curve in planned if curve not in curves)
     return {
         "format": "privsgp-figure",
         "version": VERSION,
@@ -68,7 +69,7 @@ def reproduce(
         "mode": mode,
         "paper": figure.says,
         "holds": verdict.holds,
-        "found": verdict.words,
+        "found": verdict.words + (f"; left out: {left_out}" if left_out else ""),
         "seeds": seeds,
         "changes": list(changes),
         "versions": training.versions(),
@@ -79,7 +80,8 @@ def reproduce(
 def known(name: str) -> Figure:
     """Return a figure by its name."""
     if name not in NAMES:
-        raise Refused(f"no figure {name!r}", f"take one of {', '.join(NAMES)}, or all")
+        what = f"no figure {name!r}" if name else "no figure is named"
+        raise Refused(what, f"take one of {', '.join(NAMES)}, or all; --list tells what the paper claims")
     return FIGURES[name.partition("-")[2]]
 
 

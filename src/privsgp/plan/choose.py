@@ -127,6 +127,11 @@ class Noise:
             return published.sigma(self._mechanism(), round(steps), n.epsilon, n.delta, n.c2)
         return self._price(n.delta).along(steps, n.epsilon)
 
+    def at(self, steps: int) -> float:
+        """Return σ of the same node from values certified at this very K, not from those of the K around it."""
+        n = self.network
+        return self.common(steps) if n.accountant == "published" else self._price(n.delta).sigma(steps, n.epsilon)
+
     def each(self, steps: int) -> list[float]:
         """Return σ_i of every node; σJ/G depends on nothing but the rate and the budget."""
         n = self.network

@@ -201,7 +201,7 @@ class Plan:
             "method": choice.method.label,
             "steps": choice.steps,
             "step_size": choice.step_size,
-            "sigma": choice.noise.common(choice.steps),
+            "sigma": choice.noise.at(choice.steps),
             "noise_in_average": self.deviation(choice),
             "score": choice.score,
             "bound_curve": [self.formula.bound(K, choice.noise) for K in SHOWN],

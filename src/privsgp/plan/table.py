@@ -56,7 +56,7 @@ def method_rows(plan: Plan) -> list[tuple[str, ...]]:
     """Return one row for every method that was looked at: label, K, γ, σ, noise in the average, score."""
     return [
         (
-            c.method.label, str(c.steps), f"{c.step_size:.3g}", f"{c.noise.common(c.steps):.4g}",
+            c.method.label, str(c.steps), f"{c.step_size:.3g}", f"{c.noise.at(c.steps):.4g}",
             f"{plan.deviation(c):.3g}", f"{c.score:.3g}",
         )
         for c in plan.choices

@@ -12,8 +12,18 @@ from typing import TYPE_CHECKING, Any
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.logging import RichHandler
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.table import Table
+
+from privsgp.experiments import claims
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -65,6 +75,15 @@ def stage(words: str, steps: int) -> Iterator[Callable[[int], None]]:
         yield lambda done: progress.update(task, completed=done)
 
 
+@contextmanager
+def doing(words: str, *, quiet: bool = False) -> Iterator[Callable[[str], None]]:
+    """Show what is being computed, and for how long, on stderr, where nobody knows how much there is to do."""
+    columns = [SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()]
+    with Progress(*columns, console=err, transient=True, disable=quiet) as progress:
+        task = progress.add_task(words, total=None)
+        yield lambda now: progress.update(task, description=now)
+
+
 def _figures(row: dict[str, Any]) -> str:
     words = []
     if row.get("test_accuracy") is not None:
@@ -86,13 +105,17 @@ def show_plan(formula: Formula, plan: Plan | None) -> None:
     """Print a plan, or the bound alone."""
     from privsgp.plan import table as words
 
-    show("plan", words.formula_rows(formula) if plan is None else words.plan_rows(plan))
-    if plan is not None and len(plan.choices) > 1:
+    with doing("certifying the noise of many K, for the bound"):
+        rows = words.formula_rows(formula) if plan is None else words.plan_rows(plan)
+        methods = words.method_rows(plan) if plan is not None and len(plan.choices) > 1 else []
+        warnings = formula.warnings(formula.steps) if plan is None else plan.warnings
+    show("plan", rows)
+    if methods:
         table = Table("method", "steps", "step size", "σ", "noise in the average", "score in rehearsal")
-        for row in words.method_rows(plan):
+        for row in methods:
             table.add_row(*row)
         out.print(table)
-    for line in formula.warnings(formula.steps) if plan is None else plan.warnings:
+    for line in warnings:
         out.print(f"  · {line}", soft_wrap=True)
 
 
@@ -199,9 +222,8 @@ def show_comparison(comparison: dict[str, Any]) -> None:
 
 def show_figure(told: dict[str, Any]) -> None:
     """Print what a figure of the paper came to, as its JSON holds it."""
-    verdict = "holds" if told["holds"] else "does not hold"
     out.print(f"{told['name']}, {told['mode']}, {told['scale']}: {told['paper']}", style="bold", soft_wrap=True)
-    out.print(f"  {verdict}: {told['found']}", soft_wrap=True, highlight=False)
+    out.print(f"  {claims.WORDS[told['holds']]}: {told['found']}", soft_wrap=True, highlight=False)
     spent = [c["epsilon_certified"] for c in told["curves"]]
     words = "no finite bound for some" if None in spent else f"ε = {_range(spent)}"
     out.print(f"  certified: {words}; {told['seeds']} seeds", soft_wrap=True, highlight=False)
