@@ -55,9 +55,8 @@ class Workload:
         """Return the run as the engine wants it: exponential graph, keyed noise, σ fixed by hand."""
         device, dtype, chosen = torch.device(self.device), torch.float32, ALGORITHMS[algorithm]
         settings = Settings(clip=CLIP, table_dtype=self.table_dtype)
-        made = chosen.mechanism(
-            settings, sigma=SIGMA, batch=self.batch, samples=self.samples, kappa=kappa(dtype, device)
-        )
+        slack = kappa(dtype, device, positions=self.model != "mlp")
+        made = chosen.mechanism(settings, sigma=SIGMA, batch=self.batch, samples=self.samples, kappa=slack)
         n, loss = self.nodes, models.per_sample("cross-entropy")
         network = graph.make("exponential", n)
         protection = Protection([made] * n, [None] * n, [1e-5] * n, "zero-out", "certified", None, _not_counted)

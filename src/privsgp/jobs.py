@@ -16,7 +16,7 @@ from privsgp.clock import Events, Times, Waiting, schedule
 from privsgp.config import Config, Schedule
 from privsgp.engine.averaging import Release
 from privsgp.engine.faults import Faults
-from privsgp.engine.job import Job, Learning, chosen_device, kappa, public_seed, use_tensor_cores
+from privsgp.engine.job import Job, Learning, at_many_positions, chosen_device, kappa, public_seed, use_tensor_cores
 from privsgp.errors import Refused
 from privsgp.gradient import Layout
 from privsgp.problems import layout, pooled
@@ -54,12 +54,14 @@ def prepare(
     use_tensor_cores(device)
     steps, clock = config.algorithm.steps, make_clock(config, network, Layout.of(problem.model).dim * dtype.itemsize)
     releases = [clock.released(i, steps) for i in range(network.nodes)] if isinstance(clock, Events) else ()
-    protection = protect(config, problem.samples, kappa(dtype, device), earlier, world, releases)
+    learning = _learning(problem, device, dtype)
+    slack = kappa(dtype, device, positions=at_many_positions(learning.model, learning.inputs[0]))
+    protection = protect(config, problem.samples, slack, earlier, world, releases)
     return Job(
         name=config.name,
         seed=config.seed,
         shared_hash=config.shared_hash(),
-        learning=_learning(problem, device, dtype),
+        learning=learning,
         protection=protection,
         algorithm=ALGORITHMS[config.algorithm.name],
         settings=settings(config),

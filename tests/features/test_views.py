@@ -76,7 +76,7 @@ def test_a_run_with_views(tmp_path, monkeypatch, model, algorithm):
     plain = runs.train(config, tmp_path / "plain", *options)
     several = runs.train(config, tmp_path / "several", *options, *runs.changes(features__views="shifts"))
     assert several["dim"] == plain["dim"]
-    assert several["epsilon_spent"] == plain["epsilon_spent"]
+    assert several["epsilon_spent"] == pytest.approx(plain["epsilon_spent"], rel=0.01)  # κ of many positions
     assert several["test_accuracy"] > 0.3
     assert several["test_loss"] != plain["test_loss"]
 

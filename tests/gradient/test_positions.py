@@ -4,10 +4,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.nn.functional import conv2d
+from torch import nn
+from torch.nn.functional import conv2d, cross_entropy
 
-from privsgp.gradient import PerSample, positions
-from privsgp.gradient.per_sample import Plain, smaller
+from privsgp.gradient import PerSample, positions, stack
+from privsgp.gradient.per_sample import Plain, smaller, squared_norm
 from privsgp.gradient.positions import Positions, Window, _by_gradient, _by_gram
 
 WINDOWS = [
@@ -26,6 +27,11 @@ def piece(window, *, height=5, width=4, seed=0, dtype=torch.float64, bias=True, 
     out = conv2d(a.flatten(0, 1), weight, None, window.stride, window.padding, window.dilation, window.groups)
     delta = torch.randn(3, 2, *out.shape[1:], generator=generator, dtype=torch.float64)
     return Positions((scale * delta).to(dtype), a.to(dtype), window, bias)
+
+
+def with_lengths(delta, a, window):
+    """What both ways to the norm are given."""
+    return delta, a, window, squared_norm(delta.flatten(1)), squared_norm(a.flatten(1))
 
 
 def plain(p):
@@ -58,7 +64,8 @@ def test_what_is_read_off_the_factors_is_true_of_the_gradients(window, bias):
 def test_both_ways_to_the_norm_agree(window):
     p = piece(window)
     delta, a = p.delta.flatten(0, 1), p.input.flatten(0, 1)
-    torch.testing.assert_close(_by_gram(delta, a, window), _by_gradient(delta, a, window), rtol=1e-10, atol=0)
+    given = with_lengths(delta, a, window)
+    torch.testing.assert_close(_by_gram(*given), _by_gradient(*given), rtol=1e-10, atol=0)
 
 
 def test_the_smaller_form_is_kept():
@@ -110,14 +117,12 @@ def test_where_positions_cancel_coarse_products_stay_within_the_norm(seed, heigh
     summed = Positions(tf32(delta), tf32(a), p.window, bias=False).dense().double().norm(dim=-1)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(positions, "product_error", lambda _: 2.0**-9)
-        counted = [
-            way(delta.flatten(0, 1), a.flatten(0, 1), p.window).view(3, 2).t() for way in (_by_gram, _by_gradient)
-        ]
-    for squares in counted:
-        assert (summed <= squares.sqrt() * (1 + 1e-6)).all()
-        assert (
-            squares.sqrt() <= summed + 2.0**-6 * delta.flatten(2).norm(dim=-1).t() * a.flatten(2).norm(dim=-1).t()
-        ).all()
+        given = with_lengths(delta.flatten(0, 1), a.flatten(0, 1), p.window)
+        counted = [way(*given).sqrt().view(3, 2).t() for way in (_by_gram, _by_gradient)]
+    product = (delta.flatten(2).norm(dim=-1) * a.flatten(2).norm(dim=-1)).t()
+    for norm in counted:
+        assert (summed <= norm * (1 + 1e-6)).all()
+        assert (norm <= summed + 2.0**-6 * product).all()
 
 
 def test_without_that_allowance_they_would_not():
@@ -125,5 +130,32 @@ def test_without_that_allowance_they_would_not():
     delta = p.delta - p.delta.mean((-2, -1), keepdim=True)
     a = p.input.mean((-2, -1), keepdim=True) + 0 * p.input
     summed = Positions(tf32(delta), tf32(a), p.window, bias=False).dense().double().norm(dim=-1)
-    squares = _by_gradient(delta.flatten(0, 1), a.flatten(0, 1), p.window).view(3, 2).t()
+    squares = _by_gradient(*with_lengths(delta.flatten(0, 1), a.flatten(0, 1), p.window)).view(3, 2).t()
     assert (summed > 2 * squares.sqrt()).any()
+
+
+def test_large_weights_that_cancel_before_the_clip_and_not_after_it_move_a_sum_by_no_more_than_the_clip():
+    """Neighbours choose z: dead units before a convolution, and ± pairs of large weights behind it."""
+    height, width = 8, 128
+    model = nn.Sequential(
+        nn.Conv2d(1, width, 3, padding=1), nn.ReLU(), nn.Conv2d(width, width, 3, padding=1), nn.Flatten(),
+        nn.Linear(width * height * height, 2),
+    )  # fmt: skip
+    generator = torch.Generator().manual_seed(1)
+    x, y = torch.rand(1, 4, 1, height, height, generator=generator), torch.tensor([[0, 1, 0, 1]])
+    gradient = stack(model, lambda out, wanted: cross_entropy(out, wanted, reduction="none"), (x[0], y[0]))
+    pairs = 1e10 * torch.randn(width - 1, height * height // 2, generator=generator)
+    behind = torch.zeros(2, width, height * height)
+    behind[0, 1:] = torch.cat([pairs, -pairs], 1)[:, torch.randperm(height * height, generator=generator)]
+    behind[0, 0, 0] = 6.0
+    parts = {name: torch.zeros_like(p) for name, p in model.named_parameters()}
+    parts["0.bias"] -= 1e4
+    parts["4.weight"] = behind.flatten(1)
+    z = torch.cat([parts[name].flatten() for name in gradient.layout.names])[None]
+    sums = []
+    for mask in ([[True, True, True, True]], [[False, True, True, True]]):
+        g = gradient(z, x, y)
+        assert any(isinstance(p, Positions) for p in g.pieces)
+        g.clip_(1.0, torch.tensor(mask))
+        sums.append(g.sum().double())
+    assert float((sums[0] - sums[1]).norm()) <= 1 + 2**-8

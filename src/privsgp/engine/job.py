@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
+from torch import nn
 
 from privsgp.clock import Events
 from privsgp.engine.averaging import Release
@@ -16,7 +17,7 @@ from privsgp.errors import Refused
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from torch import Tensor, nn
+    from torch import Tensor
 
     from privsgp.algorithms import Algorithm, Settings
     from privsgp.clock import Waiting
@@ -138,18 +139,44 @@ def use_tensor_cores(device: torch.device) -> None:
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
 
 
-def kappa(dtype: torch.dtype, device: torch.device) -> float:
-    """Return the relative slack κ of the arithmetic in which gradients are clipped and summed (privacy.md)."""
+def kappa(dtype: torch.dtype, device: torch.device, *, positions: bool = False) -> float:
+    """Return the relative slack κ of the arithmetic in which gradients are clipped and summed (privacy.md).
+
+    A sum of b clipped gradients rounds differently with and without one of them, by about b · eps of G; where layers
+    are used at many `positions`, which may cancel, by more (`gradient.positions`).
+    """
     if device.type == "cuda" and (torch.backends.cuda.matmul.allow_tf32 or torch.backends.cudnn.allow_tf32):
         return 2.0**-8
-    return {torch.float64: 1e-12, torch.float32: 1e-6}.get(dtype, 2.0**-8)
+    if dtype == torch.float64:
+        return 2.0**-30 if positions else 1e-12
+    return 2.0**-8 if positions or dtype != torch.float32 else 2.0**-12
+
+
+def at_many_positions(model: nn.Module, inputs: Tensor) -> bool:
+    """Tell whether the model uses a layer at several places of a sample; `inputs` [·, …] are like what it is given."""
+    if any(isinstance(layer, (nn.Embedding, nn.modules.conv._ConvNd)) for layer in model.modules()):
+        return True
+    seen: list[bool] = []
+    layers = [layer for layer in model.modules() if isinstance(layer, nn.Linear)]
+    hooks = [layer.register_forward_pre_hook(lambda _, given: seen.append(given[0].ndim > 2)) for layer in layers]
+    like = next(model.parameters())
+    shape, dtype = (4, *inputs.shape[1:]), like.dtype if inputs.is_floating_point() else inputs.dtype
+    try:
+        with torch.no_grad():
+            model(torch.zeros(shape, dtype=dtype, device=like.device))
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return any(seen)
 
 
 def refuse_coarser(job: Job) -> None:
     """Refuse to compute in a coarser arithmetic than the one the noise was calibrated for."""
-    now = kappa(job.dtype, job.device)
+    if not job.algorithm.private:
+        return
+    now = kappa(job.dtype, job.device, positions=at_many_positions(job.learning.model, job.learning.inputs[0]))
     counted = min(mechanism.kappa for mechanism in job.mechanisms)
-    if job.algorithm.private and now > counted:
+    if now > counted:
         raise Refused(
             f"κ = {counted:g} was counted, and this arithmetic has κ = {now:g}",
             "leave torch.backends.*.allow_tf32 as they are while a run is prepared and trained",

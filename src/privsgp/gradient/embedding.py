@@ -13,6 +13,8 @@ from torch import Tensor, nn
 
 from privsgp.gradient.layer import Call, StackedLayer
 from privsgp.gradient.per_sample import Factors, scaled, smaller, squared_norm
+from privsgp.gradient.positions import CANCELLED
+from privsgp.gradient.product import no_tf32
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -35,13 +37,19 @@ class Lookups:
         return self.rows * self.delta.shape[-1]
 
     def squared_norm(self) -> Tensor:
-        """Σ_{t,t'} [i_t = i_t'] ⟨δ_t, δ_t'⟩, of δ scaled to length 1; what rounding may have taken off is added."""
+        """Σ_{t,t'} [i_t = i_t'] ⟨δ_t, δ_t'⟩, of δ scaled to length 1; what rounding may have taken off is added.
+
+        Rows of one token may cancel; as in `positions` they count as no shorter than a share of what they could be.
+        """
         length = squared_norm(self.delta.flatten(2))
         factor = length.rsqrt().where(length.isfinite() & (length > 0), 0.0)
         unit = scaled(self.delta.flatten(2), factor).view(self.delta.shape)
         same = self.index[..., :, None] == self.index[..., None, :]
-        total = (unit @ unit.mT).where(same, 0).sum((-2, -1), dtype=torch.float64)
-        return (total.clamp(min=0) + 4 * torch.finfo(self.delta.dtype).eps) * length
+        with no_tf32():
+            products = unit @ unit.mT
+        often, dtype = same.sum(-1).amax(-1), self.delta.dtype  # how often a token is looked up
+        total = products.where(same, 0).sum((-2, -1), dtype=torch.float64) + 4 * torch.finfo(dtype).eps * often
+        return torch.maximum(total, often / CANCELLED[dtype] ** 2) * length
 
     def scale_(self, factor: Tensor) -> None:
         """Scale δ."""

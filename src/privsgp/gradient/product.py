@@ -8,6 +8,7 @@ another one for a matrix that does not begin at a multiple of 16 bytes, which de
 from __future__ import annotations
 
 import math
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import torch
@@ -15,6 +16,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from torch.autograd.function import FunctionCtx
 
 _ALIGNMENT = 64
@@ -61,6 +64,17 @@ def _room(like: Tensor, rows: int, columns: int) -> Tensor:
     unit = _ALIGNMENT // like.element_size()
     m, size = like.shape[0], rows * columns
     return like.new_empty(m, -(-size // unit) * unit)[:, :size].view(m, rows, columns)
+
+
+@contextmanager
+def no_tf32() -> Iterator[None]:
+    """Multiply matrices in float32 proper, on whatever device."""
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = False
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before
 
 
 class Forward(torch.autograd.Function):
