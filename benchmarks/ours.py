@@ -38,7 +38,7 @@ def stepper(training: Training) -> Callable[[], None]:
 
     def step() -> None:
         nonlocal k
-        if not training.payments.granted(k, training.attempt):
+        if not training.payments.granted(k, training.drawing.attempt):
             raise RuntimeError(f"step {k} was not granted")
         training.state = training.step(k, training.state)
         k += 1

@@ -164,15 +164,15 @@ def interrupt(rank: int, *, victim: int, step: int) -> None:
 
 def differ(rank: int, *, victim: int) -> None:
     """Let one process compute other numbers than before, as another machine may."""
-    from privsgp.engine.loop import Training
+    from privsgp.engine.drawing import Drawing
 
-    noise = Training._noise
+    noise = Drawing.noise
 
     def other(self, k, g):
         noise(self, k, g)
         g += 0.001 * (rank == victim)
 
-    Training._noise = other
+    Drawing.noise = other
 
 
 def watch(rank: int, *, where: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from types import SimpleNamespace
 
@@ -93,10 +94,13 @@ def test_without_noise_and_with_a_huge_clip_it_is_ad_psgd_to_the_last_bit(tmp_pa
 class _Watched(Training):
     """Keeps every g̃ and the models it was computed at and subtracted from."""
 
-    def _noise_one(self, i, number, g):
-        self.kept = [*getattr(self, "kept", []), g]
-        super()._noise_one(i, number, g)
-        self.kept[-1] = g[0].clone(), self.algorithm.read[i].clone(), self.state.x[i].clone()
+    def _turns(self):
+        self.kept = []
+        return dataclasses.replace(super()._turns(), noise=self._noise)
+
+    def _noise(self, i, number, g):
+        self.drawing.noise_one(i, number, g)
+        self.kept.append((g[0].clone(), self.algorithm.read[i].clone(), self.state.x[i].clone()))
 
 
 @pytest.mark.parametrize("clock", [STRAGGLER, {}])

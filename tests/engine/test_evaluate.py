@@ -53,6 +53,6 @@ def test_a_mean_over_many_samples_is_the_mean(samples):
     x = torch.randn(8, generator=generator)
     loss = nn.CrossEntropyLoss(reduction="none")
     weight, bias = x[:6].reshape(2, 3), x[6:]
-    got = Evaluator(model, layout).mean(loss, x, inputs, targets)
+    got = Evaluator(model, layout, job=None, world=None).mean(loss, x, inputs, targets)
     expected = loss(inputs @ weight.T + bias, targets).double().mean().item()
     assert got == pytest.approx(expected, rel=1e-6)

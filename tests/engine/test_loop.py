@@ -145,12 +145,3 @@ def test_noise_is_each_nodes_and_each_steps_own(tmp_path):
     np.testing.assert_allclose(drawn.std((0, 2)).numpy(), sigma, rtol=0.05)
     rows = drawn[:, :3].reshape(-1, drawn.shape[2])
     assert torch.corrcoef(rows).sub(torch.eye(len(rows))).abs().max() < 0.25
-
-
-def test_unequal_nodes_draw_from_their_own_rows_only(tmp_path):
-    sizes = [300, 40, 7, 1]
-    run = _training(tmp_path, data__sizes=sizes, algorithm__batch=40)
-    for k in range(20):
-        for rows, mask in run._sample(k):
-            assert ((rows < torch.tensor(sizes)[:, None]) | ~mask).all()
-            assert (rows[~mask] == 300).all()

@@ -13,7 +13,7 @@ import pytest
 
 import runs
 from privsgp.engine import checkpoint
-from privsgp.engine.loop import Training
+from privsgp.engine.drawing import Drawing
 from privsgp.privacy import ledger
 
 SELDOM = "--set=engine.checkpoint_every=30"
@@ -248,13 +248,13 @@ def test_evaluations_before_a_replay_that_differs_are_not_kept_twice(tmp_path, m
     """Step 18 was evaluated again when step 19 turned out to differ; the run goes back to step 14."""
     config, out = runs.small(tmp_path), tmp_path / "out"
     assert runs.killed("train", config, "--out", out, steps=20)
-    noise = Training._noise
+    noise = Drawing.noise
 
     def other(self, k, g):
         noise(self, k, g)
         g += float(k == 19 and self.attempt == 0)
 
-    monkeypatch.setattr(Training, "_noise", other)
+    monkeypatch.setattr(Drawing, "noise", other)
     assert runs.train(config, out, "--resume")["releases"] == [20 + 30 - 14] * 4
     assert runs.evaluated(out) == [6, 12, 18, 24, 30]
 

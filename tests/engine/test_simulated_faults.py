@@ -98,7 +98,7 @@ def test_it_is_resumed_with_the_same_faults_or_not_at_all(tmp_path, monkeypatch)
     step = training.Training._mix
 
     def stopping(self, k, x, w):
-        self._stop = self._stop or k == 17
+        self.stopping.asked = self.stopping.asked or k == 17
         return step(self, k, x, w)
 
     with monkeypatch.context() as patch:

@@ -55,6 +55,11 @@ class State(NamedTuple):
     z: Tensor
 
     @classmethod
+    def debiased(cls, x: Tensor, w: Tensor) -> State:
+        """Put z = x / w beside them."""
+        return cls(x, w, x / w.to(x.dtype)[:, None])
+
+    @classmethod
     def start(cls, x0: Tensor, nodes: int) -> State:
         """All nodes start from the same x⁰ with weight 1."""
         x = x0.expand(nodes, -1).clone()

@@ -57,7 +57,7 @@ class Averaging:
         """Return the average, or the state itself where there is none (yet)."""
         if self.x is None or not bool(self.w.any()):
             return s
-        return State(self.x, self.w, self.x / self.w.to(self.x.dtype)[:, None])
+        return State.debiased(self.x, self.w)
 
     def forget(self) -> None:
         """Begin again."""

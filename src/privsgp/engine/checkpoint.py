@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from privsgp.engine.folder import Folder
+    from privsgp.engine.rendezvous import World
+
 VERSION = 1
 
 
@@ -56,6 +59,20 @@ def read_progress(path: Path) -> Progress:
     return Progress(**json.loads(metadata["progress"]))
 
 
+def last_common(folder: Folder, world: World, shared: str) -> tuple[Path, Progress] | None:
+    """Find the last checkpoint that every process has: one may have died before it wrote what others have."""
+    mine: dict[int, tuple[Path, Progress]] = {}
+    for path in (folder.checkpoint_before, folder.checkpoint):
+        if path.exists():
+            progress = read_progress(path)
+            mine[progress.step] = path, progress
+            if progress.shared != shared:
+                raise Refused(f"{path} belongs to another configuration", "resume with the configuration that wrote it")
+    everybody = world.exchange(list(mine))
+    common = set(everybody[0]).intersection(*everybody[1:])
+    return mine[max(common)] if common else None
+
+
 def load_into(path: Path, s: State, memory: dict[str, Tensor]) -> State:
     """Return the checkpoint's state and copy the algorithm's memory into the tensors that wait for it."""
     with safe_open(path, framework="pt") as file:
@@ -63,4 +80,4 @@ def load_into(path: Path, s: State, memory: dict[str, Tensor]) -> State:
             value.copy_(file.get_tensor(f"memory.{name}"))
         x = file.get_tensor("x").to(s.x.device)
         w = file.get_tensor("w").to(s.w.device)
-    return State(x, w, x / w.to(x.dtype)[:, None])
+    return State.debiased(x, w)

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from privsgp.algorithms import State
+    from privsgp.engine.job import Job, PerSampleFunction
+    from privsgp.engine.rendezvous import World
     from privsgp.gradient import Layout
-
-    PerSampleFunction = Callable[[Tensor, Tensor], Tensor]
 
 _CHUNK = 2048
 
@@ -40,10 +39,31 @@ def consensus_error(s: State) -> float:
 
 
 class Evaluator:
-    """Means of per-sample functions over a data set, for one parameter vector at a time."""
+    """What a run tells of its models, the rows of metrics.jsonl: without a seed, nothing from training data."""
 
-    def __init__(self, model: nn.Module, layout: Layout) -> None:
-        self.model, self.layout = model, layout
+    def __init__(self, model: nn.Module, layout: Layout, job: Job, world: World) -> None:
+        self.model, self.layout, self.job, self.world = model, layout, job, world
+
+    def row(self, k: int, seconds: float, s: State) -> dict[str, Any]:
+        """Measure this process's nodes. Of several processes none sees the average model: nodes tell their own."""
+        if self.world.alone:
+            return self.measured(k, seconds, s)
+        told = self.world.exchange(self._accuracies(s))
+        return self._times(k, seconds) | _spread([accuracy for own in told for accuracy in own])
+
+    def measured(self, k: int, seconds: float, s: State) -> dict[str, Any]:
+        """Measure all nodes on public test data; on training data only in simulation, where it is all here."""
+        job = self.job
+        models = s.z if job.apart else average(s)[None]
+        row = self._times(k, seconds) | {"consensus_error": _number(consensus_error(s))}
+        if loss := self._tested(job.learning.loss, models):
+            row["test_loss"] = _number(float(np.mean(loss)))
+        if correct := self._tested(job.learning.correct, models):
+            row["test_accuracy"] = float(np.mean(correct))
+        row |= _spread(self._accuracies(s))
+        if job.simulation and self.world.alone and not job.apart:  # nodes on their own have no f(x̄)
+            row["train_loss"] = _number(self._train_loss(models[0]))
+        return row
 
     def mean(self, function: PerSampleFunction, x: Tensor, inputs: Tensor, targets: Tensor) -> float:
         """Return the mean of function(model_x(input), target) over the samples."""
@@ -53,3 +73,31 @@ class Evaluator:
             for a, b in zip(torch.split(inputs, _CHUNK), torch.split(targets, _CHUNK), strict=True):
                 total += function(functional_call(self.model, parameters, (a,)), b).double().sum()
         return float(total / len(inputs))
+
+    def _times(self, k: int, seconds: float) -> dict[str, Any]:
+        # Milliseconds would show how many samples were drawn.
+        spent = round(seconds, 3 if self.job.simulation else 0)
+        return {"step": k, "seconds": spent, "virtual_seconds": self.job.clock.at(k)}
+
+    def _accuracies(self, s: State) -> list[float]:
+        """Return the test accuracy of each node's own model z_i."""
+        return self._tested(self.job.learning.correct, s.z[present(s)])
+
+    def _tested(self, function: PerSampleFunction | None, models: Tensor) -> list[float]:
+        """Return means over the test data, one for each of models [·, d]; none where there is no such thing."""
+        test = self.job.learning.test
+        return [] if test is None or function is None else [self.mean(function, x, *test) for x in models]
+
+    def _train_loss(self, mean: Tensor) -> float:
+        """Return f(x̄) = (1/n) Σ_i f_i(x̄)."""
+        learning = self.job.learning
+        data = zip(learning.inputs, learning.targets, self.job.mechanisms, strict=True)
+        return float(np.mean([self.mean(learning.loss, mean, a[: m.samples], b[: m.samples]) for a, b, m in data]))
+
+
+def _spread(told: list[float]) -> dict[str, float]:
+    return {"mean_node_accuracy": float(np.mean(told)), "worst_node_accuracy": min(told)} if told else {}
+
+
+def _number(value: float) -> float | None:
+    return value if np.isfinite(value) else None

@@ -7,6 +7,7 @@ import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -41,6 +42,14 @@ class Learning:
     inputs: Tensor
     targets: Tensor
     test: tuple[Tensor, Tensor] | None
+
+    def made_up(self) -> tuple[Tensor, Tensor]:
+        """Return a few samples of the right shape and range that are nobody's, for the probe."""
+        rng = np.random.Generator(np.random.Philox(0))
+        x = torch.from_numpy(rng.standard_normal((4, *self.inputs.shape[2:])))
+        shape, real = (4, *self.targets.shape[2:]), self.targets.is_floating_point()
+        y = torch.from_numpy(rng.standard_normal(shape) if real else np.arange(np.prod(shape)).reshape(shape) % 2)
+        return x.to(self.inputs), y.to(self.targets)
 
 
 @dataclass(frozen=True)
@@ -110,6 +119,11 @@ class Job:
     def mechanisms(self) -> Sequence[Mechanism]:
         """The mechanisms of this process's nodes."""
         return self.protection.mechanisms[self.here.start : self.here.stop]
+
+    @property
+    def apart(self) -> bool:
+        """Whether nodes keep to themselves: an average of their models would be nobody's."""
+        return self.algorithm.network == "alone" and self.nodes > 1
 
     @property
     def not_dp(self) -> bool:

@@ -87,7 +87,7 @@ class Attacked(Training):
         present = torch.ones(block.inputs.shape[:2], dtype=torch.bool)
         present[:, : self.canaries.count] = torch.from_numpy(self.canaries.present)
         values = {field.name: getattr(block, field.name) for field in fields(block)}
-        return ZeroedOut(**values, present=present.to(block.inputs.device))
+        return ZeroedOut(**values | {"sample": self._sample}, present=present.to(block.inputs.device))
 
     def _stepper(self) -> Callable[[int, State], State]:
         """Let the algorithm itself take the steps: what a GPU does in one kernel has no messages to look at."""
@@ -96,7 +96,7 @@ class Attacked(Training):
     def _sample(self, k: int) -> list[Drawn]:
         if self._coming is not None:
             self._aim(self._coming)
-        return super()._sample(k)
+        return self.drawing.sample(k)
 
     def _release(self, k: int, message: Tensor) -> None:
         super()._release(k, message)

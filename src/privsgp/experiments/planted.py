@@ -20,11 +20,10 @@ import numpy as np
 import torch
 
 from privsgp import config
-from privsgp.algorithms import State
+from privsgp.algorithms import PushSum, State
 from privsgp.algorithms.dp2_sgd import DP2SGD
 from privsgp.algorithms.estimators import clipped_mean
-from privsgp.engine import loop
-from privsgp.engine.loop import Training
+from privsgp.engine import drawing
 from privsgp.experiments.audit import AuditReport, audit
 from privsgp.gradient.per_sample import PerSample
 from privsgp.privacy.noise import add_noise_
@@ -78,12 +77,11 @@ def no_clip(self: PerSample, radius: float, mask: Tensor) -> None:
         piece.scale_(mask.to(torch.float64))
 
 
-def bare_mean(self: Training, k: int, g: Tensor) -> None:
+def bare_mean(self: PushSum, k: int, s: State) -> State:
     """Send the table's mean as it is, now and then."""
-    if k % BARE == BARE - 1:
-        g.copy_(self.algorithm.arrays()["mean"])
-    else:
-        _noise(self, k, g)
+    bare = patch.object(self.block, "noise", lambda _, g: g.copy_(self.arrays()["mean"]))
+    with bare if k % BARE == BARE - 1 else nullcontext():
+        return _step(self, k, s)
 
 
 def eager_draw(*drawn: Any) -> list[np.ndarray[Any, Any]]:  # noqa: ANN401 - as `draw_all`
@@ -105,16 +103,16 @@ def bare_self(self: DP2SGD, k: int, s: State) -> State:
     return State(x, s.w, s.z.copy_(x))
 
 
-_noise = Training._noise  # the patch calls what it replaces
+_step = PushSum.step  # the patch calls what it replaces
 
 NOTHING = Bug("nothing", nullcontext, ("privsgp", "privsgp-vr", "privsgp-sag", "dp2-sgd"))
 BUGS = (
-    Bug("noise left out", lambda: patch.object(loop, "add_noise_", no_noise)),
-    Bug("noise at half", lambda: patch.object(loop, "add_noise_", half_noise)),
-    Bug("noise used twice", lambda: patch.object(loop, "add_noise_", same_noise)),
+    Bug("noise left out", lambda: patch.object(drawing, "add_noise_", no_noise)),
+    Bug("noise at half", lambda: patch.object(drawing, "add_noise_", half_noise)),
+    Bug("noise used twice", lambda: patch.object(drawing, "add_noise_", same_noise)),
     Bug("clip left out", lambda: patch.object(PerSample, "clip_", no_clip), ("privsgp", "privsgp-vr", "privsgp-sag")),
-    Bug("table mean without noise", lambda: patch.object(Training, "_noise", bare_mean), ("privsgp-vr",)),
-    Bug("canary always drawn", lambda: patch.object(loop, "draw_all", eager_draw)),
+    Bug("table mean without noise", lambda: patch.object(PushSum, "step", bare_mean), ("privsgp-vr",)),
+    Bug("canary always drawn", lambda: patch.object(drawing, "draw_all", eager_draw)),
     Bug("own term without noise", lambda: patch.object(DP2SGD, "step", bare_self), ("dp2-sgd",)),
 )
 

@@ -1,0 +1,102 @@
+"""What the nodes of a process draw: the samples of line 5, the noise of line 8, and bits that all may know.
+
+What would be waited for is drawn ahead, while gradients are computed or messages travel; the numbers are the same.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from privsgp.algorithms import Drawn
+from privsgp.engine.ahead import Ahead
+from privsgp.engine.job import public_seed
+from privsgp.privacy.noise import Keyed, Secure, add_noise_
+from privsgp.privacy.sampling import batches, capacity, draw, draw_all, draw_blocks
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from torch import Tensor
+
+    from privsgp.engine.job import Job
+
+
+class Drawing:
+    """The coins and the noise of a run's nodes here, x being like `like`; `alone`: no messages travel to others.
+
+    Guarantee: sampler and σ are those of the mechanism that is counted. Without a seed coins and noise are secret.
+
+    Assumes: `attempt` grows before a step is made again that may differ from what was sent.
+    """
+
+    def __init__(self, job: Job, like: Tensor, *, alone: bool) -> None:
+        self.job, self.alone = job, alone
+        self.source = Ahead(Secure() if job.seed is None else Keyed(job.seed), job.here)
+        self.attempt = 0
+        self._noisy = any(m.sigma for m in job.mechanisms)
+        self._dummy = job.learning.inputs.shape[1] - 1
+        # By the mechanisms of all nodes: a batch has one size wherever a node lives.
+        self._slots = max(capacity(m, job.nodes, job.settings.block_size) for m in set(job.protection.mechanisms))
+        self._like = like.new_empty(1).expand_as(like)  # x itself would be kept alive
+        self._drawn: tuple[int, int, list[Drawn]] | None = None
+
+    def sample(self, k: int) -> list[Drawn]:
+        """Return the samples of step k, in passes of one size, and let its noise be drawn while they are used."""
+        drawn, self._drawn = self._drawn, None
+        samples = drawn[2] if drawn is not None and drawn[:2] == (k, self.attempt) else self._draw(k)
+        if self._noisy:
+            self.source.begin(self._like, k, self.attempt)
+        return samples
+
+    def sample_some(self, numbers: Mapping[int, int]) -> list[Drawn]:
+        """Draw for some nodes, each by the number of its own gradient."""
+        nothing, mechanisms = np.empty(0, np.int64), self.job.protection.mechanisms
+        draws = {i: draw(self.source, mechanisms[i], i, number, self.attempt) for i, number in numbers.items()}
+        return self._passes([draws.get(i, nothing) for i in self.job.here])
+
+    def noise(self, k: int, g: Tensor) -> None:
+        """Add N(0, σ_i² I) to every node's row of g, in place."""
+        sigma = [m.at(k).sigma for m in self.job.mechanisms]
+        if any(sigma):
+            add_noise_(g, self.source, self.job.here, k, sigma=sigma, attempt=self.attempt)
+            if k + 1 < self.job.steps and self.alone:  # others draw `meanwhile`
+                self.source.begin(self._like, k + 1, self.attempt)
+
+    def noise_one(self, i: int, number: int, g: Tensor) -> None:
+        """Add N(0, σ_i² I) to node i's gradient of a number, in place."""
+        sigma = self.job.protection.mechanisms[i].sigma
+        if sigma:
+            add_noise_(g, self.source, [i], number, sigma=[sigma], attempt=self.attempt)
+
+    def meanwhile(self, k: int) -> None:
+        """Draw the next step's samples and noise while the messages of step k travel."""
+        if k + 1 < self.job.steps:
+            self._drawn = k + 1, self.attempt, self._draw(k + 1)
+            if self._noisy:
+                self.source.prepare(self._like, k + 1, self.attempt)
+
+    def public(self, purpose: str, k: int) -> np.random.Philox:
+        """Return the bits of a purpose at step k that all may know."""
+        seed = public_seed(self.job.seed, self.job.shared_hash, purpose)
+        return np.random.Philox(key=seed % 2**128, counter=[0, 0, 0, k])
+
+    def _draw(self, k: int) -> list[Drawn]:
+        job, block = self.job, self.job.settings.block_size
+        if block == 1:
+            releases = [mechanism.at(k) for mechanism in job.mechanisms]
+            return self._passes(draw_all(self.source, releases, job.here, k, self.attempt))
+        each = zip(job.here, job.mechanisms, strict=True)
+        draws = [draw_blocks(self.source, m, i, k, self.attempt, size=block, dummy=self._dummy) for i, m in each]
+        return self._passes(draws)
+
+    def _passes(self, draws: Sequence[np.ndarray[Any, Any]]) -> list[Drawn]:
+        passes = [self._placed(rows) for rows, _ in batches(draws, self._slots, self._dummy)]
+        return [Drawn(rows, rows != self._dummy) for rows in passes]
+
+    def _placed(self, values: np.ndarray[Any, Any]) -> Tensor:
+        """Copy to the device; from page-locked memory nobody has to wait for the copy."""
+        there = torch.from_numpy(values)
+        return there.pin_memory().to(self.job.device, non_blocking=True) if self.job.device.type == "cuda" else there
