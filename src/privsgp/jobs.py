@@ -55,7 +55,7 @@ def prepare(
     steps, clock = config.algorithm.steps, make_clock(config, network, Layout.of(problem.model).dim * dtype.itemsize)
     releases = [clock.released(i, steps) for i in range(network.nodes)] if isinstance(clock, Events) else ()
     learning = _learning(problem, device, dtype)
-    slack = kappa(dtype, device, positions=at_many_positions(learning.model, learning.inputs[0]))
+    slack = kappa(dtype, device, positions=at_many_positions(learning.model, learning.made_up()[0]))
     protection = protect(config, problem.samples, slack, earlier, world, releases)
     return Job(
         name=config.name,

@@ -18,7 +18,7 @@ CPU = torch.device("cpu")
 def _job(counted, algorithm="privsgp-vr", dtype=torch.float32, model=None, shape=(3,)):
     chosen = ALGORITHMS[algorithm]
     mechanisms = [chosen.mechanism(Settings(), sigma=1.0, batch=5, samples=50, kappa=k) for k in counted]
-    learning = SimpleNamespace(model=model or nn.Linear(3, 2), inputs=torch.zeros(1, 4, *shape))
+    learning = SimpleNamespace(model=model or nn.Linear(3, 2), made_up=lambda: (torch.zeros(4, *shape), None))
     return SimpleNamespace(algorithm=chosen, mechanisms=mechanisms, dtype=dtype, device=CPU, learning=learning)
 
 

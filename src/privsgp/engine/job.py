@@ -166,18 +166,17 @@ def kappa(dtype: torch.dtype, device: torch.device, *, positions: bool = False) 
     return 2.0**-8 if positions or dtype != torch.float32 else 2.0**-12
 
 
-def at_many_positions(model: nn.Module, inputs: Tensor) -> bool:
-    """Tell whether the model uses a layer at several places of a sample; `inputs` [·, …] are like what it is given."""
+def at_many_positions(model: nn.Module, made_up: Tensor) -> bool:
+    """Tell whether the model uses a layer at several places of a sample, such as the `made_up` ones."""
     if any(isinstance(layer, (nn.Embedding, nn.modules.conv._ConvNd)) for layer in model.modules()):
         return True
     seen: list[bool] = []
     layers = [layer for layer in model.modules() if isinstance(layer, nn.Linear)]
     hooks = [layer.register_forward_pre_hook(lambda _, given: seen.append(given[0].ndim > 2)) for layer in layers]
     like = next(model.parameters())
-    shape, dtype = (4, *inputs.shape[1:]), like.dtype if inputs.is_floating_point() else inputs.dtype
     try:
         with torch.no_grad():
-            model(torch.zeros(shape, dtype=dtype, device=like.device))
+            model(made_up.to(like.device, like.dtype if made_up.is_floating_point() else made_up.dtype))
     finally:
         for hook in hooks:
             hook.remove()
@@ -188,7 +187,7 @@ def refuse_coarser(job: Job) -> None:
     """Refuse to compute in a coarser arithmetic than the one the noise was calibrated for."""
     if not job.algorithm.private:
         return
-    now = kappa(job.dtype, job.device, positions=at_many_positions(job.learning.model, job.learning.inputs[0]))
+    now = kappa(job.dtype, job.device, positions=at_many_positions(job.learning.model, job.learning.made_up()[0]))
     counted = min(mechanism.kappa for mechanism in job.mechanisms)
     if now > counted:
         raise Refused(
