@@ -136,7 +136,7 @@ def test_without_that_allowance_they_would_not():
 
 def test_large_weights_that_cancel_before_the_clip_and_not_after_it_move_a_sum_by_no_more_than_the_clip():
     """Neighbours choose z: dead units before a convolution, and ± pairs of large weights behind it."""
-    height, width = 8, 128
+    height, width = 8, 48
     model = nn.Sequential(
         nn.Conv2d(1, width, 3, padding=1), nn.ReLU(), nn.Conv2d(width, width, 3, padding=1), nn.Flatten(),
         nn.Linear(width * height * height, 2),
@@ -144,7 +144,7 @@ def test_large_weights_that_cancel_before_the_clip_and_not_after_it_move_a_sum_b
     generator = torch.Generator().manual_seed(1)
     x, y = torch.rand(1, 4, 1, height, height, generator=generator), torch.tensor([[0, 1, 0, 1]])
     gradient = stack(model, lambda out, wanted: cross_entropy(out, wanted, reduction="none"), (x[0], y[0]))
-    pairs = 1e10 * torch.randn(width - 1, height * height // 2, generator=generator)
+    pairs = 2.0**24 * torch.randint(-1024, 1025, (width - 1, height * height // 2), generator=generator)  # exact sums
     behind = torch.zeros(2, width, height * height)
     behind[0, 1:] = torch.cat([pairs, -pairs], 1)[:, torch.randperm(height * height, generator=generator)]
     behind[0, 0, 0] = 6.0
