@@ -3,7 +3,7 @@ import pytest
 from privsgp.errors import Refused
 from privsgp.privacy import accountant
 from privsgp.privacy.filter import Filter
-from privsgp.privacy.ledger import Header, Ledger
+from privsgp.privacy.ledger import Header, Ledger, read
 from privsgp.privacy.mechanism import Sag
 from privsgp.privacy.statement import statements
 
@@ -15,7 +15,7 @@ def spend(path, run, releases, *, node=0, budget=3.0, close=True):
         node=node, run=run, mechanism=MECHANISM.describe(), relation="zero-out", steps=releases, spare=0,
         budget=None if budget is None else {"epsilon": budget, "delta": 1e-5}, simulation=False,
     )  # fmt: skip
-    with Ledger.open(path, header) as ledger:
+    with Ledger.open(path, header, read(path) if path.exists() else ()) as ledger:
         assert ledger.reserve(0, releases) == releases
         for step in range(releases):
             ledger.sent(step, 0, "")
