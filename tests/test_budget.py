@@ -73,3 +73,11 @@ def test_nothing_is_spent_beside_a_run_that_is_still_going(first, tmp_path, monk
     assert beside[1].code == 2
     assert "in use by another process" in beside[1].err
     assert [len(ledger.read(path)) for path in sorted(first[1].iterdir())] == [2] * 4
+
+
+def test_what_was_spent_under_another_relation_is_not_added_up(first, tmp_path):
+    ran = _go_on(first, tmp_path / "second", "--set=privacy.relation=replace-one")
+    assert ran.code == 2
+    assert "privacy.relation = 'replace-one', and" in ran.err
+    assert "keep to 'zero-out'" in ran.err
+    assert not (tmp_path / "second").exists()
