@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 
 import runs
-from privsgp import training
+from privsgp import config, problems, training
 from privsgp.engine.loop import Training
 from privsgp.privacy import ledger
 from privsgp.privacy.statement import statements
@@ -24,6 +25,19 @@ SAG = (
 def first(tmp_path):
     """Train a first run; return its configuration and its ledgers."""
     path = runs.small(tmp_path, SAG)
+    runs.train(path, tmp_path / "first")
+    return path, tmp_path / "first" / "ledger"
+
+
+@pytest.fixture
+def sites(tmp_path):
+    """Train a first run on a file of each node; return its configuration and its ledgers."""
+    for i in range(3):
+        x = np.random.default_rng(i).standard_normal((60, 3), np.float32)
+        for name in ("site", "other"):
+            np.savez(tmp_path / f"{name}-{i}.npz", x=x, y=np.arange(60) % 2, classes=2)
+    own = f'nodes = 2\npath = "{tmp_path}/site-{{node}}.npz"\n'
+    path = runs.small(tmp_path, SAG.replace("nodes = 4\nsizes = [300, 300, 300, 300]\n", own))
     runs.train(path, tmp_path / "first")
     return path, tmp_path / "first" / "ledger"
 
@@ -81,3 +95,32 @@ def test_what_was_spent_under_another_relation_is_not_added_up(first, tmp_path):
     assert "privacy.relation = 'replace-one', and" in ran.err
     assert "keep to 'zero-out'" in ran.err
     assert not (tmp_path / "second").exists()
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "words"),
+    [
+        (["--set=seed=3"], [], ("no seed", "is of a simulation")),
+        ([], ["--set=seed=3"], ("seed = 3", "is of a private run")),
+    ],
+)
+def test_a_simulation_and_a_private_run_have_no_budget_in_common(sites, tmp_path, before, now, words):
+    runs.train(sites[0], tmp_path / "before", *before)
+    ran = _go_on((sites[0], tmp_path / "before" / "ledger"), tmp_path / "now", *now)
+    assert ran.code == 2
+    assert all(word in ran.err for word in words)
+
+
+def test_files_of_another_name_are_other_records(sites, tmp_path):
+    other = _go_on(sites, tmp_path / "other", f"--set=data.path={tmp_path}/other-{{node}}.npz")
+    assert other.code == 2
+    assert "whose records lay on other nodes" in other.err
+    assert _go_on(sites, tmp_path / "second").code == 0
+
+
+def test_a_layout_of_files_is_their_path_and_their_number():
+    def layout(**changed):
+        data = {"path": "site-{node}.npz", "nodes": 3} | changed
+        return problems.layout(config.parse({"data": data, "privacy": {"epsilon": 1.0}}))
+
+    assert len({layout(), layout(path="{node}.npz"), layout(nodes=2)}) == 3

@@ -153,8 +153,8 @@ def _refuse_other_run(folder: Folder, number: str) -> None:
 def earlier_runs(folder: Folder, ledgers: Path | None, config: Config, block: range | None) -> list[list[Segment]]:
     """Return what other runs have already spent of each node's budget, by the ledgers this run continues.
 
-    Guarantee: every record is on the node in whose ledger its spending stands, as far as `layout` tells; all that is
-    added up is of one relation.
+    Guarantee: all that is added up is of one relation, and none of it is a simulation's where this run is private.
+    Assumes: every record is on the node in whose ledger its spending stands where `layout` is the same.
     """
     where, nodes = ledgers or folder.ledgers, config.data.nodes
     if where is None:
@@ -179,6 +179,12 @@ def _refuse_other_terms(where: Path, before: Header, config: Config) -> None:
         raise Refused(
             f"privacy.relation = {config.privacy.relation!r}, and {where} is of a run under {before.relation!r}",
             f"keep to {before.relation!r}: what was spent under one relation does not count under another",
+        )
+    if before.simulation != (config.seed is not None):
+        now = "no seed" if config.seed is None else f"seed = {config.seed}"
+        raise Refused(
+            f"{now}, and {where} is of a {'simulation' if before.simulation else 'private run'}",
+            "go on as it began, or leave --ledger out: noise that anyone can repeat stands for nobody's spending",
         )
     if before.layout != layout(config):
         raise Refused(
