@@ -142,8 +142,10 @@ class Ledger:
     """One node's ledger, opened for one run and locked against every other process.
 
     Guarantee: a step that `reserve` granted stays counted whatever happens to the process or the machine, until
-    `give_back` returns it; a step that was sent is never returned. `reserve` grants nothing beyond the allowance, and
-    nothing at all once a write has failed.
+    `give_back` returns it; a step that was sent is never returned, but for this: in a simulation whose messages have no
+    hash, what a killed process sent after its last line may be returned by the process that resumes it. Those messages
+    had noise that anyone can repeat, so no privacy is lost with the count. `reserve` grants nothing beyond the
+    allowance, and nothing at all once a write has failed.
 
     Assumes: a message leaves only after `sent` accepted it, and the disk keeps what fsync said it has.
     """
@@ -315,7 +317,8 @@ class Ledger:
 def read(path: Path | str) -> list[Segment]:
     """Return a ledger's runs in order, after checking every line.
 
-    Guarantee: `charged` of each segment is at least the number of messages that its node sent in it.
+    Guarantee: `charged` of each segment is at least the number of messages that its node sent in it; not so in a
+    simulation without hashes that was killed, resumed and stopped before it had sent the same messages again.
     """
     path = Path(path)
     try:
