@@ -285,13 +285,21 @@ def _summary(job: Job, outcome: Outcome, spent: list[float | None]) -> dict[str,
         "relation": p.relation,
         "accountant": p.accountant,
         "test_data": "assumed public: metrics on it are not covered by the guarantee",
-        "seconds": round(outcome.seconds, 3),
-        "steps_per_second": round(outcome.steps / outcome.seconds, 3) if outcome.seconds else None,
         "virtual_seconds": last["virtual_seconds"],
         "bytes_sent": outcome.bytes_sent,
         "faults": outcome.faults,
-        "peak_memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         "finished": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+    } | _effort(job, outcome)
+
+
+def _effort(job: Job, outcome: Outcome) -> dict[str, Any]:
+    """Return what the run took; without a seed in whole seconds alone, since the rest tells how much was drawn."""
+    if not job.simulation:
+        return {"seconds": round(outcome.seconds, 0), "steps_per_second": None, "peak_memory_bytes": None}
+    return {
+        "seconds": round(outcome.seconds, 3),
+        "steps_per_second": round(outcome.steps / outcome.seconds, 3) if outcome.seconds else None,
+        "peak_memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
     }
 
 
