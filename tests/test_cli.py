@@ -173,6 +173,15 @@ def test_a_first_table_is_announced_before_it_is_filled(tmp_path):
     assert "the gradients of all 1,200 samples at x⁰ come first" in ran.err
 
 
+@pytest.mark.parametrize("seed", ["7", ""])
+def test_how_fast_a_private_run_was_is_not_said(tmp_path, monkeypatch, seed):
+    monkeypatch.setenv("COLUMNS", "200")
+    ran = runs.command("train", runs.small(tmp_path), "--out", tmp_path / "x", f"--set=seed={seed}")
+    assert ("steps/s" in ran.out) == bool(seed)
+    assert "s on the clock" in ran.out
+    assert "None" not in ran.out
+
+
 def test_the_default_folder_is_below_runs(tmp_path, monkeypatch):
     config = runs.small(tmp_path)
     monkeypatch.chdir(tmp_path)

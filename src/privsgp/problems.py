@@ -155,11 +155,13 @@ def layout(config: Config) -> str:
     """Return what decides which record lies on which node: [data], and the seed of a simulation.
 
     Guarantee: nothing else moves a record. What it has spent is in its node's ledger, where a later run looks for it.
+    Assumes: with `data.path` each file keeps its name and its records. No hash of them may stand in a ledger.
     """
     if config.data.path is not None:
-        return "every node has a file of its own"
-    section = config.data.model_dump_json(exclude={"path"})
-    return hashlib.sha256(f"privsgp/layout/{config.seed}/{section}".encode()).hexdigest()
+        told = config.data.model_dump_json(include={"path", "nodes"})
+    else:
+        told = f"{config.seed}/{config.data.model_dump_json(exclude={'path'})}"
+    return hashlib.sha256(f"privsgp/layout/{told}".encode()).hexdigest()
 
 
 def split(config: Config, dataset: data.Dataset) -> list[NDArray[np.int64]]:

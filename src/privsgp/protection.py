@@ -87,7 +87,7 @@ def protect(
     def epsilon(node: int, releases: int) -> float:
         return counts[node].epsilon(mechanisms[node], releases, deltas[node])
 
-    return Protection(mechanisms, budgets, deltas, p.relation, p.accountant, allowance, epsilon)
+    return Protection(mechanisms, budgets, deltas, p.relation, p.accountant, allowance, epsilon, earlier)
 
 
 def _count(config: Config, budget: float | None, delta: float, earlier: Sequence[Segment]) -> Count:

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from privsgp.config import Config
     from privsgp.engine.faults import Faults
     from privsgp.engine.loop import Watcher
-    from privsgp.privacy.ledger import Segment
+    from privsgp.privacy.ledger import Header, Segment
 
 SUMMARY_VERSION = 1
 MODEL_VERSION = 1
@@ -86,7 +86,7 @@ def run(
         if all(world.exchange(done)):
             return load_result(folder, problem.model)
         ran = pooled(config, problem)[0]
-        earlier = world.everywhere(lambda: earlier_runs(folder, ledgers, ran.data.nodes, problem.block, layout(ran)))
+        earlier = world.everywhere(lambda: earlier_runs(folder, ledgers, ran, problem.block))
         job = prepare(config, problem, earlier, world, faults)
         training = Training(job, folder, watch, world)
         world.everywhere(lambda: locks.enter_context(folder.locked()))
@@ -150,14 +150,13 @@ def _refuse_other_run(folder: Folder, number: str) -> None:
         raise Refused(f"{folder.path} belongs to another run than process 0's folder", "choose another one with --out")
 
 
-def earlier_runs(
-    folder: Folder, ledgers: Path | None, nodes: int, block: range | None, place: str
-) -> list[list[Segment]]:
+def earlier_runs(folder: Folder, ledgers: Path | None, config: Config, block: range | None) -> list[list[Segment]]:
     """Return what other runs have already spent of each node's budget, by the ledgers this run continues.
 
-    Guarantee: every record is on the node in whose ledger its spending stands.
+    Guarantee: all that is added up is of one relation, and none of it is a simulation's where this run is private.
+    Assumes: every record is on the node in whose ledger its spending stands where `layout` is the same.
     """
-    where = ledgers or folder.ledgers
+    where, nodes = ledgers or folder.ledgers, config.data.nodes
     if where is None:
         return [[] for _ in range(nodes)]
     if (where / f"node-{nodes}.jsonl").exists():
@@ -169,12 +168,29 @@ def earlier_runs(
         raise Refused(f"--ledger {where} is no folder", "name the ledger folder of a run: runs/<name>/ledger")
     here = range(nodes) if block is None else block
     found = [ledger.read(where / f"node-{i}.jsonl") if i in here else [] for i in range(nodes)]
-    if any(segment.header.layout != place for segments in found for segment in segments):
+    for segment in (segment for segments in found for segment in segments):
+        _refuse_other_terms(where, segment.header, config)
+    return [[segment for segment in segments if segment.header.run != folder.run] for segments in found]
+
+
+def _refuse_other_terms(where: Path, before: Header, config: Config) -> None:
+    """Refuse a budget whose spending cannot be added to this run's."""
+    if before.relation != config.privacy.relation:
+        raise Refused(
+            f"privacy.relation = {config.privacy.relation!r}, and {where} is of a run under {before.relation!r}",
+            f"keep to {before.relation!r}: what was spent under one relation does not count under another",
+        )
+    if before.simulation != (config.seed is not None):
+        now = "no seed" if config.seed is None else f"seed = {config.seed}"
+        raise Refused(
+            f"{now}, and {where} is of a {'simulation' if before.simulation else 'private run'}",
+            "go on as it began, or leave --ledger out: noise that anyone can repeat stands for nobody's spending",
+        )
+    if before.layout != layout(config):
         raise Refused(
             f"{where} is of a run whose records lay on other nodes",
             "go on with the same [data] (and seed): what a record has spent is in its own node's ledger",
         )
-    return [[segment for segment in segments if segment.header.run != folder.run] for segments in found]
 
 
 def versions() -> dict[str, str]:
@@ -269,13 +285,21 @@ def _summary(job: Job, outcome: Outcome, spent: list[float | None]) -> dict[str,
         "relation": p.relation,
         "accountant": p.accountant,
         "test_data": "assumed public: metrics on it are not covered by the guarantee",
-        "seconds": round(outcome.seconds, 3),
-        "steps_per_second": round(outcome.steps / outcome.seconds, 3) if outcome.seconds else None,
         "virtual_seconds": last["virtual_seconds"],
         "bytes_sent": outcome.bytes_sent,
         "faults": outcome.faults,
-        "peak_memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         "finished": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+    } | _effort(job, outcome)
+
+
+def _effort(job: Job, outcome: Outcome) -> dict[str, Any]:
+    """Return what the run took; without a seed in whole seconds alone, since the rest tells how much was drawn."""
+    if not job.simulation:
+        return {"seconds": round(outcome.seconds, 0), "steps_per_second": None, "peak_memory_bytes": None}
+    return {
+        "seconds": round(outcome.seconds, 3),
+        "steps_per_second": round(outcome.steps / outcome.seconds, 3) if outcome.seconds else None,
+        "peak_memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
     }
 
 

@@ -3,19 +3,19 @@ import pytest
 from privsgp.errors import Refused
 from privsgp.privacy import accountant
 from privsgp.privacy.filter import Filter
-from privsgp.privacy.ledger import Header, Ledger
+from privsgp.privacy.ledger import Header, Ledger, read
 from privsgp.privacy.mechanism import Sag
 from privsgp.privacy.statement import statements
 
 MECHANISM = Sag(sigma=0.1, clip=1.0, batch=10, samples=500)
 
 
-def spend(path, run, releases, *, node=0, budget=3.0, close=True):
+def spend(path, run, releases, *, node=0, budget=3.0, close=True, relation="zero-out"):
     header = Header(
-        node=node, run=run, mechanism=MECHANISM.describe(), relation="zero-out", steps=releases, spare=0,
+        node=node, run=run, mechanism=MECHANISM.describe(), relation=relation, steps=releases, spare=0,
         budget=None if budget is None else {"epsilon": budget, "delta": 1e-5}, simulation=False,
     )  # fmt: skip
-    with Ledger.open(path, header) as ledger:
+    with Ledger.open(path, header, read(path) if path.exists() else ()) as ledger:
         assert ledger.reserve(0, releases) == releases
         for step in range(releases):
             ledger.sent(step, 0, "")
@@ -45,6 +45,14 @@ def test_several_runs_without_a_budget_have_no_finite_bound(tmp_path):
     path = tmp_path / "node-0.jsonl"
     spend(path, "a", 2, budget=None)
     spend(path, "b", 2, budget=None)
+    (found,) = statements(path)
+    assert found.to_json()["epsilon"] is None
+
+
+def test_runs_under_two_relations_have_no_finite_bound(tmp_path):
+    path = tmp_path / "node-0.jsonl"
+    spend(path, "a", 2)
+    spend(path, "b", 2, relation="replace-one")
     (found,) = statements(path)
     assert found.to_json()["epsilon"] is None
 

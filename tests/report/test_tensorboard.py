@@ -12,10 +12,14 @@ from privsgp.engine.folder import read_metrics
 from privsgp.report.tensorboard import Log
 
 
-def _logged(place):
+def _events(place):
     events = EventAccumulator(str(place))
     events.Reload()
-    return {tag: [(e.step, e.value) for e in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
+    return {tag: events.Scalars(tag) for tag in events.Tags()["scalars"]}
+
+
+def _logged(place):
+    return {tag: [(e.step, e.value) for e in curve] for tag, curve in _events(place).items()}
 
 
 @pytest.mark.parametrize("seed", ["7", ""])
@@ -27,6 +31,8 @@ def test_a_run_logs_what_it_measured(tmp_path, seed):
     assert ("train_loss" in logged) == bool(seed)
     for name, curve in logged.items():
         assert curve == [(row["step"], pytest.approx(row[name], rel=1e-6)) for row in rows]
+    times = [event.wall_time for curve in _events(out / "tensorboard").values() for event in curve]
+    assert all(time.is_integer() for time in times) != bool(seed)
 
 
 def test_what_is_private_stays_out_even_if_it_is_in_a_row(tmp_path):

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from privsgp.clock import Waiting
     from privsgp.engine.faults import Faults
     from privsgp.graph import Graph
+    from privsgp.privacy.ledger import Segment
     from privsgp.privacy.mechanism import Mechanism, Relation
 
     PerSampleFunction = Callable[[Tensor, Tensor], Tensor]
@@ -57,7 +58,8 @@ class Protection:
     """What is promised: one mechanism and one budget per node, and how many releases that budget pays for.
 
     `epsilon(node, releases)` is the certified ε of so many releases. `allowance` is, for each node, the number of its
-    releases with the spare ones, which its noise was calibrated for; None where noise was fixed by hand.
+    releases with the spare ones, which its noise was calibrated for; None where noise was fixed by hand. `earlier` are
+    each node's runs on the same data that were counted first; none of any node where it is empty.
     """
 
     mechanisms: Sequence[Mechanism]
@@ -67,6 +69,11 @@ class Protection:
     accountant: str
     allowance: Sequence[int] | None
     epsilon: Callable[[int, int], float]
+    earlier: Sequence[Sequence[Segment]] = ()
+
+    def after(self, node: int) -> Sequence[Segment]:
+        """Return the runs that were counted before this one chose its noise: its ledger may hold no other."""
+        return self.earlier[node] if self.earlier else ()
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ new release at its next attempt (privacy.md, "Crashes").
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from typing import TYPE_CHECKING, Self
 
@@ -44,9 +45,14 @@ class Payments:
         self._spent = [0] * len(job.here)
 
     def __enter__(self) -> Self:
-        if self.job.algorithm.private:
-            self.ledgers = [Ledger.open(self.folder.ledger(i), self._header(i)) for i in self.job.here]
+        with contextlib.ExitStack() as opened:  # where one is refused, the others are unlocked
+            here = self.job.here if self.job.algorithm.private else ()
+            self.ledgers = [opened.enter_context(self._open(i)) for i in here]
+            opened.pop_all()
         return self
+
+    def _open(self, i: int) -> Ledger:
+        return Ledger.open(self.folder.ledger(i), self._header(i), self.job.protection.after(i))
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if self.ledgers and kind is None:

@@ -142,16 +142,17 @@ class Ledger:
     """One node's ledger, opened for one run and locked against every other process.
 
     Guarantee: a step that `reserve` granted stays counted whatever happens to the process or the machine, until
-    `give_back` returns it; a step that was sent is never returned. `reserve` grants nothing beyond the allowance, and
-    nothing at all once a write has failed.
+    `give_back` returns it; a step that was sent is never returned, but for this: in a simulation whose messages have no
+    hash, what a killed process sent after its last line may be returned by the process that resumes it. Those messages
+    had noise that anyone can repeat, so no privacy is lost with the count. `reserve` grants nothing beyond the
+    allowance, and nothing at all once a write has failed.
 
     Assumes: a message leaves only after `sent` accepted it, and the disk keeps what fsync said it has.
     """
 
-    def __init__(self, path: Path, descriptor: int, segments: list[Segment], head: str) -> None:
+    def __init__(self, path: Path, descriptor: int, segment: Segment, head: str) -> None:
         self.path = path
-        self.earlier = segments[:-1]
-        self.segment = segments[-1]
+        self.segment = segment
         self.head = head
         self._descriptor = descriptor
         self._broken = False
@@ -161,16 +162,22 @@ class Ledger:
         self._untold: tuple[int, int, int] | None = None  # (first, count, attempt) of messages that no line notes yet
 
     @classmethod
-    def open(cls, path: Path | str, header: Header) -> Self:
-        """Create the ledger, continue the run that `header` names, or begin a new segment after other runs."""
+    def open(cls, path: Path | str, header: Header, earlier: Sequence[Segment] = ()) -> Self:
+        """Create the ledger, continue the run that `header` names, or begin a new segment after other runs.
+
+        Guarantee: the other runs in it are `earlier`, those that this run's noise was calibrated after: it is locked
+        before they are compared, and until `release` no other run can spend from it.
+        """
         path = Path(path)
         descriptor = _lock(path)
         try:
             segments, head = _recover(path, descriptor)
             if header.run in (segment.header.run for segment in segments):
                 _refuse_change(path, segments[-1].header, header)
-                return cls(path, descriptor, segments, head)
-            ledger = cls(path, descriptor, [*segments, Segment(header)], head)
+                _refuse_others(path, segments[:-1], earlier)
+                return cls(path, descriptor, segments[-1], head)
+            _refuse_others(path, segments, earlier)
+            ledger = cls(path, descriptor, Segment(header), head)
             ledger._begin()
         except BaseException:
             os.close(descriptor)
@@ -310,7 +317,8 @@ class Ledger:
 def read(path: Path | str) -> list[Segment]:
     """Return a ledger's runs in order, after checking every line.
 
-    Guarantee: `charged` of each segment is at least the number of messages that its node sent in it.
+    Guarantee: `charged` of each segment is at least the number of messages that its node sent in it; not so in a
+    simulation without hashes that was killed, resumed and stopped before it had sent the same messages again.
     """
     path = Path(path)
     try:
@@ -412,6 +420,14 @@ def _refuse_change(path: Path, old: Header, new: Header) -> None:
         raise Refused(
             f"{path}: {key} of run {old.run} was {before[key]} and is now {now[key]}",
             "resume with the configuration the run was started with, or start a new run",
+        )
+
+
+def _refuse_others(path: Path, found: Sequence[Segment], counted: Sequence[Segment]) -> None:
+    if list(found) != list(counted):
+        raise Refused(
+            f"{path}: another run has spent from this ledger meanwhile",
+            "start again with --resume: what it has spent is then counted before this run's noise is chosen",
         )
 
 

@@ -87,6 +87,8 @@ def _epsilon(segments: Sequence[Segment], delta: float) -> float:
     spent = [segment for segment in segments if segment.charged]
     if not spent:
         return 0.0
+    if len({segment.header.relation for segment in segments}) > 1:
+        return math.inf  # no ε of one relation covers what was spent under another
     last = spent[-1].header
     relation: Relation = "replace-one" if last.relation == "replace-one" else "zero-out"
     if len(spent) == 1:

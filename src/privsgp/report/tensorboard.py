@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any
 
 from privsgp.errors import Refused
@@ -50,9 +51,10 @@ class Log:
         # A resumed run hides what an earlier attempt logged beyond its checkpoint.
         self._writer = self._writer or self._open(str(self.folder), purge_step=row["step"])
         self._last = row
+        now = time.time() if self.simulation else round(time.time(), 0)  # milliseconds would show how much was drawn
         for name, value in shown([row], simulation=self.simulation)[0].items():
             if name != "step" and value is not None:
-                self._writer.add_scalar(name, value, row["step"])
+                self._writer.add_scalar(name, value, row["step"], now)
         self._writer.flush()
 
 

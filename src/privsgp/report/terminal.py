@@ -134,11 +134,16 @@ def show_summary(summary: dict[str, Any], folder: Path) -> None:
         ("consensus error", _plain(s["consensus_error"])),
         ("privacy", _privacy(s)),
         ("noise σ", _range(s["sigma"])),
-        ("time", f"{s['seconds']:.1f} s, {s['steps_per_second']} steps/s; {s['virtual_seconds']:.4g} s on the clock"),
+        ("time", _time(s)),
         ("sent", f"{s['bytes_sent'] / 1e6:.1f} MB by all nodes"),
         ("folder", str(folder)),
     ]
     show(s["name"], [row for row in rows if row[1] != "–"])
+
+
+def _time(s: dict[str, Any]) -> str:
+    rate = "" if s["steps_per_second"] is None else f", {s['steps_per_second']} steps/s"
+    return f"{s['seconds']:.1f} s{rate}; {s['virtual_seconds']:.4g} s on the clock"
 
 
 _AGAINST = {
