@@ -33,6 +33,7 @@ from privsgp.gradient import Layout
 from privsgp.jobs import prepare, refuse_faults
 from privsgp.privacy import ledger
 from privsgp.problems import Problem, layout, pooled, refuse_other_configurations
+from privsgp.protection import settings
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -186,11 +187,23 @@ def _refuse_other_terms(where: Path, before: Header, config: Config) -> None:
             f"{now}, and {where} is of a {'simulation' if before.simulation else 'private run'}",
             "go on as it began, or leave --ledger out: noise that anyone can repeat stands for nobody's spending",
         )
+    then, now = int(before.mechanism.get("aggregated", 1)), _seen_together(config)
+    if then != now:
+        raise Refused(
+            f"algorithm.trust = {config.trust!r}: sums of {now} messages are seen, and {where} is of a run with {then}",
+            "go on under the same trust: what was spent before those who see sums is more before others",
+        )
     if before.layout != layout(config):
         raise Refused(
             f"{where} is of a run whose records lay on other nodes",
             "go on with the same [data] (and seed): what a record has spent is in its own node's ledger",
         )
+
+
+def _seen_together(config: Config) -> int:
+    """Return how many nodes' messages are seen as one sum only."""
+    made = ALGORITHMS[config.algorithm.name].mechanism(settings(config), sigma=1.0, batch=1.0, samples=1, kappa=0.0)
+    return int(made.describe().get("aggregated", 1))
 
 
 def versions() -> dict[str, str]:

@@ -29,11 +29,11 @@ def clipped_mean(block: Block, z: Tensor, batch: list[Drawn], b: Tensor | None =
 def full_mean(block: Block, z: Tensor) -> Tensor:
     """(1/J) Σ_j clip_G(∇f_i(z_i; j)) over all samples of each node; it never leaves as it is."""
     samples = torch.tensor([mechanism.samples for mechanism in block.mechanisms], device=z.device)[:, None]
-    total = torch.zeros_like(z)
+    total = torch.zeros_like(z, dtype=torch.float64)
     for start in range(0, block.rows, _CHUNK):
         index = torch.arange(start, min(start + _CHUNK, block.rows), device=z.device).expand(len(samples), -1)
         total += block.gradients(z, Drawn(index.where(index < samples, block.rows), index < samples)).sum()
-    return total.div_(block.J)
+    return total.div_(block.J).to(z.dtype)
 
 
 def difference_mean(

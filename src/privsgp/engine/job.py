@@ -160,7 +160,7 @@ def use_tensor_cores(device: torch.device) -> None:
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
 
 
-def kappa(dtype: torch.dtype, device: torch.device, *, positions: bool = False) -> float:
+def kappa(dtype: torch.dtype, device: torch.device, *, positions: bool = False, batch: float = 1.0) -> float:
     """Return the relative slack κ of the arithmetic in which gradients are clipped and summed (privacy.md).
 
     A sum of b clipped gradients rounds differently with and without one of them, by about b · eps of G; where layers
@@ -170,7 +170,7 @@ def kappa(dtype: torch.dtype, device: torch.device, *, positions: bool = False) 
         return 2.0**-8
     if dtype == torch.float64:
         return 2.0**-30 if positions else 1e-12
-    return 2.0**-8 if positions or dtype != torch.float32 else 2.0**-12
+    return 2.0**-8 if positions or dtype != torch.float32 else max(2.0**-12, batch * torch.finfo(dtype).eps)
 
 
 def at_many_positions(model: nn.Module, made_up: Tensor) -> bool:
@@ -179,8 +179,8 @@ def at_many_positions(model: nn.Module, made_up: Tensor) -> bool:
         return True
     seen: list[bool] = []
     layers = [layer for layer in model.modules() if isinstance(layer, nn.Linear)]
-    hooks = [layer.register_forward_pre_hook(lambda _, given: seen.append(given[0].ndim > 2)) for layer in layers]
-    like = next(model.parameters())
+    hooks = [layer.register_forward_hook(lambda *call: seen.append(call[-1].ndim > 2)) for layer in layers]
+    like = next(model.parameters(), made_up)
     try:
         with torch.no_grad():
             model(made_up.to(like.device, like.dtype if made_up.is_floating_point() else made_up.dtype))
@@ -194,7 +194,8 @@ def refuse_coarser(job: Job) -> None:
     """Refuse to compute in a coarser arithmetic than the one the noise was calibrated for."""
     if not job.algorithm.private:
         return
-    now = kappa(job.dtype, job.device, positions=at_many_positions(job.learning.model, job.learning.made_up()[0]))
+    many, batch = at_many_positions(job.learning.model, job.learning.made_up()[0]), max(m.batch for m in job.mechanisms)
+    now = kappa(job.dtype, job.device, positions=many, batch=batch)
     counted = min(mechanism.kappa for mechanism in job.mechanisms)
     if now > counted:
         raise Refused(

@@ -32,7 +32,7 @@ class BlockTable:
         shape = (example.models, self.blocks + 1, example.dim)
         where = storage.settled(torch.Size(shape).numel() * first.itemsize, words, first.device)
         self.sums = where.zeros(shape, first.dtype, first.device)
-        self.mean = first.new_zeros(example.models, example.dim)
+        self.mean = first.new_zeros(example.models, example.dim, dtype=torch.float64)  # see `Table`
 
     @property
     def entry_bytes(self) -> float:

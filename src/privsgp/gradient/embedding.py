@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from privsgp.gradient.layer import Call, StackedLayer
 from privsgp.gradient.per_sample import Factors, scaled, smaller, squared_norm
-from privsgp.gradient.positions import CANCELLED
+from privsgp.gradient.positions import cancelled
 from privsgp.gradient.product import no_tf32
 
 if TYPE_CHECKING:
@@ -49,15 +49,17 @@ class Lookups:
             products = unit @ unit.mT
         often, dtype = same.sum(-1).amax(-1), self.delta.dtype  # how often a token is looked up
         total = products.where(same, 0).sum((-2, -1), dtype=torch.float64) + 4 * torch.finfo(dtype).eps * often
-        return torch.maximum(total, often / CANCELLED[dtype] ** 2) * length
+        return torch.maximum(total, often / cancelled(dtype, self.index.shape[-1]) ** 2) * length
 
     def scale_(self, factor: Tensor) -> None:
         """Scale δ."""
         self.delta = scaled(self.delta.flatten(2), factor).view(self.delta.shape)
 
     def sum_into(self, out: Tensor) -> None:
-        """Add every row of δ to its own row."""
-        add_rows(out.zero_().view(len(out), self.rows, -1), self.index.flatten(1), self.delta.flatten(1, 2))
+        """Add every row of δ to its own row, in float64: a common token has many, and they may all round alike."""
+        total = out.new_zeros(len(out), self.rows, self.delta.shape[-1], dtype=torch.float64)
+        add_rows(total, self.index.flatten(1), self.delta.flatten(1, 2).double())
+        out.copy_(total.flatten(1))
 
     def dense(self) -> Tensor:
         """Write every sample's whole gradient out."""

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 Pair = tuple[int, int]
-# How many times longer than a gradient its terms may be. To add P of them then rounds by P · eps / 2 · this of G at
-# most, 2⁻⁸ for a thousand in float32 and 2⁻³¹ in float64. In ResNet-18 images from CIFAR-10 have 2 to 20.
-CANCELLED = {torch.float32: 2.0**6, torch.float64: 2.0**12}
+# How many times longer than a gradient its terms may be, at most; in ResNet-18 images from CIFAR-10 have 2 to 20.
+_CANCELLED = {torch.float32: 2.0**6, torch.float64: 2.0**12}
+_KAPPA = {torch.float32: 2.0**-8, torch.float64: 2.0**-30}  # what adding them may round by, as a share of G
 _CHUNK = {"cpu": 2**26, "cuda": 2**28}  # numbers of patches made at a time
 
 
@@ -58,7 +58,7 @@ class Positions:
 
     Guarantee: where positions cancel, ‖Σ_p δ_p ⊗ a_p‖ is small beside L = ‖δ‖ √(places ‖a‖² + positions), which the
     lengths of its terms may sum up to, and rounding need not be small beside it. All that the rounding of products can
-    add is counted as part of the norm; and the norm counts as no less than L / `CANCELLED`, so that what the rounding
+    add is counted as part of the norm; and the norm counts as no less than L / `cancelled`, so that what the rounding
     of additions can add stays below κ. A sample that cancels further is clipped more than others, not less.
     """
 
@@ -82,7 +82,7 @@ class Positions:
         if self.bias:
             total = total + squared_norm(delta.sum((-2, -1)))
             most = most + delta[0, 0].numel()
-        least = of_delta * most / CANCELLED[delta.dtype] ** 2
+        least = of_delta * most / cancelled(delta.dtype, delta[0, 0].numel()) ** 2
         return torch.maximum(total, least).view(self.delta.shape[:2]).transpose(0, 1)
 
     def scale_(self, factor: Tensor) -> None:
@@ -199,6 +199,11 @@ def _by_gradient(delta: Tensor, a: Tensor, window: Window, of_delta: Tensor, of_
     rounding = 2 * product_error(a) * (window.places * of_delta * of_a).sqrt()
     norm: Tensor = torch.cat(squares).sqrt() + rounding
     return norm.square()
+
+
+def cancelled(dtype: torch.dtype, terms: int) -> float:
+    """Return how many times longer than a gradient its terms may be: to add P of them rounds by P · eps / 2 of that."""
+    return min(_CANCELLED[dtype], 2 * _KAPPA[dtype] / (torch.finfo(dtype).eps * terms))
 
 
 def product_error(v: Tensor) -> float:

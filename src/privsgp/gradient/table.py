@@ -77,7 +77,11 @@ def _kept(factor: Tensor, dtype: torch.dtype | None) -> torch.dtype:
 
 
 class Table:
-    """The tables of m nodes and their means, `mean` [m, d] = (1/J_i) Σ_j t_j."""
+    """The tables of m nodes and their means, `mean` [m, d] = (1/J_i) Σ_j t_j.
+
+    A mean is moved at every step and never taken anew: what it rounds by stays in it, and need not be the same with and
+    without a record. In float64 that is nothing beside G/J; in float32 it could be made as large.
+    """
 
     def __init__(self, parts: Sequence[Part], mean: Tensor, clip: float, difference_clip: float | None = None) -> None:
         self.parts = list(parts)
@@ -226,7 +230,8 @@ def make_table(
         raise Refused(f"algorithm.table = {kind!r}", "take 'factored', 'dense' or 'block'")
     whole: Sequence[Piece] = [Plain(example.dense())] if kind == "dense" else example.pieces
     pieces = [piece if _worth_factors(piece, difference_clip) else Plain(piece.dense()) for piece in whole]
-    mean = next(iter(pieces[0].factors().values())).new_zeros(example.models, example.dim)
+    like = next(iter(pieces[0].factors().values()))
+    mean = like.new_zeros(example.models, example.dim, dtype=torch.float64)
     if dtype is not None and difference_clip is not None:
         raise Refused(
             f"algorithm.table_dtype = '{str(dtype).removeprefix('torch.')}' with algorithm.difference_clip",
@@ -234,8 +239,8 @@ def make_table(
         )
     where = _place(pieces, example.models, samples, dtype, storage or Storage("device"))
     parts = [Part(piece, samples + 1, where, dtype) for piece in pieces]
-    if dtype is not None and dtype != mean.dtype:
-        return RoundedTable(parts, mean, clip, mean.new_zeros(example.models, samples + 1))
+    if dtype is not None and dtype != like.dtype:
+        return RoundedTable(parts, mean, clip, like.new_zeros(example.models, samples + 1))
     return Table(parts, mean, clip, difference_clip)
 
 
