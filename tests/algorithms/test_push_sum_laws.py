@@ -69,7 +69,7 @@ def test_a_difference_clip_of_twice_the_clip_is_the_papers_estimator(table):
 def test_the_table_mean_is_the_mean_of_its_entries_after_a_long_run(name, dtype, table_init):
     setting = Setting(dtype=dtype, steps=100)
     run, _ = trained(setting, name, table_init=table_init)
-    mean = entries(run).sum(1) / torch.tensor(setting.samples)[:, None]
+    mean = entries(run).double().sum(1) / torch.tensor(setting.samples)[:, None]
     torch.testing.assert_close(run.table.mean, mean, rtol=0, atol=1e-5 if dtype == torch.float32 else 1e-12)
 
 

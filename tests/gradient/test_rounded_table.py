@@ -61,7 +61,7 @@ def test_the_stored_entry_is_the_gradient(name, kind):
         nodes = torch.arange(NODES)[:, None]
         torch.testing.assert_close(after[nodes, rows].double().sum(1), used, rtol=0, atol=1e-6)
         site.table.mean.add_(c / J[:, None])
-        torch.testing.assert_close(site.table.mean, after.sum(1) / J[:, None], rtol=0, atol=1e-6)
+        torch.testing.assert_close(site.table.mean, after.double().sum(1) / J[:, None], rtol=0, atol=1e-6)
         assert not after[:, ROWS].any()
         assert not after[1, 4].any()
 

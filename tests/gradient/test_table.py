@@ -91,7 +91,7 @@ def test_the_mean_is_the_mean_of_the_entries_and_padding_stays_zero(kind, differ
         move(table, rows, site.at(place)(rows))
         entries = site.entries(table)
         tolerance = 1e-12 if dtype == torch.float64 else 1e-5
-        torch.testing.assert_close(table.mean, entries.sum(1) / J[:, None], rtol=0, atol=tolerance)
+        torch.testing.assert_close(table.mean, entries.double().sum(1) / J[:, None], rtol=0, atol=tolerance)
         assert not entries[:, ROWS].any()
         assert not entries[1, 5:].any()
         assert (entries.double().norm(dim=-1) <= G * (1 + 1e-6)).all()
