@@ -65,9 +65,9 @@ def corrected(block: Block, table: Memory, z: Tensor, batch: list[Drawn]) -> Ten
     """
     c = replace_all(block, table, z, batch)
     # g = (1/b) Σ_{j∈B} c_j + (1/J) Σ_j t_j, with the table as it was
-    g = torch.div(c, block.b).add_(table.mean)
+    g = torch.addcdiv(table.mean.to(c.dtype), c, block.b)
     # the mean follows its entries: (1/J) Σ_j (t_j + c_j)
-    table.mean.add_(c.div_(block.J))
+    table.mean.addcdiv_(c.double(), block.J.double())
     return g
 
 
