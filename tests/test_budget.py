@@ -100,7 +100,7 @@ def test_what_was_spent_under_another_relation_is_not_added_up(first, tmp_path):
 def test_what_was_spent_before_those_who_see_sums_is_not_added_up_for_those_who_see_messages(first, tmp_path):
     ran = _go_on(first, tmp_path / "second", "--set=algorithm.name=dp-srm")
     assert ran.code == 2
-    assert "algorithm.trust = 'secure aggregation': sums of 4 messages are seen, and" in ran.err
+    assert "algorithm.trust = 'secure aggregation': sums of 4 messages are seen; " in ran.err
     assert "is of a run with 1" in ran.err
     assert not (tmp_path / "second").exists()
 

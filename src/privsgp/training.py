@@ -187,10 +187,10 @@ def _refuse_other_terms(where: Path, before: Header, config: Config) -> None:
             f"{now}, and {where} is of a {'simulation' if before.simulation else 'private run'}",
             "go on as it began, or leave --ledger out: noise that anyone can repeat stands for nobody's spending",
         )
-    summed, sums = int(before.mechanism.get("aggregated", 1)), _seen_together(config)
-    if summed != sums:
+    then, sums = int(before.mechanism.get("aggregated", 1)), _seen_together(config)
+    if then != sums:
         raise Refused(
-            f"algorithm.trust = {config.trust!r}: sums of {sums} messages are seen, and {where} is of a run with {summed}",
+            f"algorithm.trust = {config.trust!r}: sums of {sums} messages are seen; {where} is of a run with {then}",
             "go on under the same trust: what was spent before those who see sums is more before others",
         )
     if before.layout != layout(config):
