@@ -1,17 +1,33 @@
-"""Two cores for work that lets go of Python's lock: hashing, beside whatever has to be done at the same time."""
+"""Two cores for work that lets go of Python's lock: hashing and drawing, beside what has to be done at the same time.
+
+A thread of torch's that has to share its core with another one holds all of them up: each operation waits for the last.
+And for some milliseconds after an operation torch's threads keep their cores busy, waiting for the next one.
+"""
 
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
 T = TypeVar("T")
 R = TypeVar("R")
+
+
+@contextmanager
+def leaving_one() -> Iterator[None]:
+    """Let torch use one thread fewer than it may, if it may use several: a core is left to a second thread."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(max(1, threads - 1))
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def shared_out(work: Callable[[T], R], items: Sequence[T], first: Callable[[], None] = lambda: None) -> list[R]:

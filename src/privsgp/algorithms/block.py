@@ -6,6 +6,7 @@ Algorithms are written once, for a block, and never know which of these they run
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal, NamedTuple
@@ -19,6 +20,7 @@ from privsgp.gradient.storage import gather
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from contextlib import AbstractContextManager
     from pathlib import Path
 
     from privsgp.algorithms.algorithm import Trust
@@ -119,6 +121,7 @@ class Block:
     public: Callable[[str, int], np.random.Philox] = _public  # randomness of a purpose at step k that all may know
     turns: Turns | None = None  # where nodes act one at a time
     steering: Steering | None = None  # what is made of a noised direction; None: nothing
+    lightly: Callable[[], AbstractContextManager[None]] = nullcontext  # around what leaves a core to a second thread
     private: Path | None = None  # a folder for the site alone, where a table may be mapped
     prepare: Callable[[PerSample], PerSample] | None = None  # what a table makes of gradients before they are clipped
 

@@ -35,9 +35,10 @@ class PushSum(Algorithm):
         """Take step k."""
         batch = self.block.sample(k)  # 5
         g = self.direction(s.z, batch)  # 6-7
-        self.block.noise(k, g)  # 8
-        g = g if self.block.steering is None else self.block.steering(g)
-        x = s.x.sub_(g, alpha=self.block.step_size(k))  # 9
-        self.block.release(k, x)
-        x, w = self.block.mix(k, x, s.w)  # 10-13
-        return State(x, w, torch.div(x, w.to(x.dtype)[:, None], out=s.z))  # 14
+        with self.block.lightly():
+            self.block.noise(k, g)  # 8
+            g = g if self.block.steering is None else self.block.steering(g)
+            x = s.x.sub_(g, alpha=self.block.step_size(k))  # 9
+            self.block.release(k, x)
+            x, w = self.block.mix(k, x, s.w)  # 10-13
+            return State(x, w, torch.div(x, w.to(x.dtype)[:, None], out=s.z))  # 14

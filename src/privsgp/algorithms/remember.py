@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from privsgp.gradient.table import Memory
 
 _CHUNK = 64  # samples of a node whose first gradients are taken at once
+_PIECE = 1 << 18  # numbers of a mean that are moved at once: what they need stays in a core's cache
 _LOG = logging.getLogger(__name__)
 
 
@@ -64,11 +65,15 @@ def corrected(block: Block, table: Memory, z: Tensor, batch: list[Drawn]) -> Ten
     c_j = clip(∇f_i(z_i; j) − t_j, C),   g = (1/b) Σ_{j∈B} c_j + (1/J) Σ_j t_j,   t_j ← t_j + c_j for j ∈ B
     """
     c = replace_all(block, table, z, batch)
-    # g = (1/b) Σ_{j∈B} c_j + (1/J) Σ_j t_j, with the table as it was
-    g = torch.addcdiv(table.mean.to(c.dtype), c, block.b)
-    # the mean follows its entries: (1/J) Σ_j (t_j + c_j)
-    table.mean.addcdiv_(c.double(), block.J.double())
-    return g
+    J, tall = block.J.double(), max(1, _PIECE // c.shape[1]) if c.device.type == "cpu" else len(c)
+    with block.lightly():
+        for some in (slice(top, top + tall) for top in range(0, len(c), tall)):
+            before = table.mean[some].to(c.dtype, copy=True)
+            # the mean follows its entries: (1/J) Σ_j (t_j + c_j)
+            table.mean[some].addcdiv_(c[some].double(), J[some])
+            # g = (1/b) Σ_{j∈B} c_j + (1/J) Σ_j t_j, with the table as it was
+            torch.addcdiv(before, c[some], block.b[some], out=c[some])
+    return c
 
 
 def replace_all(block: Block, table: Memory, z: Tensor, batch: list[Drawn]) -> Tensor:

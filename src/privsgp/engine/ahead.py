@@ -27,6 +27,7 @@ class Ahead:
 
     def __init__(self, source: Source, nodes: range) -> None:
         self.source, self.nodes = source, nodes
+        self._two = torch.get_num_threads() > 1  # asked now: `leaving_one` makes it one where two are in use
         self._drawn: tuple[int, int] | None = None
         self._normals = torch.empty(0)
         self._drawing: threading.Thread | None = None
@@ -49,7 +50,7 @@ class Ahead:
         """Let a second thread draw the noise of a step, unless it is there already or there is but one core to use."""
         if (step, attempt) in (self._drawn, self._begun):
             return
-        if like.device.type == "cpu" and torch.get_num_threads() > 1:
+        if like.device.type == "cpu" and self._two:
             self._finish()
             self._begun = step, attempt
             self._drawing = threading.Thread(target=self.prepare, args=(like, step, attempt))

@@ -43,6 +43,11 @@ class Drawing:
         self._like = like.new_empty(1).expand_as(like)  # x itself would be kept alive
         self._drawn: tuple[int, int, list[Drawn]] | None = None
 
+    @property
+    def beside(self) -> bool:
+        """Whether a second thread draws the noise of the next step from the moment that of the last one is used."""
+        return self._noisy and self.alone and self.job.device.type == "cpu"
+
     def sample(self, k: int) -> list[Drawn]:
         """Return the samples of step k, in passes of one size, and let its noise be drawn while they are used."""
         drawn, self._drawn = self._drawn, None

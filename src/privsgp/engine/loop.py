@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import time
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +32,7 @@ from privsgp.engine.step import OnDevice, suits
 from privsgp.engine.stops import Diverged, Interrupted, ReplayDiffers, Stopping
 from privsgp.gradient import Layout, stack
 from privsgp.privacy.noise import Keyed
+from privsgp.threads import leaving_one
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -247,6 +249,7 @@ class Training:
             public=self.drawing.public,
             turns=self._turns(),
             steering=self.steering,
+            lightly=leaving_one if self.drawing.beside else nullcontext,
             private=self.folder.checkpoint.parent,
         )
 

@@ -45,12 +45,14 @@ class InProcess:
 
         Shares are rounded to x's precision once and used for both, so that their rounding cancels in z = x / w.
         """
-        mixed, weights = self._room(x), torch.zeros_like(w)
-        for r, part in enumerate(self._at(k)):
+        mixed, weights, rounds = self._room(x), torch.zeros_like(w), self._at(k)
+        for part in rounds:
             weights.index_add_(0, part.target, w[part.source] * part.share[:, 0].double())
-            tall = len(self._arrived)
-            for top in range(0, len(part.target), tall):
-                self._add(mixed, x, part, slice(top, top + tall), first=r == 0)
+        tall = len(self._arrived)
+        for alike in ([p for p in rounds if p.everyone], *([p] for p in rounds if not p.everyone)):
+            for top in range(0, len(alike[0].target), tall):
+                for part in alike:
+                    self._add(mixed, x, part, slice(top, top + tall), first=part is rounds[0])
         return mixed, weights
 
     def _add(self, mixed: Tensor, x: Tensor, part: _Round, rows: slice, *, first: bool) -> None:

@@ -258,17 +258,19 @@ def add_noise_(
     """
     _refuse_shape(g, nodes)
     dtype = torch.float64 if source.secret else g.dtype
-    tall = max(1, 16 * _PIECE // g.shape[1]) if g.device.type == "cpu" else len(nodes)
+    tall = max(1, 4 * _PIECE // g.shape[1]) if g.device.type == "cpu" else len(nodes)
     scratch = torch.empty((min(tall, len(nodes)), g.shape[1]), dtype=dtype, device=g.device)
     scale = torch.tensor(sigma, dtype=dtype, device=g.device)
     for top in range(0, len(nodes), tall):
         rows = slice(top, top + tall)
         noised = scratch[: len(nodes[rows])]
         source.fill_normal(noised, nodes[rows], step, attempt)
-        noised.mul_(scale[rows, None]).add_(g[rows])
+        noised.mul_(scale[rows, None])
         if source.secret:
-            snap_(noised, sigma[rows])
-        g[rows] = noised
+            snap_(noised.add_(g[rows]), sigma[rows])
+            g[rows] = noised
+        else:
+            g[rows].add_(noised)
 
 
 def snap_(y: torch.Tensor, sigma: Sequence[float]) -> None:
