@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 
 import pytest
 import torch
 
-from privsgp.threads import shared_out
+from privsgp.threads import leaving_one, shared_out
 
 
 @pytest.fixture
@@ -15,6 +16,15 @@ def threads():
     before = torch.get_num_threads()
     yield torch.set_num_threads
     torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(("allowed", "within"), [(1, 1), (2, 1), (3, 2)])
+def test_torch_leaves_one_thread_for_a_while_whatever_happens(threads, allowed, within):
+    threads(allowed)
+    with contextlib.suppress(ValueError), leaving_one():
+        seen = torch.get_num_threads()
+        raise ValueError("in between")
+    assert (seen, torch.get_num_threads()) == (within, allowed)
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 5])

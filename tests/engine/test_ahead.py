@@ -10,6 +10,7 @@ import torch
 from privsgp.engine.ahead import Ahead
 from privsgp.errors import Refused
 from privsgp.privacy.noise import Keyed, Secure, add_noise_
+from privsgp.threads import leaving_one
 
 NODES = range(3, 8)
 
@@ -68,6 +69,19 @@ def test_secret_noise_that_a_second_thread_could_not_draw_is_refused(monkeypatch
     ahead.begin(out, 4, 0)  # used already: the thread is refused, and so is who asks for it
     with pytest.raises(Refused, match="already used"):
         ahead.fill_normal(out, range(2), 4)
+
+
+def test_a_second_thread_draws_where_torch_leaves_it_the_other_of_two_cores():
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        ahead = Ahead(Keyed(3), NODES)
+        with leaving_one():
+            ahead.begin(torch.zeros(5, 40), 1, 0)
+            assert ahead._drawing is not None
+            assert torch.equal(_noised(ahead, 1), _noised(Keyed(3), 1))
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_a_step_that_was_begun_is_not_begun_again(monkeypatch):
