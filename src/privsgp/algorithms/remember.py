@@ -11,6 +11,7 @@ from privsgp.algorithms.block import Drawn
 from privsgp.gradient.blocks import BlockTable
 from privsgp.gradient.storage import Storage
 from privsgp.gradient.table import fill, make_table
+from privsgp.kernels import at_once
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -64,6 +65,10 @@ def corrected(block: Block, table: Memory, z: Tensor, batch: list[Drawn]) -> Ten
     c_j = clip(∇f_i(z_i; j) − t_j, C),   g = (1/b) Σ_{j∈B} c_j + (1/J) Σ_j t_j,   t_j ← t_j + c_j for j ∈ B
     """
     c = replace_all(block, table, z, batch)
+    if at_once(c) and c.is_contiguous():
+        from privsgp.kernels import means
+
+        return means.corrected(table.mean, c, block.b, block.J)
     # g = (1/b) Σ_{j∈B} c_j + (1/J) Σ_j t_j, with the table as it was
     g = torch.addcdiv(table.mean.to(c.dtype), c, block.b)
     # the mean follows its entries: (1/J) Σ_j (t_j + c_j)
