@@ -70,9 +70,9 @@ def corrected(block: Block, table: Memory, z: Tensor, batch: list[Drawn]) -> Ten
 
         return means.corrected(table.mean, c, block.b, block.J)
     # g = (1/b) Σ_{j∈B} c_j + (1/J) Σ_j t_j, with the table as it was
-    g = torch.addcdiv(table.mean.to(c.dtype), c, block.b)
+    g = torch.addcdiv(table.mean.to(c.dtype), c, block.b.to(c.dtype))
     # the mean follows its entries: (1/J) Σ_j (t_j + c_j)
-    table.mean.addcdiv_(c.double(), block.J.double())
+    table.mean.addcdiv_(c.double(), block.J)
     return g
 
 

@@ -252,6 +252,7 @@ class Training:
             turns=self._turns(),
             steering=self.steering,
             private=self.folder.checkpoint.parent,
+            exact=not job.simulation,
         )
 
     def _turns(self) -> Turns | None:
