@@ -20,6 +20,7 @@ from privsgp import cli
 from privsgp.algorithms import ALGORITHMS, Settings
 from privsgp.engine import folder as folders
 from privsgp.errors import Refused
+from privsgp.privacy import ledger
 
 BAD = {
     "algorithm.bacth=3": ("algorithm.bacth = 3", "did you mean 'batch'"),
@@ -222,7 +223,7 @@ def test_a_full_disk_keeps_the_last_checkpoint_and_says_what_to_do(tmp_path, mon
     assert (out / "model.safetensors").read_bytes() == (tmp_path / "whole" / "model.safetensors").read_bytes()
 
 
-@pytest.mark.parametrize(("every", "words"), [(7, "a checkpoint is kept"), (0, "keeps no checkpoint")])
+@pytest.mark.parametrize(("every", "words"), [(7, "a checkpoint is kept"), (0, "there is no checkpoint")])
 def test_ctrl_c_says_what_is_there_to_go_on_with(tmp_path, monkeypatch, every, words):
     @contextlib.contextmanager
     def stopping(_steps):
@@ -300,14 +301,25 @@ def test_dp_srm_is_counted_for_who_is_named(options):
     assert summed.err == ""
 
 
+def test_account_tells_a_runs_epsilon_from_what_its_ledger_has(tmp_path):
+    runs.train(runs.small(tmp_path), tmp_path / "x")
+    summary = json.loads((tmp_path / "x" / "summary.json").read_text())
+    m = ledger.read(tmp_path / "x" / "ledger" / "node-0.jsonl")[0].header.mechanism
+    given = {key: m[key] for key in ("sigma", "samples", "batch", "clip", "kappa")}
+    given |= {"algorithm": summary["algorithm"], "steps": summary["releases"][0], "delta": summary["delta"][0]}
+    ran = runs.command("account", *(f"--{key}={value}" for key, value in given.items()), "--json")
+    assert m["kappa"] > 0
+    assert json.loads(ran.out)["epsilon"] == pytest.approx(summary["epsilon_spent"][0], rel=1e-12)
+
+
 def test_accounting_counts_what_the_algorithms_declare():
-    values = {"sigma": 0.1, "batch": 5, "samples": 50, "kappa": 0.0}
+    values = {"sigma": 0.1, "batch": 5, "samples": 50, "kappa": 2**-12}
     expected = {a.name: type(a.mechanism(Settings(), **values)) for a in ALGORITHMS.values() if a.private}
     assert cli.declared() == expected
     for name in expected:
         mechanism = ALGORITHMS[name].mechanism(Settings(), **values | {"sigma": 0.2})
-        assert cli._mechanism(name, 0.2, 1.0, 5, 50, "poisson") == mechanism
+        assert cli._mechanism(name, 0.2, 1.0, 5, 50, "poisson", 2**-12) == mechanism
     with pytest.raises(Refused, match="alpha"):
-        cli._mechanism("ldp-svrg", 0.2, 1.0, 5, 50, "poisson", alpha=0.5)
-    quick = "import sys; from privsgp import cli; cli._mechanism('privsgp', 1, 1, 5, 9, 'poisson')"
+        cli._mechanism("ldp-svrg", 0.2, 1.0, 5, 50, "poisson", 0.0, alpha=0.5)
+    quick = "import sys; from privsgp import cli; cli._mechanism('privsgp', 1, 1, 5, 9, 'poisson', 0)"
     subprocess.run([sys.executable, "-c", f"{quick}; sys.exit('torch' in sys.modules)"], check=True)

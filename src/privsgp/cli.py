@@ -60,6 +60,7 @@ SamplingOption = Annotated[str, typer.Option(help="poisson or fixed")]
 RelationOption = Annotated[str, typer.Option(help="zero-out or replace-one")]
 AccountantOption = Annotated[str, typer.Option(help="certified, or published (the formula of the algorithm's paper)")]
 C2 = Annotated[float, typer.Option(help="c₂ of the published formula.")]
+Kappa = Annotated[float, typer.Option(help="κ, the slack of the arithmetic; runs count with 2⁻¹² or more in float32.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout, and nothing else there.")]
 
 
@@ -77,7 +78,7 @@ def main() -> None:
         there = (
             "a checkpoint is kept: continue with the same command and --resume"
             if stopped.kept
-            else "engine.checkpoint_every = 0 keeps no checkpoint: the same command and --resume begin anew"
+            else "there is no checkpoint (none was due, or engine.checkpoint_every = 0): the same command begins anew"
         )
         err.print(f"{stopped}; {there}", soft_wrap=True)
         sys.exit(130)
@@ -259,6 +260,7 @@ def account(
     relation: RelationOption = "zero-out",
     accountant: AccountantOption = "certified",
     c2: C2 = 0.3724,
+    kappa: Kappa = 0.0,
     as_json: Json = False,
 ) -> None:
     """Tell the ε that so much noise gives. No data needed."""
@@ -266,7 +268,7 @@ def account(
     from privsgp.privacy import published
 
     own = {"difference_clip": difference_clip, "period": period, "alpha": alpha, "aggregated": aggregated}
-    mechanism = _mechanism(algorithm, sigma, clip, batch, samples, sampling, **own)
+    mechanism = _mechanism(algorithm, sigma, clip, batch, samples, sampling, kappa, **own)
     _one_of("accountant", accountant, ("certified", "published"))
     spent = accountants.epsilon(mechanism, steps, delta, _relation(relation))
     answer: dict[str, Any] = {
@@ -296,6 +298,7 @@ def calibrate(
     relation: RelationOption = "zero-out",
     accountant: AccountantOption = "certified",
     c2: C2 = 0.3724,
+    kappa: Kappa = 0.0,
     as_json: Json = False,
 ) -> None:
     """Tell the noise that a budget needs. No data needed."""
@@ -303,7 +306,7 @@ def calibrate(
     from privsgp.privacy import calibration, published
 
     own = {"difference_clip": difference_clip, "period": period, "alpha": alpha, "aggregated": aggregated}
-    mechanism = _mechanism(algorithm, 0.0, clip, batch, samples, sampling, **own)
+    mechanism = _mechanism(algorithm, 0.0, clip, batch, samples, sampling, kappa, **own)
     _one_of("accountant", accountant, ("certified", "published"))
     related = _relation(relation)
     if accountant == "published":
@@ -534,7 +537,7 @@ def declared() -> dict[str, type[Mechanism]]:
 
 
 def _mechanism(
-    name: str, sigma: float, clip: float, batch: float, samples: int, sampling: str, **own: float | None
+    name: str, sigma: float, clip: float, batch: float, samples: int, sampling: str, kappa: float, **own: float | None
 ) -> Mechanism:
     """Build what an algorithm declares, with those values of its own that were given."""
     kinds = declared()
@@ -547,7 +550,7 @@ def _mechanism(
         if value is not None:
             values[key] = value
     values["sampling"] = sampling
-    return kinds[name](sigma=sigma, clip=clip, batch=batch, samples=samples, **values)
+    return kinds[name](sigma=sigma, clip=clip, batch=batch, samples=samples, kappa=kappa, **values)
 
 
 def _own(name: str) -> dict[str, Any]:

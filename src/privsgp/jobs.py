@@ -20,7 +20,7 @@ from privsgp.engine.job import Job, Learning, at_many_positions, chosen_device, 
 from privsgp.errors import Refused
 from privsgp.gradient import Layout
 from privsgp.problems import layout, pooled
-from privsgp.protection import batch_sizes, protect, settings
+from privsgp.protection import protect, settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -55,8 +55,7 @@ def prepare(
     steps, clock = config.algorithm.steps, make_clock(config, network, Layout.of(problem.model).dim * dtype.itemsize)
     releases = [clock.released(i, steps) for i in range(network.nodes)] if isinstance(clock, Events) else ()
     learning = _learning(problem, device, dtype)
-    many, batch = at_many_positions(learning.model, learning.made_up()[0]), max(batch_sizes(config, problem.samples))
-    slack = kappa(dtype, device, positions=many, batch=batch)
+    slack = kappa(dtype, device, positions=at_many_positions(learning.model, learning.made_up()[0]))
     protection = protect(config, problem.samples, slack, earlier, world, releases)
     return Job(
         name=config.name,

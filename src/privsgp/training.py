@@ -28,6 +28,7 @@ from privsgp.engine.folder import Folder, read_metrics, write, write_json, write
 from privsgp.engine.job import NOT_DP, Job
 from privsgp.engine.loop import Outcome, Training
 from privsgp.engine.rendezvous import World, join, refuse_differences, restarted
+from privsgp.engine.stops import Interrupted
 from privsgp.errors import Refused
 from privsgp.gradient import Layout
 from privsgp.jobs import prepare, refuse_faults
@@ -100,7 +101,11 @@ def run(
                 write_json(folder.plan, plan)
         world.exchange(None)  # the folder is ready
         world.everywhere(lambda: _refuse_other_run(folder, number))
-        outcome = training.run()
+        try:
+            outcome = training.run()
+        except Interrupted as stopped:
+            stopped.kept = folder.checkpoint.exists() or folder.checkpoint_before.exists()
+            raise
         return _finish(job, folder, outcome, world, first=first)
 
 

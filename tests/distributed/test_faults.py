@@ -140,6 +140,15 @@ def test_a_stop_is_agreed_on_and_taken_at_a_common_checkpoint(tmp_path, undistur
     assert (out / "model.safetensors").read_bytes() == (undisturbed / "model.safetensors").read_bytes()
 
 
+def test_without_checkpoints_a_stop_is_agreed_on_too(tmp_path):
+    config = runs.small(tmp_path, DIGITS.replace("checkpoint_every = 4", "checkpoint_every = 0"))
+    words = [["train", config, "--out", tmp_path / "out", "--set=algorithm.steps=80"]] * 2
+    started = cluster.start(tmp_path / "said", words, "cluster.interrupt", victim=1, step=9)
+    said = cluster.ended(tmp_path / "said", started)
+    assert [one.code for one in said] == [130] * 2
+    assert all("stopped after step 64; there is no checkpoint" in one.err for one in said)
+
+
 def test_a_replay_that_differs_is_begun_again_by_all_with_fresh_noise(tmp_path):
     config, out = runs.small(tmp_path, DIGITS), tmp_path / "out"
     words = [["train", config, "--out", out]] * 2

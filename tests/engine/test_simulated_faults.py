@@ -36,6 +36,7 @@ def test_what_the_command_line_says():
         ({"drop": 0.1, "staleness": 0}, "--staleness 0"),
         ({"crash": ["3"]}, "--crash 3"),
         ({"crash": ["8@1"]}, "0 to 7"),
+        ({"crash": ["3@1+0"]}, r"--crash 3@1\+0"),
         ({"leave": ["3@1+5"]}, r"--leave 3@1\+5"),
         ({"leave": ["x@1"]}, "--leave x@1"),
     ],

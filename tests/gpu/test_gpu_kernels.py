@@ -79,6 +79,20 @@ def test_what_is_done_to_each_samples_numbers(size, samples_first):
     assert torch.equal(table, wanted)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("d", [1, 1000, 5000])
+def test_means_move_in_float64(d, dtype):
+    from privsgp.kernels import means as kernel
+
+    mean, c = _random(3, d), _random(3, d, dtype=dtype).flip(0)
+    b, J = (torch.tensor(v, device=CUDA).to(dtype)[:, None] for v in ([24.3, 48.0, 7.0], [240.0, 1200.0, 3125.0]))
+    g, moved = torch.addcdiv(mean.to(dtype), c, b), torch.addcdiv(mean, c.double(), J.double())
+    got = kernel.corrected(mean, c, b, J)
+    assert got.dtype == dtype
+    torch.testing.assert_close(got, g, rtol=0, atol=1e-6 if dtype == torch.float32 else 1e-14)
+    torch.testing.assert_close(mean, moved, rtol=0, atol=1e-14)
+
+
 @pytest.mark.parametrize("value", [torch.inf, torch.nan, 1e30])
 def test_numbers_that_cannot_be_scaled_exactly_count_as_infinite(value):
     from privsgp.gradient.per_sample import squared_norm

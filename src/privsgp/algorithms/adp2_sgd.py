@@ -62,7 +62,7 @@ class ADP2SGD(Algorithm):
         """Every node reads x⁰."""
         self.read = aligned_rows(z, z.shape[1]).copy_(z)
         self.counts = torch.zeros(len(z), dtype=torch.int64)
-        self.g = torch.empty_like(z)
+        self.g = torch.empty_like(z, dtype=torch.float64 if self.block.exact else z.dtype)
         self._ready.clear()
 
     def arrays(self) -> dict[str, Tensor]:
@@ -98,7 +98,7 @@ class ADP2SGD(Algorithm):
             total = self.block.gradients(self.read, batch[0]).sum()
             for drawn in batch[1:]:
                 total += self.block.gradients(self.read, drawn).sum()
-            self.g[missing] = total.div_(self.block.b)[missing]
+            self.g[missing] = total.div_(self.block.b.to(total.dtype))[missing]
             self._ready.update(missing)
         self._ready.remove(i)
         return self.g[i : i + 1]

@@ -124,6 +124,7 @@ class Block:
     lightly: Callable[[], AbstractContextManager[None]] = nullcontext  # around what leaves a core to a second thread
     private: Path | None = None  # a folder for the site alone, where a table may be mapped
     prepare: Callable[[PerSample], PerSample] | None = None  # what a table makes of gradients before they are clipped
+    exact: bool = False  # whether noise is secret: estimates are then in float64 until it is added
 
     @property
     def rows(self) -> int:
@@ -132,7 +133,7 @@ class Block:
 
     def column(self, values: Sequence[float]) -> Tensor:
         """One value per node, shaped to multiply [m, d]."""
-        return torch.tensor(values, dtype=self.inputs.dtype, device=self.inputs.device)[:, None]
+        return torch.tensor(values, dtype=torch.float64, device=self.inputs.device)[:, None]
 
     @cached_property
     def b(self) -> Tensor:
@@ -153,5 +154,6 @@ class Block:
         g = self.gradient(z, gather(self.inputs, drawn.rows), gather(self.targets, drawn.rows))
         if self.prepare is not None:
             g = self.prepare(g)
+        g.exact = self.exact
         g.clip_(self.mechanisms[0].clip, drawn.mask)
         return g

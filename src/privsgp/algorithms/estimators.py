@@ -23,7 +23,7 @@ def clipped_mean(block: Block, z: Tensor, batch: list[Drawn], b: Tensor | None =
     total = block.gradients(z, batch[0]).sum()
     for drawn in batch[1:]:
         total += block.gradients(z, drawn).sum()
-    return total.div_(block.b if b is None else b)
+    return total.div_((block.b if b is None else b).to(total.dtype))
 
 
 def full_mean(block: Block, z: Tensor) -> Tensor:
@@ -33,20 +33,21 @@ def full_mean(block: Block, z: Tensor) -> Tensor:
     for start in range(0, block.rows, _CHUNK):
         index = torch.arange(start, min(start + _CHUNK, block.rows), device=z.device).expand(len(samples), -1)
         total += block.gradients(z, Drawn(index.where(index < samples, block.rows), index < samples)).sum()
-    return total.div_(block.J).to(z.dtype)
+    total.div_(block.J)
+    return total if block.exact else total.to(z.dtype)
 
 
 def difference_mean(
     block: Block, z: Tensor, point: Tensor, batch: list[Drawn], C: float | None, alpha: float = 0.0
 ) -> Tensor:
     """(1/b) Σ_{j∈B} [α g_j(z) + (1 − α) clip_C(g_j(z) − g_j(point))] with g_j = clip_G(∇f_i(·; j))."""
-    total = block.b.new_zeros(z.shape)
+    total = torch.zeros_like(z, dtype=torch.float64 if block.exact else z.dtype)
     for drawn in batch:
         g, h = block.gradients(z, drawn), block.gradients(point, drawn)
         total.add_(_difference(g, h, drawn.mask, C), alpha=1 - alpha)
         if alpha:
             total.add_(g.sum(), alpha=alpha)
-    return total.div_(block.b)
+    return total.div_(block.b.to(total.dtype))
 
 
 def _difference(g: PerSample, h: PerSample, mask: Tensor, C: float | None) -> Tensor:

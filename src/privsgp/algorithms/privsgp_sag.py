@@ -48,4 +48,4 @@ class PrivSGPSAG(PushSum):
     def direction(self, z: Tensor, batch: list[Drawn]) -> Tensor:
         """G = (1/J) Σ_j t_j after the drawn entries were replaced."""
         c = replace_all(self.block, self.table, z, batch)
-        return self.table.mean.addcdiv_(c.double(), self.block.J.double()).to(c.dtype, copy=True)
+        return self.table.mean.addcdiv_(c.double(), self.block.J).to(c.dtype, copy=True)

@@ -11,6 +11,7 @@ from privsgp.algorithms.block import Drawn
 from privsgp.gradient.blocks import BlockTable
 from privsgp.gradient.storage import Storage
 from privsgp.gradient.table import fill, make_table
+from privsgp.kernels import at_once
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -65,14 +66,18 @@ def corrected(block: Block, table: Memory, z: Tensor, batch: list[Drawn]) -> Ten
     c_j = clip(∇f_i(z_i; j) − t_j, C),   g = (1/b) Σ_{j∈B} c_j + (1/J) Σ_j t_j,   t_j ← t_j + c_j for j ∈ B
     """
     c = replace_all(block, table, z, batch)
-    J, tall = block.J.double(), max(1, _PIECE // c.shape[1]) if c.device.type == "cpu" else len(c)
+    if at_once(c) and c.is_contiguous():
+        from privsgp.kernels import means
+
+        return means.corrected(table.mean, c, block.b, block.J)
+    b, tall = block.b.to(c.dtype), max(1, _PIECE // c.shape[1]) if c.device.type == "cpu" else len(c)
     with block.lightly():
         for some in (slice(top, top + tall) for top in range(0, len(c), tall)):
             before = table.mean[some].to(c.dtype, copy=True)
             # the mean follows its entries: (1/J) Σ_j (t_j + c_j)
-            table.mean[some].addcdiv_(c[some].double(), J[some])
+            table.mean[some].addcdiv_(c[some].double(), block.J[some])
             # g = (1/b) Σ_{j∈B} c_j + (1/J) Σ_j t_j, with the table as it was
-            torch.addcdiv(before, c[some], block.b[some], out=c[some])
+            torch.addcdiv(before, c[some], b[some], out=c[some])
     return c
 
 

@@ -121,6 +121,8 @@ class Faults:
 
 def _outage(text: str, nodes: int) -> Outage:
     node, first, steps = _parts("crash", text, nodes)
+    if steps == 0:
+        raise Refused(f"--crash {text}", "a node that crashes is down for one step at least: write +1 or more")
     return Outage(node, first, first + (DOWN if steps is None else steps))
 
 

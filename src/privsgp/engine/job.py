@@ -160,17 +160,17 @@ def use_tensor_cores(device: torch.device) -> None:
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
 
 
-def kappa(dtype: torch.dtype, device: torch.device, *, positions: bool = False, batch: float = 1.0) -> float:
-    """Return the relative slack κ of the arithmetic in which gradients are clipped and summed (privacy.md).
+def kappa(dtype: torch.dtype, device: torch.device, *, positions: bool = False) -> float:
+    """Return the relative slack κ of the arithmetic in which gradients are measured and clipped (privacy.md).
 
-    A sum of b clipped gradients rounds differently with and without one of them, by about b · eps of G; where layers
-    are used at many `positions`, which may cancel, by more (`gradient.positions`).
+    Where layers are used at many `positions`, which may cancel, it is larger (`gradient.positions`). Sums take nothing
+    of it: where noise is secret they are formed in float64 (`gradient.per_sample.PerSample`).
     """
     if device.type == "cuda" and (torch.backends.cuda.matmul.allow_tf32 or torch.backends.cudnn.allow_tf32):
         return 2.0**-8
     if dtype == torch.float64:
         return 2.0**-30 if positions else 1e-12
-    return 2.0**-8 if positions or dtype != torch.float32 else max(2.0**-12, batch * torch.finfo(dtype).eps)
+    return 2.0**-8 if positions or dtype != torch.float32 else 2.0**-12
 
 
 def at_many_positions(model: nn.Module, made_up: Tensor) -> bool:
@@ -194,8 +194,8 @@ def refuse_coarser(job: Job) -> None:
     """Refuse to compute in a coarser arithmetic than the one the noise was calibrated for."""
     if not job.algorithm.private:
         return
-    many, batch = at_many_positions(job.learning.model, job.learning.made_up()[0]), max(m.batch for m in job.mechanisms)
-    now = kappa(job.dtype, job.device, positions=many, batch=batch)
+    many = at_many_positions(job.learning.model, job.learning.made_up()[0])
+    now = kappa(job.dtype, job.device, positions=many)
     counted = min(mechanism.kappa for mechanism in job.mechanisms)
     if now > counted:
         raise Refused(

@@ -44,6 +44,8 @@ if TYPE_CHECKING:
 
     Watcher = Callable[[int, dict[str, Any] | None], None]
 
+_WITHOUT = 64  # steps between two looks at whether to stop, where there are no checkpoints
+
 
 @dataclass
 class Outcome:
@@ -107,7 +109,7 @@ class Training:
                 stop = self._keep(k, seconds)
                 self.watch(k, rows[-1] if rows else None)
                 if stop:
-                    raise Interrupted(k, kept=self.folder.checkpoint.exists())
+                    raise Interrupted(k)
             if k < job.steps:
                 self._checkpoint(k, spent + time.perf_counter() - started)
         return self._end(k, rows, spent + time.perf_counter() - started)
@@ -193,10 +195,12 @@ class Training:
         return done
 
     def _keep(self, k: int, seconds: float) -> bool:
-        """Write a checkpoint where one is due and tell whether to stop; several processes stop at a common one."""
+        """Write a checkpoint where one is due and tell whether to stop; several processes stop where one is due.
+
+        A run that diverged is noticed there too.
+        """
         stop = self.stopping.asked and k < self.job.steps  # asked once: a signal may come at any moment
-        every = self.job.checkpoint_every
-        due = (every > 0 and k % every == 0) or k == self.job.steps
+        due = k % (self.job.checkpoint_every or _WITHOUT) == 0 or k == self.job.steps
         if due or (stop and self.world.alone):
             self._checkpoint(k, seconds)
         if self.world.alone:
@@ -251,6 +255,7 @@ class Training:
             steering=self.steering,
             lightly=leaving_one if self.drawing.beside else nullcontext,
             private=self.folder.checkpoint.parent,
+            exact=not job.simulation,
         )
 
     def _turns(self) -> Turns | None:

@@ -8,13 +8,13 @@ from typing import Any
 
 
 class Interrupted(Exception):
-    """The run was stopped; unless nothing was `kept`, a checkpoint holds it."""
+    """The run was stopped; `kept` tells whether a checkpoint holds it."""
 
-    kept = True
+    kept = False
 
-    def __init__(self, step: int, *, kept: bool = True) -> None:
+    def __init__(self, step: int) -> None:
         super().__init__(f"stopped after step {step}")
-        self.step, self.kept = step, kept
+        self.step = step
 
 
 class Diverged(Exception):

@@ -47,14 +47,14 @@ class BlockTable:
         """Make the clipped gradients g the entries of their blocks; return Σ_j g_j, [m, d]."""
         new = self._sums(g)
         scatter(self.sums, self._blocks(rows), new)
-        return new.sum(1)
+        return (new.double() if g.exact else new).sum(1)
 
     def replace(self, rows: Tensor, g: PerSample) -> Tensor:
         """Replace the entries of the drawn blocks; return the sum of new minus old, [m, d]."""
         blocks, new = self._blocks(rows), self._sums(g)
         old = gather(self.sums, blocks)
         scatter(self.sums, blocks, new)
-        return new.sub_(old).sum(1)
+        return (new.double() if g.exact else new).sub_(old).sum(1)
 
     def _blocks(self, rows: Tensor) -> Tensor:
         first = rows[:, :: self.size]
@@ -62,7 +62,8 @@ class BlockTable:
 
     def _sums(self, g: PerSample) -> Tensor:
         """Return Σ g_j over every `size` slots, [m, slots / size, d]: as many small batches as there are blocks."""
-        return sum_pieces([_split(piece, self.size) for piece in g.pieces]).view(g.models, -1, g.dim)
+        sums = sum_pieces([_split(piece, self.size) for piece in g.summed(g.pieces)])
+        return sums.view(g.models, -1, g.dim).to(self.sums.dtype)
 
     def arrays(self) -> dict[str, Tensor]:
         """Return everything a checkpoint must keep, by name."""

@@ -136,10 +136,16 @@ class Plain:
 
 
 class PerSample:
-    """The gradients of every sample of a batch, [m models, b samples], layer by layer."""
+    """The gradients of every sample of a batch, [m models, b samples], layer by layer.
 
-    def __init__(self, pieces: Sequence[Piece]) -> None:
+    Where they are `exact`, sums are formed in float64. A float32 sum of b gradients rounds otherwise with one of them
+    than without it, in the worst case by b² eps G, and a table's mean would remember that of every step: no share of G
+    covers it for all b and K. Where noise is drawn from a seed there is nothing to protect, and float32 is faster.
+    """
+
+    def __init__(self, pieces: Sequence[Piece], *, exact: bool = False) -> None:
         self.pieces = list(pieces)
+        self.exact = exact
         self.factor: Tensor | None = None  # [m, b], what the clip multiplied by
 
     @property
@@ -170,7 +176,11 @@ class PerSample:
 
     def sum(self) -> Tensor:
         """Return Σ_j g_j for each model, [m, d]."""
-        return sum_pieces(self.pieces)
+        return sum_pieces(self.summed(self.pieces))
+
+    def summed(self, pieces: Sequence[Piece]) -> Sequence[Piece]:
+        """Return pieces of these samples in the precision in which they are added and subtracted."""
+        return [in_float64(piece) for piece in pieces] if self.exact else pieces
 
     def dense(self) -> Tensor:
         """Return the plain gradients, [m, b, d]: for references and small models."""
@@ -179,8 +189,9 @@ class PerSample:
 
 def minus(g: PerSample, h: PerSample) -> PerSample:
     """Return g_j − h_j for the same samples: by factors where those add up, plain elsewhere."""
-    pairs = zip(g.pieces, h.pieces, strict=True)
-    return PerSample([combined(a, b, -1) if linear(a) else Plain(a.dense() - b.dense()) for a, b in pairs])
+    pairs = zip(g.summed(g.pieces), h.summed(h.pieces), strict=True)
+    pieces = [combined(a, b, -1) if linear(a) else Plain(a.dense() - b.dense()) for a, b in pairs]
+    return PerSample(pieces, exact=g.exact)
 
 
 def linear(piece: Piece) -> bool:
@@ -192,6 +203,12 @@ def combined(a: Piece, b: Piece, sign: int) -> Piece:
     """Return a ± b for pieces that are linear in what is kept of them."""
     (name, value), (other,) = next(iter(a.factors().items())), b.factors().values()
     return a.with_factors({name: value + other if sign > 0 else value - other})
+
+
+def in_float64(piece: Piece) -> Piece:
+    """Return the same gradients in float64."""
+    factors = piece.factors(data=True).items()
+    return piece.with_factors({name: f.double() if f.is_floating_point() else f for name, f in factors})
 
 
 def smaller(piece: Piece) -> Piece:

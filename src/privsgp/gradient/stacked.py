@@ -73,7 +73,7 @@ def refuse_mixing(model: nn.Module, loss: Loss, sample: tuple[Tensor, Tensor]) -
     Guarantee: none beyond the probe; a module that mixes samples only on special inputs is not noticed.
     """
     probe = copy.deepcopy(model).double()
-    inputs, targets = (t.double() if t.is_floating_point() else t for t in sample)
+    inputs, targets = (_real(t, torch.float64) for t in sample)
     with torch.no_grad():
         together = loss(probe(inputs), targets)
         if together.shape != targets.shape[:1]:
@@ -92,7 +92,7 @@ def refuse_mixing(model: nn.Module, loss: Loss, sample: tuple[Tensor, Tensor]) -
 def _probe_functional(functional: Functional, model: nn.Module, sample: tuple[Tensor, Tensor]) -> None:
     z = functional.layout.flatten(model)[None]
     try:
-        functional(z, sample[0][None, :2].to(z.dtype), sample[1][None, :2])
+        functional(z, _real(sample[0][None, :2], z.dtype), sample[1][None, :2])
     except (RuntimeError, ValueError) as error:
         raise Refused(
             f"torch.func cannot differentiate this model sample by sample: {error}",
@@ -107,8 +107,7 @@ def _agree(model: nn.Module, loss: Loss, sample: tuple[Tensor, Tensor]) -> bool:
     rule, functional = Ruled(double, layout, loss), Functional(double, layout, loss)
     z = layout.flatten(double) * torch.tensor([[1.0], [0.5]], dtype=torch.float64, device=sample[0].device)
     x, y = sample[0][:2], sample[1][:2]
-    inputs, targets = torch.stack([x, x.flip(0)]).double(), torch.stack([y, y.flip(0)])
-    targets = targets.double() if targets.is_floating_point() else targets
+    inputs, targets = (_real(torch.stack([t, t.flip(0)]), torch.float64) for t in (x, y))
     try:
         if not rule.called_once(z, inputs):
             return False
@@ -117,6 +116,11 @@ def _agree(model: nn.Module, loss: Loss, sample: tuple[Tensor, Tensor]) -> bool:
         return False  # a forward that uses its layers in some other way than calling them
     same = torch.allclose(fast.dense(), plain, rtol=1e-9, atol=1e-12)
     return same and torch.allclose(fast.norm(), plain.norm(dim=-1), rtol=1e-9, atol=1e-12)
+
+
+def _real(t: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return real numbers in another precision, and whole ones, such as tokens, as they are."""
+    return t.to(dtype) if t.is_floating_point() else t
 
 
 def _largest(difference: Tensor) -> float:

@@ -109,7 +109,7 @@ class Table:
         """Make the clipped gradients g the entries of the samples `rows` [m, b]; return Σ_j g_j, [m, d]."""
         new = self._like_parts(g)
         self._store(rows, new, g)
-        return sum_pieces(new)
+        return sum_pieces(g.summed(new))
 
     def replace(self, rows: Tensor, g: PerSample) -> Tensor:
         """Move the entries of the samples `rows` [m, b] towards their clipped gradients g; return Σ_j c_j, [m, d].
@@ -118,10 +118,11 @@ class Table:
         to the caller, because the estimators differ in when it moves.
         """
         new = self._like_parts(g)
-        old = self._entries(rows, new)
+        old: Sequence[Piece] = self._entries(rows, new)
         if self.difference_clip is not None:
             new = self._towards(old, new, self.difference_clip)
         self._store(rows, new, g)
+        new, old = g.summed(new), g.summed(old)
         pairs, start = zip(new, old, strict=True), 0
         total = sum_pieces([combined(n, o, -1) if self._subtracted(n) else n for n, o in pairs])
         for piece in old:

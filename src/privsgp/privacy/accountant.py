@@ -157,13 +157,19 @@ def assumptions(mechanism: Mechanism, steps: int, relation: Relation) -> tuple[s
         return (*words, "nothing is clipped and no noise is added: there is no guarantee")
     if isinstance(mechanism, MeanClipped):
         return (*words, "not DP: the mean of a batch is clipped, not each sample's gradient; there is no guarantee")
-    words.append(f"each sample's gradient is clipped to norm {mechanism.radius:.10g} as a whole")
+    words.append(f"each sample's gradient is clipped to norm {mechanism.clip:.10g} as a whole{_slack(mechanism)}")
     words.append(_sampling_words(mechanism))
     if isinstance(mechanism, Anchored):
         words += _anchored_words(mechanism)
     if isinstance(mechanism, Saga) and relation == "replace-one" and _amplified(mechanism):
         words.append("replace-one follows from zero-out by group privacy: 2ε and (1 + e^ε) δ")
     return tuple(words)
+
+
+def _slack(mechanism: Mechanism) -> str:
+    if not mechanism.kappa:
+        return "; sums are taken as exact (κ = 0), where a run counts what its arithmetic may be off by"
+    return f", and counted as {mechanism.radius:.10g}: arithmetic may be off by κ = {mechanism.kappa:.3g}"
 
 
 def _sampling_words(mechanism: Mechanism) -> str:
