@@ -118,6 +118,7 @@ def test_all_name_the_first_who_was_missed():
 
     first, second, third = _all(3, talk, patience=2.0)
     assert {first.rank, second.rank, third.rank} == {2}
+    assert "process 2 is gone (so it seems to others: its connection closed; it waited for process 0)" in str(third)
 
 
 def test_a_bad_end_is_told():

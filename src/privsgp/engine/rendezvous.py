@@ -109,10 +109,14 @@ class World:
         return result
 
     def lost(self, rank: int, how: str) -> PeerLost:
-        """Return the reason to stop, told to all: the first that was noticed, for who notices it also leaves."""
+        """Return the reason to stop, told to all: the first that was noticed, for who notices it also leaves.
+
+        A process that waits for a silent one may itself be taken for silent by a third.
+        """
         try:
-            told = self.store.compare_set("alarm", "", json.dumps([rank, how]))
-            rank, how = json.loads(told)
+            told, reason = json.loads(self.store.compare_set("alarm", "", json.dumps([rank, how])))
+            waited = told == self.rank != rank
+            rank, how = told, f"so it seems to others: {reason}; it waited for process {rank}" if waited else reason
         except (RuntimeError, ValueError):
             how += "; the meeting place is gone too"
         return PeerLost(rank, how, self.step)
