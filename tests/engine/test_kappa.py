@@ -25,12 +25,12 @@ def _job(counted, algorithm="privsgp-vr", dtype=torch.float32, model=None, shape
 def test_what_was_counted_is_accepted():
     refuse_coarser(_job([kappa(torch.float32, CPU)] * 2))
     refuse_coarser(_job([2**-8]))
-    refuse_coarser(_job([1e-12], dtype=torch.float64))
+    refuse_coarser(_job([2**-20], dtype=torch.float64))
 
 
 def test_one_node_counted_for_finer_arithmetic_is_refused():
-    with pytest.raises(Refused, match=r"κ = 1e-12 was counted, and this arithmetic has κ = 0.000244"):
-        refuse_coarser(_job([2**-12, 1e-12]))
+    with pytest.raises(Refused, match=r"κ = 9.53674e-07 was counted, and this arithmetic has κ = 0.000244"):
+        refuse_coarser(_job([2**-12, 2**-20]))
 
 
 def test_a_method_without_noise_may_compute_as_it_likes():

@@ -29,6 +29,7 @@ class Ahead:
         self.source, self.nodes = source, nodes
         self._two = torch.get_num_threads() > 1  # asked now: `leaving_one` makes it one where two are in use
         self._drawn: tuple[int, int] | None = None
+        self._given = 0  # rows of what was drawn that were handed out
         self._normals = torch.empty(0)
         self._drawing: threading.Thread | None = None
         self._begun: tuple[int, int] | None = None
@@ -44,7 +45,7 @@ class Ahead:
         if self._normals.shape != like.shape:
             self._normals = torch.empty(like.shape, dtype=dtype, device=like.device)
         self.source.fill_normal(self._normals, self.nodes, step, attempt)
-        self._drawn = step, attempt
+        self._drawn, self._given = (step, attempt), 0
 
     def begin(self, like: torch.Tensor, step: int, attempt: int) -> None:
         """Let a second thread draw the noise of a step, unless it is there already or there is but one core to use."""
@@ -68,8 +69,14 @@ class Ahead:
             self.source.fill_normal(out, nodes, step, attempt)
             return
         first = nodes[0] - self.nodes.start
-        out.copy_(self._normals[first : first + len(nodes)])
-        if nodes[-1] == self.nodes[-1]:
+        last = first + len(nodes)
+        if first != self._given:  # handed out before, or out of order: the source knows what may be drawn
+            self._drawn = None
+            self.source.fill_normal(out, nodes, step, attempt)
+            return
+        out.copy_(self._normals[first:last])
+        self._given = last
+        if last == len(self.nodes):
             self._drawn = None
 
     def uniforms(self, node: int, step: int, count: int, attempt: int = 0) -> npt.NDArray[np.uint64]:

@@ -168,8 +168,8 @@ def kappa(dtype: torch.dtype, device: torch.device, *, positions: bool = False) 
     """
     if device.type == "cuda" and (torch.backends.cuda.matmul.allow_tf32 or torch.backends.cudnn.allow_tf32):
         return 2.0**-8
-    if dtype == torch.float64:
-        return 2.0**-30 if positions else 1e-12
+    if dtype == torch.float64:  # sums have no more bits here than what they are sums of
+        return 2.0**-12 if positions else 2.0**-20
     return 2.0**-8 if positions or dtype != torch.float32 else 2.0**-12
 
 

@@ -30,8 +30,9 @@ class BlockTable:
         self.size, self.samples, self.blocks = size, samples, -(-samples // size)
         words = f"{example.models} × {self.blocks:,} sums of {size:,} gradients of {example.dim:,} numbers"
         shape = (example.models, self.blocks + 1, example.dim)
-        where = storage.settled(torch.Size(shape).numel() * first.itemsize, words, first.device)
-        self.sums = where.zeros(shape, first.dtype, first.device)
+        dtype = torch.float64 if example.exact else first.dtype  # a sum rounds otherwise without one of its records
+        where = storage.settled(torch.Size(shape).numel() * dtype.itemsize, words, first.device)
+        self.sums = where.zeros(shape, dtype, first.device)
         self.mean = first.new_zeros(example.models, example.dim, dtype=torch.float64)  # see `Table`
 
     @property
@@ -47,14 +48,14 @@ class BlockTable:
         """Make the clipped gradients g the entries of their blocks; return Σ_j g_j, [m, d]."""
         new = self._sums(g)
         scatter(self.sums, self._blocks(rows), new)
-        return (new.double() if g.exact else new).sum(1)
+        return new.sum(1)
 
     def replace(self, rows: Tensor, g: PerSample) -> Tensor:
         """Replace the entries of the drawn blocks; return the sum of new minus old, [m, d]."""
         blocks, new = self._blocks(rows), self._sums(g)
         old = gather(self.sums, blocks)
         scatter(self.sums, blocks, new)
-        return (new.double() if g.exact else new).sub_(old).sum(1)
+        return new.sub_(old).sum(1)
 
     def _blocks(self, rows: Tensor) -> Tensor:
         first = rows[:, :: self.size]
@@ -62,8 +63,8 @@ class BlockTable:
 
     def _sums(self, g: PerSample) -> Tensor:
         """Return Σ g_j over every `size` slots, [m, slots / size, d]: as many small batches as there are blocks."""
-        sums = sum_pieces([_split(piece, self.size) for piece in g.summed(g.pieces)])
-        return sums.view(g.models, -1, g.dim).to(self.sums.dtype)
+        sums = sum_pieces([_split(piece, self.size) for piece in g.wide(g.pieces)])
+        return sums.view(g.models, -1, g.dim)
 
     def arrays(self) -> dict[str, Tensor]:
         """Return everything a checkpoint must keep, by name."""

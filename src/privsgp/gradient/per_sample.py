@@ -138,9 +138,10 @@ class Plain:
 class PerSample:
     """The gradients of every sample of a batch, [m models, b samples], layer by layer.
 
-    Where they are `exact`, sums are formed in float64. A float32 sum of b gradients rounds otherwise with one of them
-    than without it, in the worst case by b² eps G, and a table's mean would remember that of every step: no share of G
-    covers it for all b and K. Where noise is drawn from a seed there is nothing to protect, and float32 is faster.
+    Where they are `exact`, norms and sums are formed in float64. A float32 sum of b gradients rounds otherwise with one
+    of them than without it, in the worst case by b² eps G, and a table's mean would remember that of every step: no
+    share of G covers it for all b and K. Norms of layers at many positions could lose as much. Where noise is drawn
+    from a seed there is nothing to protect, and float32 is faster.
     """
 
     def __init__(self, pieces: Sequence[Piece], *, exact: bool = False) -> None:
@@ -165,20 +166,20 @@ class PerSample:
     def clip_(self, radius: float, mask: Tensor) -> None:
         """Scale every gradient into the ball of `radius`; samples outside `mask` count as 0.
 
-        Guarantee: afterwards ‖g_j‖ ≤ radius (1 + κ) for every sample, with κ = 1e-6 in float32 and less in float64.
-        The map is total: a gradient that is not finite, or too long to be scaled that exactly (`squared_norm`),
-        becomes 0, so that no overflow can mark a sample.
+        Guarantee: afterwards ‖g_j‖ ≤ radius (1 + κ) for every sample, with κ = 1e-6 in float32 and less in float64; for
+        layers used at many positions as `positions.Positions` says, and only where this is `exact`. The map is total:
+        a gradient that is not finite, or too long to be scaled that exactly (`squared_norm`), becomes 0, so that no
+        overflow can mark a sample.
 
         Assumes: the data are finite. (An input that is the data is not zeroed along with δ: 0 · inf would be NaN.)
-        For layers used at many positions see also `positions.Positions`.
         """
-        self.factor = clip_pieces_(self.pieces, radius, mask)
+        self.factor = clip_pieces_(self.pieces, radius, mask, exact=self.exact)
 
     def sum(self) -> Tensor:
         """Return Σ_j g_j for each model, [m, d]."""
-        return sum_pieces(self.summed(self.pieces))
+        return sum_pieces(self.wide(self.pieces))
 
-    def summed(self, pieces: Sequence[Piece]) -> Sequence[Piece]:
+    def wide(self, pieces: Sequence[Piece]) -> Sequence[Piece]:
         """Return pieces of these samples in the precision in which they are added and subtracted."""
         return [in_float64(piece) for piece in pieces] if self.exact else pieces
 
@@ -189,7 +190,7 @@ class PerSample:
 
 def minus(g: PerSample, h: PerSample) -> PerSample:
     """Return g_j − h_j for the same samples: by factors where those add up, plain elsewhere."""
-    pairs = zip(g.summed(g.pieces), h.summed(h.pieces), strict=True)
+    pairs = zip(g.wide(g.pieces), h.wide(h.pieces), strict=True)
     pieces = [combined(a, b, -1) if linear(a) else Plain(a.dense() - b.dense()) for a, b in pairs]
     return PerSample(pieces, exact=g.exact)
 
@@ -225,12 +226,12 @@ def norm(pieces: Sequence[Piece]) -> Tensor:
     return total.sqrt()
 
 
-def clip_pieces_(pieces: Sequence[Piece], radius: float, mask: Tensor | None = None) -> Tensor:
+def clip_pieces_(pieces: Sequence[Piece], radius: float, mask: Tensor | None = None, *, exact: bool = False) -> Tensor:
     """Scale every sample's pieces, by one factor, into the ball of `radius`; see `PerSample.clip_`.
 
     Return the factors, [m, b].
     """
-    length = norm(pieces)
+    length = norm([in_float64(piece) for piece in pieces] if exact else pieces)
     kept = length.isfinite() if mask is None else length.isfinite() & mask
     factor = (radius / length).clamp(max=1).where(kept, 0.0)
     for piece in pieces:

@@ -60,6 +60,8 @@ class Positions:
     lengths of its terms may sum up to, and rounding need not be small beside it. All that the rounding of products can
     add is counted as part of the norm; and the norm counts as no less than L / `cancelled`, so that what the rounding
     of additions can add stays below κ. A sample that cancels further is clipped more than others, not less.
+    Norms of gradients in float32 can still come out short by more than κ where hundreds of channels round alike: where
+    there is something to protect they are measured in float64 (`PerSample.exact`).
     """
 
     delta: Tensor

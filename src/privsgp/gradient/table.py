@@ -66,6 +66,10 @@ class Part:
             found[name] = gather_like(a, rows, factors[name], None if found else scale)
         return like.with_factors(found)
 
+    def rounded(self, piece: Piece) -> Piece:
+        """Return a piece with the numbers that are kept of it."""
+        return piece.with_factors({name: f.to(self.arrays[name].dtype) for name, f in piece.factors().items()})
+
     def store(self, rows: Tensor, piece: Piece) -> None:
         """Replace the stored gradients of the samples `rows`."""
         for name, factor in piece.factors().items():
@@ -109,7 +113,7 @@ class Table:
         """Make the clipped gradients g the entries of the samples `rows` [m, b]; return Σ_j g_j, [m, d]."""
         new = self._like_parts(g)
         self._store(rows, new, g)
-        return sum_pieces(g.summed(new))
+        return sum_pieces(g.wide(new))
 
     def replace(self, rows: Tensor, g: PerSample) -> Tensor:
         """Move the entries of the samples `rows` [m, b] towards their clipped gradients g; return Σ_j c_j, [m, d].
@@ -120,9 +124,9 @@ class Table:
         new = self._like_parts(g)
         old: Sequence[Piece] = self._entries(rows, new)
         if self.difference_clip is not None:
-            new = self._towards(old, new, self.difference_clip)
+            new = self._towards(g.wide(old), g.wide(new), self.difference_clip)
         self._store(rows, new, g)
-        new, old = g.summed(new), g.summed(old)
+        new, old = g.wide(new), g.wide(old)
         pairs, start = zip(new, old, strict=True), 0
         total = sum_pieces([combined(n, o, -1) if self._subtracted(n) else n for n, o in pairs])
         for piece in old:
@@ -147,12 +151,12 @@ class Table:
             part.store(rows, piece)
 
     def _towards(self, old: Sequence[Piece], new: Sequence[Piece], C: float) -> list[Piece]:
-        """Return t_j + clip(g_j − t_j, C), put back into the ball of radius G should rounding have left it."""
+        """Return t_j + clip(g_j − t_j, C) as it can be kept, back in the ball of radius G if rounding left it."""
         c = [combined(n, o, -1) for n, o in zip(new, old, strict=True)]
         clip_pieces_(c, C)
         moved = [combined(o, d, 1) for o, d in zip(old, c, strict=True)]
         clip_pieces_(moved, self.clip)
-        return moved
+        return [part.rounded(piece) for part, piece in zip(self.parts, moved, strict=True)]
 
     def arrays(self) -> dict[str, Tensor]:
         """Return everything a checkpoint must keep, by name."""
@@ -237,6 +241,12 @@ def make_table(
         raise Refused(
             f"algorithm.table_dtype = '{str(dtype).removeprefix('torch.')}' with algorithm.difference_clip",
             "leave one of them out: a rounded entry may move by more than the difference clip",
+        )
+    least = clip * torch.finfo(like.dtype).eps * 2**12
+    if difference_clip is not None and difference_clip < least:
+        raise Refused(
+            f"algorithm.difference_clip = {difference_clip:g} with entries that are rounded to {str(like.dtype)[6:]}",
+            f"take at least {least:g}: rounding moves an entry too",
         )
     where = _place(pieces, example.models, samples, dtype, storage or Storage("device"))
     parts = [Part(piece, samples + 1, where, dtype) for piece in pieces]
