@@ -14,18 +14,21 @@ from privsgp.experiments import claims
 
 ROOT = pathlib.Path(__file__).parent.parent
 MNIST = ("--samples", "1200", "--batch", "240", "--steps", "575")
+CIFAR = ("--samples=3125", "--batch=25", "--steps=3000", "--clip=10", "--epsilon=3")
 
 
 @pytest.mark.parametrize(
     ("page", "row", "command", "key"),
     [
-        ("docs/privacy.md", "(`privsgp-vr`) | {:.3f} |", ("account", *MNIST, "--sigma", "0.05"), "epsilon"),
+        ("docs/privacy.md", "(`privsgp-vr`), as {:.3f}", ("account", *MNIST, "--sigma", "0.05"), "epsilon"),
         (
             "docs/privacy.md",
-            "(`privsgp`) | {:.3f} |",
+            "(`privsgp`) counts as ε = {:.3f}",
             ("account", "--algorithm", "privsgp", *MNIST, "--sigma", "0.05"),
             "epsilon",
         ),
+        ("docs/privacy.md", "| {:.3f} | 0.677 | + 85 %", ("calibrate", "--algorithm=privsgp", *CIFAR), "sigma"),
+        ("docs/privacy.md", "| 0.366 | {:.3f} | + 85 %", ("calibrate", *CIFAR), "sigma"),
         (
             "docs/privacy.md",
             "b = 48: {:.2f}; b = 240: 1.03",

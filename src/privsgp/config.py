@@ -248,7 +248,7 @@ class Algorithm(_Section):
         if (self.table == "block") != (self.block is not None):
             raise Refused(
                 f"algorithm.block = {self.block} with algorithm.table = {self.table!r}",
-                "a block table needs the number of samples per block, and no other table has a use for it",
+                "a block table ('privsgp-sag' alone has one) needs the samples per block, no other table does",
             )
         for key in ("difference_clip", "table_dtype") if self.block else ():
             if getattr(self, key) is not None:

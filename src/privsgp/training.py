@@ -227,7 +227,7 @@ def standing(out: Path) -> str:
     if not Folder(out).config.exists():
         return f"there is no run in {out} to resume: a new one begins"
     if Folder(out).summary.exists():
-        return f"the run in {out} is finished: nothing is done or spent"
+        return f"the run in {out} is finished: there is nothing to resume"
     return f"the run in {out} goes on"
 
 

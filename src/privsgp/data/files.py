@@ -85,8 +85,9 @@ def read_npz(path: Path) -> dict[str, Array]:
             f"data: {path} does not exist", "name an existing .npz file with the arrays x, y (and x_test, y_test)"
         ) from None
     except (OSError, ValueError, EOFError, AttributeError, TypeError, zipfile.BadZipFile, zlib.error) as error:
+        why = "it is none, or has object arrays" if "pickle" in str(error) else error  # NumPy's own advice is unsafe
         raise Refused(
-            f"data: {path} cannot be read as npz: {error}",
+            f"data: {path} cannot be read as npz: {why}",
             "write it with numpy.savez(path, x=…, y=…), plain numbers, no object arrays",
         ) from error
 

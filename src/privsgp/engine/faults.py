@@ -78,9 +78,9 @@ class Faults:
         """Read what the command line says: crash 3@200 or 3@200+50 (down for 50 steps), leave 5@300."""
         outages = tuple(_outage(text, graph.nodes) for text in crash)
         leaves = tuple(Leave(*_parts("leave", text, graph.nodes)[:2]) for text in leave)
+        faults = cls(drop, delay, outages, leaves, staleness, seed)
         if not (drop or delay or outages or leaves):
             return None
-        faults = cls(drop, delay, outages, leaves, staleness, seed)
         faults.refuse_cut(graph)
         return faults
 

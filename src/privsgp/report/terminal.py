@@ -143,7 +143,7 @@ def show_summary(summary: dict[str, Any], folder: Path) -> None:
 
 def _time(s: dict[str, Any]) -> str:
     rate = "" if s["steps_per_second"] is None else f", {s['steps_per_second']} steps/s"
-    return f"{s['seconds']:.1f} s{rate}; {s['virtual_seconds']:.4g} s on the clock"
+    return f"{s['seconds']:.1f} s{rate}; {s['virtual_seconds']:.4g} virtual s"
 
 
 _AGAINST = {
