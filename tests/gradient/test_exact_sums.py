@@ -14,6 +14,7 @@ from privsgp.engine import drawing
 from privsgp.errors import Refused
 from privsgp.gradient import stack
 from privsgp.gradient.blocks import BlockTable
+from privsgp.gradient.embedding import Lookups
 from privsgp.gradient.per_sample import Outer, PerSample, Plain, minus
 from privsgp.gradient.storage import Storage
 from privsgp.gradient.table import make_table
@@ -95,11 +96,46 @@ def test_channels_that_round_alike_do_not_make_a_norm_short(width, up, down):
     assert 0.9 < float(g.sum().norm()) <= 1 + 2**-8
 
 
+def test_a_dense_table_keeps_what_was_clipped():
+    """128 positions cancel 4096-fold; multiplied out in float32 after the clip, it would be 1.5 % too long."""
+    P, channels = 128, 512
+    model = nn.Sequential(nn.Conv2d(channels, channels, 1, bias=False), nn.Flatten(), nn.Linear(P * channels, 1))
+    model[2].bias.requires_grad_(False)
+    loss = lambda out, wanted: (out - wanted)[:, 0]  # noqa: E731
+    gradient = stack(model, loss, (torch.randn(2, channels, P, 1), torch.randn(2, 1)))
+    delta, a = torch.full((P,), 2.0**-12 * (1 + 2.0**-8)), torch.full((P,), 2.0**-12)
+    delta[0], delta[-1], a[0], a[-1] = 1.0, -1.0, 1.0, 1.0
+    delta[1], a[1] = (2.0**-11 - (P - 3) * 2.0**-24) * 2.0**6, 2.0**-6
+    with torch.no_grad():
+        model[0].weight.zero_()
+        model[2].weight.copy_(4 * delta.repeat(channels)[None])
+    z, x = gradient.layout.flatten(model)[None], a.view(1, 1, 1, P, 1).expand(1, 1, channels, P, 1).contiguous()
+    raw = gradient(z, x, torch.zeros(1, 1, 1))
+    table = make_table("dense", raw, 1, clip=1.0)
+    g = table.prepared(raw)
+    g.exact = True
+    g.clip_(1.0, torch.ones(1, 1, dtype=torch.bool))
+    assert 0.9 < float(table.replace(torch.tensor([[0]]), g).norm()) <= 1 + 2**-8
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_what_cannot_be_scaled_in_its_own_precision_counts_as_nothing(exact):
+    """δ ⊗ a of length 1e44: its factor, 1e-44, is a float32 of two bits."""
+    g = PerSample([Outer(torch.full((1, 2, 1), 1e24), torch.full((1, 2, 1), 1e20), bias=False)], exact=exact)
+    g.clip_(1.0, torch.ones(1, 2, dtype=torch.bool))
+    assert float(g.sum().norm()) == 0
+
+
 def test_a_difference_clip_that_rounding_would_outdo_is_refused():
     zeros = PerSample([Plain(torch.zeros(1, 1, 3))])
     with pytest.raises(Refused, match=r"difference_clip = 0\.0001 with entries that are rounded to float32"):
         make_table("dense", zeros, 5, clip=1.0, difference_clip=1e-4)
     make_table("dense", zeros, 5, clip=1.0, difference_clip=1e-3)
+    lookups = PerSample(
+        [Lookups(torch.zeros(1, 1, 3, 2), torch.zeros(1, 1, 3, dtype=torch.int64), 9, index_is_data=True)]
+    )
+    with pytest.raises(Refused, match=r"take at least 0\.0625"):
+        make_table("factored", lookups, 5, clip=1.0, difference_clip=0.06)
 
 
 @pytest.mark.parametrize("name", [a.name for a in ALGORITHMS.values() if a.private])

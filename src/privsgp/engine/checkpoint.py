@@ -77,7 +77,13 @@ def load_into(path: Path, s: State, memory: dict[str, Tensor]) -> State:
     """Return the checkpoint's state and copy the algorithm's memory into the tensors that wait for it."""
     with safe_open(path, framework="pt") as file:
         for name, value in memory.items():
-            value.copy_(file.get_tensor(f"memory.{name}"))
+            kept = file.get_tensor(f"memory.{name}")
+            if kept.dtype != value.dtype:
+                raise Refused(
+                    f"{path} has {name} as {kept.dtype}, and this version keeps it as {value.dtype}",
+                    "go on with the version that wrote it, or begin a new run",
+                )
+            value.copy_(kept)
         x = file.get_tensor("x").to(s.x.device)
         w = file.get_tensor("w").to(s.w.device)
     return State.debiased(x, w)

@@ -231,12 +231,19 @@ def clip_pieces_(pieces: Sequence[Piece], radius: float, mask: Tensor | None = N
 
     Return the factors, [m, b].
     """
-    length = norm([in_float64(piece) for piece in pieces] if exact else pieces)
-    kept = length.isfinite() if mask is None else length.isfinite() & mask
+    length = norm([in_float64(piece) for piece in pieces]) if exact else norm(pieces)
+    kept = length.isfinite() & _can_be_scaled(pieces) if exact else length.isfinite()
+    kept = kept if mask is None else kept & mask
     factor = (radius / length).clamp(max=1).where(kept, 0.0)
     for piece in pieces:
         piece.scale_(factor)
     return factor
+
+
+def _can_be_scaled(pieces: Sequence[Piece]) -> Tensor:
+    """Tell whose factors `squared_norm` finds short enough in their own precision, in which they are scaled; [m, b]."""
+    factors = [f for piece in pieces for f in piece.factors(data=True).values() if f.is_floating_point()]
+    return torch.stack([squared_norm(f.flatten(2)).isfinite() for f in factors]).all(0)
 
 
 def sum_pieces(pieces: Sequence[Piece]) -> Tensor:

@@ -14,7 +14,17 @@ import torch
 from torch import Tensor
 
 from privsgp.errors import Refused
-from privsgp.gradient.per_sample import Factors, PerSample, Piece, Plain, clip_pieces_, combined, linear, sum_pieces
+from privsgp.gradient.per_sample import (
+    Factors,
+    Outer,
+    PerSample,
+    Piece,
+    Plain,
+    clip_pieces_,
+    combined,
+    linear,
+    sum_pieces,
+)
 from privsgp.gradient.storage import Storage, gather, gather_like, put, rounded, scatter
 
 if TYPE_CHECKING:
@@ -106,8 +116,8 @@ class Table:
         return sum(a[0, 0].nbytes for a in kept.values())
 
     def prepared(self, g: PerSample) -> PerSample:
-        """Return the gradients themselves: they can be kept as they are."""
-        return g
+        """Multiply out what is kept plain: positions may cancel, and then that rounds by more than a clip allows."""
+        return PerSample(self._like_parts(g))
 
     def set(self, rows: Tensor, g: PerSample) -> Tensor:
         """Make the clipped gradients g the entries of the samples `rows` [m, b]; return Σ_j g_j, [m, d]."""
@@ -242,7 +252,8 @@ def make_table(
             f"algorithm.table_dtype = '{str(dtype).removeprefix('torch.')}' with algorithm.difference_clip",
             "leave one of them out: a rounded entry may move by more than the difference clip",
         )
-    least = clip * torch.finfo(like.dtype).eps * 2**12
+    cancelling = any(linear(piece) and not isinstance(piece, Plain | Outer) for piece in pieces)
+    least = clip * (2.0**-4 if cancelling else torch.finfo(like.dtype).eps * 2**12)
     if difference_clip is not None and difference_clip < least:
         raise Refused(
             f"algorithm.difference_clip = {difference_clip:g} with entries that are rounded to {str(like.dtype)[6:]}",
