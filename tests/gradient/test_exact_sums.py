@@ -124,6 +124,9 @@ def test_what_cannot_be_scaled_in_its_own_precision_counts_as_nothing(exact):
     g = PerSample([Outer(torch.full((1, 2, 1), 1e24), torch.full((1, 2, 1), 1e20), bias=False)], exact=exact)
     g.clip_(1.0, torch.ones(1, 2, dtype=torch.bool))
     assert float(g.sum().norm()) == 0
+    g = PerSample([Outer(torch.full((1, 1, 1), 6e12), torch.full((1, 1, 1), 5e12), bias=False)], exact=exact)
+    g.clip_(3e-19, torch.ones(1, 1, dtype=torch.bool))
+    assert float(g.sum().norm()) <= 3e-19 * (1 + SLACK)
 
 
 def test_a_difference_clip_that_rounding_would_outdo_is_refused():

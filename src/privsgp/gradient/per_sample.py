@@ -234,7 +234,9 @@ def clip_pieces_(pieces: Sequence[Piece], radius: float, mask: Tensor | None = N
     length = norm([in_float64(piece) for piece in pieces]) if exact else norm(pieces)
     kept = length.isfinite() & _can_be_scaled(pieces) if exact else length.isfinite()
     kept = kept if mask is None else kept & mask
-    factor = (radius / length).clamp(max=1).where(kept, 0.0)
+    factor = (radius / length).clamp(max=1)
+    first = next(iter(pieces[0].factors().values()))
+    factor = factor.where(kept & (factor >= torch.finfo(first.dtype).tiny), 0.0)  # smaller ones have few bits
     for piece in pieces:
         piece.scale_(factor)
     return factor
