@@ -44,6 +44,15 @@ def test_secret_noise_is_handed_out_once():
         _noised(ahead, 1)
 
 
+def test_secret_noise_of_some_nodes_is_handed_out_once():
+    ahead, out = Ahead(Secure(), NODES), torch.empty(2, 40, dtype=torch.float64)
+    ahead.prepare(torch.zeros(5, 40), 1, 0)
+    ahead.fill_normal(out, NODES[:2], 1)
+    with pytest.raises(Refused, match="already used"):
+        ahead.fill_normal(out, NODES[:2], 1)
+    ahead.fill_normal(out, NODES[2:4], 1)  # the others' is still there
+
+
 def test_coins_are_those_of_the_source():
     assert (Ahead(Keyed(3), NODES).uniforms(4, 2, 10) == Keyed(3).uniforms(4, 2, 10)).all()
 

@@ -24,6 +24,13 @@ def state():
     return State(x, w, x / w.float()[:, None])
 
 
+def test_memory_in_another_precision_is_refused(tmp_path, state):
+    path = tmp_path / "checkpoint.safetensors"
+    checkpoint.save(path, PROGRESS, state, {"sums": torch.rand(3, 5)})
+    with pytest.raises(Refused, match=r"sums as torch.float32, and this version keeps it as torch.float64"):
+        checkpoint.load_into(path, state, {"sums": torch.zeros(3, 5, dtype=torch.float64)})
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_it_comes_back_to_the_bit(tmp_path, state, dtype):
     path = tmp_path / "checkpoint.safetensors"

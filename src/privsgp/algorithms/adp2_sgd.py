@@ -22,6 +22,7 @@ import torch
 
 from privsgp.algorithms.algorithm import Algorithm
 from privsgp.algorithms.block import State
+from privsgp.algorithms.estimators import clipped_mean
 from privsgp.errors import Refused
 from privsgp.gradient.product import aligned_rows
 from privsgp.privacy.mechanism import SampledMean
@@ -62,7 +63,7 @@ class ADP2SGD(Algorithm):
         """Every node reads x⁰."""
         self.read = aligned_rows(z, z.shape[1]).copy_(z)
         self.counts = torch.zeros(len(z), dtype=torch.int64)
-        self.g = torch.empty_like(z, dtype=torch.float64 if self.block.exact else z.dtype)
+        self.g = self.block.zeros(z)
         self._ready.clear()
 
     def arrays(self) -> dict[str, Tensor]:
@@ -95,10 +96,7 @@ class ADP2SGD(Algorithm):
         if i not in self._ready:
             missing = [node for node in range(len(self.g)) if node not in self._ready]
             batch = self.turns.sample({node: int(self.counts[node]) for node in missing})
-            total = self.block.gradients(self.read, batch[0]).sum()
-            for drawn in batch[1:]:
-                total += self.block.gradients(self.read, drawn).sum()
-            self.g[missing] = total.div_(self.block.b.to(total.dtype))[missing]
+            self.g[missing] = clipped_mean(self.block, self.read, batch)[missing]
             self._ready.update(missing)
         self._ready.remove(i)
         return self.g[i : i + 1]

@@ -66,7 +66,7 @@ class Anchors(Algorithm):
         """Take step k."""
         m = self._message(k, s.z, self.block.sample(k))
         self.block.noise(k, m)
-        m = m.to(s.x.dtype)
+        m = m.to(s.x.dtype)  # now it may be rounded
         self.block.release(k, m)
         v = self.direction(k, self.block.average(k, m, m[0].nbytes), s.z)
         # x ← x − γ v, the same for all nodes

@@ -149,6 +149,10 @@ class Block:
         """The public constants that batch sums of step k are divided by, [m, 1]."""
         return self.column([mechanism.at(k).batch for mechanism in self.mechanisms])
 
+    def zeros(self, z: Tensor) -> Tensor:
+        """Return room for estimates shaped like z, in the precision that they have until noise is added."""
+        return torch.zeros_like(z, dtype=torch.float64 if self.exact else z.dtype)
+
     def gradients(self, z: Tensor, drawn: Drawn) -> PerSample:
         """Return clip_G(∇f_i(z_i; j)) for the drawn samples j; padding counts as 0."""
         g = self.gradient(z, gather(self.inputs, drawn.rows), gather(self.targets, drawn.rows))

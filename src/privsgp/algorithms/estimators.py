@@ -41,7 +41,7 @@ def difference_mean(
     block: Block, z: Tensor, point: Tensor, batch: list[Drawn], C: float | None, alpha: float = 0.0
 ) -> Tensor:
     """(1/b) Σ_{j∈B} [α g_j(z) + (1 − α) clip_C(g_j(z) − g_j(point))] with g_j = clip_G(∇f_i(·; j))."""
-    total = torch.zeros_like(z, dtype=torch.float64 if block.exact else z.dtype)
+    total = block.zeros(z)
     for drawn in batch:
         g, h = block.gradients(z, drawn), block.gradients(point, drawn)
         total.add_(_difference(g, h, drawn.mask, C), alpha=1 - alpha)

@@ -59,7 +59,7 @@ class SoteriaFL(Algorithm):
         # g_i = ĝ_i + N(0, σ_i² I)
         g = self._clipped(self.estimate(k, s.z, self.block.sample(k)))
         self.block.noise(k, g)
-        g = g.to(s.x.dtype)
+        g = g.to(s.x.dtype)  # now it may be rounded
         # v_i = C(g_i − s_i);  s_i ← s_i + γ_s v_i
         v = self.compress(g.sub_(self.shift), self.block.public("compressor", k))
         self.block.release(k, v)

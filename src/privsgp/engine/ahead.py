@@ -65,18 +65,13 @@ class Ahead:
     def fill_normal(self, out: torch.Tensor, nodes: Sequence[int], step: int, attempt: int = 0) -> None:
         """Fill row r of `out` with the standard normals of node `nodes[r]`."""
         self._finish()
-        if self._drawn != (step, attempt):
-            self.source.fill_normal(out, nodes, step, attempt)
-            return
         first = nodes[0] - self.nodes.start
-        last = first + len(nodes)
-        if first != self._given:  # handed out before, or out of order: the source knows what may be drawn
-            self._drawn = None
+        if self._drawn != (step, attempt) or first != self._given:  # the source knows what may be drawn again
             self.source.fill_normal(out, nodes, step, attempt)
             return
-        out.copy_(self._normals[first:last])
-        self._given = last
-        if last == len(self.nodes):
+        self._given = first + len(nodes)
+        out.copy_(self._normals[first : self._given])
+        if self._given == len(self.nodes):
             self._drawn = None
 
     def uniforms(self, node: int, step: int, count: int, attempt: int = 0) -> npt.NDArray[np.uint64]:

@@ -76,10 +76,6 @@ class Part:
             found[name] = gather_like(a, rows, factors[name], None if found else scale)
         return like.with_factors(found)
 
-    def rounded(self, piece: Piece) -> Piece:
-        """Return a piece with the numbers that are kept of it."""
-        return piece.with_factors({name: f.to(self.arrays[name].dtype) for name, f in piece.factors().items()})
-
     def store(self, rows: Tensor, piece: Piece) -> None:
         """Replace the stored gradients of the samples `rows`."""
         for name, factor in piece.factors().items():
@@ -166,7 +162,7 @@ class Table:
         clip_pieces_(c, C)
         moved = [combined(o, d, 1) for o, d in zip(old, c, strict=True)]
         clip_pieces_(moved, self.clip)
-        return [part.rounded(piece) for part, piece in zip(self.parts, moved, strict=True)]
+        return [_rounded(piece, part) for part, piece in zip(self.parts, moved, strict=True)]
 
     def arrays(self) -> dict[str, Tensor]:
         """Return everything a checkpoint must keep, by name."""
