@@ -19,6 +19,7 @@ from privsgp.engine.faults import Faults
 from privsgp.engine.job import Job, Learning, at_many_positions, chosen_device, kappa, public_seed, use_tensor_cores
 from privsgp.errors import Refused
 from privsgp.gradient import Layout
+from privsgp.privacy.mechanism import Saga
 from privsgp.problems import layout, pooled
 from privsgp.protection import protect, settings
 
@@ -55,8 +56,11 @@ def prepare(
     steps, clock = config.algorithm.steps, make_clock(config, network, Layout.of(problem.model).dim * dtype.itemsize)
     releases = [clock.released(i, steps) for i in range(network.nodes)] if isinstance(clock, Events) else ()
     learning = _learning(problem, device, dtype)
-    slack = kappa(dtype, device, positions=at_many_positions(learning.model, learning.made_up()[0]))
+    many = at_many_positions(learning.model, learning.made_up()[0])
+    slack = kappa(dtype, device, positions=many)
     protection = protect(config, problem.samples, slack, earlier, world, releases)
+    if isinstance(protection.mechanisms[0], Saga) and dtype == torch.float32:
+        _refuse_short(config, many=many)
     return Job(
         name=config.name,
         seed=config.seed,
@@ -81,6 +85,19 @@ def prepare(
         weights=node_weights(a.weights, problem.samples, [m.sigma for m in protection.mechanisms]),
         release=_release(config, faults),
     )
+
+
+def _refuse_short(config: Config, *, many: bool) -> None:
+    """Refuse a difference clip C that the rounding of a table's entry to float32 would outdo.
+
+    It moves an entry by 2⁻²⁴ of its length, or of what its positions could add up to, 2¹² times as much.
+    """
+    given, least = config.algorithm.difference_clip, config.privacy.clip * 2.0 ** (-4 if many else -11)
+    if given is not None and given < least:
+        raise Refused(
+            f"algorithm.difference_clip = {given:g} with entries that are rounded to float32",
+            f"take at least {least:g}: rounding moves an entry too",
+        )
 
 
 def _release(config: Config, faults: Faults | None) -> Release:

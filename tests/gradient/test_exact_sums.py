@@ -8,13 +8,13 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import runs
+from privsgp import config, jobs, problems
 from privsgp.algorithms import ALGORITHMS, Settings
 from privsgp.algorithms.block import Block, Drawn
 from privsgp.engine import drawing
 from privsgp.errors import Refused
 from privsgp.gradient import stack
 from privsgp.gradient.blocks import BlockTable
-from privsgp.gradient.embedding import Lookups
 from privsgp.gradient.per_sample import Outer, PerSample, Plain, minus
 from privsgp.gradient.storage import Storage
 from privsgp.gradient.table import make_table
@@ -125,16 +125,20 @@ def test_what_cannot_be_scaled_in_its_own_precision_counts_as_nothing(exact):
         assert float(g.sum().double().norm()) == 0
 
 
-def test_a_difference_clip_that_rounding_would_outdo_is_refused():
-    zeros = PerSample([Plain(torch.zeros(1, 1, 3))])
-    with pytest.raises(Refused, match=r"difference_clip = 0\.0001 with entries that are rounded to float32"):
-        make_table("dense", zeros, 5, clip=1.0, difference_clip=1e-4)
-    make_table("dense", zeros, 5, clip=1.0, difference_clip=1e-3)
-    lookups = PerSample(
-        [Lookups(torch.zeros(1, 1, 3, 2), torch.zeros(1, 1, 3, dtype=torch.int64), 9, index_is_data=True)]
-    )
+def test_a_difference_clip_that_rounding_would_outdo_is_refused(tmp_path):
+    given, out = runs.changes(algorithm__name="privsgp-vr", algorithm__steps=1), tmp_path / "out"
+    ran = runs.command("train", runs.small(tmp_path), "--out", out, *given, "--set=algorithm.difference_clip=4e-4")
+    assert ran.code == 2
+    assert f"take at least {2**-11:g}" in ran.err
+    assert not out.exists()
+    runs.train(runs.small(tmp_path), out, *given, f"--set=algorithm.difference_clip={2**-11}")
+
+
+def test_where_positions_may_cancel_the_least_difference_clip_is_larger(tmp_path, monkeypatch):
+    monkeypatch.setattr(jobs, "at_many_positions", lambda *_: True)
+    told = config.read(runs.small(tmp_path), ["algorithm.name=privsgp-vr", "algorithm.difference_clip=0.06"])
     with pytest.raises(Refused, match=r"take at least 0\.0625"):
-        make_table("factored", lookups, 5, clip=1.0, difference_clip=0.06)
+        jobs.prepare(told, problems.load_problem(told))
 
 
 @pytest.mark.parametrize("name", [a.name for a in ALGORITHMS.values() if a.private])

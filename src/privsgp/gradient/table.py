@@ -14,17 +14,7 @@ import torch
 from torch import Tensor
 
 from privsgp.errors import Refused
-from privsgp.gradient.per_sample import (
-    Factors,
-    Outer,
-    PerSample,
-    Piece,
-    Plain,
-    clip_pieces_,
-    combined,
-    linear,
-    sum_pieces,
-)
+from privsgp.gradient.per_sample import Factors, PerSample, Piece, Plain, clip_pieces_, combined, linear, sum_pieces
 from privsgp.gradient.storage import Storage, gather, gather_like, put, rounded, scatter
 
 if TYPE_CHECKING:
@@ -247,13 +237,6 @@ def make_table(
         raise Refused(
             f"algorithm.table_dtype = '{str(dtype).removeprefix('torch.')}' with algorithm.difference_clip",
             "leave one of them out: a rounded entry may move by more than the difference clip",
-        )
-    cancelling = any(linear(piece) and not isinstance(piece, Plain | Outer) for piece in pieces)
-    least = clip * (2.0**-4 if cancelling else torch.finfo(like.dtype).eps * 2**12)
-    if difference_clip is not None and difference_clip < least:
-        raise Refused(
-            f"algorithm.difference_clip = {difference_clip:g} with entries that are rounded to {str(like.dtype)[6:]}",
-            f"take at least {least:g}: rounding moves an entry too",
         )
     where = _place(pieces, example.models, samples, dtype, storage or Storage("device"))
     parts = [Part(piece, samples + 1, where, dtype) for piece in pieces]
