@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 MLP = Workload()
 RESNET = Workload("resnet18", 16, 25, 3125, "resnet18", 0, (3, 32, 32), table_dtype="bfloat16")
+CNN = Workload("cnn", 2, 25, 500, "cnn", 0, (3, 32, 32))
 LOOPS = {
     "opacus": rivals.opacus_loop,
     "ghost": rivals.ghost_loop,
@@ -41,13 +42,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--turns", type=int, default=7)
-    parser.add_argument("--only", choices=["against", "growth", "parts"], help="one of the three tables")
+    parser.add_argument("--only", choices=list(TABLES), help="one of the tables")
     parser.add_argument("--out", type=Path, default=Path("build/bench.json"))
     chosen = parser.parse_args()
     warnings.filterwarnings("ignore", message="Full backward hook|Secure RNG|Optimal order", category=UserWarning)
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
     rows: list[Row] = []
-    for name, table in {"against": _against, "growth": _growth, "parts": _parts}.items():
+    for name, table in TABLES.items():
         if chosen.only in (None, name):
             for row in table(chosen.device, chosen.turns):
                 print("  ".join(f"{k} {_short(v)}" for k, v in row.items()), flush=True)
@@ -102,6 +103,20 @@ def _parts(device: str, turns: int) -> Iterator[Row]:
     with ours.engine(MLP.but(device=device)) as training:
         for part, took in ours.parts(training, 5 * turns).items():
             yield _row(MLP.but(name=f"part, {part}"), took)
+
+
+def _secret(device: str, turns: int) -> Iterator[Row]:
+    """What secret noise costs, and sums in float64: the same steps with a seed and without."""
+    for work in (MLP, CNN) if device == "cpu" else (MLP, RESNET):
+        took = {}
+        for seed in (0, None):
+            _forget()
+            with ours.engine(work.but(device=device), seed=seed) as training:
+                took[seed] = interleaved({"ours": ours.stepper(training)}, max(3, turns // 2), device)["ours"]
+        yield _row(work.but(name=f"secret, {work.name}", device=device), took[None]) | {"seeded_ms": took[0]}
+
+
+TABLES = {"against": _against, "growth": _growth, "parts": _parts, "secret": _secret}
 
 
 def _row(work: Workload, took: float) -> Row:

@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def engine(work: Workload, algorithm: str = "privsgp-vr") -> Iterator[Training]:
-    """A run that is ready for its first step; what it wrote is thrown away."""
+def engine(work: Workload, algorithm: str = "privsgp-vr", *, seed: int | None = 0) -> Iterator[Training]:
+    """A run that is ready for its first step, with secret noise where there is no seed; its folder is thrown away."""
     with tempfile.TemporaryDirectory() as place:
         folder = Folder(Path(place))
         folder.prepare()
         folder.identify({}, None)
-        training = Training(work.job(algorithm), folder)
+        training = Training(work.job(algorithm, seed=seed), folder)
         training._begin()
         with training.payments:
             yield training

@@ -52,7 +52,7 @@ class Workload:
         return inputs, targets
 
     def job(self, algorithm: str = "privsgp-vr", *, steps: int = 1 << 20, seed: int | None = 0) -> Job:
-        """Return the run as the engine wants it: exponential graph, keyed noise, σ fixed by hand."""
+        """Return the run as the engine wants it: exponential graph, σ fixed by hand."""
         device, dtype, chosen = torch.device(self.device), torch.float32, ALGORITHMS[algorithm]
         settings = Settings(clip=CLIP, table_dtype=self.table_dtype)
         slack = kappa(dtype, device, positions=self.model != "mlp")

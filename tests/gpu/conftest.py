@@ -15,23 +15,23 @@ from privsgp.engine.job import Job, Learning, Protection, kappa
 
 @pytest.fixture
 def small_job():
-    """A job of 5 nodes with 40 samples each, on the GPU."""
+    """A job of 5 nodes with 40 samples each, on the GPU; without a seed its noise is secret."""
 
-    def make(algorithm, steps=12):
+    def make(algorithm, steps=12, *, seed=0, model="mlp", shape=(6,), **settings):
         device, n, J = torch.device("cuda"), 5, 40
-        chosen, settings = ALGORITHMS[algorithm], Settings(clip=1.0)
-        slack = kappa(torch.float32, device)
+        chosen, settings = ALGORITHMS[algorithm], Settings(clip=1.0, **settings)
+        slack = kappa(torch.float32, device, positions=model == "cnn")
         sigma = 0.05 if chosen.private else 0.0
         mechanism = chosen.mechanism(settings, sigma=sigma, batch=8, samples=J, kappa=slack)
         generator = torch.Generator().manual_seed(0)
-        inputs = torch.randn(n, J + 1, 6, generator=generator).to(device)
+        inputs = torch.randn(n, J + 1, *shape, generator=generator).to(device)
         targets = torch.randint(3, (n, J + 1), generator=generator).to(device)
         return Job(
             name="small",
-            seed=0,
+            seed=seed,
             shared_hash="small",
             learning=Learning(
-                models.make("mlp", input_shape=(6,), outputs=3, hidden=5, seed=0),
+                models.make(model, input_shape=shape, outputs=3, hidden=5, seed=0),
                 models.per_sample("cross-entropy"), None, inputs, targets, None,
             ),
             protection=Protection(
@@ -50,3 +50,13 @@ def small_job():
         )  # fmt: skip
 
     return make
+
+
+@pytest.fixture
+def _tensor_cores():
+    """TF32 for a test; pytest's monkeypatch cannot put cuBLAS's switch back."""
+    convolutions, products = torch.backends.cudnn, torch.backends.cuda.matmul
+    before = convolutions.allow_tf32, products.allow_tf32
+    convolutions.allow_tf32 = products.allow_tf32 = True
+    yield
+    convolutions.allow_tf32, products.allow_tf32 = before

@@ -72,16 +72,6 @@ def test_resnet18_with_a_block_table():
     assert (table.sums.norm(dim=-1) <= 3 * (1 + 2**-8)).all()
 
 
-@pytest.fixture
-def _tensor_cores():
-    """TF32 for a test; pytest's monkeypatch cannot put cuBLAS's switch back."""
-    convolutions, products = torch.backends.cudnn, torch.backends.cuda.matmul
-    before = convolutions.allow_tf32, products.allow_tf32
-    convolutions.allow_tf32 = products.allow_tf32 = True
-    yield
-    convolutions.allow_tf32, products.allow_tf32 = before
-
-
 @pytest.mark.usefixtures("_tensor_cores")
 @pytest.mark.parametrize("height", [4, 8, 16])
 @pytest.mark.parametrize("share", [0.0, 1e-3, 1.0])

@@ -68,6 +68,15 @@ def test_both_ways_to_the_norm_agree(window):
     torch.testing.assert_close(_by_gram(*given), _by_gradient(*given), rtol=1e-10, atol=0)
 
 
+@pytest.mark.parametrize("chunk", [1, 2**26])
+@pytest.mark.parametrize("window", WINDOWS)
+def test_both_ways_to_a_sum_agree(window, chunk, monkeypatch):
+    monkeypatch.setitem(positions._CHUNK, "cpu", chunk)
+    p = piece(window)
+    given = p.delta, p.input, window
+    torch.testing.assert_close(positions._sums_by_products(*given), positions._weight_sums(*given))
+
+
 def test_the_smaller_form_is_kept():
     assert isinstance(smaller(piece(Window((3, 3), padding=(1, 1)), height=2, width=2)), Positions)
     large = piece(Window((3, 3), padding=(1, 1)), height=16, width=16)

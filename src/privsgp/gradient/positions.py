@@ -125,9 +125,33 @@ def _weight_sums(delta: Tensor, a: Tensor, w: Window) -> Tensor:
         from privsgp.kernels.positions import weight_sums
 
         return weight_sums(delta, a, w.geometry)
+    if _by_products(delta):
+        return _sums_by_products(delta, a, w)
     models = delta.shape[1]
     shape = (models * delta.shape[2], a.shape[2] // w.groups, *w.kernel)
     return _grouped(delta.flatten(1, 2), a.flatten(1, 2), shape, w, models).view(models, -1)
+
+
+def _by_products(v: Tensor) -> bool:
+    """Tell whether to multiply patches: cuDNN is slow in float64, in which matrices have tensor cores too."""
+    return v.is_cuda and v.dtype == torch.float64
+
+
+def _sums_by_products(delta: Tensor, a: Tensor, w: Window) -> Tensor:
+    """Return `_weight_sums` as products of matrices, [out, samples · positions] and [samples · positions, in · places].
+
+    Some samples at a time, because their patches are larger than all that is kept.
+    """
+    models, groups = delta.shape[1], delta.shape[1] * w.groups
+    each = models * a.shape[2] * w.places * delta[0, 0, 0].numel()
+    total = delta.new_zeros(groups, delta.shape[2] // w.groups, a.shape[2] // w.groups * w.places)
+    parts = (torch.split(t, max(1, _CHUNK[a.device.type] // each)) for t in (delta, a))
+    for d, x in zip(*parts, strict=True):
+        patches = _patches(x.flatten(1, 2), d.shape[-2:], w)
+        patches = patches.view(len(x), groups, -1, *patches.shape[2:]).permute(1, 2, 3, 4, 0, 5, 6)
+        rows = d.view(len(d), groups, -1, d[0, 0, 0].numel()).permute(1, 2, 0, 3)
+        total.baddbmm_(rows.flatten(2), patches.reshape(groups, total.shape[2], -1).transpose(1, 2))
+    return total.view(models, -1)
 
 
 def _at_once(delta: Tensor, a: Tensor, window: Window) -> bool:
@@ -156,7 +180,7 @@ def _weight_gradients(delta: Tensor, a: Tensor, window: Window) -> Tensor:
         from privsgp.kernels.positions import sample_gradients
 
         return sample_gradients(delta.contiguous(), a.contiguous(), window.geometry)
-    if delta.is_cuda and window.stride == (1, 1) and window.places > 1:
+    if delta.is_cuda and window.stride == (1, 1) and window.places > 1 and not _by_products(delta):
         # one group a sample: twice as fast as patches here, and many times slower for strides
         shape = (samples * delta.shape[1], a.shape[1] // groups, *window.kernel)
         return _grouped(delta.flatten(0, 1)[None], a.flatten(0, 1)[None], shape, window, samples).view(samples, -1)

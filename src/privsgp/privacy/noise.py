@@ -4,7 +4,8 @@ Both are ChaCha20 read as a random-access table of words: one key for each purpo
 each (node, step, attempt), so that what a node draws never depends on which process it sits in or what else was drawn.
 ChaCha20 was also the fastest when measured: 50 rows of 50,890 float32 normals took 7 ms on one core, against 20 ms with
 NumPy's SFC64, 22 with PCG64DXSM, 27 with Philox, and 9 with torch (whose CPU seed keeps 32 bits). `Secure` computes in
-float64 throughout: 21 ms for the same block, and 25 with the sum and the grid of `add_noise_`.
+float64 throughout: 21 ms for the same block, and 25 with the sum and the grid of `add_noise_`. On a GPU it does so in
+`privsgp.kernels.chacha`.
 """
 
 from __future__ import annotations
@@ -181,13 +182,16 @@ class Keyed(_Streams):
 class Secure(_Streams):
     """Secret noise and coins: ChaCha20 under keys from the operating system that never leave this object.
 
+    Noise for a GPU is drawn there, with a copy of the key in its memory, where Triton can be imported.
+
     Guarantee: without the keys, noise and coins cannot be told from independent ones (ChaCha20 is a pseudo-random
     function). No (key, nonce) is used twice: a draw that was made, or passed over by a later step of its node, is
     refused, and so is any draw in a forked process; copying and pickling are refused. Normals are Box–Muller in
     float64 from 64-bit words, so tails are right to 9.4 σ.
 
-    Assumes: the operating system's randomness, and a machine whose memory others cannot read. Nothing is claimed about
-    timing. Floating-point sums leak in their low bits whatever the noise is: release through `add_noise_`.
+    Assumes: the operating system's randomness, and a machine whose memory, also the GPU's, others cannot read. Nothing
+    is claimed about timing. Floating-point sums leak in their low bits whatever the noise is: release through
+    `add_noise_`.
     """
 
     secret = True
@@ -198,6 +202,7 @@ class Secure(_Streams):
         self._frontier: dict[tuple[str, int], int] = {}
         self._retries: dict[tuple[str, int, int], int] = {}
         self._staging = torch.empty(0, dtype=torch.float64)
+        self._on_device: dict[torch.device, torch.Tensor] = {}
 
     def __repr__(self) -> str:
         return "Secure(keys hidden)"
@@ -212,10 +217,23 @@ class Secure(_Streams):
             self._claim("noise", node, step, attempt)
         if out.device.type == "cpu":
             self._normals(out.numpy(), nodes, step, attempt, np.float64)
+        elif out.dtype == torch.float64 and out.is_contiguous() and have_triton():
+            self._device_normals(out, nodes, step, attempt)
         else:
             host = self._host(out)
             self._normals(host.numpy(), nodes, step, attempt, np.float64)
             out.copy_(host)
+
+    def _device_normals(self, out: torch.Tensor, nodes: Sequence[int], step: int, attempt: int) -> None:
+        """Draw on the device itself."""
+        from privsgp.kernels import chacha
+
+        _refuse_wide(step=step, attempt=attempt, **{f"node {i}": i for i in (min(nodes), max(nodes))})
+        if out.device not in self._on_device:
+            key = np.frombuffer(self._keys["noise"], "<i4").copy()
+            self._on_device[out.device] = torch.from_numpy(key).to(out.device)
+        here = torch.tensor(list(nodes), device=out.device)
+        chacha.fill_normal(out, here, self._on_device[out.device], step, attempt)
 
     def coins(self, nodes: Sequence[int], step: int, count: int, attempt: int = 0) -> npt.NDArray[np.uint64]:
         """Return the `uniforms` of several nodes; those of one (node, step, attempt) can be drawn once."""

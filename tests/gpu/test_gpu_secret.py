@@ -1,0 +1,57 @@
+"""Secret noise on a GPU: words of ChaCha20 as `cryptography` has them, drawn once as on a CPU."""
+
+from __future__ import annotations
+
+import struct
+
+import numpy as np
+import pytest
+import torch
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
+
+from privsgp.errors import Refused
+from privsgp.privacy.noise import Secure, _box_muller, add_noise_
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+CUDA = torch.device("cuda")
+
+
+def _reference(key, d, node, step, attempt):
+    """The normals of a row, eight to a block of the key stream: columns p, p + E, … p + 7E."""
+    blocks = 32 * -(-d // 256)
+    stream = Cipher(algorithms.ChaCha20(key, struct.pack("<4I", 0, node, step, attempt)), mode=None).encryptor()
+    words = np.frombuffer(stream.update(bytes(64 * blocks)), np.int64).reshape(blocks * 4, 2)
+    normals, room = np.empty((blocks * 4, 2)), np.empty((3, blocks * 4, 1))
+    _box_muller(normals, words, *room)
+    return torch.from_numpy(normals.reshape(blocks, 8).T.reshape(-1)[:d].copy())
+
+
+@pytest.mark.parametrize(("step", "attempt"), [(0, 0), (1, 1), (16, 0), (2**31, 3), (2**32 - 1, 2**32 - 1)])
+@pytest.mark.parametrize("d", [1, 31, 257, 70001])
+def test_normals_are_those_of_the_cipher(d, step, attempt):
+    source, nodes = Secure(), [0, 3, 2**32 - 1]
+    out = torch.full((3, d), torch.nan, dtype=torch.float64, device=CUDA)
+    source.fill_normal(out, nodes, step, attempt)
+    for row, node in zip(out.cpu(), nodes, strict=True):
+        wanted = _reference(source._keys["noise"], d, node, step, attempt)
+        torch.testing.assert_close(row, wanted, rtol=1e-13, atol=1e-15)
+
+
+def test_secret_noise_is_drawn_once():
+    source, out = Secure(), torch.empty(1, 5, dtype=torch.float64, device=CUDA)
+    source.fill_normal(out, [2], 4)
+    for place in (out, torch.empty(1, 5, dtype=torch.float64)):
+        with pytest.raises(Refused, match="already used"):
+            source.fill_normal(place, [2], 4)
+    with pytest.raises(Refused, match="step = 4294967296"):
+        source.fill_normal(out, [2], 2**32)
+
+
+def test_noise_has_its_size_on_the_grid():
+    g, sigma = torch.zeros(3, 1 << 20, dtype=torch.float64, device=CUDA), [0.5, 2.0, 0.0]
+    g[2] = 0.3
+    add_noise_(g, Secure(), [0, 1, 2], 0, sigma=sigma)
+    torch.testing.assert_close(g.std(1)[:2].cpu(), torch.tensor(sigma[:2], dtype=torch.float64), rtol=5e-3, atol=0)
+    assert float(torch.corrcoef(g[:2])[0, 1].abs()) < 5e-3
+    assert torch.equal(g[1] * 8, (g[1] * 8).round())  # 2.0 / 16
+    assert bool((g[2] == 0.3).all())
