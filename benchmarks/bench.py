@@ -108,12 +108,15 @@ def _parts(device: str, turns: int) -> Iterator[Row]:
 def _secret(device: str, turns: int) -> Iterator[Row]:
     """What secret noise costs, and sums in float64: the same steps with a seed and without."""
     for work in (MLP, CNN) if device == "cpu" else (MLP, RESNET):
-        took = {}
-        for seed in (0, None):
-            _forget()
-            with ours.engine(work.but(device=device), seed=seed) as training:
-                took[seed] = interleaved({"ours": ours.stepper(training)}, max(3, turns // 2), device)["ours"]
-        yield _row(work.but(name=f"secret, {work.name}", device=device), took[None]) | {"seeded_ms": took[0]}
+        seeded, secret = (_alone(work.but(device=device), seed, max(3, turns // 2)) for seed in (0, None))
+        yield _row(work.but(name=f"secret, {work.name}", device=device), secret) | {"seeded_ms": seeded}
+
+
+def _alone(work: Workload, seed: int | None, turns: int) -> float:
+    """Return the milliseconds of a step where nothing else holds memory."""
+    _forget()
+    with ours.engine(work, seed=seed) as training:
+        return interleaved({"ours": ours.stepper(training)}, turns, work.device)["ours"]
 
 
 TABLES = {"against": _against, "growth": _growth, "parts": _parts, "secret": _secret}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from dataclasses import replace
 
 import pytest
 import torch
@@ -89,6 +90,31 @@ def test_a_run_on_the_device_is_the_algorithm_s_own(tmp_path, algorithm, small_j
     digest = hashlib.sha256(fast.x.cpu().numpy().tobytes()).digest()
     again = state("again", plain=False)
     assert hashlib.sha256(again.x.cpu().numpy().tobytes()).digest() == digest
+
+
+@pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.parametrize(("model", "shape"), [("mlp", (6,)), ("cnn", (1, 16, 16))])
+def test_a_recorded_direction_is_the_algorithm_s_own(tmp_path, model, shape, exact, small_job):
+    """With momentum steps are the algorithm's; in float64 sums as where noise is secret."""
+    from privsgp.engine.folder import Folder
+    from privsgp.engine.loop import Training
+
+    def state(name, *, plain):
+        folder = Folder(tmp_path / name)
+        with folder.locked():
+            folder.prepare()
+            folder.identify({}, None)
+            run = Training(replace(small_job("privsgp-vr", model=model, shape=shape), momentum=0.5), folder)
+            run.algorithm.block.exact = exact
+            recorded = run.algorithm.direction
+            if plain:
+                run.algorithm.direction = recorded._direction
+            run.run()
+            assert (recorded._graph is None) == plain
+            return run.state
+
+    fast, plain = state("fast", plain=False), state("plain", plain=True)
+    torch.testing.assert_close(fast.x, plain.x, rtol=0, atol=1e-4)
 
 
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode")

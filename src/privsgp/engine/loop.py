@@ -28,10 +28,9 @@ from privsgp.engine.mix import InProcess
 from privsgp.engine.payments import Payments
 from privsgp.engine.rendezvous import World
 from privsgp.engine.robust import Robust
-from privsgp.engine.step import OnDevice, suits
+from privsgp.engine.step import chosen
 from privsgp.engine.stops import Diverged, Interrupted, ReplayDiffers, Stopping
 from privsgp.gradient import Layout, stack
-from privsgp.privacy.noise import Keyed
 from privsgp.threads import leaving_one
 
 if TYPE_CHECKING:
@@ -317,9 +316,6 @@ class Training:
 
     def _stepper(self) -> Callable[[int, State], State]:
         """Choose who takes the steps: the algorithm itself, or the same on a GPU in fewer launches."""
-        source, graph, x = self.drawing.source.source, self.job.graph, self.state.x
-        alone = isinstance(self.transport, InProcess)
-        algorithm = self.algorithm
-        if alone and isinstance(source, Keyed) and isinstance(algorithm, PushSum) and suits(algorithm, graph, x):
-            return OnDevice(algorithm, graph, source, x, self._announce)
-        return algorithm.step
+        if isinstance(self.transport, InProcess) and isinstance(self.algorithm, PushSum):
+            return chosen(self.algorithm, self.job.graph, self.drawing.source.source, self.state.x, self._announce)
+        return self.algorithm.step

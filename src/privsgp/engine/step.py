@@ -1,8 +1,9 @@
-"""One step on a GPU, for a simulation whose nodes are all here: the lines of `PushSum.step`, with fewer launches.
+"""One step on a GPU, where all nodes are here: the lines of `PushSum.step`, with fewer launches.
 
 Lines 6 and 7 of a small model are a hundred little kernels, whose launches would take longer than they do: they are
-recorded once as a CUDA graph and replayed. Lines 8 to 14 are one kernel (`privsgp.kernels.push`); where all w stay 1,
-as on the paper's graph, it works in place and z is x. Nothing here waits for the device; buffers are allocated once.
+recorded once as a CUDA graph and replayed. Lines 8 to 14 of a simulation are one kernel (`privsgp.kernels.push`); where
+all w stay 1, as on the paper's graph, it works in place and z is x. Nothing there waits for the device; buffers are
+allocated once.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from privsgp.algorithms import Drawn, State
 from privsgp.algorithms.push_sum import PushSum
 from privsgp.gradient.rules import Ruled
 from privsgp.kernels import have_triton
+from privsgp.privacy.noise import Keyed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,13 +26,23 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from privsgp.graph import Graph
-    from privsgp.privacy.noise import Keyed
+    from privsgp.privacy.noise import Source
 
     Announce = Callable[[int, Tensor], int]
+    Step = Callable[[int, State], State]
 
 # A receiver draws its senders' noise again: beyond a few of them, to write messages down is cheaper.
 _MOST_SENDERS = 4
 _WARM_UP = 3
+
+
+def chosen(algorithm: PushSum, graph: Graph, source: Source, x: Tensor, announce: Announce) -> Step:
+    """Return what takes the steps on x's device; `announce` as for `OnDevice`."""
+    if isinstance(source, Keyed) and suits(algorithm, graph, x):
+        return OnDevice(algorithm, graph, source, x, announce)
+    if x.is_cuda and isinstance(algorithm.block.gradient, Ruled):
+        algorithm.direction = Recorded(algorithm)  # type: ignore[method-assign]
+    return algorithm.step
 
 
 def suits(algorithm: PushSum, graph: Graph, x: Tensor) -> bool:
@@ -102,7 +114,7 @@ class Recorded:
     """
 
     def __init__(self, algorithm: PushSum) -> None:
-        self.algorithm = algorithm
+        self.algorithm, self._direction = algorithm, algorithm.direction
         self._where: tuple[int, ...] = ()
         self._calls = 0
         self._fits = True
@@ -122,7 +134,7 @@ class Recorded:
             self._fits = _twice_a_step_fits()
             self._graph = self._record(z, batch[0]) if self._fits else None
         if len(batch) > 1 or self._graph is None:
-            return self.algorithm.direction(z, batch)
+            return self._direction(z, batch)
         for place, drawn in zip(self._batch, batch[0], strict=True):
             place.copy_(drawn)
         self._graph.replay()
@@ -134,7 +146,7 @@ class Recorded:
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            self._g = self.algorithm.direction(z, [self._batch])
+            self._g = self._direction(z, [self._batch])
         return graph
 
 

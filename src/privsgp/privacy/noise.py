@@ -14,6 +14,7 @@ import hashlib
 import math
 import os
 import struct
+from itertools import groupby
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 import numpy as np
@@ -306,10 +307,11 @@ def snap_(y: torch.Tensor, sigma: Sequence[float]) -> None:
     Assumes: `y` was summed in float64; in float32 that figure is 5·10⁸ times larger, and nothing is left of it. The
     error is an estimate and not added to δ: there is no proof to δ's last bit, and no claim about timing.
     """
-    for row, s in zip(y, sigma, strict=True):
-        if s > 0:
-            grid = 2.0 ** (round(math.log2(s)) - _GRID_BITS)
-            row.div_(grid).round_().mul_(grid)
+    spacings = [2.0 ** (round(math.log2(s)) - _GRID_BITS) if s > 0 else 0.0 for s in sigma]
+    for grid, alike in groupby(range(len(y)), spacings.__getitem__):
+        rows = list(alike)
+        if grid:
+            y[rows[0] : rows[-1] + 1].div_(grid).round_().mul_(grid)
 
 
 def _divided(
