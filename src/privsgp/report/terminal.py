@@ -231,7 +231,8 @@ def show_figure(told: dict[str, Any]) -> None:
     out.print(f"  {claims.WORDS[told['holds']]}: {told['found']}", soft_wrap=True, highlight=False)
     spent = [c["epsilon_certified"] for c in told["curves"]]
     words = "no finite bound for some" if None in spent else f"ε = {_range(spent)}"
-    out.print(f"  certified: {words}; {told['seeds']} seeds", soft_wrap=True, highlight=False)
+    seeds = "one seed" if told["seeds"] == 1 else f"{told['seeds']} seeds"
+    out.print(f"  certified: {words}; {seeds}", soft_wrap=True, highlight=False)
 
 
 def _accuracy(row: dict[str, Any]) -> str:
