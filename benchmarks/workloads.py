@@ -11,7 +11,8 @@ import torch
 from privsgp import graph, models
 from privsgp.algorithms import ALGORITHMS, Settings
 from privsgp.clock import Times, Waiting
-from privsgp.engine.job import Job, Learning, Protection, kappa
+from privsgp.engine.arithmetic import kappa
+from privsgp.engine.job import Job, Learning, Protection
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -55,7 +56,7 @@ class Workload:
         """Return the run as the engine wants it: exponential graph, σ fixed by hand."""
         device, dtype, chosen = torch.device(self.device), torch.float32, ALGORITHMS[algorithm]
         settings = Settings(clip=CLIP, table_dtype=self.table_dtype)
-        slack = kappa(dtype, device, positions=self.model != "mlp")
+        slack = kappa(dtype, device, positions=1 if self.model == "mlp" else 2)
         made = chosen.mechanism(settings, sigma=SIGMA, batch=self.batch, samples=self.samples, kappa=slack)
         n, loss = self.nodes, models.per_sample("cross-entropy")
         network = graph.make("exponential", n)

@@ -14,9 +14,10 @@ from privsgp.algorithms.compressors import compressor
 from privsgp.algorithms.steering import node_weights
 from privsgp.clock import Events, Times, Waiting, schedule
 from privsgp.config import Config, Schedule
+from privsgp.engine.arithmetic import kappa, positions, refuse_vast, use_tensor_cores
 from privsgp.engine.averaging import Release
 from privsgp.engine.faults import Faults
-from privsgp.engine.job import Job, Learning, at_many_positions, chosen_device, kappa, public_seed, use_tensor_cores
+from privsgp.engine.job import Job, Learning, chosen_device, public_seed
 from privsgp.errors import Refused
 from privsgp.gradient import Layout
 from privsgp.privacy.mechanism import Saga
@@ -56,12 +57,12 @@ def prepare(
     steps, clock = config.algorithm.steps, make_clock(config, network, Layout.of(problem.model).dim * dtype.itemsize)
     releases = [clock.released(i, steps) for i in range(network.nodes)] if isinstance(clock, Events) else ()
     learning = _learning(problem, device, dtype)
-    many = at_many_positions(learning.model, learning.made_up()[0])
-    slack = kappa(dtype, device, positions=many)
+    places = positions(learning.model, learning.made_up()[0])
+    slack = kappa(dtype, device, positions=places)
     protection = protect(config, problem.samples, slack, earlier, world, releases)
     if isinstance(protection.mechanisms[0], Saga) and dtype == torch.float32:
-        _refuse_short(config, many=many)
-    return Job(
+        _refuse_short(config, many=places > 1)
+    job = Job(
         name=config.name,
         seed=config.seed,
         shared_hash=config.shared_hash(),
@@ -85,6 +86,8 @@ def prepare(
         weights=node_weights(a.weights, problem.samples, [m.sigma for m in protection.mechanisms]),
         release=_release(config, faults),
     )
+    refuse_vast(job, places)
+    return job
 
 
 def _refuse_short(config: Config, *, many: bool) -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from privsgp.algorithms import ALGORITHMS, Settings
-from privsgp.engine.job import at_many_positions, kappa, refuse_coarser
+from privsgp.engine.arithmetic import kappa, positions, refuse_coarser
 from privsgp.errors import Refused
 
 CPU = torch.device("cpu")
@@ -52,6 +52,15 @@ def test_layers_at_many_positions_need_more_slack(model, shape):
     assert not any(layer._forward_pre_hooks for layer in model.modules())
 
 
-def test_an_embedding_is_used_at_many_positions():
-    assert at_many_positions(nn.Sequential(nn.Embedding(5, 2), nn.Flatten()), torch.zeros(3, 4, dtype=torch.int64))
-    assert not at_many_positions(nn.Sequential(nn.Flatten(), nn.Linear(6, 2)), torch.zeros(4, 2, 3))
+@pytest.mark.parametrize(
+    ("model", "made_up", "places"),
+    [
+        (nn.Sequential(nn.Embedding(5, 2), nn.Flatten(), nn.Linear(8, 3)), torch.zeros(3, 4, dtype=torch.int64), 4),
+        (nn.Sequential(nn.Embedding(5, 2), nn.Flatten()), torch.zeros(3, 1, dtype=torch.int64), 2),
+        (nn.Sequential(nn.Flatten(), nn.Linear(6, 2)), torch.zeros(4, 2, 3), 1),
+        (nn.Sequential(nn.Linear(3, 2), nn.Flatten(), nn.Linear(20, 1)), torch.zeros(4, 5, 2, 3), 10),
+        (nn.Sequential(nn.Conv2d(1, 2, 3), nn.Conv2d(2, 3, 3)), torch.zeros(4, 1, 8, 7), 30),
+    ],
+)
+def test_how_often_a_layer_is_used_on_a_sample(model, made_up, places):
+    assert positions(model, made_up) == places

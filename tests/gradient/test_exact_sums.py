@@ -135,7 +135,7 @@ def test_a_difference_clip_that_rounding_would_outdo_is_refused(tmp_path):
 
 
 def test_where_positions_may_cancel_the_least_difference_clip_is_larger(tmp_path, monkeypatch):
-    monkeypatch.setattr(jobs, "at_many_positions", lambda *_: True)
+    monkeypatch.setattr(jobs, "positions", lambda *_: 2)
     told = config.read(runs.small(tmp_path), ["algorithm.name=privsgp-vr", "algorithm.difference_clip=0.06"])
     with pytest.raises(Refused, match=r"take at least 0\.0625"):
         jobs.prepare(told, problems.load_problem(told))

@@ -154,56 +154,6 @@ def public_seed(seed: int | None, shared_hash: str, purpose: str) -> int:
     return int.from_bytes(hashlib.sha256(f"privsgp/public/{purpose}/{root}".encode()).digest())
 
 
-def use_tensor_cores(device: torch.device) -> None:
-    """Let products on a GPU round to TF32, as its convolutions do: `kappa`, which is asked after this, says so."""
-    if device.type == "cuda":
-        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
-
-
-def kappa(dtype: torch.dtype, device: torch.device, *, positions: bool = False) -> float:
-    """Return the relative slack κ of the arithmetic in which gradients are measured and clipped (privacy.md).
-
-    Where layers are used at many `positions`, which may cancel, it is larger (`gradient.positions`). Sums take nothing
-    of it: where noise is secret they are formed in float64 (`gradient.per_sample.PerSample`).
-    """
-    if device.type == "cuda" and (torch.backends.cuda.matmul.allow_tf32 or torch.backends.cudnn.allow_tf32):
-        return 2.0**-8
-    if dtype == torch.float64:  # sums have no more bits here than what they are sums of
-        return 2.0**-12 if positions else 2.0**-20
-    return 2.0**-8 if positions or dtype != torch.float32 else 2.0**-12
-
-
-def at_many_positions(model: nn.Module, made_up: Tensor) -> bool:
-    """Tell whether the model uses a layer at several places of a sample, such as the `made_up` ones."""
-    if any(isinstance(layer, (nn.Embedding, nn.modules.conv._ConvNd)) for layer in model.modules()):
-        return True
-    seen: list[bool] = []
-    layers = [layer for layer in model.modules() if isinstance(layer, nn.Linear)]
-    hooks = [layer.register_forward_hook(lambda *call: seen.append(call[-1].ndim > 2)) for layer in layers]
-    like = next(model.parameters(), made_up)
-    try:
-        with torch.no_grad():
-            model(made_up.to(like.device, like.dtype if made_up.is_floating_point() else made_up.dtype))
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return any(seen)
-
-
-def refuse_coarser(job: Job) -> None:
-    """Refuse to compute in a coarser arithmetic than the one the noise was calibrated for."""
-    if not job.algorithm.private:
-        return
-    many = at_many_positions(job.learning.model, job.learning.made_up()[0])
-    now = kappa(job.dtype, job.device, positions=many)
-    counted = min(mechanism.kappa for mechanism in job.mechanisms)
-    if now > counted:
-        raise Refused(
-            f"κ = {counted:g} was counted, and this arithmetic has κ = {now:g}",
-            "leave torch.backends.*.allow_tf32 as they are while a run is prepared and trained",
-        )
-
-
 def chosen_device(name: str) -> torch.device:
     """Return the device a configuration names; "auto" is a GPU where there is one."""
     if name == "auto":

@@ -17,12 +17,13 @@ import torch
 from privsgp.algorithms import Block, PushSum, State, Steering, Turns
 from privsgp.clock import Events
 from privsgp.engine import checkpoint
+from privsgp.engine.arithmetic import refuse_coarser
 from privsgp.engine.averaging import Averaging
 from privsgp.engine.checkpoint import Progress
 from privsgp.engine.distributed import Across
 from privsgp.engine.drawing import Drawing
 from privsgp.engine.evaluate import Evaluator, average
-from privsgp.engine.job import NOT_DP, refuse_coarser
+from privsgp.engine.job import NOT_DP
 from privsgp.engine.memory import keep_memory
 from privsgp.engine.mix import InProcess
 from privsgp.engine.payments import Payments
