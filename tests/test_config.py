@@ -110,6 +110,7 @@ def test_an_unknown_key_is_named_whole_with_what_was_meant(values, what, remedy)
         ("algorithm", "steps", "10", "integer"),
         ("algorithm", "step_size", 0.0, "greater than 0"),
         ("algorithm", "step_size", "huge", "theory"),
+        ("algorithm", "steps", 0, "or 'auto', which leaves it to the planner"),
         ("algorithm", "step_size", {"schedule": "cosine"}, "required"),
         ("algorithm", "step_size", {"schedule": "step", "start": 1.0}, "cosine"),
         ("algorithm", "name", "privsgp-vrr", "did you mean 'privsgp-vr'?"),
@@ -209,6 +210,7 @@ def test_features_and_steps_are_part_of_what_sites_agree_on():
 
 
 def test_only_the_kind_that_was_tried_is_talked_about():
+    assert "auto" not in _refusal(MINIMAL | {"algorithm": {"batch": 2.5, "sampling": "fixed"}}).remedy
     assert "theory" not in _refusal(MINIMAL | {"algorithm": {"step_size": {"schedule": "cosine"}}}).remedy
     assert "list" not in _refusal({"privacy": {"epsilon": -1.0}}).remedy
 

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from privsgp.algorithms.algorithm import Trust
 
 PLANNED = ("privsgp", "privsgp-vr", "privsgp-sag")  # what the planner rehearses and chooses from
+AUTO = ("name", "batch", "steps", "step_size", "weights")  # of [algorithm]: what can be left to it
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1)]
 Probability = Annotated[float, Field(gt=0, lt=1)]
@@ -234,7 +235,7 @@ class Algorithm(_Section):
     def _leave_to_the_planner(cls, values: Any, handler: ModelWrapValidatorHandler[Algorithm]) -> Algorithm:  # noqa: ANN401
         if not isinstance(values, dict):
             return handler(values)
-        auto = tuple(key for key in ("name", "batch", "steps", "step_size", "weights") if values.get(key) == "auto")
+        auto = tuple(key for key in AUTO if values.get(key) == "auto")
         if "name" in auto and values.get("difference_clip") is not None:
             raise Refused(
                 f"algorithm.difference_clip = {values['difference_clip']} with algorithm.name = 'auto'", "leave it out"
@@ -557,10 +558,13 @@ def _apply(values: dict[str, Any], change: str) -> None:
 def _refusal(error: ValidationError) -> Refused:
     """Put pydantic's findings into our words: key, value, what would be right."""
     found: dict[str, list[str]] = {}
-    for e in error.errors(include_url=False):
+    errors = error.errors(include_url=False)
+    for e in errors:
         if not _off_the_point(e):
             what, remedy = _told(e)
             found.setdefault(what, []).append(remedy)
+    for what in found.keys() & {f"algorithm.{key} = {e['input']!r}" for e in errors for key in AUTO}:
+        found[what].append("'auto', which leaves it to the planner")
     return Refused("\n".join(found), "\n  → ".join(" or ".join(remedies) for remedies in found.values()))
 
 
