@@ -8,12 +8,14 @@ import pathlib
 import pytest
 
 
+@pytest.mark.parametrize("seed", [0, None])
 @pytest.mark.parametrize("algorithm", ["privsgp", "privsgp-vr"])
-def test_a_timed_step_is_paid_for_and_noted(monkeypatch, algorithm):
+def test_a_timed_step_is_paid_for_and_noted(monkeypatch, algorithm, seed):
     monkeypatch.syspath_prepend(pathlib.Path(__file__).parent.parent / "benchmarks")
     ours, workloads = importlib.import_module("ours"), importlib.import_module("workloads")
     work = workloads.Workload(nodes=3, batch=4, samples=20, hidden=5, shape=(7,))
-    with ours.engine(work, algorithm) as training:
+    with ours.engine(work, algorithm, seed=seed) as training:
+        assert training.drawing.source.secret == (seed is None)
         before, step = training.state.x.clone(), ours.stepper(training)
         step()
         step()

@@ -1,7 +1,11 @@
-"""Secret noise on a GPU: words of ChaCha20 as `cryptography` has them, drawn once as on a CPU."""
+"""Secret noise on a GPU: words of ChaCha20 as `cryptography` has them, drawn once as on a CPU.
+
+Where Triton is installed, `TRITON_INTERPRET=1` runs the kernel's test without a GPU.
+"""
 
 from __future__ import annotations
 
+import os
 import struct
 
 import numpy as np
@@ -12,8 +16,9 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 from privsgp.errors import Refused
 from privsgp.privacy.noise import Secure, _box_muller, add_noise_
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 CUDA = torch.device("cuda")
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
 
 def _reference(key, d, node, step, attempt):
@@ -26,17 +31,21 @@ def _reference(key, d, node, step, attempt):
     return torch.from_numpy(normals.reshape(blocks, 8).T.reshape(-1)[:d].copy())
 
 
+@pytest.mark.skipif(not torch.cuda.is_available() and not INTERPRETED, reason="needs a GPU, or Triton's interpreter")
 @pytest.mark.parametrize(("step", "attempt"), [(0, 0), (1, 1), (16, 0), (2**31, 3), (2**32 - 1, 2**32 - 1)])
-@pytest.mark.parametrize("d", [1, 31, 257, 70001])
+@pytest.mark.parametrize("d", [1, 31, 255, 256, 257, 1025, 70001])
 def test_normals_are_those_of_the_cipher(d, step, attempt):
     source, nodes = Secure(), [0, 3, 2**32 - 1]
-    out = torch.full((3, d), torch.nan, dtype=torch.float64, device=CUDA)
-    source.fill_normal(out, nodes, step, attempt)
+    room = torch.full((3 * d + 2,), torch.nan, dtype=torch.float64, device="cpu" if INTERPRETED else CUDA)
+    out = room[1:-1].view(3, d)
+    (source._device_normals if INTERPRETED else source.fill_normal)(out, nodes, step, attempt)
     for row, node in zip(out.cpu(), nodes, strict=True):
         wanted = _reference(source._keys["noise"], d, node, step, attempt)
         torch.testing.assert_close(row, wanted, rtol=1e-13, atol=1e-15)
+    assert room[[0, -1]].isnan().all()
 
 
+@needs_gpu
 def test_secret_noise_is_drawn_once():
     source, out = Secure(), torch.empty(1, 5, dtype=torch.float64, device=CUDA)
     source.fill_normal(out, [2], 4)
@@ -47,6 +56,7 @@ def test_secret_noise_is_drawn_once():
         source.fill_normal(out, [2], 2**32)
 
 
+@needs_gpu
 def test_noise_has_its_size_on_the_grid():
     g, sigma = torch.zeros(3, 1 << 20, dtype=torch.float64, device=CUDA), [0.5, 2.0, 0.0]
     g[2] = 0.3

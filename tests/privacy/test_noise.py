@@ -5,6 +5,8 @@ import math
 import os
 import pickle
 import struct
+import sys
+import types
 
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ import torch
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 from scipy import stats
 
+from privsgp import kernels
 from privsgp.errors import Refused
 from privsgp.privacy import noise
 from privsgp.privacy.noise import Keyed, Secure, Source, add_noise_, snap_
@@ -147,6 +150,38 @@ def test_secure_refuses_to_draw_twice():
         source.uniforms(0, 3, 4)
 
 
+@pytest.mark.parametrize("same", [torch.tensor([3]), np.array([3], np.int32), range(3, 4)])
+def test_a_node_is_its_number_however_it_is_written(same):
+    source, out = Secure(), torch.empty(1, 4)
+    source.fill_normal(out, [3], 0)
+    with pytest.raises(Refused, match="noise of node 3, step 0, attempt 0: already used"):
+        source.fill_normal(out, same, 0)
+    with pytest.raises(TypeError):
+        source.fill_normal(out, [3.5], 1)
+
+
+def test_a_device_draws_what_was_claimed_with_the_key_of_noise(monkeypatch):
+    """The kernel itself is compared with the cipher in tests/gpu; here is what it is asked for."""
+    asked = []
+    kernel = types.SimpleNamespace(fill_normal=lambda *given: asked.append(given))
+    monkeypatch.setattr(kernels, "chacha", kernel, raising=False)
+    monkeypatch.setitem(sys.modules, "privsgp.kernels.chacha", kernel)
+    monkeypatch.setattr("privsgp.privacy.noise.have_triton", lambda: True)
+    source, out = Secure(), torch.empty(2, 4, dtype=torch.float64, device="meta")
+    monkeypatch.setattr(torch.Tensor, "to", lambda self, *_: self)  # the key stays where it can be read
+    source.fill_normal(out, [1, 2**32 - 1], 7, 2)
+    (_, nodes, key, step, attempt) = asked[0]
+    assert (nodes.shape, nodes.dtype, step, attempt) == ((2,), torch.int64, 7, 2)
+    assert key.numpy().tobytes() == source._keys["noise"] != source._keys["coins"]
+    refused = [([1, 3], 7, "already used"), ([4, -1], 8, "node = -1"), ([5, 2**32], 8, "node = 4294967296")]
+    for wrong, at, words in refused:
+        with pytest.raises(Refused, match=words):
+            source.fill_normal(out, wrong, at)
+    with pytest.raises(Refused, match="step = 4294967296"):
+        source.fill_normal(out, [3, 4], 2**32)
+    assert len(asked) == 1
+
+
 def test_secure_keeps_its_keys(monkeypatch):
     source = Secure()
     for leak in (pickle.dumps, copy.copy, copy.deepcopy):
@@ -216,6 +251,20 @@ def test_the_grid_hides_what_a_float_sum_shows():
         snap_(s, [1.0])
     bulk = [np.unique(s[abs(s) < 2].numpy()) for s in sums]
     np.testing.assert_array_equal(bulk[0], bulk[1])
+
+
+def test_rows_of_one_grid_are_snapped_together_and_others_apart():
+    sigma = [1.0, 1.2, 0.0, 1.1, 3.0, 3.0, 0.0]
+    y = torch.randn(len(sigma), 1000, dtype=torch.float64)
+    expected = y.clone()
+    for row, s in zip(expected, sigma, strict=True):
+        if s:
+            snap_(row[None], [s])
+    snap_(y, sigma)
+    assert torch.equal(y, expected)
+    for wrong in (sigma[1:], [*sigma, 1.0]):
+        with pytest.raises(ValueError, match=f"{len(wrong)} σ for 7 rows"):
+            snap_(y, wrong)
 
 
 def test_snapping_moves_by_half_a_cell_at_most_and_once():

@@ -29,7 +29,7 @@ class PushSum(Algorithm):
 
     @abstractmethod
     def direction(self, z: Tensor, batch: list[Drawn]) -> Tensor:
-        """Return the nodes' gradient estimates [m, d] at z, before noise."""
+        """Return the nodes' gradient estimates [m, d] at z, before noise; the next call may overwrite them."""
 
     def step(self, k: int, s: State) -> State:
         """Take step k."""

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 import torch
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 _EPS = torch.finfo(torch.float64).eps / 2  # what an addition rounds by
 _CHUNK = 64  # samples whose gradients are added at once where all of a node's are
+_EMULATED = ("CUBLAS_EMULATE_DOUBLE_PRECISION", "CUBLAS_EMULATION_STRATEGY")
 _PLACED = (nn.Linear, nn.Embedding, nn.modules.conv._ConvNd)
 
 
@@ -78,6 +80,9 @@ def refuse_coarser(job: Job) -> None:
             f"κ = {counted:g} was counted, and this arithmetic has κ = {now:g}",
             "leave torch.backends.*.allow_tf32 as they are while a run is prepared and trained",
         )
+    emulated = [name for name in _EMULATED if os.environ.get(name, "0") != "0"]
+    if emulated and job.device.type == "cuda" and not job.simulation:
+        raise Refused(f"{emulated[0]} = {os.environ[emulated[0]]!r}: cuBLAS may make up float64", "leave it unset")
 
 
 def refuse_vast(job: Job, places: int) -> None:

@@ -155,7 +155,7 @@ def public_seed(seed: int | None, shared_hash: str, purpose: str) -> int:
 
 
 def chosen_device(name: str) -> torch.device:
-    """Return the device a configuration names; "auto" is a GPU where there is one."""
+    """Return the device a configuration names, and make it the current one; "auto" is a GPU where there is one."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if name == "cuda" and "LOCAL_RANK" in os.environ:  # torchrun: each process of a machine takes a GPU of its own
@@ -167,4 +167,11 @@ def chosen_device(name: str) -> torch.device:
         raise Refused(
             f"engine.device = {name!r}: {error}", "take 'auto', 'cpu' or 'cuda' where there is one"
         ) from error
-    return torch.device(name)
+    return current(torch.device(name))
+
+
+def current(device: torch.device) -> torch.device:
+    """Make a GPU the one that kernels are launched on: on another one they would run beside what they wait for."""
+    if device.index is not None and device.type == "cuda":
+        torch.cuda.set_device(device)
+    return device

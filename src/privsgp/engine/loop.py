@@ -23,7 +23,7 @@ from privsgp.engine.checkpoint import Progress
 from privsgp.engine.distributed import Across
 from privsgp.engine.drawing import Drawing
 from privsgp.engine.evaluate import Evaluator, average
-from privsgp.engine.job import NOT_DP
+from privsgp.engine.job import NOT_DP, current
 from privsgp.engine.memory import keep_memory
 from privsgp.engine.mix import InProcess
 from privsgp.engine.payments import Payments
@@ -88,6 +88,7 @@ class Training:
     def run(self) -> Outcome:
         """Take the steps that are still to be taken, and return what came out."""
         job, started = self.job, time.perf_counter()
+        current(job.device)
         refuse_coarser(job)
         k, spent = self._begin()
         rows = self._start_metrics(k)

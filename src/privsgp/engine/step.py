@@ -8,6 +8,8 @@ allocated once.
 
 from __future__ import annotations
 
+import logging
+import warnings
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
 # A receiver draws its senders' noise again: beyond a few of them, to write messages down is cheaper.
 _MOST_SENDERS = 4
 _WARM_UP = 3
+_LOG = logging.getLogger(__name__)
 
 
 def chosen(algorithm: PushSum, graph: Graph, source: Source, x: Tensor, announce: Announce) -> Step:
@@ -131,8 +134,8 @@ class Recorded:
             self._fits = all(t.device == z.device for t in kept)
         self._calls += 1
         if len(batch) == 1 and self._calls > _WARM_UP and self._fits and self._graph is None:
-            self._fits = _twice_a_step_fits()
-            self._graph = self._record(z, batch[0]) if self._fits else None
+            self._graph = self._record(z, batch[0]) if _twice_a_step_fits() else None
+            self._fits = self._graph is not None
         if len(batch) > 1 or self._graph is None:
             return self._direction(z, batch)
         for place, drawn in zip(self._batch, batch[0], strict=True):
@@ -140,13 +143,19 @@ class Recorded:
         self._graph.replay()
         return self._g
 
-    def _record(self, z: Tensor, drawn: Drawn) -> torch.cuda.CUDAGraph:
-        """Record the launches; recording runs nothing, so the memory is as it was."""
+    def _record(self, z: Tensor, drawn: Drawn) -> torch.cuda.CUDAGraph | None:
+        """Record the launches, or return None where that cannot be; nothing is run, so the memory is as it was."""
         self._batch = Drawn(drawn.rows.clone(), drawn.mask.clone())
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            self._g = self._direction(z, [self._batch])
+        stream = torch.cuda.Stream(z.device)  # type: ignore[no-untyped-call]
+        try:
+            with warnings.catch_warnings(), torch.cuda.graph(graph, stream=stream):
+                warnings.filterwarnings("error", "The CUDA Graph is empty")  # it would replay nothing
+                self._g = self._direction(z, [self._batch])
+        except (RuntimeError, UserWarning) as error:
+            _LOG.info("steps are not recorded: %s", error)
+            return None
         return graph
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import torch
 import triton
 import triton.language as tl
 
@@ -54,8 +55,8 @@ def _normals(low_u, high_u, low_v, high_v):
 
 @triton.jit(do_not_specialize=["step", "attempt"])
 def _fill(out, nodes, key, d, eighth, step, attempt, BLOCK: tl.constexpr):
-    row = tl.program_id(0)
-    place = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    row = tl.program_id(1)
+    place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     zero = place.to(tl.uint32, bitcast=True) * 0
     i0, i1, i2, i3 = zero + 0x61707865, zero + 0x3320646E, zero + 0x79622D32, zero + 0x6B206574
     k0, k1, k2, k3 = _word(key, 0, zero), _word(key, 1, zero), _word(key, 2, zero), _word(key, 3, zero)
@@ -91,7 +92,8 @@ def eighth(columns: int) -> int:
 def fill_normal(out: Tensor, nodes: Tensor, key: Tensor, step: int, attempt: int) -> None:
     """Fill row r of `out` [m, d], float64 and contiguous, with the normals of node `nodes[r]`; `key` is eight int32.
 
-    Assumes: node, step and attempt are below 2³², and a row is shorter than 2³¹.
+    Assumes: node, step and attempt are below 2³², a row is shorter than 2³⁰, and there are fewer than 2¹⁶.
     """
     m, d = out.shape
-    _fill[m, triton.cdiv(eighth(d), _BLOCK)](out, nodes, key, d, eighth(d), step, attempt, BLOCK=_BLOCK)
+    with torch.cuda.device_of(out):  # else it would run beside what reads it
+        _fill[triton.cdiv(eighth(d), _BLOCK), m](out, nodes, key, d, eighth(d), step, attempt, BLOCK=_BLOCK)

@@ -19,8 +19,8 @@ _BLOCK = 1024
 
 @triton.jit
 def _corrected(mean, c, b, J, g, d, BLOCK: tl.constexpr):
-    i = tl.program_id(0).to(tl.int64)
-    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    i = tl.program_id(1).to(tl.int64)
+    column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     at, inside = i * d + column, column < d
     before, change = tl.load(mean + at, inside), tl.load(c + at, inside)
     size = tl.load(b + i).to(change.dtype)
@@ -33,5 +33,5 @@ def _corrected(mean, c, b, J, g, d, BLOCK: tl.constexpr):
 def corrected(mean: Tensor, c: Tensor, b: Tensor, J: Tensor) -> Tensor:
     """Return c / b + mean, and then mean ← mean + c / J in float64; c is [m, d], b and J are [m, 1]."""
     g = torch.empty_like(c)
-    _corrected[c.shape[0], triton.cdiv(c.shape[1], _BLOCK)](mean, c, b, J, g, c.shape[1], BLOCK=_BLOCK)
+    _corrected[triton.cdiv(c.shape[1], _BLOCK), c.shape[0]](mean, c, b, J, g, c.shape[1], BLOCK=_BLOCK)
     return g

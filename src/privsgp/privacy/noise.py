@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import operator
 import os
 import struct
 from itertools import groupby
@@ -35,6 +36,7 @@ _PIECE = 1 << 16
 _BLOCK_BYTES = 64
 _NONCE = struct.Struct("<4I")
 _WIDE = 1 << 32
+_LONGEST = 1 << 30  # columns that a GPU draws
 _ZEROS = memoryview(bytes(8 * _PIECE))
 
 # The grid of `snap_` is about σ/16: it adds less than 0.07 % to the variance.
@@ -181,9 +183,9 @@ class Keyed(_Streams):
 
 
 class Secure(_Streams):
-    """Secret noise and coins: ChaCha20 under keys from the operating system that never leave this object.
+    """Secret noise and coins: ChaCha20 under keys from the operating system, which this object shows to nobody.
 
-    Noise for a GPU is drawn there, with a copy of the key in its memory, where Triton can be imported.
+    Noise for a GPU is drawn there, with a copy of its key in the GPU's memory, where Triton can be imported.
 
     Guarantee: without the keys, noise and coins cannot be told from independent ones (ChaCha20 is a pseudo-random
     function). No (key, nonce) is used twice: a draw that was made, or passed over by a later step of its node, is
@@ -214,11 +216,10 @@ class Secure(_Streams):
     def fill_normal(self, out: torch.Tensor, nodes: Sequence[int], step: int, attempt: int = 0) -> None:
         """Fill row r of `out` [m, d] with the standard normals of node `nodes[r]`; each can be drawn once."""
         _refuse_shape(out, nodes)
-        for node in nodes:
-            self._claim("noise", node, step, attempt)
+        nodes = [self._claim("noise", node, step, attempt) for node in nodes]
         if out.device.type == "cpu":
             self._normals(out.numpy(), nodes, step, attempt, np.float64)
-        elif out.dtype == torch.float64 and out.is_contiguous() and have_triton():
+        elif out.dtype == torch.float64 and out.is_contiguous() and out.shape[1] < _LONGEST and have_triton():
             self._device_normals(out, nodes, step, attempt)
         else:
             host = self._host(out)
@@ -229,21 +230,25 @@ class Secure(_Streams):
         """Draw on the device itself."""
         from privsgp.kernels import chacha
 
-        _refuse_wide(step=step, attempt=attempt, **{f"node {i}": i for i in (min(nodes), max(nodes))})
+        for node in nodes:
+            _refuse_wide(node=node, step=step, attempt=attempt)
         if out.device not in self._on_device:
             key = np.frombuffer(self._keys["noise"], "<i4").copy()
             self._on_device[out.device] = torch.from_numpy(key).to(out.device)
-        here = torch.tensor(list(nodes), device=out.device)
+        here = torch.tensor(list(nodes), dtype=torch.int64, device=out.device)
         chacha.fill_normal(out, here, self._on_device[out.device], step, attempt)
 
     def coins(self, nodes: Sequence[int], step: int, count: int, attempt: int = 0) -> npt.NDArray[np.uint64]:
         """Return the `uniforms` of several nodes; those of one (node, step, attempt) can be drawn once."""
-        for node in nodes:
-            self._claim("coins", node, step, attempt)
+        nodes = [self._claim("coins", node, step, attempt) for node in nodes]
         return super().coins(nodes, step, count, attempt)
 
-    def _claim(self, purpose: str, node: int, step: int, attempt: int) -> None:
-        """Refuse what may have been drawn before. Steps below the frontier count as drawn at attempt 0."""
+    def _claim(self, purpose: str, node: int, step: int, attempt: int) -> int:
+        """Return the node, as a plain number; refuse what may have been drawn before.
+
+        Steps below the frontier count as drawn at attempt 0.
+        """
+        node, step, attempt = (operator.index(number) for number in (node, step, attempt))
         if os.getpid() != self._process:
             raise Refused("a secure source in a forked process", "make a new Secure() there: two copies would agree")
         stream = (purpose, node)
@@ -256,6 +261,7 @@ class Secure(_Streams):
         self._frontier[stream] = max(step + 1, self._frontier.get(stream, 0))
         if attempt:
             self._retries[*stream, step] = attempt
+        return node
 
     def _host(self, out: torch.Tensor) -> torch.Tensor:
         """Return page-locked memory of `out`'s shape, kept from call to call."""
@@ -307,11 +313,15 @@ def snap_(y: torch.Tensor, sigma: Sequence[float]) -> None:
     Assumes: `y` was summed in float64; in float32 that figure is 5·10⁸ times larger, and nothing is left of it. The
     error is an estimate and not added to δ: there is no proof to δ's last bit, and no claim about timing.
     """
-    spacings = [2.0 ** (round(math.log2(s)) - _GRID_BITS) if s > 0 else 0.0 for s in sigma]
-    for grid, alike in groupby(range(len(y)), spacings.__getitem__):
-        rows = list(alike)
-        if grid:
-            y[rows[0] : rows[-1] + 1].div_(grid).round_().mul_(grid)
+    spacings = [2.0 ** (round(math.log2(s)) - _GRID_BITS) if s > 0 else None for s in sigma]
+    if len(spacings) != len(y):
+        raise ValueError(f"{len(spacings)} σ for {len(y)} rows")
+    start = 0
+    for grid, alike in groupby(spacings):
+        stop = start + len(list(alike))
+        if grid is not None:
+            y[start:stop].div_(grid).round_().mul_(grid)
+        start = stop
 
 
 def _divided(
