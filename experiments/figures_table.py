@@ -1,7 +1,9 @@
-"""Write the table of docs/results.md anew from the figures beside it.
+"""Write the paper's figures into docs/results.md anew, from what `privsgp reproduce` left beside it.
 
-privsgp reproduce all --out FIGURES --data-dir DATA          # then copy FIGURES/*.json, *.png and *.svg
+privsgp reproduce all --out FIGURES --data-dir DATA          # then copy FIGURES/*.json
 python experiments/figures_table.py docs/results docs/results.md
+
+Every claim is judged anew by the rule of the code at hand, and every picture drawn anew from its JSON.
 """
 
 from __future__ import annotations
@@ -11,45 +13,79 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from privsgp.experiments import claims
+from privsgp.engine.folder import write_json
+from privsgp.experiments import claims, picture
+from privsgp.experiments.figures import MODES, NAMES
+from privsgp.experiments.reproduce import judged, known
 
 BEGIN, END = "<!-- figures -->\n", "<!-- end of figures -->\n"
+SCALES = ("full", "small")
+NOISE = {"published": "published noise", "certified": "certified budget"}
+
+Figures = dict[tuple[str, str, str], dict[str, Any]]
 
 
 def main() -> None:
-    """Put the table between its two marks."""
+    """Judge and draw what is there, and put it between the page's two marks."""
     folder, page = map(Path, sys.argv[1:])
+    for path in sorted(folder.glob("*.json")):
+        told = judged(json.loads(path.read_text()))
+        write_json(path, told)
+        picture.draw_figure(told, path.with_suffix(".svg"))
     before, _, rest = page.read_text().partition(BEGIN)
     after = rest.partition(END)[2]
-    page.write_text(before + BEGIN + "\n" + table(folder) + "\n" + END + after)
+    page.write_text(before + BEGIN + "\n" + written(folder) + "\n" + END + after)
 
 
-def table(folder: Path) -> str:
-    """Return one line a figure and scale: what the paper says, what came out in each mode."""
-    told = [
-        json.loads(path.read_text())
-        for path in sorted(folder.glob("*-small.json")) + sorted(folder.glob("*-full.json"))
-    ]
-    found: dict[tuple[str, str], dict[str, dict[str, Any]]] = {}
-    for one in told:
-        found.setdefault((one["name"], one["scale"]), {})[one["mode"]] = one
-    lines = ["| figure | the paper says | published noise | certified budget |", "|---|---|---|---|"]
-    for (name, scale), modes in found.items():
-        says = next(iter(modes.values()))["paper"]
-        cells = [cell(folder, modes.get(mode)) for mode in ("published", "certified")]
-        lines.append(f"| {name}, {scale} | {says} | {' | '.join(cells)} |")
+def written(folder: Path) -> str:
+    """Return a table of all verdicts, and a section for each figure."""
+    read = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
+    figures = {(one["name"], one["scale"], one["mode"]): one for one in read}
+    sections = [section(name, figures, folder.name) for name in NAMES]
+    return plain(table(figures)) + "\n" + plain("\n".join(sections))
+
+
+def plain(text: str) -> str:
+    """Keep the asterisk of K* an asterisk."""
+    return text.replace("K*", "K\\*")
+
+
+def table(figures: Figures) -> str:
+    """Return one line a figure: what the paper says, and whether it holds."""
+    columns = [(scale, mode) for scale in SCALES for mode in MODES]
+    lines = ["| figure | the paper says | " + " | ".join(f"{s}: {NOISE[m]}" for s, m in columns) + " |"]
+    lines.append("|---" * (2 + len(columns)) + "|")
+    for name in NAMES:
+        cells = [figures.get((name, scale, mode)) for scale, mode in columns]
+        words = ["not run" if one is None else claims.WORDS[one["holds"]] for one in cells]
+        lines.append(f"| [{name}](#{name}) | {known(name).says} | {' | '.join(words)} |")
     return "\n".join(lines) + "\n"
 
 
-def cell(folder: Path, one: dict[str, Any] | None) -> str:
-    """Return the verdict with its numbers, linked to the picture."""
-    if one is None:
-        return "not run"
-    picture = f"{folder.name}/{one['name']}-{one['mode']}-{one['scale']}.svg"
+def section(name: str, figures: Figures, folder: str) -> str:
+    """Return what came out at each scale and in each mode, with a picture of the largest scale."""
+    lines, shown = [f"### {name}", "", f"The paper: {known(name).says}.", ""], None
+    for scale in SCALES:
+        for mode in MODES:
+            one = figures.get((name, scale, mode))
+            if one is None:
+                continue
+            shown = shown or scale
+            lines += [f"- {cell(one, folder)}"]
+    pictures = [
+        f"![{name}, {NOISE[mode]}, {shown}]({folder}/{name}-{mode}-{shown}.svg){{ loading=lazy }}" for mode in MODES
+    ]
+    return "\n".join([*lines, "", *pictures, ""])
+
+
+def cell(one: dict[str, Any], folder: str) -> str:
+    """Return a verdict with its numbers."""
+    picture = f"{folder}/{one['name']}-{one['mode']}-{one['scale']}.svg"
     spent = [curve["epsilon_certified"] for curve in one["curves"]]
     epsilon = "no finite bound" if None in spent else f"{min(spent):.3g} … {max(spent):.3g}"
     seeds = "one seed" if one["seeds"] == 1 else f"{one['seeds']} seeds"
-    return f"[{claims.WORDS[one['holds']]}]({picture}): {one['found']} (certified ε {epsilon}; {seeds})"
+    words = f"**{claims.WORDS[one['holds']]}**: {one['found']} (certified ε {epsilon}; {seeds})"
+    return f"[{one['scale']}, {NOISE[one['mode']]}]({picture}): {words}"
 
 
 if __name__ == "__main__":

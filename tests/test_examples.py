@@ -8,6 +8,8 @@ import runpy
 import subprocess
 import sys
 
+import pytest
+
 from privsgp.privacy.statement import statements
 
 EXAMPLES = pathlib.Path(__file__).parent.parent / "examples"
@@ -33,6 +35,15 @@ def test_hospitals(monkeypatch, tmp_path, capsys):
     assert all(s.epsilon <= s.budget for s in spent)
     assert (tmp_path / "together" / "report.html").exists()
     assert len(said.splitlines()) == 2 + 1 + 6 + 2
+
+
+@pytest.mark.slow
+def test_the_results_page_has_what_hospitals_says(monkeypatch, tmp_path, capsys):
+    _run(monkeypatch, "hospitals.py", "--out", tmp_path)
+    first, *rows = [line.replace("%", " %").split() for line in capsys.readouterr().out.splitlines() if "%" in line]
+    page = (EXAMPLES.parent / "docs" / "results.md").read_text()
+    for number, records, epsilon, *_, alone, _sign in rows:
+        assert f"| {number} | {records} | {epsilon} | {alone} % | {first[1]} % |" in page
 
 
 def test_own_module(monkeypatch, tmp_path, capsys):

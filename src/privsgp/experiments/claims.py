@@ -11,12 +11,12 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import Any
 
-if TYPE_CHECKING:
-    from privsgp.experiments.several import Several, Spread
+from privsgp.experiments.several import Spread
 
 COMPARABLE = 0.02  # accuracies that differ by no more are called comparable
+ALIKE = 0.1  # and losses that differ by no more than such a share of the lowest
 WORDS = {True: "holds", False: "does not hold", None: "cannot be judged"}
 
 
@@ -31,17 +31,20 @@ class Found:
     x: float = 0.0
 
     @classmethod
-    def of(cls, runs: Several, label: str, line: str, x: float) -> Found:
-        """Take what a claim looks at from runs of a classification."""
-        accuracy = runs.accuracy
+    def told(cls, curve: Mapping[str, Any]) -> Found:
+        """Take what a claim looks at from a curve of a figure's JSON."""
+        accuracy, loss = (
+            None if curve[key] is None else Spread(tuple(curve[key]["each"])) for key in ("accuracy", "train_loss")
+        )
         if accuracy is None:
             raise TypeError("claims are about accuracies")
-        return cls(label, accuracy, runs.of("train_loss"), line, x)
+        return cls(curve["label"], accuracy, loss, curve["line"], curve["x"])
 
     @property
     def words(self) -> str:
-        """Its label and accuracy."""
-        return f"{self.label}: {100 * self.accuracy.mean:.2f} %"
+        """Its label and accuracy, with the standard error where there is one."""
+        error = f" ± {100 * self.accuracy.error:.2f}" if len(self.accuracy.each) > 1 else ""
+        return f"{self.label}: {100 * self.accuracy.mean:.2f}{error} %"
 
 
 @dataclass(frozen=True)
@@ -57,31 +60,37 @@ ALONE = "there is no other curve to compare with"
 
 
 def comparable(keys: Sequence[str]) -> Claim:
-    """All accuracies lie within two points."""
+    """All accuracies lie within two points, and all losses within a tenth of the lowest."""
 
     def judge(found: Mapping[str, Found]) -> Verdict:
         shown = [found[key] for key in keys if key in found]
         if len(shown) < 2:
             return _unjudged(ALONE, shown)
         means = [one.accuracy.mean for one in shown]
-        apart = max(means) - min(means)
-        return Verdict(apart <= COMPARABLE, f"{_listed(shown)}; {100 * apart:.1f} points apart, comparable up to 2")
+        losses = [math.inf if one.train_loss is None else one.train_loss.mean for one in shown]
+        apart, share = max(means) - min(means), max(losses) / min(losses) - 1
+        told = f"{100 * apart:.1f} points and {100 * share:.0f} % of loss apart, comparable up to 2 and 10"
+        return Verdict(apart <= COMPARABLE and share <= ALIKE, f"{_all(shown)}; {told}")
 
     return judge
 
 
 def best(key: str) -> Claim:
-    """No other curve has a higher accuracy, and none a lower training loss."""
+    """No other curve has as high an accuracy, and none as low a training loss."""
 
     def judge(found: Mapping[str, Found]) -> Verdict:
         own = found[key]
         high = max(found.values(), key=lambda one: one.accuracy.mean)
         low = min(found.values(), key=lambda one: math.inf if one.train_loss is None else one.train_loss.mean)
-        close = high is not own and not _more(high.accuracy, own.accuracy)
-        by = ", by less than the standard errors" if close else ""
-        shown = "; ".join(f"{one.words}{_loss(one)}" for one in found.values())
-        words = f"{shown}; the highest accuracy has {high.label}{by}, the lowest loss {low.label}"
-        return Verdict(high is own and low is own, words)
+        clear = [
+            all(_more(high.accuracy, one.accuracy) for one in found.values() if one is not high),
+            all(_less_loss(low, one) for one in found.values() if one is not low),
+        ]
+        by = ["" if one else ", by less than the standard errors" for one in clear]
+        words = (
+            f"{_all(found.values())}; the highest accuracy has {high.label}{by[0]}, the lowest loss {low.label}{by[1]}"
+        )
+        return Verdict(high is own and low is own and all(clear), words)
 
     return _about(key, judge)
 
@@ -105,7 +114,7 @@ def ahead(key: str) -> Claim:
     def judge(found: Mapping[str, Found]) -> Verdict:
         own, others = found[key], [one for name, one in found.items() if name != key]
         holds = all(_more(own.accuracy, one.accuracy) and _less_loss(own, one) for one in others)
-        return Verdict(holds, "; ".join(f"{one.words}{_loss(one)}" for one in found.values()))
+        return Verdict(holds, _all(found.values()))
 
     return _about(key, judge)
 
@@ -137,7 +146,14 @@ def _less_loss(a: Found, b: Found) -> bool:
 
 
 def _loss(one: Found) -> str:
-    return "" if one.train_loss is None else f", loss {one.train_loss.mean:.3f}"
+    if one.train_loss is None:
+        return ""
+    loss = one.train_loss.mean
+    return f", loss {loss:.3f}" if loss < 1000 else f", loss {loss:.2g}"
+
+
+def _all(found: Iterable[Found]) -> str:
+    return "; ".join(f"{one.words}{_loss(one)}" for one in found)
 
 
 def _listed(found: Iterable[Found]) -> str:

@@ -46,9 +46,16 @@ def draw_figure(told: dict[str, Any], path: Path) -> None:
         for axis, key, words in zip(axes, ("loss", "accuracy"), ("training loss", "test accuracy"), strict=True):
             lines(axis, {_legend([c]): c[f"{key}_curve"] for c in told["curves"]})
             dress(axis, "steps", words)
+            _far_apart(axis, [p["mean"] for c in told["curves"] for p in c[f"{key}_curve"]])
     verdict = claims.WORDS[told["holds"]]
     figure.suptitle(f"{told['name']}, {told['mode']}, {told['scale']}: the claim {verdict}", color=_INK, fontsize=11)
     save(figure, path)
+
+
+def _far_apart(axis: Axes, values: Sequence[float]) -> None:
+    """Take a logarithmic axis where one curve would flatten all others."""
+    if values and min(values) > 0 and max(values) > 1000 * min(values):
+        axis.set_yscale("log")
 
 
 def _points(curves: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, float]]]:

@@ -57,24 +57,30 @@ def reproduce(
         jobs=bench.jobs or setting.jobs,
     )  # fmt: skip
     runs = _run(figure, setting, chosen, bench, seeds)
-    found = {curve.key: Found.of(runs[curve.key], curve.label, curve.line, curve.x) for curve in curves}
-    verdict = figure.claim(setting)(found)
-    left_out = ", ".join(curve.label for curve in planned if curve not in curves)
-    return {
+    return judged({
         "format": "privsgp-figure",
         "version": VERSION,
         "simulation": True,
         "name": name,
         "scale": scale,
         "mode": mode,
-        "paper": figure.says,
-        "holds": verdict.holds,
-        "found": verdict.words + (f"; left out: {left_out}" if left_out else ""),
         "seeds": seeds,
         "changes": list(changes),
         "versions": training.versions(),
         "curves": [_told(curve, runs[curve.key]) for curve in curves],
-    }
+    })  # fmt: skip
+
+
+def judged(told: dict[str, Any]) -> dict[str, Any]:
+    """Return a figure's JSON with what the paper says of it and whether its curves bear that out."""
+    figure, setting = known(told["name"]), SETTINGS[_data(told["name"]), told["scale"]]
+    planned, there = figure.curves(setting, told["mode"]), {curve["label"]: curve for curve in told["curves"]}
+    verdict = figure.claim(setting)({c.key: Found.told(there[c.label]) for c in planned if c.label in there})
+    left_out = ", ".join(curve.label for curve in planned if curve.label not in there)
+    words = verdict.words + (f"; left out: {left_out}" if left_out else "")
+    about = {key: told[key] for key in ("format", "version", "simulation", "name", "scale", "mode")}
+    new = {"paper": figure.says, "holds": verdict.holds, "found": words}
+    return {**about, **new, **told, **new}  # a reader finds them before the curves
 
 
 def known(name: str) -> Figure:
