@@ -275,6 +275,27 @@ def test_help_and_a_real_process():
         assert name in ran.stdout
 
 
+@pytest.mark.parametrize("count", [0, -3])
+@pytest.mark.parametrize(
+    ("command", "option"),
+    [
+        (("reproduce", "mnist-best-k"), "--jobs"),
+        (("reproduce", "mnist-best-k"), "--seeds"),
+        (("reproduce", "mnist-best-k"), "--max-steps"),
+        (("compare", "run.toml", "--algorithms=privsgp"), "--jobs"),
+        (("compare", "run.toml", "--algorithms=privsgp"), "--seeds"),
+        (("compare", "run.toml", "--algorithms=privsgp"), "--tuning-seeds"),
+        (("tune", "run.toml", "--public=synthetic"), "--trials"),
+        (("audit", "run.toml"), "--observations"),
+    ],
+)
+def test_a_count_below_one_is_refused_before_anything_is_made(tmp_path, monkeypatch, command, option, count):
+    monkeypatch.chdir(tmp_path)
+    runs.small(tmp_path, runs.SMALL.replace("sigma = 0.05", "epsilon = 3.0"))
+    _refused(runs.command(*command, option, count), f"{option} {count}\n", "take at least 1")
+    assert [path.name for path in tmp_path.iterdir()] == ["run.toml"]
+
+
 @pytest.mark.parametrize("arguments", [("trian",), ("train",), ("train", "x.toml", "--frobnicate")])
 def test_what_is_no_command_is_refused(arguments):
     ran = runs.command(*arguments)

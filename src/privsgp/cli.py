@@ -477,7 +477,7 @@ def tune(
     save: Annotated[Path, typer.Option("--out", help="Where the configuration with what was found goes.")] = Path(
         "tuned.toml"
     ),
-    trials: Annotated[int, typer.Option(min=1, help="The most combinations to try.")] = 60,
+    trials: Annotated[int, typer.Option(help="The most combinations to try.")] = 60,
     as_json: Json = False,
 ) -> None:
     """Search step size, clip, batch, steps, momentum and averaging on public or synthetic data alone."""

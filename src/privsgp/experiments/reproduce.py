@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from privsgp import config as configs
 from privsgp import training
 from privsgp.engine.folder import write_json
-from privsgp.errors import Refused
+from privsgp.errors import Refused, refuse_below_one
 from privsgp.experiments import compare, picture, small_data
 from privsgp.experiments.claims import Found
 from privsgp.experiments.figures import FIGURES, NAMES, SETTINGS
@@ -47,6 +47,7 @@ def reproduce(
     Assumes: simulation.
     """
     figure, setting = known(name), SETTINGS[_data(name), scale]
+    refuse_below_one(seeds=seeds, max_steps=max_steps)
     planned = figure.curves(setting, mode)
     curves = [c for c in planned if max_steps is None or c.values["algorithm"]["steps"] <= max_steps]
     if not curves:
