@@ -49,8 +49,9 @@ BAD = {
     "graph.name=star": ("graph.name = 'star'", "exponential"),
     "model.name=transformer": ("model.name = 'transformer'", "logistic"),
     "model.name=module": ("model.name = 'module'", "logistic"),
-    "engine.device=abacus": ("engine.device = 'abacus'", "cpu"),
-    "engine.device=meta": ("engine.device = 'meta'", "cpu"),
+    "engine.device=abacus": ("engine.device = 'abacus'\n", "take one of auto, cpu"),
+    "engine.device=meta": ("engine.device = 'meta'\n", "take one of auto, cpu"),
+    "engine.device=cuda:99": ("engine.device = 'cuda:99'\n", "take one of auto, cpu"),
     "seed=-1": ("seed = -1", "0"),
     "nonsense": ("--set nonsense", "KEY=VALUE"),
 }

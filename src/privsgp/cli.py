@@ -418,7 +418,10 @@ def reproduce(
     from privsgp.experiments.several import Bench
 
     if listed:
-        show("figures", figures.listing())
+        if as_json:
+            typer.echo(json.dumps([{"name": known, "claim": claim} for known, claim in figures.listing()]))
+        else:
+            show("figures", figures.listing())
         return
     _one_of("scale", scale, SCALES)
     _one_of("mode", mode, (*MODES, "both"))

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from privsgp import config as configs
 from privsgp import training
 from privsgp.engine.folder import write_json
+from privsgp.engine.job import device_name
 from privsgp.errors import Refused, refuse_below_one
 from privsgp.experiments import compare, picture, small_data
 from privsgp.experiments.claims import Found
@@ -53,6 +54,7 @@ def reproduce(
     if not curves:
         raise Refused(f"--max-steps {max_steps}", f"{name} has no curve with so few steps")
     chosen = {curve.key: configs.parse(curve.values, changes) for curve in curves}
+    device_name(chosen[curves[0].key].engine.device)  # refused here too, though every run may be done already
     bench = dataclasses.replace(
         bench, out=bench.out / f"{name}-{mode}-{scale}", data_dir=_data_dir(setting, bench, chosen),
         jobs=bench.jobs or setting.jobs,
