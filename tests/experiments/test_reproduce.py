@@ -12,6 +12,7 @@ import runs
 from privsgp import config as configs
 from privsgp.algorithms import ALGORITHMS
 from privsgp.data import load
+from privsgp.engine.folder import Folder
 from privsgp.experiments import figures, picture, small_data
 from privsgp.experiments import reproduce as reproducing
 from privsgp.experiments.figures import FIGURES, MODES, NAMES, SCALES, SETTINGS
@@ -146,6 +147,14 @@ def test_what_is_not_there_is_refused_with_what_to_do(tmp_path, monkeypatch):
         assert ran.code == 2
         assert word in ran.err.replace("\n", " ")
     assert not (tmp_path / "x").exists()
+
+
+def test_two_at_once_in_one_folder_are_refused(tmp_path):
+    with Folder(tmp_path).locked():
+        ran = runs.command("reproduce", "mnist-best-k", "--out", tmp_path)
+    assert ran.code == 2
+    assert f"{tmp_path} is in use by another process" in ran.err.replace("\n", "")
+    assert "choose another --out" in ran.err
 
 
 def test_a_small_copy_is_a_part_of_the_whole(tmp_path):
