@@ -49,8 +49,9 @@ BAD = {
     "graph.name=star": ("graph.name = 'star'", "exponential"),
     "model.name=transformer": ("model.name = 'transformer'", "logistic"),
     "model.name=module": ("model.name = 'module'", "logistic"),
-    "engine.device=abacus": ("engine.device = 'abacus'", "cpu"),
-    "engine.device=meta": ("engine.device = 'meta'", "cpu"),
+    "engine.device=abacus": ("engine.device = 'abacus'\n", "take one of auto, cpu"),
+    "engine.device=meta": ("engine.device = 'meta'\n", "take one of auto, cpu"),
+    "engine.device=cuda:99": ("engine.device = 'cuda:99'\n", "take one of auto, cpu"),
     "seed=-1": ("seed = -1", "0"),
     "nonsense": ("--set nonsense", "KEY=VALUE"),
 }
@@ -273,6 +274,27 @@ def test_help_and_a_real_process():
     assert (ran.returncode, ran.stderr) == (0, "")
     for name in ("train", "graph", "account", "calibrate"):
         assert name in ran.stdout
+
+
+@pytest.mark.parametrize("count", [0, -3])
+@pytest.mark.parametrize(
+    ("command", "option"),
+    [
+        (("reproduce", "mnist-best-k"), "--jobs"),
+        (("reproduce", "mnist-best-k"), "--seeds"),
+        (("reproduce", "mnist-best-k"), "--max-steps"),
+        (("compare", "run.toml", "--algorithms=privsgp"), "--jobs"),
+        (("compare", "run.toml", "--algorithms=privsgp"), "--seeds"),
+        (("compare", "run.toml", "--algorithms=privsgp"), "--tuning-seeds"),
+        (("tune", "run.toml", "--public=synthetic"), "--trials"),
+        (("audit", "run.toml"), "--observations"),
+    ],
+)
+def test_a_count_below_one_is_refused_before_anything_is_made(tmp_path, monkeypatch, command, option, count):
+    monkeypatch.chdir(tmp_path)
+    runs.small(tmp_path, runs.SMALL.replace("sigma = 0.05", "epsilon = 3.0"))
+    _refused(runs.command(*command, option, count), f"{option} {count}\n", "take at least 1")
+    assert [path.name for path in tmp_path.iterdir()] == ["run.toml"]
 
 
 @pytest.mark.parametrize("arguments", [("trian",), ("train",), ("train", "x.toml", "--frobnicate")])

@@ -372,6 +372,7 @@ def compare(
     from privsgp.engine.folder import write_json
     from privsgp.experiments import compare as comparing
     from privsgp.experiments import picture
+    from privsgp.experiments.pool import alone_in
     from privsgp.experiments.several import Bench
 
     settings = configs.read(config, changes or [])
@@ -380,14 +381,15 @@ def compare(
     if moved := comparing.moved(settings, names):
         words = f"on a ring, not on graph.name = {settings.graph.name!r}: {', '.join(moved)} (links must go both ways)"
         err.print(f"note: {words}", markup=False, soft_wrap=True)
-    with _going_on():
+    bench = Bench(place, data_dir, jobs, stage)
+    with _going_on(), alone_in(place):
         found = comparing.compare(
-            settings, names, Bench(place, data_dir, jobs, stage), seeds=seeds,
-            tuning_seeds=tuning_seeds, step_sizes=[_number("step-sizes", text) for text in _listed(step_sizes)],
+            settings, names, bench, seeds=seeds, tuning_seeds=tuning_seeds,
+            step_sizes=[_number("step-sizes", text) for text in _listed(step_sizes)],
         )  # fmt: skip
-    told = found.as_json()
-    write_json(place / "comparison.json", told)
-    picture.draw_comparison(found, save or place / "comparison.png")
+        told = found.as_json()
+        write_json(place / "comparison.json", told)
+        picture.draw_comparison(found, save or place / "comparison.png")
     if as_json:
         typer.echo(json.dumps(told))
     else:
@@ -415,19 +417,24 @@ def reproduce(
     """Make the paper's figures again and say whether its claims hold. The same command goes on after Ctrl-C."""
     from privsgp.experiments import reproduce as figures
     from privsgp.experiments.figures import MODES, SCALES
+    from privsgp.experiments.pool import alone_in
     from privsgp.experiments.several import Bench
 
     if listed:
-        show("figures", figures.listing())
+        if as_json:
+            typer.echo(json.dumps([{"name": known, "claim": claim} for known, claim in figures.listing()]))
+        else:
+            show("figures", figures.listing())
         return
     _one_of("scale", scale, SCALES)
     _one_of("mode", mode, (*MODES, "both"))
     names = [known for known, _ in figures.listing()] if name == "all" else [name]
     wanted = [(one, m, s) for one in names for m in MODES for s in SCALES if mode in (m, "both") and s == scale]
-    with _going_on():
+    bench = Bench(folder, data_dir, jobs, stage)
+    with _going_on(), alone_in(folder):
         for one, m, s in wanted:
             told = figures.reproduce(
-                one, Bench(folder, data_dir, jobs, stage), scale=s, mode=m, seeds=seeds, max_steps=max_steps,
+                one, bench, scale=s, mode=m, seeds=seeds, max_steps=max_steps,
                 changes=[f"engine.device={device}", *(changes or [])],
             )  # fmt: skip
             figures.save(told, folder)
@@ -477,7 +484,7 @@ def tune(
     save: Annotated[Path, typer.Option("--out", help="Where the configuration with what was found goes.")] = Path(
         "tuned.toml"
     ),
-    trials: Annotated[int, typer.Option(min=1, help="The most combinations to try.")] = 60,
+    trials: Annotated[int, typer.Option(help="The most combinations to try.")] = 60,
     as_json: Json = False,
 ) -> None:
     """Search step size, clip, batch, steps, momentum and averaging on public or synthetic data alone."""

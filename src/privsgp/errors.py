@@ -14,3 +14,10 @@ class Refused(ValueError):
         super().__init__(f"{what}\n  → {remedy}")
         self.what = what
         self.remedy = remedy
+
+
+def refuse_below_one(**counts: int | None) -> None:
+    """Refuse an option that counts something and asks for none of it; None: it was not given."""
+    for option, count in counts.items():
+        if count is not None and count < 1:
+            raise Refused(f"--{option.replace('_', '-')} {count}", "take at least 1")

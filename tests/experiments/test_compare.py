@@ -118,6 +118,7 @@ def test_who_runs_on_another_network_is_said_before_anything_runs(tmp_path):
         ("seed=", {}, "seed"),
         ("algorithm.steps=auto", {}, "algorithm.steps = 'auto'"),
         ("privacy.accountant=published", {}, "published"),
+        ("engine.device=tpu", {}, "engine.device = 'tpu'"),
         ("name=x", {"seeds": 0}, "--seeds 0"),
         ("name=x", {"step_sizes": [0.1]}, "--step-sizes 0.1"),
         ("name=x", {"step_sizes": [0.1, -0.1]}, "step_size = -0.1"),

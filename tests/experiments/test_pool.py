@@ -79,6 +79,25 @@ def test_without_a_seed_nothing_is_run(tmp_path):
     assert not (tmp_path / "x").exists()
 
 
+def _refused_in(place, *made):
+    with pool.alone_in(place):
+        for path in made:
+            path.touch()
+        raise Refused("algorithm.batch = 101", "take less")
+
+
+def test_a_folder_of_many_runs_goes_again_where_nothing_was_run(tmp_path):
+    place = tmp_path / "runs" / "x"
+    with pytest.raises(Refused, match="batch"):
+        _refused_in(place)
+    assert not (tmp_path / "runs").exists()
+    with pytest.raises(Refused, match="batch"):
+        _refused_in(place, place / "comparison.json")
+    with pytest.raises(Refused, match="batch"):
+        _refused_in(place)
+    assert (place / "comparison.json").exists()
+
+
 def test_a_stopped_comparison_leaves_checkpoints_and_no_process(tmp_path):
     text = runs.SMALL.replace("sigma = 0.05", "epsilon = 3.0").replace('"privsgp"', '"sgp"')
     out = tmp_path / "out"
@@ -87,6 +106,9 @@ def test_a_stopped_comparison_leaves_checkpoints_and_no_process(tmp_path):
     while not (found := list(out.rglob("checkpoint.safetensors"))):
         time.sleep(0.05)
         assert process.poll() is None
+    second = runs.command("compare", *arguments)
+    assert second.code == 2
+    assert f"{out} is in use by another process" in second.err
     os.kill(process.pid, signal.SIGINT)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130

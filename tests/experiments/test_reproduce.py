@@ -12,6 +12,7 @@ import runs
 from privsgp import config as configs
 from privsgp.algorithms import ALGORITHMS
 from privsgp.data import load
+from privsgp.engine.folder import Folder
 from privsgp.experiments import figures, picture, small_data
 from privsgp.experiments import reproduce as reproducing
 from privsgp.experiments.figures import FIGURES, MODES, NAMES, SCALES, SETTINGS
@@ -89,6 +90,9 @@ def test_a_figure_is_made_judged_and_not_made_twice(tmp_path):
     assert [v for k, v in runs.contents(tmp_path).items() if "summary" in k] == [
         v for k, v in before.items() if "summary" in k
     ]
+    elsewhere = runs.command(*arguments, "--set=engine.device=tpu")
+    assert elsewhere.code == 2
+    assert "engine.device = 'tpu'" in elsewhere.err
 
 
 @pytest.mark.usefixtures("_tiny")
@@ -124,6 +128,9 @@ def test_all_ten_are_listed_with_what_the_paper_says():
     for name in NAMES:
         assert name in ran.out
     assert FIGURES["tradeoff"].says in ran.out.replace("│", "")
+    told = json.loads(runs.command("reproduce", "--list", "--json").out)
+    assert [figure["name"] for figure in told] == NAMES
+    assert told[2]["claim"] == FIGURES["tradeoff"].says
 
 
 def test_what_is_not_there_is_refused_with_what_to_do(tmp_path, monkeypatch):
@@ -134,11 +141,20 @@ def test_what_is_not_there_is_refused_with_what_to_do(tmp_path, monkeypatch):
         ((), "no figure is named   → take one of mnist-speedup, mnist-best-k"),
         (("mnist-best-k", "--scale=huge"), "small, full"),
         (("mnist-best-k", "--max-steps=3"), "no curve"),
+        (("mnist-best-k", "--device=tpu"), "take one of auto, cpu"),
     ):
         ran = runs.command("reproduce", *arguments, "--out", tmp_path / "x")
         assert ran.code == 2
         assert word in ran.err.replace("\n", " ")
     assert not (tmp_path / "x").exists()
+
+
+def test_two_at_once_in_one_folder_are_refused(tmp_path):
+    with Folder(tmp_path).locked():
+        ran = runs.command("reproduce", "mnist-best-k", "--out", tmp_path)
+    assert ran.code == 2
+    assert f"{tmp_path} is in use by another process" in ran.err.replace("\n", "")
+    assert "choose another --out" in ran.err
 
 
 def test_a_small_copy_is_a_part_of_the_whole(tmp_path):

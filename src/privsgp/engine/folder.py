@@ -67,6 +67,11 @@ class Folder:
         return self.path / "model.safetensors"
 
     @property
+    def lock(self) -> Path:
+        """What is locked while the folder is in use."""
+        return self.path / ".lock"
+
+    @property
     def checkpoint(self) -> Path:
         """The last checkpoint; never to leave the site."""
         return self.path / "private" / f"checkpoint{self.part}.safetensors"
@@ -104,15 +109,15 @@ class Folder:
         """Create the folder where needed and hold its lock; a process with a part of its own shares the folder's."""
         with contextlib.ExitStack() as locks:
             if self.part:
-                locks.enter_context(self._locked(".lock", fcntl.LOCK_SH))
-            locks.enter_context(self._locked(f".lock{self.part}", fcntl.LOCK_EX))
+                locks.enter_context(self._locked(self.lock, fcntl.LOCK_SH))
+            locks.enter_context(self._locked(self.path / f".lock{self.part}", fcntl.LOCK_EX))
             yield self
 
     @contextlib.contextmanager
-    def _locked(self, name: str, kind: int) -> Iterator[None]:
+    def _locked(self, path: Path, kind: int) -> Iterator[None]:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            lock = (self.path / name).open("a")
+            lock = path.open("a")
         except OSError as error:
             raise Refused(
                 f"cannot write to the run folder {self.path}: {error.strerror}", "choose another one with --out"

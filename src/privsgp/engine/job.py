@@ -156,18 +156,26 @@ def public_seed(seed: int | None, shared_hash: str, purpose: str) -> int:
 
 def chosen_device(name: str) -> torch.device:
     """Return the device a configuration names, and make it the current one; "auto" is a GPU where there is one."""
+    device = device_name(name)
+    try:
+        torch.empty(0, device=device)
+    except RuntimeError as error:  # a GPU that is there and cannot be used
+        raise Refused(f"engine.device = {name!r}: {error}", "take 'cpu', or another GPU") from error
+    return current(torch.device(device))
+
+
+def device_name(name: str) -> str:
+    """Return which device a configuration's means here, without touching it; one that is not there is refused."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if name == "cuda" and "LOCAL_RANK" in os.environ:  # torchrun: each process of a machine takes a GPU of its own
         name = f"cuda:{os.environ['LOCAL_RANK']}"
-    try:
-        if torch.empty(0, device=name).device.type not in ("cpu", "cuda"):
-            raise Refused(f"engine.device = {name!r}", "take 'auto', 'cpu' or 'cuda' where there is one")
-    except (RuntimeError, AssertionError) as error:
-        raise Refused(
-            f"engine.device = {name!r}: {error}", "take 'auto', 'cpu' or 'cuda' where there is one"
-        ) from error
-    return current(torch.device(name))
+    gpus = [f"cuda:{i}" for i in range(torch.cuda.device_count())]
+    there = ["auto", "cpu", *(["cuda", *gpus] if gpus else [])]
+    if name not in there:
+        words = "" if gpus else ": torch sees no GPU here"
+        raise Refused(f"engine.device = {name!r}", f"take one of {', '.join(there)}{words}")
+    return name
 
 
 def current(device: torch.device) -> torch.device:

@@ -24,7 +24,7 @@ from privsgp.engine.averaging import Release
 from privsgp.engine.evaluate import average
 from privsgp.engine.folder import Folder
 from privsgp.engine.stops import Diverged
-from privsgp.errors import Refused
+from privsgp.errors import Refused, refuse_below_one
 from privsgp.experiments import canaries as canary
 from privsgp.experiments.attack import Attacked
 from privsgp.privacy import accountant, cache
@@ -118,6 +118,7 @@ def audit(
     Assumes: what `AuditReport.assumptions` says. `seed` decides the canaries' coins; noise and sampling come from where
     the configuration's own runs take them.
     """
+    refuse_below_one(observations=observations)
     if not 0 < confidence < 1:
         raise Refused(f"confidence = {confidence}", "take a probability, such as 0.95")
     if not config.private:

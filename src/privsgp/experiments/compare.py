@@ -16,7 +16,8 @@ import torch
 from privsgp import jobs, training
 from privsgp.algorithms import ALGORITHMS
 from privsgp.config import Schedule
-from privsgp.errors import Refused
+from privsgp.engine.job import device_name
+from privsgp.errors import Refused, refuse_below_one
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -196,9 +197,8 @@ def _refuse_impossible(
         )
     if config.privacy.epsilon is None:
         raise Refused(f"privacy.sigma = {config.privacy.sigma} in a comparison", "give the budget all share: epsilon")
-    for option, count in (("seeds", seeds), ("tuning-seeds", tuning_seeds)):
-        if count < 1:
-            raise Refused(f"--{option} {count}", "take at least 1")
+    refuse_below_one(seeds=seeds, tuning_seeds=tuning_seeds)
+    device_name(config.engine.device)  # refused here too, though every run may be done already
     if len(set(step_sizes)) == 1:
         raise Refused(f"--step-sizes {step_sizes[0]}", "give at least two, or none for a grid around the config's own")
     for step_size in step_sizes:

@@ -90,6 +90,25 @@ def run_all(
     return [_read(task) for task in tasks]
 
 
+@contextlib.contextmanager
+def alone_in(place: Path) -> Iterator[None]:
+    """Hold the folder of many runs: a second command there is refused. What is refused first leaves no folder behind.
+
+    Their own locks are not enough: between two runs one command would clear away what the other is about to.
+    """
+    new = [path for path in (place, *place.parents) if not path.exists()]
+    with Folder(place).locked() as folder:
+        try:
+            yield
+        except Refused:
+            if new and list(place.iterdir()) == [folder.lock]:
+                folder.lock.unlink()
+                with contextlib.suppress(OSError):  # somebody else has a use for it by now
+                    for path in new:
+                        path.rmdir()
+            raise
+
+
 def cores() -> int:
     """Return how many cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 from privsgp import config as configs
 from privsgp import training
 from privsgp.engine.folder import write_json
-from privsgp.errors import Refused
+from privsgp.engine.job import device_name
+from privsgp.errors import Refused, refuse_below_one
 from privsgp.experiments import compare, picture, small_data
 from privsgp.experiments.claims import Found
 from privsgp.experiments.figures import FIGURES, NAMES, SETTINGS
@@ -47,11 +48,13 @@ def reproduce(
     Assumes: simulation.
     """
     figure, setting = known(name), SETTINGS[_data(name), scale]
+    refuse_below_one(seeds=seeds, max_steps=max_steps)
     planned = figure.curves(setting, mode)
     curves = [c for c in planned if max_steps is None or c.values["algorithm"]["steps"] <= max_steps]
     if not curves:
         raise Refused(f"--max-steps {max_steps}", f"{name} has no curve with so few steps")
     chosen = {curve.key: configs.parse(curve.values, changes) for curve in curves}
+    device_name(chosen[curves[0].key].engine.device)  # refused here too, though every run may be done already
     bench = dataclasses.replace(
         bench, out=bench.out / f"{name}-{mode}-{scale}", data_dir=_data_dir(setting, bench, chosen),
         jobs=bench.jobs or setting.jobs,

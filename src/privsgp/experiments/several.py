@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from privsgp.algorithms import ALGORITHMS
+from privsgp.errors import refuse_below_one
 from privsgp.experiments.pool import Task, run_all
 
 if TYPE_CHECKING:
@@ -37,6 +38,9 @@ class Bench:
     data_dir: Path | None = None
     jobs: int | None = None  # one per core
     stage: Stage = silent
+
+    def __post_init__(self) -> None:
+        refuse_below_one(jobs=self.jobs)
 
     def several(self, configs: Mapping[str, Config], seeds: Sequence[int], words: str) -> dict[str, Several]:
         """Run each configuration with each seed, in the folder under `out` that its key names."""

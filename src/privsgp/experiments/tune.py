@@ -15,7 +15,7 @@ from privsgp import config as configs
 from privsgp import planning, problems, protection
 from privsgp.config import Schedule
 from privsgp.engine.averaging import Averaging, Release
-from privsgp.errors import Refused
+from privsgp.errors import Refused, refuse_below_one
 from privsgp.plan.choose import Method, Noise
 from privsgp.plan.rehearsal import Scene, Stage
 
@@ -65,6 +65,7 @@ def tune(config: Config, public: str, data_dir: Path | None = None, *, most: int
     Guarantee: nothing here depends on the nodes' samples.
     Assumes: the sizes J_i, the model at x⁰ and the scale of the test inputs are public, and so is what is called so.
     """
+    refuse_below_one(trials=most)
     source = planning.source_of(config, public)
     if source.kind == "private":
         raise Refused(
