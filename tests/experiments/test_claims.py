@@ -6,7 +6,7 @@ import pytest
 
 from privsgp.experiments import claims
 from privsgp.experiments.claims import Found
-from privsgp.experiments.several import Spread
+from privsgp.experiments.spread import Spread
 
 
 def results(*accuracies, sd=0.0, losses=None, line=""):

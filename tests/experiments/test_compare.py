@@ -14,7 +14,8 @@ from privsgp.algorithms import ALGORITHMS
 from privsgp.errors import Refused
 from privsgp.experiments import compare as comparing
 from privsgp.experiments.pool import Run
-from privsgp.experiments.several import Bench, Several, Spread
+from privsgp.experiments.several import Bench, Several
+from privsgp.experiments.spread import Spread
 
 CONFIG = runs.SMALL.replace("sigma = 0.05", "epsilon = 8.0")
 

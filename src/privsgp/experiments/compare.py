@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from privsgp.config import Config
-    from privsgp.experiments.several import Bench, Several, Spread
+    from privsgp.experiments.several import Bench, Several
+    from privsgp.experiments.spread import Spread
 
 VERSION = 1
 FACTORS = (1 / 4, 1 / 2, 1.0, 2.0, 4.0)  # of the configuration's step size
