@@ -43,6 +43,15 @@ def test_the_command_compares_several_runs_in_a_file_of_its_own(made, secret, tm
     assert "2 configurations compared" in out.read_text()
 
 
+def test_the_same_run_twice_is_refused(made, tmp_path):
+    copy = shutil.copytree(made(), tmp_path / "copy")
+    for again in (made(), copy):
+        ran = runs.command("report", made(), again, "--out", tmp_path / "both.html")
+        assert ran.code == 2
+        assert "are the same run" in ran.err
+        assert not (tmp_path / "both.html").exists()
+
+
 def test_training_leaves_a_page_and_resuming_a_finished_run_leaves_it_alone(tmp_path):
     config, out = runs.small(tmp_path), tmp_path / "x"
     runs.train(config, out)

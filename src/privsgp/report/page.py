@@ -34,11 +34,23 @@ LOSS = {"test_loss": "test", "train_loss": "training"}
 
 def write(folders: Sequence[Path], out: Path) -> None:
     """Write the page of these runs to `out`, whole or not at all."""
-    text = page([read(folder) for folder in folders])
+    runs = [read(folder) for folder in folders]
+    _refuse_twice(runs)
+    text = page(runs)
     try:
         write_whole(out, text)
     except OSError as error:
         raise Refused(f"cannot write the report {out}: {error.strerror}", "choose another file with --out") from error
+
+
+def _refuse_twice(runs: Sequence[Run]) -> None:
+    """Refuse two folders of one run: it would count as two seeds that agree."""
+    seen: dict[str, Path] = {}
+    for run in runs:
+        number = str(run.identity.get("run") or run.path.resolve())
+        if number in seen:
+            raise Refused(f"{seen[number]} and {run.path} are the same run", "name every run once")
+        seen[number] = run.path
 
 
 def leave(result: Result) -> None:
