@@ -14,6 +14,10 @@ from privsgp.errors import Refused
 from privsgp.report import page
 from privsgp.report.reading import read
 
+ASKED = {"name": "privsgp", "steps": "auto", "step_size": 0.5, "batch": 16.0, "weights": "equal"}
+METHOD = {"method": "privsgp", "steps": 30, "step_size": 0.5, "sigma": 1.0, "noise_in_average": 0.1, "score": 0.9,
+          "bound_curve": [1.0, 2.0], "noise_curve": [0.2, 0.1]}  # fmt: skip
+
 
 def _html(*folders):
     return page.page([read(folder) for folder in folders])
@@ -101,13 +105,17 @@ def test_nothing_private_is_in_it_even_if_it_lies_in_the_folder(copied):
 
 
 def test_a_plan_made_on_private_data_is_left_out_of_a_private_run(copied, made):
-    plan = {"algorithm": "privsgp", "steps": 30, "step_size": 0.5, "batch": 16, "why": "so", "methods": [],
+    plan = {"algorithm": "privsgp", "steps": 30, "step_size": 0.5, "batch": 16, "weights": None, "methods": [METHOD],
+            "asked": ASKED, "accountant": "certified", "bound_steps": 9, "curve_steps": [20, 40],
             "warnings": [], "estimated_on": {"kind": "private", "words": "own samples"}}  # fmt: skip
     (copied / "plan.json").write_text(json.dumps(plan))
     assert "The plan" not in _html(copied)
     plan["estimated_on"]["kind"] = "synthetic"
     (copied / "plan.json").write_text(json.dumps(plan))
-    assert "The plan" in _html(copied)
+    said = _prose(_html(copied))
+    assert "Planned: 30 steps; given: privsgp, step size 0.5, batch 16; estimated on own samples." in said
+    assert "It does not minimise the bound, a worst case, which is smallest at K = 9." in said
+    assert "its score is the average model's accuracy" in said.replace("&#x27;", "'")
 
 
 def test_a_tampered_ledger_is_no_report(copied):
