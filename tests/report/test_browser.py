@@ -35,6 +35,14 @@ def test_it_opens_without_complaint_asks_for_nothing_and_fits(tab, alone, width,
     assert (int(dark) < 100) == (scheme == "dark")
 
 
+@pytest.mark.parametrize("width", [1280, 390])
+def test_no_number_breaks_and_no_command_is_cut(tab, alone, width):
+    tab.open(alone, width=width)
+    heights = tab.value("[...document.querySelectorAll('.headline .whole')].map(e => e.getClientRects().length)")
+    assert heights == [1, 1]
+    assert tab.value("[...document.querySelectorAll('pre')].every(e => e.scrollWidth <= e.clientWidth)")
+
+
 def test_several_runs_open_too(tab, made, secret, tmp_path):
     page.write([made(), made("other", seed=8), secret], tmp_path / "r.html")
     tab.open(tmp_path / "r.html")
