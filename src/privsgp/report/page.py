@@ -179,11 +179,11 @@ def _bytes(count: float) -> str:
 
 
 def _comparison(groups: Sequence[Group]) -> str:
-    head = ["configuration", "differs from the first in", "runs", "private?", "privacy", "test accuracy", "worst site",
+    head = ["configuration", "private?", "differs from the first in", "runs", "privacy", "test accuracy", "worst site",
             "test loss", "time"]  # fmt: skip
     rows = [
         [
-            g.label, "; ".join(g.changes(groups[0])) or "–", str(len(g.runs)), words.standing(g.first), _epsilon(g),
+            g.label, words.standing(g.first), "; ".join(g.changes(groups[0])) or "–", str(len(g.runs)), _epsilon(g),
             _mean(g, "test_accuracy", percent), _mean(g, "worst_node_accuracy", percent), _mean(g, "test_loss", _loss),
             _mean(g, "seconds", _time),
         ]
@@ -215,7 +215,7 @@ def _trade(groups: Sequence[Group]) -> str:
         if spent and accuracy and not math.isinf(max(spent)):
             mean = sum(accuracy) / len(accuracy)
             points.append(Series(g.label, [max(spent)], [mean], [min(accuracy)], [max(accuracy)]))
-    chart = Chart("Accuracy against privacy", "the site that is worst off", "ε", write=percent)
+    chart = Chart("Accuracy against privacy", "the site that is worst off", "ε", room=True, write=percent)
     return curves(chart, points) if len(points) > 1 else ""
 
 

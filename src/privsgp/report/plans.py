@@ -46,7 +46,7 @@ def _steps(plan: dict[str, Any]) -> str:
         found = "the fewest steps that score like the best with noise close to the least"
     return (
         f"K* is {found} in rehearsal. It does not minimise the bound, a worst case, which is smallest at "
-        f"K = {plan['bound_steps']:,}."
+        f"K\u00a0=\u00a0{plan['bound_steps']:,}."
     )
 
 

@@ -83,8 +83,7 @@ def paragraphs(run: Run) -> list[str]:
 
 def _promise(run: Run) -> list[str]:
     budgets = {s: promised(run, s) for s in run.statements}
-    ranked = sorted(budgets, key=lambda s: (guess(budgets[s], s.delta), budgets[s]))
-    best, worst = ranked[0], ranked[-1]
+    best, worst = (end(budgets, key=lambda s: (guess(budgets[s], s.delta), budgets[s])) for end in (min, max))
     if math.isinf(budgets[worst]):
         return ["For at least one site no finite bound on what its messages reveal is known: treat it as unprotected."]
     question = "which of two versions of that record was used" if _replaced(run) else "whether that record took part"
@@ -124,8 +123,8 @@ def _left_out(delta: float) -> list[str]:
     if delta == 0:
         return []
     rare = int(1 / Decimal(repr(delta)))  # exact, rounded down: never rarer than it is
-    said = f"δ is the part that ε leaves open: for any one record, with a probability of at most δ (1 in {rare:,}) what "
-    return [said + "was seen may give away more than ε allows, up to the whole record. The figures above include it."]
+    said = f"δ is the part that ε leaves open: for any one record, with a probability of at most δ (1 in {rare:,}) "
+    return [said + "what was seen may tell more than ε allows, up to the whole record. The figures above count it."]
 
 
 def _best(budgets: dict[Statement, float], best: Statement, worst: Statement) -> list[str]:
