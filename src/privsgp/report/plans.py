@@ -14,11 +14,12 @@ def section(plan: dict[str, Any] | None) -> str:
     """Return the plan's part of the page; nothing where nothing was planned."""
     if plan is None or "asked" not in plan:  # plans of older releases do not tell what was given
         return ""
-    said = _sites(f"Planned: {planning.words(plan)}. {_steps(plan)} {SCORE}")
+    said = [f"Planned: {planning.words(plan)}.", f"{_steps(plan)} {SCORE}"]
+    told = "".join(f"<p>{escape(_sites(line))}</p>" for line in said)
     rows = [[m["method"], number(m["steps"]), *(number(m[key]) for key in _COLUMNS)] for m in plan["methods"]]
     warned = "".join(f"<li>{escape(_sites(line))}</li>" for line in plan["warnings"])
     return (
-        f'<section><h2>The plan</h2><p>{escape(said)}</p><div class="charts">{_drawn(plan)}</div>'
+        f'<section><h2>The plan</h2>{told}<div class="charts">{_drawn(plan)}</div>'
         f"{table(['method', 'steps', *_COLUMNS.values()], rows)}<ul>{warned}</ul></section>"
     )
 

@@ -123,8 +123,11 @@ def _left_out(delta: float) -> list[str]:
     if delta == 0:
         return []
     rare = int(1 / Decimal(repr(delta)))  # exact, rounded down: never rarer than it is
-    said = f"δ is the part that ε leaves open: for any one record, with a probability of at most δ (1 in {rare:,}) "
-    return [said + "what was seen may tell more than ε allows, up to the whole record. The figures above count it."]
+    said = (
+        f"δ is the part that ε leaves open: for any one record, with a probability of at most δ (1 in {rare:,}) what "
+        "was seen may tell more than ε allows, up to the whole record. The percentages above count it in."
+    )
+    return [said]
 
 
 def _best(budgets: dict[Statement, float], best: Statement, worst: Statement) -> list[str]:
