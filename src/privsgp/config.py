@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from privsgp.algorithms.algorithm import Trust
 
 PLANNED = ("privsgp", "privsgp-vr", "privsgp-sag")  # what the planner rehearses and chooses from
-AUTO = ("name", "batch", "steps", "step_size", "weights")  # of [algorithm]: what can be left to it
+AUTO = ("name", "steps", "step_size", "batch", "weights")  # of [algorithm]: what can be left to it
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1)]
 Probability = Annotated[float, Field(gt=0, lt=1)]

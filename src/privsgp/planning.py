@@ -17,7 +17,7 @@ import torch
 from privsgp import config as configs
 from privsgp import data, features, jobs, problems, protection
 from privsgp.algorithms import Settings
-from privsgp.config import PLANNED, Schedule
+from privsgp.config import AUTO, PLANNED, Schedule
 from privsgp.engine.folder import Folder
 from privsgp.errors import Refused
 from privsgp.gradient import Layout
@@ -78,7 +78,14 @@ def make(
     chosen, why = best(choices) if auto else (next(c for c in choices if c.method == own), "the configuration says so")
     graph = jobs.make_graph(config)
     formula = Formula(network, graph, p.constants, Layout.of(problem.model).dim, settings.clip, chosen.noise)
-    return Plan(p, formula, source, chosen, choices, why)
+    return Plan(p, formula, source, chosen, choices, why, _asked(config))
+
+
+def _asked(config: Config) -> dict[str, Any]:
+    """Return what the configuration says of all that a plan can choose."""
+    a = config.algorithm
+    asked = {key: "auto" if key in a.auto else getattr(a, key) for key in AUTO}
+    return asked | ({"step_size": "schedule"} if isinstance(asked["step_size"], Schedule) else {})
 
 
 def _choice(config: Config, p: Planner, method: Method, batch: float) -> Choice:
@@ -194,11 +201,20 @@ def apply(config: Config, plan: Plan) -> Config:
 
 
 def words(plan: dict[str, Any]) -> str:
-    """Say in a line what was chosen."""
-    return (
-        f"{plan['algorithm']}, {plan['steps']} steps of {plan['step_size']:.3g}, batch {plan['batch']:g} "
-        f"({plan['why']}; estimated on {plan['estimated_on']['words']})"
-    )
+    """Say in a line what was chosen, what the configuration gave, and why this method where it was chosen too."""
+    said = {
+        "name": plan["algorithm"],
+        "steps": f"{plan['steps']:,} steps",
+        "step_size": f"step size {plan['step_size']:.3g}",
+        "batch": f"batch {plan['batch']:g}",
+        "weights": "equal weights" if plan["weights"] is None else "weights by noise",
+    }
+    asked = plan["asked"]
+    said["step_size"] += {"theory": " = √(n/K)", "schedule": " on average"}.get(asked["step_size"], "")
+    planned = ", ".join(said[key] for key in AUTO if asked[key] == "auto")
+    given = ", ".join(said[key] for key in AUTO[:-1] if asked[key] != "auto")
+    why = f"; {plan['why']}" if asked["name"] == "auto" else ""
+    return f"{planned}{f'; given: {given}' if given else ''}{why}; estimated on {plan['estimated_on']['words']}"
 
 
 def plan(config: Config, data_dir: Path | None = None, *, compare: bool = False, say: Say = _silently) -> Plan:

@@ -28,6 +28,7 @@ def small_plan(small_planner):
     methods = [Method("privsgp", Settings()), Method("privsgp-sag", Settings())]
     choices = [small_planner.choose(method, 32.0, None, None) for method in methods]
     chosen, why = best(choices)
+    asked = {"name": "auto", "steps": "auto", "step_size": "auto", "batch": 32.0, "weights": "equal"}
     dim, graph = small_planner.stage.layout.dim, graphs.make("ring-directed", 4)
     formula = Formula(small_planner.network, graph, small_planner.constants, dim, 1.0, chosen.noise)
-    return Plan(small_planner, formula, Source("synthetic", "synthetic"), chosen, choices, why)
+    return Plan(small_planner, formula, Source("synthetic", "synthetic"), chosen, choices, why, asked)

@@ -35,6 +35,14 @@ def test_it_opens_without_complaint_asks_for_nothing_and_fits(tab, alone, width,
     assert (int(dark) < 100) == (scheme == "dark")
 
 
+@pytest.mark.parametrize("width", [1280, 390])
+def test_no_number_breaks_and_no_command_is_cut(tab, alone, width):
+    tab.open(alone, width=width)
+    heights = tab.value("[...document.querySelectorAll('.headline .whole')].map(e => e.getClientRects().length)")
+    assert heights == [1, 1]
+    assert tab.value("[...document.querySelectorAll('pre')].every(e => e.scrollWidth <= e.clientWidth)")
+
+
 def test_several_runs_open_too(tab, made, secret, tmp_path):
     page.write([made(), made("other", seed=8), secret], tmp_path / "r.html")
     tab.open(tmp_path / "r.html")
@@ -54,6 +62,31 @@ def test_the_slider_shows_another_step(tab, alone):
     assert len(heights) == 4
     assert max(heights) > min(heights)
     assert tab.value("document.querySelector('.cursor').style.visibility") == "visible"
+    assert tab.value("document.querySelector('.cursor text').textContent") == "step 7"
+
+
+def test_a_telephone_gets_a_drawing_of_its_own_with_letters_one_can_read(tab, alone):
+    tab.open(alone, width=390)
+    assert tab.value("[...document.querySelectorAll('.chart .wide')].every(s => s.clientWidth === 0)")
+    size = "s.querySelector('text').getBoundingClientRect().height"
+    assert tab.value(f"[...document.querySelectorAll('.chart .narrow')].every(s => {size} > 11)")
+    box = tab.value("(b => [b.right, b.top])(document.querySelector('.chart .narrow').getBoundingClientRect())")
+    tab.call("Input.dispatchMouseEvent", type="mouseMoved", x=box[0] - 2, y=box[1] + 50)
+    assert "step 30" in tab.value("document.querySelector('.tip').textContent")
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_no_label_lies_on_another_text_or_outside_its_chart(tab, made, secret, tmp_path, width):
+    page.write([made(), made("short", algorithm__steps=9), secret], tmp_path / "r.html")
+    tab.open(tmp_path / "r.html", width=width)
+    overlaps = """[...document.querySelectorAll('.charts svg')].filter(s => s.clientWidth).flatMap(s => {
+      const texts = [...s.querySelectorAll('text')].filter(t => t.textContent);
+      const boxes = texts.map(t => t.getBoundingClientRect()), frame = s.closest('figure').getBoundingClientRect();
+      return texts.filter((t, i) => t.classList.contains('label') && (boxes[i].right > frame.right ||
+        boxes.some((b, j) => j !== i && b.left < boxes[i].right && boxes[i].left < b.right &&
+          b.top + 2 < boxes[i].bottom && boxes[i].top + 2 < b.bottom))).map(t => t.textContent);
+    })"""
+    assert tab.value(overlaps) == []
 
 
 def test_play_moves_the_slider_and_pause_stops_it(tab, alone):

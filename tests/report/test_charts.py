@@ -53,7 +53,7 @@ def test_ticks_are_few_and_inside(low, factor, log):
 def test_labels_do_not_cover_each_other(heights):
     placed = sorted(_apart(heights))
     assert all(b - a >= 15 - 1e-9 for a, b in itertools.pairwise(placed))
-    assert placed[-1] <= HEIGHT
+    assert placed[-1] <= HEIGHT - 38  # the x axis
 
 
 def test_a_chart_is_xml_with_a_name_values_to_hover_and_a_table():
@@ -69,19 +69,29 @@ def test_a_chart_is_xml_with_a_name_values_to_hover_and_a_table():
 
 def test_a_bar_for_every_node_and_no_bar_where_there_is_no_bound():
     html = bars(Chart("t", x_label="site"), [("0", 1.0, 2.0), ("1", None, None), ("2", 1.5, 2.0)])
-    figure = ET.fromstring(html)  # noqa: S314 - our own
+    figure = ET.fromstring(html).find("svg")  # noqa: S314 - our own
     tops = [float(bar.get("y")) for bar in figure.iter("rect")]
     lines = [float(line.get("y1")) for line in figure.iter("line") if line.get("class") == "budget"]
     assert len(tops) == len(lines) == 2
     assert lines[0] == lines[1] < tops[1] < tops[0]
-    assert "no finite bound" in "".join(figure.itertext())
+    assert "no finite bound" in html
 
 
 def test_many_curves_are_told_apart_by_their_dashes():
     html = curves(Chart("t"), [_series([1.0, 2.0 + i], f"run {i}") for i in range(20)])
-    lines = re.findall(r'class="line (s\d d\d)"', html)
+    lines = re.findall(r'class="line (s\d d\d)"', html.split("</svg>")[0])
     assert len(set(lines)) == len(lines) == 20
     assert "label" not in re.findall(r'class="(\w+)', html)
+
+
+def test_an_axis_with_room_goes_beyond_its_last_value():
+    for last in (7.91, 8.0, 0.3, 1e-6):
+        told = json.loads(unescape(re.search('data-hover="([^"]+)"', _dots(last))[1]))
+        assert told["x"][0][-1] < WIDTH - 14 - 3
+
+
+def _dots(last):
+    return curves(Chart("t", room=True), [Series("a", [last], [1.0], [1.0], [1.0])])
 
 
 def test_numbers_for_people():

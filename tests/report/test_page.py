@@ -14,6 +14,10 @@ from privsgp.errors import Refused
 from privsgp.report import page
 from privsgp.report.reading import read
 
+ASKED = {"name": "privsgp", "steps": "auto", "step_size": 0.5, "batch": 16.0, "weights": "equal"}
+METHOD = {"method": "privsgp", "steps": 30, "step_size": 0.5, "sigma": 1.0, "noise_in_average": 0.1, "score": 0.9,
+          "bound_curve": [1.0, 2.0], "noise_curve": [0.2, 0.1]}  # fmt: skip
+
 
 def _html(*folders):
     return page.page([read(folder) for folder in folders])
@@ -41,6 +45,15 @@ def test_the_command_compares_several_runs_in_a_file_of_its_own(made, secret, tm
     out = tmp_path / "both.html"
     assert runs.command("report", made(), secret, "--out", out).code == 0
     assert "2 configurations compared" in out.read_text()
+
+
+def test_the_same_run_twice_is_refused(made, tmp_path):
+    copy = shutil.copytree(made(), tmp_path / "copy")
+    for again in (made(), copy):
+        ran = runs.command("report", made(), again, "--out", tmp_path / "both.html")
+        assert ran.code == 2
+        assert "are the same run" in ran.err
+        assert not (tmp_path / "both.html").exists()
 
 
 def test_training_leaves_a_page_and_resuming_a_finished_run_leaves_it_alone(tmp_path):
@@ -72,6 +85,30 @@ def test_a_simulation_says_so_loudly_and_a_private_run_does_not(made, secret):
     assert "1 of 2 runs" in _html(made(), secret)
 
 
+def test_several_runs_say_which_are_private(made, secret):
+    html = _html(made(), secret, made("unnoised", "--set=seed=", algorithm__name="sgp"))
+    table = html[html.index("<table>") : html.index("</table>")]
+    rows = [re.findall(r"<td>(.*?)</td>", row) for row in table.split("<tr>")[2:]]
+    assert [row[0] for row in rows] == ["simulation", "private", "not private"]
+
+
+def test_a_band_has_the_same_decimals_and_is_left_out_where_it_has_no_width(made):
+    runs = [read(made()), read(made("other", seed=8))]
+    for run, loss in zip(runs, (0.368, 0.38), strict=True):
+        run.summary.update(test_loss=loss, seconds=0.6)
+    groups = [page.Group("a", runs)]
+    assert page._mean(groups[0], "test_loss", page._loss) == "0.374 (0.368–0.380)"
+    assert page._mean(groups[0], "seconds", page._time) == "0.6 s"
+    runs[0].summary["seconds"] = 0.4
+    assert page._mean(groups[0], "seconds", page._time) == "0.5 s (0.4–0.6)"
+
+
+def test_people_are_told_of_sites_not_of_nodes(made):
+    shown = re.sub(r"<(pre|script|style)\b.*?</\1>", "", _html(made("pushed", graph__name="random")), flags=re.DOTALL)
+    assert "node" not in _prose(shown)
+    assert "worst site" in _prose(shown)
+
+
 def test_private_runs_side_by_side_are_said_to_add_up(made, secret, copied):
     assert "add up, unless" in _html(secret, copied)
     assert "add up, unless" not in _html(secret, made())
@@ -92,13 +129,17 @@ def test_nothing_private_is_in_it_even_if_it_lies_in_the_folder(copied):
 
 
 def test_a_plan_made_on_private_data_is_left_out_of_a_private_run(copied, made):
-    plan = {"algorithm": "privsgp", "steps": 30, "step_size": 0.5, "batch": 16, "why": "so", "methods": [],
+    plan = {"algorithm": "privsgp", "steps": 30, "step_size": 0.5, "batch": 16, "weights": None, "methods": [METHOD],
+            "asked": ASKED, "accountant": "certified", "bound_steps": 9, "curve_steps": [20, 40],
             "warnings": [], "estimated_on": {"kind": "private", "words": "own samples"}}  # fmt: skip
     (copied / "plan.json").write_text(json.dumps(plan))
     assert "The plan" not in _html(copied)
     plan["estimated_on"]["kind"] = "synthetic"
     (copied / "plan.json").write_text(json.dumps(plan))
-    assert "The plan" in _html(copied)
+    said = _prose(_html(copied))
+    assert "Planned: 30 steps; given: privsgp, step size 0.5, batch 16; estimated on own samples." in said
+    assert "It does not minimise the bound, a worst case, which is smallest at K\u00a0=\u00a09." in said
+    assert "its score is the average model's accuracy" in said.replace("&#x27;", "'")
 
 
 def test_a_tampered_ledger_is_no_report(copied):
@@ -147,7 +188,18 @@ def test_how_to_repeat_it(made, secret):
     html = _html(faulty)
     assert "--drop 0.2 --delay 0 --staleness 64 --crash 1@3+4 --leave 2@20" in html
     assert "none: secret" in _html(secret)
+    assert "--data-dir" not in html
     assert read(faulty).config.toml().splitlines()[0] in html.replace("&quot;", '"')
+
+
+@pytest.mark.parametrize("given", [["--data-dir", "where/it/lies"], ["--data-dir=where/it/lies"]])
+def test_a_run_with_data_of_its_own_is_repeated_with_them(copied, given):
+    identity = json.loads((copied / "run.json").read_text())
+    identity["command"] = ["privsgp", "train", "run.toml", *given]
+    (copied / "run.json").write_text(json.dumps(identity))
+    html = _html(copied)
+    assert "privsgp train config.toml --out again --data-dir DATA " in html
+    assert f"<pre>{identity['run'][:8]}  privsgp train run.toml {' '.join(given)}</pre>" in html
 
 
 def test_a_page_is_small():

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
+import re
 import shutil
 
 import pytest
@@ -43,6 +45,34 @@ def test_every_site_is_told_from_the_worst_and_the_best(secret):
     assert f"site 3: ε = {words.up(spent[3])}" in said
     assert f"At the best protected, site 0, it is {100 * words.guess(spent[0], 1e-5):.0f}"[:-1] in said
     assert "several records of one person" in said
+
+
+def test_sites_whose_figures_round_alike_do_not_differ(secret):
+    run = read(secret)
+    close = [dataclasses.replace(s, epsilon=3.0 + s.node / 1000) for s in run.statements]
+    assert "Sites differ" in " ".join(words.paragraphs(run))
+    assert "Sites differ" not in " ".join(words.paragraphs(dataclasses.replace(run, statements=close)))
+
+
+def test_the_worst_site_is_worst_by_both_numbers(secret):
+    run = read(secret)
+    one = [dataclasses.replace(s, epsilon=1.0, delta=0.01 if s.node == 2 else 1e-5) for s in run.statements]
+    said = " ".join(words.paragraphs(dataclasses.replace(run, statements=one)))
+    assert "(site 2: ε = 1, δ = 0.01)" in said
+    assert "at most δ (1 in 100)" in said
+
+
+@given(st.floats(1e-12, 0.5))
+def test_a_delta_is_never_rarer_than_it_is(delta):
+    (said,) = words._left_out(delta)
+    rare = int(re.search(r"1 in ([\d,]+)\)", said)[1].replace(",", ""))
+    assert 1 / rare >= delta * (1 - 1e-15)
+    assert 1 / (rare + 1) <= delta
+
+
+def test_delta_in_plain_words(secret):
+    assert words._left_out(0) == []
+    assert "at most δ (1 in 100,000)" in " ".join(words.paragraphs(read(secret)))
 
 
 def test_ledgers_of_other_machines_are_named_as_missing(secret, tmp_path):

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
 
     from privsgp.plan.theorems import Budget
 
+REACHED = 1e9  # steps that no run takes: how many more they are tells nobody anything
 HEAVY = 0.9  # leaving a node out is worth a word when the average's noise falls below this share
 
 
@@ -17,11 +18,8 @@ def below_theorem(steps: float, log_least: float) -> list[str]:
     """K below K̂(C, q): Theorem 1 says nothing here."""
     if math.log(steps) >= log_least:
         return []
-    least = "infinite (the lemma gives no C for this graph)"
-    if math.isfinite(log_least):
-        power, rest = divmod(log_least / math.log(10), 1)
-        least = f"{10**rest:.2g}e{power:.0f}"
-    return [f"K = {steps:.0f} is below K̂ = {least}: Theorem 1 says nothing here; its bound only compares plans"]
+    least = f"K̂ = {math.exp(log_least):.2g}" if log_least < math.log(REACHED) else "K̂, which no run reaches"
+    return [f"K = {steps:.0f} is below {least}: Theorem 1 says nothing here; its bound only compares plans"]
 
 
 def outside_theorem_3(steps: float, samples: Sequence[int], budgets: Sequence[Budget]) -> list[str]:

@@ -111,6 +111,7 @@ class Plan:
     chosen: Choice
     choices: Sequence[Choice]
     why: str
+    asked: dict[str, Any]  # what the configuration says of all that can be chosen: a value, or "auto"
 
     @cached_property
     def sigmas(self) -> list[float]:
@@ -174,6 +175,7 @@ class Plan:
             "algorithm": c.method.algorithm,
             "difference_clip": c.method.settings.difference_clip,
             "why": self.why,
+            "asked": self.asked,
             "estimated_on": {"kind": self.source.kind, "name": self.source.name, "words": self.source.words},
             "accountant": n.accountant,
             "sigma": self.sigmas,

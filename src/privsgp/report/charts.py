@@ -1,8 +1,9 @@
 """Charts as SVG: curves with bands, and bars against a budget.
 
 Colours are CSS classes, so that a page in the dark changes them; sizes are in units of a drawing that is as wide as a
-column. Every chart has a title and a description for who cannot see it, what the page's script shows on hover, and its
-numbers as a table.
+column. Each chart is drawn twice, the second time for a telephone, on which the first one's letters would be too small;
+the page shows one of them. Every chart has a title and a description for who cannot see it, what the page's script
+shows on hover, and its numbers as a table.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import json
 import math
 from dataclasses import dataclass
 from html import escape
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -22,10 +23,12 @@ if TYPE_CHECKING:
     Account = tuple[str, float | None, float | None]  # a node's name, what it spent, its budget
 
 WIDTH, HEIGHT = 480, 280
+WIDTHS = {"wide": WIDTH, "narrow": 320}
 COLOURS = 8
-_LEFT, _TOP, _BOTTOM = 52, 12, 38
+_LEFT, _TOP, _BOTTOM = 52, 18, 38
 _LETTER = 7.4  # mean width of a letter at the charts' font size
-_LONGEST = 24  # letters of a label beside its curve
+_LONGEST = {WIDTH: 24, WIDTHS["narrow"]: 13}  # letters of a label beside its curve
+CROSS = f'<line class="cross" y1="{_TOP}" y2="{HEIGHT - _BOTTOM}"/>'
 _LABELS = 14  # more of them do not fit beside a chart; hover and table tell them apart
 
 
@@ -76,10 +79,13 @@ def _scale(values: Sequence[float], start: float, end: float, *, log: bool, zero
     return Axis(math.floor(low / step + 1e-9) * step, math.ceil(high / step - 1e-9) * step, start, end)
 
 
-def _along(values: Sequence[float], right: float, *, log: bool) -> Axis:
+def _along(values: Sequence[float], right: float, chart: Chart) -> Axis:
     """Return the axis of steps: from 0 to the last one, or by its logarithms from the first."""
-    first = min(values) if log else 0.0
-    return Axis(first, max(values) if max(values) > first else first + 1, _LEFT, right, log=log)
+    first, last = min(values) if chart.log_x else 0.0, max(values)
+    if chart.room and last > 0:
+        step = _round_step(last / 4)
+        last = (math.floor(last / step * 1.01) + 1) * step
+    return Axis(first, last if last > first else first + 1, _LEFT, right, log=chart.log_x)
 
 
 def number(value: float) -> str:
@@ -103,6 +109,7 @@ class Chart:
     x_label: str = "step"
     log: bool = False
     log_x: bool = False
+    room: bool = False  # the x axis goes on to a round value beyond the last x
     zero: bool = False
     write: Callable[[float], str] = number
     mark: tuple[float, str] | None = None  # an x worth pointing at
@@ -111,22 +118,33 @@ class Chart:
 
 def curves(chart: Chart, series: Sequence[Series]) -> str:
     """Draw curves with a band where several runs are behind one."""
+    drawn = [_curves(chart, series, width) for width in WIDTHS.values()]
+    every = sorted({v for s in series for v in s.x})
+    told = {"x": [[round(x.at(v), 1) for v in every] for _, x in drawn],
+            "at": [f"{chart.x_label} {number(v)}" for v in every], "series": _hover(series, every, chart)}  # fmt: skip
+    return _figure(chart, [svg for svg, _ in drawn], told, _table(series, chart), _ends(series, chart))
+
+
+def _curves(chart: Chart, series: Sequence[Series], width: int) -> tuple[str, Axis]:
+    """Return the drawing and its x axis."""
     log = chart.log and all(value > 0 for s in series for value in s.low)
-    labels = [_short(s.name) for s in series] if 1 < len(series) <= _LABELS else []
-    right = WIDTH - (16 + max(map(len, labels)) * _LETTER if labels else 14)
-    x = _along([v for s in series for v in s.x], right, log=chart.log_x)
+    labels = [_short(s.name, _LONGEST[width]) for s in series] if 1 < len(series) <= _LABELS else []
+    right = width - (16 + max(map(len, labels)) * _LETTER if labels else 14)
+    x = _along([v for s in series for v in s.x], right, chart)
     values = [v for s in series for v in (*s.low, *s.high)]
     y = _scale(values, HEIGHT - _BOTTOM, _TOP, log=log, zero=chart.zero)
     parts = [_grid(x, y, chart), *(_mark(x, y, chart.mark) if chart.mark else ())]
     parts += [_curve(i, s, x, y) for i, s in enumerate(series)]
     heights = _apart([y.at(s.y[-1]) for s in series])
     for i, label in enumerate(labels):
-        parts.append(_label(i % COLOURS, x.at(series[i].x[-1]), heights[i], label, series[i].name))
-    parts.append(f'<line class="cross" y1="{_TOP}" y2="{HEIGHT - _BOTTOM}"/>')
+        end = x.at(series[i].x[-1]), y.at(series[i].y[-1])
+        parts.append(_label(i % COLOURS, end, (x.end, heights[i]), label, series[i].name))
+    parts.append(CROSS)
     if chart.cursor:
-        parts.append(f'<line class="cursor" data-left="{x.at(0):.1f}" data-unit="{x.at(1) - x.at(0):.6g}" '
-                     f'y1="{_TOP}" y2="{HEIGHT - _BOTTOM}"/>')  # fmt: skip
-    return _figure(chart, "".join(parts), _hover(series, x, y, chart), _table(series, chart), _ends(series, chart))
+        parts.append(f'<g class="cursor" data-left="{x.start}" data-right="{x.end:.1f}" '
+                     f'data-unit="{x.at(1) - x.at(0):.6g}"><line y1="{_TOP}" y2="{HEIGHT - _BOTTOM}"/>'
+                     f'<text class="axis" y="{_TOP - 5}" text-anchor="middle"></text></g>')  # fmt: skip
+    return "".join(parts), x
 
 
 def _grid(x: Axis, y: Axis, chart: Chart) -> str:
@@ -149,10 +167,11 @@ def _bare(tick: str) -> str:
 
 
 def _mark(x: Axis, y: Axis, mark: tuple[float, str]) -> list[str]:
-    at = x.at(mark[0])
+    at, half = x.at(mark[0]), len(mark[1]) * _LETTER / 2
+    middle = min(max(at, x.start + half), x.end - half)
     return [
         f'<line class="mark" x1="{at:.1f}" x2="{at:.1f}" y1="{y.end}" y2="{y.start}"/>',
-        f'<text class="axis" x="{at - 5:.1f}" y="{y.end + 10}" text-anchor="end">{escape(mark[1])}</text>',
+        f'<text class="axis" x="{middle:.1f}" y="{y.end - 5}" text-anchor="middle">{escape(mark[1])}</text>',
     ]
 
 
@@ -168,43 +187,47 @@ def _curve(i: int, s: Series, x: Axis, y: Axis) -> str:
     return f'{band}<polyline class="line s{colour} d{i // COLOURS % 3}" points="{points(s.y, s.x)}"/>{end}'
 
 
-def _label(colour: int, x: float, y: float, text: str, whole: str) -> str:
-    return f'<text class="label s{colour}" x="{x + 8:.1f}" y="{y + 4:.1f}">{escape(text)}{_title(whole)}</text>'
+def _label(colour: int, end: tuple[float, float], place: tuple[float, float], text: str, whole: str) -> str:
+    """Write a curve's name in the margin, off all curves; a thread leads there from where the curve ends before."""
+    x, y = place
+    thread = ""
+    if end[0] < x - 1:
+        thread = (
+            f'<line class="leader s{colour}" x1="{end[0] + 6:.1f}" y1="{end[1]:.1f}" x2="{x + 5:.1f}" y2="{y:.1f}"/>'
+        )
+    return f'{thread}<text class="label s{colour}" x="{x + 8:.1f}" y="{y + 4:.1f}">{escape(text)}{_title(whole)}</text>'
 
 
 def _title(text: str) -> str:
     return f"<title>{escape(text)}</title>"
 
 
-def _short(name: str) -> str:
-    return name if len(name) <= _LONGEST else name[: _LONGEST - 1] + "…"
+def _short(name: str, longest: int) -> str:
+    return name if len(name) <= longest else name[: longest - 1] + "…"
 
 
 def _apart(heights: Sequence[float], least: float = 15) -> list[float]:
-    """Move labels so that they do not cover each other, and stay inside."""
+    """Move labels so that they do not cover each other, and stay above the ticks of the x axis."""
     order = sorted(range(len(heights)), key=heights.__getitem__)
     placed = list(heights)
     for above, below in itertools.pairwise(order):
         placed[below] = max(placed[below], placed[above] + least)
-    limit = HEIGHT - _BOTTOM + 4.0
+    limit = HEIGHT - _BOTTOM - 4.0
     for i in reversed(order):
         placed[i] = min(placed[i], limit)
         limit = placed[i] - least
     return placed
 
 
-def _hover(series: Sequence[Series], x: Axis, y: Axis, chart: Chart) -> str:
-    """Return what the script needs to show values: for every x, each curve's height and its value in words."""
-    every = sorted({v for s in series for v in s.x})
+def _hover(series: Sequence[Series], every: Sequence[float], chart: Chart) -> list[dict[str, Any]]:
+    """Return what the script needs to show values: for every x, each curve's value in words."""
     rows = []
     for i, s in enumerate(series):
         at = dict(zip(s.x, range(len(s.x)), strict=True))
         found = [at.get(v) for v in every]
-        heights = [None if k is None else round(y.at(s.y[k]), 1) for k in found]
-        rows.append({"name": s.name, "colour": i % COLOURS, "y": heights,
-                     "value": [None if k is None else _spread(s, k, chart.write) for k in found]})  # fmt: skip
-    told = {"x": [round(x.at(v), 1) for v in every], "at": [f"{chart.x_label} {number(v)}" for v in every]}
-    return json.dumps(told | {"series": rows}, ensure_ascii=False, separators=(",", ":"))
+        values = [None if k is None else _spread(s, k, chart.write) for k in found]
+        rows.append({"name": s.name, "colour": i % COLOURS, "value": values})
+    return rows
 
 
 def _spread(s: Series, k: int, write: Callable[[float], str]) -> str:
@@ -239,15 +262,20 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def bars(chart: Chart, spent: Sequence[Account]) -> str:
     """Draw (name, spent, budget) of every node: a bar, and a line that it must not cross."""
-    finite = [v for _, used, budget in spent for v in (used, budget) if v is not None]
-    y = _scale(finite or [1.0], HEIGHT - _BOTTOM, _TOP, log=False, zero=True)
-    x = _Named(0, len(spent), _LEFT, WIDTH - 14)
-    parts = [_grid(x, y, chart), *(_bar(i, account, x, y, chart) for i, account in enumerate(spent)), *_names(spent, x)]
-    parts.append(f'<line class="cross" y1="{_TOP}" y2="{HEIGHT - _BOTTOM}"/>')
+    axes = [_Named(0, len(spent), _LEFT, width - 14) for width in WIDTHS.values()]
+    told = {"x": [[round(x.at(i + 0.5), 1) for i in range(len(spent))] for x in axes],
+            "at": [f"{chart.x_label} {name}" for name, _, _ in spent], "series": _bar_hover(spent, chart)}  # fmt: skip
     rows = [[name, _or_none(used, chart), "–" if b is None else chart.write(b)] for name, used, b in spent]
     words = "; ".join(_account(*row, chart) for row in spent[:100])
     numbers = table([chart.x_label, "spent", "budget"], rows)
-    return _figure(chart, "".join(parts), _bar_hover(spent, x, y, chart), numbers, words)
+    return _figure(chart, [_bars(chart, spent, x) for x in axes], told, numbers, words)
+
+
+def _bars(chart: Chart, spent: Sequence[Account], x: Axis) -> str:
+    finite = [v for _, used, budget in spent for v in (used, budget) if v is not None]
+    y = _scale(finite or [1.0], HEIGHT - _BOTTOM, _TOP, log=False, zero=True)
+    drawn = "".join(_bar(i, account, x, y, chart) for i, account in enumerate(spent))
+    return _grid(x, y, chart) + drawn + _names(spent, x) + CROSS
 
 
 class _Named(Axis):
@@ -275,13 +303,14 @@ def _bar(i: int, account: Account, x: Axis, y: Axis, chart: Chart) -> str:
     return drawn
 
 
-def _names(spent: Sequence[Account], x: Axis) -> list[str]:
-    stride = int(_round_step(len(spent) / 12)) if len(spent) > 12 else 1
-    return [
+def _names(spent: Sequence[Account], x: Axis) -> str:
+    most = int(x.end - x.start) // 32
+    stride = int(_round_step(len(spent) / most)) if len(spent) > most else 1
+    return "".join(
         f'<text class="tick" x="{x.at(i + 0.5):.1f}" y="{HEIGHT - _BOTTOM + 17}" text-anchor="middle">'
         f"{escape(spent[i][0])}</text>"
         for i in range(0, len(spent), stride)
-    ]
+    )
 
 
 def _account(name: str, used: float | None, budget: float | None, chart: Chart) -> str:
@@ -293,24 +322,23 @@ def _or_none(used: float | None, chart: Chart) -> str:
     return "no finite bound" if used is None else chart.write(used)
 
 
-def _bar_hover(spent: Sequence[Account], x: Axis, y: Axis, chart: Chart) -> str:
+def _bar_hover(spent: Sequence[Account], chart: Chart) -> list[dict[str, Any]]:
     used = [_or_none(u, chart) for _, u, _ in spent]
-    heights = [y.start if u is None else round(y.at(u), 1) for _, u, _ in spent]
-    rows = [{"name": "spent", "colour": 0, "y": heights, "value": used}]
     budgets = [None if b is None else chart.write(b) for _, _, b in spent]
-    lines = [None if b is None else round(y.at(b), 1) for _, _, b in spent]
-    rows.append({"name": "budget", "colour": 1, "y": lines, "value": budgets})
-    told = {"x": [round(x.at(i + 0.5), 1) for i in range(len(spent))],
-            "at": [f"{chart.x_label} {name}" for name, _, _ in spent], "series": rows}  # fmt: skip
-    return json.dumps(told, ensure_ascii=False, separators=(",", ":"))
+    return [{"name": "spent", "colour": 0, "value": used}, {"name": "budget", "colour": 1, "value": budgets}]
 
 
-def _figure(chart: Chart, drawing: str, hover: str, numbers: str, words: str) -> str:
-    """Put a drawing between its title and its table."""
+def _figure(chart: Chart, drawings: Sequence[str], told: dict[str, Any], numbers: str, words: str) -> str:
+    """Put the drawings of a chart between its title and its table."""
+    label = f"{escape(chart.title)}. {escape(words)}"
+    hover = json.dumps(told, ensure_ascii=False, separators=(",", ":"))
+    shown = "".join(
+        f'<svg class="{kind}" viewBox="0 0 {width} {HEIGHT}" role="img" tabindex="0" aria-label="{label}">'
+        f"{drawing}</svg>"
+        for (kind, width), drawing in zip(WIDTHS.items(), drawings, strict=True)
+    )
     return (
         f'<figure class="chart" data-hover="{escape(hover)}"><figcaption><strong>{escape(chart.title)}</strong>'
         f"<span>{escape(chart.note)}</span></figcaption>"
-        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" tabindex="0" aria-label="{escape(chart.title)}. '
-        f'{escape(words)}">{drawing}</svg>'
-        f"<details><summary>Numbers</summary>{numbers}</details></figure>"
+        f"{shown}<details><summary>Numbers</summary>{numbers}</details></figure>"
     )

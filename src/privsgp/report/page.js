@@ -35,16 +35,19 @@
 
   for (const figure of document.querySelectorAll(".chart")) {
     const told = JSON.parse(figure.dataset.hover);
-    const svg = figure.querySelector("svg");
-    const cross = figure.querySelector(".cross");
+    figure.querySelectorAll("svg").forEach((svg, drawing) => hovering(svg, told, told.x[drawing]));
+  }
+
+  function hovering(svg, told, places) {
+    const cross = svg.querySelector(".cross");
     let at = -1;
     const show = (k) => {
-      at = Math.min(Math.max(k, 0), told.x.length - 1);
-      cross.setAttribute("x1", told.x[at]);
-      cross.setAttribute("x2", told.x[at]);
+      at = Math.min(Math.max(k, 0), places.length - 1);
+      cross.setAttribute("x1", places[at]);
+      cross.setAttribute("x2", places[at]);
       cross.style.visibility = "visible";
       say(told, at);
-      place(svg.getBoundingClientRect(), svg, told.x[at]);
+      place(svg.getBoundingClientRect(), svg, places[at]);
     };
     const hide = () => {
       tip.hidden = true;
@@ -54,7 +57,7 @@
       const box = svg.getBoundingClientRect();
       const x = ((event.clientX - box.left) / box.width) * svg.viewBox.baseVal.width;
       let best = 0;
-      told.x.forEach((v, k) => { if (Math.abs(v - x) < Math.abs(told.x[best] - x)) best = k; });
+      places.forEach((v, k) => { if (Math.abs(v - x) < Math.abs(places[best] - x)) best = k; });
       show(best);
     });
     svg.addEventListener("pointerleave", hide);
@@ -99,7 +102,7 @@
       dot.addEventListener("pointerleave", () => only(-1));
       dots.push(dot);
       if (i % Math.ceil(told.nodes / 64)) return;
-      const out = 1 + 17 / RADIUS;
+      const out = 1 + 21 / RADIUS;
       const text = make("text", { x: SIZE / 2 + (x - SIZE / 2) * out, y: SIZE / 2 + (y - SIZE / 2) * out + 4 }, svg);
       text.textContent = i;
     });
@@ -124,11 +127,16 @@
       section.querySelector(".said").textContent =
         `step ${k.toLocaleString("en")}: ${count} messages` + (lost.size ? `, ${lost.size} lost` : "");
       slider.setAttribute("aria-valuetext", "step " + k);
-      const cursor = section.querySelector(".cursor");
-      if (!cursor) return;
-      const x = +cursor.dataset.left + k * cursor.dataset.unit;
-      cursor.setAttribute("x1", x);
-      cursor.setAttribute("x2", x);
+      section.querySelectorAll(".cursor").forEach((cursor) => point(cursor, k));
+    }
+
+    function point(cursor, k) {
+      const left = +cursor.dataset.left, right = +cursor.dataset.right, text = cursor.querySelector("text");
+      const x = left + k * cursor.dataset.unit;
+      text.textContent = "step " + k.toLocaleString("en");
+      const half = 3.7 * text.textContent.length;
+      text.setAttribute("x", Math.min(Math.max(x, left + half), right - half) - x);
+      cursor.setAttribute("transform", `translate(${x} 0)`);
       cursor.style.visibility = "visible";
     }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from dataclasses import replace
 from html import escape
 from importlib import resources
@@ -19,7 +20,7 @@ from privsgp.report.comparison import Group, Series, group
 from privsgp.report.reading import read
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from privsgp.report.reading import Run
@@ -27,18 +28,30 @@ if TYPE_CHECKING:
 
 NAME = "report.html"
 SOON = 20_000  # releases whose ledgers are read again in about 0.3 s
-ACCURACY = {"test_accuracy": "average model", "mean_node_accuracy": "nodes, mean", "worst_node_accuracy": "worst node"}
+ACCURACY = {"test_accuracy": "average model", "mean_node_accuracy": "sites, mean", "worst_node_accuracy": "worst site"}
 CONSENSUS = Chart("Consensus error", "mean squared distance of the sites' models from their average", log=True)
 LOSS = {"test_loss": "test", "train_loss": "training"}
 
 
 def write(folders: Sequence[Path], out: Path) -> None:
     """Write the page of these runs to `out`, whole or not at all."""
-    text = page([read(folder) for folder in folders])
+    runs = [read(folder) for folder in folders]
+    _refuse_twice(runs)
+    text = page(runs)
     try:
         write_whole(out, text)
     except OSError as error:
         raise Refused(f"cannot write the report {out}: {error.strerror}", "choose another file with --out") from error
+
+
+def _refuse_twice(runs: Sequence[Run]) -> None:
+    """Refuse two folders of one run: it would count as two seeds that agree."""
+    seen: dict[str, Path] = {}
+    for run in runs:
+        number = str(run.identity.get("run") or run.path.resolve())
+        if number in seen:
+            raise Refused(f"{seen[number]} and {run.path} are the same run", "name every run once")
+        seen[number] = run.path
 
 
 def leave(result: Result) -> None:
@@ -75,8 +88,8 @@ def _file(name: str) -> str:
 def _banner(runs: Sequence[Run]) -> str:
     """Say loudly what must not be overlooked."""
     count = sum(run.simulation for run in runs)
-    which = "" if count == len(runs) else f" {count} of {len(runs)} runs:"
-    said = f"{which} the configuration has a seed, so anyone can compute the noise again."
+    which = "The" if count == len(runs) else f"{count} of {len(runs)} runs: the"
+    said = f" {which} configuration has a seed, so anyone can compute the noise again."
     real = [run for run in runs if run.config.private and not run.simulation]
     adds = " ε is that of one run. Runs on the same records add up, unless one continued the ledgers of the other."
     banners = [("Simulation, not private.", said)] if count else []
@@ -102,7 +115,7 @@ def _figures(g: Group) -> str:
         cells.append((_mean(g, "test_accuracy", percent), "test accuracy, average model"))
         cells.append((_mean(g, "worst_node_accuracy", percent), "worst site's own model"))
     elif g.last("test_loss"):
-        cells.append((_mean(g, "test_loss", number), "test loss, average model"))
+        cells.append((_mean(g, "test_loss", _loss), "test loss, average model"))
     cells.append((_epsilon(g), _epsilon_words(run)))
     if run.summary is not None:
         cells.append((_time(run.summary["seconds"]), f"for {run.summary['steps']:,} steps"))
@@ -111,17 +124,24 @@ def _figures(g: Group) -> str:
     else:
         cells.append(("unfinished", f"evaluated up to step {run.steps:,}"))
     return '<dl class="figures">' + "".join(
-        f"<div><dt>{escape(label)}</dt><dd>{escape(value)}</dd></div>" for value, label in cells
+        f"<div><dt>{_whole(label)}</dt><dd>{_whole(value)}</dd></div>" for value, label in cells
     ) + "</dl>"  # fmt: skip
 
 
-def _mean(g: Group, key: str, write: Any) -> str:  # noqa: ANN401 - a function from a number to words
+def _whole(text: str) -> str:
+    """Escape words for the page; an ε or δ stays on one line with its value."""
+    return re.sub(r"[εδ] [=≤] \S+", r'<span class="whole">\g<0></span>', escape(text))
+
+
+def _mean(g: Group, key: str, write: Callable[[float], str]) -> str:
     values = g.last(key)
     if not values:
         return "–"
-    mean = write(sum(values) / len(values))
-    low, high = (str(write(v)).removesuffix(" %") for v in (min(values), max(values)))
-    return str(mean if len(values) == 1 else f"{mean} ({low}–{high})")
+    mean, low, high = (write(v) for v in (sum(values) / len(values), min(values), max(values)))
+    if low == high:
+        return mean
+    unit = mean[mean.find(" ") :] if " " in mean else ""
+    return f"{mean} ({low.removesuffix(unit)}–{high.removesuffix(unit)})"
 
 
 def _epsilon(g: Group) -> str:
@@ -141,6 +161,11 @@ def _epsilon_words(run: Run) -> str:
     return f"δ = {' … '.join(deltas[:: max(1, len(deltas) - 1)])}, certified, per record"
 
 
+def _loss(value: float) -> str:
+    """Write losses with the same decimals, so that they compare; very small and very large ones by their digits."""
+    return f"{value:.3f}" if 0.01 <= value < 1000 else number(value)
+
+
 def _time(seconds: float) -> str:
     return f"{seconds:.1f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
 
@@ -154,12 +179,12 @@ def _bytes(count: float) -> str:
 
 
 def _comparison(groups: Sequence[Group]) -> str:
-    head = ["configuration", "differs from the first in", "runs", "test accuracy", "worst site", "test loss", "privacy",
-            "time"]  # fmt: skip
+    head = ["configuration", "private?", "differs from the first in", "runs", "privacy", "test accuracy", "worst site",
+            "test loss", "time"]  # fmt: skip
     rows = [
         [
-            g.label, "; ".join(g.changes(groups[0])) or "–", str(len(g.runs)), _mean(g, "test_accuracy", percent),
-            _mean(g, "worst_node_accuracy", percent), _mean(g, "test_loss", number), _epsilon(g),
+            g.label, words.standing(g.first), "; ".join(g.changes(groups[0])) or "–", str(len(g.runs)), _epsilon(g),
+            _mean(g, "test_accuracy", percent), _mean(g, "worst_node_accuracy", percent), _mean(g, "test_loss", _loss),
             _mean(g, "seconds", _time),
         ]
         for g in groups
@@ -190,7 +215,7 @@ def _trade(groups: Sequence[Group]) -> str:
         if spent and accuracy and not math.isinf(max(spent)):
             mean = sum(accuracy) / len(accuracy)
             points.append(Series(g.label, [max(spent)], [mean], [min(accuracy)], [max(accuracy)]))
-    chart = Chart("Accuracy against privacy", "the site that is worst off", "ε", write=percent)
+    chart = Chart("Accuracy against privacy", "the site that is worst off", "ε", room=True, write=percent)
     return curves(chart, points) if len(points) > 1 else ""
 
 
@@ -220,10 +245,10 @@ def _details(g: Group, groups: int) -> str:
 
 def _privacy(g: Group) -> str:
     run = g.first
-    said = "".join(f"<p>{escape(line)}</p>" for line in words.paragraphs(run))
+    said = "".join(f"<p>{_whole(line)}</p>" for line in words.paragraphs(run))
     drawn = "" if all(math.isinf(s.epsilon) for s in run.statements) else _spent(run)
     return (
-        f'<section><h2>Privacy</h2><p class="headline">{escape(words.headline(run))}</p>'
+        f'<section><h2>Privacy</h2><p class="headline">{_whole(words.headline(run))}</p>'
         f'<div class="beside"><div class="prose">{said}</div>{drawn}</div></section>'
     )
 

@@ -7,6 +7,7 @@ configuration.
 from __future__ import annotations
 
 import math
+from decimal import Decimal
 from typing import TYPE_CHECKING
 
 from privsgp.algorithms import ALGORITHMS
@@ -57,6 +58,14 @@ def headline(run: Run) -> str:
     return f"Without a seed it would be {said} for {whose}." if run.simulation else f"{whose.capitalize()}: {said}."
 
 
+def standing(run: Run) -> str:
+    """Say in a word or two whether the run protects anybody."""
+    if run.simulation:
+        return "simulation"
+    known = run.config.private and run.config.privacy.clip_what != "mean"
+    return "private" if known and not any(math.isinf(promised(run, s)) for s in run.statements) else "not private"
+
+
 def missing(run: Run) -> int:
     """Count the sites whose ledgers lie elsewhere, on machines of their own."""
     sites = 1 if ALGORITHMS[run.config.algorithm.name].pooled else run.config.data.nodes
@@ -74,7 +83,7 @@ def paragraphs(run: Run) -> list[str]:
 
 def _promise(run: Run) -> list[str]:
     budgets = {s: promised(run, s) for s in run.statements}
-    worst = max(budgets, key=budgets.__getitem__)
+    best, worst = (end(budgets, key=lambda s: (guess(budgets[s], s.delta), budgets[s])) for end in (min, max))
     if math.isinf(budgets[worst]):
         return ["For at least one site no finite bound on what its messages reveal is known: treat it as unprotected."]
     question = "which of two versions of that record was used" if _replaced(run) else "whether that record took part"
@@ -86,7 +95,7 @@ def _promise(run: Run) -> list[str]:
     )
     if budgets[worst] > WEAK:
         means += " So large an ε promises next to nothing: treat what that site sent as you treat its records."
-    return [happened, means, *_best(budgets)]
+    return [happened, means, *_best(budgets, best, worst), *_left_out(max(s.delta for s in budgets))]
 
 
 def _seen(run: Run) -> tuple[str, str]:
@@ -109,12 +118,23 @@ def _seen(run: Run) -> tuple[str, str]:
     return f"{together}: {message}, {noised}", f"reads every message of a site, {others}"
 
 
-def _best(budgets: dict[Statement, float]) -> list[str]:
-    """Say what the best-protected site has, where sites differ."""
-    best = min(budgets, key=budgets.__getitem__)
-    if up(budgets[best]) == up(max(budgets.values())):
+def _left_out(delta: float) -> list[str]:
+    """Say what δ is: by the lemma that (ε, δ) is ε alone but for a part of probability δ, for any one record."""
+    if delta == 0:
         return []
-    most = _percent_up(guess(budgets[best], best.delta))
+    rare = int(1 / Decimal(repr(delta)))  # exact, rounded down: never rarer than it is
+    said = (
+        f"δ is the part that ε leaves open: for any one record, with a probability of at most δ (1 in {rare:,}) what "
+        "was seen may tell more than ε allows, up to the whole record. The percentages above count it in."
+    )
+    return [said]
+
+
+def _best(budgets: dict[Statement, float], best: Statement, worst: Statement) -> list[str]:
+    """Say what the best-protected site has, where the printed figures differ."""
+    most, least = (_percent_up(guess(budgets[s], s.delta)) for s in (best, worst))
+    if most == least:
+        return []
     return [f"Sites differ. At the best protected, site {best.node}, it is {most} (ε = {up(budgets[best])})."]
 
 
