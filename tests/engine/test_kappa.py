@@ -33,6 +33,17 @@ def test_one_node_counted_for_finer_arithmetic_is_refused():
         refuse_coarser(_job([2**-12, 2**-20]))
 
 
+@pytest.mark.parametrize("name", ["CUBLAS_EMULATE_DOUBLE_PRECISION", "CUBLAS_EMULATION_STRATEGY"])
+def test_float64_that_is_made_up_is_no_float64(name, monkeypatch):
+    monkeypatch.setenv(name, "1")
+    job = _job([2**-8])
+    job.device, job.simulation = torch.device("cuda"), False
+    with pytest.raises(Refused, match=f"{name} = '1': cuBLAS may make up float64"):
+        refuse_coarser(job)
+    job.simulation = True
+    refuse_coarser(job)
+
+
 def test_a_method_without_noise_may_compute_as_it_likes():
     refuse_coarser(_job([0.0], "sgp"))
 

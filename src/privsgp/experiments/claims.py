@@ -70,7 +70,7 @@ def comparable(keys: Sequence[str]) -> Claim:
         losses = [math.inf if one.train_loss is None else one.train_loss.mean for one in shown]
         apart, share = max(means) - min(means), max(losses) / min(losses) - 1
         told = f"{100 * apart:.1f} points and {100 * share:.0f} % of loss apart, comparable up to 2 and 10"
-        return Verdict(apart <= COMPARABLE and share <= ALIKE, f"{_all(shown)}; {told}")
+        return Verdict(apart <= COMPARABLE and share <= ALIKE, f"{_with_losses(shown)}; {told}")
 
     return judge
 
@@ -87,10 +87,8 @@ def best(key: str) -> Claim:
             all(_less_loss(low, one) for one in found.values() if one is not low),
         ]
         by = ["" if one else ", by less than the standard errors" for one in clear]
-        words = (
-            f"{_all(found.values())}; the highest accuracy has {high.label}{by[0]}, the lowest loss {low.label}{by[1]}"
-        )
-        return Verdict(high is own and low is own and all(clear), words)
+        told = f"the highest accuracy has {high.label}{by[0]}, the lowest loss {low.label}{by[1]}"
+        return Verdict(high is own and low is own and all(clear), f"{_with_losses(found.values())}; {told}")
 
     return _about(key, judge)
 
@@ -114,7 +112,7 @@ def ahead(key: str) -> Claim:
     def judge(found: Mapping[str, Found]) -> Verdict:
         own, others = found[key], [one for name, one in found.items() if name != key]
         holds = all(_more(own.accuracy, one.accuracy) and _less_loss(own, one) for one in others)
-        return Verdict(holds, _all(found.values()))
+        return Verdict(holds, _with_losses(found.values()))
 
     return _about(key, judge)
 
@@ -152,7 +150,7 @@ def _loss(one: Found) -> str:
     return f", loss {loss:.3f}" if loss < 1000 else f", loss {loss:.2g}"
 
 
-def _all(found: Iterable[Found]) -> str:
+def _with_losses(found: Iterable[Found]) -> str:
     return "; ".join(f"{one.words}{_loss(one)}" for one in found)
 
 

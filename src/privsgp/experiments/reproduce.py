@@ -81,9 +81,9 @@ def judged(told: dict[str, Any]) -> dict[str, Any]:
     verdict = figure.claim(setting)({c.key: Found.told(there[c.label]) for c in planned if c.label in there})
     left_out = ", ".join(curve.label for curve in planned if curve.label not in there)
     words = verdict.words + (f"; left out: {left_out}" if left_out else "")
-    about = {key: told[key] for key in ("format", "version", "simulation", "name", "scale", "mode")}
-    new = {"paper": figure.says, "holds": verdict.holds, "found": words}
-    return {**about, **new, **told, **new}  # a reader finds them before the curves
+    found = {"paper": figure.says, "holds": verdict.holds, "found": words}
+    about = {key: value for key, value in told.items() if key != "curves"}
+    return about | found | {"curves": told["curves"]}  # a reader finds the verdict before them
 
 
 def known(name: str) -> Figure:
