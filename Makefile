@@ -26,7 +26,7 @@ test: .venv/.ready
 
 # A hundred SIGKILLs of a run, twenty of one process among eight: minutes.
 test-faults: .venv/.ready
-	$(BIN)/python -m pytest -m slow tests/engine tests/distributed
+	$(BIN)/python -m pytest -m slow tests/engine tests/transport tests/distributed
 
 # Reports in a headless Chromium; `make test` does the same where there is one.
 browser:
@@ -38,7 +38,7 @@ test-browser: .venv/.ready browser
 
 # Every planted bug over twenty seeds, and the code as it is: minutes.
 audit: .venv/.ready
-	$(BIN)/python -m privsgp.experiments.planted
+	$(BIN)/python -m privsgp.studies.planted
 
 # What needs a GPU; skipped without one.
 test-gpu: .venv/.ready

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from privsgp.engine.folder import Folder
-from privsgp.engine.loop import Training
+from privsgp.engine.trainer import Training
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -12,7 +12,7 @@ from privsgp import graph, models
 from privsgp.algorithms import ALGORITHMS, Settings
 from privsgp.clock import Times, Waiting
 from privsgp.engine.arithmetic import kappa
-from privsgp.engine.job import Job, Learning, Protection
+from privsgp.engine.spec import Job, Learning, Protection
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

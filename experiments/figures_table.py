@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from privsgp.engine.folder import write_json
-from privsgp.experiments import claims, picture
-from privsgp.experiments.figures import MODES, NAMES
-from privsgp.experiments.reproduce import judged, known
+from privsgp.paper import claims
+from privsgp.paper import picture
+from privsgp.paper.figures import MODES, NAMES
+from privsgp.paper.reproduce import judged, known
 
 BEGIN, END = "<!-- figures -->\n", "<!-- end of figures -->\n"
 SCALES = ("full", "small")

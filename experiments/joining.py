@@ -11,11 +11,11 @@ import math
 import sys
 from pathlib import Path
 
-from privsgp import config as configs
+from privsgp.runs import config as configs
 from privsgp.algorithms.steering import node_weights
-from privsgp.jobs import step_size
-from privsgp.plan.noise import average_variance
-from privsgp.protection import protect
+from privsgp.runs.build import step_size
+from privsgp.planner.noise import average_variance
+from privsgp.runs.budgets import protect
 
 
 def main(path: Path) -> None:

@@ -60,8 +60,8 @@ def work(task: Task) -> list[dict[str, Any]]:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     import torch
 
-    from privsgp import config as configs
-    from privsgp import planning
+    from privsgp.runs import config as configs
+    from privsgp.planner import settle as planning
 
     options, batch, method, asked = task
     torch.set_num_threads(1)
@@ -94,7 +94,7 @@ PROBLEMS: dict[int, Any] = {}
 
 def problem_of(config: Any, options: argparse.Namespace) -> Any:  # noqa: ANN401 - imported late
     """Return data and model, which here depend on the seed alone."""
-    from privsgp import problems
+    from privsgp.runs import problem as problems
 
     if config.seed not in PROBLEMS:
         PROBLEMS[config.seed] = problems.load_problem(config, options.data_dir)
@@ -103,7 +103,7 @@ def problem_of(config: Any, options: argparse.Namespace) -> Any:  # noqa: ANN401
 
 def train(config: Any, seeds: list[int], options: argparse.Namespace) -> dict[str, Any]:  # noqa: ANN401
     """Run with every one of the seeds, and return what came out."""
-    from privsgp import training
+    from privsgp.runs import train as training
 
     steps = config.algorithm.steps
     engine = config.engine.model_copy(update={"evaluate_every": steps, "checkpoint_every": steps})

@@ -15,7 +15,7 @@ from unittest import mock
 import torch
 
 from privsgp import cli
-from privsgp.privacy import ledger
+from privsgp.accounting import ledger
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -43,7 +43,7 @@ checkpoint_every = 7
 """
 
 FORKS = multiprocessing.get_context("forkserver")
-FORKS.set_forkserver_preload(["privsgp.training", "sklearn.datasets"])  # torch is imported once
+FORKS.set_forkserver_preload(["privsgp.runs.train", "sklearn.datasets"])  # torch is imported once
 
 
 class Ran(NamedTuple):
@@ -108,7 +108,7 @@ def _dying(arguments: list[str], steps: int | None, moments: int | None) -> None
 
         return call
 
-    from privsgp.engine.loop import Training
+    from privsgp.engine.trainer import Training
 
     writes = () if moments is None else ((os, "write"), (os, "fsync"), (os, "replace"))
     for holder, name in ((Training, "_release"), *writes):

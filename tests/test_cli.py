@@ -17,10 +17,10 @@ from safetensors.torch import load_file
 
 import runs
 from privsgp import cli
+from privsgp.accounting import ledger
 from privsgp.algorithms import ALGORITHMS, Settings
 from privsgp.engine import folder as folders
 from privsgp.errors import Refused
-from privsgp.privacy import ledger
 
 BAD = {
     "algorithm.bacth=3": ("algorithm.bacth = 3", "did you mean 'batch'"),

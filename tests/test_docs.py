@@ -10,8 +10,8 @@ import tomllib
 import pytest
 
 import runs
-from privsgp import config
-from privsgp.experiments import figures, reproduce
+from privsgp.paper import figures, reproduce
+from privsgp.runs import config
 
 ROOT = pathlib.Path(__file__).parent.parent
 MNIST = ("--samples", "1200", "--batch", "240", "--steps", "575")

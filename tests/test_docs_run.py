@@ -20,7 +20,7 @@ import pytest
 
 import runs
 from privsgp.algorithms import ALGORITHMS
-from privsgp.gradient.rules import RULES
+from privsgp.gradients.rules.ruled import RULES
 
 DOCS = pathlib.Path(__file__).parent.parent / "docs"
 BLOCK = re.compile(r"^ *<!-- (run|output)(?:: (\S+))? -->\n+ *```(\w+)[^\n]*\n(.*?)^ *```", re.DOTALL | re.MULTILINE)

@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from privsgp.privacy.statement import statements
+from privsgp.accounting.statements import statements
 
 EXAMPLES = pathlib.Path(__file__).parent.parent / "examples"
 

@@ -8,11 +8,14 @@ import numpy as np
 import pytest
 
 import runs
-from privsgp import config, graph, jobs, problems
+from privsgp import graph
+from privsgp.accounting import accountant, calibration
+from privsgp.accounting.statements import statements
 from privsgp.algorithms import ALGORITHMS, Settings
 from privsgp.errors import Refused
-from privsgp.privacy import accountant, calibration
-from privsgp.privacy.statement import statements
+from privsgp.runs import build as jobs
+from privsgp.runs import config
+from privsgp.runs import problem as problems
 
 BUDGETS = [3.0, 1.0, 2.0, 4.0]
 

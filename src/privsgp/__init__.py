@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from privsgp.api import train
     from privsgp.data import Dataset
     from privsgp.errors import Refused
-    from privsgp.training import Result
+    from privsgp.runs.train import Result
 
 __version__ = "0.1.0"
 __all__ = ["Dataset", "Refused", "Result", "__version__", "train"]

@@ -10,15 +10,18 @@ import numpy as np
 import torch
 from torch import nn
 
-from privsgp import config as configs
 from privsgp import data as data_room
-from privsgp import models, planning, problems, training
+from privsgp import models
 from privsgp.data.dataset import pool, unsettled
-from privsgp.encoding import make_encoder
-from privsgp.engine.rendezvous import join
 from privsgp.errors import Refused
 from privsgp.features import frozen
+from privsgp.features.encoding import make_encoder
+from privsgp.planner import settle as planning
 from privsgp.report import page
+from privsgp.runs import config as configs
+from privsgp.runs import problem as problems
+from privsgp.runs import train as training
+from privsgp.transport.rendezvous import join
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,7 +29,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
-    from privsgp.training import Result
+    from privsgp.runs.train import Result
 
     PerSampleFunction = Callable[[Tensor, Tensor], Tensor]
 

@@ -32,7 +32,7 @@ from privsgp.report.terminal import (
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from privsgp.privacy.mechanism import Mechanism
+    from privsgp.accounting.mechanisms import Mechanism
 
 app = typer.Typer(
     help="Private learning without a server.",
@@ -116,11 +116,14 @@ def train(
     as_json: Json = False,
 ) -> None:
     """Train a model over a network of nodes, each with its own privacy budget."""
-    from privsgp import config as configs
-    from privsgp import jobs, planning, problems, training
-    from privsgp.engine import rendezvous
+    from privsgp.planner import settle as planning
     from privsgp.report import page
     from privsgp.report.tensorboard import Log
+    from privsgp.runs import build as jobs
+    from privsgp.runs import config as configs
+    from privsgp.runs import problem as problems
+    from privsgp.runs import train as training
+    from privsgp.transport import rendezvous
 
     settings = configs.read(config, changes or [])
     place = folder or Path("runs") / settings.name
@@ -185,11 +188,11 @@ def plan(
     as_json: Json = False,
 ) -> None:
     """Tell before anything is trained: how many steps, how much noise, what to expect."""
-    from privsgp import config as configs
     from privsgp import graph as graphs
-    from privsgp import planning
-    from privsgp.plan import picture
-    from privsgp.plan.theorems import Constants
+    from privsgp.planner import picture
+    from privsgp.planner import settle as planning
+    from privsgp.planner.theorems import Constants
+    from privsgp.runs import config as configs
 
     if config is not None:
         _refuse_given(context, beside={"config", "changes", "data_dir", "save", "as_json"})
@@ -264,8 +267,8 @@ def account(
     as_json: Json = False,
 ) -> None:
     """Tell the ε that so much noise gives. No data needed."""
-    from privsgp.privacy import accountant as accountants
-    from privsgp.privacy import published
+    from privsgp.accounting import accountant as accountants
+    from privsgp.accounting import published
 
     own = {"difference_clip": difference_clip, "period": period, "alpha": alpha, "aggregated": aggregated}
     mechanism = _mechanism(algorithm, sigma, clip, batch, samples, sampling, kappa, **own)
@@ -302,8 +305,8 @@ def calibrate(
     as_json: Json = False,
 ) -> None:
     """Tell the noise that a budget needs. No data needed."""
-    from privsgp.privacy import accountant as accountants
-    from privsgp.privacy import calibration, published
+    from privsgp.accounting import accountant as accountants
+    from privsgp.accounting import calibration, published
 
     own = {"difference_clip": difference_clip, "period": period, "alpha": alpha, "aggregated": aggregated}
     mechanism = _mechanism(algorithm, 0.0, clip, batch, samples, sampling, kappa, **own)
@@ -335,8 +338,8 @@ def audit(
     as_json: Json = False,
 ) -> None:
     """Attack runs of this configuration on made-up data: a lower bound on every node's ε, or an alarm (status 3)."""
-    from privsgp import config as configs
-    from privsgp.experiments.audit import audit as attack
+    from privsgp.runs import config as configs
+    from privsgp.studies.audit import audit as attack
 
     report = attack(configs.read(config, changes or []), data_dir, canaries, seed, confidence, observations)
     if as_json:
@@ -368,12 +371,12 @@ def compare(
     as_json: Json = False,
 ) -> None:
     """Compare methods at one certified budget, each at its best step size. The same command goes on after Ctrl-C."""
-    from privsgp import config as configs
     from privsgp.engine.folder import write_json
-    from privsgp.experiments import compare as comparing
-    from privsgp.experiments import picture
-    from privsgp.experiments.pool import alone_in
-    from privsgp.experiments.several import Bench
+    from privsgp.paper import picture
+    from privsgp.runs import config as configs
+    from privsgp.studies import compare as comparing
+    from privsgp.studies.pool import alone_in
+    from privsgp.studies.several import Bench
 
     settings = configs.read(config, changes or [])
     place = folder or Path("runs") / f"{settings.name}-compare"
@@ -415,10 +418,10 @@ def reproduce(
     as_json: Json = False,
 ) -> None:
     """Make the paper's figures again and say whether its claims hold. The same command goes on after Ctrl-C."""
-    from privsgp.experiments import reproduce as figures
-    from privsgp.experiments.figures import MODES, SCALES
-    from privsgp.experiments.pool import alone_in
-    from privsgp.experiments.several import Bench
+    from privsgp.paper import reproduce as figures
+    from privsgp.paper.figures import MODES, SCALES
+    from privsgp.studies.pool import alone_in
+    from privsgp.studies.several import Bench
 
     if listed:
         if as_json:
@@ -488,8 +491,8 @@ def tune(
     as_json: Json = False,
 ) -> None:
     """Search step size, clip, batch, steps, momentum and averaging on public or synthetic data alone."""
-    from privsgp import config as configs
-    from privsgp.experiments.tune import tune as search
+    from privsgp.runs import config as configs
+    from privsgp.studies.tune import tune as search
 
     found = search(configs.read(config, changes or []), public, data_dir, most=trials)
     save.write_text(found.config.toml())
@@ -506,7 +509,7 @@ def ledger(
     as_json: Json = False,
 ) -> None:
     """Check the ledgers of a run and recompute from them what each node has spent."""
-    from privsgp.privacy.statement import statements
+    from privsgp.accounting.statements import statements
 
     found = statements(place)
     if as_json:
@@ -532,7 +535,7 @@ def report(
 
 def declared() -> dict[str, type[Mechanism]]:
     """Name what each private algorithm declares, without importing torch, which takes longer than the accounting."""
-    from privsgp.privacy.mechanism import Anchored, Sag, Saga, SampledMean
+    from privsgp.accounting.mechanisms import Anchored, Sag, Saga, SampledMean
 
     kinds: dict[type[Mechanism], tuple[str, ...]] = {
         SampledMean: ("privsgp", "dp2-sgd", "adp2-sgd", "dp-sgd", "local", "soteriafl-sgd"),

@@ -13,12 +13,12 @@ from torch import nn
 
 import reference
 from privsgp.algorithms import ALGORITHMS, Block, Drawn, Settings, State
-from privsgp.engine.mix import InProcess
-from privsgp.gradient import Layout, PerSample, stack
+from privsgp.gradients import Layout, PerSample, stack
 from privsgp.graph import from_networkx
 from privsgp.models import per_sample
-from privsgp.privacy.noise import Keyed, add_noise_
-from privsgp.privacy.sampling import batches, draw
+from privsgp.randomness.coins import batches, draw
+from privsgp.randomness.noise import Keyed, add_noise_
+from privsgp.transport.in_process import InProcess
 
 cross_entropy = per_sample("cross-entropy")
 

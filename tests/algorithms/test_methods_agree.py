@@ -15,7 +15,7 @@ import reference_soteria
 from privsgp.algorithms import ALGORITHMS, Settings
 from privsgp.algorithms.compressors import compressor
 from privsgp.graph import make
-from privsgp.privacy.sampling import draw
+from privsgp.randomness.coins import draw
 from reference_given import Given
 
 

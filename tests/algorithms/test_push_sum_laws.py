@@ -12,8 +12,8 @@ from small_network import Setting, cross_entropy, entries, irregular, trained
 from torch.func import functional_call
 
 from privsgp.algorithms import ALGORITHMS, PushSum
-from privsgp.engine.mix import InProcess
 from privsgp.graph import from_networkx, make
+from privsgp.transport.in_process import InProcess
 
 SILENT = (0.0,) * 4
 HUGE = 1e9

@@ -11,7 +11,7 @@ from torch.nn.functional import cross_entropy
 
 from privsgp.algorithms import ALGORITHMS, Settings
 from privsgp.algorithms.block import Block, Drawn
-from privsgp.gradient import stack
+from privsgp.gradients import stack
 
 J, STEPS, OWN = 5_000, 300, 0.7
 ULP = 2.0**-25  # of a float32 mean just below ¼

@@ -17,7 +17,7 @@ import runs
 if TYPE_CHECKING:
     from pathlib import Path
 
-runs.FORKS.set_forkserver_preload(["privsgp.cli", "privsgp.planning", "sklearn.datasets", "torch._dynamo"])
+runs.FORKS.set_forkserver_preload(["privsgp.cli", "privsgp.planner.settle", "sklearn.datasets", "torch._dynamo"])
 PATIENCE = 20.0
 
 # No two blocks of nodes are alike: sizes, noise, and who talks to whom differ, and w ≠ 1.
@@ -117,7 +117,7 @@ def _work(arguments: list[str], environment: dict[str, str], say: Path, hook: st
 
 def die(rank: int, *, victim: int, moments: int) -> None:
     """Let one process SIGKILL itself after so many steps and writes, wherever that is."""
-    from privsgp.engine.loop import Training
+    from privsgp.engine.trainer import Training
 
     left = iter(range(moments))
 
@@ -136,7 +136,7 @@ def die(rank: int, *, victim: int, moments: int) -> None:
 
 def sleep(rank: int, *, victim: int, step: int) -> None:
     """Let one process stand still at a step, as a machine that has lost its network."""
-    from privsgp.engine.loop import Training
+    from privsgp.engine.trainer import Training
 
     mix = Training._mix
 
@@ -150,7 +150,7 @@ def sleep(rank: int, *, victim: int, step: int) -> None:
 
 def interrupt(rank: int, *, victim: int, step: int) -> None:
     """Let one process get a SIGTERM at a step."""
-    from privsgp.engine.loop import Training
+    from privsgp.engine.trainer import Training
 
     mix = Training._mix
 
@@ -179,7 +179,8 @@ def watch(rank: int, *, where: str) -> None:
     """Note whatever a process hands to torch.distributed or to the store."""
     import torch.distributed as dist
 
-    from privsgp.engine import distributed, rendezvous
+    from privsgp.transport import rendezvous
+    from privsgp.transport import torch_distributed as distributed
 
     notes = open(f"{where}/{rank}.jsonl", "w", buffering=1)  # noqa: SIM115, PTH123 - open until the process ends
 
@@ -233,7 +234,7 @@ def watch(rank: int, *, where: str) -> None:
 
 def older(rank: int, *, victim: int) -> None:
     """Let one process be of another release."""
-    from privsgp.engine import rendezvous
+    from privsgp.transport import rendezvous
 
     if rank == victim:
         rendezvous.__version__ = "0.0.9"

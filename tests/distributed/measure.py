@@ -16,9 +16,9 @@ import torch
 from torch.distributed import TCPStore
 
 from privsgp import graph
-from privsgp.engine.distributed import Across
-from privsgp.engine.mix import InProcess
-from privsgp.engine.rendezvous import World
+from privsgp.transport.in_process import InProcess
+from privsgp.transport.rendezvous import World
+from privsgp.transport.torch_distributed import Across
 
 STEPS = 60
 SIZES = (650, 50_890, 1_000_000, 11_173_962)

@@ -10,7 +10,7 @@ import cluster
 import pytest
 
 import runs
-from privsgp.privacy import ledger
+from privsgp.accounting import ledger
 
 DIGITS = """
 name = "digits"

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 import runs
-from privsgp import config as configs
-from privsgp import jobs
-from privsgp.engine.rendezvous import blocks
+from privsgp.runs import build as jobs
+from privsgp.runs import config as configs
+from privsgp.transport.rendezvous import blocks
 
 PROCESSES, NODES, STEPS, DIM = 3, 11, 24, 64 * 8 + 8 + 8 * 10 + 10
 

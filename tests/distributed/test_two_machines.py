@@ -16,7 +16,7 @@ import pytest
 
 import runs
 from privsgp import data
-from privsgp.privacy import ledger
+from privsgp.accounting import ledger
 
 SITES = """
 name = "sites"

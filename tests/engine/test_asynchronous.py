@@ -13,13 +13,15 @@ import torch
 import reference
 import reference_asynchronous
 import runs
-from privsgp import config as configs
-from privsgp import jobs, problems, training
 from privsgp.engine.folder import Folder
-from privsgp.engine.loop import Training
+from privsgp.engine.trainer import Training
 from privsgp.errors import Refused
-from privsgp.privacy.noise import Keyed
-from privsgp.privacy.sampling import draw
+from privsgp.randomness.coins import draw
+from privsgp.randomness.noise import Keyed
+from privsgp.runs import build as jobs
+from privsgp.runs import config as configs
+from privsgp.runs import problem as problems
+from privsgp.runs import train as training
 
 SIZES = [40, 60, 30, 50]
 STRAGGLER = {"compute": "exponential", "stragglers": [2], "slowdown": 4.0, "latency": 0.3, "bandwidth": 1e5}

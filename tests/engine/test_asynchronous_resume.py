@@ -68,7 +68,7 @@ def _other_data(*args, load=data.load, **kwargs):
 def _witnessed(arguments: list[str], moments: int, log: str) -> None:
     """Train in a process that dies, and write down which releases are in the models that nodes send each other."""
     from privsgp.engine.drawing import Drawing
-    from privsgp.engine.loop import Training
+    from privsgp.engine.trainer import Training
 
     noise, average = Drawing.noise_one, Training._average
     file, drawn, held = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT), {}, {}

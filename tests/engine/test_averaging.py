@@ -12,7 +12,7 @@ import runs
 from privsgp.algorithms import State
 from privsgp.engine.averaging import Averaging, Release
 from privsgp.engine.evaluate import average
-from privsgp.engine.loop import Training
+from privsgp.engine.trainer import Training
 
 EVERYTHING = runs.changes(
     algorithm__momentum=0.5,

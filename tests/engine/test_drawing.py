@@ -8,9 +8,10 @@ import pytest
 import torch
 
 import runs
-from privsgp import config as configs
-from privsgp import jobs, problems
 from privsgp.engine.drawing import Drawing
+from privsgp.runs import build as jobs
+from privsgp.runs import config as configs
+from privsgp.runs import problem as problems
 
 SIZES = [300, 40, 7, 1]
 

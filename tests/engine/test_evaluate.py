@@ -11,7 +11,7 @@ from torch import nn
 
 from privsgp.algorithms import State
 from privsgp.engine.evaluate import Evaluator, average, consensus_error
-from privsgp.gradient import Layout
+from privsgp.gradients import Layout
 
 
 def _state(seed, nodes=5, dim=7, dtype=torch.float64):

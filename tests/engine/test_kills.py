@@ -17,7 +17,7 @@ SECRET = runs.SMALL.replace("seed = 7\n", "").replace("sigma = 0.05", "epsilon =
 
 def _witnessed(arguments: list[str], moments: int, log: str) -> None:
     """Train in a process that dies, and write every message down as it goes into the network."""
-    from privsgp.engine.mix import InProcess
+    from privsgp.transport.in_process import InProcess
 
     network = InProcess.__call__
     file = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)

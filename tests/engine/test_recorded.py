@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from privsgp.algorithms import Drawn
-from privsgp.engine import job, step
+from privsgp.engine import spec as job
+from privsgp.engine import step
 
 Z, BATCH = torch.ones(2, 3), [Drawn(torch.tensor([[1], [2]]), torch.ones(2, 1, dtype=torch.bool))]
 

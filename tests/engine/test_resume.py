@@ -12,9 +12,9 @@ import time
 import pytest
 
 import runs
+from privsgp.accounting import ledger
 from privsgp.engine import checkpoint
 from privsgp.engine.drawing import Drawing
-from privsgp.privacy import ledger
 
 SELDOM = "--set=engine.checkpoint_every=30"
 RING = '[graph]\nname = "ring"\n'

@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import runs
-from privsgp import jobs
 from privsgp.algorithms import ALGORITHMS, Settings
 from privsgp.engine import arithmetic
 from privsgp.engine.arithmetic import rounding
+from privsgp.runs import build as jobs
 
 EPS, COUNTS = 2.0**-53, st.integers(1, 10**6)
 

@@ -13,7 +13,7 @@ import runs
 from privsgp import models
 from privsgp.errors import Refused
 from privsgp.features.views import Views, of_the_mean_view, over_views
-from privsgp.gradient import Layout, stack
+from privsgp.gradients import Layout, stack
 
 X = torch.arange(2 * 3 * 4, dtype=torch.float32).view(2, 3, 4)
 FEATURES = {"name": "random-conv", "filters": 6, "patch": 3, "grid": 2}

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gradient.modules import LAYERS, RULED, around, build, cross_entropy, samples
-from privsgp.gradient import Layout
-from privsgp.gradient.per_sample import in_float64, sum_pieces
-from privsgp.gradient.rules import Ruled
+from gradients.modules import LAYERS, RULED, around, build, cross_entropy, samples
+from privsgp.gradients import Layout
+from privsgp.gradients.per_sample import in_float64, sum_pieces
+from privsgp.gradients.rules.ruled import Ruled
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 CUDA = torch.device("cuda")
@@ -47,7 +47,7 @@ KEPT = [("privsgp-vr", "factored"), ("privsgp-vr", "dense"), ("privsgp-sag", "bl
 def test_a_run_with_secret_noise(tmp_path, algorithm, table, model, shape, small_job, monkeypatch):
     from privsgp.engine import drawing
     from privsgp.engine.folder import Folder
-    from privsgp.engine.loop import Training
+    from privsgp.engine.trainer import Training
 
     seen, add = [], drawing.add_noise_
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn.functional import conv2d, group_norm
 
-from privsgp.gradient.positions import Window, _grouped
+from privsgp.gradients.positions import Window, _grouped
 from privsgp.kernels import have_triton
 
 pytestmark = pytest.mark.skipif(not (torch.cuda.is_available() and have_triton()), reason="needs a GPU and Triton")
@@ -95,7 +95,7 @@ def test_means_move_in_float64(d, dtype):
 
 @pytest.mark.parametrize("value", [torch.inf, torch.nan, 1e30])
 def test_numbers_that_cannot_be_scaled_exactly_count_as_infinite(value):
-    from privsgp.gradient.per_sample import squared_norm
+    from privsgp.gradients.per_sample import squared_norm
 
     v = torch.ones(2, 3, 50, device=CUDA)
     v[1, 2, 7] = value

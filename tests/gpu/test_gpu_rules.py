@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gradient.modules import LAYERS, RULED, around, build, cross_entropy, plain_gradients, samples
-from privsgp.gradient import Layout, make_table
-from privsgp.gradient.blocks import BlockTable
-from privsgp.gradient.positions import Positions, Window
-from privsgp.gradient.rules import Ruled
-from privsgp.gradient.storage import Storage
+from gradients.modules import LAYERS, RULED, around, build, cross_entropy, plain_gradients, samples
+from privsgp.gradients import Layout, make_table
+from privsgp.gradients.positions import Positions, Window
+from privsgp.gradients.rules.ruled import Ruled
+from privsgp.gradients.tables.blocks import BlockTable
+from privsgp.gradients.tables.storage import Storage
 from privsgp.models import make
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

@@ -14,7 +14,7 @@ import torch
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 
 from privsgp.errors import Refused
-from privsgp.privacy.noise import Secure, _box_muller, add_noise_
+from privsgp.randomness.noise import Secure, _box_muller, add_noise_
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 CUDA = torch.device("cuda")

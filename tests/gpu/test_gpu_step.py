@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from privsgp import graph
-from privsgp.engine.mix import InProcess
 from privsgp.engine.step import cycles, peers
 from privsgp.kernels import philox
-from privsgp.privacy.noise import Keyed
+from privsgp.randomness.noise import Keyed
+from privsgp.transport.in_process import InProcess
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 CUDA = torch.device("cuda")
@@ -71,7 +71,7 @@ def test_a_walk_in_place_does_the_same(n, d, step):
 def test_a_run_on_the_device_is_the_algorithm_s_own(tmp_path, algorithm, small_job):
     """Both take the same coins and noise; what differs is the order of roundings."""
     from privsgp.engine.folder import Folder
-    from privsgp.engine.loop import Training
+    from privsgp.engine.trainer import Training
 
     def state(name, *, plain):
         folder = Folder(tmp_path / name)
@@ -97,7 +97,7 @@ def test_a_run_on_the_device_is_the_algorithm_s_own(tmp_path, algorithm, small_j
 def test_a_recorded_direction_is_the_algorithm_s_own(tmp_path, model, shape, exact, small_job):
     """With momentum steps are the algorithm's; in float64 sums as where noise is secret."""
     from privsgp.engine.folder import Folder
-    from privsgp.engine.loop import Training
+    from privsgp.engine.trainer import Training
 
     def state(name, *, plain):
         folder = Folder(tmp_path / name)
@@ -122,7 +122,7 @@ def test_a_recorded_direction_is_the_algorithm_s_own(tmp_path, model, shape, exa
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 def test_the_step_never_waits_for_the_device(tmp_path, small_job):
     from privsgp.engine.folder import Folder
-    from privsgp.engine.loop import Training
+    from privsgp.engine.trainer import Training
 
     folder = Folder(tmp_path / "run")
     with folder.locked():

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from privsgp.errors import Refused
-from privsgp.gradient.stacked import refuse_mixing_layers
+from privsgp.gradients.stacked import refuse_mixing_layers
 from privsgp.models import make
 
 

@@ -7,10 +7,10 @@ import json
 
 import numpy as np
 
-from privsgp import config as configs
-from privsgp import jobs
 from privsgp.report import network
 from privsgp.report.reading import read
+from privsgp.runs import build as jobs
+from privsgp.runs import config as configs
 
 
 def _pairs(links):

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from privsgp.privacy.curve import Gaussian
+from privsgp.accounting.curve import Gaussian
 from privsgp.report import words
 from privsgp.report.reading import read
 

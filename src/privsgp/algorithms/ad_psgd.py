@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
+from privsgp.accounting.mechanisms import Unprotected
 from privsgp.algorithms.adp2_sgd import ADP2SGD
-from privsgp.privacy.mechanism import Unprotected
 
 if TYPE_CHECKING:
+    from privsgp.accounting.mechanisms import Mechanism
     from privsgp.algorithms.block import Settings
-    from privsgp.privacy.mechanism import Mechanism
 
 
 class ADPSGD(ADP2SGD):

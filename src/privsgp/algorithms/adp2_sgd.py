@@ -20,19 +20,19 @@ from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
+from privsgp.accounting.mechanisms import SampledMean
 from privsgp.algorithms.algorithm import Algorithm
 from privsgp.algorithms.block import State
 from privsgp.algorithms.estimators import clipped_mean
 from privsgp.errors import Refused
-from privsgp.gradient.product import aligned_rows
-from privsgp.privacy.mechanism import SampledMean
+from privsgp.gradients.product import aligned_rows
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from privsgp.accounting.mechanisms import Mechanism
     from privsgp.algorithms.algorithm import Network
     from privsgp.algorithms.block import Block, Settings
-    from privsgp.privacy.mechanism import Mechanism
 
 
 class ADP2SGD(Algorithm):

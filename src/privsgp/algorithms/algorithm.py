@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from privsgp.accounting.mechanisms import Mechanism
     from privsgp.algorithms.block import Block, Settings, State
-    from privsgp.privacy.mechanism import Mechanism
 
 # Who talks to whom: any directed graph; one whose links go both ways, with the same shares; a server; nobody.
 Network = Literal["directed", "undirected", "server", "alone"]

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
+from privsgp.accounting.mechanisms import Anchored
 from privsgp.algorithms.algorithm import Algorithm, Network
 from privsgp.algorithms.block import State
 from privsgp.algorithms.estimators import clipped_mean, difference_mean
-from privsgp.gradient.product import aligned_rows
-from privsgp.privacy.mechanism import Anchored
+from privsgp.gradients.product import aligned_rows
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -15,21 +15,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from privsgp.gradient.product import aligned_rows
-from privsgp.gradient.storage import gather
+from privsgp.gradients.product import aligned_rows
+from privsgp.gradients.tables.storage import gather
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from contextlib import AbstractContextManager
     from pathlib import Path
 
+    from privsgp.accounting.mechanisms import Mechanism, Sampling
     from privsgp.algorithms.algorithm import Trust
     from privsgp.algorithms.steering import Steering
     from privsgp.algorithms.turns import Turns
-    from privsgp.gradient import PerSample, Stacked
-    from privsgp.gradient.storage import Place
-    from privsgp.gradient.table import Kind
-    from privsgp.privacy.mechanism import Mechanism, Sampling
+    from privsgp.gradients import PerSample, Stacked
+    from privsgp.gradients.tables.storage import Place
+    from privsgp.gradients.tables.table import Kind
 
 
 def _average(_k: int, messages: Tensor, _size: int) -> Tensor:

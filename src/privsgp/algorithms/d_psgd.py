@@ -11,8 +11,8 @@ from privsgp.algorithms.dp2_sgd import DP2SGD
 from privsgp.algorithms.sgp import SGP
 
 if TYPE_CHECKING:
+    from privsgp.accounting.mechanisms import Mechanism
     from privsgp.algorithms.block import Settings
-    from privsgp.privacy.mechanism import Mechanism
 
 
 class DPSGD(DP2SGD):

@@ -17,9 +17,9 @@ from privsgp.algorithms.anchors import Anchors
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from privsgp.accounting.mechanisms import Anchored
     from privsgp.algorithms.algorithm import Trust
     from privsgp.algorithms.block import Block, Settings
-    from privsgp.privacy.mechanism import Anchored
 
 
 class DPSRM(Anchors):

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 import torch
 
 from privsgp.algorithms.block import Drawn
-from privsgp.gradient.per_sample import minus
+from privsgp.gradients.per_sample import minus
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from privsgp.algorithms.block import Block
-    from privsgp.gradient import PerSample
+    from privsgp.gradients import PerSample
 
 _CHUNK = 64  # samples of a node whose gradients are taken at once
 

@@ -16,8 +16,8 @@ from privsgp.algorithms.estimators import clipped_mean
 from privsgp.algorithms.privsgp import PrivSGP
 
 if TYPE_CHECKING:
+    from privsgp.accounting.mechanisms import Mechanism
     from privsgp.algorithms.block import Settings
-    from privsgp.privacy.mechanism import Mechanism
 
 
 class Local(Algorithm):

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
+from privsgp.accounting.mechanisms import SampledMean
 from privsgp.algorithms.estimators import clipped_mean
 from privsgp.algorithms.push_sum import PushSum
-from privsgp.privacy.mechanism import SampledMean
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from privsgp.accounting.mechanisms import Mechanism
     from privsgp.algorithms.block import Drawn, Settings
-    from privsgp.privacy.mechanism import Mechanism
 
 
 class PrivSGP(PushSum):

@@ -11,16 +11,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
+from privsgp.accounting.mechanisms import Sag
 from privsgp.algorithms.push_sum import PushSum
 from privsgp.algorithms.remember import first_table, replace_all
-from privsgp.privacy.mechanism import Sag
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from privsgp.accounting.mechanisms import Mechanism
     from privsgp.algorithms.block import Drawn, Settings
-    from privsgp.gradient.table import Memory
-    from privsgp.privacy.mechanism import Mechanism
+    from privsgp.gradients.tables.table import Memory
 
 
 class PrivSGPSAG(PushSum):

@@ -11,21 +11,21 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
+from privsgp.accounting.mechanisms import Saga
 from privsgp.algorithms.push_sum import PushSum
 from privsgp.algorithms.remember import corrected, first_table
 from privsgp.errors import Refused
-from privsgp.privacy.mechanism import Saga
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from privsgp.accounting.mechanisms import Mechanism
     from privsgp.algorithms.block import Drawn, Settings
-    from privsgp.gradient.table import Memory
-    from privsgp.privacy.mechanism import Mechanism
+    from privsgp.gradients.tables.table import Memory
 
 
 class PrivSGPVR(PushSum):
-    """Its mechanism is the mixture of two shifts that `privsgp.privacy.saga` certifies."""
+    """Its mechanism is the mixture of two shifts that `privsgp.accounting.saga` certifies."""
 
     name: ClassVar[str] = "privsgp-vr"
     options: ClassVar[tuple[str, ...]] = ("difference_clip",)

@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING
 import torch
 
 from privsgp.algorithms.block import Drawn
-from privsgp.gradient.blocks import BlockTable
-from privsgp.gradient.storage import Storage
-from privsgp.gradient.table import fill, make_table
+from privsgp.gradients.tables.blocks import BlockTable
+from privsgp.gradients.tables.storage import Storage
+from privsgp.gradients.tables.table import fill, make_table
 from privsgp.kernels import at_once
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from privsgp.algorithms.block import Block, Settings
-    from privsgp.gradient import PerSample
-    from privsgp.gradient.table import Memory
+    from privsgp.gradients import PerSample
+    from privsgp.gradients.tables.table import Memory
 
 _CHUNK = 64  # samples of a node whose first gradients are taken at once
 _PIECE = 1 << 18  # numbers of a mean that are moved at once: what they need stays in a core's cache

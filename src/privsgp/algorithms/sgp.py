@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
+from privsgp.accounting.mechanisms import Unprotected
 from privsgp.algorithms.privsgp import PrivSGP
-from privsgp.privacy.mechanism import Unprotected
 
 if TYPE_CHECKING:
+    from privsgp.accounting.mechanisms import Mechanism
     from privsgp.algorithms.block import Settings
-    from privsgp.privacy.mechanism import Mechanism
 
 
 class SGP(PrivSGP):

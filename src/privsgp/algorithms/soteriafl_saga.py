@@ -11,9 +11,9 @@ from privsgp.algorithms.soteriafl import COMPRESSION, SoteriaFL
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from privsgp.accounting.mechanisms import Mechanism
     from privsgp.algorithms.block import Drawn, Settings
-    from privsgp.gradient.table import Memory
-    from privsgp.privacy.mechanism import Mechanism
+    from privsgp.gradients.tables.table import Memory
 
 
 class SoteriaFLSAGA(SoteriaFL):

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
+from privsgp.accounting.mechanisms import MeanClipped
 from privsgp.algorithms.estimators import clipped_mean
 from privsgp.algorithms.privsgp import PrivSGP
 from privsgp.algorithms.soteriafl import SoteriaFL
-from privsgp.privacy.mechanism import MeanClipped
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from privsgp.accounting.mechanisms import Mechanism
     from privsgp.algorithms.block import Drawn, Settings
-    from privsgp.privacy.mechanism import Mechanism
 
 
 class SoteriaFLSGD(SoteriaFL):

@@ -17,13 +17,13 @@ from privsgp.algorithms.estimators import difference_mean, full_mean
 from privsgp.algorithms.privsgp_vr import PrivSGPVR
 from privsgp.algorithms.soteriafl import COMPRESSION, SoteriaFL
 from privsgp.algorithms.soteriafl_sgd import SoteriaFLSGD
-from privsgp.gradient.product import aligned_rows
+from privsgp.gradients.product import aligned_rows
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from privsgp.accounting.mechanisms import Mechanism
     from privsgp.algorithms.block import Drawn, Settings
-    from privsgp.privacy.mechanism import Mechanism
 
 
 class SoteriaFLSVRG(SoteriaFL):

@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
+from privsgp.accounting.mechanisms import Anchored, MeanClipped, Sag, Saga
 from privsgp.errors import Refused
-from privsgp.gradient.positions import cancelled
-from privsgp.privacy.mechanism import Anchored, MeanClipped, Sag, Saga
-from privsgp.privacy.sampling import capacity
+from privsgp.gradients.positions import cancelled
+from privsgp.randomness.coins import capacity
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from privsgp.engine.job import Job
-    from privsgp.privacy.mechanism import Mechanism
+    from privsgp.accounting.mechanisms import Mechanism
+    from privsgp.engine.spec import Job
 
 _EPS = torch.finfo(torch.float64).eps / 2  # what an addition rounds by
 _CHUNK = 64  # samples whose gradients are added at once where all of a node's are

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from privsgp.engine.folder import Folder
-    from privsgp.engine.rendezvous import World
+    from privsgp.transport.rendezvous import World
 
 VERSION = 1
 

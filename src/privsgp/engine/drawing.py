@@ -11,17 +11,17 @@ import numpy as np
 import torch
 
 from privsgp.algorithms import Drawn
-from privsgp.engine.ahead import Ahead
-from privsgp.engine.job import public_seed
-from privsgp.privacy.noise import Keyed, Secure, add_noise_
-from privsgp.privacy.sampling import batches, capacity, draw, draw_all, draw_blocks
+from privsgp.engine.spec import public_seed
+from privsgp.randomness.coins import batches, capacity, draw, draw_all, draw_blocks
+from privsgp.randomness.noise import Keyed, Secure, add_noise_
+from privsgp.randomness.prefetch import Ahead
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from torch import Tensor
 
-    from privsgp.engine.job import Job
+    from privsgp.engine.spec import Job
 
 
 class Drawing:

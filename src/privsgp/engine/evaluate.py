@@ -11,9 +11,9 @@ from torch.func import functional_call
 
 if TYPE_CHECKING:
     from privsgp.algorithms import State
-    from privsgp.engine.job import Job, PerSampleFunction
-    from privsgp.engine.rendezvous import World
-    from privsgp.gradient import Layout
+    from privsgp.engine.spec import Job, PerSampleFunction
+    from privsgp.gradients import Layout
+    from privsgp.transport.rendezvous import World
 
 _CHUNK = 2048
 

@@ -17,9 +17,9 @@ import torch
 
 from privsgp.algorithms import Drawn, State
 from privsgp.algorithms.push_sum import PushSum
-from privsgp.gradient.rules import Ruled
+from privsgp.gradients.rules.ruled import Ruled
 from privsgp.kernels import have_triton
-from privsgp.privacy.noise import Keyed
+from privsgp.randomness.noise import Keyed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from privsgp.graph import Graph
-    from privsgp.privacy.noise import Source
+    from privsgp.randomness.noise import Source
 
     Announce = Callable[[int, Tensor], int]
     Step = Callable[[int, State], State]

@@ -7,7 +7,7 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from privsgp import config as configs
+from privsgp.runs import config as configs
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

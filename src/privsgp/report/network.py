@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from privsgp import jobs
-from privsgp.engine.mix import InProcess
-from privsgp.engine.robust import Robust
+from privsgp.runs import build as jobs
+from privsgp.transport.in_process import InProcess
+from privsgp.transport.lossy import Robust
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

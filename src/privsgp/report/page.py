@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from privsgp.report.reading import Run
-    from privsgp.training import Result
+    from privsgp.runs.train import Result
 
 NAME = "report.html"
 SOON = 20_000  # releases whose ledgers are read again in about 0.3 s

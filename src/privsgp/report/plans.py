@@ -5,7 +5,7 @@ from __future__ import annotations
 from html import escape
 from typing import Any
 
-from privsgp import planning
+from privsgp.planner import settle as planning
 from privsgp.report.charts import Chart, curves, number, table
 from privsgp.report.comparison import Series
 

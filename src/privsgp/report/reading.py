@@ -7,17 +7,17 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from privsgp import config as configs
-from privsgp.engine.faults import Faults, Leave, Outage
+from privsgp.accounting.statements import Statement, statements
 from privsgp.engine.folder import Folder, read_metrics
 from privsgp.errors import Refused
-from privsgp.privacy.statement import Statement, statements
+from privsgp.runs import config as configs
+from privsgp.transport.faults import Faults, Leave, Outage
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from privsgp.config import Config
+    from privsgp.runs.config import Config
 
 PUBLIC = ("test_accuracy", "mean_node_accuracy", "worst_node_accuracy", "test_loss", "consensus_error")
 SIMULATED = ("train_loss",)  # computed from records: privacy.md, Artefacts

@@ -11,7 +11,7 @@ from privsgp.report.reading import shown
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from privsgp.engine.loop import Watcher
+    from privsgp.engine.trainer import Watcher
 
 NAME = "tensorboard"
 

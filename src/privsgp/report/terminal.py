@@ -23,17 +23,17 @@ from rich.progress import (
 )
 from rich.table import Table
 
-from privsgp.experiments import claims
+from privsgp.paper import claims
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
-    from privsgp.engine.loop import Watcher
-    from privsgp.experiments.audit import AuditReport
-    from privsgp.experiments.tune import Tuned
-    from privsgp.plan.record import Formula, Plan
-    from privsgp.privacy.statement import Statement
+    from privsgp.accounting.statements import Statement
+    from privsgp.engine.trainer import Watcher
+    from privsgp.planner.record import Formula, Plan
+    from privsgp.studies.audit import AuditReport
+    from privsgp.studies.tune import Tuned
 
 # What is not a terminal has no width: tables are written there as wide as they are.
 _WIDTH = None if sys.stdout.isatty() or "COLUMNS" in os.environ else 140
@@ -103,7 +103,7 @@ def show(title: str, rows: list[tuple[str, str]]) -> None:
 
 def show_plan(formula: Formula, plan: Plan | None) -> None:
     """Print a plan, or the bound alone."""
-    from privsgp.plan import table as words
+    from privsgp.planner import table as words
 
     with doing("certifying the noise of many K, for the bound"):
         rows = words.formula_rows(formula) if plan is None else words.plan_rows(plan)

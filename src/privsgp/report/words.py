@@ -11,10 +11,10 @@ from decimal import Decimal
 from typing import TYPE_CHECKING
 
 from privsgp.algorithms import ALGORITHMS
-from privsgp.engine.job import NOT_DP
+from privsgp.engine.spec import NOT_DP
 
 if TYPE_CHECKING:
-    from privsgp.privacy.statement import Statement
+    from privsgp.accounting.statements import Statement
     from privsgp.report.reading import Run
 
 SIMULATION = (

@@ -1,0 +1,340 @@
+"""The certified accountant: ε of a run from the mechanism its algorithm declares.
+
+Every mechanism becomes a list of releases, each a sampled Gaussian or a SAGA release; together they become one curve
+δ(ε). Gaussians add up exactly; the rest is composed as privacy-loss distributions. Every ε is bracketed before it is
+handed out: it may not exceed the Rényi bound, and it may not lie below the value of a pair that can occur.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Literal, get_args
+
+import numpy as np
+
+from privsgp.accounting import cache, rdp
+from privsgp.accounting.curve import Curve, Gaussian, Group
+from privsgp.accounting.mechanisms import (
+    Anchored,
+    MeanClipped,
+    Mechanism,
+    Relation,
+    Sag,
+    Saga,
+    SampledMean,
+    Unprotected,
+)
+from privsgp.accounting.saga import Ends, Geometry
+from privsgp.accounting.sampled import Sampled
+from privsgp.errors import Refused
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+Accountant = Literal["certified", "published"]
+Release = Sampled | Geometry
+SMALLEST, LARGEST = 1e-7, 1e60  # shifts, in units of σ: below, sampling is not worth counting; above, nothing is left
+SLACK = 0.02  # by which discretisation may blur the bracket
+
+
+class Disagreement(ArithmeticError):
+    """Two independent bounds contradict each other: a bug, so no ε is given."""
+
+
+@dataclass(frozen=True)
+class Spent:
+    """What a run reveals about one sample: (ε, δ) under a relation, who counted, and what was assumed, in words.
+
+    `epsilon` is `math.inf` where no finite bound is known; `rdp_epsilon` is the second opinion, never smaller.
+    """
+
+    epsilon: float
+    delta: float
+    relation: Relation
+    accountant: Accountant
+    rdp_epsilon: float
+    assumptions: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class _Run:
+    """What is counted: releases and how often each, and whether two such runs in a row make one neighbour."""
+
+    parts: tuple[tuple[Release, int], ...]
+    grouped: bool
+
+    @property
+    def plain(self) -> bool:
+        """Whether all releases are Gaussians without sampling, which add up exactly."""
+        return all(isinstance(release, Sampled) and release.rate == 1 for release, _ in self.parts)
+
+
+def epsilon(mechanism: Mechanism, steps: int, delta: float, relation: Relation = "zero-out") -> Spent:
+    """Return the certified ε of `steps` releases at this δ.
+
+    Guarantee: the node's messages of the whole run are (ε, δ)-differentially private under the relation, against an
+    adversary who sees all of them and chooses everything else, adaptively.
+    Assumes: what `Spent.assumptions` says; the parameters were fixed before the run.
+    """
+    steps = check(steps, delta, relation)
+    run = _run(mechanism, steps, relation)
+    if run is None:
+        value = opinion = math.inf
+    elif run.plain:
+        value, opinion = _bracketed(run, delta)
+    else:
+        value, opinion = cache.remember(f"epsilon {run} at {delta!r}", lambda: _bracketed(run, delta))
+    words = assumptions(mechanism, steps, relation)
+    return Spent(float(min(value, opinion)), delta, relation, "certified", opinion, words)
+
+
+def profile(mechanism: Mechanism, steps: int, relation: Relation = "zero-out") -> Curve:
+    """Return the whole certified curve δ(ε) of `steps` releases.
+
+    Guarantee: for every ε ≥ 0 the messages of the run are (ε, δ(ε))-differentially private under the relation.
+    Assumes: as `epsilon`.
+    """
+    run = _run(mechanism, check(steps, 0.5, relation), relation)
+    if run is None:
+        return Gaussian(math.inf)
+    return Group(_composed(run)) if run.grouped else _composed(run)
+
+
+def renyi(mechanism: Mechanism, steps: int, relation: Relation = "zero-out") -> rdp.Renyi:
+    """Return the Rényi curve of `steps` releases, which adds up over runs that were chosen one after the other.
+
+    Guarantee: as `profile`, but each order on its own may be composed adaptively.
+    Assumes: as `epsilon`. Refused where the relation only follows by group privacy.
+    """
+    run = _run(mechanism, check(steps, 0.5, relation), relation)
+    if run is None:
+        return rdp.Renyi(np.full(rdp.ORDERS.shape, math.inf))
+    if run.grouped:
+        raise Refused(
+            f"relation = {relation!r} of {type(mechanism).__name__} over several runs",
+            "take 'zero-out': Rényi divergences do not survive group privacy",
+        )
+    return _renyi(run)
+
+
+def rough(mechanism: Mechanism, steps: int, delta: float, relation: Relation) -> float:
+    """Return about the certified ε, quickly and possibly a little below it: for a search, never for a claim."""
+    run = _run(mechanism, steps, relation)
+    if run is None:
+        return math.inf
+    parts = ((Ends(r.rate, r.ratio, r.shift) if isinstance(r, Geometry) else r, count) for r, count in run.parts)
+    curve = _composed(_Run(tuple(parts), run.grouped))
+    return (Group(curve) if run.grouped else curve).epsilon(delta)
+
+
+def check(steps: int, delta: float, relation: str) -> int:
+    """Refuse a count, a δ or a relation that cannot be; return the count as a plain integer."""
+    try:
+        count = operator.index(steps)
+    except TypeError:
+        raise Refused(f"steps = {steps!r}", "the number of releases is a whole number") from None
+    if count < 0:
+        raise Refused(f"steps = {count}", "the number of releases is at least 0")
+    if not 0 < delta < 1:
+        raise Refused(f"delta = {delta}", "take 0 < delta < 1, well below 1 / samples")
+    if relation not in get_args(Relation):
+        raise Refused(f"relation = {relation!r}", "take 'zero-out' or 'replace-one'")
+    return count
+
+
+def assumptions(mechanism: Mechanism, steps: int, relation: Relation) -> tuple[str, ...]:
+    """Return in words what the ε of this run rests on."""
+    neighbours = "is zeroed out" if relation == "zero-out" else "is replaced by any other"
+    words = [
+        f"neighbours differ in one sample of this node, which {neighbours}; the number of samples is public",
+        f"{steps} releases with fresh noise of standard deviation {mechanism.sigma:g} per coordinate, and no others",
+        "clip, batch, noise and number of releases were fixed before the run",
+    ]
+    if isinstance(mechanism, Unprotected):
+        return (*words, "nothing is clipped and no noise is added: there is no guarantee")
+    if isinstance(mechanism, MeanClipped):
+        return (*words, "not DP: the mean of a batch is clipped, not each sample's gradient; there is no guarantee")
+    words.append(f"each sample's gradient is clipped to norm {mechanism.clip:.10g} as a whole{_slack(mechanism)}")
+    words.append(_sampling_words(mechanism))
+    if isinstance(mechanism, Anchored):
+        words += _anchored_words(mechanism)
+    if isinstance(mechanism, Saga) and relation == "replace-one" and _amplified(mechanism):
+        words.append("replace-one follows from zero-out by group privacy: 2ε and (1 + e^ε) δ")
+    return tuple(words)
+
+
+def _slack(mechanism: Mechanism) -> str:
+    if not mechanism.kappa:
+        return "; sums are taken as exact (κ = 0), where a run counts what its arithmetic may be off by"
+    return f", and counted as {mechanism.radius:.10g}: arithmetic may be off by κ = {mechanism.kappa:.3g}"
+
+
+def _sampling_words(mechanism: Mechanism) -> str:
+    if isinstance(mechanism, Sag):
+        return "every release is the mean of the updated table: it does not matter how samples are drawn"
+    if mechanism.sampling == "fixed":
+        return "batches of fixed size: counted without amplification, as if the sample were drawn every time"
+    return (
+        f"every sample is drawn by its own secret coin with probability {mechanism.rate:.6g}; "
+        f"sums are divided by the constant {mechanism.batch:g}"
+    )
+
+
+def _anchored_words(mechanism: Anchored) -> list[str]:
+    anchor = mechanism.anchor
+    turn = "the first release" if mechanism.period is None else f"the first of every {mechanism.period} releases"
+    words = [f"{turn} is a mean over {anchor.batch:g} samples with noise {anchor.sigma:g}; the others are differences"]
+    if mechanism.aggregated > 1:
+        words.append(
+            f"only the sum of {mechanism.aggregated} nodes' messages is seen (secure aggregation): "
+            "each of them adds this noise, and none tells others what it added"
+        )
+    if mechanism.spare:
+        words.append(f"up to {mechanism.spare} steps made again after a crash, each counted as both kinds of release")
+    return words
+
+
+def _bracketed(run: _Run, delta: float) -> tuple[float, float]:
+    """Return ε by composition and by Rényi divergences, once they agree with each other and with pairs that occur."""
+    composed, renyi = _composed(run), _renyi(run)
+    value, opinion = composed.epsilon(delta), renyi.epsilon(delta)
+    if math.isfinite(value) and value > opinion * (1 + SLACK) + 1e-6 and composed.delta(math.inf) < delta / 100:
+        raise Disagreement(f"composition gives ε = {value}, above the Rényi bound {opinion}: {run} at δ = {delta}")
+    floor = _floor(run, delta)
+    if min(value, opinion) < floor * (1 - SLACK) - 1e-6:
+        raise Disagreement(
+            f"ε = {value} (Rényi: {opinion}) is below {floor} of a pair that occurs: {run} at δ = {delta}"
+        )
+    if run.grouped:
+        return Group(composed).epsilon(delta), Group(renyi).epsilon(delta)
+    return value, opinion
+
+
+def _floor(run: _Run, delta: float) -> float:
+    """Return the largest ε of single pairs that can occur: E2 and, where C ≥ G, a table entry of zero (plain SGD)."""
+    floor = 0.0
+    for release, count in run.parts:
+        if isinstance(release, Geometry):
+            floor = Gaussian(math.sqrt(count) * release.shift).epsilon(delta)
+            if release.reach >= 1:
+                plain = Sampled(release.rate, release.shift / release.rate)
+                other = _composed(_Run(((plain, count),), grouped=False)).epsilon(delta)
+                floor = max(floor, other if math.isfinite(other) else 0.0)
+    return floor
+
+
+@lru_cache(maxsize=8)
+def _composed(run: _Run) -> Curve:
+    """Return the curve of all releases: exact for Gaussians, by privacy-loss distributions otherwise."""
+    if run.plain:
+        return Gaussian(math.hypot(*(math.sqrt(n) * _unsampled(release) for release, n in run.parts)))
+    from privsgp.accounting import pld  # dp-accounting takes a second to import, and a cached answer needs none of it
+
+    return pld.compose(run.parts)
+
+
+def _unsampled(release: Release) -> float:
+    """Return the largest shift between neighbours that a release can show when its coin is known."""
+    if isinstance(release, Geometry):
+        return release.shift * (1 + (1 / release.rate - 1) * release.reach)
+    return release.mu * (1 + release.replace)
+
+
+def _renyi(run: _Run) -> rdp.Renyi:
+    total = 0 * rdp.ORDERS
+    for release, count in run.parts:
+        if isinstance(release, Geometry):
+            total = total + count * rdp.saga(release)
+        else:
+            total = total + count * rdp.sampled(release.rate, release.mu, replace=release.replace)
+    return rdp.Renyi(total)
+
+
+def _run(mechanism: Mechanism, steps: int, relation: Relation) -> _Run | None:
+    """Return what is counted, None where nothing is protected; refuse a mechanism that is not known."""
+    releases = _KINDS.get(type(mechanism))
+    if releases is None:
+        raise Refused(
+            f"mechanism = {type(mechanism).__name__}",
+            f"the accountant counts {', '.join(kind.__name__ for kind in _KINDS)} and refuses what it does not know",
+        )
+    if not steps:
+        return _Run((), grouped=False)
+    if mechanism.sigma == 0:
+        return None
+    grouped = isinstance(mechanism, Saga) and relation == "replace-one" and _amplified(mechanism)
+    parts = releases(mechanism, steps, replace=relation == "replace-one" and not grouped)
+    counted = tuple((_within_reason(release), count) for release, count in parts if count)
+    return None if any(_unsampled(release) > LARGEST for release, _ in counted) else _Run(counted, grouped)
+
+
+def _within_reason(release: Release) -> Release:
+    """Return the release, or the plain Gaussian above it where its losses are too small or too large for a grid."""
+    shift = _unsampled(release)
+    if shift >= SMALLEST and (isinstance(release, Sampled) or release.shift < 20):
+        return release
+    return Sampled(1.0, max(shift, SMALLEST * 1e-20) / (2 if getattr(release, "replace", False) else 1))
+
+
+def _amplified(mechanism: Mechanism) -> bool:
+    """Whether a sample is drawn by a coin of its own: only then does drawing it rarely hide it (privacy.md)."""
+    return mechanism.sampling == "poisson" and mechanism.rate < 1
+
+
+def _mean(mechanism: Mechanism, steps: int, *, replace: bool) -> list[tuple[Release, int]]:
+    """(1/b) Σ clip(g_j): shift G/b when drawn."""
+    rate = mechanism.rate if _amplified(mechanism) else 1.0
+    return [(Sampled(rate, _over(mechanism.radius, mechanism.batch * mechanism.sigma), replace), steps)]
+
+
+def _saga(mechanism: Mechanism, steps: int, *, replace: bool) -> list[tuple[Release, int]]:
+    """One admissible pair a step with coins; without, the largest shift: |c/b + t/J| ≤ R/b + (G − R)/J."""
+    assert isinstance(mechanism, Saga)  # noqa: S101
+    ratio = (mechanism.difference_clip or math.inf) / mechanism.clip
+    geometry = Geometry(mechanism.rate, ratio, _over(mechanism.radius, mechanism.samples * mechanism.sigma))
+    if _amplified(mechanism):
+        return [(geometry, steps)]
+    return [(Sampled(1.0, _unsampled(geometry), replace), steps)]
+
+
+def _sag(mechanism: Mechanism, steps: int, *, replace: bool) -> list[tuple[Release, int]]:
+    """(1/J) Σ t_j with the table already updated: shift G/J whatever the coins."""
+    return [(Sampled(1.0, _over(mechanism.radius, mechanism.samples * mechanism.sigma), replace), steps)]
+
+
+def _anchored(mechanism: Mechanism, steps: int, *, replace: bool) -> list[tuple[Release, int]]:
+    """Anchors and differences, each a mean of its own; those made again count as both.
+
+    D steps and r ≤ spare repeats are R = D + r releases. The first R − spare steps are among the D, and each of the
+    other spare releases, whichever it is, shows no more than an anchor and a difference together.
+    """
+    assert isinstance(mechanism, Anchored)  # noqa: S101
+    unsure = min(steps, mechanism.spare)
+    sure = steps - unsure
+    anchors = mechanism.anchors(sure)
+    return [
+        *_mean(_in_the_sum(mechanism, mechanism.anchor), anchors + unsure, replace=replace),
+        *_mean(_in_the_sum(mechanism, mechanism.difference), sure - anchors + unsure, replace=replace),
+    ]
+
+
+def _in_the_sum(mechanism: Anchored, release: SampledMean) -> Mechanism:
+    """A sample moves the sum of n messages as it moves its node's own; the noise there is √n σ."""
+    return release.with_sigma(math.sqrt(mechanism.aggregated) * release.sigma)
+
+
+def _over(norm: float, noise: float) -> float:
+    return norm / noise if noise else math.inf
+
+
+_KINDS: dict[type[Mechanism], Callable[..., list[tuple[Release, int]]]] = {
+    Unprotected: _mean,
+    MeanClipped: _mean,
+    SampledMean: _mean,
+    Saga: _saga,
+    Sag: _sag,
+    Anchored: _anchored,
+}

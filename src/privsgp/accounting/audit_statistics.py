@@ -1,0 +1,173 @@
+"""The statistics of an audit: what can be concluded, and how surely, from what an adversary saw of canaries.
+
+A canary is a record of the auditor's own, present or absent by a fair coin. *White box*: every message gives one score
+per canary, which is N(0, 1) where the canary is absent. Given everything before it, a present canary's score obeys
+
+    P(event) ≤ e^ε Q(event) + δ(ε)    and    Q(event) ≤ e^ε P(event) + δ(ε)      for every ε,
+
+with the certified curve δ(ε) of *one* release. So the number of scores in an event is dominated by a binomial one,
+however the adversary reacted to what it saw, and exact binomial tails are valid. That compares with the whole curve
+(Nasr et al. 2023; Mahloujifar et al. 2024), not with one (ε, δ). *Black box*: how many fair coins can be guessed from
+the final model alone (Steinke, Nasr and Jagielski 2023).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from scipy import stats
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from numpy.typing import NDArray
+
+    from privsgp.accounting.curve import Curve
+
+    Scores = NDArray[np.floating[Any]]
+
+THRESHOLDS = np.array([0.25, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 6.0])
+EPSILONS = np.concatenate(([0.0], np.geomspace(1e-3, 12.0, 60)))
+FACTORS = 2.0 ** (np.arange(-8, 25) / 8)  # of σ: half of it to eight times as much
+MOST_EPSILON = 50.0  # no audit of a few hundred coins comes near it
+
+
+@dataclass(frozen=True, eq=False)
+class TradeOff:
+    """What a curve δ(ε) of one release allows: pairs (ε, δ) that all hold."""
+
+    epsilon: NDArray[np.float64]
+    delta: NDArray[np.float64]
+
+    @classmethod
+    def of(cls, curve: Curve) -> TradeOff:
+        """Read a curve at a few dozen ε; each holds by itself, so no other is needed for validity."""
+        return cls(EPSILONS, np.array([curve.delta(float(e)) for e in EPSILONS]))
+
+    def most(self, probability: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return how probable an event can at most be with the canary, if it has this probability without (or v.v.)."""
+        q, e, d = probability[..., None], self.epsilon, self.delta
+        here = np.exp(e) * q + d
+        complement = 1 - np.exp(-e) * (1 - q - d)
+        most: NDArray[np.float64] = np.clip(np.minimum(here, complement).min(-1), probability, 1.0)
+        return most
+
+
+def noise_p(scores: Scores) -> float:
+    """Return a p-value against "the scores [steps, …] of absent canaries are independent N(0, 1)".
+
+    One-sided: too much noise hides more, not less. Scale is tested on sums and on differences of neighbouring steps,
+    so that noise used twice shows too; the shape (bounded or light-tailed noise) by Kolmogorov and Smirnov's test.
+    """
+    if not scores.size:
+        return 1.0
+    even = len(scores) - len(scores) % 2
+    first, second = scores[:even:2], scores[1:even:2]
+    samples = [(first + second) / np.sqrt(2), (first - second) / np.sqrt(2)] if even else [scores]
+    scale = [stats.chi2.cdf(np.square(s, dtype=np.float64).sum(), s.size) for s in samples]
+    shape = stats.kstest(np.abs(scores).ravel(), stats.halfnorm.cdf, alternative="greater").pvalue
+    return bonferroni(*scale, shape)
+
+
+def trade_off_p(present: Scores, allowed: TradeOff) -> float:
+    """Return a p-value against "a present canary's scores are within the trade-off curve, around N(0, 1)".
+
+    Guarantee: at most p of the audits of a mechanism that keeps to `allowed` give a value of p or less, whatever the
+    adversary did between the steps.
+    Assumes: without the canary the score would be N(0, 1), given the past; `noise_p` tests that.
+    """
+    tail = stats.norm.sf(THRESHOLDS)
+    inside = np.concatenate((tail, tail, 2 * tail))
+    limit = allowed.most(np.concatenate((inside, 1 - inside)))
+    return bonferroni(*stats.binom.sf(_counts(present) - 1, present.size, limit))
+
+
+def least_noise(present: Scores, absent: Scores, allowed: Callable[[float], TradeOff], alpha: float) -> float | None:
+    """Return the least multiple of the claimed σ that the scores reject, None if they reject none.
+
+    `allowed(factor)` is the trade-off curve of the mechanism with noise factor · σ. Nothing is assumed about the law of
+    the absent canaries' scores but that it does not change from step to step: both rates are bounded by Clopper and
+    Pearson's limits.
+    """
+
+    def rejected(index: int) -> bool:
+        return _outside(present, absent, allowed(float(FACTORS[index])), alpha)
+
+    last = len(FACTORS) - 1
+    if not present.size or not absent.size or not rejected(last):
+        return None
+    low, high = -1, last
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if rejected(middle) else (middle, high)
+    return float(FACTORS[high])
+
+
+def _outside(present: Scores, absent: Scores, allowed: TradeOff, alpha: float) -> bool:
+    """Tell whether, at level alpha over all events and both directions, the two rates contradict a trade-off curve."""
+    p, q = _counts(present), _counts(absent)
+    each = alpha / (2 * p.size)  # an event and its complement are both here: four limits for each pair of them
+    upper_q, lower_p = _upper(q, absent.size, each), _lower(p, present.size, each)
+    upper_p, lower_q = _upper(p, present.size, each), _lower(q, absent.size, each)
+    return bool((lower_p > allowed.most(upper_q)).any() or (lower_q > allowed.most(upper_p)).any())
+
+
+def _counts(scores: Scores) -> NDArray[np.int64]:
+    """Count the scores above t, below −t and in either, for all thresholds; then in the complements."""
+    flat, t = scores.ravel(), THRESHOLDS[:, None]
+    above, below = (flat > t).sum(1), (flat < -t).sum(1)
+    inside = np.concatenate((above, below, above + below))
+    return np.concatenate((inside, flat.size - inside))
+
+
+def _lower(count: NDArray[np.int64], trials: int, alpha: float) -> NDArray[np.float64]:
+    return np.where(count > 0, stats.beta.ppf(alpha, np.maximum(count, 1), trials - count + 1), 0.0)
+
+
+def _upper(count: NDArray[np.int64], trials: int, alpha: float) -> NDArray[np.float64]:
+    return np.where(count < trials, stats.beta.isf(alpha, count + 1, np.maximum(trials - count, 1)), 1.0)
+
+
+def guess(scores: Scores, present: NDArray[np.bool_]) -> tuple[int, int, int]:
+    """Guess the highest third present and the lowest third absent; return (right ones, guesses, canaries)."""
+    third = len(scores) // 3
+    order = np.argsort(scores, kind="stable")
+    right = np.count_nonzero(~present[order[:third]]) + np.count_nonzero(present[order[len(order) - third :]])
+    return int(right), 2 * third, len(scores)
+
+
+def guesses_p(right: int, guesses: int, canaries: int, *, epsilon: float, delta: float) -> float:
+    """Return a p-value against (ε, δ)-DP from `right` of `guesses` coins of `canaries` (Steinke et al., Theorem 5.2).
+
+    Assumes: every canary was present by its own fair coin; whom to guess was decided without looking at the coins.
+    """
+    accuracy = 1 / (1 + np.exp(-epsilon))
+    below = stats.binom.pmf(right - np.arange(1, right + 1), guesses, accuracy)
+    alpha = float(np.max(np.cumsum(below) / np.arange(1, right + 1), initial=0.0))
+    return float(min(1.0, stats.binom.sf(right - 1, guesses, accuracy) + 2 * canaries * delta * alpha))
+
+
+def guessed_epsilon(right: int, guesses: int, canaries: int, *, delta: float, alpha: float) -> float:
+    """Return the largest ε that the guesses reject at level alpha, 0 if they reject none.
+
+    Guarantee: a run that is (ε, δ)-DP gives a value above ε with probability at most alpha.
+    Assumes: as `guesses_p`.
+    """
+
+    def rejected(epsilon: float) -> bool:
+        return guesses_p(right, guesses, canaries, epsilon=epsilon, delta=delta) < alpha
+
+    low, high = 0.0, MOST_EPSILON
+    if not rejected(low):
+        return 0.0
+    for _ in range(40):
+        middle = (low + high) / 2
+        low, high = (middle, high) if rejected(middle) else (low, middle)
+    return low
+
+
+def bonferroni(*p: float) -> float:
+    """Return one p-value for several that may depend on each other."""
+    return float(min(1.0, len(p) * min(p)))

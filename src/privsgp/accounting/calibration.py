@@ -1,0 +1,98 @@
+"""σ from ε: the smallest noise whose certified ε does not exceed a budget.
+
+The certified ε falls with σ, nearly as a power of it, so a search that is linear in the logarithms needs a handful of
+certified values. The σ returned is one of those values: it is never extrapolated.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from privsgp.accounting import accountant
+from privsgp.accounting.curve import Gaussian, bisect
+from privsgp.accounting.mechanisms import Unprotected
+from privsgp.errors import Refused
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from privsgp.accounting.mechanisms import Mechanism, Relation
+
+WITHIN = math.log(1.004)  # the σ returned exceeds the smallest one by at most this much
+
+Point = tuple[float, float]  # ln σ, and ln(certified ε / budget) there
+
+
+def sigma(mechanism: Mechanism, steps: int, epsilon: float, delta: float, relation: Relation = "zero-out") -> float:
+    """Return the smallest σ, within 0.5 %, whose certified ε is at most `epsilon`; `mechanism.sigma` is not looked at.
+
+    Guarantee: `accountant.epsilon` of the mechanism with this σ is at most `epsilon`.
+    Assumes: as `accountant.epsilon`.
+    """
+    _check(mechanism, epsilon)
+    if not accountant.check(steps, delta, relation):
+        return 0.0
+
+    def certified(value: float) -> float:
+        return accountant.epsilon(mechanism.with_sigma(value), steps, delta, relation).epsilon
+
+    def rough(value: float) -> float:
+        return accountant.rough(mechanism.with_sigma(value), steps, delta, relation)
+
+    near = _search(rough, epsilon, _guess(mechanism, steps, epsilon, delta), 5 * WITHIN)
+    return _search(certified, epsilon, near, WITHIN)
+
+
+def _search(account: Callable[[float], float], budget: float, start: float, within: float) -> float:
+    """Return a σ whose ε is within the budget, while one smaller by e^within is not."""
+
+    def point(log_sigma: float) -> Point:
+        return log_sigma, math.log(max(account(math.exp(log_sigma)) / budget, 1e-300))
+
+    def narrowed(log_sigma: float) -> tuple[Point, Point]:
+        new = point(log_sigma)
+        return (lower, new) if new[1] <= 0 else (new, upper)
+
+    lower, upper = _surround(point, math.log(start), within)
+    while (width := upper[0] - lower[0]) > within:
+        lower, upper = narrowed(_between(lower, upper, within))
+        if upper[0] - lower[0] > max(width / 2, within):
+            lower, upper = narrowed((lower[0] + upper[0]) / 2)
+    return math.exp(upper[0])
+
+
+def _check(mechanism: Mechanism, epsilon: float) -> None:
+    if not 0 < epsilon < math.inf:
+        raise Refused(f"epsilon = {epsilon}", "take a finite budget above 0")
+    if isinstance(mechanism, Unprotected) or math.isinf(mechanism.clip):
+        raise Refused(
+            f"clip = {mechanism.clip}", "a budget needs clipped gradients: take a finite clip and a private method"
+        )
+
+
+def _guess(mechanism: Mechanism, steps: int, epsilon: float, delta: float) -> float:
+    """Return σ of a Gaussian with the mean shift G/J, what sampled releases tend to when there are many of them."""
+    mu = 1 / bisect(lambda inverse: Gaussian(1 / inverse).epsilon(delta) <= epsilon, 1e9, 1e-9)
+    return math.sqrt(steps) * mechanism.radius / (mechanism.samples * mu)
+
+
+def _surround(point: Callable[[float], Point], start: float, within: float) -> tuple[Point, Point]:
+    """Return two points, the first with too little noise, the second with enough."""
+    here = point(start)
+    upwards = here[1] > 0
+    step = min(abs(here[1]), 1.0) + 0.6 * within
+    while True:
+        there = point(here[0] + (step if upwards else -step))
+        if (there[1] > 0) != upwards:
+            return (here, there) if upwards else (there, here)
+        here, step = there, 2 * step
+
+
+def _between(lower: Point, upper: Point, within: float) -> float:
+    """Return where to look next: a little above where the chord crosses 0, or where the search can end."""
+    if not math.isfinite(lower[1]):
+        return (lower[0] + upper[0]) / 2
+    crossing = lower[0] + (upper[0] - lower[0]) * lower[1] / (lower[1] - upper[1])
+    above = crossing + within / 4
+    return above if above < upper[0] - within / 4 else max(upper[0] - 0.99 * within, (lower[0] + crossing) / 2)

@@ -1,0 +1,191 @@
+"""The nodes' ledgers during a run: every release is paid for, durably, before its message leaves.
+
+Steps are paid for a few at a time, and in a ledger a step is the number of a release of its node: where nodes act one
+at a time, each has made as many as the clock says, and several or none in one step of the run.
+
+After a crash, what was reserved counts as spent. With a seed the same noise comes again, so a repeated step is the same
+message and goes out free; if its bytes differ (another machine, another version) it is not sent, and everything since
+the checkpoint is redone with fresh noise and charged. Without a seed noise is always fresh, so every repeated step is a
+new release at its next attempt (privacy.md, "Crashes").
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from typing import TYPE_CHECKING, Self
+
+from privsgp.accounting.ledger import MOST_AHEAD, Header, Ledger, together
+from privsgp.accounting.mechanisms import Anchored
+from privsgp.engine.stops import Diverged, Interrupted, ReplayDiffers
+from privsgp.threads import shared_out
+from privsgp.transport.rendezvous import PeerLost, World
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import Tensor
+
+    from privsgp.accounting.mechanisms import Mechanism
+    from privsgp.engine.folder import Folder
+    from privsgp.engine.spec import Job
+
+
+class Payments:
+    """The ledgers of all nodes of this process; nothing to pay for methods without noise."""
+
+    def __init__(self, job: Job, folder: Folder, world: World | None = None) -> None:
+        self.job, self.folder = job, folder
+        self.world = world or World()
+        self.ledgers: list[Ledger] = []
+        self._attempts: list[int] = []
+        self._until = 0
+        self._reach: int | None = None
+        self._announced = False
+        self._spent = [0] * len(job.here)
+
+    def __enter__(self) -> Self:
+        with contextlib.ExitStack() as opened:  # where one is refused, the others are unlocked
+            here = self.job.here if self.job.algorithm.private else ()
+            self.ledgers = [opened.enter_context(self._open(i)) for i in here]
+            opened.pop_all()
+        return self
+
+    def _open(self, i: int) -> Ledger:
+        return Ledger.open(self.folder.ledger(i), self._header(i), self.job.protection.after(i))
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if self.ledgers and kind is None:
+            together(self.ledgers, Ledger.close)
+        elif self.ledgers and kind in (Interrupted, PeerLost, Diverged) and not self._announced:
+            together(self.ledgers, Ledger.give_back)
+        self._spent = [ledger.charged for ledger in self.ledgers] or self._spent
+        for ledger in self.ledgers:
+            ledger.release()
+
+    def granted(self, k: int, attempt: int) -> bool:
+        """Tell whether step k is paid for by every node, paying where it is not; False when a budget is spent."""
+        if not self.ledgers or k < self._until:
+            return True
+        if self._reach is None:  # asked once: all processes count on from there alike
+            pairs = zip(self.ledgers, self.job.mechanisms, strict=True)
+            own = min(self._reach_of(ledger, mechanism, k, attempt) for ledger, mechanism in pairs)
+            self._reach = min(self.world.exchange(own))
+        stop = min(self._stop(k), self._reach)
+        if stop <= k:
+            return False
+        paid = together(self.ledgers, lambda ledger: self._pay(ledger, k, stop, attempt))
+        self._attempts = [at for _, at in paid]
+        self._until = stop if all(whole for whole, _ in paid) else k
+        return k < self._until
+
+    def sending(self, k: int, x: Tensor, meanwhile: Callable[[], None] = lambda: None) -> None:
+        """Note the messages of step k, just before they leave; where they stay in this process, mix `meanwhile`."""
+        hashed = self.ledgers and self._may_be_hashed(x)
+        digests = shared_out(_digest, list(x) if hashed else [], meanwhile) or [""] * len(self.ledgers)
+        for place, digest in enumerate(digests):
+            self._note(place, k, digest)
+
+    def _may_be_hashed(self, message: Tensor) -> bool:
+        """From a GPU the bytes never come to the host; of what only a sum may be seen, a hash would be seen too."""
+        m = self.job.mechanisms[0]
+        summed = isinstance(m, Anchored) and m.aggregated > 1
+        return message.device.type == "cpu" and (self.job.simulation or not summed)
+
+    def sending_one(self, node: int, number: int, message: Tensor) -> None:
+        """Note one node's message, by the number of its release."""
+        if self.ledgers:
+            self._note(node - self.job.here.start, number, _digest(message) if self._may_be_hashed(message) else "")
+
+    def _note(self, place: int, number: int, digest: str) -> None:
+        ledger, attempt = self.ledgers[place], self._attempts[place]
+        if ledger.segment.sent_at(number) != attempt:
+            ledger.sent(number, attempt, digest)
+        elif ledger.digest_of(number) != digest:
+            raise ReplayDiffers
+
+    def attempt(self, k: int) -> int:
+        """Return at which attempt a simulation goes on from step k: a killed process may have begun a new one."""
+        ledgers = self.ledgers if self.job.simulation else []
+        begun = [ledger.next_attempt(number) - 1 for ledger in ledgers for number in self._between(ledger, k)]
+        return max(begun, default=0)
+
+    def rewind(self) -> None:
+        """Give back what was paid ahead, because the run goes back to its checkpoint with fresh noise."""
+        together(self.ledgers, Ledger.give_back)
+        self._until, self._reach = 0, None
+
+    def announce(self, k: int, attempt: int) -> None:
+        """Pay for step k at a new attempt: all processes take it up from the ledgers when they begin again."""
+        self.rewind()
+        together(self.ledgers, lambda ledger: ledger.reserve(self._between(ledger, k).start, 1, attempt))
+        self._announced = True
+
+    def releases(self) -> list[int]:
+        """Return how many releases each node is charged for."""
+        return self._spent
+
+    def _between(self, ledger: Ledger, first: int, stop: int | None = None) -> range:
+        """Return the numbers of a node's releases in the steps first … stop − 1, or to the end."""
+        node = ledger.segment.header.node
+        return range(*(self.job.released(node, k) for k in (first, self.job.steps if stop is None else stop)))
+
+    def _stop(self, k: int) -> int:
+        """Return the step up to which to pay: not far where a crash would be paid from the spare.
+
+        Half of the spare goes to checkpoints.
+        """
+        job, ends = self.job, []
+        for node in job.here:
+            allowance = None if job.simulation or job.protection.allowance is None else job.protection.allowance[node]
+            spare = MOST_AHEAD if allowance is None else (allowance - job.released(node, job.steps)) // 2
+            ends.append(job.until(node, job.released(node, k) + max(1, min(MOST_AHEAD, spare))))
+        return max(k + 1, min(ends))
+
+    def _reach_of(self, ledger: Ledger, mechanism: Mechanism, k: int, attempt: int) -> int:
+        """Return the step up to which a node can pay; a simulation goes on for nothing over steps already paid for."""
+        left, numbers = ledger.segment.left, self._between(ledger, k)
+        paid = ledger.paid(numbers.start, len(numbers), attempt) if self.job.simulation else 0
+        # Anchors and differences cost differently: only so many steps made again were counted as both.
+        again = ledger.segment.charged - paid - numbers.start
+        if ledger.segment.closed or (isinstance(mechanism, Anchored) and again > mechanism.spare):
+            return k
+        if left is None:
+            return self.job.steps
+        return self.job.until(ledger.segment.header.node, numbers.start + paid + left)
+
+    def _pay(self, ledger: Ledger, k: int, stop: int, attempt: int) -> tuple[bool, int]:
+        """Pay for the steps k … stop − 1; return whether all of them are paid for, and at which attempt."""
+        numbers = self._between(ledger, k, stop)
+        if not self.job.simulation:
+            attempt = max((ledger.next_attempt(number) for number in numbers), default=0)
+        while numbers:
+            paid = ledger.paid(numbers.start, len(numbers), attempt) if self.job.simulation else 0
+            paid = paid or ledger.reserve(numbers.start, self._unpaid(ledger, numbers, attempt), attempt)
+            if not paid:
+                break
+            numbers = numbers[paid:]
+        return not numbers, attempt
+
+    def _unpaid(self, ledger: Ledger, numbers: range, attempt: int) -> int:
+        """Return how many from the first on were not paid for at this attempt."""
+        return next((at for at, number in enumerate(numbers) if ledger.next_attempt(number) > attempt), len(numbers))
+
+    def _header(self, i: int) -> Header:
+        p, job = self.job.protection, self.job
+        epsilon, releases = p.budgets[i], job.released(i, job.steps)
+        return Header(
+            node=i,
+            run=self.folder.run or "",
+            mechanism=p.mechanisms[i].describe(),
+            budget=None if epsilon is None else {"epsilon": epsilon, "delta": p.deltas[i]},
+            relation=p.relation,
+            steps=releases,
+            spare=0 if p.allowance is None else p.allowance[i] - releases,
+            simulation=job.simulation,
+            layout=job.layout,
+        )
+
+
+def _digest(message: Tensor) -> str:
+    return hashlib.sha256(message.numpy().data).hexdigest()

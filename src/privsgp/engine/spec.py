@@ -1,0 +1,185 @@
+"""Everything a run needs, decided: no choice and no check is left for the loop."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import nn
+
+from privsgp.clock import Events
+from privsgp.engine.averaging import Release
+from privsgp.errors import Refused
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from torch import Tensor
+
+    from privsgp.accounting.ledger import Segment
+    from privsgp.accounting.mechanisms import Mechanism, Relation
+    from privsgp.algorithms import Algorithm, Settings
+    from privsgp.clock import Waiting
+    from privsgp.graph import Graph
+    from privsgp.transport.faults import Faults
+
+    PerSampleFunction = Callable[[Tensor, Tensor], Tensor]
+
+
+NOT_DP = "not DP: the mean of a batch is clipped, not each record's gradient"
+
+
+@dataclass(frozen=True)
+class Learning:
+    """What is learnt: the model at x⁰, its loss, and the data of the nodes here, [m, J + 1, …], row J for nobody."""
+
+    model: nn.Module
+    loss: PerSampleFunction
+    correct: PerSampleFunction | None
+    inputs: Tensor
+    targets: Tensor
+    test: tuple[Tensor, Tensor] | None
+
+    def made_up(self) -> tuple[Tensor, Tensor]:
+        """Return a few samples of the right shape and range that are nobody's, for the probe."""
+        rng = np.random.Generator(np.random.Philox(0))
+        x = torch.from_numpy(rng.standard_normal((4, *self.inputs.shape[2:])))
+        shape, real = (4, *self.targets.shape[2:]), self.targets.is_floating_point()
+        y = torch.from_numpy(rng.standard_normal(shape) if real else np.arange(np.prod(shape)).reshape(shape) % 2)
+        return x.to(self.inputs), y.to(self.targets)
+
+
+@dataclass(frozen=True)
+class Protection:
+    """What is promised: one mechanism and one budget per node, and how many releases that budget pays for.
+
+    `epsilon(node, releases)` is the certified ε of so many releases. `allowance` is, for each node, the number of its
+    releases with the spare ones, which its noise was calibrated for; None where noise was fixed by hand. `earlier` are
+    each node's runs on the same data that were counted first; none of any node where it is empty.
+    """
+
+    mechanisms: Sequence[Mechanism]
+    budgets: Sequence[float | None]
+    deltas: Sequence[float]
+    relation: Relation
+    accountant: str
+    allowance: Sequence[int] | None
+    epsilon: Callable[[int, int], float]
+    earlier: Sequence[Sequence[Segment]] = ()
+
+    def after(self, node: int) -> Sequence[Segment]:
+        """Return the runs that were counted before this one chose its noise: its ledger may hold no other."""
+        return self.earlier[node] if self.earlier else ()
+
+
+@dataclass(frozen=True)
+class Job:
+    """A run."""
+
+    name: str
+    seed: int | None
+    shared_hash: str
+    learning: Learning
+    protection: Protection
+    algorithm: type[Algorithm]
+    settings: Settings
+    graph: Graph
+    clock: Waiting | Events
+    steps: int
+    step_size: Callable[[int], float]
+    device: torch.device
+    dtype: torch.dtype
+    evaluate_every: int
+    checkpoint_every: int  # 0: never
+    rules: bool = True
+    block: range | None = None  # the nodes of this process; None: all of them
+    faults: Faults | None = None
+    layout: str = ""  # what decides which record lies on which node
+    momentum: float = 0.0
+    normalised: bool = False
+    weights: Sequence[float] | None = None  # p_i of all nodes; None: all alike
+    release: Release = field(default_factory=Release)
+
+    @property
+    def nodes(self) -> int:
+        """The paper's n."""
+        return self.graph.nodes
+
+    @property
+    def here(self) -> range:
+        """The nodes of this process."""
+        return range(self.nodes) if self.block is None else self.block
+
+    def released(self, node: int, k: int) -> int:
+        """Return how many releases the node makes in the first k steps: one a step, or what the clock says."""
+        return self.clock.released(node, k) if isinstance(self.clock, Events) else k
+
+    def until(self, node: int, releases: int) -> int:
+        """Return how many steps can be taken while the node releases no more than so often."""
+        return self.clock.until(node, releases) if isinstance(self.clock, Events) else min(self.steps, releases)
+
+    @property
+    def mechanisms(self) -> Sequence[Mechanism]:
+        """The mechanisms of this process's nodes."""
+        return self.protection.mechanisms[self.here.start : self.here.stop]
+
+    @property
+    def apart(self) -> bool:
+        """Whether nodes keep to themselves: an average of their models would be nobody's."""
+        return self.algorithm.network == "alone" and self.nodes > 1
+
+    @property
+    def not_dp(self) -> bool:
+        """Whether noise is added to what is not bounded by the clip of each record."""
+        return self.settings.clip_what == "mean"
+
+    @property
+    def guarantees(self) -> bool:
+        """Whether anything is promised."""
+        return self.algorithm.private and not self.not_dp
+
+    @property
+    def simulation(self) -> bool:
+        """Whether randomness can be repeated by anyone who reads the config: then nothing is private."""
+        return self.seed is not None
+
+
+def public_seed(seed: int | None, shared_hash: str, purpose: str) -> int:
+    """Return 256 bits for one public purpose (x⁰, partition, graph): from the seed, else from the shared config."""
+    root = f"seed:{seed}" if seed is not None else f"config:{shared_hash}"
+    return int.from_bytes(hashlib.sha256(f"privsgp/public/{purpose}/{root}".encode()).digest())
+
+
+def chosen_device(name: str) -> torch.device:
+    """Return the device a configuration names, and make it the current one; "auto" is a GPU where there is one."""
+    device = device_name(name)
+    try:
+        torch.empty(0, device=device)
+    except RuntimeError as error:  # a GPU that is there and cannot be used
+        raise Refused(f"engine.device = {name!r}: {error}", "take 'cpu', or another GPU") from error
+    return current(torch.device(device))
+
+
+def device_name(name: str) -> str:
+    """Return which device a configuration's means here, without touching it; one that is not there is refused."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cuda" and "LOCAL_RANK" in os.environ:  # torchrun: each process of a machine takes a GPU of its own
+        name = f"cuda:{os.environ['LOCAL_RANK']}"
+    gpus = [f"cuda:{i}" for i in range(torch.cuda.device_count())]
+    there = ["auto", "cpu", *(["cuda", *gpus] if gpus else [])]
+    if name not in there:
+        words = "" if gpus else ": torch sees no GPU here"
+        raise Refused(f"engine.device = {name!r}", f"take one of {', '.join(there)}{words}")
+    return name
+
+
+def current(device: torch.device) -> torch.device:
+    """Make a GPU the one that kernels are launched on: on another one they would run beside what they wait for."""
+    if device.index is not None and device.type == "cuda":
+        torch.cuda.set_device(device)
+    return device

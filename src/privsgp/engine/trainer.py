@@ -1,0 +1,323 @@
+"""The run: K steps of an algorithm on all nodes of this process, with everything that must happen around a step.
+
+`Training.run` is the loop. A step itself, the paper's lines 5 to 14, is `PushSum.step` in algorithms/push_sum.py;
+what it draws is in drawing.py, and what is told of its models in evaluate.py.
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from privsgp.algorithms import Block, PushSum, State, Steering, Turns
+from privsgp.clock import Events
+from privsgp.engine import checkpoint
+from privsgp.engine.arithmetic import refuse_coarser
+from privsgp.engine.averaging import Averaging
+from privsgp.engine.budget_guard import Payments
+from privsgp.engine.checkpoint import Progress
+from privsgp.engine.drawing import Drawing
+from privsgp.engine.evaluate import Evaluator, average
+from privsgp.engine.memory import keep_memory
+from privsgp.engine.spec import NOT_DP, current
+from privsgp.engine.step import chosen
+from privsgp.engine.stops import Diverged, Interrupted, ReplayDiffers, Stopping
+from privsgp.gradients import Layout, stack
+from privsgp.threads import leaving_one
+from privsgp.transport.in_process import InProcess
+from privsgp.transport.lossy import Robust
+from privsgp.transport.rendezvous import World
+from privsgp.transport.torch_distributed import Across
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import Tensor
+
+    from privsgp.engine.folder import Folder
+    from privsgp.engine.spec import Job
+
+    Watcher = Callable[[int, dict[str, Any] | None], None]
+
+_WITHOUT = 64  # steps between two looks at whether to stop, where there are no checkpoints
+
+
+@dataclass
+class Outcome:
+    """What a run ends with."""
+
+    state: State  # of this process's nodes
+    average: Tensor | None  # of all nodes; None in all processes but the first
+    metrics: list[dict[str, Any]]
+    steps: int
+    seconds: float
+    bytes_sent: int
+    releases: list[int]  # of all nodes
+    faults: dict[str, Any] | None = None
+
+
+class Training:
+    """One run of a job in a folder; with others in `world`, this process's share of it."""
+
+    def __init__(self, job: Job, folder: Folder, watch: Watcher | None = None, world: World | None = None) -> None:
+        self.job, self.folder = job, folder
+        self.world = world or World()
+        self.watch = watch or (lambda _step, _row: None)
+        self.bytes_sent = 0
+        self.layout = Layout.of(job.learning.model)
+        self.model = copy.deepcopy(job.learning.model).to(job.device, job.dtype)
+        self.state = self._start()
+        self.drawing = Drawing(job, self.state.x, alone=self.world.alone)
+        self.transport = self._transport()
+        self.payments = Payments(job, folder, self.world)
+        self.steering = self._steering()
+        self.averaging = Averaging(job.release, job.steps, self.state)
+        self.algorithm = job.algorithm(self._block(), job.settings)
+        self.step = self._stepper()
+        self.evaluator = Evaluator(self.model, self.layout, job, self.world)
+        self.stopping = Stopping()
+        if job.device.type == "cpu":
+            keep_memory()
+        self._unnoted: tuple[int, Tensor] | None = None
+
+    def run(self) -> Outcome:
+        """Take the steps that are still to be taken, and return what came out."""
+        job, started = self.job, time.perf_counter()
+        current(job.device)
+        refuse_coarser(job)
+        k, spent = self._begin()
+        rows = self._start_metrics(k)
+        with self.stopping, self.payments:
+            self.drawing.attempt = max(self.world.exchange(max(self.drawing.attempt, self.payments.attempt(k))))
+            while k < job.steps and self.payments.granted(k, self.drawing.attempt):
+                try:
+                    self.state = self.step(k, self.state)
+                    self._note()
+                except ReplayDiffers:
+                    k = self._again(k)
+                    rows = self._start_metrics(k)
+                    continue
+                self.averaging.add(k, self.state)
+                k += 1
+                seconds = spent + time.perf_counter() - started
+                if k % job.evaluate_every == 0 or (k == job.steps and self.world.alone):
+                    rows = [row for row in rows if row["step"] < k] + [self._evaluate(k, seconds)]
+                stop = self._keep(k, seconds)
+                self.watch(k, rows[-1] if rows else None)
+                if stop:
+                    raise Interrupted(k)
+            if k < job.steps:
+                self._checkpoint(k, spent + time.perf_counter() - started)
+        return self._end(k, rows, spent + time.perf_counter() - started)
+
+    def _end(self, k: int, rows: list[dict[str, Any]], seconds: float) -> Outcome:
+        """Put together what came out; of several processes only the first sees all nodes, and only now."""
+        final = self._mixed_on(k, self.averaging.released(self.state))
+        s: State | None = final
+        if isinstance(self.transport, Across):
+            whole = self.transport.gather(final.x, final.w)
+            s = None if whole is None else State.debiased(*whole)
+        if s is not None and (not rows or rows[-1]["step"] != k or not self.world.alone or self.job.release.mixing):
+            rows = [row for row in rows if row["step"] < k] + [self.evaluator.measured(k, seconds, s)]
+            self.folder.write_metrics(rows, self._mark)
+            self._refuse_nonsense(k, rows[-1])
+        return Outcome(
+            state=final,
+            average=None if s is None or self.job.apart else average(s),
+            metrics=rows,
+            steps=k,
+            seconds=seconds,
+            bytes_sent=sum(self.world.exchange(self.bytes_sent)),
+            releases=[r for own in self.world.exchange(self.payments.releases()) for r in own],
+            faults=self.transport.report() if isinstance(self.transport, Robust) else None,
+        )
+
+    def _mixed_on(self, k: int, s: State) -> State:
+        """Mix without gradients, so that the nodes agree: of what was sent before, nothing new is revealed."""
+        for r in range(k, k + self.job.release.mixing):
+            self.bytes_sent += self._bytes(r, s.x)
+            s = State.debiased(*self.transport(r, s.x, s.w))
+        return s
+
+    def _start(self) -> State:
+        return State.start(self.layout.flatten(self.model), len(self.job.here))
+
+    def _transport(self) -> InProcess | Across | Robust:
+        """Choose what is behind `mix`: algorithms never know."""
+        job = self.job
+        if not self.world.alone:
+            return Across(job.graph, self.state.x, self.world, self.drawing.meanwhile)
+        if job.faults is not None:
+            return Robust(job.graph, self.state.x, job.faults)
+        return InProcess(job.graph, self.state.x)
+
+    def _start_metrics(self, k: int) -> list[dict[str, Any]]:
+        """Begin the metrics, or go on with those of an earlier attempt; they are kept by the first process."""
+        if self.world.rank:
+            return []
+        return self.folder.start_metrics(self._mark, up_to=k)
+
+    @property
+    def _mark(self) -> dict[str, Any]:
+        """What a reader of the metrics must know first."""
+        return {"simulation": self.job.simulation} | ({"not_dp": NOT_DP} if self.job.not_dp else {})
+
+    def _begin(self, *, fresh_noise: bool = False) -> tuple[int, float]:
+        """Return (steps done, seconds spent): from the last checkpoint that all processes have, or from x⁰."""
+        self.algorithm.begin(self._start().z)
+        self.averaging.forget()
+        if self.steering is not None:
+            self.steering.forget()
+        found = checkpoint.last_common(self.folder, self.world, self.job.shared_hash)
+        if found is None:
+            self.state = self._start()
+            self.transport = self._transport() if isinstance(self.transport, Robust) else self.transport
+            progress = Progress(0, 0, 0.0, 0, self.job.shared_hash)
+        else:
+            path, progress = found
+            self.state = checkpoint.load_into(path, self.state, self._memory())
+        self.bytes_sent = progress.bytes_sent
+        # Noise that may have been sent is never used again with other inputs: a replay that differs starts afresh.
+        self.drawing.attempt = max(progress.attempt, self.drawing.attempt + int(fresh_noise))
+        return progress.step, progress.seconds
+
+    def _again(self, k: int) -> int:
+        """Go back to the checkpoint, with fresh noise; several processes do so when all are started again."""
+        if not self.world.alone:
+            self.payments.announce(k, self.drawing.attempt + 1)
+            raise self.world.lost(self.world.rank, "its replay of a step differs: all begin again with fresh noise")
+        done, _ = self._begin(fresh_noise=True)
+        self.payments.rewind()
+        return done
+
+    def _keep(self, k: int, seconds: float) -> bool:
+        """Write a checkpoint where one is due and tell whether to stop; several processes stop where one is due.
+
+        A run that diverged is noticed there too.
+        """
+        stop = self.stopping.asked and k < self.job.steps  # asked once: a signal may come at any moment
+        due = k % (self.job.checkpoint_every or _WITHOUT) == 0 or k == self.job.steps
+        if due or (stop and self.world.alone):
+            self._checkpoint(k, seconds)
+        if self.world.alone:
+            return stop
+        return due and any(self.world.exchange(stop))
+
+    def _checkpoint(self, k: int, seconds: float) -> None:
+        finite = self.state.x.isfinite().all(1)
+        if not bool(finite.all()):
+            raise Diverged(k, f"the message of node {self.job.here[int(finite.logical_not().nonzero()[0])]}")
+        if not self.job.checkpoint_every:
+            return  # a simulation can be repeated, and its table may be larger than the disk
+        progress = Progress(k, self.drawing.attempt, seconds, self.bytes_sent, self.job.shared_hash)
+        if not self.world.alone and self.folder.checkpoint.exists():
+            self.folder.checkpoint.replace(self.folder.checkpoint_before)
+        checkpoint.save(self.folder.checkpoint, progress, self.state, self._memory())
+
+    def _memory(self) -> dict[str, Tensor]:
+        """Return what must survive besides x and w: the algorithm's, and what is on its way on a faulty network."""
+        links = self.transport.arrays() if isinstance(self.transport, Robust) else {}
+        steering = {} if self.steering is None else self.steering.arrays()
+        parts = {"links": links, "steering": steering, "averaging": self.averaging.arrays()}
+        around = {f"{part}.{name}": value for part, own in parts.items() for name, value in own.items()}
+        return self.algorithm.arrays() | around
+
+    def _evaluate(self, k: int, seconds: float) -> dict[str, Any]:
+        row = self.evaluator.row(k, seconds, self.averaging.released(self.state))
+        if self.world.rank == 0:
+            self.folder.append_metrics(row)
+        self._refuse_nonsense(k, row)
+        return row
+
+    def _refuse_nonsense(self, k: int, row: dict[str, Any]) -> None:
+        if not self.job.algorithm.private and row.get("test_loss", 0.0) is None:
+            raise Diverged(k, "the test loss")  # gradients that overflow count as 0: the messages may stay finite
+
+    def _block(self) -> Block:
+        job, learning = self.job, self.job.learning
+        return Block(
+            mechanisms=job.mechanisms,
+            inputs=learning.inputs,
+            targets=learning.targets,
+            gradient=stack(self.model, learning.loss, learning.made_up(), rules=job.rules),
+            sample=self.drawing.sample,
+            noise=self.drawing.noise,
+            mix=self._mix,
+            release=self._release,
+            step_size=job.step_size,
+            average=self._serve,
+            public=self.drawing.public,
+            turns=self._turns(),
+            steering=self.steering,
+            lightly=leaving_one if self.drawing.beside else nullcontext,
+            private=self.folder.checkpoint.parent,
+            exact=not job.simulation,
+        )
+
+    def _turns(self) -> Turns | None:
+        """Return what nodes need that act one at a time."""
+        clock, draws = self.job.clock, self.drawing
+        if not isinstance(clock, Events):
+            return None
+        return Turns(clock.of, draws.sample_some, draws.noise_one, self._average, self.payments.sending_one)
+
+    def _steering(self) -> Steering | None:
+        job = self.job
+        scale = None if job.weights is None else [job.nodes * job.weights[i] for i in job.here]
+        if not job.momentum and not job.normalised and scale is None:
+            return None
+        return Steering(self.state.x, momentum=job.momentum, normalised=job.normalised, scale=scale)
+
+    def _release(self, k: int, message: Tensor) -> None:
+        """Note the messages of step k before they leave. In one process nothing leaves before the step is over."""
+        self._unnoted = k, message
+        if not isinstance(self.transport, InProcess):
+            self._note()
+
+    def _note(self, meanwhile: Callable[[], None] = lambda: None) -> None:
+        """Hash what was released and write it down, while one of two cores may do something else."""
+        noted, self._unnoted = self._unnoted, None
+        if noted is not None:
+            self.payments.sending(*noted, meanwhile)
+
+    def _average(self, i: int, j: int, x: Tensor) -> None:
+        """Let i and j send each other their models, and both take the mean."""
+        x[i].add_(x[j]).div_(2)
+        x[j] = x[i]
+        self.bytes_sent += 2 * x[i].nbytes if i != j else 0
+
+    def _mix(self, k: int, x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+        self.bytes_sent += self._bytes(k, x)
+        if self._unnoted is None:
+            return self.transport(k, x, w)
+        mixed: list[tuple[Tensor, Tensor]] = []
+        self._note(lambda: mixed.append(self.transport(k, x, w)))
+        return mixed[0]
+
+    def _serve(self, k: int, messages: Tensor, size: int) -> Tensor:
+        """Return what a server makes of everybody's messages, [d]; it sends the result back to all."""
+        del k
+        mean = messages.mean(0, dtype=torch.float64).to(messages.dtype)
+        self.bytes_sent += len(messages) * (size + mean.nbytes)
+        return mean
+
+    def _announce(self, k: int, x: Tensor) -> int:
+        """Note the messages of step k, before they exist; return the attempt they are made at."""
+        self.payments.sending(k, x)
+        self.bytes_sent += self._bytes(k, x)
+        return self.drawing.attempt
+
+    def _bytes(self, k: int, x: Tensor) -> int:
+        number = 8 if isinstance(self.transport, Robust) else x.element_size()
+        return self.transport.messages(k) * (x.shape[1] * number + self.state.w.element_size())
+
+    def _stepper(self) -> Callable[[int, State], State]:
+        """Choose who takes the steps: the algorithm itself, or the same on a GPU in fewer launches."""
+        if isinstance(self.transport, InProcess) and isinstance(self.algorithm, PushSum):
+            return chosen(self.algorithm, self.job.graph, self.drawing.source.source, self.state.x, self._announce)
+        return self.algorithm.step

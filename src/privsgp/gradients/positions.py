@@ -1,0 +1,278 @@
+"""Gradients of layers that use one weight at many positions: convolutions, and linear layers on sequences.
+
+The gradient of one sample is Σ_p δ_p ⊗ a_p over the positions p, where a_p is the patch of the input that position p
+sees. It has as many numbers as the weight or as its two factors: the smaller of the two is kept, plain or as a
+`Positions` piece. A linear layer on a sequence is a convolution with a window of one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.nn.grad import conv2d_weight
+
+from privsgp.gradients.per_sample import Factors, scaled, squared_norm
+from privsgp.gradients.product import no_tf32
+from privsgp.kernels import have_triton
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+Pair = tuple[int, int]
+# How many times longer than a gradient its terms may be, at most; in ResNet-18 images from CIFAR-10 have 2 to 20.
+_CANCELLED = {torch.float32: 2.0**6, torch.float64: 2.0**8}
+_KAPPA = {torch.float32: 2.0**-8, torch.float64: 2.0**-30}  # what adding them may round by, as a share of G
+_CHUNK = {"cpu": 2**26, "cuda": 2**28}  # numbers of patches made at a time
+
+
+@dataclass(frozen=True)
+class Window:
+    """Which part of the input a position sees; zeros lie around the input."""
+
+    kernel: Pair = (1, 1)
+    stride: Pair = (1, 1)
+    padding: Pair = (0, 0)
+    dilation: Pair = (1, 1)
+    groups: int = 1
+
+    @property
+    def geometry(self) -> tuple[Pair, Pair, Pair, Pair]:
+        """All of it but the groups."""
+        return self.kernel, self.stride, self.padding, self.dilation
+
+    @property
+    def places(self) -> int:
+        """How many pixels a position sees."""
+        return self.kernel[0] * self.kernel[1]
+
+
+@dataclass
+class Positions:
+    """Gradients Σ_p δ_p ⊗ (a_p, 1): `delta` [b, m, out, h', w'], `input` [b, m, in, h, w], never multiplied out.
+
+    Samples come before models, as in the grouped convolution that runs them.
+
+    Guarantee: where positions cancel, ‖Σ_p δ_p ⊗ a_p‖ is small beside L = ‖δ‖ √(places ‖a‖² + positions), which the
+    lengths of its terms may sum up to, and rounding need not be small beside it. All that the rounding of products can
+    add is counted as part of the norm; and the norm counts as no less than L / `cancelled`, so that what the rounding
+    of additions can add stays below κ. A sample that cancels further is clipped more than others, not less.
+    Norms of gradients in float32 can still come out short by more than κ where hundreds of channels round alike: where
+    there is something to protect they are measured in float64 (`PerSample.exact`).
+    """
+
+    delta: Tensor
+    input: Tensor
+    window: Window
+    bias: bool
+    input_is_data: bool = False
+
+    @property
+    def size(self) -> int:
+        """Weights and biases."""
+        return self.delta.shape[2] * (self.input.shape[2] // self.window.groups * self.window.places + self.bias)
+
+    def squared_norm(self) -> Tensor:
+        """‖Σ_p δ_p ⊗ a_p‖² + ‖Σ_p δ_p‖², the first by whichever of two ways is cheaper."""
+        delta, a, w = self.delta.flatten(0, 1), self.input.flatten(0, 1), self.window
+        of_delta, of_a = (squared_norm(v.flatten(1)) for v in (delta, a))
+        measure = _by_gram if _gram_is_cheaper(delta, a, w) else _by_gradient
+        total, most = measure(delta, a, w, of_delta, of_a), w.places * of_a
+        if self.bias:
+            total = total + squared_norm(delta.sum((-2, -1)))
+            most = most + delta[0, 0].numel()
+        least = of_delta * most / cancelled(delta.dtype, delta[0, 0].numel()) ** 2
+        return torch.maximum(total, least).view(self.delta.shape[:2]).transpose(0, 1)
+
+    def scale_(self, factor: Tensor) -> None:
+        """Scale δ; where the factor is 0 both factors become 0, so that 0 · inf cannot come back as NaN."""
+        f = factor.transpose(0, 1)
+        self.delta = scaled(self.delta.flatten(2), f).view(self.delta.shape)
+        if not self.input_is_data:
+            self.input = self.input.masked_fill((f == 0)[..., None, None, None], 0)
+
+    def sum_into(self, out: Tensor) -> None:
+        """Σ_j Σ_p δ_jp ⊗ a_jp for all models is the weight gradient of one grouped convolution."""
+        weight = _weight_sums(self.delta.contiguous(), self.input.contiguous(), self.window)
+        out[:, : weight.shape[1]] = weight
+        if self.bias:
+            out[:, weight.shape[1] :] = self.delta.sum((0, -2, -1))
+
+    def dense(self) -> Tensor:
+        """Multiply and sum the outer products out."""
+        samples = self.delta.shape[:2]
+        weight = weight_gradients(self.delta.flatten(0, 1), self.input.flatten(0, 1), self.window)
+        whole = torch.cat([weight, self.delta.sum((-2, -1)).flatten(0, 1)], 1) if self.bias else weight
+        return whole.view(*samples, -1).transpose(0, 1)
+
+    def factors(self, *, data: bool = False) -> Factors:
+        """Return δ and a."""
+        delta, a = self.delta.transpose(0, 1), self.input.transpose(0, 1)
+        return {"delta": delta} if self.input_is_data and not data else {"delta": delta, "input": a}
+
+    def with_factors(self, factors: Mapping[str, Tensor]) -> Positions:
+        """Return other products."""
+        changed = {name: value.transpose(0, 1) for name, value in factors.items()}
+        return replace(self, **changed)  # type: ignore[arg-type]
+
+
+def _weight_sums(delta: Tensor, a: Tensor, w: Window) -> Tensor:
+    """Return Σ_j Σ_p δ_jp ⊗ a_jp, [m, weights]; measured, the kernel is faster where a sample has few positions."""
+    if _at_once(delta, a, w) and (w.places == 1 or delta[0, 0, 0].numel() <= 64):
+        from privsgp.kernels.positions import weight_sums
+
+        return weight_sums(delta, a, w.geometry)
+    if _by_products(delta):
+        return _sums_by_products(delta, a, w)
+    models = delta.shape[1]
+    shape = (models * delta.shape[2], a.shape[2] // w.groups, *w.kernel)
+    return _grouped(delta.flatten(1, 2), a.flatten(1, 2), shape, w, models).view(models, -1)
+
+
+def _by_products(v: Tensor) -> bool:
+    """Tell whether to multiply patches: cuDNN is slow in float64, in which matrices have tensor cores too."""
+    return v.is_cuda and v.dtype == torch.float64
+
+
+def _sums_by_products(delta: Tensor, a: Tensor, w: Window) -> Tensor:
+    """Return `_weight_sums` as products of matrices, [out, samples · positions] and [samples · positions, in · places].
+
+    Some samples at a time, because their patches are larger than all that is kept.
+    """
+    models, groups = delta.shape[1], delta.shape[1] * w.groups
+    each = models * a.shape[2] * w.places * delta[0, 0, 0].numel()
+    total = delta.new_zeros(groups, delta.shape[2] // w.groups, a.shape[2] // w.groups * w.places)
+    parts = (torch.split(t, max(1, _CHUNK[a.device.type] // each)) for t in (delta, a))
+    for d, x in zip(*parts, strict=True):
+        patches = _patches(x.flatten(1, 2), d.shape[-2:], w)
+        patches = patches.view(len(x), groups, -1, *patches.shape[2:]).permute(1, 2, 3, 4, 0, 5, 6)
+        rows = d.view(len(d), groups, -1, d[0, 0, 0].numel()).permute(1, 2, 0, 3)
+        total.baddbmm_(rows.flatten(2), patches.reshape(groups, total.shape[2], -1).transpose(1, 2))
+    return total.view(models, -1)
+
+
+def _at_once(delta: Tensor, a: Tensor, window: Window) -> bool:
+    """Tell whether `privsgp.kernels.positions` takes these."""
+    suits = delta.is_cuda and delta.dtype == torch.float32 and window.groups == 1 and have_triton()
+    return suits and max(delta.numel(), a.numel()) < 2**31
+
+
+def weight_gradients(delta: Tensor, a: Tensor, window: Window) -> Tensor:
+    """Return Σ_p δ_p ⊗ a_p of every sample, [samples, weights], from δ [samples, out, …] and a [samples, in, …]."""
+    return torch.cat(list(_some_at_a_time(delta, a, window)))
+
+
+def _some_at_a_time(delta: Tensor, a: Tensor, window: Window) -> Iterator[Tensor]:
+    """Yield the gradients of a few samples after the other: their patches are larger than all that is kept."""
+    each = a.shape[1] * window.places * delta[0, 0].numel()
+    parts = (torch.split(t, max(1, _CHUNK[a.device.type] // each)) for t in (delta, a))
+    return (_weight_gradients(d, x, window) for d, x in zip(*parts, strict=True))
+
+
+def _weight_gradients(delta: Tensor, a: Tensor, window: Window) -> Tensor:
+    samples, groups = len(delta), window.groups
+    # measured: only for many equally many channels at stride 1 is the convolution below faster
+    slow = window.stride == (1, 1) and a.shape[1] >= 16 and delta.shape[1] < 128
+    if _at_once(delta, a, window) and not slow and delta[0, 0].numel() % 32 == 0:
+        from privsgp.kernels.positions import sample_gradients
+
+        return sample_gradients(delta.contiguous(), a.contiguous(), window.geometry)
+    if delta.is_cuda and window.stride == (1, 1) and window.places > 1 and not _by_products(delta):
+        # one group a sample: twice as fast as patches here, and many times slower for strides
+        shape = (samples * delta.shape[1], a.shape[1] // groups, *window.kernel)
+        return _grouped(delta.flatten(0, 1)[None], a.flatten(0, 1)[None], shape, window, samples).view(samples, -1)
+    positions = delta[0, 0].numel()
+    d = delta.reshape(samples * groups, -1, positions)
+    patches = _patches(a, delta.shape[-2:], window).reshape(samples * groups, -1, positions)
+    return torch.bmm(d, patches.transpose(1, 2)).view(samples, -1)
+
+
+def _grouped(delta: Tensor, a: Tensor, shape: tuple[int, ...], w: Window, times: int) -> Tensor:
+    """Return the weight gradient of a convolution with so many times the groups."""
+    weight: Tensor = conv2d_weight(a, shape, delta, w.stride, w.padding, w.dilation, times * w.groups)  # type: ignore[no-untyped-call]
+    return weight
+
+
+def _patches(a: Tensor, positions: torch.Size, window: Window) -> Tensor:
+    """View what each position sees, [samples, in, kernel, kernel, h', w']; only the zeros around are copied."""
+    a = _padded(a, window, 1)
+    step = [a.stride(-2), a.stride(-1)]
+    strides = [s * n for size in (window.dilation, window.stride) for s, n in zip(step, size, strict=True)]
+    return a.as_strided((*a.shape[:2], *window.kernel, *positions), (a.stride(0), a.stride(1), *strides))
+
+
+def _padded(a: Tensor, window: Window, times: int) -> Tensor:
+    """Put zeros around the last 2 · times axes, which are height and width so many times over."""
+    (height, width) = window.padding
+    return functional.pad(a, (width, width, height, height) * times) if height or width else a
+
+
+def _gram_is_cheaper(delta: Tensor, a: Tensor, window: Window) -> bool:
+    """Compare the numbers that go through memory; neither way is short of arithmetic."""
+    positions, pixels = delta[0, 0].numel(), a[0, 0].numel()
+    patch = a.shape[1] * window.places
+    by_gram = window.groups * (2 * pixels**2 + 3 * window.places * positions**2)
+    return by_gram < 2 * patch * positions + patch // window.groups * delta.shape[1]
+
+
+def _by_gradient(delta: Tensor, a: Tensor, window: Window, of_delta: Tensor, of_a: Tensor) -> Tensor:
+    """Return ‖Σ_p δ_p ⊗ a_p‖² by making the gradients, some at a time; `of_delta` and `of_a` are ‖δ‖² and ‖a‖²."""
+    squares = [squared_norm(gradients) for gradients in _some_at_a_time(delta, a, window)]
+    # of this norm's products, and of the sum's
+    rounding = 2 * product_error(a) * (window.places * of_delta * of_a).sqrt()
+    norm: Tensor = torch.cat(squares).sqrt() + rounding
+    return norm.square()
+
+
+def cancelled(dtype: torch.dtype, terms: int) -> float:
+    """Return how many times longer than a gradient its terms may be: to add P of them rounds by P · eps / 2 of that."""
+    return min(_CANCELLED[dtype], 2 * _KAPPA[dtype] / (torch.finfo(dtype).eps * terms))
+
+
+def product_error(v: Tensor) -> float:
+    """Return by how much a product of two numbers such as v's may be off, as a share of it.
+
+    With TF32 both lose all but 10 bits behind the point; it may be in use where one of two settings of torch allows it.
+    """
+    tf32 = torch.backends.cuda.matmul.allow_tf32 or torch.backends.cudnn.allow_tf32
+    return 2.0**-9 if v.is_cuda and v.dtype == torch.float32 and tf32 else 2 * torch.finfo(v.dtype).eps
+
+
+def _by_gram(delta: Tensor, a: Tensor, window: Window, of_delta: Tensor, of_a: Tensor) -> Tensor:
+    """Return ‖Σ_p δ_p ⊗ a_p‖² = Σ_{p,p'} ⟨δ_p, δ_p'⟩ ⟨a_p, a_p'⟩.
+
+    ⟨a_p, a_p'⟩ is the sum of ⟨x_u, x_u'⟩ over the pixels u, u' at equal places of the two windows: one product of
+    pixels, and as many shifted sums as a window has places. No patch is made. The products are never TF32: of a norm
+    squared, an error of 2⁻⁹ would be one of 2⁻⁴ of the norm.
+    """
+    (h, w), (height, width) = delta.shape[-2:], a.shape[-2:]
+    positions = _gram(delta, of_delta, window.groups)
+    pixels = _padded(_gram(a, of_a, window.groups).view(-1, height, width, height, width), window, 2)
+    patches = pixels.new_zeros(len(pixels), h, w, h, w)
+    for i in range(window.kernel[0]):
+        for j in range(window.kernel[1]):
+            rows, columns = _seen(i, h, window, 0), _seen(j, w, window, 1)
+            patches += pixels[:, rows, columns, rows, columns]
+    terms = positions.mul_(patches.view(positions.shape)).flatten(1).sum(1, dtype=torch.float64)
+    eps = torch.finfo(a.dtype).eps
+    unit = terms.view(len(delta), -1).sum(1).clamp(min=0) + 4 * eps * window.places
+    if (error := product_error(a)) > 2 * eps:  # what the sum's products may add; else the line above covers it
+        unit = (unit.sqrt() + error * window.places**0.5).square()
+    return unit * of_delta * of_a
+
+
+def _gram(v: Tensor, squared: Tensor, groups: int) -> Tensor:
+    """Return the inner products of the positions of v/‖v‖, given ‖v‖² [samples]: no product of two such overflows."""
+    v = v.reshape(len(v) * groups, -1, v[0, 0].numel())
+    unit = (1 / squared).where(squared > 0, 0.0).repeat_interleave(groups)
+    with no_tf32():
+        products = torch.bmm(v.transpose(1, 2), v)
+    return products.mul_(unit.to(v.dtype)[:, None, None])
+
+
+def _seen(place: int, positions: int, window: Window, axis: int) -> slice:
+    start = place * window.dilation[axis]
+    return slice(start, start + window.stride[axis] * (positions - 1) + 1, window.stride[axis])

@@ -1,0 +1,113 @@
+"""The rule for two-dimensional convolutions: m models run as one convolution with m times as many groups."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import conv2d
+from torch.nn.grad import conv2d_input
+
+from privsgp.gradients.per_sample import Plain, smaller
+from privsgp.gradients.positions import Positions, Window
+from privsgp.gradients.rules.layer import Call, StackedLayer
+
+if TYPE_CHECKING:
+    from torch.autograd.function import FunctionCtx
+
+    from privsgp.gradients.per_sample import Piece
+
+
+class StackedConv2d(StackedLayer):
+    """A convolution of m models: [b·m, C, h, w] is seen as [b, m·C, h, w], and has m times the groups.
+
+    Assumes: the long batch has samples first.
+    """
+
+    def __init__(self, name: str, layer: nn.Conv2d) -> None:
+        super().__init__(name, layer)
+        self.window = window(layer)
+
+    @staticmethod
+    def suits(layer: nn.Module) -> bool:
+        """Only zeros may lie around the input, equally many on both sides."""
+        assert isinstance(layer, nn.Conv2d)  # noqa: S101 - the registry asks for its own kind alone
+        odd = all(d * (k - 1) % 2 == 0 for k, d in zip(layer.kernel_size, layer.dilation, strict=True))
+        return layer.padding_mode == "zeros" and (layer.padding != "same" or odd)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Run all models at once."""
+        m, bias = self.models, self.stacked.get("bias")
+        a = x.reshape(-1, m * x.shape[1], *x.shape[2:])
+        given = a, self.stacked["weight"].flatten(0, 1), None if bias is None else bias.flatten(), self.window, m
+        out: Tensor = _Convolution.apply(*given) if a.is_cuda else convolution(*given)  # type: ignore[no-untyped-call]
+        self.record(x, a, out)
+        return _by_model(out, m).flatten(0, 1)
+
+    def piece(self, call: Call, delta: Tensor, batch: int, *, input_is_data: bool) -> Piece:
+        """Σ_p δ_p ⊗ a_p, in its smaller form."""
+        del batch
+        delta, a = _by_model(delta, self.models), _by_model(call.kept, self.models)
+        if "weight" not in self.trained:
+            return Plain(delta.sum((-2, -1)).transpose(0, 1))
+        w = self.window
+        if w.kernel == (1, 1) and w.padding == (0, 0):  # pixels that no position sees need not be kept
+            a, w = a[..., :: w.stride[0], :: w.stride[1]], Window(groups=w.groups)
+        return smaller(Positions(delta, a, w, "bias" in self.trained, input_is_data))
+
+
+class _Convolution(torch.autograd.Function):
+    """A convolution with a gradient for its input alone, by `input_gradient`."""
+
+    @staticmethod
+    def forward(ctx: FunctionCtx, a: Tensor, weight: Tensor, bias: Tensor | None, w: Window, models: int) -> Tensor:
+        """Return the layer's outputs."""
+        ctx.save_for_backward(weight)
+        ctx.rest = a.shape, w, models  # type: ignore[attr-defined]
+        return convolution(a, weight, bias, w, models)
+
+    @staticmethod
+    def backward(ctx: FunctionCtx, delta: Tensor) -> tuple[Tensor, None, None, None, None]:
+        """Return the gradient by the layer's input."""
+        (weight,) = ctx.saved_tensors  # type: ignore[attr-defined]
+        return input_gradient(delta, weight, *ctx.rest), None, None, None, None  # type: ignore[attr-defined]
+
+
+def convolution(a: Tensor, weight: Tensor, bias: Tensor | None, w: Window, models: int) -> Tensor:
+    """Run [b, m·C, h, w] through the weights of m models."""
+    return conv2d(a, weight, bias, w.stride, w.padding, w.dilation, models * w.groups)
+
+
+def input_gradient(delta: Tensor, weight: Tensor, shape: torch.Size, w: Window, models: int) -> Tensor:
+    """Return the gradient by a convolution's input, of this shape.
+
+    At stride 1 it is a convolution of δ with the weights turned round. For convolutions cuDNN took tensor cores at all
+    batch sizes that were profiled; for gradients as such it did not at 40 samples, and took twice the time.
+    """
+    groups = models * w.groups
+    around = [d * (k - 1) - p for k, d, p in zip(w.kernel, w.dilation, w.padding, strict=True)]
+    if w.stride != (1, 1) or min(around) < 0:
+        return conv2d_input(shape, weight, delta, w.stride, w.padding, w.dilation, groups)  # type: ignore[no-any-return, no-untyped-call]
+    turned = weight.view(groups, -1, *weight.shape[1:]).transpose(1, 2).flip(-2, -1).flatten(0, 1)
+    return conv2d(delta, turned, None, 1, around, w.dilation, groups)
+
+
+def _by_model(t: Tensor, models: int) -> Tensor:
+    """View [b, m·C, h, w] as [b, m, C, h, w]."""
+    return t.reshape(len(t), models, -1, *t.shape[2:])
+
+
+def window(layer: nn.Conv2d) -> Window:
+    """Return a layer's geometry, with "same" and "valid" as numbers."""
+    kernel, stride, dilation = (_pair(t) for t in (layer.kernel_size, layer.stride, layer.dilation))
+    if layer.padding == "same":
+        padding = (dilation[0] * (kernel[0] - 1) // 2, dilation[1] * (kernel[1] - 1) // 2)
+    else:
+        padding = (0, 0) if isinstance(layer.padding, str) else _pair(layer.padding)
+    return Window(kernel, stride, padding, dilation, layer.groups)
+
+
+def _pair(values: tuple[int, ...]) -> tuple[int, int]:
+    height, width = values
+    return height, width

@@ -1,0 +1,40 @@
+"""The rule for linear layers: the gradient of one sample's loss by the weight is δ ⊗ a.
+
+On sequences, [batch, …, in], it is the sum of such products over the positions (see `positions`).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from privsgp.gradients.per_sample import Outer, Plain, smaller
+from privsgp.gradients.positions import Positions, Window
+from privsgp.gradients.product import Forward
+from privsgp.gradients.rules.layer import Call, StackedLayer
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from privsgp.gradients.per_sample import Piece
+
+
+class StackedLinear(StackedLayer):
+    """A linear layer of m models."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Multiply each model's rows by its own weight."""
+        a = self.split(x).flatten(1, -2)
+        bias = self.stacked.get("bias")
+        out: Tensor = Forward.apply(a, self.stacked["weight"], None if bias is None else bias[:, None])  # type: ignore[no-untyped-call]
+        self.record(x, a, out)
+        return self.join(out.view(self.models, -1, *x.shape[1:-1], out.shape[-1]))
+
+    def piece(self, call: Call, delta: Tensor, batch: int, *, input_is_data: bool) -> Piece:
+        """δ ⊗ a where a sample is one row, a sum of such products where it is several."""
+        if "weight" not in self.trained:
+            return Plain(delta.view(self.models, batch, -1, delta.shape[-1]).sum(2))
+        bias = "bias" in self.trained
+        if call.input.ndim == 2:
+            return Outer(delta, call.kept, bias, input_is_data)
+        delta, a = (t.view(len(t), batch, -1, t.shape[-1]).permute(1, 0, 3, 2)[..., None] for t in (delta, call.kept))
+        return smaller(Positions(delta, a, Window(), bias, input_is_data))

@@ -1,0 +1,123 @@
+"""The rules for GroupNorm and LayerNorm: the statistics are each sample's own, and scale and shift are few numbers.
+
+With x̂ the normalised input, y = γ x̂ + β, so a sample's gradients by γ and β are δ x̂ and δ, summed over positions.
+On a GPU, GroupNorm has kernels that go through memory once (`privsgp.kernels.group_norm`).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import group_norm, layer_norm
+
+from privsgp.gradients.per_sample import Plain
+from privsgp.gradients.rules.layer import Call, StackedLayer
+from privsgp.kernels import have_triton
+
+if TYPE_CHECKING:
+    from torch.autograd.function import FunctionCtx
+
+    from privsgp.gradients.per_sample import Piece
+
+
+class _StackedNorm(StackedLayer):
+    """γ x̂ + β of m models, with x̂ laid out as [m, b, before, features, after], or with samples first."""
+
+    def affine(self, x: Tensor, normal: Tensor, features: int, after: int) -> Tensor:
+        """Scale and shift each model's samples."""
+        batch = x.shape[0] // self.models
+        first = (batch, self.models) if self.samples_first else (self.models, batch)
+        normal = normal.reshape(*first, -1, features, after)
+        scale, shift = (self._column(name) for name in ("weight", "bias"))
+        out = normal if scale is None else normal * scale if shift is None else torch.addcmul(shift, normal, scale)
+        self.record(x, normal, out)
+        return out.view(x.shape)
+
+    def _column(self, name: str) -> Tensor | None:
+        value = self.stacked.get(name)
+        first = (1, self.models) if self.samples_first else (self.models, 1)
+        return None if value is None else value.reshape(*first, 1, -1, 1)
+
+    def piece(self, call: Call, delta: Tensor, batch: int, *, input_is_data: bool) -> Piece:
+        """As many numbers as there are parameters: nothing is smaller than that."""
+        del batch, input_is_data
+        of = {"weight": lambda: (delta * call.kept).sum((2, 4)), "bias": lambda: delta.sum((2, 4))}
+        value = torch.cat([of[name]() for name in self.trained], -1)
+        return Plain(value.transpose(0, 1) if self.samples_first else value)
+
+
+class StackedGroupNorm(_StackedNorm):
+    """GroupNorm of m models."""
+
+    def __init__(self, name: str, layer: nn.GroupNorm) -> None:
+        super().__init__(name, layer)
+        self.groups, self.eps = layer.num_groups, layer.eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise groups of channels."""
+        if self._at_once(x):
+            scale, shift = (self.stacked[name].contiguous() for name in ("weight", "bias"))
+            y: Tensor = _AtOnce.apply(x, scale, shift, self.groups, self.eps, self._after(x))  # type: ignore[no-untyped-call]
+            self.record(x, x, y)
+            return y
+        normal = group_norm(x, self.groups, eps=self.eps)
+        return self.affine(x, normal, x.shape[1], x[0, 0].numel())
+
+    def piece(self, call: Call, delta: Tensor, batch: int, *, input_is_data: bool) -> Piece:
+        """Return the gradients by scale and shift."""
+        if not self._at_once(call.kept):
+            return super().piece(call, delta, batch, input_is_data=input_is_data)
+        from privsgp.kernels.group_norm import affine
+
+        both = self.split(affine(call.kept, delta.contiguous(), self.groups, self.eps))
+        return Plain(torch.cat([both[:, :, ("weight", "bias").index(name)] for name in self.trained], -1))
+
+    def _at_once(self, x: Tensor) -> bool:
+        """Tell whether the kernels take this input."""
+        if not (x.is_cuda and have_triton() and x.is_contiguous() and x.dtype in (torch.float32, torch.float64)):
+            return False
+        from privsgp.kernels.group_norm import MOST
+
+        return x.ndim == 4 and x[0].numel() // self.groups <= MOST
+
+    def _after(self, x: Tensor) -> int:
+        """After how many rows of the long batch the next model's begin."""
+        return 1 if self.samples_first else x.shape[0] // self.models
+
+
+class _AtOnce(torch.autograd.Function):
+    """GroupNorm with a gradient for its input alone: scale and shift have one a sample, by `affine`."""
+
+    @staticmethod
+    def forward(
+        ctx: FunctionCtx, x: Tensor, scale: Tensor, shift: Tensor, groups: int, eps: float, after: int
+    ) -> Tensor:
+        """Return γ x̂ + β."""
+        from privsgp.kernels import group_norm as kernel
+
+        ctx.save_for_backward(x, scale)
+        ctx.rest = groups, eps, after  # type: ignore[attr-defined]
+        return kernel.forward(x, scale, shift, groups, eps, after)
+
+    @staticmethod
+    def backward(ctx: FunctionCtx, delta: Tensor) -> tuple[Tensor, None, None, None, None, None]:
+        """Return the gradient by x."""
+        from privsgp.kernels import group_norm as kernel
+
+        x, scale = ctx.saved_tensors  # type: ignore[attr-defined]
+        return kernel.backward(x, delta.contiguous(), scale, *ctx.rest), None, None, None, None, None  # type: ignore[attr-defined]
+
+
+class StackedLayerNorm(_StackedNorm):
+    """LayerNorm of m models."""
+
+    def __init__(self, name: str, layer: nn.LayerNorm) -> None:
+        super().__init__(name, layer)
+        self.shape, self.eps = tuple(layer.normalized_shape), layer.eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise the last axes."""
+        normal = layer_norm(x, self.shape, eps=self.eps)
+        return self.affine(x, normal, torch.Size(self.shape).numel(), 1)

@@ -1,0 +1,115 @@
+"""Layer rules: run m models at once and read each sample's gradient off what passes through every layer.
+
+The user's module is copied and every layer that has a rule is replaced by one that holds m weights. Everything between
+the layers sees one long batch of m·b samples and need not know. A layer's share of a sample's gradient follows from
+its input a and the gradient δ by its output, so one backward pass to the layers' outputs gives all there is to know.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from privsgp.gradients.per_sample import PerSample
+from privsgp.gradients.rules.conv import StackedConv2d
+from privsgp.gradients.rules.embedding import StackedEmbedding
+from privsgp.gradients.rules.linear import StackedLinear
+from privsgp.gradients.rules.norm import StackedGroupNorm, StackedLayerNorm
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from privsgp.gradients.layout import Layout
+    from privsgp.gradients.rules.layer import StackedLayer
+
+RULES: dict[type[nn.Module], type[StackedLayer]] = {
+    nn.Linear: StackedLinear,
+    nn.Conv2d: StackedConv2d,
+    nn.GroupNorm: StackedGroupNorm,
+    nn.LayerNorm: StackedLayerNorm,
+    nn.Embedding: StackedEmbedding,
+}
+
+
+class Ruled:
+    """Per-sample gradients for a module whose trainable parameters all belong to layers with a rule."""
+
+    def __init__(self, model: nn.Module, layout: Layout, loss: Callable[[Tensor, Tensor], Tensor]) -> None:
+        self.model = copy.deepcopy(model).requires_grad_(requires_grad=False)
+        self.layout = layout
+        self.loss = loss
+        self.layers = [self._replace(name, model.get_submodule(name)) for name in ruled_layers(model)]
+        # With samples first, [b·m, C, h, w] is what a grouped convolution takes, without a copy.
+        self.samples_first = any(isinstance(layer, StackedConv2d) for layer in self.layers)
+        for layer in self.layers:
+            layer.samples_first = self.samples_first
+
+    def _replace(self, name: str, layer: nn.Module) -> StackedLayer:
+        stacked = RULES[type(layer)](name, layer)
+        parent, _, child = name.rpartition(".")
+        if name:
+            setattr(self.model.get_submodule(parent), child, stacked)
+        else:
+            self.model = stacked
+        return stacked
+
+    def __call__(self, z: Tensor, inputs: Tensor, targets: Tensor) -> PerSample:
+        """Return the gradients of model z[i] on inputs[i, j], for all i and j."""
+        with torch.enable_grad():
+            data, wanted = self._long(inputs), self._long(targets)
+            losses = self.loss(self._forward(z, data), wanted)
+            calls = [layer.calls.pop() for layer in self.layers]
+            deltas = list(torch.autograd.grad(losses.sum(), [call.output for call in calls]))
+        pieces = []
+        for layer in self.layers:  # what one layer no longer needs is freed before the next one's turn
+            call = calls.pop(0)
+            same = _same_memory(call.input, data)
+            pieces.append(layer.piece(call, deltas.pop(0), inputs.shape[1], input_is_data=same))
+        return PerSample(pieces)
+
+    def _long(self, x: Tensor) -> Tensor:
+        return (x.transpose(0, 1) if self.samples_first else x).flatten(0, 1)
+
+    def _forward(self, z: Tensor, data: Tensor) -> Tensor:
+        views = self.layout.views(z)
+        for layer in self.layers:
+            layer.load(views, z.shape[0])
+        out: Tensor = self.model(data)
+        return out
+
+    def called_once(self, z: Tensor, inputs: Tensor) -> bool:
+        """Run the model and tell whether each layer was called exactly once, on one row per sample."""
+        self._forward(z, self._long(inputs))
+        rows = inputs.shape[0] * inputs.shape[1]
+        once = all([call.input.shape[0] for call in layer.calls] == [rows] for layer in self.layers)
+        for layer in self.layers:
+            layer.calls.clear()
+        return once
+
+
+def ruled_layers(model: nn.Module) -> list[str]:
+    """Name the trained layers of a model that have a rule, in the order of its parameters."""
+    return [name for name, layer in model.named_modules() if _ruled(layer)]
+
+
+def _ruled(layer: nn.Module) -> bool:
+    rule = RULES.get(type(layer))
+    hooked = layer._forward_hooks or layer._forward_pre_hooks
+    return rule is not None and not hooked and rule.suits(layer) and any(p.requires_grad for p in layer.parameters())
+
+
+def covers(model: nn.Module, layout: Layout) -> bool:
+    """Tell whether every trained parameter belongs to exactly one layer with a rule, in layout order."""
+    owned: list[str] = []
+    for name in ruled_layers(model):
+        prefix = f"{name}." if name else ""
+        owned += [prefix + p for p, value in model.get_submodule(name).named_parameters() if value.requires_grad]
+    everywhere: Sequence[str] = [n for n, p in model.named_parameters(remove_duplicate=False) if p.requires_grad]
+    return owned == list(layout.names) == everywhere
+
+
+def _same_memory(a: Tensor, data: Tensor) -> bool:
+    return a.data_ptr() == data.data_ptr() and a.numel() == data.numel()

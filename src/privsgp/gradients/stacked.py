@@ -1,0 +1,127 @@
+"""From a user's module to its per-sample gradients: which way to take, and what must be refused.
+
+A rule is used only where each parameter belongs to exactly one ruled layer that is called exactly once, and only
+after it has given the same gradients as `torch.func` on random data. A module in which samples of a batch influence
+each other has no per-sample gradient, and clipping it would protect nobody: it is refused.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from privsgp.errors import Refused
+from privsgp.gradients.functional import Functional
+from privsgp.gradients.layout import Layout
+from privsgp.gradients.rules.ruled import Ruled, covers
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from privsgp.gradients.per_sample import PerSample
+
+    Loss = Callable[[Tensor, Tensor], Tensor]
+
+
+class Stacked(Protocol):
+    """Per-sample gradients of m models: z [m, d], inputs [m, b, …], targets [m, b, …]."""
+
+    layout: Layout
+
+    def __call__(self, z: Tensor, inputs: Tensor, targets: Tensor) -> PerSample:
+        """Return the gradients of model z[i] on inputs[i, j], for all i and j."""
+
+
+def stack(model: nn.Module, loss: Loss, sample: tuple[Tensor, Tensor], *, rules: bool = True) -> Stacked:
+    """Return the gradients of `model` for many parameter vectors at once.
+
+    `sample` is (inputs, targets) of a few *made-up* samples of the right shape: the probe runs on them, never on
+    private data. `rules=False` takes the `torch.func` way for everything.
+    """
+    refuse_mixing_layers(model)
+    layout = Layout.of(model)
+    if not layout.dim:
+        raise Refused("the model has no trainable parameter", "give it at least one layer with requires_grad=True")
+    refuse_mixing(model, loss, sample)
+    functional = Functional(model, layout, loss)
+    _probe_functional(functional, model, sample)
+    if rules and covers(model, layout):
+        rule = Ruled(model, layout, loss)
+        if _agree(model, loss, sample):
+            return rule
+    return functional
+
+
+def refuse_mixing_layers(model: nn.Module) -> None:
+    """Refuse, by name, layers whose output for a sample depends on more than the sample and the parameters."""
+    for name, layer in model.named_modules():
+        kind, label = type(layer).__name__, f"layer '{name}'" if name else "the model"
+        if "BatchNorm" in kind:
+            raise Refused(f"{label} is a {kind}: it averages over the batch", "use nn.GroupNorm or nn.LayerNorm")
+        if getattr(layer, "track_running_stats", False):
+            raise Refused(f"{label} is a {kind} that keeps statistics of the data", "use nn.GroupNorm")
+        if "Dropout" in kind and getattr(layer, "p", 0.0) != 0.0:
+            raise Refused(f"{label} is a {kind} with p = {layer.p}: its coins are not keyed", "leave it out, or p = 0")
+
+
+def refuse_mixing(model: nn.Module, loss: Loss, sample: tuple[Tensor, Tensor]) -> None:
+    """Compare each sample's loss in a batch with the sample alone (this catches `x.mean(0)` in user code).
+
+    Guarantee: none beyond the probe; a module that mixes samples only on special inputs is not noticed.
+    """
+    probe = copy.deepcopy(model).double()
+    inputs, targets = (_real(t, torch.float64) for t in sample)
+    with torch.no_grad():
+        together = loss(probe(inputs), targets)
+        if together.shape != targets.shape[:1]:
+            raise Refused(
+                f"the loss gives a tensor of shape {tuple(together.shape)} for {targets.shape[0]} samples",
+                "return one number per sample (reduction='none', averaged over everything but the first axis)",
+            )
+        alone = torch.cat([loss(probe(x[None]), y[None]) for x, y in zip(inputs, targets, strict=True)])
+    if not torch.allclose(together, alone, rtol=1e-9, atol=1e-12, equal_nan=True):
+        raise Refused(
+            f"the loss of a sample depends on the other samples of its batch (by {_largest(together - alone):.3g})",
+            "make every operation of the model and the loss act on each sample alone",
+        )
+
+
+def _probe_functional(functional: Functional, model: nn.Module, sample: tuple[Tensor, Tensor]) -> None:
+    z = functional.layout.flatten(model)[None]
+    try:
+        functional(z, _real(sample[0][None, :2], z.dtype), sample[1][None, :2])
+    except (RuntimeError, ValueError) as error:
+        raise Refused(
+            f"torch.func cannot differentiate this model sample by sample: {error}",
+            "write its forward with operations that vmap supports, without in-place changes or data-dependent branches",
+        ) from error
+
+
+def _agree(model: nn.Module, loss: Loss, sample: tuple[Tensor, Tensor]) -> bool:
+    """Tell whether the rule gives torch.func's gradients, for two different models at once, in float64."""
+    double = copy.deepcopy(model).double()
+    layout = Layout.of(double)
+    rule, functional = Ruled(double, layout, loss), Functional(double, layout, loss)
+    z = layout.flatten(double) * torch.tensor([[1.0], [0.5]], dtype=torch.float64, device=sample[0].device)
+    x, y = sample[0][:2], sample[1][:2]
+    inputs, targets = (_real(torch.stack([t, t.flip(0)]), torch.float64) for t in (x, y))
+    try:
+        if not rule.called_once(z, inputs):
+            return False
+        fast, plain = rule(z, inputs, targets), functional.one_by_one(z, inputs, targets)
+    except (RuntimeError, AttributeError, ValueError, TypeError):
+        return False  # a forward that uses its layers in some other way than calling them
+    same = torch.allclose(fast.dense(), plain, rtol=1e-9, atol=1e-12)
+    return same and torch.allclose(fast.norm(), plain.norm(dim=-1), rtol=1e-9, atol=1e-12)
+
+
+def _real(t: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return real numbers in another precision, and whole ones, such as tokens, as they are."""
+    return t.to(dtype) if t.is_floating_point() else t
+
+
+def _largest(difference: Tensor) -> float:
+    return float(difference.abs().max())

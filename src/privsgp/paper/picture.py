@@ -1,0 +1,115 @@
+"""Pictures of many runs: a line and a band for each method or setting."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from privsgp.errors import Refused
+from privsgp.paper import claims
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from matplotlib.axes import Axes
+
+    from privsgp.studies.compare import Comparison
+
+    Points = Sequence[Mapping[str, float]]
+
+_COLOURS = ("#2f6fb0", "#e07b39", "#3a9b6e", "#b5478a", "#8a6fd1", "#c9a227", "#5aa7b8", "#7a5c45")
+_STYLES = ("-", "--", ":")  # the colours again
+_INK = "#263238"
+
+
+def draw_comparison(comparison: Comparison, path: Path) -> None:
+    """Draw accuracy against steps and, where there is a clock, against virtual time."""
+    rows = [row.as_json() for row in comparison.rows]
+    panels = [("against_steps", "steps")]
+    if any(row["against_time"] for row in rows):
+        panels.append(("against_time", "virtual seconds"))
+    figure, axes = panes(len(panels))
+    for axis, (key, x) in zip(axes, panels, strict=True):
+        lines(axis, {row["algorithm"]: row[key] for row in rows if row[key]})
+        dress(axis, x, "test accuracy")
+    save(figure, path)
+
+
+def draw_figure(told: dict[str, Any], path: Path) -> None:
+    """Draw a figure of the paper, as its JSON holds it: loss and accuracy against steps, or accuracy against ε."""
+    along = told["curves"][0]["line"]
+    figure, axes = panes(1 if along else 2)
+    if along:
+        lines(axes[0], _points(told["curves"]), marker="o")
+        dress(axes[0], "ε, nominal" if told["mode"] == "published" else "ε, certified", "test accuracy")
+    else:
+        for axis, key, words in zip(axes, ("loss", "accuracy"), ("training loss", "test accuracy"), strict=True):
+            lines(axis, {_legend([c]): c[f"{key}_curve"] for c in told["curves"]})
+            dress(axis, "steps", words)
+            _far_apart(axis, [p["mean"] for c in told["curves"] for p in c[f"{key}_curve"]])
+    verdict = claims.WORDS[told["holds"]]
+    figure.suptitle(f"{told['name']}, {told['mode']}, {told['scale']}: the claim {verdict}", color=_INK, fontsize=11)
+    save(figure, path)
+
+
+def _far_apart(axis: Axes, values: Sequence[float]) -> None:
+    """Take a logarithmic axis where one curve would flatten all others."""
+    if values and min(values) > 0 and max(values) > 1000 * min(values):
+        axis.set_yscale("log")
+
+
+def _points(curves: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, float]]]:
+    """Put the curves' final accuracies on their lines."""
+    by_line: dict[str, list[dict[str, Any]]] = {}
+    for c in curves:
+        by_line.setdefault(c["line"], []).append(c)
+    return {_legend(on, line): [{"x": c["x"]} | c["accuracy"] for c in on] for line, on in by_line.items()}
+
+
+def _legend(curves: Sequence[dict[str, Any]], words: str = "") -> str:
+    """Return a label with the certified ε of what it stands for."""
+    found = [c["epsilon_certified"] for c in curves]
+    if None in found:
+        return f"{words or curves[0]['label']} (ε: no finite bound)"
+    low, high = f"{min(found):.3g}", f"{max(found):.3g}"
+    return f"{words or curves[0]['label']} (ε = {low if low == high else f'{low} … {high}'})"
+
+
+def panes(count: int) -> tuple[Any, list[Axes]]:
+    """Return a figure and its axes side by side; needs no display."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(5.4 * count + 0.4, 4.2), layout="constrained", facecolor="white")
+    return figure, list(figure.subplots(1, count, squeeze=False).flat)
+
+
+def lines(axis: Axes, curves: Mapping[str, Points], marker: str = "") -> None:
+    """Draw a line through the means and a band of one standard deviation for each curve."""
+    for i, (label, points) in enumerate(curves.items()):
+        colour, style = _COLOURS[i % len(_COLOURS)], _STYLES[i // len(_COLOURS) % len(_STYLES)]
+        x, mean = [p["x"] for p in points], [p["mean"] for p in points]
+        axis.plot(x, mean, style, color=colour, label=label, linewidth=1.6, marker=marker, markersize=4)
+        low, high = ([p["mean"] + side * p["sd"] for p in points] for side in (-1, 1))
+        axis.fill_between(x, low, high, color=colour, alpha=0.15, linewidth=0)
+
+
+def dress(axis: Axes, x: str, y: str) -> None:
+    """Name the axes and take away what is not needed."""
+    axis.set(xlabel=x, ylabel=y)
+    axis.grid(visible=True, alpha=0.25)
+    axis.legend(frameon=False, fontsize=8)
+    for side in ("top", "right"):
+        axis.spines[side].set_visible(False)
+
+
+def save(figure: Any, path: Path) -> None:  # noqa: ANN401 - matplotlib has no types
+    """Write a picture; the same picture is the same bytes."""
+    from matplotlib import rc_context
+
+    try:
+        with rc_context({"svg.hashsalt": "privsgp", "svg.fonttype": "none"}):
+            figure.savefig(path, dpi=100, metadata={"Date": None} if path.suffix == ".svg" else None)
+    except (OSError, ValueError) as error:
+        raise Refused(
+            f"the picture {str(path)!r} cannot be written: {error}", "give a .png in a folder that exists"
+        ) from error

@@ -1,0 +1,145 @@
+"""Make a figure of the paper again: run its curves, draw them, and say whether the paper's claim holds.
+
+In mode "published" noise is the paper's and the certified ε of every curve stands in its legend; in mode "certified"
+all curves have the same certified budget. A claim that does not hold is reported as not holding, and one whose own
+curve was left out as one that cannot be judged.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+from privsgp.engine.folder import write_json
+from privsgp.engine.spec import device_name
+from privsgp.errors import Refused, refuse_below_one
+from privsgp.paper import picture
+from privsgp.paper.claims import Found
+from privsgp.paper.figures import FIGURES, NAMES, SETTINGS
+from privsgp.runs import config as configs
+from privsgp.runs import train as training
+from privsgp.studies import compare, small_data
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from privsgp.paper.figures import Curve, Figure, Mode, Scale, Setting
+    from privsgp.runs.config import Config
+    from privsgp.studies.several import Bench, Several
+
+VERSION = 1
+
+
+def reproduce(
+    name: str,
+    bench: Bench,
+    *,
+    scale: Scale = "small",
+    mode: Mode = "published",
+    seeds: int = 2,
+    changes: Sequence[str] = (),
+    max_steps: int | None = None,
+) -> dict[str, Any]:
+    """Run a figure and return what its JSON holds; the same call goes on with what is there.
+
+    `changes` are KEY=VALUE settings for every curve; curves of more than `max_steps` steps are left out.
+
+    Guarantee: every ε is the certified accountant's, whatever noise the mode takes.
+    Assumes: simulation.
+    """
+    figure, setting = known(name), SETTINGS[_data(name), scale]
+    refuse_below_one(seeds=seeds, max_steps=max_steps)
+    planned = figure.curves(setting, mode)
+    curves = [c for c in planned if max_steps is None or c.values["algorithm"]["steps"] <= max_steps]
+    if not curves:
+        raise Refused(f"--max-steps {max_steps}", f"{name} has no curve with so few steps")
+    chosen = {curve.key: configs.parse(curve.values, changes) for curve in curves}
+    device_name(chosen[curves[0].key].engine.device)  # refused here too, though every run may be done already
+    bench = dataclasses.replace(
+        bench, out=bench.out / f"{name}-{mode}-{scale}", data_dir=_data_dir(setting, bench, chosen),
+        jobs=bench.jobs or setting.jobs,
+    )  # fmt: skip
+    runs = _run(figure, setting, chosen, bench, seeds)
+    return judged({
+        "format": "privsgp-figure",
+        "version": VERSION,
+        "simulation": True,
+        "name": name,
+        "scale": scale,
+        "mode": mode,
+        "seeds": seeds,
+        "changes": list(changes),
+        "versions": training.versions(),
+        "curves": [_told(curve, runs[curve.key]) for curve in curves],
+    })  # fmt: skip
+
+
+def judged(told: dict[str, Any]) -> dict[str, Any]:
+    """Return a figure's JSON with what the paper says of it and whether its curves bear that out."""
+    figure, setting = known(told["name"]), SETTINGS[_data(told["name"]), told["scale"]]
+    planned, there = figure.curves(setting, told["mode"]), {curve["label"]: curve for curve in told["curves"]}
+    verdict = figure.claim(setting)({c.key: Found.told(there[c.label]) for c in planned if c.label in there})
+    left_out = ", ".join(curve.label for curve in planned if curve.label not in there)
+    words = verdict.words + (f"; left out: {left_out}" if left_out else "")
+    found = {"paper": figure.says, "holds": verdict.holds, "found": words}
+    about = {key: value for key, value in told.items() if key != "curves"}
+    return about | found | {"curves": told["curves"]}  # a reader finds the verdict before them
+
+
+def known(name: str) -> Figure:
+    """Return a figure by its name."""
+    if name not in NAMES:
+        what = f"no figure {name!r}" if name else "no figure is named"
+        raise Refused(what, f"take one of {', '.join(NAMES)}, or all; --list tells what the paper claims")
+    return FIGURES[name.partition("-")[2]]
+
+
+def listing() -> list[tuple[str, str]]:
+    """Return the names of all figures with what the paper claims."""
+    return [(name, known(name).says) for name in NAMES]
+
+
+def save(told: dict[str, Any], folder: Path) -> None:
+    """Write a figure to NAME-MODE-SCALE.json, and draw it to .png and .svg beside that."""
+    stem = f"{told['name']}-{told['mode']}-{told['scale']}"
+    write_json(folder / f"{stem}.json", told)
+    for suffix in ("png", "svg"):
+        picture.draw_figure(told, folder / f"{stem}.{suffix}")
+
+
+def _data(name: str) -> str:
+    return name.partition("-")[0]
+
+
+def _data_dir(setting: Setting, bench: Bench, chosen: dict[str, Config]) -> Path | None:
+    """Return where the data lie; a small copy is made where the figure wants one."""
+    if setting.samples is None or all(config.data.name != setting.file for config in chosen.values()):
+        return bench.data_dir
+    small_data.make(setting.data, setting.samples, bench.out / "data" / setting.file, bench.data_dir)
+    return bench.out / "data"
+
+
+def _run(figure: Figure, setting: Setting, chosen: dict[str, Config], bench: Bench, seeds: int) -> dict[str, Several]:
+    if not figure.tuned:
+        return bench.several(chosen, range(seeds), bench.out.name)
+    base = setting.step_size(setting.nodes, setting.best)
+    rows = compare.rows(chosen, [factor * base for factor in compare.FACTORS], bench, seeds=seeds)
+    return {row.algorithm: row.runs for row in rows}
+
+
+def _told(curve: Curve, runs: Several) -> dict[str, Any]:
+    spreads = {key: runs.of(key) for key in ("train_loss", "test_loss")} | {"accuracy": runs.accuracy}
+    return {
+        "label": curve.label, "line": curve.line, "x": curve.x, "config": runs.config.model_dump(mode="json"),
+        "steps": runs.config.algorithm.steps, "step_size": compare.base_step_size(runs.config),
+        "sigma": (runs.summary.get("sigma") or [None])[0],
+        "epsilon_certified": runs.epsilon, "epsilon_nominal": _nominal(runs.config.privacy), "diverged": runs.diverged,
+        "seconds": sum(run.summary["seconds"] for run in runs.runs if run.summary is not None),
+        **{key: None if spread is None else spread.as_json() for key, spread in spreads.items()},
+        "loss_curve": runs.curve("train_loss"), "accuracy_curve": runs.curve(runs.accuracy_key),
+    }  # fmt: skip
+
+
+def _nominal(privacy: configs.Privacy) -> float | None:
+    return privacy.epsilon if privacy.accountant == "published" and isinstance(privacy.epsilon, float) else None

@@ -1,0 +1,251 @@
+"""From a budget to a run one can act on: which algorithm, how many steps, which batch and step size.
+
+The distance T = γK is found in a rehearsal. With σ growing like √K, noise at a given T hardly depends on K: more steps
+gain a little (shorter ones follow the curvature better, tables are fresher, sampling costs less) and cost time and
+messages. K is the smallest of a few lengths whose rehearsal is as good as the longest one's.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from privsgp.accounting import published
+from privsgp.accounting.mechanisms import SampledMean
+from privsgp.algorithms import ALGORITHMS
+from privsgp.algorithms.steering import node_weights
+from privsgp.planner import estimates, theorems
+from privsgp.planner.noise import response
+from privsgp.planner.price import Price, common_budget, gaussian_shift, relative_noise
+from privsgp.planner.rehearsal import Scene, far_enough
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from privsgp.accounting.accountant import Accountant
+    from privsgp.accounting.mechanisms import Mechanism, Relation
+    from privsgp.algorithms import Settings
+    from privsgp.algorithms.steering import Weights
+    from privsgp.planner.rehearsal import Stage
+    from privsgp.planner.theorems import Budget, Constants
+
+LENGTHS = (1024, 2048, 4096)  # K to choose from; on scikit-learn's digits accuracy still rises up to about 500
+NEARLY = 1.05  # noise this much above the least is not worth more steps
+SHORT = 16  # γ ≤ 1/(16L): short beside the curvature even where real data bends four times as much as the stand-in
+CHEAP = 1.02  # what drawing samples may cost in noise
+TIE = 0.01  # rehearsals differ by as much from chance
+
+
+@dataclass(frozen=True)
+class Network:
+    """Who takes part and what each may spend; all of it public."""
+
+    samples: Sequence[int]
+    budgets: Sequence[Budget]
+    relation: Relation = "zero-out"
+    spare: float = 0.0
+    accountant: Accountant = "certified"
+    c2: float = published.C2
+    weighting: Weights = "equal"
+
+    @cached_property
+    def weights(self) -> list[float] | None:
+        """p_i, how much each node counts; None for all alike."""
+        return node_weights(self.weighting, self.samples, relative_noise(self.budgets, self.samples))
+
+    @cached_property
+    def gain(self) -> float:
+        """The average's noise with nodes weighted by 1/σ², as a share of what it is when all count alike."""
+        noises = relative_noise(self.budgets, self.samples)
+        return self.nodes / math.sqrt(math.fsum(v**-2 for v in noises) * math.fsum(v**2 for v in noises))
+
+    @property
+    def nodes(self) -> int:
+        """The paper's n."""
+        return len(self.samples)
+
+    @property
+    def mean_samples(self) -> float:
+        """J̄."""
+        return sum(self.samples) / self.nodes
+
+    @property
+    def delta(self) -> float:
+        """The smallest δ_i, to which the common budget is put."""
+        return min(delta for _, delta in self.budgets)
+
+    @cached_property
+    def epsilon(self) -> float:
+        """The ε that stands for all budgets (`common_budget`)."""
+        return common_budget(self.budgets, self.samples, self.delta, self.weights)
+
+    def releases(self, steps: int) -> int:
+        """Count the spare releases in."""
+        return steps + math.ceil(self.spare * steps)
+
+
+@dataclass(frozen=True)
+class Method:
+    """An algorithm with its settings."""
+
+    algorithm: str
+    settings: Settings
+
+    @property
+    def label(self) -> str:
+        """Tell methods apart in a table."""
+        clip = self.settings.difference_clip
+        return self.algorithm if clip is None else f"{self.algorithm}, differences clipped to {clip:g}"
+
+    def mechanism(self, batch: float, samples: int) -> Mechanism:
+        """Return what one message of a node reveals, without its noise."""
+        return ALGORITHMS[self.algorithm].mechanism(self.settings, sigma=0.0, batch=batch, samples=samples, kappa=0.0)
+
+
+def methods(settings: Settings, accountant: Accountant) -> list[Method]:
+    """Return what `algorithm.name = "auto"` chooses from, the simplest first; the published formula knows two."""
+    plain = replace(settings, difference_clip=None)
+    clipped = replace(settings, difference_clip=settings.clip / 2)
+    known = [("privsgp", plain), ("privsgp-sag", plain), ("privsgp-vr", clipped), ("privsgp-vr", plain)]
+    formula = [("privsgp", plain), ("privsgp-vr", plain)]
+    return [Method(name, own) for name, own in (formula if accountant == "published" else known)]
+
+
+class Noise:
+    """σ as a method needs it at a batch: of the mean node by K, and of every node at one K."""
+
+    def __init__(self, network: Network, method: Method, batch: float) -> None:
+        self.network, self.method, self.batch = network, method, batch
+        self._prices: dict[float, Price] = {}
+
+    def common(self, steps: float) -> float:
+        """Return σ of a node with J̄ samples and the common budget."""
+        n = self.network
+        if n.accountant == "published":
+            return published.sigma(self._mechanism(), round(steps), n.epsilon, n.delta, n.c2)
+        return self._price(n.delta).along(steps, n.epsilon)
+
+    def at(self, steps: int) -> float:
+        """Return σ of the same node from values certified at this very K, not from those of the K around it."""
+        n = self.network
+        return self.common(steps) if n.accountant == "published" else self._price(n.delta).sigma(steps, n.epsilon)
+
+    def each(self, steps: int) -> list[float]:
+        """Return σ_i of every node; σJ/G depends on nothing but the rate and the budget."""
+        n = self.network
+        mean = self._mechanism().samples
+        return [self._one(steps, budget) * mean / own for budget, own in zip(n.budgets, n.samples, strict=True)]
+
+    def _one(self, steps: int, budget: Budget) -> float:
+        if self.network.accountant == "published":
+            return published.sigma(self._mechanism(), steps, *budget, self.network.c2)
+        return self._price(budget[1]).sigma(steps, budget[0])
+
+    def _price(self, delta: float) -> Price:
+        if delta not in self._prices:
+            self._prices[delta] = Price(self._mechanism(), delta, self.network.relation, self.network.releases)
+        return self._prices[delta]
+
+    def _mechanism(self) -> Mechanism:
+        return self.method.mechanism(self.batch, round(self.network.mean_samples))
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A method with its K, batch and γ, its noise by K, and what a rehearsal made of it."""
+
+    method: Method
+    batch: float
+    steps: int
+    step_size: float
+    noise: Noise
+    score: float
+    response: float
+
+    @property
+    def distance(self) -> float:
+        """T = γK."""
+        return self.step_size * self.steps
+
+
+@dataclass(frozen=True)
+class Planner:
+    """What is known before choosing; `constants` are those of the stage."""
+
+    network: Network
+    stage: Stage
+    constants: Constants
+
+    def choose(self, method: Method, batch: float, steps: int | None, step_size: float | None) -> Choice:
+        """Fill in what is None."""
+        noise = Noise(self.network, method, batch)
+        if steps is None or step_size is None:
+            steps, distance = self._open(noise, steps, step_size)
+        else:
+            distance = steps * step_size
+        scene = self._scene(noise, steps)
+        score, left = self.stage.mean_score(scene, distance), response(self.stage, scene, distance)
+        return Choice(method, batch, steps, distance / steps, noise, score, left)
+
+    def _open(self, noise: Noise, steps: int | None, step_size: float | None) -> tuple[int, float]:
+        """Return (K, T) where at most one of K and γ is given."""
+        longest = self._scene(noise, steps or LENGTHS[-1])
+        distance = far_enough(self.stage, longest, self.stage.guess(longest.noise))
+        if steps is not None:
+            return steps, distance
+        if step_size is not None:
+            steps = min(max(round(distance / step_size), 1), LENGTHS[-1])
+            return steps, steps * step_size
+        return self._shortest(noise, distance, longest.noise)
+
+    def _shortest(self, noise: Noise, distance: float, kappa: float) -> tuple[int, float]:
+        """Return the smallest K with nearly the least noise that scores like the best, each at its own T ∝ 1/κ."""
+        scenes = [self._scene(noise, K) for K in LENGTHS]
+        distances = [distance * kappa / scene.noise for scene in scenes]
+        scores = [self.stage.mean_score(scene, T) for scene, T in zip(scenes, distances, strict=True)]
+        enough = max(scores) - TIE / 2 * abs(max(scores))
+        quiet = NEARLY * min(scene.noise for scene in scenes)
+        good = [s >= enough and scene.noise <= quiet for s, scene in zip(scores, scenes, strict=True)]
+        steps, T = next((K, T) for K, T, ok in zip(LENGTHS, distances, [*good[:-1], True], strict=True) if ok)
+        return min(max(steps, math.ceil(SHORT * self.constants.smoothness * T)), LENGTHS[-1]), T
+
+    def batch(self) -> float:
+        """Return the smallest power of two, from 8, at which drawing samples costs plain PrivSGP hardly any noise."""
+        n, J = self.network, round(self.network.mean_samples)
+
+        def sigma(batch: int) -> float:
+            plain = SampledMean(sigma=0.0, clip=1.0, batch=float(batch), samples=J)
+            return Price(plain, n.delta, n.relation, n.releases).sigma(LENGTHS[0], n.epsilon)
+
+        candidates = [2**power for power in range(3, J.bit_length()) if 2**power < J]
+        return float(next((batch for batch in candidates if sigma(batch) < CHEAP * sigma(J)), J))
+
+    def published_steps(self, clip: float) -> int:
+        """Return Corollary 1's K, for the published accountant."""
+        n = self.network
+        found = theorems.best_steps(self.constants, self.stage.layout.dim, clip, n.budgets, n.samples, n.c2)
+        return max(1, round(found))
+
+    def _scene(self, noise: Noise, steps: int) -> Scene:
+        n, method = self.network, noise.method
+        kappa = noise.common(steps) / math.sqrt(n.nodes * steps)
+        return Scene(method.algorithm, method.settings, kappa, steps * noise.batch / n.mean_samples)
+
+
+def planner(network: Network, stage: Stage, clip: float, *, skewed: bool = False) -> Planner:
+    """Return a planner with its constants estimated on the stage, over about as far as a run will go."""
+    shift = gaussian_shift(network.epsilon, network.delta)
+    kappa = clip / (network.mean_samples * shift * math.sqrt(network.nodes))
+    found = estimates.constants(stage, clip, stage.guess(kappa), network.mean_samples, skewed=skewed)
+    return Planner(network, stage, found)
+
+
+def best(choices: Sequence[Choice]) -> tuple[Choice, str]:
+    """Return the choice that scores best, the simplest among equals, and why."""
+    top = max(choice.score for choice in choices)
+    chosen = next(choice for choice in choices if choice.score >= top - TIE * abs(top))
+    others = ", ".join(f"{c.method.label} {c.score:.3g}" for c in choices if c is not chosen)
+    equal = " (as good as the best but for chance, and simpler)" if chosen.score < top else ""
+    return chosen, f"{chosen.method.label} scores {chosen.score:.3g} in rehearsal{equal}; the others: {others}"

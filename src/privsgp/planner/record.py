@@ -1,0 +1,215 @@
+"""A finished plan: what to run, what to expect of it, and everything that was looked at on the way.
+
+`Formula` is the paper's bound alone, from constants a user gives; `Plan` is a run that was also rehearsed. Both turn
+into plain values for JSON; a plan's go into plan.json of the run folder.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from privsgp.graph import constants as graph_constants
+from privsgp.planner import cautions, comparison, costs, noise, theorems
+from privsgp.planner.choose import LENGTHS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from privsgp.graph import Graph
+    from privsgp.planner.choose import Choice, Network, Noise, Planner
+    from privsgp.planner.estimates import Source
+    from privsgp.planner.theorems import Constants
+
+VERSION = 1
+SHOWN = [round(64 * 2 ** (i / 4)) for i in range(25)]  # the K of a plan's curves
+WIDEST = 4.0**10  # the K between 1 and this among which the bound's valley is looked for
+
+
+@dataclass(frozen=True)
+class Formula:
+    """Theorem 1's bound for a network, with the noise of an accountant; d is `dim` and G `clip`."""
+
+    network: Network
+    graph: Graph
+    constants: Constants
+    dim: int
+    clip: float
+    noise: Noise
+
+    @cached_property
+    def published_steps(self) -> float:
+        """Corollary 1's K."""
+        n = self.network
+        return theorems.best_steps(self.constants, self.dim, self.clip, n.budgets, n.samples, n.c2)
+
+    @cached_property
+    def steps(self) -> int:
+        """The K at which the bound is smallest: Corollary 1's, or by search with the certified σ(K)."""
+        if self.network.accountant == "published":
+            return max(1, round(self.published_steps))
+        return max(1, round(theorems.minimise(self.bound, 1.0, WIDEST, precision=1e-2)))
+
+    def bound(self, steps: float, noise: Noise | None = None) -> float:
+        """Return Theorem 1's bound after so many steps, with this formula's noise or another method's."""
+        n, sigma = self.network.nodes, (noise or self.noise).common(steps)
+        return theorems.bound(self.constants, n, self.dim, steps, [sigma**2] * n)
+
+    @cached_property
+    def log_least_steps(self) -> float:
+        """Return ln K̂(C, q)."""
+        lemma, n = graph_constants(self.graph, self.dim).lemma, self.network
+        return theorems.log_least_steps(
+            self.constants.smoothness, n.nodes, n.mean_samples, lemma.log_c, lemma.log_one_minus_q
+        )
+
+    def warnings(self, steps: int) -> list[str]:
+        """Return what to be careful about with the theory at this K."""
+        n = self.network
+        said = cautions.below_theorem(steps, self.log_least_steps)
+        if n.accountant == "published":
+            said += cautions.outside_theorem_3(steps, n.samples, n.budgets)
+        return said + cautions.careless_delta(n.samples, n.budgets)
+
+    def comparison(self) -> list[dict[str, Any]]:
+        """Return the paper's Table 1 for this network, up to constants."""
+        n = self.network
+        where = comparison.Setting(n.nodes, round(n.mean_samples), self.dim, n.epsilon, n.delta)
+        return [
+            {"algorithm": row.name, "utility": row.utility(where), "rounds": row.rounds(where), "trust": row.trust}
+            for row in comparison.ROWS
+        ]
+
+    def as_json(self) -> dict[str, Any]:
+        """Return plain values."""
+        n, sigmas = self.network, self.noise.each(self.steps)
+        return {
+            "steps": self.steps,
+            "sigma": sigmas[0] if len(set(sigmas)) == 1 else sigmas,
+            "bound": self.bound(self.steps),
+            "accountant": n.accountant,
+            "nodes": n.nodes,
+            "epsilon": [epsilon for epsilon, _ in n.budgets],
+            "delta": [delta for _, delta in n.budgets],
+            "published_steps": self.published_steps,
+            "least_steps_log10": _finite(self.log_least_steps / math.log(10)),
+            "constants": asdict(self.constants),
+            "comparison": self.comparison(),
+            "warnings": self.warnings(self.steps) + cautions.heavy_nodes(sigmas, n.budgets),
+        }
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A run that was chosen: `chosen` among `choices`, and why."""
+
+    planner: Planner
+    formula: Formula
+    source: Source
+    chosen: Choice
+    choices: Sequence[Choice]
+    why: str
+    asked: dict[str, Any]  # what the configuration says of all that can be chosen: a value, or "auto"
+
+    @cached_property
+    def sigmas(self) -> list[float]:
+        """σ_i at the chosen K."""
+        return self.chosen.noise.each(self.chosen.steps)
+
+    @cached_property
+    def table_bytes(self) -> int:
+        """Memory of all tables."""
+        return costs.table_bytes(self.planner.stage, self.chosen.method, self.network.samples)
+
+    @cached_property
+    def seconds(self) -> float:
+        """Time of the steps on this machine, all nodes in one process."""
+        c = self.chosen
+        return c.steps * costs.seconds_per_step(self.planner.stage, c.method, self.network.nodes, c.batch)
+
+    @property
+    def network(self) -> Network:
+        """Who takes part."""
+        return self.planner.network
+
+    def deviation(self, choice: Choice) -> float:
+        """Return the standard deviation that privacy adds to a coordinate of the average model."""
+        common = [choice.noise.common(choice.steps)] * self.network.nodes
+        variance = noise.average_variance(self._step(choice), choice.steps, common)
+        return math.sqrt(choice.response * variance)
+
+    def noise_curve(self, choice: Choice) -> list[float]:
+        """Return the noise in the average model by K at the method's own γK: flat where more steps gain nothing."""
+        scale = choice.distance * math.sqrt(choice.response / self.network.nodes)
+        return [scale * choice.noise.common(K) / math.sqrt(K) for K in SHOWN]
+
+    def spread(self) -> float:
+        """Return how far a coordinate of a node's own model is from the average, from noise alone."""
+        c = self.chosen
+        return math.sqrt(noise.spread(self.formula.graph, self._step(c), c.steps, self.sigmas, self.network.weights))
+
+    @staticmethod
+    def _step(choice: Choice) -> Callable[[int], float]:
+        return lambda _k: choice.step_size
+
+    @cached_property
+    def warnings(self) -> list[str]:
+        """What a careful colleague would say."""
+        return [
+            *self.formula.warnings(self.chosen.steps),
+            *(cautions.heavy_nodes(self.sigmas, self.network.budgets) if self.network.weights is None else []),
+            *cautions.large_table(self.table_bytes, costs.memory_bytes()),
+            *cautions.more_steps_help(self.chosen.steps, LENGTHS[-1]),
+        ]
+
+    def as_json(self) -> dict[str, Any]:
+        """Return plain values for plan.json; nothing in them depends on any node's samples unless `source` says so."""
+        c, n, f = self.chosen, self.network, self.formula
+        return {
+            "version": VERSION,
+            "steps": c.steps,
+            "step_size": c.step_size,
+            "batch": c.batch,
+            "algorithm": c.method.algorithm,
+            "difference_clip": c.method.settings.difference_clip,
+            "why": self.why,
+            "asked": self.asked,
+            "estimated_on": {"kind": self.source.kind, "name": self.source.name, "words": self.source.words},
+            "accountant": n.accountant,
+            "sigma": self.sigmas,
+            "epsilon": [epsilon for epsilon, _ in n.budgets],
+            "delta": [delta for _, delta in n.budgets],
+            "weights": n.weights,
+            "noise_in_average": self.deviation(c),
+            "noise_between_nodes": self.spread(),
+            "rehearsal_score": c.score,
+            "bound": f.bound(c.steps),
+            "bound_steps": f.steps,
+            "published_steps": f.published_steps,
+            "least_steps_log10": _finite(f.log_least_steps / math.log(10)),
+            "constants": asdict(f.constants),
+            "bytes_sent_per_node": costs.bytes_sent_per_node(f.graph, f.dim, c.steps),
+            "seconds": self.seconds,
+            "table_bytes": self.table_bytes,
+            "curve_steps": SHOWN,
+            "methods": [self._method(choice) for choice in self.choices],
+            "warnings": self.warnings,
+        }
+
+    def _method(self, choice: Choice) -> dict[str, Any]:
+        return {
+            "method": choice.method.label,
+            "steps": choice.steps,
+            "step_size": choice.step_size,
+            "sigma": choice.noise.at(choice.steps),
+            "noise_in_average": self.deviation(choice),
+            "score": choice.score,
+            "bound_curve": [self.formula.bound(K, choice.noise) for K in SHOWN],
+            "noise_curve": self.noise_curve(choice),
+        }
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

@@ -1,0 +1,259 @@
+"""From a configuration to a plan, and from a plan to the numbers that stand in for "auto".
+
+A plan is made from what is public: the configuration, how many samples each node holds, the shape of a sample, the
+model at x⁰, and stand-in or public data to rehearse with. The nodes' own samples are looked at only if the user says
+so, and the plan records it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from privsgp import data, features
+from privsgp.algorithms import Settings
+from privsgp.engine.folder import Folder
+from privsgp.errors import Refused
+from privsgp.gradients import Layout
+from privsgp.planner import cautions, stand_in
+from privsgp.planner.choose import LENGTHS, Method, Network, Noise, best, methods, planner
+from privsgp.planner.estimates import Source, permit
+from privsgp.planner.record import Formula, Plan
+from privsgp.planner.rehearsal import Stage
+from privsgp.planner.stand_in import Samples
+from privsgp.runs import budgets as protection
+from privsgp.runs import build as jobs
+from privsgp.runs import config as configs
+from privsgp.runs import problem as problems
+from privsgp.runs.config import AUTO, PLANNED, Schedule
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from privsgp.graph import Graph
+    from privsgp.planner.choose import Choice, Planner
+    from privsgp.planner.theorems import Budget, Constants
+    from privsgp.runs.config import Config
+    from privsgp.runs.problem import Problem
+
+    Say = Callable[[str], None]
+
+REHEARSED = 1024  # samples in a rehearsal, fewer for models beyond WEIGHTS weights
+WEIGHTS = 60_000
+LARGEST = 2_000_000  # weights of a model that can still be rehearsed in seconds
+
+
+def _silently(_words: str) -> None:
+    """Say nothing."""
+
+
+def make(
+    config: Config, problem: Problem, data_dir: Path | None = None, *, compare: bool = False, say: Say = _silently
+) -> Plan:
+    """Plan a run: what is "auto" in the configuration is chosen, the rest is taken as it is.
+
+    `compare` looks at all methods even where the configuration names one. `say` is told what is being done.
+
+    Guarantee: nothing here depends on the nodes' samples, except with `plan.may_spend`, which the plan records.
+    Assumes: the sizes J_i, the model at x⁰ and the scale of the test inputs are public.
+    """
+    network, settings = network_of(config, problem), protection.settings(config)
+    source = source_of(config, config.plan.data)
+    permit(source, may_spend=config.plan.may_spend)
+    stage = Stage(problem.model, problem.loss, problem.correct, samples_of(source, problem, data_dir))
+    skewed = config.data.partition == "dirichlet"
+    say("estimating the constants of the bound")
+    p = planner(network, stage, settings.clip, skewed=skewed)
+    batch = p.batch() if "batch" in config.algorithm.auto else config.algorithm.batch
+    own = Method(config.algorithm.name, settings)
+    auto = "name" in config.algorithm.auto
+    looked_at = methods(settings, network.accountant) if auto or compare else [own]
+    looked_at = looked_at if auto or own in looked_at else [own, *looked_at]
+    choices = []
+    for i, method in enumerate(looked_at, 1):
+        say(f"rehearsing {method.label} ({i} of {len(looked_at)})")
+        choices.append(_choice(config, p, method, batch))
+    chosen, why = best(choices) if auto else (next(c for c in choices if c.method == own), "the configuration says so")
+    graph = jobs.make_graph(config)
+    formula = Formula(network, graph, p.constants, Layout.of(problem.model).dim, settings.clip, chosen.noise)
+    return Plan(p, formula, source, chosen, choices, why, _asked(config))
+
+
+def _asked(config: Config) -> dict[str, Any]:
+    """Return what the configuration says of all that a plan can choose."""
+    a = config.algorithm
+    asked = {key: "auto" if key in a.auto else getattr(a, key) for key in AUTO}
+    return asked | ({"step_size": "schedule"} if isinstance(asked["step_size"], Schedule) else {})
+
+
+def _choice(config: Config, p: Planner, method: Method, batch: float) -> Choice:
+    """Choose K and γ, as far as they are open; γ may hang on K (`"theory"`, schedules)."""
+    a, n = config.algorithm, p.network.nodes
+    if isinstance(a.step_size, Schedule):
+        given: float | None = a.step_size.mean
+    else:
+        given = None if "step_size" in a.auto or a.step_size == "theory" else float(a.step_size)
+    steps = None if "steps" in a.auto else a.steps
+    if p.network.accountant == "published" and steps is None:
+        steps = p.published_steps(method.settings.clip)
+    if a.step_size != "theory" or "step_size" in a.auto:
+        return p.choose(method, batch, steps, given)
+    if steps is None:  # T = γK = √(nK)
+        distance = p.choose(method, batch, None, None).distance
+        steps = min(max(round(distance**2 / n), 1), LENGTHS[-1])
+    return p.choose(method, batch, steps, math.sqrt(n / steps))
+
+
+def network_of(config: Config, problem: Problem) -> Network:
+    """Return who takes part and what each may spend."""
+    p, n = config.privacy, len(problem.parts)
+    if p.epsilon is None:
+        raise Refused("a plan without privacy.epsilon", "give a budget (privacy.epsilon = 3.0) to plan for")
+    epsilons = p.epsilon if isinstance(p.epsilon, list) else [p.epsilon] * n
+    deltas = p.delta if isinstance(p.delta, list) else [p.delta] * n
+    samples = [len(rows) for rows in problem.parts]
+    budgets = list(zip(epsilons, deltas, strict=True))
+    network = Network(samples, budgets, p.relation, p.spare, p.accountant, p.c2, config.algorithm.weights)
+    if "weights" in config.algorithm.auto:
+        return replace(network, weighting="noise" if network.gain < cautions.HEAVY else "equal")
+    return network
+
+
+def source_of(config: Config, name: str) -> Source:
+    """Tell what a name of data to look at means: synthetic, public, or the nodes' own."""
+    if name == "synthetic":
+        return Source("synthetic", name)
+    private = name in ("private", config.data.name, config.data.path)
+    return Source("private", config.data.name) if private else Source("public", name)
+
+
+def samples_of(source: Source, problem: Problem, data_dir: Path | None) -> Samples:
+    """Return samples in the shape of the nodes', to rehearse with."""
+    d, dim = problem.dataset, Layout.of(problem.model).dim
+    if dim > LARGEST:
+        raise Refused(
+            f"a plan for a model with {dim:,} parameters, which is too large to rehearse here",
+            "give numbers for what is 'auto'; `privsgp plan --dim …` without a run.toml evaluates the bound",
+        )
+    count = max(64, min(REHEARSED, REHEARSED * WEIGHTS // dim))
+    if source.kind == "synthetic":
+        scale = 1.0 if d.x_test is None else float(np.sqrt(np.square(d.x_test).mean()))
+        return stand_in.make(d.x.shape[1:], d.classes, d.y.shape[1:], samples=count, scale=scale or 1.0)
+    if source.kind == "public":
+        d = data.load(source.name, data_dir=data_dir, task="regression" if d.classes is None else "classification")
+        if problem.encoder is not None:
+            few = np.random.default_rng(1).permutation(len(d.x))[: 5 * count]
+            rows = features.encode_once(problem.learnt_from, d.x[few], torch.device("cpu"), None)
+            d = replace(d, x=rows, y=d.y[few])
+        if d.x.shape[1:] != problem.dataset.x.shape[1:]:
+            raise Refused(
+                f"plan.data = {source.name!r}: a sample has shape {d.x.shape[1:]}, the nodes' have "
+                f"{problem.dataset.x.shape[1:]}",
+                "take public data of the same shape, or 'synthetic'",
+            )
+    order = np.random.default_rng(0).permutation(len(d.x))
+    count = min(count, len(order) // 2)
+    learn, test = order[:count], order[count : 5 * count]
+    x, y = torch.from_numpy(d.x), torch.from_numpy(d.y)
+    return Samples(x[learn], y[learn], x[test], y[test])
+
+
+def settle(
+    config: Config,
+    load: Callable[[Config], Problem],
+    folder: Path,
+    *,
+    resume: bool,
+    data_dir: Path | None = None,
+    say: Say = _silently,
+) -> tuple[Config, Problem, dict[str, Any] | None]:
+    """Return the configuration without "auto", its problem, and the plan that settled it (None if there was none).
+
+    A resumed run keeps the numbers it was started with. `load` makes the problem of a configuration: without a seed
+    public randomness hangs on the numbers that were chosen.
+    """
+    if not config.algorithm.auto:
+        return config, load(config), None
+    started = Folder(folder).config
+    if resume and started.exists():
+        old = configs.read(started).algorithm
+        config = config.with_algorithm(
+            **{key: getattr(old, key) for key in (*config.algorithm.auto, "difference_clip")}
+        )
+        return config, load(config), None
+    plan = make(config, load(config), data_dir, say=say)
+    say("certifying the noise of many K, for the bound")
+    config, told = apply(config, plan), plan.as_json()
+    return config, load(config), told
+
+
+def apply(config: Config, plan: Plan) -> Config:
+    """Put the plan's choices where the configuration says "auto"."""
+    c, auto = plan.chosen, config.algorithm.auto
+    values = {"name": c.method.algorithm, "batch": c.batch, "steps": c.steps, "step_size": c.step_size}
+    values["weights"] = plan.network.weighting
+    chosen = {key: value for key, value in values.items() if key in auto}
+    if "name" in auto:
+        chosen["difference_clip"] = c.method.settings.difference_clip
+    return config.with_algorithm(**chosen)
+
+
+def words(plan: dict[str, Any]) -> str:
+    """Say in a line what was chosen, what the configuration gave, and why this method where it was chosen too."""
+    said = {
+        "name": plan["algorithm"],
+        "steps": f"{plan['steps']:,} steps",
+        "step_size": f"step size {plan['step_size']:.3g}",
+        "batch": f"batch {plan['batch']:g}",
+        "weights": "equal weights" if plan["weights"] is None else "weights by noise",
+    }
+    asked = plan["asked"]
+    said["step_size"] += {"theory": " = √(n/K)", "schedule": " on average"}.get(asked["step_size"], "")
+    planned = ", ".join(said[key] for key in AUTO if asked[key] == "auto")
+    given = ", ".join(said[key] for key in AUTO[:-1] if asked[key] != "auto")
+    why = f"; {plan['why']}" if asked["name"] == "auto" else ""
+    return f"{planned}{f'; given: {given}' if given else ''}{why}; estimated on {plan['estimated_on']['words']}"
+
+
+def plan(config: Config, data_dir: Path | None = None, *, compare: bool = False, say: Say = _silently) -> Plan:
+    """Plan a configuration as if its steps and step size were open, which is what one asks a planner about."""
+    if config.algorithm.name not in PLANNED:
+        raise Refused(f"a plan for algorithm.name = {config.algorithm.name!r}", f"take one of {', '.join(PLANNED)}")
+    open_ = dict.fromkeys(("steps", "step_size", *config.algorithm.auto), "auto")
+    config = config.with_algorithm(**open_)
+    return make(config, problems.load_problem(config, data_dir), data_dir, compare=compare, say=say)
+
+
+def from_constants(
+    constants: Constants,
+    graph: Graph,
+    dim: int,
+    clip: float,
+    *,
+    samples: int,
+    batch: float,
+    budget: Budget,
+    published_c2: float | None = None,
+) -> Formula:
+    """Plan PrivSGP-VR from the paper's constants alone; with `published_c2` its noise is the paper's too."""
+    _refuse_impossible(dim, budget)
+    network = Network([samples] * graph.nodes, [budget] * graph.nodes)
+    if published_c2 is not None:
+        network = replace(network, accountant="published", c2=published_c2)
+    method = Method("privsgp-vr", Settings(clip=clip))
+    method.mechanism(batch, samples)  # refuses what cannot be
+    return Formula(network, graph, constants, dim, clip, Noise(network, method, batch))
+
+
+def _refuse_impossible(dim: int, budget: Budget) -> None:
+    if dim < 1:
+        raise Refused(f"dim = {dim}", "a model has at least one parameter")
+    if not 0 < budget[0] < math.inf:
+        raise Refused(f"epsilon = {budget[0]}", "take a finite budget above 0")
+    if not 0 < budget[1] < 1:
+        raise Refused(f"delta = {budget[1]}", "take 0 < delta < 1, well below 1 / samples")

@@ -1,0 +1,114 @@
+"""Which samples a node takes at a step, and how unequal draws become batches of one public shape.
+
+The amplification that the accountant counts rests on these coins: they come from the same source as the noise, and
+what is padded, repeated or split here never depends on the data, only on the coins.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+from scipy import special
+
+from privsgp.errors import Refused
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy.typing as npt
+
+    from privsgp.accounting.mechanisms import Mechanism
+    from privsgp.randomness.noise import Source
+
+    Pass = tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]
+
+
+def draw(source: Source, mechanism: Mechanism, node: int, step: int, attempt: int = 0) -> npt.NDArray[np.int64]:
+    """Return the samples of one step as sorted, distinct numbers in [0, J).
+
+    Guarantee: Poisson sampling takes each sample by its own coin, with a probability of at most q = `mechanism.rate`
+    and less than 2⁻⁶⁴ below it. Fixed-size sampling takes b of J, every subset equally often up to a total variation
+    of J² / 2⁶⁵ (two equal 64-bit ranks).
+
+    Assumes: `source` gives independent coins; what is drawn stays secret (a batch's size too).
+    """
+    if mechanism.rate >= 1:
+        return np.arange(mechanism.samples)
+    coins = source.uniforms(node, step, mechanism.samples, attempt)
+    if mechanism.sampling == "fixed":
+        b = int(mechanism.batch)
+        return np.sort(np.argpartition(coins, b - 1)[:b])
+    return np.flatnonzero(coins < _threshold(mechanism.rate))
+
+
+def draw_all(
+    source: Source, mechanisms: Sequence[Mechanism], nodes: Sequence[int], step: int, attempt: int = 0
+) -> list[npt.NDArray[np.int64]]:
+    """Do `draw` for all nodes of a block; those of one size and rate, drawn by Poisson, are gone through at once."""
+    J, rate = mechanisms[0].samples, mechanisms[0].rate
+    if rate >= 1 or any(m.samples != J or m.rate != rate or m.sampling == "fixed" for m in mechanisms):
+        return [draw(source, m, i, step, attempt) for i, m in zip(nodes, mechanisms, strict=True)]
+    coins = source.coins(nodes, step, J, attempt).reshape(-1)
+    row, samples = np.divmod(np.flatnonzero(coins < _threshold(rate)), J)
+    ends = np.searchsorted(row, np.arange(len(nodes) + 1))
+    return [samples[start:end] for start, end in itertools.pairwise(ends)]
+
+
+def draw_blocks(
+    source: Source, mechanism: Mechanism, node: int, step: int, attempt: int, *, size: int, dummy: int
+) -> npt.NDArray[np.int64]:
+    """Return the samples of the blocks of one step, `size` slots a block; what a last block lacks is `dummy`.
+
+    Guarantee: each block ⌊j / size⌋ of samples has one coin, as a sample has in Poisson sampling.
+
+    Assumes: the mechanism is counted without the secrecy of coins: those of a block show in its other samples.
+    """
+    blocks = np.arange(-(-mechanism.samples // size))
+    if mechanism.rate < 1:
+        blocks = blocks[source.uniforms(node, step, len(blocks), attempt) < _threshold(mechanism.rate)]
+    slots = (blocks[:, None] * size + np.arange(size)).reshape(-1)
+    return np.where(slots < mechanism.samples, slots, dummy)
+
+
+def _threshold(rate: float) -> np.uint64:
+    """Return ⌊q 2⁶⁴⌋: exact, since 2⁶⁴ moves only the float's exponent, and never above the q that was paid for."""
+    return np.uint64(int(rate * 2.0**64))
+
+
+def capacity(mechanism: Mechanism, nodes: int, block: int = 1) -> int:
+    """Return the public batch size at which a step of so many nodes is expected to cost least, in eights, at most J.
+
+    Every slot costs, drawn or not. If one node of all draws more there is another pass, which costs about twice the
+    first: it is seldom, so nothing is recorded or warm for it. Where samples are drawn by blocks it is in whole blocks.
+    """
+    if mechanism.sampling == "fixed":
+        return int(mechanism.batch)
+    coins, unit = math.ceil(mechanism.samples / block), 8 if block == 1 else 1
+    rate = min(1.0, mechanism.rate)
+    sizes = np.arange(unit * math.ceil(coins * rate / unit), coins + unit, unit).clip(max=coins)
+    within = special.bdtr(sizes, coins, rate) ** nodes
+    return block * int(sizes[np.argmin(sizes * (3 - 2 * within))])
+
+
+def batches(draws: Sequence[npt.NDArray[np.int64]], capacity: int, dummy: int) -> list[Pass]:
+    """Lay the draws of a block's m nodes into as many passes as the longest needs; there is always one.
+
+    A pass is (index, mask), both [m, capacity]: sample numbers, and which of them were drawn.
+
+    Guarantee: every drawn sample is in exactly one pass, in its node's row; a draw above the capacity is never cut.
+    Padding points to the row `dummy`, which must hold no sample (privacy.md, "Randomness").
+
+    Assumes: the number of passes may be seen (it shows in a step's time): the engine does not send it.
+    """
+    if capacity < 1:
+        raise Refused(f"capacity = {capacity}", "a batch needs room for at least one sample")
+    lengths = np.array([len(d) for d in draws])
+    passes = max(1, -(-int(lengths.max()) // capacity))
+    mask = np.arange(passes * capacity) < lengths[:, None]
+    index = np.full(mask.shape, dummy, np.int64)
+    index[mask] = np.concatenate(draws)
+    columns = (slice(p * capacity, (p + 1) * capacity) for p in range(passes))
+    return [(index[:, c], index[:, c] != dummy) for c in columns]

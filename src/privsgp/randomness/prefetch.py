@@ -1,0 +1,83 @@
+"""Noise drawn before it is needed: while messages travel, or by a second thread while gradients are computed.
+
+The numbers are those the source gives at that step anyway.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy as np
+    import numpy.typing as npt
+
+    from privsgp.randomness.noise import Source
+
+
+class Ahead:
+    """A source of randomness that can draw the noise of one step of a block beforehand.
+
+    Guarantee: that of the source it draws from; what was drawn ahead is handed out once.
+    """
+
+    def __init__(self, source: Source, nodes: range) -> None:
+        self.source, self.nodes = source, nodes
+        self._two = torch.get_num_threads() > 1  # asked now: `leaving_one` makes it one where two are in use
+        self._drawn: tuple[int, int] | None = None
+        self._given = 0  # rows of what was drawn that were handed out
+        self._normals = torch.empty(0)
+        self._drawing: threading.Thread | None = None
+        self._begun: tuple[int, int] | None = None
+
+    @property
+    def secret(self) -> bool:
+        """Whether nobody else can draw the same."""
+        return self.source.secret
+
+    def prepare(self, like: torch.Tensor, step: int, attempt: int) -> None:
+        """Draw the noise of a step for rows shaped like `like`."""
+        dtype = torch.float64 if self.secret else like.dtype
+        if self._normals.shape != like.shape:
+            self._normals = torch.empty(like.shape, dtype=dtype, device=like.device)
+        self.source.fill_normal(self._normals, self.nodes, step, attempt)
+        self._drawn, self._given = (step, attempt), 0
+
+    def begin(self, like: torch.Tensor, step: int, attempt: int) -> None:
+        """Let a second thread draw the noise of a step, unless it is there already or there is but one core to use."""
+        if (step, attempt) in (self._drawn, self._begun):
+            return
+        if like.device.type == "cpu" and self._two:
+            self._finish()
+            self._begun = step, attempt
+            self._drawing = threading.Thread(target=self.prepare, args=(like, step, attempt))
+            self._drawing.start()
+
+    def _finish(self) -> None:
+        if self._drawing is not None:
+            self._drawing.join()
+            self._drawing = self._begun = None
+
+    def fill_normal(self, out: torch.Tensor, nodes: Sequence[int], step: int, attempt: int = 0) -> None:
+        """Fill row r of `out` with the standard normals of node `nodes[r]`."""
+        self._finish()
+        first = nodes[0] - self.nodes.start
+        if self._drawn != (step, attempt) or first != self._given:  # the source knows what may be drawn again
+            self.source.fill_normal(out, nodes, step, attempt)
+            return
+        self._given = first + len(nodes)
+        out.copy_(self._normals[first : self._given])
+        if self._given == len(self.nodes):
+            self._drawn = None
+
+    def uniforms(self, node: int, step: int, count: int, attempt: int = 0) -> npt.NDArray[np.uint64]:
+        """Return `count` coins."""
+        return self.source.uniforms(node, step, count, attempt)
+
+    def coins(self, nodes: Sequence[int], step: int, count: int, attempt: int = 0) -> npt.NDArray[np.uint64]:
+        """Return `count` coins of each node."""
+        return self.source.coins(nodes, step, count, attempt)

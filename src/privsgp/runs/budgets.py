@@ -1,0 +1,121 @@
+"""From budgets to noise: every node's mechanism, calibrated for its own J_i, b_i and (ε_i, δ_i)."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from privsgp.accounting.counting import After, Certified, Published
+from privsgp.accounting.filter import Filter
+from privsgp.algorithms import ALGORITHMS, Settings
+from privsgp.engine.spec import Protection
+from privsgp.errors import Refused
+from privsgp.transport.rendezvous import World, blocks
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from privsgp.accounting.counting import Count
+    from privsgp.accounting.ledger import Segment
+    from privsgp.runs.config import Config
+
+
+# Keys of [algorithm] whose defaults are those of `Settings`.
+_DEFAULTED = (
+    "period", "anchor_noise", "alpha", "compressor", "kept", "levels", "shift_rate", "anchor_probability"
+)  # fmt: skip
+
+
+def settings(config: Config) -> Settings:
+    """Return the algorithm's share of the configuration."""
+    a = config.algorithm
+    return Settings(
+        clip=config.privacy.clip, difference_clip=a.difference_clip, sampling=a.sampling, table=a.table,
+        table_init=a.table_init, table_dtype=a.table_dtype, table_place=a.table_place, block=a.block or 1,
+        nodes=config.data.nodes, trust=config.trust, spare=spare(config),
+        anchor_ratio=None if a.anchor_batch is None else a.anchor_batch / a.batch,
+        clip_what=config.privacy.clip_what,
+        **{key: value for key in _DEFAULTED if (value := getattr(a, key)) is not None},
+    )  # fmt: skip
+
+
+def spare(config: Config) -> int:
+    """Return how many steps may be made again after crashes."""
+    return math.ceil(config.privacy.spare * config.algorithm.steps)
+
+
+def protect(
+    config: Config,
+    samples: Sequence[int],
+    slack: float,
+    earlier: Sequence[Sequence[Segment]] = (),
+    world: World | None = None,
+    releases: Sequence[int] = (),
+) -> Protection:
+    """Give every node its mechanism: σ_i from its own J_i, b_i and budget, or as fixed by hand.
+
+    Where earlier runs have spent from the same budget, a Rényi filter counts them and this one together. Of several
+    processes each calibrates its own nodes and tells the others: σ is public. `releases` are K_i where nodes release
+    unequally often; else each does at every step.
+    """
+    algorithm, p, n = ALGORITHMS[config.algorithm.name], config.privacy, len(samples)
+    deltas = per_node(p.delta, n)
+    budgets = per_node(p.epsilon if algorithm.private else None, n)
+    sigmas = per_node(p.sigma if p.sigma is not None and algorithm.private else 0.0, n)
+    releases = releases or [config.algorithm.steps] * n
+    allowance = None if budgets[0] is None else [K + math.ceil(p.spare * K) for K in releases]
+    batches = batch_sizes(config, samples)
+    counts = [_count(config, budgets[i], deltas[i], earlier[i] if earlier else ()) for i in range(n)]
+    mechanisms = [
+        algorithm.mechanism(settings(config), sigma=sigmas[i], batch=batches[i], samples=samples[i], kappa=slack)
+        for i in range(n)
+    ]
+
+    if allowance is not None:
+
+        def calibrated(i: int) -> float:
+            return counts[i].sigma(mechanisms[i], max(1, allowance[i]), budgets[i], deltas[i])
+
+        world = world or World()
+        here = blocks(n, world.size)[world.rank]
+        own = world.everywhere(lambda: [calibrated(i) for i in here])
+        told = [sigma for theirs in world.exchange(own) for sigma in theirs]
+        if config.trust == "secure aggregation":
+            told = [max(told)] * n  # each node is counted as if all added as much noise as it does
+        mechanisms = [bare.with_sigma(sigma) for bare, sigma in zip(mechanisms, told, strict=True)]
+
+    def epsilon(node: int, releases: int) -> float:
+        return counts[node].epsilon(mechanisms[node], releases, deltas[node])
+
+    return Protection(mechanisms, budgets, deltas, p.relation, p.accountant, allowance, epsilon, earlier)
+
+
+def _count(config: Config, budget: float | None, delta: float, earlier: Sequence[Segment]) -> Count:
+    p = config.privacy
+    if not any(segment.charged for segment in earlier):
+        if p.accountant == "published":
+            return Published(p.relation, config.algorithm.name, config.algorithm.steps, p.c2)
+        return Certified(p.relation)
+    if p.accountant == "published":
+        raise Refused("privacy.accountant = 'published' with --ledger", "several runs are counted by 'certified' alone")
+    if budget is None:
+        raise Refused("--ledger without privacy.epsilon", "name the (ε, δ) that all runs on this data must share")
+    shared = Filter.over(earlier, budget, delta)
+    return After(shared, shared.spent(earlier), p.relation)
+
+
+def batch_sizes(config: Config, samples: Sequence[int]) -> list[float]:
+    """Return b_i = q J_i, where q is the rate that gives `batch` at the mean size."""
+    batch, mean = config.algorithm.batch, sum(samples) / len(samples)
+    if batch > mean:
+        raise Refused(
+            f"algorithm.batch = {batch:g} with {mean:g} samples per node on average",
+            f"take at most {int(mean)}, or fewer nodes",
+        )
+    sizes = [batch / mean * J for J in samples]
+    return [float(max(1, round(b))) for b in sizes] if config.algorithm.sampling == "fixed" else sizes
+
+
+def per_node(value: Any, n: int) -> list[Any]:  # noqa: ANN401 - one value of any kind, or a list of them
+    """Return one value for each node."""
+    return list(value) if isinstance(value, list) else [value] * n

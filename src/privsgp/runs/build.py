@@ -1,0 +1,205 @@
+"""From a configuration and its problem to a job: everything decided, what is impossible refused."""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import TYPE_CHECKING
+
+import torch
+
+from privsgp import data, graph
+from privsgp.accounting.mechanisms import Saga
+from privsgp.algorithms import ALGORITHMS
+from privsgp.algorithms.compressors import compressor
+from privsgp.algorithms.steering import node_weights
+from privsgp.clock import Events, Times, Waiting, schedule
+from privsgp.engine.arithmetic import kappa, positions, refuse_vast, use_tensor_cores
+from privsgp.engine.averaging import Release
+from privsgp.engine.spec import Job, Learning, chosen_device, public_seed
+from privsgp.errors import Refused
+from privsgp.gradients import Layout
+from privsgp.runs.budgets import protect, settings
+from privsgp.runs.config import Config, Schedule
+from privsgp.runs.problem import layout, pooled
+from privsgp.transport.faults import Faults
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from torch import Tensor
+
+    from privsgp.accounting.ledger import Segment
+    from privsgp.clock.waiting import Hears
+    from privsgp.engine.spec import Protection
+    from privsgp.runs.problem import Problem
+    from privsgp.transport.rendezvous import World
+
+
+def prepare(
+    config: Config,
+    problem: Problem,
+    earlier: Sequence[Sequence[Segment]] = (),
+    world: World | None = None,
+    faults: Faults | None = None,
+) -> Job:
+    """Decide everything: σ_i from budgets, the graph, the device. What is impossible is refused here."""
+    config, problem = pooled(config, problem)
+    if config.algorithm.auto:
+        raise Refused(
+            f"algorithm.{config.algorithm.auto[0]} = 'auto' where nothing is planned",
+            "write the number that `privsgp plan` gives",
+        )
+    network = make_graph(config)
+    device, dtype = chosen_device(config.engine.device), getattr(torch, config.engine.dtype)
+    a = config.algorithm
+    use_tensor_cores(device)
+    steps, clock = config.algorithm.steps, make_clock(config, network, Layout.of(problem.model).dim * dtype.itemsize)
+    releases = [clock.released(i, steps) for i in range(network.nodes)] if isinstance(clock, Events) else ()
+    learning = _learning(problem, device, dtype)
+    places = positions(learning.model, learning.made_up()[0])
+    slack = kappa(dtype, device, positions=places)
+    protection = protect(config, problem.samples, slack, earlier, world, releases)
+    if isinstance(protection.mechanisms[0], Saga) and dtype == torch.float32:
+        _refuse_short(config, many=places > 1)
+    job = Job(
+        name=config.name,
+        seed=config.seed,
+        shared_hash=config.shared_hash(),
+        learning=learning,
+        protection=protection,
+        algorithm=ALGORITHMS[config.algorithm.name],
+        settings=settings(config),
+        graph=network,
+        clock=clock,
+        steps=steps,
+        step_size=step_size(config),
+        device=device,
+        dtype=dtype,
+        evaluate_every=config.engine.evaluate_every or max(1, steps // 10),
+        checkpoint_every=_checkpoint_every(config, protection),
+        block=problem.block,
+        faults=faults,
+        layout=layout(config),
+        momentum=a.momentum,
+        normalised=a.unit_steps,
+        weights=node_weights(a.weights, problem.samples, [m.sigma for m in protection.mechanisms]),
+        release=_release(config, faults),
+    )
+    refuse_vast(job, places)
+    return job
+
+
+def _refuse_short(config: Config, *, many: bool) -> None:
+    """Refuse a difference clip C that the rounding of a table's entry to float32 would outdo.
+
+    It moves an entry by 2⁻²⁴ of its length, or of what its positions could add up to, 2¹² times as much.
+    """
+    given, least = config.algorithm.difference_clip, config.privacy.clip * 2.0 ** (-4 if many else -11)
+    if given is not None and given < least:
+        raise Refused(
+            f"algorithm.difference_clip = {given:g} with entries that are rounded to float32",
+            f"take at least {least:g}: rounding moves an entry too",
+        )
+
+
+def _release(config: Config, faults: Faults | None) -> Release:
+    a = config.algorithm
+    if faults is not None and (a.average != "none" or a.final_mixing):
+        raise Refused(
+            f"algorithm.average = {a.average!r} and algorithm.final_mixing = {a.final_mixing} with simulated faults",
+            "leave them out: nodes that leave or fall behind have no common average",
+        )
+    given = {"share": a.average_share, "decay": a.average_decay}
+    return Release(a.average, mixing=a.final_mixing, **{key: v for key, v in given.items() if v is not None})
+
+
+def make_graph(config: Config) -> graph.Graph:
+    """Build the network, check the paper's Assumptions 1 and 2, and that the algorithm can do with it."""
+    algorithm = ALGORITHMS[config.algorithm.name]
+    if algorithm.network in ("server", "alone"):
+        return graph.unconnected(algorithm.network, config.data.nodes)
+    seed = public_seed(config.seed, config.shared_hash(), "graph")
+    network = graph.make(config.graph.name, config.data.nodes, seed=seed, degree=config.graph.degree)
+    graph.check(network)
+    if algorithm.network == "undirected" and not algorithm.asynchronous:  # pairs average evenly, whatever their shares
+        graph.check_symmetric(network)
+    return network
+
+
+def make_clock(config: Config, network: graph.Graph, message_bytes: int) -> Waiting | Events:
+    """Say when each step is done, or who acts when; messages of `message_bytes` bytes. All of it is public."""
+    c, algorithm = config.clock, ALGORITHMS[config.algorithm.name]
+    times = Times(
+        network.nodes, c.compute, c.mean, c.spread or 0.0, c.latency, c.bandwidth or math.inf,
+        tuple(c.stragglers) if isinstance(c.stragglers, list) else c.stragglers, c.slowdown,
+        public_seed(config.seed, config.shared_hash(), "clock"),
+    )  # fmt: skip
+    number = getattr(torch, config.engine.dtype).itemsize
+    sent = compressor(settings(config), message_bytes // number).size(number)
+    message = (times.message(sent) + times.message(message_bytes)) / 2  # what a server sends back is not compressed
+    if algorithm.asynchronous:
+        return schedule(times, network, config.algorithm.steps, message)
+    hears: dict[str, Hears] = {"server": "server", "alone": "nobody"}
+    return Waiting(times, network, message, hears.get(algorithm.network, "neighbours"))
+
+
+def simulated_faults(
+    config: Config, *, drop: float, delay: int, crash: Sequence[str], leave: Sequence[str], staleness: int
+) -> Faults | None:
+    """Read the faults of a simulated network; which message is lost is public randomness."""
+    if drop or delay or crash or leave:
+        refuse_faults(config)
+    seed = public_seed(config.seed, config.shared_hash(), "faults")
+    faults = Faults.parse(
+        make_graph(config), drop=drop, delay=delay, crash=crash, leave=leave, staleness=staleness, seed=seed
+    )
+    if faults is not None:
+        faults.refuse_late(config.algorithm.steps)
+    return faults
+
+
+def refuse_faults(config: Config) -> None:
+    """Refuse simulated faults where a lost message would be lost for good."""
+    algorithm = ALGORITHMS[config.algorithm.name]
+    if algorithm.network != "directed" and not algorithm.asynchronous:  # asynchronous ones have a clock for that
+        raise Refused(
+            f"faults with algorithm.name = {config.algorithm.name!r}",
+            "only push-sum copes with lost messages: take 'privsgp-vr', say",
+        )
+
+
+def step_size(config: Config) -> Callable[[int], float]:
+    """Return γ_k: a constant, the paper's √(n/K), or a schedule."""
+    given, steps = config.algorithm.step_size, config.algorithm.steps
+    if isinstance(given, Schedule):
+        return functools.partial(_scheduled, given, steps)
+    constant = math.sqrt(config.data.nodes / steps) if given == "theory" else float(given)
+    return lambda _k: constant
+
+
+def _scheduled(s: Schedule, steps: int, k: int) -> float:
+    done = max(0.0, (k / max(1, steps - 1) - s.hold) / (1 - s.hold))
+    left = (1 + math.cos(math.pi * done)) / 2 if s.schedule == "cosine" else 1 - done
+    return s.end + (s.start - s.end) * left
+
+
+def _learning(problem: Problem, device: torch.device, dtype: torch.dtype) -> Learning:
+    def place(t: Tensor) -> Tensor:
+        return t.to(device, dtype) if t.is_floating_point() else t.to(device)
+
+    stacked, d = data.stack(problem.dataset, problem.parts), problem.dataset
+    test = None
+    if d.x_test is not None and d.y_test is not None:
+        test = place(torch.from_numpy(d.x_test)), place(torch.from_numpy(d.y_test))
+    inputs, targets = place(stacked.inputs), place(stacked.targets)
+    return Learning(problem.model, problem.loss, problem.correct, inputs, targets, test)
+
+
+def _checkpoint_every(config: Config, protection: Protection) -> int:
+    """Choose so that without a seed, where recomputed steps cost privacy, one crash is covered by half the spare."""
+    if config.engine.checkpoint_every is not None:
+        return config.engine.checkpoint_every
+    if config.seed is not None or protection.allowance is None:
+        return 64
+    return max(1, min(64, math.ceil(config.privacy.spare * config.algorithm.steps) // 2))

@@ -1,0 +1,222 @@
+"""What is learnt and from what: data as they lie on the nodes, and the model with its loss."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from torch import nn
+
+from privsgp import data, features, models
+from privsgp.algorithms import ALGORITHMS
+from privsgp.engine.spec import NOT_DP, chosen_device, public_seed
+from privsgp.errors import Refused
+from privsgp.features.encoding import encoded, make_encoder
+from privsgp.features.views import of_the_mean_view, over_views
+from privsgp.runs import config as configs
+from privsgp.runs.budgets import per_node
+from privsgp.transport.rendezvous import World, blocks, greet, join
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    import torch
+    from numpy.typing import NDArray
+    from torch import Tensor
+
+    from privsgp.runs.config import Config
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Data as it lies on the nodes, and the model with its loss.
+
+    Where a run has several processes, each has the data of the nodes in `block` alone, and `sizes` of all of them.
+    `encoder` is what the samples have gone through, or, in a problem that is not yet `brought_home`, are to go through;
+    `views` makes several views of a training sample, whose gradients are averaged before its clip.
+    """
+
+    dataset: data.Dataset
+    parts: Sequence[NDArray[np.int64]]
+    model: nn.Module
+    loss: Callable[[Tensor, Tensor], Tensor]
+    correct: Callable[[Tensor, Tensor], Tensor] | None
+    block: range | None = None
+    sizes: Sequence[int] = ()
+    encoder: nn.Module | None = None
+    views: str | None = None
+
+    @property
+    def samples(self) -> list[int]:
+        """J_i of every node, here or elsewhere."""
+        return [len(rows) for rows in self.parts] if self.block is None else list(self.sizes)
+
+    @property
+    def learnt_from(self) -> nn.Module:
+        """The map of a training sample: its features, of every view where there are several."""
+        encoder = self.encoder or nn.Identity()
+        return encoder if self.views is None else features.Views(self.views, encoder)
+
+    def at_home(self, world: World) -> Problem:
+        """Keep of all nodes' data what this process's nodes hold."""
+        if world.alone or self.block is not None:
+            return self
+        block = blocks(len(self.parts), world.size)[world.rank]
+        rows = np.concatenate([self.parts[i] for i in block])
+        parts = np.split(np.arange(len(rows)), np.cumsum([len(self.parts[i]) for i in block])[:-1])
+        own = dataclasses.replace(self.dataset, x=self.dataset.x[rows], y=self.dataset.y[rows])
+        return dataclasses.replace(self, dataset=own, parts=parts, block=block, sizes=self.samples)
+
+    def encoded(self, device: torch.device) -> Problem:
+        """Put features in the place of samples; where there are views, a sample's loss is their mean."""
+        if self.encoder is None:
+            return self
+        dataset = encoded(self.dataset, self.parts, self.learnt_from, self.encoder, device)
+        if self.views is None:
+            return dataclasses.replace(self, dataset=dataset)
+        one_view = None if dataset.x_test is None else dataset.x_test[:, None]
+        return dataclasses.replace(
+            self,
+            dataset=dataclasses.replace(dataset, x_test=one_view),
+            loss=over_views(self.loss),
+            correct=None if self.correct is None else of_the_mean_view(self.correct),
+        )
+
+
+def load_problem(config: Config, data_dir: Path | None = None) -> Problem:
+    """Read the data a configuration names and build its model at x⁰.
+
+    Of several processes each reads its own nodes' files, or keeps its own nodes' rows of a data set that is divided;
+    before that, all of them must have the same shared configuration.
+    """
+    world = join()
+    refuse_other_configurations(config, world)
+    if not world.alone and config.algorithm.auto:
+        raise Refused(
+            f"algorithm.{config.algorithm.auto[0]} = 'auto' with {world.size} processes",
+            "write the number that `privsgp plan` gives",
+        )
+    block = blocks(config.data.nodes, world.size)[world.rank]
+    problem = world.everywhere(
+        lambda: _read(config, data_dir, block).at_home(world).encoded(chosen_device(config.engine.device))
+    )
+    if world.alone or config.data.path is None:
+        return problem
+    sizes = [J for own in world.exchange([len(rows) for rows in problem.parts]) for J in own]
+    return dataclasses.replace(problem, sizes=sizes)
+
+
+def _read(config: Config, data_dir: Path | None, block: range) -> Problem:
+    """Read the files of the nodes in `block`, or a data set that is divided among all nodes."""
+    task = models.task(config.model.loss)
+    if config.data.path is not None:
+        dataset, parts = data.load_sites(config.data.path, block, task=task)
+    else:
+        dataset = data.load(config.data.name, data_dir=data_dir, task=task)
+        parts = split(config, dataset)
+    outputs = models.outputs(config.model.loss, classes=dataset.classes, target_shape=dataset.y.shape[1:])
+    seed = public_seed(config.seed, config.shared_hash(), "x0")
+    encoder, shape = make_encoder(config, dataset.x.shape[1:])
+    m, views = config.model, config.features.views
+    model = models.make(
+        m.name,
+        input_shape=shape,
+        outputs=outputs,
+        hidden=m.hidden,
+        seed=seed,
+        activation=m.activation,
+        rows=views is not None,
+    )
+    apart = len(parts) < config.data.nodes
+    return Problem(
+        dataset,
+        parts,
+        model,
+        models.per_sample(config.model.loss),
+        models.correct(config.model.loss),
+        block=block if apart else None,
+        encoder=encoder,
+        views=views,
+    )
+
+
+def brought_home(config: Config, problem: Problem) -> Problem:
+    """Leave each process its own nodes' samples, and put features in their place."""
+    world = join()
+    refuse_other_configurations(config, world)
+    return problem.at_home(world).encoded(chosen_device(config.engine.device))
+
+
+def layout(config: Config) -> str:
+    """Return what decides which record lies on which node: [data], and the seed of a simulation.
+
+    Guarantee: nothing else moves a record. What it has spent is in its node's ledger, where a later run looks for it.
+    Assumes: with `data.path` each file keeps its name and its records. No hash of them may stand in a ledger.
+    """
+    if config.data.path is not None:
+        told = config.data.model_dump_json(include={"path", "nodes"})
+    else:
+        told = f"{config.seed}/{config.data.model_dump_json(exclude={'path'})}"
+    return hashlib.sha256(f"privsgp/layout/{told}".encode()).hexdigest()
+
+
+def split(config: Config, dataset: data.Dataset) -> list[NDArray[np.int64]]:
+    """Lay a data set out on the nodes, by public randomness."""
+    rng = np.random.default_rng(public_seed(config.seed, layout(config), "partition"))
+    d = config.data
+    return data.partition(d.partition, dataset.y, d.nodes, rng=rng, alpha=d.alpha, sizes=d.sizes)
+
+
+def pooled(config: Config, problem: Problem) -> tuple[Config, Problem]:
+    """Put all nodes' data on one node, drawn at the same rate and at the strictest budget, if the algorithm wants that.
+
+    Guarantee: every node's (ε_i, δ_i) is kept to: the one node has the smallest of each, or the largest σ_i.
+    """
+    n, p = config.data.nodes, config.privacy
+    if n == 1 or not ALGORITHMS[config.algorithm.name].pooled:
+        return config, problem
+    strictest = {"delta": min(per_node(p.delta, n))}
+    if p.epsilon is not None:
+        strictest["epsilon"] = min(per_node(p.epsilon, n))
+    if p.sigma is not None:
+        strictest["sigma"] = max(per_node(p.sigma, n))
+    values = config.model_dump()
+    values["data"] |= {"nodes": 1, "sizes": None}
+    values["clock"] |= {"stragglers": 0.0, "slowdown": 1.0}  # slow nodes have handed their data over
+    values["privacy"] |= strictest
+    values["algorithm"] |= {"batch": n * config.algorithm.batch}
+    return configs.parse(values), dataclasses.replace(problem, parts=[np.concatenate(problem.parts)])
+
+
+def notes(config: Config, problem: Problem) -> list[str]:
+    """Say what a careful colleague would say before the run; of several processes the first says it."""
+    if join().rank:
+        return []
+    config, problem = pooled(config, problem)
+    said = []
+    samples = problem.samples
+    deltas = per_node(config.privacy.delta, len(samples))
+    large = [i for i, J in enumerate(samples) if config.private and deltas[i] * J >= 1]
+    if large:
+        said.append(
+            f"privacy.delta = {deltas[large[0]]:g} is not below 1/J of node {large[0]} ({samples[large[0]]} "
+            f"samples; {len(large)} such nodes): publishing a whole record with that probability would be allowed"
+        )
+    if config.seed is not None:
+        said.append("the config has a seed: this is a simulation, not private")
+    if config.privacy.clip_what == "mean":
+        said.append(f"privacy.clip_what = 'mean': {NOT_DP}")
+    if not config.private:
+        said.append(f"{config.algorithm.name} adds no noise and does not clip: [privacy] is ignored")
+    if ALGORITHMS[config.algorithm.name].network in ("server", "alone"):
+        said.append(f"{config.algorithm.name} sends nothing from node to node: [graph] is ignored")
+    return said
+
+
+def refuse_other_configurations(config: Config, world: World) -> None:
+    """Refuse a peer with another shared configuration, or one that would evaluate or stop at other steps."""
+    greet(world, config.shared() | {"engine": config.engine.model_dump(exclude={"device"})})

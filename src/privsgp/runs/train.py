@@ -1,0 +1,339 @@
+"""From a configuration to a finished run folder; the command line and `privsgp.train` are thin over this."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import dataclasses
+import hashlib
+import json
+import math
+import platform
+import resource
+import time
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+from privsgp import __version__, features
+from privsgp.accounting import ledger
+from privsgp.algorithms import ALGORITHMS
+from privsgp.engine.evaluate import present
+from privsgp.engine.folder import Folder, read_metrics, write, write_json, write_tensors
+from privsgp.engine.spec import NOT_DP, Job
+from privsgp.engine.stops import Interrupted
+from privsgp.engine.trainer import Outcome, Training
+from privsgp.errors import Refused
+from privsgp.gradients import Layout
+from privsgp.runs import config as configs
+from privsgp.runs.budgets import settings
+from privsgp.runs.build import prepare, refuse_faults
+from privsgp.runs.problem import Problem, layout, pooled, refuse_other_configurations
+from privsgp.transport.rendezvous import World, join, refuse_differences, restarted
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from privsgp.accounting.ledger import Header, Segment
+    from privsgp.engine.trainer import Watcher
+    from privsgp.runs.config import Config
+    from privsgp.transport.faults import Faults
+
+SUMMARY_VERSION = 1
+MODEL_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Result:
+    """What came out of a run: `summary` as in summary.json, the average model, each node's, and where it all lies."""
+
+    summary: dict[str, Any]
+    metrics: list[dict[str, Any]]
+    model: nn.Module
+    nodes: Tensor
+    folder: Path
+
+
+def run(
+    config: Config,
+    problem: Problem,
+    out: Path,
+    *,
+    resume: bool = False,
+    ledgers: Path | None = None,
+    watch: Watcher | None = None,
+    plan: dict[str, Any] | None = None,
+    faults: Faults | None = None,
+) -> Result:
+    """Train, and leave a complete run folder behind. On a finished run `resume` changes nothing.
+
+    `ledgers` is the ledger folder of an earlier run on the same data: its budget is what this run may go on spending.
+    `plan` is kept as plan.json: what `planning.settle` put in the place of "auto", and why. `faults` are of a simulated
+    network. Started by torchrun, this is one process's share of the run; after a restart it resumes by itself.
+    """
+    world = join()
+    with world.leaving(), contextlib.ExitStack() as locks:
+        if problem.block is None:  # it was not `load_problem` that made it
+            refuse_other_configurations(config, world)
+            problem = problem.at_home(world)
+        _refuse_other_model(problem, world)
+        folder = Folder(out, "" if problem.block is None else f"-{problem.block.start}-{problem.block.stop - 1}")
+        around = _circumstances(config, world, faults)
+        done = world.everywhere(lambda: _finished(folder, config, around, resume=resume or restarted()))
+        if all(world.exchange(done)):
+            return load_result(folder, problem.model)
+        ran = pooled(config, problem)[0]
+        earlier = world.everywhere(lambda: earlier_runs(folder, ledgers, ran, problem.block))
+        job = prepare(config, problem, earlier, world, faults)
+        training = Training(job, folder, watch, world)
+        world.everywhere(lambda: locks.enter_context(folder.locked()))
+        number = world.exchange(folder.run or uuid.uuid4().hex)[0]
+        if first := _first_here(folder, world):
+            folder.prepare()
+            folder.identify(versions(), ledgers, number, around)
+            write(folder.config, config.toml())
+            if plan is not None:
+                write_json(folder.plan, plan)
+        world.exchange(None)  # the folder is ready
+        world.everywhere(lambda: _refuse_other_run(folder, number))
+        try:
+            outcome = training.run()
+        except Interrupted as stopped:
+            stopped.kept = folder.checkpoint.exists() or folder.checkpoint_before.exists()
+            raise
+        return _finish(job, folder, outcome, world, first=first)
+
+
+def _circumstances(config: Config, world: World, faults: Faults | None) -> dict[str, Any]:
+    """Return what a resumed run must find as it was; refuse what the algorithm cannot do with."""
+    name, algorithm = config.algorithm.name, ALGORITHMS[config.algorithm.name]
+    if algorithm.asynchronous and (faults is not None or not world.alone):
+        raise Refused(
+            f"algorithm.name = {name!r} with " + (f"{world.size} processes" if faults is None else "simulated faults"),
+            "run it in one process without --drop, --delay, --crash and --leave: asynchrony is simulated by [clock]",
+        )
+    if faults is not None:
+        refuse_faults(config)
+    if not world.alone and algorithm.network in ("server", "alone"):
+        raise Refused(
+            f"algorithm.name = {name!r} with {world.size} processes", "run it in one process, without torchrun"
+        )
+    if faults is not None and not world.alone:
+        raise Refused(f"faults with {world.size} processes", "faults are for simulation in one process")
+    around: dict[str, Any] = {"processes": world.size, "faults": None if faults is None else dataclasses.asdict(faults)}
+    if config.privacy.clip_what == "mean":
+        around["not_dp"] = NOT_DP
+    told: dict[str, Any] = json.loads(json.dumps(around))
+    return told
+
+
+def _first_here(folder: Folder, world: World) -> bool:
+    """Tell whether this is the first of the processes that share this folder: it writes what they have in common."""
+    machine = Path("/proc/sys/kernel/random/boot_id")
+    name = (machine.read_text() if machine.exists() else platform.node()) + str(folder.path.resolve())
+    places = world.exchange(hashlib.sha256(name.encode()).hexdigest())
+    return places.index(places[world.rank]) == world.rank
+
+
+def _refuse_other_model(problem: Problem, world: World) -> None:
+    """Refuse a peer whose model has another size or other weights at x⁰, which are public."""
+    if world.alone:
+        return
+    x0 = Layout.of(problem.model).flatten(problem.model)
+    digest = hashlib.sha256(x0.cpu().numpy().tobytes()).hexdigest()
+    encoder = None if problem.encoder is None else features.digest(problem.encoder)
+    told = {"number of weights": x0.numel(), "SHA-256 of the first weights": digest, "SHA-256 of the features": encoder}
+    refuse_differences(world, told)
+
+
+def _refuse_other_run(folder: Folder, number: str) -> None:
+    if folder.run != number:
+        raise Refused(f"{folder.path} belongs to another run than process 0's folder", "choose another one with --out")
+
+
+def earlier_runs(folder: Folder, ledgers: Path | None, config: Config, block: range | None) -> list[list[Segment]]:
+    """Return what other runs have already spent of each node's budget, by the ledgers this run continues.
+
+    Guarantee: all that is added up is of one relation, and none of it is a simulation's where this run is private.
+    Assumes: every record is on the node in whose ledger its spending stands where `layout` is the same.
+    """
+    where, nodes = ledgers or folder.ledgers, config.data.nodes
+    if where is None:
+        return [[] for _ in range(nodes)]
+    if (where / f"node-{nodes}.jsonl").exists():
+        raise Refused(
+            f"{where} has the ledgers of more than {nodes} nodes",
+            "go on with the nodes it began with: what a record has spent is in its own node's ledger",
+        )
+    if not where.is_dir():
+        raise Refused(f"--ledger {where} is no folder", "name the ledger folder of a run: runs/<name>/ledger")
+    here = range(nodes) if block is None else block
+    found = [ledger.read(where / f"node-{i}.jsonl") if i in here else [] for i in range(nodes)]
+    for segment in (segment for segments in found for segment in segments):
+        _refuse_other_terms(where, segment.header, config)
+    return [[segment for segment in segments if segment.header.run != folder.run] for segments in found]
+
+
+def _refuse_other_terms(where: Path, before: Header, config: Config) -> None:
+    """Refuse a budget whose spending cannot be added to this run's."""
+    if before.relation != config.privacy.relation:
+        raise Refused(
+            f"privacy.relation = {config.privacy.relation!r}, and {where} is of a run under {before.relation!r}",
+            f"keep to {before.relation!r}: what was spent under one relation does not count under another",
+        )
+    if before.simulation != (config.seed is not None):
+        now = "no seed" if config.seed is None else f"seed = {config.seed}"
+        raise Refused(
+            f"{now}, and {where} is of a {'simulation' if before.simulation else 'private run'}",
+            "go on as it began, or leave --ledger out: noise that anyone can repeat stands for nobody's spending",
+        )
+    then, sums = int(before.mechanism.get("aggregated", 1)), _seen_together(config)
+    if then != sums:
+        raise Refused(
+            f"algorithm.trust = {config.trust!r}: sums of {sums} messages are seen; {where} is of a run with {then}",
+            "go on under the same trust: what was spent before those who see sums is more before others",
+        )
+    if before.layout != layout(config):
+        raise Refused(
+            f"{where} is of a run whose records lay on other nodes",
+            "go on with the same [data] (and seed): what a record has spent is in its own node's ledger",
+        )
+
+
+def _seen_together(config: Config) -> int:
+    """Return how many nodes' messages are seen as one sum only."""
+    made = ALGORITHMS[config.algorithm.name].mechanism(settings(config), sigma=1.0, batch=1.0, samples=1, kappa=0.0)
+    return int(made.describe().get("aggregated", 1))
+
+
+def versions() -> dict[str, str]:
+    """Return what a reader needs to repeat a run."""
+    return {"privsgp": __version__, "python": platform.python_version(), "torch": torch.__version__}
+
+
+def refuse_used(out: Path, *, resume: bool) -> None:
+    """Refuse a folder that holds a run already; to be asked before anything is computed."""
+    if Folder(out).config.exists() and not resume and not restarted():
+        raise Refused(f"{out} already holds a run", "add --resume to continue it, or choose another --out")
+
+
+def standing(out: Path) -> str:
+    """Say what there is to resume in a folder."""
+    if not Folder(out).config.exists():
+        return f"there is no run in {out} to resume: a new one begins"
+    if Folder(out).summary.exists():
+        return f"the run in {out} is finished: there is nothing to resume"
+    return f"the run in {out} goes on"
+
+
+def _finished(folder: Folder, config: Config, around: dict[str, Any], *, resume: bool) -> bool:
+    """Tell whether the run is finished; refuse a folder that belongs to another one."""
+    folder.refuse_unless_writable()
+    refuse_used(folder.path, resume=resume)
+    if not folder.config.exists():
+        return False
+    changed = configs.differences(configs.read(folder.config), config)
+    if changed:
+        raise Refused(
+            f"--resume with a changed configuration: {'; '.join(changed)}",
+            "resume with the configuration of the run, or choose another --out",
+        )
+    before = folder.identity.get("circumstances") or around
+    if changed := [f"{key}: {before.get(key)} → {around[key]}" for key in around if before.get(key) != around[key]]:
+        raise Refused(f"--resume with other {'; '.join(changed)}", "resume as the run was started")
+    return folder.summary.exists()
+
+
+def _finish(job: Job, folder: Folder, outcome: Outcome, world: World, *, first: bool) -> Result:
+    """Write the nodes' models, the average model where it is known, and a summary in each of the run's folders."""
+    layout = Layout.of(job.learning.model)
+    if outcome.average is not None:
+        _save_model(job, folder.model, layout, outcome.average)
+    for i, z, stayed in zip(job.here, outcome.state.z, present(outcome.state), strict=True):
+        if stayed:
+            _save_model(job, folder.node(i), layout, z)
+    own = [job.protection.epsilon(i, outcome.releases[i]) for i in job.here] if job.guarantees else []
+    spent = [_finite(epsilon) for theirs in world.exchange(own) for epsilon in theirs]
+    summary = world.exchange(_summary(job, outcome, spent) if world.rank == 0 else {})[0]
+    if first:
+        write_json(folder.summary, summary)
+    world.exchange(None)
+    return load_result(folder, job.learning.model)
+
+
+def _save_model(job: Job, path: Path, layout: Layout, x: Tensor) -> None:
+    tensors = {name: value.contiguous().cpu() for name, value in layout.views(x).items()}
+    # One entry: safetensors writes several in any order, and the same model is to be the same bytes.
+    write_tensors(path, tensors, {"privsgp": f"model {MODEL_VERSION}" + (f", {NOT_DP}" if job.not_dp else "")})
+
+
+def _summary(job: Job, outcome: Outcome, spent: list[float | None]) -> dict[str, Any]:
+    last, p, private = outcome.metrics[-1], job.protection, job.guarantees
+    return {
+        "version": SUMMARY_VERSION,
+        "name": job.name,
+        "simulation": job.simulation,
+        "not_dp": NOT_DP if job.not_dp else None,
+        "algorithm": job.algorithm.name,
+        "trust": job.settings.trust,
+        "graph": job.graph.name,
+        "nodes": job.nodes,
+        "steps": outcome.steps,
+        "model": job.release.words,
+        "weights": None if job.weights is None else list(job.weights),
+        "dim": outcome.state.x.shape[1],
+        "test_accuracy": last.get("test_accuracy"),
+        "mean_node_accuracy": last.get("mean_node_accuracy"),
+        "worst_node_accuracy": last.get("worst_node_accuracy"),
+        "test_loss": last.get("test_loss"),
+        "train_loss": last.get("train_loss"),
+        "consensus_error": last["consensus_error"],
+        "epsilon_spent": spent if private else None,
+        "epsilon_budget": list(p.budgets) if private and p.budgets[0] is not None else None,
+        "epsilon_nominal": list(p.budgets) if job.algorithm.private and p.accountant == "published" else None,
+        "delta": list(p.deltas) if private else None,
+        "sigma": [m.sigma for m in p.mechanisms],
+        "samples": [m.samples for m in p.mechanisms],
+        "releases": outcome.releases,
+        "relation": p.relation,
+        "accountant": p.accountant,
+        "test_data": "assumed public: metrics on it are not covered by the guarantee",
+        "virtual_seconds": last["virtual_seconds"],
+        "bytes_sent": outcome.bytes_sent,
+        "faults": outcome.faults,
+        "finished": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+    } | _effort(job, outcome)
+
+
+def _effort(job: Job, outcome: Outcome) -> dict[str, Any]:
+    """Return what the run took; without a seed in whole seconds alone, since the rest tells how much was drawn."""
+    if not job.simulation:
+        return {"seconds": round(outcome.seconds, 0), "steps_per_second": None, "peak_memory_bytes": None}
+    return {
+        "seconds": round(outcome.seconds, 3),
+        "steps_per_second": round(outcome.steps / outcome.seconds, 3) if outcome.seconds else None,
+        "peak_memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+    }
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def load_result(folder: Folder, model: nn.Module) -> Result:
+    """Read a finished run back; where the average model is on another machine, `model` is the first node's here."""
+    summary = json.loads(folder.summary.read_text())
+    trained = copy.deepcopy(model)
+    layout = Layout.of(model)
+    here = [folder.node(i) for i in range(summary["nodes"]) if folder.node(i).exists()]
+    best = folder.model if folder.model.exists() else here[0]
+    trained.load_state_dict(load_file(best), strict=False)  # what is frozen is not in the file
+    nodes = [load_file(path) for path in here]
+    models = [torch.cat([t[name].reshape(-1) for name in layout.names]) for t in nodes]
+    z = torch.stack(models) if models else torch.empty(0, layout.dim)  # a comparison keeps the average model alone
+    return Result(summary, read_metrics(folder.metrics), trained, z, folder.path)

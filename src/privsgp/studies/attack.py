@@ -1,0 +1,160 @@
+"""A real run with canaries, watched by neighbours who work together and send back what suits them.
+
+Nothing is rebuilt here: `Attacked` is the engine's own `Training` on a real job. It adds three things: an absent canary
+is zeroed out, every message is looked at before it leaves, and what a node gets back may be the adversary's choice. All
+neighbours of a node together can make its average any vector they like, since they know its message and the shares.
+Push-sum then sends that vector less its own step; where nodes combine first and adapt then (DP²-SGD), the step follows,
+and the next gradient is taken that much beside the lure.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from privsgp.accounting.mechanisms import Saga
+from privsgp.algorithms import Block, Drawn
+from privsgp.engine.trainer import Training
+from privsgp.errors import Refused
+from privsgp.gradients.per_sample import Outer
+from privsgp.studies.canaries import first_layer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from numpy.typing import NDArray
+
+    from privsgp.algorithms import State
+    from privsgp.engine.folder import Folder
+    from privsgp.engine.spec import Job
+    from privsgp.gradients import PerSample
+    from privsgp.studies.canaries import Canaries
+
+
+@dataclass(kw_only=True)
+class ZeroedOut(Block):
+    """A block in which absent records count as the relation says: gradient and table entry are 0 throughout."""
+
+    present: Tensor  # [m, J + 1]
+
+    def gradients(self, z: Tensor, drawn: Drawn) -> PerSample:
+        """Return the clipped gradients of the drawn samples, 0 for absent ones."""
+        nodes = torch.arange(len(self.present), device=z.device)[:, None]
+        return super().gradients(z, Drawn(drawn.rows, drawn.mask & self.present[nodes, drawn.rows]))
+
+
+SIDES = 8  # directions looked at per canary: its own, and some across it that show the same noise without the canary
+
+
+class Attacked(Training):
+    """A run with canaries; with `feedback` the neighbours send the lures back in turn, without they only listen."""
+
+    def __init__(self, job: Job, folder: Folder, canaries: Canaries, *, feedback: bool) -> None:
+        self.canaries = canaries
+        super().__init__(job, folder)
+        self.lures = canaries.lures(self.state.x[0], self.layout) if feedback else None
+        self._lured = [] if self.lures is None else [self._canary_gradients(z) for z in self.lures]
+        self._scores: list[NDArray[np.float32]] = []
+        self._before = self._columns(self.state.x).clone()
+        self._gradient = self._canary_gradients(self.state.z)
+        self._direction = _unit(self._gradient)
+        self._coming: Tensor | None = None  # the canaries' gradients where the next step will take them
+
+    @property
+    def scores(self) -> NDArray[np.float32]:
+        """What each message shows in each canary's column, in units of σ_i: [steps, n, sides, M].
+
+        Side 0 is the canary's own direction, the others are orthogonal to it; without the canary all are N(0, 1).
+        """
+        return np.stack(self._scores)
+
+    def losses(self, x: Tensor) -> NDArray[np.float64]:
+        """Return the canaries' losses under one model, [n, M]."""
+        learning, M = self.job.learning, self.canaries.count
+        with torch.no_grad():
+            outputs = torch.func.functional_call(
+                self.model, self.layout.views(x), (learning.inputs[:, :M].flatten(0, 1),)
+            )
+            losses = learning.loss(outputs, learning.targets[:, :M].flatten(0, 1))
+        return losses.reshape(-1, M).double().cpu().numpy()
+
+    def _block(self) -> Block:
+        block = super()._block()
+        present = torch.ones(block.inputs.shape[:2], dtype=torch.bool)
+        present[:, : self.canaries.count] = torch.from_numpy(self.canaries.present)
+        values = {field.name: getattr(block, field.name) for field in fields(block)}
+        return ZeroedOut(**values | {"sample": self._sample}, present=present.to(block.inputs.device))
+
+    def _stepper(self) -> Callable[[int, State], State]:
+        """Let the algorithm itself take the steps: what a GPU does in one kernel has no messages to look at."""
+        return self.algorithm.step
+
+    def _sample(self, k: int) -> list[Drawn]:
+        if self._coming is not None:
+            self._aim(self._coming)
+        return self.drawing.sample(k)
+
+    def _release(self, k: int, message: Tensor) -> None:
+        super()._release(k, message)
+        if self.lures is not None:
+            self._look(k, message)
+
+    def _mix(self, k: int, x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+        x, w = super()._mix(k, x, w)
+        if self.lures is None:
+            return x, w
+        lure = k % len(self.lures)
+        x = w.to(x.dtype)[:, None] * self.lures[lure]
+        self._coming = self._lured[lure]
+        self._before = self._columns(x).clone()
+        return x, w
+
+    def _look(self, k: int, message: Tensor) -> None:
+        """Turn each canary's column of y_i^k, the message being `_before` − γ_k y_i^k: its direction comes first."""
+        step_size = self.job.step_size(k)
+        if step_size > 0:  # a message that does not move says nothing
+            y = (self._before - self._columns(message)).double() / step_size
+            sigma = torch.tensor([m.sigma for m in self.job.protection.mechanisms], device=y.device)
+            turned = _turn(y, self._direction)[:, :SIDES] / sigma[:, None, None]
+            self._scores.append(turned.float().cpu().numpy())
+
+    def _aim(self, gradient: Tensor) -> None:
+        """Choose where to look at the next step: along the gradient, or along its change where that is what is sent."""
+        change = gradient - self._gradient if isinstance(self.job.protection.mechanisms[0], Saga) else gradient
+        self._gradient, self._direction = gradient, _unit(change)
+
+    def _canary_gradients(self, z: Tensor) -> Tensor:
+        """Return every canary's clipped gradient in its own column, up to the factor AMPLITUDE: [n, units, M]."""
+        n, M = self.canaries.present.shape
+        rows = torch.arange(M, device=z.device).expand(n, M)
+        gradients = Block.gradients(self.algorithm.block, z, Drawn(rows, torch.ones_like(rows, dtype=torch.bool)))
+        first = gradients.pieces[0]
+        if not (isinstance(first, Outer) and first.input_is_data):
+            raise Refused(
+                "an audit of a model whose first layer is not linear on the data",
+                "audit the same privacy settings with model.name = 'mlp' or 'logistic'",
+            )
+        return first.delta.double().transpose(1, 2)
+
+    def _columns(self, x: Tensor) -> Tensor:
+        return first_layer(x, self.layout)[:, :, : self.canaries.count]
+
+
+def _unit(v: Tensor) -> Tensor:
+    """Return unit vectors along axis 1; any will do where there is no direction."""
+    norm: Tensor = torch.linalg.vector_norm(v, dim=1, keepdim=True)
+    fallback = torch.zeros_like(v)
+    fallback[:, 0] = 1
+    return torch.where(norm > 0, v / norm.clamp(min=1e-300), fallback)
+
+
+def _turn(y: Tensor, direction: Tensor) -> Tensor:
+    """Reflect along axis 1 so that `direction` goes to the first coordinate (Householder); the rest is across it."""
+    v = direction.clone()
+    v[:, 0] -= 1
+    length = v.square().sum(1, keepdim=True)
+    return y - v * (2 * (v * y).sum(1, keepdim=True) / length.clamp(min=1e-30))

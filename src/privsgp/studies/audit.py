@@ -1,0 +1,267 @@
+"""The audit: attack a run of the user's own configuration, bound each node's ε from below, or raise the alarm.
+
+Two runs with canaries. In the first all neighbours of each node work together, read every message and send back what
+makes canaries stand out; their scores are compared with the certified trade-off curve of one release (white box). The
+second is left alone, and only its final model is looked at (black box). Neither touches anybody's data.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import math
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from privsgp.accounting import accountant, cache
+from privsgp.accounting import audit_statistics as statistics
+from privsgp.accounting.mechanisms import Sag, Saga, SampledMean
+from privsgp.algorithms import ALGORITHMS
+from privsgp.engine.averaging import Release
+from privsgp.engine.evaluate import average
+from privsgp.engine.folder import Folder
+from privsgp.engine.stops import Diverged
+from privsgp.errors import Refused, refuse_below_one
+from privsgp.runs import budgets as protection
+from privsgp.runs import build as jobs
+from privsgp.runs import problem as problems
+from privsgp.runs import train as training
+from privsgp.studies import canaries as canary
+from privsgp.studies.attack import Attacked
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from privsgp.accounting.mechanisms import Mechanism
+    from privsgp.engine.spec import Job
+    from privsgp.runs.config import Config
+    from privsgp.studies.canaries import Canaries
+
+    Scores = NDArray[np.floating[Any]]
+
+REPORT_VERSION = 1
+STATEMENTS = 4  # about each node: noise, trade-off, white box, black box
+# The secure source rounds its sums to a grid of about σ/16. Noise of our own on what we saw makes that invisible to
+# the tests; it is post-processing, and counted in the scores' scale.
+BLUR = 1 / 8
+PRESENT = 3 / 4  # of the canaries that are lured: an absent one shows noise on every side, so fewer are enough
+
+ASSUMPTIONS = (
+    "made-up data of the same shape and sizes: nobody's records were used, and no ledger is charged",
+    "neighbours differ in one canary, which is zeroed out: gradient and table entry are 0 throughout",
+    "white box: all neighbours of a node work together, see all its messages and choose all it receives",
+    "the white-box bound is the ε of the declared mechanism with the least noise that the messages contradict",
+    "black box: only the final average model is seen, and only the canaries' losses under it are used",
+    "the confidence holds for all statements about all nodes together; no alarm is no proof",
+)
+
+
+@dataclass(frozen=True)
+class NodeAudit:
+    """What was found about one node; `alarms` says in words what contradicts its claim, and is empty if nothing does.
+
+    `epsilon_claimed` is the node's budget, or the certified ε where noise was fixed by hand.
+    """
+
+    node: int
+    delta: float
+    epsilon_claimed: float
+    epsilon_certified: float
+    white_box: float
+    black_box: float
+    noise_p: float
+    trade_off_p: float
+    alarms: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class AuditReport:
+    """What an audit found."""
+
+    name: str
+    algorithm: str
+    steps: int
+    canaries: int
+    observations: int
+    confidence: float
+    nodes: tuple[NodeAudit, ...]
+    assumptions: tuple[str, ...] = ASSUMPTIONS
+
+    @property
+    def alarm(self) -> bool:
+        """Whether any node is less private than claimed."""
+        return any(node.alarms for node in self.nodes)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain values for JSON; no finite ε is None."""
+        values = dataclasses.asdict(self)
+        nodes = [{key: _plain(value) for key, value in node.items()} for node in values.pop("nodes")]
+        header = {"format": "privsgp-audit", "version": REPORT_VERSION, "alarm": self.alarm}
+        return header | {key: _plain(value) for key, value in values.items()} | {"nodes": nodes}
+
+
+def audit(
+    config: Config,
+    data_dir: Path | None = None,
+    canaries: int | None = None,
+    seed: int = 0,
+    confidence: float = 0.95,
+    observations: int = 50_000,
+) -> AuditReport:
+    """Attack runs of this configuration and say how private its nodes at most are.
+
+    The white-box attack is repeated until it has at least so many `observations` of each node: (canary, step) pairs.
+
+    Guarantee: with probability `confidence` all lower bounds are right and no alarm is false, for all nodes together.
+    Assumes: what `AuditReport.assumptions` says. `seed` decides the canaries' coins; noise and sampling come from where
+    the configuration's own runs take them.
+    """
+    refuse_below_one(observations=observations)
+    if not 0 < confidence < 1:
+        raise Refused(f"confidence = {confidence}", "take a probability, such as 0.95")
+    if not config.private:
+        raise Refused(f"algorithm.name = {config.algorithm.name!r}", "it promises nothing: audit a private algorithm")
+    if ALGORITHMS[config.algorithm.name].asynchronous:
+        raise Refused(
+            f"an audit of algorithm.name = {config.algorithm.name!r}, whose nodes act one at a time",
+            "audit 'privsgp' with the same [privacy]: what a node releases is the same",
+        )
+    if ALGORITHMS[config.algorithm.name].network not in ("directed", "undirected"):
+        raise Refused(
+            f"an audit of algorithm.name = {config.algorithm.name!r}",
+            "no neighbour can lure its nodes: audit 'privsgp' or 'privsgp-vr', which sample, clip and add noise alike",
+        )
+    problem = problems.load_problem(config, data_dir)
+    rng = np.random.Generator(np.random.Philox(seed))
+    # Only SAGA sends changes of a gradient: two lures in turn keep them large. Elsewhere one steady gradient is worst.
+    lures = 2 if isinstance(_declared(config), Saga) else 1
+    lured = canary.draw(problem, canaries, rng, lures=lures, odds=PRESENT)
+    job = _job(config, canary.plant(problem, lured, rng, lured=True))
+    scores = _white_box(job, lured, observations, rng)
+    alone = canary.draw(problem, canaries, rng)
+    learnt = _black_box(_job(config, canary.plant(problem, alone, rng, lured=False)), alone)
+    alpha = (1 - confidence) / (STATEMENTS * job.nodes)
+    nodes = []
+    for i in range(job.nodes):
+        mine, present = scores[:, i], lured.present[i]
+        seen, unseen = mine[:, 0, present], mine[:, :, ~present]
+        nodes.append(_judge(job, i, seen, unseen, statistics.guess(learnt[i], alone.present[i]), alpha))
+    seen_of_each = len(scores) * lured.count
+    return AuditReport(job.name, job.algorithm.name, job.steps, lured.count, seen_of_each, confidence, tuple(nodes))
+
+
+def _declared(config: Config) -> Mechanism:
+    """Return the kind of mechanism the algorithm declares; its numbers are not known before the job."""
+    algorithm = ALGORITHMS[config.algorithm.name]
+    return algorithm.mechanism(protection.settings(config), sigma=1.0, batch=1.0, samples=1, kappa=0.0)
+
+
+def _job(config: Config, problem: problems.Problem) -> Job:
+    """Return the run as `privsgp train` would make it, on this data."""
+    job = jobs.prepare(config, problem)
+    for i, mechanism in enumerate(job.protection.mechanisms):
+        if not isinstance(mechanism, SampledMean | Saga | Sag):
+            raise Refused(f"an audit of {type(mechanism).__name__}", "SampledMean, Saga and Sag can be audited")
+        if not mechanism.sigma:
+            raise Refused(f"privacy.sigma = 0 for node {i}", "without noise ε is infinite: there is nothing to audit")
+    # Momentum, weights, unit steps and averages are made of noised directions, and whoever knows them can take them
+    # back: the audit looks at the directions as they are.
+    job = dataclasses.replace(job, momentum=0.0, normalised=False, weights=None, release=Release())
+    return dataclasses.replace(job, evaluate_every=job.steps, checkpoint_every=job.steps)
+
+
+def _white_box(job: Job, canaries: Canaries, observations: int, rng: np.random.Generator) -> Scores:
+    """Return the scores [steps, n, sides, M] of runs whose nodes get lures back, one run after the other."""
+    runs = max(1, math.ceil(observations / (job.steps * canaries.count)))
+    again = [job if job.seed is None else dataclasses.replace(job, seed=job.seed + run) for run in range(runs)]
+    scores = np.concatenate([_run(one, canaries, feedback=True).scores for one in again])
+    blur = rng.standard_normal(scores.shape, dtype=np.float32)
+    blurred: Scores = (scores + BLUR * blur) / math.sqrt(1 + BLUR**2)
+    return blurred
+
+
+def _black_box(job: Job, canaries: Canaries) -> Scores:
+    """Return by how much the canaries' losses [n, M] fell from x⁰ to the final average model of a run left alone."""
+    attacked = _run(job, canaries, feedback=False)
+    before, after = (attacked.losses(x) for x in (attacked.layout.flatten(attacked.model), average(attacked.state)))
+    return np.nan_to_num(before - after)
+
+
+def _run(job: Job, canaries: Canaries, *, feedback: bool) -> Attacked:
+    with tempfile.TemporaryDirectory() as place:
+        folder = Folder(Path(place))
+        with folder.locked():
+            attacked = Attacked(job, folder, canaries, feedback=feedback)
+            folder.prepare()
+            folder.identify(training.versions(), None)
+            with contextlib.suppress(Diverged):  # what was sent until then has been seen
+                attacked.run()
+            return attacked
+
+
+def _judge(job: Job, node: int, seen: Scores, unseen: Scores, guesses: tuple[int, int, int], alpha: float) -> NodeAudit:
+    """Turn the scores of a node's present and absent canaries, and guesses about its final model, into a verdict."""
+    p, mechanism = job.protection, job.protection.mechanisms[node]
+    certified = _epsilon(job, node, 1.0)
+    budget = p.budgets[node]
+    found = NodeAudit(
+        node=node,
+        delta=p.deltas[node],
+        epsilon_claimed=certified if budget is None else budget,
+        epsilon_certified=certified,
+        white_box=_white_bound(job, node, seen, unseen, alpha),
+        black_box=statistics.guessed_epsilon(*guesses, delta=p.deltas[node], alpha=alpha),
+        noise_p=statistics.noise_p(unseen),
+        trade_off_p=statistics.trade_off_p(seen, _allowed(mechanism)),
+        alarms=(),
+    )
+    return dataclasses.replace(found, alarms=_alarms(found, alpha))
+
+
+def _alarms(found: NodeAudit, alpha: float) -> tuple[str, ...]:
+    said = []
+    if found.noise_p < alpha:
+        said.append(f"there is less noise in its messages than declared (p = {found.noise_p:.1e})")
+    if found.trade_off_p < alpha:
+        said.append(
+            f"a message shows more of a present canary than the certified curve allows (p = {found.trade_off_p:.1e})"
+        )
+    for way, bound in (("messages", found.white_box), ("final model", found.black_box)):
+        if bound > found.epsilon_claimed:
+            said.append(f"ε is at least {bound:.3g} by its {way}, and {found.epsilon_claimed:.3g} is claimed")
+    return tuple(said)
+
+
+def _white_bound(job: Job, node: int, seen: Scores, unseen: Scores, alpha: float) -> float:
+    """Return the ε of the node's K releases with the least noise that its messages contradict, 0 for none."""
+    mechanism = job.protection.mechanisms[node]
+    factor = statistics.least_noise(
+        seen, unseen, lambda factor: _allowed(mechanism.with_sigma(mechanism.sigma * factor)), alpha
+    )
+    return 0.0 if factor is None else _epsilon(job, node, factor)
+
+
+def _epsilon(job: Job, node: int, factor: float) -> float:
+    mechanism = job.protection.mechanisms[node]
+    more = mechanism.with_sigma(mechanism.sigma * factor)
+    return accountant.epsilon(more, job.steps, job.protection.deltas[node]).epsilon
+
+
+@functools.lru_cache(maxsize=256)
+def _allowed(mechanism: Mechanism) -> statistics.TradeOff:
+    """Return the certified trade-off curve of one release; a second's work for SAGA, so it is kept."""
+
+    def compute() -> tuple[float, ...]:
+        return tuple(statistics.TradeOff.of(accountant.profile(mechanism, 1)).delta)
+
+    delta = cache.remember(f"trade-off {mechanism} at {statistics.EPSILONS.tolist()}", compute)
+    return statistics.TradeOff(statistics.EPSILONS, np.array(delta))
+
+
+def _plain(value: Any) -> Any:  # noqa: ANN401 - any JSON value
+    return None if isinstance(value, float) and not math.isfinite(value) else value

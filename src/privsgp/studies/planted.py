@@ -1,0 +1,166 @@
+"""Planted bugs: each is a patch to the shipped code path that breaks a promise, and the audit has to notice.
+
+`python -m privsgp.studies.planted` (make audit) audits every bug with 20 seeds, and the unpatched code too, prints
+a table, and fails unless each bug is caught at least 19 times in 20 and the unpatched code gives at most one alarm.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+import time
+from contextlib import nullcontext
+from dataclasses import dataclass
+from multiprocessing import get_context
+from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
+
+import numpy as np
+import torch
+
+from privsgp.algorithms import PushSum, State
+from privsgp.algorithms.dp2_sgd import DP2SGD
+from privsgp.algorithms.estimators import clipped_mean
+from privsgp.engine import drawing
+from privsgp.gradients.per_sample import PerSample
+from privsgp.randomness.coins import draw_all
+from privsgp.randomness.noise import add_noise_
+from privsgp.runs import config
+from privsgp.studies.audit import AuditReport, audit
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from contextlib import AbstractContextManager
+
+    from torch import Tensor
+
+    from privsgp.randomness.noise import Source
+
+CANARIES = 24
+BARE = 10  # every tenth message carries the bare table mean
+OWN_SHARE = 1 / 3  # of a node in a ring
+
+
+@dataclass(frozen=True)
+class Bug:
+    """A patch, and the algorithms whose code path it breaks."""
+
+    name: str
+    patch: Callable[[], AbstractContextManager[object]]
+    algorithms: tuple[str, ...] = ("privsgp", "privsgp-vr")
+
+
+def no_noise(g: Tensor, source: Source, nodes: Sequence[int], step: int, **kept: Any) -> None:  # noqa: ANN401
+    """Leave line 8 out."""
+    del g, source, nodes, step, kept
+
+
+def half_noise(
+    g: Tensor, source: Source, nodes: Sequence[int], step: int, *, sigma: Sequence[float], attempt: int = 0
+) -> None:
+    """Take σ/2."""
+    add_noise_(g, source, nodes, step, sigma=[s / 2 for s in sigma], attempt=attempt)
+
+
+def same_noise(
+    g: Tensor, source: Source, nodes: Sequence[int], step: int, *, sigma: Sequence[float], attempt: int = 0
+) -> None:
+    """Use the noise of an even step again at the odd one that follows."""
+    add_noise_(g, source, nodes, step - step % 2, sigma=sigma, attempt=attempt)
+
+
+def no_clip(self: PerSample, radius: float, mask: Tensor) -> None:
+    """Mask, but do not clip."""
+    del radius
+    for piece in self.pieces:
+        piece.scale_(mask.to(torch.float64))
+
+
+def bare_mean(self: PushSum, k: int, s: State) -> State:
+    """Send the table's mean as it is, now and then."""
+    bare = patch.object(self.block, "noise", lambda _, g: g.copy_(self.arrays()["mean"]))
+    with bare if k % BARE == BARE - 1 else nullcontext():
+        return _step(self, k, s)
+
+
+def eager_draw(*drawn: Any) -> list[np.ndarray[Any, Any]]:  # noqa: ANN401 - as `draw_all`
+    """Draw the canaries, which are the first samples of every node, at every step."""
+    return [np.union1d(samples, np.arange(CANARIES)) for samples in draw_all(*drawn)]
+
+
+def bare_self(self: DP2SGD, k: int, s: State) -> State:
+    """Keep an own model without noise beside the one that is sent, and average that with what arrives."""
+    g = clipped_mean(self.block, s.z, self.block.sample(k))
+    noised = g.clone()
+    self.block.noise(k, noised)
+    x, _ = self.block.mix(k, s.x, s.w)
+    bare = getattr(self, "bare", s.x)
+    x = x + OWN_SHARE * (bare - s.x)
+    self.bare = x - self.block.step_size(k) * g  # type: ignore[attr-defined]
+    x = x - self.block.step_size(k) * noised
+    self.block.release(k, x)
+    return State(x, s.w, s.z.copy_(x))
+
+
+_step = PushSum.step  # the patch calls what it replaces
+
+NOTHING = Bug("nothing", nullcontext, ("privsgp", "privsgp-vr", "privsgp-sag", "dp2-sgd"))
+BUGS = (
+    Bug("noise left out", lambda: patch.object(drawing, "add_noise_", no_noise)),
+    Bug("noise at half", lambda: patch.object(drawing, "add_noise_", half_noise)),
+    Bug("noise used twice", lambda: patch.object(drawing, "add_noise_", same_noise)),
+    Bug("clip left out", lambda: patch.object(PerSample, "clip_", no_clip), ("privsgp", "privsgp-vr", "privsgp-sag")),
+    Bug("table mean without noise", lambda: patch.object(PushSum, "step", bare_mean), ("privsgp-vr",)),
+    Bug("canary always drawn", lambda: patch.object(drawing, "draw_all", eager_draw)),
+    Bug("own term without noise", lambda: patch.object(DP2SGD, "step", bare_self), ("dp2-sgd",)),
+)
+
+
+def attack(bug: Bug, algorithm: str, seed: int) -> AuditReport:
+    """Audit a small standard run with the bug in place."""
+    values = {
+        "name": "planted",
+        "seed": seed,
+        "data": {"name": "digits", "nodes": 4, "sizes": [350] * 4},
+        "model": {"name": "logistic"},
+        "graph": {"name": "ring" if algorithm == "dp2-sgd" else "exponential"},
+        "privacy": {"sigma": 0.05},
+        "algorithm": {"name": algorithm, "batch": 32, "steps": 150},
+    }
+    with bug.patch():
+        return audit(config.parse(values), canaries=CANARIES, seed=seed, observations=1)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Audit everything and print what was caught."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seeds", type=int, default=20)
+    seeds = parser.parse_args(arguments).seeds
+    cases = [(index, algorithm) for index, bug in enumerate((NOTHING, *BUGS)) for algorithm in bug.algorithms]
+    started, good = time.perf_counter(), True
+    with get_context("spawn").Pool(2) as pool:
+        for (index, algorithm), alarms in zip(cases, pool.imap(_alarms, _jobs(cases, seeds)), strict=True):
+            right = sum(alarms) <= seeds // 20 if index == 0 else sum(alarms) >= math.ceil(0.95 * seeds)
+            good &= right
+            verdict = "" if right else "   NOT AS IT SHOULD BE"
+            print(
+                f"{(NOTHING, *BUGS)[index].name:26} {algorithm:12} {sum(alarms):3} alarms in {seeds}{verdict}",
+                flush=True,
+            )
+    print(f"{time.perf_counter() - started:.0f} s")
+    return 0 if good else 1
+
+
+def _jobs(cases: Sequence[tuple[int, str]], seeds: int) -> Iterator[tuple[int, str, int]]:
+    return ((index, algorithm, seeds) for index, algorithm in cases)
+
+
+def _alarms(job: tuple[int, str, int]) -> list[bool]:
+    index, algorithm, seeds = job
+    torch.set_num_threads(1)
+    return [attack((NOTHING, *BUGS)[index], algorithm, seed).alarm for seed in range(seeds)]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

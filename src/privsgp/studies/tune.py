@@ -1,0 +1,173 @@
+"""A search for the free parameters of a run, on data that are nobody's secret.
+
+Every trial rehearses the average model under the noise it would have (plan/rehearsal.py), with momentum and averages as
+the engine takes them, and scores it on samples it has not seen. One parameter after the other is moved up and down
+for as long as that helps. What is tried on the nodes' own data would spend privacy: it is refused.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from privsgp.engine.averaging import Averaging, Release
+from privsgp.errors import Refused, refuse_below_one
+from privsgp.planner import settle as planning
+from privsgp.planner.choose import Method, Noise
+from privsgp.planner.rehearsal import Scene, Stage
+from privsgp.runs import budgets as protection
+from privsgp.runs import config as configs
+from privsgp.runs import problem as problems
+from privsgp.runs.config import Schedule
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from privsgp.planner.choose import Network
+    from privsgp.planner.estimates import Source
+    from privsgp.runs.config import Config
+
+LONGEST = 128  # steps of a rehearsal; a longer run takes as many coarser ones
+SEEDS = 3
+BETTER = 0.002  # of the score: less is chance
+
+
+@dataclass(frozen=True)
+class Trial:
+    """The free parameters; `share` is that of the tail which is averaged, 0 for none."""
+
+    step_size: float
+    clip: float
+    batch: float
+    steps: int
+    momentum: float
+    share: float
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """What was found: all trials with their scores, the best one, and the configuration with it."""
+
+    source: Source
+    trials: list[tuple[Trial, float]]
+    best: Trial
+    config: Config
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain values."""
+        rows = [asdict(trial) | {"score": score} for trial, score in self.trials]
+        return {"looked_at": self.source.words, "best": asdict(self.best), "trials": rows}
+
+
+def tune(config: Config, public: str, data_dir: Path | None = None, *, most: int = 60) -> Tuned:
+    """Search on `public` data: "synthetic", the name of a data set, or an .npz file; at most `most` trials.
+
+    Guarantee: nothing here depends on the nodes' samples.
+    Assumes: the sizes J_i, the model at x⁰ and the scale of the test inputs are public, and so is what is called so.
+    """
+    refuse_below_one(trials=most)
+    source = planning.source_of(config, public)
+    if source.kind == "private":
+        raise Refused(
+            f"--public {public} is the nodes' own data",
+            "tune on 'synthetic' or other data: what it finds spends privacy",
+        )
+    if config.algorithm.auto or config.privacy.epsilon is None:
+        what = f"algorithm.{config.algorithm.auto[0]} = 'auto'" if config.algorithm.auto else "no privacy.epsilon"
+        raise Refused(f"tune with {what}", "give a budget, and numbers to start the search from")
+    problem = problems.load_problem(config, data_dir)
+    samples = planning.samples_of(source, problem, data_dir)
+    stage = Stage(problem.model, problem.loss, problem.correct, samples)
+    rehearse = Rehearse(config, planning.network_of(config, problem), stage)
+    best = search(rehearse, start(config), most)
+    return Tuned(source, list(rehearse.scores.items()), best, applied(config, best))
+
+
+def start(config: Config) -> Trial:
+    """Return the configuration's own values."""
+    a = config.algorithm
+    if isinstance(a.step_size, Schedule):
+        step_size = a.step_size.mean
+    else:
+        step_size = math.sqrt(config.data.nodes / a.steps) if a.step_size == "theory" else float(a.step_size)
+    share = (a.average_share or Release.share) if a.average == "tail" else 0.0
+    return Trial(step_size, config.privacy.clip, float(a.batch), a.steps, a.momentum, share)
+
+
+def applied(config: Config, trial: Trial) -> Config:
+    """Return the configuration with a trial's values."""
+    t = trial
+    tail = {"average": "tail", "average_share": t.share} if t.share else {"average": "none", "average_share": None}
+    a = {"step_size": t.step_size, "batch": t.batch, "steps": t.steps, "momentum": t.momentum, "average_decay": None}
+    if (c := config.algorithm.difference_clip) is not None:
+        a["difference_clip"] = c * t.clip / config.privacy.clip
+    values = config.model_dump()
+    return configs.parse(
+        values | {"algorithm": values["algorithm"] | a | tail, "privacy": values["privacy"] | {"clip": t.clip}}
+    )
+
+
+class Rehearse:
+    """Scores of trials, each rehearsed once."""
+
+    def __init__(self, config: Config, network: Network, stage: Stage) -> None:
+        self.config, self.network, self.stage = config, network, stage
+        self.scores: dict[Trial, float] = {}
+        self._noise: dict[float, Noise] = {}
+
+    def __call__(self, trial: Trial) -> float:
+        """Return the mean score of a few rehearsals."""
+        if trial not in self.scores:
+            self.scores[trial] = math.fsum(self._score(trial, seed) for seed in range(SEEDS)) / SEEDS
+        return self.scores[trial]
+
+    def _score(self, t: Trial, seed: int) -> float:
+        coarse = min(t.steps, LONGEST)
+        release = Release("tail", share=t.share) if t.share else Release()
+        momentum = t.momentum ** (t.steps / coarse)  # as many steps of the run are remembered
+        states = self.stage.states(self._scene(t), t.step_size * t.steps, coarse, seed, momentum=momentum)
+        for k, state in enumerate(states):
+            if k == 0:
+                averaging = Averaging(release, coarse, state)
+            averaging.add(k, state)
+        return self.stage.score(averaging.released(state).z[0])
+
+    def _scene(self, t: Trial) -> Scene:
+        """Return what is rehearsed; σ is proportional to the clip, so one price per batch will do."""
+        own, name = protection.settings(self.config), self.config.algorithm.name
+        noise = self._noise.setdefault(t.batch, Noise(self.network, Method(name, own), t.batch))
+        times = t.clip / own.clip
+        kappa = times * noise.common(t.steps) / math.sqrt(self.network.nodes * t.steps)
+        difference = None if own.difference_clip is None else own.difference_clip * times
+        settings = replace(own, clip=t.clip, difference_clip=difference)
+        return Scene(name, settings, kappa, t.steps * t.batch / self.network.mean_samples)
+
+    @property
+    def largest_batch(self) -> float:
+        """The samples of a node."""
+        return self.network.mean_samples
+
+
+def search(rehearse: Rehearse, best: Trial, most: int) -> Trial:
+    """Move one parameter after the other for as long as that helps, up to `most` trials."""
+    moved = True
+    while moved:
+        moved = False
+        for better in _neighbours(best, rehearse.largest_batch):
+            if len(rehearse.scores) >= most:
+                return best
+            if rehearse(better) > rehearse(best) + BETTER * abs(rehearse(best)):
+                best, moved = better, True
+                break
+    return best
+
+
+def _neighbours(t: Trial, largest: float) -> Iterator[Trial]:
+    """Yield what lies around a trial; what is only a change of scale keeps the distance a model travels."""
+    yield from (replace(t, step_size=t.step_size * f) for f in (2, 0.5))
+    yield from (replace(t, clip=t.clip * f, step_size=t.step_size / f) for f in (0.5, 2))
+    yield from (replace(t, share=share) for share in (0.0, 0.25, 0.5) if share != t.share)
+    yield from (replace(t, momentum=m) for m in (0.0, 0.5, 0.9) if m != t.momentum)
+    yield from (replace(t, steps=t.steps * 2, step_size=t.step_size / 2), replace(t, batch=min(t.batch * 2, largest)))

@@ -1,0 +1,220 @@
+"""Push-sum mixing of a block of nodes with neighbours in other processes, over torch.distributed.
+
+A process sends one message to each process that holds out-neighbours of its nodes, and nothing to any other. It holds
+one row for each edge between the two, the sender's share already applied, and the weight w beside it. The receiver adds
+rows in the order of the senders' numbers, one after the other, as the in-process mixing does: every layout of nodes
+over processes gives the same bits. Blocks are contiguous, so that order is: lower processes, own nodes, higher ones.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.distributed_c10d import PrefixStore
+
+from privsgp.transport.rendezvous import blocks
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from numpy.typing import NDArray
+
+    from privsgp.graph import Edges, Graph
+    from privsgp.transport.rendezvous import World
+
+
+class _Parcel(NamedTuple):
+    """What travels to one process: these of our rows, times these shares (in the dtype of x)."""
+
+    rank: int
+    source: Tensor
+    share: Tensor
+
+
+class _Arrival(NamedTuple):
+    """What comes from one process (or from our own nodes), as rounds in which no target occurs twice."""
+
+    rank: int
+    rows: int
+    rounds: list[tuple[Tensor, Tensor]]  # (targets among our rows, rows of the message)
+
+
+class _Plan(NamedTuple):
+    """One step's traffic of this process."""
+
+    own: _Parcel
+    parcels: list[_Parcel]
+    arrivals: list[_Arrival]  # by rank, our own among them
+    messages: int  # from our nodes to any other node
+
+
+class Across:
+    """Mixing for a block; `meanwhile` is computed while messages are on their way."""
+
+    def __init__(self, graph: Graph, like: Tensor, world: World, meanwhile: Callable[[int], None]) -> None:
+        self.graph, self.world, self.meanwhile = graph, world, meanwhile
+        self.device, self.dtype, self.dim = like.device, like.dtype, like.shape[1]
+        self.blocks = blocks(graph.nodes, world.size)
+        self._plans: dict[int, _Plan] = {}
+        self._sending: list[tuple[int, dist.Work]] = []
+        self._rooms: dict[tuple[str, int, int], Tensor] = {}
+        _connect(world, self.device)
+
+    def __call__(self, k: int, x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+        """Return this block's rows of (P^k x, P^k w)."""
+        self.world.step = k
+        plan = self._at(k)
+        self.settle()
+        arriving = self._post(plan, x, w)
+        self.meanwhile(k)
+        mixed, weights = torch.full_like(x, -0.0), torch.full_like(w, -0.0)  # −0 + c is c, also where c is −0
+        for arrival in plan.arrivals:
+            if arrival.rank == self.world.rank:
+                rows, shares = _scaled(plan.own, x, w)
+            else:
+                work, message = arriving[arrival.rank]
+                self._wait(arrival.rank, work)
+                rows, shares = self._opened(message, arrival.rows)
+            for target, row in arrival.rounds:
+                every = len(row) == len(rows)
+                mixed.index_add_(0, target, rows if every else rows[row])
+                weights.index_add_(0, target, shares if every else shares[row])
+        return mixed, weights
+
+    def messages(self, k: int) -> int:
+        """Count the messages from this block's nodes to other nodes at step k."""
+        return self._at(k).messages
+
+    def settle(self) -> None:
+        """See the last step's messages off: their memory is used again."""
+        for rank, work in self._sending:
+            self._wait(rank, work)
+        self._sending.clear()
+
+    def gather(self, x: Tensor, w: Tensor) -> tuple[Tensor, Tensor] | None:
+        """Bring all nodes' x and w to process 0, once, when the run has ended; None elsewhere."""
+        self.settle()
+        if self.world.rank:
+            with self._watching(0):
+                dist.send(self._packed(self._room(len(w)), self._whole(x), x, w), 0)
+            return None
+        parts = [(x, w)]
+        for rank, block in list(enumerate(self.blocks))[1:]:
+            message = self._room(len(block))
+            with self._watching(rank):
+                dist.recv(message, rank)
+            parts.append(self._opened(message, len(block)))
+        return torch.cat([part for part, _ in parts]), torch.cat([weight for _, weight in parts])
+
+    def _whole(self, x: Tensor) -> _Parcel:
+        return _Parcel(0, torch.arange(len(x), device=x.device), torch.ones(len(x), 1, dtype=x.dtype, device=x.device))
+
+    def _post(self, plan: _Plan, x: Tensor, w: Tensor) -> dict[int, tuple[dist.Work, Tensor]]:
+        """Start all of a step's sends and receives at once."""
+        sends = [(p.rank, self._packed(self._kept("to", p.rank, len(p.source)), p, x, w)) for p in plan.parcels]
+        others = [a for a in plan.arrivals if a.rank != self.world.rank]
+        receives = [(a.rank, self._kept("from", a.rank, a.rows)) for a in others]
+        operations = [dist.P2POp(dist.irecv, message, rank) for rank, message in receives]
+        operations += [dist.P2POp(dist.isend, message, rank) for rank, message in sends]
+        if not operations:
+            return {}
+        with self._watching(operations[0].peer):
+            works = dist.batch_isend_irecv(operations)
+        works *= len(operations) if len(works) == 1 else 1  # NCCL makes one work of them
+        self._sending = [(rank, work) for (rank, _), work in zip(sends, works[len(receives) :], strict=True)]
+        return {r: (work, m) for (r, m), work in zip(receives, works[: len(receives)], strict=True)}
+
+    def _wait(self, rank: int, work: dist.Work) -> None:
+        with self._watching(rank):
+            work.wait(timedelta(seconds=self.world.patience))
+
+    @contextmanager
+    def _watching(self, rank: int) -> Iterator[None]:
+        """Turn a connection that broke into the name of who is gone."""
+        try:
+            yield
+        except RuntimeError as error:
+            timed_out = "timed out" in str(error).lower()
+            how = f"no message within {self.world.patience:g} s" if timed_out else "its connection broke"
+            raise self.world.lost(rank, how) from error
+
+    def _room(self, rows: int) -> Tensor:
+        """Return memory for a message: the rows' weights (float64), then the rows."""
+        return torch.empty(rows * (8 + self.dim * self.dtype.itemsize), dtype=torch.uint8, device=self.device)
+
+    def _kept(self, way: str, rank: int, rows: int) -> Tensor:
+        """Return memory for the messages of one size from or to one process; it is allocated once."""
+        key = way, rank, rows
+        if key not in self._rooms:
+            self._rooms[key] = self._room(rows)
+        return self._rooms[key]
+
+    def _packed(self, message: Tensor, parcel: _Parcel, x: Tensor, w: Tensor) -> Tensor:
+        """Write a parcel's rows and weights into a message, shares applied."""
+        rows, weights = self._opened(message, len(parcel.source))
+        torch.index_select(x, 0, parcel.source, out=rows).mul_(parcel.share)
+        torch.index_select(w, 0, parcel.source, out=weights).mul_(parcel.share[:, 0].double())
+        return message
+
+    def _opened(self, message: Tensor, rows: int) -> tuple[Tensor, Tensor]:
+        return message[8 * rows :].view(self.dtype).view(rows, self.dim), message[: 8 * rows].view(torch.float64)
+
+    def _at(self, k: int) -> _Plan:
+        if self.graph.period is None:
+            return self._plan(self.graph.edges(k))
+        k %= self.graph.period
+        if k not in self._plans:
+            self._plans[k] = self._plan(self.graph.edges(k))
+        return self._plans[k]
+
+    def _plan(self, edges: Edges) -> _Plan:
+        """Sort the edges by who sends to whom; within a message rows keep the order of edges: target, then source."""
+        owner = np.concatenate([np.full(len(block), rank) for rank, block in enumerate(self.blocks)])
+        rank, here = self.world.rank, self.blocks[self.world.rank]
+        sender, receiver = owner[edges.source], owner[edges.target]
+        shares = edges.shares(str(self.dtype).removeprefix("torch."))
+
+        def parcel(to: int) -> _Parcel:
+            chosen = (sender == rank) & (receiver == to)
+            share = torch.tensor(shares[chosen], device=self.device)[:, None]
+            return _Parcel(to, self._tensor(edges.source[chosen] - here.start), share)
+
+        def arrival(source: int) -> _Arrival:
+            targets = edges.target[(sender == source) & (receiver == rank)] - here.start
+            return _Arrival(source, len(targets), self._rounds(targets))
+
+        targets, sources = np.unique(receiver[sender == rank]), np.unique(sender[receiver == rank])
+        away = int(np.count_nonzero((sender == rank) & (edges.source != edges.target)))
+        parcels = [parcel(int(to)) for to in targets if to != rank]
+        return _Plan(parcel(rank), parcels, [arrival(int(source)) for source in sources], away)
+
+    def _rounds(self, targets: NDArray[np.int64]) -> list[tuple[Tensor, Tensor]]:
+        place = np.arange(len(targets)) - np.searchsorted(targets, targets)
+        rounds = [np.flatnonzero(place == r) for r in range(place.max() + 1)]
+        return [(self._tensor(targets[rows]), self._tensor(rows)) for rows in rounds]
+
+    def _tensor(self, values: NDArray[np.int64]) -> Tensor:
+        return torch.tensor(values, device=self.device)
+
+
+def _scaled(parcel: _Parcel, x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+    """Apply the shares, rounded to x's precision for both, so that their rounding cancels in z = x / w."""
+    return x[parcel.source].mul_(parcel.share), w[parcel.source] * parcel.share[:, 0].double()
+
+
+def _connect(world: World, device: torch.device) -> None:
+    """Let messages travel by NCCL between GPUs, else by gloo. Neither encrypts nor asks who is there."""
+    if not dist.is_initialized():
+        dist.init_process_group(
+            "nccl" if device.type == "cuda" else "gloo",
+            store=PrefixStore("messages", world.store),
+            rank=world.rank,
+            world_size=world.size,
+            timeout=timedelta(seconds=world.patience),
+        )

@@ -1,0 +1,152 @@
+"""An audit's statistics: never an alarm too many for a mechanism that keeps its word, and power where it does not."""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from privsgp.accounting import accountant
+from privsgp.accounting import audit_statistics as audit
+from privsgp.accounting.curve import Gaussian
+from privsgp.accounting.mechanisms import Saga, SampledMean
+
+RATE, SHIFT = 0.2, 1.5
+MECHANISM = SampledMean(sigma=1 / (SHIFT * 20), clip=1.0, batch=20, samples=100)
+
+
+@cache
+def curve(factor=1.0):
+    return audit.TradeOff.of(accountant.profile(MECHANISM.with_sigma(MECHANISM.sigma * factor), 1))
+
+
+def messages(rng, size, *, rate=RATE, shift=SHIFT):
+    """Scores of present canaries as the mechanism makes them."""
+    return rng.standard_normal(size) + shift * (rng.random(size) < rate)
+
+
+class TestTradeOff:
+    @given(mu=st.floats(0.05, 4), t=st.floats(-4, 4))
+    def test_of_a_gaussian_is_its_own_and_nearly_tight(self, mu, t):
+        allowed = audit.TradeOff.of(Gaussian(mu))
+        most = allowed.most(np.array([stats.norm.sf(t)]))[0]
+        assert most >= stats.norm.sf(t - mu) - 1e-12  # Neyman-Pearson: no event of this size is likelier
+        assert most <= stats.norm.sf(t - mu) * 1.15 + 1e-3  # chords between few points, in the tail
+
+    @given(t=st.floats(0, 5), drawn=st.floats(-2, 2), entry=st.floats(-1, 1))
+    def test_no_event_of_saga_is_likelier(self, t, drawn, entry):
+        m = Saga(sigma=0.02, clip=1.0, batch=20, samples=100)
+        new = np.clip(entry + drawn, -1, 1)
+        s0 = entry / (100 * m.sigma)
+        s1 = ((new - entry) / 20 + entry / 100) / m.sigma
+        allowed = _saga_curve(m)
+        for q, p in ((stats.norm.sf(t), _mixed(t, s0, s1)), (stats.norm.cdf(t), 1 - _mixed(t, s0, s1))):
+            assert p <= allowed.most(np.array([q]))[0] + 1e-12
+            assert q <= allowed.most(np.array([p]))[0] + 1e-12
+
+    def test_allows_everything_where_nothing_is_promised(self):
+        assert audit.TradeOff.of(Gaussian(math.inf)).most(np.array([1e-9]))[0] == 1
+
+
+def _mixed(t, s0, s1, q=0.2):
+    return (1 - q) * stats.norm.sf(t - s0) + q * stats.norm.sf(t - s1)
+
+
+@cache
+def _saga_curve(m):
+    return audit.TradeOff.of(accountant.profile(m, 1))
+
+
+class TestNoise:
+    def test_p_values_of_true_noise_are_not_too_small(self):
+        rng = np.random.default_rng(0)
+        p = np.array([audit.noise_p(rng.standard_normal((20, 10))) for _ in range(400)])
+        for level in (0.01, 0.05, 0.2):
+            assert stats.binomtest(int((p <= level).sum()), 400, level, alternative="greater").pvalue > 1e-3
+
+    @pytest.mark.parametrize(
+        "bad",
+        [
+            lambda rng: 0.95 * rng.standard_normal((400, 20)),
+            lambda rng: np.repeat(rng.standard_normal((200, 20)), 2, axis=0),  # used twice
+            lambda rng: np.repeat(rng.standard_normal((200, 20)), 2, axis=0) * np.tile([[1], [-1]], (200, 1)),
+            lambda rng: rng.uniform(-math.sqrt(3), math.sqrt(3), (400, 20)),  # bounded, the right variance
+            lambda rng: rng.standard_normal((400, 20)) * (rng.random((400, 20)) > 0.05),  # sometimes left out
+            lambda _: np.zeros((2, 20)),
+        ],
+    )
+    def test_too_little_noise_is_noticed(self, bad):
+        assert audit.noise_p(bad(np.random.default_rng(1))) < 1e-4
+
+    def test_more_noise_is_no_fault(self):
+        assert audit.noise_p(1.2 * np.random.default_rng(2).standard_normal((400, 20))) > 0.1
+
+    def test_nothing_seen_is_nothing_said(self):
+        assert audit.noise_p(np.empty((10, 0))) == 1
+        assert audit.trade_off_p(np.empty((10, 0)), curve()) == 1
+        assert audit.least_noise(np.empty(0), np.zeros(3), curve, 0.05) is None
+
+
+class TestTradeOffP:
+    def test_p_values_of_the_mechanism_itself_are_not_too_small(self):
+        rng, allowed = np.random.default_rng(3), curve()
+        p = np.array([audit.trade_off_p(messages(rng, 500), allowed) for _ in range(300)])
+        assert (p <= 0.05).sum() <= 20  # 15 on average if it were exact
+
+    @pytest.mark.parametrize(("rate", "shift"), [(1.0, SHIFT), (RATE, 3 * SHIFT), (2 * RATE, SHIFT), (1.0, -SHIFT)])
+    def test_what_shows_more_is_noticed(self, rate, shift):
+        seen = messages(np.random.default_rng(4), 5000, rate=rate, shift=shift)
+        assert audit.trade_off_p(seen, curve()) < 1e-6
+
+
+class TestLeastNoise:
+    def test_is_above_what_was_used_and_close_with_many_scores(self):
+        rng = np.random.default_rng(5)
+        found = audit.least_noise(messages(rng, 100_000), rng.standard_normal(400_000), curve, 0.01)
+        assert found is not None
+        assert 1 <= found <= 1.3
+
+    def test_finds_that_noise_was_halved(self):
+        rng = np.random.default_rng(6)
+        halved = messages(rng, 50_000, shift=2 * SHIFT) / 2  # in units of the claimed σ
+        found = audit.least_noise(halved, rng.standard_normal(50_000) / 2, curve, 0.01)
+        assert found is not None
+        assert found < 1
+
+    def test_no_canary_no_contradiction(self):
+        rng = np.random.default_rng(7)
+        assert audit.least_noise(rng.standard_normal(5000), rng.standard_normal(5000), curve, 0.05) is None
+
+
+class TestGuesses:
+    def test_all_right_is_a_closed_form(self):
+        found = audit.guessed_epsilon(40, 40, 60, delta=0.0, alpha=0.05)
+        accuracy = 0.05 ** (1 / 40)
+        assert found == pytest.approx(math.log(accuracy / (1 - accuracy)), rel=1e-6)
+
+    @given(guesses=st.integers(0, 60), share=st.floats(0, 1), epsilon=st.floats(0, 5), delta=st.floats(0, 1e-3))
+    def test_p_is_a_probability_that_grows_with_both_budgets(self, guesses, share, epsilon, delta):
+        right = round(share * guesses)
+        p = audit.guesses_p(right, guesses, 60, epsilon=epsilon, delta=delta)
+        assert 0 <= p <= 1
+        assert audit.guesses_p(right, guesses, 60, epsilon=epsilon + 0.1, delta=delta) >= p - 1e-12
+        assert audit.guesses_p(right, guesses, 60, epsilon=epsilon, delta=2 * delta) >= p - 1e-12
+
+    @pytest.mark.parametrize(("epsilon", "delta"), [(0.0, 0.0), (1.0, 0.0), (1.0, 0.01)])
+    def test_randomised_response_is_seldom_overestimated(self, epsilon, delta):
+        """Each coin is told with probability δ, else by randomised response: (ε, δ)-DP, and the best there is."""
+        rng, m, trials = np.random.default_rng(8), 30, 2000
+        told = rng.random((trials, m)) < delta + (1 - delta) / (1 + math.exp(-epsilon))
+        found = [audit.guessed_epsilon(right, m, m, delta=delta, alpha=0.05) for right in range(m + 1)]
+        over = sum(found[right] > epsilon for right in told.sum(1))
+        assert stats.binomtest(over, trials, 0.05, alternative="greater").pvalue > 1e-3
+
+    def test_the_middle_is_left_out(self):
+        present = np.array([False, True, False, True, False, True])
+        assert audit.guess(np.arange(6.0), present) == (2, 4, 6)
+        assert audit.guess(np.zeros(2), present[:2]) == (0, 0, 2)

@@ -1,0 +1,52 @@
+"""σ from ε: certified, and smallest."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from privsgp.accounting import accountant, calibration
+from privsgp.accounting.mechanisms import Anchored, Sag, Saga, SampledMean, Unprotected
+from privsgp.errors import Refused
+
+NODE = {"sigma": 0.0, "clip": 1.0, "batch": 24, "samples": 120}
+CASES = [
+    (Saga(**NODE, difference_clip=0.5), 50, 8.0, 1e-5, "zero-out"),
+    (Saga(**NODE), 5, 3.0, 1e-5, "replace-one"),
+    (Saga(**NODE, sampling="fixed"), 50, 1.0, 1e-5, "zero-out"),
+    (SampledMean(**NODE | {"batch": 1}), 400, 0.5, 1e-6, "zero-out"),
+    (SampledMean(**NODE), 50, 1.0, 1e-5, "replace-one"),
+    (Sag(**NODE), 1000, 0.1, 1e-5, "zero-out"),
+    (Anchored(**NODE, period=10, difference_clip=0.3), 60, 2.0, 1e-5, "zero-out"),
+]
+
+
+@pytest.mark.parametrize(("mechanism", "steps", "epsilon", "delta", "relation"), CASES)
+def test_enough_noise_and_hardly_more(mechanism, steps, epsilon, delta, relation):
+    sigma = calibration.sigma(mechanism, steps, epsilon, delta, relation)
+    assert accountant.epsilon(mechanism.with_sigma(sigma), steps, delta, relation).epsilon <= epsilon
+    assert accountant.epsilon(mechanism.with_sigma(sigma / 1.005), steps, delta, relation).epsilon > epsilon
+
+
+def test_nothing_released_needs_no_noise():
+    assert calibration.sigma(Saga(**NODE), 0, 1.0, 1e-5) == 0
+
+
+def test_the_units_cancel():
+    small = calibration.sigma(SampledMean(**NODE), 50, 1.0, 1e-5)
+    large = calibration.sigma(SampledMean(**NODE | {"clip": 100.0}), 50, 1.0, 1e-5)
+    assert large == pytest.approx(100 * small, rel=5e-3)
+
+
+@pytest.mark.parametrize("epsilon", [0.0, -1.0, math.inf, math.nan])
+def test_refuses_a_budget_that_is_none(epsilon):
+    with pytest.raises(Refused, match="epsilon"):
+        calibration.sigma(Saga(**NODE), 10, epsilon, 1e-5)
+
+
+def test_refuses_what_no_noise_can_protect():
+    with pytest.raises(Refused, match="clip"):
+        calibration.sigma(Unprotected(batch=1, samples=10), 10, 1.0, 1e-5)
+    with pytest.raises(Refused, match="clip"):
+        calibration.sigma(SampledMean(**NODE | {"clip": math.inf}), 10, 1.0, 1e-5)

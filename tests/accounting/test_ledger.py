@@ -1,0 +1,380 @@
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import os
+import random
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from privsgp.accounting.ledger import Header, Ledger, _runs, read, together
+from privsgp.accounting.mechanisms import SampledMean
+from privsgp.errors import Refused
+
+MECHANISM = SampledMean(sigma=0.5, clip=1.0, batch=16, samples=100, kappa=1e-6)
+HEADER = Header(
+    node=3,
+    run="a",
+    mechanism=MECHANISM.describe(),
+    budget={"epsilon": 1.0, "delta": 1e-5},
+    relation="zero-out",
+    steps=100,
+    spare=2,
+    simulation=False,
+)
+DIGEST = "d" * 64
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "ledger" / "node-3.jsonl"
+
+
+def lines(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def a_run(path: Path) -> None:
+    """Write open, reserve, three sent, return, close."""
+    with Ledger.open(path, HEADER) as ledger:
+        ledger.reserve(0, 10)
+        for step in range(3):
+            ledger.sent(step, 0, DIGEST)
+        ledger.close()
+
+
+def test_a_run_from_open_to_close(path):
+    a_run(path)
+    kinds = [line["kind"] for line in lines(path)]
+    assert kinds == ["open", "reserve", "sent", "sent", "sent", "return", "close"]
+    assert lines(path)[0]["mechanism"]["kappa"] == 1e-6
+    [segment] = read(path)
+    assert (segment.header, segment.charged, segment.closed) == (HEADER, 3, True)
+
+
+def test_each_line_holds_the_hash_of_the_one_before(path):
+    a_run(path)
+    raw = path.read_bytes().splitlines()
+    hashes = ["0" * 64] + [hashlib.sha256(line).hexdigest() for line in raw]
+    assert [line["prev"] for line in lines(path)] == hashes[:-1]
+    with Ledger.open(path, HEADER) as ledger:
+        assert ledger.head == hashes[-1]
+
+
+def test_what_was_reserved_counts_until_it_is_returned(path):
+    with Ledger.open(path, HEADER) as ledger:
+        assert ledger.reserve(0, 64) == 64
+        ledger.sent(0, 0, DIGEST)
+        assert ledger.charged == 64
+        assert ledger.give_back() == 63
+        assert ledger.give_back() == 0
+        assert ledger.charged == 1
+        assert (ledger.next_attempt(0), ledger.next_attempt(1)) == (1, 0)
+        assert ledger.reserve(1, 5) == 5
+    assert read(path)[0].charged == 6
+
+
+def test_the_budget_ends_at_steps_plus_spare(path):
+    with Ledger.open(path, HEADER) as ledger:
+        assert [ledger.reserve(first, 1000) for first in (0, 64, 128)] == [64, 38, 0]
+        assert ledger.charged == HEADER.allowance == 102
+    with Ledger.open(path, HEADER) as ledger:
+        assert ledger.reserve(200, 1) == 0
+
+
+def test_without_a_budget_nothing_ends(path):
+    with Ledger.open(path, dataclasses.replace(HEADER, budget=None)) as ledger:
+        assert [ledger.reserve(64 * k, 64) for k in range(4)] == [64] * 4
+
+
+def test_a_message_that_is_not_paid_for_is_refused(path):
+    with Ledger.open(path, HEADER) as ledger:
+        ledger.reserve(0, 2)
+        ledger.sent(0, 0, DIGEST)
+        for step, attempt in ((0, 0), (1, 1), (2, 0)):
+            with pytest.raises(Refused, match=f"step {step}, attempt {attempt} is not paid for"):
+                ledger.sent(step, attempt, DIGEST)
+
+
+def test_after_a_crash_what_was_reserved_is_spent_and_redone_as_another_attempt(path):
+    with Ledger.open(path, HEADER) as ledger:
+        ledger.reserve(0, 8)
+        ledger.sent(0, 0, DIGEST)
+    with Ledger.open(path, HEADER) as ledger:
+        assert ledger.charged == 8
+        assert ledger.give_back() == 0
+        assert [ledger.next_attempt(step) for step in (0, 7, 8)] == [1, 1, 0]
+        assert (ledger.digest_of(0), ledger.digest_of(1)) == (DIGEST, None)
+        with pytest.raises(Refused, match="step 1, attempt 0 was reserved before"):
+            ledger.reserve(1, 4)
+        assert not ledger.holds(1)
+        ledger.reserve(1, 4, ledger.next_attempt(1))
+        ledger.sent(1, 1, "e" * 64)
+        assert (ledger.charged, ledger.digest_of(1)) == (12, "e" * 64)
+
+
+def test_a_simulation_uses_what_its_killed_process_paid_for(path):
+    header = dataclasses.replace(HEADER, simulation=True)
+    with Ledger.open(path, header) as ledger:
+        ledger.reserve(0, 4)
+        ledger.sent(0, 0, DIGEST)
+    with Ledger.open(path, header) as ledger:
+        assert [ledger.holds(step) for step in range(5)] == [False, True, True, True, False]
+        ledger.sent(1, 0, DIGEST)
+        assert ledger.give_back() == 2
+        assert ledger.charged == 2
+
+
+def test_messages_of_a_simulation_without_a_hash_share_lines(path):
+    simulated = dataclasses.replace(HEADER, simulation=True)
+    with Ledger.open(path, simulated) as ledger:
+        ledger.reserve(0, 10)
+        for step in (0, 1, 2, 5):
+            ledger.sent(step, 0, "")
+        assert (ledger.segment.sent_at(5), ledger.holds(5)) == (0, False)
+        assert ledger.give_back() == 6
+    told = [(line["first"], line["count"]) for line in lines(path) if line["kind"] == "sent"]
+    assert told == [(0, 3), (5, 1)]
+    [segment] = read(path)
+    assert (segment.charged, segment.sent_at(2), segment.sent_at(3)) == (4, 0, None)
+
+
+def test_a_message_of_a_simulation_that_no_line_notes_is_paid_for(path):
+    with Ledger.open(path, dataclasses.replace(HEADER, simulation=True)) as ledger:
+        ledger.reserve(0, 10)
+        ledger.sent(0, 0, "")
+    [segment] = read(path)
+    assert (segment.charged, segment.sent_at(0)) == (10, None)
+
+
+def test_a_secret_message_without_a_hash_is_noted_at_once(path):
+    with Ledger.open(path, HEADER) as ledger:
+        ledger.reserve(0, 10)
+        ledger.sent(0, 0, "")
+        assert lines(path)[-1]["kind"] == "sent"
+
+
+def test_runs_follow_each_other_in_one_file(path):
+    a_run(path)
+    with Ledger.open(path, dataclasses.replace(HEADER, run="b"), read(path)) as ledger:
+        ledger.reserve(0, 7)
+    assert [(s.header.run, s.charged, s.closed) for s in read(path)] == [("a", 3, True), ("b", 7, False)]
+    with pytest.raises(Refused, match="run a was followed by run b"):
+        Ledger.open(path, HEADER)
+
+
+def test_a_run_that_was_not_counted_is_refused_and_nothing_is_written(path):
+    with Ledger.open(path, HEADER) as ledger:
+        ledger.reserve(0, 7)
+        counted = read(path)
+        ledger.reserve(7, 1)
+    before = path.read_bytes()
+    for earlier in ((), counted):
+        with pytest.raises(Refused, match="another run has spent from this ledger meanwhile"):
+            Ledger.open(path, dataclasses.replace(HEADER, run="b"), earlier)
+        assert path.read_bytes() == before
+    with Ledger.open(path, dataclasses.replace(HEADER, run="b"), read(path)):
+        pass
+    with pytest.raises(Refused, match="another run has spent from this ledger meanwhile"):
+        Ledger.open(path, dataclasses.replace(HEADER, run="b"), counted)
+
+
+def test_a_closed_run_grants_nothing(path):
+    a_run(path)
+    before = path.read_bytes()
+    with Ledger.open(path, HEADER) as ledger:
+        ledger.close()
+        with pytest.raises(Refused, match="follows the segment's close"):
+            ledger.reserve(50, 1)
+    assert path.read_bytes() == before
+
+
+def test_a_resumed_run_with_another_header_is_refused(path):
+    a_run(path)
+    other = MECHANISM.with_sigma(0.4).describe()
+    with pytest.raises(Refused, match=r"mechanism of run a was .*0\.5.* and is now .*0\.4"):
+        Ledger.open(path, dataclasses.replace(HEADER, mechanism=other))
+    with Ledger.open(path, HEADER):
+        pass
+
+
+@pytest.mark.parametrize("number", range(7))
+@pytest.mark.parametrize("damage", ["remove", "change", "swap", "empty", "double", "forge"])
+def test_damage_is_found_and_named(path, damage, number):
+    a_run(path)
+    raw = path.read_bytes().splitlines(keepends=True)
+    match damage:
+        case "remove":
+            del raw[number]
+        case "change":
+            raw[number] = raw[number].replace(b"e", b"f", 1)
+        case "swap":
+            raw[number - 1], raw[number] = raw[number], raw[number - 1]
+        case "empty":
+            raw[number] = b"\n"
+        case "double":
+            raw.insert(number, raw[number])
+        case "forge":
+            raw[number] = raw[number].replace(b'"prev":"', b'"prev":"0', 1)
+    if (damage, number) == ("remove", 6):
+        # Nothing in a chain shows that its last line is gone: what it counts must then not be less.
+        path.write_bytes(b"".join(raw))
+        assert read(path)[0].charged == 3
+        return
+    path.write_bytes(b"".join(raw))
+    damaged = path.read_bytes()
+    for look in (read, lambda p: Ledger.open(p, HEADER)):
+        with pytest.raises(Refused, match=r"node-3\.jsonl, line \d: "):
+            look(path)
+    assert path.read_bytes() == damaged
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ({"kind": "return", "first": 1, "count": 9, "attempt": 0}, "step 4, attempt 0 is not a reserved step"),
+        ({"kind": "return", "first": 0, "count": 1, "attempt": 0}, "step 0, attempt 0 is not a reserved step"),
+        ({"kind": "sent", "step": 9, "attempt": 0, "digest": DIGEST}, "step 9, attempt 0 was never reserved"),
+        ({"kind": "reserve", "first": 9, "count": 65, "attempt": 0}, "65 steps from step 9"),
+        ({"kind": "reserve", "first": 3, "count": 2, "attempt": 0}, "step 3, attempt 0 was reserved before"),
+        ({"kind": "reserve", "first": 3}, "no line of format 1 is a 'reserve' with these keys"),
+        ({"kind": "open", "format": 2}, "not of format 1"),
+        ({"kind": "open", "format": 1, "node": 3}, "missing .* 'run'"),
+    ],
+)
+def test_a_well_chained_line_that_cannot_be_is_refused(path, line, reason):
+    """A program that writes nonsense chains it as neatly as sense."""
+    with Ledger.open(path, HEADER) as ledger:
+        ledger.reserve(0, 4)
+        ledger.sent(0, 0, DIGEST)
+        ledger._write(line)
+    with pytest.raises(Refused, match=f"line 4: .*{reason}"):
+        read(path)
+
+
+@given(cut=st.integers(0, 2000))
+def test_a_torn_last_line_is_cut_off(tmp_path_factory, cut):
+    path = tmp_path_factory.mktemp("torn") / "node.jsonl"
+    a_run(path)
+    whole = path.read_bytes()
+    torn = whole[: cut % (len(whole) + 1)]
+    path.write_bytes(torn)
+    complete = torn[: torn.rfind(b"\n") + 1]
+    assert len(read(path)) == (1 if complete else 0)
+    with Ledger.open(path, HEADER) as ledger:
+        assert path.read_bytes()[: len(complete)] == complete
+        assert path.read_bytes().endswith(b"\n")
+        if not ledger.segment.closed:
+            ledger.reserve(50, 1)
+    assert read(path)[0].charged == ledger.charged
+
+
+@pytest.mark.parametrize("broken", ["write", "fsync"])
+def test_a_full_disk_grants_nothing(path, monkeypatch, broken):
+    with Ledger.open(path, HEADER) as ledger:
+        ledger.reserve(0, 4)
+
+        def fail(*_: object) -> int:
+            raise OSError(28, "No space left on device")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(os, broken, fail)
+            with pytest.raises(Refused, match="No space left"):
+                ledger.reserve(4, 4)
+        assert not ledger.holds(4)
+        for later in (lambda: ledger.reserve(8, 4), lambda: ledger.sent(0, 0, DIGEST), ledger.give_back):
+            with pytest.raises(Refused, match="failed write"):
+                later()
+    assert read(path)[0].charged >= 4
+
+
+def test_a_new_ledger_is_durable_with_its_folders(path, monkeypatch):
+    synced, sync = [], os.fsync
+    monkeypatch.setattr(os, "fsync", lambda fd: (synced.append(os.fstat(fd).st_ino), sync(fd)))
+    with Ledger.open(path, HEADER):
+        pass
+    assert synced[0] == path.stat().st_ino
+    assert {path.parent.stat().st_ino, path.parent.parent.stat().st_ino} <= set(synced[1:])
+
+
+def test_a_short_write_is_completed(path, monkeypatch):
+    whole = os.write
+    monkeypatch.setattr(os, "write", lambda fd, data: whole(fd, data[:7]))
+    a_run(path)
+    assert read(path)[0].charged == 3
+
+
+def test_a_second_process_is_refused(path):
+    with Ledger.open(path, HEADER):
+        code = "import pathlib, sys; from privsgp.accounting.ledger import _lock; _lock(pathlib.Path(sys.argv[1]))"
+        other = subprocess.run([sys.executable, "-c", code, path], capture_output=True, text=True, check=False)
+        assert "in use by another process" in other.stderr
+    Ledger.open(path, HEADER).release()
+
+
+def test_a_missing_ledger_is_refused(path):
+    with pytest.raises(Refused, match=r"node-3\.jsonl: No such file"):
+        read(path)
+
+
+def test_a_block_of_ledgers_at_once(tmp_path):
+    with contextlib.ExitStack() as stack:
+        headers = [dataclasses.replace(HEADER, node=i, steps=10 * i) for i in range(5)]
+        ledgers = [stack.enter_context(Ledger.open(tmp_path / f"{h.node}.jsonl", h)) for h in headers]
+        assert together(ledgers, lambda ledger: ledger.reserve(0, 30)) == [2, 12, 22, 30, 30]
+        together(ledgers, Ledger.close)
+    assert [read(ledger.path)[0].charged for ledger in ledgers] == [0] * 5
+
+
+@given(st.sets(st.tuples(st.integers(0, 30), st.integers(0, 2))))
+def test_runs_cover_the_steps_exactly(steps):
+    runs = list(_runs(steps))
+    covered = [(step, attempt) for first, count, attempt in runs for step in range(first, first + count)]
+    assert len(covered) == len(set(covered))
+    assert set(covered) == steps
+
+
+SENDER = """
+import dataclasses, os, sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+from test_ledger import HEADER, DIGEST
+from privsgp.accounting.ledger import Ledger
+folder = Path(sys.argv[2])
+wire = os.open(folder / "wire", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+ledger = Ledger.open(folder / "node.jsonl", dataclasses.replace(HEADER, steps=10**6))
+step = os.fstat(wire).st_size
+while True:
+    attempt = max(ledger.next_attempt(k) for k in range(step, step + 5))
+    for k in range(step, step + ledger.reserve(step, 5, attempt)):
+        ledger.sent(k, attempt, DIGEST)
+        os.write(wire, b"m")
+        step += 1
+"""
+
+
+def test_killed_at_any_moment_the_ledger_shows_all_that_was_sent(tmp_path):
+    wire, moments = tmp_path / "wire", random.Random(0)
+    sent = 0
+    for _ in range(4):
+        process = subprocess.Popen([sys.executable, "-c", SENDER, Path(__file__).parent, tmp_path])
+        while not (wire.exists() and wire.stat().st_size > sent):
+            assert process.poll() is None
+            time.sleep(0.001)
+        time.sleep(moments.uniform(0, 0.05))
+        process.kill()
+        process.wait()
+        sent = wire.stat().st_size
+        [segment] = read(tmp_path / "node.jsonl")
+        assert segment.charged >= sent
+        with Ledger.open(tmp_path / "node.jsonl", segment.header) as ledger:
+            assert ledger.charged == segment.charged
+            assert ledger.digest_of(sent - 1) == DIGEST

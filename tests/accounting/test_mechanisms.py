@@ -1,0 +1,102 @@
+"""Mechanisms are values: they refuse what cannot be, and importing them costs nothing."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from privsgp.accounting.mechanisms import Anchored, Mechanism, Saga, SampledMean
+from privsgp.errors import Refused
+
+GOOD = {"sigma": 0.1, "clip": 1.0, "batch": 10, "samples": 100}
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("samples", 0),
+        ("batch", 0),
+        ("batch", 101),
+        ("batch", math.nan),
+        ("clip", 0.0),
+        ("clip", math.nan),
+        ("sigma", -1.0),
+        ("sigma", math.inf),
+        ("kappa", 1.0),
+        ("sampling", "any"),
+    ],
+)
+def test_refuses_what_cannot_be_by_name(field, value):
+    with pytest.raises(Refused, match=field):
+        Mechanism(**GOOD | {field: value})
+
+
+@pytest.mark.parametrize(
+    ("kind", "field", "value"),
+    [
+        (Saga, "difference_clip", 0.0),
+        (Saga, "difference_clip", math.inf),
+        (Anchored, "difference_clip", -1.0),
+        (Anchored, "period", 0),
+        (Anchored, "anchor_batch", 1000),
+        (Anchored, "anchor_noise", 0.0),
+        (Anchored, "alpha", 1.5),
+        (Anchored, "aggregated", 0),
+        (Anchored, "spare", -1),
+    ],
+)
+def test_kinds_refuse_their_own_fields(kind, field, value):
+    with pytest.raises(Refused, match=field):
+        kind(**GOOD, **{field: value})
+
+
+def test_fixed_batches_are_whole():
+    with pytest.raises(Refused, match="batch"):
+        Mechanism(**GOOD | {"sampling": "fixed", "batch": 2.5})
+
+
+def test_rate_and_radius():
+    mechanism = Mechanism(**GOOD, kappa=0.01)
+    assert mechanism.rate == 0.1
+    assert mechanism.radius == pytest.approx(1.01)
+
+
+def test_other_noise_is_the_same_kind():
+    assert Saga(**GOOD, difference_clip=0.5).with_sigma(2.0) == Saga(**GOOD | {"sigma": 2.0}, difference_clip=0.5)
+
+
+@given(st.integers(0, 500), st.one_of(st.none(), st.integers(1, 50)))
+def test_anchors_are_the_releases_at_multiples_of_the_period(steps, period):
+    mechanism = Anchored(**GOOD, period=period)
+    assert mechanism.anchors(steps) == sum(k == 0 if period is None else k % period == 0 for k in range(steps))
+
+
+def test_parts_of_an_anchored_mechanism():
+    mechanism = Anchored(**GOOD, difference_clip=0.5, anchor_noise=3.0, kappa=0.01)
+    assert mechanism.anchor == SampledMean(sigma=0.1 * 3.0, clip=1.0, batch=100, samples=100, kappa=0.01)
+    assert mechanism.difference == SampledMean(sigma=0.1, clip=0.5, batch=10, samples=100, kappa=0.01)
+    assert Anchored(**GOOD).difference.clip == 2.0
+
+
+def test_an_infinite_clip_is_null_in_json():
+    assert Mechanism(**GOOD | {"clip": math.inf}).describe()["clip"] is None
+
+
+def test_importing_a_mechanism_is_light():
+    code = "import privsgp.accounting.mechanisms, sys; print(sorted({'scipy', 'dp_accounting'} & set(sys.modules)))"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[]"
+
+
+@given(st.integers(0, 60), st.none() | st.integers(1, 7))
+def test_every_step_is_the_release_that_is_counted(steps, period):
+    mechanism = Anchored(**GOOD, period=period, anchor_noise=3.0)
+    anchors = [mechanism.at(k) for k in range(steps) if mechanism.is_anchor(k)]
+    assert len(anchors) == mechanism.anchors(steps)
+    assert set(anchors) <= {mechanism.anchor}
+    assert {mechanism.at(k) for k in range(steps) if not mechanism.is_anchor(k)} <= {mechanism.difference}

@@ -1,0 +1,88 @@
+"""Rényi divergences against plain integration, and as the bound that privacy-loss distributions never exceed."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from privsgp.accounting import pld, rdp
+from privsgp.accounting.saga import Geometry
+from privsgp.accounting.sampled import Sampled
+
+LOW = [0, 1, 4, 10]  # places of ORDERS small enough for a plain sum
+SETTINGS = [(0.2, 2.0, 0.0167), (0.2, 0.5, 0.1), (0.02, 1.0, 0.02), (0.6, 1.5, 0.3)]
+
+
+def integrated(order, rate, undrawn, drawn, across):
+    """log ∫ P^α Q^{1−α} in the plane."""
+    axis = np.linspace(-30, 30, 1501)
+    x, y = np.meshgrid(axis, np.linspace(-30, 30, 301), indexing="ij")
+
+    def log_normal(a, b):
+        return -((x - a) ** 2 + (y - b) ** 2) / 2
+
+    present = np.logaddexp(math.log1p(-rate) + log_normal(undrawn, across), math.log(rate) + log_normal(drawn, across))
+    area = (axis[1] - axis[0]) * 0.2 / (2 * math.pi)
+    return math.log(np.exp(order * present + (1 - order) * log_normal(0, 0)).sum() * area)
+
+
+@pytest.mark.parametrize("place", [0.0, 0.6, 1.0, 2.0])
+def test_the_closed_form_is_the_integral(place):
+    geometry = Geometry(0.3, 1.5, 0.2)
+    shape = geometry.shape(place)
+    moments = rdp._moments(geometry, shape)
+    for k in LOW:
+        assert moments[k] == pytest.approx(integrated(rdp.ORDERS[k], 0.3, *geometry.shifts(shape)), rel=1e-6)
+
+
+@pytest.mark.parametrize(("undrawn", "drawn"), [(0.0, 0.8), (-0.2, 0.9), (0.3, 0.5)])
+def test_the_quadrature_is_the_integral(undrawn, drawn):
+    moments = rdp._backward(0.3, undrawn, drawn)
+    for k in LOW:
+        assert moments[k] == pytest.approx(integrated(1 - rdp.ORDERS[k], 0.3, undrawn, drawn, 0.0), rel=1e-6)
+    assert (moments <= rdp._closed(0.3, undrawn, drawn) * (1 + 1e-9)).all()
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_the_worst_moment_is_at_an_end_of_either_half(setting):
+    geometry = Geometry(*setting)
+    along = np.max([rdp._moments(geometry, geometry.shape(p)) for p in np.linspace(0, 2, 41)], axis=0)
+    ends = np.max([rdp._moments(geometry, geometry.shape(p)) for p in (0.0, 1.0, 2.0)], axis=0)
+    assert (along <= ends * (1 + 1e-12)).all()
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_backward_pieces_are_above_their_pairs(setting):
+    geometry = Geometry(*setting)
+    for start, stop in ((0.0, 0.25), (0.5, 0.75), (1.0, 1.3), (1.7, 2.0)):
+        bound = rdp._backward_piece(geometry, start, stop)
+        for place in np.linspace(start, stop, 5):
+            undrawn, drawn, across = geometry.shifts(geometry.shape(place))
+            assert (rdp._backward(geometry.rate, undrawn, drawn) + rdp.gaussian(across) <= bound * (1 + 1e-9)).all()
+
+
+@pytest.mark.parametrize("count", [1, 1000])
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_saga_never_exceeds_renyi(setting, count):
+    geometry = Geometry(*setting)
+    composed, renyi = pld.compose([(geometry, count)]), rdp.Renyi(count * rdp.saga(geometry))
+    for delta in (1e-8, 1e-5, 1e-2):
+        for loss in composed.losses:  # P‖Q, then Q‖P
+            assert loss.epsilon(delta) <= renyi.epsilon(delta) * (1 + 1e-6) + 1e-6
+
+
+@pytest.mark.parametrize("replace", [False, True])
+@pytest.mark.parametrize(("rate", "mu", "count"), [(0.2, 0.08, 575), (0.01, 1.0, 1000), (0.5, 2.0, 10)])
+def test_sampled_gaussians_never_exceed_renyi(rate, mu, count, replace):
+    renyi = rdp.Renyi(count * rdp.sampled(rate, mu, replace=replace))
+    composed = pld.compose([(Sampled(rate, mu, replace), count)])
+    for delta in (1e-8, 1e-5, 1e-2):
+        assert composed.epsilon(delta) <= renyi.epsilon(delta)
+
+
+def test_epsilon_and_delta_are_inverse():
+    renyi = rdp.Renyi(50 * rdp.gaussian(0.1))
+    assert renyi.delta(renyi.epsilon(1e-5)) == pytest.approx(1e-5, rel=1e-6)
+    assert rdp.Renyi(0 * rdp.ORDERS).epsilon(0.5) == 0

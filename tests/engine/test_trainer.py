@@ -1,0 +1,148 @@
+"""The loop: what happens around a step, when, and what it tells whom."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import tomllib
+
+import numpy as np
+import pytest
+import torch
+
+import runs
+from privsgp.engine import checkpoint
+from privsgp.engine.folder import Folder
+from privsgp.engine.stops import Diverged, Interrupted
+from privsgp.engine.trainer import Training
+from privsgp.errors import Refused
+from privsgp.runs import build as jobs
+from privsgp.runs import config as configs
+from privsgp.runs import problem as problems
+
+
+def _training(folder, watch=None, **changes):
+    values = tomllib.loads(runs.SMALL)
+    for key, value in changes.items():
+        section, _, name = key.partition("__")
+        if name:
+            values[section][name] = value
+        else:
+            values[section] = value
+    config = configs.parse(values)
+    job = jobs.prepare(config, problems.load_problem(config))
+    place = Folder(folder)
+    place.prepare()
+    place.identify({}, None)
+    return Training(job, place, watch)
+
+
+def test_evaluations_and_checkpoints_come_when_asked_and_at_the_end(tmp_path, monkeypatch):
+    saved, seen = [], []
+    monkeypatch.setattr(checkpoint, "save", lambda path, progress, *rest: saved.append(progress.step))
+    outcome = _training(tmp_path, lambda k, row: seen.append((k, row and row["step"])), algorithm__steps=20).run()
+    assert saved == [7, 14, 20]
+    assert [row["step"] for row in outcome.metrics] == runs.evaluated(tmp_path) == [6, 12, 18, 20]
+    assert [k for k, _ in seen] == list(range(1, 21))
+    assert seen[4] == (5, None)
+    assert seen[12] == (13, 12)
+    assert outcome.steps == 20
+
+
+def test_what_is_evaluated(tmp_path):
+    """By hand from the nodes' models: average, mean, worst, the training loss over all nodes' own data."""
+    run = _training(tmp_path, data__sizes=[300, 200, 100, 50], graph={"name": "random"})
+    outcome = run.run()
+    learning, s = run.job.learning, outcome.state
+    inputs, labels = learning.test
+    assert s.w.sub(1).abs().max() > 0.01
+
+    def loss(z, x, y):
+        logits = x.flatten(1).double() @ z[:640].reshape(10, 64).double().T + z[640:].double()
+        return torch.nn.functional.cross_entropy(logits, y).item(), (logits.argmax(1) == y).double().mean().item()
+
+    mean = s.x.double().sum(0) / s.w.sum()
+    row, nodes = outcome.metrics[-1], [loss(z, inputs, labels)[1] for z in s.z]
+    assert row["test_loss"] == pytest.approx(loss(mean, inputs, labels)[0], rel=1e-5)
+    assert row["test_accuracy"] == pytest.approx(loss(mean, inputs, labels)[1], abs=0.003)
+    assert row["mean_node_accuracy"] == pytest.approx(np.mean(nodes), abs=0.003)
+    assert row["worst_node_accuracy"] == pytest.approx(min(nodes), abs=0.003)
+    own = [loss(mean, learning.inputs[i, :J], learning.targets[i, :J])[0] for i, J in enumerate([300, 200, 100, 50])]
+    assert row["train_loss"] == pytest.approx(np.mean(own), rel=1e-5)
+
+
+def test_without_a_seed_training_data_is_not_evaluated(tmp_path):
+    outcome = _training(tmp_path, seed=None, algorithm__steps=6).run()
+    assert set(outcome.metrics[0]) == {
+        "step", "seconds", "virtual_seconds", "consensus_error", "test_loss", "test_accuracy", "mean_node_accuracy",
+        "worst_node_accuracy",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_at_any_moment_of_a_step_leaves_a_checkpoint_of_that_step(tmp_path, number):
+    """Also between the question whether to keep a checkpoint and the end of the step."""
+    handlers = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+    run = _training(tmp_path, lambda k, _: os.kill(os.getpid(), number) if k == 10 else None)
+    with pytest.raises(Interrupted) as stopped:
+        run.run()
+    assert checkpoint.read_progress(run.folder.checkpoint).step == stopped.value.step
+    assert runs.charged(tmp_path) == [stopped.value.step] * 4
+    assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == handlers
+
+
+def test_a_signal_in_the_last_step_does_not_stop_a_run_that_is_done(tmp_path):
+    run = _training(tmp_path, lambda k, _: os.kill(os.getpid(), signal.SIGINT) if k == 6 else None, algorithm__steps=6)
+    assert run.run().steps == 6
+
+
+def test_a_checkpoint_of_another_configuration_is_refused(tmp_path):
+    _training(tmp_path, algorithm__steps=6, engine__checkpoint_every=6).run()
+    with pytest.raises(Refused, match="another configuration"):
+        _training(tmp_path, algorithm__steps=8).run()
+
+
+def test_a_message_that_is_not_finite_stops_the_run_before_its_checkpoint(tmp_path):
+    run = _training(tmp_path)
+    block, noise = run.algorithm.block, run.algorithm.block.noise
+
+    def overflow(k, g):
+        noise(k, g)
+        g[2] += torch.inf if k == 10 else 0.0
+
+    block.noise = overflow
+    with pytest.raises(Diverged, match="is not finite after step 14"):
+        run.run()
+    assert checkpoint.read_progress(run.folder.checkpoint).step == 7
+    assert runs.charged(tmp_path) == [14] * 4
+
+
+def test_metrics_hold_no_nan(tmp_path):
+    run = _training(tmp_path, algorithm__step_size=1e38, privacy__sigma=1.0, engine__evaluate_every=1)
+    with contextlib.suppress(Diverged):
+        run.run()
+    lines = run.folder.metrics.read_text().splitlines()
+    assert all("NaN" not in line and "Infinity" not in line for line in lines)
+    assert json.loads(lines[-1])["test_loss"] is None
+
+
+def test_noise_is_each_nodes_and_each_steps_own(tmp_path):
+    """With every gradient 0 what is left of a step is its noise: σ_i as asked, nothing repeated."""
+    sigma = [0.5, 1.0, 2.0, 0.0]
+    run = _training(tmp_path, privacy__sigma=sigma, algorithm__steps=8, algorithm__step_size=1.0)
+    noises = []
+    run.algorithm.direction = lambda z, batch: torch.zeros_like(z)
+    noise = run.algorithm.block.noise
+
+    def keep(k, g):
+        noise(k, g)
+        noises.append(g.clone())
+
+    run.algorithm.block.noise = keep
+    run.run()
+    drawn = torch.stack(noises).double()  # [steps, nodes, d]
+    np.testing.assert_allclose(drawn.std((0, 2)).numpy(), sigma, rtol=0.05)
+    rows = drawn[:, :3].reshape(-1, drawn.shape[2])
+    assert torch.corrcoef(rows).sub(torch.eye(len(rows))).abs().max() < 0.25

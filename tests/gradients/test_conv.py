@@ -1,0 +1,32 @@
+"""What a convolution's rule passes back."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from privsgp.gradients.positions import Window
+from privsgp.gradients.rules.conv import _Convolution, convolution
+
+WINDOWS = [
+    Window((3, 3), padding=(1, 1)),
+    Window((3, 2), dilation=(2, 1)),
+    Window((1, 1), padding=(1, 0)),  # around the turned window there would be less than nothing
+    Window((3, 3), (2, 1), (1, 1), groups=2),
+    Window((2, 3), padding=(0, 2), groups=2),
+]
+
+
+@pytest.mark.parametrize("window", WINDOWS)
+def test_the_gradient_by_the_input_is_that_of_autograd(window):
+    generator = torch.Generator().manual_seed(0)
+    a = torch.randn(4, 3 * 4, 7, 6, dtype=torch.float64, generator=generator, requires_grad=True)
+    weight = torch.randn(3 * 6, 4 // window.groups, *window.kernel, dtype=torch.float64, generator=generator)
+    bias = torch.randn(3 * 6, dtype=torch.float64, generator=generator)
+    wanted = convolution(a, weight, bias, window, 3)
+    got = _Convolution.apply(a, weight, bias, window, 3)
+    delta = torch.randn(wanted.shape, dtype=torch.float64, generator=generator)
+    torch.testing.assert_close(got, wanted, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(
+        torch.autograd.grad(got, a, delta), torch.autograd.grad(wanted, a, delta), rtol=1e-12, atol=1e-12
+    )

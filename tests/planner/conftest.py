@@ -1,0 +1,34 @@
+"""A small planner that all tests of finished plans share: 4 nodes, logistic regression on stand-in data."""
+
+from __future__ import annotations
+
+import pytest
+
+from privsgp import graph as graphs
+from privsgp import models
+from privsgp.algorithms import Settings
+from privsgp.planner import stand_in
+from privsgp.planner.choose import Method, Network, best, planner
+from privsgp.planner.estimates import Source
+from privsgp.planner.record import Formula, Plan
+from privsgp.planner.rehearsal import Stage
+
+
+@pytest.fixture(scope="session")
+def small_planner():
+    samples = stand_in.make((16,), 4, samples=256)
+    model = models.make("logistic", input_shape=(16,), outputs=4, seed=0)
+    stage = Stage(model, models.per_sample("cross-entropy"), models.correct("cross-entropy"), samples)
+    network = Network([200, 200, 200, 400], [(1.0, 1e-5)] * 3 + [(2.0, 1e-5)], spare=0.02)
+    return planner(network, stage, 1.0)
+
+
+@pytest.fixture(scope="session")
+def small_plan(small_planner):
+    methods = [Method("privsgp", Settings()), Method("privsgp-sag", Settings())]
+    choices = [small_planner.choose(method, 32.0, None, None) for method in methods]
+    chosen, why = best(choices)
+    asked = {"name": "auto", "steps": "auto", "step_size": "auto", "batch": 32.0, "weights": "equal"}
+    dim, graph = small_planner.stage.layout.dim, graphs.make("ring-directed", 4)
+    formula = Formula(small_planner.network, graph, small_planner.constants, dim, 1.0, chosen.noise)
+    return Plan(small_planner, formula, Source("synthetic", "synthetic"), chosen, choices, why, asked)

@@ -1,0 +1,26 @@
+from __future__ import annotations
+
+from privsgp import graph as graphs
+from privsgp.algorithms import Settings
+from privsgp.planner import costs
+from privsgp.planner.choose import Method
+
+
+def test_bytes_of_one_peer_and_of_all():
+    assert costs.bytes_sent_per_node(graphs.make("exponential", 16), 100, 10) == 10 * 408
+    assert costs.bytes_sent_per_node(graphs.make("complete", 16), 100, 10) == 15 * 10 * 408
+
+
+def test_table_memory(small_planner):
+    stage = small_planner.stage  # one linear layer whose input is the data: δ alone, 4 numbers a sample
+    assert costs.table_bytes(stage, Method("privsgp", Settings()), [10]) == 0
+    assert costs.table_bytes(stage, Method("privsgp-vr", Settings()), [10, 30]) == 4 * 4 * 40
+    assert costs.table_bytes(stage, Method("privsgp-vr", Settings(table="dense")), [10]) == 4 * 68 * 10
+
+
+def test_a_step_takes_time(small_planner):
+    assert 0 < costs.seconds_per_step(small_planner.stage, Method("privsgp-sag", Settings()), 3, 2000.0) < 10
+
+
+def test_memory():
+    assert costs.memory_bytes() > 2**27

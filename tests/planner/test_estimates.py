@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from privsgp import models
+from privsgp.errors import Refused
+from privsgp.planner.estimates import Source, constants, permit
+from privsgp.planner.rehearsal import Stage
+from privsgp.planner.stand_in import Samples, make
+
+
+def test_private_data_is_refused_unless_it_may_be_spent():
+    with pytest.raises(Refused, match="may_spend"):
+        permit(Source("private", "mnist"), may_spend=False)
+    permit(Source("private", "mnist"), may_spend=True)
+    permit(Source("public", "digits"), may_spend=False)
+    assert "spent privacy" in Source("private", "mnist").words
+    assert "nothing was spent" in Source("synthetic", "synthetic").words
+
+
+def quadratic(curvature):
+    """f_j(x) = (a/2)(x − y_j)² in one dimension: everything is known."""
+    model = torch.nn.Linear(1, 1, bias=False)
+    torch.nn.init.constant_(model.weight, 3.0)
+    y = torch.tensor([-1.0, 1.0]).repeat(50)[:, None]
+    samples = Samples(torch.ones(100, 1), y, torch.ones(4, 1), y[:4])
+    return Stage(model, lambda out, target: curvature / 2 * (out - target).square().sum(-1), None, samples)
+
+
+def test_the_constants_of_a_quadratic():
+    found = constants(quadratic(0.7), clip=1e6, distance=1.0, samples=20)
+    assert found.smoothness == pytest.approx(0.7, rel=1e-4)
+    assert found.gap == pytest.approx(0.35 * (4 + 16) / 2)
+    assert found.norm == pytest.approx(9.0)
+    assert found.heterogeneity == pytest.approx(0.7**2 / 20, rel=1e-3)
+
+
+def test_the_clip_bounds_what_is_found():
+    assert constants(quadratic(0.7), clip=0.1, distance=1.0, samples=20).heterogeneity <= 0.1**2 / 20 + 1e-9
+
+
+def test_a_partition_by_label_is_worse_than_an_even_one():
+    samples = make((16,), 4, samples=256)
+    model = models.make("logistic", input_shape=(16,), outputs=4, seed=0)
+    stage = Stage(model, models.per_sample("cross-entropy"), None, samples)
+    even, skewed = (constants(stage, 1.0, 5.0, 100, skewed=s) for s in (False, True))
+    assert skewed.heterogeneity > 5 * even.heterogeneity
+    assert even.gap == pytest.approx(math.log(4), rel=0.3)

@@ -1,0 +1,88 @@
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+
+from privsgp import graph as graphs
+from privsgp.planner import picture, table
+from privsgp.planner.settle import from_constants
+from privsgp.planner.theorems import Constants
+from privsgp.report import plans
+
+RESNET = Constants(25, 2.8, 500_000, 780_000)
+
+
+def resnet(**changes):
+    given = {"samples": 3125, "batch": 1.0, "budget": (3.0, 1e-5), "published_c2": 0.3724} | changes
+    return from_constants(RESNET, graphs.make("exponential", 16), 11_173_962, 10.0, **given)
+
+
+def test_the_papers_plan():
+    found = resnet().as_json()
+    assert found["steps"] == 3120
+    assert found["sigma"] == pytest.approx(0.2259, abs=5e-5)
+    assert found["bound"] == pytest.approx(3.061e6, rel=1e-3)
+    assert found["least_steps_log10"] > 25.8
+    assert len(found["warnings"]) == 2
+    json.dumps(found, allow_nan=False)
+
+
+def test_the_certified_minimum_is_a_minimum():
+    formula = resnet(published_c2=None, batch=625.0, budget=(3.0, 1e-5))
+    at = formula.steps
+    assert formula.bound(at) <= min(formula.bound(at * 0.8), formula.bound(at * 1.25))
+    assert formula.noise.common(at) > 0
+
+
+def test_a_complete_graph_has_no_k_hat():
+    formula = from_constants(
+        RESNET, graphs.make("complete", 4), 10, 1.0, samples=50, batch=1.0, budget=(1.0, 1e-5), published_c2=0.4
+    )
+    assert formula.log_least_steps == math.inf
+    assert formula.as_json()["least_steps_log10"] is None
+
+
+def test_a_plan_is_plain_json(small_plan):
+    found = json.loads(json.dumps(small_plan.as_json(), allow_nan=False))
+    assert found["steps"] == small_plan.chosen.steps
+    assert len(found["sigma"]) == len(found["epsilon"]) == 4
+    assert found["sigma"][3] < found["sigma"][0] / 3  # twice the samples and twice the budget
+    assert found["estimated_on"]["kind"] == "synthetic"
+    assert found["bytes_sent_per_node"] == found["steps"] * (4 * 68 + 8)
+    assert found["seconds"] > 0
+    assert {m["method"] for m in found["methods"]} == {"privsgp", "privsgp-sag"}
+
+
+def test_predicted_deviation_of_the_average(small_plan):
+    c = small_plan.chosen
+    plain = c.step_size * math.sqrt(c.steps / 4) * c.noise.common(c.steps)
+    assert small_plan.deviation(c) == pytest.approx(math.sqrt(c.response) * plain)
+
+
+def test_the_table_of_a_plan(small_plan):
+    rows = dict(table.plan_rows(small_plan))
+    assert rows["steps K*"] == str(small_plan.chosen.steps)
+    assert "nothing was spent" in rows["score in rehearsal"]
+    assert "…" in rows["noise σ"]
+    assert len(table.method_rows(small_plan)) == 2
+    assert dict(table.formula_rows(resnet()))["steps K*"].startswith("3120")
+
+
+def test_pictures(small_plan, tmp_path):
+    picture.draw(small_plan.formula, tmp_path / "plan.png", small_plan)
+    picture.draw(resnet(), tmp_path / "bound.png")
+    assert all((tmp_path / name).read_bytes().startswith(b"\x89PNG") for name in ("plan.png", "bound.png"))
+
+
+def test_a_report_draws_the_same_curves_from_plan_json(small_plan):
+    found = json.loads(json.dumps(small_plan.as_json()))
+    at, c = found["curve_steps"], small_plan.chosen
+    own = next(m for m in found["methods"] if m["method"] == c.method.label)
+    assert own["bound_curve"][at.index(1024)] == small_plan.formula.bound(1024)
+    assert c.steps in at
+    assert own["noise_curve"][at.index(c.steps)] == pytest.approx(own["noise_in_average"])
+    html = plans.section(found)
+    for words in ("Bound on E‖∇f‖²", "Noise in the average model", f"K* = {c.steps}", "privsgp-sag", found["why"]):
+        assert words in html

@@ -1,0 +1,140 @@
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from privsgp.errors import Refused
+from privsgp.planner import settle as planning
+from privsgp.runs import build as jobs
+from privsgp.runs import config as configs
+from privsgp.runs import problem as problems
+from privsgp.runs import train as training
+
+VALUES = {
+    "seed": 0,
+    "data": {"name": "digits", "nodes": 4},
+    "model": {"name": "logistic"},
+    "privacy": {"epsilon": 3.0},
+    "algorithm": {"name": "privsgp-sag", "batch": 64, "steps": 20, "step_size": 0.1},
+}
+
+
+def parsed(plan=None, privacy=None, **algorithm):
+    values = VALUES | {"algorithm": VALUES["algorithm"] | algorithm, "plan": plan or {}}
+    return configs.parse(values | {"privacy": VALUES["privacy"] | (privacy or {})})
+
+
+def test_auto_is_listed_and_gone_once_settled():
+    config = parsed(steps="auto", step_size="auto")
+    assert config.algorithm.auto == ("steps", "step_size")
+    settled = config.with_algorithm(steps=7, step_size=0.5)
+    assert settled.algorithm.auto == ()
+    assert settled.algorithm.steps == 7
+    assert parsed().algorithm.auto == ()
+
+
+def test_auto_needs_a_budget():
+    with pytest.raises(Refused, match="auto"):
+        configs.parse(VALUES | {"privacy": {"sigma": 0.1}, "algorithm": {"steps": "auto"}})
+    with pytest.raises(Refused, match="difference_clip"):
+        parsed(name="auto", difference_clip=0.5)
+
+
+def test_what_was_not_planned_is_not_run():
+    config = parsed(steps="auto")
+    with pytest.raises(Refused, match="privsgp plan"):
+        jobs.prepare(config, problems.load_problem(config))
+
+
+def test_the_nodes_data_are_not_looked_at_without_leave():
+    for name in ("private", "digits"):
+        config = parsed(plan={"data": name}, steps="auto")
+        with pytest.raises(Refused, match="may_spend"):
+            planning.make(config, problems.load_problem(config))
+
+
+def test_spending_is_recorded():
+    config = parsed(plan={"data": "private", "may_spend": True}, step_size="auto")
+    found = planning.make(config, problems.load_problem(config)).as_json()
+    assert found["estimated_on"]["kind"] == "private"
+    assert "spent" in found["estimated_on"]["words"]
+
+
+def test_public_data_must_fit(tmp_path):
+    rng = np.random.default_rng(0)
+    for width in (64, 32):
+        np.savez(tmp_path / f"{width}.npz", x=rng.normal(size=(600, width)), y=rng.integers(0, 10, 600))
+    config = parsed(plan={"data": str(tmp_path / "64.npz")}, step_size="auto")
+    assert planning.make(config, problems.load_problem(config)).source.kind == "public"
+    config = parsed(plan={"data": str(tmp_path / "32.npz")}, step_size="auto")
+    with pytest.raises(Refused, match="shape"):
+        planning.make(config, problems.load_problem(config))
+
+
+def test_theory_and_schedules_leave_only_the_steps_open():
+    config = parsed(steps="auto", step_size="theory")
+    plan = planning.make(config, problems.load_problem(config))
+    theory = plan.chosen
+    assert f"given: privsgp-sag, step size {theory.step_size:.3g} = √(n/K), batch" in planning.words(plan.as_json())
+    assert theory.step_size == pytest.approx((4 / theory.steps) ** 0.5)
+    config = parsed(steps="auto", step_size={"schedule": "linear", "start": 0.2})
+    assert planning.make(config, problems.load_problem(config)).chosen.step_size == pytest.approx(0.1)
+
+
+def test_the_published_plan_is_corollary_1():
+    config = parsed(name="privsgp-vr", steps="auto", step_size="auto", privacy={"accountant": "published"})
+    plan = planning.make(config, problems.load_problem(config))
+    assert plan.chosen.steps == max(1, round(plan.formula.published_steps))
+
+
+def test_a_planned_run_and_its_resumption(tmp_path):
+    config, out = parsed(batch="auto", step_size="auto"), tmp_path / "run"
+    words = []
+    settled, problem, plan = planning.settle(config, problems.load_problem, out, resume=False, say=words.append)
+    assert [said.split()[0] for said in words] == ["estimating", "rehearsing", "certifying"]
+    assert settled.algorithm.auto == ()
+    training.run(settled, problem, out, plan=plan)
+    kept = json.loads((out / "plan.json").read_text())
+    assert kept["step_size"] == settled.algorithm.step_size
+    assert kept["batch"] == settled.algorithm.batch
+    planned, given = planning.words(kept).split("; ")[:2]
+    assert planned == f"step size {kept['step_size']:.3g}, batch {kept['batch']:g}"
+    assert given == "given: privsgp-sag, 20 steps"
+    again, _, none = planning.settle(config, problems.load_problem, out, resume=True)
+    assert none is None
+    assert again == settled
+
+
+def test_a_model_too_large_to_rehearse():
+    config = configs.parse(VALUES | {"model": {"name": "mlp", "hidden": 30_000}, "algorithm": {"steps": "auto"}})
+    with pytest.raises(Refused, match="too large"):
+        planning.make(config, problems.load_problem(config))
+
+
+@pytest.mark.parametrize(("epsilon", "chosen"), [([3.0, 3.0, 3.0, 0.2], "noise"), (3.0, "equal")])
+def test_weights_are_proposed_where_a_budget_drags_the_others(epsilon, chosen):
+    config = parsed(privacy={"epsilon": epsilon}, weights="auto")
+    assert config.algorithm.auto == ("weights",)
+    plan = planning.make(config, problems.load_problem(config))
+    assert planning.apply(config, plan).algorithm.weights == chosen
+    assert (plan.as_json()["weights"] is None) == (chosen == "equal")
+    equal = planning.make(parsed(privacy={"epsilon": epsilon}), problems.load_problem(config))
+    assert plan.deviation(plan.chosen) <= equal.deviation(equal.chosen)
+    assert any("algorithm.weights = 'noise'" in said for said in equal.warnings) == (chosen == "noise")
+    assert not any("algorithm.weights" in said for said in plan.warnings)
+
+
+def test_public_images_go_through_the_features(tmp_path):
+    images = np.random.default_rng(0).random((300, 8, 8)).astype(np.float32)
+    np.savez(tmp_path / "images.npz", x=images, y=np.arange(300) % 3, x_test=images[:30], y_test=np.arange(30) % 3)
+    np.savez(tmp_path / "public.npz", x=images[::-1], y=np.arange(300) % 3)
+    values = VALUES | {
+        "data": {"name": str(tmp_path / "images.npz"), "nodes": 4},
+        "features": {"name": "random-conv", "filters": 4, "patch": 3, "grid": 2},
+        "plan": {"data": str(tmp_path / "public.npz")},
+    }
+    config = configs.parse(values)
+    plan = planning.make(config, problems.load_problem(config))
+    assert plan.planner.stage.samples.x.shape[1:] == (4 * 2 * 4,)

@@ -1,0 +1,119 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from privsgp.errors import Refused
+from privsgp.planner.theorems import (
+    Constants,
+    best_bound,
+    best_steps,
+    best_variance,
+    bound,
+    hardness,
+    log_least_steps,
+    minimise,
+    noise_scale,
+)
+
+# The paper's ResNet-18 numbers (Experiments); c₂ is ours (privacy.md, "Facts to check in tests").
+RESNET = Constants(smoothness=25, gap=2.8, heterogeneity=500_000, norm=780_000)
+D, G, J, N, C2 = 11_173_962, 10.0, 3125, 16, 0.3724
+
+positive = st.floats(1e-2, 1e3)
+constants = st.builds(Constants, positive, positive, positive, positive)
+budget = st.tuples(st.floats(0.1, 10), st.floats(1e-9, 0.1))
+
+
+def resnet_steps(epsilon, n=N):
+    return best_steps(RESNET, D, G, [(epsilon, 1e-5)] * n, [J] * n, C2)
+
+
+def test_the_papers_k():
+    assert resnet_steps(3) == pytest.approx(3120, abs=0.5)
+
+
+def test_the_papers_sigma():
+    assert noise_scale(resnet_steps(3), G, J, (3, 1e-5), C2) == pytest.approx(0.2259, abs=5e-5)
+
+
+@pytest.mark.parametrize(("epsilon", "steps"), [(1, 347), (1.5, 780), (2, 1387), (2.5, 2167), (3.5, 4247), (4, 5547)])
+def test_k_grows_with_the_square_of_epsilon(epsilon, steps):
+    assert resnet_steps(epsilon) == pytest.approx(steps, abs=0.6)
+
+
+@given(constants, budget, st.integers(1, 50))
+def test_sigma_at_the_best_k_does_not_depend_on_epsilon(constants, budget, n):
+    K = best_steps(constants, D, G, [budget] * n, [J] * n, C2)
+    assert noise_scale(K, G, J, budget, C2) ** 2 == pytest.approx(best_variance(constants, D))
+
+
+def test_theorem_1_by_hand():
+    small = Constants(smoothness=2, gap=1, heterogeneity=3, norm=4)
+    assert small.start == 13 + 6 * 2 * 4 + 18 * 2 * 3
+    assert bound(small, n=4, d=5, K=9, variances=[1, 2, 3, 4]) == pytest.approx((169 + 24 * 2 * 5 * 10 / 4) / 6)
+
+
+@given(constants, st.lists(st.tuples(budget, st.integers(50, 5000)), min_size=1, max_size=8))
+def test_the_closed_form_minimises_the_bound(constants, nodes):
+    budgets, sizes = [b for b, _ in nodes], [j for _, j in nodes]
+
+    def value(K):
+        variances = [noise_scale(K, G, j, b, C2) ** 2 for b, j in nodes]
+        return bound(constants, len(nodes), 1000, K, variances)
+
+    K = best_steps(constants, 1000, G, budgets, sizes, C2)
+    assert value(K) == pytest.approx(best_bound(constants, 1000, G, budgets, sizes, C2))
+    assert minimise(value, K / 50, K * 70) == pytest.approx(K, rel=2e-3)
+    assert value(K) < min(value(0.9 * K), value(1.1 * K))
+
+
+def test_the_remarks_order():
+    def at(n, d, samples, epsilon, delta):
+        return best_bound(RESNET, d, G, [(epsilon, delta)] * n, [samples] * n, C2)
+
+    here = at(16, 1000, 3125, 3, 1e-5)
+    order = math.sqrt(1000 * math.log(1e5)) / (4 * 3125 * 3)
+    assert here / order == pytest.approx(at(4, 10, 60, 0.5, 1e-3) / (math.sqrt(10 * math.log(1e3)) / (2 * 60 * 0.5)))
+    alone = math.sqrt(1000 * math.log(1e5)) / (3125 * 3)
+    assert at(1, 1000, 3125, 3, 1e-5) / alone == pytest.approx(here / order)
+
+
+def test_hardness_adds_up_over_different_nodes():
+    both = hardness([(1, 1e-5), (2, 1e-3)], [10, 20])
+    assert both == pytest.approx(math.log(1e5) / 100 + math.log(1e3) / 1600)
+
+
+def test_the_last_term_of_k_hat():
+    # C = 1, q = 0: nothing but 64 J⁴ (1+J)² L² n / 9 matters (privacy.md: about 6.6e25).
+    assert math.exp(log_least_steps(25, N, J, 0.0, 0.0)) == pytest.approx(6.627e25, rel=1e-3)
+
+
+@pytest.mark.parametrize(("c", "q"), [(1e-3, 0.0), (30.0, 0.5), (1e6, 0.999)])
+@pytest.mark.parametrize("samples", [1, 20])
+def test_k_hat_is_the_largest_of_the_papers_five_terms(c, q, samples):
+    L, n, J = 2.0, 5, samples
+    r = c / (1 - q)
+    terms = (
+        4 * n * L**2 * (J**2 * (1 + J) / n + 12 * (1 + J) * r**2),
+        144 * n**3 * L**2 * r**4,
+        16 * (4 * J + 5) ** 2 * L**2 / n,
+        4 * L**2 * r**2 * (48 * J + 66) * n,
+        64 * J**4 * (1 + J) ** 2 * L**2 * n / 9,
+    )
+    assert log_least_steps(L, n, J, math.log(c), math.log(1 - q)) == pytest.approx(math.log(max(terms)))
+
+
+def test_no_c_no_k_hat():
+    assert log_least_steps(1, 4, 10, math.inf, 0.0) == math.inf
+
+
+@pytest.mark.parametrize(
+    "values", [(0, 1, 1, 1), (1, -1, 1, 1), (1, 1, math.nan, 1), (1, 0, 0, 0), (math.inf, 1, 1, 1)]
+)
+def test_impossible_constants_are_refused(values):
+    with pytest.raises(Refused):
+        Constants(*values)

@@ -1,0 +1,172 @@
+from __future__ import annotations
+
+import math
+from collections import Counter
+from fractions import Fraction
+from itertools import combinations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from privsgp.accounting.mechanisms import SampledMean
+from privsgp.errors import Refused
+from privsgp.randomness.coins import _threshold, batches, capacity, draw, draw_all, draw_blocks
+from privsgp.randomness.noise import Keyed, Secure
+
+
+def mechanism(batch: float, samples: int, sampling: str = "poisson") -> SampledMean:
+    return SampledMean(sigma=1.0, clip=1.0, batch=batch, samples=samples, sampling=sampling)
+
+
+class Coins:
+    """A source whose coins are given."""
+
+    secret = False
+
+    def __init__(self, coins: list[int]) -> None:
+        self.coins = np.array(coins, np.uint64)
+
+    def uniforms(self, node: int, step: int, count: int, attempt: int = 0) -> np.ndarray:
+        assert count == len(self.coins)
+        return self.coins
+
+
+mechanisms = st.integers(1, 300).flatmap(
+    lambda J: st.one_of(
+        st.floats(1e-3, J).map(lambda b: mechanism(b, J)),
+        st.integers(1, J).map(lambda b: mechanism(b, J, "fixed")),
+    )
+)
+
+
+@given(mechanisms, st.integers(0, 2**32 - 1), st.integers(0, 50))
+def test_a_draw_is_sorted_distinct_and_in_range(mech, step, node):
+    drawn = draw(Keyed(0), mech, node, step)
+    assert drawn.dtype == np.int64
+    assert (np.diff(drawn) > 0).all()
+    assert ((drawn >= 0) & (drawn < mech.samples)).all()
+    if mech.sampling == "fixed" or mech.rate == 1:
+        assert len(drawn) == mech.batch
+    np.testing.assert_array_equal(drawn, draw(Keyed(0), mech, node, step))
+
+
+@given(st.floats(min_value=0, max_value=1, exclude_min=True, exclude_max=True))
+def test_the_probability_is_the_largest_one_not_above_q(q):
+    probability = Fraction(int(_threshold(q)), 2**64)
+    assert 0 <= Fraction(q) - probability < Fraction(1, 2**64)
+
+
+def test_a_coin_decides_at_the_threshold():
+    half = 2**63
+    assert draw(Coins([half, half - 1, 0, 2**64 - 1]), mechanism(2, 4), 0, 0).tolist() == [1, 2]
+
+
+@pytest.mark.parametrize("make", [lambda: Keyed(1), Secure], ids=["keyed", "secure"])
+@pytest.mark.parametrize("batch", [3.3, 24])
+def test_poisson_takes_each_sample_by_its_own_coin(make, batch):
+    source, mech, steps = make(), mechanism(batch, 60), 4000
+    taken = np.zeros((steps, 60))
+    for step in range(steps):
+        taken[step, draw(source, mech, 0, step)] = 1
+    q = mech.rate
+    # Six standard errors each: a right sampler fails about once in 10⁷ runs.
+    assert abs(taken.mean(0) - q).max() < 6 * math.sqrt(q * (1 - q) / steps)
+    assert abs(taken.mean() - q) < 6 * math.sqrt(q * (1 - q) / taken.size)
+    assert taken.sum(1).var() == pytest.approx(60 * q * (1 - q), rel=6 * math.sqrt(2 / steps) + 0.02)
+    assert abs(np.corrcoef(taken.T) - np.eye(60)).max() < 6.5 / math.sqrt(steps)
+
+
+def test_fixed_size_takes_every_subset_equally_often():
+    source, mech = Keyed(4), mechanism(2, 5, "fixed")
+    seen = Counter(tuple(draw(source, mech, 0, step).tolist()) for step in range(5000))
+    assert set(seen) == set(combinations(range(5), 2))
+    assert stats.chisquare(list(seen.values())).pvalue > 1e-6
+
+
+def test_draws_change_with_node_step_and_attempt():
+    mech = mechanism(100, 200)
+    places = [(0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1)]
+    assert len({tuple(draw(Keyed(0), mech, *place)) for place in places}) == 4
+
+
+@pytest.mark.parametrize("source", [lambda: Keyed(3), Secure])
+@pytest.mark.parametrize("sizes", [[90, 90, 90], [90, 7, 40]])
+@pytest.mark.parametrize("sampling", ["poisson", "fixed"])
+def test_a_block_draws_what_its_nodes_would_draw_alone(source, sizes, sampling):
+    mechs, nodes = [mechanism(5, J, sampling) for J in sizes], range(4, 7)
+    drawn = draw_all(source(), mechs, nodes, 9, 2)
+    assert all(len(d) == 5 for d in drawn) or sampling == "poisson"
+    assert all((np.diff(d) > 0).all() and (d < J).all() for d, J in zip(drawn, sizes, strict=True))
+    if source is not Secure:
+        for d, mech, node in zip(drawn, mechs, nodes, strict=True):
+            np.testing.assert_array_equal(d, draw(Keyed(3), mech, node, 9, 2))
+
+
+@given(mechanisms, st.integers(1, 100))
+def test_no_capacity_in_eights_is_expected_to_cost_less(mech, nodes):
+    def cost(room):
+        return room * (1 + 2 * (1 - stats.binom.cdf(room, mech.samples, mech.rate) ** nodes))
+
+    room = capacity(mech, nodes)
+    assert mech.batch <= room <= mech.samples
+    if mech.sampling == "poisson":
+        others = [size for size in (room - 8, room + 8, mech.samples) if mech.batch <= size <= mech.samples]
+        assert room % 8 == 0 or room == mech.samples
+        assert all(cost(room) <= cost(size) * (1 + 1e-9) for size in others)
+
+
+@pytest.mark.parametrize(
+    ("batch", "samples", "nodes", "room"),
+    [(240, 1200, 50, 288), (48, 1200, 50, 72), (25, 3125, 16, 40), (125, 3125, 16, 160), (48, 1200, 1, 64)],
+)
+def test_capacity_of_known_runs(batch, samples, nodes, room):
+    assert capacity(mechanism(batch, samples), nodes) == room
+
+
+draws = st.lists(st.sets(st.integers(0, 99)).map(lambda s: np.array(sorted(s), np.int64)), min_size=1, max_size=6)
+
+
+@given(draws, st.integers(1, 40))
+def test_passes_hold_every_draw_exactly_once(drawn, room):
+    passes = batches(drawn, room, dummy=100)
+    assert len(passes) == max(1, *(math.ceil(len(d) / room) for d in drawn))
+    for index, mask in passes:
+        assert index.shape == mask.shape == (len(drawn), room)
+        assert (index[~mask] == 100).all()
+    for row, wanted in enumerate(drawn):
+        np.testing.assert_array_equal(np.concatenate([index[row][mask[row]] for index, mask in passes]), wanted)
+
+
+def test_empty_draws_are_a_pass_like_any_other():
+    [(index, mask)] = batches([np.empty(0, np.int64)] * 2, 8, dummy=-1)
+    assert (index == -1).all()
+    assert not mask.any()
+
+
+def test_no_room_is_refused():
+    with pytest.raises(Refused, match="capacity = 0"):
+        batches([np.arange(3)], 0, dummy=9)
+
+
+def test_a_block_has_one_coin_and_comes_whole():
+    """Seven samples in blocks of three: the last block is one sample and two empty slots."""
+    half = 2**63
+    drawn = draw_blocks(Coins([half - 1, half, 0]), mechanism(3.5, 7), 0, 0, 0, size=3, dummy=9)
+    assert drawn.tolist() == [0, 1, 2, 6, 9, 9]
+    assert draw_blocks(Coins([]), mechanism(7, 7), 0, 0, 0, size=3, dummy=7).tolist() == [0, 1, 2, 3, 4, 5, 6, 7, 7]
+
+
+def test_blocks_are_never_split_over_passes():
+    mech = mechanism(20, 101)
+    room = capacity(mech, 3, 7)
+    assert room % 7 == 0
+    assert room >= 20
+    assert capacity(mechanism(100, 101), 3, 7) == 105
+    drawn = [draw_blocks(Keyed(0), mech, node, 0, 0, size=7, dummy=101) for node in range(3)]
+    for index, mask in batches(drawn, 14, dummy=101):
+        first = index[:, ::7]
+        assert ((first % 7 == 0) | (first == 101)).all()
+        assert (mask == (index < 101)).all()
