@@ -6,10 +6,10 @@ import torch
 from triton.testing import do_bench
 
 from privsgp import graph
-from privsgp.transport.in_process import InProcess
 from privsgp.engine.step import cycles, peers
 from privsgp.kernels import push
 from privsgp.randomness.noise import Keyed
+from privsgp.transport.in_process import InProcess
 
 N, D = 16, 11_173_962
 

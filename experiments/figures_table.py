@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from privsgp.engine.folder import write_json
-from privsgp.paper import claims
-from privsgp.paper import picture
+from privsgp.paper import claims, picture
 from privsgp.paper.figures import MODES, NAMES
 from privsgp.paper.reproduce import judged, known
 

@@ -11,11 +11,11 @@ import math
 import sys
 from pathlib import Path
 
-from privsgp.runs import config as configs
-from privsgp.algorithms.steering import node_weights
-from privsgp.runs.build import step_size
+from privsgp.algorithms.update_rule import node_weights
 from privsgp.planner.noise import average_variance
+from privsgp.runs import config as configs
 from privsgp.runs.budgets import protect
+from privsgp.runs.build import step_size
 
 
 def main(path: Path) -> None:

@@ -60,8 +60,8 @@ def work(task: Task) -> list[dict[str, Any]]:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     import torch
 
-    from privsgp.runs import config as configs
     from privsgp.planner import settle as planning
+    from privsgp.runs import config as configs
 
     options, batch, method, asked = task
     torch.set_num_threads(1)

@@ -17,11 +17,11 @@ from typing import Any
 
 import torch
 
-from privsgp.runs import config as configs
+from privsgp.accounting import accountant
 from privsgp.runs import build as jobs
+from privsgp.runs import config as configs
 from privsgp.runs import problem as problems
 from privsgp.runs import train as training
-from privsgp.accounting import accountant
 
 # ε: (K, γ of SGD, γ of SVRG), and the accuracies read off the plots (±0.01)
 SETTINGS = {1: (150, 0.6, 0.3), 2: (200, 0.6, 0.3), 4: (300, 1.0, 0.6), 8: (500, 1.0, 0.6), 16: (1000, 1.0, 0.6)}

@@ -26,7 +26,7 @@ class Algorithm(ABC):
     trust: ClassVar[Trust] = "per-node"
     pooled: ClassVar[bool] = False  # all nodes' data on one node
     options: ClassVar[tuple[str, ...]] = ()  # keys of [algorithm] that only some algorithms have a use for
-    asynchronous: ClassVar[bool] = False  # nodes act one at a time, n events a step, with `Block.turns`
+    asynchronous: ClassVar[bool] = False  # nodes act one at a time, n events a step, with `Block.async_tools`
 
     def __init__(self, block: Block, settings: Settings) -> None:
         self.block = block

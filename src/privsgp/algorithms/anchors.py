@@ -10,6 +10,7 @@ hidden state, and each is counted on its own (`Anchored`).
 
 from __future__ import annotations
 
+import dataclasses
 from abc import abstractmethod
 from typing import TYPE_CHECKING, ClassVar
 
@@ -24,7 +25,8 @@ from privsgp.gradients.product import aligned_rows
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from privsgp.algorithms.block import Drawn, Settings
+    from privsgp.algorithms.algorithm import Trust
+    from privsgp.algorithms.block import Block, Drawn, Settings
 
 
 class Anchors(Algorithm):
@@ -84,3 +86,66 @@ def _anchor_batch(settings: Settings, batch: float) -> float | None:
         return None
     size = settings.anchor_ratio * batch
     return float(max(1, round(size))) if settings.sampling == "fixed" else size
+
+
+class DPSRM(Anchors):
+    """Distributed DP-SRM (Wang et al. 2023): recursive momentum, by default behind secure aggregation.
+
+        v⁰ = mean_i m_i⁰,   then   v ← (1 − α) v + mean_i m_i
+
+    α = 1 is DP-SGD, α = 0 SPIDER without restarts. Under secure aggregation the server sees Σ_i m_i only. Every node
+    adds N(0, σ²), so that the sum carries √n σ while one sample moves it as it moves its own node's message: per node
+    much less noise than where every message is seen, and a guarantee that rests on the others' noise too.
+
+    `algorithm.trust = "per-node"` counts it as if every message were seen.
+    """
+
+    name: ClassVar[str] = "dp-srm"
+    trust: ClassVar[Trust] = "secure aggregation"
+    options: ClassVar[tuple[str, ...]] = ("difference_clip", "anchor_batch", "anchor_noise", "alpha", "trust")
+
+    def __init__(self, block: Block, settings: Settings) -> None:
+        super().__init__(block, settings)
+        self.alpha = settings.alpha
+
+    @staticmethod
+    def mechanism(settings: Settings, *, sigma: float, batch: float, samples: int, kappa: float) -> Anchored:
+        """One anchor, then α g_j + (1 − α) clip(g_j − g_j', C)."""
+        anchored = Anchors.mechanism(settings, sigma=sigma, batch=batch, samples=samples, kappa=kappa)
+        seen_together = settings.nodes if settings.trust == "secure aggregation" else 1
+        return dataclasses.replace(anchored, period=None, alpha=settings.alpha, aggregated=seen_together)
+
+    def direction(self, k: int, mean: Tensor, x: Tensor) -> Tensor:
+        """Anchor: v = mean_i m_i. Otherwise v ← (1 − α) v + mean_i m_i. Either way x' = x."""
+        self.point.copy_(x)
+        return self.estimate.copy_(mean) if self.is_anchor(k) else self.estimate.mul_(1 - self.alpha).add_(mean)
+
+
+class LDPSVRG(Anchors):
+    """LDP-SVRG (Lowy et al. 2023): a full gradient at an anchor now and then, differences against it in between.
+
+    Every `period` steps an anchor, which is a step too; in between (1/b) Σ clip_C(g_j(x) − g_j(x')) on top of it.
+    """
+
+    name: ClassVar[str] = "ldp-svrg"
+
+    def direction(self, k: int, mean: Tensor, x: Tensor) -> Tensor:
+        """Anchor: x' = x, a = mean_i m_i, v = a. Otherwise v = a + mean_i m_i."""
+        if self.is_anchor(k):
+            self.point.copy_(x)
+            return self.estimate.copy_(mean)
+        return self.estimate + mean
+
+
+class LDPSPIDER(Anchors):
+    """LDP-SPIDER (Lowy et al. 2023): an estimate follows the gradient from step to step, and now and then starts anew.
+
+    Every `period` steps an anchor; in between (1/b) Σ clip_C(g_j(x) − g_j(x')) with x' the step before.
+    """
+
+    name: ClassVar[str] = "ldp-spider"
+
+    def direction(self, k: int, mean: Tensor, x: Tensor) -> Tensor:
+        """Anchor: v = mean_i m_i. Otherwise v ← v + mean_i m_i. Either way x' = x."""
+        self.point.copy_(x)
+        return self.estimate.copy_(mean) if self.is_anchor(k) else self.estimate.add_(mean)

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
     from privsgp.accounting.mechanisms import Mechanism, Sampling
     from privsgp.algorithms.algorithm import Trust
-    from privsgp.algorithms.steering import Steering
-    from privsgp.algorithms.turns import Turns
+    from privsgp.algorithms.async_gossip import AsyncTools
+    from privsgp.algorithms.update_rule import UpdateRule
     from privsgp.gradients import PerSample, Stacked
     from privsgp.gradients.tables.storage import Place
     from privsgp.gradients.tables.table import Kind
@@ -119,9 +119,9 @@ class Block:
     step_size: Callable[[int], float]
     average: Callable[[int, Tensor, int], Tensor] = _average  # what a server makes of messages of so many bytes
     public: Callable[[str, int], np.random.Philox] = _public  # randomness of a purpose at step k that all may know
-    turns: Turns | None = None  # where nodes act one at a time
-    steering: Steering | None = None  # what is made of a noised direction; None: nothing
-    lightly: Callable[[], AbstractContextManager[None]] = nullcontext  # around what leaves a core to a second thread
+    async_tools: AsyncTools | None = None  # where nodes act one at a time
+    update_rule: UpdateRule | None = None  # what is made of a noised direction; None: nothing
+    leave_one_core: Callable[[], AbstractContextManager[None]] = nullcontext  # a second thread has it
     private: Path | None = None  # a folder for the site alone, where a table may be mapped
     prepare: Callable[[PerSample], PerSample] | None = None  # what a table makes of gradients before they are clipped
     exact: bool = False  # whether noise is secret: estimates are then in float64 until it is added

@@ -3,7 +3,7 @@
 5       draw samples
 6-7     g_i = direction(z_i)          this is where SGP, PrivSGP, PrivSGP-VR and PrivSGP-SAG differ
 8       g_i += N(0, σ_i² I)
-9       x_i^{k+½} = x_i − γ g_i       `steering` may give nodes weights, momentum or steps of one length
+9       x_i^{k+½} = x_i − γ g_i       `update_rule` may give nodes weights, momentum or steps of one length
 10-13   x_i = Σ_j P_ij x_j^{k+½},  w_i = Σ_j P_ij w_j
 14      z_i = x_i / w_i
 """
@@ -11,17 +11,20 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
+from privsgp.accounting.mechanisms import SampledMean, Unprotected
 from privsgp.algorithms.algorithm import Algorithm
 from privsgp.algorithms.block import State
+from privsgp.algorithms.estimators import clipped_mean
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from privsgp.algorithms.block import Drawn
+    from privsgp.accounting.mechanisms import Mechanism
+    from privsgp.algorithms.block import Drawn, Settings
 
 
 class PushSum(Algorithm):
@@ -35,10 +38,46 @@ class PushSum(Algorithm):
         """Take step k."""
         batch = self.block.sample(k)  # 5
         g = self.direction(s.z, batch)  # 6-7
-        with self.block.lightly():
+        with self.block.leave_one_core():
             self.block.noise(k, g)  # 8
-            g = g if self.block.steering is None else self.block.steering(g)
+            g = g if self.block.update_rule is None else self.block.update_rule(g)
             x = s.x.sub_(g, alpha=self.block.step_size(k))  # 9
             self.block.release(k, x)
             x, w = self.block.mix(k, x, s.w)  # 10-13
             return State(x, w, torch.div(x, w.to(x.dtype)[:, None], out=s.z))  # 14
+
+
+class PrivSGP(PushSum):
+    """PrivSGP (the paper's Algorithm 2): stochastic gradient push with clipped gradients and Gaussian noise.
+
+    A sample moves a message by at most G/b, and only when it is drawn: DP-SGD's subsampled Gaussian.
+    """
+
+    name: ClassVar[str] = "privsgp"
+
+    @staticmethod
+    def mechanism(settings: Settings, *, sigma: float, batch: float, samples: int, kappa: float) -> Mechanism:
+        """(1/b) Σ_{j∈B} clip(g_j) + N(0, σ²)."""
+        return SampledMean(
+            sigma=sigma, clip=settings.clip, batch=batch, samples=samples, sampling=settings.sampling, kappa=kappa
+        )
+
+    def direction(self, z: Tensor, batch: list[Drawn]) -> Tensor:
+        """G = (1/b) Σ_{j∈B} clip_G(∇f_i(z_i; j))."""
+        return clipped_mean(self.block, z, batch)
+
+
+class SGP(PrivSGP):
+    """SGP (Assran et al. 2019): stochastic gradient push without clip and without noise. Not private.
+
+    PrivSGP with an infinite clip and σ = 0, to the last bit.
+    """
+
+    name: ClassVar[str] = "sgp"
+    private: ClassVar[bool] = False
+
+    @staticmethod
+    def mechanism(settings: Settings, *, sigma: float, batch: float, samples: int, kappa: float) -> Mechanism:
+        """(1/b) Σ_{j∈B} g_j, as it is; σ is ignored."""
+        del sigma
+        return Unprotected(batch=batch, samples=samples, sampling=settings.sampling, kappa=kappa)

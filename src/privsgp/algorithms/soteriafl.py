@@ -3,7 +3,7 @@
     node i    g_i = ĝ_i + N(0, σ_i² I);   v_i = C(g_i − s_i);   s_i ← s_i + γ_s v_i
     server    v = mean_i v_i;   x ← x − γ (s + v);   s ← s + γ_s v
 
-The estimators ĝ_i are in files of their own. Compression comes after the noise: it is post-processing, and so is the
+The three differ in their estimators ĝ_i. Compression comes after the noise: it is post-processing, and so is the
 shift, which is made of messages that have left. Their code clips the *mean* of a batch (`privacy.clip_what = "mean"`),
 which protects nobody; here that is for repeating their figures and marked "not DP".
 """
@@ -16,14 +16,22 @@ from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
+from privsgp.accounting.mechanisms import MeanClipped
 from privsgp.algorithms.algorithm import Algorithm, Network
 from privsgp.algorithms.block import State
 from privsgp.algorithms.compressors import compressor
+from privsgp.algorithms.estimators import clipped_mean, difference_mean, full_mean
+from privsgp.algorithms.push_sum import PrivSGP
+from privsgp.algorithms.saga import PrivSGPVR, init_table, saga_estimate
+from privsgp.gradients.product import aligned_rows
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from privsgp.algorithms.block import Drawn
+    from privsgp.accounting.mechanisms import Mechanism
+    from privsgp.algorithms.block import Drawn, Settings
+    from privsgp.gradients.tables.table import Memory
+
 
 COMPRESSION = ("compressor", "kept", "levels", "shift_rate")
 
@@ -76,3 +84,106 @@ class SoteriaFL(Algorithm):
             return g
         length = torch.linalg.vector_norm(g, dim=1, keepdim=True)
         return g.mul_((self.settings.clip / length).clamp(max=1))
+
+
+class SoteriaFLSGD(SoteriaFL):
+    """SoteriaFL-SGD: ĝ_i = (1/b) Σ_{j∈B} clip_G(∇f_i(x; j)).
+
+    Before it is compressed, a message is DP-SGD's.
+    """
+
+    name: ClassVar[str] = "soteriafl-sgd"
+
+    @staticmethod
+    def mechanism(settings: Settings, *, sigma: float, batch: float, samples: int, kappa: float) -> Mechanism:
+        """(1/b) Σ_{j∈B} clip(g_j) + N(0, σ²)."""
+        if settings.clip_what == "mean":
+            return MeanClipped(
+                sigma=sigma, mean_clip=settings.clip, batch=batch, samples=samples, sampling=settings.sampling,
+                kappa=kappa,
+            )  # fmt: skip
+        return PrivSGP.mechanism(settings, sigma=sigma, batch=batch, samples=samples, kappa=kappa)
+
+    def estimate(self, k: int, z: Tensor, batch: list[Drawn]) -> Tensor:
+        """ĝ_i = (1/b) Σ_{j∈B} clip_G(∇f_i(x; j))."""
+        del k
+        return clipped_mean(self.block, z, batch)
+
+
+class SoteriaFLSVRG(SoteriaFL):
+    """SoteriaFL-SVRG: differences against an anchor w that a public coin renews (loopless).
+
+        ĝ_i = (1/b) Σ_{j∈B} clip_C(g_j(x) − g_j(w)) + (1/J) Σ_j g_j(w),   g_j = clip_G(∇f_i(·; j))
+        w ← x with probability p, after ĝ_i was taken
+
+    The full local gradient at w stays inside, without noise of its own; only the noised sum leaves. So one release is
+    the mixture of two shifts that SAGA's is, with t_j = g_j(w) and c_j = clip_C(g_j(x) − g_j(w)): |t_j| ≤ G, |c_j| ≤ C,
+    and t_j + c_j lies on the chord from g_j(w) to g_j(x), inside the ball. w is public and has no coins in it, so this
+    is the easier case of what `Saga` counts.
+
+    One anchor for all nodes; p is b/J unless it is given.
+    """
+
+    name: ClassVar[str] = "soteriafl-svrg"
+    options: ClassVar[tuple[str, ...]] = (*COMPRESSION, "difference_clip", "anchor_probability")
+
+    @staticmethod
+    def mechanism(settings: Settings, *, sigma: float, batch: float, samples: int, kappa: float) -> Mechanism:
+        """(1/b) Σ_{j∈B} clip(g_j(x) − g_j(w), C) + (1/J) Σ_j g_j(w) + N(0, σ²)."""
+        declare = SoteriaFLSGD.mechanism if settings.clip_what == "mean" else PrivSGPVR.mechanism
+        return declare(settings, sigma=sigma, batch=batch, samples=samples, kappa=kappa)
+
+    def begin(self, z: Tensor) -> None:
+        """Set w = x⁰."""
+        super().begin(z)
+        self.point = aligned_rows(z, z.shape[1]).copy_(z)
+        self.full = full_mean(self.block, z)
+
+    def arrays(self) -> dict[str, Tensor]:
+        """Return w and the full local gradients there too; the latter are for the site alone."""
+        return super().arrays() | {"point": self.point, "full": self.full}
+
+    def estimate(self, k: int, z: Tensor, batch: list[Drawn]) -> Tensor:
+        """ĝ_i = (1/b) Σ_{j∈B} clip_C(g_j(x) − g_j(w)) + (1/J) Σ_j g_j(w); then the coin for w."""
+        g = difference_mean(self.block, z, self.point, batch, self.settings.difference_clip).add_(self.full)
+        if self.renews(k):
+            self.point.copy_(z)
+            self.full.copy_(full_mean(self.block, z))
+        return g
+
+    def renews(self, k: int) -> bool:
+        """Toss the public coin of step k."""
+        given = self.settings.anchor_probability
+        p = self.block.mechanisms[0].rate if given is None else given
+        return float(self.block.public("anchor", k).random_raw()) * 2.0**-64 < p
+
+
+class SoteriaFLSAGA(SoteriaFL):
+    """SoteriaFL-SAGA: the table of PrivSGP-VR on every node; the server keeps none.
+
+    Before it is compressed, a message is PrivSGP-VR's.
+    """
+
+    name: ClassVar[str] = "soteriafl-saga"
+    options: ClassVar[tuple[str, ...]] = (*COMPRESSION, "difference_clip")
+    table: Memory
+
+    @staticmethod
+    def mechanism(settings: Settings, *, sigma: float, batch: float, samples: int, kappa: float) -> Mechanism:
+        """(1/b) Σ_{j∈B} clip(g_j − t_j, C) + (1/J) Σ_j t_j + N(0, σ²)."""
+        return PrivSGPVR.mechanism(settings, sigma=sigma, batch=batch, samples=samples, kappa=kappa)
+
+    def begin(self, z: Tensor) -> None:
+        """t_j = clip_G(∇f_i(x⁰; j))."""
+        super().begin(z)
+        self.__dict__.pop("table", None)  # a second table may not fit beside the first
+        self.table = init_table(self.block, self.settings, z, self.settings.difference_clip)
+
+    def arrays(self) -> dict[str, Tensor]:
+        """Return the table too."""
+        return super().arrays() | self.table.arrays()
+
+    def estimate(self, k: int, z: Tensor, batch: list[Drawn]) -> Tensor:
+        """ĝ_i = (1/b) Σ_{j∈B} c_j + (1/J) Σ_j t_j."""
+        del k
+        return saga_estimate(self.block, self.table, z, batch)

@@ -52,7 +52,7 @@ def suits(algorithm: PushSum, graph: Graph, x: Tensor) -> bool:
     """Tell whether `OnDevice` can take the steps of an algorithm."""
     if x.device.type != "cuda" or x.dtype != torch.float32 or not have_triton():
         return False
-    if graph.period is None or type(algorithm).step is not PushSum.step or algorithm.block.steering is not None:
+    if graph.period is None or type(algorithm).step is not PushSum.step or algorithm.block.update_rule is not None:
         return False
     return all(np.bincount(graph.edges(k).target).max() <= _MOST_SENDERS for k in range(graph.period))
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from privsgp.algorithms import Block, PushSum, State, Steering, Turns
+from privsgp.algorithms import AsyncTools, Block, PushSum, State, UpdateRule
 from privsgp.clock import Events
 from privsgp.engine import checkpoint
 from privsgp.engine.arithmetic import refuse_coarser
@@ -75,7 +75,7 @@ class Training:
         self.drawing = Drawing(job, self.state.x, alone=self.world.alone)
         self.transport = self._transport()
         self.payments = Payments(job, folder, self.world)
-        self.steering = self._steering()
+        self.update_rule = self._update_rule()
         self.averaging = Averaging(job.release, job.steps, self.state)
         self.algorithm = job.algorithm(self._block(), job.settings)
         self.step = self._stepper()
@@ -171,8 +171,8 @@ class Training:
         """Return (steps done, seconds spent): from the last checkpoint that all processes have, or from x⁰."""
         self.algorithm.begin(self._start().z)
         self.averaging.forget()
-        if self.steering is not None:
-            self.steering.forget()
+        if self.update_rule is not None:
+            self.update_rule.forget()
         found = checkpoint.last_common(self.folder, self.world, self.job.shared_hash)
         if found is None:
             self.state = self._start()
@@ -222,8 +222,8 @@ class Training:
     def _memory(self) -> dict[str, Tensor]:
         """Return what must survive besides x and w: the algorithm's, and what is on its way on a faulty network."""
         links = self.transport.arrays() if isinstance(self.transport, Robust) else {}
-        steering = {} if self.steering is None else self.steering.arrays()
-        parts = {"links": links, "steering": steering, "averaging": self.averaging.arrays()}
+        update_rule = {} if self.update_rule is None else self.update_rule.arrays()
+        parts = {"links": links, "update_rule": update_rule, "averaging": self.averaging.arrays()}
         around = {f"{part}.{name}": value for part, own in parts.items() for name, value in own.items()}
         return self.algorithm.arrays() | around
 
@@ -252,26 +252,26 @@ class Training:
             step_size=job.step_size,
             average=self._serve,
             public=self.drawing.public,
-            turns=self._turns(),
-            steering=self.steering,
-            lightly=leaving_one if self.drawing.beside else nullcontext,
+            async_tools=self._async_tools(),
+            update_rule=self.update_rule,
+            leave_one_core=leaving_one if self.drawing.beside else nullcontext,
             private=self.folder.checkpoint.parent,
             exact=not job.simulation,
         )
 
-    def _turns(self) -> Turns | None:
+    def _async_tools(self) -> AsyncTools | None:
         """Return what nodes need that act one at a time."""
         clock, draws = self.job.clock, self.drawing
         if not isinstance(clock, Events):
             return None
-        return Turns(clock.of, draws.sample_some, draws.noise_one, self._average, self.payments.sending_one)
+        return AsyncTools(clock.of, draws.sample_some, draws.noise_one, self._average, self.payments.sending_one)
 
-    def _steering(self) -> Steering | None:
+    def _update_rule(self) -> UpdateRule | None:
         job = self.job
         scale = None if job.weights is None else [job.nodes * job.weights[i] for i in job.here]
         if not job.momentum and not job.normalised and scale is None:
             return None
-        return Steering(self.state.x, momentum=job.momentum, normalised=job.normalised, scale=scale)
+        return UpdateRule(self.state.x, momentum=job.momentum, normalised=job.normalised, scale=scale)
 
     def _release(self, k: int, message: Tensor) -> None:
         """Note the messages of step k before they leave. In one process nothing leaves before the step is over."""

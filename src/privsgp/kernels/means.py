@@ -1,6 +1,6 @@
 """SAGA's estimate, and the table's mean moved on, in one pass over memory, as a Triton kernel.
 
-The same in torch stands in `algorithms.remember`. Import this module only where there are CUDA and Triton.
+The same in torch stands in `algorithms.saga`. Import this module only where there are CUDA and Triton.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from privsgp.accounting import published
 from privsgp.accounting.mechanisms import SampledMean
 from privsgp.algorithms import ALGORITHMS
-from privsgp.algorithms.steering import node_weights
+from privsgp.algorithms.update_rule import node_weights
 from privsgp.planner import estimates, theorems
 from privsgp.planner.noise import response
 from privsgp.planner.price import Price, common_budget, gaussian_shift, relative_noise
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from privsgp.accounting.accountant import Accountant
     from privsgp.accounting.mechanisms import Mechanism, Relation
     from privsgp.algorithms import Settings
-    from privsgp.algorithms.steering import Weights
+    from privsgp.algorithms.update_rule import Weights
     from privsgp.planner.rehearsal import Stage
     from privsgp.planner.theorems import Budget, Constants
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch.func import functional_call
 
-from privsgp.algorithms import ALGORITHMS, Block, Drawn, State, Steering
+from privsgp.algorithms import ALGORITHMS, Block, Drawn, State, UpdateRule
 from privsgp.gradients import Layout, stack
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class Stage:
         generator = torch.Generator().manual_seed(seed)
         block = self._block(scene, distance, steps, generator)
         if momentum:
-            block.steering = Steering(self.x0[None], momentum=momentum)
+            block.update_rule = UpdateRule(self.x0[None], momentum=momentum)
         algorithm, state = ALGORITHMS[scene.algorithm](block, scene.settings), State.start(self.x0, 1)
         algorithm.begin(state.z)
         for k in range(steps):

@@ -12,7 +12,7 @@ from privsgp import data, graph
 from privsgp.accounting.mechanisms import Saga
 from privsgp.algorithms import ALGORITHMS
 from privsgp.algorithms.compressors import compressor
-from privsgp.algorithms.steering import node_weights
+from privsgp.algorithms.update_rule import node_weights
 from privsgp.clock import Events, Times, Waiting, schedule
 from privsgp.engine.arithmetic import kappa, positions, refuse_vast, use_tensor_cores
 from privsgp.engine.averaging import Release

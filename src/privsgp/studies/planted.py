@@ -20,8 +20,8 @@ import numpy as np
 import torch
 
 from privsgp.algorithms import PushSum, State
-from privsgp.algorithms.dp2_sgd import DP2SGD
 from privsgp.algorithms.estimators import clipped_mean
+from privsgp.algorithms.gossip import DP2SGD
 from privsgp.engine import drawing
 from privsgp.gradients.per_sample import PerSample
 from privsgp.randomness.coins import draw_all

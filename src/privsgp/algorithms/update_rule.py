@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     Weights = Literal["equal", "samples", "noise"] | Sequence[float]
 
 
-class Steering:
+class UpdateRule:
     """The nodes of a block; `scale` is n p_i of each, None for all 1."""
 
     def __init__(

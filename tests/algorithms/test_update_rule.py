@@ -6,33 +6,33 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from privsgp.algorithms import Steering
-from privsgp.algorithms.steering import node_weights
+from privsgp.algorithms import UpdateRule
+from privsgp.algorithms.update_rule import node_weights
 from privsgp.planner.noise import average_variance
 
 G = torch.tensor([[3.0, 4.0], [0.0, -2.0]], dtype=torch.float64)
 
 
 def test_momentum_is_a_running_mean_of_directions():
-    steering = Steering(G, momentum=0.75)
-    seen = [steering(g.clone()) for g in (G, 2 * G, -G)]
+    update_rule = UpdateRule(G, momentum=0.75)
+    seen = [update_rule(g.clone()) for g in (G, 2 * G, -G)]
     v = torch.zeros_like(G)
     for g, got in zip((G, 2 * G, -G), seen, strict=True):
         v = 0.75 * v + 0.25 * g
         torch.testing.assert_close(got, v)
-    torch.testing.assert_close(steering.arrays()["velocity"], v)
-    steering.forget()
-    torch.testing.assert_close(steering(G.clone()), 0.25 * G)
+    torch.testing.assert_close(update_rule.arrays()["velocity"], v)
+    update_rule.forget()
+    torch.testing.assert_close(update_rule(G.clone()), 0.25 * G)
 
 
 def test_a_step_of_one_length_and_a_direction_without_any():
-    steering = Steering(G, normalised=True)
-    torch.testing.assert_close(steering(G.clone()).norm(dim=1), torch.ones(2, dtype=torch.float64))
-    assert not steering(torch.zeros_like(G)).any()
+    update_rule = UpdateRule(G, normalised=True)
+    torch.testing.assert_close(update_rule(G.clone()).norm(dim=1), torch.ones(2, dtype=torch.float64))
+    assert not update_rule(torch.zeros_like(G)).any()
 
 
 def test_weights_scale_each_node():
-    torch.testing.assert_close(Steering(G, scale=[0.5, 1.5])(G.clone()), G * torch.tensor([[0.5], [1.5]]))
+    torch.testing.assert_close(UpdateRule(G, scale=[0.5, 1.5])(G.clone()), G * torch.tensor([[0.5], [1.5]]))
 
 
 NODES = st.lists(st.tuples(st.integers(1, 10**6), st.floats(1e-3, 1e3)), min_size=1, max_size=20)

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, ClassVar
 from privsgp.algorithms.algorithm import Algorithm, Network
 from privsgp.algorithms.block import State
 from privsgp.algorithms.estimators import clipped_mean
-from privsgp.algorithms.privsgp import PrivSGP
+from privsgp.algorithms.push_sum import PrivSGP
 
 if TYPE_CHECKING:
     from privsgp.accounting.mechanisms import Mechanism
+    from privsgp.algorithms.algorithm import Trust
     from privsgp.algorithms.block import Settings
 
 
@@ -40,3 +41,17 @@ class Local(Algorithm):
         x = s.x.sub_(g, alpha=self.block.step_size(k))
         self.block.release(k, x)
         return State(x, s.w, s.z.copy_(x))
+
+
+class CentralDPSGD(Local):
+    """DP-SGD (Abadi et al. 2016): all nodes' data pooled on one node, which everybody has to trust.
+
+    It draws with the same probability q = b/J as the nodes would, so that its batch is n·b, and keeps to the smallest
+    ε_i and δ_i of them all. The step is that of `Local`.
+
+    What a server that sees all data could do at the same budget.
+    """
+
+    name: ClassVar[str] = "dp-sgd"
+    trust: ClassVar[Trust] = "curator"
+    pooled: ClassVar[bool] = True

@@ -1,0 +1,137 @@
+"""Asynchronous gossip: nodes act one at a time, n events a step, in the order of a public clock.
+
+A node counts its own gradients. Coins, noise and payments go by (node, number), never by the step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+
+from privsgp.accounting.mechanisms import SampledMean, Unprotected
+from privsgp.algorithms.algorithm import Algorithm
+from privsgp.algorithms.block import State
+from privsgp.algorithms.estimators import clipped_mean
+from privsgp.errors import Refused
+from privsgp.gradients.product import aligned_rows
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from torch import Tensor
+
+    from privsgp.accounting.mechanisms import Mechanism
+    from privsgp.algorithms.algorithm import Network
+    from privsgp.algorithms.block import Block, Drawn, Settings
+    from privsgp.clock import Event
+
+
+@dataclass(frozen=True)
+class AsyncTools:
+    """What the engine hands in beside `Block`, whose own tools act on all nodes at once."""
+
+    events: Callable[[int], Iterable[Event]]  # those of step k, in the order in which they happen
+    sample: Callable[[Mapping[int, int]], list[Drawn]]  # {node: number}; all other nodes draw nothing
+    noise: Callable[[int, int, Tensor], None]  # g += N(0, σ_i² I), in place, for node i's gradient of a number
+    average: Callable[[int, int, Tensor], None]  # x_i, x_j ← (x_i + x_j) / 2, in place and at once
+    release: Callable[[int, int, Tensor], None]  # pays for what carries that noise, before any of it leaves
+
+
+class ADP2SGD(Algorithm):
+    """A(DP)²SGD (Xu, Zhang, Wang 2021): asynchronous gossip with clipped gradients and Gaussian noise.
+
+    At each event of the clock, with x̂_i the model that node i held when it began to compute:
+
+        g̃        = (1/b) Σ_{j∈B} clip_G(∇f_i(x̂_i; j)) + N(0, σ_i² I)
+        x_i, x_j ← (x_i + x_j) / 2      j a neighbour drawn anew; both at once
+        x_i      ← x_i − γ g̃
+        x̂_i      ← x_i                  and i computes again
+
+    Why the subsampled Gaussian is all there is to count: what leaves node i is x_i, at an event of its own or of a
+    neighbour. x_i was made of x⁰, of what others sent, and of i's own g̃, each noised before anything used it. x̂_i is
+    such an x_i too. So whoever holds the node's g̃ so far and all that others did can compute every message of i, and
+    the point x̂_i of its next gradient: that gradient moves by at most G/b, and only if the sample is drawn, whatever
+    came before. Node i makes as many releases as it has events; the clock is public, so their number K_i is known
+    ahead, and its noise is calibrated for it.
+    """
+
+    name: ClassVar[str] = "adp2-sgd"
+    network: ClassVar[Network] = "undirected"
+    asynchronous: ClassVar[bool] = True
+    read: Tensor  # x̂, [n, d]
+    counts: Tensor  # how many gradients each node has used, [n]
+    g: Tensor  # gradients at x̂, before noise, of the nodes in `_ready`
+
+    def __init__(self, block: Block, settings: Settings) -> None:
+        super().__init__(block, settings)
+        if block.async_tools is None:
+            raise Refused(f"algorithm.name = {self.name!r} where all nodes act at once", "take a synchronous algorithm")
+        self.tools = block.async_tools
+        self._ready: set[int] = set()
+
+    @staticmethod
+    def mechanism(settings: Settings, *, sigma: float, batch: float, samples: int, kappa: float) -> Mechanism:
+        """(1/b) Σ_{j∈B} clip(g_j) + N(0, σ²)."""
+        return SampledMean(
+            sigma=sigma, clip=settings.clip, batch=batch, samples=samples, sampling=settings.sampling, kappa=kappa
+        )
+
+    def begin(self, z: Tensor) -> None:
+        """Every node reads x⁰."""
+        self.read = aligned_rows(z, z.shape[1]).copy_(z)
+        self.counts = torch.zeros(len(z), dtype=torch.int64)
+        self.g = self.block.zeros(z)
+        self._ready.clear()
+
+    def arrays(self) -> dict[str, Tensor]:
+        """Return where the nodes compute, and which gradient of theirs.
+
+        Gradients that no event has used yet are not kept: a resumed run without a seed must draw new coins for them,
+        since the old ones may have been released after the checkpoint, and were counted as drawn once.
+        """
+        return {"read": self.read, "counts": self.counts}
+
+    def step(self, k: int, s: State) -> State:
+        """Take the n events of step k."""
+        x, tools = s.x, self.tools
+        for _, i, j, number in tools.events(k):
+            g = self._gradient(i)
+            tools.noise(i, number, g)  # g̃ = g + N(0, σ_i² I)
+            tools.average(i, j, x)  # x_i, x_j ← (x_i + x_j) / 2
+            x[i].sub_(g[0], alpha=self.block.step_size(k))  # x_i ← x_i − γ g̃
+            tools.release(i, number, x[i])
+            self.read[i] = x[i]  # x̂_i ← x_i
+            self.counts[i] += 1
+        return State(x, s.w, s.z.copy_(x))
+
+    def _gradient(self, i: int) -> Tensor:
+        """Return (1/b) Σ_{j∈B} clip_G(∇f_i(x̂_i; j)), [1, d].
+
+        A gradient depends on nothing but x̂_i and its own coins: when one is missing, all that are missing are computed
+        in one pass, in which nodes that have theirs draw nothing.
+        """
+        if i not in self._ready:
+            missing = [node for node in range(len(self.g)) if node not in self._ready]
+            batch = self.tools.sample({node: int(self.counts[node]) for node in missing})
+            self.g[missing] = clipped_mean(self.block, self.read, batch)[missing]
+            self._ready.update(missing)
+        self._ready.remove(i)
+        return self.g[i : i + 1]
+
+
+class ADPSGD(ADP2SGD):
+    """AD-PSGD (Lian et al. 2018): asynchronous decentralised SGD without clip and without noise. Not private.
+
+    A(DP)²SGD with an infinite clip and σ = 0, to the last bit.
+    """
+
+    name: ClassVar[str] = "ad-psgd"
+    private: ClassVar[bool] = False
+
+    @staticmethod
+    def mechanism(settings: Settings, *, sigma: float, batch: float, samples: int, kappa: float) -> Mechanism:
+        """(1/b) Σ_{j∈B} g_j, as it is; σ is ignored."""
+        del sigma
+        return Unprotected(batch=batch, samples=samples, sampling=settings.sampling, kappa=kappa)

@@ -1,0 +1,65 @@
+"""Synchronous gossip on undirected graphs: DP²-SGD, and D-PSGD, which it is without clip and noise."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from privsgp.algorithms.algorithm import Algorithm, Network
+from privsgp.algorithms.block import State
+from privsgp.algorithms.estimators import clipped_mean
+from privsgp.algorithms.push_sum import SGP, PrivSGP
+
+if TYPE_CHECKING:
+    from privsgp.accounting.mechanisms import Mechanism
+    from privsgp.algorithms.block import Settings
+
+
+class DP2SGD(Algorithm):
+    """DP²-SGD (Yu et al. 2021): D-PSGD with Gaussian noise on what the nodes exchange.
+
+        g_i = (1/b) Σ_{j∈B} clip_G(∇f_i(x_i; j))
+        x_i ← Σ_j W_ij x_j − γ (g_i + N(0, σ_i² I))
+
+    The paper perturbs a copy of the model before it is sent. Here the noised copy is all there is. If a node went on
+    with its own un-noised model, its old gradients would show again in every later message, with fresh noise each time.
+    And if it only took its *gradients* at that model, each of them would depend on all old un-noised ones through the
+    point at which it is taken: a sample would then move a message by more than γG/b (privacy.md, "Also counted").
+
+    What leaves a node at step k + 1 (or stays as its model) carries the noise of step k: DP-SGD's mechanism.
+    """
+
+    name: ClassVar[str] = "dp2-sgd"
+    network: ClassVar[Network] = "undirected"
+
+    @staticmethod
+    def mechanism(settings: Settings, *, sigma: float, batch: float, samples: int, kappa: float) -> Mechanism:
+        """(1/b) Σ_{j∈B} clip(g_j) + N(0, σ²)."""
+        return PrivSGP.mechanism(settings, sigma=sigma, batch=batch, samples=samples, kappa=kappa)
+
+    def step(self, k: int, s: State) -> State:
+        """Take step k: combine, then adapt. W is doubly stochastic, so that w stays 1."""
+        # g_i = (1/b) Σ_{j∈B} clip_G(∇f_i(x_i; j)) + N(0, σ_i² I), at the model before the averaging
+        g = clipped_mean(self.block, s.z, self.block.sample(k))
+        self.block.noise(k, g)
+        # x_i ← Σ_j W_ij x_j − γ g_i
+        x, _ = self.block.mix(k, s.x, s.w)
+        x.sub_(g, alpha=self.block.step_size(k))
+        self.block.release(k, x)
+        return State(x, s.w, s.z.copy_(x))
+
+
+class DPSGD(DP2SGD):
+    """D-PSGD (Lian et al. 2017): every node averages with its neighbours and takes a gradient step. Not private.
+
+    x_i ← Σ_j W_ij x_j − γ g_i(x_i), combine-then-adapt, with a symmetric W. The step is that of `DP2SGD`.
+
+    DP²-SGD with an infinite clip and σ = 0, to the last bit.
+    """
+
+    name: ClassVar[str] = "d-psgd"
+    private: ClassVar[bool] = False
+
+    @staticmethod
+    def mechanism(settings: Settings, *, sigma: float, batch: float, samples: int, kappa: float) -> Mechanism:
+        """(1/b) Σ_{j∈B} g_j, as it is; σ is ignored."""
+        return SGP.mechanism(settings, sigma=sigma, batch=batch, samples=samples, kappa=kappa)
