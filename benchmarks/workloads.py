@@ -55,7 +55,8 @@ class Workload:
     def job(self, algorithm: str = "privsgp-vr", *, steps: int = 1 << 20, seed: int | None = 0) -> Job:
         """Return the run as the engine wants it: exponential graph, σ fixed by hand."""
         device, dtype, chosen = torch.device(self.device), torch.float32, ALGORITHMS[algorithm]
-        settings = Settings(clip=CLIP, table_dtype=self.table_dtype)
+        own = {} if self.table_dtype is None else {"table_dtype": self.table_dtype}
+        settings = Settings(clip=CLIP, options=chosen.Options(**own))
         slack = kappa(dtype, device, positions=1 if self.model == "mlp" else 2)
         made = chosen.mechanism(settings, sigma=SIGMA, batch=self.batch, samples=self.samples, kappa=slack)
         n, loss = self.nodes, models.per_sample("cross-entropy")

@@ -13,15 +13,24 @@ import argparse
 import json
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from privsgp.accounting import accountant
+import privsgp
+from privsgp.accounting import accountant, published
+from privsgp.accounting.mechanisms import Saga, SampledMean, Unprotected
+from privsgp.algorithms.soteriafl import SoteriaFL, SoteriaFLSGD, SoteriaFLSVRG
 from privsgp.runs import build as jobs
 from privsgp.runs import config as configs
 from privsgp.runs import problem as problems
 from privsgp.runs import train as training
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from privsgp.accounting.mechanisms import Mechanism
+    from privsgp.algorithms import Drawn, Settings
 
 # ε: (K, γ of SGD, γ of SVRG), and the accuracies read off the plots (±0.01)
 SETTINGS = {1: (150, 0.6, 0.3), 2: (200, 0.6, 0.3), 4: (300, 1.0, 0.6), 8: (500, 1.0, 0.6), 16: (1000, 1.0, 0.6)}
@@ -30,17 +39,40 @@ PLOTTED = {
     "soteriafl-svrg": {1: 0.485, 2: 0.68, 4: 0.78, 8: 0.855, 16: 0.905},
 }
 BATCH = {"soteriafl-sgd": 128, "soteriafl-svrg": 82}
-AS_CODED = {"clip_what": "mean", "accountant": "published"}
+
+
+class _MeanClipped(SoteriaFL):
+    """What their code does: the mean of a batch is clipped, no record's gradient is. Not DP: no ε is finite."""
+
+    @staticmethod
+    def mechanism(settings: Settings, *, sigma: float, batch: float, samples: int, kappa: float) -> Mechanism:
+        """Declare nothing: one sample may decide the whole of a clipped mean."""
+        return Unprotected(sigma=sigma, batch=batch, samples=samples, sampling=settings.sampling, kappa=kappa)
+
+    def estimate(self, k: int, z: Tensor, batch: list[Drawn]) -> Tensor:
+        """Return clip_G(ĝ_i)."""
+        g = super().estimate(k, z, batch)  # type: ignore[safe-super]
+        return g.mul_((self.settings.clip / torch.linalg.vector_norm(g, dim=1, keepdim=True)).clamp(max=1))
+
+
+class _SGD(_MeanClipped, SoteriaFLSGD):
+    name = "soteriafl-sgd-as-coded"
+
+
+class _SVRG(_MeanClipped, SoteriaFLSVRG):
+    name = "soteriafl-svrg-as-coded"
 
 
 def main() -> None:
     """Run everything and print the table."""
     options = arguments()
+    for method in (_SGD, _SVRG):
+        privsgp.register(method)
     torch.set_num_threads(1)
     rows = []
     for name in options.methods:
         for epsilon in options.epsilons:
-            coded, certified = (run(options, name, epsilon, privacy) for privacy in (AS_CODED, {}))
+            coded, certified = (run(options, name, epsilon, as_coded=coded) for coded in (True, False))
             row = {
                 "method": name, "epsilon": epsilon, "steps": coded["steps"], "plotted": PLOTTED[name][epsilon],
                 "as_coded": coded["test_accuracy"], "sigma": coded["sigma"][0], "certified": certified["test_accuracy"],
@@ -63,18 +95,23 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def configured(options: argparse.Namespace, name: str, epsilon: int, privacy: dict[str, Any]) -> configs.Config:
+def configured(
+    options: argparse.Namespace, name: str, epsilon: int, *, accountant: str = "certified", as_coded: bool = False
+) -> configs.Config:
     """Return one setting of the notebook."""
     steps, sgd, svrg = SETTINGS[epsilon]
+    budget = {"epsilon": float(epsilon), "accountant": accountant}
+    privacy = {"sigma": their_sigma(name, epsilon)} if as_coded else budget
     return configs.parse(
         {
             "name": f"{name}-{epsilon}",
             "seed": options.seed,
             "data": {"name": "mnist", "nodes": 10, "partition": "sorted"},
             "model": {"name": "mlp", "hidden": 64, "activation": "sigmoid"},
-            "privacy": {"epsilon": float(epsilon), "delta": 1e-3, "spare": 0.0} | privacy,
+            "privacy": {"delta": 1e-3, "spare": 0.0} | privacy,
             "algorithm": {
-                "name": name, "batch": BATCH[name], "steps": steps, "compressor": "random-k",
+                "name": f"{name}-as-coded" if as_coded else name, "batch": BATCH[name], "steps": steps,
+                "compressor": "random-k",
                 "step_size": sgd if name == "soteriafl-sgd" else svrg,
             },
             "engine": {"device": "cpu", "evaluate_every": steps},
@@ -82,9 +119,16 @@ def configured(options: argparse.Namespace, name: str, epsilon: int, privacy: di
     )  # fmt: skip
 
 
-def run(options: argparse.Namespace, name: str, epsilon: int, privacy: dict[str, Any]) -> dict[str, Any]:
+def their_sigma(name: str, epsilon: int) -> float:
+    """Return the noise of their formula, for 6,000 samples a node and a clip of 1."""
+    kind = SampledMean if name == "soteriafl-sgd" else Saga
+    release = kind(sigma=0.0, clip=1.0, batch=BATCH[name], samples=6000)
+    return published.sigma(release, SETTINGS[epsilon][0], float(epsilon), 1e-3, algorithm=name)
+
+
+def run(options: argparse.Namespace, name: str, epsilon: int, *, as_coded: bool) -> dict[str, Any]:
     """Train once and return the summary."""
-    config = configured(options, name, epsilon, privacy)
+    config = configured(options, name, epsilon, as_coded=as_coded)
     problem = problems.load_problem(config, options.data_dir)
     if options.start:
         generator = torch.Generator().manual_seed(options.seed)
@@ -97,7 +141,7 @@ def run(options: argparse.Namespace, name: str, epsilon: int, privacy: dict[str,
 
 def honest(options: argparse.Namespace, name: str, epsilon: int) -> float:
     """Return the certified ε of noise by their formula, if every record were clipped."""
-    config = configured(options, name, epsilon, {"accountant": "published"})
+    config = configured(options, name, epsilon, accountant="published")
     job = jobs.prepare(config, problems.load_problem(config, options.data_dir))
     return accountant.epsilon(job.protection.mechanisms[0], job.steps, 1e-3).epsilon
 

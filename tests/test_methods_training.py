@@ -10,12 +10,12 @@ import pytest
 import runs
 from privsgp import graph
 from privsgp.accounting import accountant, calibration
-from privsgp.accounting.statements import statements
-from privsgp.algorithms import ALGORITHMS, Settings
+from privsgp.algorithms import ALGORITHMS
 from privsgp.errors import Refused
 from privsgp.runs import build as jobs
 from privsgp.runs import config
 from privsgp.runs import problem as problems
+from settings import settings_of
 
 BUDGETS = [3.0, 1.0, 2.0, 4.0]
 
@@ -148,47 +148,9 @@ def test_a_key_without_a_use_is_refused_with_those_that_have_one(name, key, valu
     assert users in refused.value.remedy
 
 
-def clipped_mean(**more):
-    values = {
-        "seed": 7,
-        "privacy": {"epsilon": 1.0, "accountant": "published", "clip_what": "mean"},
-        "algorithm": {"name": "soteriafl-sgd"},
-    }
-    return config.parse(values | more)
-
-
-@pytest.mark.parametrize(
-    "changed",
-    [
-        {"seed": None},
-        {"algorithm": {"name": "soteriafl-saga"}},
-        {"algorithm": {"name": "privsgp"}},
-        {"privacy": {"epsilon": 1.0, "clip_what": "mean"}},
-    ],
-)
-def test_a_clipped_mean_is_for_repeating_figures_only(changed):
-    clipped_mean()
-    with pytest.raises(Refused, match="clip_what = 'mean'"):
-        clipped_mean(**changed)
-
-
-def test_a_clipped_mean_is_called_not_dp_in_every_artefact(tmp_path):
-    changes = runs.changes(
-        algorithm__name="soteriafl-svrg", algorithm__compressor="random-k", privacy__epsilon=1.0,
-        privacy__accountant="published", privacy__clip_what="mean",
-    )  # fmt: skip
-    out = tmp_path / "out"
-    ran = runs.command("train", runs.small(tmp_path), "--out", out, "--set=privacy.sigma=", *changes)
-    assert ran.code == 0, ran.err
-    assert "not DP" in ran.out
-    assert "not DP" in ran.err
-    summary = runs.train(runs.small(tmp_path), out, "--resume", "--set=privacy.sigma=", *changes)
-    assert (summary["epsilon_spent"], summary["epsilon_budget"], summary["delta"]) == (None, None, None)
-    assert summary["epsilon_nominal"] == [1.0] * 4
-    for file in ("summary.json", "metrics.jsonl", "run.json", "model.safetensors", "nodes/2.safetensors"):
-        assert b"not DP" in (out / file).read_bytes(), file
-    assert b"MeanClipped" in (out / "ledger" / "node-0.jsonl").read_bytes()
-    assert [statement.epsilon for statement in statements(out)] == [math.inf] * 4
+def test_a_clipped_mean_is_refused():
+    with pytest.raises(Refused, match=r"privacy\.clip_what = 'mean'"):
+        config.parse({"seed": 7, "privacy": {"sigma": 1.0, "clip_what": "mean"}})
 
 
 def test_compressed_messages_are_what_is_counted(tmp_path):
@@ -223,11 +185,19 @@ def test_a_published_calibration_is_printed_with_what_it_is_worth(tmp_path):
     assert "'published' for local" in ran.err
 
 
+def periodic(algorithm):
+    return {"period": 5} if "period" in algorithm.Options.model_fields else {}
+
+
 def test_every_declared_mechanism_is_counted_twice_and_calibrated():
     """By composition and by Rényi divergences: `accountant.epsilon` refuses where they contradict each other."""
     declared = {
         algorithm.mechanism(
-            Settings(nodes=4, trust=algorithm.trust, spare=1, period=5), sigma=0.0, batch=30.0, samples=300, kappa=1e-6
+            settings_of(algorithm.name, nodes=4, trust=algorithm.trust, spare=1, **periodic(algorithm)),
+            sigma=0.0,
+            batch=30.0,
+            samples=300,
+            kappa=1e-6,
         )
         for algorithm in ALGORITHMS.values()
         if algorithm.private

@@ -73,7 +73,7 @@ def train(
             loss=models.per_sample(loss) if isinstance(loss, str) else loss,
             correct=models.correct(loss) if isinstance(loss, str) else correct,
             encoder=_encoder(features, config, dataset.x.shape[1:]),
-            views=config.features.views,
+            views=config.views,
         )
         return problems.brought_home(config, alone)
 

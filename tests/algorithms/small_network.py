@@ -12,13 +12,14 @@ import torch
 from torch import nn
 
 import reference
-from privsgp.algorithms import ALGORITHMS, Block, Drawn, Settings, State
+from privsgp.algorithms import ALGORITHMS, Block, Drawn, State
 from privsgp.gradients import Layout, PerSample, stack
 from privsgp.graph import from_networkx
 from privsgp.models import per_sample
 from privsgp.randomness.coins import batches, draw
 from privsgp.randomness.noise import Keyed, add_noise_
 from privsgp.transport.in_process import InProcess
+from settings import settings_of
 
 cross_entropy = per_sample("cross-entropy")
 
@@ -96,7 +97,7 @@ def public(purpose, k):
 def trained(setting, name, *, rules=True, release=nothing, sent=nothing, **options):
     """Train as the engine does; return the algorithm and its last state. `release` and `sent` see what it shows."""
     algorithm = ALGORITHMS[name]
-    settings = Settings(clip=setting.clip, sampling=setting.sampling, **options)
+    settings = settings_of(name, clip=setting.clip, sampling=setting.sampling, **options)
     mechanisms = setting.mechanisms(algorithm, settings)
     nodes, draws = len(mechanisms), setting.draws(mechanisms)
     x0 = setting.layout.flatten(setting.model)
@@ -142,7 +143,7 @@ def expected(setting, name, **options):
     """The same by the reference, with the same coins and noise."""
     options.pop("table", None)
     algorithm = ALGORITHMS[name]
-    settings = Settings(clip=setting.clip, sampling=setting.sampling, **options)
+    settings = settings_of(name, clip=setting.clip, sampling=setting.sampling, **options)
     mechanisms = setting.mechanisms(algorithm, settings)
     nodes = len(mechanisms)
     noise = torch.empty(setting.steps, nodes, setting.layout.dim, dtype=torch.float64)

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from privsgp.algorithms import Settings
-from privsgp.algorithms.compressors import compressor
+from privsgp.algorithms.compressors import CompressionOptions
 
 KINDS = [
     {"compressor": "none"},
@@ -24,7 +23,7 @@ def bits(k):
 @pytest.mark.parametrize("settings", KINDS)
 def test_it_is_unbiased_and_varies_as_it_says(settings):
     v = torch.randn(2, 10, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    C = compressor(Settings(**settings), 10)
+    C = CompressionOptions(**settings).make(10)
     samples = torch.stack([C(v.clone(), bits(k)) for k in range(4000)])
     spread = (samples - v).square().sum(-1).mean(0)
     length = v.square().sum(-1)
@@ -38,7 +37,7 @@ def test_it_is_unbiased_and_varies_as_it_says(settings):
 @pytest.mark.parametrize("settings", KINDS)
 def test_nodes_have_coins_of_their_own_and_the_same_bits_give_the_same_message(settings):
     v = torch.ones(2, 40, dtype=torch.float64) + torch.arange(40) / 40
-    C = compressor(Settings(**settings), 40)
+    C = CompressionOptions(**settings).make(40)
     once, again, later = C(v.clone(), bits(1)), C(v.clone(), bits(1)), C(v.clone(), bits(2))
     assert torch.equal(once, again)
     if settings["compressor"] != "none":
@@ -50,13 +49,13 @@ def test_nodes_have_coins_of_their_own_and_the_same_bits_give_the_same_message(s
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_nothing_stays_nothing(settings, dtype):
     zero = torch.zeros(3, 7, dtype=dtype)
-    out = compressor(Settings(**settings), 7)(zero.clone(), bits(0))
+    out = CompressionOptions(**settings).make(7)(zero.clone(), bits(0))
     assert torch.equal(out, zero)
 
 
 def test_a_message_has_the_bytes_of_what_is_in_it():
     def size(**settings):
-        return compressor(Settings(**settings), 1000).size(4)
+        return CompressionOptions(**settings).make(1000).size(4)
 
     assert size(compressor="none") == 4000
     assert size(compressor="random-k", kept=0.05) == 200

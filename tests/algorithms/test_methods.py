@@ -9,7 +9,9 @@ from small_network import Setting, cross_entropy, trained
 from torch.func import functional_call
 
 from privsgp.algorithms import ALGORITHMS
+from privsgp.errors import Refused
 from privsgp.graph import make
+from settings import settings_of
 
 SILENT = (0.0,) * 4
 HUGE = 1e9
@@ -137,12 +139,7 @@ def test_every_step_releases_once_and_after_it_nothing_bare_is_sent(name):
     assert np.isfinite(known[-1].numpy()).all()
 
 
-@pytest.mark.parametrize("name", ["soteriafl-sgd", "soteriafl-svrg"])
-def test_a_clipped_mean_is_clipped_once_and_its_records_are_not(name):
-    """One step from x⁰: every node's message is its unclipped mean, cut to the norm G."""
-    released = []
-    setting = Setting(rate=1.0, sigma=SILENT, clip=0.05, steps=1)
-    trained(setting, name, clip_what="mean", release=lambda k, v: released.append(v.clone()))
-    wanted = slopes(setting, setting.layout.flatten(setting.model).expand(4, -1))
-    wanted *= (0.05 / wanted.norm(dim=1, keepdim=True)).clamp(max=1)
-    torch.testing.assert_close(released[0], wanted, rtol=0, atol=1e-12)
+def test_samples_that_share_a_coin_are_not_drawn_in_batches_of_one_size():
+    settings = settings_of("privsgp-sag", table="block", block=8, sampling="fixed")
+    with pytest.raises(Refused, match=r"'block' with algorithm\.sampling = 'fixed'"):
+        ALGORITHMS["privsgp-sag"].mechanism(settings, sigma=1.0, batch=8.0, samples=80, kappa=0.0)

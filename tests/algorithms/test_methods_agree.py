@@ -12,16 +12,19 @@ import reference_alone
 import reference_gossip
 import reference_server
 import reference_soteria
-from privsgp.algorithms import ALGORITHMS, Settings
-from privsgp.algorithms.compressors import compressor
+from privsgp.algorithms import ALGORITHMS
+from privsgp.algorithms.compressors import CompressionOptions
 from privsgp.graph import make
 from privsgp.randomness.coins import draw
 from reference_given import Given
+from settings import settings_of
 
 
 def given(setting, name, **options):
     """What a plain loop is given: the coins and the noise that the engine's run drew."""
-    mechanisms = setting.mechanisms(ALGORITHMS[name], Settings(clip=setting.clip, sampling=setting.sampling, **options))
+    mechanisms = setting.mechanisms(
+        ALGORITHMS[name], settings_of(name, clip=setting.clip, sampling=setting.sampling, **options)
+    )
     nodes = range(len(mechanisms))
     noise = torch.empty(setting.steps, len(nodes), setting.layout.dim, dtype=torch.float64)
     for k in range(setting.steps):
@@ -78,14 +81,14 @@ def test_dp_sgd_agrees_with_its_plain_loop_on_a_node_that_holds_everything():
 ANCHORED = [
     {},
     {"difference_clip": 0.2},
-    {"anchor_ratio": 1.5, "anchor_noise": 0.5},
-    {"anchor_ratio": 1.0, "anchor_noise": 2.0, "difference_clip": 0.1},
+    {"anchor_batch": 1.5, "anchor_noise": 0.5},
+    {"anchor_batch": 1.0, "anchor_noise": 2.0, "difference_clip": 0.1},
 ]
 
 
 def anchors(setting, options):
     """The plain loops' words for the options of anchors."""
-    sizes = [J if "anchor_ratio" not in options else options["anchor_ratio"] * 0.3 * J for J in setting.samples]
+    sizes = [J if "anchor_batch" not in options else options["anchor_batch"] * 0.3 * J for J in setting.samples]
     return {
         "anchor_batch": sizes,
         "anchor_noise": options.get("anchor_noise", 1.0),
@@ -124,7 +127,7 @@ def test_srm_agrees_with_its_plain_loop(options, alpha):
 
 def compress_one(setting, settings):
     """The engine's compressor for one node, as the plain loop wants it."""
-    C = compressor(settings, setting.layout.dim)
+    C = settings.own(CompressionOptions).make(setting.layout.dim)
 
     def one(k, i, v):
         rows = torch.zeros(len(setting.samples), len(v), dtype=torch.float64)

@@ -8,10 +8,11 @@ import pytest
 import torch
 
 from privsgp import graph, models
-from privsgp.algorithms import ALGORITHMS, Settings
+from privsgp.algorithms import ALGORITHMS
 from privsgp.clock import Times, Waiting
 from privsgp.engine.arithmetic import kappa
 from privsgp.engine.spec import Job, Learning, Protection
+from settings import settings_of
 
 
 @pytest.fixture
@@ -20,7 +21,7 @@ def small_job():
 
     def make(algorithm, steps=12, *, seed=0, model="mlp", shape=(6,), **settings):
         device, n, J = torch.device("cuda"), 5, 40
-        chosen, settings = ALGORITHMS[algorithm], Settings(clip=1.0, **settings)
+        chosen, settings = ALGORITHMS[algorithm], settings_of(algorithm, clip=1.0, **settings)
         slack = kappa(torch.float32, device, positions=2 if model == "cnn" else 1)
         sigma = 0.05 if chosen.private else 0.0
         mechanism = chosen.mechanism(settings, sigma=sigma, batch=8, samples=J, kappa=slack)

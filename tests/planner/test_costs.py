@@ -4,6 +4,7 @@ from privsgp import graph as graphs
 from privsgp.algorithms import Settings
 from privsgp.planner import costs
 from privsgp.planner.choose import Method
+from settings import settings_of
 
 
 def test_bytes_of_one_peer_and_of_all():
@@ -15,7 +16,7 @@ def test_table_memory(small_planner):
     stage = small_planner.stage  # one linear layer whose input is the data: δ alone, 4 numbers a sample
     assert costs.table_bytes(stage, Method("privsgp", Settings()), [10]) == 0
     assert costs.table_bytes(stage, Method("privsgp-vr", Settings()), [10, 30]) == 4 * 4 * 40
-    assert costs.table_bytes(stage, Method("privsgp-vr", Settings(table="dense")), [10]) == 4 * 68 * 10
+    assert costs.table_bytes(stage, Method("privsgp-vr", settings_of("privsgp-vr", table="dense")), [10]) == 4 * 68 * 10
 
 
 def test_a_step_takes_time(small_planner):

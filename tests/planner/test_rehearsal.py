@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from privsgp import models
-from privsgp.algorithms import Settings
 from privsgp.planner import rehearsal, stand_in
 from privsgp.planner.rehearsal import Scene, Stage, far_enough
+from settings import settings_of
 
 
 @pytest.fixture(scope="module")
@@ -17,7 +17,7 @@ def stage():
 
 
 def plain(noise, visits=1e9, algorithm="privsgp", **settings):
-    return Scene(algorithm, Settings(**settings), noise, visits)
+    return Scene(algorithm, settings_of(algorithm, **settings), noise, visits)
 
 
 def test_the_same_seed_is_the_same_rehearsal(stage):

@@ -109,10 +109,3 @@ def test_who_sees_what_is_said_as_the_algorithm_declares_it(made, name, told, se
     assert sees in said
     assert "not in this folder" not in said
     assert ("reads every message of a site" in said) == (name == "ldp-svrg")
-
-
-def test_a_clipped_mean_is_no_protection(made):
-    told = {"privacy__clip_what": "mean", "algorithm__name": "soteriafl-sgd", "algorithm__steps": 3}
-    run = read(made("mean", **told))
-    assert words.headline(run).startswith("No protection: not DP")
-    assert "treat it as unprotected" in " ".join(words.paragraphs(run))

@@ -123,7 +123,7 @@ def test_an_unknown_key_is_named_whole_with_what_was_meant(values, what, remedy)
         ("algorithm", "average_decay", 0.9, "take 'exponential'"),
         ("algorithm", "final_mixing", -1, "0"),
         ("features", "name", "scatering", "did you mean 'scattering'?"),
-        ("features", "scales", 2, "of use here: nothing"),
+        ("features", "scales", 2, "take 'scattering'"),
         ("model", "name", "transformer", "logistic"),
         ("model", "loss", "hinge", "mse"),
         ("model", "hidden", 0, "greater than or equal to 1"),
@@ -154,13 +154,19 @@ def test_a_bad_value_is_named_with_its_key_and_what_is_right(section, key, value
 @pytest.mark.parametrize(
     ("algorithm", "what"),
     [
-        ({"table": "block"}, "algorithm.block = None with algorithm.table = 'block'"),
-        ({"block": 8}, "algorithm.block = 8 with algorithm.table = 'factored'"),
-        ({"table": "block", "block": 8}, "algorithm.table = 'block' with 'privsgp-vr'"),
-        ({"table": "block", "block": 8, "name": "privsgp"}, "algorithm.table = 'block' with 'privsgp'"),
-        ({"table": "block", "block": 8, "name": "privsgp-sag", "sampling": "fixed"}, "algorithm.sampling = 'fixed'"),
+        ({"name": "privsgp-sag", "table": "block"}, "algorithm.block = None with algorithm.table = 'block'"),
+        ({"name": "privsgp-sag", "block": 8}, "algorithm.block = 8 with algorithm.table = 'factored'"),
+        ({"table": "block", "block": 8}, "algorithm.block = 8 with algorithm.name = 'privsgp-vr'"),
+        ({"table": "block"}, "algorithm.table = 'block'"),
+        (
+            {"table": "block", "block": 8, "name": "privsgp"},
+            "algorithm.table = 'block' with algorithm.name = 'privsgp'",
+        ),
         ({"table": "block", "block": 8, "name": "privsgp-sag", "table_dtype": "bfloat16"}, "algorithm.table_dtype"),
-        ({"table": "block", "block": 8, "difference_clip": 0.5}, "algorithm.difference_clip = 0.5"),
+        (
+            {"table": "block", "block": 8, "name": "privsgp-sag", "difference_clip": 0.5},
+            "algorithm.difference_clip = 0.5 with algorithm.name = 'privsgp-sag'",
+        ),
         ({"table_dtype": "bfloat16", "difference_clip": 0.5}, "algorithm.table_dtype = 'bfloat16'"),
     ],
 )

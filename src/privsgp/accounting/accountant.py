@@ -19,7 +19,6 @@ from privsgp.accounting import cache, rdp
 from privsgp.accounting.curve import Curve, Gaussian, Group
 from privsgp.accounting.mechanisms import (
     Anchored,
-    MeanClipped,
     Mechanism,
     Relation,
     Sag,
@@ -155,8 +154,6 @@ def assumptions(mechanism: Mechanism, steps: int, relation: Relation) -> tuple[s
     ]
     if isinstance(mechanism, Unprotected):
         return (*words, "nothing is clipped and no noise is added: there is no guarantee")
-    if isinstance(mechanism, MeanClipped):
-        return (*words, "not DP: the mean of a batch is clipped, not each sample's gradient; there is no guarantee")
     words.append(f"each sample's gradient is clipped to norm {mechanism.clip:.10g} as a whole{_slack(mechanism)}")
     words.append(_sampling_words(mechanism))
     if isinstance(mechanism, Anchored):
@@ -332,7 +329,6 @@ def _over(norm: float, noise: float) -> float:
 
 _KINDS: dict[type[Mechanism], Callable[..., list[tuple[Release, int]]]] = {
     Unprotected: _mean,
-    MeanClipped: _mean,
     SampledMean: _mean,
     Saga: _saga,
     Sag: _sag,

@@ -86,22 +86,6 @@ class Unprotected(Mechanism):
 
 
 @dataclass(frozen=True, kw_only=True)
-class MeanClipped(Mechanism):
-    """clip(mean of a batch) + N(0, σ²): not DP. One sample may decide the whole of a clipped mean: ε is infinite.
-
-    `mean_clip` is what SoteriaFL's code clips to, kept to repeat its figures.
-    """
-
-    clip: float = math.inf
-    mean_clip: float
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 < self.mean_clip < math.inf:
-            raise Refused(f"mean_clip = {self.mean_clip}", "the clip is a norm: take a finite number above 0")
-
-
-@dataclass(frozen=True, kw_only=True)
 class SampledMean(Mechanism):
     """(1/b) Σ_{j∈B} clip(g_j) + N(0, σ²): the subsampled Gaussian of DP-SGD and PrivSGP."""
 
@@ -199,7 +183,7 @@ class Anchored(Mechanism):
         )
 
 
-_KINDS = (Unprotected, MeanClipped, SampledMean, Saga, Sag, Anchored)
+_KINDS = (Unprotected, SampledMean, Saga, Sag, Anchored)
 
 
 def described(values: dict[str, Any]) -> Mechanism:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from privsgp.accounting import rdp
 from privsgp.accounting.curve import bisect
-from privsgp.accounting.mechanisms import MeanClipped, Saga, SampledMean
+from privsgp.accounting.mechanisms import Saga, SampledMean
 from privsgp.errors import Refused
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def epsilon(mechanism: Mechanism, steps: int, delta: float, c2: float = C2, algo
 
 
 def _check(mechanism: Mechanism, steps: int, delta: float, c2: float, algorithm: str) -> None:
-    if algorithm not in NAMES or not isinstance(mechanism, SampledMean | Saga | MeanClipped):
+    if algorithm not in NAMES or not isinstance(mechanism, SampledMean | Saga):
         raise Refused(
             f"accountant = 'published' for {algorithm} ({type(mechanism).__name__})",
             f"take 'certified'; formulas that are known for sure are those of {', '.join(NAMES)}",
@@ -90,8 +90,7 @@ def _basic_composition(mechanism: Mechanism, steps: int, delta: float, _c2: floa
 
 def _soteriafl(mechanism: Mechanism, steps: int, delta: float, drawn: float, always: float) -> float:
     """Return SoteriaFL's σ ε = √(48 (G_A²/4 + G_B²) K ln(1/δ)) / J: G_A of drawn terms, G_B of those always there."""
-    G = mechanism.mean_clip if isinstance(mechanism, MeanClipped) else mechanism.clip
-    return G * math.sqrt(48 * (drawn**2 / 4 + always**2) * steps * math.log(1 / delta)) / mechanism.samples
+    return mechanism.clip * math.sqrt(48 * (drawn**2 / 4 + always**2) * steps * math.log(1 / delta)) / mechanism.samples
 
 
 def _soteriafl_sgd(mechanism: Mechanism, steps: int, delta: float, _c2: float) -> float:

@@ -1,5 +1,8 @@
 """One file per family of algorithms; each reads like its pseudo-code and declares what one of its messages reveals."""
 
+import re
+from importlib.metadata import entry_points
+
 from privsgp.algorithms.algorithm import Algorithm
 from privsgp.algorithms.anchors import DPSRM, LDPSPIDER, LDPSVRG
 from privsgp.algorithms.async_gossip import ADP2SGD, ADPSGD, AsyncTools
@@ -10,22 +13,43 @@ from privsgp.algorithms.saga import PrivSGPSAG, PrivSGPVR
 from privsgp.algorithms.single import CentralDPSGD, Local
 from privsgp.algorithms.soteriafl import SoteriaFLSAGA, SoteriaFLSGD, SoteriaFLSVRG
 from privsgp.algorithms.update_rule import UpdateRule
+from privsgp.errors import Refused
 
-_PUSH_SUM: tuple[type[Algorithm], ...] = (SGP, PrivSGP, PrivSGPVR, PrivSGPSAG)
-_GOSSIP: tuple[type[Algorithm], ...] = (DPSGD, DP2SGD, ADPSGD, ADP2SGD)
-_SERVER: tuple[type[Algorithm], ...] = (DPSRM, LDPSVRG, LDPSPIDER, SoteriaFLSGD, SoteriaFLSVRG, SoteriaFLSAGA)
-_ALONE: tuple[type[Algorithm], ...] = (CentralDPSGD, Local)
-ALGORITHMS: dict[str, type[Algorithm]] = {a.name: a for a in (*_PUSH_SUM, *_GOSSIP, *_SERVER, *_ALONE)}
+_BUILT_IN: tuple[type[Algorithm], ...] = (
+    *(SGP, PrivSGP, PrivSGPVR, PrivSGPSAG),
+    *(DPSGD, DP2SGD, ADPSGD, ADP2SGD),
+    *(DPSRM, LDPSVRG, LDPSPIDER, SoteriaFLSGD, SoteriaFLSVRG, SoteriaFLSAGA),
+    *(CentralDPSGD, Local),
+)
+ALGORITHMS: dict[str, type[Algorithm]] = {a.name: a for a in _BUILT_IN}
+
+
+def register(algorithm: type[Algorithm]) -> type[Algorithm]:
+    """Let `algorithm.name = "…"` choose a method of your own; also as a decorator.
+
+    Guarantee: it is held to what the built-in ones are: noise is calibrated for the mechanism that it declares, and a
+    mechanism that the accountant does not know is refused.
+    Assumes: the mechanism is true of what its messages reveal, as `Algorithm.mechanism` says.
+    """
+    name = getattr(algorithm, "name", "")
+    if not (isinstance(algorithm, type) and issubclass(algorithm, Algorithm) and re.fullmatch(r"[a-z][\w-]*", name)):
+        raise Refused(f"register({algorithm!r})", "hand in a subclass of Algorithm with a `name` in small letters")
+    if ALGORITHMS.get(name, algorithm) is not algorithm and name in {a.name for a in _BUILT_IN}:
+        raise Refused(f"an algorithm of your own called {name!r}", "take a name that no built-in algorithm has")
+    if bare := [key for key, field in algorithm.Options.model_fields.items() if not field.description]:
+        raise Refused(f"algorithm.{bare[0]} without a meaning", "declare it with option(default, meaning)")
+    ALGORITHMS[name] = algorithm
+    return algorithm
+
+
+def load_plugins() -> None:
+    """Register what other packages offer under the entry point `privsgp.algorithms`."""
+    for entry in entry_points(group="privsgp.algorithms"):
+        if entry.name not in ALGORITHMS:
+            register(entry.load())
+
 
 __all__ = [
-    "ALGORITHMS",
-    "Algorithm",
-    "AsyncTools",
-    "Block",
-    "Drawn",
-    "PrivSGP",
-    "PushSum",
-    "Settings",
-    "State",
-    "UpdateRule",
-]
+    "ALGORITHMS", "Algorithm", "AsyncTools", "Block", "Drawn", "PrivSGP", "PushSum", "Settings", "State", "UpdateRule",
+    "load_plugins", "register",
+]  # fmt: skip

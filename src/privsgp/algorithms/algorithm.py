@@ -5,6 +5,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, ClassVar, Literal
 
+from privsgp.options import Options
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -25,7 +27,8 @@ class Algorithm(ABC):
     network: ClassVar[Network] = "directed"
     trust: ClassVar[Trust] = "per-node"
     pooled: ClassVar[bool] = False  # all nodes' data on one node
-    options: ClassVar[tuple[str, ...]] = ()  # keys of [algorithm] that only some algorithms have a use for
+    Options: ClassVar[type[Options]] = Options  # its own keys of [algorithm]
+    trusts: ClassVar[tuple[Trust, ...]] = ()  # what `algorithm.trust` may choose between; nothing where it is empty
     asynchronous: ClassVar[bool] = False  # nodes act one at a time, n events a step, with `Block.async_tools`
 
     def __init__(self, block: Block, settings: Settings) -> None:

@@ -21,6 +21,7 @@ from privsgp.algorithms.algorithm import Algorithm, Network
 from privsgp.algorithms.block import State
 from privsgp.algorithms.estimators import clipped_mean, difference_mean
 from privsgp.gradients.product import aligned_rows
+from privsgp.options import Count, Options, Positive, Share, option
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -29,21 +30,42 @@ if TYPE_CHECKING:
     from privsgp.algorithms.block import Block, Drawn, Settings
 
 
+class AnchorOptions(Options):
+    """What methods with anchors have in common."""
+
+    difference_clip: Positive | None = option(None, "C: clips each difference of two gradients; left out: 2G, no clip")
+    anchor_batch: Positive | None = option(None, "expected samples of an anchor, at the mean size; left out: all")
+    anchor_noise: Positive = option(1.0, "an anchor's noise, in units of σ")
+
+
+class PeriodicOptions(AnchorOptions):
+    """Anchors that come again."""
+
+    period: Count = option(10, "steps from one anchor to the next")
+
+
+class RecursiveOptions(AnchorOptions):
+    """One anchor, then recursive momentum."""
+
+    alpha: Share = option(0.1, "α: the share of the plain gradient; 1 is DP-SGD")
+
+
 class Anchors(Algorithm):
     """A server method that remembers a `point` x' (the same row for every node) and an `estimate` [d] there."""
 
     network: ClassVar[Network] = "server"
-    options: ClassVar[tuple[str, ...]] = ("difference_clip", "anchor_batch", "anchor_noise", "period")
+    Options: ClassVar[type[Options]] = PeriodicOptions
     alpha = 0.0
 
     @staticmethod
     def mechanism(settings: Settings, *, sigma: float, batch: float, samples: int, kappa: float) -> Anchored:
         """Anchors and differences in turn."""
-        return Anchored(
-            sigma=sigma, clip=settings.clip, batch=batch, samples=samples, sampling=settings.sampling, kappa=kappa,
-            period=settings.period, difference_clip=settings.difference_clip, spare=settings.spare,
-            anchor_batch=_anchor_batch(settings, batch), anchor_noise=settings.anchor_noise,
-        )  # fmt: skip
+        return _anchored(settings, settings.own(PeriodicOptions).period, sigma, batch, samples, kappa)
+
+    @property
+    def difference_clip(self) -> float | None:
+        """C, None for 2G."""
+        return self.settings.own(AnchorOptions).difference_clip
 
     def begin(self, z: Tensor) -> None:
         """Set x' = x⁰; the first release is an anchor, so that nothing of the estimate is used before it is set."""
@@ -78,13 +100,26 @@ class Anchors(Algorithm):
     def _message(self, k: int, z: Tensor, batch: list[Drawn]) -> Tensor:
         if self.is_anchor(k):
             return clipped_mean(self.block, z, batch, self.block.batch(k))
-        return difference_mean(self.block, z, self.point, batch, self.settings.difference_clip, self.alpha)
+        return difference_mean(self.block, z, self.point, batch, self.difference_clip, self.alpha)
+
+
+def _anchored(
+    settings: Settings, period: int | None, sigma: float, batch: float, samples: int, kappa: float
+) -> Anchored:
+    o = settings.own(AnchorOptions)
+    return Anchored(
+        sigma=sigma, clip=settings.clip, batch=batch, samples=samples, sampling=settings.sampling, kappa=kappa,
+        period=period, difference_clip=o.difference_clip, spare=settings.spare,
+        anchor_batch=_anchor_batch(settings, batch), anchor_noise=o.anchor_noise,
+    )  # fmt: skip
 
 
 def _anchor_batch(settings: Settings, batch: float) -> float | None:
-    if settings.anchor_ratio is None:
+    """Return an anchor's batch of a node with batch b_i; the option is for the mean number of samples."""
+    given = settings.own(AnchorOptions).anchor_batch
+    if given is None:
         return None
-    size = settings.anchor_ratio * batch
+    size = given / settings.batch * batch
     return float(max(1, round(size))) if settings.sampling == "fixed" else size
 
 
@@ -102,18 +137,19 @@ class DPSRM(Anchors):
 
     name: ClassVar[str] = "dp-srm"
     trust: ClassVar[Trust] = "secure aggregation"
-    options: ClassVar[tuple[str, ...]] = ("difference_clip", "anchor_batch", "anchor_noise", "alpha", "trust")
+    trusts: ClassVar[tuple[Trust, ...]] = ("per-node", "secure aggregation")
+    Options: ClassVar[type[Options]] = RecursiveOptions
 
     def __init__(self, block: Block, settings: Settings) -> None:
         super().__init__(block, settings)
-        self.alpha = settings.alpha
+        self.alpha = settings.own(RecursiveOptions).alpha
 
     @staticmethod
     def mechanism(settings: Settings, *, sigma: float, batch: float, samples: int, kappa: float) -> Anchored:
         """One anchor, then α g_j + (1 − α) clip(g_j − g_j', C)."""
-        anchored = Anchors.mechanism(settings, sigma=sigma, batch=batch, samples=samples, kappa=kappa)
+        anchored = _anchored(settings, None, sigma, batch, samples, kappa)
         seen_together = settings.nodes if settings.trust == "secure aggregation" else 1
-        return dataclasses.replace(anchored, period=None, alpha=settings.alpha, aggregated=seen_together)
+        return dataclasses.replace(anchored, alpha=settings.own(RecursiveOptions).alpha, aggregated=seen_together)
 
     def direction(self, k: int, mean: Tensor, x: Tensor) -> Tensor:
         """Anchor: v = mean_i m_i. Otherwise v ← (1 − α) v + mean_i m_i. Either way x' = x."""

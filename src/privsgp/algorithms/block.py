@@ -7,9 +7,9 @@ Algorithms are written once, for a block, and never know which of these they run
 from __future__ import annotations
 
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -17,6 +17,7 @@ from torch import Tensor
 
 from privsgp.gradients.product import aligned_rows
 from privsgp.gradients.tables.storage import gather
+from privsgp.options import Options
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -28,8 +29,9 @@ if TYPE_CHECKING:
     from privsgp.algorithms.async_gossip import AsyncTools
     from privsgp.algorithms.update_rule import UpdateRule
     from privsgp.gradients import PerSample, Stacked
-    from privsgp.gradients.tables.storage import Place
-    from privsgp.gradients.tables.table import Kind
+
+
+OwnOptions = TypeVar("OwnOptions", bound=Options)
 
 
 def _average(_k: int, messages: Tensor, _size: int) -> Tensor:
@@ -71,34 +73,39 @@ class State(NamedTuple):
 
 @dataclass(frozen=True)
 class Settings:
-    """What a user chooses about an algorithm and what its privacy mechanism is made of."""
+    """What an algorithm and its mechanism are made of: facts of the run, and the algorithm's own options."""
 
     clip: float = 1.0
-    difference_clip: float | None = None
     sampling: Sampling = "poisson"
-    table: Kind = "factored"
-    table_init: Literal["gradients", "zeros"] = "gradients"
-    table_dtype: Literal["float32", "bfloat16"] | None = None  # None: that of the gradients
-    table_place: Place = "auto"
-    block: int = 1  # samples per entry of a block table
+    batch: float = 1.0  # at the mean number of samples
     nodes: int = 1
     trust: Trust = "per-node"
     spare: int = 0  # steps that may have to be made again
-    period: int = 10  # releases from one anchor to the next
-    anchor_ratio: float | None = None  # samples of an anchor by those of a batch; None: all samples
-    anchor_noise: float = 1.0
-    alpha: float = 0.1
-    compressor: Literal["none", "random-k", "quantisation"] = "none"
-    kept: float = 0.05  # share of the coordinates that random-k sends
-    levels: int = 16  # of quantisation, on either side of 0
-    shift_rate: float | None = None  # SoteriaFL's own
-    anchor_probability: float | None = None  # b/J
-    clip_what: Literal["record", "mean"] = "record"
+    options: Options | None = None  # None: the algorithm's own defaults
+
+    def own(self, kind: type[OwnOptions]) -> OwnOptions:
+        """Return the options as the algorithm's own kind; those of another algorithm are a mistake of the caller."""
+        if self.options is None:
+            return kind()
+        if not isinstance(self.options, kind):
+            raise TypeError(f"{type(self.options).__name__} where {kind.__name__} is needed")
+        return self.options
+
+    def carried_to(self, kind: type[Options], **changes: Any) -> Settings:  # noqa: ANN401 - values of options
+        """Return the settings for another algorithm: options that it has too keep their values, unless changed."""
+        given = {} if self.options is None else self.options.model_dump()
+        return replace(self, options=kind(**{k: v for k, v in (given | changes).items() if k in kind.model_fields}))
+
+    @property
+    def difference_clip(self) -> float | None:
+        """C of an estimator with differences; None: 2G, or no differences at all."""
+        clip: float | None = getattr(self.options, "difference_clip", None)
+        return clip
 
     @property
     def block_size(self) -> int:
         """How many samples are drawn by one coin."""
-        return self.block if self.table == "block" else 1
+        return getattr(self.options, "block", None) or 1
 
 
 @dataclass

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Annotated, Literal, Protocol, Self
 
 import numpy as np
 import torch
+from pydantic import Field, model_validator
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from privsgp.algorithms.block import Settings
+from privsgp.errors import Refused
+from privsgp.options import Count, Options, Share, option
 
 
 class Compressor(Protocol):
@@ -31,13 +32,31 @@ class Compressor(Protocol):
         """Return C(v_i) for every row of v [m, d], each with coins of its own."""
 
 
-def compressor(settings: Settings, dim: int) -> Compressor:
-    """Return the compressor that the settings name."""
-    if settings.compressor == "random-k":
-        return RandomK(dim, max(1, int(settings.kept * dim)))
-    if settings.compressor == "quantisation":
-        return Quantisation(dim, settings.levels)
-    return Whole(dim)
+class CompressionOptions(Options):
+    """How messages to the server are compressed, after their noise."""
+
+    compressor: Literal["none", "random-k", "quantisation"] = option("none", "how a message is made shorter")
+    kept: Share | None = option(None, "share of the coordinates that random-k sends; left out: 0.05")
+    levels: Count | None = option(None, "levels of quantisation on either side of 0; left out: 16")
+    shift_rate: Annotated[float, Field(ge=0, le=1)] | None = option(None, "γ_s; left out: as in SoteriaFL's code")
+
+    @model_validator(mode="after")
+    def _has_a_use(self) -> Self:
+        for key, compressor in (("kept", "random-k"), ("levels", "quantisation")):
+            if getattr(self, key) is not None and self.compressor != compressor:
+                raise Refused(
+                    f"algorithm.{key} = {getattr(self, key)} with algorithm.compressor = {self.compressor!r}",
+                    f"leave it out, or take algorithm.compressor = {compressor!r}",
+                )
+        return self
+
+    def make(self, dim: int) -> Compressor:
+        """Return the compressor for messages of so many numbers."""
+        if self.compressor == "random-k":
+            return RandomK(dim, max(1, int((self.kept or 0.05) * dim)))
+        if self.compressor == "quantisation":
+            return Quantisation(dim, self.levels or 16)
+        return Whole(dim)
 
 
 @dataclass(frozen=True)

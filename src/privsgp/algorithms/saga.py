@@ -6,18 +6,20 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 import torch
+from pydantic import model_validator
 
 from privsgp.accounting.mechanisms import Sag, Saga
 from privsgp.algorithms.block import Drawn
 from privsgp.algorithms.push_sum import PushSum
 from privsgp.errors import Refused
 from privsgp.gradients.tables.blocks import BlockTable
-from privsgp.gradients.tables.storage import Storage
+from privsgp.gradients.tables.storage import Place, Storage
 from privsgp.gradients.tables.table import fill, make_table
 from privsgp.kernels import at_once
+from privsgp.options import Count, Options, Positive, option
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -33,15 +35,62 @@ _PIECE = 1 << 18  # numbers of a mean that are moved at once: what they need sta
 _LOG = logging.getLogger(__name__)
 
 
-def init_table(block: Block, settings: Settings, z: Tensor, difference_clip: float | None = None) -> Memory:
+class TableOptions(Options):
+    """A table of gradients: what it starts from, and how it is kept."""
+
+    table: Literal["factored", "dense"] = option("factored", "what is kept of a gradient: its factors, or all of it")
+    table_init: Literal["gradients", "zeros"] = option("gradients", "the entries at the start: gradients at x⁰, or 0")
+    table_dtype: Literal["float32", "bfloat16"] | None = option(None, "precision of entries; left out: engine.dtype")
+    table_place: Place = option("auto", "where the table lies; the numbers are the same")
+
+
+class SagaOptions(TableOptions):
+    """SAGA's estimator."""
+
+    difference_clip: Positive | None = option(None, "C: clips each g_j − t_j; left out: 2G, the paper's estimator")
+
+    @model_validator(mode="after")
+    def _rounded_entries_are_not_clipped(self) -> Self:
+        if self.table_dtype == "bfloat16" and self.difference_clip is not None:
+            raise Refused(
+                f"algorithm.table_dtype = 'bfloat16' with algorithm.difference_clip = {self.difference_clip}",
+                "leave one of them out: a rounded entry may move by more than the difference clip",
+            )
+        return self
+
+
+class SagOptions(TableOptions):
+    """SAG's estimator, which needs no secret coins: samples may share one."""
+
+    table: Literal["factored", "dense", "block"] = option(  # type: ignore[assignment]
+        "factored", "what is kept: a gradient's factors, all of it, or the sum of a block of samples"
+    )
+    block: Count | None = option(None, "samples per entry of a block table")
+
+    @model_validator(mode="after")
+    def _block_table_is_possible(self) -> Self:
+        if (self.table == "block") != (self.block is not None):
+            raise Refused(
+                f"algorithm.block = {self.block} with algorithm.table = {self.table!r}",
+                "a block table ('privsgp-sag' alone has one) needs the samples per block, no other table does",
+            )
+        if self.block and self.table_dtype is not None:
+            raise Refused(
+                f"algorithm.table_dtype = {self.table_dtype} with algorithm.table = 'block'",
+                "leave it out: nothing but sums is taken of a block",
+            )
+        return self
+
+
+def init_table(block: Block, settings: Settings, z: Tensor) -> Memory:
     """Return the table at z⁰: every sample's clipped gradient there (the paper), or zeros.
 
     The entries are never released as they are; only the noised mean is.
     """
     block.prepare = None  # an earlier table's, which is not to stay
-    table = _zeros(block, settings, z, difference_clip)
+    table = _zeros(block, settings, z)
     block.prepare = table.prepared
-    if settings.table_init == "gradients":
+    if settings.own(TableOptions).table_init == "gradients":
 
         def gradients(rows: Tensor) -> PerSample:
             return block.gradients(z, Drawn(rows, rows < block.rows))
@@ -53,18 +102,19 @@ def init_table(block: Block, settings: Settings, z: Tensor, difference_clip: flo
     return table
 
 
-def _zeros(block: Block, settings: Settings, z: Tensor, difference_clip: float | None) -> Memory:
+def _zeros(block: Block, settings: Settings, z: Tensor) -> Memory:
+    o = settings.own(TableOptions)
     padding = torch.full((z.shape[0], 1), block.rows, device=z.device)
     example = block.gradients(z, Drawn(padding, torch.zeros_like(padding, dtype=torch.bool)))
-    storage = Storage(settings.table_place, block.private)
-    if settings.table == "block":
+    storage = Storage(o.table_place, block.private)
+    if isinstance(o, SagOptions) and o.block is not None:
         return BlockTable(example, block.rows, settings.block_size, storage)
-    dtype: torch.dtype | None = None if settings.table_dtype is None else getattr(torch, settings.table_dtype)
+    dtype: torch.dtype | None = None if o.table_dtype is None else getattr(torch, o.table_dtype)
     if dtype == z.dtype:
         dtype = None
     return make_table(
-        settings.table, example, block.rows, clip=settings.clip, difference_clip=difference_clip, dtype=dtype,
-        storage=storage,
+        o.table, example, block.rows, clip=settings.clip, difference_clip=getattr(o, "difference_clip", None),
+        dtype=dtype, storage=storage,
     )  # fmt: skip
 
 
@@ -110,26 +160,21 @@ class PrivSGPVR(PushSum):
     """
 
     name: ClassVar[str] = "privsgp-vr"
-    options: ClassVar[tuple[str, ...]] = ("difference_clip",)
+    Options: ClassVar[type[Options]] = SagaOptions
     table: Memory
 
     @staticmethod
     def mechanism(settings: Settings, *, sigma: float, batch: float, samples: int, kappa: float) -> Mechanism:
         """(1/b) Σ_{j∈B} clip(g_j − t_j, C) + (1/J) Σ_j t_j + N(0, σ²)."""
-        if settings.table == "block":
-            raise Refused(
-                "algorithm.table = 'block' with SAGA's estimator",
-                "take 'privsgp-sag': samples that share a coin show it, and SAGA is counted with coins that are secret",
-            )
         return Saga(
             sigma=sigma, clip=settings.clip, batch=batch, samples=samples, sampling=settings.sampling, kappa=kappa,
-            difference_clip=settings.difference_clip,
+            difference_clip=settings.own(SagaOptions).difference_clip,
         )  # fmt: skip
 
     def begin(self, z: Tensor) -> None:
         """Lines 1-3: ∇f_i(φ_ij; j) = ∇f_i(z_i⁰; j)."""
         self.__dict__.pop("table", None)  # a second table may not fit beside the first
-        self.table = init_table(self.block, self.settings, z, self.settings.difference_clip)
+        self.table = init_table(self.block, self.settings, z)
 
     def arrays(self) -> dict[str, Tensor]:
         """Return the table."""
@@ -153,11 +198,16 @@ class PrivSGPSAG(PushSum):
     """
 
     name: ClassVar[str] = "privsgp-sag"
+    Options: ClassVar[type[Options]] = SagOptions
     table: Memory
 
     @staticmethod
     def mechanism(settings: Settings, *, sigma: float, batch: float, samples: int, kappa: float) -> Mechanism:
         """(1/J) Σ_j t_j + N(0, σ²)."""
+        if settings.block_size > 1 and settings.sampling == "fixed":
+            raise Refused(
+                "algorithm.table = 'block' with algorithm.sampling = 'fixed'", "take 'poisson': a block has one coin"
+            )
         return Sag(
             sigma=sigma, clip=settings.clip, batch=batch, samples=samples, sampling=settings.sampling, kappa=kappa
         )

@@ -4,26 +4,28 @@
     server    v = mean_i v_i;   x ← x − γ (s + v);   s ← s + γ_s v
 
 The three differ in their estimators ĝ_i. Compression comes after the noise: it is post-processing, and so is the
-shift, which is made of messages that have left. Their code clips the *mean* of a batch (`privacy.clip_what = "mean"`),
-which protects nobody; here that is for repeating their figures and marked "not DP".
+shift, which is made of messages that have left. Their code clips
+the *mean* of a batch, which protects nobody; `experiments/soteriafl_mnist.py` repeats their figures with that.
 """
 
 from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import torch
+from pydantic import Field
 
-from privsgp.accounting.mechanisms import MeanClipped
+from privsgp.accounting.mechanisms import Saga
 from privsgp.algorithms.algorithm import Algorithm, Network
 from privsgp.algorithms.block import State
-from privsgp.algorithms.compressors import compressor
+from privsgp.algorithms.compressors import CompressionOptions
 from privsgp.algorithms.estimators import clipped_mean, difference_mean, full_mean
 from privsgp.algorithms.push_sum import PrivSGP
-from privsgp.algorithms.saga import PrivSGPVR, init_table, saga_estimate
+from privsgp.algorithms.saga import PrivSGPVR, SagaOptions, init_table, saga_estimate
 from privsgp.gradients.product import aligned_rows
+from privsgp.options import Options, Positive, option
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -33,14 +35,11 @@ if TYPE_CHECKING:
     from privsgp.gradients.tables.table import Memory
 
 
-COMPRESSION = ("compressor", "kept", "levels", "shift_rate")
-
-
 class SoteriaFL(Algorithm):
     """Shifts s_i [m, d] and the server's s [d] start at 0."""
 
     network: ClassVar[Network] = "server"
-    options: ClassVar[tuple[str, ...]] = COMPRESSION
+    Options: ClassVar[type[Options]] = CompressionOptions
 
     @abstractmethod
     def estimate(self, k: int, z: Tensor, batch: list[Drawn]) -> Tensor:
@@ -48,7 +47,7 @@ class SoteriaFL(Algorithm):
 
     def begin(self, z: Tensor) -> None:
         """s_i = s = 0."""
-        self.compress = compressor(self.settings, z.shape[1])
+        self.compress = self.settings.own(CompressionOptions).make(z.shape[1])
         self.shift, self.server_shift = torch.zeros_like(z), torch.zeros_like(z[0])
 
     def arrays(self) -> dict[str, Tensor]:
@@ -59,13 +58,13 @@ class SoteriaFL(Algorithm):
     def shift_rate(self) -> float:
         """γ_s, unless it is given √((1 + 2ω) / 2(1 + ω)³), as in their code."""
         omega = self.compress.omega
-        given = self.settings.shift_rate
+        given = self.settings.own(CompressionOptions).shift_rate
         return math.sqrt((1 + 2 * omega) / (2 * (1 + omega) ** 3)) if given is None else given
 
     def step(self, k: int, s: State) -> State:
         """Take step k."""
         # g_i = ĝ_i + N(0, σ_i² I)
-        g = self._clipped(self.estimate(k, s.z, self.block.sample(k)))
+        g = self.estimate(k, s.z, self.block.sample(k))
         self.block.noise(k, g)
         g = g.to(s.x.dtype)  # now it may be rounded
         # v_i = C(g_i − s_i);  s_i ← s_i + γ_s v_i
@@ -77,13 +76,6 @@ class SoteriaFL(Algorithm):
         x = s.x.sub_(self.server_shift + mean, alpha=self.block.step_size(k))
         self.server_shift.add_(mean, alpha=self.shift_rate)
         return State(x, s.w, s.z.copy_(x))
-
-    def _clipped(self, g: Tensor) -> Tensor:
-        """Return ĝ as it is where records were clipped; where the mean is to be, clip_G(ĝ)."""
-        if self.settings.clip_what == "record":
-            return g
-        length = torch.linalg.vector_norm(g, dim=1, keepdim=True)
-        return g.mul_((self.settings.clip / length).clamp(max=1))
 
 
 class SoteriaFLSGD(SoteriaFL):
@@ -97,17 +89,21 @@ class SoteriaFLSGD(SoteriaFL):
     @staticmethod
     def mechanism(settings: Settings, *, sigma: float, batch: float, samples: int, kappa: float) -> Mechanism:
         """(1/b) Σ_{j∈B} clip(g_j) + N(0, σ²)."""
-        if settings.clip_what == "mean":
-            return MeanClipped(
-                sigma=sigma, mean_clip=settings.clip, batch=batch, samples=samples, sampling=settings.sampling,
-                kappa=kappa,
-            )  # fmt: skip
         return PrivSGP.mechanism(settings, sigma=sigma, batch=batch, samples=samples, kappa=kappa)
 
     def estimate(self, k: int, z: Tensor, batch: list[Drawn]) -> Tensor:
         """ĝ_i = (1/b) Σ_{j∈B} clip_G(∇f_i(x; j))."""
         del k
         return clipped_mean(self.block, z, batch)
+
+
+class SoteriaSVRGOptions(CompressionOptions):
+    """Compression, and differences against an anchor."""
+
+    difference_clip: Positive | None = option(None, "C: clips each g_j(x) − g_j(w); left out: 2G, no clip")
+    anchor_probability: Annotated[float, Field(ge=0, le=1)] | None = option(
+        None, "how likely a step renews the anchor; left out: b/J"
+    )
 
 
 class SoteriaFLSVRG(SoteriaFL):
@@ -125,13 +121,15 @@ class SoteriaFLSVRG(SoteriaFL):
     """
 
     name: ClassVar[str] = "soteriafl-svrg"
-    options: ClassVar[tuple[str, ...]] = (*COMPRESSION, "difference_clip", "anchor_probability")
+    Options: ClassVar[type[Options]] = SoteriaSVRGOptions
 
     @staticmethod
     def mechanism(settings: Settings, *, sigma: float, batch: float, samples: int, kappa: float) -> Mechanism:
         """(1/b) Σ_{j∈B} clip(g_j(x) − g_j(w), C) + (1/J) Σ_j g_j(w) + N(0, σ²)."""
-        declare = SoteriaFLSGD.mechanism if settings.clip_what == "mean" else PrivSGPVR.mechanism
-        return declare(settings, sigma=sigma, batch=batch, samples=samples, kappa=kappa)
+        return Saga(
+            sigma=sigma, clip=settings.clip, batch=batch, samples=samples, sampling=settings.sampling, kappa=kappa,
+            difference_clip=settings.own(SoteriaSVRGOptions).difference_clip,
+        )  # fmt: skip
 
     def begin(self, z: Tensor) -> None:
         """Set w = x⁰."""
@@ -145,7 +143,8 @@ class SoteriaFLSVRG(SoteriaFL):
 
     def estimate(self, k: int, z: Tensor, batch: list[Drawn]) -> Tensor:
         """ĝ_i = (1/b) Σ_{j∈B} clip_C(g_j(x) − g_j(w)) + (1/J) Σ_j g_j(w); then the coin for w."""
-        g = difference_mean(self.block, z, self.point, batch, self.settings.difference_clip).add_(self.full)
+        C = self.settings.own(SoteriaSVRGOptions).difference_clip
+        g = difference_mean(self.block, z, self.point, batch, C).add_(self.full)
         if self.renews(k):
             self.point.copy_(z)
             self.full.copy_(full_mean(self.block, z))
@@ -153,9 +152,13 @@ class SoteriaFLSVRG(SoteriaFL):
 
     def renews(self, k: int) -> bool:
         """Toss the public coin of step k."""
-        given = self.settings.anchor_probability
+        given = self.settings.own(SoteriaSVRGOptions).anchor_probability
         p = self.block.mechanisms[0].rate if given is None else given
         return float(self.block.public("anchor", k).random_raw()) * 2.0**-64 < p
+
+
+class SoteriaSAGAOptions(SagaOptions, CompressionOptions):
+    """Compression, and SAGA's table."""
 
 
 class SoteriaFLSAGA(SoteriaFL):
@@ -165,7 +168,7 @@ class SoteriaFLSAGA(SoteriaFL):
     """
 
     name: ClassVar[str] = "soteriafl-saga"
-    options: ClassVar[tuple[str, ...]] = (*COMPRESSION, "difference_clip")
+    Options: ClassVar[type[Options]] = SoteriaSAGAOptions
     table: Memory
 
     @staticmethod
@@ -177,7 +180,7 @@ class SoteriaFLSAGA(SoteriaFL):
         """t_j = clip_G(∇f_i(x⁰; j))."""
         super().begin(z)
         self.__dict__.pop("table", None)  # a second table may not fit beside the first
-        self.table = init_table(self.block, self.settings, z, self.settings.difference_clip)
+        self.table = init_table(self.block, self.settings, z)
 
     def arrays(self) -> dict[str, Tensor]:
         """Return the table too."""

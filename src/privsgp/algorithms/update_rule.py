@@ -11,9 +11,12 @@ costs no privacy.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import torch
+from pydantic import Field
+
+from privsgp.options import Options, Positive, option
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,6 +24,16 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     Weights = Literal["equal", "samples", "noise"] | Sequence[float]
+
+
+class UpdateOptions(Options):
+    """What is made of noised directions by every push-sum method."""
+
+    weights: Literal["equal", "samples", "noise"] | list[Positive] = option(
+        "equal", "how much a node counts: all alike, by J_i, by 1/σ_i², or a list with one number per node"
+    )
+    momentum: Annotated[float, Field(ge=0, lt=1)] = option(0.0, "β of v ← β v + (1 − β) g")
+    unit_steps: bool = option(default=False, meaning="noised directions are brought to length 1")
 
 
 class UpdateRule:

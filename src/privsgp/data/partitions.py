@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from privsgp.errors import Refused
+from privsgp.options import Options, Positive, option
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,7 +21,15 @@ if TYPE_CHECKING:
 
     Rows = NDArray[np.int64]
 
-KINDS = ("even", "dirichlet", "sorted")
+
+class DirichletOptions(Options):
+    """Label skew: each class is cut among the nodes in Dirichlet(α) shares."""
+
+    alpha: Positive = option(0.5, "α: smaller is more skewed")
+
+
+PARTITIONS: dict[str, type[Options]] = {"even": Options, "dirichlet": DirichletOptions, "sorted": Options}
+KINDS = tuple(PARTITIONS)
 # Above, the shares are equal to six digits; far above, their sum overflows.
 MAX_ALPHA = 1e9
 

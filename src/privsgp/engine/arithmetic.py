@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from privsgp.accounting.mechanisms import Anchored, MeanClipped, Sag, Saga
+from privsgp.accounting.mechanisms import Anchored, Sag, Saga
 from privsgp.errors import Refused
 from privsgp.gradients.positions import cancelled
 from privsgp.randomness.coins import capacity
@@ -90,7 +90,7 @@ def refuse_vast(job: Job, places: int) -> None:
 
     The other half is for what a draw is above its expected size, and for the clip itself.
     """
-    if job.simulation or not job.guarantees:
+    if job.simulation or not job.algorithm.private:
         return
     for m in set(job.protection.mechanisms):
         block = job.settings.block_size
@@ -112,8 +112,6 @@ def rounding(m: Mechanism, slots: int, block: int, *, steps: int, places: int) -
     of them, t at a time, round by (c p t s + s²/t) 2⁻⁵³ G, twice that with and without a record, and as much again
     for old entries. A mean that is moved K times rounds by K 2⁻⁵² G, and has a share of 1/J for each record.
     """
-    if isinstance(m, MeanClipped):
-        return 0.0  # what is clipped is the sum
     off = _sum(slots, slots, places)
     if isinstance(m, Anchored):
         off = max(off, _sum(m.anchor.batch, slots, places))

@@ -7,14 +7,36 @@ that Σx̄_i / Σw̄_i is the same average of the average models, and each node'
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 import torch
+from pydantic import Field, model_validator
 
 from privsgp.algorithms import State
+from privsgp.errors import Refused
+from privsgp.options import Options, Probability, Share, option
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+class FinalModelOptions(Options):
+    """Which model a run ends with."""
+
+    average: Literal["none", "tail", "exponential"] = option("none", "of iterates: the model that is released")
+    average_share: Share | None = option(None, "share of the steps, from the end, of a tail average; left out: 0.5")
+    average_decay: Probability | None = option(None, "d of an exponential average, d^age; left out: 0.99")
+    final_mixing: Annotated[int, Field(ge=0)] = option(0, "rounds of mixing without gradients at the end")
+
+    @model_validator(mode="after")
+    def _average_has_a_use(self) -> Self:
+        for key, kind in (("average_share", "tail"), ("average_decay", "exponential")):
+            if getattr(self, key) is not None and self.average != kind:
+                raise Refused(
+                    f"algorithm.{key} = {getattr(self, key)} with algorithm.average = {self.average!r}",
+                    f"leave it out, or take {kind!r}",
+                )
+        return self
 
 
 @dataclass(frozen=True)

@@ -30,9 +30,6 @@ if TYPE_CHECKING:
     PerSampleFunction = Callable[[Tensor, Tensor], Tensor]
 
 
-NOT_DP = "not DP: the mean of a batch is clipped, not each record's gradient"
-
-
 @dataclass(frozen=True)
 class Learning:
     """What is learnt: the model at x⁰, its loss, and the data of the nodes here, [m, J + 1, …], row J for nobody."""
@@ -131,16 +128,6 @@ class Job:
     def apart(self) -> bool:
         """Whether nodes keep to themselves: an average of their models would be nobody's."""
         return self.algorithm.network == "alone" and self.nodes > 1
-
-    @property
-    def not_dp(self) -> bool:
-        """Whether noise is added to what is not bounded by the clip of each record."""
-        return self.settings.clip_what == "mean"
-
-    @property
-    def guarantees(self) -> bool:
-        """Whether anything is promised."""
-        return self.algorithm.private and not self.not_dp
 
     @property
     def simulation(self) -> bool:

@@ -24,7 +24,7 @@ from privsgp.engine.checkpoint import Progress
 from privsgp.engine.drawing import Drawing
 from privsgp.engine.evaluate import Evaluator, average
 from privsgp.engine.memory import keep_memory
-from privsgp.engine.spec import NOT_DP, current
+from privsgp.engine.spec import current
 from privsgp.engine.step import chosen
 from privsgp.engine.stops import Diverged, Interrupted, ReplayDiffers, Stopping
 from privsgp.gradients import Layout, stack
@@ -165,7 +165,7 @@ class Training:
     @property
     def _mark(self) -> dict[str, Any]:
         """What a reader of the metrics must know first."""
-        return {"simulation": self.job.simulation} | ({"not_dp": NOT_DP} if self.job.not_dp else {})
+        return {"simulation": self.job.simulation}
 
     def _begin(self, *, fresh_noise: bool = False) -> tuple[int, float]:
         """Return (steps done, seconds spent): from the last checkpoint that all processes have, or from x⁰."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -22,14 +23,19 @@ if TYPE_CHECKING:
     from privsgp.runs.config import Config
 
 
+_KEYS = ("scales", "angles", "order", "filters", "patch", "grid", "like", "components", "power")
+
+
 def make_encoder(config: Config, shape: tuple[int, ...]) -> tuple[nn.Module | None, tuple[int, ...]]:
     """Return the feature map that a configuration names, by public randomness, and the shape of what comes out."""
     if config.features.name not in ("scattering", "random-conv"):
         return None, shape
     # The section alone decides: whoever has it can make the map that a model needs, whatever the run or its views.
     # Keys that came later and are not given are left out: a map stays what it was.
-    later = {"views"} | ({"mirror"} if config.features.mirror is None else set())
-    seed = public_seed(None, config.features.model_dump_json(exclude=later), "features")
+    f = config.features
+    later = ["mirror"] if getattr(f, "mirror", None) is not None else []
+    values = {key: getattr(f, key, None) for key in ("name", *_KEYS, *later)}
+    seed = public_seed(None, json.dumps(values, separators=(",", ":")), "features")
     choice = features.Choice(config.features.name, **config.features.options)
     encoder = features.make(choice, shape, seed, cache.private_folder())
     return encoder, features.output_shape(encoder, shape)

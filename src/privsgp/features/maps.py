@@ -13,9 +13,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 import torch
+from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from privsgp.errors import Refused
@@ -24,12 +25,57 @@ from privsgp.features.random_conv import RandomConv
 from privsgp.features.scattering import Scattering
 from privsgp.features.shelf import keep, read
 from privsgp.features.whitening import Whitening, fit, unit
+from privsgp.options import Count, Options, option
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 MADE_UP = 2048  # images that means and directions are measured on
 _CHUNK = 8
+
+
+class MapOptions(Options):
+    """What all maps of images have in common."""
+
+    like: Literal["strokes", "leaves"] | None = option(
+        None, "made-up images that whitening is measured on; left out: no whitening"
+    )
+    components: Count | None = option(None, "directions that whitening keeps; left out: 512")
+    power: Annotated[float, Field(ge=0, le=1)] | None = option(
+        None, "how far whitening brings directions to one scale; left out: 1"
+    )
+    mirror: bool | None = option(None, "an image and its mirror image have the same features")
+    views: Literal["mirror", "shifts"] | None = option(None, "views of a sample, averaged before its clip")
+
+    @model_validator(mode="after")
+    def _whitening_has_a_use(self) -> Self:
+        for key in ("components", "power") if self.like is None else ():
+            if (given := getattr(self, key)) is not None:
+                raise Refused(f"features.{key} = {given!r} without features.like", "give it too, or leave both out")
+        return self
+
+
+class ScatteringOptions(MapOptions):
+    """The scattering transform: wavelets, moduli, averages."""
+
+    scales: Count | None = option(None, "octaves of wavelets; left out: 2")
+    angles: Count | None = option(None, "directions of wavelets; left out: 8")
+    order: Literal[1, 2] | None = option(None, "how often a modulus is taken; left out: 2")
+
+
+class RandomConvOptions(MapOptions):
+    """Convolutions with random filters."""
+
+    filters: Count | None = option(None, "how many; left out: 256")
+    patch: Count | None = option(None, "their width in pixels; left out: 6")
+    grid: Count | None = option(None, "cells a side that responses are averaged over; left out: 4")
+
+
+FEATURES: dict[str, type[Options]] = {
+    "none": Options,
+    "scattering": ScatteringOptions,
+    "random-conv": RandomConvOptions,
+}
 
 
 @dataclass(frozen=True)

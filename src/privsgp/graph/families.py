@@ -12,9 +12,16 @@ import numpy as np
 from privsgp.errors import Refused
 from privsgp.graph.edges import Edges, uniform
 from privsgp.graph.sequences import Cyclic, Graph
+from privsgp.options import Count, Options, option
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
+
+
+class RandomOptions(Options):
+    """Receivers that are drawn anew at each step."""
+
+    degree: Count = option(1, "how many receivers a node picks at each step")
 
 
 def make(name: str, nodes: int, *, seed: int = 0, degree: int = 1) -> Graph:
@@ -132,4 +139,5 @@ _CYCLIC: dict[str, Callable[[int], tuple[Edges, ...]]] = {
     "complete": _complete,
     "torus": _torus,
 }
-NAMES = (*_CYCLIC, "random")
+GRAPHS: dict[str, type[Options]] = dict.fromkeys(_CYCLIC, Options) | {"random": RandomOptions}
+NAMES = tuple(GRAPHS)

@@ -4,21 +4,36 @@ from __future__ import annotations
 
 import math
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import nn
 
 from privsgp.errors import Refused
 from privsgp.models.images import cnn, resnet18
+from privsgp.options import Count, Options, option
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-NAMES = ("logistic", "linear", "mlp", "cnn", "resnet18")
-
-
 ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "sigmoid": nn.Sigmoid, "tanh": nn.Tanh}
+
+
+class MLPOptions(Options):
+    """A fully connected network."""
+
+    hidden: Count | list[Count] = option(64, "width of the hidden layer, or a list with one width per layer")
+    activation: Literal["relu", "sigmoid", "tanh"] = option("relu", "after each hidden layer")
+
+
+MODELS: dict[str, type[Options]] = {
+    "logistic": Options,
+    "linear": Options,
+    "mlp": MLPOptions,
+    "cnn": Options,
+    "resnet18": Options,
+}
+NAMES = tuple(MODELS)
 
 
 def make(

@@ -8,7 +8,7 @@ messages. K is the smallest of a few lengths whose rehearsal is as good as the l
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -106,11 +106,13 @@ class Method:
 
 def methods(settings: Settings, accountant: Accountant) -> list[Method]:
     """Return what `algorithm.name = "auto"` chooses from, the simplest first; the published formula knows two."""
-    plain = replace(settings, difference_clip=None)
-    clipped = replace(settings, difference_clip=settings.clip / 2)
-    known = [("privsgp", plain), ("privsgp-sag", plain), ("privsgp-vr", clipped), ("privsgp-vr", plain)]
-    formula = [("privsgp", plain), ("privsgp-vr", plain)]
-    return [Method(name, own) for name, own in (formula if accountant == "published" else known)]
+    half = settings.clip / 2
+    known = [("privsgp", None), ("privsgp-sag", None), ("privsgp-vr", half), ("privsgp-vr", None)]
+    formula = [("privsgp", None), ("privsgp-vr", None)]
+    return [
+        Method(name, settings.carried_to(ALGORITHMS[name].Options, difference_clip=clip))
+        for name, clip in (formula if accountant == "published" else known)
+    ]
 
 
 class Noise:

@@ -181,10 +181,9 @@ def settle(
         return config, load(config), None
     started = Folder(folder).config
     if resume and started.exists():
-        old = configs.read(started).algorithm
-        config = config.with_algorithm(
-            **{key: getattr(old, key) for key in (*config.algorithm.auto, "difference_clip")}
-        )
+        old, auto = configs.read(started), config.algorithm.auto
+        own = old.options("algorithm") if "name" in auto else {}
+        config = config.with_algorithm(**{key: getattr(old.algorithm, key) for key in auto} | own)
         return config, load(config), None
     plan = make(config, load(config), data_dir, say=say)
     say("certifying the noise of many K, for the bound")
@@ -198,7 +197,7 @@ def apply(config: Config, plan: Plan) -> Config:
     values = {"name": c.method.algorithm, "batch": c.batch, "steps": c.steps, "step_size": c.step_size}
     values["weights"] = plan.network.weighting
     chosen = {key: value for key, value in values.items() if key in auto}
-    if "name" in auto:
+    if "name" in auto and c.method.settings.difference_clip is not None:
         chosen["difference_clip"] = c.method.settings.difference_clip
     return config.with_algorithm(**chosen)
 

@@ -157,9 +157,6 @@ def _whose(s: dict[str, Any]) -> str:
 
 
 def _privacy(s: dict[str, Any]) -> str:
-    if s.get("not_dp") is not None:
-        nominal = "" if s["epsilon_nominal"] is None else f"; nominal ε = {_range(s['epsilon_nominal'])}"
-        return f"none: {s['not_dp']}{nominal}"
     if s["epsilon_spent"] is None:
         return "none: this method adds no noise"
     spent = "no finite bound" if None in s["epsilon_spent"] else f"ε = {_range(s['epsilon_spent'])}"

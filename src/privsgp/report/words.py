@@ -11,7 +11,6 @@ from decimal import Decimal
 from typing import TYPE_CHECKING
 
 from privsgp.algorithms import ALGORITHMS
-from privsgp.engine.spec import NOT_DP
 
 if TYPE_CHECKING:
     from privsgp.accounting.statements import Statement
@@ -46,8 +45,6 @@ def headline(run: Run) -> str:
     """Say the guarantee in one line."""
     if not run.config.private:
         return f"No protection: {run.config.algorithm.name} adds no noise."
-    if run.config.privacy.clip_what == "mean":
-        return f"No protection: {NOT_DP}."
     worst = max(promised(run, s) for s in run.statements)
     if math.isinf(worst):
         return "No finite bound is known for at least one site."
@@ -62,8 +59,11 @@ def standing(run: Run) -> str:
     """Say in a word or two whether the run protects anybody."""
     if run.simulation:
         return "simulation"
-    known = run.config.private and run.config.privacy.clip_what != "mean"
-    return "private" if known and not any(math.isinf(promised(run, s)) for s in run.statements) else "not private"
+    return (
+        "private"
+        if run.config.private and not any(math.isinf(promised(run, s)) for s in run.statements)
+        else "not private"
+    )
 
 
 def missing(run: Run) -> int:

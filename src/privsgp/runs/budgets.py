@@ -20,22 +20,12 @@ if TYPE_CHECKING:
     from privsgp.runs.config import Config
 
 
-# Keys of [algorithm] whose defaults are those of `Settings`.
-_DEFAULTED = (
-    "period", "anchor_noise", "alpha", "compressor", "kept", "levels", "shift_rate", "anchor_probability"
-)  # fmt: skip
-
-
 def settings(config: Config) -> Settings:
     """Return the algorithm's share of the configuration."""
     a = config.algorithm
     return Settings(
-        clip=config.privacy.clip, difference_clip=a.difference_clip, sampling=a.sampling, table=a.table,
-        table_init=a.table_init, table_dtype=a.table_dtype, table_place=a.table_place, block=a.block or 1,
-        nodes=config.data.nodes, trust=config.trust, spare=spare(config),
-        anchor_ratio=None if a.anchor_batch is None else a.anchor_batch / a.batch,
-        clip_what=config.privacy.clip_what,
-        **{key: value for key in _DEFAULTED if (value := getattr(a, key)) is not None},
+        clip=config.privacy.clip, sampling=a.sampling, batch=a.batch, nodes=config.data.nodes, trust=config.trust,
+        spare=spare(config), options=ALGORITHMS[a.name].Options(**config.options("algorithm")),
     )  # fmt: skip
 
 

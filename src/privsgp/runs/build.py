@@ -11,7 +11,7 @@ import torch
 from privsgp import data, graph
 from privsgp.accounting.mechanisms import Saga
 from privsgp.algorithms import ALGORITHMS
-from privsgp.algorithms.compressors import compressor
+from privsgp.algorithms.compressors import CompressionOptions, Whole
 from privsgp.algorithms.update_rule import node_weights
 from privsgp.clock import Events, Times, Waiting, schedule
 from privsgp.engine.arithmetic import kappa, positions, refuse_vast, use_tensor_cores
@@ -95,7 +95,7 @@ def _refuse_short(config: Config, *, many: bool) -> None:
 
     It moves an entry by 2⁻²⁴ of its length, or of what its positions could add up to, 2¹² times as much.
     """
-    given, least = config.algorithm.difference_clip, config.privacy.clip * 2.0 ** (-4 if many else -11)
+    given, least = settings(config).difference_clip, config.privacy.clip * 2.0 ** (-4 if many else -11)
     if given is not None and given < least:
         raise Refused(
             f"algorithm.difference_clip = {given:g} with entries that are rounded to float32",
@@ -120,7 +120,7 @@ def make_graph(config: Config) -> graph.Graph:
     if algorithm.network in ("server", "alone"):
         return graph.unconnected(algorithm.network, config.data.nodes)
     seed = public_seed(config.seed, config.shared_hash(), "graph")
-    network = graph.make(config.graph.name, config.data.nodes, seed=seed, degree=config.graph.degree)
+    network = graph.make(config.graph.name, config.data.nodes, seed=seed, **config.options("graph"))
     graph.check(network)
     if algorithm.network == "undirected" and not algorithm.asynchronous:  # pairs average evenly, whatever their shares
         graph.check_symmetric(network)
@@ -136,7 +136,8 @@ def make_clock(config: Config, network: graph.Graph, message_bytes: int) -> Wait
         public_seed(config.seed, config.shared_hash(), "clock"),
     )  # fmt: skip
     number = getattr(torch, config.engine.dtype).itemsize
-    sent = compressor(settings(config), message_bytes // number).size(number)
+    options, dim = settings(config).options, message_bytes // number
+    sent = (options.make(dim) if isinstance(options, CompressionOptions) else Whole(dim)).size(number)
     message = (times.message(sent) + times.message(message_bytes)) / 2  # what a server sends back is not compressed
     if algorithm.asynchronous:
         return schedule(times, network, config.algorithm.steps, message)

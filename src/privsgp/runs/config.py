@@ -1,51 +1,51 @@
 """run.toml: what a user may write, with defaults; anything else is refused with the key, the value and what is right.
 
-Nothing here reads data. `Config.shared()` is the part all sites of a network must agree on; its hash keys public
-randomness where no `seed` is given.
+A section has its own keys and those of the component that its `name` (for data: `partition`) chooses, which live beside
+that component (`privsgp.options`). Nothing here reads data. `Config.shared()` is the part all sites of a network must
+agree on; its hash keys public randomness where no `seed` is given.
 """
 
 from __future__ import annotations
 
 import copy
 import difflib
+import functools
 import hashlib
 import json
 import re
 import tomllib
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Self
 
 from pydantic import (
     AfterValidator,
-    BaseModel,
-    ConfigDict,
     Field,
     ModelWrapValidatorHandler,
     PrivateAttr,
     ValidationError,
+    create_model,
     model_validator,
 )
 
-from privsgp import graph
 from privsgp.algorithms import ALGORITHMS, PushSum
+from privsgp.algorithms.algorithm import Trust  # noqa: TC001 - a field has this type
+from privsgp.algorithms.update_rule import UpdateOptions
+from privsgp.data.partitions import PARTITIONS
 from privsgp.data.partitions import check as check_partition
+from privsgp.engine.averaging import FinalModelOptions
 from privsgp.errors import Refused
-from privsgp.models.networks import ACTIVATIONS
-from privsgp.models.networks import NAMES as MODELS
+from privsgp.features.maps import FEATURES
+from privsgp.graph import GRAPHS
+from privsgp.models.networks import MODELS
+from privsgp.options import Count, NotNegative, Options, Positive, Probability, option
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
     from pathlib import Path
 
     from pydantic_core import ErrorDetails
 
-    from privsgp.algorithms.algorithm import Trust
-
 PLANNED = ("privsgp", "privsgp-vr", "privsgp-sag")  # what the planner rehearses and chooses from
 AUTO = ("name", "steps", "step_size", "batch", "weights")  # of [algorithm]: what can be left to it
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-Count = Annotated[int, Field(ge=1)]
-Probability = Annotated[float, Field(gt=0, lt=1)]
-Noise = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 def _one_of(known: Collection[str], *, unsaid: str | None = None) -> AfterValidator:
@@ -65,23 +65,19 @@ def _folder_name(value: str) -> str:
     return value
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
-
-
-class Data(_Section):
+class Data(Options):
     """What is learnt from, and how it lies on the nodes."""
 
-    name: str = "digits"
-    nodes: Count = 16
-    partition: str = "even"
-    alpha: Positive = 0.5
-    sizes: list[int] | None = None
-    path: str | None = None  # "site-{node}.npz": each node its own file
+    name: str = option("digits", "digits, mnist, cifar10 or a9a; from Python, your own arrays")
+    nodes: Count = option(16, "n: how many nodes")
+    partition: str = option("even", "how a data set is divided among the nodes")
+    sizes: list[int] | None = option(None, "J_i: how many samples each node gets; left out: all of them, evenly")
+    path: str | None = option(None, 'each node its own file: "site-{node}.npz"')
 
     @model_validator(mode="after")
-    def _sizes_fit(self) -> Data:
-        check_partition(self.partition, self.nodes, alpha=self.alpha, sizes=self.sizes)
+    def _sizes_fit(self) -> Self:
+        alpha = getattr(self, "alpha", 0.5)
+        check_partition(self.partition, self.nodes, alpha=alpha, sizes=self.sizes)
         if self.path is not None and self.sizes is not None:
             raise Refused(
                 "data.sizes beside data.path", "leave data.sizes out: each node's file says how much it holds"
@@ -89,83 +85,44 @@ class Data(_Section):
         return self
 
 
-class Features(_Section):
-    """What the model sees of a sample: the sample, or a fixed map of it; None is the map's own default."""
+class Features(Options):
+    """What the model sees of a sample: the sample, or a fixed map of it."""
 
-    name: Annotated[str, _one_of(("none", "scattering", "random-conv"), unsaid="module")] = "none"
-    scales: Count | None = None
-    angles: Count | None = None
-    order: Literal[1, 2] | None = None
-    filters: Count | None = None
-    patch: Count | None = None
-    grid: Count | None = None
-    like: Literal["strokes", "leaves"] | None = None
-    components: Count | None = None
-    power: Annotated[float, Field(ge=0, le=1)] | None = None
-    mirror: bool | None = None  # an image and its mirror image have the same features
-    views: Literal["mirror", "shifts"] | None = None  # of a sample, averaged before its clip
+    name: Annotated[str, _one_of(FEATURES, unsaid="module")] = option("none", "the map")
 
     @property
     def options(self) -> dict[str, Any]:
         """The keys of the map that were given."""
         return self.model_dump(exclude={"name", "views"}, exclude_none=True)
 
-    @model_validator(mode="after")
-    def _options_have_a_use(self) -> Features:
-        used = {"scattering": {"scales", "angles", "order"}, "random-conv": {"filters", "patch", "grid"}}
-        known = used.get(self.name, set()) | ({"like", "mirror"} if self.name in used else set())
-        known |= {"components", "power"} if self.like is not None else set()
-        if unused := sorted(set(self.options) - known):
-            beside = "" if self.like is None else f" and features.like = {self.like!r}"
-            raise Refused(
-                f"features.{unused[0]} = {self.options[unused[0]]!r} with features.name = {self.name!r}{beside}",
-                f"leave it out; of use here: {', '.join(sorted(known)) or 'nothing'}",
-            )
-        if self.views is not None and self.name not in used:
-            raise Refused(
-                f"features.views = {self.views!r} with features.name = {self.name!r}",
-                f"take one of {', '.join(used)}",
-            )
-        return self
 
-
-class Model(_Section):
+class Model(Options):
     """What is learnt."""
 
-    name: Annotated[str, _one_of(MODELS, unsaid="module")] = "mlp"
-    hidden: Count | list[Count] = 64
-    loss: Literal["cross-entropy", "binary", "mse"] = "cross-entropy"
-    activation: Annotated[str, _one_of(ACTIVATIONS)] = "relu"  # of "mlp"
-
-    @model_validator(mode="after")
-    def _activation_has_a_use(self) -> Model:
-        if self.activation != "relu" and self.name != "mlp":
-            raise Refused(f"model.activation = {self.activation!r} with model.name = {self.name!r}", "take 'mlp'")
-        return self
+    name: Annotated[str, _one_of(MODELS, unsaid="module")] = option("mlp", "the network; from Python, any module")
+    loss: Literal["cross-entropy", "binary", "mse"] = option("cross-entropy", "what a sample's outputs cost")
 
 
-class Graph(_Section):
+class Graph(Options):
     """Who talks to whom."""
 
-    name: Annotated[str, _one_of(graph.NAMES)] = "exponential"
-    degree: Count = 1  # of `random`
+    name: Annotated[str, _one_of(GRAPHS)] = option("exponential", "the network")
 
 
-class Privacy(_Section):
+class Privacy(Options):
     """Budgets, or fixed noise; one value, or a list with one per node."""
 
-    epsilon: Positive | list[Positive] | None = None
-    delta: Probability | list[Probability] = 1e-5
-    sigma: Noise | list[Noise] | None = None
-    clip: Positive = 1.0
-    clip_what: Literal["record", "mean"] = "record"  # "mean" is not DP: SoteriaFL's code, to repeat its figures
-    accountant: Literal["certified", "published"] = "certified"
-    relation: Literal["zero-out", "replace-one"] = "zero-out"
-    c2: Positive = 0.3724
-    spare: Annotated[float, Field(ge=0, le=1)] = 0.02
+    epsilon: Positive | list[Positive] | None = option(None, "ε_i: the budget that noise is calibrated for")
+    delta: Probability | list[Probability] = option(1e-5, "δ_i; below 1/J_i")
+    sigma: NotNegative | list[NotNegative] | None = option(None, "σ_i instead of a budget: ε is then reported")
+    clip: Positive = option(1.0, "G: the largest norm of one sample's gradient")
+    accountant: Literal["certified", "published"] = option("certified", "who turns ε into σ; ε is always certified")
+    relation: Literal["zero-out", "replace-one"] = option("zero-out", "which data sets count as neighbours")
+    c2: Positive = option(0.3724, "c₂ of the published formula")
+    spare: Annotated[float, Field(ge=0, le=1)] = option(0.02, "share of K that may be made again after crashes")
 
     @model_validator(mode="after")
-    def _one_of_both(self) -> Privacy:
+    def _one_of_both(self) -> Self:
         if self.epsilon is not None and self.sigma is not None:
             raise Refused(
                 f"privacy.epsilon = {self.epsilon} beside privacy.sigma = {self.sigma}",
@@ -178,13 +135,13 @@ class Privacy(_Section):
         return self
 
 
-class Schedule(_Section):
+class Schedule(Options):
     """A step size that falls from `start` to `end` over the run, or over what is left after a share `hold` of it."""
 
-    schedule: Literal["cosine", "linear"]
-    start: Positive
-    end: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
-    hold: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    schedule: Literal["cosine", "linear"] = option(..., "how it falls")
+    start: Positive = option(..., "γ at the first step")
+    end: NotNegative = option(0.0, "γ at the last step")
+    hold: Annotated[float, Field(ge=0, lt=1)] = option(0.0, "share of the steps before it begins to fall")
 
     @property
     def mean(self) -> float:
@@ -192,37 +149,15 @@ class Schedule(_Section):
         return self.hold * self.start + (1 - self.hold) * (self.start + self.end) / 2
 
 
-class Algorithm(_Section):
+class Algorithm(UpdateOptions, FinalModelOptions):
     """How it is learnt; name, batch, steps, step_size and weights may be "auto", which leaves them to the planner."""
 
-    name: Annotated[str, _one_of(ALGORITHMS)] = "privsgp-vr"
-    batch: Positive = 16
-    steps: Count = 300
-    step_size: Positive | Literal["theory"] | Schedule = 0.2
-    sampling: Literal["poisson", "fixed"] = "poisson"
-    difference_clip: Positive | None = None
-    table: Literal["factored", "dense", "block"] = "factored"
-    table_init: Literal["gradients", "zeros"] = "gradients"
-    table_dtype: Literal["float32", "bfloat16"] | None = None  # engine.dtype
-    table_place: Literal["auto", "device", "host", "disk"] = "auto"
-    block: Count | None = None  # samples per entry of a block table
-    period: Count | None = None  # 10; steps from one anchor to the next
-    anchor_batch: Positive | None = None  # all samples
-    anchor_noise: Positive | None = None  # 1; an anchor's noise in units of σ
-    alpha: Annotated[float, Field(gt=0, le=1)] | None = None  # 0.1
-    trust: Literal["per-node", "secure aggregation"] | None = None  # the algorithm's own
-    compressor: Literal["none", "random-k", "quantisation"] | None = None  # none
-    kept: Annotated[float, Field(gt=0, le=1)] | None = None  # 0.05; share of the coordinates that random-k sends
-    levels: Count | None = None  # 16; of quantisation
-    shift_rate: Annotated[float, Field(ge=0, le=1)] | None = None  # SoteriaFL's own
-    anchor_probability: Annotated[float, Field(ge=0, le=1)] | None = None  # b/J
-    weights: Literal["equal", "samples", "noise"] | list[Positive] = "equal"  # how much a node counts
-    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    unit_steps: bool = False  # noised directions of length 1
-    average: Literal["none", "tail", "exponential"] = "none"  # of iterates: the model that is released
-    average_share: Annotated[float, Field(gt=0, le=1)] | None = None  # of the steps, from the end; 0.5
-    average_decay: Probability | None = None  # 0.99
-    final_mixing: Annotated[int, Field(ge=0)] = 0  # rounds without gradients
+    name: Annotated[str, _one_of(ALGORITHMS)] = option("privsgp-vr", "the method")
+    batch: Positive = option(16, "b: expected samples a step, at the mean size; node i draws with q = b/J̄")
+    steps: Count = option(300, "K")
+    step_size: Positive | Literal["theory"] | Schedule = option(0.2, "γ; theory: √(n/K)")
+    sampling: Literal["poisson", "fixed"] = option("poisson", "a coin a sample, or batches of one size")
+    trust: Trust | None = option(None, "what an adversary sees; left out: the method's own")
     _auto: tuple[str, ...] = PrivateAttr(())
 
     @property
@@ -232,7 +167,7 @@ class Algorithm(_Section):
 
     @model_validator(mode="wrap")
     @classmethod
-    def _leave_to_the_planner(cls, values: Any, handler: ModelWrapValidatorHandler[Algorithm]) -> Algorithm:  # noqa: ANN401
+    def _leave_to_the_planner(cls, values: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:  # noqa: ANN401
         if not isinstance(values, dict):
             return handler(values)
         auto = tuple(key for key in AUTO if values.get(key) == "auto")
@@ -245,52 +180,7 @@ class Algorithm(_Section):
         return checked
 
     @model_validator(mode="after")
-    def _table_is_possible(self) -> Algorithm:
-        if (self.table == "block") != (self.block is not None):
-            raise Refused(
-                f"algorithm.block = {self.block} with algorithm.table = {self.table!r}",
-                "a block table ('privsgp-sag' alone has one) needs the samples per block, no other table does",
-            )
-        for key in ("difference_clip", "table_dtype") if self.block else ():
-            if getattr(self, key) is not None:
-                raise Refused(
-                    f"algorithm.{key} = {getattr(self, key)} with algorithm.table = 'block'",
-                    "leave it out: nothing but sums is taken of a block",
-                )
-        if self.block and (self.sampling == "fixed" or self.name != "privsgp-sag"):
-            raise Refused(
-                f"algorithm.table = 'block' with {self.name!r} and algorithm.sampling = {self.sampling!r}",
-                "take 'privsgp-sag' with 'poisson' (a block's coin is no secret, and the others are counted with one)",
-            )
-        if self.table_dtype == "bfloat16" and self.difference_clip is not None:
-            raise Refused(
-                f"algorithm.table_dtype = 'bfloat16' with algorithm.difference_clip = {self.difference_clip}",
-                "leave one of them out: a rounded entry may move by more than the difference clip",
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _compressor_fits(self) -> Algorithm:
-        for key, compressor in (("kept", "random-k"), ("levels", "quantisation")):
-            if getattr(self, key) is not None and self.compressor != compressor:
-                raise Refused(
-                    f"algorithm.{key} = {getattr(self, key)} with algorithm.compressor = {self.compressor or 'none'!r}",
-                    f"leave it out, or take algorithm.compressor = {compressor!r}",
-                )
-        return self
-
-    @model_validator(mode="after")
-    def _average_has_a_use(self) -> Algorithm:
-        for key, kind in (("average_share", "tail"), ("average_decay", "exponential")):
-            if getattr(self, key) is not None and self.average != kind:
-                raise Refused(
-                    f"algorithm.{key} = {getattr(self, key)} with algorithm.average = {self.average!r}",
-                    f"leave it out, or take {kind!r}",
-                )
-        return self
-
-    @model_validator(mode="after")
-    def _can_be_steered(self) -> Algorithm:
+    def _can_be_updated(self) -> Self:
         given = [
             key for key in ("weights", "momentum", "unit_steps") if getattr(self, key) not in ("equal", 0.0, False)
         ]
@@ -302,30 +192,33 @@ class Algorithm(_Section):
         return self
 
     @model_validator(mode="after")
-    def _options_have_a_use(self) -> Algorithm:
-        for key in sorted({option for algorithm in ALGORITHMS.values() for option in algorithm.options}):
-            if getattr(self, key, None) is not None and key not in ALGORITHMS[self.name].options:
-                users = [repr(name) for name, algorithm in ALGORITHMS.items() if key in algorithm.options]
-                raise Refused(
-                    f"algorithm.{key} = {getattr(self, key)} with algorithm.name = {self.name!r}",
-                    f"leave it out, or take {' or '.join(users)}",
-                )
+    def _trust_can_be_chosen(self) -> Self:
+        if self.trust is not None and self.trust not in ALGORITHMS[self.name].trusts:
+            users = [repr(name) for name, algorithm in ALGORITHMS.items() if self.trust in algorithm.trusts]
+            raise Refused(
+                f"algorithm.trust = {self.trust!r} with algorithm.name = {self.name!r}",
+                f"leave it out, or take {' or '.join(users)}" if users else "leave it out",
+            )
         return self
 
 
-class Clock(_Section):
+class Clock(Options):
     """The virtual clock: seconds that a gradient and a message take. It changes models of asynchronous methods only."""
 
-    compute: Literal["constant", "exponential", "lognormal"] = "constant"  # how a gradient's time is distributed
-    mean: Positive = 1.0
-    spread: Positive | None = None  # of lognormal: standard deviation / mean
-    latency: Noise = 0.0
-    bandwidth: Positive | None = None  # bytes a second; left out: no limit
-    stragglers: Annotated[float, Field(ge=0, le=1)] | list[Annotated[int, Field(ge=0)]] = 0.0  # a fraction, or nodes
-    slowdown: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 1.0  # of the stragglers
+    compute: Literal["constant", "exponential", "lognormal"] = option(
+        "constant", "how a gradient's time is distributed"
+    )
+    mean: Positive = option(1.0, "seconds that a gradient takes")
+    spread: Positive | None = option(None, "standard deviation / mean of lognormal times")
+    latency: NotNegative = option(0.0, "seconds that a message takes, however short")
+    bandwidth: Positive | None = option(None, "bytes a second; left out: no limit")
+    stragglers: Annotated[float, Field(ge=0, le=1)] | list[Annotated[int, Field(ge=0)]] = option(
+        0.0, "slow nodes: a fraction of them, or a list of their numbers"
+    )
+    slowdown: Annotated[float, Field(ge=1, allow_inf_nan=False)] = option(1.0, "how much slower they are")
 
     @model_validator(mode="after")
-    def _has_a_use(self) -> Clock:
+    def _has_a_use(self) -> Self:
         if (self.spread is not None) != (self.compute == "lognormal"):
             raise Refused(
                 f"clock.spread = {self.spread} with clock.compute = {self.compute!r}",
@@ -339,27 +232,31 @@ class Clock(_Section):
         return self
 
 
-class Plan(_Section):
-    """What a plan may look at: "synthetic" stand-ins, public data (a name or an .npz file), or "private"."""
+class Plan(Options):
+    """What a plan may look at."""
 
-    data: str = "synthetic"
-    may_spend: bool = False
+    data: str = option("synthetic", "synthetic stand-ins, public data (a name or an .npz file), or private")
+    may_spend: bool = option(default=False, meaning="whether looking at private data may be paid for")
 
 
-class Engine(_Section):
+class Engine(Options):
     """Where and how it runs; only `dtype` changes the numbers."""
 
-    device: str = "auto"
-    dtype: Literal["float32", "float64"] = "float32"
-    evaluate_every: Count | None = None
-    checkpoint_every: Annotated[int, Field(ge=0)] | None = None  # 0: never, in simulations
+    device: str = option("auto", "cpu, cuda, cuda:1, …; auto: a GPU where there is one")
+    dtype: Literal["float32", "float64"] = option("float32", "the precision of models and gradients")
+    evaluate_every: Count | None = option(None, "steps between evaluations; left out: ten in a run")
+    checkpoint_every: Annotated[int, Field(ge=0)] | None = option(
+        None, "steps between checkpoints; 0: never, in simulations; left out: as the spare allows"
+    )
 
 
-class Config(_Section):
+class Config(Options):
     """A whole run."""
 
-    name: Annotated[str, AfterValidator(_folder_name)] = "run"
-    seed: Annotated[int, Field(ge=0)] | None = None
+    name: Annotated[str, AfterValidator(_folder_name)] = option("run", "what the run is called")
+    seed: Annotated[int, Field(ge=0)] | None = option(
+        None, "makes a simulation that anyone can repeat, and that is not private; left out: secret noise"
+    )
     data: Data = Data()
     features: Features = Features()
     model: Model = Model()
@@ -371,7 +268,7 @@ class Config(_Section):
     engine: Engine = Engine()
 
     @model_validator(mode="after")
-    def _one_per_node(self) -> Config:
+    def _one_per_node(self) -> Self:
         lists = {f"privacy.{key}": getattr(self.privacy, key) for key in ("epsilon", "delta", "sigma")}
         for key, value in (lists | {"algorithm.weights": self.algorithm.weights}).items():
             if isinstance(value, list) and len(value) != self.data.nodes:
@@ -385,7 +282,7 @@ class Config(_Section):
         return self
 
     @model_validator(mode="after")
-    def _noise_is_known(self) -> Config:
+    def _noise_is_known(self) -> Self:
         if self.private and self.privacy.epsilon is None and self.privacy.sigma is None:
             raise Refused(
                 f"algorithm.name = {self.algorithm.name!r} without privacy.epsilon and privacy.sigma",
@@ -404,7 +301,7 @@ class Config(_Section):
         return self
 
     @model_validator(mode="after")
-    def _can_be_planned(self) -> Config:
+    def _can_be_planned(self) -> Self:
         if self.algorithm.auto and (self.privacy.epsilon is None or not self.private):
             raise Refused(
                 f"algorithm.{self.algorithm.auto[0]} = 'auto' without privacy.epsilon and a private algorithm",
@@ -418,7 +315,7 @@ class Config(_Section):
         return self
 
     @model_validator(mode="after")
-    def _steps_are_possible(self) -> Config:
+    def _steps_are_possible(self) -> Self:
         a = self.algorithm
         if self.engine.checkpoint_every == 0 and self.seed is None:
             raise Refused(
@@ -432,28 +329,16 @@ class Config(_Section):
                 f"algorithm.final_mixing = {a.final_mixing} with algorithm.name = {a.name!r}",
                 "leave it out: its nodes have no neighbours to mix with",
             )
-        if self.features.views is not None and a.difference_clip is not None:
+        clip = getattr(a, "difference_clip", None)
+        if self.views is not None and clip is not None:
             raise Refused(
-                f"algorithm.difference_clip = {a.difference_clip} with features.views = {self.features.views!r}",
+                f"algorithm.difference_clip = {clip} with features.views = {self.views!r}",
                 "leave one of them out: a table of clipped differences keeps one input per sample",
             )
         return self
 
     @model_validator(mode="after")
-    def _clipped_means_are_for_figures(self) -> Config:
-        known = self.algorithm.name in ("soteriafl-sgd", "soteriafl-svrg")
-        formula = self.privacy.accountant == "published" or self.privacy.sigma is not None
-        if self.privacy.clip_what == "mean" and not (known and formula and self.seed is not None):
-            raise Refused(
-                f"privacy.clip_what = 'mean' with algorithm.name = {self.algorithm.name!r}, seed = {self.seed} and "
-                f"privacy.accountant = {self.privacy.accountant!r}",
-                "it is not DP: only simulations (a seed) of 'soteriafl-sgd' and 'soteriafl-svrg' take it, with "
-                "privacy.accountant = 'published' or privacy.sigma; else leave it out",
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _one_budget_where_noise_is_shared(self) -> Config:
+    def _one_budget_where_noise_is_shared(self) -> Self:
         for key in ("epsilon", "delta", "sigma") if self.trust == "secure aggregation" else ():
             value = getattr(self.privacy, key)
             if isinstance(value, list) and len(set(value)) > 1:
@@ -473,20 +358,35 @@ class Config(_Section):
         """Whether the algorithm adds noise at all."""
         return ALGORITHMS[self.algorithm.name].private
 
+    @property
+    def views(self) -> str | None:
+        """The views of a sample that are averaged before its clip; only maps of images have some."""
+        views: str | None = getattr(self.features, "views", None)
+        return views
+
+    def options(self, section: str) -> dict[str, Any]:
+        """Return the values of the keys that the chosen component brings to a section."""
+        chosen = getattr(self, section)
+        own = SECTIONS[section].components().get(getattr(chosen, SECTIONS[section].key), Options)
+        return {key: getattr(chosen, key) for key in own.model_fields}
+
     def shared(self) -> dict[str, Any]:
         """Return what every site must agree on: no names, paths, devices or file layouts."""
         values = self.model_dump(mode="json")
         del values["name"]
         del values["data"]["path"]
         del values["plan"]
-        del values["algorithm"]["table_place"]
+        values["algorithm"].pop("table_place", None)
         values["engine"] = {"dtype": self.engine.dtype}
         return values
 
     def with_algorithm(self, **values: Any) -> Config:  # noqa: ANN401 - keys of the section
         """Return the same configuration with other values in [algorithm], checked anew; nothing is "auto" any more."""
-        section = self.algorithm.model_dump() | values
-        return parse(self.model_dump() | {"algorithm": section})
+        section = self.algorithm.model_dump()
+        if values.get("name", self.algorithm.name) != self.algorithm.name:  # what the other method has no use for goes
+            own = SECTIONS["algorithm"].components().get(str(values["name"]), Options).model_fields
+            section = {key: value for key, value in section.items() if key in Algorithm.model_fields or key in own}
+        return parse(self.model_dump() | {"algorithm": section | values})
 
     def shared_hash(self) -> str:
         """Return the SHA-256 of the shared part."""
@@ -498,8 +398,53 @@ class Config(_Section):
         top = [f"{key} = {_toml(value)}" for key, value in values.items() if not isinstance(value, dict)]
         for section, keys in values.items():
             if isinstance(keys, dict):
-                top += ["", f"[{section}]", *(f"{key} = {_toml(value)}" for key, value in keys.items())]
+                own = SECTIONS[section].base.model_fields if section in SECTIONS else keys
+                ordered = sorted(keys.items(), key=lambda item: item[0] not in own)  # a component's keys come last
+                top += ["", f"[{section}]", *(f"{key} = {_toml(value)}" for key, value in ordered)]
         return "\n".join(top) + "\n"
+
+
+class Section(NamedTuple):
+    """A section of run.toml whose further keys are those of the component that one of its keys names."""
+
+    base: type[Options]
+    key: str
+    components: Callable[[], Mapping[str, type[Options]]]
+
+
+SECTIONS = {
+    "data": Section(Data, "partition", lambda: PARTITIONS),
+    "features": Section(Features, "name", lambda: FEATURES),
+    "model": Section(Model, "name", lambda: MODELS),
+    "graph": Section(Graph, "name", lambda: GRAPHS),
+    "algorithm": Section(Algorithm, "name", lambda: {name: a.Options for name, a in ALGORITHMS.items()}),
+}
+
+
+@functools.cache
+def _with_options(base: type[Options], own: type[Options]) -> type[Options]:
+    """Return a section with a component's keys."""
+    return base if own is Options else create_model(base.__name__, __base__=(base, own), __doc__=base.__doc__)
+
+
+@functools.cache
+def _config_with(*options: type[Options]) -> type[Config]:
+    """Return the configuration whose sections have these components' keys, in the order of `SECTIONS`."""
+    kinds = {name: _with_options(SECTIONS[name].base, own) for name, own in zip(SECTIONS, options, strict=True)}
+    fields: dict[str, Any] = {name: (kind, kind()) for name, kind in kinds.items()}
+    return create_model("Config", __base__=Config, **fields)
+
+
+def _config_for(values: dict[str, Any]) -> type[Config]:
+    """Return the configuration that fits the components which are named."""
+    return _config_with(*(_named(values.get(name), section) for name, section in SECTIONS.items()))
+
+
+def _named(values: object, section: Section) -> type[Options]:
+    default = section.base.model_fields[section.key].default
+    name = values.get(section.key, default) if isinstance(values, dict) else default
+    known = section.components()
+    return known.get(default if name == "auto" else name, Options) if isinstance(name, str) else Options
 
 
 def _positive(sigma: float | list[float]) -> bool:
@@ -522,10 +467,11 @@ def parse(values: dict[str, Any], changes: Sequence[str] = ()) -> Config:
     values = copy.deepcopy(values) if changes else values
     for change in changes:
         _apply(values, change)
+    kind = _config_for(values)
     try:
-        return Config.model_validate(values)
+        return kind.model_validate(values)
     except ValidationError as error:
-        raise _refusal(error) from error
+        raise _refusal(error, kind, values) from error
 
 
 def differences(old: Config, new: Config) -> list[str]:
@@ -555,13 +501,15 @@ def _apply(values: dict[str, Any], change: str) -> None:
         del values[last]
 
 
-def _refusal(error: ValidationError) -> Refused:
+def _refusal(error: ValidationError, kind: type[Config], values: dict[str, Any]) -> Refused:
     """Put pydantic's findings into our words: key, value, what would be right."""
     found: dict[str, list[str]] = {}
     errors = error.errors(include_url=False)
+    unknown = {e["loc"][0] for e in errors if e["loc"] in [(name, s.key) for name, s in SECTIONS.items()]}
     for e in errors:
-        if not _off_the_point(e):
-            what, remedy = _told(e)
+        foreign = e["type"] == "extra_forbidden" and e["loc"][0] in unknown  # nobody knows what keys it would have
+        if not _off_the_point(e) and not foreign:
+            what, remedy = _told(e, kind, values)
             found.setdefault(what, []).append(remedy)
     for what in found.keys() & {f"algorithm.{key} = {e['input']!r}" for e in errors for key in AUTO}:
         found[what].append("'auto', which leaves it to the planner")
@@ -575,16 +523,33 @@ def _off_the_point(e: ErrorDetails) -> bool:
     return optional and isinstance(e["input"], list | dict) != compound
 
 
-def _told(e: ErrorDetails) -> tuple[str, str]:
+def _told(e: ErrorDetails, kind: type[Config], values: dict[str, Any]) -> tuple[str, str]:
     cause = e.get("ctx", {}).get("error")
     if isinstance(cause, Refused):
         return cause.what, cause.remedy
     if e["type"] == "extra_forbidden":
-        sections, last = _path(e["loc"][:-1]), str(e["loc"][-1])
-        return f"unknown key {'.'.join([*sections, last])} = {e['input']!r}", _known_keys(sections, last)
+        return _unknown([*_path(e["loc"][:-1]), str(e["loc"][-1])], e["input"], kind, values)
     message = e["msg"].removeprefix("Value error, ").replace("Input should", "it should")
     message = re.sub("a valid dictionary or instance of .*", "a section with keys of its own", message)
     return f"{'.'.join(_path(e['loc']))} = {e['input']!r}", message
+
+
+def _unknown(path: list[str], value: object, kind: type[Config], values: dict[str, Any]) -> tuple[str, str]:
+    """Say of a key that has no use here who has one, what it is called now, or which keys there are."""
+    *sections, last = path
+    key = ".".join(path)
+    if key in _GONE:
+        return f"{key} = {value!r}", _GONE[key]
+    if len(sections) == 1 and sections[0] in SECTIONS:
+        section = SECTIONS[sections[0]]
+        chosen = values[sections[0]].get(section.key, section.base.model_fields[section.key].default)
+        if users := [repr(name) for name, own in section.components().items() if last in own.model_fields]:
+            where = f"{sections[0]}.{section.key} = {chosen!r}"
+            return f"{key} = {value!r} with {where}", f"leave it out, or take {' or '.join(users)}"
+    return f"unknown key {key} = {value!r}", _known_keys(sections, last, kind)
+
+
+_GONE = {"privacy.clip_what": "leave it out: each record's gradient is clipped, always"}
 
 
 def _path(location: tuple[int | str, ...]) -> list[str]:
@@ -593,8 +558,8 @@ def _path(location: tuple[int | str, ...]) -> list[str]:
     return [str(p) for p in location if isinstance(p, int) or (p.isidentifier() and p not in tried)]
 
 
-def _known_keys(sections: list[str], last: str) -> str:
-    section: Any = Config
+def _known_keys(sections: list[str], last: str, kind: type[Config]) -> str:
+    section: Any = kind
     for part in sections:
         section = Schedule if part == "step_size" else section.model_fields[part].annotation
     known = list(section.model_fields)

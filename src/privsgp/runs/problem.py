@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -12,7 +13,7 @@ from torch import nn
 
 from privsgp import data, features, models
 from privsgp.algorithms import ALGORITHMS
-from privsgp.engine.spec import NOT_DP, chosen_device, public_seed
+from privsgp.engine.spec import chosen_device, public_seed
 from privsgp.errors import Refused
 from privsgp.features.encoding import encoded, make_encoder
 from privsgp.features.views import of_the_mean_view, over_views
@@ -121,15 +122,14 @@ def _read(config: Config, data_dir: Path | None, block: range) -> Problem:
     outputs = models.outputs(config.model.loss, classes=dataset.classes, target_shape=dataset.y.shape[1:])
     seed = public_seed(config.seed, config.shared_hash(), "x0")
     encoder, shape = make_encoder(config, dataset.x.shape[1:])
-    m, views = config.model, config.features.views
+    m, views = config.model, config.views
     model = models.make(
         m.name,
         input_shape=shape,
         outputs=outputs,
-        hidden=m.hidden,
         seed=seed,
-        activation=m.activation,
         rows=views is not None,
+        **config.options("model"),
     )
     apart = len(parts) < config.data.nodes
     return Problem(
@@ -160,7 +160,10 @@ def layout(config: Config) -> str:
     if config.data.path is not None:
         told = config.data.model_dump_json(include={"path", "nodes"})
     else:
-        told = f"{config.seed}/{config.data.model_dump_json(exclude={'path'})}"
+        d = config.data  # in the words it was always told in: ledgers of earlier runs are compared with it
+        values = {"name": d.name, "nodes": d.nodes, "partition": d.partition}
+        values |= {"alpha": getattr(d, "alpha", 0.5), "sizes": d.sizes}
+        told = f"{config.seed}/{json.dumps(values, separators=(',', ':'))}"
     return hashlib.sha256(f"privsgp/layout/{told}".encode()).hexdigest()
 
 
@@ -168,7 +171,7 @@ def split(config: Config, dataset: data.Dataset) -> list[NDArray[np.int64]]:
     """Lay a data set out on the nodes, by public randomness."""
     rng = np.random.default_rng(public_seed(config.seed, layout(config), "partition"))
     d = config.data
-    return data.partition(d.partition, dataset.y, d.nodes, rng=rng, alpha=d.alpha, sizes=d.sizes)
+    return data.partition(d.partition, dataset.y, d.nodes, rng=rng, sizes=d.sizes, **config.options("data"))
 
 
 def pooled(config: Config, problem: Problem) -> tuple[Config, Problem]:
@@ -208,8 +211,6 @@ def notes(config: Config, problem: Problem) -> list[str]:
         )
     if config.seed is not None:
         said.append("the config has a seed: this is a simulation, not private")
-    if config.privacy.clip_what == "mean":
-        said.append(f"privacy.clip_what = 'mean': {NOT_DP}")
     if not config.private:
         said.append(f"{config.algorithm.name} adds no noise and does not clip: [privacy] is ignored")
     if ALGORITHMS[config.algorithm.name].network in ("server", "alone"):

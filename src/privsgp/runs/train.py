@@ -25,7 +25,6 @@ from privsgp.accounting import ledger
 from privsgp.algorithms import ALGORITHMS
 from privsgp.engine.evaluate import present
 from privsgp.engine.folder import Folder, read_metrics, write, write_json, write_tensors
-from privsgp.engine.spec import NOT_DP, Job
 from privsgp.engine.stops import Interrupted
 from privsgp.engine.trainer import Outcome, Training
 from privsgp.errors import Refused
@@ -40,6 +39,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from privsgp.accounting.ledger import Header, Segment
+    from privsgp.engine.spec import Job
     from privsgp.engine.trainer import Watcher
     from privsgp.runs.config import Config
     from privsgp.transport.faults import Faults
@@ -126,8 +126,6 @@ def _circumstances(config: Config, world: World, faults: Faults | None) -> dict[
     if faults is not None and not world.alone:
         raise Refused(f"faults with {world.size} processes", "faults are for simulation in one process")
     around: dict[str, Any] = {"processes": world.size, "faults": None if faults is None else dataclasses.asdict(faults)}
-    if config.privacy.clip_what == "mean":
-        around["not_dp"] = NOT_DP
     told: dict[str, Any] = json.loads(json.dumps(around))
     return told
 
@@ -253,11 +251,11 @@ def _finish(job: Job, folder: Folder, outcome: Outcome, world: World, *, first: 
     """Write the nodes' models, the average model where it is known, and a summary in each of the run's folders."""
     layout = Layout.of(job.learning.model)
     if outcome.average is not None:
-        _save_model(job, folder.model, layout, outcome.average)
+        _save_model(folder.model, layout, outcome.average)
     for i, z, stayed in zip(job.here, outcome.state.z, present(outcome.state), strict=True):
         if stayed:
-            _save_model(job, folder.node(i), layout, z)
-    own = [job.protection.epsilon(i, outcome.releases[i]) for i in job.here] if job.guarantees else []
+            _save_model(folder.node(i), layout, z)
+    own = [job.protection.epsilon(i, outcome.releases[i]) for i in job.here] if job.algorithm.private else []
     spent = [_finite(epsilon) for theirs in world.exchange(own) for epsilon in theirs]
     summary = world.exchange(_summary(job, outcome, spent) if world.rank == 0 else {})[0]
     if first:
@@ -266,19 +264,18 @@ def _finish(job: Job, folder: Folder, outcome: Outcome, world: World, *, first: 
     return load_result(folder, job.learning.model)
 
 
-def _save_model(job: Job, path: Path, layout: Layout, x: Tensor) -> None:
+def _save_model(path: Path, layout: Layout, x: Tensor) -> None:
     tensors = {name: value.contiguous().cpu() for name, value in layout.views(x).items()}
     # One entry: safetensors writes several in any order, and the same model is to be the same bytes.
-    write_tensors(path, tensors, {"privsgp": f"model {MODEL_VERSION}" + (f", {NOT_DP}" if job.not_dp else "")})
+    write_tensors(path, tensors, {"privsgp": f"model {MODEL_VERSION}"})
 
 
 def _summary(job: Job, outcome: Outcome, spent: list[float | None]) -> dict[str, Any]:
-    last, p, private = outcome.metrics[-1], job.protection, job.guarantees
+    last, p, private = outcome.metrics[-1], job.protection, job.algorithm.private
     return {
         "version": SUMMARY_VERSION,
         "name": job.name,
         "simulation": job.simulation,
-        "not_dp": NOT_DP if job.not_dp else None,
         "algorithm": job.algorithm.name,
         "trust": job.settings.trust,
         "graph": job.graph.name,

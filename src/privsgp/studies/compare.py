@@ -146,7 +146,7 @@ def method(config: Config, name: str) -> Config:
     """Return the configuration for another method, on another network where it cannot use the configuration's own."""
     graph = config.graph.model_copy(update={"name": "ring"} if _moves(config, name) else {})
     changed = config.model_copy(update={"name": f"{config.name}-{name}", "graph": graph})
-    return changed.with_algorithm(name=name, **dict.fromkeys(_useless(name)))
+    return changed.with_algorithm(name=name)
 
 
 def moved(config: Config, algorithms: Sequence[str]) -> list[str]:
@@ -156,12 +156,6 @@ def moved(config: Config, algorithms: Sequence[str]) -> list[str]:
 
 def _moves(config: Config, name: str) -> bool:
     return ALGORITHMS[name].network == "undirected" and config.graph.name not in _BOTH_WAYS
-
-
-def _useless(name: str) -> set[str]:
-    """Return the keys of [algorithm] that other methods have a use for, and this one has not."""
-    used = {option for algorithm in ALGORITHMS.values() for option in algorithm.options}
-    return used - set(ALGORITHMS[name].options)
 
 
 def base_step_size(config: Config) -> float:

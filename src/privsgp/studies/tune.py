@@ -11,6 +11,7 @@ import math
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from privsgp.algorithms import ALGORITHMS
 from privsgp.engine.averaging import Averaging, Release
 from privsgp.errors import Refused, refuse_below_one
 from privsgp.planner import settle as planning
@@ -101,7 +102,7 @@ def applied(config: Config, trial: Trial) -> Config:
     t = trial
     tail = {"average": "tail", "average_share": t.share} if t.share else {"average": "none", "average_share": None}
     a = {"step_size": t.step_size, "batch": t.batch, "steps": t.steps, "momentum": t.momentum, "average_decay": None}
-    if (c := config.algorithm.difference_clip) is not None:
+    if (c := protection.settings(config).difference_clip) is not None:
         a["difference_clip"] = c * t.clip / config.privacy.clip
     values = config.model_dump()
     return configs.parse(
@@ -141,7 +142,8 @@ class Rehearse:
         times = t.clip / own.clip
         kappa = times * noise.common(t.steps) / math.sqrt(self.network.nodes * t.steps)
         difference = None if own.difference_clip is None else own.difference_clip * times
-        settings = replace(own, clip=t.clip, difference_clip=difference)
+        kind = ALGORITHMS[name].Options
+        settings = replace(own, clip=t.clip).carried_to(kind, difference_clip=difference)
         return Scene(name, settings, kappa, t.steps * t.batch / self.network.mean_samples)
 
     @property

@@ -1,0 +1,68 @@
+"""The keys of a component: one frozen class beside the component, every field with a line that says what it means.
+
+`run.toml` is checked against these fields, and its reference page, `privsgp options`, and the schema for editors are
+made of them: a new option is one line in the file of the component that has a use for it.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any, NamedTuple
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=1)]
+Probability = Annotated[float, Field(gt=0, lt=1)]
+Share = Annotated[float, Field(gt=0, le=1)]
+
+
+class Options(BaseModel):
+    """The keys of a component; the base has none."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+def option(default: Any, meaning: str) -> Any:  # noqa: ANN401 - a field of any type
+    """Declare an option: its default, and what it means in one line."""
+    return Field(default, description=meaning)
+
+
+class Key(NamedTuple):
+    """One key as a reader of a reference page sees it."""
+
+    name: str
+    values: str
+    default: str
+    meaning: str
+
+
+def keys(kind: type[Options]) -> list[Key]:
+    """Return the keys of a class, in order."""
+    schema = kind.model_json_schema().get("properties", {})
+    fields = kind.model_fields.items()
+    return [Key(name, _values(schema[name]), _shown(f.default), f.description or "") for name, f in fields]
+
+
+def _shown(default: object) -> str:
+    """Write a default as TOML has it; none where a key may be left out."""
+    return "" if default is None or isinstance(default, Options) else json.dumps(default)
+
+
+def _values(schema: dict[str, Any]) -> str:
+    """Say which values a key takes, from its JSON schema."""
+    if "anyOf" in schema:
+        return " or ".join(_values(part) for part in schema["anyOf"] if part.get("type") != "null")
+    if "enum" in schema or "const" in schema:
+        return ", ".join(json.dumps(value) for value in schema.get("enum", [schema.get("const")]))
+    if "$ref" in schema:
+        return f"a table of {schema['$ref'].rsplit('/', 1)[-1]}"
+    if schema.get("type") == "array":
+        return f"a list of {_values(schema['items'])}"
+    limits = [f"{sign} {schema[key]:g}" for key, sign in _LIMITS if key in schema]
+    return " ".join([_KINDS.get(schema.get("type", ""), "a value"), *limits])
+
+
+_KINDS = {"number": "a number", "integer": "a whole number", "string": "text", "boolean": "true or false"}
+_LIMITS = (("exclusiveMinimum", ">"), ("minimum", "≥"), ("exclusiveMaximum", "<"), ("maximum", "≤"))
