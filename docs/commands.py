@@ -1,4 +1,4 @@
-"""Puts every command's options into reference/commands.md, from the command line itself."""
+"""Fills reference/commands.md from the command line itself, and reference/run-toml.md from the fields of components."""
 
 from __future__ import annotations
 
@@ -7,6 +7,10 @@ from typing import Any
 
 def on_page_markdown(markdown: str, **_: Any) -> str:  # noqa: ANN401 - mkdocs hands in what it likes
     """Fill the place that is marked on the page."""
+    if "<!-- run.toml -->" in markdown:
+        from privsgp.runs.reference import markdown as keys
+
+        return markdown.replace("<!-- run.toml -->", keys())
     if "<!-- commands -->" not in markdown:
         return markdown
     import typer

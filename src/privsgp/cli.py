@@ -21,6 +21,7 @@ from privsgp.report.terminal import (
     show_audit,
     show_comparison,
     show_figure,
+    show_keys,
     show_log,
     show_plan,
     show_statements,
@@ -531,6 +532,30 @@ def report(
     out = file or (places[0] / page.NAME if len(places) == 1 else Path(page.NAME))
     page.write(places, out)
     err.print(f"written to {out}", soft_wrap=True)
+
+
+@app.command()
+def options(
+    section: Annotated[str | None, typer.Argument(help="A section of run.toml; default: all of them.")] = None,
+) -> None:
+    """Show every key that a run.toml may have: its values, its default, what it means."""
+    from privsgp.runs.reference import reference
+
+    known = {name: groups for name, _, groups in reference()}
+    if section is not None:
+        _one_of("section", section, [name for name in known if name])
+    for name, groups in known.items():
+        if section in (None, name):
+            for whose, found in groups:
+                show_keys(f"[{name}]" if name else "at the top", whose, found)
+
+
+@app.command()
+def schema() -> None:
+    """Write a JSON schema of run.toml, for editors that complete and check TOML."""
+    from privsgp.runs.reference import schema as made
+
+    typer.echo(json.dumps(made(), indent=1, ensure_ascii=False))
 
 
 def declared() -> dict[str, type[Mechanism]]:

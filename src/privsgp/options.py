@@ -7,9 +7,12 @@ made of them: a new option is one line in the file of the component that has a u
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field
+
+if TYPE_CHECKING:
+    from pydantic.fields import FieldInfo
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -39,15 +42,17 @@ class Key(NamedTuple):
 
 
 def keys(kind: type[Options]) -> list[Key]:
-    """Return the keys of a class, in order."""
-    schema = kind.model_json_schema().get("properties", {})
-    fields = kind.model_fields.items()
-    return [Key(name, _values(schema[name]), _shown(f.default), f.description or "") for name, f in fields]
+    """Return the keys of a class: its own, then those it inherits."""
+    schema, own = kind.model_json_schema().get("properties", {}), kind.__annotations__
+    fields = sorted(kind.model_fields.items(), key=lambda item: item[0] not in own)
+    return [Key(name, _values(schema[name]), _shown(f), f.description or "") for name, f in fields]
 
 
-def _shown(default: object) -> str:
+def _shown(field: FieldInfo) -> str:
     """Write a default as TOML has it; none where a key may be left out."""
-    return "" if default is None or isinstance(default, Options) else json.dumps(default)
+    if field.is_required():
+        return "needed"
+    return "" if field.default is None or isinstance(field.default, Options) else json.dumps(field.default)
 
 
 def _values(schema: dict[str, Any]) -> str:

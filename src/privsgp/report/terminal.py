@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.logging import RichHandler
+from rich.markup import escape
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
     from privsgp.accounting.statements import Statement
     from privsgp.engine.trainer import Watcher
+    from privsgp.options import Key
     from privsgp.planner.record import Formula, Plan
     from privsgp.studies.audit import AuditReport
     from privsgp.studies.tune import Tuned
@@ -98,6 +100,15 @@ def show(title: str, rows: list[tuple[str, str]]) -> None:
     table = Table(title=title, show_header=False, title_justify="left", title_style="bold")
     for row in rows:
         table.add_row(*row)
+    out.print(table)
+
+
+def show_keys(section: str, whose: str, found: list[Key]) -> None:
+    """Print the keys of a section of run.toml, or those that one of its components brings."""
+    title = escape(section) + (f" with {escape(whose)}" if whose else "")
+    table = Table("key", "values", "default", "meaning", title=title, title_justify="left", title_style="bold")
+    for key in found:
+        table.add_row(*(escape(text) for text in key))
     out.print(table)
 
 
