@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 from privsgp.algorithms.push_sum import PushSum
-from privsgp.algorithms.remember import first_table, replace_all
+from privsgp.algorithms.remember import first_table, replace_all, restore_table
 from privsgp.privacy.mechanism import Sag
 
 if TYPE_CHECKING:
@@ -44,6 +44,10 @@ class PrivSGPSAG(PushSum):
     def arrays(self) -> dict[str, Tensor]:
         """Return the table."""
         return self.table.arrays()
+
+    def restored(self, z: Tensor) -> None:
+        """Keep the entries in the ball of radius G."""
+        restore_table(self.block, self.settings, self.table, z)
 
     def direction(self, z: Tensor, batch: list[Drawn]) -> Tensor:
         """G = (1/J) Σ_j t_j after the drawn entries were replaced."""

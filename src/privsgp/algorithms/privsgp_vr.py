@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 from privsgp.algorithms.push_sum import PushSum
-from privsgp.algorithms.remember import corrected, first_table
+from privsgp.algorithms.remember import corrected, first_table, restore_table
 from privsgp.errors import Refused
 from privsgp.privacy.mechanism import Saga
 
@@ -52,6 +52,10 @@ class PrivSGPVR(PushSum):
     def arrays(self) -> dict[str, Tensor]:
         """Return the table."""
         return self.table.arrays()
+
+    def restored(self, z: Tensor) -> None:
+        """Keep the entries in the ball of radius G."""
+        restore_table(self.block, self.settings, self.table, z)
 
     def direction(self, z: Tensor, batch: list[Drawn]) -> Tensor:
         """Lines 6-7."""

@@ -10,7 +10,7 @@ import torch
 from privsgp.algorithms.block import Drawn
 from privsgp.gradient.blocks import BlockTable
 from privsgp.gradient.storage import Storage
-from privsgp.gradient.table import fill, make_table
+from privsgp.gradient.table import fill, make_table, restore
 from privsgp.kernels import at_once
 
 if TYPE_CHECKING:
@@ -38,11 +38,35 @@ def first_table(block: Block, settings: Settings, z: Tensor, difference_clip: fl
         def gradients(rows: Tensor) -> PerSample:
             return block.gradients(z, Drawn(rows, rows < block.rows))
 
-        samples = torch.tensor([mechanism.samples for mechanism in block.mechanisms], device=z.device)
+        samples = _samples(block)
         _LOG.info("table: the gradients of all %s samples at x⁰ come first", f"{sum(samples.tolist()):,}")
-        whole_blocks = -(-_CHUNK // settings.block_size) * settings.block_size
-        fill(table, gradients, samples, rows=block.rows, chunk=whole_blocks)
+        fill(table, gradients, samples, rows=block.rows, chunk=_chunk(settings))
     return table
+
+
+def restore_table(block: Block, settings: Settings, table: Memory, z: Tensor) -> None:
+    """Make of a table that was read from a file what the accountant assumes: |t_j| ≤ G (1 + κ), mean = (1/J) Σ_j t_j.
+
+    Where noise comes from a seed there is nothing to protect, and the mean stays what it was to the bit.
+    """
+
+    def gradients(rows: Tensor) -> PerSample:  # whose factors show which form entries have; z does not matter
+        return block.gradients(z, Drawn(rows, rows < block.rows))
+
+    mean = restore(
+        table, gradients, _samples(block), block.mechanisms[0].radius, rows=block.rows, chunk=_chunk(settings)
+    )
+    if block.exact:
+        table.mean.copy_(mean)
+
+
+def _samples(block: Block) -> Tensor:
+    return torch.tensor([mechanism.samples for mechanism in block.mechanisms], device=block.inputs.device)
+
+
+def _chunk(settings: Settings) -> int:
+    """Return how many samples of a node are taken at once: whole blocks."""
+    return -(-_CHUNK // settings.block_size) * settings.block_size
 
 
 def _zeros(block: Block, settings: Settings, z: Tensor, difference_clip: float | None) -> Memory:

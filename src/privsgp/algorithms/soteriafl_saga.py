@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 from privsgp.algorithms.privsgp_vr import PrivSGPVR
-from privsgp.algorithms.remember import corrected, first_table
+from privsgp.algorithms.remember import corrected, first_table, restore_table
 from privsgp.algorithms.soteriafl import COMPRESSION, SoteriaFL
 
 if TYPE_CHECKING:
@@ -37,6 +37,10 @@ class SoteriaFLSAGA(SoteriaFL):
     def arrays(self) -> dict[str, Tensor]:
         """Return the table too."""
         return super().arrays() | self.table.arrays()
+
+    def restored(self, z: Tensor) -> None:
+        """Keep the entries in the ball of radius G."""
+        restore_table(self.block, self.settings, self.table, z)
 
     def estimate(self, k: int, z: Tensor, batch: list[Drawn]) -> Tensor:
         """ĝ_i = (1/b) Σ_{j∈B} c_j + (1/J) Σ_j t_j."""

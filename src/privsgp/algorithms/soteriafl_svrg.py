@@ -48,6 +48,11 @@ class SoteriaFLSVRG(SoteriaFL):
         """Return w and the full local gradients there too; the latter are for the site alone."""
         return super().arrays() | {"point": self.point, "full": self.full}
 
+    def restored(self, z: Tensor) -> None:
+        """Take (1/J) Σ_j g_j(w) anew: it has no noise of its own, and w is public."""
+        del z
+        self.full.copy_(full_mean(self.block, self.point))
+
     def estimate(self, k: int, z: Tensor, batch: list[Drawn]) -> Tensor:
         """ĝ_i = (1/b) Σ_{j∈B} clip_C(g_j(x) − g_j(w)) + (1/J) Σ_j g_j(w); then the coin for w."""
         g = difference_mean(self.block, z, self.point, batch, self.settings.difference_clip).add_(self.full)

@@ -156,6 +156,11 @@ def scatter(table: Tensor, rows: Tensor, value: Tensor) -> None:
     table.flatten(0, 1).index_copy_(0, flat.flatten(), value.flatten(0, 1).to(table.device))
 
 
+def clear(table: Tensor, rows: Tensor) -> None:
+    """table[i, rows[i, j]] = 0."""
+    table.flatten(0, 1).index_fill_(0, _flat(table, rows), 0)
+
+
 def _flat(table: Tensor, rows: Tensor) -> Tensor:
     """Number the rows of all nodes' tables through, [m · b]."""
     there = rows.to(table.device)
