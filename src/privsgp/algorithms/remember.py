@@ -38,7 +38,7 @@ def first_table(block: Block, settings: Settings, z: Tensor, difference_clip: fl
         def gradients(rows: Tensor) -> PerSample:
             return block.gradients(z, Drawn(rows, rows < block.rows))
 
-        samples = _samples(block)
+        samples = _samples(block, z)
         _LOG.info("table: the gradients of all %s samples at x⁰ come first", f"{sum(samples.tolist()):,}")
         fill(table, gradients, samples, rows=block.rows, chunk=_chunk(settings))
     return table
@@ -54,14 +54,14 @@ def restore_table(block: Block, settings: Settings, table: Memory, z: Tensor) ->
         return block.gradients(z, Drawn(rows, rows < block.rows))
 
     mean = restore(
-        table, gradients, _samples(block), block.mechanisms[0].radius, rows=block.rows, chunk=_chunk(settings)
+        table, gradients, _samples(block, z), block.mechanisms[0].radius, rows=block.rows, chunk=_chunk(settings)
     )
     if block.exact:
         table.mean.copy_(mean)
 
 
-def _samples(block: Block) -> Tensor:
-    return torch.tensor([mechanism.samples for mechanism in block.mechanisms], device=block.inputs.device)
+def _samples(block: Block, z: Tensor) -> Tensor:
+    return torch.tensor([mechanism.samples for mechanism in block.mechanisms], device=z.device)
 
 
 def _chunk(settings: Settings) -> int:

@@ -227,7 +227,7 @@ def replace(path: Path, save: Callable[[Path], object]) -> None:
     room = path.with_name(f".{path.name}{_UNFINISHED}")
     try:
         room.mkdir(mode=0o700, exist_ok=True)
-        temporary = room / path.name
+        temporary = room / "new"
         save(temporary)
         with temporary.open("rb") as file:
             os.fsync(file.fileno())
