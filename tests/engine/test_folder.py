@@ -65,8 +65,11 @@ def test_one_process_at_a_time(tmp_path):
 def test_prepare_keeps_private_private_and_clears_away_what_was_half_written(tmp_path):
     folder = Folder(tmp_path)
     folder.prepare()
-    strays = [tmp_path / ".model.safetensors.tmp", folder.checkpoint.parent / ".tmpAb12", tmp_path / "nodes" / ".tmpX"]
-    for path in (*strays, folder.checkpoint, folder.metrics):
+    strays = [tmp_path / ".model.safetensors.privsgp-tmp", folder.node(3).with_name(".3.safetensors.privsgp-tmp")]
+    for path in strays:
+        path.mkdir()
+        (path / ".tmpAb12Cd").write_text("safetensors has names of its own")
+    for path in (folder.checkpoint, folder.metrics):
         path.write_text("x")
     (tmp_path / "private").chmod(0o755)
     folder.prepare()
@@ -74,6 +77,18 @@ def test_prepare_keeps_private_private_and_clears_away_what_was_half_written(tmp
     assert folder.checkpoint.exists()
     assert folder.metrics.exists()
     assert not any(path.exists() for path in strays)
+
+
+@pytest.mark.parametrize("where", [".", "nodes", "private"])
+def test_what_others_made_is_not_cleared_away(tmp_path, where):
+    """`--out` may name a folder that has been used for something else."""
+    folder = Folder(tmp_path)
+    folder.prepare()
+    theirs = (".mytmpnotes", ".tmp", ".tmpAb12Cd", ".model.safetensors.tmp", "x.privsgp-tmp", ".mine.privsgp-tmp")
+    for name in theirs:
+        (tmp_path / where / name).write_text("a user's")
+    folder.prepare()
+    assert set(theirs) <= set(_names(tmp_path / where))
 
 
 def test_a_run_keeps_its_number(tmp_path):

@@ -87,6 +87,28 @@ def test_an_unseeded_run_that_crashes_too_often_stops_within_its_budget(tmp_path
     before = runs.contents(out)
     assert runs.train(config, out, "--resume") == summary
     assert runs.contents(out) == before
+    _says_that_it_ended_early(config, out, summary)
+
+
+def _says_that_it_ended_early(config, out, summary):
+    """Summary, terminal and report tell how many steps were taken, why no more, and what would help."""
+    assert summary["steps_planned"] == 30
+    assert "releases of a node were charged" in summary["ended"]
+    assert "privacy.spare" in summary["ended"]
+    for shown in (runs.command("train", config, "--out", out, "--resume").out, (out / "report.html").read_text()):
+        assert f"{summary['steps']} of 30 steps" in shown
+        assert "privacy.spare" in shown
+        assert "30 steps" not in shown.replace("of 30 steps", "")
+
+
+def test_a_run_that_took_all_its_steps_says_nothing_of_that(tmp_path):
+    config, out = runs.small(tmp_path), tmp_path / "out"
+    summary = runs.train(config, out)
+    assert (summary["steps"], summary["steps_planned"], summary["ended"]) == (30, 30, None)
+    for shown in (runs.command("train", config, "--out", out, "--resume").out, (out / "report.html").read_text()):
+        assert "30 steps" in shown
+        assert "of 30 steps" not in shown
+        assert "privacy.spare" not in shown
 
 
 def test_an_unseeded_run_with_anchors_repeats_no_more_steps_than_were_counted_as_both(tmp_path):

@@ -1,6 +1,12 @@
 from __future__ import annotations
 
+import errno
 import logging
+import mmap
+import os
+import resource
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -30,6 +36,85 @@ def test_nothing_of_a_mapped_table_stays_behind(tmp_path):
     assert list(tmp_path.iterdir()) == []
     table[0, 3] = 1
     assert table.sum() == 10
+
+
+def _blocks_of_maps(monkeypatch):
+    """Note how many bytes of each mapped file the disk has set aside."""
+    seen, mapped = [], mmap.mmap
+
+    def noted(number, size, *args):
+        seen.append((size, os.fstat(number).st_blocks * 512))
+        return mapped(number, size, *args)
+
+    monkeypatch.setattr(storage.mmap, "mmap", noted)
+    return seen
+
+
+def test_the_disk_has_set_a_mapped_table_aside_before_it_is_written(tmp_path, monkeypatch):
+    """A hole that is written when the disk is full by then is a SIGBUS, which ends the process."""
+    seen = _blocks_of_maps(monkeypatch)
+    Storage("disk", tmp_path).zeros((1, 100, 1000), torch.float32, CPU)
+    assert [size for size, _ in seen] == [400_000]
+    assert all(kept >= size for size, kept in seen)
+
+
+def test_where_blocks_cannot_be_asked_for_zeros_are_written(tmp_path, monkeypatch):
+    def cannot(*_):
+        raise OSError(errno.EOPNOTSUPP, "Operation not supported")
+
+    monkeypatch.setattr(os, "posix_fallocate", cannot)
+    seen = _blocks_of_maps(monkeypatch)
+    table = Storage("disk", tmp_path).zeros((1, 100, 1000), torch.float32, CPU)
+    assert not table.any()
+    assert all(kept >= size for size, kept in seen)
+    assert len(seen) == 1
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_a_disk_that_has_no_room_is_refused(tmp_path, monkeypatch, asked):
+    """A real limit on the size of files; Python makes an error of its signal."""
+    if not asked:
+        monkeypatch.delattr(os, "posix_fallocate")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))
+    try:
+        with pytest.raises(Refused, match=rf"table of 400 kB in {tmp_path}: File too large") as refused:
+            Storage("disk", tmp_path).zeros((1, 100, 1000), torch.float32, CPU)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert "table_place" in refused.value.remedy
+    assert list(tmp_path.iterdir()) == []
+
+
+FILLED = """
+import os, sys, torch
+from pathlib import Path
+from privsgp.gradients.tables.storage import Storage
+folder = Path(sys.argv[1])
+try:
+    table = Storage("disk", folder).zeros((1, 250, 1000), torch.float32, torch.device("cpu"))
+    with (folder / "others").open("wb", buffering=0) as file:
+        while file.write(bytes(4096)):
+            pass
+except OSError as error:
+    assert error.errno == 28
+table += 1
+print(int(table.sum()))
+"""
+
+
+def test_others_may_fill_the_disk_afterwards(tmp_path):
+    """A disk of 2 MB that is full by the time the table is written."""
+    mount = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=2M", "none", tmp_path], check=False, capture_output=True
+    )
+    if mount.returncode:
+        pytest.skip("only root may mount")
+    try:
+        ran = subprocess.run([sys.executable, "-c", FILLED, tmp_path], check=False, capture_output=True, text=True)
+    finally:
+        subprocess.run(["umount", tmp_path], check=True)
+    assert (ran.returncode, ran.stdout) == (0, "250000\n"), ran.stderr
 
 
 @pytest.mark.parametrize(

@@ -47,6 +47,9 @@ class Algorithm(ABC):
         """Return what the algorithm remembers besides (x, w, z), for checkpoints."""
         return {}
 
+    def restored(self, z: Tensor) -> None:  # noqa: B027 - what was made of messages alone may be anything
+        """Make sure that what was read into `arrays` is what the accountant assumes of it."""
+
     @abstractmethod
     def step(self, k: int, s: State) -> State:
         """Take step k; `block.release` is called on what carries its noise before any of it leaves."""

@@ -17,7 +17,7 @@ from privsgp.algorithms.push_sum import PushSum
 from privsgp.errors import Refused
 from privsgp.gradients.tables.blocks import BlockTable
 from privsgp.gradients.tables.storage import Place, Storage
-from privsgp.gradients.tables.table import fill, make_table
+from privsgp.gradients.tables.table import fill, make_table, restore
 from privsgp.kernels import at_once
 from privsgp.options import Count, Options, Positive, option
 
@@ -95,11 +95,35 @@ def init_table(block: Block, settings: Settings, z: Tensor) -> Memory:
         def gradients(rows: Tensor) -> PerSample:
             return block.gradients(z, Drawn(rows, rows < block.rows))
 
-        samples = torch.tensor([mechanism.samples for mechanism in block.mechanisms], device=z.device)
+        samples = _samples(block, z)
         _LOG.info("table: the gradients of all %s samples at x⁰ come first", f"{sum(samples.tolist()):,}")
-        whole_blocks = -(-_CHUNK // settings.block_size) * settings.block_size
-        fill(table, gradients, samples, rows=block.rows, chunk=whole_blocks)
+        fill(table, gradients, samples, rows=block.rows, chunk=_chunk(settings))
     return table
+
+
+def restore_table(block: Block, settings: Settings, table: Memory, z: Tensor) -> None:
+    """Make of a table that was read from a file what the accountant assumes: |t_j| ≤ G (1 + κ), mean = (1/J) Σ_j t_j.
+
+    Where noise comes from a seed there is nothing to protect, and the mean stays what it was to the bit.
+    """
+
+    def gradients(rows: Tensor) -> PerSample:  # whose factors show which form entries have; z does not matter
+        return block.gradients(z, Drawn(rows, rows < block.rows))
+
+    mean = restore(
+        table, gradients, _samples(block, z), block.mechanisms[0].radius, rows=block.rows, chunk=_chunk(settings)
+    )
+    if block.exact:
+        table.mean.copy_(mean)
+
+
+def _samples(block: Block, z: Tensor) -> Tensor:
+    return torch.tensor([mechanism.samples for mechanism in block.mechanisms], device=z.device)
+
+
+def _chunk(settings: Settings) -> int:
+    """Return how many samples of a node are taken at once: whole blocks."""
+    return -(-_CHUNK // settings.block_size) * settings.block_size
 
 
 def _zeros(block: Block, settings: Settings, z: Tensor) -> Memory:
@@ -180,6 +204,10 @@ class PrivSGPVR(PushSum):
         """Return the table."""
         return self.table.arrays()
 
+    def restored(self, z: Tensor) -> None:
+        """Keep the entries in the ball of radius G."""
+        restore_table(self.block, self.settings, self.table, z)
+
     def direction(self, z: Tensor, batch: list[Drawn]) -> Tensor:
         """Lines 6-7."""
         return saga_estimate(self.block, self.table, z, batch)
@@ -220,6 +248,10 @@ class PrivSGPSAG(PushSum):
     def arrays(self) -> dict[str, Tensor]:
         """Return the table."""
         return self.table.arrays()
+
+    def restored(self, z: Tensor) -> None:
+        """Keep the entries in the ball of radius G."""
+        restore_table(self.block, self.settings, self.table, z)
 
     def direction(self, z: Tensor, batch: list[Drawn]) -> Tensor:
         """G = (1/J) Σ_j t_j after the drawn entries were replaced."""

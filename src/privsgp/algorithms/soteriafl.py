@@ -23,7 +23,7 @@ from privsgp.algorithms.block import State
 from privsgp.algorithms.compressors import CompressionOptions
 from privsgp.algorithms.estimators import clipped_mean, difference_mean, full_mean
 from privsgp.algorithms.push_sum import PrivSGP
-from privsgp.algorithms.saga import PrivSGPVR, SagaOptions, init_table, saga_estimate
+from privsgp.algorithms.saga import PrivSGPVR, SagaOptions, init_table, restore_table, saga_estimate
 from privsgp.gradients.product import aligned_rows
 from privsgp.options import Options, Positive, option
 
@@ -141,6 +141,11 @@ class SoteriaFLSVRG(SoteriaFL):
         """Return w and the full local gradients there too; the latter are for the site alone."""
         return super().arrays() | {"point": self.point, "full": self.full}
 
+    def restored(self, z: Tensor) -> None:
+        """Take (1/J) Σ_j g_j(w) anew: it has no noise of its own, and w is public."""
+        del z
+        self.full.copy_(full_mean(self.block, self.point))
+
     def estimate(self, k: int, z: Tensor, batch: list[Drawn]) -> Tensor:
         """ĝ_i = (1/b) Σ_{j∈B} clip_C(g_j(x) − g_j(w)) + (1/J) Σ_j g_j(w); then the coin for w."""
         C = self.settings.own(SoteriaSVRGOptions).difference_clip
@@ -185,6 +190,10 @@ class SoteriaFLSAGA(SoteriaFL):
     def arrays(self) -> dict[str, Tensor]:
         """Return the table too."""
         return super().arrays() | self.table.arrays()
+
+    def restored(self, z: Tensor) -> None:
+        """Keep the entries in the ball of radius G."""
+        restore_table(self.block, self.settings, self.table, z)
 
     def estimate(self, k: int, z: Tensor, batch: list[Drawn]) -> Tensor:
         """ĝ_i = (1/b) Σ_{j∈B} c_j + (1/J) Σ_j t_j."""

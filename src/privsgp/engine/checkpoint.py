@@ -1,18 +1,28 @@
-"""Checkpoints: everything a run needs to go on where it was, in one safetensors file that is for the site alone."""
+"""Checkpoints: everything a run needs to go on where it was, in one safetensors file that is for the site alone.
+
+Its metadata hold the SHA-256 of every array, and one more over these, the version, the run's number and the progress:
+no part of a file is taken for a part of another one, and one that has changed since it was written is refused.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
+import logging
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import torch
 from safetensors import SafetensorError, safe_open
 
 from privsgp.algorithms import State
 from privsgp.engine.folder import write_tensors
 from privsgp.errors import Refused
+from privsgp.threads import shared_out
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from torch import Tensor
@@ -20,7 +30,9 @@ if TYPE_CHECKING:
     from privsgp.engine.folder import Folder
     from privsgp.transport.rendezvous import World
 
-VERSION = 1
+VERSION = 2
+_CHUNK = 1 << 23  # bytes that one thread hashes at a time
+_LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -34,56 +46,138 @@ class Progress:
     shared: str  # hash of the shared part of the configuration
 
 
-def save(path: Path, progress: Progress, s: State, memory: dict[str, Tensor]) -> None:
-    """Write a checkpoint whole or not at all."""
+def save(path: Path, progress: Progress, s: State, memory: dict[str, Tensor], run: str = "") -> None:
+    """Write a checkpoint whole or not at all, with its check values."""
     tensors = {"x": s.x, "w": s.w} | {f"memory.{name}": value for name, value in memory.items()}
-    tensors = {name: value.contiguous() for name, value in tensors.items()}
-    metadata = {"format": "privsgp-checkpoint", "version": str(VERSION), "progress": json.dumps(asdict(progress))}
-    write_tensors(path, tensors, metadata)
+    tensors = {name: value.contiguous().cpu() for name, value in tensors.items()}
+    metadata = {
+        "format": "privsgp-checkpoint",
+        "version": str(VERSION),
+        "run": run,
+        "progress": json.dumps(asdict(progress)),
+        "arrays": json.dumps({name: _digest(value) for name, value in tensors.items()}),
+    }
+    write_tensors(path, tensors, metadata | {"check": _check(metadata)})
+
+
+def _digest(value: Tensor) -> str:
+    """Return the SHA-256 of an array's type and shape and of the digests of its chunks, which two threads take."""
+    chunks = torch.split(value.reshape(-1).view(torch.uint8), _CHUNK)
+    parts = shared_out(lambda chunk: hashlib.sha256(chunk.numpy().data).digest(), chunks)
+    return hashlib.sha256(f"{value.dtype} {tuple(value.shape)} ".encode() + b"".join(parts)).hexdigest()
+
+
+def _check(metadata: dict[str, str]) -> str:
+    told = {key: value for key, value in metadata.items() if key != "check"}
+    return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
 
 
 def read_progress(path: Path) -> Progress:
     """Read how far a checkpoint has come, without its tensors."""
+    with _opened(path) as (_, metadata):
+        return Progress(**json.loads(metadata["progress"]))
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[tuple[Any, dict[str, str]]]:
+    """Open a checkpoint whose metadata are what was written; whatever damage leads to is refused by the file's name."""
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
-    except SafetensorError as error:
-        raise Refused(
-            f"the checkpoint {path} cannot be read: {error}", "start the run again in a new folder"
-        ) from error
-    if metadata.get("format") != "privsgp-checkpoint" or metadata.get("version") != str(VERSION):
-        raise Refused(
-            f"{path} has format {metadata.get('format')!r} version {metadata.get('version')!r}",
-            f"this release reads privsgp-checkpoint version {VERSION}; resume with the release that wrote it",
-        )
-    return Progress(**json.loads(metadata["progress"]))
+            if metadata.get("format") != "privsgp-checkpoint" or metadata.get("version") != str(VERSION):
+                raise Refused(
+                    f"{path} has format {metadata.get('format')!r} version {metadata.get('version')!r}",
+                    f"this release reads privsgp-checkpoint version {VERSION}; resume with the release that wrote it",
+                )
+            if metadata.get("check") != _check(metadata):
+                raise _damaged(path, "its check value does not fit what it says of itself")
+            yield file, metadata
+    except (SafetensorError, OSError, TypeError, KeyError) as error:
+        raise _damaged(path, f"it cannot be read: {error}") from error
+
+
+def _damaged(path: Path, how: str) -> Refused:
+    return Refused(
+        f"the checkpoint {path} is damaged: {how}",
+        "put a copy of it back, or begin again with another --out; --ledger goes on with what this run's ledgers say",
+    )
+
+
+def verified(path: Path, run: str = "") -> Progress:
+    """Return how far a checkpoint of this run has come, if all its arrays are what was written; refuse it else."""
+    with _opened(path) as (file, metadata):
+        digests = json.loads(metadata["arrays"])
+        if set(digests) != set(file.keys()):
+            raise _damaged(path, f"it has the arrays {sorted(set(digests) ^ set(file.keys()))} too many or too few")
+        for name, digest in digests.items():
+            if _digest(file.get_tensor(name)) != digest:
+                raise _damaged(path, f"the check value of {name} does not fit")
+        if metadata["run"] != run:
+            raise Refused(f"{path} belongs to another run", "put this run's own checkpoint back")
+        return Progress(**json.loads(metadata["progress"]))
 
 
 def last_common(folder: Folder, world: World, shared: str) -> tuple[Path, Progress] | None:
     """Find the last checkpoint that every process has: one may have died before it wrote what others have."""
-    mine: dict[int, tuple[Path, Progress]] = {}
-    for path in (folder.checkpoint_before, folder.checkpoint):
-        if path.exists():
-            progress = read_progress(path)
-            mine[progress.step] = path, progress
-            if progress.shared != shared:
-                raise Refused(f"{path} belongs to another configuration", "resume with the configuration that wrote it")
+    mine = world.everywhere(lambda: _whole(folder, shared))
     everybody = world.exchange(list(mine))
     common = set(everybody[0]).intersection(*everybody[1:])
+    if not common and all(everybody):
+        raise Refused(
+            f"the processes' checkpoints are of the steps {everybody}: none is of all of them",
+            "put copies of one step back in all processes' folders, or begin again with another --out",
+        )
     return mine[max(common)] if common else None
 
 
+def _whole(folder: Folder, shared: str) -> dict[int, tuple[Path, Progress]]:
+    """Return this process's checkpoints by their steps, without a damaged one where the other is whole.
+
+    The run then goes back further than it would have: steps made again have fresh noise and are paid for.
+    """
+    found: dict[int, tuple[Path, Progress]] = {}
+    refused: list[Refused] = []
+    for path in (folder.checkpoint_before, folder.checkpoint):
+        if path.exists():
+            try:
+                progress = verified(path, folder.run or "")
+            except Refused as error:
+                refused.append(error)
+                continue
+            if progress.shared != shared:
+                raise Refused(f"{path} belongs to another configuration", "resume with the configuration that wrote it")
+            found[progress.step] = path, progress
+    if refused and not found:
+        raise refused[-1]
+    for passed_over in refused:
+        _LOG.warning("%s: the run goes on from another one", passed_over.what)
+    return found
+
+
 def load_into(path: Path, s: State, memory: dict[str, Tensor]) -> State:
-    """Return the checkpoint's state and copy the algorithm's memory into the tensors that wait for it."""
-    with safe_open(path, framework="pt") as file:
+    """Return the checkpoint's state and copy the algorithm's memory into the tensors that wait for it.
+
+    Assumes: the file was `verified`.
+    """
+    with _opened(path) as (file, _):
         for name, value in memory.items():
             kept = file.get_tensor(f"memory.{name}")
-            if kept.dtype != value.dtype:
+            if kept.dtype != value.dtype or kept.shape != value.shape:
                 raise Refused(
-                    f"{path} has {name} as {kept.dtype}, and this version keeps it as {value.dtype}",
+                    f"{path} has {name} as {kept.dtype} {tuple(kept.shape)}, and this version keeps it as "
+                    f"{value.dtype} {tuple(value.shape)}",
                     "go on with the version that wrote it, or begin a new run",
                 )
             value.copy_(kept)
-        x = file.get_tensor("x").to(s.x.device)
-        w = file.get_tensor("w").to(s.w.device)
-    return State.debiased(x, w)
+        x, w = file.get_tensor("x"), file.get_tensor("w")
+    _refuse_no_state(path, x, w)
+    return State.debiased(x.to(s.x.device), w.to(s.w.device))
+
+
+def _refuse_no_state(path: Path, x: Tensor, w: Tensor) -> None:
+    """Refuse what no run can have left: w > 0, but for nodes that are gone, whose x is 0 with it."""
+    gone = (w == 0) & (x == 0).all(1)
+    fine = x.isfinite().all(1) & ((w > 0) & w.isfinite() | gone)
+    if not bool(fine.all()):
+        row = int(fine.logical_not().nonzero()[0])
+        raise _damaged(path, f"row {row} is no state: w = {w[row].item():g}, or an x that is not finite")

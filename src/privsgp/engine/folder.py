@@ -4,7 +4,8 @@
     model.safetensors   nodes/<i>.safetensors   report.html
     private/      mode 0700: checkpoint.safetensors, which holds tables and anything else that depends on the data
 
-Files are written beside their place and renamed into it. A folder in use is locked; the lock dies with its process.
+Files are written in a folder beside their place and renamed into it. A folder in use is locked; the lock dies with its
+process.
 Several processes of one run may share a folder: each has a part of its own, the checkpoint and lock of its nodes.
 Processes on other machines have other folders, with config, ledgers, nodes and checkpoints of what they own.
 """
@@ -15,6 +16,7 @@ import contextlib
 import fcntl
 import json
 import os
+import shutil
 import sys
 import time
 import uuid
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 METRICS_VERSION = 1
+_UNFINISHED = ".privsgp-tmp"  # what a killed process may leave behind ends in this
 
 
 class Folder:
@@ -137,8 +140,8 @@ class Folder:
             (self.path / name).mkdir(exist_ok=True)
         (self.path / "private").chmod(0o700)
         for folder in (self.path, self.path / "nodes", self.path / "private"):
-            for stray in folder.glob(".*tmp*"):
-                stray.unlink()
+            for stray in folder.glob(f".*{_UNFINISHED}/"):  # what is not a folder is somebody else's
+                shutil.rmtree(stray, ignore_errors=True)
 
     @property
     def run(self) -> str | None:
@@ -217,16 +220,20 @@ def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, st
 
 
 def replace(path: Path, save: Callable[[Path], object]) -> None:
-    """Let `save` write a temporary file, make it durable and move it into place; clean up if that fails."""
-    temporary = path.with_name(f".{path.name}.tmp")
+    """Let `save` write in a folder beside the place, make it durable and move it there; clean up whatever happens.
+
+    The folder is for `save` alone: safetensors makes files with names of its own beside the one it writes.
+    """
+    room = path.with_name(f".{path.name}{_UNFINISHED}")
     try:
+        room.mkdir(mode=0o700, exist_ok=True)
+        temporary = room / "new"
         save(temporary)
         with temporary.open("rb") as file:
             os.fsync(file.fileno())
         temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+    finally:
+        shutil.rmtree(room, ignore_errors=True)
     directory = os.open(path.parent, os.O_RDONLY)
     try:
         os.fsync(directory)

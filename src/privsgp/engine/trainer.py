@@ -181,6 +181,7 @@ class Training:
         else:
             path, progress = found
             self.state = checkpoint.load_into(path, self.state, self._memory())
+            self.algorithm.restored(self.state.z)
         self.bytes_sent = progress.bytes_sent
         # Noise that may have been sent is never used again with other inputs: a replay that differs starts afresh.
         self.drawing.attempt = max(progress.attempt, self.drawing.attempt + int(fresh_noise))
@@ -217,7 +218,7 @@ class Training:
         progress = Progress(k, self.drawing.attempt, seconds, self.bytes_sent, self.job.shared_hash)
         if not self.world.alone and self.folder.checkpoint.exists():
             self.folder.checkpoint.replace(self.folder.checkpoint_before)
-        checkpoint.save(self.folder.checkpoint, progress, self.state, self._memory())
+        checkpoint.save(self.folder.checkpoint, progress, self.state, self._memory(), self.folder.run or "")
 
     def _memory(self) -> dict[str, Tensor]:
         """Return what must survive besides x and w: the algorithm's, and what is on its way on a faulty network."""

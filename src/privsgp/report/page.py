@@ -94,7 +94,10 @@ def _banner(runs: Sequence[Run]) -> str:
     adds = " ε is that of one run. Runs on the same records add up, unless one continued the ledgers of the other."
     banners = [("Simulation, not private.", said)] if count else []
     banners += [(f"{len(real)} private runs.", adds)] if len(real) > 1 else []
-    return "".join(f'<p class="banner" role="note"><strong>{what}</strong>{why}</p>' for what, why in banners)
+    banners += [
+        ("Ended early.", f" {run.path.name}: {run.length} were taken. {run.ended}.") for run in runs if run.ended
+    ]
+    return "".join(f'<p class="banner" role="note"><strong>{what}</strong>{escape(why)}</p>' for what, why in banners)
 
 
 def _lead(groups: Sequence[Group]) -> str:
@@ -105,7 +108,7 @@ def _lead(groups: Sequence[Group]) -> str:
     seeds = f", {runs} seeds" if runs > 1 else ""
     kind = ALGORITHMS[c.algorithm.name].network
     talk = {"server": "a server", "alone": "no messages"}.get(kind, f"{c.graph.name} graph")
-    return f"{c.algorithm.name} · {c.data.nodes} sites · {talk} · {c.algorithm.steps:,} steps{seeds}"
+    return f"{c.algorithm.name} · {c.data.nodes} sites · {talk} · {groups[0].first.length}{seeds}"
 
 
 def _figures(g: Group) -> str:
@@ -118,7 +121,7 @@ def _figures(g: Group) -> str:
         cells.append((_mean(g, "test_loss", _loss), "test loss, average model"))
     cells.append((_epsilon(g), _epsilon_words(run)))
     if run.summary is not None:
-        cells.append((_time(run.summary["seconds"]), f"for {run.summary['steps']:,} steps"))
+        cells.append((_time(run.summary["seconds"]), f"for {run.length}"))
         sent = run.summary["bytes_sent"] / run.config.data.nodes
         cells.append((_bytes(sent), "sent by each site"))
     else:

@@ -51,6 +51,17 @@ class Run:
         last = self.metrics[-1]["step"] if self.metrics else 0
         return int(last if self.summary is None else self.summary["steps"])
 
+    @property
+    def ended(self) -> str | None:
+        """Why a run that is over took fewer steps than were planned; None where it took them all."""
+        return None if self.summary is None else self.summary.get("ended")
+
+    @property
+    def length(self) -> str:
+        """How many steps, in words: those that were planned, and of a run that ended early those taken."""
+        planned = f"{self.config.algorithm.steps:,} steps"
+        return planned if self.ended is None else f"{self.steps:,} of {planned}"
+
     @cached_property
     def faults(self) -> Faults | None:
         """What went wrong on a simulated network."""

@@ -134,7 +134,8 @@ def show_summary(summary: dict[str, Any], folder: Path) -> None:
     """Print what a run came to."""
     s = summary
     rows = [
-        ("algorithm", f"{s['algorithm']} on {s['graph']}, {s['nodes']} nodes, {s['steps']} steps, d = {s['dim']:,}"),
+        ("algorithm", f"{s['algorithm']} on {s['graph']}, {s['nodes']} nodes, {_steps(s)}, d = {s['dim']:,}"),
+        ("ended early", s.get("ended") or "–"),
         ("test accuracy", _percent(s["test_accuracy"], _whose(s))),
         (
             "worst node's model",
@@ -150,6 +151,10 @@ def show_summary(summary: dict[str, Any], folder: Path) -> None:
         ("folder", str(folder)),
     ]
     show(s["name"], [row for row in rows if row[1] != "–"])
+
+
+def _steps(s: dict[str, Any]) -> str:
+    return f"{s['steps']} steps" if s.get("ended") is None else f"{s['steps']} of {s['steps_planned']} steps"
 
 
 def _time(s: dict[str, Any]) -> str:

@@ -281,6 +281,8 @@ def _summary(job: Job, outcome: Outcome, spent: list[float | None]) -> dict[str,
         "graph": job.graph.name,
         "nodes": job.nodes,
         "steps": outcome.steps,
+        "steps_planned": job.steps,
+        "ended": _ended(job, outcome),
         "model": job.release.words,
         "weights": None if job.weights is None else list(job.weights),
         "dim": outcome.state.x.shape[1],
@@ -305,6 +307,17 @@ def _summary(job: Job, outcome: Outcome, spent: list[float | None]) -> dict[str,
         "faults": outcome.faults,
         "finished": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     } | _effort(job, outcome)
+
+
+def _ended(job: Job, outcome: Outcome) -> str | None:
+    """Say why the run ended before its last step; None where it did not."""
+    if outcome.steps == job.steps:
+        return None
+    again = max(charged - job.released(i, outcome.steps) for i, charged in enumerate(outcome.releases))
+    return (
+        f"{again} releases of a node were charged for steps that crashes undid, and its budget pays for no more: "
+        "a larger privacy.spare leaves room for steps to be made again"
+    )
 
 
 def _effort(job: Job, outcome: Outcome) -> dict[str, Any]:

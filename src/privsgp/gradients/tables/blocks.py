@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING
 import torch
 
 from privsgp.gradients.per_sample import PerSample, Piece, sum_pieces
-from privsgp.gradients.tables.storage import Storage, gather, scatter
+from privsgp.gradients.tables.storage import Storage, clear, gather, scatter
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from privsgp.gradients.tables.table import Gradients
 
 
 class BlockTable:
@@ -65,6 +67,15 @@ class BlockTable:
         """Return Σ g_j over every `size` slots, [m, slots / size, d]: as many small batches as there are blocks."""
         sums = sum_pieces([_split(piece, self.size) for piece in g.wide(g.pieces)])
         return sums.view(g.models, -1, g.dim)
+
+    def keep_within(self, radius: float, rows: Tensor, gradients: Gradients) -> Tensor:
+        """Let sums longer than those of as many gradients of `radius` count as 0; return the sum of all, [m, d]."""
+        del gradients
+        blocks = self._blocks(rows)
+        most = radius * (rows < self.samples).view(*blocks.shape, self.size).sum(-1)
+        inside = torch.linalg.vector_norm(gather(self.sums, blocks), dim=-1, dtype=torch.float64) <= most
+        clear(self.sums, blocks.where(~inside, self.blocks))
+        return gather(self.sums, blocks).sum(1)
 
     def arrays(self) -> dict[str, Tensor]:
         """Return everything a checkpoint must keep, by name."""

@@ -5,7 +5,9 @@ The choice follows from sizes alone, which are public, and is logged before anyt
 
 from __future__ import annotations
 
+import errno
 import logging
+import mmap
 import os
 import shutil
 import tempfile
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
 
 Place = Literal["auto", "device", "host", "disk"]
 _SHARE = 0.75  # of what is free; steps need the rest
+_CANNOT = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
+_ZEROS = 1 << 20  # bytes written at a time
 _LOG = logging.getLogger(__name__)
 
 
@@ -67,12 +71,30 @@ _NAMES = {"device": "on the device", "host": "in memory", "disk": "on disk"}
 
 def _mapped(shape: tuple[int, ...], dtype: torch.dtype, folder: Path | None) -> Tensor:
     """Map a file that has no name: whatever ends the process, nothing of it stays behind."""
-    handle, name = tempfile.mkstemp(prefix="table-", dir=folder)
-    os.close(handle)
+    size = torch.Size(shape).numel() * dtype.itemsize
+    with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
+        try:
+            _set_aside(file.fileno(), size)
+        except OSError as error:
+            raise Refused(
+                f"a table of {_bytes(size)} in {folder or tempfile.gettempdir()}: {error.strerror}",
+                "make room there, or take another algorithm.table_place, or algorithm.table_dtype = 'bfloat16'",
+            ) from error
+        return torch.frombuffer(mmap.mmap(file.fileno(), size), dtype=dtype).view(shape)
+
+
+def _set_aside(file: int, size: int) -> None:
+    """Give a file all its blocks: to write to a mapped hole when others have filled the disk would be a SIGBUS."""
     try:
-        return torch.from_file(name, shared=True, size=torch.Size(shape).numel(), dtype=dtype).view(shape)
-    finally:
-        Path(name).unlink()
+        os.posix_fallocate(file, 0, size)
+    except (AttributeError, OSError) as error:  # not every system and disk can
+        if isinstance(error, OSError) and error.errno not in _CANNOT:
+            raise
+        zeros = bytes(_ZEROS)
+        for start in range(0, size, _ZEROS):
+            left = memoryview(zeros)[: size - start]
+            while left:
+                left = left[os.write(file, left) :]
 
 
 def _free_on(device: torch.device) -> int:
@@ -154,6 +176,11 @@ def scatter(table: Tensor, rows: Tensor, value: Tensor) -> None:
     if value.stride(0) < value.stride(1):
         flat, value = flat.t(), value.transpose(0, 1)
     table.flatten(0, 1).index_copy_(0, flat.flatten(), value.flatten(0, 1).to(table.device))
+
+
+def clear(table: Tensor, rows: Tensor) -> None:
+    """table[i, rows[i, j]] = 0."""
+    table.flatten(0, 1).index_fill_(0, _flat(table, rows), 0)
 
 
 def _flat(table: Tensor, rows: Tensor) -> Tensor:

@@ -15,10 +15,12 @@ from torch import Tensor
 
 from privsgp.errors import Refused
 from privsgp.gradients.per_sample import Factors, PerSample, Piece, Plain, clip_pieces_, combined, linear, sum_pieces
-from privsgp.gradients.tables.storage import Storage, gather, gather_like, put, rounded, scatter
+from privsgp.gradients.tables.storage import Storage, clear, gather, gather_like, put, rounded, scatter
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
+
+    Gradients = Callable[[Tensor], PerSample]
 
 Kind = Literal["dense", "factored", "block"]
 
@@ -37,8 +39,11 @@ class Memory(Protocol):
     def replace(self, rows: Tensor, g: PerSample) -> Tensor:
         """Move the entries of the samples `rows` towards their clipped gradients g; return Σ_j c_j, [m, d]."""
 
+    def keep_within(self, radius: float, rows: Tensor, gradients: Gradients) -> Tensor:
+        """Let entries of the samples `rows` [m, b] outside the ball of `radius` count as 0; return Σ_j t_j, [m, d]."""
+
     def arrays(self) -> dict[str, Tensor]:
-        """Return everything a checkpoint must keep, by name."""
+        """Return everything a checkpoint must keep, by name; of each but the mean the last row belongs to no sample."""
 
 
 class Part:
@@ -154,6 +159,16 @@ class Table:
         clip_pieces_(moved, self.clip)
         return [_rounded(piece, part) for part, piece in zip(self.parts, moved, strict=True)]
 
+    def keep_within(self, radius: float, rows: Tensor, gradients: Gradients) -> Tensor:
+        """Let entries of the samples `rows` [m, b] outside the ball of `radius` count as 0; return Σ_j t_j, [m, d]."""
+        g = gradients(rows)
+        like = self._like_parts(g)
+        inside = PerSample(g.wide(self._entries(rows, like))).norm() <= radius  # what is not finite is not inside
+        for name, a in self.arrays().items():
+            if name != "mean":
+                clear(a, rows.where(~inside, a.shape[1] - 1))
+        return sum_pieces(g.wide(self._entries(rows, like)))
+
     def arrays(self) -> dict[str, Tensor]:
         """Return everything a checkpoint must keep, by name."""
         kept = {f"{i}.{name}": a for i, part in enumerate(self.parts) for name, a in part.arrays.items()}
@@ -254,20 +269,41 @@ def _place(pieces: Sequence[Piece], models: int, samples: int, dtype: torch.dtyp
     return storage.settled(models * (samples + 1) * entry, words, kept[0].device)
 
 
-def fill(
-    table: Memory, gradients: Callable[[Tensor], PerSample], samples: Tensor, *, rows: int, chunk: int = 64
-) -> None:
+def fill(table: Memory, gradients: Gradients, samples: Tensor, *, rows: int, chunk: int = 64) -> None:
     """Set every entry to its sample's clipped gradient at x⁰ (the paper's lines 1-3), and the mean with it.
 
     `gradients(index)` returns the clipped gradients of the samples `index` [m, chunk]; `samples` [m] holds J_i.
     """
-    m = samples.shape[0]
     total = torch.zeros_like(table.mean)
-    for start in range(0, rows, chunk):
-        index = torch.arange(start, start + chunk, device=samples.device).clamp(max=rows).expand(m, chunk)
-        index = index.where(index < samples[:, None], rows)
+    for index in _every(samples, rows, chunk):
         total += table.set(index, gradients(index))
     table.mean.copy_(total / samples[:, None])
+
+
+def restore(
+    table: Memory, gradients: Gradients, samples: Tensor, radius: float, *, rows: int, chunk: int = 64
+) -> Tensor:
+    """Let all that a file may hold and a table may not count as 0; return the mean of its entries, [m, d].
+
+    Guarantee: every entry is in the ball of `radius`, and the row that belongs to no sample is 0. An entry outside is
+    not one that was clipped: it counts as 0, as in `PerSample.clip_`. Of a block's sum it is the sum that is held in
+    the ball of as many radii as it has samples.
+    Assumes: as `fill`.
+    """
+    for name, a in table.arrays().items():
+        if name != "mean":
+            a[:, -1] = 0
+    total = torch.zeros_like(table.mean)
+    for index in _every(samples, rows, chunk):
+        total += table.keep_within(radius, index, gradients)
+    return total / samples[:, None]
+
+
+def _every(samples: Tensor, rows: int, chunk: int) -> Iterator[Tensor]:
+    """Yield the numbers of all samples [m, chunk]; the padding row's where a node has no more."""
+    for start in range(0, rows, chunk):
+        index = torch.arange(start, start + chunk, device=samples.device).clamp(max=rows).expand(len(samples), chunk)
+        yield index.where(index < samples[:, None], rows)
 
 
 def _worth_factors(piece: Piece, difference_clip: float | None) -> bool:
