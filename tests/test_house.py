@@ -1,0 +1,76 @@
+"""The table of rooms in CONTRIBUTING.md is true: nothing imports what it says it may not."""
+
+from __future__ import annotations
+
+import ast
+import pathlib
+import re
+import subprocess
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parent.parent
+PACKAGE = ROOT / "src" / "privsgp"
+ROW = re.compile(r"^\| (?P<rooms>[^|]+) \| [^|]+ \| (?P<may>[^|]+) \|$", re.MULTILINE)
+
+
+def table():
+    """{room: the rooms it may import}, from the page; a row lets its rooms import each other only where it says so."""
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    begin, end = text.index("| room "), text.index("<!-- end of the rooms -->")
+    rows = [(names(m["rooms"]), m["may"]) for m in ROW.finditer(text[begin:end]) if "`" in m["rooms"]]
+    allowed, above = {}, set()
+    for rooms, may in rows:
+        known = set(above) if "everything above" in may else set(names(may))
+        assert known <= above | set(rooms), f"{rooms} may import {known - above}, which come later"
+        for room in rooms:
+            allowed[room] = known | ({"errors", "options"} - {room} if above else set())
+        above |= set(rooms)
+    return allowed
+
+
+def names(cell):
+    return [name.strip("/").removesuffix(".py") for name in re.findall(r"`([\w./]+)`", cell)]
+
+
+def imports(path):
+    """The rooms that a file imports, each with its line; imports for types alone count too."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom):
+            modules = [node.module] if node.module != "privsgp" else [f"privsgp.{a.name}" for a in node.names]
+        elif isinstance(node, ast.Import):
+            modules = [alias.name for alias in node.names]
+        else:
+            continue
+        yield from ((node.lineno, m.split(".")[1]) for m in modules if m and m.startswith("privsgp."))
+
+
+FILES = sorted(PACKAGE.rglob("*.py"))
+
+
+def room(path):
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def test_every_room_is_in_the_table():
+    assert {room(path) for path in FILES} - {"__init__", "__main__"} == set(table())
+
+
+def test_rooms_import_downwards_only():
+    allowed = table() | {"__init__": set(table()), "__main__": {"cli"}}
+    wrong = [
+        f"{path.relative_to(PACKAGE)}:{line} imports {other}"
+        for path in FILES
+        for line, other in imports(path)
+        if other not in (room(path), "__version__") and other not in allowed[room(path)]
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize(
+    "module", ["accounting.accountant", "accounting.calibration", "accounting.ledger", "accounting.statements"]
+)
+def test_accounting_does_without_torch(module):
+    code = f"import sys, privsgp.{module}; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
