@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 import numpy as np
 
 from privsgp.errors import Refused
-from privsgp.privacy import cache, lower, opinion, rdp
+from privsgp.privacy import cache, computed, lower, opinion, rdp
 from privsgp.privacy.curve import Curve, Gaussian, Group
 from privsgp.privacy.mechanism import (
     Anchored,
@@ -85,7 +85,7 @@ def epsilon(mechanism: Mechanism, steps: int, delta: float, relation: Relation =
     if run is None:
         value = second = math.inf
     else:
-        value, second = _bracketed(run, mechanism, steps, delta, relation)
+        value, second = _counted(run, mechanism, steps, delta, relation)
     words = assumptions(mechanism, steps, relation)
     return Spent(float(min(value, second)), delta, relation, "certified", second, words)
 
@@ -117,6 +117,12 @@ def renyi(mechanism: Mechanism, steps: int, relation: Relation = "zero-out") -> 
             "take 'zero-out': Rényi divergences do not survive group privacy",
         )
     return opinion.renyi(mechanism, steps, relation)
+
+
+def sampler_cost(mechanism: Mechanism, steps: int, relation: Relation) -> computed.Cost:
+    """Return what noise computed in float64 costs such a run beyond what is counted for ideal noise."""
+    run = _run(mechanism, steps, relation)
+    return computed.Cost.of(mechanism, steps, math.inf if run is None else _farthest(run))
 
 
 def rough(mechanism: Mechanism, steps: int, delta: float, relation: Relation) -> float:
@@ -158,6 +164,7 @@ def assumptions(mechanism: Mechanism, steps: int, relation: Relation) -> tuple[s
         return (*words, "not DP: the mean of a batch is clipped, not each sample's gradient; there is no guarantee")
     words.append(f"each sample's gradient is clipped to norm {mechanism.clip:.10g} as a whole{_slack(mechanism)}")
     words.append(_sampling_words(mechanism))
+    words.append(_noise_words(mechanism))
     if isinstance(mechanism, Anchored):
         words += _anchored_words(mechanism)
     if isinstance(mechanism, Saga) and relation == "replace-one" and _amplified(mechanism):
@@ -169,6 +176,12 @@ def _slack(mechanism: Mechanism) -> str:
     if not mechanism.kappa:
         return "; sums are taken as exact (κ = 0), where a run counts what its arithmetic may be off by"
     return f", and counted as {mechanism.radius:.10g}: arithmetic may be off by κ = {mechanism.kappa:.3g}"
+
+
+def _noise_words(mechanism: Mechanism) -> str:
+    if not mechanism.coordinates:
+        return "noise is taken as ideal, where a run counts what its sampler in float64 costs"
+    return f"noise of {mechanism.coordinates:,} coordinates is computed in float64 and rounded to a grid: counted"
 
 
 def _sampling_words(mechanism: Mechanism) -> str:
@@ -201,6 +214,21 @@ def _composed_epsilon(run: _Run, delta: float) -> tuple[float, float, float]:
     composed = _composed(run)
     single = composed.epsilon(delta)
     return Group(composed).epsilon(delta) if run.grouped else single, single, composed.delta(math.inf)
+
+
+def _counted(run: _Run, mechanism: Mechanism, steps: int, delta: float, relation: Relation) -> tuple[float, float]:
+    """Return both values of ε for the noise as it is computed: the ideal ones at a smaller δ, and a little more."""
+    cost = computed.Cost.of(mechanism, steps, _farthest(run))
+    left = cost.ideal_delta(delta)
+    if left <= 0:
+        return math.inf, math.inf
+    first, second = _bracketed(run, mechanism, steps, left, relation)
+    return cost.epsilon(delta, first), cost.epsilon(delta, second)
+
+
+def _farthest(run: _Run) -> float:
+    """Return by how many σ one message of neighbours may differ."""
+    return max((_unsampled(release) * (1 + run.grouped) for release, _ in run.parts), default=0.0)
 
 
 def _bracketed(run: _Run, mechanism: Mechanism, steps: int, delta: float, relation: Relation) -> tuple[float, float]:

@@ -68,6 +68,8 @@ class Source(Protocol):
 class _Streams:
     """What the two sources share: words from ChaCha20, normals by Box–Muller."""
 
+    secret: bool
+
     def __init__(self, keys: dict[str, bytes]) -> None:
         self._keys = keys
         self._ciphers: dict[str, Any] = {}  # one a purpose: coins are drawn while another thread draws noise
@@ -139,7 +141,7 @@ class _Streams:
         words, *buffers = _divided(room, piece[rows].shape, real)
         for row, node in zip(words, nodes[rows], strict=True):
             self._read(row, "noise", (node, *draw), block)
-        _box_muller(piece[rows], words, *buffers)
+        _box_muller(piece[rows], words, *buffers, deep=self.secret)
 
 
 class Keyed(_Streams):
@@ -200,7 +202,7 @@ class Secure(_Streams):
     the operating system and two clocks, so that a machine put back to a snapshot of its memory draws other numbers. A
     draw that was made, or passed over by a later step of its node, is refused, and so is any draw in a forked process;
     copying and pickling are refused. Normals are Box–Muller in
-    float64 from 64-bit words, so tails are right to 9.4 σ.
+    float64 from 128 bits a pair, tails to 10.2 σ; what that and the grid of `add_noise_` cost is in `computed`.
 
     Assumes: the operating system's randomness, and a machine whose memory, also the GPU's, others cannot read. Nothing
     is claimed about timing. Floating-point sums leak in their low bits whatever the noise is: release through
@@ -346,11 +348,9 @@ def snap_(y: torch.Tensor, sigma: Sequence[float]) -> None:
 
     Guarantee: in exact arithmetic this is post-processing and costs no privacy. In float64 a coordinate falls into
     another cell than in exact arithmetic only if it lies within its rounding error, a few 2⁻⁵³ (|g| + |σN|), of a
-    cell's edge: for |g| up to σ about once in 10¹⁴ coordinates, so with a probability of some 4e-7 in a whole run
-    (50,890 weights, 575 steps).
+    cell's edge. That changes a cell's probability by a factor within 10⁻¹² of 1, mostly; `computed` counts it.
 
-    Assumes: `y` was summed in float64; in float32 that figure is 5·10⁸ times larger, and nothing is left of it. The
-    error is an estimate and not added to δ: there is no proof to δ's last bit, and no claim about timing.
+    Assumes: `y` was summed in float64; log, sqrt, cos and sin err by at most 4 ulp. No claim about timing.
     """
     spacings = [2.0 ** (round(math.log2(s)) - _GRID_BITS) if s > 0 else None for s in sigma]
     if len(spacings) != len(y):
@@ -379,17 +379,29 @@ def _box_muller(
     radius: npt.NDArray[Any],
     cosine: npt.NDArray[Any],
     sine: npt.NDArray[Any],
+    *,
+    deep: bool = False,
 ) -> None:
     """Turn signed words [m, 2h] into normals [m, 2h or 2h − 1]: √(−2 ln u) (cos θ, sin θ), u from |word|, θ from word.
 
-    u = (|word| + ½) / 2^(bits − 1) keeps all bits where u is small, which is where the tails are made.
+    u = (|word| + ½) / 2^(bits − 1) keeps all bits where u is small, which is where the tails are made. `deep` (64-bit
+    words): the eleven lowest bits of θ's word, which float64 has no room for, stand behind the point of u's, so that
+    u has 75 bits and the tails reach √(150 ln 2) = 10.2 σ.
     """
     half = radius.shape[1]
     unit = 2.0 ** (1 - 8 * words.itemsize)
     np.copyto(radius, words[:, :half], casting="unsafe")
+    if deep:
+        spare = sine.view(np.int64)
+        np.bitwise_and(words[:, half:], 2047, out=spare)
+        np.copyto(cosine, spare, casting="unsafe")
+        cosine -= 1023.5
+        cosine *= 2.0**-11
+        radius += cosine
     np.abs(radius, out=radius)
     radius *= unit
-    radius += unit / 2
+    if not deep:
+        radius += unit / 2
     np.log(radius, out=radius)
     radius *= -2
     np.sqrt(radius, out=radius)
