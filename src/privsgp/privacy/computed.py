@@ -43,7 +43,8 @@ class Cost:
         if shift > _FARTHEST:
             return cls(math.inf, math.inf, math.inf)
         length = _length(mechanism)
-        pairs = 2.25 * d + 4.5 + math.exp(9.8 * shift - shift**2 / 2) + 2.0**-21 * math.sqrt(d) * length
+        rounded = 2.0**-21 * length
+        pairs = 2.25 * d + 4.5 + rounded * math.sqrt(d) + (1 + rounded) * math.exp(9.8 * shift - shift**2 / 2)
         variance = steps * ((d + 1) * _EACH + _SUMMED * length**2)
         return cls(steps * _TAIL * pairs, variance, _WIDEST[0] + _WIDEST[1] * length)
 
