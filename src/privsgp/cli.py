@@ -6,6 +6,7 @@ import contextlib
 import json
 import math
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -61,6 +62,9 @@ RelationOption = Annotated[str, typer.Option(help="zero-out or replace-one")]
 AccountantOption = Annotated[str, typer.Option(help="certified, or published (the formula of the algorithm's paper)")]
 C2 = Annotated[float, typer.Option(help="c₂ of the published formula.")]
 Kappa = Annotated[float, typer.Option(help="κ, the slack of the arithmetic; runs count with 2⁻¹² or more in float32.")]
+Coordinates = Annotated[
+    int, typer.Option(help="d, the length of a message: counts what computed noise costs; 0 takes noise as ideal.")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout, and nothing else there.")]
 
 
@@ -261,6 +265,7 @@ def account(
     accountant: AccountantOption = "certified",
     c2: C2 = 0.3724,
     kappa: Kappa = 0.0,
+    coordinates: Coordinates = 0,
     as_json: Json = False,
 ) -> None:
     """Tell the ε that so much noise gives. No data needed."""
@@ -268,7 +273,9 @@ def account(
     from privsgp.privacy import published
 
     own = {"difference_clip": difference_clip, "period": period, "alpha": alpha, "aggregated": aggregated}
-    mechanism = _mechanism(algorithm, sigma, clip, batch, samples, sampling, kappa, **own)
+    mechanism = replace(
+        _mechanism(algorithm, sigma, clip, batch, samples, sampling, kappa, **own), coordinates=coordinates
+    )
     _one_of("accountant", accountant, ("certified", "published"))
     spent = accountants.epsilon(mechanism, steps, delta, _relation(relation))
     answer: dict[str, Any] = {
@@ -299,6 +306,7 @@ def calibrate(
     accountant: AccountantOption = "certified",
     c2: C2 = 0.3724,
     kappa: Kappa = 0.0,
+    coordinates: Coordinates = 0,
     as_json: Json = False,
 ) -> None:
     """Tell the noise that a budget needs. No data needed."""
@@ -306,7 +314,9 @@ def calibrate(
     from privsgp.privacy import calibration, published
 
     own = {"difference_clip": difference_clip, "period": period, "alpha": alpha, "aggregated": aggregated}
-    mechanism = _mechanism(algorithm, 0.0, clip, batch, samples, sampling, kappa, **own)
+    mechanism = replace(
+        _mechanism(algorithm, 0.0, clip, batch, samples, sampling, kappa, **own), coordinates=coordinates
+    )
     _one_of("accountant", accountant, ("certified", "published"))
     related = _relation(relation)
     if accountant == "published":

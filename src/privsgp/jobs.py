@@ -59,7 +59,8 @@ def prepare(
     learning = _learning(problem, device, dtype)
     places = positions(learning.model, learning.made_up()[0])
     slack = kappa(dtype, device, positions=places)
-    protection = protect(config, problem.samples, slack, earlier, world, releases)
+    dim = Layout.of(problem.model).dim
+    protection = protect(config, problem.samples, slack, earlier, world, releases, dim)
     if isinstance(protection.mechanisms[0], Saga) and dtype == torch.float32:
         _refuse_short(config, many=places > 1)
     job = Job(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from privsgp.algorithms import ALGORITHMS, Settings
@@ -51,12 +52,13 @@ def protect(
     earlier: Sequence[Sequence[Segment]] = (),
     world: World | None = None,
     releases: Sequence[int] = (),
+    coordinates: int = 0,
 ) -> Protection:
     """Give every node its mechanism: σ_i from its own J_i, b_i and budget, or as fixed by hand.
 
     Where earlier runs have spent from the same budget, a Rényi filter counts them and this one together. Of several
     processes each calibrates its own nodes and tells the others: σ is public. `releases` are K_i where nodes release
-    unequally often; else each does at every step.
+    unequally often; else each does at every step. `coordinates` is the length of a message.
     """
     algorithm, p, n = ALGORITHMS[config.algorithm.name], config.privacy, len(samples)
     deltas = per_node(p.delta, n)
@@ -66,10 +68,11 @@ def protect(
     allowance = None if budgets[0] is None else [K + math.ceil(p.spare * K) for K in releases]
     batches = batch_sizes(config, samples)
     counts = [_count(config, budgets[i], deltas[i], earlier[i] if earlier else ()) for i in range(n)]
-    mechanisms = [
+    bare = [
         algorithm.mechanism(settings(config), sigma=sigmas[i], batch=batches[i], samples=samples[i], kappa=slack)
         for i in range(n)
     ]
+    mechanisms = [replace(m, coordinates=coordinates) for m in bare]
 
     if allowance is not None:
 

@@ -13,7 +13,7 @@ import torch
 from privsgp.algorithms import Drawn
 from privsgp.engine.ahead import Ahead
 from privsgp.engine.job import public_seed
-from privsgp.privacy.noise import Keyed, Secure, add_noise_
+from privsgp.privacy.noise import Keyed, Secure, add_noise_, clock_offset, clocks_parted
 from privsgp.privacy.sampling import batches, capacity, draw, draw_all, draw_blocks
 
 if TYPE_CHECKING:
@@ -42,6 +42,7 @@ class Drawing:
         self._slots = max(capacity(m, job.nodes, job.settings.block_size) for m in set(job.protection.mechanisms))
         self._like = like.new_empty(1).expand_as(like)  # x itself would be kept alive
         self._drawn: tuple[int, int, list[Drawn]] | None = None
+        self._offset = 0.0  # of the clocks, when that was drawn
 
     @property
     def beside(self) -> bool:
@@ -51,6 +52,9 @@ class Drawing:
     def sample(self, k: int) -> list[Drawn]:
         """Return the samples of step k, in passes of one size, and let its noise be drawn while they are used."""
         drawn, self._drawn = self._drawn, None
+        if drawn is not None and self.source.secret and clocks_parted(self._offset):
+            self.source.undraw("coins", self.job.here, *drawn[:2])
+            drawn = None
         samples = drawn[2] if drawn is not None and drawn[:2] == (k, self.attempt) else self._draw(k)
         if self._noisy:
             self.source.begin(self._like, k, self.attempt)
@@ -79,6 +83,7 @@ class Drawing:
     def meanwhile(self, k: int) -> None:
         """Draw the next step's samples and noise while the messages of step k travel."""
         if k + 1 < self.job.steps:
+            self._offset = clock_offset()
             self._drawn = k + 1, self.attempt, self._draw(k + 1)
             if self._noisy:
                 self.source.prepare(self._like, k + 1, self.attempt)
