@@ -26,10 +26,12 @@ from privsgp.algorithms import ALGORITHMS
 from privsgp.engine.evaluate import present
 from privsgp.engine.folder import Folder, read_metrics, write, write_json, write_tensors
 from privsgp.engine.job import NOT_DP, Job
+from privsgp.engine.kept import Summary
 from privsgp.engine.loop import Outcome, Training
 from privsgp.engine.rendezvous import World, join, refuse_differences, restarted
 from privsgp.engine.stops import Interrupted
 from privsgp.errors import Refused
+from privsgp.foreign import read_json
 from privsgp.gradient import Layout
 from privsgp.jobs import prepare, refuse_faults
 from privsgp.privacy import ledger
@@ -327,7 +329,7 @@ def _finite(value: float) -> float | None:
 
 def load_result(folder: Folder, model: nn.Module) -> Result:
     """Read a finished run back; where the average model is on another machine, `model` is the first node's here."""
-    summary = json.loads(folder.summary.read_text())
+    summary = read_json(folder.summary, Summary)
     trained = copy.deepcopy(model)
     layout = Layout.of(model)
     here = [folder.node(i) for i in range(summary["nodes"]) if folder.node(i).exists()]

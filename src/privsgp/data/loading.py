@@ -76,10 +76,6 @@ def _npz_path(name: str, data_dir: Path | None) -> Path:
 
 def _npz(path: Path) -> tuple[Array, Array, Array | None, Array | None, int | None]:
     arrays = read_npz(path)
-    for key in ("x", "y"):
-        if key not in arrays:
-            there = ", ".join(arrays) or "nothing"
-            raise Refused(f"{path} has no array {key}; it holds {there}", "store x, y (and x_test, y_test)")
     return arrays["x"], arrays["y"], arrays.get("x_test"), arrays.get("y_test"), _declared(arrays, path)
 
 

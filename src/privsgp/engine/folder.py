@@ -24,7 +24,9 @@ from typing import TYPE_CHECKING, Any
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
+from privsgp.engine.kept import Evaluation, Identity
 from privsgp.errors import Refused
+from privsgp.foreign import parsed, read_bytes, read_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -149,8 +151,7 @@ class Folder:
     def identity(self) -> dict[str, Any]:
         """What run.json says; nothing before the run has begun."""
         path = self.path / "run.json"
-        identity: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
-        return identity
+        return read_json(path, Identity) if path.exists() else {}
 
     def identify(
         self,
@@ -185,13 +186,10 @@ class Folder:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Return the evaluations in a metrics file; a torn last line (a crash) is passed over."""
-    rows = []
-    for line in path.read_text().splitlines() if path.exists() else []:
-        with contextlib.suppress(json.JSONDecodeError):
-            row = json.loads(line)
-            rows += [row] if "step" in row else []
-    return rows
+    """Return the evaluations in a metrics file; a last line without an end (a crash) is passed over."""
+    lines = read_bytes(path).split(b"\n")[:-1] if path.exists() else []
+    rows = [parsed(line, Evaluation, f"{path}, line {number}") for number, line in enumerate(lines, 1)]
+    return [row for row in rows if row.get("step") is not None]
 
 
 def write(path: Path, text: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -10,12 +9,16 @@ from typing import TYPE_CHECKING, Any
 from privsgp import config as configs
 from privsgp.engine.faults import Faults, Leave, Outage
 from privsgp.engine.folder import Folder, read_metrics
+from privsgp.engine.kept import Plan, Summary
 from privsgp.errors import Refused
+from privsgp.foreign import read_json
 from privsgp.privacy.statement import Statement, statements
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
+
+    from pydantic import BaseModel
 
     from privsgp.config import Config
 
@@ -57,9 +60,13 @@ class Run:
         told = (self.identity.get("circumstances") or {}).get("faults")
         if told is None:
             return None
-        crashes, leaves = (tuple(map(tuple, told[key])) for key in ("crashes", "leaves"))
-        kept = {"crashes": tuple(Outage(*c) for c in crashes), "leaves": tuple(Leave(*one) for one in leaves)}
-        return Faults(**told | kept)
+        crashes, leaves = tuple(Outage(*c) for c in told["crashes"]), tuple(Leave(*one) for one in told["leaves"])
+        if away := [node for node, *_ in (*crashes, *leaves) if node >= self.config.data.nodes]:
+            raise Refused(
+                f"{self.path / 'run.json'}: a fault of node {away[0]} of {self.config.data.nodes}",
+                "it is damaged, or of another run: restore it from a copy",
+            )
+        return Faults(**told | {"crashes": crashes, "leaves": leaves})
 
     def column(self, name: str) -> list[tuple[int, float]]:
         """Return (step, value) of every evaluation that has the metric."""
@@ -81,10 +88,10 @@ def read(path: Path) -> Run:
         path=path,
         config=config,
         identity=folder.identity,
-        summary=_json(folder.summary),
+        summary=_json(folder.summary, Summary),
         metrics=shown(read_metrics(folder.metrics), simulation=config.seed is not None),
         statements=statements(folder.ledgers or path) if config.private else (),
-        plan=_public(_json(folder.plan), simulation=config.seed is not None),
+        plan=_public(_json(folder.plan, Plan), simulation=config.seed is not None),
     )
 
 
@@ -100,8 +107,5 @@ def _public(plan: dict[str, Any] | None, *, simulation: bool) -> dict[str, Any] 
     return None if looked and not simulation else plan
 
 
-def _json(path: Path) -> dict[str, Any] | None:
-    if not path.exists():
-        return None
-    values: dict[str, Any] = json.loads(path.read_text())
-    return values
+def _json(path: Path, shape: type[BaseModel]) -> dict[str, Any] | None:
+    return read_json(path, shape) if path.exists() else None
