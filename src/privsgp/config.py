@@ -27,6 +27,7 @@ from pydantic import (
 
 from privsgp import graph
 from privsgp.algorithms import ALGORITHMS, PushSum
+from privsgp.data.loading import BUILT_IN
 from privsgp.data.partitions import check as check_partition
 from privsgp.errors import Refused
 from privsgp.foreign import read_bytes
@@ -81,6 +82,8 @@ class Data(_Section):
     alpha: Positive = 0.5
     sizes: list[int] | None = None
     path: str | None = None  # "site-{node}.npz": each node its own file
+    classes: Count | None = None  # of labels in files of one's own; else the file says it, or public test labels
+    test: Literal["public", "private"] | None = None  # who may see metrics on test data; see `Config.test_is_public`
 
     @model_validator(mode="after")
     def _sizes_fit(self) -> Data:
@@ -466,6 +469,26 @@ class Config(_Section):
                 )
         return self
 
+    @model_validator(mode="after")
+    def _labels_move_no_record(self) -> Config:
+        if self.seed is None and self.data.path is None and self.data.partition != "even":
+            raise Refused(
+                f"data.partition = {self.data.partition!r} without a seed",
+                "take 'even', or a file for each site (data.path): where labels decide who holds which records, the "
+                "public sizes J_i tell of labels; or give a seed: a simulation",
+            )
+        return self
+
+    @property
+    def test_is_public(self) -> bool:
+        """Whether metrics on test data may be told to peers and stand in what a run leaves for others.
+
+        As `data.test` says; else in simulations, and where the test set is a published one.
+        """
+        if self.seed is not None or self.data.test is not None:
+            return self.seed is not None or self.data.test == "public"
+        return self.data.path is None and self.data.name in BUILT_IN
+
     @property
     def trust(self) -> Trust:
         """What an adversary sees: as the configuration says, else the algorithm's own."""
@@ -481,6 +504,9 @@ class Config(_Section):
         values = self.model_dump(mode="json")
         del values["name"]
         del values["data"]["path"]
+        del values["data"]["test"]  # each site's own choice
+        if self.data.classes is None:  # a key that came later: what was shared before is shared still
+            del values["data"]["classes"]
         del values["plan"]
         del values["algorithm"]["table_place"]
         values["engine"] = {"dtype": self.engine.dtype}

@@ -114,10 +114,11 @@ def _read(config: Config, data_dir: Path | None, block: range) -> Problem:
     """Read the files of the nodes in `block`, or a data set that is divided among all nodes."""
     task = models.task(config.model.loss)
     if config.data.path is not None:
-        dataset, parts = data.load_sites(config.data.path, block, task=task)
+        dataset, parts = data.load_sites(config.data.path, block, task=task, classes=config.data.classes)
     else:
-        dataset = data.load(config.data.name, data_dir=data_dir, task=task)
+        dataset = data.load(config.data.name, data_dir=data_dir, task=task, classes=config.data.classes)
         parts = split(config, dataset)
+    refuse_counted(config, dataset)
     outputs = models.outputs(config.model.loss, classes=dataset.classes, target_shape=dataset.y.shape[1:])
     seed = public_seed(config.seed, config.shared_hash(), "x0")
     encoder, shape = make_encoder(config, dataset.x.shape[1:])
@@ -144,6 +145,18 @@ def _read(config: Config, data_dir: Path | None, block: range) -> Problem:
     )
 
 
+def refuse_counted(config: Config, dataset: data.Dataset) -> None:
+    """Refuse, without a seed, a number of classes that was counted in records: it shapes the model, which all see."""
+    public = ("", "y_test") if config.test_is_public else ("",)
+    if config.seed is None and dataset.counted not in public:
+        or_else = ", or say data.test = 'public' if the test labels are" if dataset.counted == "y_test" else ""
+        raise Refused(
+            f"{dataset.name}: no data.classes, and without a seed they are not counted in {dataset.counted}",
+            "give the number of classes as data.classes, from Python as classes=…, or store it in the file as "
+            f"`classes`{or_else}",
+        )
+
+
 def brought_home(config: Config, problem: Problem) -> Problem:
     """Leave each process its own nodes' samples, and put features in their place."""
     world = join()
@@ -160,7 +173,7 @@ def layout(config: Config) -> str:
     if config.data.path is not None:
         told = config.data.model_dump_json(include={"path", "nodes"})
     else:
-        told = f"{config.seed}/{config.data.model_dump_json(exclude={'path'})}"
+        told = f"{config.seed}/{config.data.model_dump_json(exclude={'path', 'classes', 'test'})}"
     return hashlib.sha256(f"privsgp/layout/{told}".encode()).hexdigest()
 
 
