@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from privsgp.training import Result
 
     PerSampleFunction = Callable[[Tensor, Tensor], Tensor]
+
+_LOG = logging.getLogger(__name__)
 
 Arrays = Sequence[Any]  # (x, y) or (x, y, x_test, y_test)
 
@@ -87,6 +90,8 @@ def train(
         return home
 
     config, settled, plan = planning.settle(config, problem, Path(out), resume=resume)
+    for note in problems.test_notes(config, settled):
+        _LOG.warning("%s", note)
     result = training.run(config, settled, Path(out), resume=resume, plan=plan)
     if not join().rank:
         page.leave(result)

@@ -85,6 +85,11 @@ class Data(_Section):
     classes: Count | None = None  # of labels in files of one's own; else the file says it, or public test labels
     test: Literal["public", "private"] | None = None  # who may see metrics on test data; see `Config.test_is_public`
 
+    @property
+    def published(self) -> bool:
+        """Whether this is a data set that anybody can have, its test set too."""
+        return self.path is None and self.name in BUILT_IN
+
     @model_validator(mode="after")
     def _sizes_fit(self) -> Data:
         check_partition(self.partition, self.nodes, alpha=self.alpha, sizes=self.sizes)
@@ -485,9 +490,9 @@ class Config(_Section):
 
         As `data.test` says; else in simulations, and where the test set is a published one.
         """
-        if self.seed is not None or self.data.test is not None:
-            return self.seed is not None or self.data.test == "public"
-        return self.data.path is None and self.data.name in BUILT_IN
+        if self.data.test is not None and self.seed is None:
+            return self.data.test == "public"
+        return self.seed is not None or self.data.published
 
     @property
     def trust(self) -> Trust:

@@ -206,11 +206,11 @@ def pooled(config: Config, problem: Problem) -> tuple[Config, Problem]:
 
 
 def notes(config: Config, problem: Problem) -> list[str]:
-    """Say what a careful colleague would say before the run; of several processes the first says it."""
+    """Say what a careful colleague would say before the run; of several processes the first says what holds for all."""
+    said = test_notes(config, problem)
     if join().rank:
-        return []
+        return said
     config, problem = pooled(config, problem)
-    said = []
     samples = problem.samples
     deltas = per_node(config.privacy.delta, len(samples))
     large = [i for i, J in enumerate(samples) if config.private and deltas[i] * J >= 1]
@@ -228,6 +228,16 @@ def notes(config: Config, problem: Problem) -> list[str]:
     if ALGORITHMS[config.algorithm.name].network in ("server", "alone"):
         said.append(f"{config.algorithm.name} sends nothing from node to node: [graph] is ignored")
     return said
+
+
+def test_notes(config: Config, problem: Problem) -> list[str]:
+    """Say who gets to see metrics on test data of one's own; every process says it of its own."""
+    if config.seed is not None or problem.dataset.x_test is None or (config.data.published and not config.data.test):
+        return []
+    if config.test_is_public:
+        return ["data.test = 'public': peers, summary and report get to see metrics on test data; no ε covers them"]
+    kept = "data.test = 'private': metrics on test data stay in private/metrics.jsonl, and no ε covers them"
+    return [f"{kept}; if anybody may see them, say data.test = 'public'"]
 
 
 def refuse_other_configurations(config: Config, world: World) -> None:

@@ -47,6 +47,8 @@ if TYPE_CHECKING:
     from privsgp.privacy.ledger import Header, Segment
 
 SUMMARY_VERSION = 1
+PUBLIC_TEST = "public: metrics on it are not covered by the guarantee"
+PRIVATE_TEST = "private: metrics on it are in private/ alone, and not covered by the guarantee"
 MODEL_VERSION = 1
 
 
@@ -304,7 +306,7 @@ def _summary(job: Job, outcome: Outcome, spent: list[float | None]) -> dict[str,
         "releases": outcome.releases,
         "relation": p.relation,
         "accountant": p.accountant,
-        "test_data": "assumed public: metrics on it are not covered by the guarantee",
+        "test_data": PUBLIC_TEST if job.share_metrics else PRIVATE_TEST,
         "virtual_seconds": last["virtual_seconds"],
         "bytes_sent": outcome.bytes_sent,
         "faults": outcome.faults,

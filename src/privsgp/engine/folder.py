@@ -2,7 +2,8 @@
 
     run.json   config.toml   plan.json   metrics.jsonl   summary.json   ledger/node-<i>.jsonl
     model.safetensors   nodes/<i>.safetensors   report.html
-    private/      mode 0700: checkpoint.safetensors, which holds tables and anything else that depends on the data
+    private/      mode 0700: checkpoint.safetensors, which holds tables and anything else that depends on the data, and
+                  metrics.jsonl, where metrics on test data are not to be shared (`data.test`)
 
 Files are written beside their place and renamed into it. A folder in use is locked; the lock dies with its process.
 Several processes of one run may share a folder: each has a part of its own, the checkpoint and lock of its nodes.
@@ -170,8 +171,11 @@ class Folder:
 
     def append_metrics(self, row: dict[str, Any]) -> None:
         """Add one evaluation."""
-        with self.metrics.open("a") as file:
-            file.write(json.dumps(row) + "\n")
+        _append(self.metrics, row)
+
+    def keep_metrics(self, row: dict[str, Any]) -> None:
+        """Add one evaluation on test data that nobody else may see; a step taken again has several."""
+        _append(self.path / "private" / f"metrics{self.part}.jsonl", row)
 
     def start_metrics(self, mark: dict[str, Any], *, up_to: int) -> list[dict[str, Any]]:
         """Begin the metrics, or keep those of an earlier attempt up to a step; return the rows kept."""
@@ -183,6 +187,11 @@ class Folder:
         """Write all evaluations anew; `mark` goes into the header."""
         header = {"format": "privsgp-metrics", "version": METRICS_VERSION} | mark
         write(self.metrics, "".join(json.dumps(line) + "\n" for line in [header, *rows]))
+
+
+def _append(path: Path, row: dict[str, Any]) -> None:
+    with path.open("a") as file:
+        file.write(json.dumps(row) + "\n")
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:

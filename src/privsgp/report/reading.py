@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
     from privsgp.config import Config
 
-PUBLIC = ("test_accuracy", "mean_node_accuracy", "worst_node_accuracy", "test_loss", "consensus_error")
+TESTED = ("test_accuracy", "mean_node_accuracy", "worst_node_accuracy", "test_loss")  # public if test data are
+PUBLIC = (*TESTED, "consensus_error")
 SIMULATED = ("train_loss",)  # computed from records: privacy.md, Artefacts
 
 
@@ -78,18 +79,21 @@ def read(path: Path) -> Run:
 
     Guarantee: of a run without a seed nothing is kept that depends on the nodes' records except through their noised
     messages: metrics by a list of names, plans only if they were made on public or made-up data.
-    Assumes: test data are public.
+    Metrics on test data are kept where those are public, `data.test`.
     """
     folder = Folder(path)
     if not folder.config.exists():
         raise Refused(f"{path} is no run folder: it has no config.toml", "name a folder that `privsgp train` wrote")
     config = configs.read(folder.config)
+    kept_back = () if config.test_is_public else TESTED  # older releases wrote them all the same
+    summary = _json(folder.summary, Summary)
+    rows = shown(read_metrics(folder.metrics), simulation=config.seed is not None)
     return Run(
         path=path,
         config=config,
         identity=folder.identity,
-        summary=_json(folder.summary, Summary),
-        metrics=shown(read_metrics(folder.metrics), simulation=config.seed is not None),
+        summary=None if summary is None else summary | dict.fromkeys(kept_back),
+        metrics=[{name: value for name, value in row.items() if name not in kept_back} for row in rows],
         statements=statements(folder.ledgers or path) if config.private else (),
         plan=_public(_json(folder.plan, Plan), simulation=config.seed is not None),
     )
