@@ -45,16 +45,20 @@ def train(
     loss: str | PerSampleFunction = "cross-entropy",
     correct: PerSampleFunction | None = None,
     test: tuple[Any, Any] | None = None,
+    test_is_public: bool = False,
     classes: int | None = None,
     features: nn.Module | Mapping[str, Any] | None = None,
     resume: bool = False,
+    ledger: str | Path | None = None,
     **settings: Any,  # noqa: ANN401 - the sections of run.toml
 ) -> Result:
     """Train `model` from the weights it has; the run folder `out` is as from the command line.
 
     `data` is a `Dataset`, arrays (x, y) or (x, y, x_test, y_test) to be partitioned over `nodes` nodes, or a mapping
-    {node: (x, y)} where every node brings its own; `test` is public. `settings` are the sections of run.toml: `seed=0`,
-    `nodes=16`, `graph="ring"`, `privacy={"epsilon": 1.0}`, `algorithm={"name": "privsgp-vr", "steps": 300}`,
+    {node: (x, y)} where every node brings its own. Without a seed, metrics on test data stay in private/ unless
+    `test_is_public`, and the number of `classes` is to be given unless public test labels show it. `ledger` is the
+    ledger folder of an earlier run on this data: both spend from one budget. `settings` are the sections of run.toml:
+    `seed=0`, `nodes=16`, `graph="ring"`, `privacy={"epsilon": 1.0}`, `algorithm={"name": "privsgp-vr", "steps": 300}`,
     `engine={…}`. `features` is the section of that name, or any encoder: a frozen module, each sample by itself, whose
     outputs `model` is trained on. A `loss` of your own maps (outputs, targets) to one number per sample; `correct`
     likewise to 0 or 1.
@@ -64,7 +68,8 @@ def train(
     """
     given = {"name": "module"} if isinstance(features, nn.Module) else dict(features or {})
     sites = len(data) if isinstance(data, Mapping) else None
-    config = configs.parse(_sections(settings | {"features": given}, sites, loss, classes))
+    own = {"classes": classes, "test": "public" if test_is_public else None}
+    config = configs.parse(_sections(settings | {"features": given}, sites, loss, own))
     task: data_room.Task = "regression" if loss == "mse" else "classification"
 
     def brought() -> tuple[data_room.Dataset, list[NDArray[np.int64]] | None]:
@@ -92,7 +97,8 @@ def train(
     config, settled, plan = planning.settle(config, problem, Path(out), resume=resume)
     for note in problems.test_notes(config, settled):
         _LOG.warning("%s", note)
-    result = training.run(config, settled, Path(out), resume=resume, plan=plan)
+    ledgers = None if ledger is None else Path(ledger)
+    result = training.run(config, settled, Path(out), resume=resume, ledgers=ledgers, plan=plan)
     if not join().rank:
         page.leave(result)
     return result
@@ -114,12 +120,11 @@ def _refuse_few_outputs(problem: problems.Problem) -> None:
         raise Refused(f"a model with {outputs} outputs for {classes} classes", "give it one for each class")
 
 
-def _sections(settings: dict[str, Any], nodes: int | None, loss: object, classes: int | None) -> dict[str, Any]:
+def _sections(settings: dict[str, Any], nodes: int | None, loss: object, own: dict[str, Any]) -> dict[str, Any]:
     """Return the values of a config: names stand for sections that have nothing but a name."""
     values = {k: {"name": v} if k in ("graph", "algorithm") and isinstance(v, str) else v for k, v in settings.items()}
     count = values.pop("nodes", nodes)
-    where = dict(values.pop("data", {})) | {"name": "arrays"} | ({} if count is None else {"nodes": count})
-    where |= {} if classes is None else {"classes": classes}
+    where = {"name": "arrays"} | own | ({} if count is None else {"nodes": count})
     if nodes is not None and where["nodes"] != nodes:
         raise Refused(f"nodes = {count} with data for {nodes} nodes", "leave nodes out")
     return values | {"data": where, "model": {"name": "module"} | ({"loss": loss} if isinstance(loss, str) else {})}
