@@ -27,8 +27,10 @@ from pydantic import (
 
 from privsgp import graph
 from privsgp.algorithms import ALGORITHMS, PushSum
+from privsgp.data.loading import BUILT_IN
 from privsgp.data.partitions import check as check_partition
 from privsgp.errors import Refused
+from privsgp.foreign import read_bytes
 from privsgp.models.networks import ACTIVATIONS
 from privsgp.models.networks import NAMES as MODELS
 
@@ -40,6 +42,8 @@ if TYPE_CHECKING:
 
     from privsgp.algorithms.algorithm import Trust
 
+_LONGEST, _DOTS = 2**20, 64  # bytes of a run.toml, and dots in one line of it
+_NUMBER = re.compile(r"(?<![\w.])[+-]?\d[\d_]*\.\d[\d_]*(?:[eE][+-]?\d+)?(?![\w.])")
 PLANNED = ("privsgp", "privsgp-vr", "privsgp-sag")  # what the planner rehearses and chooses from
 AUTO = ("name", "steps", "step_size", "batch", "weights")  # of [algorithm]: what can be left to it
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -78,6 +82,13 @@ class Data(_Section):
     alpha: Positive = 0.5
     sizes: list[int] | None = None
     path: str | None = None  # "site-{node}.npz": each node its own file
+    classes: Count | None = None  # of labels in files of one's own; else the file says it, or public test labels
+    test: Literal["public", "private"] | None = None  # who may see metrics on test data; see `Config.test_is_public`
+
+    @property
+    def published(self) -> bool:
+        """Whether this is a data set that anybody can have, its test set too."""
+        return self.path is None and self.name in BUILT_IN
 
     @model_validator(mode="after")
     def _sizes_fit(self) -> Data:
@@ -463,6 +474,26 @@ class Config(_Section):
                 )
         return self
 
+    @model_validator(mode="after")
+    def _labels_move_no_record(self) -> Config:
+        if self.seed is None and self.data.path is None and self.data.partition != "even":
+            raise Refused(
+                f"data.partition = {self.data.partition!r} without a seed",
+                "take 'even', or a file for each site (data.path): where labels decide who holds which records, the "
+                "public sizes J_i tell of labels; or give a seed: a simulation",
+            )
+        return self
+
+    @property
+    def test_is_public(self) -> bool:
+        """Whether metrics on test data may be told to peers and stand in what a run leaves for others.
+
+        As `data.test` says; else in simulations, and where the test set is a published one.
+        """
+        if self.data.test is not None and self.seed is None:
+            return self.data.test == "public"
+        return self.seed is not None or self.data.published
+
     @property
     def trust(self) -> Trust:
         """What an adversary sees: as the configuration says, else the algorithm's own."""
@@ -478,6 +509,9 @@ class Config(_Section):
         values = self.model_dump(mode="json")
         del values["name"]
         del values["data"]["path"]
+        del values["data"]["test"]  # each site's own choice
+        if self.data.classes is None:  # a key that came later: what was shared before is shared still
+            del values["data"]["classes"]
         del values["plan"]
         del values["algorithm"]["table_place"]
         values["engine"] = {"dtype": self.engine.dtype}
@@ -509,23 +543,36 @@ def _positive(sigma: float | list[float]) -> bool:
 def read(path: Path, changes: Sequence[str] = ()) -> Config:
     """Read run.toml and apply `--set KEY=VALUE` changes (VALUE is TOML, else a string; nothing takes the key out)."""
     try:
-        values = tomllib.loads(path.read_text())
+        text = read_bytes(path, _LONGEST).decode()
+        _refuse_endless_keys(path, text)
+        values = tomllib.loads(text)
     except OSError as error:
         raise Refused(f"cannot read the config {path}: {error.strerror}", "name a run.toml that is there") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except Refused:
+        raise
+    except (ValueError, RecursionError) as error:  # bytes or digits that are none, brackets without an end
         raise Refused(f"{path} is not TOML: {error}", "see run.toml in the README") from error
     return parse(values, changes)
 
 
+def _refuse_endless_keys(path: Path, text: str) -> None:
+    """Refuse keys of many parts, which take tomllib a time that grows with their square; numbers have dots too."""
+    for number, line in enumerate(text.splitlines(), 1):
+        if line.count(".") > _DOTS and _NUMBER.sub("", line).count(".") > _DOTS:
+            raise Refused(f"{path}, line {number}: more than {_DOTS} dots", "see run.toml in the README")
+
+
 def parse(values: dict[str, Any], changes: Sequence[str] = ()) -> Config:
     """Turn plain values into a checked configuration, after `--set KEY=VALUE` changes."""
-    values = copy.deepcopy(values) if changes else values
-    for change in changes:
-        _apply(values, change)
     try:
+        values = copy.deepcopy(values) if changes else values
+        for change in changes:
+            _apply(values, change)
         return Config.model_validate(values)
     except ValidationError as error:
         raise _refusal(error) from error
+    except RecursionError as error:
+        raise Refused("a value without an end: brackets in brackets", "see run.toml in the README") from error
 
 
 def differences(old: Config, new: Config) -> list[str]:
@@ -544,7 +591,7 @@ def _apply(values: dict[str, Any], change: str) -> None:
         raise Refused(f"--set {change}", "write --set KEY=VALUE, for example --set algorithm.batch=32")
     try:
         value = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+    except ValueError:
         value = text
     for section in sections:
         values = values.setdefault(section, {})

@@ -86,6 +86,7 @@ def prepare(
         normalised=a.unit_steps,
         weights=node_weights(a.weights, problem.samples, [m.sigma for m in protection.mechanisms]),
         release=_release(config, faults),
+        share_metrics=config.test_is_public,
     )
     refuse_vast(job, places)
     return job

@@ -26,10 +26,12 @@ from privsgp.algorithms import ALGORITHMS
 from privsgp.engine.evaluate import present
 from privsgp.engine.folder import Folder, read_metrics, write, write_json, write_tensors
 from privsgp.engine.job import NOT_DP, Job
+from privsgp.engine.kept import Summary
 from privsgp.engine.loop import Outcome, Training
 from privsgp.engine.rendezvous import World, join, refuse_differences, restarted
 from privsgp.engine.stops import Interrupted
 from privsgp.errors import Refused
+from privsgp.foreign import read_json
 from privsgp.gradient import Layout
 from privsgp.jobs import prepare, refuse_faults
 from privsgp.privacy import ledger
@@ -45,6 +47,8 @@ if TYPE_CHECKING:
     from privsgp.privacy.ledger import Header, Segment
 
 SUMMARY_VERSION = 1
+PUBLIC_TEST = "public: metrics on it are not covered by the guarantee"
+PRIVATE_TEST = "private: metrics on it are in private/ alone, and not covered by the guarantee"
 MODEL_VERSION = 1
 
 
@@ -304,7 +308,7 @@ def _summary(job: Job, outcome: Outcome, spent: list[float | None]) -> dict[str,
         "releases": outcome.releases,
         "relation": p.relation,
         "accountant": p.accountant,
-        "test_data": "assumed public: metrics on it are not covered by the guarantee",
+        "test_data": PUBLIC_TEST if job.share_metrics else PRIVATE_TEST,
         "virtual_seconds": last["virtual_seconds"],
         "bytes_sent": outcome.bytes_sent,
         "faults": outcome.faults,
@@ -340,7 +344,7 @@ def _finite(value: float) -> float | None:
 
 def load_result(folder: Folder, model: nn.Module) -> Result:
     """Read a finished run back; where the average model is on another machine, `model` is the first node's here."""
-    summary = json.loads(folder.summary.read_text())
+    summary = read_json(folder.summary, Summary)
     trained = copy.deepcopy(model)
     layout = Layout.of(model)
     here = [folder.node(i) for i in range(summary["nodes"]) if folder.node(i).exists()]

@@ -10,7 +10,7 @@ import pytest
 
 import runs
 from privsgp import config as configs
-from privsgp import jobs
+from privsgp import data, jobs
 from privsgp.engine.rendezvous import blocks
 
 PROCESSES, NODES, STEPS, DIM = 3, 11, 24, 64 * 8 + 8 + 8 * 10 + 10
@@ -70,3 +70,30 @@ def test_what_goes_through_the_store_is_small_and_known(watched):
         assert len(flat) < 2500
         numbers = word if isinstance(word, list) else []
         assert len(numbers) <= 4  # one for each of a process's nodes, at most
+
+
+def _accuracies(notes):
+    """Return what was told that is a share of 97 test records, by each process."""
+    said = [[json.loads(note["said"]) for note in own if "said" in note] for own in notes]
+    told = [[n for word in own if isinstance(word, list) for n in word if isinstance(n, float)] for own in said]
+    return [[n for n in own if 0 < n < 1 and abs(97 * n - round(97 * n)) < 1e-9] for own in told]
+
+
+@pytest.mark.parametrize("declared", [None, "public"])
+def test_accuracy_on_a_sites_own_test_records_is_told_only_if_they_are_declared_public(tmp_path, declared):
+    d, rows = data.load("digits"), np.random.default_rng(0).permutation(300)[:97]
+    for node in range(4):
+        mine = slice(200 * node, 200 * node + 200)
+        arrays = {"x": d.x[mine], "y": d.y[mine], "x_test": d.x_test[rows], "y_test": d.y_test[rows], "classes": 10}
+        np.savez(tmp_path / f"site-{node}.npz", **arrays)
+    own = f'path = "{tmp_path}/site-{{node}}.npz"' + (f'\ntest = "{declared}"' if declared else "")
+    text = runs.SMALL.replace("seed = 7\n", "").replace("sizes = [300, 300, 300, 300]", own)
+    config = runs.small(tmp_path, text.replace("steps = 30", "steps = 12"))
+    summary = cluster.train(tmp_path / "said", config, tmp_path / "out", 2, hook="cluster.watch", where=str(tmp_path))
+    notes = [[json.loads(line) for line in (tmp_path / f"{r}.jsonl").read_text().splitlines()] for r in range(2)]
+    assert [bool(told) for told in _accuracies(notes)] == [declared is not None] * 2
+    assert (summary["test_accuracy"] is None) == (declared is None)
+    words = [(tmp_path / "said" / f"{rank}.err").read_text() for rank in range(2)]
+    assert all(f"data.test = '{declared or 'private'}'" in said for said in words)
+    kept = sorted(path.name for path in (tmp_path / "out" / "private").glob("metrics*"))
+    assert kept == ([] if declared else ["metrics-0-1.jsonl", "metrics-2-3.jsonl"])

@@ -103,6 +103,7 @@ class Job:
     normalised: bool = False
     weights: Sequence[float] | None = None  # p_i of all nodes; None: all alike
     release: Release = field(default_factory=Release)
+    share_metrics: bool = True  # metrics on test data: told to peers and kept for others to read; else in private/
 
     @property
     def nodes(self) -> int:

@@ -79,7 +79,7 @@ class Training:
         self.averaging = Averaging(job.release, job.steps, self.state)
         self.algorithm = job.algorithm(self._block(), job.settings)
         self.step = self._stepper()
-        self.evaluator = Evaluator(self.model, self.layout, job, self.world)
+        self.evaluator = Evaluator(self.model, self.layout, job, self.world, folder.keep_metrics)
         self.stopping = Stopping()
         if job.device.type == "cpu":
             keep_memory()

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import json
 import multiprocessing
 import os
 import shutil
@@ -23,8 +22,10 @@ import torch
 from privsgp import config as configs
 from privsgp import problems, training
 from privsgp.engine.folder import Folder, read_metrics, write_json
+from privsgp.engine.kept import Summary
 from privsgp.engine.stops import Diverged, Interrupted
 from privsgp.errors import Refused
+from privsgp.foreign import read_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -213,4 +214,4 @@ def _read(task: Task) -> Run:
     folder = Folder(task.folder)
     if not folder.summary.exists():
         return Run(task.config, None, [])
-    return Run(task.config, json.loads(folder.summary.read_text()), read_metrics(folder.metrics))
+    return Run(task.config, read_json(folder.summary, Summary), read_metrics(folder.metrics))
