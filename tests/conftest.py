@@ -1,8 +1,23 @@
-"""Hypothesis without deadlines: a busy machine is no reason for a law to fail."""
+"""Hypothesis without deadlines: a busy machine is no reason for a law to fail. No test touches the user's home."""
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import settings
 
 settings.register_profile("no deadline", deadline=None)
 settings.load_profile("no deadline")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def shared_state(tmp_path_factory):
+    """Let no fixture write down in the user's home what its ledgers have spent."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PRIVSGP_STATE", str(tmp_path_factory.mktemp("state")))
+        yield
+
+
+@pytest.fixture(autouse=True)
+def own_state(tmp_path, monkeypatch):
+    """Let no test know of another's runs."""
+    monkeypatch.setenv("PRIVSGP_STATE", str(tmp_path / "state"))

@@ -44,6 +44,7 @@ def train(
     classes: int | None = None,
     features: nn.Module | Mapping[str, Any] | None = None,
     resume: bool = False,
+    moved: bool = False,
     **settings: Any,  # noqa: ANN401 - the sections of run.toml
 ) -> Result:
     """Train `model` from the weights it has; the run folder `out` is as from the command line.
@@ -53,7 +54,7 @@ def train(
     `nodes=16`, `graph="ring"`, `privacy={"epsilon": 1.0}`, `algorithm={"name": "privsgp-vr", "steps": 300}`,
     `engine={…}`. `features` is the section of that name, or any encoder: a frozen module, each sample by itself, whose
     outputs `model` is trained on. A `loss` of your own maps (outputs, targets) to one number per sample; `correct`
-    likewise to 0 or 1.
+    likewise to 0 or 1. `moved` goes with `resume`: the run folder comes from another disk, and is no copy.
 
     Guarantee: as from the command line: each node's certified (ε_i, δ_i) is in `summary["epsilon_spent"]`.
     Assumes: the weights that `model` starts from are public, and those of an encoder not learnt from the nodes' data.
@@ -75,7 +76,7 @@ def train(
         return problems.brought_home(config, alone)
 
     config, settled, plan = planning.settle(config, problem, Path(out), resume=resume)
-    result = training.run(config, settled, Path(out), resume=resume, plan=plan)
+    result = training.run(config, settled, Path(out), resume=resume, moved=moved, plan=plan)
     if not join().rank:
         page.leave(result)
     return result

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
 
 from safetensors import SafetensorError, safe_open
@@ -32,6 +32,7 @@ class Progress:
     seconds: float
     bytes_sent: int
     shared: str  # hash of the shared part of the configuration
+    ledgers: dict[str, tuple[int, str]] = field(default_factory=dict)  # by node: releases charged, head of the ledger
 
 
 def save(path: Path, progress: Progress, s: State, memory: dict[str, Tensor]) -> None:
