@@ -54,8 +54,7 @@ def test_a_ledger_is_continued_only_where_its_records_lie(tmp_path):
 def test_what_only_a_sum_may_show_is_not_hashed(trust, hashed, tmp_path):
     path = runs.small(tmp_path, UNSEEDED.replace('name = "privsgp"', f'name = "dp-srm"\ntrust = "{trust}"'))
     runs.train(path, tmp_path / "out", "--set=algorithm.steps=3")
-    lines = [json.loads(line) for line in (tmp_path / "out" / "ledger" / "node-0.jsonl").read_text().splitlines()]
-    assert [bool(line["digest"]) for line in lines if line["kind"] == "sent"] == [hashed] * 3
+    assert [bool(digest) for _, _, digest in runs.sent(tmp_path / "out")] == [hashed] * 3
     told = json.loads(runs.command("ledger", tmp_path / "out", "--json").out)
     assert [node["aggregated"] for node in told] == [1 if hashed else 4] * 4
 

@@ -50,6 +50,7 @@ def train(
     features: nn.Module | Mapping[str, Any] | None = None,
     resume: bool = False,
     ledger: str | Path | None = None,
+    moved: bool = False,
     **settings: Any,  # noqa: ANN401 - the sections of run.toml
 ) -> Result:
     """Train `model` from the weights it has; the run folder `out` is as from the command line.
@@ -61,7 +62,7 @@ def train(
     `seed=0`, `nodes=16`, `graph="ring"`, `privacy={"epsilon": 1.0}`, `algorithm={"name": "privsgp-vr", "steps": 300}`,
     `engine={…}`. `features` is the section of that name, or any encoder: a frozen module, each sample by itself, whose
     outputs `model` is trained on. A `loss` of your own maps (outputs, targets) to one number per sample; `correct`
-    likewise to 0 or 1.
+    likewise to 0 or 1. `moved` goes with `resume`: the run folder comes from another disk, and is no copy.
 
     Guarantee: as from the command line: each node's certified (ε_i, δ_i) is in `summary["epsilon_spent"]`.
     Assumes: the weights that `model` starts from are public, and those of an encoder not learnt from the nodes' data.
@@ -98,7 +99,7 @@ def train(
     for note in problems.test_notes(config, settled):
         _LOG.warning("%s", note)
     ledgers = None if ledger is None else Path(ledger)
-    result = training.run(config, settled, Path(out), resume=resume, ledgers=ledgers, plan=plan)
+    result = training.run(config, settled, Path(out), resume=resume, moved=moved, ledgers=ledgers, plan=plan)
     if not join().rank:
         page.leave(result)
     return result

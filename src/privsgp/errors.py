@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import re
 
 # What a terminal would obey or hide instead of showing it: C0 (but for tab and newline), C1, marks that turn the
@@ -31,3 +32,10 @@ def refuse_below_one(**counts: int | None) -> None:
     for option, count in counts.items():
         if count is not None and count < 1:
             raise Refused(f"--{option.replace('_', '-')} {count}", "take at least 1")
+
+
+def mending(error: OSError, otherwise: str) -> str:
+    """Say what helps against an error of the operating system: it is not always the disk."""
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        return "too many files are open at once: raise the limit (ulimit -n), or spread the nodes over more processes"
+    return otherwise

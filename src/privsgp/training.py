@@ -7,8 +7,10 @@ import copy
 import dataclasses
 import hashlib
 import json
+import logging
 import math
 import platform
+import re
 import resource
 import time
 import uuid
@@ -23,6 +25,7 @@ from torch import nn
 from privsgp import __version__, features
 from privsgp import config as configs
 from privsgp.algorithms import ALGORITHMS
+from privsgp.engine import witness
 from privsgp.engine.evaluate import present
 from privsgp.engine.folder import Folder, read_metrics, write, write_json, write_tensors
 from privsgp.engine.job import NOT_DP, Job
@@ -46,6 +49,8 @@ if TYPE_CHECKING:
     from privsgp.engine.loop import Watcher
     from privsgp.privacy.ledger import Header, Segment
 
+_LOG = logging.getLogger(__name__)
+_MOST_NAMED = 5
 SUMMARY_VERSION = 1
 PUBLIC_TEST = "public: metrics on it are not covered by the guarantee"
 PRIVATE_TEST = "private: metrics on it are in private/ alone, and not covered by the guarantee"
@@ -69,6 +74,7 @@ def run(
     out: Path,
     *,
     resume: bool = False,
+    moved: bool = False,
     ledgers: Path | None = None,
     watch: Watcher | None = None,
     plan: dict[str, Any] | None = None,
@@ -76,6 +82,7 @@ def run(
 ) -> Result:
     """Train, and leave a complete run folder behind. On a finished run `resume` changes nothing.
 
+    `moved` says that the run's folder was taken to another disk or machine, and that no copy of it goes on elsewhere.
     `ledgers` is the ledger folder of an earlier run on the same data: its budget is what this run may go on spending.
     `plan` is kept as plan.json: what `planning.settle` put in the place of "auto", and why. `faults` are of a simulated
     network. Started by torchrun, this is one process's share of the run; after a restart it resumes by itself.
@@ -88,15 +95,18 @@ def run(
         _refuse_other_model(problem, world)
         folder = Folder(out, "" if problem.block is None else f"-{problem.block.start}-{problem.block.stop - 1}")
         around = _circumstances(config, world, faults)
-        done = world.everywhere(lambda: _finished(folder, config, around, resume=resume or restarted()))
+        done = world.everywhere(lambda: _finished(folder, config, around, resume=resume, moved=moved))
         if all(world.exchange(done)):
             return load_result(folder, problem.model)
         ran = pooled(config, problem)[0]
         earlier = world.everywhere(lambda: earlier_runs(folder, ledgers, ran, problem.block))
+        if ran.private and ran.seed is None:
+            world.everywhere(lambda: _warn(folder, ran, earlier))
         job = prepare(config, problem, earlier, world, faults)
         training = Training(job, folder, watch, world)
         world.everywhere(lambda: locks.enter_context(folder.locked()))
         number = world.exchange(folder.run or uuid.uuid4().hex)[0]
+        world.everywhere(lambda: _refuse_odd_number(number))
         if first := _first_here(folder, world):
             folder.prepare()
             folder.identify(versions(), ledgers, number, around)
@@ -155,6 +165,12 @@ def _refuse_other_model(problem: Problem, world: World) -> None:
     refuse_differences(world, told)
 
 
+def _refuse_odd_number(number: object) -> None:
+    """Refuse a run number from process 0 that is none: it becomes part of ledgers and of file names."""
+    if not isinstance(number, str) or not re.fullmatch("[0-9a-f]{32}", number):
+        raise Refused(f"process 0 gives the run the number {number!r:.80}", "see to it that all run this release")
+
+
 def _refuse_other_run(folder: Folder, number: str) -> None:
     if folder.run != number:
         raise Refused(f"{folder.path} belongs to another run than process 0's folder", "choose another one with --out")
@@ -177,10 +193,32 @@ def earlier_runs(folder: Folder, ledgers: Path | None, config: Config, block: ra
     if not where.is_dir():
         raise Refused(f"--ledger {where} is no folder", "name the ledger folder of a run: runs/<name>/ledger")
     here = range(nodes) if block is None else block
-    found = [ledger.read(where / f"node-{i}.jsonl") if i in here else [] for i in range(nodes)]
+    found = [_spent(where / f"node-{i}.jsonl", i, config) if i in here else [] for i in range(nodes)]
     for segment in (segment for segments in found for segment in segments):
         _refuse_other_terms(where, segment.header, config)
     return [[segment for segment in segments if segment.header.run != folder.run] for segments in found]
+
+
+def _spent(path: Path, node: int, config: Config) -> list[Segment]:
+    """Return the runs in a ledger that is to be continued; refuse one that was put back to an older state."""
+    header = ledger.first(path)
+    if header is None:
+        raise Refused(f"{path} has not a single complete line", "restore it, or leave --ledger out to begin anew")
+    return ledger.read(path, witness.outside(header.run).get(node, []) if config.seed is None else [])
+
+
+def _warn(folder: Folder, config: Config, earlier: list[list[Segment]]) -> None:
+    """Say what a private run does not count: other private runs on records that lie on the nodes alike."""
+    counted = {segments[0].header.run for segments in earlier if segments} | {folder.run}
+    others = [one for one in witness.elsewhere(folder.path, layout(config)) if one.origin not in counted]
+    for one in others[:_MOST_NAMED]:
+        budget = "" if one.epsilon is None else f" under ε = {one.epsilon:g}"
+        _LOG.warning("%s has spent %d releases of node %d%s", one.folder, one.charged, one.node, budget)
+    if others:
+        told = "private run(s) on records laid out like these are not counted here: what they and this run spend"
+        _LOG.warning("%d %s add up; --ledger <run>/ledger goes on with the budget of one", len(others), told)
+    if (lost := witness.unusable()) is not None:
+        _LOG.warning("%s", lost)
 
 
 def _refuse_other_terms(where: Path, before: Header, config: Config) -> None:
@@ -220,10 +258,20 @@ def versions() -> dict[str, str]:
     return {"privsgp": __version__, "python": platform.python_version(), "torch": torch.__version__}
 
 
-def refuse_used(out: Path, *, resume: bool) -> None:
-    """Refuse a folder that holds a run already; to be asked before anything is computed."""
-    if Folder(out).config.exists() and not resume and not restarted():
+def refuse_used(out: Path, *, resume: bool, secret: bool = False) -> None:
+    """Refuse a folder that holds a run already, and to resume a secret run where there is none.
+
+    To be asked before anything is computed. A process that torchrun starts again goes on by itself, or begins where
+    there is no folder yet: before there is one, nothing was spent.
+    """
+    there = Folder(out).config.exists()
+    if there and not resume and not restarted():
         raise Refused(f"{out} already holds a run", "add --resume to continue it, or choose another --out")
+    if secret and resume and not there:
+        raise Refused(
+            f"--resume with --out {out}: there is no run to resume, and a new one would spend its budget anew",
+            "name the run's folder in --out; to begin a run, start it without --resume",
+        )
 
 
 def standing(out: Path) -> str:
@@ -235,10 +283,10 @@ def standing(out: Path) -> str:
     return f"the run in {out} goes on"
 
 
-def _finished(folder: Folder, config: Config, around: dict[str, Any], *, resume: bool) -> bool:
-    """Tell whether the run is finished; refuse a folder that belongs to another one."""
+def _finished(folder: Folder, config: Config, around: dict[str, Any], *, resume: bool, moved: bool) -> bool:
+    """Tell whether the run is finished; refuse a folder that belongs to another one, and a copy of one."""
     folder.refuse_unless_writable()
-    refuse_used(folder.path, resume=resume)
+    refuse_used(folder.path, resume=resume, secret=config.private and config.seed is None)
     if not folder.config.exists():
         return False
     changed = configs.differences(configs.read(folder.config), config)
@@ -250,7 +298,11 @@ def _finished(folder: Folder, config: Config, around: dict[str, Any], *, resume:
     before = folder.identity.get("circumstances") or around
     if changed := [f"{key}: {before.get(key)} → {around[key]}" for key in around if before.get(key) != around[key]]:
         raise Refused(f"--resume with other {'; '.join(changed)}", "resume as the run was started")
-    return folder.summary.exists()
+    if folder.summary.exists():
+        return True
+    if config.seed is None:
+        witness.refuse_copy(folder, moved=moved)
+    return False
 
 
 def _finish(job: Job, folder: Folder, outcome: Outcome, world: World, *, first: bool) -> Result:

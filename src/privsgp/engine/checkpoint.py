@@ -10,7 +10,7 @@ import hashlib
 import json
 import logging
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -44,6 +44,7 @@ class Progress:
     seconds: float
     bytes_sent: int
     shared: str  # hash of the shared part of the configuration
+    ledgers: dict[str, tuple[int, str]] = field(default_factory=dict)  # by node: releases charged, head of the ledger
 
 
 def save(path: Path, progress: Progress, s: State, memory: dict[str, Tensor], run: str = "") -> None:

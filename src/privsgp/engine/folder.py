@@ -87,6 +87,11 @@ class Folder:
         """The checkpoint before the last: others may not have come further when a process dies."""
         return self.path / "private" / f"checkpoint{self.part}-before.safetensors"
 
+    @property
+    def place(self) -> Path:
+        """Where this folder was when its ledgers were opened, and what they held; of runs without a seed."""
+        return self.path / "private" / f"place{self.part}.json"
+
     def node(self, i: int) -> Path:
         """Node i's own model z_i."""
         return self.path / "nodes" / f"{i}.safetensors"

@@ -92,6 +92,7 @@ class Training:
         refuse_coarser(job)
         k, spent = self._begin()
         rows = self._start_metrics(k)
+        self.payments.since = k
         with self.stopping, self.payments:
             self.drawing.attempt = max(self.world.exchange(max(self.drawing.attempt, self.payments.attempt(k))))
             while k < job.steps and self.payments.granted(k, self.drawing.attempt):
@@ -215,7 +216,8 @@ class Training:
             raise Diverged(k, f"the message of node {self.job.here[int(finite.logical_not().nonzero()[0])]}")
         if not self.job.checkpoint_every:
             return  # a simulation can be repeated, and its table may be larger than the disk
-        progress = Progress(k, self.drawing.attempt, seconds, self.bytes_sent, self.job.shared_hash)
+        heads = self.payments.heads()
+        progress = Progress(k, self.drawing.attempt, seconds, self.bytes_sent, self.job.shared_hash, heads)
         if not self.world.alone and self.folder.checkpoint.exists():
             self.folder.checkpoint.replace(self.folder.checkpoint_before)
         checkpoint.save(self.folder.checkpoint, progress, self.state, self._memory(), self.folder.run or "")
