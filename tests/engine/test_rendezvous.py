@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.distributed import HashStore
 
-from privsgp.engine import rendezvous
+from privsgp.engine import rendezvous, told
 from privsgp.engine.rendezvous import PeerLost, World, blocks, refuse_differences
 from privsgp.errors import Refused
 
@@ -45,7 +45,7 @@ def _all(size, action, patience=5.0):
 
 def test_everybody_hears_everybody_round_after_round():
     def talk(world):
-        return [world.exchange([world.rank, k]) for k in range(5)]
+        return [world.exchange([world.rank, k], told.each(told.whole(), 2)) for k in range(5)]
 
     assert _all(3, talk) == [[[[r, k] for r in range(3)] for k in range(5)]] * 3
 
@@ -53,7 +53,7 @@ def test_everybody_hears_everybody_round_after_round():
 def test_a_world_of_one_needs_no_store():
     world = World()
     assert world.alone
-    assert world.exchange("a") == ["a"]
+    assert world.exchange("a", told.text("a", "a letter")) == ["a"]
     assert world.everywhere(lambda: 3) == 3
     with world.leaving():
         pass
@@ -83,7 +83,7 @@ def test_differences_are_named_with_both_values():
 
 def test_who_never_speaks_is_missed_after_the_set_time():
     def talk(world):
-        return None if world.rank == 2 else world.exchange(1)
+        return None if world.rank == 2 else world.exchange(1, told.whole())
 
     first, second, _ = _all(3, talk, patience=0.3)
     assert first.rank == second.rank == 2
@@ -91,17 +91,17 @@ def test_who_never_speaks_is_missed_after_the_set_time():
 
 
 def test_who_stops_living_is_missed_though_patience_is_long(monkeypatch):
-    monkeypatch.setattr(rendezvous, "SILENCE", 0.3)
+    monkeypatch.setattr(rendezvous, "_QUIET", 0.3 / 60)
     monkeypatch.setattr(rendezvous, "_BEAT", 0.05)
     dead = threading.Event()
 
     def talk(world):
-        world.exchange(1)
+        world.exchange(1, told.whole())
         if world.rank == 1:
             dead.wait(0.2)
             world._die()
             return None
-        return world.exchange(2)
+        return world.exchange(2, told.whole())
 
     first, _, third = _all(3, talk, patience=60.0)
     assert first.rank == third.rank == 1
@@ -114,7 +114,7 @@ def test_all_name_the_first_who_was_missed():
     def talk(world):
         if world.rank == 0:
             return world.lost(2, "its connection closed")
-        return world.exchange(1)
+        return world.exchange(1, told.whole())
 
     first, second, third = _all(3, talk, patience=2.0)
     assert {first.rank, second.rank, third.rank} == {2}
@@ -127,9 +127,9 @@ def test_a_bad_end_is_told():
             with pytest.raises(OSError, match="disk"), world.leaving():
                 raise OSError("disk full at a secret place")
             return None
-        return world.exchange(1)
+        return world.exchange(1, told.whole())
 
-    _, told = _all(2, work, patience=2.0)
-    assert told.rank == 0
-    assert "it ended with OSError" in str(told)
-    assert "secret" not in str(told)
+    _, heard = _all(2, work, patience=2.0)
+    assert heard.rank == 0
+    assert "it ended with OSError" in str(heard)
+    assert "secret" not in str(heard)

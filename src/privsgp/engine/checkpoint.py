@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from safetensors import SafetensorError, safe_open
 
 from privsgp.algorithms import State
+from privsgp.engine import told
 from privsgp.engine.folder import write_tensors
 from privsgp.errors import Refused
 
@@ -68,7 +69,7 @@ def last_common(folder: Folder, world: World, shared: str) -> tuple[Path, Progre
             mine[progress.step] = path, progress
             if progress.shared != shared:
                 raise Refused(f"{path} belongs to another configuration", "resume with the configuration that wrote it")
-    everybody = world.exchange(list(mine))
+    everybody = world.exchange(list(mine), told.each(told.whole(), 0, 1, 2))
     common = set(everybody[0]).intersection(*everybody[1:])
     return mine[max(common)] if common else None
 

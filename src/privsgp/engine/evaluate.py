@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from privsgp.engine import told
+
 if TYPE_CHECKING:
     from privsgp.algorithms import State
     from privsgp.engine.job import Job, PerSampleFunction
@@ -48,8 +50,9 @@ class Evaluator:
         """Measure this process's nodes. Of several processes none sees the average model: nodes tell their own."""
         if self.world.alone:
             return self.measured(k, seconds, s)
-        told = self.world.exchange(self._accuracies(s))
-        return self._times(k, seconds) | _spread([accuracy for own in told for accuracy in own])
+        own: list[float | None] = list(self._accuracies(s) if self.job.share_metrics else []) or [None] * len(s.w)
+        said = self.world.of_nodes(own, told.perhaps(told.real(0.0, 1.0)), self.job.nodes)
+        return self._times(k, seconds) | _spread([accuracy for accuracy in said if accuracy is not None])
 
     def measured(self, k: int, seconds: float, s: State) -> dict[str, Any]:
         """Measure all nodes on public test data; on training data only in simulation, where it is all here."""
@@ -95,8 +98,8 @@ class Evaluator:
         return float(np.mean([self.mean(learning.loss, mean, a[: m.samples], b[: m.samples]) for a, b, m in data]))
 
 
-def _spread(told: list[float]) -> dict[str, float]:
-    return {"mean_node_accuracy": float(np.mean(told)), "worst_node_accuracy": min(told)} if told else {}
+def _spread(each: list[float]) -> dict[str, float]:
+    return {"mean_node_accuracy": float(np.mean(each)), "worst_node_accuracy": min(each)} if each else {}
 
 
 def _number(value: float) -> float | None:

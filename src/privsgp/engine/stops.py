@@ -2,9 +2,24 @@
 
 from __future__ import annotations
 
+import math
 import signal
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from privsgp.algorithms import State
+
+LEAST = 2.0**-24  # of the weight w a node starts with: below, z = x / w is what rounding and single steps make it
+
+
+def largest(dtype: torch.dtype) -> float:
+    """Return the largest number a model may hold: its square is still a number."""
+    return math.sqrt(torch.finfo(dtype).max)
 
 
 class Interrupted(Exception):
@@ -18,17 +33,29 @@ class Interrupted(Exception):
 
 
 class Diverged(Exception):
-    """A message was not finite, or without noise the test loss. Messages are noised: a look at them reveals nothing."""
+    """A message is no model, or without noise the test loss no number. Messages are noised: a look reveals nothing."""
 
-    def __init__(self, step: int, what: str) -> None:
+    def __init__(self, step: int, what: str, how: str = "is not finite, or too large to be a model's") -> None:
         super().__init__(
-            f"{what} is not finite after step {step}: the run has diverged\n"
+            f"{what} {how}, after step {step}: the run has diverged\n"
             "  → lower algorithm.step_size or privacy.clip, and choose another --out"
         )
 
 
 class ReplayDiffers(Exception):
     """A step computed again after a crash gives other bytes than were sent: it must not go out with the same noise."""
+
+
+def refuse_no_model(k: int, s: State, nodes: range, left: Collection[int] = ()) -> None:
+    """End the run where a node's x, w and z = x / w are no model; one that has `left` for good has none."""
+    most = largest(s.x.dtype)
+    for values, how in (
+        (torch.maximum(s.x.abs().amax(1), s.z.abs().amax(1)) <= most, "is not finite, or too large to be a model's"),
+        (s.w > LEAST, f"has a weight w below {LEAST:.1g}: too little has reached it to tell z = x / w"),
+    ):
+        wrong = [node for node, fine in zip(nodes, values.tolist(), strict=True) if not fine and node not in left]
+        if wrong:
+            raise Diverged(k, f"the model of node {wrong[0]}", how)
 
 
 class Stopping:
