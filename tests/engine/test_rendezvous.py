@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -133,3 +135,83 @@ def test_a_bad_end_is_told():
     assert heard.rank == 0
     assert "it ended with OSError" in str(heard)
     assert "secret" not in str(heard)
+
+
+def _beside_a_liar(*words):
+    """Return the world of process 0, in which process 1 has said all it ever says."""
+    store = HashStore()
+    for number, word in enumerate(words, 1):
+        store.set(f"{number}/1", word)
+    return World(0, 2, store, 5.0)
+
+
+@pytest.mark.parametrize(
+    "word",
+    ["{", "[" * 9999, '"a', "1" * 5000, "[NaN]", "[1.0]", "[1, 1, 1]", '["1", 1]', "null", "\xff\x00", "[-1, 1]"],
+)
+def test_what_cannot_be_is_refused_in_the_name_of_who_says_it(word):
+    with pytest.raises(Refused, match="^process 1 says ") as refused:
+        _beside_a_liar(word).of_nodes([1, 2], told.whole(), 4)
+    assert len(refused.value.what) < 500
+
+
+def test_what_others_make_of_my_word_is_not_used():
+    world = _beside_a_liar("[1.0, 1.0]")
+
+    class Overwritten:
+        def __getattr__(self, name):
+            return getattr(world.real, name)
+
+        def multi_get(self, keys):
+            world.real.set("1/0", "[1e-9, 1e-9]")
+            return world.real.multi_get(keys)
+
+    world.real, world._store = world.store, Overwritten()
+    with pytest.raises(Refused, match="changed in the meeting place"):
+        world.of_nodes([1.0, 2.0], told.real(), 4)
+
+
+def test_an_alarm_that_anybody_may_have_written():
+    store = HashStore()
+    store.set("alarm", '["\\u001b[2J", 7]')
+    assert World(0, 2, store, 1.0).lost(1, "silent").rank == 1
+    store.set("alarm", json.dumps([1, "\x1b[2J" + "a" * 9999]))
+    said = str(World(0, 2, store, 1.0).lost(1, "silent"))
+    assert "\x1b" not in said
+    assert len(said) < 500
+
+
+def test_a_meeting_place_that_stands_still_is_missed_after_the_set_time():
+    stopped = threading.Event()
+
+    class Still(HashStore):
+        def set(self, key, value):
+            stopped.wait(20)
+
+    begun = time.monotonic()
+    try:
+        with pytest.raises(PeerLost, match=r"the meeting place does not answer: within 0\.3 s"):
+            World(1, 2, Still(), 0.3).exchange(1, told.whole())
+        assert time.monotonic() - begun < 5
+    finally:
+        stopped.set()
+
+
+def test_silence_follows_patience():
+    """A cut of ten seconds does not end a run whose patience is two minutes."""
+    assert World(patience=120.0).silence > 10
+    assert World(patience=20.0).silence == 5
+    assert World(patience=1.0).silence == 1
+
+
+def test_differences_are_named_without_control_characters():
+    with pytest.raises(Refused, match="does not fit") as refused:
+        refuse_differences(_beside_a_liar(json.dumps({"a\x1b[2J": "\x1b]0;x"}), "null"), {"a": 1})
+    assert "\x1b" not in refused.value.what
+
+
+@pytest.mark.parametrize("value", ["soon", "-1", "0", "nan"])
+def test_a_patience_that_cannot_be(monkeypatch, value):
+    monkeypatch.setenv("PRIVSGP_PATIENCE", value)
+    with pytest.raises(Refused, match="PRIVSGP_PATIENCE"):
+        rendezvous._patience()

@@ -23,11 +23,11 @@ from torch import Tensor
 from torch.distributed.distributed_c10d import PrefixStore
 
 from privsgp.engine.rendezvous import blocks
-from privsgp.engine.stops import Diverged, largest
+from privsgp.engine.stops import refuse_wild, wild
 from privsgp.engine.terminating import ending_with_words
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -50,7 +50,7 @@ class _Arrival(NamedTuple):
     """What comes from one process (or from our own nodes), as rounds in which no target occurs twice."""
 
     rank: int
-    nodes: NDArray[np.int64]  # who sends each row
+    nodes: Sequence[int]  # who sends each row
     rounds: list[tuple[Tensor, Tensor]]  # (targets among our rows, rows of the message)
 
 
@@ -79,7 +79,7 @@ class Across:
         """Return this block's rows of (P^k x, P^k w)."""
         self.world.step = k
         plan = self._at(k)
-        self._refuse_no_model(self.world.rank, np.asarray(self.blocks[self.world.rank]), x)
+        self._refuse_wild(self.world.rank, self.blocks[self.world.rank], x)
         self.settle()
         arriving = self._post(plan, x, w)
         self.meanwhile(k)
@@ -119,7 +119,7 @@ class Across:
             message = self._room(len(block))
             with self._watching(rank):
                 dist.recv(message, rank)
-            parts.append(self._checked(message, rank, np.asarray(block)))
+            parts.append(self._checked(message, rank, block))
         return torch.cat([part for part, _ in parts]), torch.cat([weight for _, weight in parts])
 
     def _whole(self, x: Tensor) -> _Parcel:
@@ -193,7 +193,7 @@ class Across:
         run = int.from_bytes(hashlib.sha256(f"privsgp/message/{self.world.run}".encode()).digest()[:7])
         return [run, self.world.step, sender, message.numel()]
 
-    def _checked(self, message: Tensor, rank: int, nodes: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
+    def _checked(self, message: Tensor, rank: int, nodes: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Return a message's rows and weights, if it is this step's from that process and whole.
 
         Guarantee: what is returned was sent by the peer to its last byte, w is positive and rows are finite.
@@ -208,18 +208,15 @@ class Across:
         if bool(wrong.any()):
             node, w = nodes[int(wrong.nonzero()[0])], float(weights[wrong][0])
             self.world.refuse(rank, f"sent w = {w:g} for its node {node} at step {self.world.step}: it lies in (0, n]")
-        self._refuse_no_model(rank, nodes, rows)
+        self._refuse_wild(rank, nodes, rows)
         return rows, weights
 
-    def _refuse_no_model(self, rank: int, nodes: NDArray[np.int64], rows: Tensor) -> None:
-        """End the run at a message that is not finite, or too large to be squared, in the name of its sender."""
-        low, high = torch.aminmax(rows)
-        if bool(torch.maximum(-low, high) <= largest(self.dtype)):  # false too where one is not a number
-            return
-        wrong = ~(rows.abs().amax(1) <= largest(self.dtype))
-        what = f"the message of node {nodes[int(wrong.nonzero()[0])]}"
-        self.world.lost(rank, f"{what} is not a model")
-        raise Diverged(self.world.step, f"{what} (process {rank})")
+    def _refuse_wild(self, rank: int, nodes: Sequence[int], rows: Tensor) -> None:
+        """End the run at a message that can be no model, in the name of its sender."""
+        row = wild(rows)
+        if row is not None:
+            self.world.lost(rank, f"the message of its node {nodes[row]} is no model")
+            refuse_wild(self.world.step, rows, nodes, f" (process {rank})")
 
     def _at(self, k: int) -> _Plan:
         if self.graph.period is None:
@@ -243,7 +240,7 @@ class Across:
 
         def arrival(source: int) -> _Arrival:
             chosen = (sender == source) & (receiver == rank)
-            return _Arrival(source, edges.source[chosen], self._rounds(edges.target[chosen] - here.start))
+            return _Arrival(source, edges.source[chosen].tolist(), self._rounds(edges.target[chosen] - here.start))
 
         targets, sources = np.unique(receiver[sender == rank]), np.unique(sender[receiver == rank])
         away = int(np.count_nonzero((sender == rank) & (edges.source != edges.target)))

@@ -32,7 +32,7 @@ def average(s: State) -> Tensor:
 
 def present(s: State) -> Tensor:
     """Tell which nodes are still there: the weight of one that left a simulated network for good is 0."""
-    return s.w > 0
+    return s.w != 0
 
 
 def consensus_error(s: State) -> float:

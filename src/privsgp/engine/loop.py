@@ -30,7 +30,7 @@ from privsgp.engine.payments import Payments
 from privsgp.engine.rendezvous import World
 from privsgp.engine.robust import Robust
 from privsgp.engine.step import chosen
-from privsgp.engine.stops import Diverged, Interrupted, ReplayDiffers, Stopping, refuse_no_model
+from privsgp.engine.stops import Diverged, Interrupted, ReplayDiffers, Stopping, refuse_no_model, refuse_wild
 from privsgp.gradient import Layout, stack
 from privsgp.threads import leaving_one
 
@@ -125,7 +125,7 @@ class Training:
     def _end(self, k: int, rows: list[dict[str, Any]], seconds: float) -> Outcome:
         """Put together what came out; of several processes only the first sees all nodes, and only now."""
         final = self._mixed_on(k, self.averaging.released(self.state))
-        refuse_no_model(k, final, self.job.here, self._left(k))
+        refuse_no_model(k, final, self.job.here, [] if self.job.faults is None else self.job.faults.left(k - 1))
         s: State | None = final
         if isinstance(self.transport, Across):
             whole = self.transport.gather(final.x, final.w)
@@ -217,17 +217,13 @@ class Training:
         return due and any(self.world.exchange(stop, told.FLAG))
 
     def _checkpoint(self, k: int, seconds: float) -> None:
-        refuse_no_model(k, self.state, self.job.here, self._left(k))
+        refuse_wild(k, self.state.x, self.job.here)
         if not self.job.checkpoint_every:
             return  # a simulation can be repeated, and its table may be larger than the disk
         progress = Progress(k, self.drawing.attempt, seconds, self.bytes_sent, self.job.shared_hash)
         if not self.world.alone and self.folder.checkpoint.exists():
             self.folder.checkpoint.replace(self.folder.checkpoint_before)
         checkpoint.save(self.folder.checkpoint, progress, self.state, self._memory())
-
-    def _left(self, k: int) -> list[int]:
-        """Return the nodes that have left a simulated network for good within k steps."""
-        return [] if self.job.faults is None else self.job.faults.left(k - 1)
 
     def _memory(self) -> dict[str, Tensor]:
         """Return what must survive besides x and w: the algorithm's, and what is on its way on a faulty network."""
@@ -246,9 +242,8 @@ class Training:
 
     def _refuse_nonsense(self, k: int, row: dict[str, Any]) -> None:
         if not self.job.algorithm.private and row.get("test_loss", 0.0) is None:
-            raise Diverged(
-                k, "the test loss", "is not finite"
-            )  # gradients that overflow count as 0: the messages may stay finite
+            # Gradients that overflow count as 0: the messages may stay finite.
+            raise Diverged(k, "the test loss is not finite")
 
     def _block(self) -> Block:
         job, learning = self.job, self.job.learning
