@@ -147,10 +147,10 @@ def _beside_a_liar(*words):
 
 @pytest.mark.parametrize(
     "word",
-    ["{", "[" * 9999, '"a', "1" * 5000, "[NaN]", "[1.0]", "[1, 1, 1]", '["1", 1]', "null", "\xff\x00", "[-1, 1]"],
+    ["{", "[" * 9999, '"a', "1" * 5000, "[NaN]", "[1, 1, 1]", '["1", 1]', "null", "\xff\x00", "[-1, 1]"],
 )
 def test_what_cannot_be_is_refused_in_the_name_of_who_says_it(word):
-    with pytest.raises(Refused, match="^process 1 says ") as refused:
+    with pytest.raises(Refused, match=r"^process 1 says ") as refused:
         _beside_a_liar(word).of_nodes([1, 2], told.whole(), 4)
     assert len(refused.value.what) < 500
 
