@@ -119,6 +119,7 @@ def pause_at_exchange(rank: int, *, victim: int, number: int) -> None:
     def living(self: Any) -> None:
         if rank == victim and next(calls, None) is None and not self._ended.is_set():
             World._live = live
+            time.sleep(1.2)  # by then it has given a sign of life
             os.kill(os.getpid(), signal.SIGSTOP)
         live(self)
 
