@@ -14,6 +14,7 @@ from privsgp import config as configs
 from privsgp import data, features, models
 from privsgp.algorithms import ALGORITHMS
 from privsgp.encoding import encoded, make_encoder
+from privsgp.engine import told
 from privsgp.engine.job import NOT_DP, chosen_device, public_seed
 from privsgp.engine.rendezvous import World, blocks, greet, join
 from privsgp.errors import Refused
@@ -106,7 +107,7 @@ def load_problem(config: Config, data_dir: Path | None = None) -> Problem:
     )
     if world.alone or config.data.path is None:
         return problem
-    sizes = [J for own in world.exchange([len(rows) for rows in problem.parts]) for J in own]
+    sizes = world.of_nodes([len(rows) for rows in problem.parts], told.whole(1), config.data.nodes)
     return dataclasses.replace(problem, sizes=sizes)
 
 

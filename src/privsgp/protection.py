@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from privsgp.algorithms import ALGORITHMS, Settings
+from privsgp.engine import told
 from privsgp.engine.job import Protection
 from privsgp.engine.rendezvous import World, blocks
 from privsgp.errors import Refused
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from privsgp.privacy.counting import Count
     from privsgp.privacy.ledger import Segment
 
+
+_LEAST = 1e-100  # a σ that another process may tell: weights are made of its square
 
 # Keys of [algorithm] whose defaults are those of `Settings`.
 _DEFAULTED = (
@@ -82,10 +85,10 @@ def protect(
         world = world or World()
         here = blocks(n, world.size)[world.rank]
         own = world.everywhere(lambda: [calibrated(i) for i in here])
-        told = [sigma for theirs in world.exchange(own) for sigma in theirs]
+        all_sigmas = world.of_nodes(own, told.real(_LEAST, 1 / _LEAST), n)
         if config.trust == "secure aggregation":
-            told = [max(told)] * n  # each node is counted as if all added as much noise as it does
-        mechanisms = [bare.with_sigma(sigma) for bare, sigma in zip(mechanisms, told, strict=True)]
+            all_sigmas = [max(all_sigmas)] * n  # each node is counted as if all added as much noise as it does
+        mechanisms = [bare.with_sigma(sigma) for bare, sigma in zip(mechanisms, all_sigmas, strict=True)]
 
     def epsilon(node: int, releases: int) -> float:
         return counts[node].epsilon(mechanisms[node], releases, deltas[node])

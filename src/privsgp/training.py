@@ -10,7 +10,6 @@ import json
 import logging
 import math
 import platform
-import re
 import resource
 import time
 import uuid
@@ -25,13 +24,13 @@ from torch import nn
 from privsgp import __version__, features
 from privsgp import config as configs
 from privsgp.algorithms import ALGORITHMS
-from privsgp.engine import witness
+from privsgp.engine import told, witness
 from privsgp.engine.evaluate import present
 from privsgp.engine.folder import Folder, read_metrics, write, write_json, write_tensors
 from privsgp.engine.job import NOT_DP, Job
 from privsgp.engine.kept import Summary
 from privsgp.engine.loop import Outcome, Training
-from privsgp.engine.rendezvous import World, join, refuse_differences, restarted
+from privsgp.engine.rendezvous import World, blocks, join, refuse_differences, restarted
 from privsgp.engine.stops import Interrupted
 from privsgp.errors import Refused
 from privsgp.foreign import read_json
@@ -55,6 +54,22 @@ SUMMARY_VERSION = 1
 PUBLIC_TEST = "public: metrics on it are not covered by the guarantee"
 PRIVATE_TEST = "private: metrics on it are in private/ alone, and not covered by the guarantee"
 MODEL_VERSION = 1
+_RUN = told.text("[0-9a-f]{32}", "the number of a run")
+_PLACE = told.text("[0-9a-f]{64}", "the SHA-256 of a place")
+_NUMBER = told.perhaps(told.real(-math.inf))
+# What the first process alone can see of a run, and tells the others when it has ended.
+_MEASURED = (
+    "test_accuracy", "mean_node_accuracy", "worst_node_accuracy", "test_loss", "train_loss", "consensus_error",
+    "virtual_seconds", "seconds", "steps_per_second",
+)  # fmt: skip
+_SEEN = dict.fromkeys(_MEASURED, _NUMBER) | {
+    "peak_memory_bytes": told.perhaps(told.whole()),
+    "finished": told.text(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", "a time"),
+}
+# What a process checks in a summary that another one wrote for it.
+_PROMISED = (
+    "simulation", "relation", "accountant", "epsilon_spent", "epsilon_budget", "delta", "sigma", "samples", "releases",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -96,7 +111,7 @@ def run(
         folder = Folder(out, "" if problem.block is None else f"-{problem.block.start}-{problem.block.stop - 1}")
         around = _circumstances(config, world, faults)
         done = world.everywhere(lambda: _finished(folder, config, around, resume=resume, moved=moved))
-        if all(world.exchange(done)):
+        if all(world.exchange(done, told.FLAG)):
             return load_result(folder, problem.model)
         ran = pooled(config, problem)[0]
         earlier = world.everywhere(lambda: earlier_runs(folder, ledgers, ran, problem.block))
@@ -105,22 +120,23 @@ def run(
         job = prepare(config, problem, earlier, world, faults)
         training = Training(job, folder, watch, world)
         world.everywhere(lambda: locks.enter_context(folder.locked()))
-        number = world.exchange(folder.run or uuid.uuid4().hex)[0]
-        world.everywhere(lambda: _refuse_odd_number(number))
-        if first := _first_here(folder, world):
+        number = world.exchange(folder.run or uuid.uuid4().hex, _RUN)[0]
+        world.run = number
+        beside = _beside(folder, world)
+        if beside[0] == world.rank:
             folder.prepare()
             folder.identify(versions(), ledgers, number, around)
             write(folder.config, config.toml())
             if plan is not None:
                 write_json(folder.plan, plan)
-        world.exchange(None)  # the folder is ready
+        world.exchange(None, told.NOTHING)  # the folder is ready
         world.everywhere(lambda: _refuse_other_run(folder, number))
         try:
             outcome = training.run()
         except Interrupted as stopped:
             stopped.kept = folder.checkpoint.exists() or folder.checkpoint_before.exists()
             raise
-        return _finish(job, folder, outcome, world, first=first)
+        return _finish(job, folder, outcome, world, beside)
 
 
 def _circumstances(config: Config, world: World, faults: Faults | None) -> dict[str, Any]:
@@ -146,12 +162,12 @@ def _circumstances(config: Config, world: World, faults: Faults | None) -> dict[
     return told
 
 
-def _first_here(folder: Folder, world: World) -> bool:
-    """Tell whether this is the first of the processes that share this folder: it writes what they have in common."""
+def _beside(folder: Folder, world: World) -> list[int]:
+    """Return the processes that say they share this folder: the first of them writes what they have in common."""
     machine = Path("/proc/sys/kernel/random/boot_id")
     name = (machine.read_text() if machine.exists() else platform.node()) + str(folder.path.resolve())
-    places = world.exchange(hashlib.sha256(name.encode()).hexdigest())
-    return places.index(places[world.rank]) == world.rank
+    places = world.exchange(hashlib.sha256(name.encode()).hexdigest(), _PLACE)
+    return [rank for rank, place in enumerate(places) if place == places[world.rank]]
 
 
 def _refuse_other_model(problem: Problem, world: World) -> None:
@@ -163,12 +179,6 @@ def _refuse_other_model(problem: Problem, world: World) -> None:
     encoder = None if problem.encoder is None else features.digest(problem.encoder)
     told = {"number of weights": x0.numel(), "SHA-256 of the first weights": digest, "SHA-256 of the features": encoder}
     refuse_differences(world, told)
-
-
-def _refuse_odd_number(number: object) -> None:
-    """Refuse a run number from process 0 that is none: it becomes part of ledgers and of file names."""
-    if not isinstance(number, str) or not re.fullmatch("[0-9a-f]{32}", number):
-        raise Refused(f"process 0 gives the run the number {number!r:.80}", "see to it that all run this release")
 
 
 def _refuse_other_run(folder: Folder, number: str) -> None:
@@ -305,21 +315,45 @@ def _finished(folder: Folder, config: Config, around: dict[str, Any], *, resume:
     return False
 
 
-def _finish(job: Job, folder: Folder, outcome: Outcome, world: World, *, first: bool) -> Result:
-    """Write the nodes' models, the average model where it is known, and a summary in each of the run's folders."""
+def _finish(job: Job, folder: Folder, outcome: Outcome, world: World, beside: list[int]) -> Result:
+    """Write the nodes' models, the average model where it is known, and a summary in each of the run's folders.
+
+    Guarantee: what a summary says of a folder's own nodes is what their processes counted by their own ledgers.
+    """
     layout = Layout.of(job.learning.model)
     if outcome.average is not None:
         _save_model(job, folder.model, layout, outcome.average)
     for i, z, stayed in zip(job.here, outcome.state.z, present(outcome.state), strict=True):
         if stayed:
             _save_model(job, folder.node(i), layout, z)
-    own = [job.protection.epsilon(i, outcome.releases[i]) for i in job.here] if job.guarantees else []
-    spent = [_finite(epsilon) for theirs in world.exchange(own) for epsilon in theirs]
-    summary = world.exchange(_summary(job, outcome, spent) if world.rank == 0 else {})[0]
-    if first:
+    own = [_finite(job.protection.epsilon(i, outcome.releases[i])) if job.guarantees else None for i in job.here]
+    spent = world.of_nodes(own, told.perhaps(told.real()), job.nodes)
+    forms = [told.keys(_SEEN)] + [told.NOTHING] * (world.size - 1)
+    seen = world.exchange_each(_seen(job, outcome) if world.rank == 0 else None, forms)[0]
+    summary = _summary(job, outcome, spent, seen or {}, _elsewhere(job, world, beside))
+    if beside[0] == world.rank:
         write_json(folder.summary, summary)
-    world.exchange(None)
+    world.exchange(None, told.NOTHING)
+    world.everywhere(lambda: _refuse_other_summary(folder, summary))
     return load_result(folder, job.learning.model)
+
+
+def _elsewhere(job: Job, world: World, beside: list[int]) -> list[int]:
+    """Return the nodes whose ledgers lie in other folders: of them a summary says what their processes told."""
+    own = [block for rank, block in enumerate(blocks(job.nodes, world.size)) if rank in beside]
+    return [i for i in range(job.nodes) if not any(i in block for block in own)]
+
+
+def _refuse_other_summary(folder: Folder, expected: dict[str, Any]) -> None:
+    """Refuse a summary, written by another process of the same folder, that is not what this one would have written."""
+    written = json.loads(folder.summary.read_text()) if folder.summary.exists() else {}
+    differ = [key for key in _PROMISED if written.get(key) != expected[key]]
+    if differ:
+        raise Refused(
+            f"{folder.summary} says {differ[0]} = {told.shown(written.get(differ[0]))}, and this process counted "
+            f"{told.shown(expected[differ[0]])}",
+            "believe the ledgers (privsgp ledger), and ask who wrote the summary",
+        )
 
 
 def _save_model(job: Job, path: Path, layout: Layout, x: Tensor) -> None:
@@ -328,8 +362,19 @@ def _save_model(job: Job, path: Path, layout: Layout, x: Tensor) -> None:
     write_tensors(path, tensors, {"privsgp": f"model {MODEL_VERSION}" + (f", {NOT_DP}" if job.not_dp else "")})
 
 
-def _summary(job: Job, outcome: Outcome, spent: list[float | None]) -> dict[str, Any]:
-    last, p, private = outcome.metrics[-1], job.protection, job.guarantees
+def _seen(job: Job, outcome: Outcome) -> dict[str, Any]:
+    """Return what is known where all nodes' models were brought together, and when that was."""
+    last, finished = outcome.metrics[-1], time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    measured: dict[str, Any] = {key: last.get(key) for key in _MEASURED} | _effort(job, outcome)
+    numbers = {key: None if measured[key] is None else float(measured[key]) for key in _MEASURED}
+    return measured | numbers | {"finished": finished}
+
+
+def _summary(
+    job: Job, outcome: Outcome, spent: list[float | None], seen: dict[str, Any], reported: list[int]
+) -> dict[str, Any]:
+    """Return what came out: `seen` by the first process, of the nodes `reported` by others what they told."""
+    p, private = job.protection, job.guarantees
     return {
         "version": SUMMARY_VERSION,
         "name": job.name,
@@ -345,12 +390,12 @@ def _summary(job: Job, outcome: Outcome, spent: list[float | None]) -> dict[str,
         "model": job.release.words,
         "weights": None if job.weights is None else list(job.weights),
         "dim": outcome.state.x.shape[1],
-        "test_accuracy": last.get("test_accuracy"),
-        "mean_node_accuracy": last.get("mean_node_accuracy"),
-        "worst_node_accuracy": last.get("worst_node_accuracy"),
-        "test_loss": last.get("test_loss"),
-        "train_loss": last.get("train_loss"),
-        "consensus_error": last["consensus_error"],
+        "test_accuracy": seen["test_accuracy"],
+        "mean_node_accuracy": seen["mean_node_accuracy"],
+        "worst_node_accuracy": seen["worst_node_accuracy"],
+        "test_loss": seen["test_loss"],
+        "train_loss": seen["train_loss"],
+        "consensus_error": seen["consensus_error"],
         "epsilon_spent": spent if private else None,
         "epsilon_budget": list(p.budgets) if private and p.budgets[0] is not None else None,
         "epsilon_nominal": list(p.budgets) if job.algorithm.private and p.accountant == "published" else None,
@@ -358,14 +403,18 @@ def _summary(job: Job, outcome: Outcome, spent: list[float | None]) -> dict[str,
         "sigma": [m.sigma for m in p.mechanisms],
         "samples": [m.samples for m in p.mechanisms],
         "releases": outcome.releases,
+        "reported": reported,
         "relation": p.relation,
         "accountant": p.accountant,
         "test_data": PUBLIC_TEST if job.share_metrics else PRIVATE_TEST,
-        "virtual_seconds": last["virtual_seconds"],
+        "virtual_seconds": seen["virtual_seconds"],
         "bytes_sent": outcome.bytes_sent,
         "faults": outcome.faults,
-        "finished": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-    } | _effort(job, outcome)
+        "finished": seen["finished"],
+        "seconds": seen["seconds"],
+        "steps_per_second": seen["steps_per_second"],
+        "peak_memory_bytes": seen["peak_memory_bytes"],
+    }
 
 
 def _ended(job: Job, outcome: Outcome) -> str | None:

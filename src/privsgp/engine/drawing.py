@@ -38,6 +38,7 @@ class Drawing:
         self.attempt = 0
         self._noisy = any(m.sigma for m in job.mechanisms)
         self._dummy = job.learning.inputs.shape[1] - 1
+        self._samples = np.array(job.learning.samples)[:, None]
         # By the mechanisms of all nodes: a batch has one size wherever a node lives.
         self._slots = max(capacity(m, job.nodes, job.settings.block_size) for m in set(job.protection.mechanisms))
         self._like = like.new_empty(1).expand_as(like)  # x itself would be kept alive
@@ -103,8 +104,12 @@ class Drawing:
         return self._passes(draws)
 
     def _passes(self, draws: Sequence[np.ndarray[Any, Any]]) -> list[Drawn]:
-        passes = [self._placed(rows) for rows, _ in batches(draws, self._slots, self._dummy)]
-        return [Drawn(rows, rows != self._dummy) for rows in passes]
+        passes = [rows for rows, _ in batches(draws, self._slots, self._dummy)]
+        for rows in passes:  # others' rows follow a node's own in memory, whoever says what J_i is
+            if np.any((rows < 0) | ((rows >= self._samples) & (rows != self._dummy))):
+                raise RuntimeError("a sample was drawn that is not its node's")
+        placed = [self._placed(rows) for rows in passes]
+        return [Drawn(rows, rows != self._dummy) for rows in placed]
 
     def _placed(self, values: np.ndarray[Any, Any]) -> Tensor:
         """Copy to the device; from page-locked memory nobody has to wait for the copy."""

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from privsgp.engine import told
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -34,7 +36,7 @@ def average(s: State) -> Tensor:
 
 def present(s: State) -> Tensor:
     """Tell which nodes are still there: the weight of one that left a simulated network for good is 0."""
-    return s.w > 0
+    return s.w != 0
 
 
 def consensus_error(s: State) -> float:
@@ -56,10 +58,11 @@ class Evaluator:
         """Measure this process's nodes. Of several processes none sees the average model: nodes tell their own."""
         if self.world.alone:
             return self.measured(k, seconds, s)
-        own = self._accuracies(s)
-        row = self._shared(self._times(k, seconds), _spread(own))
-        told = self.world.exchange(own if self.job.share_metrics else [])
-        return row | _spread([accuracy for theirs in told for accuracy in theirs])
+        accuracies = self._accuracies(s)
+        row = self._shared(self._times(k, seconds), _spread(accuracies))
+        own: list[float | None] = list(accuracies if self.job.share_metrics else []) or [None] * len(s.w)
+        said = self.world.of_nodes(own, told.perhaps(told.real(0.0, 1.0)), self.job.nodes)
+        return row | _spread([accuracy for accuracy in said if accuracy is not None])
 
     def measured(self, k: int, seconds: float, s: State) -> dict[str, Any]:
         """Measure all nodes on test data; on training data only in simulation, where it is all here."""
@@ -114,8 +117,8 @@ class Evaluator:
         return float(np.mean([self.mean(learning.loss, mean, a[: m.samples], b[: m.samples]) for a, b, m in data]))
 
 
-def _spread(told: list[float]) -> dict[str, float]:
-    return {"mean_node_accuracy": float(np.mean(told)), "worst_node_accuracy": min(told)} if told else {}
+def _spread(each: list[float]) -> dict[str, float]:
+    return {"mean_node_accuracy": float(np.mean(each)), "worst_node_accuracy": min(each)} if each else {}
 
 
 def _number(value: float) -> float | None:

@@ -15,9 +15,11 @@ import contextlib
 import hashlib
 from typing import TYPE_CHECKING, Self
 
+from privsgp.engine import told
 from privsgp.engine.rendezvous import PeerLost, World
 from privsgp.engine.stops import Diverged, Interrupted, ReplayDiffers
-from privsgp.engine.witness import Witness, told
+from privsgp.engine.witness import Witness, heads
+from privsgp.errors import Refused
 from privsgp.privacy.ledger import MOST_AHEAD, Header, Ledger, make_room, short, together
 from privsgp.privacy.mechanism import Anchored
 from privsgp.threads import shared_out
@@ -50,6 +52,7 @@ class Payments:
         self._spent = [0] * len(job.here)
 
     def __enter__(self) -> Self:
+        self.job.protection.refuse_overspending(self.job.here)
         with contextlib.ExitStack() as opened:  # where one is refused, the others are unlocked
             self.world.everywhere(lambda: self._open_all(opened))
             opened.pop_all()
@@ -73,7 +76,7 @@ class Payments:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if self.ledgers and kind is None:
             together(self.ledgers, Ledger.close)
-        elif self.ledgers and kind in (Interrupted, PeerLost, Diverged) and not self._announced:
+        elif self.ledgers and kind in (Interrupted, PeerLost, Diverged, Refused) and not self._announced:
             together(self.ledgers, Ledger.give_back)
         self._spent = [ledger.charged for ledger in self.ledgers] or self._spent
         self.witness.remember(self.ledgers)
@@ -87,7 +90,7 @@ class Payments:
         if self._reach is None:  # asked once: all processes count on from there alike
             pairs = zip(self.ledgers, self.job.mechanisms, strict=True)
             own = min(self._reach_of(ledger, mechanism, k, attempt) for ledger, mechanism in pairs)
-            self._reach = min(self.world.exchange(own))
+            self._reach = min(self.world.exchange(own, told.whole(0, self.job.steps)))
         stop = min(self._stop(k), self._reach)
         if stop <= k:
             return False
@@ -144,7 +147,7 @@ class Payments:
     def heads(self) -> dict[str, tuple[int, str]]:
         """Return what a checkpoint knows of each node's ledger, and keep it outside the run's folder too."""
         self.witness.remember(self.ledgers)
-        return told(self.ledgers)
+        return heads(self.ledgers)
 
     def releases(self) -> list[int]:
         """Return how many releases each node is charged for."""

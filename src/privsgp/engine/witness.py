@@ -70,7 +70,7 @@ class Witness:
     def begin(self, ledgers: Sequence[Ledger]) -> None:
         """Note where this folder is and what its ledgers hold, before anything more is spent from them."""
         if not self.simulation:
-            _write(self.folder.place, "place", _whereabouts(self.folder.path) | {"ledgers": told(ledgers)})
+            _write(self.folder.place, "place", _whereabouts(self.folder.path) | {"ledgers": heads(ledgers)})
         self.remember(ledgers)
 
     def remember(self, ledgers: Sequence[Ledger]) -> None:
@@ -84,7 +84,7 @@ class Witness:
             "layout": header.layout,
             "folder": str(ledgers[0].path.resolve().parent.parent),
             "epsilon": None if header.budget is None else header.budget["epsilon"],
-            "nodes": told(ledgers),
+            "nodes": heads(ledgers),
         }
         if origin:
             with suppress(OSError):
@@ -92,7 +92,7 @@ class Witness:
                 _write(where / f"{origin}{self.folder.part}.json", "state", values)
 
 
-def told(ledgers: Sequence[Ledger]) -> dict[str, tuple[int, str]]:
+def heads(ledgers: Sequence[Ledger]) -> dict[str, tuple[int, str]]:
     """Return by node what is charged in a ledger, and its head."""
     seen = ((one.segment.header.node, one.seen("")) for one in ledgers)
     return {str(node): (charged, head) for node, (charged, head, _) in seen}
