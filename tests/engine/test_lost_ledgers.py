@@ -10,10 +10,8 @@ import stat
 import pytest
 
 import runs
-from privsgp import training
 from privsgp.engine.loop import Training
 from privsgp.engine.stops import Interrupted
-from privsgp.errors import Refused
 
 SECRET = runs.SMALL.replace("seed = 7\n", "").replace("sigma = 0.05", "epsilon = 2.0\nspare = 1.0")
 
@@ -200,12 +198,6 @@ def test_a_run_that_continues_ledgers_names_only_the_others(tmp_path, caplog):
     again = ["--set=privacy.epsilon=4.0", "--ledger", tmp_path / "first" / "ledger"]
     runs.train(path, tmp_path / "second", *again)
     assert "add up" not in caplog.text
-
-
-@pytest.mark.parametrize("number", ["../../x", "", "A" * 32, ["0" * 32], None, "0" * 33])
-def test_a_run_number_that_is_none_does_not_become_a_file_name(number):
-    with pytest.raises(Refused, match="process 0 gives the run the number"):
-        training._refuse_odd_number(number)
 
 
 def test_a_state_file_that_cannot_be_read_is_refused_where_it_counts(tmp_path, config, monkeypatch):
