@@ -3,6 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 export MPLBACKEND := Agg
 export PRIVSGP_CACHE ?= $(CURDIR)/.venv/cache
+export PRIVSGP_STATE ?= $(CURDIR)/.venv/state
 
 .PHONY: setup demo test test-faults test-gpu test-browser browser audit bench docs lint clean
 

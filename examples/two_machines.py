@@ -29,6 +29,7 @@ name = "two-machines"
 [data]
 nodes = 5
 path = "site-{node}.npz"
+test = "public"
 [model]
 name = "logistic"
 [graph]

@@ -85,6 +85,11 @@ def train(config: Path, out: Path, *options: str) -> dict[str, Any]:
     return json.loads(ran.out)
 
 
+def again(out: Path) -> list[str]:
+    """Return what a command needs to go on with what is in a folder: nothing where no run has begun."""
+    return ["--resume"] if (out / "config.toml").exists() else []
+
+
 def killed(*arguments: object, steps: int | None = None, moments: int | None = None) -> bool:
     """Run a command in a process that SIGKILLs itself after so many steps, or at any moment: writes count too.
 
@@ -125,9 +130,16 @@ def charged(out: Path) -> list[int]:
 
 
 def sent(out: Path, node: int = 0) -> list[tuple[int, int, str]]:
-    """Return (step, attempt, digest) of each `sent` line of a node's ledger."""
-    lines = [json.loads(line) for line in (out / "ledger" / f"node-{node}.jsonl").read_text().splitlines()]
-    return [(line["step"], line["attempt"], line["digest"]) for line in lines if line["kind"] == "sent"]
+    """Return (step, attempt, digest) of each message that a node's ledger notes."""
+    found: list[tuple[int, int, str]] = []
+    for text in (out / "ledger" / f"node-{node}.jsonl").read_text().splitlines():
+        line = json.loads(text)
+        if isinstance(line, str):  # the one after the last
+            step, attempt, _ = found[-1] if found else (-1, 0, "")
+            found.append((step + 1, attempt, line[:-6]))
+        elif line["kind"] == "sent":
+            found.append((line["step"], line["attempt"], line["digest"]))
+    return found
 
 
 def evaluated(out: Path) -> list[int]:

@@ -327,10 +327,11 @@ def test_account_tells_a_runs_epsilon_from_what_its_ledger_has(tmp_path):
     runs.train(runs.small(tmp_path), tmp_path / "x")
     summary = json.loads((tmp_path / "x" / "summary.json").read_text())
     m = ledger.read(tmp_path / "x" / "ledger" / "node-0.jsonl")[0].header.mechanism
-    given = {key: m[key] for key in ("sigma", "samples", "batch", "clip", "kappa")}
+    given = {key: m[key] for key in ("sigma", "samples", "batch", "clip", "kappa", "coordinates")}
     given |= {"algorithm": summary["algorithm"], "steps": summary["releases"][0], "delta": summary["delta"][0]}
     ran = runs.command("account", *(f"--{key}={value}" for key, value in given.items()), "--json")
     assert m["kappa"] > 0
+    assert m["coordinates"] == 650
     assert json.loads(ran.out)["epsilon"] == pytest.approx(summary["epsilon_spent"][0], rel=1e-12)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +14,7 @@ from torch import nn
 
 from privsgp import data as data_room
 from privsgp import models
-from privsgp.data.dataset import pool, unsettled
+from privsgp.data.dataset import pool, settle, unsettled
 from privsgp.errors import Refused
 from privsgp.features import frozen
 from privsgp.features.encoding import make_encoder
@@ -33,6 +35,8 @@ if TYPE_CHECKING:
 
     PerSampleFunction = Callable[[Tensor, Tensor], Tensor]
 
+_LOG = logging.getLogger(__name__)
+
 Arrays = Sequence[Any]  # (x, y) or (x, y, x_test, y_test)
 
 
@@ -44,26 +48,40 @@ def train(
     loss: str | PerSampleFunction = "cross-entropy",
     correct: PerSampleFunction | None = None,
     test: tuple[Any, Any] | None = None,
+    test_is_public: bool = False,
     classes: int | None = None,
     features: nn.Module | Mapping[str, Any] | None = None,
     resume: bool = False,
+    ledger: str | Path | None = None,
+    moved: bool = False,
     **settings: Any,  # noqa: ANN401 - the sections of run.toml
 ) -> Result:
     """Train `model` from the weights it has; the run folder `out` is as from the command line.
 
     `data` is a `Dataset`, arrays (x, y) or (x, y, x_test, y_test) to be partitioned over `nodes` nodes, or a mapping
-    {node: (x, y)} where every node brings its own; `test` is public. `settings` are the sections of run.toml: `seed=0`,
-    `nodes=16`, `graph="ring"`, `privacy={"epsilon": 1.0}`, `algorithm={"name": "privsgp-vr", "steps": 300}`,
+    {node: (x, y)} where every node brings its own. Without a seed, metrics on test data stay in private/ unless
+    `test_is_public`, and the number of `classes` is to be given unless public test labels show it. `ledger` is the
+    ledger folder of an earlier run on this data: both spend from one budget. `settings` are the sections of run.toml:
+    `seed=0`, `nodes=16`, `graph="ring"`, `privacy={"epsilon": 1.0}`, `algorithm={"name": "privsgp-vr", "steps": 300}`,
     `engine={…}`. `features` is the section of that name, or any encoder: a frozen module, each sample by itself, whose
     outputs `model` is trained on. A `loss` of your own maps (outputs, targets) to one number per sample; `correct`
-    likewise to 0 or 1.
+    likewise to 0 or 1. `moved` goes with `resume`: the run folder comes from another disk, and is no copy.
 
     Guarantee: as from the command line: each node's certified (ε_i, δ_i) is in `summary["epsilon_spent"]`.
     Assumes: the weights that `model` starts from are public, and those of an encoder not learnt from the nodes' data.
     """
-    dataset, parts = _dataset(data, test, classes, "regression" if loss == "mse" else "classification")
     given = {"name": "module"} if isinstance(features, nn.Module) else dict(features or {})
-    config = configs.parse(_sections(settings | {"features": given}, None if parts is None else len(parts), loss))
+    sites = len(data) if isinstance(data, Mapping) else None
+    own = {"classes": classes, "test": "public" if test_is_public else None}
+    config = configs.parse(_sections(settings | {"features": given}, sites, loss, own))
+    task: data_room.Task = "regression" if loss == "mse" else "classification"
+
+    def brought() -> tuple[data_room.Dataset, list[NDArray[np.int64]] | None]:
+        dataset, parts = _dataset(data, test, config.data.classes, task)
+        problems.refuse_counted(config, dataset)
+        return dataset, parts
+
+    dataset, parts = join().everywhere(brought)
 
     def problem(config: configs.Config) -> problems.Problem:
         alone = problems.Problem(
@@ -75,10 +93,16 @@ def train(
             encoder=_encoder(features, config, dataset.x.shape[1:]),
             views=config.views,
         )
-        return problems.brought_home(config, alone)
+        home = problems.brought_home(config, alone)
+        if loss == "cross-entropy":
+            _refuse_few_outputs(home)
+        return home
 
     config, settled, plan = planning.settle(config, problem, Path(out), resume=resume)
-    result = training.run(config, settled, Path(out), resume=resume, plan=plan)
+    for note in problems.test_notes(config, settled):
+        _LOG.warning("%s", note)
+    ledgers = None if ledger is None else Path(ledger)
+    result = training.run(config, settled, Path(out), resume=resume, moved=moved, ledgers=ledgers, plan=plan)
     if not join().rank:
         page.leave(result)
     return result
@@ -91,11 +115,20 @@ def _encoder(given: object, config: configs.Config, shape: tuple[int, ...]) -> n
     return frozen(given, torch.from_numpy(made_up))
 
 
-def _sections(settings: dict[str, Any], nodes: int | None, loss: object) -> dict[str, Any]:
+def _refuse_few_outputs(problem: problems.Problem) -> None:
+    """Refuse a model with fewer outputs than classes: else a record of the class without one would end the run."""
+    classes, still = problem.dataset.classes or 0, copy.deepcopy(problem.model).cpu().eval()
+    with torch.no_grad():
+        outputs = still(torch.zeros(1, *problem.dataset.x.shape[1:])).shape[-1]
+    if outputs < classes:
+        raise Refused(f"a model with {outputs} outputs for {classes} classes", "give it one for each class")
+
+
+def _sections(settings: dict[str, Any], nodes: int | None, loss: object, own: dict[str, Any]) -> dict[str, Any]:
     """Return the values of a config: names stand for sections that have nothing but a name."""
     values = {k: {"name": v} if k in ("graph", "algorithm") and isinstance(v, str) else v for k, v in settings.items()}
     count = values.pop("nodes", nodes)
-    where = dict(values.pop("data", {})) | {"name": "arrays"} | ({} if count is None else {"nodes": count})
+    where = {"name": "arrays"} | own | ({} if count is None else {"nodes": count})
     if nodes is not None and where["nodes"] != nodes:
         raise Refused(f"nodes = {count} with data for {nodes} nodes", "leave nodes out")
     return values | {"data": where, "model": {"name": "module"} | ({"loss": loss} if isinstance(loss, str) else {})}
@@ -109,7 +142,7 @@ def _dataset(
 ) -> tuple[data_room.Dataset, list[NDArray[np.int64]] | None]:
     """Return the data set, and who holds which rows where the caller has decided that."""
     if isinstance(data, data_room.Dataset):
-        return data, None
+        return data if classes is None or data.classes is None else settle(data, classes), None
     if not isinstance(data, Mapping):
         arrays = [np.asarray(a) for a in (*data, *(test or ()))]
         return data_room.from_arrays(*arrays, task=task, classes=classes), None

@@ -6,12 +6,13 @@ import contextlib
 import json
 import math
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from privsgp.errors import Refused
+from privsgp.errors import Refused, mending
 from privsgp.report.terminal import (
     bar,
     doing,
@@ -62,6 +63,9 @@ RelationOption = Annotated[str, typer.Option(help="zero-out or replace-one")]
 AccountantOption = Annotated[str, typer.Option(help="certified, or published (the formula of the algorithm's paper)")]
 C2 = Annotated[float, typer.Option(help="c₂ of the published formula.")]
 Kappa = Annotated[float, typer.Option(help="κ, the slack of the arithmetic; runs count with 2⁻¹² or more in float32.")]
+Coordinates = Annotated[
+    int, typer.Option(help="d, the length of a message: counts what computed noise costs; 0 takes noise as ideal.")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout, and nothing else there.")]
 
 
@@ -88,9 +92,8 @@ def main() -> None:
         sys.exit(1)
     except OSError as error:
         err.print(f"privsgp: {error}", style="bold red", markup=False, highlight=False, soft_wrap=True)
-        err.print(
-            "  → nothing was half-written; mend it (a full disk?) and run again, train with --resume", soft_wrap=True
-        )
+        remedy = mending(error, "mend it (a full disk?) and run again, train with --resume")
+        err.print(f"  → nothing was half-written; {remedy}", soft_wrap=True)
         sys.exit(1)
 
 
@@ -103,6 +106,9 @@ def train(
     folder: Annotated[Path | None, typer.Option("--out", help="Run folder; default runs/<name>.")] = None,
     data_dir: Annotated[Path | None, typer.Option(help="Where MNIST, CIFAR-10, a9a lie (or PRIVSGP_DATA).")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue from the last checkpoint.")] = False,
+    moved: Annotated[
+        bool, typer.Option("--moved", help="With --resume: the run folder is from another disk or machine, no copy.")
+    ] = False,
     ledger: Annotated[
         Path | None, typer.Option(help="Ledger folder of an earlier run on this data, to go on spending its budget.")
     ] = None,
@@ -129,7 +135,7 @@ def train(
     settings = configs.read(config, changes or [])
     place = folder or Path("runs") / settings.name
     if rendezvous.join().alone:  # several processes refuse together, once they have met
-        training.refuse_used(place, resume=resume)
+        training.refuse_used(place, resume=resume, secret=settings.private and settings.seed is None)
     if resume and not rendezvous.join().rank:
         err.print(f"note: {training.standing(place)}", markup=False, soft_wrap=True)
     with doing("reading the data", quiet=rendezvous.join().rank > 0) as say:
@@ -148,7 +154,7 @@ def train(
     with bar(settings.algorithm.steps) as progress:
         watch = progress if log is None else log.beside(progress)
         result = training.run(
-            settings, problem, place, resume=resume, ledgers=ledger, watch=watch, plan=plan, faults=faults
+            settings, problem, place, resume=resume, moved=moved, ledgers=ledger, watch=watch, plan=plan, faults=faults
         )
     if log is not None:
         log.finish(result.metrics[-1])
@@ -265,6 +271,7 @@ def account(
     accountant: AccountantOption = "certified",
     c2: C2 = 0.3724,
     kappa: Kappa = 0.0,
+    coordinates: Coordinates = 0,
     as_json: Json = False,
 ) -> None:
     """Tell the ε that so much noise gives. No data needed."""
@@ -272,7 +279,9 @@ def account(
     from privsgp.accounting import published
 
     own = {"difference_clip": difference_clip, "period": period, "alpha": alpha, "aggregated": aggregated}
-    mechanism = _mechanism(algorithm, sigma, clip, batch, samples, sampling, kappa, **own)
+    mechanism = replace(
+        _mechanism(algorithm, sigma, clip, batch, samples, sampling, kappa, **own), coordinates=coordinates
+    )
     _one_of("accountant", accountant, ("certified", "published"))
     spent = accountants.epsilon(mechanism, steps, delta, _relation(relation))
     answer: dict[str, Any] = {
@@ -303,6 +312,7 @@ def calibrate(
     accountant: AccountantOption = "certified",
     c2: C2 = 0.3724,
     kappa: Kappa = 0.0,
+    coordinates: Coordinates = 0,
     as_json: Json = False,
 ) -> None:
     """Tell the noise that a budget needs. No data needed."""
@@ -310,7 +320,9 @@ def calibrate(
     from privsgp.accounting import calibration, published
 
     own = {"difference_clip": difference_clip, "period": period, "alpha": alpha, "aggregated": aggregated}
-    mechanism = _mechanism(algorithm, 0.0, clip, batch, samples, sampling, kappa, **own)
+    mechanism = replace(
+        _mechanism(algorithm, 0.0, clip, batch, samples, sampling, kappa, **own), coordinates=coordinates
+    )
     _one_of("accountant", accountant, ("certified", "published"))
     related = _relation(relation)
     if accountant == "published":
@@ -509,7 +521,7 @@ def ledger(
     place: Annotated[Path, typer.Argument(help="A run folder, a ledger folder, or one ledger file.")],
     as_json: Json = False,
 ) -> None:
-    """Check the ledgers of a run and recompute from them what each node has spent."""
+    """Check the ledgers of a run and recompute from them what each node has spent; status 1 above a budget."""
     from privsgp.accounting.statements import statements
 
     found = statements(place)
@@ -517,6 +529,9 @@ def ledger(
         typer.echo(json.dumps([statement.to_json() for statement in found]))
     else:
         show_statements(found)
+    if above := [f"node {s.node}" for s in found if s.above]:
+        err.print(f"privsgp: ε spent is above its budget: {', '.join(above)}", style="bold red", soft_wrap=True)
+        raise typer.Exit(1)
 
 
 @app.command()

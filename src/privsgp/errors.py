@@ -2,6 +2,18 @@
 
 from __future__ import annotations
 
+import errno
+import re
+
+# What a terminal would obey or hide instead of showing it: C0 (but for tab and newline), C1, marks that turn the
+# direction of what follows, other ends of a line; and halves of characters, which cannot be written at all.
+_UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff]")
+
+
+def visible(text: str) -> str:
+    """Write out whatever a terminal would act on: words may come from peers, paths, ledgers and run folders."""
+    return _UNSEEN.sub(lambda found: ascii(found[0])[1:-1], text)
+
 
 class Refused(ValueError):
     """A request that cannot be carried out as it stands.
@@ -11,9 +23,8 @@ class Refused(ValueError):
     """
 
     def __init__(self, what: str, remedy: str) -> None:
-        super().__init__(f"{what}\n  → {remedy}")
-        self.what = what
-        self.remedy = remedy
+        self.what, self.remedy = visible(what), visible(remedy)
+        super().__init__(f"{self.what}\n  → {self.remedy}")
 
 
 def refuse_below_one(**counts: int | None) -> None:
@@ -21,3 +32,10 @@ def refuse_below_one(**counts: int | None) -> None:
     for option, count in counts.items():
         if count is not None and count < 1:
             raise Refused(f"--{option.replace('_', '-')} {count}", "take at least 1")
+
+
+def mending(error: OSError, otherwise: str) -> str:
+    """Say what helps against an error of the operating system: it is not always the disk."""
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        return "too many files are open at once: raise the limit (ulimit -n), or spread the nodes over more processes"
+    return otherwise

@@ -12,7 +12,7 @@ from dp_accounting.pld import privacy_loss_distribution as stock
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from privsgp.accounting import accountant, rdp
+from privsgp.accounting import accountant, lower, rdp
 from privsgp.accounting.curve import Gaussian
 from privsgp.accounting.mechanisms import Anchored, Mechanism, Sag, Saga, SampledMean, Unprotected
 from privsgp.errors import Refused
@@ -247,14 +247,14 @@ def test_refuses_a_mechanism_it_does_not_know(kind):
 
 def test_two_opinions_that_disagree_are_an_error(monkeypatch):
     true = rdp.saga
-    monkeypatch.setattr(rdp, "saga", lambda geometry: true(geometry) / 4)
+    monkeypatch.setattr(rdp, "saga", lambda *pair: true(*pair) / 4)
     with pytest.raises(accountant.Disagreement, match="Rényi"):
         epsilon(Saga(**MNIST | {"sigma": 0.0511}), 50)
 
 
 def test_an_epsilon_below_a_pair_that_occurs_is_an_error(monkeypatch):
-    monkeypatch.setattr(accountant, "_floor", lambda *_: 100.0)
-    with pytest.raises(accountant.Disagreement, match="occurs"):
+    monkeypatch.setattr(lower, "epsilon", lambda *_: 100.0)
+    with pytest.raises(accountant.Disagreement, match="an observer learns"):
         epsilon(Saga(**MNIST | {"sigma": 0.0512}), 50)
 
 

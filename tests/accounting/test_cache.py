@@ -6,7 +6,8 @@ import math
 
 import pytest
 
-from privsgp.accounting import cache
+from privsgp.accounting import accountant, cache
+from privsgp.accounting.mechanisms import Saga
 
 VALUES = (1.25, math.inf)
 
@@ -77,3 +78,48 @@ def test_where_results_are_kept(monkeypatch, tmp_path):
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path))
     assert cache.folder() == tmp_path / ".cache" / "privsgp"
+
+
+LOUD = Saga(sigma=0.004, clip=1.0, batch=5, samples=100)
+
+
+def plant(monkeypatch, mechanism, steps, value):
+    """Write what an attacker with access to the folder would: a well-formed file with a small ε."""
+    with monkeypatch.context() as patch:
+        patch.setattr(accountant, "_contradiction", lambda *_: "")
+        patch.setattr(accountant, "_composed_epsilon", lambda *_: (value, value, 0.0))
+        accountant.epsilon(mechanism, steps, 1e-5)
+
+
+def test_a_planted_epsilon_is_not_believed(folder, monkeypatch):
+    plant(monkeypatch, LOUD, 100, 0.1)
+    assert list(folder.glob("*.json"))
+    assert accountant.epsilon(LOUD, 100, 1e-5).epsilon > 100
+
+
+@pytest.mark.parametrize("bits", [0o777, 0o775, 0o757])
+def test_a_folder_that_others_may_write_to_is_neither_read_nor_written(folder, bits):
+    cache.remember("q", lambda: (1.0,))
+    folder.chmod(bits)
+    assert cache.remember("q", lambda: (2.0,)) == (2.0,)
+    assert cache.remember("r", lambda: (3.0,)) == (3.0,)
+    folder.chmod(0o700)
+    assert cache.remember("q", lambda: (2.0,)) == (1.0,)
+    assert cache.remember("r", lambda: (4.0,)) == (4.0,)
+
+
+def test_a_file_that_others_may_write_to_or_a_link_is_not_read(folder, tmp_path):
+    cache.remember("q", lambda: (1.0,))
+    (path,) = folder.iterdir()
+    path.chmod(0o666)
+    assert cache.remember("q", lambda: (2.0,)) == (2.0,)
+    path.replace(tmp_path / "elsewhere.json")
+    path.symlink_to(tmp_path / "elsewhere.json")
+    assert cache.remember("q", lambda: (3.0,)) == (3.0,)
+    assert not path.is_symlink()
+
+
+def test_a_linked_folder_of_somebody_else_is_not_used(folder, monkeypatch):
+    cache.remember("q", lambda: (1.0,))
+    monkeypatch.setattr("os.geteuid", lambda: 12345)
+    assert cache.remember("q", lambda: (2.0,)) == (2.0,)

@@ -9,13 +9,14 @@ import random
 import subprocess
 import sys
 import time
+import tracemalloc
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from privsgp.accounting.ledger import Header, Ledger, _runs, read, together
+from privsgp.accounting.ledger import Header, Ledger, Seen, read, short, together
 from privsgp.accounting.mechanisms import SampledMean
 from privsgp.errors import Refused
 
@@ -31,6 +32,7 @@ HEADER = Header(
     simulation=False,
 )
 DIGEST = "d" * 64
+SHORT = (2, 3, 4)  # the lines of messages in `a_run`
 
 
 @pytest.fixture
@@ -39,7 +41,9 @@ def path(tmp_path: Path) -> Path:
 
 
 def lines(path: Path) -> list[dict]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
+    """Return all objects; a short line as the message it notes."""
+    found = (json.loads(line) for line in path.read_text().splitlines())
+    return [{"kind": "sent", "digest": line[:-6]} if isinstance(line, str) else line for line in found]
 
 
 def a_run(path: Path) -> None:
@@ -62,11 +66,15 @@ def test_a_run_from_open_to_close(path):
 
 def test_each_line_holds_the_hash_of_the_one_before(path):
     a_run(path)
-    raw = path.read_bytes().splitlines()
-    hashes = ["0" * 64] + [hashlib.sha256(line).hexdigest() for line in raw]
-    assert [line["prev"] for line in lines(path)] == hashes[:-1]
+    heads = ["0" * 64]
+    for raw in path.read_bytes().splitlines():
+        told = heads[-1].encode() + raw[1:-7] if raw.startswith(b'"') else raw
+        heads.append(hashlib.sha256(told).hexdigest())
+    prevs = [line.get("prev") for line in lines(path)]
+    assert [prev or head for prev, head in zip(prevs, heads, strict=False)] == heads[:-1]
+    assert prevs.count(None) == 3
     with Ledger.open(path, HEADER) as ledger:
-        assert ledger.head == hashes[-1]
+        assert ledger.head == heads[-1]
 
 
 def test_what_was_reserved_counts_until_it_is_returned(path):
@@ -112,13 +120,15 @@ def test_after_a_crash_what_was_reserved_is_spent_and_redone_as_another_attempt(
         assert ledger.charged == 8
         assert ledger.give_back() == 0
         assert [ledger.next_attempt(step) for step in (0, 7, 8)] == [1, 1, 0]
-        assert (ledger.digest_of(0), ledger.digest_of(1)) == (DIGEST, None)
+        assert (ledger.digest_of(0), ledger.digest_of(1)) == (short(DIGEST), None)
         with pytest.raises(Refused, match="step 1, attempt 0 was reserved before"):
             ledger.reserve(1, 4)
         assert not ledger.holds(1)
         ledger.reserve(1, 4, ledger.next_attempt(1))
         ledger.sent(1, 1, "e" * 64)
-        assert (ledger.charged, ledger.digest_of(1)) == (12, "e" * 64)
+        assert ledger.charged == 12
+    with Ledger.open(path, HEADER) as ledger:
+        assert (ledger.digest_of(0), ledger.digest_of(1)) == (short(DIGEST), short("e" * 64))
 
 
 def test_a_simulation_uses_what_its_killed_process_paid_for(path):
@@ -215,7 +225,7 @@ def test_damage_is_found_and_named(path, damage, number):
         case "remove":
             del raw[number]
         case "change":
-            raw[number] = raw[number].replace(b"e", b"f", 1)
+            raw[number] = raw[number].replace(b"e", b"f", 1) if number not in SHORT else b'"A' + raw[number][2:]
         case "swap":
             raw[number - 1], raw[number] = raw[number], raw[number - 1]
         case "empty":
@@ -223,7 +233,8 @@ def test_damage_is_found_and_named(path, damage, number):
         case "double":
             raw.insert(number, raw[number])
         case "forge":
-            raw[number] = raw[number].replace(b'"prev":"', b'"prev":"0', 1)
+            forged = b'"AAAAAA"\n'  # six letters that might be a check
+            raw[number] = forged if number in SHORT else raw[number].replace(b'"prev":"', b'"prev":"0', 1)
     if (damage, number) == ("remove", 6):
         # Nothing in a chain shows that its last line is gone: what it counts must then not be less.
         path.write_bytes(b"".join(raw))
@@ -245,8 +256,8 @@ def test_damage_is_found_and_named(path, damage, number):
         ({"kind": "sent", "step": 9, "attempt": 0, "digest": DIGEST}, "step 9, attempt 0 was never reserved"),
         ({"kind": "reserve", "first": 9, "count": 65, "attempt": 0}, "65 steps from step 9"),
         ({"kind": "reserve", "first": 3, "count": 2, "attempt": 0}, "step 3, attempt 0 was reserved before"),
-        ({"kind": "reserve", "first": 3}, "no line of format 1 is a 'reserve' with these keys"),
-        ({"kind": "open", "format": 2}, "not of format 1"),
+        ({"kind": "reserve", "first": 3}, "no line of format 2 is a 'reserve' with these keys"),
+        ({"kind": "open", "format": 3}, "not of format 1 or 2"),
         ({"kind": "open", "format": 1, "node": 3}, "missing .* 'run'"),
     ],
 )
@@ -334,12 +345,88 @@ def test_a_block_of_ledgers_at_once(tmp_path):
     assert [read(ledger.path)[0].charged for ledger in ledgers] == [0] * 5
 
 
-@given(st.sets(st.tuples(st.integers(0, 30), st.integers(0, 2))))
-def test_runs_cover_the_steps_exactly(steps):
-    runs = list(_runs(steps))
-    covered = [(step, attempt) for first, count, attempt in runs for step in range(first, first + count)]
-    assert len(covered) == len(set(covered))
-    assert set(covered) == steps
+@given(st.sets(st.integers(0, 40)), st.integers(0, 40))
+def test_what_is_given_back_is_what_was_never_sent(tmp_path_factory, sent, reserved):
+    path = tmp_path_factory.mktemp("back") / "node.jsonl"
+    sent = {step for step in sent if step < reserved}
+    with Ledger.open(path, HEADER) as ledger:
+        ledger.reserve(0, reserved)
+        for step in sorted(sent):
+            ledger.sent(step, 0, DIGEST)
+        assert ledger.give_back() == reserved - len(sent)
+    [segment] = read(path)
+    assert segment.charged == len(sent)
+    assert {step for step in range(50) if segment.sent_at(step) == 0} == sent
+    assert {step for step in range(50) if segment.next_attempt(step)} == sent
+
+
+def test_a_ledger_grows_by_34_bytes_a_release_and_its_memory_does_not(path):
+    header, steps = dataclasses.replace(HEADER, steps=3200), 3200
+    with Ledger.open(path, header) as ledger:
+        for step in range(steps):
+            if step % 64 == 0:
+                ledger.reserve(step, 64)
+            ledger.sent(step, 0, DIGEST)
+        assert len(ledger.segment._sent._starts) == len(ledger.segment._paid._starts) == 2
+        assert not ledger.segment._digests
+    assert path.stat().st_size < 34 * steps + 1000
+    tracemalloc.start()
+    assert read(path)[0].charged == steps
+    assert tracemalloc.get_traced_memory()[1] < 200_000
+    tracemalloc.stop()
+
+
+def test_hashes_are_kept_from_where_a_message_may_be_repeated(path):
+    a_run(path)
+    with Ledger.open(path, HEADER, since=2) as ledger:
+        assert [ledger.digest_of(step) for step in range(4)] == [None, None, short(DIGEST), None]
+    with Ledger.open(path, HEADER, since=None) as ledger:
+        assert ledger.digest_of(2) is None
+
+
+def test_ledgers_of_the_first_format_are_read_and_continued(path):
+    """Every message had an object of its own, with all of its SHA-256."""
+    with Ledger.open(path, HEADER) as ledger:
+        ledger.reserve(0, 10)
+        for step in range(3):
+            ledger.segment.note(step, 0, short(DIGEST))
+            ledger._write({"kind": "sent", "step": step, "attempt": 0, "digest": DIGEST})
+    with Ledger.open(path, HEADER) as ledger:
+        assert ledger.digest_of(2) == short(DIGEST)
+        ledger.reserve(3, 1, 1)
+        ledger.sent(3, 1, DIGEST)
+    assert [read(path)[0].sent_at(step) for step in range(5)] == [0, 0, 0, 1, None]
+
+
+def test_what_somebody_has_seen_must_be_there(path):
+    with Ledger.open(path, HEADER) as ledger:
+        ledger.reserve(0, 10)
+        seen = ledger.seen("a checkpoint")
+        ledger.sent(0, 0, DIGEST)
+        assert ledger.seen("a checkpoint") == seen  # a message's line may not outlive a power cut
+    assert read(path, [seen])[0].charged == 10
+    with Ledger.open(path, HEADER, seen=[seen]):
+        pass
+    other = Seen(12, "f" * 64, "a checkpoint")
+    for look in (lambda: read(path, [other]), lambda: Ledger.open(path, HEADER, seen=[seen, other])):
+        with pytest.raises(Refused, match=r"lost lines.* a checkpoint knows it with 12 releases"):
+            look()
+    path.unlink()
+    with pytest.raises(Refused, match=r"lost lines.*10 releases"):
+        Ledger.open(path, HEADER, seen=[seen])
+    assert not path.exists()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_any_damaged_byte_but_the_last_is_refused(path, seed):
+    """The last newline is not seen to be gone: it looks as if the last line had never been completed."""
+    a_run(path)
+    whole, draw = path.read_bytes(), random.Random(seed)
+    for _ in range(100):
+        place = draw.randrange(len(whole) - 1)
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ (1 << draw.randrange(8))]) + whole[place + 1 :])
+        with pytest.raises(Refused, match=r"node-3\.jsonl, line \d: "):
+            read(path)
 
 
 SENDER = """
@@ -377,4 +464,4 @@ def test_killed_at_any_moment_the_ledger_shows_all_that_was_sent(tmp_path):
         assert segment.charged >= sent
         with Ledger.open(tmp_path / "node.jsonl", segment.header) as ledger:
             assert ledger.charged == segment.charged
-            assert ledger.digest_of(sent - 1) == DIGEST
+            assert ledger.digest_of(sent - 1) == short(DIGEST)

@@ -28,11 +28,23 @@ def integrated(order, rate, undrawn, drawn, across):
     return math.log(np.exp(order * present + (1 - order) * log_normal(0, 0)).sum() * area)
 
 
+def gram(geometry, place):
+    undrawn, drawn, across = geometry.shifts(geometry.shape(place))
+    return undrawn**2 + across**2, drawn**2 + across**2, undrawn * drawn + across**2
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_the_ends_of_the_path_are_those_of_the_geometry(setting):
+    """Vectors t and c here, shapes of u = t + c and c there."""
+    for pair, place in zip(rdp._ends(*setting), (0.0, 1.0, 2.0), strict=True):
+        np.testing.assert_allclose(pair, gram(Geometry(*setting), place), rtol=1e-6, atol=1e-9 * max(pair))
+
+
 @pytest.mark.parametrize("place", [0.0, 0.6, 1.0, 2.0])
 def test_the_closed_form_is_the_integral(place):
     geometry = Geometry(0.3, 1.5, 0.2)
     shape = geometry.shape(place)
-    moments = rdp._moments(geometry, shape)
+    moments = rdp._moments(0.3, gram(geometry, place))
     for k in LOW:
         assert moments[k] == pytest.approx(integrated(rdp.ORDERS[k], 0.3, *geometry.shifts(shape)), rel=1e-6)
 
@@ -48,9 +60,9 @@ def test_the_quadrature_is_the_integral(undrawn, drawn):
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_the_worst_moment_is_at_an_end_of_either_half(setting):
     geometry = Geometry(*setting)
-    along = np.max([rdp._moments(geometry, geometry.shape(p)) for p in np.linspace(0, 2, 41)], axis=0)
-    ends = np.max([rdp._moments(geometry, geometry.shape(p)) for p in (0.0, 1.0, 2.0)], axis=0)
-    assert (along <= ends * (1 + 1e-12)).all()
+    along = np.max([rdp._moments(geometry.rate, gram(geometry, p)) for p in np.linspace(0, 2, 41)], axis=0)
+    ends = np.max([rdp._moments(geometry.rate, pair) for pair in rdp._ends(*setting)], axis=0)
+    assert (along <= ends * (1 + 1e-9)).all()
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
@@ -67,7 +79,7 @@ def test_backward_pieces_are_above_their_pairs(setting):
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_saga_never_exceeds_renyi(setting, count):
     geometry = Geometry(*setting)
-    composed, renyi = pld.compose([(geometry, count)]), rdp.Renyi(count * rdp.saga(geometry))
+    composed, renyi = pld.compose([(geometry, count)]), rdp.Renyi(count * rdp.saga(*setting))
     for delta in (1e-8, 1e-5, 1e-2):
         for loss in composed.losses:  # P‖Q, then Q‖P
             assert loss.epsilon(delta) <= renyi.epsilon(delta) * (1 + 1e-6) + 1e-6

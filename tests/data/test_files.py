@@ -1,7 +1,11 @@
 from __future__ import annotations
 
+import contextlib
 import gzip
+import os
+import pickle
 import struct
+import zipfile
 
 import numpy as np
 import pytest
@@ -99,3 +103,78 @@ def test_find_says_where_it_looked(tmp_path):
     assert files.find("b", [tmp_path / "a", tmp_path], "") == tmp_path / "b.gz"
     with pytest.raises(Refused, match=r"a is missing; looked for .*/a, .*/a\.gz\n.*there"):
         files.find("a", [tmp_path], "get it there")
+
+
+def _crafted(path, key="x", header=None, body=b"", **info):
+    """Write an npz whose member says what it likes about itself."""
+    said = repr(header or {"descr": "<f4", "fortran_order": False, "shape": (2, 2)}).encode()
+    npy = b"\x93NUMPY\x01\x00" + struct.pack("<H", len(said) + 1) + said + b"\n" + body
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr(zipfile.ZipInfo(f"{key}.npy"), npy, **info)
+        archive.writestr("y.npy", npy)
+    return path
+
+
+def _shape(*shape, descr="<f4"):
+    return {"descr": descr, "fortran_order": False, "shape": shape}
+
+
+@pytest.mark.parametrize(
+    ("header", "body"),
+    [
+        (_shape(10**12), b"\0" * 16),
+        (_shape(10**30), b"\0" * 16),
+        (_shape(2**62, 4), b"\0" * 16),
+        (_shape(-2, -2), b"\0" * 16),
+        (_shape(0, 10**30), b""),
+        (_shape(4, descr="|O"), b"\0" * 16),
+        (_shape(4, descr=[("a", "<f4"), ("b", "|O")]), b"\0" * 16),
+        (_shape(4, descr=("<f4", (10**9,))), b"\0" * 16),
+        (_shape(*[1] * 100), b"\0" * 4),
+        ({"descr": "<f4", "shape": (4,)}, b"\0" * 16),
+        (_shape(4), b"\0" * 15),
+        (_shape(4), b"\0" * 17),
+        (_shape(4, descr="nonsense"), b"\0" * 16),
+    ],
+    ids=range(13),
+)
+def test_an_npz_whose_header_does_not_fit_is_refused_before_anything_is_taken(tmp_path, header, body):
+    with pytest.raises(Refused, match=r"a\.npz") as refused:
+        files.read_npz(_crafted(tmp_path / "a.npz", header=header, body=body))
+    assert "pickle" not in str(refused.value)
+
+
+def test_an_npz_that_unpacks_to_more_than_there_is_memory_is_refused(tmp_path, monkeypatch):
+    path = tmp_path / "bomb.npz"
+    np.savez_compressed(path, x=np.zeros((1000, 1000), np.float32), y=np.zeros(1000, np.int64))
+    monkeypatch.setattr(files, "available", lambda: 3_900_000)
+    with pytest.raises(Refused, match=r"bomb\.npz .* 4\.0 MB"):
+        files.read_npz(path)
+
+
+def test_what_else_lies_in_an_npz_is_not_opened(tmp_path):
+    path = tmp_path / "a.npz"
+    np.savez(path, x=np.ones((2, 2)), y=np.ones(2))
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.writestr("../../escape.npy", b"nonsense")
+        archive.writestr("\x1b[31mred.npy", pickle.dumps(print))
+    assert sorted(files.read_npz(path)) == ["x", "y"]
+    assert [p.name for p in tmp_path.iterdir()] == ["a.npz"]
+
+
+@pytest.mark.parametrize("flip", range(0, 400, 7))
+def test_no_flipped_byte_of_an_npz_is_a_traceback(tmp_path, flip):
+    path = tmp_path / "a.npz"
+    np.savez_compressed(path, x=np.arange(64.0).reshape(8, 8), y=np.arange(8))
+    raw = bytearray(path.read_bytes())
+    raw[flip % len(raw)] ^= 0xFF
+    path.write_bytes(raw)
+    with contextlib.suppress(Refused):
+        files.read_npz(path)
+
+
+@pytest.mark.usefixtures("hurried")
+def test_a_pipe_is_no_npz(tmp_path):
+    os.mkfifo(tmp_path / "a.npz")
+    with pytest.raises(Refused, match="no regular file"):
+        files.read_npz(tmp_path / "a.npz")

@@ -6,6 +6,7 @@ import importlib
 import json
 import os
 import signal
+import socket
 import sys
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -58,14 +59,17 @@ class Ended(NamedTuple):
 def start(place: Path, arguments: list[list[object]], hook: str = "", restart: int = 0, **told: Any) -> list[Any]:
     """Start one process for each list of arguments; `hook`, "module.function", is called first, with rank and `told`.
 
-    The meeting place is in this process, as torchrun's is in its agent: it outlives them.
+    The meeting place is in this process, as torchrun's is in its agent: it outlives them. With `hosted` it is in
+    process 0, as where nobody but `RANK` and the like was set; ranks in `absent` are not started.
     """
+    hosted, absent = told.pop("hosted", False), told.pop("absent", ())
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    port = free_port() if hosted else store.port
     environment = {
         "WORLD_SIZE": str(len(arguments)),
         "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(store.port),
-        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "MASTER_PORT": str(port),
+        "TORCHELASTIC_USE_AGENT_STORE": str(not hosted),
         "TORCHELASTIC_RESTART_COUNT": str(restart),
         "PRIVSGP_PATIENCE": str(told.pop("patience", PATIENCE)),
         "GLOO_SOCKET_IFNAME": "lo",
@@ -74,12 +78,21 @@ def start(place: Path, arguments: list[list[object]], hook: str = "", restart: i
     place.mkdir(exist_ok=True)
     processes = []
     for rank, words in enumerate(arguments):
+        if rank in absent:
+            continue
         own = environment | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
         process = runs.FORKS.Process(target=_work, args=(list(map(str, words)), own, place / str(rank), hook, told))
         process.start()
         process.store = store
         processes.append(process)
     return processes
+
+
+def free_port() -> int:
+    """Return a port that nobody listens on."""
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
 
 
 def ended(place: Path, processes: list[Any]) -> list[Ended]:

@@ -131,6 +131,19 @@ def test_a_secret_run_resumes_together_and_pays_for_what_it_repeats(tmp_path):
         assert len({digest for _, _, digest in messages}) == len(messages) <= charged[node]
 
 
+def test_where_one_has_lost_a_ledger_none_goes_on(tmp_path):
+    text = DIGITS.replace("seed = 0\n", "").replace("sigma = 0.05", "epsilon = 3.0\nspare = 1.0")
+    config, out = runs.small(tmp_path, text), tmp_path / "out"
+    words = [["train", config, "--out", out]] * 2
+    cluster.ended(tmp_path / "a", cluster.start(tmp_path / "a", words, "cluster.interrupt", victim=1, step=9))
+    (out / "ledger" / "node-15.jsonl").unlink()
+    said = cluster.ended(tmp_path / "b", cluster.start(tmp_path / "b", words, restart=1))
+    assert [one.code for one in said] == [2, 2]
+    assert "process 1 was refused" in said[0].err
+    assert "node-15.jsonl has lost lines" in said[1].err
+    assert not (out / "ledger" / "node-15.jsonl").exists()
+
+
 def test_a_stop_is_agreed_on_and_taken_at_a_common_checkpoint(tmp_path, undisturbed):
     config, out = runs.small(tmp_path, DIGITS), tmp_path / "out"
     words = [["train", config, "--out", out]] * 3

@@ -88,7 +88,7 @@ def _witnessed(arguments: list[str], moments: int, log: str) -> None:
 
 
 def _died(config, out, log, moments) -> bool:
-    arguments = ["train", str(config), "--out", str(out), "--resume"]
+    arguments = ["train", str(config), "--out", str(out), *runs.again(out)]
     process = runs.FORKS.Process(target=_witnessed, args=(arguments, moments, str(log)))
     process.start()
     process.join()

@@ -215,7 +215,8 @@ def test_a_method_without_noise_pays_nothing(tmp_path):
 def test_where_one_ledger_is_refused_the_others_are_unlocked(tmp_path):
     other = tmp_path / "ledger" / "node-1.jsonl"
     with _payments(tmp_path):
-        written = other.read_bytes()
+        pass
+    written = other.read_bytes()
     other.write_bytes(b"no ledger\n")
     with pytest.raises(Refused, match=r"node-1\.jsonl, line 1"), _payments(tmp_path):
         pass

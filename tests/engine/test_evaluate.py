@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 import torch
@@ -9,8 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+import runs
+from privsgp import data
 from privsgp.algorithms import State
 from privsgp.engine.evaluate import Evaluator, average, consensus_error
+from privsgp.engine.folder import read_metrics
 from privsgp.gradients import Layout
 
 
@@ -56,3 +61,62 @@ def test_a_mean_over_many_samples_is_the_mean(samples):
     got = Evaluator(model, layout, job=None, world=None).mean(loss, x, inputs, targets)
     expected = loss(inputs @ weight.T + bias, targets).double().mean().item()
     assert got == pytest.approx(expected, rel=1e-6)
+
+
+TESTED = ("test_accuracy", "test_loss", "mean_node_accuracy", "worst_node_accuracy")
+
+
+def _own(tmp_path, **changes):
+    """Train without a seed on a file that has test records of its own."""
+    d = data.load("digits")
+    np.savez(tmp_path / "own.npz", x=d.x, y=d.y, x_test=d.x_test, y_test=d.y_test, classes=10)
+    config = runs.small(tmp_path, runs.SMALL.replace("seed = 7\n", "").replace("steps = 30", "steps = 12"))
+    changed = runs.changes(data__name=str(tmp_path / "own.npz"), **changes)
+    ran = runs.command("train", config, "--out", tmp_path / "run", "--json", "--tensorboard", *changed)
+    assert ran.code == 0, ran.err
+    return json.loads(ran.out), ran.err
+
+
+def test_metrics_on_test_records_stay_in_private_unless_they_are_declared_public(tmp_path):
+    summary, said = _own(tmp_path)
+    assert [summary[key] for key in TESTED] == [None] * 4
+    assert "data.test = 'private'" in said
+    assert summary["test_data"].startswith("private")
+    kept = read_metrics(tmp_path / "run" / "private" / "metrics.jsonl")
+    assert [row["step"] for row in kept] == [6, 12]
+    assert all(set(TESTED) < set(row) for row in kept)
+    told = [str(row[key]).encode() for row in kept for key in TESTED]
+    outside = [p for p in (tmp_path / "run").rglob("*") if p.is_file() and "private" not in p.parts]
+    for path in outside:
+        raw = path.read_bytes()
+        assert not any(value in raw for value in told), path
+        assert path.suffix in (".json", ".html", ".toml") or not any(key.encode() in raw for key in TESTED), path
+
+
+def test_a_test_set_that_is_declared_public_is_shown(tmp_path):
+    summary, said = _own(tmp_path, data__test="public")
+    assert summary["test_accuracy"] > 0.5
+    assert "data.test = 'public'" in said
+    assert summary["test_data"].startswith("public")
+    assert not (tmp_path / "run" / "private" / "metrics.jsonl").exists()
+
+
+def test_published_test_sets_and_simulations_are_as_they_were(tmp_path):
+    config = runs.small(tmp_path, runs.SMALL.replace("seed = 7\n", "").replace("steps = 30", "steps = 3"))
+    ran = runs.command("train", config, "--out", tmp_path / "digits", "--json")
+    assert json.loads(ran.out)["test_accuracy"] > 0.1
+    assert "data.test" not in ran.err
+    summary, said = _own(tmp_path, seed=3)
+    assert summary["test_accuracy"] > 0.5
+    assert "data.test" not in said
+
+
+def test_a_report_of_an_older_run_does_not_show_them_either(tmp_path):
+    _own(tmp_path)
+    run = tmp_path / "run"
+    summary, marks = json.loads((run / "summary.json").read_text()), dict.fromkeys(TESTED, 0.123456)
+    (run / "summary.json").write_text(json.dumps(summary | marks))
+    rows = (run / "metrics.jsonl").read_text()
+    (run / "metrics.jsonl").write_text(rows + json.dumps({"step": 12} | marks) + "\n")
+    assert runs.command("report", run).code == 0
+    assert "12.3" not in (run / "report.html").read_text()

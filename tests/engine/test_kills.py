@@ -40,7 +40,7 @@ def _kill(kills: int, folder, draw: random.Random) -> int:
         out, log = folder / f"run-{run}", folder / f"seen-{run}"
         finished = False
         while not finished and died < kills:
-            arguments = ["train", str(config), "--out", str(out), "--resume"]
+            arguments = ["train", str(config), "--out", str(out), *runs.again(out)]
             process = runs.FORKS.Process(target=_witnessed, args=(arguments, draw.randrange(5, 160), str(log)))
             process.start()
             process.join()

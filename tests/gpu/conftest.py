@@ -34,7 +34,7 @@ def small_job():
             shared_hash="small",
             learning=Learning(
                 models.make(model, input_shape=shape, outputs=3, hidden=5, seed=0),
-                models.per_sample("cross-entropy"), None, inputs, targets, None,
+                models.per_sample("cross-entropy"), None, inputs, targets, None, [J] * n,
             ),
             protection=Protection(
                 [mechanism] * n, [None] * n, [1e-5] * n, "zero-out", "certified", None, lambda *_: math.nan

@@ -27,7 +27,7 @@ def _reference(key, d, node, step, attempt):
     stream = Cipher(algorithms.ChaCha20(key, struct.pack("<4I", 0, node, step, attempt)), mode=None).encryptor()
     words = np.frombuffer(stream.update(bytes(64 * blocks)), np.int64).reshape(blocks * 4, 2)
     normals, room = np.empty((blocks * 4, 2)), np.empty((3, blocks * 4, 1))
-    _box_muller(normals, words, *room)
+    _box_muller(normals, words, *room, deep=True)
     return torch.from_numpy(normals.reshape(blocks, 8).T.reshape(-1)[:d].copy())
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from privsgp.runs import build as jobs
 from privsgp.runs import config as configs
 from privsgp.runs import problem as problems
 from privsgp.runs import train as training
+from privsgp.studies.tune import tune
 
 VALUES = {
     "seed": 0,
@@ -21,8 +23,9 @@ VALUES = {
 }
 
 
-def parsed(plan=None, privacy=None, **algorithm):
+def parsed(plan=None, privacy=None, data=None, **algorithm):
     values = VALUES | {"algorithm": VALUES["algorithm"] | algorithm, "plan": plan or {}}
+    values |= {"data": data or VALUES["data"]}
     return configs.parse(values | {"privacy": VALUES["privacy"] | (privacy or {})})
 
 
@@ -53,6 +56,55 @@ def test_the_nodes_data_are_not_looked_at_without_leave():
         config = parsed(plan={"data": name}, steps="auto")
         with pytest.raises(Refused, match="may_spend"):
             planning.make(config, problems.load_problem(config))
+
+
+def _sites(folder):
+    """Two sites' files, and every other way to name one of them."""
+    rng = np.random.default_rng(0)
+    for node in range(2):
+        np.savez(folder / f"site-{node}.npz", x=rng.normal(size=(160, 64)), y=rng.integers(0, 10, 160), classes=10)
+    (folder / "link.npz").symlink_to(folder / "site-1.npz")
+    (folder / "hard.npz").hardlink_to(folder / "site-1.npz")
+    shutil.copy(folder / "site-1.npz", folder / "copy.npz")
+    (folder / "below").mkdir()
+    return "site-{node}.npz"
+
+
+OTHER_NAMES = (
+    "site-1.npz", "./site-1.npz", "below/../site-0.npz", "link.npz", "hard.npz", "copy.npz", "site-{node}.npz",
+    "{here}/site-1.npz",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OTHER_NAMES)
+@pytest.mark.parametrize("own", ["path", "name"])
+def test_a_file_of_a_site_is_private_whatever_it_is_called(tmp_path, monkeypatch, name, own):
+    monkeypatch.chdir(tmp_path)
+    template, name = _sites(tmp_path), name.replace("{here}", str(tmp_path))
+    if own == "name" and ("{node}" in name or "site-0" in name):
+        return
+    where = {"path": template, "nodes": 2} if own == "path" else {"name": "site-1.npz", "nodes": 2}
+    config = parsed(plan={"data": name}, data=where, steps="auto")
+    with pytest.raises(Refused, match="may_spend"):
+        planning.make(config, problems.load_problem(config))
+    with pytest.raises(Refused, match="the nodes' own data"):
+        tune(parsed(data=where), name)
+
+
+def test_so_is_one_that_was_found_in_the_data_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data").mkdir()
+    _sites(tmp_path / "data")
+    config = parsed(plan={"data": "./data/site-1.npz"}, data={"name": "site-1.npz", "nodes": 2}, steps="auto")
+    with pytest.raises(Refused, match="may_spend"):
+        planning.make(config, problems.load_problem(config, tmp_path / "data"), tmp_path / "data")
+
+
+def test_other_data_beside_the_sites_files_are_public(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    where = {"path": _sites(tmp_path), "nodes": 2}
+    assert planning.source_of(parsed(data=where), "digits").kind == "public"
+    assert planning.source_of(parsed(data=where), "other.npz").kind == "public"
 
 
 def test_spending_is_recorded():

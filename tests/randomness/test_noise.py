@@ -193,6 +193,33 @@ def test_secure_keeps_its_keys(monkeypatch):
         source.uniforms(0, 0, 1)
 
 
+def memory_of(source: Secure) -> dict:
+    return {name: copy.copy(value) for name, value in vars(source).items() if name != "_ciphers"}
+
+
+def restored(memory: dict) -> Secure:
+    """What a virtual machine holds that was put back to an earlier moment: every byte of that moment's memory."""
+    source = object.__new__(Secure)
+    vars(source).update({name: copy.copy(value) for name, value in memory.items()}, _ciphers={})
+    return source
+
+
+@pytest.mark.parametrize("replayed", [False, True], ids=["fresh urandom", "urandom replayed too"])
+def test_a_machine_put_back_to_a_snapshot_draws_other_noise_and_coins(monkeypatch, replayed):
+    """The same noise on two gradients would show their difference exactly."""
+    source = Secure()
+    normals(source, 0, 3, 4), source.uniforms(0, 3, 4)
+    memory = memory_of(source)
+    if replayed:  # a kernel that was not told of the restoration
+        monkeypatch.setattr(os, "urandom", lambda n: bytes(range(n)))
+    drawn = [
+        (normals(past, 0, 4, 4).tolist(), past.uniforms(0, 4, 4).tolist())
+        for past in (restored(memory), restored(memory))
+    ]
+    assert drawn[0][0] != drawn[1][0]
+    assert drawn[0][1] != drawn[1][1]
+
+
 @pytest.mark.parametrize("where", [{"node": -1}, {"step": 2**32}, {"attempt": 2**32}])
 def test_streams_that_would_meet_are_refused(where):
     with pytest.raises(Refused, match=next(iter(where))):

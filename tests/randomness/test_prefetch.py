@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 
 import pytest
 import torch
@@ -102,3 +103,27 @@ def test_a_step_that_was_begun_is_not_begun_again(monkeypatch):
     assert _noised(ahead, 1).std() > 0.5
     ahead.begin(like, 2, 0)
     assert _noised(ahead, 2).std() > 0.5
+
+
+@pytest.mark.parametrize(("jump", "same"), [(0.0, True), (0.3, True), (3600.0, False), (-3600.0, False)])
+def test_noise_drawn_before_the_clocks_parted_is_drawn_again(monkeypatch, jump, same):
+    """A machine put back to a snapshot holds the noise of a step that its other life may have sent."""
+    ahead, out = Ahead(Secure(), NODES), torch.empty(5, 40, dtype=torch.float64)
+    ahead.prepare(torch.zeros(5, 40), 1, 0)
+    held = ahead._normals.clone()
+    now = time.time
+    monkeypatch.setattr(time, "time", lambda: now() + jump)
+    ahead.fill_normal(out, NODES, 1)
+    assert torch.equal(out, held) == same
+    with pytest.raises(Refused, match="already used"):
+        ahead.fill_normal(out, NODES, 1)
+
+
+def test_a_simulation_repeats_whatever_the_clocks_say(monkeypatch):
+    ahead, out = Ahead(Keyed(3), NODES), torch.empty(5, 40)
+    ahead.prepare(out, 1, 0)
+    held = ahead._normals.clone()
+    now = time.time
+    monkeypatch.setattr(time, "time", lambda: now() + 1e6)
+    ahead.fill_normal(out, NODES, 1)
+    assert torch.equal(out, held)

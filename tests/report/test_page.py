@@ -131,7 +131,7 @@ def test_nothing_private_is_in_it_even_if_it_lies_in_the_folder(copied):
 def test_a_plan_made_on_private_data_is_left_out_of_a_private_run(copied, made):
     plan = {"algorithm": "privsgp", "steps": 30, "step_size": 0.5, "batch": 16, "weights": None, "methods": [METHOD],
             "asked": ASKED, "accountant": "certified", "bound_steps": 9, "curve_steps": [20, 40],
-            "warnings": [], "estimated_on": {"kind": "private", "words": "own samples"}}  # fmt: skip
+            "warnings": [], "why": "", "estimated_on": {"kind": "private", "words": "own samples"}}  # fmt: skip
     (copied / "plan.json").write_text(json.dumps(plan))
     assert "The plan" not in _html(copied)
     plan["estimated_on"]["kind"] = "synthetic"

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import logging
+
 import pytest
 from rich.console import Console
 
+import runs
+from privsgp.engine.stops import Diverged, Interrupted
 from privsgp.report import terminal
+from privsgp.transport.rendezvous import PeerLost
 
 
 @pytest.mark.parametrize("quiet", [False, True])
@@ -17,3 +22,71 @@ def test_what_is_being_done_is_shown_on_stderr_unless_told_not_to(monkeypatch, c
     assert shown.out == ""
     assert ("rehearsing privsgp (1 of 4)" in shown.err) is not quiet
     assert bool(shown.err) is not quiet
+
+
+HOSTILE = "a[/b]\x1b]0;owned\x07\x9b31m\u202egnp.\udcff\r:smile:[red]"
+SHOWN = r"a[/b]\x1b]0;owned\x07\x9b31m\u202egnp.\udcff\r:smile:[red]"
+
+
+def _unharmed(text):
+    return not set(text) & set("\x1b\x07\x9b\u202e\r")
+
+
+@pytest.mark.parametrize("stream", ["out", "err"])
+def test_what_is_printed_is_neither_markup_nor_commands_for_the_terminal(capsys, stream):
+    getattr(terminal, stream).print(HOSTILE, soft_wrap=True)
+    said = getattr(capsys.readouterr(), stream)
+    assert SHOWN in said
+    assert _unharmed(said)
+
+
+def test_neither_are_tables_bars_and_log_lines(capsys):
+    terminal.show(HOSTILE, [(HOSTILE, HOSTILE)])
+    terminal.show_log()
+    logging.getLogger("privsgp.tests").info("%s", HOSTILE.replace("\udcff", ""))  # pytest cannot keep that
+    said = capsys.readouterr()
+    assert SHOWN in said.out
+    assert SHOWN.replace(r"\udcff", "") in said.err.replace("\n", "")
+    assert _unharmed(said.out + said.err)
+
+
+def test_what_is_being_done_is_no_markup(monkeypatch, capsys):
+    monkeypatch.setattr(terminal, "err", terminal.Plain(stderr=True, force_terminal=True, width=200))
+    with terminal.doing(HOSTILE) as say, terminal.stage(HOSTILE, 3) as done:
+        say(HOSTILE)
+        done(1)
+    said = capsys.readouterr().err
+    assert SHOWN in said
+    assert not {"\x07", "\x9b", "\u202e"} & set(said)
+
+
+@pytest.mark.parametrize("command", ["train", "report", "ledger", "audit", "tune", "compare"])
+def test_a_path_is_shown_as_it_is(tmp_path, command):
+    more = {"tune": ["--public", "synthetic"], "compare": ["--algorithms", "privsgp"]}.get(command, [])
+    ran = runs.command(command, f"{tmp_path}/{HOSTILE}", *more)
+    assert ran.code == 2
+    assert SHOWN in ran.err
+    assert _unharmed(ran.err)
+
+
+@pytest.mark.parametrize("raised", [OSError(HOSTILE), Diverged(3, HOSTILE), PeerLost(1, HOSTILE, 3), Interrupted(3)])
+def test_what_ends_a_command_is_shown_as_it_is(monkeypatch, tmp_path, raised):
+    def end(*_, **__):
+        raise raised
+
+    monkeypatch.setattr("privsgp.runs.train.refuse_used", end)
+    ran = runs.command("train", runs.small(tmp_path))
+    assert ran.code in (1, 130)
+    assert isinstance(raised, Interrupted) or SHOWN in ran.err
+    assert _unharmed(ran.err)
+
+
+def test_a_report_says_where_it_was_written(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    config, place = runs.small(tmp_path), "[/b]"
+    runs.train(config, place, *runs.changes(algorithm__steps=2))
+    shown = runs.command("train", config, "--out", place, "--resume", *runs.changes(algorithm__steps=2))
+    assert shown.code == 0
+    assert "[/b]" in shown.out.replace("\n", "")
+    written = runs.command("report", place, "--out", tmp_path / "[red]r.html")
+    assert (written.code, "[red]r.html" in written.err) == (0, True)

@@ -134,3 +134,19 @@ def test_a_layout_of_files_is_their_path_and_their_number():
         return problems.layout(config.parse({"data": data, "privacy": {"epsilon": 1.0}}))
 
     assert len({layout(), layout(path="{node}.npz"), layout(nodes=2)}) == 3
+
+
+def test_noise_that_does_not_keep_a_budget_is_refused_before_anything_is_sent(tmp_path, monkeypatch):
+    """Whoever chose it: what may be spent is counted once more from the noise that is really added."""
+
+    def prepare(*arguments):
+        job = training_prepare(*arguments)
+        job.protection.mechanisms[2] = job.protection.mechanisms[2].with_sigma(1e-9)
+        return job
+
+    training_prepare = training.prepare
+    monkeypatch.setattr(training, "prepare", prepare)
+    ran = runs.command("train", runs.small(tmp_path, SAG), "--out", tmp_path / "out")
+    assert ran.code == 2
+    assert "sigma = 1e-09 of node 2: its 6 releases would spend" in ran.err
+    assert not list((tmp_path / "out" / "ledger").iterdir())

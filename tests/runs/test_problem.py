@@ -7,8 +7,12 @@ import tomllib
 
 import numpy as np
 import pytest
+import torch
 
+import privsgp
 import runs
+from privsgp.data import from_arrays
+from privsgp.errors import Refused
 from privsgp.runs import config
 from privsgp.runs import problem as problems
 
@@ -41,9 +45,7 @@ def test_a_ledger_is_continued_only_where_its_records_lie(tmp_path):
     path = runs.small(tmp_path, UNSEEDED.replace('"privsgp"', '"privsgp-sag"'))
     runs.train(path, tmp_path / "first", "--set=algorithm.steps=5")
     again = ["--set=privacy.epsilon=4.0", "--set=algorithm.steps=5", "--ledger", tmp_path / "first" / "ledger"]
-    moved = runs.command(
-        "train", path, "--out", tmp_path / "moved", "--set=data.partition=dirichlet", "--set=data.sizes=", *again
-    )
+    moved = runs.command("train", path, "--out", tmp_path / "moved", "--set=data.sizes=[301, 300, 300, 300]", *again)
     assert moved.code == 2
     assert "whose records lay on other nodes" in moved.err
     assert runs.train(path, tmp_path / "second", *again)["releases"] == [5] * 4
@@ -53,8 +55,7 @@ def test_a_ledger_is_continued_only_where_its_records_lie(tmp_path):
 def test_what_only_a_sum_may_show_is_not_hashed(trust, hashed, tmp_path):
     path = runs.small(tmp_path, UNSEEDED.replace('name = "privsgp"', f'name = "dp-srm"\ntrust = "{trust}"'))
     runs.train(path, tmp_path / "out", "--set=algorithm.steps=3")
-    lines = [json.loads(line) for line in (tmp_path / "out" / "ledger" / "node-0.jsonl").read_text().splitlines()]
-    assert [bool(line["digest"]) for line in lines if line["kind"] == "sent"] == [hashed] * 3
+    assert [bool(digest) for _, _, digest in runs.sent(tmp_path / "out")] == [hashed] * 3
     told = json.loads(runs.command("ledger", tmp_path / "out", "--json").out)
     assert [node["aggregated"] for node in told] == [1 if hashed else 4] * 4
 
@@ -75,3 +76,89 @@ def test_a_plan_of_a_configuration_takes_no_numbers_beside_it(tmp_path):
     ran = runs.command("plan", runs.small(tmp_path), "--epsilon", 1)
     assert ran.code == 2
     assert "--epsilon beside a run.toml" in ran.err
+
+
+LABELS = np.array([0, 1] * 60)
+MINE = UNSEEDED.replace("sizes = [300, 300, 300, 300]\n", "").replace("steps = 30", "steps = 3")
+
+
+def _loaded(folder, labels, stored=None, seed=None, **data):
+    """Load a data set of one's own from a file, without a seed."""
+    arrays = {"x": np.random.default_rng(0).standard_normal((len(labels), 6)), "y": np.array(labels)}
+    np.savez(folder / "own.npz", **arrays | (stored or {}))
+    values = tomllib.loads(MINE) | {"seed": seed}
+    values["data"] |= {"name": str(folder / "own.npz")} | data
+    return problems.load_problem(config.parse(values))
+
+
+def _neighbours():
+    """Labels that differ from LABELS in one record."""
+    return [np.where(np.arange(120) == j, 2, LABELS) for j in range(0, 120, 13)]
+
+
+@pytest.mark.parametrize("kind", ["dirichlet", "sorted"])
+def test_labels_move_records_and_so_need_a_seed(tmp_path, kind):
+    """Whoever knows all records but one learns that one's label from where records lie (J_i is public)."""
+    before = _loaded(tmp_path, LABELS, seed=1, classes=3, partition=kind).parts
+    others = [_loaded(tmp_path, labels, seed=1, classes=3, partition=kind).parts for labels in _neighbours()]
+    assert not all(np.array_equal(a, b) for after in others for a, b in zip(before, after, strict=False))
+    with pytest.raises(Refused, match=f"data.partition = '{kind}' without a seed"):
+        _loaded(tmp_path, LABELS, classes=3, partition=kind)
+
+
+def test_an_even_partition_looks_at_no_label(tmp_path):
+    before = _loaded(tmp_path, LABELS, classes=3).parts
+    for labels in _neighbours():
+        after = _loaded(tmp_path, labels, classes=3).parts
+        assert all(np.array_equal(a, b) for a, b in zip(before, after, strict=True))
+
+
+TEST = {"x_test": np.zeros((3, 6)), "y_test": np.array([0, 1, 2])}
+
+
+@pytest.mark.parametrize("stored", [{}, TEST])
+def test_without_a_seed_no_record_decides_how_many_outputs_a_model_has(tmp_path, stored):
+    for labels in (LABELS, _neighbours()[0]):
+        with pytest.raises(Refused, match=r"own.npz: no data.classes") as refused:
+            _loaded(tmp_path, labels, stored)
+        assert "2" not in refused.value.what.rsplit("own.npz")[-1]  # nor does the refusal tell the labels
+
+
+@pytest.mark.parametrize(
+    ("stored", "data"),
+    [({}, {"classes": 3}), ({"classes": 3}, {}), (TEST, {"test": "public"}), (TEST, {"classes": 3})],
+)
+def test_what_is_public_decides_it(tmp_path, stored, data):
+    shapes = {
+        tuple(p.shape for p in _loaded(tmp_path, labels, stored, **data).model.parameters())
+        for labels in (LABELS, *_neighbours())
+    }
+    assert shapes == {(torch.Size([3, 6]), torch.Size([3]))}
+
+
+def test_a_missing_class_of_the_test_labels_is_not_looked_for_among_the_records(tmp_path):
+    """Whether a run is refused must not depend on whether a record has the label that is missing."""
+    missing = TEST | {"y_test": np.array([0, 2, 2])}
+    for labels in (np.zeros(120, int), np.arange(120) % 3):
+        with pytest.raises(Refused, match=r"own.npz: (a label is 2 but none is 1|no data.classes)"):
+            _loaded(tmp_path, labels, missing, test="public")
+
+
+@pytest.mark.parametrize("by", ["arrays", "dataset", "sites"])
+def test_the_same_from_python(tmp_path, by):
+    x = np.random.default_rng(0).standard_normal((120, 6)).astype(np.float32)
+    given = {"arrays": (x, LABELS), "dataset": from_arrays(x, LABELS), "sites": {0: (x, LABELS), 1: (x, LABELS)}}[by]
+    settings = {"privacy": {"epsilon": 2.0}, "algorithm": {"name": "privsgp", "steps": 2, "batch": 5}}
+    settings |= {} if by == "sites" else {"nodes": 2}
+    with pytest.raises(Refused, match=r"no data.classes"):
+        privsgp.train(torch.nn.Linear(6, 2), given, out=tmp_path / "out", **settings)
+    ran = privsgp.train(torch.nn.Linear(6, 2), given, out=tmp_path / "out", classes=2, **settings)
+    assert ran.summary["releases"] == [2, 2]
+    assert config.read(ran.folder / "config.toml").data.classes == 2
+
+
+def test_a_model_with_fewer_outputs_than_classes_is_refused_before_a_record_shows_it(tmp_path):
+    x = np.random.default_rng(0).standard_normal((120, 6)).astype(np.float32)
+    settings = {"nodes": 2, "privacy": {"epsilon": 2.0}, "algorithm": {"name": "privsgp", "steps": 2, "batch": 5}}
+    with pytest.raises(Refused, match="2 outputs for 3 classes"):
+        privsgp.train(torch.nn.Linear(6, 2), (x, LABELS), out=tmp_path / "out", classes=3, **settings)

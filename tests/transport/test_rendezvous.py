@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -10,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.distributed import HashStore
 
+from privsgp.engine import told
 from privsgp.errors import Refused
 from privsgp.transport import rendezvous
 from privsgp.transport.rendezvous import PeerLost, World, blocks, refuse_differences
@@ -45,7 +48,7 @@ def _all(size, action, patience=5.0):
 
 def test_everybody_hears_everybody_round_after_round():
     def talk(world):
-        return [world.exchange([world.rank, k]) for k in range(5)]
+        return [world.exchange([world.rank, k], told.each(told.whole(), 2)) for k in range(5)]
 
     assert _all(3, talk) == [[[[r, k] for r in range(3)] for k in range(5)]] * 3
 
@@ -53,7 +56,7 @@ def test_everybody_hears_everybody_round_after_round():
 def test_a_world_of_one_needs_no_store():
     world = World()
     assert world.alone
-    assert world.exchange("a") == ["a"]
+    assert world.exchange("a", told.text("a", "a letter")) == ["a"]
     assert world.everywhere(lambda: 3) == 3
     with world.leaving():
         pass
@@ -83,7 +86,7 @@ def test_differences_are_named_with_both_values():
 
 def test_who_never_speaks_is_missed_after_the_set_time():
     def talk(world):
-        return None if world.rank == 2 else world.exchange(1)
+        return None if world.rank == 2 else world.exchange(1, told.whole())
 
     first, second, _ = _all(3, talk, patience=0.3)
     assert first.rank == second.rank == 2
@@ -91,17 +94,17 @@ def test_who_never_speaks_is_missed_after_the_set_time():
 
 
 def test_who_stops_living_is_missed_though_patience_is_long(monkeypatch):
-    monkeypatch.setattr(rendezvous, "SILENCE", 0.3)
+    monkeypatch.setattr(rendezvous, "_QUIET", 0.3 / 60)
     monkeypatch.setattr(rendezvous, "_BEAT", 0.05)
     dead = threading.Event()
 
     def talk(world):
-        world.exchange(1)
+        world.exchange(1, told.whole())
         if world.rank == 1:
             dead.wait(0.2)
             world._die()
             return None
-        return world.exchange(2)
+        return world.exchange(2, told.whole())
 
     first, _, third = _all(3, talk, patience=60.0)
     assert first.rank == third.rank == 1
@@ -114,7 +117,7 @@ def test_all_name_the_first_who_was_missed():
     def talk(world):
         if world.rank == 0:
             return world.lost(2, "its connection closed")
-        return world.exchange(1)
+        return world.exchange(1, told.whole())
 
     first, second, third = _all(3, talk, patience=2.0)
     assert {first.rank, second.rank, third.rank} == {2}
@@ -127,9 +130,89 @@ def test_a_bad_end_is_told():
             with pytest.raises(OSError, match="disk"), world.leaving():
                 raise OSError("disk full at a secret place")
             return None
-        return world.exchange(1)
+        return world.exchange(1, told.whole())
 
-    _, told = _all(2, work, patience=2.0)
-    assert told.rank == 0
-    assert "it ended with OSError" in str(told)
-    assert "secret" not in str(told)
+    _, heard = _all(2, work, patience=2.0)
+    assert heard.rank == 0
+    assert "it ended with OSError" in str(heard)
+    assert "secret" not in str(heard)
+
+
+def _beside_a_liar(*words):
+    """Return the world of process 0, in which process 1 has said all it ever says."""
+    store = HashStore()
+    for number, word in enumerate(words, 1):
+        store.set(f"{number}/1", word)
+    return World(0, 2, store, 5.0)
+
+
+@pytest.mark.parametrize(
+    "word",
+    ["{", "[" * 9999, '"a', "1" * 5000, "[NaN]", "[1, 1, 1]", '["1", 1]', "null", "\xff\x00", "[-1, 1]"],
+)
+def test_what_cannot_be_is_refused_in_the_name_of_who_says_it(word):
+    with pytest.raises(Refused, match=r"^process 1 says ") as refused:
+        _beside_a_liar(word).of_nodes([1, 2], told.whole(), 4)
+    assert len(refused.value.what) < 500
+
+
+def test_what_others_make_of_my_word_is_not_used():
+    world = _beside_a_liar("[1.0, 1.0]")
+
+    class Overwritten:
+        def __getattr__(self, name):
+            return getattr(world.real, name)
+
+        def multi_get(self, keys):
+            world.real.set("1/0", "[1e-9, 1e-9]")
+            return world.real.multi_get(keys)
+
+    world.real, world._store = world.store, Overwritten()
+    with pytest.raises(Refused, match="changed in the meeting place"):
+        world.of_nodes([1.0, 2.0], told.real(), 4)
+
+
+def test_an_alarm_that_anybody_may_have_written():
+    store = HashStore()
+    store.set("alarm", '["\\u001b[2J", 7]')
+    assert World(0, 2, store, 1.0).lost(1, "silent").rank == 1
+    store.set("alarm", json.dumps([1, "\x1b[2J" + "a" * 9999]))
+    said = str(World(0, 2, store, 1.0).lost(1, "silent"))
+    assert "\x1b" not in said
+    assert len(said) < 500
+
+
+def test_a_meeting_place_that_stands_still_is_missed_after_the_set_time():
+    stopped = threading.Event()
+
+    class Still(HashStore):
+        def set(self, key, value):
+            stopped.wait(20)
+
+    begun = time.monotonic()
+    try:
+        with pytest.raises(PeerLost, match=r"the meeting place does not answer: within 0\.3 s"):
+            World(1, 2, Still(), 0.3).exchange(1, told.whole())
+        assert time.monotonic() - begun < 5
+    finally:
+        stopped.set()
+
+
+def test_silence_follows_patience():
+    """A cut of ten seconds does not end a run whose patience is two minutes."""
+    assert World(patience=120.0).silence > 10
+    assert World(patience=20.0).silence == 5
+    assert World(patience=1.0).silence == 1
+
+
+def test_differences_are_named_without_control_characters():
+    with pytest.raises(Refused, match="does not fit") as refused:
+        refuse_differences(_beside_a_liar(json.dumps({"a\x1b[2J": "\x1b]0;x"}), "null"), {"a": 1})
+    assert "\x1b" not in refused.value.what
+
+
+@pytest.mark.parametrize("value", ["soon", "-1", "0", "nan"])
+def test_a_patience_that_cannot_be(monkeypatch, value):
+    monkeypatch.setenv("PRIVSGP_PATIENCE", value)
+    with pytest.raises(Refused, match="PRIVSGP_PATIENCE"):
+        rendezvous._patience()

@@ -84,6 +84,17 @@ def test_a_run_with_faults_learns_and_says_what_happened(tmp_path):
     assert rough.summary["releases"] == [30] * 4
 
 
+def test_what_is_left_after_a_long_outage_is_not_written_as_a_model(tmp_path):
+    """The others' weight drains into links to a node that is down: z = x / w would hold 1e18."""
+    config = runs.small(tmp_path, runs.SMALL)
+    options = [*runs.changes(algorithm__steps=150), "--crash", "0@20+200"]
+    ran = runs.command("train", config, "--out", tmp_path / "out", *options)
+    assert ran.code == 1
+    assert "the weight of node 1 is w = " in ran.err
+    for name in ("summary.json", "model.safetensors", "nodes/1.safetensors"):
+        assert not (tmp_path / "out" / name).exists()
+
+
 def test_a_node_that_left_is_not_part_of_the_model(tmp_path):
     result = _train(tmp_path, Faults(leaves=(Leave(2, 10),)))
     assert result.nodes.shape[0] == 3

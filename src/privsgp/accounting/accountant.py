@@ -1,8 +1,9 @@
 """The certified accountant: ε of a run from the mechanism its algorithm declares.
 
 Every mechanism becomes a list of releases, each a sampled Gaussian or a SAGA release; together they become one curve
-δ(ε). Gaussians add up exactly; the rest is composed as privacy-loss distributions. Every ε is bracketed before it is
-handed out: it may not exceed the Rényi bound, and it may not lie below the value of a pair that can occur.
+δ(ε). Gaussians add up exactly; the rest is composed as privacy-loss distributions. Every ε, computed or read from the
+cache, is bracketed before it is handed out by two readings of the mechanism that share nothing of this: it may not
+exceed the Rényi bound (`opinion`), and it may not lie below what an observer surely learns (`lower`).
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 
 import numpy as np
 
-from privsgp.accounting import cache, rdp
+from privsgp.accounting import cache, computed, lower, opinion, rdp
 from privsgp.accounting.curve import Curve, Gaussian, Group
 from privsgp.accounting.mechanisms import (
     Anchored,
@@ -81,13 +82,11 @@ def epsilon(mechanism: Mechanism, steps: int, delta: float, relation: Relation =
     steps = check(steps, delta, relation)
     run = _run(mechanism, steps, relation)
     if run is None:
-        value = opinion = math.inf
-    elif run.plain:
-        value, opinion = _bracketed(run, delta)
+        value = second = math.inf
     else:
-        value, opinion = cache.remember(f"epsilon {run} at {delta!r}", lambda: _bracketed(run, delta))
+        value, second = _counted(run, mechanism, steps, delta, relation)
     words = assumptions(mechanism, steps, relation)
-    return Spent(float(min(value, opinion)), delta, relation, "certified", opinion, words)
+    return Spent(float(min(value, second)), delta, relation, "certified", second, words)
 
 
 def profile(mechanism: Mechanism, steps: int, relation: Relation = "zero-out") -> Curve:
@@ -111,12 +110,18 @@ def renyi(mechanism: Mechanism, steps: int, relation: Relation = "zero-out") -> 
     run = _run(mechanism, check(steps, 0.5, relation), relation)
     if run is None:
         return rdp.Renyi(np.full(rdp.ORDERS.shape, math.inf))
-    if run.grouped:
+    if opinion.in_pairs(mechanism, relation):
         raise Refused(
             f"relation = {relation!r} of {type(mechanism).__name__} over several runs",
             "take 'zero-out': Rényi divergences do not survive group privacy",
         )
-    return _renyi(run)
+    return opinion.renyi(mechanism, steps, relation)
+
+
+def sampler_cost(mechanism: Mechanism, steps: int, relation: Relation) -> computed.Cost:
+    """Return what noise computed in float64 costs such a run beyond what is counted for ideal noise."""
+    run = _run(mechanism, steps, relation)
+    return computed.Cost.of(mechanism, steps, math.inf if run is None else _farthest(run))
 
 
 def rough(mechanism: Mechanism, steps: int, delta: float, relation: Relation) -> float:
@@ -156,6 +161,7 @@ def assumptions(mechanism: Mechanism, steps: int, relation: Relation) -> tuple[s
         return (*words, "nothing is clipped and no noise is added: there is no guarantee")
     words.append(f"each sample's gradient is clipped to norm {mechanism.clip:.10g} as a whole{_slack(mechanism)}")
     words.append(_sampling_words(mechanism))
+    words.append(_noise_words(mechanism))
     if isinstance(mechanism, Anchored):
         words += _anchored_words(mechanism)
     if isinstance(mechanism, Saga) and relation == "replace-one" and _amplified(mechanism):
@@ -167,6 +173,12 @@ def _slack(mechanism: Mechanism) -> str:
     if not mechanism.kappa:
         return "; sums are taken as exact (κ = 0), where a run counts what its arithmetic may be off by"
     return f", and counted as {mechanism.radius:.10g}: arithmetic may be off by κ = {mechanism.kappa:.3g}"
+
+
+def _noise_words(mechanism: Mechanism) -> str:
+    if not mechanism.coordinates:
+        return "noise is taken as ideal, where a run counts what its sampler in float64 costs"
+    return f"noise of {mechanism.coordinates:,} coordinates is computed in float64 and rounded to a grid: counted"
 
 
 def _sampling_words(mechanism: Mechanism) -> str:
@@ -194,33 +206,56 @@ def _anchored_words(mechanism: Anchored) -> list[str]:
     return words
 
 
-def _bracketed(run: _Run, delta: float) -> tuple[float, float]:
-    """Return ε by composition and by Rényi divergences, once they agree with each other and with pairs that occur."""
-    composed, renyi = _composed(run), _renyi(run)
-    value, opinion = composed.epsilon(delta), renyi.epsilon(delta)
-    if math.isfinite(value) and value > opinion * (1 + SLACK) + 1e-6 and composed.delta(math.inf) < delta / 100:
-        raise Disagreement(f"composition gives ε = {value}, above the Rényi bound {opinion}: {run} at δ = {delta}")
-    floor = _floor(run, delta)
-    if min(value, opinion) < floor * (1 - SLACK) - 1e-6:
-        raise Disagreement(
-            f"ε = {value} (Rényi: {opinion}) is below {floor} of a pair that occurs: {run} at δ = {delta}"
-        )
-    if run.grouped:
-        return Group(composed).epsilon(delta), Group(renyi).epsilon(delta)
-    return value, opinion
+def _composed_epsilon(run: _Run, delta: float) -> tuple[float, float, float]:
+    """Return ε of the run by composition, ε of one zero-out alone, and the mass at infinite loss."""
+    composed = _composed(run)
+    single = composed.epsilon(delta)
+    return Group(composed).epsilon(delta) if run.grouped else single, single, composed.delta(math.inf)
 
 
-def _floor(run: _Run, delta: float) -> float:
-    """Return the largest ε of single pairs that can occur: E2 and, where C ≥ G, a table entry of zero (plain SGD)."""
-    floor = 0.0
-    for release, count in run.parts:
-        if isinstance(release, Geometry):
-            floor = Gaussian(math.sqrt(count) * release.shift).epsilon(delta)
-            if release.reach >= 1:
-                plain = Sampled(release.rate, release.shift / release.rate)
-                other = _composed(_Run(((plain, count),), grouped=False)).epsilon(delta)
-                floor = max(floor, other if math.isfinite(other) else 0.0)
-    return floor
+def _counted(run: _Run, mechanism: Mechanism, steps: int, delta: float, relation: Relation) -> tuple[float, float]:
+    """Return both values of ε for the noise as it is computed: the ideal ones at a smaller δ, and a little more."""
+    cost = computed.Cost.of(mechanism, steps, _farthest(run))
+    left = cost.ideal_delta(delta)
+    if left <= 0:
+        return math.inf, math.inf
+    first, second = _bracketed(run, mechanism, steps, left, relation)
+    return cost.epsilon(delta, first), cost.epsilon(delta, second)
+
+
+def _farthest(run: _Run) -> float:
+    """Return by how many σ one message of neighbours may differ."""
+    return max((_unsampled(release) * (1 + run.grouped) for release, _ in run.parts), default=0.0)
+
+
+def _bracketed(run: _Run, mechanism: Mechanism, steps: int, delta: float, relation: Relation) -> tuple[float, float]:
+    """Return ε by composition and by Rényi divergences, once both agree with each other and with `lower`.
+
+    What the cache holds is asked the same questions, and computed anew where it fails them.
+    """
+    renyi, floor = opinion.renyi(mechanism, steps, relation), lower.epsilon(mechanism, steps, delta, relation)
+    question = f"epsilon {run} at {delta!r}"
+    kept = None if run.plain else cache.recall(question, 3)
+    if kept is None or _contradiction(kept, renyi.epsilon(delta), floor, delta):
+        kept = _composed_epsilon(run, delta)
+        if wrong := _contradiction(kept, renyi.epsilon(delta), floor, delta):
+            raise Disagreement(f"{wrong}: {run} at δ = {delta}")
+        if not run.plain:
+            cache.keep(question, kept)
+    grouped = opinion.in_pairs(mechanism, relation)
+    return kept[0], Group(renyi).epsilon(delta) if grouped else renyi.epsilon(delta)
+
+
+def _contradiction(composed: tuple[float, ...], second: float, floor: float, delta: float) -> str:
+    """Say what is wrong with what `_composed_epsilon` gave, in words, nothing where it holds."""
+    value, single, infinite = composed
+    if not (0 <= single <= value and 0 <= infinite <= 1):
+        return f"ε = {value} with ε = {single} and {infinite} at infinity"
+    if math.isfinite(single) and single > second * (1 + SLACK) + 1e-6 and infinite < delta / 100:
+        return f"composition gives ε = {single}, above the Rényi bound {second}"
+    if min(value, second if value == single else math.inf) < floor * (1 - SLACK) - 1e-9:
+        return f"ε = {value} (Rényi: {second}) is below {floor}, which an observer learns"
+    return ""
 
 
 @lru_cache(maxsize=8)
@@ -238,16 +273,6 @@ def _unsampled(release: Release) -> float:
     if isinstance(release, Geometry):
         return release.shift * (1 + (1 / release.rate - 1) * release.reach)
     return release.mu * (1 + release.replace)
-
-
-def _renyi(run: _Run) -> rdp.Renyi:
-    total = 0 * rdp.ORDERS
-    for release, count in run.parts:
-        if isinstance(release, Geometry):
-            total = total + count * rdp.saga(release)
-        else:
-            total = total + count * rdp.sampled(release.rate, release.mu, replace=release.replace)
-    return rdp.Renyi(total)
 
 
 def _run(mechanism: Mechanism, steps: int, relation: Relation) -> _Run | None:
@@ -273,7 +298,7 @@ def _within_reason(release: Release) -> Release:
     shift = _unsampled(release)
     if shift >= SMALLEST and (isinstance(release, Sampled) or release.shift < 20):
         return release
-    return Sampled(1.0, max(shift, SMALLEST * 1e-20) / (2 if getattr(release, "replace", False) else 1))
+    return Sampled(1.0, max(shift, SMALLEST * 1e-20))  # between neighbours: replacing is in it
 
 
 def _amplified(mechanism: Mechanism) -> bool:

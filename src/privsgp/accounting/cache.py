@@ -2,7 +2,8 @@
 
 The folder is $PRIVSGP_CACHE, else $XDG_CACHE_HOME/privsgp, else ~/.cache/privsgp. A cache only ever saves time: a file
 that is missing, damaged, of another key or of another version is computed again, and a folder that cannot be written to
-is left alone.
+is left alone. So is one that is not the user's own or that others may write to: whoever can plant a file would decide
+what a site promises (privacy.md, "Peers are adversaries"). The accountant checks again what it reads.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import contextlib
 import hashlib
 import json
 import os
+import stat
 import tempfile
 from functools import lru_cache
 from importlib import metadata
@@ -19,6 +21,9 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+
+_LONGEST = 1 << 20  # characters of a file
 
 
 def folder() -> Path:
@@ -39,17 +44,41 @@ def private_folder() -> Path | None:
 
 def remember(question: str, compute: Callable[[], tuple[float, ...]]) -> tuple[float, ...]:
     """Return the kept answer to this question, or compute and keep it."""
-    key = f"{question}; {version()}"
-    try:
-        path = folder() / f"{_digest(key)}.json"
-    except RuntimeError:  # there is no home folder
-        return compute()
-    kept = _read(path, key)
+    kept = recall(question)
     if kept is None:
-        kept = compute()
-        with contextlib.suppress(OSError):
-            _write(path, key, kept)
+        keep(question, kept := compute())
     return kept
+
+
+def recall(question: str, count: int | None = None) -> tuple[float, ...] | None:
+    """Return the kept answer to this question, None unless it is there, `count` numbers long and nobody else's."""
+    key = f"{question}; {version()}"
+    kept = None if (place := _own_folder()) is None else _read(place / f"{_digest(key)}.json", key)
+    return kept if kept is not None and count in (None, len(kept)) else None
+
+
+def keep(question: str, answer: tuple[float, ...]) -> None:
+    """Keep an answer, where there is a folder for it."""
+    key = f"{question}; {version()}"
+    with contextlib.suppress(OSError):
+        if (place := _own_folder(make=True)) is not None:
+            _write(place / f"{_digest(key)}.json", key, answer)
+
+
+def _own_folder(*, make: bool = False) -> Path | None:
+    """Return the folder if it is the user's own and closed to others, None otherwise."""
+    try:
+        place = folder()
+        if make:
+            place.mkdir(parents=True, exist_ok=True, mode=0o700)
+        return place if _own(place.stat()) else None
+    except (OSError, RuntimeError):  # there is none, or no home folder
+        return None
+
+
+def _own(status: os.stat_result) -> bool:
+    """Whether a file or folder is the user's own and nobody else may write to it."""
+    return status.st_uid == os.geteuid() and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
 
 
 @lru_cache(maxsize=1)
@@ -67,15 +96,17 @@ def _digest(text: str) -> str:
 def _read(path: Path, key: str) -> tuple[float, ...] | None:
     """Return the answer in a file, None unless the file is exactly what `_write` made for this key."""
     try:
-        values = tuple(float.fromhex(value) for value in json.loads(path.read_text())["values"])
-        return values if path.read_text() == _text(key, values) else None
-    except (OSError, ValueError, KeyError, TypeError, OverflowError):
+        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), encoding="utf-8") as file:
+            status = os.fstat(file.fileno())
+            text = file.read(_LONGEST) if _own(status) and stat.S_ISREG(status.st_mode) else ""
+        values = tuple(float.fromhex(value) for value in json.loads(text)["values"])
+        return values if text == _text(key, values) else None
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return None
 
 
 def _write(path: Path, key: str, values: tuple[float, ...]) -> None:
     """Write a file at once: another process sees all of it or nothing."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".part", delete=False) as part:
         part.write(_text(key, values))
     Path(part.name).replace(path)

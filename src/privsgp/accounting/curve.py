@@ -45,6 +45,8 @@ class Gaussian:
         """Return δ at this ε."""
         if self.mu == 0 or math.isinf(self.mu):
             return float(self.mu > 0)
+        if math.isinf(epsilon):
+            return 0.0
         if self.mu > 1e4:  # where the second term is lost to rounding, the first is a bound
             return float(special.ndtr(self.mu / 2 - epsilon / self.mu))
         return min(float(gaussian_delta(np.array(epsilon), self.mu)), 1.0)

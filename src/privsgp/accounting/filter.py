@@ -15,12 +15,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from privsgp.accounting import accountant, rdp
+from privsgp.accounting.computed import SHARE, refuse_vast
 from privsgp.accounting.mechanisms import described
 from privsgp.errors import Refused
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from privsgp.accounting.computed import Cost
     from privsgp.accounting.ledger import Segment
     from privsgp.accounting.mechanisms import Mechanism, Relation
 
@@ -72,8 +74,24 @@ class Filter:
         return float(_caps(self.epsilon, self.delta)[self.place])
 
     def cost(self, mechanism: Mechanism, releases: int, relation: Relation) -> float:
-        """Return what so many releases spend at α."""
-        return float(accountant.renyi(mechanism, releases, relation).cumulants[self.place]) if releases else 0.0
+        """Return what so many releases spend at α, with what their sampler costs."""
+        if not releases:
+            return 0.0
+        ideal = float(accountant.renyi(mechanism, releases, relation).cumulants[self.place])
+        return ideal + self._sampler(accountant.sampler_cost(mechanism, releases, relation))
+
+    def _sampler(self, cost: Cost) -> float:
+        """Return what computed noise adds to a sum of cumulants: 2ζ to ε, and a factor below 1 to δ.
+
+        Tails add up over runs to no more than δ/2, since the sum of all cumulants stays below the cap, and below that
+        −ln(1 − tail/δ) is at most twice tail/δ.
+        """
+        if not cost.tail:
+            return 0.0
+        zeta = cost.ratio(self.delta, self.epsilon)
+        if zeta > SHARE - 2.0**-19:
+            return math.inf
+        return (self.order - 1) * 2 * zeta - math.log1p(-SHARE) + 2 * max(1.0, self.cap) * cost.tail / self.delta
 
     def spent(self, segments: Sequence[Segment]) -> float:
         """Return what the runs in a ledger have spent at α."""
@@ -98,6 +116,7 @@ class Filter:
                 f"the ledger has spent ε = {self.epsilon_of(spent):.4g} of {self.epsilon:g}",
                 "nothing is left of this data's budget: no further run",
             )
+        refuse_vast(mechanism.with_sigma(1.0), releases, self.delta)
         high = mechanism.radius / mechanism.samples
         while self.cost(mechanism.with_sigma(high), releases, relation) > left:
             high *= 2

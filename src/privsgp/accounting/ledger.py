@@ -1,141 +1,64 @@
 """What a node has spent: an append-only file that is always at least as long as what the node has sent.
 
-One JSON object a line. Each line holds `prev`, the SHA-256 of the line before it (64 zeros at the start), and `check`,
-the first 16 digits of its own: a line that was changed, removed or moved shows. (Lines cut from the end do not: keep
-`head` elsewhere to see that.) A run is a segment: `open`, then `reserve`, `sent` and `return` lines, then `close`.
-A `reserve` line is on the disk before any step it pays for is sent. A `sent` line is written before its message leaves
-and becomes durable with the next line that is: it outlives the process, though not always a power cut, and nothing that
-is counted rests on it. In a simulation, messages without a hash are noted by one line for many steps, later. Nothing
-here tells anything about the data.
+One JSON value a line. A run is a segment: `open`, then `reserve`, `sent` and `return` lines, then `close`. A `reserve`
+line is on the disk before any step it pays for is sent. A `sent` line is written before its message leaves and becomes
+durable with the next line that is: it outlives the process, though not always a power cut, and nothing that is counted
+rests on it. In a simulation, messages without a hash are noted by one line for many steps, later. Nothing here tells
+anything about the data.
+
+*The chain.* Each object holds `prev`, the head before it (64 zeros at the start), and `check`, the first 16
+digits of its own: a line that was changed, removed or moved shows. Most messages follow the one before, at the same
+attempt; of such a one the line is a string: 128 bits of its SHA-256 in base64 (22 letters, none where it has no hash),
+and the first 6 letters of the SHA-256 of the head before it and these. That is the head after a string; the head after
+an object is the object's own SHA-256. So a head stands for every letter before it. (Lines cut from the end do not show:
+whoever knows an older head asks for it with `seen`.)
+
+*What is held.* Of steps, stretches that were paid for and sent alike; of messages, the hashes of those that a resumed
+simulation may repeat. A file is read line by line, and no line is longer than 64 KiB.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import errno
 import fcntl
 import hashlib
 import json
 import os
+import re
+import resource
+from binascii import b2a_base64
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, NoReturn, Self, TypeVar
 
-from privsgp.errors import Refused
+from privsgp.accounting.segment import FORMATS, MOST_AHEAD, Header, Segment, short
+from privsgp.accounting.stretches import Stretches
+from privsgp.errors import Refused, mending
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-FORMAT = 1
-MOST_AHEAD = 64
+__all__ = ["MOST_AHEAD", "Header", "Ledger", "Seen", "Segment", "first", "make_room", "read", "short", "together"]
+
 _START = "0" * 64
 _JSON = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
 _CHECK = ',"check":"{}"}}'
 _CHECK_DIGITS = 16
 _CHECK_LENGTH = len(_CHECK.format("0" * _CHECK_DIGITS))
+_SHORT = re.compile(rb'"((?:[A-Za-z0-9+/]{22})?)([A-Za-z0-9+/]{6})"')
+_LONGEST = 2**16
 
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Header:
-    """What a segment is about: who releases what, how often, under which budget.
+class Seen(NamedTuple):
+    """What somebody knows of a ledger: so many releases were charged when its head was this."""
 
-    `mechanism` is `Mechanism.describe()`; `budget` is {"epsilon", "delta"}, or None where σ was given and ε is only
-    reported; `steps` is K and `spare` the further releases that the noise was calibrated for. `layout` stands for what
-    decides which record lies on which node: another run may go on only where each record is where it has spent.
-    """
-
-    node: int
-    run: str
-    mechanism: dict[str, Any]
-    budget: dict[str, float] | None
-    relation: str
-    steps: int
-    spare: int
-    simulation: bool
-    layout: str = ""
-
-    @property
-    def allowance(self) -> int | None:
-        """The number of releases the budget pays for; None without a budget."""
-        return None if self.budget is None else self.steps + self.spare
-
-
-@dataclass
-class Segment:
-    """One run in a ledger, as its lines so far tell it."""
-
-    header: Header
-    charged: int = 0
-    closed: bool = False
-    _attempts: dict[int, int] = field(default_factory=dict, repr=False)
-    _sent: dict[int, tuple[int, str]] = field(default_factory=dict, repr=False)
-
-    @property
-    def left(self) -> int | None:
-        """How many more releases the budget pays for; None without a budget."""
-        return None if self.header.allowance is None else max(0, self.header.allowance - self.charged)
-
-    def next_attempt(self, step: int) -> int:
-        """Return the first attempt of `step` that was never paid for, so surely never sent."""
-        return self._attempts.get(step, 0)
-
-    def digest_of(self, step: int) -> str | None:
-        """Return the SHA-256 of the message last sent at `step`, where the ledger knows it."""
-        return self._sent[step][1] if step in self._sent else None
-
-    def unsent(self) -> set[tuple[int, int]]:
-        """Return the (step, attempt) pairs that are reserved and have no `sent` line."""
-        last = {step: attempts - 1 for step, attempts in self._attempts.items() if attempts > 0}
-        return {(step, attempt) for step, attempt in last.items() if self._sent.get(step, (-1, ""))[0] != attempt}
-
-    def sent_at(self, step: int) -> int | None:
-        """Return the attempt at which `step` was last sent, where the ledger knows it."""
-        return self._sent[step][0] if step in self._sent else None
-
-    def apply(self, line: dict[str, Any]) -> None:
-        """Count one line; ValueError says why it cannot follow the lines before it."""
-        if self.closed:
-            raise ValueError("it follows the segment's close")
-        match line:
-            case {"kind": "reserve", "first": int(first), "count": int(count), "attempt": int(attempt)}:
-                self._reserve(first, count, attempt)
-            case {"kind": "sent", "step": int(step), "attempt": int(attempt), "digest": str(digest)}:
-                self.note(step, attempt, digest)
-            case {"kind": "sent", "first": int(first), "count": int(count), "attempt": int(attempt)}:
-                for step in range(first, first + count):
-                    self.note(step, attempt, "")
-            case {"kind": "return", "first": int(first), "count": int(count), "attempt": int(attempt)}:
-                self._return(first, count, attempt)
-            case {"kind": "close"}:
-                self.closed = True
-            case _:
-                raise ValueError(f"no line of format {FORMAT} is a {line.get('kind')!r} with these keys")
-
-    def note(self, step: int, attempt: int, digest: str) -> None:
-        """Count one `sent` line."""
-        if attempt >= self.next_attempt(step):
-            raise ValueError(f"step {step}, attempt {attempt} was never reserved")
-        self._sent[step] = attempt, digest
-
-    def _reserve(self, first: int, count: int, attempt: int) -> None:
-        steps = range(first, first + count)
-        if first < 0 or not 0 < count <= MOST_AHEAD:
-            raise ValueError(f"{count} steps from step {first}: a line reserves 1 to {MOST_AHEAD} steps from 0 on")
-        if self.left is not None and count > self.left:
-            raise ValueError(f"{count} releases with {self.left} left in the budget")
-        if taken := [s for s in steps if attempt < self.next_attempt(s)]:
-            raise ValueError(f"step {taken[0]}, attempt {attempt} was reserved before")
-        self._attempts.update(dict.fromkeys(steps, attempt + 1))
-        self.charged += count
-
-    def _return(self, first: int, count: int, attempt: int) -> None:
-        for step in range(first, first + count):
-            if self.next_attempt(step) != attempt + 1 or self._sent.get(step, (-1, ""))[0] == attempt:
-                raise ValueError(f"step {step}, attempt {attempt} is not a reserved step that was never sent")
-            self._attempts[step] = attempt
-        self.charged -= count
+    charged: int
+    head: str
+    by: str
 
 
 class Ledger:
@@ -150,34 +73,48 @@ class Ledger:
     Assumes: a message leaves only after `sent` accepted it, and the disk keeps what fsync said it has.
     """
 
-    def __init__(self, path: Path, descriptor: int, segment: Segment, head: str) -> None:
+    def __init__(
+        self, path: Path, descriptor: int, segment: Segment, head: str, before: Sequence[Segment] = ()
+    ) -> None:
         self.path = path
         self.segment = segment
         self.head = head
+        self.before = sum(one.charged for one in before)  # charged in the segments before this one
+        self.origin = (before[0] if before else segment).header.run  # the first run in it: the ledger's own name
         self._descriptor = descriptor
         self._broken = False
+        self._durable = head
         # A simulation repeats its bytes: what a killed process paid for is still there to be sent. A secret run draws
         # other noise, and its message may have left unnoted before a power cut: what it held is spent.
-        self._held = self.segment.unsent() if self.segment.header.simulation else set()
+        self._held = self.segment.unsent() if self.segment.header.simulation else Stretches()  # by the next attempt
         self._untold: tuple[int, int, int] | None = None  # (first, count, attempt) of messages that no line notes yet
 
     @classmethod
-    def open(cls, path: Path | str, header: Header, earlier: Sequence[Segment] = ()) -> Self:
+    def open(
+        cls,
+        path: Path | str,
+        header: Header,
+        earlier: Sequence[Segment] = (),
+        seen: Sequence[Seen] = (),
+        since: int | None = 0,
+    ) -> Self:
         """Create the ledger, continue the run that `header` names, or begin a new segment after other runs.
 
+        `since` is the first step whose message this run may send again: hashes are kept from there on.
+
         Guarantee: the other runs in it are `earlier`, those that this run's noise was calibrated after: it is locked
-        before they are compared, and until `release` no other run can spend from it.
+        before they are compared, and until `release` no other run can spend from it. All that `seen` knows is in it.
         """
         path = Path(path)
-        descriptor = _lock(path)
+        descriptor = _lock(path, seen)
         try:
-            segments, head = _recover(path, descriptor)
+            segments, head = _recover(path, descriptor, seen, since)
             if header.run in (segment.header.run for segment in segments):
                 _refuse_change(path, segments[-1].header, header)
                 _refuse_others(path, segments[:-1], earlier)
-                return cls(path, descriptor, segments[-1], head)
+                return cls(path, descriptor, segments[-1], head, segments[:-1])
             _refuse_others(path, segments, earlier)
-            ledger = cls(path, descriptor, Segment(header), head)
+            ledger = cls(path, descriptor, Segment(header), head, segments)
             ledger._begin()
         except BaseException:
             os.close(descriptor)
@@ -185,8 +122,12 @@ class Ledger:
         return ledger
 
     def _begin(self) -> None:
-        self._write({"kind": "open", "format": FORMAT} | dataclasses.asdict(self.segment.header))
-        self._on_disk(os.fsync)
+        try:
+            self.segment.header.refuse_odd()
+        except ValueError as reason:
+            raise Refused(f"{self.path}: {reason}", "nothing is written that could not be read again") from None
+        self._write({"kind": "open", "format": FORMATS[-1]} | dataclasses.asdict(self.segment.header))
+        self._sync()
         self._on_disk(lambda _: _sync_folders(self.path))
 
     @property
@@ -194,17 +135,21 @@ class Ledger:
         """Releases counted as spent in this run: all that were reserved and not returned."""
         return self.segment.charged
 
+    def seen(self, by: str) -> Seen:
+        """Return what may be kept elsewhere of this ledger: of its lines those that outlive a power cut."""
+        return Seen(self.before + self.charged, self._durable, by)
+
     def next_attempt(self, step: int) -> int:
         """Return the attempt number to redo `step` with: 0 unless it may have been sent."""
         return self.segment.next_attempt(step)
 
     def digest_of(self, step: int) -> str | None:
-        """Return the SHA-256 of the message last sent at `step`: the same bytes may go out again, uncharged."""
+        """Return the hash of the message last sent at `step`: the same bytes may go out again, uncharged."""
         return self.segment.digest_of(step)
 
     def holds(self, step: int, attempt: int = 0) -> bool:
         """Return whether this step is paid for and not yet sent."""
-        return (step, attempt) in self._held
+        return self._held[step] == attempt + 1
 
     def reserve(self, first: int, count: int, attempt: int = 0) -> int:
         """Pay for up to `count` steps from `first` on; return how many were granted, 0 where the budget is spent.
@@ -216,15 +161,8 @@ class Ledger:
         if granted == 0:
             return 0
         self._append({"kind": "reserve", "first": first, "count": granted, "attempt": attempt})
-        self._held.update((step, attempt) for step in range(first, first + granted))
+        self._held.put(first, first + granted, attempt + 1)
         return granted
-
-    def paid(self, first: int, count: int, attempt: int) -> int:
-        """Return how many steps from `first` on are paid for at this attempt, whether they were sent or not."""
-        paid = 0
-        while paid < count and self.next_attempt(first + paid) == attempt + 1:
-            paid += 1
-        return paid
 
     def sent(self, step: int, attempt: int, digest: str) -> None:
         """Note the SHA-256 of a message, just before it leaves. One that was not paid for is refused."""
@@ -233,14 +171,15 @@ class Ledger:
                 f"{self.path}: step {step}, attempt {attempt} is not paid for",
                 "reserve each step before it is sent, and send it once; only the same bytes may go out again",
             )
-        self._held.remove((step, attempt))
+        self._held.put(step, step + 1, 0)
+        follows, digest = self.segment.following == (step, attempt), short(digest)
         self.segment.note(step, attempt, digest)
         if self.segment.header.simulation and not digest:
             self._tell_later(step, attempt)
-            return
-        # what `_JSON` would make of it, in a third of the time: a block writes m such lines a step
-        told = json.encoder.encode_basestring_ascii(digest)
-        self._put(f'{{"kind":"sent","step":{step},"attempt":{attempt},"digest":{told},"prev":"{self.head}"}}')
+        elif follows:
+            self._put_short(digest)
+        else:
+            self._write({"kind": "sent", "step": step, "attempt": attempt, "digest": digest})
 
     def _tell_later(self, step: int, attempt: int) -> None:
         """Note a message of a simulation with the next line: its price is on the disk, and there is no hash to keep."""
@@ -258,11 +197,10 @@ class Ledger:
     def give_back(self) -> int:
         """Return the steps that this process reserved and never sent; return their number. For a clean stop."""
         self._tell()
-        unused = len(self._held)
-        for first, count, attempt in list(_runs(self._held)):
-            self._append({"kind": "return", "first": first, "count": count, "attempt": attempt})
-        self._held.clear()
-        return unused
+        unused, self._held = list(self._held), Stretches()
+        for first, stop, paid in unused:
+            self._append({"kind": "return", "first": first, "count": stop - first, "attempt": paid - 1})
+        return sum(stop - first for first, stop, _ in unused)
 
     def close(self) -> None:
         """End the run for good: give back what is unused and let no step follow. `release` then unlocks the file."""
@@ -292,7 +230,7 @@ class Ledger:
             ) from None
         self._tell()
         self._write(line)
-        self._on_disk(os.fsync)
+        self._sync()
 
     def _write(self, line: dict[str, Any]) -> None:
         self._put(_JSON.encode(line | {"prev": self.head}))
@@ -302,6 +240,15 @@ class Ledger:
         self._on_disk(lambda descriptor: _write_all(descriptor, text + b"\n"))
         self.head = hashlib.sha256(text).hexdigest()
 
+    def _put_short(self, digest: str) -> None:
+        mark, head = _after(self.head, digest)
+        self._on_disk(lambda descriptor: _write_all(descriptor, f'"{digest}{mark}"\n'.encode()))
+        self.head = head
+
+    def _sync(self) -> None:
+        self._on_disk(os.fsync)
+        self._durable = self.head
+
     def _on_disk(self, action: Callable[[int], None]) -> None:
         """Trust this object no more after a failed write: what reached the disk is known only by reading it again."""
         if self._broken:
@@ -310,22 +257,49 @@ class Ledger:
             action(self._descriptor)
         except OSError as error:
             self._broken = True
-            remedy = "nothing more is granted: make the disk writable, then resume the run"
+            remedy = mending(error, "nothing more is granted: make the disk writable, then resume the run")
             raise Refused(f"{self.path}: {error.strerror or error}", remedy) from error
 
 
-def read(path: Path | str) -> list[Segment]:
-    """Return a ledger's runs in order, after checking every line.
+def read(path: Path | str, seen: Sequence[Seen] = ()) -> list[Segment]:
+    """Return a ledger's runs in order, after checking every line; refuse one without what `seen` knows of it.
 
     Guarantee: `charged` of each segment is at least the number of messages that its node sent in it; not so in a
     simulation without hashes that was killed, resumed and stopped before it had sent the same messages again.
     """
-    path = Path(path)
+    with _opened(Path(path)) as file:
+        return _replay(Path(path), file, seen)[0]
+
+
+def first(path: Path | str) -> Header | None:
+    """Return the header of a ledger's first run, None while it has no complete line; no more of it is read."""
+    with _opened(Path(path)) as file:
+        raw = next(_lines(Path(path), file), None)
+    if raw is None:
+        return None
+    segments: list[Segment] = []
+    _follow(Path(path), 1, segments, raw, _START)
+    return segments[0].header
+
+
+def _opened(path: Path) -> BinaryIO:
+    remedy = "name a ledger file, runs/<name>/ledger/node-<i>.jsonl"
     try:
-        content = path.read_bytes()
+        if path.exists() and not path.is_file():
+            raise Refused(f"{path} is no file", remedy)
+        return path.open("rb")
     except OSError as error:
-        raise Refused(f"{path}: {error.strerror}", "name a ledger file, runs/<name>/ledger/node-<i>.jsonl") from error
-    return _replay(path, content)[0]
+        raise Refused(f"{path}: {error.strerror}", mending(error, remedy)) from error
+
+
+def make_room(files: int) -> None:
+    """Raise this process's limit of open files, as far as it may, where so many more come close to it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if 2 * files > soft and soft != resource.RLIM_INFINITY:
+        wanted = soft + files
+        with suppress(ValueError, OSError):  # then opening says what is wrong
+            most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def together(ledgers: Sequence[Ledger], action: Callable[[Ledger], T]) -> list[T]:
@@ -346,55 +320,99 @@ def _check(text: bytes) -> str:
     return hashlib.sha256(text).hexdigest()[:_CHECK_DIGITS]
 
 
+def _after(head: str, digest: str) -> tuple[str, str]:
+    """Return the last letters of a string, and the head after it, whose beginning they are."""
+    after = hashlib.sha256(f"{head}{digest}".encode())
+    return b2a_base64(after.digest())[:6].decode(), after.hexdigest()
+
+
 def _decode(raw: bytes, head: str) -> dict[str, Any]:
     """Return the line's object; ValueError says what differs."""
     text = raw[:-_CHECK_LENGTH] + b"}"
     if raw[len(text) - 1 :] != (check := _CHECK.format(_check(text)).encode()):
         raise ValueError(f"it was changed: it ends in {raw[len(text) - 1 :]!r}, its content asks for {check!r}")
-    line: dict[str, Any] = json.loads(text)
+    line: dict[str, Any] = json.loads(text, parse_constant=_no_number)
     if (prev := line.pop("prev", None)) != head:
-        raise ValueError(f"it does not follow the line before: its prev is {prev}, that line's SHA-256 is {head}")
+        raise ValueError(f"it does not follow the line before: its prev is {prev!r:.80}, that line's head is {head}")
     return line
 
 
-def _replay(path: Path, content: bytes) -> tuple[list[Segment], str]:
-    """Return the segments and the last line's hash. What follows the last newline was never completed: no line yet."""
+def _no_number(word: str) -> NoReturn:
+    raise ValueError(f"{word} is no number")
+
+
+def _lines(path: Path, file: BinaryIO) -> Iterator[bytes]:
+    """Yield all complete lines. What follows the last newline was never completed: no line yet."""
+    number = 0
+    while (raw := file.readline(_LONGEST)).endswith(b"\n"):
+        number += 1
+        yield raw[:-1]
+    if len(raw) == _LONGEST:
+        raise _damaged(path, number + 1, f"it is longer than any line: more than {_LONGEST} bytes")
+
+
+def _replay(
+    path: Path, file: BinaryIO, seen: Iterable[Seen], since: int | None = None
+) -> tuple[list[Segment], str, int]:
+    """Return the segments, the last line's head and the place where it ends; refuse where something seen is missing."""
     segments: list[Segment] = []
-    head = _START
-    for number, raw in enumerate(content.split(b"\n")[:-1], start=1):
-        try:
-            _count(segments, _decode(raw, head))
-        except ValueError as reason:
-            remedy = "the file was altered or damaged: restore it from a copy; count the budget as spent until then"
-            raise Refused(f"{path}, line {number}: {reason}", remedy) from None
-        head = hashlib.sha256(raw).hexdigest()
-    return segments, head
+    head, end, missing = _START, 0, {one.head: one for one in seen}
+    for number, raw in enumerate(_lines(path, file), start=1):
+        head = _follow(path, number, segments, raw, head, since)
+        end += len(raw) + 1
+        missing.pop(head, None)
+    for one in sorted(missing.values(), reverse=True):
+        raise _lost(path, one)
+    return segments, head, end
 
 
-def _count(segments: list[Segment], line: dict[str, Any]) -> None:
+def _follow(path: Path, number: int, segments: list[Segment], raw: bytes, head: str, since: int | None = None) -> str:
+    try:
+        return _count(segments, raw, head, since)
+    except (ValueError, RecursionError) as reason:
+        raise _damaged(path, number, reason) from None
+
+
+def _damaged(path: Path, number: int, reason: object) -> Refused:
+    remedy = "the file was altered or damaged: restore it from a copy; count the budget as spent until then"
+    return Refused(f"{path}, line {number}: {reason}", remedy)
+
+
+def _lost(path: Path, one: Seen) -> Refused:
+    return Refused(
+        f"{path} has lost lines, or is another: {one.by} knows it with {one.charged} releases",
+        "restore the ledger as it was when the run stopped: what was spent stays spent",
+    )
+
+
+def _count(segments: list[Segment], raw: bytes, head: str, since: int | None) -> str:
+    """Count one line that follows `head`; return the head after it."""
+    if found := _SHORT.fullmatch(raw):
+        digest = found[1].decode()
+        mark, after = _after(head, digest)
+        if not segments or found[2].decode() != mark:
+            raise ValueError(f"it was changed, or does not follow the line before: it ends in {found[2]!r}, not {mark}")
+        segments[-1].note_next(digest)
+        return after
+    line = _decode(raw, head)
     if line.get("kind") == "open":
-        segments.append(Segment(_header(line)))
+        segments.append(Segment(Header.read(line), since=since))
     elif segments:
         segments[-1].apply(line)
     else:
         raise ValueError("a ledger starts with an open line")
+    return hashlib.sha256(raw).hexdigest()
 
 
-def _header(line: dict[str, Any]) -> Header:
-    if line.pop("format", None) != FORMAT:
-        raise ValueError(f"it is not of format {FORMAT}")
-    try:
-        return Header(**{k: v for k, v in line.items() if k != "kind"})
-    except TypeError as error:
-        raise ValueError(str(error)) from None
-
-
-def _lock(path: Path) -> int:
+def _lock(path: Path, seen: Sequence[Seen] = ()) -> int:
+    """Open and lock the file, which is made where nobody has seen it before."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+        descriptor = os.open(path, os.O_RDWR | os.O_APPEND | (0 if seen else os.O_CREAT), 0o644)
     except OSError as error:
-        raise Refused(f"{path}: {error.strerror}", "choose a folder that can be written") from error
+        if error.errno == errno.ENOENT and seen:
+            raise _lost(path, max(seen)) from None
+        raise Refused(f"{path}: {error.strerror}", mending(error, "choose a folder that can be written")) from error
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
@@ -403,11 +421,15 @@ def _lock(path: Path) -> int:
     return descriptor
 
 
-def _recover(path: Path, descriptor: int) -> tuple[list[Segment], str]:
+def _recover(path: Path, descriptor: int, seen: Sequence[Seen], since: int | None) -> tuple[list[Segment], str]:
     """Read the file under its lock and cut off a last line that a crash left without its newline."""
-    content = path.read_bytes()
-    segments, head = _replay(path, content)
-    os.ftruncate(descriptor, content.rfind(b"\n") + 1)
+    with open(descriptor, "rb", closefd=False) as file:
+        segments, head, end = _replay(path, file, seen, since)
+    for segment in segments:
+        segment.since = None  # what this process sends it sends once
+    os.ftruncate(descriptor, end)
+    if end:  # what was read here may not have been on the disk: from now on others may know it
+        os.fsync(descriptor)
     return segments, head
 
 
@@ -439,17 +461,3 @@ def _sync_folders(path: Path) -> None:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
-
-
-def _runs(steps: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int, int]]:
-    """Group (step, attempt) pairs into runs of neighbouring steps: (first, count, attempt)."""
-    first = count = attempt = -1
-    for step, at in sorted(steps, key=lambda pair: (pair[1], pair[0])):
-        if at == attempt and step == first + count:
-            count += 1
-            continue
-        if count > 0:
-            yield first, count, attempt
-        first, count, attempt = step, 1, at
-    if count > 0:
-        yield first, count, attempt

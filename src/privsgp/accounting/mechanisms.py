@@ -24,7 +24,8 @@ class Mechanism:
 
     `sigma` is the standard deviation per coordinate added to the *averaged* gradient; `clip` is the radius G of one
     sample's gradient; `batch` the public constant b the sum is divided by; `samples` the node's public J. `kappa` is
-    the relative slack of the arithmetic: accounting uses `clip * (1 + kappa)` (privacy.md, "Clipping").
+    the relative slack of the arithmetic: accounting uses `clip * (1 + kappa)` (privacy.md, "Clipping"). `coordinates`
+    is the length d of a message, whose noise is computed (docs/privacy.md, "The sampler"); 0 takes the noise as ideal.
     """
 
     sigma: float
@@ -33,6 +34,7 @@ class Mechanism:
     samples: int
     sampling: Sampling = "poisson"
     kappa: float = 0.0
+    coordinates: int = 0
 
     def __post_init__(self) -> None:
         if self.samples < 1:
@@ -45,6 +47,8 @@ class Mechanism:
             raise Refused(f"sigma = {self.sigma}", "take a finite standard deviation, 0 for no noise")
         if not 0 <= self.kappa < 1:
             raise Refused(f"kappa = {self.kappa}", "the slack of the arithmetic lies in [0, 1)")
+        if self.coordinates < 0:
+            raise Refused(f"coordinates = {self.coordinates}", "a message has at least one, 0 for ideal noise")
         if self.sampling not in ("poisson", "fixed"):
             raise Refused(f"sampling = {self.sampling!r}", "take 'poisson' or 'fixed'")
         if self.sampling == "fixed" and self.batch != int(self.batch):

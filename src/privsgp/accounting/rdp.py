@@ -15,10 +15,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 from scipy import special
 
+from privsgp.accounting.saga import Geometry
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from privsgp.accounting.saga import Geometry, Shape
+    Gram = tuple[float, float, float]
 
 ORDERS = np.array([*range(2, 33), *(2**n * m for n in range(3, 13) for m in (5, 6, 7, 8))], dtype=np.float64)
 _FINE = np.unique(
@@ -64,23 +66,35 @@ def sampled(rate: float, mu: float, *, replace: bool) -> NDArray[np.float64]:
     return np.asarray(np.minimum(np.maximum(forward, _backward(rate, 0.0, mu)), plain))
 
 
-def saga(geometry: Geometry) -> NDArray[np.float64]:
-    """Return the cumulants of one SAGA release, the worst over its geometry.
+def saga(rate: float, reach: float, shift: float) -> NDArray[np.float64]:
+    """Return the cumulants of one SAGA release, the worst over its geometry; `shift` is G/(Jσ), `reach` is R = C/G ≤ 2.
 
-    P‖Q: the closed form is a sum of exponentials linear in the shape, hence convex along each straight half of the
-    path: its maximum is at E2, the corner or E1. Q‖P: quadrature on shapes above each piece of the path (saga.py).
+    P‖Q: the closed form is a sum of exponentials linear in the Gram matrix, hence convex along each straight half of
+    the path: its maximum is at E2, the corner or E1. Q‖P: quadrature on shapes above each piece of the path (saga.py).
     """
-    ends = [_moments(geometry, geometry.shape(place)) for place in (0.0, 1.0, 2.0)]
-    places = np.linspace(0.0, 2.0, 2 * _PIECES + 1)
+    ends = [_moments(rate, gram) for gram in _ends(rate, reach, shift)]
+    geometry, places = Geometry(rate, reach, shift), np.linspace(0.0, 2.0, 2 * _PIECES + 1)
     pieces = [_backward_piece(geometry, *piece) for piece in pairwise(places.tolist())]
     return np.asarray(np.max(ends + pieces, axis=0))
 
 
-def _moments(geometry: Geometry, shape: Shape) -> NDArray[np.float64]:
-    """Return log E_Q[(P/Q)^α] of the pair of one shape."""
-    undrawn, drawn, across = geometry.shifts(shape)
-    gram = undrawn**2 + across**2, drawn**2 + across**2, undrawn * drawn + across**2
-    return np.array([_moment(int(order), geometry.rate, *gram) for order in ORDERS])
+def _ends(rate: float, reach: float, shift: float) -> list[Gram]:
+    """Return |s0|², |s1|² and ⟨s0, s1⟩ for s0 = τt and s1 = τ(t + c/q), at three pairs (t, c) of vectors in the plane.
+
+    t = (1, 0) with c = 0 (E2); with |c| = R and |t + c| = 1 (the corner); t and c parallel with |t + c| = 1 (E1).
+    """
+    corner = -(reach**2) / 2, reach * math.sqrt(max(1 - reach**2 / 4, 0.0))
+    pairs = ((1.0, (0.0, 0.0)), (1.0, corner), (1 - reach, (reach, 0.0)))
+    grams = []
+    for t, c in pairs:
+        drawn = shift * (t + c[0] / rate), shift * c[1] / rate
+        grams.append(((shift * t) ** 2, drawn[0] ** 2 + drawn[1] ** 2, shift * t * drawn[0]))
+    return grams
+
+
+def _moments(rate: float, gram: Gram) -> NDArray[np.float64]:
+    """Return log E_Q[(P/Q)^α] of one pair."""
+    return np.array([_moment(int(order), rate, *gram) for order in ORDERS])
 
 
 def _moment(a: int, rate: float, undrawn: float, drawn: float, inner: float) -> float:
@@ -88,8 +102,12 @@ def _moment(a: int, rate: float, undrawn: float, drawn: float, inner: float) -> 
     j = np.arange(a + 1.0)
     weight = special.gammaln(a + 1) - special.gammaln(j + 1) - special.gammaln(a - j + 1)
     weight += (a - j) * math.log1p(-rate) + j * math.log(rate)
-    pairs = (a - j) * (a - j - 1) * undrawn + j * (j - 1) * drawn + 2 * j * (a - j) * inner
-    return float(_logsum(weight + pairs / 2))
+    pairs = ((a - j) * (a - j - 1) * undrawn + j * (j - 1) * drawn + 2 * j * (a - j) * inner) / 2
+    # The weights sum to 1, so this is log(1 + Σ weight (e^pairs − 1)): small divergences are not lost in the 1.
+    up = pairs > 0
+    more = float(_logsum(weight[up] + pairs[up] + np.log(-np.expm1(-pairs[up])))) if up.any() else -math.inf
+    less = float(np.exp(weight[~up]) @ np.expm1(pairs[~up]))
+    return (more if more > 30 else math.log1p(math.exp(more) + less)) * (1 + 1e-9)
 
 
 def _backward_piece(geometry: Geometry, start: float, stop: float) -> NDArray[np.float64]:
@@ -107,8 +125,11 @@ def _backward(rate: float, undrawn: float, drawn: float) -> NDArray[np.float64]:
     step = (12.0 - lower) / (_POINTS - 1)
     y = lower + step * np.arange(_POINTS)
     first, second = undrawn * y - undrawn**2 / 2, drawn * y - drawn**2 / 2
-    m = np.logaddexp(math.log1p(-rate) + first, math.log(rate) + second)
-    value = _logsum((1 - order) * m - y**2 / 2) + np.log(step[:, 0] / math.sqrt(2 * math.pi))
+    m = first + _log_mixture(rate, second - first)
+    weight = -(y**2) / 2 + np.log(step / math.sqrt(2 * math.pi))
+    value = _logsum((1 - order) * m + weight)
+    if drawn < 4:  # else P reaches beyond the grid
+        value = _not_lost(value, 1 - order, m, weight)
     narrow = 1 / np.sqrt(1 + (ORDERS - 1) * (drawn - undrawn) ** 2 / 4)
     return np.where(step[:, 0] < 0.4 * narrow, value, _closed(rate, undrawn, drawn))
 
@@ -125,11 +146,40 @@ def _replaced(rate: float, mu: float) -> NDArray[np.float64]:
     order = ORDERS[:, None]
     step = (24.0 + 2 * order * mu) / (4 * _POINTS)
     y = -12.0 - mu + step * np.arange(4 * _POINTS + 1)
-    undrawn = math.log1p(-rate) - y**2 / 2
-    present = np.logaddexp(undrawn, math.log(rate) - (y - mu) ** 2 / 2)
-    other = np.logaddexp(undrawn, math.log(rate) - (y + mu) ** 2 / 2)
-    value = _logsum(order * present + (1 - order) * other) + np.log(step[:, 0] / math.sqrt(2 * math.pi))
+    other = _log_mixture(rate, -mu * y - mu**2 / 2)
+    ratio = _log_mixture(rate, mu * y - mu**2 / 2) - other
+    weight = other - y**2 / 2 + np.log(step / math.sqrt(2 * math.pi))
+    value = _not_lost(_logsum(order * ratio + weight), order, ratio, weight)
     return np.where(step[:, 0] < 0.4 / np.sqrt(1 + ORDERS * mu**2), value, math.inf)
+
+
+def _log_mixture(rate: float, x: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return log(1 − q + q e^x), to full precision where it is small."""
+    small = np.log1p(rate * np.expm1(np.minimum(x, 1.0)))
+    return np.where(x < 1, small, np.logaddexp(math.log1p(-rate), math.log(rate) + x))
+
+
+def _not_lost(
+    value: NDArray[np.float64], power: NDArray[np.float64], loss: NDArray[np.float64], weight: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """Return log E[e^{p·loss}], computed anew where it is small, as log(1 + E[e^{p·loss} − 1 − p (e^loss − 1)]).
+
+    E[e^loss] = 1 for a likelihood ratio, so nothing is left out, and no term is negative.
+    """
+    lost = value < 1e-8  # a sum of a thousand terms near 1 is good to 1e-13
+    if not lost.any():
+        return value
+    power, loss, weight = power[lost], np.broadcast_to(loss, weight.shape)[lost], weight[lost]
+    # The terms of small losses nearly cancel, and those of large ones need not fit into a double one by one.
+    series = power * (power - 1) / 2 * loss**2 * (1 + (power + 1) * loss / 3)
+    near, far = abs(power * loss) < 1e-4, abs(power * loss) > 1
+    tame = np.where(far, 0.0, loss)
+    inside = np.where(near, series, np.expm1(power * tame) - power * np.expm1(tame))
+    beyond = np.exp(power * loss + weight) - (1 - power) * np.exp(weight) - power * np.exp(loss + weight)
+    terms = np.where(far, beyond, np.exp(weight) * inside)
+    precise = value.copy()
+    precise[lost] = np.log1p(terms.sum(axis=-1)) * (1 + 1e-6)
+    return precise
 
 
 def _logsum(terms: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -12,8 +12,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from privsgp.accounting.curve import gaussian_delta
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+
+SELDOM = 1e-5  # below, the library subtracts numbers that are equal in double precision, and refuses some
 
 
 @dataclass(frozen=True)
@@ -36,7 +41,20 @@ class Sampled:
         """Return the larger of both."""
         return np.maximum(self.forward(epsilon), self.backward(epsilon))
 
+    def _seldom(self, adjacency: str, epsilon: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return the zero-out sticks from the Gaussian's: (1 − q + q r − e^ε)₊ = q (r − 1 − (e^ε − 1)/q)₊.
+
+        The other way 1 − e^ε (1 − q + q r) is q e^ε (k − r) with k = 1 − (1 − e^{−ε})/q.
+        """
+        if adjacency == "REMOVE":
+            return self.rate * gaussian_delta(np.log1p(np.expm1(epsilon) / self.rate), self.mu)
+        k = np.maximum(1 + np.expm1(-epsilon) / self.rate, 0.0)
+        stick = gaussian_delta(-np.log(np.maximum(k, 1e-300)), self.mu)
+        return np.asarray(self.rate * np.exp(np.minimum(epsilon, 1.0)) * k * stick)
+
     def _divergence(self, adjacency: str, epsilon: NDArray[np.float64]) -> NDArray[np.float64]:
+        if self.rate < SELDOM and not self.replace:
+            return self._seldom(adjacency, epsilon)
         from dp_accounting.pld.privacy_loss_mechanism import AdjacencyType, GaussianPrivacyLoss  # a second to import
 
         kind = AdjacencyType(adjacency)

@@ -37,6 +37,11 @@ class Statement:
     complete: bool
     aggregated: int = 1  # so many nodes' messages are seen as one sum only
 
+    @property
+    def above(self) -> bool:
+        """Whether more was spent than the budget of the last run allows; rounding is no spending."""
+        return self.budget is not None and self.epsilon > self.budget * (1 + 1e-9)
+
     def to_json(self) -> dict[str, Any]:
         """Return plain values; "no finite bound" is None."""
         values = dataclasses.asdict(self)

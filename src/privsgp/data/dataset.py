@@ -28,7 +28,7 @@ class Dataset:
     """Inputs `x` [N, ...] with class labels (int64 [N]) or targets (float32 [N] or [N, k]) `y`.
 
     `x_test, y_test` are public, or their metrics are not covered by any guarantee (privacy.md, Artefacts); both are
-    None without a test set. `classes` is None for regression.
+    None without a test set. `classes` is None for regression; `counted` names the labels it was counted in, if any.
     """
 
     name: str
@@ -37,6 +37,7 @@ class Dataset:
     x_test: Inputs | None
     y_test: Targets | None
     classes: int | None
+    counted: Literal["", "y", "y_test"] = ""
 
 
 def from_arrays(
@@ -51,8 +52,8 @@ def from_arrays(
 ) -> Dataset:
     """Check the arrays and make them a `Dataset`; uint8 inputs are divided by 255, others are taken as they are.
 
-    Assumes: the number of classes is public. Without `classes` it is counted in `y_test`, the public labels, and only
-    where there is no test set in `y`: one record of a node must not change the shape of the model.
+    Assumes: the number of classes is public. Without `classes` it is counted in `y_test`, and only where there is no
+    test set in `y`, which is for simulations: one record of a node must not change the shape of the model.
     """
     dataset = unsettled(x, y, x_test, y_test, name=name, task=task)
     return dataset if task == "regression" else settle(dataset, classes)
@@ -77,11 +78,9 @@ def unsettled(x: Array, y: Array, x_test: Array | None, y_test: Array | None, *,
 
 def settle(dataset: Dataset, classes: int | None) -> Dataset:
     """Fix the number of classes, given or counted, and refuse labels outside it."""
-    classes = _count_classes(dataset) if classes is None else classes
-    _refuse_outside(dataset.y, classes, f"{dataset.name}: y")
-    if dataset.y_test is not None:
-        _refuse_outside(dataset.y_test, classes, f"{dataset.name}: y_test")
-    return replace(dataset, classes=classes)
+    dataset = _counted(dataset) if classes is None else replace(dataset, classes=classes, counted="")
+    _refuse_outside(dataset, dataset.classes or 0)
+    return dataset
 
 
 def pool(sites: Sequence[Dataset], name: str, classes: int | None) -> tuple[Dataset, list[NDArray[np.int64]]]:
@@ -106,10 +105,10 @@ def pool(sites: Sequence[Dataset], name: str, classes: int | None) -> tuple[Data
     rows = [np.arange(end - len(s.x), end, dtype=np.int64) for s, end in zip(sites, ends, strict=True)]
     if pooled.y.dtype != np.int64:
         return pooled, rows
-    count = _count_classes(pooled) if classes is None else classes
+    pooled = _counted(pooled) if classes is None else replace(pooled, classes=classes)
     for site in sites:  # so that an error names the site's own file and row
-        settle(site, count)
-    return replace(pooled, classes=count), rows
+        _refuse_outside(site, pooled.classes or 0)
+    return pooled, rows
 
 
 def _pair(x: Array, y: Array, x_key: str, y_key: str, task: Task) -> tuple[Inputs, Targets]:
@@ -163,24 +162,41 @@ def _labels(array: Array, key: str) -> NDArray[np.int64]:
     return array.astype(np.int64)
 
 
-def _refuse_outside(labels: Targets, classes: int, key: str) -> None:
-    outside = (labels < 0) | (labels >= classes)
-    if outside.any():
-        first = int(outside.argmax())
+def _refuse_outside(dataset: Dataset, classes: int) -> None:
+    """Refuse labels that are none. This is said at the site itself, before anything has left it.
+
+    Guarantee: peers learn that the site was refused and not why. Whether a record is well-formed (finite, its label one
+    of the public classes) is what a record is, and is not protected: docs/privacy.md.
+    """
+    for key, labels in (("y", dataset.y), ("y_test", dataset.y_test)):
+        if labels is not None and (outside := (labels < 0) | (labels >= classes)).any():
+            first = int(outside.argmax())
+            raise Refused(
+                f"{dataset.name}: {key}[{first}] = {labels[first]} is outside 0..{classes - 1}",
+                "number the classes from 0; if there are more of them than the test set shows, give their number as "
+                "data.classes, or store it in the file as `classes`",
+            )
+
+
+def _counted(dataset: Dataset) -> Dataset:
+    """Count the classes in the test labels, and only where there are none in the records' own.
+
+    Where a class is missing among the test labels, records decide whether it is one: they are then what was counted in.
+    """
+    public = dataset.y if dataset.y_test is None else dataset.y_test
+    alone = dataset.y_test is not None and _gap(dataset.y_test) is None
+    present = public if alone else np.concatenate([dataset.y, public])
+    if (gap := _gap(present)) is not None:
         raise Refused(
-            f"{key}[{first}] = {labels[first]} is outside 0..{classes - 1}",
-            "number the classes from 0; if there are more of them than the test set shows, store their number in the "
-            "file as `classes`",
+            f"{dataset.name}: a label is {present[present > gap].min()} but none is {gap}",
+            "number the classes 0, 1, 2, …; if one really has no sample, give their number as data.classes, or store "
+            "it in the file as `classes`",
         )
+    return replace(dataset, classes=max(1, int(public.max()) + 1), counted="y_test" if alone else "y")
 
 
-def _count_classes(dataset: Dataset) -> int:
-    labels = [dataset.y] if dataset.y_test is None else [dataset.y, dataset.y_test]
-    present = np.unique(np.concatenate(labels))
+def _gap(labels: Targets) -> int | None:
+    """Return the first class that no label names below one that is named; None too for labels below 0."""
+    present = np.unique(labels)
     gap = np.flatnonzero(present != np.arange(len(present)))
-    if present[0] >= 0 and len(gap):
-        raise Refused(
-            f"{dataset.name}: a label is {present[gap[0]]} but none is {gap[0]}",
-            "number the classes 0, 1, 2, …; if one really has no sample, store their number in the file as `classes`",
-        )
-    return max(1, int(labels[-1].max()) + 1)
+    return int(gap[0]) if present[0] >= 0 and len(gap) else None

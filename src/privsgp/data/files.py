@@ -5,25 +5,33 @@ A damaged file is refused with its path: sizes are compared with what the format
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import math
+import os
 import struct
 import zipfile
 import zlib
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from privsgp.errors import Refused
+from privsgp.foreign import opened
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from numpy.typing import NDArray
 
     from privsgp.data.dataset import Array
 
 CIFAR_RECORDS = 10_000
+NPZ = ("x", "y", "x_test", "y_test", "classes")
+# What zipfile, zlib and NumPy make of a damaged or crafted file.
+_SPOILT = (
+    OSError, ValueError, TypeError, AttributeError, EOFError, KeyError, IndexError, OverflowError, MemoryError,
+    RecursionError, SyntaxError, RuntimeError, struct.error, zipfile.BadZipFile, zlib.error,
+)  # fmt: skip
 _CIFAR_RECORD = 1 + 3 * 32 * 32
 
 
@@ -76,20 +84,71 @@ def read_libsvm(path: Path, features: int) -> tuple[NDArray[np.float32], NDArray
 
 
 def read_npz(path: Path) -> dict[str, Array]:
-    """The arrays of an npz file; pickled objects are never loaded."""
+    """The arrays x, y, x_test, y_test and classes of an npz file, as far as it has them; nothing else is opened.
+
+    Pickled objects are never loaded, and what an array says of its size is compared with what lies there, and with the
+    memory there is, before any is taken.
+    """
     try:
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
-            return {key: archive[key] for key in archive.files}
+        with opened(path) as file, zipfile.ZipFile(file) as archive:
+            there = archive.namelist()
+            members = {key: archive.getinfo(f"{key}.npy") for key in NPZ if f"{key}.npy" in there}
+            _refuse_vast(path, sum(member.file_size for member in members.values()))
+            found = {key: _array(archive, member) for key, member in members.items()}
+            _refuse_without(path, there)
+            return found
     except FileNotFoundError:
         raise Refused(
             f"data: {path} does not exist", "name an existing .npz file with the arrays x, y (and x_test, y_test)"
         ) from None
-    except (OSError, ValueError, EOFError, AttributeError, TypeError, zipfile.BadZipFile, zlib.error) as error:
-        why = "it is none, or has object arrays" if "pickle" in str(error) else error  # NumPy's own advice is unsafe
+    except Refused:
+        raise
+    except _SPOILT as error:
         raise Refused(
-            f"data: {path} cannot be read as npz: {why}",
+            f"data: {path} cannot be read as npz: {error or type(error).__name__}",
             "write it with numpy.savez(path, x=…, y=…), plain numbers, no object arrays",
         ) from error
+
+
+def available() -> int:
+    """Return how many bytes of memory are free, or kept for files that could be read again."""
+    with contextlib.suppress(OSError, ValueError):
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return 1024 * int(line.split()[1])
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def _refuse_without(path: Path, there: list[str]) -> None:
+    for key in ("x", "y"):
+        if f"{key}.npy" not in there:
+            names = ", ".join(name.removesuffix(".npy") for name in there[:8]) or "nothing"
+            raise Refused(f"{path} has no array {key}; it holds {names}", "store x, y (and x_test, y_test)")
+
+
+def _refuse_vast(path: Path, claimed: int) -> None:
+    if claimed > (free := available()):
+        raise Refused(
+            f"data: {path} unpacks to {claimed / 1e6:.1f} MB, and {free / 1e6:.1f} MB of memory are free",
+            "name another file, or a machine with more memory",
+        )
+
+
+def _array(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Array:
+    """Return one array; ValueError where its header asks for other than the bytes that follow it."""
+    if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        raise ValueError(f"{member.filename} is packed in another way than NumPy's")
+    with archive.open(member) as file:
+        version = np.lib.format.read_magic(file)
+        header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        shape, _fortran, dtype = header(file)
+        claimed = math.prod(shape) * dtype.itemsize
+        if dtype.hasobject or min(shape, default=0) < 0 or file.tell() + claimed != member.file_size:
+            why = "has objects" if dtype.hasobject else f"says shape {list(shape)[:8]}, and holds other than that"
+            raise ValueError(f"{member.filename} {why}")
+    with archive.open(member) as file:
+        array: Array = np.lib.format.read_array(file, allow_pickle=False)
+        return array
 
 
 def _read(path: Path) -> bytes:

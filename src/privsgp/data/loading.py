@@ -6,6 +6,7 @@ Artefacts). Files are looked for in the data folder: an argument, or the environ
 
 from __future__ import annotations
 
+import filecmp
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -40,11 +41,13 @@ def load(
     become real targets.
     """
     if name.endswith(".npz"):
-        x, y, x_test, y_test, declared = _npz(_npz_path(name, data_dir))
+        x, y, x_test, y_test, declared = _npz(npz_path(name, data_dir))
         return from_arrays(x, y, x_test, y_test, name=name, task=task, classes=classes or declared)
     if name not in _KNOWN:
         raise Refused(f"data.name = {name!r} is unknown", f"use {', '.join(_KNOWN)} or the path of an .npz file")
     read, known_classes = _KNOWN[name]
+    if classes not in (None, known_classes):
+        raise Refused(f"data.classes = {classes} with data.name = {name!r}", f"leave it out: it has {known_classes}")
     return from_arrays(*read(data_dir), name=name, task=task, classes=known_classes)
 
 
@@ -59,27 +62,38 @@ def load_sites(
         raise Refused(f"data.path = {template!r} has no {{node}}", 'write it like "site-{node}.npz"')
     sites: list[Dataset] = []
     declared: set[int] = set()
-    for node in nodes:
-        path = template.replace("{node}", str(node))
-        x, y, x_test, y_test, own = _npz(Path(path))
-        sites.append(unsettled(x, y, x_test, y_test, name=path, task=task))
+    for path in site_paths(template, nodes):
+        x, y, x_test, y_test, own = _npz(path)
+        sites.append(unsettled(x, y, x_test, y_test, name=str(path), task=task))
         declared |= set() if own is None else {own}
     if classes is None and len(declared) > 1:
         raise Refused(f"{template}: `classes` is {sorted(declared)} in different files", "store one number in all")
     return pool(sites, template, classes or next(iter(declared), None))
 
 
-def _npz_path(name: str, data_dir: Path | None) -> Path:
+def site_paths(template: str, nodes: Sequence[int]) -> list[Path]:
+    """Each node's file."""
+    return [Path(template.replace("{node}", str(node))) for node in nodes]
+
+
+def same_data(one: Path, other: Path) -> bool:
+    """Whether two names stand for one file, by whatever path, link or copy."""
+    if os.path.realpath(one) == os.path.realpath(other):
+        return True
+    try:
+        return one.samefile(other) or filecmp.cmp(one, other, shallow=False)
+    except OSError:  # one of them is not there
+        return False
+
+
+def npz_path(name: str, data_dir: Path | None) -> Path:
+    """Where an .npz file lies: as it is named, else in the data folder."""
     path, folder = Path(name), _folder(data_dir)
     return folder / path if folder and not path.is_file() and (folder / path).is_file() else path
 
 
 def _npz(path: Path) -> tuple[Array, Array, Array | None, Array | None, int | None]:
     arrays = read_npz(path)
-    for key in ("x", "y"):
-        if key not in arrays:
-            there = ", ".join(arrays) or "nothing"
-            raise Refused(f"{path} has no array {key}; it holds {there}", "store x, y (and x_test, y_test)")
     return arrays["x"], arrays["y"], arrays.get("x_test"), arrays.get("y_test"), _declared(arrays, path)
 
 
@@ -154,3 +168,4 @@ _KNOWN: dict[str, tuple[Callable[[Path | None], Arrays], int]] = {
     "cifar10": (_cifar10, 10),
     "a9a": (_a9a, 2),
 }
+BUILT_IN = tuple(_KNOWN)  # published data sets: their test sets are public

@@ -15,17 +15,22 @@ import contextlib
 import hashlib
 from typing import TYPE_CHECKING, Self
 
-from privsgp.accounting.ledger import MOST_AHEAD, Header, Ledger, together
+from privsgp.accounting.ledger import MOST_AHEAD, Header, Ledger, make_room, short, together
 from privsgp.accounting.mechanisms import Anchored
+from privsgp.engine import told
 from privsgp.engine.stops import Diverged, Interrupted, ReplayDiffers
+from privsgp.engine.witness import Witness, heads
+from privsgp.errors import Refused
 from privsgp.threads import shared_out
 from privsgp.transport.rendezvous import PeerLost, World
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from contextlib import ExitStack
 
     from torch import Tensor
 
+    from privsgp.accounting.ledger import Seen
     from privsgp.accounting.mechanisms import Mechanism
     from privsgp.engine.folder import Folder
     from privsgp.engine.spec import Job
@@ -38,6 +43,8 @@ class Payments:
         self.job, self.folder = job, folder
         self.world = world or World()
         self.ledgers: list[Ledger] = []
+        self.since = 0  # the step that the run goes on from: of messages before it, no hash is asked for
+        self.witness = Witness(folder, simulation=job.simulation)
         self._attempts: list[int] = []
         self._until = 0
         self._reach: int | None = None
@@ -45,21 +52,34 @@ class Payments:
         self._spent = [0] * len(job.here)
 
     def __enter__(self) -> Self:
+        self.job.protection.refuse_overspending(self.job.here)
         with contextlib.ExitStack() as opened:  # where one is refused, the others are unlocked
-            here = self.job.here if self.job.algorithm.private else ()
-            self.ledgers = [opened.enter_context(self._open(i)) for i in here]
+            self.world.everywhere(lambda: self._open_all(opened))
             opened.pop_all()
         return self
 
-    def _open(self, i: int) -> Ledger:
-        return Ledger.open(self.folder.ledger(i), self._header(i), self.job.protection.after(i))
+    def _open_all(self, opened: ExitStack) -> None:
+        here = self.job.here if self.job.algorithm.private else range(0)
+        make_room(len(here))
+        known = self.witness.of_folder() if here else {}
+        self.ledgers = [opened.enter_context(self._open(i, known.get(i, []))) for i in here]
+        if self.ledgers:
+            self.witness.begin(self.ledgers)
+
+    def _open(self, i: int, known: list[Seen]) -> Ledger:
+        """Open a node's ledger: what the run's folder knows of it, and what is known outside, must be in it."""
+        header, earlier = self._header(i), self.job.protection.after(i)
+        first = (earlier[0].header if earlier else header).run
+        since = self.job.released(i, self.since) if self.job.simulation else None
+        return Ledger.open(self.folder.ledger(i), header, earlier, known + self.witness.outside(first, i), since)
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if self.ledgers and kind is None:
             together(self.ledgers, Ledger.close)
-        elif self.ledgers and kind in (Interrupted, PeerLost, Diverged) and not self._announced:
+        elif self.ledgers and kind in (Interrupted, PeerLost, Diverged, Refused) and not self._announced:
             together(self.ledgers, Ledger.give_back)
         self._spent = [ledger.charged for ledger in self.ledgers] or self._spent
+        self.witness.remember(self.ledgers)
         for ledger in self.ledgers:
             ledger.release()
 
@@ -70,7 +90,7 @@ class Payments:
         if self._reach is None:  # asked once: all processes count on from there alike
             pairs = zip(self.ledgers, self.job.mechanisms, strict=True)
             own = min(self._reach_of(ledger, mechanism, k, attempt) for ledger, mechanism in pairs)
-            self._reach = min(self.world.exchange(own))
+            self._reach = min(self.world.exchange(own, told.whole(0, self.job.steps)))
         stop = min(self._stop(k), self._reach)
         if stop <= k:
             return False
@@ -101,14 +121,17 @@ class Payments:
         ledger, attempt = self.ledgers[place], self._attempts[place]
         if ledger.segment.sent_at(number) != attempt:
             ledger.sent(number, attempt, digest)
-        elif ledger.digest_of(number) != digest:
+        elif ledger.digest_of(number) != short(digest):
             raise ReplayDiffers
 
     def attempt(self, k: int) -> int:
         """Return at which attempt a simulation goes on from step k: a killed process may have begun a new one."""
         ledgers = self.ledgers if self.job.simulation else []
-        begun = [ledger.next_attempt(number) - 1 for ledger in ledgers for number in self._between(ledger, k)]
+        begun = [self._next_attempt(ledger, self._between(ledger, k)) - 1 for ledger in ledgers]
         return max(begun, default=0)
+
+    def _next_attempt(self, ledger: Ledger, numbers: range) -> int:
+        return ledger.segment.last_attempt(numbers.start, numbers.stop)
 
     def rewind(self) -> None:
         """Give back what was paid ahead, because the run goes back to its checkpoint with fresh noise."""
@@ -120,6 +143,11 @@ class Payments:
         self.rewind()
         together(self.ledgers, lambda ledger: ledger.reserve(self._between(ledger, k).start, 1, attempt))
         self._announced = True
+
+    def heads(self) -> dict[str, tuple[int, str]]:
+        """Return what a checkpoint knows of each node's ledger, and keep it outside the run's folder too."""
+        self.witness.remember(self.ledgers)
+        return heads(self.ledgers)
 
     def releases(self) -> list[int]:
         """Return how many releases each node is charged for."""
@@ -145,7 +173,7 @@ class Payments:
     def _reach_of(self, ledger: Ledger, mechanism: Mechanism, k: int, attempt: int) -> int:
         """Return the step up to which a node can pay; a simulation goes on for nothing over steps already paid for."""
         left, numbers = ledger.segment.left, self._between(ledger, k)
-        paid = ledger.paid(numbers.start, len(numbers), attempt) if self.job.simulation else 0
+        paid = ledger.segment.paid(numbers.start, numbers.stop, attempt) if self.job.simulation else 0
         # Anchors and differences cost differently: only so many steps made again were counted as both.
         again = ledger.segment.charged - paid - numbers.start
         if ledger.segment.closed or (isinstance(mechanism, Anchored) and again > mechanism.spare):
@@ -158,18 +186,15 @@ class Payments:
         """Pay for the steps k … stop − 1; return whether all of them are paid for, and at which attempt."""
         numbers = self._between(ledger, k, stop)
         if not self.job.simulation:
-            attempt = max((ledger.next_attempt(number) for number in numbers), default=0)
+            attempt = self._next_attempt(ledger, numbers)
         while numbers:
-            paid = ledger.paid(numbers.start, len(numbers), attempt) if self.job.simulation else 0
-            paid = paid or ledger.reserve(numbers.start, self._unpaid(ledger, numbers, attempt), attempt)
+            paid = ledger.segment.paid(numbers.start, numbers.stop, attempt) if self.job.simulation else 0
+            unpaid = ledger.segment.unpaid(numbers.start, numbers.stop, attempt)
+            paid = paid or ledger.reserve(numbers.start, unpaid, attempt)
             if not paid:
                 break
             numbers = numbers[paid:]
         return not numbers, attempt
-
-    def _unpaid(self, ledger: Ledger, numbers: range, attempt: int) -> int:
-        """Return how many from the first on were not paid for at this attempt."""
-        return next((at for at, number in enumerate(numbers) if ledger.next_attempt(number) > attempt), len(numbers))
 
     def _header(self, i: int) -> Header:
         p, job = self.job.protection, self.job

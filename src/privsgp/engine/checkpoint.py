@@ -10,13 +10,14 @@ import hashlib
 import json
 import logging
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 
 from privsgp.algorithms import State
+from privsgp.engine import told
 from privsgp.engine.folder import write_tensors
 from privsgp.errors import Refused
 from privsgp.threads import shared_out
@@ -44,6 +45,7 @@ class Progress:
     seconds: float
     bytes_sent: int
     shared: str  # hash of the shared part of the configuration
+    ledgers: dict[str, tuple[int, str]] = field(default_factory=dict)  # by node: releases charged, head of the ledger
 
 
 def save(path: Path, progress: Progress, s: State, memory: dict[str, Tensor], run: str = "") -> None:
@@ -120,7 +122,7 @@ def verified(path: Path, run: str = "") -> Progress:
 def last_common(folder: Folder, world: World, shared: str) -> tuple[Path, Progress] | None:
     """Find the last checkpoint that every process has: one may have died before it wrote what others have."""
     mine = world.everywhere(lambda: _whole(folder, shared))
-    everybody = world.exchange(list(mine))
+    everybody = world.exchange(list(mine), told.each(told.whole(), 0, 1, 2))
     common = set(everybody[0]).intersection(*everybody[1:])
     if not common and all(everybody):
         raise Refused(

@@ -13,7 +13,7 @@ import torch
 from privsgp.algorithms import Drawn
 from privsgp.engine.spec import public_seed
 from privsgp.randomness.coins import batches, capacity, draw, draw_all, draw_blocks
-from privsgp.randomness.noise import Keyed, Secure, add_noise_
+from privsgp.randomness.noise import Keyed, Secure, add_noise_, clock_offset, clocks_parted
 from privsgp.randomness.prefetch import Ahead
 
 if TYPE_CHECKING:
@@ -38,10 +38,12 @@ class Drawing:
         self.attempt = 0
         self._noisy = any(m.sigma for m in job.mechanisms)
         self._dummy = job.learning.inputs.shape[1] - 1
+        self._samples = np.array(job.learning.samples)[:, None]
         # By the mechanisms of all nodes: a batch has one size wherever a node lives.
         self._slots = max(capacity(m, job.nodes, job.settings.block_size) for m in set(job.protection.mechanisms))
         self._like = like.new_empty(1).expand_as(like)  # x itself would be kept alive
         self._drawn: tuple[int, int, list[Drawn]] | None = None
+        self._offset = 0.0  # of the clocks, when that was drawn
 
     @property
     def beside(self) -> bool:
@@ -51,6 +53,9 @@ class Drawing:
     def sample(self, k: int) -> list[Drawn]:
         """Return the samples of step k, in passes of one size, and let its noise be drawn while they are used."""
         drawn, self._drawn = self._drawn, None
+        if drawn is not None and self.source.secret and clocks_parted(self._offset):
+            self.source.undraw("coins", self.job.here, *drawn[:2])
+            drawn = None
         samples = drawn[2] if drawn is not None and drawn[:2] == (k, self.attempt) else self._draw(k)
         if self._noisy:
             self.source.begin(self._like, k, self.attempt)
@@ -79,6 +84,7 @@ class Drawing:
     def meanwhile(self, k: int) -> None:
         """Draw the next step's samples and noise while the messages of step k travel."""
         if k + 1 < self.job.steps:
+            self._offset = clock_offset()
             self._drawn = k + 1, self.attempt, self._draw(k + 1)
             if self._noisy:
                 self.source.prepare(self._like, k + 1, self.attempt)
@@ -98,8 +104,12 @@ class Drawing:
         return self._passes(draws)
 
     def _passes(self, draws: Sequence[np.ndarray[Any, Any]]) -> list[Drawn]:
-        passes = [self._placed(rows) for rows, _ in batches(draws, self._slots, self._dummy)]
-        return [Drawn(rows, rows != self._dummy) for rows in passes]
+        passes = [rows for rows, _ in batches(draws, self._slots, self._dummy)]
+        for rows in passes:  # others' rows follow a node's own in memory, whoever says what J_i is
+            if np.any((rows < 0) | ((rows >= self._samples) & (rows != self._dummy))):
+                raise RuntimeError("a sample was drawn that is not its node's")
+        placed = [self._placed(rows) for rows in passes]
+        return [Drawn(rows, rows != self._dummy) for rows in placed]
 
     def _placed(self, values: np.ndarray[Any, Any]) -> Tensor:
         """Copy to the device; from page-locked memory nobody has to wait for the copy."""

@@ -9,11 +9,17 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from privsgp.engine import told
+
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from privsgp.algorithms import State
     from privsgp.engine.spec import Job, PerSampleFunction
     from privsgp.gradients import Layout
     from privsgp.transport.rendezvous import World
+
+    Keep = Callable[[dict[str, Any]], None]
 
 _CHUNK = 2048
 
@@ -30,7 +36,7 @@ def average(s: State) -> Tensor:
 
 def present(s: State) -> Tensor:
     """Tell which nodes are still there: the weight of one that left a simulated network for good is 0."""
-    return s.w > 0
+    return s.w != 0
 
 
 def consensus_error(s: State) -> float:
@@ -39,30 +45,46 @@ def consensus_error(s: State) -> float:
 
 
 class Evaluator:
-    """What a run tells of its models, the rows of metrics.jsonl: without a seed, nothing from training data."""
+    """What a run tells of its models, the rows of metrics.jsonl: without a seed, nothing from training data.
 
-    def __init__(self, model: nn.Module, layout: Layout, job: Job, world: World) -> None:
+    Where metrics on test data are not to be shared, a row has none of them; the whole row goes to `keep`, at the site.
+    """
+
+    def __init__(self, model: nn.Module, layout: Layout, job: Job, world: World, keep: Keep | None = None) -> None:
         self.model, self.layout, self.job, self.world = model, layout, job, world
+        self.keep = keep or (lambda _row: None)
 
     def row(self, k: int, seconds: float, s: State) -> dict[str, Any]:
         """Measure this process's nodes. Of several processes none sees the average model: nodes tell their own."""
         if self.world.alone:
             return self.measured(k, seconds, s)
-        told = self.world.exchange(self._accuracies(s))
-        return self._times(k, seconds) | _spread([accuracy for own in told for accuracy in own])
+        accuracies = self._accuracies(s)
+        row = self._shared(self._times(k, seconds), _spread(accuracies))
+        own: list[float | None] = list(accuracies if self.job.share_metrics else []) or [None] * len(s.w)
+        said = self.world.of_nodes(own, told.perhaps(told.real(0.0, 1.0)), self.job.nodes)
+        return row | _spread([accuracy for accuracy in said if accuracy is not None])
 
     def measured(self, k: int, seconds: float, s: State) -> dict[str, Any]:
-        """Measure all nodes on public test data; on training data only in simulation, where it is all here."""
+        """Measure all nodes on test data; on training data only in simulation, where it is all here."""
         job = self.job
         models = s.z if job.apart else average(s)[None]
         row = self._times(k, seconds) | {"consensus_error": _number(consensus_error(s))}
+        tested: dict[str, Any] = {}
         if loss := self._tested(job.learning.loss, models):
-            row["test_loss"] = _number(float(np.mean(loss)))
+            tested["test_loss"] = _number(float(np.mean(loss)))
         if correct := self._tested(job.learning.correct, models):
-            row["test_accuracy"] = float(np.mean(correct))
-        row |= _spread(self._accuracies(s))
+            tested["test_accuracy"] = float(np.mean(correct))
+        row = self._shared(row, tested | _spread(self._accuracies(s)))
         if job.simulation and self.world.alone and not job.apart:  # nodes on their own have no f(x̄)
             row["train_loss"] = _number(self._train_loss(models[0]))
+        return row
+
+    def _shared(self, row: dict[str, Any], tested: dict[str, Any]) -> dict[str, Any]:
+        """Return the row with what the test data say, if anybody may see that; else keep it here."""
+        if self.job.share_metrics:
+            return row | tested
+        if tested:
+            self.keep(row | tested)
         return row
 
     def mean(self, function: PerSampleFunction, x: Tensor, inputs: Tensor, targets: Tensor) -> float:
@@ -95,8 +117,8 @@ class Evaluator:
         return float(np.mean([self.mean(learning.loss, mean, a[: m.samples], b[: m.samples]) for a, b, m in data]))
 
 
-def _spread(told: list[float]) -> dict[str, float]:
-    return {"mean_node_accuracy": float(np.mean(told)), "worst_node_accuracy": min(told)} if told else {}
+def _spread(each: list[float]) -> dict[str, float]:
+    return {"mean_node_accuracy": float(np.mean(each)), "worst_node_accuracy": min(each)} if each else {}
 
 
 def _number(value: float) -> float | None:

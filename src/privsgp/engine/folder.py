@@ -2,7 +2,8 @@
 
     run.json   config.toml   plan.json   metrics.jsonl   summary.json   ledger/node-<i>.jsonl
     model.safetensors   nodes/<i>.safetensors   report.html
-    private/      mode 0700: checkpoint.safetensors, which holds tables and anything else that depends on the data
+    private/      mode 0700: checkpoint.safetensors, which holds tables and anything else that depends on the data, and
+                  metrics.jsonl, where metrics on test data are not to be shared (`data.test`)
 
 Files are written in a folder beside their place and renamed into it. A folder in use is locked; the lock dies with its
 process.
@@ -26,7 +27,9 @@ from typing import TYPE_CHECKING, Any
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
+from privsgp.engine.kept import Evaluation, Identity
 from privsgp.errors import Refused
+from privsgp.foreign import parsed, read_bytes, read_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -83,6 +86,11 @@ class Folder:
     def checkpoint_before(self) -> Path:
         """The checkpoint before the last: others may not have come further when a process dies."""
         return self.path / "private" / f"checkpoint{self.part}-before.safetensors"
+
+    @property
+    def place(self) -> Path:
+        """Where this folder was when its ledgers were opened, and what they held; of runs without a seed."""
+        return self.path / "private" / f"place{self.part}.json"
 
     def node(self, i: int) -> Path:
         """Node i's own model z_i."""
@@ -152,8 +160,7 @@ class Folder:
     def identity(self) -> dict[str, Any]:
         """What run.json says; nothing before the run has begun."""
         path = self.path / "run.json"
-        identity: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
-        return identity
+        return read_json(path, Identity) if path.exists() else {}
 
     def identify(
         self,
@@ -172,8 +179,11 @@ class Folder:
 
     def append_metrics(self, row: dict[str, Any]) -> None:
         """Add one evaluation."""
-        with self.metrics.open("a") as file:
-            file.write(json.dumps(row) + "\n")
+        _append(self.metrics, row)
+
+    def keep_metrics(self, row: dict[str, Any]) -> None:
+        """Add one evaluation on test data that nobody else may see; a step taken again has several."""
+        _append(self.path / "private" / f"metrics{self.part}.jsonl", row)
 
     def start_metrics(self, mark: dict[str, Any], *, up_to: int) -> list[dict[str, Any]]:
         """Begin the metrics, or keep those of an earlier attempt up to a step; return the rows kept."""
@@ -187,14 +197,16 @@ class Folder:
         write(self.metrics, "".join(json.dumps(line) + "\n" for line in [header, *rows]))
 
 
+def _append(path: Path, row: dict[str, Any]) -> None:
+    with path.open("a") as file:
+        file.write(json.dumps(row) + "\n")
+
+
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Return the evaluations in a metrics file; a torn last line (a crash) is passed over."""
-    rows = []
-    for line in path.read_text().splitlines() if path.exists() else []:
-        with contextlib.suppress(json.JSONDecodeError):
-            row = json.loads(line)
-            rows += [row] if "step" in row else []
-    return rows
+    """Return the evaluations in a metrics file; a last line without an end (a crash) is passed over."""
+    lines = read_bytes(path).split(b"\n")[:-1] if path.exists() else []
+    rows = [parsed(line, Evaluation, f"{path}, line {number}") for number, line in enumerate(lines, 1)]
+    return [row for row in rows if row.get("step") is not None]
 
 
 def write(path: Path, text: str) -> None:

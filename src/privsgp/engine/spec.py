@@ -30,6 +30,9 @@ if TYPE_CHECKING:
     PerSampleFunction = Callable[[Tensor, Tensor], Tensor]
 
 
+_ROUNDING = 1e-9  # of a budget: between two ways to add up the same ε
+
+
 @dataclass(frozen=True)
 class Learning:
     """What is learnt: the model at x⁰, its loss, and the data of the nodes here, [m, J + 1, …], row J for nobody."""
@@ -40,6 +43,7 @@ class Learning:
     inputs: Tensor
     targets: Tensor
     test: tuple[Tensor, Tensor] | None
+    samples: Sequence[int]  # J_i of these nodes: how many of their rows are theirs
 
     def made_up(self) -> tuple[Tensor, Tensor]:
         """Return a few samples of the right shape and range that are nobody's, for the probe."""
@@ -67,6 +71,22 @@ class Protection:
     allowance: Sequence[int] | None
     epsilon: Callable[[int, int], float]
     earlier: Sequence[Sequence[Segment]] = ()
+
+    def refuse_overspending(self, nodes: range) -> None:
+        """Refuse, before anything is released, what could spend more than a node's budget by the noise it will add.
+
+        Guarantee: whoever chose σ, and whatever others said, all that may be released of these nodes fits.
+        """
+        if self.allowance is None or self.accountant == "published":  # whose ε is nominal, and said to be
+            return
+        for i in nodes:
+            budget, spent = self.budgets[i], self.epsilon(i, self.allowance[i])
+            if budget is None or not spent <= budget * (1 + _ROUNDING):
+                raise Refused(
+                    f"sigma = {self.mechanisms[i].sigma:g} of node {i}: its {self.allowance[i]} releases would spend "
+                    f"ε = {spent:g} of {budget}",
+                    "nothing was sent; report this: noise must be calibrated for what is released",
+                )
 
     def after(self, node: int) -> Sequence[Segment]:
         """Return the runs that were counted before this one chose its noise: its ledger may hold no other."""
@@ -100,6 +120,7 @@ class Job:
     normalised: bool = False
     weights: Sequence[float] | None = None  # p_i of all nodes; None: all alike
     release: Release = field(default_factory=Release)
+    share_metrics: bool = True  # metrics on test data: told to peers and kept for others to read; else in private/
 
     @property
     def nodes(self) -> int:
@@ -110,6 +131,15 @@ class Job:
     def here(self) -> range:
         """The nodes of this process."""
         return range(self.nodes) if self.block is None else self.block
+
+    def __post_init__(self) -> None:
+        counted = [m.samples for m in self.mechanisms]
+        if counted != list(self.learning.samples):
+            raise Refused(
+                f"nodes {self.here.start} … {self.here.stop - 1} hold {list(self.learning.samples)} samples and are "
+                f"counted as if they held {counted}",
+                "nothing was sent; report this: what is drawn from must be what is counted",
+            )
 
     def released(self, node: int, k: int) -> int:
         """Return how many releases the node makes in the first k steps: one a step, or what the clock says."""

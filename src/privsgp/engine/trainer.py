@@ -16,7 +16,7 @@ import torch
 
 from privsgp.algorithms import AsyncTools, Block, PushSum, State, UpdateRule
 from privsgp.clock import Events
-from privsgp.engine import checkpoint
+from privsgp.engine import checkpoint, told
 from privsgp.engine.arithmetic import refuse_coarser
 from privsgp.engine.averaging import Averaging
 from privsgp.engine.budget_guard import Payments
@@ -26,7 +26,7 @@ from privsgp.engine.evaluate import Evaluator, average
 from privsgp.engine.memory import keep_memory
 from privsgp.engine.spec import current
 from privsgp.engine.step import chosen
-from privsgp.engine.stops import Diverged, Interrupted, ReplayDiffers, Stopping
+from privsgp.engine.stops import Diverged, Interrupted, ReplayDiffers, Stopping, refuse_no_model, refuse_wild
 from privsgp.gradients import Layout, stack
 from privsgp.threads import leaving_one
 from privsgp.transport.in_process import InProcess
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 
     Watcher = Callable[[int, dict[str, Any] | None], None]
 
+_MOST_ATTEMPTS = 2**20
 _WITHOUT = 64  # steps between two looks at whether to stop, where there are no checkpoints
 
 
@@ -79,7 +80,7 @@ class Training:
         self.averaging = Averaging(job.release, job.steps, self.state)
         self.algorithm = job.algorithm(self._block(), job.settings)
         self.step = self._stepper()
-        self.evaluator = Evaluator(self.model, self.layout, job, self.world)
+        self.evaluator = Evaluator(self.model, self.layout, job, self.world, folder.keep_metrics)
         self.stopping = Stopping()
         if job.device.type == "cpu":
             keep_memory()
@@ -92,8 +93,9 @@ class Training:
         refuse_coarser(job)
         k, spent = self._begin()
         rows = self._start_metrics(k)
+        self.payments.since = k
         with self.stopping, self.payments:
-            self.drawing.attempt = max(self.world.exchange(max(self.drawing.attempt, self.payments.attempt(k))))
+            self.drawing.attempt = self._attempt(k)
             while k < job.steps and self.payments.granted(k, self.drawing.attempt):
                 try:
                     self.state = self.step(k, self.state)
@@ -115,9 +117,16 @@ class Training:
                 self._checkpoint(k, spent + time.perf_counter() - started)
         return self._end(k, rows, spent + time.perf_counter() - started)
 
+    def _attempt(self, k: int) -> int:
+        """Return at which attempt to go on: of a simulation the last that any process knows, else one's own."""
+        own = max(self.drawing.attempt, self.payments.attempt(k))
+        said = self.world.exchange(own, told.whole(0, _MOST_ATTEMPTS))
+        return max(said) if self.job.simulation else own
+
     def _end(self, k: int, rows: list[dict[str, Any]], seconds: float) -> Outcome:
         """Put together what came out; of several processes only the first sees all nodes, and only now."""
         final = self._mixed_on(k, self.averaging.released(self.state))
+        refuse_no_model(k, final, self.job.here, [] if self.job.faults is None else self.job.faults.left(k - 1))
         s: State | None = final
         if isinstance(self.transport, Across):
             whole = self.transport.gather(final.x, final.w)
@@ -132,8 +141,8 @@ class Training:
             metrics=rows,
             steps=k,
             seconds=seconds,
-            bytes_sent=sum(self.world.exchange(self.bytes_sent)),
-            releases=[r for own in self.world.exchange(self.payments.releases()) for r in own],
+            bytes_sent=sum(self.world.exchange(self.bytes_sent, told.whole())),
+            releases=self.world.of_nodes(self.payments.releases(), told.whole(), self.job.nodes),
             faults=self.transport.report() if isinstance(self.transport, Robust) else None,
         )
 
@@ -207,15 +216,14 @@ class Training:
             self._checkpoint(k, seconds)
         if self.world.alone:
             return stop
-        return due and any(self.world.exchange(stop))
+        return due and any(self.world.exchange(stop, told.FLAG))
 
     def _checkpoint(self, k: int, seconds: float) -> None:
-        finite = self.state.x.isfinite().all(1)
-        if not bool(finite.all()):
-            raise Diverged(k, f"the message of node {self.job.here[int(finite.logical_not().nonzero()[0])]}")
+        refuse_wild(k, self.state.x, self.job.here)
         if not self.job.checkpoint_every:
             return  # a simulation can be repeated, and its table may be larger than the disk
-        progress = Progress(k, self.drawing.attempt, seconds, self.bytes_sent, self.job.shared_hash)
+        heads = self.payments.heads()
+        progress = Progress(k, self.drawing.attempt, seconds, self.bytes_sent, self.job.shared_hash, heads)
         if not self.world.alone and self.folder.checkpoint.exists():
             self.folder.checkpoint.replace(self.folder.checkpoint_before)
         checkpoint.save(self.folder.checkpoint, progress, self.state, self._memory(), self.folder.run or "")
@@ -237,7 +245,8 @@ class Training:
 
     def _refuse_nonsense(self, k: int, row: dict[str, Any]) -> None:
         if not self.job.algorithm.private and row.get("test_loss", 0.0) is None:
-            raise Diverged(k, "the test loss")  # gradients that overflow count as 0: the messages may stay finite
+            # Gradients that overflow count as 0: the messages may stay finite.
+            raise Diverged(k, "the test loss is not finite")
 
     def _block(self) -> Block:
         job, learning = self.job, self.job.learning

@@ -45,10 +45,11 @@ def _word(key, index: tl.constexpr, zero):
 
 @triton.jit
 def _normals(low_u, high_u, low_v, high_v):
-    # See `noise._box_muller`: u = (|word| + ½) / 2⁶³ and θ = π word / 2⁶³ of signed words.
+    # See `noise._box_muller`: u = |word + f| / 2⁶³ and θ = π word / 2⁶³ of signed words; f has θ's eleven lowest bits.
     u = (low_u.to(tl.uint64) | (high_u.to(tl.uint64) << 32)).to(tl.int64, bitcast=True).to(tl.float64)
     v = (low_v.to(tl.uint64) | (high_v.to(tl.uint64) << 32)).to(tl.int64, bitcast=True).to(tl.float64)
-    radius = tl.sqrt(-2.0 * tl.log(tl.abs(u) * 1.0842021724855044e-19 + 5.421010862427522e-20))
+    u += ((low_v & 2047).to(tl.float64) - 1023.5) * 0.00048828125
+    radius = tl.sqrt(-2.0 * tl.log(tl.abs(u) * 1.0842021724855044e-19))
     angle = v * 3.4061215800865545e-19
     return radius * tl.cos(angle), radius * tl.sin(angle)
 

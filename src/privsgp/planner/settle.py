@@ -16,6 +16,7 @@ import torch
 
 from privsgp import data, features
 from privsgp.algorithms import Settings
+from privsgp.data.loading import npz_path, same_data, site_paths
 from privsgp.engine.folder import Folder
 from privsgp.errors import Refused
 from privsgp.gradients import Layout
@@ -60,12 +61,12 @@ def make(
     `compare` looks at all methods even where the configuration names one. `say` is told what is being done.
 
     Guarantee: nothing here depends on the nodes' samples, except with `plan.may_spend`, which the plan records.
-    Assumes: the sizes J_i, the model at x⁰ and the scale of the test inputs are public.
+    Assumes: the sizes J_i and the model at x⁰ are public, and test inputs where `data.test` says so.
     """
     network, settings = network_of(config, problem), protection.settings(config)
-    source = source_of(config, config.plan.data)
+    source = source_of(config, config.plan.data, data_dir)
     permit(source, may_spend=config.plan.may_spend)
-    stage = Stage(problem.model, problem.loss, problem.correct, samples_of(source, problem, data_dir))
+    stage = Stage(problem.model, problem.loss, problem.correct, samples_of(config, source, problem, data_dir))
     skewed = config.data.partition == "dirichlet"
     say("estimating the constants of the bound")
     p = planner(network, stage, settings.clip, skewed=skewed)
@@ -124,16 +125,21 @@ def network_of(config: Config, problem: Problem) -> Network:
     return network
 
 
-def source_of(config: Config, name: str) -> Source:
-    """Tell what a name of data to look at means: synthetic, public, or the nodes' own."""
+def source_of(config: Config, name: str, data_dir: Path | None = None) -> Source:
+    """Tell what a name of data to look at means: synthetic, public, or the nodes' own.
+
+    Guarantee: no file of any node passes for public, by whatever path, link or copy it is named.
+    """
     if name == "synthetic":
         return Source("synthetic", name)
-    private = name in ("private", config.data.name, config.data.path)
-    return Source("private", config.data.name) if private else Source("public", name)
+    own, looked_at = config.data.path or config.data.name, npz_path(name, data_dir)
+    files = [npz_path(own, data_dir)] if config.data.path is None else site_paths(own, range(config.data.nodes))
+    private = name in ("private", own) or any(same_data(looked_at, file) for file in files)
+    return Source("private", own) if private else Source("public", name)
 
 
-def samples_of(source: Source, problem: Problem, data_dir: Path | None) -> Samples:
-    """Return samples in the shape of the nodes', to rehearse with."""
+def samples_of(config: Config, source: Source, problem: Problem, data_dir: Path | None) -> Samples:
+    """Return samples in the shape of the nodes', to rehearse with; stand-ins on the scale of public test inputs."""
     d, dim = problem.dataset, Layout.of(problem.model).dim
     if dim > LARGEST:
         raise Refused(
@@ -142,7 +148,8 @@ def samples_of(source: Source, problem: Problem, data_dir: Path | None) -> Sampl
         )
     count = max(64, min(REHEARSED, REHEARSED * WEIGHTS // dim))
     if source.kind == "synthetic":
-        scale = 1.0 if d.x_test is None else float(np.sqrt(np.square(d.x_test).mean()))
+        public = d.x_test if config.test_is_public else None
+        scale = 1.0 if public is None else float(np.sqrt(np.square(public).mean()))
         return stand_in.make(d.x.shape[1:], d.classes, d.y.shape[1:], samples=count, scale=scale or 1.0)
     if source.kind == "public":
         d = data.load(source.name, data_dir=data_dir, task="regression" if d.classes is None else "classification")

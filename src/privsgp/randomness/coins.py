@@ -88,7 +88,8 @@ def capacity(mechanism: Mechanism, nodes: int, block: int = 1) -> int:
         return int(mechanism.batch)
     coins, unit = math.ceil(mechanism.samples / block), 8 if block == 1 else 1
     rate = min(1.0, mechanism.rate)
-    sizes = np.arange(unit * math.ceil(coins * rate / unit), coins + unit, unit).clip(max=coins)
+    most = min(coins, coins * rate + 40 * math.sqrt(coins * rate) + 64 * unit)  # no draw is larger; J may be anybody's
+    sizes = np.arange(unit * math.ceil(coins * rate / unit), most + unit, unit).clip(max=coins)
     within = special.bdtr(sizes, coins, rate) ** nodes
     return block * int(sizes[np.argmin(sizes * (3 - 2 * within))])
 

@@ -15,6 +15,7 @@ import math
 import operator
 import os
 import struct
+import time
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
@@ -25,7 +26,7 @@ from privsgp.errors import Refused
 from privsgp.kernels import have_triton
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     import numpy.typing as npt
 
@@ -38,6 +39,7 @@ _NONCE = struct.Struct("<4I")
 _WIDE = 1 << 32
 _LONGEST = 1 << 30  # columns that a GPU draws
 _ZEROS = memoryview(bytes(8 * _PIECE))
+_PARTED = 1.0  # seconds by which clocks may part while nothing but time passes: slewing needs half an hour for it
 
 # The grid of `snap_` is about σ/16: it adds less than 0.07 % to the variance.
 _GRID_BITS = 4
@@ -59,11 +61,16 @@ class Source(Protocol):
     def coins(self, nodes: Sequence[int], step: int, count: int, attempt: int = 0) -> npt.NDArray[np.uint64]:
         """Return the `uniforms` of several nodes, [m, count]."""
 
+    def undraw(self, purpose: str, nodes: Sequence[int], step: int, attempt: int) -> None:
+        """Let what was drawn ahead for a step, and used by nobody, be drawn anew."""
+
 
 class _Streams:
     """What the two sources share: words from ChaCha20, normals by Box–Muller."""
 
-    def __init__(self, keys: Mapping[str, bytes]) -> None:
+    secret: bool
+
+    def __init__(self, keys: dict[str, bytes]) -> None:
         self._keys = keys
         self._ciphers: dict[str, Any] = {}  # one a purpose: coins are drawn while another thread draws noise
 
@@ -78,6 +85,9 @@ class _Streams:
         for row, node in zip(coins, nodes, strict=True):
             self._read(row, "coins", (node, step, attempt))
         return coins
+
+    def undraw(self, purpose: str, nodes: Sequence[int], step: int, attempt: int) -> None:
+        """Do nothing: what is named alike is drawn alike."""
 
     def _read(self, words: npt.NDArray[Any], purpose: str, draw: tuple[int, int, int], block: int = 0) -> None:
         """Fill `words` with the key stream of a purpose's (node, step, attempt), from its 64-byte `block` on."""
@@ -131,7 +141,7 @@ class _Streams:
         words, *buffers = _divided(room, piece[rows].shape, real)
         for row, node in zip(words, nodes[rows], strict=True):
             self._read(row, "noise", (node, *draw), block)
-        _box_muller(piece[rows], words, *buffers)
+        _box_muller(piece[rows], words, *buffers, deep=self.secret)
 
 
 class Keyed(_Streams):
@@ -188,9 +198,11 @@ class Secure(_Streams):
     Noise for a GPU is drawn there, with a copy of its key in the GPU's memory, where Triton can be imported.
 
     Guarantee: without the keys, noise and coins cannot be told from independent ones (ChaCha20 is a pseudo-random
-    function). No (key, nonce) is used twice: a draw that was made, or passed over by a later step of its node, is
-    refused, and so is any draw in a forked process; copying and pickling are refused. Normals are Box–Muller in
-    float64 from 64-bit words, so tails are right to 9.4 σ.
+    function). No (key, nonce) is used twice: every draw has a key of its own, made from the last one, fresh bytes of
+    the operating system and two clocks, so that a machine put back to a snapshot of its memory draws other numbers. A
+    draw that was made, or passed over by a later step of its node, is refused, and so is any draw in a forked process;
+    copying and pickling are refused. Normals are Box–Muller in
+    float64 from 128 bits a pair, tails to 10.2 σ; what that and the grid of `add_noise_` cost is in `computed`.
 
     Assumes: the operating system's randomness, and a machine whose memory, also the GPU's, others cannot read. Nothing
     is claimed about timing. Floating-point sums leak in their low bits whatever the noise is: release through
@@ -201,11 +213,11 @@ class Secure(_Streams):
 
     def __init__(self) -> None:
         super().__init__({p: os.urandom(32) for p in PURPOSES})
+        self._chains = {p: os.urandom(32) for p in PURPOSES}
         self._process = os.getpid()
         self._frontier: dict[tuple[str, int], int] = {}
         self._retries: dict[tuple[str, int, int], int] = {}
         self._staging = torch.empty(0, dtype=torch.float64)
-        self._on_device: dict[torch.device, torch.Tensor] = {}
 
     def __repr__(self) -> str:
         return "Secure(keys hidden)"
@@ -216,7 +228,7 @@ class Secure(_Streams):
     def fill_normal(self, out: torch.Tensor, nodes: Sequence[int], step: int, attempt: int = 0) -> None:
         """Fill row r of `out` [m, d] with the standard normals of node `nodes[r]`; each can be drawn once."""
         _refuse_shape(out, nodes)
-        nodes = [self._claim("noise", node, step, attempt) for node in nodes]
+        nodes = self._claim_all("noise", nodes, step, attempt)
         if out.device.type == "cpu":
             self._normals(out.numpy(), nodes, step, attempt, np.float64)
         elif out.dtype == torch.float64 and out.is_contiguous() and out.shape[1] < _LONGEST and have_triton():
@@ -232,16 +244,31 @@ class Secure(_Streams):
 
         for node in nodes:
             _refuse_wide(node=node, step=step, attempt=attempt)
-        if out.device not in self._on_device:
-            key = np.frombuffer(self._keys["noise"], "<i4").copy()
-            self._on_device[out.device] = torch.from_numpy(key).to(out.device)
+        key = torch.from_numpy(np.frombuffer(self._keys["noise"], "<i4").copy()).to(out.device)
         here = torch.tensor(list(nodes), dtype=torch.int64, device=out.device)
-        chacha.fill_normal(out, here, self._on_device[out.device], step, attempt)
+        chacha.fill_normal(out, here, key, step, attempt)
 
     def coins(self, nodes: Sequence[int], step: int, count: int, attempt: int = 0) -> npt.NDArray[np.uint64]:
         """Return the `uniforms` of several nodes; those of one (node, step, attempt) can be drawn once."""
-        nodes = [self._claim("coins", node, step, attempt) for node in nodes]
+        nodes = self._claim_all("coins", nodes, step, attempt)
         return super().coins(nodes, step, count, attempt)
+
+    def undraw(self, purpose: str, nodes: Sequence[int], step: int, attempt: int) -> None:
+        """Let what was drawn ahead for a step, and used by nobody, be drawn anew: under another key."""
+        for node in nodes:
+            if attempt:
+                self._retries[purpose, node, step] = attempt - 1
+            self._frontier[purpose, node] = min(step, self._frontier.get((purpose, node), 0))
+
+    def _claim_all(self, purpose: str, nodes: Sequence[int], step: int, attempt: int) -> list[int]:
+        """Return the nodes, as plain numbers, and take a new key; refuse what may have been drawn before."""
+        claimed = [self._claim(purpose, node, step, attempt) for node in nodes]
+        fresh = os.urandom(32) + struct.pack("<2q", time.time_ns(), time.perf_counter_ns())
+        # The clocks add nothing that is secret: they make two lives of one memory differ even if urandom repeats.
+        state = hashlib.blake2b(fresh, key=self._chains[purpose]).digest()
+        self._chains[purpose], self._keys[purpose] = state[:32], state[32:]
+        self._ciphers.pop(purpose, None)
+        return claimed
 
     def _claim(self, purpose: str, node: int, step: int, attempt: int) -> int:
         """Return the node, as a plain number; refuse what may have been drawn before.
@@ -268,6 +295,20 @@ class Secure(_Streams):
         if self._staging.shape != out.shape or self._staging.dtype != out.dtype:
             self._staging = torch.empty(out.shape, dtype=out.dtype, pin_memory=out.is_cuda)
         return self._staging
+
+
+def clock_offset() -> float:
+    """Return by how much the clock on the wall is ahead of the one that counts from when the machine was started.
+
+    A machine put back to a snapshot has its old count and, once it is told, the new time.
+    """
+    counted = time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
+    return time.time() - counted
+
+
+def clocks_parted(offset: float) -> bool:
+    """Whether the clocks moved against each other since they had this offset: the memory may be an old one."""
+    return abs(clock_offset() - offset) > _PARTED
 
 
 def add_noise_(
@@ -307,11 +348,9 @@ def snap_(y: torch.Tensor, sigma: Sequence[float]) -> None:
 
     Guarantee: in exact arithmetic this is post-processing and costs no privacy. In float64 a coordinate falls into
     another cell than in exact arithmetic only if it lies within its rounding error, a few 2⁻⁵³ (|g| + |σN|), of a
-    cell's edge: for |g| up to σ about once in 10¹⁴ coordinates, so with a probability of some 4e-7 in a whole run
-    (50,890 weights, 575 steps).
+    cell's edge. That changes a cell's probability by a factor within 10⁻¹² of 1, mostly; `computed` counts it.
 
-    Assumes: `y` was summed in float64; in float32 that figure is 5·10⁸ times larger, and nothing is left of it. The
-    error is an estimate and not added to δ: there is no proof to δ's last bit, and no claim about timing.
+    Assumes: `y` was summed in float64; log, sqrt, cos and sin err by at most 4 ulp. No claim about timing.
     """
     spacings = [2.0 ** (round(math.log2(s)) - _GRID_BITS) if s > 0 else None for s in sigma]
     if len(spacings) != len(y):
@@ -340,17 +379,29 @@ def _box_muller(
     radius: npt.NDArray[Any],
     cosine: npt.NDArray[Any],
     sine: npt.NDArray[Any],
+    *,
+    deep: bool = False,
 ) -> None:
     """Turn signed words [m, 2h] into normals [m, 2h or 2h − 1]: √(−2 ln u) (cos θ, sin θ), u from |word|, θ from word.
 
-    u = (|word| + ½) / 2^(bits − 1) keeps all bits where u is small, which is where the tails are made.
+    u = (|word| + ½) / 2^(bits − 1) keeps all bits where u is small, which is where the tails are made. `deep` (64-bit
+    words): the eleven lowest bits of θ's word, which float64 has no room for, stand behind the point of u's, so that
+    u has 75 bits and the tails reach √(150 ln 2) = 10.2 σ.
     """
     half = radius.shape[1]
     unit = 2.0 ** (1 - 8 * words.itemsize)
     np.copyto(radius, words[:, :half], casting="unsafe")
+    if deep:
+        spare = sine.view(np.int64)
+        np.bitwise_and(words[:, half:], 2047, out=spare)
+        np.copyto(cosine, spare, casting="unsafe")
+        cosine -= 1023.5
+        cosine *= 2.0**-11
+        radius += cosine
     np.abs(radius, out=radius)
     radius *= unit
-    radius += unit / 2
+    if not deep:
+        radius += unit / 2
     np.log(radius, out=radius)
     radius *= -2
     np.sqrt(radius, out=radius)

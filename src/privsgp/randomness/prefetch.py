@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from privsgp.randomness.noise import clock_offset, clocks_parted
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -22,13 +24,15 @@ if TYPE_CHECKING:
 class Ahead:
     """A source of randomness that can draw the noise of one step of a block beforehand.
 
-    Guarantee: that of the source it draws from; what was drawn ahead is handed out once.
+    Guarantee: that of the source it draws from; what was drawn ahead is handed out once, and secret noise not at all
+    where the clocks show that the machine may have been put back to a snapshot since: then it is drawn again.
     """
 
     def __init__(self, source: Source, nodes: range) -> None:
         self.source, self.nodes = source, nodes
         self._two = torch.get_num_threads() > 1  # asked now: `leaving_one` makes it one where two are in use
         self._drawn: tuple[int, int] | None = None
+        self._offset = 0.0  # of the clocks, when it was drawn
         self._given = 0  # rows of what was drawn that were handed out
         self._normals = torch.empty(0)
         self._drawing: threading.Thread | None = None
@@ -44,6 +48,7 @@ class Ahead:
         dtype = torch.float64 if self.secret else like.dtype
         if self._normals.shape != like.shape:
             self._normals = torch.empty(like.shape, dtype=dtype, device=like.device)
+        self._offset = clock_offset()
         self.source.fill_normal(self._normals, self.nodes, step, attempt)
         self._drawn, self._given = (step, attempt), 0
 
@@ -66,6 +71,9 @@ class Ahead:
         """Fill row r of `out` with the standard normals of node `nodes[r]`."""
         self._finish()
         first = nodes[0] - self.nodes.start
+        if self.secret and self._drawn is not None and clocks_parted(self._offset):
+            self.source.undraw("noise", self.nodes[self._given :], *self._drawn)
+            self._drawn = None
         if self._drawn != (step, attempt) or first != self._given:  # the source knows what may be drawn again
             self.source.fill_normal(out, nodes, step, attempt)
             return
@@ -77,6 +85,10 @@ class Ahead:
     def uniforms(self, node: int, step: int, count: int, attempt: int = 0) -> npt.NDArray[np.uint64]:
         """Return `count` coins."""
         return self.source.uniforms(node, step, count, attempt)
+
+    def undraw(self, purpose: str, nodes: Sequence[int], step: int, attempt: int) -> None:
+        """Let what was drawn ahead be drawn anew."""
+        self.source.undraw(purpose, nodes, step, attempt)
 
     def coins(self, nodes: Sequence[int], step: int, count: int, attempt: int = 0) -> npt.NDArray[np.uint64]:
         """Return `count` coins of each node."""

@@ -12,7 +12,7 @@ from privsgp.report.comparison import Series
 
 def section(plan: dict[str, Any] | None) -> str:
     """Return the plan's part of the page; nothing where nothing was planned."""
-    if plan is None or "asked" not in plan:  # plans of older releases do not tell what was given
+    if plan is None or plan.get("asked") is None:  # plans of older releases do not tell what was given
         return ""
     said = [f"Planned: {planning.words(plan)}.", f"{_steps(plan)} {SCORE}"]
     told = "".join(f"<p>{escape(_sites(line))}</p>" for line in said)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from privsgp.accounting.statements import Statement, statements
 from privsgp.engine.folder import Folder, read_metrics
+from privsgp.engine.kept import Plan, Summary
 from privsgp.errors import Refused
+from privsgp.foreign import read_json
 from privsgp.runs import config as configs
 from privsgp.transport.faults import Faults, Leave, Outage
 
@@ -17,9 +18,12 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from pydantic import BaseModel
+
     from privsgp.runs.config import Config
 
-PUBLIC = ("test_accuracy", "mean_node_accuracy", "worst_node_accuracy", "test_loss", "consensus_error")
+TESTED = ("test_accuracy", "mean_node_accuracy", "worst_node_accuracy", "test_loss")  # public if test data are
+PUBLIC = (*TESTED, "consensus_error")
 SIMULATED = ("train_loss",)  # computed from records: privacy.md, Artefacts
 
 
@@ -68,9 +72,13 @@ class Run:
         told = (self.identity.get("circumstances") or {}).get("faults")
         if told is None:
             return None
-        crashes, leaves = (tuple(map(tuple, told[key])) for key in ("crashes", "leaves"))
-        kept = {"crashes": tuple(Outage(*c) for c in crashes), "leaves": tuple(Leave(*one) for one in leaves)}
-        return Faults(**told | kept)
+        crashes, leaves = tuple(Outage(*c) for c in told["crashes"]), tuple(Leave(*one) for one in told["leaves"])
+        if away := [node for node, *_ in (*crashes, *leaves) if node >= self.config.data.nodes]:
+            raise Refused(
+                f"{self.path / 'run.json'}: a fault of node {away[0]} of {self.config.data.nodes}",
+                "it is damaged, or of another run: restore it from a copy",
+            )
+        return Faults(**told | {"crashes": crashes, "leaves": leaves})
 
     def column(self, name: str) -> list[tuple[int, float]]:
         """Return (step, value) of every evaluation that has the metric."""
@@ -82,20 +90,23 @@ def read(path: Path) -> Run:
 
     Guarantee: of a run without a seed nothing is kept that depends on the nodes' records except through their noised
     messages: metrics by a list of names, plans only if they were made on public or made-up data.
-    Assumes: test data are public.
+    Metrics on test data are kept where those are public, `data.test`.
     """
     folder = Folder(path)
     if not folder.config.exists():
         raise Refused(f"{path} is no run folder: it has no config.toml", "name a folder that `privsgp train` wrote")
     config = configs.read(folder.config)
+    kept_back = () if config.test_is_public else TESTED  # older releases wrote them all the same
+    summary = _json(folder.summary, Summary)
+    rows = shown(read_metrics(folder.metrics), simulation=config.seed is not None)
     return Run(
         path=path,
         config=config,
         identity=folder.identity,
-        summary=_json(folder.summary),
-        metrics=shown(read_metrics(folder.metrics), simulation=config.seed is not None),
+        summary=None if summary is None else summary | dict.fromkeys(kept_back),
+        metrics=[{name: value for name, value in row.items() if name not in kept_back} for row in rows],
         statements=statements(folder.ledgers or path) if config.private else (),
-        plan=_public(_json(folder.plan), simulation=config.seed is not None),
+        plan=_public(_json(folder.plan, Plan), simulation=config.seed is not None),
     )
 
 
@@ -111,8 +122,5 @@ def _public(plan: dict[str, Any] | None, *, simulation: bool) -> dict[str, Any] 
     return None if looked and not simulation else plan
 
 
-def _json(path: Path) -> dict[str, Any] | None:
-    if not path.exists():
-        return None
-    values: dict[str, Any] = json.loads(path.read_text())
-    return values
+def _json(path: Path, shape: type[BaseModel]) -> dict[str, Any] | None:
+    return read_json(path, shape) if path.exists() else None

@@ -24,11 +24,14 @@ from rich.progress import (
 )
 from rich.table import Table
 
+from privsgp.errors import visible
 from privsgp.paper import claims
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
+
+    from rich.text import Text
 
     from privsgp.accounting.statements import Statement
     from privsgp.engine.trainer import Watcher
@@ -37,16 +40,38 @@ if TYPE_CHECKING:
     from privsgp.studies.audit import AuditReport
     from privsgp.studies.tune import Tuned
 
+
+class Plain(Console):
+    """A console that shows words as they are: no brackets, names of pictures or control characters have a meaning.
+
+    Words come from paths, peers, ledgers and other people's run folders.
+    """
+
+    def __init__(self, **options: Any) -> None:  # noqa: ANN401 - rich's own
+        super().__init__(markup=False, emoji=False, **options)
+
+    def render_str(self, text: str, **options: Any) -> Text:  # noqa: ANN401 - rich's own
+        """Return text to be shown; everything printed as a string passes here, cells of tables too."""
+        return super().render_str(visible(text), **options)
+
+
 # What is not a terminal has no width: tables are written there as wide as they are.
 _WIDTH = None if sys.stdout.isatty() or "COLUMNS" in os.environ else 140
-out, err = Console(width=_WIDTH), Console(stderr=True)
+out, err = Plain(width=_WIDTH), Plain(stderr=True)
+
+
+class _Visible(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        return visible(super().format(record))
 
 
 def show_log() -> None:
     """Show what the package logs (where a table lies, and how large it is) on stderr."""
     log = logging.getLogger("privsgp")
     log.setLevel(logging.INFO)
-    log.handlers = [RichHandler(console=err, show_time=False, show_level=False, show_path=False)]
+    handler = RichHandler(console=err, show_time=False, show_level=False, show_path=False)
+    handler.setFormatter(_Visible())
+    log.handlers = [handler]
 
 
 @contextmanager
@@ -69,21 +94,25 @@ def bar(steps: int) -> Iterator[Watcher]:
 def stage(words: str, steps: int) -> Iterator[Callable[[int], None]]:
     """Show how far many runs are, all their steps together, on stderr."""
     columns = [
-        TextColumn(words), MofNCompleteColumn(), BarColumn(), TimeElapsedColumn(), TextColumn("left"),
+        _description(), MofNCompleteColumn(), BarColumn(), TimeElapsedColumn(), TextColumn("left"),
         TimeRemainingColumn(),
     ]  # fmt: skip
     with Progress(*columns, console=err, transient=True) as progress:
-        task = progress.add_task("", total=steps)
+        task = progress.add_task(visible(words), total=steps)
         yield lambda done: progress.update(task, completed=done)
 
 
 @contextmanager
 def doing(words: str, *, quiet: bool = False) -> Iterator[Callable[[str], None]]:
     """Show what is being computed, and for how long, on stderr, where nobody knows how much there is to do."""
-    columns = [SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()]
+    columns = [SpinnerColumn(), _description(), TimeElapsedColumn()]
     with Progress(*columns, console=err, transient=True, disable=quiet) as progress:
-        task = progress.add_task(words, total=None)
-        yield lambda now: progress.update(task, description=now)
+        task = progress.add_task(visible(words), total=None)
+        yield lambda now: progress.update(task, description=visible(now))
+
+
+def _description() -> TextColumn:
+    return TextColumn("{task.description}", markup=False)
 
 
 def _figures(row: dict[str, Any]) -> str:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from privsgp.accounting.counting import After, Certified, Published
 from privsgp.accounting.filter import Filter
 from privsgp.algorithms import ALGORITHMS, Settings
+from privsgp.engine import told
 from privsgp.engine.spec import Protection
 from privsgp.errors import Refused
 from privsgp.transport.rendezvous import World, blocks
@@ -18,6 +20,9 @@ if TYPE_CHECKING:
     from privsgp.accounting.counting import Count
     from privsgp.accounting.ledger import Segment
     from privsgp.runs.config import Config
+
+
+_LEAST = 1e-100  # a σ that another process may tell: weights are made of its square
 
 
 def settings(config: Config) -> Settings:
@@ -41,12 +46,13 @@ def protect(
     earlier: Sequence[Sequence[Segment]] = (),
     world: World | None = None,
     releases: Sequence[int] = (),
+    coordinates: int = 0,
 ) -> Protection:
     """Give every node its mechanism: σ_i from its own J_i, b_i and budget, or as fixed by hand.
 
     Where earlier runs have spent from the same budget, a Rényi filter counts them and this one together. Of several
     processes each calibrates its own nodes and tells the others: σ is public. `releases` are K_i where nodes release
-    unequally often; else each does at every step.
+    unequally often; else each does at every step. `coordinates` is the length of a message.
     """
     algorithm, p, n = ALGORITHMS[config.algorithm.name], config.privacy, len(samples)
     deltas = per_node(p.delta, n)
@@ -56,10 +62,11 @@ def protect(
     allowance = None if budgets[0] is None else [K + math.ceil(p.spare * K) for K in releases]
     batches = batch_sizes(config, samples)
     counts = [_count(config, budgets[i], deltas[i], earlier[i] if earlier else ()) for i in range(n)]
-    mechanisms = [
+    bare = [
         algorithm.mechanism(settings(config), sigma=sigmas[i], batch=batches[i], samples=samples[i], kappa=slack)
         for i in range(n)
     ]
+    mechanisms = [replace(m, coordinates=coordinates) for m in bare]
 
     if allowance is not None:
 
@@ -69,10 +76,10 @@ def protect(
         world = world or World()
         here = blocks(n, world.size)[world.rank]
         own = world.everywhere(lambda: [calibrated(i) for i in here])
-        told = [sigma for theirs in world.exchange(own) for sigma in theirs]
+        all_sigmas = world.of_nodes(own, told.real(_LEAST, 1 / _LEAST), n)
         if config.trust == "secure aggregation":
-            told = [max(told)] * n  # each node is counted as if all added as much noise as it does
-        mechanisms = [bare.with_sigma(sigma) for bare, sigma in zip(mechanisms, told, strict=True)]
+            all_sigmas = [max(all_sigmas)] * n  # each node is counted as if all added as much noise as it does
+        mechanisms = [bare.with_sigma(sigma) for bare, sigma in zip(mechanisms, all_sigmas, strict=True)]
 
     def epsilon(node: int, releases: int) -> float:
         return counts[node].epsilon(mechanisms[node], releases, deltas[node])

@@ -59,7 +59,8 @@ def prepare(
     learning = _learning(problem, device, dtype)
     places = positions(learning.model, learning.made_up()[0])
     slack = kappa(dtype, device, positions=places)
-    protection = protect(config, problem.samples, slack, earlier, world, releases)
+    dim = Layout.of(problem.model).dim
+    protection = protect(config, problem.samples, slack, earlier, world, releases, dim)
     if isinstance(protection.mechanisms[0], Saga) and dtype == torch.float32:
         _refuse_short(config, many=places > 1)
     job = Job(
@@ -85,6 +86,7 @@ def prepare(
         normalised=a.unit_steps,
         weights=node_weights(a.weights, problem.samples, [m.sigma for m in protection.mechanisms]),
         release=_release(config, faults),
+        share_metrics=config.test_is_public,
     )
     refuse_vast(job, places)
     return job
@@ -194,7 +196,7 @@ def _learning(problem: Problem, device: torch.device, dtype: torch.dtype) -> Lea
     if d.x_test is not None and d.y_test is not None:
         test = place(torch.from_numpy(d.x_test)), place(torch.from_numpy(d.y_test))
     inputs, targets = place(stacked.inputs), place(stacked.targets)
-    return Learning(problem.model, problem.loss, problem.correct, inputs, targets, test)
+    return Learning(problem.model, problem.loss, problem.correct, inputs, targets, test, stacked.samples)
 
 
 def _checkpoint_every(config: Config, protection: Protection) -> int:

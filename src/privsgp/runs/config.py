@@ -29,11 +29,13 @@ from pydantic import (
 from privsgp.algorithms import ALGORITHMS, PushSum
 from privsgp.algorithms.algorithm import Trust  # noqa: TC001 - a field has this type
 from privsgp.algorithms.update_rule import UpdateOptions
+from privsgp.data.loading import BUILT_IN
 from privsgp.data.partitions import PARTITIONS
 from privsgp.data.partitions import check as check_partition
 from privsgp.engine.averaging import FinalModelOptions
 from privsgp.errors import Refused
 from privsgp.features.maps import FEATURES
+from privsgp.foreign import read_bytes
 from privsgp.graph import GRAPHS
 from privsgp.models.networks import MODELS
 from privsgp.options import Count, NotNegative, Options, Positive, Probability, option
@@ -44,6 +46,9 @@ if TYPE_CHECKING:
 
     from pydantic_core import ErrorDetails
 
+
+_LONGEST, _DOTS = 2**20, 64  # bytes of a run.toml, and dots in one line of it
+_NUMBER = re.compile(r"(?<![\w.])[+-]?\d[\d_]*\.\d[\d_]*(?:[eE][+-]?\d+)?(?![\w.])")
 PLANNED = ("privsgp", "privsgp-vr", "privsgp-sag")  # what the planner rehearses and chooses from
 AUTO = ("name", "steps", "step_size", "batch", "weights")  # of [algorithm]: what can be left to it
 
@@ -73,6 +78,17 @@ class Data(Options):
     partition: str = option("even", "how a data set is divided among the nodes")
     sizes: list[int] | None = option(None, "J_i: how many samples each node gets; left out: all of them, evenly")
     path: str | None = option(None, 'each node its own file: "site-{node}.npz"')
+    classes: Count | None = option(
+        None, "how many classes labels in files of one's own have; left out: the file says it, or public test labels"
+    )
+    test: Literal["public", "private"] | None = option(
+        None, "who may see metrics on test data; left out: everybody of built-in data and in simulations, else the site"
+    )
+
+    @property
+    def published(self) -> bool:
+        """Whether this is a data set that anybody can have, its test set too."""
+        return self.path is None and self.name in BUILT_IN
 
     @model_validator(mode="after")
     def _sizes_fit(self) -> Self:
@@ -348,6 +364,26 @@ class Config(Options):
                 )
         return self
 
+    @model_validator(mode="after")
+    def _labels_move_no_record(self) -> Self:
+        if self.seed is None and self.data.path is None and self.data.partition != "even":
+            raise Refused(
+                f"data.partition = {self.data.partition!r} without a seed",
+                "take 'even', or a file for each site (data.path): where labels decide who holds which records, the "
+                "public sizes J_i tell of labels; or give a seed: a simulation",
+            )
+        return self
+
+    @property
+    def test_is_public(self) -> bool:
+        """Whether metrics on test data may be told to peers and stand in what a run leaves for others.
+
+        As `data.test` says; else in simulations, and where the test set is a published one.
+        """
+        if self.data.test is not None and self.seed is None:
+            return self.data.test == "public"
+        return self.seed is not None or self.data.published
+
     @property
     def trust(self) -> Trust:
         """What an adversary sees: as the configuration says, else the algorithm's own."""
@@ -375,6 +411,9 @@ class Config(Options):
         values = self.model_dump(mode="json")
         del values["name"]
         del values["data"]["path"]
+        del values["data"]["test"]  # each site's own choice
+        if self.data.classes is None:  # a key that came later: what was shared before is shared still
+            del values["data"]["classes"]
         del values["plan"]
         values["algorithm"].pop("table_place", None)
         values["engine"] = {"dtype": self.engine.dtype}
@@ -454,24 +493,37 @@ def _positive(sigma: float | list[float]) -> bool:
 def read(path: Path, changes: Sequence[str] = ()) -> Config:
     """Read run.toml and apply `--set KEY=VALUE` changes (VALUE is TOML, else a string; nothing takes the key out)."""
     try:
-        values = tomllib.loads(path.read_text())
+        text = read_bytes(path, _LONGEST).decode()
+        _refuse_endless_keys(path, text)
+        values = tomllib.loads(text)
     except OSError as error:
         raise Refused(f"cannot read the config {path}: {error.strerror}", "name a run.toml that is there") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except Refused:
+        raise
+    except (ValueError, RecursionError) as error:  # bytes or digits that are none, brackets without an end
         raise Refused(f"{path} is not TOML: {error}", "see run.toml in the README") from error
     return parse(values, changes)
 
 
+def _refuse_endless_keys(path: Path, text: str) -> None:
+    """Refuse keys of many parts, which take tomllib a time that grows with their square; numbers have dots too."""
+    for number, line in enumerate(text.splitlines(), 1):
+        if line.count(".") > _DOTS and _NUMBER.sub("", line).count(".") > _DOTS:
+            raise Refused(f"{path}, line {number}: more than {_DOTS} dots", "see run.toml in the README")
+
+
 def parse(values: dict[str, Any], changes: Sequence[str] = ()) -> Config:
     """Turn plain values into a checked configuration, after `--set KEY=VALUE` changes."""
-    values = copy.deepcopy(values) if changes else values
-    for change in changes:
-        _apply(values, change)
-    kind = _config_for(values)
     try:
+        values = copy.deepcopy(values) if changes else values
+        for change in changes:
+            _apply(values, change)
+        kind = _config_for(values)
         return kind.model_validate(values)
     except ValidationError as error:
         raise _refusal(error, kind, values) from error
+    except RecursionError as error:
+        raise Refused("a value without an end: brackets in brackets", "see run.toml in the README") from error
 
 
 def differences(old: Config, new: Config) -> list[str]:
@@ -490,7 +542,7 @@ def _apply(values: dict[str, Any], change: str) -> None:
         raise Refused(f"--set {change}", "write --set KEY=VALUE, for example --set algorithm.batch=32")
     try:
         value = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+    except ValueError:
         value = text
     for section in sections:
         values = values.setdefault(section, {})

@@ -13,6 +13,7 @@ from torch import nn
 
 from privsgp import data, features, models
 from privsgp.algorithms import ALGORITHMS
+from privsgp.engine import told
 from privsgp.engine.spec import chosen_device, public_seed
 from privsgp.errors import Refused
 from privsgp.features.encoding import encoded, make_encoder
@@ -107,7 +108,7 @@ def load_problem(config: Config, data_dir: Path | None = None) -> Problem:
     )
     if world.alone or config.data.path is None:
         return problem
-    sizes = [J for own in world.exchange([len(rows) for rows in problem.parts]) for J in own]
+    sizes = world.of_nodes([len(rows) for rows in problem.parts], told.whole(1), config.data.nodes)
     return dataclasses.replace(problem, sizes=sizes)
 
 
@@ -115,10 +116,11 @@ def _read(config: Config, data_dir: Path | None, block: range) -> Problem:
     """Read the files of the nodes in `block`, or a data set that is divided among all nodes."""
     task = models.task(config.model.loss)
     if config.data.path is not None:
-        dataset, parts = data.load_sites(config.data.path, block, task=task)
+        dataset, parts = data.load_sites(config.data.path, block, task=task, classes=config.data.classes)
     else:
-        dataset = data.load(config.data.name, data_dir=data_dir, task=task)
+        dataset = data.load(config.data.name, data_dir=data_dir, task=task, classes=config.data.classes)
         parts = split(config, dataset)
+    refuse_counted(config, dataset)
     outputs = models.outputs(config.model.loss, classes=dataset.classes, target_shape=dataset.y.shape[1:])
     seed = public_seed(config.seed, config.shared_hash(), "x0")
     encoder, shape = make_encoder(config, dataset.x.shape[1:])
@@ -142,6 +144,18 @@ def _read(config: Config, data_dir: Path | None, block: range) -> Problem:
         encoder=encoder,
         views=views,
     )
+
+
+def refuse_counted(config: Config, dataset: data.Dataset) -> None:
+    """Refuse, without a seed, a number of classes that was counted in records: it shapes the model, which all see."""
+    public = ("", "y_test") if config.test_is_public else ("",)
+    if config.seed is None and dataset.counted not in public:
+        or_else = ", or say data.test = 'public' if the test labels are" if dataset.counted == "y_test" else ""
+        raise Refused(
+            f"{dataset.name}: no data.classes, and without a seed they are not counted in {dataset.counted}",
+            "give the number of classes as data.classes, from Python as classes=…, or store it in the file as "
+            f"`classes`{or_else}",
+        )
 
 
 def brought_home(config: Config, problem: Problem) -> Problem:
@@ -196,11 +210,11 @@ def pooled(config: Config, problem: Problem) -> tuple[Config, Problem]:
 
 
 def notes(config: Config, problem: Problem) -> list[str]:
-    """Say what a careful colleague would say before the run; of several processes the first says it."""
+    """Say what a careful colleague would say before the run; of several processes the first says what holds for all."""
+    said = test_notes(config, problem)
     if join().rank:
-        return []
+        return said
     config, problem = pooled(config, problem)
-    said = []
     samples = problem.samples
     deltas = per_node(config.privacy.delta, len(samples))
     large = [i for i, J in enumerate(samples) if config.private and deltas[i] * J >= 1]
@@ -216,6 +230,16 @@ def notes(config: Config, problem: Problem) -> list[str]:
     if ALGORITHMS[config.algorithm.name].network in ("server", "alone"):
         said.append(f"{config.algorithm.name} sends nothing from node to node: [graph] is ignored")
     return said
+
+
+def test_notes(config: Config, problem: Problem) -> list[str]:
+    """Say who gets to see metrics on test data of one's own; every process says it of its own."""
+    if config.seed is not None or problem.dataset.x_test is None or (config.data.published and not config.data.test):
+        return []
+    if config.test_is_public:
+        return ["data.test = 'public': peers, summary and report get to see metrics on test data; no ε covers them"]
+    kept = "data.test = 'private': metrics on test data stay in private/metrics.jsonl, and no ε covers them"
+    return [f"{kept}; if anybody may see them, say data.test = 'public'"]
 
 
 def refuse_other_configurations(config: Config, world: World) -> None:

@@ -7,6 +7,7 @@ import copy
 import dataclasses
 import hashlib
 import json
+import logging
 import math
 import platform
 import resource
@@ -23,17 +24,21 @@ from torch import nn
 from privsgp import __version__, features
 from privsgp.accounting import ledger
 from privsgp.algorithms import ALGORITHMS
+from privsgp.engine import told, witness
 from privsgp.engine.evaluate import present
 from privsgp.engine.folder import Folder, read_metrics, write, write_json, write_tensors
+from privsgp.engine.kept import Summary
+from privsgp.engine.spec import Job
 from privsgp.engine.stops import Interrupted
 from privsgp.engine.trainer import Outcome, Training
 from privsgp.errors import Refused
+from privsgp.foreign import read_json
 from privsgp.gradients import Layout
 from privsgp.runs import config as configs
 from privsgp.runs.budgets import settings
 from privsgp.runs.build import prepare, refuse_faults
 from privsgp.runs.problem import Problem, layout, pooled, refuse_other_configurations
-from privsgp.transport.rendezvous import World, join, refuse_differences, restarted
+from privsgp.transport.rendezvous import World, blocks, join, refuse_differences, restarted
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -44,8 +49,28 @@ if TYPE_CHECKING:
     from privsgp.runs.config import Config
     from privsgp.transport.faults import Faults
 
+_LOG = logging.getLogger(__name__)
+_MOST_NAMED = 5
 SUMMARY_VERSION = 1
+PUBLIC_TEST = "public: metrics on it are not covered by the guarantee"
+PRIVATE_TEST = "private: metrics on it are in private/ alone, and not covered by the guarantee"
 MODEL_VERSION = 1
+_RUN = told.text("[0-9a-f]{32}", "the number of a run")
+_PLACE = told.text("[0-9a-f]{64}", "the SHA-256 of a place")
+_NUMBER = told.perhaps(told.real(-math.inf))
+# What the first process alone can see of a run, and tells the others when it has ended.
+_MEASURED = (
+    "test_accuracy", "mean_node_accuracy", "worst_node_accuracy", "test_loss", "train_loss", "consensus_error",
+    "virtual_seconds", "seconds", "steps_per_second",
+)  # fmt: skip
+_SEEN = dict.fromkeys(_MEASURED, _NUMBER) | {
+    "peak_memory_bytes": told.perhaps(told.whole()),
+    "finished": told.text(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", "a time"),
+}
+# What a process checks in a summary that another one wrote for it.
+_PROMISED = (
+    "simulation", "relation", "accountant", "epsilon_spent", "epsilon_budget", "delta", "sigma", "samples", "releases",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -65,6 +90,7 @@ def run(
     out: Path,
     *,
     resume: bool = False,
+    moved: bool = False,
     ledgers: Path | None = None,
     watch: Watcher | None = None,
     plan: dict[str, Any] | None = None,
@@ -72,6 +98,7 @@ def run(
 ) -> Result:
     """Train, and leave a complete run folder behind. On a finished run `resume` changes nothing.
 
+    `moved` says that the run's folder was taken to another disk or machine, and that no copy of it goes on elsewhere.
     `ledgers` is the ledger folder of an earlier run on the same data: its budget is what this run may go on spending.
     `plan` is kept as plan.json: what `planning.settle` put in the place of "auto", and why. `faults` are of a simulated
     network. Started by torchrun, this is one process's share of the run; after a restart it resumes by itself.
@@ -84,29 +111,33 @@ def run(
         _refuse_other_model(problem, world)
         folder = Folder(out, "" if problem.block is None else f"-{problem.block.start}-{problem.block.stop - 1}")
         around = _circumstances(config, world, faults)
-        done = world.everywhere(lambda: _finished(folder, config, around, resume=resume or restarted()))
-        if all(world.exchange(done)):
+        done = world.everywhere(lambda: _finished(folder, config, around, resume=resume, moved=moved))
+        if all(world.exchange(done, told.FLAG)):
             return load_result(folder, problem.model)
         ran = pooled(config, problem)[0]
         earlier = world.everywhere(lambda: earlier_runs(folder, ledgers, ran, problem.block))
+        if ran.private and ran.seed is None:
+            world.everywhere(lambda: _warn(folder, ran, earlier))
         job = prepare(config, problem, earlier, world, faults)
         training = Training(job, folder, watch, world)
         world.everywhere(lambda: locks.enter_context(folder.locked()))
-        number = world.exchange(folder.run or uuid.uuid4().hex)[0]
-        if first := _first_here(folder, world):
+        number = world.exchange(folder.run or uuid.uuid4().hex, _RUN)[0]
+        world.run = number
+        beside = _beside(folder, world)
+        if beside[0] == world.rank:
             folder.prepare()
             folder.identify(versions(), ledgers, number, around)
             write(folder.config, config.toml())
             if plan is not None:
                 write_json(folder.plan, plan)
-        world.exchange(None)  # the folder is ready
+        world.exchange(None, told.NOTHING)  # the folder is ready
         world.everywhere(lambda: _refuse_other_run(folder, number))
         try:
             outcome = training.run()
         except Interrupted as stopped:
             stopped.kept = folder.checkpoint.exists() or folder.checkpoint_before.exists()
             raise
-        return _finish(job, folder, outcome, world, first=first)
+        return _finish(job, folder, outcome, world, beside)
 
 
 def _circumstances(config: Config, world: World, faults: Faults | None) -> dict[str, Any]:
@@ -130,12 +161,12 @@ def _circumstances(config: Config, world: World, faults: Faults | None) -> dict[
     return told
 
 
-def _first_here(folder: Folder, world: World) -> bool:
-    """Tell whether this is the first of the processes that share this folder: it writes what they have in common."""
+def _beside(folder: Folder, world: World) -> list[int]:
+    """Return the processes that say they share this folder: the first of them writes what they have in common."""
     machine = Path("/proc/sys/kernel/random/boot_id")
     name = (machine.read_text() if machine.exists() else platform.node()) + str(folder.path.resolve())
-    places = world.exchange(hashlib.sha256(name.encode()).hexdigest())
-    return places.index(places[world.rank]) == world.rank
+    places = world.exchange(hashlib.sha256(name.encode()).hexdigest(), _PLACE)
+    return [rank for rank, place in enumerate(places) if place == places[world.rank]]
 
 
 def _refuse_other_model(problem: Problem, world: World) -> None:
@@ -171,10 +202,32 @@ def earlier_runs(folder: Folder, ledgers: Path | None, config: Config, block: ra
     if not where.is_dir():
         raise Refused(f"--ledger {where} is no folder", "name the ledger folder of a run: runs/<name>/ledger")
     here = range(nodes) if block is None else block
-    found = [ledger.read(where / f"node-{i}.jsonl") if i in here else [] for i in range(nodes)]
+    found = [_spent(where / f"node-{i}.jsonl", i, config) if i in here else [] for i in range(nodes)]
     for segment in (segment for segments in found for segment in segments):
         _refuse_other_terms(where, segment.header, config)
     return [[segment for segment in segments if segment.header.run != folder.run] for segments in found]
+
+
+def _spent(path: Path, node: int, config: Config) -> list[Segment]:
+    """Return the runs in a ledger that is to be continued; refuse one that was put back to an older state."""
+    header = ledger.first(path)
+    if header is None:
+        raise Refused(f"{path} has not a single complete line", "restore it, or leave --ledger out to begin anew")
+    return ledger.read(path, witness.outside(header.run).get(node, []) if config.seed is None else [])
+
+
+def _warn(folder: Folder, config: Config, earlier: list[list[Segment]]) -> None:
+    """Say what a private run does not count: other private runs on records that lie on the nodes alike."""
+    counted = {segments[0].header.run for segments in earlier if segments} | {folder.run}
+    others = [one for one in witness.elsewhere(folder.path, layout(config)) if one.origin not in counted]
+    for one in others[:_MOST_NAMED]:
+        budget = "" if one.epsilon is None else f" under ε = {one.epsilon:g}"
+        _LOG.warning("%s has spent %d releases of node %d%s", one.folder, one.charged, one.node, budget)
+    if others:
+        told = "private run(s) on records laid out like these are not counted here: what they and this run spend"
+        _LOG.warning("%d %s add up; --ledger <run>/ledger goes on with the budget of one", len(others), told)
+    if (lost := witness.unusable()) is not None:
+        _LOG.warning("%s", lost)
 
 
 def _refuse_other_terms(where: Path, before: Header, config: Config) -> None:
@@ -214,10 +267,20 @@ def versions() -> dict[str, str]:
     return {"privsgp": __version__, "python": platform.python_version(), "torch": torch.__version__}
 
 
-def refuse_used(out: Path, *, resume: bool) -> None:
-    """Refuse a folder that holds a run already; to be asked before anything is computed."""
-    if Folder(out).config.exists() and not resume and not restarted():
+def refuse_used(out: Path, *, resume: bool, secret: bool = False) -> None:
+    """Refuse a folder that holds a run already, and to resume a secret run where there is none.
+
+    To be asked before anything is computed. A process that torchrun starts again goes on by itself, or begins where
+    there is no folder yet: before there is one, nothing was spent.
+    """
+    there = Folder(out).config.exists()
+    if there and not resume and not restarted():
         raise Refused(f"{out} already holds a run", "add --resume to continue it, or choose another --out")
+    if secret and resume and not there:
+        raise Refused(
+            f"--resume with --out {out}: there is no run to resume, and a new one would spend its budget anew",
+            "name the run's folder in --out; to begin a run, start it without --resume",
+        )
 
 
 def standing(out: Path) -> str:
@@ -229,10 +292,10 @@ def standing(out: Path) -> str:
     return f"the run in {out} goes on"
 
 
-def _finished(folder: Folder, config: Config, around: dict[str, Any], *, resume: bool) -> bool:
-    """Tell whether the run is finished; refuse a folder that belongs to another one."""
+def _finished(folder: Folder, config: Config, around: dict[str, Any], *, resume: bool, moved: bool) -> bool:
+    """Tell whether the run is finished; refuse a folder that belongs to another one, and a copy of one."""
     folder.refuse_unless_writable()
-    refuse_used(folder.path, resume=resume)
+    refuse_used(folder.path, resume=resume, secret=config.private and config.seed is None)
     if not folder.config.exists():
         return False
     changed = configs.differences(configs.read(folder.config), config)
@@ -244,24 +307,52 @@ def _finished(folder: Folder, config: Config, around: dict[str, Any], *, resume:
     before = folder.identity.get("circumstances") or around
     if changed := [f"{key}: {before.get(key)} → {around[key]}" for key in around if before.get(key) != around[key]]:
         raise Refused(f"--resume with other {'; '.join(changed)}", "resume as the run was started")
-    return folder.summary.exists()
+    if folder.summary.exists():
+        return True
+    if config.seed is None:
+        witness.refuse_copy(folder, moved=moved)
+    return False
 
 
-def _finish(job: Job, folder: Folder, outcome: Outcome, world: World, *, first: bool) -> Result:
-    """Write the nodes' models, the average model where it is known, and a summary in each of the run's folders."""
+def _finish(job: Job, folder: Folder, outcome: Outcome, world: World, beside: list[int]) -> Result:
+    """Write the nodes' models, the average model where it is known, and a summary in each of the run's folders.
+
+    Guarantee: what a summary says of a folder's own nodes is what their processes counted by their own ledgers.
+    """
     layout = Layout.of(job.learning.model)
     if outcome.average is not None:
         _save_model(folder.model, layout, outcome.average)
     for i, z, stayed in zip(job.here, outcome.state.z, present(outcome.state), strict=True):
         if stayed:
             _save_model(folder.node(i), layout, z)
-    own = [job.protection.epsilon(i, outcome.releases[i]) for i in job.here] if job.algorithm.private else []
-    spent = [_finite(epsilon) for theirs in world.exchange(own) for epsilon in theirs]
-    summary = world.exchange(_summary(job, outcome, spent) if world.rank == 0 else {})[0]
-    if first:
+    own = [_finite(job.protection.epsilon(i, outcome.releases[i])) if job.algorithm.private else None for i in job.here]
+    spent = world.of_nodes(own, told.perhaps(told.real()), job.nodes)
+    forms = [told.keys(_SEEN)] + [told.NOTHING] * (world.size - 1)
+    seen = world.exchange_each(_seen(job, outcome) if world.rank == 0 else None, forms)[0]
+    summary = _summary(job, outcome, spent, seen or {}, _elsewhere(job, world, beside))
+    if beside[0] == world.rank:
         write_json(folder.summary, summary)
-    world.exchange(None)
+    world.exchange(None, told.NOTHING)
+    world.everywhere(lambda: _refuse_other_summary(folder, summary))
     return load_result(folder, job.learning.model)
+
+
+def _elsewhere(job: Job, world: World, beside: list[int]) -> list[int]:
+    """Return the nodes whose ledgers lie in other folders: of them a summary says what their processes told."""
+    own = [block for rank, block in enumerate(blocks(job.nodes, world.size)) if rank in beside]
+    return [i for i in range(job.nodes) if not any(i in block for block in own)]
+
+
+def _refuse_other_summary(folder: Folder, expected: dict[str, Any]) -> None:
+    """Refuse a summary, written by another process of the same folder, that is not what this one would have written."""
+    written = json.loads(folder.summary.read_text()) if folder.summary.exists() else {}
+    differ = [key for key in _PROMISED if written.get(key) != expected[key]]
+    if differ:
+        raise Refused(
+            f"{folder.summary} says {differ[0]} = {told.shown(written.get(differ[0]))}, and this process counted "
+            f"{told.shown(expected[differ[0]])}",
+            "believe the ledgers (privsgp ledger), and ask who wrote the summary",
+        )
 
 
 def _save_model(path: Path, layout: Layout, x: Tensor) -> None:
@@ -270,8 +361,19 @@ def _save_model(path: Path, layout: Layout, x: Tensor) -> None:
     write_tensors(path, tensors, {"privsgp": f"model {MODEL_VERSION}"})
 
 
-def _summary(job: Job, outcome: Outcome, spent: list[float | None]) -> dict[str, Any]:
-    last, p, private = outcome.metrics[-1], job.protection, job.algorithm.private
+def _seen(job: Job, outcome: Outcome) -> dict[str, Any]:
+    """Return what is known where all nodes' models were brought together, and when that was."""
+    last, finished = outcome.metrics[-1], time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    measured: dict[str, Any] = {key: last.get(key) for key in _MEASURED} | _effort(job, outcome)
+    numbers = {key: None if measured[key] is None else float(measured[key]) for key in _MEASURED}
+    return measured | numbers | {"finished": finished}
+
+
+def _summary(
+    job: Job, outcome: Outcome, spent: list[float | None], seen: dict[str, Any], reported: list[int]
+) -> dict[str, Any]:
+    """Return what came out: `seen` by the first process, of the nodes `reported` by others what they told."""
+    p, private = job.protection, job.algorithm.private
     return {
         "version": SUMMARY_VERSION,
         "name": job.name,
@@ -286,12 +388,12 @@ def _summary(job: Job, outcome: Outcome, spent: list[float | None]) -> dict[str,
         "model": job.release.words,
         "weights": None if job.weights is None else list(job.weights),
         "dim": outcome.state.x.shape[1],
-        "test_accuracy": last.get("test_accuracy"),
-        "mean_node_accuracy": last.get("mean_node_accuracy"),
-        "worst_node_accuracy": last.get("worst_node_accuracy"),
-        "test_loss": last.get("test_loss"),
-        "train_loss": last.get("train_loss"),
-        "consensus_error": last["consensus_error"],
+        "test_accuracy": seen["test_accuracy"],
+        "mean_node_accuracy": seen["mean_node_accuracy"],
+        "worst_node_accuracy": seen["worst_node_accuracy"],
+        "test_loss": seen["test_loss"],
+        "train_loss": seen["train_loss"],
+        "consensus_error": seen["consensus_error"],
         "epsilon_spent": spent if private else None,
         "epsilon_budget": list(p.budgets) if private and p.budgets[0] is not None else None,
         "epsilon_nominal": list(p.budgets) if job.algorithm.private and p.accountant == "published" else None,
@@ -299,14 +401,18 @@ def _summary(job: Job, outcome: Outcome, spent: list[float | None]) -> dict[str,
         "sigma": [m.sigma for m in p.mechanisms],
         "samples": [m.samples for m in p.mechanisms],
         "releases": outcome.releases,
+        "reported": reported,
         "relation": p.relation,
         "accountant": p.accountant,
-        "test_data": "assumed public: metrics on it are not covered by the guarantee",
-        "virtual_seconds": last["virtual_seconds"],
+        "test_data": PUBLIC_TEST if job.share_metrics else PRIVATE_TEST,
+        "virtual_seconds": seen["virtual_seconds"],
         "bytes_sent": outcome.bytes_sent,
         "faults": outcome.faults,
-        "finished": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-    } | _effort(job, outcome)
+        "finished": seen["finished"],
+        "seconds": seen["seconds"],
+        "steps_per_second": seen["steps_per_second"],
+        "peak_memory_bytes": seen["peak_memory_bytes"],
+    }
 
 
 def _ended(job: Job, outcome: Outcome) -> str | None:
@@ -337,7 +443,7 @@ def _finite(value: float) -> float | None:
 
 def load_result(folder: Folder, model: nn.Module) -> Result:
     """Read a finished run back; where the average model is on another machine, `model` is the first node's here."""
-    summary = json.loads(folder.summary.read_text())
+    summary = read_json(folder.summary, Summary)
     trained = copy.deepcopy(model)
     layout = Layout.of(model)
     here = [folder.node(i) for i in range(summary["nodes"]) if folder.node(i).exists()]

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import json
 import multiprocessing
 import os
 import shutil
@@ -21,8 +20,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from privsgp.engine.folder import Folder, read_metrics, write_json
+from privsgp.engine.kept import Summary
 from privsgp.engine.stops import Diverged, Interrupted
 from privsgp.errors import Refused
+from privsgp.foreign import read_json
 from privsgp.runs import config as configs
 from privsgp.runs import problem as problems
 from privsgp.runs import train as training
@@ -214,4 +215,4 @@ def _read(task: Task) -> Run:
     folder = Folder(task.folder)
     if not folder.summary.exists():
         return Run(task.config, None, [])
-    return Run(task.config, json.loads(folder.summary.read_text()), read_metrics(folder.metrics))
+    return Run(task.config, read_json(folder.summary, Summary), read_metrics(folder.metrics))

@@ -66,10 +66,10 @@ def tune(config: Config, public: str, data_dir: Path | None = None, *, most: int
     """Search on `public` data: "synthetic", the name of a data set, or an .npz file; at most `most` trials.
 
     Guarantee: nothing here depends on the nodes' samples.
-    Assumes: the sizes J_i, the model at x⁰ and the scale of the test inputs are public, and so is what is called so.
+    Assumes: the sizes J_i and the model at x⁰ are public, and so is what is called so.
     """
     refuse_below_one(trials=most)
-    source = planning.source_of(config, public)
+    source = planning.source_of(config, public, data_dir)
     if source.kind == "private":
         raise Refused(
             f"--public {public} is the nodes' own data",
@@ -79,7 +79,7 @@ def tune(config: Config, public: str, data_dir: Path | None = None, *, most: int
         what = f"algorithm.{config.algorithm.auto[0]} = 'auto'" if config.algorithm.auto else "no privacy.epsilon"
         raise Refused(f"tune with {what}", "give a budget, and numbers to start the search from")
     problem = problems.load_problem(config, data_dir)
-    samples = planning.samples_of(source, problem, data_dir)
+    samples = planning.samples_of(config, source, problem, data_dir)
     stage = Stage(problem.model, problem.loss, problem.correct, samples)
     rehearse = Rehearse(config, planning.network_of(config, problem), stage)
     best = search(rehearse, start(config), most)

@@ -3,6 +3,10 @@
 A process started by torchrun finds the others through a key-value store. What goes through it is public and small:
 the shared configuration, sizes, step numbers, noise levels, test metrics, and who is gone. Parameters never do; they
 travel as messages (distributed.py). A process that was started alone is a world of one, for which nothing here happens.
+
+Anyone may write anything there, so a process uses its own values as they are and never as they come back, and those of
+others only where they have the form that was asked for (privacy.md, "Peers are adversaries"). Nobody is waited for
+without a deadline: the store is asked by a thread of its own, for it may stand still with the process that holds it.
 """
 
 from __future__ import annotations
@@ -13,31 +17,40 @@ import functools
 import itertools
 import json
 import os
+import queue
 import threading
 import time
+from concurrent.futures import Future
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
 from privsgp import __version__
+from privsgp.engine import told
 from privsgp.engine.stops import Interrupted
 from privsgp.errors import Refused
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from torch.distributed.distributed_c10d import Store
+
+    from privsgp.engine.told import Form
 
 T = TypeVar("T")
 
 PATIENCE = 120.0  # seconds to wait for a process that lives; PRIVSGP_PATIENCE changes it
-SILENCE = 5.0  # seconds without a sign of life after which a process counts as gone
 REFUSED = "refused"
+_QUIET = 0.25  # of the patience: without a sign of life for so long a process counts as gone
+_LAST_WORD = 3.0  # seconds that are left to tell the others why one leaves
 _BEAT = 0.5
 _PAUSE = 0.002
+_MOST_WORDS = 8  # differences that are named
+_SAID = told.text(f"|{REFUSED}", "a yes, or a refusal")
 
 
 class PeerLost(Interrupted):
@@ -57,12 +70,43 @@ def blocks(nodes: int, processes: int) -> list[range]:
     return [range(a, b) for a, b in itertools.pairwise(ends)]
 
 
+class _Line:
+    """A thread that asks the meeting place, so that nobody waits for an answer longer than he will."""
+
+    def __init__(self) -> None:
+        self._calls: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]]] = queue.SimpleQueue()
+        self._dead = False
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def __call__(self, call: Callable[[], T], seconds: float) -> T:
+        """Return what the call returns, within so many seconds; after one that took longer none is answered."""
+        if self._dead:
+            raise TimeoutError
+        answer: Future[T] = Future()
+        self._calls.put((call, answer))
+        try:
+            return answer.result(seconds)
+        except TimeoutError:
+            self._dead = True
+            raise
+
+    def _serve(self) -> None:
+        while True:
+            call, answer = self._calls.get()
+            try:
+                answer.set_result(call())
+            except BaseException as error:  # noqa: BLE001 - whatever it is, it is for who asked
+                answer.set_exception(error)
+
+
 class World:
     """The processes of a run. Calls that exchange something are made by all of them, in the same order."""
 
     def __init__(self, rank: int = 0, size: int = 1, store: Store | None = None, patience: float = PATIENCE) -> None:
         self.rank, self.size, self.patience = rank, size, patience
+        self.silence = max(_QUIET * patience, min(patience, 4 * _BEAT))
         self.step = 0  # for messages: how far this process has come
+        self.run = ""  # its number, which messages carry
         self._store = store
         self._round = 0
         self._pulse: threading.Thread | None = None
@@ -80,20 +124,14 @@ class World:
             raise RuntimeError("a world of one has no meeting place")
         return self._store
 
-    def exchange(self, value: T) -> list[T]:
-        """Tell the others a small public value and return everybody's, in the order of ranks."""
-        if self.alone:
-            return [value]
-        self._round += 1
-        self._live()
-        with self._meeting():
-            self.store.set(f"{self._round}/{self.rank}", json.dumps(value))
-            keys = {rank: f"{self._round}/{rank}" for rank in range(self.size)}
-            self._wait(keys)
-            said = [json.loads(word) for word in self.store.multi_get(list(keys.values()))]
-            # Whoever posts in this round has read the one before.
-            self.store.delete_key(f"{self._round - 1}/{self.rank}")
-        return said
+    def exchange(self, value: T, form: Form) -> list[T]:
+        """Tell the others a small public value and return everybody's, in the order of ranks: one's own as it is."""
+        return self.exchange_each(value, [form] * self.size)
+
+    def of_nodes(self, own: Sequence[T], form: Form, nodes: int) -> list[T]:
+        """Tell the others a value of each of one's own nodes and return all nodes': one's own as they are."""
+        forms = [told.each(form, len(block)) for block in blocks(nodes, self.size)]
+        return [value for theirs in self.exchange_each(list(own), forms) for value in theirs]
 
     def everywhere(self, action: Callable[[], T]) -> T:
         """Do what may be refused; if one process refuses, none goes on. Why is said by that process alone."""
@@ -102,11 +140,19 @@ class World:
         try:
             result = action()
         except Refused:
-            self.exchange(REFUSED)
+            self.exchange(REFUSED, _SAID)
             raise
-        if REFUSED in (said := self.exchange("")):
+        if REFUSED in (said := self.exchange("", _SAID)):
             raise Refused(f"process {said.index(REFUSED)} was refused", "see its own message")
         return result
+
+    def connect(self, call: Callable[[], None]) -> None:
+        """Do what lets processes find each other through the meeting place; where it fails, somebody is missed."""
+        try:
+            _Line()(call, self.patience + _LAST_WORD)
+        except (RuntimeError, TimeoutError) as error:
+            how = f"the processes did not connect within {self.patience:g} s"
+            raise self.lost(0 if self.rank else 1, how) from error
 
     def lost(self, rank: int, how: str) -> PeerLost:
         """Return the reason to stop, told to all: the first that was noticed, for who notices it also leaves.
@@ -114,12 +160,20 @@ class World:
         A process that waits for a silent one may itself be taken for silent by a third.
         """
         try:
-            told, reason = json.loads(self.store.compare_set("alarm", "", json.dumps([rank, how])))
-            waited = told == self.rank != rank
-            rank, how = told, f"so it seems to others: {reason}; it waited for process {rank}" if waited else reason
-        except (RuntimeError, ValueError):
+            alarm = partial(self.store.compare_set, "alarm", "", json.dumps([rank, how]))
+            first, reason = self._alarm(self._ask(alarm, min(_LAST_WORD, self.patience)))
+            waited = first == self.rank != rank
+            rank, how = first, f"so it seems to others: {reason}; it waited for process {rank}" if waited else reason
+        except (RuntimeError, ValueError, TimeoutError):
             how += "; the meeting place is gone too"
         return PeerLost(rank, how, self.step)
+
+    def refuse(self, rank: int, what: str) -> NoReturn:
+        """Refuse what a process did, which no process of this release does, and tell the others whom to leave."""
+        self.lost(rank, "it does not keep to the protocol")
+        raise Refused(
+            f"process {rank} {what}", "nothing of it was used; ask its site which program runs there, and start again"
+        )
 
     @contextmanager
     def leaving(self) -> Iterator[None]:
@@ -131,15 +185,62 @@ class World:
                 self.lost(self.rank, f"it ended with {type(error).__name__}")
             raise
         if not self.alone:
-            self.store.set(f"bye/{self.rank}", "")
-            if self.rank == 0:
-                self._wait({rank: f"bye/{rank}" for rank in range(self.size)})
+            with self._meeting():
+                self._ask(partial(self.store.set, f"bye/{self.rank}", ""))
+                if self.rank == 0:
+                    self._wait({rank: f"bye/{rank}" for rank in range(self.size)})
+
+    def exchange_each(self, value: T, forms: Sequence[Form]) -> list[T]:
+        """Do `exchange` where not all have the same to say."""
+        if self.alone:
+            return [value]
+        self._round += 1
+        self._live()
+        word = json.dumps(value)
+        with self._meeting():
+            self._ask(partial(self.store.set, f"{self._round}/{self.rank}", word))
+            keys = {rank: f"{self._round}/{rank}" for rank in range(self.size)}
+            self._wait(keys)
+            said = self._ask(partial(self.store.multi_get, list(keys.values())))
+            # Whoever posts in this round has read the one before.
+            self._ask(partial(self.store.delete_key, f"{self._round - 1}/{self.rank}"))
+        if said[self.rank] != word.encode():
+            self.lost(self.rank, "what it said was changed in the meeting place")
+            raise Refused(
+                f"what this process ({self.rank}) said was changed in the meeting place",
+                "somebody there does not keep to the protocol: find out who can reach it, and start again",
+            )
+        return [value if rank == self.rank else self._read(rank, said[rank], forms[rank]) for rank in keys]
+
+    def _read(self, rank: int, word: bytes, form: Form) -> Any:  # noqa: ANN401 - what fits the form
+        """Return what a process said, or refuse it."""
+        try:
+            said = json.loads(word)
+        except (ValueError, RecursionError):
+            self.refuse(rank, f"says {told.shown(word[:80].decode(errors='replace'))}, which cannot be read")
+        if not form.fits(said):
+            self.refuse(rank, f"says {told.shown(said)}, where it was to say {form.words}")
+        return said
+
+    def _alarm(self, word: bytes) -> tuple[int, str]:
+        """Read who is said to be gone, and why; anybody may have written it."""
+        match json.loads(word):
+            case [int(rank), str(reason)] if 0 <= rank < self.size:
+                return rank, told.shown(reason)[1:-1]
+        raise ValueError("no alarm of this program's")
+
+    def _ask(self, call: Callable[[], T], seconds: float | None = None) -> T:
+        return self._line(call, self.patience if seconds is None else seconds)
+
+    @functools.cached_property
+    def _line(self) -> _Line:
+        return _Line()
 
     def _wait(self, keys: dict[int, str]) -> None:
         """Wait until all have said something, as long as they live and nobody is missed."""
         begun = looked = time.monotonic()
         alive: dict[int, tuple[int, float]] = {}
-        while not self.store.check(list(keys.values())):
+        while not self._ask(partial(self.store.check, list(keys.values()))):
             time.sleep(_PAUSE)
             now = time.monotonic()
             late = now - begun > self.patience
@@ -149,14 +250,15 @@ class World:
 
     def _look(self, keys: dict[int, str], alive: dict[int, tuple[int, float]], *, late: bool) -> None:
         """Find out who is missing; `alive` holds each one's last sign of life and when it came."""
-        for rank in [rank for rank, key in keys.items() if not self.store.check([key])]:
-            beats, now = self.store.add(f"beat/{rank}", 0), time.monotonic()
+        for rank in [rank for rank, key in keys.items() if not self._ask(partial(self.store.check, [key]))]:
+            beats, now = self._ask(partial(self.store.add, f"beat/{rank}", 0)), time.monotonic()
             if rank not in alive or beats != alive[rank][0]:
                 alive[rank] = beats, now
             if late:
                 raise self.lost(rank, f"silent for {self.patience:g} s")
-            if self.store.check(["alarm"]) or (beats and now - alive[rank][1] > SILENCE):
-                raise self.lost(rank, f"no sign of life for {SILENCE:g} s")
+            alarm = self._ask(partial(self.store.check, ["alarm"]))
+            if alarm or (beats and now - alive[rank][1] > self.silence):
+                raise self.lost(rank, f"no sign of life for {self.silence:g} s")
 
     def _live(self) -> None:
         """Give signs of life from now on."""
@@ -173,24 +275,43 @@ class World:
     def _die(self) -> None:
         self._ended.set()
         if self._pulse is not None:
-            self._pulse.join()
+            self._pulse.join(2 * _BEAT)  # it may wait for a meeting place that stands still
 
     @contextmanager
     def _meeting(self) -> Iterator[None]:
         try:
             yield
-        except RuntimeError as error:
-            raise PeerLost(0, f"the meeting place does not answer: {type(error).__name__}", self.step) from error
+        except (RuntimeError, TimeoutError) as error:
+            how = f"within {self.patience:g} s" if isinstance(error, TimeoutError) else type(error).__name__
+            raise PeerLost(0, f"the meeting place does not answer: {how}", self.step) from error
 
 
 @functools.cache
 def join() -> World:
     """Return the world this process was started in: by torchrun or anything that sets its variables, or alone."""
-    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+    if os.environ.get("WORLD_SIZE", "1") == "1":
         return World()
-    patience = float(os.environ.get("PRIVSGP_PATIENCE", PATIENCE))
-    store, rank, size = next(rendezvous("env://", timeout=timedelta(seconds=patience)))
+    patience = _patience()
+    try:
+        store, rank, size = next(rendezvous("env://", timeout=timedelta(seconds=patience)))
+    except (RuntimeError, ValueError) as error:
+        where = ":".join(os.environ.get(name, "") for name in ("MASTER_ADDR", "MASTER_PORT"))
+        raise Refused(
+            f"the processes do not meet at {where} within {patience:g} s: {str(error).splitlines()[0]}",
+            "start process 0 there and all others, with torchrun or with its variables (docs/cluster.md)",
+        ) from error
     return World(rank, size, PrefixStore(f"privsgp/{_restarts()}", store), patience)
+
+
+def _patience() -> float:
+    given = os.environ.get("PRIVSGP_PATIENCE", str(PATIENCE))
+    try:
+        patience = float(given)
+    except ValueError:
+        patience = 0.0
+    if not 0 < patience < 1e6:
+        raise Refused(f"PRIVSGP_PATIENCE = {given}", "give a number of seconds above 0")
+    return patience
 
 
 def restarted() -> bool:
@@ -213,16 +334,21 @@ def greet(world: World, shared: dict[str, Any]) -> None:
 def refuse_differences(world: World, mine: dict[str, Any]) -> None:
     """Refuse where another process says otherwise, and name what differs, with both values."""
     mine = json.loads(json.dumps(mine))
-    said = world.exchange(mine)
-    world.exchange(None)  # nobody leaves before all have heard
+    said = world.exchange(mine, told.WORDS)
+    world.exchange(None, told.NOTHING)  # nobody leaves before all have heard
     for rank, theirs in enumerate(said):
         differ = [key for key in mine | theirs if mine.get(key) != theirs.get(key)]
         if differ:
-            words = "; ".join(f"{key}: {mine.get(key)} here, {theirs.get(key)} there" for key in differ)
+            each = [f"{_word(key)}: {_word(mine.get(key))} here, {_word(theirs.get(key))} there" for key in differ]
             raise Refused(
-                f"process {rank} does not fit this one (process {world.rank}): {words}",
+                f"process {rank} does not fit this one (process {world.rank}): {'; '.join(each[:_MOST_WORDS])}",
                 "start all processes with the same release and the same shared configuration",
             )
+
+
+def _word(value: object) -> str:
+    """Return a value as a sentence has it; what a peer says may hold anything."""
+    return told.shown(value).strip('"')
 
 
 def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:

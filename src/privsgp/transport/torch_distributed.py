@@ -1,15 +1,19 @@
 """Push-sum mixing of a block of nodes with neighbours in other processes, over torch.distributed.
 
 A process sends one message to each process that holds out-neighbours of its nodes, and nothing to any other. It holds
-one row for each edge between the two, the sender's share already applied, and the weight w beside it. The receiver adds
-rows in the order of the senders' numbers, one after the other, as the in-process mixing does: every layout of nodes
-over processes gives the same bits. Blocks are contiguous, so that order is: lower processes, own nodes, higher ones.
+one row for each edge between the two, the sender's share already applied, and the weight w beside it. At its end stand
+the run, the step, the sender, the length and a check value. A peer may send less, more or anything else: nothing of a
+message is added before its end is right and its numbers can be a model's. The receiver adds rows in the order of the
+senders' numbers, one after the other, as the in-process mixing does: every layout of nodes over processes gives the
+same bits. Blocks are contiguous, so that order is: lower processes, own nodes, higher ones.
 """
 
 from __future__ import annotations
 
+import hashlib
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -18,15 +22,20 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.distributed_c10d import PrefixStore
 
+from privsgp.engine.stops import refuse_wild, wild
+from privsgp.engine.terminating import ending_with_words
 from privsgp.transport.rendezvous import blocks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
     from privsgp.graph import Edges, Graph
     from privsgp.transport.rendezvous import World
+
+
+_END = 5  # words of 8 bytes at the end of a message: run, step, sender, length, check value
 
 
 class _Parcel(NamedTuple):
@@ -41,7 +50,7 @@ class _Arrival(NamedTuple):
     """What comes from one process (or from our own nodes), as rounds in which no target occurs twice."""
 
     rank: int
-    rows: int
+    nodes: Sequence[int]  # who sends each row
     rounds: list[tuple[Tensor, Tensor]]  # (targets among our rows, rows of the message)
 
 
@@ -70,6 +79,7 @@ class Across:
         """Return this block's rows of (P^k x, P^k w)."""
         self.world.step = k
         plan = self._at(k)
+        self._refuse_wild(self.world.rank, self.blocks[self.world.rank], x)
         self.settle()
         arriving = self._post(plan, x, w)
         self.meanwhile(k)
@@ -80,7 +90,7 @@ class Across:
             else:
                 work, message = arriving[arrival.rank]
                 self._wait(arrival.rank, work)
-                rows, shares = self._opened(message, arrival.rows)
+                rows, shares = self._checked(message, arrival.rank, arrival.nodes)
             for target, row in arrival.rounds:
                 every = len(row) == len(rows)
                 mixed.index_add_(0, target, rows if every else rows[row])
@@ -109,7 +119,7 @@ class Across:
             message = self._room(len(block))
             with self._watching(rank):
                 dist.recv(message, rank)
-            parts.append(self._opened(message, len(block)))
+            parts.append(self._checked(message, rank, block))
         return torch.cat([part for part, _ in parts]), torch.cat([weight for _, weight in parts])
 
     def _whole(self, x: Tensor) -> _Parcel:
@@ -119,7 +129,7 @@ class Across:
         """Start all of a step's sends and receives at once."""
         sends = [(p.rank, self._packed(self._kept("to", p.rank, len(p.source)), p, x, w)) for p in plan.parcels]
         others = [a for a in plan.arrivals if a.rank != self.world.rank]
-        receives = [(a.rank, self._kept("from", a.rank, a.rows)) for a in others]
+        receives = [(a.rank, self._emptied(self._kept("from", a.rank, len(a.nodes)))) for a in others]
         operations = [dist.P2POp(dist.irecv, message, rank) for rank, message in receives]
         operations += [dist.P2POp(dist.isend, message, rank) for rank, message in sends]
         if not operations:
@@ -145,8 +155,12 @@ class Across:
             raise self.world.lost(rank, how) from error
 
     def _room(self, rows: int) -> Tensor:
-        """Return memory for a message: the rows' weights (float64), then the rows."""
-        return torch.empty(rows * (8 + self.dim * self.dtype.itemsize), dtype=torch.uint8, device=self.device)
+        """Return memory for a message: the rows' weights (float64), the rows, and its end, in whole words of 8 bytes.
+
+        It is zero: what a sender leaves out must never be what lay in this process's memory before.
+        """
+        words = rows + -(-rows * self.dim * self.dtype.itemsize // 8) + _END
+        return torch.zeros(8 * words, dtype=torch.uint8, device=self.device)
 
     def _kept(self, way: str, rank: int, rows: int) -> Tensor:
         """Return memory for the messages of one size from or to one process; it is allocated once."""
@@ -155,15 +169,54 @@ class Across:
             self._rooms[key] = self._room(rows)
         return self._rooms[key]
 
+    def _emptied(self, message: Tensor) -> Tensor:
+        """Wipe the end of the message before: of one that is too short, it would still be right."""
+        message[-8 * _END :].zero_()
+        return message
+
     def _packed(self, message: Tensor, parcel: _Parcel, x: Tensor, w: Tensor) -> Tensor:
-        """Write a parcel's rows and weights into a message, shares applied."""
+        """Write a parcel's rows and weights into a message, shares applied, and its end."""
         rows, weights = self._opened(message, len(parcel.source))
         torch.index_select(x, 0, parcel.source, out=rows).mul_(parcel.share)
         torch.index_select(w, 0, parcel.source, out=weights).mul_(parcel.share[:, 0].double())
+        words = message.view(torch.int64)
+        words[-_END:-1] = torch.tensor(self._end(self.world.rank, message), device=self.device)
+        words[-1] = words[:-1].sum()
         return message
 
     def _opened(self, message: Tensor, rows: int) -> tuple[Tensor, Tensor]:
-        return message[8 * rows :].view(self.dtype).view(rows, self.dim), message[: 8 * rows].view(torch.float64)
+        body = message[8 * rows : rows * (8 + self.dim * self.dtype.itemsize)]
+        return body.view(self.dtype).view(rows, self.dim), message[: 8 * rows].view(torch.float64)
+
+    def _end(self, sender: int, message: Tensor) -> list[int]:
+        """Return what stands at the end of a sender's message of this step, but for the check value."""
+        run = int.from_bytes(hashlib.sha256(f"privsgp/message/{self.world.run}".encode()).digest()[:7])
+        return [run, self.world.step, sender, message.numel()]
+
+    def _checked(self, message: Tensor, rank: int, nodes: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Return a message's rows and weights, if it is this step's from that process and whole.
+
+        Guarantee: what is returned was sent by the peer to its last byte, w is positive and rows are finite.
+        """
+        words = message.view(torch.int64)
+        *end, check, added = torch.cat([words[-_END:], words[:-1].sum()[None]]).tolist()
+        if end != self._end(rank, message) or check != added:
+            k, n = self.world.step, message.numel()
+            self.world.refuse(rank, f"sent something at step {k} that is no message of {n} bytes of this run and step")
+        rows, weights = self._opened(message, len(nodes))
+        wrong = ~((weights > 0) & (weights <= self.graph.nodes * (1 + 1e-9)))
+        if bool(wrong.any()):
+            node, w = nodes[int(wrong.nonzero()[0])], float(weights[wrong][0])
+            self.world.refuse(rank, f"sent w = {w:g} for its node {node} at step {self.world.step}: it lies in (0, n]")
+        self._refuse_wild(rank, nodes, rows)
+        return rows, weights
+
+    def _refuse_wild(self, rank: int, nodes: Sequence[int], rows: Tensor) -> None:
+        """End the run at a message that can be no model, in the name of its sender."""
+        row = wild(rows)
+        if row is not None:
+            self.world.lost(rank, f"the message of its node {nodes[row]} is no model")
+            refuse_wild(self.world.step, rows, nodes, f" (process {rank})")
 
     def _at(self, k: int) -> _Plan:
         if self.graph.period is None:
@@ -186,8 +239,8 @@ class Across:
             return _Parcel(to, self._tensor(edges.source[chosen] - here.start), share)
 
         def arrival(source: int) -> _Arrival:
-            targets = edges.target[(sender == source) & (receiver == rank)] - here.start
-            return _Arrival(source, len(targets), self._rounds(targets))
+            chosen = (sender == source) & (receiver == rank)
+            return _Arrival(source, edges.source[chosen].tolist(), self._rounds(edges.target[chosen] - here.start))
 
         targets, sources = np.unique(receiver[sender == rank]), np.unique(sender[receiver == rank])
         away = int(np.count_nonzero((sender == rank) & (edges.source != edges.target)))
@@ -211,10 +264,14 @@ def _scaled(parcel: _Parcel, x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
 def _connect(world: World, device: torch.device) -> None:
     """Let messages travel by NCCL between GPUs, else by gloo. Neither encrypts nor asks who is there."""
     if not dist.is_initialized():
-        dist.init_process_group(
-            "nccl" if device.type == "cuda" else "gloo",
-            store=PrefixStore("messages", world.store),
-            rank=world.rank,
-            world_size=world.size,
-            timeout=timedelta(seconds=world.patience),
+        ending_with_words("gloo", "a process sent a message that is longer than its step has room for")
+        world.connect(
+            partial(
+                dist.init_process_group,
+                "nccl" if device.type == "cuda" else "gloo",
+                store=PrefixStore("messages", world.store),
+                rank=world.rank,
+                world_size=world.size,
+                timeout=timedelta(seconds=world.patience),
+            )
         )

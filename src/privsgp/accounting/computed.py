@@ -1,0 +1,82 @@
+"""What noise computed in float64 and rounded to a grid costs beyond the ideal Gaussian: docs/privacy.md, "The sampler".
+
+Two parts. *Ratio*: where a message's cell of the grid can be drawn in many ways, its computed and its ideal
+probability differ by a tiny factor; over a run these factors nearly cancel, and e^ζ bounds their product but for a
+probability that is charged to δ. *Tail*: beyond 7.4 σ the sampler's numbers lie too far apart for that, and beyond
+10.2 σ there are none; that is charged to δ outright.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from privsgp.accounting.mechanisms import Anchored
+from privsgp.errors import Refused
+
+if TYPE_CHECKING:
+    from privsgp.accounting.mechanisms import Mechanism
+
+SHARE = 2.0**-14  # of δ, set aside for what the ratio costs there
+_EACH = 2.0**-78  # variance of a coordinate's log-ratio
+_SUMMED = 2.0**-89  # the same, of a release, for each (|g|/σ)²: adding g rounds by more
+_WIDEST = 2.0**-30, 2.0**-45  # a single log-ratio at most; for each |g|/σ
+_TAIL = 2.0**-64  # of a pair of coordinates
+_FARTHEST = 8.0  # σ by which neighbours may differ in one message
+
+
+@dataclass(frozen=True)
+class Cost:
+    """The cost of a run's computed noise: a `tail` for δ, and what its `ratio` rests on."""
+
+    tail: float
+    variance: float
+    widest: float
+
+    @classmethod
+    def of(cls, mechanism: Mechanism, steps: int, shift: float) -> Cost:
+        """Return what so many releases cost whose means differ by at most `shift` σ between neighbours."""
+        d = mechanism.coordinates
+        if not d or not steps:
+            return cls(0.0, 0.0, 0.0)
+        if shift > _FARTHEST:
+            return cls(math.inf, math.inf, math.inf)
+        length = _length(mechanism)
+        rounded = 2.0**-21 * length
+        pairs = 2.25 * d + 4.5 + rounded * math.sqrt(d) + (1 + rounded) * math.exp(9.8 * shift - shift**2 / 2)
+        variance = steps * ((d + 1) * _EACH + _SUMMED * length**2)
+        return cls(steps * _TAIL * pairs, variance, _WIDEST[0] + _WIDEST[1] * length)
+
+    def ratio(self, delta: float, epsilon: float) -> float:
+        """Return ζ: e^±ζ bounds the ratio of both laws of a run but for a probability of 2⁻²¹ δ e^{−ε} (Freedman)."""
+        need = 21 * math.log(2) + math.log(1 / delta) + epsilon + 1
+        return math.sqrt(2 * self.variance * need) + 2 / 3 * self.widest * need + self.variance
+
+    def ideal_delta(self, delta: float) -> float:
+        """Return the δ at which the ideal run has to be counted, 0 or less where nothing is left."""
+        return (delta - self.tail) * (1 - SHARE) if self.tail or self.variance else delta
+
+    def epsilon(self, delta: float, ideal: float) -> float:
+        """Return the ε of the computed run at δ, from that of the ideal one at `ideal_delta`."""
+        zeta = self.ratio(delta, ideal) if self.variance else 0.0
+        # e^ζ δ' + 2⁻²⁰ δ + tail ≤ δ, where δ' is what the share left.
+        return ideal + 2 * zeta if zeta <= SHARE - 2.0**-19 else math.inf
+
+
+def refuse_vast(mechanism: Mechanism, steps: int, delta: float) -> None:
+    """Refuse a run whose sampler would leave no δ, or no finite ε, however much noise it added."""
+    cost = Cost.of(mechanism, steps, 0.0)
+    if cost.tail > delta / 4 or cost.ratio(delta, 100.0) > SHARE / 2:
+        raise Refused(
+            f"{mechanism.coordinates:,} coordinates and {steps:,} releases at δ = {delta:g}",
+            f"the tail of the sampler alone may cost {cost.tail:.2g}: take fewer steps, a smaller model or a larger δ",
+        )
+
+
+def _length(mechanism: Mechanism) -> float:
+    """Return what the mean without noise is long at most, in σ: 2G for each of J samples over b, and G for a table."""
+    batch, sigma = mechanism.batch, mechanism.sigma
+    if isinstance(mechanism, Anchored):
+        batch, sigma = min(batch, mechanism.anchor.batch), min(sigma, mechanism.anchor.sigma)
+    return (1 + 2 * mechanism.samples / batch) * mechanism.radius / sigma if sigma else math.inf

@@ -1,0 +1,136 @@
+"""What the JSON files of a run folder must look like for those who read them: keys that are used, with their kinds.
+
+Keys beyond these are left as they are: releases may add some, and nobody relies on them.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+_Whole = Annotated[int, Field(ge=0, le=2**53)]
+_Number = float | None
+_Numbers = list[float | None] | None
+
+
+class _Kept(BaseModel):
+    model_config = ConfigDict(strict=True, extra="allow", protected_namespaces=())
+
+
+class _Faults(_Kept):
+    model_config = ConfigDict(extra="forbid")
+
+    drop: Annotated[float, Field(ge=0, lt=1)]
+    delay: _Whole
+    crashes: list[Annotated[list[_Whole], Field(min_length=3, max_length=3)]]
+    leaves: list[Annotated[list[_Whole], Field(min_length=2, max_length=2)]]
+    staleness: _Whole
+    seed: int
+
+
+class _Circumstances(_Kept):
+    processes: _Whole = 1
+    faults: _Faults | None = None
+
+
+class Identity(_Kept):
+    """run.json."""
+
+    run: str
+    started: str = ""
+    ledgers: str | None = None
+    versions: dict[str, str] = {}
+    command: list[str] = []
+    circumstances: _Circumstances | None = None
+
+
+class Summary(_Kept):
+    """summary.json."""
+
+    name: str
+    simulation: bool
+    not_dp: str | None = None
+    algorithm: str
+    trust: str
+    graph: str
+    nodes: Annotated[int, Field(ge=1, le=2**20)]
+    steps: _Whole
+    dim: _Whole
+    test_accuracy: _Number = None
+    mean_node_accuracy: _Number = None
+    worst_node_accuracy: _Number = None
+    test_loss: _Number = None
+    train_loss: _Number = None
+    consensus_error: _Number = None
+    epsilon_spent: _Numbers = None
+    epsilon_nominal: _Numbers = None
+    delta: _Numbers = None
+    sigma: Annotated[list[float], Field(min_length=1)]
+    relation: str
+    virtual_seconds: float
+    bytes_sent: _Whole
+    seconds: float
+    steps_per_second: _Number = None
+
+
+class Evaluation(_Kept):
+    """A line of metrics.jsonl; its first has no step."""
+
+    step: _Whole | None = None
+    virtual_seconds: _Number = None
+    test_accuracy: _Number = None
+    mean_node_accuracy: _Number = None
+    worst_node_accuracy: _Number = None
+    test_loss: _Number = None
+    train_loss: _Number = None
+    consensus_error: _Number = None
+
+
+class _Source(_Kept):
+    kind: str
+    words: str
+
+
+class _Asked(_Kept):
+    name: str
+    steps: int | str
+    step_size: float | str
+    batch: float | str
+    weights: list[float] | str
+
+
+class _Method(_Kept):
+    method: str
+    steps: _Whole
+    step_size: float
+    sigma: float
+    noise_in_average: float
+    score: float
+    bound_curve: list[float]
+    noise_curve: list[float]
+
+
+class Plan(_Kept):
+    """plan.json."""
+
+    algorithm: str
+    steps: _Whole
+    step_size: float
+    batch: float
+    weights: list[float] | None = None
+    why: str
+    asked: _Asked | None = None
+    estimated_on: _Source
+    accountant: str
+    bound_steps: _Whole
+    curve_steps: Annotated[list[Annotated[int, Field(ge=1, le=2**53)]], Field(min_length=1)]
+    methods: list[_Method]
+    warnings: list[str]
+
+    @model_validator(mode="after")
+    def _one_point_a_step(self) -> Plan:
+        for m in self.methods:
+            if {len(m.bound_curve), len(m.noise_curve)} != {len(self.curve_steps)}:
+                raise ValueError(f"curves of {m.method!r:.40} do not have one value for each of curve_steps")
+        return self

@@ -1,0 +1,232 @@
+"""What is known of a run's ledgers outside them, so that one that was lost, put back or copied is not begun anew.
+
+Three know: every checkpoint (`Progress.ledgers`); `private/place.json` of a run without a seed, from before its first
+release on, with where the run folder was; and, outside all run folders, one file for each ledger folder in
+$PRIVSGP_STATE, else $XDG_STATE_HOME/privsgp, else ~/.local/state/privsgp, closed to others. What they say is used to
+refuse and to warn, never to grant: whoever changes it can stop a run, not lengthen it (privacy.md, "Peers are
+adversaries").
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from privsgp.accounting import ledger
+from privsgp.accounting.ledger import Seen
+from privsgp.engine.checkpoint import read_progress
+from privsgp.engine.folder import Folder, replace
+from privsgp.errors import Refused
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from privsgp.accounting.ledger import Ledger
+
+_VERSION = 1
+_OUTSIDE = "the state folder"
+
+
+class Spending(NamedTuple):
+    """What one node of another run has spent, by a ledger or by what is remembered of one."""
+
+    origin: str  # the ledger's first run: it names the ledger, whoever goes on with it
+    folder: Path
+    node: int
+    charged: int
+    epsilon: float | None
+
+
+class Witness:
+    """What a run's own folder and this user's state folder know of its ledgers."""
+
+    def __init__(self, folder: Folder, *, simulation: bool) -> None:
+        self.folder, self.simulation = folder, simulation
+        self._outside: dict[str, dict[int, list[Seen]]] = {}
+
+    def of_folder(self) -> dict[int, list[Seen]]:
+        """Return what checkpoints and, without a seed, the note of where the run began know of each node's ledger."""
+        known: dict[int, list[Seen]] = {}
+        for path in (self.folder.checkpoint_before, self.folder.checkpoint):
+            if path.exists():
+                _add(known, read_progress(path).ledgers, path, "the checkpoint")
+        if not self.simulation:
+            _add(known, _read(self.folder.place).get("ledgers", {}), self.folder.place, "the run folder")
+        return known
+
+    def outside(self, origin: str, node: int) -> list[Seen]:
+        """Return what the state folder knows of the ledger of a node that a run began; of a simulation's nothing."""
+        if self.simulation or not origin:
+            return []
+        if origin not in self._outside:
+            self._outside[origin] = outside(origin)
+        return self._outside[origin].get(node, [])
+
+    def begin(self, ledgers: Sequence[Ledger]) -> None:
+        """Note where this folder is and what its ledgers hold, before anything more is spent from them."""
+        if not self.simulation:
+            _write(self.folder.place, "place", _whereabouts(self.folder.path) | {"ledgers": heads(ledgers)})
+        self.remember(ledgers)
+
+    def remember(self, ledgers: Sequence[Ledger]) -> None:
+        """Note in the state folder how far the ledgers are; without one to write to, nothing is noted."""
+        where = state()
+        if self.simulation or not ledgers or where is None:
+            return
+        header, origin = ledgers[0].segment.header, ledgers[0].origin
+        values = {
+            "origin": origin,
+            "layout": header.layout,
+            "folder": str(ledgers[0].path.resolve().parent.parent),
+            "epsilon": None if header.budget is None else header.budget["epsilon"],
+            "nodes": heads(ledgers),
+        }
+        if origin:
+            with suppress(OSError):
+                where.mkdir(mode=0o700, parents=True, exist_ok=True)
+                _write(where / f"{origin}{self.folder.part}.json", "state", values)
+
+
+def heads(ledgers: Sequence[Ledger]) -> dict[str, tuple[int, str]]:
+    """Return by node what is charged in a ledger, and its head."""
+    seen = ((one.segment.header.node, one.seen("")) for one in ledgers)
+    return {str(node): (charged, head) for node, (charged, head, _) in seen}
+
+
+def state() -> Path | None:
+    """Return where this user's counters lie; None without a home folder."""
+    if own := os.environ.get("PRIVSGP_STATE"):
+        return Path(own)
+    with suppress(RuntimeError):
+        base = os.environ.get("XDG_STATE_HOME")
+        return (Path(base) if base else Path.home() / ".local" / "state") / "privsgp"
+    return None
+
+
+def unusable() -> str | None:
+    """Say what is lost where the state folder cannot be written to."""
+    where, why = state(), "there is no home folder"
+    try:
+        if where is not None:
+            where.mkdir(mode=0o700, parents=True, exist_ok=True)
+            where.chmod(0o700)
+            why = "" if os.access(where, os.W_OK | os.X_OK) else "it is not writable"
+    except OSError as error:
+        why = error.strerror or str(error)
+    lost = "a ledger that is put back to an older state will not be noticed; name another folder in PRIVSGP_STATE"
+    return f"nothing can be kept in the state folder {where} ({why}): {lost}" if why else None
+
+
+def outside(origin: str) -> dict[int, list[Seen]]:
+    """Return what the state folder knows of each node's ledger whose first run was `origin`."""
+    known: dict[int, list[Seen]] = {}
+    where = state()
+    for path in sorted(where.glob(f"{origin}*.json")) if where is not None and origin.isalnum() else ():
+        _add(known, _read(path).get("nodes"), path, _OUTSIDE)
+    return known
+
+
+def elsewhere(out: Path, layout: str) -> list[Spending]:
+    """Return what other private runs spent on records laid out like this: those beside `out` and those remembered."""
+    found = {one.origin: one for one in (*_remembered(layout), *_beside(out, layout))}
+    return sorted(found.values(), key=lambda one: one.folder)
+
+
+def _remembered(layout: str) -> Iterator[Spending]:
+    where = state()
+    for path in sorted(where.glob("*.json")) if where is not None else ():
+        known: dict[int, list[Seen]] = {}
+        with suppress(Refused):  # damaged: whoever goes on with its ledgers is told
+            values = _read(path)
+            _add(known, values.get("nodes"), path, _OUTSIDE)
+            if values.get("layout") == layout:
+                node, place, epsilon = min(known), Path(str(values.get("folder"))), values.get("epsilon")
+                spent = epsilon if isinstance(epsilon, float) else None
+                yield Spending(str(values.get("origin")), place, node, known[node][0].charged, spent)
+
+
+def _beside(out: Path, layout: str) -> Iterator[Spending]:
+    for path in sorted(out.absolute().parent.glob("*/ledger")):
+        for file in sorted(path.glob("node-*.jsonl"))[:1]:
+            with suppress(Refused):  # damaged: whoever goes on with it is told
+                header = ledger.first(file)
+                if header is not None and header.layout == layout and not header.simulation:
+                    charged = sum(segment.charged for segment in ledger.read(file))
+                    epsilon = None if header.budget is None else header.budget["epsilon"]
+                    yield Spending(header.run, path.resolve().parent, header.node, charged, epsilon)
+
+
+def refuse_copy(folder: Folder, *, moved: bool) -> None:
+    """Refuse a run folder that is not the one its run began in: of two copies, each would count its own spending alone.
+
+    A folder that was renamed is the same one. One that was moved to another disk or machine looks like a copy.
+    """
+    began, here = _read(folder.place), _whereabouts(folder.path)
+    if not began or began.get("inode") == here["inode"]:
+        return
+    if all(began.get(key) == here[key] for key in ("path", "machine")):
+        return  # put back, perhaps: the state folder knows what was spent meanwhile
+    old = Path(str(began.get("path")))
+    if old.exists() and Folder(old).run == folder.run:
+        raise Refused(f"{folder.path} is a copy of {old}", "resume that one: a copy would spend the same budget again")
+    if not moved:
+        raise Refused(
+            f"the run in {folder.path} began in {old} on {'this' if began.get('machine') == _machine() else 'another'} "
+            "machine: this looks like a copy",
+            "if it was moved, and no copy of it goes on elsewhere, add --moved; else resume the original",
+        )
+
+
+def _whereabouts(path: Path) -> dict[str, Any]:
+    status = path.stat()
+    return {"path": str(path.resolve()), "machine": _machine(), "inode": [status.st_dev, status.st_ino]}
+
+
+def _machine() -> str:
+    with suppress(OSError):
+        return Path("/etc/machine-id").read_text().strip() or platform.node()
+    return platform.node()
+
+
+def _add(known: dict[int, list[Seen]], nodes: object, path: Path, by: str) -> None:
+    """Add what a file says of each node's ledger; refuse what is not like that."""
+    for node, one in nodes.items() if isinstance(nodes, dict) else [("", None)]:
+        match one:
+            case [int(charged), str(head)] if node.isdecimal() and re.fullmatch("[0-9a-f]{64}", head):
+                known.setdefault(int(node), []).append(Seen(charged, head, by))
+            case _:
+                raise _unreadable(path)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """Return what a file of ours says; nothing where there is none. One that cannot be read is refused."""
+    try:
+        values = json.loads(path.read_bytes()) if path.exists() else {}
+    except (OSError, ValueError, RecursionError):
+        raise _unreadable(path) from None
+    if not isinstance(values, dict):
+        raise _unreadable(path)
+    return values
+
+
+def _unreadable(path: Path) -> Refused:
+    return Refused(
+        f"{path} cannot be read: it says what ledgers have spent",
+        "restore it; remove it only if no ledger was lost or put back",
+    )
+
+
+def _write(path: Path, kind: str, values: dict[str, Any]) -> None:
+    """Write a file for its owner alone, whole or not at all."""
+    text = json.dumps({"format": f"privsgp-{kind}", "version": _VERSION} | values)
+
+    def save(temporary: Path) -> None:
+        temporary.touch(0o600)
+        temporary.write_text(text)
+
+    replace(path, save)

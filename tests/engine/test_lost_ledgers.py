@@ -1,0 +1,239 @@
+"""Ledgers that are lost, put back or copied: what was spent is never begun anew."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import stat
+
+import pytest
+
+import runs
+from privsgp.engine.stops import Interrupted
+from privsgp.engine.trainer import Training
+
+SECRET = runs.SMALL.replace("seed = 7\n", "").replace("sigma = 0.05", "epsilon = 2.0\nspare = 1.0")
+
+
+@pytest.fixture
+def config(tmp_path):
+    return runs.small(tmp_path, SECRET)
+
+
+@pytest.fixture
+def elsewhere(tmp_path, monkeypatch):
+    """Let later commands know nothing of what is kept outside the run folder."""
+    return lambda: monkeypatch.setenv("PRIVSGP_STATE", str(tmp_path / "nothing"))
+
+
+def _stop(monkeypatch, config, out, *options, at=20):
+    """Stop a run cleanly after so many steps."""
+    keep = Training._keep
+
+    def kept(self, k, seconds):
+        if k == at:
+            self._checkpoint(k, seconds)
+            raise Interrupted(k)
+        return keep(self, k, seconds)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Training, "_keep", kept)
+        assert runs.command("train", config, "--out", out, *options).code == 130
+
+
+def _refused(*arguments):
+    ran = runs.command(*arguments)
+    assert ran.code == 2, ran.err
+    return " ".join(ran.err.split())
+
+
+def _shortened(path):
+    """Leave the lines before the last that reserves something."""
+    whole = path.read_bytes()
+    path.write_bytes(whole[: whole.rfind(b'{"kind":"reserve"')])
+
+
+def _begun(path):
+    path.write_bytes(path.read_bytes().splitlines(keepends=True)[0])
+
+
+ATTACKS = {
+    "deleted": lambda path: path.unlink(),
+    "emptied": lambda path: path.write_bytes(b""),
+    "torn": lambda path: path.write_bytes(path.read_bytes()[:50]),
+    "shortened": _shortened,
+    "begun": _begun,
+}
+
+
+@pytest.mark.parametrize("text", [SECRET, runs.SMALL], ids=["secret", "seeded"])
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_a_ledger_that_lost_what_its_checkpoint_knows_is_refused(tmp_path, monkeypatch, elsewhere, attack, text):
+    config, out = runs.small(tmp_path, text), tmp_path / "out"
+    _stop(monkeypatch, config, out)
+    whole = (out / "ledger" / "node-2.jsonl").read_bytes()
+    ATTACKS[attack](out / "ledger" / "node-2.jsonl")
+    elsewhere()
+    for _ in range(2):  # a refusal leaves nothing behind that a second try would take for granted
+        said = _refused("train", config, "--out", out, "--resume")
+        assert "node-2.jsonl" in said
+        assert re.search(r"the checkpoint knows it with \d+ releases", said)
+    (out / "ledger" / "node-2.jsonl").write_bytes(whole)
+    assert runs.train(config, out, "--resume")["releases"] == [30] * 4
+
+
+def test_a_ledger_that_is_lost_before_the_first_checkpoint_is_refused(tmp_path, config, elsewhere):
+    out = tmp_path / "out"
+    assert runs.killed("train", config, "--out", out, steps=5)
+    assert not (out / "private" / "checkpoint.safetensors").exists()
+    shutil.rmtree(out / "ledger")
+    elsewhere()
+    assert "node-0.jsonl" in _refused("train", config, "--out", out, "--resume")
+
+
+def test_resume_where_there_is_no_run_is_refused_without_a_seed(tmp_path, config, monkeypatch):
+    out = tmp_path / "mistyped"
+    said = _refused("train", config, "--out", out, "--resume")
+    assert f"--resume with --out {out}" in said
+    assert "without --resume" in said
+    assert not out.exists()
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")  # torchrun tries again what was refused
+    assert "without --resume" in _refused("train", config, "--out", out, "--resume")
+    assert not out.exists()
+    assert runs.train(config, out)["steps"] == 30  # a restart by itself: before there is a folder nothing was spent
+
+
+def test_a_copied_run_folder_is_refused_and_the_original_goes_on(tmp_path, config, monkeypatch, elsewhere):
+    out, copy = tmp_path / "out", tmp_path / "copy"
+    _stop(monkeypatch, config, out)
+    shutil.copytree(out, copy)
+    elsewhere()
+    for options in ([], ["--moved"]):
+        said = _refused("train", config, "--out", copy, "--resume", *options)
+        assert "is a copy" in said
+        assert str(out) in said
+    assert runs.train(config, out, "--resume")["releases"] == [30] * 4
+
+
+def test_a_run_folder_that_was_moved_goes_on(tmp_path, config, monkeypatch):
+    _stop(monkeypatch, config, tmp_path / "out")
+    (tmp_path / "out").rename(tmp_path / "renamed")
+    _stop(monkeypatch, config, tmp_path / "renamed", "--resume", at=24)
+    shutil.copytree(tmp_path / "renamed", tmp_path / "other-disk")
+    shutil.rmtree(tmp_path / "renamed")
+    assert "--moved" in _refused("train", config, "--out", tmp_path / "other-disk", "--resume")
+    _stop(monkeypatch, config, tmp_path / "other-disk", "--resume", "--moved", at=27)
+    assert runs.train(config, tmp_path / "other-disk", "--resume")["releases"] == [30] * 4
+
+
+def test_a_run_folder_that_was_put_back_is_refused(tmp_path, config, monkeypatch):
+    out, kept = tmp_path / "out", tmp_path / "kept"
+    _stop(monkeypatch, config, out)
+    shutil.copytree(out, kept)
+    assert runs.train(config, out, "--resume")["steps"] == 30
+    shutil.rmtree(out)
+    shutil.copytree(kept, out)
+    said = _refused("train", config, "--out", out, "--resume")
+    assert "node-0.jsonl" in said
+    assert "30 releases" in said
+
+
+def test_a_ledger_folder_that_was_put_back_is_not_continued(tmp_path):
+    path = runs.small(tmp_path, SECRET.replace('"privsgp"', '"privsgp-sag"').replace("steps = 30", "steps = 5"))
+    ledgers, kept = tmp_path / "first" / "ledger", tmp_path / "kept"
+    runs.train(path, tmp_path / "first")
+    shutil.copytree(ledgers, kept)
+    again = ["--set=privacy.epsilon=4.0", "--ledger", ledgers]
+    assert runs.train(path, tmp_path / "second", *again)["releases"] == [5] * 4
+    shutil.rmtree(ledgers)
+    shutil.copytree(kept, ledgers)
+    said = _refused("train", path, "--out", tmp_path / "third", *again)
+    assert "node-0.jsonl" in said
+    assert "10 releases" in said
+    assert not (tmp_path / "third").exists()
+
+
+def test_what_is_kept_outside_is_for_its_owner_alone_and_tells_no_more_than_heads(tmp_path, config):
+    runs.train(config, tmp_path / "out")
+    [file] = (tmp_path / "state").iterdir()
+    assert stat.S_IMODE((tmp_path / "state").stat().st_mode) == 0o700
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert set(json.loads(file.read_text())) == {"format", "version", "origin", "layout", "folder", "epsilon", "nodes"}
+
+
+def test_a_simulation_keeps_nothing_outside(tmp_path):
+    runs.train(runs.small(tmp_path), tmp_path / "out")
+    assert not (tmp_path / "state").exists()
+
+
+def test_without_a_place_outside_a_run_says_so_and_goes_on(tmp_path, config, monkeypatch, caplog):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("PRIVSGP_STATE", str(tmp_path / "file"))
+    assert runs.train(config, tmp_path / "out")["steps"] == 30
+    assert "PRIVSGP_STATE" in caplog.text
+
+
+def test_other_private_runs_on_the_same_records_are_named(tmp_path, config, caplog, elsewhere):
+    runs.train(config, tmp_path / "a")
+    assert "add up" not in caplog.text
+    runs.train(config, tmp_path / "b")
+    assert f"{tmp_path / 'a'} has spent 30 releases of node 0 under ε = 2" in caplog.text
+    assert "--ledger" in caplog.text
+    caplog.clear()
+    runs.train(config, tmp_path / "deep" / "c")  # not beside them: known from outside
+    assert str(tmp_path / "a") in caplog.text
+    caplog.clear()
+    elsewhere()
+    runs.train(config, tmp_path / "d")  # nothing is known outside: seen beside it
+    assert str(tmp_path / "b") in caplog.text
+    caplog.clear()
+    runs.train(runs.small(tmp_path), tmp_path / "e")
+    assert "add up" not in caplog.text
+
+
+def test_a_run_that_continues_ledgers_names_only_the_others(tmp_path, caplog):
+    path = runs.small(tmp_path, SECRET.replace('"privsgp"', '"privsgp-sag"').replace("steps = 30", "steps = 5"))
+    runs.train(path, tmp_path / "first")
+    again = ["--set=privacy.epsilon=4.0", "--ledger", tmp_path / "first" / "ledger"]
+    runs.train(path, tmp_path / "second", *again)
+    assert "add up" not in caplog.text
+
+
+def test_a_state_file_that_cannot_be_read_is_refused_where_it_counts(tmp_path, config, monkeypatch):
+    _stop(monkeypatch, config, tmp_path / "out")
+    [file] = (tmp_path / "state").iterdir()
+    kept = file.read_bytes()
+    for damaged in (b"{", b"[]", b'{"nodes": {"0": 1}}', b'{"nodes": {"x": [1, "a"]}}', b"{}", b"[" * 10**5):
+        file.write_bytes(damaged)
+        assert "cannot be read" in _refused("train", config, "--out", tmp_path / "out", "--resume")
+    runs.train(config, tmp_path / "other")  # it is of other ledgers
+    file.write_bytes(kept)
+    assert runs.train(config, tmp_path / "out", "--resume")["steps"] == 30
+
+
+def _many(arguments, limit, said):
+    import resource
+    import sys
+
+    resource.setrlimit(resource.RLIMIT_NOFILE, limit)
+    ran = runs.command(*arguments)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit[1], limit[1]))
+    said.write_text(ran.err)
+    sys.exit(ran.code)
+
+
+MANY = runs.SMALL.replace("nodes = 4\nsizes = [300, 300, 300, 300]", "nodes = 120").replace("steps = 30", "steps = 2")
+
+
+@pytest.mark.parametrize(("hard", "code"), [(1024, 0), (100, 2)])
+def test_many_ledgers_raise_the_limit_of_open_files_or_say_what_is_wrong(tmp_path, hard, code):
+    arguments = ["train", str(runs.small(tmp_path, MANY)), "--out", str(tmp_path / "out"), "--set=algorithm.batch=2"]
+    process = runs.FORKS.Process(target=_many, args=(arguments, (100, hard), tmp_path / "said"))
+    process.start()
+    process.join()
+    said = (tmp_path / "said").read_text()
+    assert process.exitcode == code, said
+    if code:
+        assert "ulimit -n" in said
+        assert "full disk" not in said
