@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from privsgp.engine.folder import write_json
+from privsgp.files import write_json
 from privsgp.paper import claims, picture
 from privsgp.paper.figures import MODES, NAMES
 from privsgp.paper.reproduce import judged, known

@@ -110,7 +110,7 @@ def train(
 
 def _encoder(given: object, config: configs.Config, shape: tuple[int, ...]) -> nn.Module | None:
     if not isinstance(given, nn.Module):
-        return make_encoder(config, shape)[0]
+        return make_encoder(config.features.name, config.features.options, shape)[0]
     made_up = np.random.default_rng(0).standard_normal((4, *shape), np.float32)
     return frozen(given, torch.from_numpy(made_up))
 

@@ -71,7 +71,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout, and no
 
 def main() -> None:
     """Run the command line; turn refusals into status 2."""
-    from privsgp.engine.stops import Diverged, Interrupted
+    from privsgp.errors import Diverged, Interrupted
 
     try:
         app()
@@ -384,7 +384,7 @@ def compare(
     as_json: Json = False,
 ) -> None:
     """Compare methods at one certified budget, each at its best step size. The same command goes on after Ctrl-C."""
-    from privsgp.engine.folder import write_json
+    from privsgp.files import write_json
     from privsgp.paper import picture
     from privsgp.runs import config as configs
     from privsgp.studies import compare as comparing

@@ -39,3 +39,27 @@ def mending(error: OSError, otherwise: str) -> str:
     if error.errno in (errno.EMFILE, errno.ENFILE):
         return "too many files are open at once: raise the limit (ulimit -n), or spread the nodes over more processes"
     return otherwise
+
+
+_SMALLER = "lower algorithm.step_size or privacy.clip, and choose another --out"
+
+
+class Interrupted(Exception):
+    """The run was stopped; `kept` tells whether a checkpoint holds it."""
+
+    kept = False
+
+    def __init__(self, step: int) -> None:
+        super().__init__(f"stopped after step {step}")
+        self.step = step
+
+
+class Diverged(Exception):
+    """A message is no model, or without noise the test loss no number. Messages are noised: a look reveals nothing."""
+
+    def __init__(self, step: int, what: str, remedy: str = _SMALLER) -> None:
+        super().__init__(f"{what} after step {step}: the run has diverged\n  → {remedy}")
+
+
+class ReplayDiffers(Exception):
+    """A step computed again after a crash gives other bytes than were sent: it must not go out with the same noise."""

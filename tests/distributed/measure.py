@@ -16,7 +16,7 @@ import torch
 from torch.distributed import TCPStore
 
 from privsgp import graph
-from privsgp.engine import told
+from privsgp.transport import forms
 from privsgp.transport.in_process import InProcess
 from privsgp.transport.rendezvous import World
 from privsgp.transport.torch_distributed import Across
@@ -63,9 +63,9 @@ def _one(rank: int, processes: int, dim: int, port: int, answers: multiprocessin
         world = World(rank, processes, store)
         mix = Across(graph.make("exponential", processes), x, world, lambda _k: None)
     times = _timed(lambda k: mix(k, x, w), STEPS if dim < 5_000_000 else 12)
-    talks = _timed(lambda k: world.exchange(k, told.whole()), 30)
+    talks = _timed(lambda k: world.exchange(k, forms.whole()), 30)
     answers.put((times, talks))
-    world.exchange(None, told.NOTHING)
+    world.exchange(None, forms.NOTHING)
     if processes > 1:
         torch.distributed.destroy_process_group()
     world._die()

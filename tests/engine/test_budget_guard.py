@@ -15,8 +15,7 @@ from privsgp.accounting.mechanisms import SampledMean
 from privsgp.engine.budget_guard import Payments
 from privsgp.engine.folder import Folder
 from privsgp.engine.spec import Protection
-from privsgp.engine.stops import Interrupted, ReplayDiffers
-from privsgp.errors import Refused
+from privsgp.errors import Interrupted, Refused, ReplayDiffers
 
 STEPS = 200
 

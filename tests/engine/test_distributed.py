@@ -10,8 +10,8 @@ from torch.distributed import HashStore
 
 from privsgp import graph
 from privsgp.algorithms import State
-from privsgp.engine.stops import Diverged, refuse_no_model
-from privsgp.errors import Refused
+from privsgp.engine.stops import refuse_no_model
+from privsgp.errors import Diverged, Refused
 from privsgp.transport import torch_distributed as distributed
 from privsgp.transport.rendezvous import World
 from privsgp.transport.torch_distributed import Across

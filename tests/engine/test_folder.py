@@ -9,8 +9,9 @@ import stat
 import pytest
 import torch
 
-from privsgp.engine.folder import Folder, read_metrics, replace, write, write_json, write_tensors
+from privsgp.engine.folder import Folder, read_metrics, write_tensors
 from privsgp.errors import Refused
+from privsgp.files import replace, write, write_json
 
 
 def _names(folder):

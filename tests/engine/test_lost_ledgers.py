@@ -10,8 +10,8 @@ import stat
 import pytest
 
 import runs
-from privsgp.engine.stops import Interrupted
 from privsgp.engine.trainer import Training
+from privsgp.errors import Interrupted
 
 SECRET = runs.SMALL.replace("seed = 7\n", "").replace("sigma = 0.05", "epsilon = 2.0\nspare = 1.0")
 

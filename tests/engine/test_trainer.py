@@ -15,9 +15,8 @@ import torch
 import runs
 from privsgp.engine import checkpoint
 from privsgp.engine.folder import Folder
-from privsgp.engine.stops import Diverged, Interrupted
 from privsgp.engine.trainer import Training
-from privsgp.errors import Refused
+from privsgp.errors import Diverged, Interrupted, Refused
 from privsgp.runs import build as jobs
 from privsgp.runs import config as configs
 from privsgp.runs import problem as problems

@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 import runs
-from privsgp.engine.stops import Diverged, Interrupted
+from privsgp.errors import Diverged, Interrupted
 from privsgp.report import terminal
 from privsgp.transport.rendezvous import PeerLost
 

@@ -12,9 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.distributed import HashStore
 
-from privsgp.engine import told
 from privsgp.errors import Refused
-from privsgp.transport import rendezvous
+from privsgp.transport import forms, rendezvous
 from privsgp.transport.rendezvous import PeerLost, World, blocks, refuse_differences
 
 
@@ -48,7 +47,7 @@ def _all(size, action, patience=5.0):
 
 def test_everybody_hears_everybody_round_after_round():
     def talk(world):
-        return [world.exchange([world.rank, k], told.each(told.whole(), 2)) for k in range(5)]
+        return [world.exchange([world.rank, k], forms.each(forms.whole(), 2)) for k in range(5)]
 
     assert _all(3, talk) == [[[[r, k] for r in range(3)] for k in range(5)]] * 3
 
@@ -56,7 +55,7 @@ def test_everybody_hears_everybody_round_after_round():
 def test_a_world_of_one_needs_no_store():
     world = World()
     assert world.alone
-    assert world.exchange("a", told.text("a", "a letter")) == ["a"]
+    assert world.exchange("a", forms.text("a", "a letter")) == ["a"]
     assert world.everywhere(lambda: 3) == 3
     with world.leaving():
         pass
@@ -86,7 +85,7 @@ def test_differences_are_named_with_both_values():
 
 def test_who_never_speaks_is_missed_after_the_set_time():
     def talk(world):
-        return None if world.rank == 2 else world.exchange(1, told.whole())
+        return None if world.rank == 2 else world.exchange(1, forms.whole())
 
     first, second, _ = _all(3, talk, patience=0.3)
     assert first.rank == second.rank == 2
@@ -99,12 +98,12 @@ def test_who_stops_living_is_missed_though_patience_is_long(monkeypatch):
     dead = threading.Event()
 
     def talk(world):
-        world.exchange(1, told.whole())
+        world.exchange(1, forms.whole())
         if world.rank == 1:
             dead.wait(0.2)
             world._die()
             return None
-        return world.exchange(2, told.whole())
+        return world.exchange(2, forms.whole())
 
     first, _, third = _all(3, talk, patience=60.0)
     assert first.rank == third.rank == 1
@@ -117,7 +116,7 @@ def test_all_name_the_first_who_was_missed():
     def talk(world):
         if world.rank == 0:
             return world.lost(2, "its connection closed")
-        return world.exchange(1, told.whole())
+        return world.exchange(1, forms.whole())
 
     first, second, third = _all(3, talk, patience=2.0)
     assert {first.rank, second.rank, third.rank} == {2}
@@ -130,7 +129,7 @@ def test_a_bad_end_is_told():
             with pytest.raises(OSError, match="disk"), world.leaving():
                 raise OSError("disk full at a secret place")
             return None
-        return world.exchange(1, told.whole())
+        return world.exchange(1, forms.whole())
 
     _, heard = _all(2, work, patience=2.0)
     assert heard.rank == 0
@@ -152,7 +151,7 @@ def _beside_a_liar(*words):
 )
 def test_what_cannot_be_is_refused_in_the_name_of_who_says_it(word):
     with pytest.raises(Refused, match=r"^process 1 says ") as refused:
-        _beside_a_liar(word).of_nodes([1, 2], told.whole(), 4)
+        _beside_a_liar(word).of_nodes([1, 2], forms.whole(), 4)
     assert len(refused.value.what) < 500
 
 
@@ -169,7 +168,7 @@ def test_what_others_make_of_my_word_is_not_used():
 
     world.real, world._store = world.store, Overwritten()
     with pytest.raises(Refused, match="changed in the meeting place"):
-        world.of_nodes([1.0, 2.0], told.real(), 4)
+        world.of_nodes([1.0, 2.0], forms.real(), 4)
 
 
 def test_an_alarm_that_anybody_may_have_written():
@@ -192,7 +191,7 @@ def test_a_meeting_place_that_stands_still_is_missed_after_the_set_time():
     begun = time.monotonic()
     try:
         with pytest.raises(PeerLost, match=r"the meeting place does not answer: within 0\.3 s"):
-            World(1, 2, Still(), 0.3).exchange(1, told.whole())
+            World(1, 2, Still(), 0.3).exchange(1, forms.whole())
         assert time.monotonic() - begun < 5
     finally:
         stopped.set()

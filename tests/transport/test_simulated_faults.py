@@ -7,8 +7,7 @@ import pytest
 
 import runs
 from privsgp import graph as graphs
-from privsgp.engine.stops import Interrupted
-from privsgp.errors import Refused
+from privsgp.errors import Interrupted, Refused
 from privsgp.runs import build as jobs
 from privsgp.runs import config as configs
 from privsgp.runs import problem as problems

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from privsgp.errors import Refused
-from privsgp.foreign import opened
+from privsgp.files import opened
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -28,12 +28,6 @@ _EMULATED = ("CUBLAS_EMULATE_DOUBLE_PRECISION", "CUBLAS_EMULATION_STRATEGY")
 _PLACED = (nn.Linear, nn.Embedding, nn.modules.conv._ConvNd)
 
 
-def use_tensor_cores(device: torch.device) -> None:
-    """Let products on a GPU round to TF32, as its convolutions do: `kappa`, which is asked after this, says so."""
-    if device.type == "cuda":
-        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
-
-
 def kappa(dtype: torch.dtype, device: torch.device, *, positions: int = 1) -> float:
     """Return the relative slack κ of the arithmetic in which gradients are measured and clipped (privacy.md).
 

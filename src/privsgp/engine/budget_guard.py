@@ -17,11 +17,10 @@ from typing import TYPE_CHECKING, Self
 
 from privsgp.accounting.ledger import MOST_AHEAD, Header, Ledger, make_room, short, together
 from privsgp.accounting.mechanisms import Anchored
-from privsgp.engine import told
-from privsgp.engine.stops import Diverged, Interrupted, ReplayDiffers
 from privsgp.engine.witness import Witness, heads
-from privsgp.errors import Refused
+from privsgp.errors import Diverged, Interrupted, Refused, ReplayDiffers
 from privsgp.threads import shared_out
+from privsgp.transport import forms
 from privsgp.transport.rendezvous import PeerLost, World
 
 if TYPE_CHECKING:
@@ -90,7 +89,7 @@ class Payments:
         if self._reach is None:  # asked once: all processes count on from there alike
             pairs = zip(self.ledgers, self.job.mechanisms, strict=True)
             own = min(self._reach_of(ledger, mechanism, k, attempt) for ledger, mechanism in pairs)
-            self._reach = min(self.world.exchange(own, told.whole(0, self.job.steps)))
+            self._reach = min(self.world.exchange(own, forms.whole(0, self.job.steps)))
         stop = min(self._stop(k), self._reach)
         if stop <= k:
             return False

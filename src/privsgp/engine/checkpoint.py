@@ -17,10 +17,10 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from privsgp.algorithms import State
-from privsgp.engine import told
 from privsgp.engine.folder import write_tensors
 from privsgp.errors import Refused
 from privsgp.threads import shared_out
+from privsgp.transport import forms
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -122,7 +122,7 @@ def verified(path: Path, run: str = "") -> Progress:
 def last_common(folder: Folder, world: World, shared: str) -> tuple[Path, Progress] | None:
     """Find the last checkpoint that every process has: one may have died before it wrote what others have."""
     mine = world.everywhere(lambda: _whole(folder, shared))
-    everybody = world.exchange(list(mine), told.each(told.whole(), 0, 1, 2))
+    everybody = world.exchange(list(mine), forms.each(forms.whole(), 0, 1, 2))
     common = set(everybody[0]).intersection(*everybody[1:])
     if not common and all(everybody):
         raise Refused(

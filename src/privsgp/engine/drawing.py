@@ -11,10 +11,10 @@ import numpy as np
 import torch
 
 from privsgp.algorithms import Drawn
-from privsgp.engine.spec import public_seed
 from privsgp.randomness.coins import batches, capacity, draw, draw_all, draw_blocks
 from privsgp.randomness.noise import Keyed, Secure, add_noise_, clock_offset, clocks_parted
 from privsgp.randomness.prefetch import Ahead
+from privsgp.seeds import public_seed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from privsgp.engine import told
+from privsgp.transport import forms
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -61,7 +61,7 @@ class Evaluator:
         accuracies = self._accuracies(s)
         row = self._shared(self._times(k, seconds), _spread(accuracies))
         own: list[float | None] = list(accuracies if self.job.share_metrics else []) or [None] * len(s.w)
-        said = self.world.of_nodes(own, told.perhaps(told.real(0.0, 1.0)), self.job.nodes)
+        said = self.world.of_nodes(own, forms.perhaps(forms.real(0.0, 1.0)), self.job.nodes)
         return row | _spread([accuracy for accuracy in said if accuracy is not None])
 
     def measured(self, k: int, seconds: float, s: State) -> dict[str, Any]:

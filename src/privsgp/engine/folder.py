@@ -27,17 +27,16 @@ from typing import TYPE_CHECKING, Any
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
-from privsgp.engine.kept import Evaluation, Identity
+from privsgp.engine.formats import Evaluation, Identity
 from privsgp.errors import Refused
-from privsgp.foreign import parsed, read_bytes, read_json
+from privsgp.files import UNFINISHED, parsed, read_bytes, read_json, replace, write, write_json
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from torch import Tensor
 
 METRICS_VERSION = 1
-_UNFINISHED = ".privsgp-tmp"  # what a killed process may leave behind ends in this
 
 
 class Folder:
@@ -148,7 +147,7 @@ class Folder:
             (self.path / name).mkdir(exist_ok=True)
         (self.path / "private").chmod(0o700)
         for folder in (self.path, self.path / "nodes", self.path / "private"):
-            for stray in folder.glob(f".*{_UNFINISHED}/"):  # what is not a folder is somebody else's
+            for stray in folder.glob(f".*{UNFINISHED}/"):  # what is not a folder is somebody else's
                 shutil.rmtree(stray, ignore_errors=True)
 
     @property
@@ -209,16 +208,6 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     return [row for row in rows if row.get("step") is not None]
 
 
-def write(path: Path, text: str) -> None:
-    """Write a text file whole or not at all."""
-    replace(path, lambda temporary: temporary.write_text(text))
-
-
-def write_json(path: Path, value: dict[str, Any]) -> None:
-    """Write JSON whole or not at all; what is not a finite number must already be None."""
-    write(path, json.dumps(value, indent=2, allow_nan=False) + "\n")
-
-
 def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
     """Write safetensors whole or not at all."""
 
@@ -229,25 +218,3 @@ def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, st
             raise OSError(f"{path}: {error}") from error
 
     replace(path, save)
-
-
-def replace(path: Path, save: Callable[[Path], object]) -> None:
-    """Let `save` write in a folder beside the place, make it durable and move it there; clean up whatever happens.
-
-    The folder is for `save` alone: safetensors makes files with names of its own beside the one it writes.
-    """
-    room = path.with_name(f".{path.name}{_UNFINISHED}")
-    try:
-        room.mkdir(mode=0o700, exist_ok=True)
-        temporary = room / "new"
-        save(temporary)
-        with temporary.open("rb") as file:
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    finally:
-        shutil.rmtree(room, ignore_errors=True)
-    directory = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -163,40 +161,3 @@ class Job:
     def simulation(self) -> bool:
         """Whether randomness can be repeated by anyone who reads the config: then nothing is private."""
         return self.seed is not None
-
-
-def public_seed(seed: int | None, shared_hash: str, purpose: str) -> int:
-    """Return 256 bits for one public purpose (x⁰, partition, graph): from the seed, else from the shared config."""
-    root = f"seed:{seed}" if seed is not None else f"config:{shared_hash}"
-    return int.from_bytes(hashlib.sha256(f"privsgp/public/{purpose}/{root}".encode()).digest())
-
-
-def chosen_device(name: str) -> torch.device:
-    """Return the device a configuration names, and make it the current one; "auto" is a GPU where there is one."""
-    device = device_name(name)
-    try:
-        torch.empty(0, device=device)
-    except RuntimeError as error:  # a GPU that is there and cannot be used
-        raise Refused(f"engine.device = {name!r}: {error}", "take 'cpu', or another GPU") from error
-    return current(torch.device(device))
-
-
-def device_name(name: str) -> str:
-    """Return which device a configuration's means here, without touching it; one that is not there is refused."""
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    if name == "cuda" and "LOCAL_RANK" in os.environ:  # torchrun: each process of a machine takes a GPU of its own
-        name = f"cuda:{os.environ['LOCAL_RANK']}"
-    gpus = [f"cuda:{i}" for i in range(torch.cuda.device_count())]
-    there = ["auto", "cpu", *(["cuda", *gpus] if gpus else [])]
-    if name not in there:
-        words = "" if gpus else ": torch sees no GPU here"
-        raise Refused(f"engine.device = {name!r}", f"take one of {', '.join(there)}{words}")
-    return name
-
-
-def current(device: torch.device) -> torch.device:
-    """Make a GPU the one that kernels are launched on: on another one they would run beside what they wait for."""
-    if device.index is not None and device.type == "cuda":
-        torch.cuda.set_device(device)
-    return device

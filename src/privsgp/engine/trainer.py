@@ -16,19 +16,21 @@ import torch
 
 from privsgp.algorithms import AsyncTools, Block, PushSum, State, UpdateRule
 from privsgp.clock import Events
-from privsgp.engine import checkpoint, told
+from privsgp.devices import current, keep_memory
+from privsgp.engine import checkpoint
 from privsgp.engine.arithmetic import refuse_coarser
 from privsgp.engine.averaging import Averaging
 from privsgp.engine.budget_guard import Payments
 from privsgp.engine.checkpoint import Progress
 from privsgp.engine.drawing import Drawing
 from privsgp.engine.evaluate import Evaluator, average
-from privsgp.engine.memory import keep_memory
-from privsgp.engine.spec import current
 from privsgp.engine.step import chosen
-from privsgp.engine.stops import Diverged, Interrupted, ReplayDiffers, Stopping, refuse_no_model, refuse_wild
+from privsgp.engine.stops import Stopping, refuse_no_model
+from privsgp.errors import Diverged, Interrupted, ReplayDiffers
 from privsgp.gradients import Layout, stack
 from privsgp.threads import leaving_one
+from privsgp.transport import forms
+from privsgp.transport.checks import refuse_wild
 from privsgp.transport.in_process import InProcess
 from privsgp.transport.lossy import Robust
 from privsgp.transport.rendezvous import World
@@ -120,7 +122,7 @@ class Training:
     def _attempt(self, k: int) -> int:
         """Return at which attempt to go on: of a simulation the last that any process knows, else one's own."""
         own = max(self.drawing.attempt, self.payments.attempt(k))
-        said = self.world.exchange(own, told.whole(0, _MOST_ATTEMPTS))
+        said = self.world.exchange(own, forms.whole(0, _MOST_ATTEMPTS))
         return max(said) if self.job.simulation else own
 
     def _end(self, k: int, rows: list[dict[str, Any]], seconds: float) -> Outcome:
@@ -141,8 +143,8 @@ class Training:
             metrics=rows,
             steps=k,
             seconds=seconds,
-            bytes_sent=sum(self.world.exchange(self.bytes_sent, told.whole())),
-            releases=self.world.of_nodes(self.payments.releases(), told.whole(), self.job.nodes),
+            bytes_sent=sum(self.world.exchange(self.bytes_sent, forms.whole())),
+            releases=self.world.of_nodes(self.payments.releases(), forms.whole(), self.job.nodes),
             faults=self.transport.report() if isinstance(self.transport, Robust) else None,
         )
 
@@ -216,7 +218,7 @@ class Training:
             self._checkpoint(k, seconds)
         if self.world.alone:
             return stop
-        return due and any(self.world.exchange(stop, told.FLAG))
+        return due and any(self.world.exchange(stop, forms.FLAG))
 
     def _checkpoint(self, k: int, seconds: float) -> None:
         refuse_wild(k, self.state.x, self.job.here)

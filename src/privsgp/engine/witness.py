@@ -20,8 +20,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from privsgp.accounting import ledger
 from privsgp.accounting.ledger import Seen
 from privsgp.engine.checkpoint import read_progress
-from privsgp.engine.folder import Folder, replace
+from privsgp.engine.folder import Folder
 from privsgp.errors import Refused
+from privsgp.files import replace
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from privsgp.errors import Refused
-from privsgp.features.shelf import keep, read
+from privsgp.features.array_cache import keep, read
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -21,9 +21,9 @@ from torch import Tensor, nn
 
 from privsgp.errors import Refused
 from privsgp.features import synthetic
+from privsgp.features.array_cache import keep, read
 from privsgp.features.random_conv import RandomConv
 from privsgp.features.scattering import Scattering
-from privsgp.features.shelf import keep, read
 from privsgp.features.whitening import Whitening, fit, unit
 from privsgp.options import Count, Options, option
 

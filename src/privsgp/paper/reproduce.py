@@ -10,9 +10,9 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
-from privsgp.engine.folder import write_json
-from privsgp.engine.spec import device_name
+from privsgp.devices import device_name
 from privsgp.errors import Refused, refuse_below_one
+from privsgp.files import write_json
 from privsgp.paper import picture
 from privsgp.paper.claims import Found
 from privsgp.paper.figures import FIGURES, NAMES, SETTINGS

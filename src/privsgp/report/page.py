@@ -12,8 +12,8 @@ from string import Template
 from typing import TYPE_CHECKING, Any
 
 from privsgp.algorithms import ALGORITHMS
-from privsgp.engine.folder import write as write_whole
 from privsgp.errors import Refused
+from privsgp.files import write as write_whole
 from privsgp.report import network, plans, repeat, words
 from privsgp.report.charts import Chart, bars, curves, number, percent, table
 from privsgp.report.comparison import Group, Series, group

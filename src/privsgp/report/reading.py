@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from privsgp.accounting.statements import Statement, statements
 from privsgp.engine.folder import Folder, read_metrics
-from privsgp.engine.kept import Plan, Summary
+from privsgp.engine.formats import Plan, Summary
 from privsgp.errors import Refused
-from privsgp.foreign import read_json
+from privsgp.files import read_json
 from privsgp.runs import config as configs
 from privsgp.transport.faults import Faults, Leave, Outage
 

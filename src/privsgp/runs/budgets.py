@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 from privsgp.accounting.counting import After, Certified, Published
 from privsgp.accounting.filter import Filter
 from privsgp.algorithms import ALGORITHMS, Settings
-from privsgp.engine import told
 from privsgp.engine.spec import Protection
 from privsgp.errors import Refused
+from privsgp.transport import forms
 from privsgp.transport.rendezvous import World, blocks
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def protect(
         world = world or World()
         here = blocks(n, world.size)[world.rank]
         own = world.everywhere(lambda: [calibrated(i) for i in here])
-        all_sigmas = world.of_nodes(own, told.real(_LEAST, 1 / _LEAST), n)
+        all_sigmas = world.of_nodes(own, forms.real(_LEAST, 1 / _LEAST), n)
         if config.trust == "secure aggregation":
             all_sigmas = [max(all_sigmas)] * n  # each node is counted as if all added as much noise as it does
         mechanisms = [bare.with_sigma(sigma) for bare, sigma in zip(mechanisms, all_sigmas, strict=True)]

@@ -14,14 +14,16 @@ from privsgp.algorithms import ALGORITHMS
 from privsgp.algorithms.compressors import CompressionOptions, Whole
 from privsgp.algorithms.update_rule import node_weights
 from privsgp.clock import Events, Times, Waiting, schedule
-from privsgp.engine.arithmetic import kappa, positions, refuse_vast, use_tensor_cores
+from privsgp.devices import chosen_device, use_tensor_cores
+from privsgp.engine.arithmetic import kappa, positions, refuse_vast
 from privsgp.engine.averaging import Release
-from privsgp.engine.spec import Job, Learning, chosen_device, public_seed
+from privsgp.engine.spec import Job, Learning
 from privsgp.errors import Refused
 from privsgp.gradients import Layout
 from privsgp.runs.budgets import protect, settings
 from privsgp.runs.config import Config, Schedule
 from privsgp.runs.problem import layout, pooled
+from privsgp.seeds import public_seed
 from privsgp.transport.faults import Faults
 
 if TYPE_CHECKING:

@@ -35,7 +35,7 @@ from privsgp.data.partitions import check as check_partition
 from privsgp.engine.averaging import FinalModelOptions
 from privsgp.errors import Refused
 from privsgp.features.maps import FEATURES
-from privsgp.foreign import read_bytes
+from privsgp.files import read_bytes
 from privsgp.graph import GRAPHS
 from privsgp.models.networks import MODELS
 from privsgp.options import Count, NotNegative, Options, Positive, Probability, option

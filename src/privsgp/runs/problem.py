@@ -13,13 +13,14 @@ from torch import nn
 
 from privsgp import data, features, models
 from privsgp.algorithms import ALGORITHMS
-from privsgp.engine import told
-from privsgp.engine.spec import chosen_device, public_seed
+from privsgp.devices import chosen_device
 from privsgp.errors import Refused
 from privsgp.features.encoding import encoded, make_encoder
 from privsgp.features.views import of_the_mean_view, over_views
 from privsgp.runs import config as configs
 from privsgp.runs.budgets import per_node
+from privsgp.seeds import public_seed
+from privsgp.transport import forms
 from privsgp.transport.rendezvous import World, blocks, greet, join
 
 if TYPE_CHECKING:
@@ -108,7 +109,7 @@ def load_problem(config: Config, data_dir: Path | None = None) -> Problem:
     )
     if world.alone or config.data.path is None:
         return problem
-    sizes = world.of_nodes([len(rows) for rows in problem.parts], told.whole(1), config.data.nodes)
+    sizes = world.of_nodes([len(rows) for rows in problem.parts], forms.whole(1), config.data.nodes)
     return dataclasses.replace(problem, sizes=sizes)
 
 
@@ -123,7 +124,7 @@ def _read(config: Config, data_dir: Path | None, block: range) -> Problem:
     refuse_counted(config, dataset)
     outputs = models.outputs(config.model.loss, classes=dataset.classes, target_shape=dataset.y.shape[1:])
     seed = public_seed(config.seed, config.shared_hash(), "x0")
-    encoder, shape = make_encoder(config, dataset.x.shape[1:])
+    encoder, shape = make_encoder(config.features.name, config.features.options, dataset.x.shape[1:])
     m, views = config.model, config.views
     model = models.make(
         m.name,

@@ -24,20 +24,20 @@ from torch import nn
 from privsgp import __version__, features
 from privsgp.accounting import ledger
 from privsgp.algorithms import ALGORITHMS
-from privsgp.engine import told, witness
+from privsgp.engine import witness
 from privsgp.engine.evaluate import present
-from privsgp.engine.folder import Folder, read_metrics, write, write_json, write_tensors
-from privsgp.engine.kept import Summary
+from privsgp.engine.folder import Folder, read_metrics, write_tensors
+from privsgp.engine.formats import Summary
 from privsgp.engine.spec import Job
-from privsgp.engine.stops import Interrupted
 from privsgp.engine.trainer import Outcome, Training
-from privsgp.errors import Refused
-from privsgp.foreign import read_json
+from privsgp.errors import Interrupted, Refused
+from privsgp.files import read_json, write, write_json
 from privsgp.gradients import Layout
 from privsgp.runs import config as configs
 from privsgp.runs.budgets import settings
 from privsgp.runs.build import prepare, refuse_faults
 from privsgp.runs.problem import Problem, layout, pooled, refuse_other_configurations
+from privsgp.transport import forms
 from privsgp.transport.rendezvous import World, blocks, join, refuse_differences, restarted
 
 if TYPE_CHECKING:
@@ -55,17 +55,17 @@ SUMMARY_VERSION = 1
 PUBLIC_TEST = "public: metrics on it are not covered by the guarantee"
 PRIVATE_TEST = "private: metrics on it are in private/ alone, and not covered by the guarantee"
 MODEL_VERSION = 1
-_RUN = told.text("[0-9a-f]{32}", "the number of a run")
-_PLACE = told.text("[0-9a-f]{64}", "the SHA-256 of a place")
-_NUMBER = told.perhaps(told.real(-math.inf))
+_RUN = forms.text("[0-9a-f]{32}", "the number of a run")
+_PLACE = forms.text("[0-9a-f]{64}", "the SHA-256 of a place")
+_NUMBER = forms.perhaps(forms.real(-math.inf))
 # What the first process alone can see of a run, and tells the others when it has ended.
 _MEASURED = (
     "test_accuracy", "mean_node_accuracy", "worst_node_accuracy", "test_loss", "train_loss", "consensus_error",
     "virtual_seconds", "seconds", "steps_per_second",
 )  # fmt: skip
 _SEEN = dict.fromkeys(_MEASURED, _NUMBER) | {
-    "peak_memory_bytes": told.perhaps(told.whole()),
-    "finished": told.text(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", "a time"),
+    "peak_memory_bytes": forms.perhaps(forms.whole()),
+    "finished": forms.text(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", "a time"),
 }
 # What a process checks in a summary that another one wrote for it.
 _PROMISED = (
@@ -112,7 +112,7 @@ def run(
         folder = Folder(out, "" if problem.block is None else f"-{problem.block.start}-{problem.block.stop - 1}")
         around = _circumstances(config, world, faults)
         done = world.everywhere(lambda: _finished(folder, config, around, resume=resume, moved=moved))
-        if all(world.exchange(done, told.FLAG)):
+        if all(world.exchange(done, forms.FLAG)):
             return load_result(folder, problem.model)
         ran = pooled(config, problem)[0]
         earlier = world.everywhere(lambda: earlier_runs(folder, ledgers, ran, problem.block))
@@ -130,7 +130,7 @@ def run(
             write(folder.config, config.toml())
             if plan is not None:
                 write_json(folder.plan, plan)
-        world.exchange(None, told.NOTHING)  # the folder is ready
+        world.exchange(None, forms.NOTHING)  # the folder is ready
         world.everywhere(lambda: _refuse_other_run(folder, number))
         try:
             outcome = training.run()
@@ -326,13 +326,13 @@ def _finish(job: Job, folder: Folder, outcome: Outcome, world: World, beside: li
         if stayed:
             _save_model(folder.node(i), layout, z)
     own = [_finite(job.protection.epsilon(i, outcome.releases[i])) if job.algorithm.private else None for i in job.here]
-    spent = world.of_nodes(own, told.perhaps(told.real()), job.nodes)
-    forms = [told.keys(_SEEN)] + [told.NOTHING] * (world.size - 1)
-    seen = world.exchange_each(_seen(job, outcome) if world.rank == 0 else None, forms)[0]
+    spent = world.of_nodes(own, forms.perhaps(forms.real()), job.nodes)
+    first, rest = forms.keys(_SEEN), [forms.NOTHING] * (world.size - 1)
+    seen = world.exchange_each(_seen(job, outcome) if world.rank == 0 else None, [first, *rest])[0]
     summary = _summary(job, outcome, spent, seen or {}, _elsewhere(job, world, beside))
     if beside[0] == world.rank:
         write_json(folder.summary, summary)
-    world.exchange(None, told.NOTHING)
+    world.exchange(None, forms.NOTHING)
     world.everywhere(lambda: _refuse_other_summary(folder, summary))
     return load_result(folder, job.learning.model)
 
@@ -349,8 +349,8 @@ def _refuse_other_summary(folder: Folder, expected: dict[str, Any]) -> None:
     differ = [key for key in _PROMISED if written.get(key) != expected[key]]
     if differ:
         raise Refused(
-            f"{folder.summary} says {differ[0]} = {told.shown(written.get(differ[0]))}, and this process counted "
-            f"{told.shown(expected[differ[0]])}",
+            f"{folder.summary} says {differ[0]} = {forms.shown(written.get(differ[0]))}, and this process counted "
+            f"{forms.shown(expected[differ[0]])}",
             "believe the ledgers (privsgp ledger), and ask who wrote the summary",
         )
 

@@ -25,8 +25,7 @@ from privsgp.algorithms import ALGORITHMS
 from privsgp.engine.averaging import Release
 from privsgp.engine.evaluate import average
 from privsgp.engine.folder import Folder
-from privsgp.engine.stops import Diverged
-from privsgp.errors import Refused, refuse_below_one
+from privsgp.errors import Diverged, Refused, refuse_below_one
 from privsgp.runs import budgets as protection
 from privsgp.runs import build as jobs
 from privsgp.runs import problem as problems

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from privsgp.algorithms import ALGORITHMS
-from privsgp.engine.spec import device_name
+from privsgp.devices import device_name
 from privsgp.errors import Refused, refuse_below_one
 from privsgp.runs import build as jobs
 from privsgp.runs import train as training

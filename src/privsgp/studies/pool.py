@@ -19,11 +19,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from privsgp.engine.folder import Folder, read_metrics, write_json
-from privsgp.engine.kept import Summary
-from privsgp.engine.stops import Diverged, Interrupted
-from privsgp.errors import Refused
-from privsgp.foreign import read_json
+from privsgp.engine.folder import Folder, read_metrics
+from privsgp.engine.formats import Summary
+from privsgp.errors import Diverged, Interrupted, Refused
+from privsgp.files import read_json, write_json
 from privsgp.runs import config as configs
 from privsgp.runs import problem as problems
 from privsgp.runs import train as training

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from privsgp import data
-from privsgp.engine.folder import replace
+from privsgp.files import replace
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -30,16 +30,15 @@ from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
 from privsgp import __version__
-from privsgp.engine import told
-from privsgp.engine.stops import Interrupted
-from privsgp.errors import Refused
+from privsgp.errors import Interrupted, Refused
+from privsgp.transport import forms
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from torch.distributed.distributed_c10d import Store
 
-    from privsgp.engine.told import Form
+    from privsgp.transport.forms import Form
 
 T = TypeVar("T")
 
@@ -50,7 +49,7 @@ _LAST_WORD = 3.0  # seconds that are left to tell the others why one leaves
 _BEAT = 0.5
 _PAUSE = 0.002
 _MOST_WORDS = 8  # differences that are named
-_SAID = told.text(f"|{REFUSED}", "a yes, or a refusal")
+_SAID = forms.text(f"|{REFUSED}", "a yes, or a refusal")
 
 
 class PeerLost(Interrupted):
@@ -130,7 +129,7 @@ class World:
 
     def of_nodes(self, own: Sequence[T], form: Form, nodes: int) -> list[T]:
         """Tell the others a value of each of one's own nodes and return all nodes': one's own as they are."""
-        forms = [told.each(form, len(block)) for block in blocks(nodes, self.size)]
+        forms = [forms.each(form, len(block)) for block in blocks(nodes, self.size)]
         return [value for theirs in self.exchange_each(list(own), forms) for value in theirs]
 
     def everywhere(self, action: Callable[[], T]) -> T:
@@ -217,16 +216,16 @@ class World:
         try:
             said = json.loads(word)
         except (ValueError, RecursionError):
-            self.refuse(rank, f"says {told.shown(word[:80].decode(errors='replace'))}, which cannot be read")
+            self.refuse(rank, f"says {forms.shown(word[:80].decode(errors='replace'))}, which cannot be read")
         if not form.fits(said):
-            self.refuse(rank, f"says {told.shown(said)}, where it was to say {form.words}")
+            self.refuse(rank, f"says {forms.shown(said)}, where it was to say {form.words}")
         return said
 
     def _alarm(self, word: bytes) -> tuple[int, str]:
         """Read who is said to be gone, and why; anybody may have written it."""
         match json.loads(word):
             case [int(rank), str(reason)] if 0 <= rank < self.size:
-                return rank, told.shown(reason)[1:-1]
+                return rank, forms.shown(reason)[1:-1]
         raise ValueError("no alarm of this program's")
 
     def _ask(self, call: Callable[[], T], seconds: float | None = None) -> T:
@@ -334,8 +333,8 @@ def greet(world: World, shared: dict[str, Any]) -> None:
 def refuse_differences(world: World, mine: dict[str, Any]) -> None:
     """Refuse where another process says otherwise, and name what differs, with both values."""
     mine = json.loads(json.dumps(mine))
-    said = world.exchange(mine, told.WORDS)
-    world.exchange(None, told.NOTHING)  # nobody leaves before all have heard
+    said = world.exchange(mine, forms.WORDS)
+    world.exchange(None, forms.NOTHING)  # nobody leaves before all have heard
     for rank, theirs in enumerate(said):
         differ = [key for key in mine | theirs if mine.get(key) != theirs.get(key)]
         if differ:
@@ -348,7 +347,7 @@ def refuse_differences(world: World, mine: dict[str, Any]) -> None:
 
 def _word(value: object) -> str:
     """Return a value as a sentence has it; what a peer says may hold anything."""
-    return told.shown(value).strip('"')
+    return forms.shown(value).strip('"')
 
 
 def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -22,9 +22,9 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.distributed_c10d import PrefixStore
 
-from privsgp.engine.stops import refuse_wild, wild
-from privsgp.engine.terminating import ending_with_words
+from privsgp.transport.checks import refuse_wild, wild
 from privsgp.transport.rendezvous import blocks
+from privsgp.transport.terminating import ending_with_words
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -1,7 +1,8 @@
-"""Files that others may have written, or that broke: read within bounds, and refused by name where they are not right.
+"""Files: read within bounds, and refused by name where they are not right; written whole or not at all.
 
 A pipe that nobody writes to, a device without an end, brackets a hundred thousand deep, numbers that are none: each is
-a refusal that names the file, never a traceback and never a hang.
+a refusal that names the file, never a traceback and never a hang. Files are written in a folder beside their place and
+renamed into it.
 """
 
 from __future__ import annotations
@@ -10,7 +11,10 @@ import errno
 import json
 import math
 import os
+import shutil
 import stat
+import tempfile
+from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ValidationError
@@ -18,10 +22,11 @@ from pydantic import BaseModel, ValidationError
 from privsgp.errors import Refused
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Callable
 
 LONGEST = 2**26  # bytes of a JSON file
 _DIGITS = 100  # of a whole number; seeds have 78
+UNFINISHED = ".privsgp-tmp"  # what a killed process may leave behind ends in this
 
 
 def opened(path: Path) -> IO[bytes]:
@@ -80,3 +85,53 @@ def _whole(text: str) -> int:
     if len(text) > _DIGITS:
         raise ValueError(f"a number of {len(text)} digits")
     return int(text)
+
+
+def write(path: Path, text: str) -> None:
+    """Write a text file whole or not at all."""
+    replace(path, lambda temporary: temporary.write_text(text))
+
+
+def write_json(path: Path, value: dict[str, Any]) -> None:
+    """Write JSON whole or not at all; what is not a finite number must already be None."""
+    write(path, json.dumps(value, indent=2, allow_nan=False) + "\n")
+
+
+def replace(path: Path, save: Callable[[Path], object]) -> None:
+    """Let `save` write in a folder beside the place, make it durable and move it there; clean up whatever happens.
+
+    The folder is for `save` alone: safetensors makes files with names of its own beside the one it writes.
+    """
+    room = Path(tempfile.mkdtemp(UNFINISHED, f".{path.name}.", path.parent))
+    try:
+        temporary = room / "new"
+        save(temporary)
+        with temporary.open("rb") as file:
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        shutil.rmtree(room, ignore_errors=True)
+
+
+def cache_folder() -> Path:
+    """Return where results that only save time are kept: $PRIVSGP_CACHE, $XDG_CACHE_HOME/privsgp, ~/.cache/privsgp."""
+    if own := os.environ.get("PRIVSGP_CACHE"):
+        return Path(own)
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "privsgp"
+
+
+def is_own(status: os.stat_result) -> bool:
+    """Whether a file or folder is the user's own and nobody else may write to it."""
+    return status.st_uid == os.geteuid() and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+
+
+def own_folder(place: Callable[[], Path], *, make: bool = False) -> Path | None:
+    """Return the folder if it is the user's own and closed to others, None otherwise."""
+    try:
+        folder = place()
+        if make:
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        return folder if is_own(folder.stat()) else None
+    except (OSError, RuntimeError):  # there is none, or no home folder
+        return None

@@ -9,7 +9,7 @@ import pytest
 
 PROGRAM = """
 import resource, torch
-from privsgp.engine.memory import keep_memory
+from privsgp.devices import keep_memory
 print(keep_memory() if {keep} else None)
 for _ in range(20):
     held = torch.ones(1 << 24)
