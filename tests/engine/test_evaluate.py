@@ -14,13 +14,15 @@ from hypothesis import strategies as st
 from torch import nn
 
 import runs
-from privsgp import config as configs
-from privsgp import data, jobs, problems
+from privsgp import data
 from privsgp.algorithms import State
-from privsgp.engine import told
 from privsgp.engine.evaluate import Evaluator, average, consensus_error
 from privsgp.engine.folder import read_metrics
 from privsgp.gradients import Layout
+from privsgp.runs import build as jobs
+from privsgp.runs import config as configs
+from privsgp.runs import problem as problems
+from privsgp.transport import forms
 
 
 def _state(seed, nodes=5, dim=7, dtype=torch.float64):
@@ -132,8 +134,8 @@ class _Others:
     alone = False
 
     def of_nodes(self, own, form, nodes):
-        assert all(told.each(form, 4).fits(list(said)) for said in ([*own], [0.0, 1.0, None, 0.5]))
-        assert not told.each(form, 4).fits([0.0, 1.1, 0.5, 0.5])
+        assert all(forms.each(form, 4).fits(list(said)) for said in ([*own], [0.0, 1.0, None, 0.5]))
+        assert not forms.each(form, 4).fits([0.0, 1.1, 0.5, 0.5])
         self.said = own
         return own
 

@@ -432,9 +432,8 @@ class Config(Options):
 
     def __reduce__(self) -> tuple[Callable[..., Config], tuple[dict[str, Any]]]:
         """Pickle the values: the class is made of the components that they name."""
-        return parse, (
-            self.model_dump() | {"algorithm": self.algorithm.model_dump() | dict.fromkeys(self.algorithm.auto, "auto")},
-        )
+        algorithm = self.algorithm.model_dump() | dict.fromkeys(self.algorithm.auto, "auto")
+        return parse, (self.model_dump() | {"algorithm": algorithm},)
 
     def shared_hash(self) -> str:
         """Return the SHA-256 of the shared part."""
