@@ -26,7 +26,7 @@ from pydantic import (
     model_validator,
 )
 
-from privsgp.algorithms import ALGORITHMS, PushSum
+from privsgp.algorithms import ALGORITHMS, PushSum, load_plugins
 from privsgp.algorithms.algorithm import Trust  # noqa: TC001 - a field has this type
 from privsgp.algorithms.update_rule import UpdateOptions
 from privsgp.data.loading import BUILT_IN
@@ -484,6 +484,7 @@ def _config_with(*options: type[Options]) -> type[Config]:
 
 def _config_for(values: dict[str, Any]) -> type[Config]:
     """Return the configuration that fits the components which are named."""
+    load_plugins()
     return _config_with(*(_named(values.get(name), section) for name, section in SECTIONS.items()))
 
 
