@@ -106,9 +106,9 @@ def test_a_recorded_direction_is_the_algorithm_s_own(tmp_path, model, shape, exa
             folder.identify({}, None)
             run = Training(replace(small_job("privsgp-vr", model=model, shape=shape), momentum=0.5), folder)
             run.algorithm.block.exact = exact
-            recorded = run.algorithm.direction
+            recorded = run.algorithm.recorded
             if plain:
-                run.algorithm.direction = recorded._direction
+                run.algorithm.recorded = run.algorithm.direction
             run.run()
             if not plain:
                 assert recorded._graph is not None

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from privsgp.algorithms import AsyncTools, Block, PushSum, State, UpdateRule
+from privsgp.algorithms.block import as_it_is
 from privsgp.clock import Events
 from privsgp.devices import current, keep_memory
 from privsgp.engine import checkpoint
@@ -23,9 +24,9 @@ from privsgp.engine.arithmetic import refuse_coarser
 from privsgp.engine.averaging import Averaging
 from privsgp.engine.budget_guard import Payments
 from privsgp.engine.checkpoint import Progress
-from privsgp.engine.drawing import Drawing
+from privsgp.engine.drawing import NodeRandomness
 from privsgp.engine.evaluate import Evaluator, average
-from privsgp.engine.step import chosen
+from privsgp.engine.step import chosen, recorder
 from privsgp.engine.stops import Stopping, refuse_no_model
 from privsgp.errors import Diverged, Interrupted, ReplayDiffers
 from privsgp.gradients import Layout, stack
@@ -76,7 +77,7 @@ class Training:
         self.model = copy.deepcopy(job.learning.model).to(job.device, job.dtype)
         self.state = self._start()
         self.transport = connect(job.graph, self.state.x, self.world, job.faults)
-        self.drawing = Drawing(job, self.state.x, alone=self.transport.local)
+        self.drawing = NodeRandomness(job, self.state.x, alone=self.transport.local)
         self.payments = Payments(job, folder, self.world)
         self.update_rule = self._update_rule()
         self.averaging = Averaging(job.release, job.steps, self.state)
@@ -244,11 +245,12 @@ class Training:
 
     def _block(self) -> Block:
         job, learning = self.job, self.job.learning
+        gradient = stack(self.model, learning.loss, learning.made_up(), rules=job.rules)
         return Block(
             mechanisms=job.mechanisms,
             inputs=learning.inputs,
             targets=learning.targets,
-            gradient=stack(self.model, learning.loss, learning.made_up(), rules=job.rules),
+            gradient=gradient,
             sample=self.drawing.sample,
             noise=self.drawing.noise,
             mix=self._mix,
@@ -260,6 +262,7 @@ class Training:
             update_rule=self.update_rule,
             leave_one_core=leaving_one if self.drawing.beside else nullcontext,
             private=self.folder.checkpoint.parent,
+            record=recorder(gradient, job.device) if self.transport.plain else as_it_is,
             exact=not job.simulation,
         )
 
@@ -322,6 +325,7 @@ class Training:
 
     def _stepper(self) -> Callable[[int, State], State]:
         """Choose who takes the steps: the algorithm itself, or the same on a GPU in fewer launches."""
-        if self.transport.plain and isinstance(self.algorithm, PushSum):
-            return chosen(self.algorithm, self.job.graph, self.drawing.source.source, self.state.x, self._announce)
+        source = self.drawing.node_noise.kernel_source
+        if self.transport.plain and source is not None and isinstance(self.algorithm, PushSum):
+            return chosen(self.algorithm, self.job.graph, source, self.state.x, self._announce)
         return self.algorithm.step
