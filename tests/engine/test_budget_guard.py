@@ -16,7 +16,6 @@ from privsgp.engine.budget_guard import Payments
 from privsgp.engine.folder import Folder
 from privsgp.engine.spec import Protection
 from privsgp.errors import Interrupted, Refused, ReplayDiffers
-from privsgp.randomness.independent import IndependentNoise
 
 STEPS = 200
 
@@ -25,7 +24,7 @@ class Crash(Exception):
     """A process that dies."""
 
 
-def _payments(folder, *, simulation=False, spare=40, budget=True, private=True, noise=None):
+def _payments(folder, *, simulation=False, spare=40, budget=True, private=True):
     mechanism = SampledMean(sigma=1.0, clip=1.0, batch=2, samples=10)
     protection = Protection(
         mechanisms=[mechanism] * 2,
@@ -46,7 +45,6 @@ def _payments(folder, *, simulation=False, spare=40, budget=True, private=True, 
         until=lambda _node, releases: min(STEPS, releases),
         algorithm=SimpleNamespace(private=private),
         layout="",
-        noise=noise or IndependentNoise(),
     )
     place = Folder(folder)
     place.prepare()
@@ -90,13 +88,6 @@ def test_what_happens_while_messages_are_hashed_ends_before_they_are_noted(tmp_p
         with contextlib.suppress(Crash), payments.sending_while(1, _message(1)):
             raise Crash
         assert [ledger.segment.sent_at(1) for ledger in payments.ledgers] == [None, None]
-
-
-@pytest.mark.parametrize(("noise", "words"), [(None, {}), ({"noise": "pairwise"}, {"noise": "pairwise"})])
-def test_a_ledger_says_which_noise_it_is_of(tmp_path, noise, words):
-    with _payments(tmp_path, noise=noise and SimpleNamespace(describe=lambda: noise)) as payments:
-        said = payments.ledgers[0].segment.header.mechanism
-    assert said == payments.job.mechanisms[0].describe() | words
 
 
 def test_a_whole_run_is_charged_its_steps_and_its_ledgers_are_closed(tmp_path):

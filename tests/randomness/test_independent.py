@@ -51,6 +51,6 @@ def test_a_kernel_may_draw_a_simulations_noise_alone():
     assert _of_nodes(Secure()).kernel_source is None
 
 
-def test_the_mechanism_says_it_all():
-    assert IndependentNoise().describe() == {}
+def test_it_is_a_value_with_a_name():
     assert IndependentNoise() == IndependentNoise()
+    assert IndependentNoise().name == "independent"

@@ -211,7 +211,7 @@ class Payments:
         return Header(
             node=i,
             run=self.folder.run or "",
-            mechanism=p.mechanisms[i].describe() | job.noise.describe(),
+            mechanism=p.mechanisms[i].describe(),
             budget=None if epsilon is None else {"epsilon": epsilon, "delta": p.deltas[i]},
             relation=p.relation,
             steps=releases,

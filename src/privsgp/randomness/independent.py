@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from privsgp.randomness.noise import Keyed, add_noise_
 from privsgp.randomness.prefetch import PrefetchedNoise
@@ -22,9 +22,10 @@ if TYPE_CHECKING:
 class IndependentNoise(Noise):
     """N(0, σ_i² I) for each node, independent of everything else."""
 
-    def describe(self) -> dict[str, Any]:
-        """Return nothing: σ stands in the mechanism."""
-        return {}
+    @property
+    def name(self) -> str:
+        """What a summary calls it."""
+        return "independent"
 
     def of_nodes(self, nodes: range, mechanisms: Sequence[Mechanism], source: Source) -> NodeNoise:
         """Return the noise of a process's nodes."""

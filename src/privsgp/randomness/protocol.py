@@ -1,12 +1,12 @@
 """What a run asks of its noise, whichever kind it is. A new kind is one more file here, and its proof in accounting.
 
-A `Noise` is a frozen value of a run's spec: it says what ledgers say of it, and makes the `NodeNoise` of a process,
-which adds it and draws it ahead.
+A `Noise` is a frozen value of a run's spec; it makes the `NodeNoise` of a process, which adds it and draws it ahead.
+What it costs is counted by the nodes' mechanisms alone: they stand in the ledgers, and it is their σ that is counted.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -46,8 +46,9 @@ class NodeNoise(Protocol):
 class Noise(Protocol):
     """Which noise a run adds to its nodes' gradients."""
 
-    def describe(self) -> dict[str, Any]:
-        """Return what a ledger says of it beside the mechanism; nothing where the mechanism says it all."""
+    @property
+    def name(self) -> str:
+        """What a summary calls it."""
 
     def of_nodes(self, nodes: range, mechanisms: Sequence[Mechanism], source: Source) -> NodeNoise:
         """Return the noise of a process's nodes, one mechanism each, drawn from `source`."""
