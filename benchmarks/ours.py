@@ -51,10 +51,10 @@ def parts(training: Training, steps: int = 30) -> dict[str, float]:
     spent: dict[str, list[float]] = {}
     block, algorithm = training.algorithm.block, training.algorithm
     _watch(block, "sample", spent, "5 sample")
-    _watch(algorithm, "direction", spent, "6-7 direction")
+    _watch(algorithm, "recorded", spent, "6-7 direction")
     _watch(block, "noise", spent, "8 noise")
     _watch(training.payments, "sending", spent, "ledger and hashes")
-    _watch(training, "transport", spent, "10-13 mix")
+    _watch(training.transport, "mix", spent, "10-13 mix")
     _watch(algorithm, "step", spent, "whole step")
     training.step = algorithm.step
     step = stepper(training)

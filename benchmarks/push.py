@@ -22,7 +22,7 @@ def main() -> None:
     network, key, spare = graph.make("exponential", N), Keyed(0).philox_key(device), w.clone()
     source, share = (torch.from_numpy(a).to(device) for a in peers(network, 1))
     order, own, heard = (torch.from_numpy(a).to(device) for a in cycles(network, 1) or ())
-    mix, nodes = InProcess(network, x), torch.arange(N, device=device)
+    mix, nodes = InProcess(network, x).mix, torch.arange(N, device=device)
 
     def walk() -> None:
         push.walk(

@@ -139,7 +139,7 @@ def test_an_out_folder_that_cannot_be(tmp_path):
 SUMMARY = {
     "algorithm": str, "nodes": int, "steps": int, "dim": int, "test_accuracy": float, "worst_node_accuracy": float,
     "train_loss": float, "consensus_error": float, "epsilon_spent": list, "epsilon_nominal": type(None), "delta": list,
-    "relation": str, "accountant": str, "seconds": float, "steps_per_second": float, "bytes_sent": int,
+    "relation": str, "noise": str, "accountant": str, "seconds": float, "steps_per_second": float, "bytes_sent": int,
     "peak_memory_bytes": int,
 }  # fmt: skip
 

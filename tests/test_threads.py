@@ -8,7 +8,7 @@ import threading
 import pytest
 import torch
 
-from privsgp.threads import leaving_one, shared_out
+from privsgp.threads import beside, leaving_one, shared_out
 
 
 @pytest.fixture
@@ -47,15 +47,26 @@ def test_the_other_thread_begins_while_something_else_is_done(threads):
         begun.set()
         return i
 
-    assert shared_out(work, range(5), lambda: None if begun.wait(60) else pytest.fail("nobody began")) == list(range(5))
+    with beside(work, range(5)) as results:
+        assert begun.wait(60), "nobody began"
+    assert results == list(range(5))
 
 
 @pytest.mark.parametrize("allowed", [1, 2])
-def test_what_is_done_first_is_done_once(threads, allowed):
+def test_a_single_item_waits_for_the_block(threads, allowed):
     threads(allowed)
     done = []
-    shared_out(done.append, ["after"], lambda: done.append("first"))
+    with beside(done.append, ["after"]):
+        done.append("first")
     assert done == ["first", "after"]
+
+
+def test_what_ends_the_block_is_raised_when_the_other_thread_has_ended(threads):
+    threads(2)
+    before = set(threading.enumerate())
+    with pytest.raises(ValueError, match="in the block"), beside(lambda i: i, range(4)):
+        raise ValueError("in the block")
+    assert set(threading.enumerate()) <= before
 
 
 def test_an_error_in_either_thread_is_raised_here(threads):

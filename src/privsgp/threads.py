@@ -1,4 +1,4 @@
-"""Two cores for work that lets go of Python's lock: hashing and drawing, beside what has to be done at the same time.
+"""Runs work that lets go of Python's lock, hashing and drawing, on a second thread.
 
 A thread of torch's that has to share its core with another one holds all of them up: each operation waits for the last.
 And for some milliseconds after an operation torch's threads keep their cores busy, waiting for the next one.
@@ -30,10 +30,12 @@ def leaving_one() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-def shared_out(work: Callable[[T], R], items: Sequence[T], first: Callable[[], None] = lambda: None) -> list[R]:
-    """Return [work(item), …]; a second thread begins while this one does `first`, where torch may use more than one.
+@contextmanager
+def beside(work: Callable[[T], R], items: Sequence[T]) -> Iterator[list[R]]:
+    """Begin [work(item), …] on a second thread, where torch may use more than one, while the body of the block runs.
 
-    The thread ends with the call: there is no pool that a fork could break.
+    What is left after that is done by both; the list is complete when the block has ended. The thread ends with it:
+    there is no pool that a fork could break.
     """
     results: list[R] = [None] * len(items)  # type: ignore[list-item]
     left = iter(range(len(items)))  # both take the next number; Python's lock lets one at a time
@@ -43,12 +45,18 @@ def shared_out(work: Callable[[T], R], items: Sequence[T], first: Callable[[], N
             results[i] = work(items[i])
 
     if len(items) < 2 or torch.get_num_threads() == 1:
-        first()
+        yield results
         some()
-        return results
+        return
     with ThreadPoolExecutor(1) as other:
         later = other.submit(some)
-        first()
+        yield results
         some()
         later.result()
+
+
+def shared_out(work: Callable[[T], R], items: Sequence[T]) -> list[R]:
+    """Return [work(item), …], done by two threads where torch may use more than one."""
+    with beside(work, items) as results:
+        pass
     return results

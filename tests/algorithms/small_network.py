@@ -113,7 +113,7 @@ def trained(setting, name, *, rules=True, release=nothing, sent=nothing, **optio
 
     def mix(k, x, w):
         sent(k, x)
-        return transport(k, x, w)
+        return transport.mix(k, x, w)
 
     def average(k, messages, size):
         sent(k, messages)

@@ -115,7 +115,7 @@ def start(nodes, seed=0, dtype=torch.float64):
 def test_mixing_is_the_matrix_and_conserves_what_there_is(graph, seed, k):
     x, w = start(graph.nodes, seed)
     w = w + x[:, 0].abs()
-    mixed, weights = InProcess(graph, x)(k, x, w)
+    mixed, weights = InProcess(graph, x).mix(k, x, w)
     P = graph.matrix(k)
     np.testing.assert_allclose(mixed.numpy(), P @ x.numpy(), rtol=0, atol=1e-13)
     np.testing.assert_allclose(weights.numpy(), P @ w.numpy(), rtol=0, atol=1e-13)
@@ -126,7 +126,7 @@ def test_mixing_is_the_matrix_and_conserves_what_there_is(graph, seed, k):
 def repeated(graph, x, w, steps):
     mix = InProcess(graph, x)
     for k in range(steps):
-        x, w = mix(k, x, w)
+        x, w = mix.mix(k, x, w)
     return x, w
 
 
@@ -160,14 +160,14 @@ def test_shares_of_a_third_in_float32_leave_z_unbiased():
     for k in range(3000):
         moved = x + 1e-3 * torch.randn(6, 3, generator=generator)
         held += (moved.double() - x.double()).sum(0)
-        x, w = mix(k, moved, w)
+        x, w = mix.mix(k, moved, w)
     torch.testing.assert_close(x.double().sum(0) / w.sum(), held / 6, rtol=3e-5, atol=0)
 
 
 def test_a_mixing_step_leaves_its_arguments_alone():
     x, w = start(4)
     before = x.clone(), w.clone()
-    InProcess(irregular(), x)(0, x, w)
+    InProcess(irregular(), x).mix(0, x, w)
     assert torch.equal(x, before[0])
     assert torch.equal(w, before[1])
 

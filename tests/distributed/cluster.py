@@ -177,15 +177,15 @@ def interrupt(rank: int, *, victim: int, step: int) -> None:
 
 def differ(rank: int, *, victim: int) -> None:
     """Let one process compute other numbers than before, as another machine may."""
-    from privsgp.engine.drawing import Drawing
+    from privsgp.engine.drawing import NodeRandomness
 
-    noise = Drawing.noise
+    noise = NodeRandomness.noise
 
     def other(self, k, g):
         noise(self, k, g)
         g += 0.001 * (rank == victim)
 
-    Drawing.noise = other
+    NodeRandomness.noise = other
 
 
 def watch(rank: int, *, where: str) -> None:

@@ -71,7 +71,7 @@ def send(rank: int, *, liar: int, step: int, how: str, where: str = "") -> None:
 
     if where and rank != liar:
         os.dup2(os.open(where, os.O_CREAT | os.O_WRONLY), 2)
-    batch, packed, calls = dist.batch_isend_irecv, distributed.Across._packed, iter(range(10**9))
+    batch, packed, calls = dist.batch_isend_irecv, distributed.TorchDistributed._packed, iter(range(10**9))
 
     def sent(operations: list[Any]) -> Any:
         if next(calls) >= step and rank == liar:
@@ -94,7 +94,7 @@ def send(rank: int, *, liar: int, step: int, how: str, where: str = "") -> None:
         return message[: {"short": -100, "nothing": 1}[how]].clone() if how != "long" else torch.cat([message] * 3)
 
     distributed.dist.batch_isend_irecv = sent
-    distributed.Across._packed = changed
+    distributed.TorchDistributed._packed = changed
 
 
 def pause(rank: int, *, victim: int, step: int) -> None:

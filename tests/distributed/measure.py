@@ -1,6 +1,6 @@
 """Measure a step's communication on this machine, for docs/scaling.md: python tests/distributed/measure.py.
 
-One node per process on the exponential graph; what is timed is `Across.__call__` and `World.exchange`, nothing else.
+One node per process on the exponential graph; timed are `TorchDistributed.mix` and `World.exchange` alone.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from privsgp import graph
 from privsgp.transport import forms
 from privsgp.transport.in_process import InProcess
 from privsgp.transport.rendezvous import World
-from privsgp.transport.torch_distributed import Across
+from privsgp.transport.torch_distributed import TorchDistributed
 
 STEPS = 60
 SIZES = (650, 50_890, 1_000_000, 11_173_962)
@@ -56,13 +56,13 @@ def _one(rank: int, processes: int, dim: int, port: int, answers: multiprocessin
     x, w = torch.randn(1, dim), torch.ones(1, dtype=torch.float64)
     if processes == 1:
         network = graph.make("exponential", 2)
-        mix, world = InProcess(network, x), World()
+        transport, world = InProcess(network, x), World()
         x, w = x.repeat(2, 1), w.repeat(2)
     else:
         store = TCPStore("127.0.0.1", port, timeout=timedelta(seconds=60))
         world = World(rank, processes, store)
-        mix = Across(graph.make("exponential", processes), x, world, lambda _k: None)
-    times = _timed(lambda k: mix(k, x, w), STEPS if dim < 5_000_000 else 12)
+        transport = TorchDistributed(graph.make("exponential", processes), x, world)
+    times = _timed(lambda k: transport.mix(k, x, w), STEPS if dim < 5_000_000 else 12)
     talks = _timed(lambda k: world.exchange(k, forms.whole()), 30)
     answers.put((times, talks))
     world.exchange(None, forms.NOTHING)

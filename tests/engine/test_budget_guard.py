@@ -79,6 +79,17 @@ def test_no_message_leaves_before_it_is_paid_for(tmp_path):
     assert runs.charged(tmp_path) == [0, 0]
 
 
+def test_what_happens_while_messages_are_hashed_ends_before_they_are_noted(tmp_path):
+    with _payments(tmp_path) as payments:
+        assert payments.granted(0, 0)
+        with payments.sending_while(0, _message(0)):
+            assert [ledger.segment.sent_at(0) for ledger in payments.ledgers] == [None, None]
+        assert [ledger.segment.sent_at(0) for ledger in payments.ledgers] == [0, 0]
+        with contextlib.suppress(Crash), payments.sending_while(1, _message(1)):
+            raise Crash
+        assert [ledger.segment.sent_at(1) for ledger in payments.ledgers] == [None, None]
+
+
 def test_a_whole_run_is_charged_its_steps_and_its_ledgers_are_closed(tmp_path):
     with _payments(tmp_path) as payments:
         assert _take(payments, 0, STEPS) == STEPS

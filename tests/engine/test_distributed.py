@@ -14,7 +14,7 @@ from privsgp.engine.stops import refuse_no_model
 from privsgp.errors import Diverged, Refused
 from privsgp.transport import torch_distributed as distributed
 from privsgp.transport.rendezvous import World
-from privsgp.transport.torch_distributed import Across
+from privsgp.transport.torch_distributed import TorchDistributed
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def pair(monkeypatch):
     store = HashStore()
 
     def make(rank):
-        across = Across(graph.make("exponential", 4), torch.zeros(2, 3), World(rank, 2, store, 1.0), lambda _: None)
+        across = TorchDistributed(graph.make("exponential", 4), torch.zeros(2, 3), World(rank, 2, store, 1.0))
         across.world.run, across.world.step = "a" * 32, 7
         return across
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import runs
-from privsgp.engine.drawing import Drawing
+from privsgp.engine.drawing import NodeRandomness
 from privsgp.errors import Refused
 from privsgp.runs import build as jobs
 from privsgp.runs import config as configs
@@ -23,7 +23,7 @@ def _drawing(*, alone=True):
     values = tomllib.loads(runs.SMALL)
     values["data"]["sizes"], values["algorithm"]["batch"] = SIZES, 40
     config = configs.parse(values)
-    return Drawing(jobs.prepare(config, problems.load_problem(config)), torch.zeros(4, 650), alone=alone)
+    return NodeRandomness(jobs.prepare(config, problems.load_problem(config)), torch.zeros(4, 650), alone=alone)
 
 
 def _step(drawing, k):

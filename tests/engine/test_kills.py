@@ -19,16 +19,16 @@ def _witnessed(arguments: list[str], moments: int, log: str) -> None:
     """Train in a process that dies, and write every message down as it goes into the network."""
     from privsgp.transport.in_process import InProcess
 
-    network = InProcess.__call__
+    network = InProcess.mix
     file = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 
-    def watched(self, k, x, w):
+    def watched(self, k, x, w, *meanwhile):
         for node, message in enumerate(x):
             digest = hashlib.sha256(message.numpy().data).hexdigest()
             os.pwrite(file, f"{node} {digest}\n".encode(), os.lseek(file, 0, os.SEEK_END))
-        return network(self, k, x, w)
+        return network(self, k, x, w, *meanwhile)
 
-    InProcess.__call__ = watched
+    InProcess.mix = watched
     runs._dying(arguments, None, moments)
 
 

@@ -14,7 +14,7 @@ import pytest
 import runs
 from privsgp.accounting import ledger
 from privsgp.engine import checkpoint
-from privsgp.engine.drawing import Drawing
+from privsgp.engine.drawing import NodeRandomness
 
 SELDOM = "--set=engine.checkpoint_every=30"
 RING = '[graph]\nname = "ring"\n'
@@ -270,13 +270,13 @@ def test_evaluations_before_a_replay_that_differs_are_not_kept_twice(tmp_path, m
     """Step 18 was evaluated again when step 19 turned out to differ; the run goes back to step 14."""
     config, out = runs.small(tmp_path), tmp_path / "out"
     assert runs.killed("train", config, "--out", out, steps=20)
-    noise = Drawing.noise
+    noise = NodeRandomness.noise
 
     def other(self, k, g):
         noise(self, k, g)
         g += float(k == 19 and self.attempt == 0)
 
-    monkeypatch.setattr(Drawing, "noise", other)
+    monkeypatch.setattr(NodeRandomness, "noise", other)
     assert runs.train(config, out, "--resume")["releases"] == [20 + 30 - 14] * 4
     assert runs.evaluated(out) == [6, 12, 18, 24, 30]
 

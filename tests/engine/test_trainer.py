@@ -132,7 +132,7 @@ def test_noise_is_each_nodes_and_each_steps_own(tmp_path):
     sigma = [0.5, 1.0, 2.0, 0.0]
     run = _training(tmp_path, privacy__sigma=sigma, algorithm__steps=8, algorithm__step_size=1.0)
     noises = []
-    run.algorithm.direction = lambda z, batch: torch.zeros_like(z)
+    run.algorithm.recorded = lambda z, batch: torch.zeros_like(z)
     noise = run.algorithm.block.noise
 
     def keep(k, g):

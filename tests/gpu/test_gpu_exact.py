@@ -50,23 +50,23 @@ KEPT = [
 @pytest.mark.parametrize(("algorithm", "kept"), KEPT)
 @pytest.mark.parametrize(("model", "shape"), [("mlp", (6,)), ("cnn", (1, 16, 16))])
 def test_a_run_with_secret_noise(tmp_path, algorithm, kept, model, shape, small_job, monkeypatch):
-    from privsgp.engine import drawing
     from privsgp.engine.folder import Folder
     from privsgp.engine.trainer import Training
+    from privsgp.randomness import independent
 
-    seen, add = [], drawing.add_noise_
+    seen, add = [], independent.add_noise_
 
     def watched(g, *rest, **options):
         seen.append(g.dtype)
         add(g, *rest, **options)
 
-    monkeypatch.setattr(drawing, "add_noise_", watched)
+    monkeypatch.setattr(independent, "add_noise_", watched)
     folder = Folder(tmp_path / "run")
     with folder.locked():
         folder.prepare()
         folder.identify({}, None)
         run = Training(small_job(algorithm, 8, seed=None, model=model, shape=shape, **kept), folder)
         run.run()
-    assert run.algorithm.direction._graph is not None
+    assert run.algorithm.recorded._graph is not None
     assert run.state.x.isfinite().all()
     assert seen == [torch.float64] * 8

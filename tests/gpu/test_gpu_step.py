@@ -42,7 +42,7 @@ def test_one_pass_does_lines_8_to_14(name):
         key=source.philox_key(CUDA), step=step, attempt=0, gamma=gamma,
     )  # fmt: skip
     source.fill_normal(noise, range(n), step)
-    wanted, weights = InProcess(network, x)(step, x - gamma * (g + sigma[:, None] * noise), w)
+    wanted, weights = InProcess(network, x).mix(step, x - gamma * (g + sigma[:, None] * noise), w)
     torch.testing.assert_close(x_out, wanted, rtol=0, atol=3e-6)
     torch.testing.assert_close(w_out, weights, rtol=0, atol=1e-12)
     torch.testing.assert_close(z_out, wanted / weights.float()[:, None], rtol=0, atol=1e-5)
@@ -57,7 +57,7 @@ def test_a_walk_in_place_does_the_same(n, d, step):
     x, g, noise = torch.randn(3, n, d, device=CUDA)
     sigma, w = torch.rand(n, device=CUDA), torch.ones(n, device=CUDA, dtype=torch.float64)
     source.fill_normal(noise, range(n), step)
-    wanted, weights = InProcess(network, x)(step, x - gamma * (g + sigma[:, None] * noise), w)
+    wanted, weights = InProcess(network, x).mix(step, x - gamma * (g + sigma[:, None] * noise), w)
     order, own, heard = (torch.from_numpy(a).to(CUDA) for a in cycles(network, step))
     walk(
         x, g, sigma=sigma, order=order, own=own, heard=heard,
@@ -106,9 +106,9 @@ def test_a_recorded_direction_is_the_algorithm_s_own(tmp_path, model, shape, exa
             folder.identify({}, None)
             run = Training(replace(small_job("privsgp-vr", model=model, shape=shape), momentum=0.5), folder)
             run.algorithm.block.exact = exact
-            recorded = run.algorithm.direction
+            recorded = run.algorithm.recorded
             if plain:
-                run.algorithm.direction = recorded._direction
+                run.algorithm.recorded = run.algorithm.direction
             run.run()
             if not plain:
                 assert recorded._graph is not None

@@ -26,7 +26,7 @@ def _random(nodes, d, dtype=torch.float64):
 def test_it_is_the_product_with_the_matrix(name, nodes, k, d):
     network = graph.make(name, nodes, seed=3, degree=min(2, max(1, nodes - 1)))
     x, w = _random(nodes, d)
-    mixed, weights = InProcess(network, x)(k, x, w)
+    mixed, weights = InProcess(network, x).mix(k, x, w)
     P = network.matrix(k)
     np.testing.assert_allclose(mixed, P @ x.numpy(), atol=1e-12)
     np.testing.assert_allclose(weights, P @ w.numpy(), atol=1e-12)
@@ -36,9 +36,9 @@ def test_it_is_the_product_with_the_matrix(name, nodes, k, d):
 def test_pieces_that_fit_the_cache_change_no_bit(name, monkeypatch):
     network = graph.make(name, 7, seed=1, degree=2)
     x, w = _random(7, 100, torch.float32)
-    whole, _ = InProcess(network, x)(2, x, w)
+    whole, _ = InProcess(network, x).mix(2, x, w)
     monkeypatch.setattr(mix, "_PIECE", 200)
-    pieces, _ = InProcess(network, x)(2, x, w)
+    pieces, _ = InProcess(network, x).mix(2, x, w)
     assert torch.equal(whole, pieces)
 
 
@@ -49,7 +49,7 @@ def test_results_live_in_two_arrays_that_take_turns():
     places = set()
     for k in range(5):
         expected = network.matrix(k) @ expected
-        x, w = mixing(k, x, w)
+        x, w = mixing.mix(k, x, w)
         places.add(x.data_ptr())
         np.testing.assert_allclose(x, expected, atol=1e-12)
     assert len(places) == 2
@@ -62,6 +62,6 @@ def test_mass_is_conserved_where_weights_differ():
     total, weight = x.sum(0), w.sum()
     mixing = InProcess(network, x)
     for k in range(20):
-        x, w = mixing(k, x, w)
+        x, w = mixing.mix(k, x, w)
     torch.testing.assert_close(x.sum(0), total)
     torch.testing.assert_close(w.sum(), weight)

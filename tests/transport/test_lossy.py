@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from privsgp import graph as graphs
 from privsgp.transport.faults import Faults, Leave, Outage
 from privsgp.transport.in_process import InProcess
-from privsgp.transport.lossy import Robust
+from privsgp.transport.lossy import LossyNetwork
 
 EXPONENTIAL = graphs.make("exponential", 16)
 
@@ -28,17 +28,17 @@ def _held(mix, k, x, w):
 
 
 def _mixed(network, start, faults, steps):
-    mix, x, w = Robust(network, start, faults), start.clone(), torch.ones(len(start), dtype=torch.float64)
+    mix, x, w = LossyNetwork(network, start, faults), start.clone(), torch.ones(len(start), dtype=torch.float64)
     for k in range(steps):
-        x, w = mix(k, x, w)
+        x, w = mix.mix(k, x, w)
     return mix, x, w
 
 
 def test_thirty_percent_loss_does_not_move_the_average():
     start = _values()
-    x, w, mix = start.clone(), torch.ones(16, dtype=torch.float64), Robust(EXPONENTIAL, start, Faults(drop=0.3))
+    x, w, mix = start.clone(), torch.ones(16, dtype=torch.float64), LossyNetwork(EXPONENTIAL, start, Faults(drop=0.3))
     for k in range(200):
-        x, w = mix(k, x, w)
+        x, w = mix.mix(k, x, w)
         mass, weight = _held(mix, k, x, w)
         torch.testing.assert_close(mass, start.sum(0), rtol=1e-12, atol=0)
         assert weight.item() == pytest.approx(16, rel=1e-12)
@@ -86,24 +86,24 @@ def test_nodes_and_links_conserve_mass_and_reach_the_average(network, drop, dela
     outages = (Outage(n - 1, 5, 30),) if crash else ()
     start = _values(n, 2, seed % 1000)
     x, w = start.clone(), torch.ones(n, dtype=torch.float64)
-    mix = Robust(network, start, Faults(drop, delay, outages, staleness=12, seed=seed))
+    mix = LossyNetwork(network, start, Faults(drop, delay, outages, staleness=12, seed=seed))
     for k in range(60):
-        x, w = mix(k, x, w)
+        x, w = mix.mix(k, x, w)
         mass, weight = _held(mix, k, x, w)
         torch.testing.assert_close(mass, start.sum(0), rtol=1e-11, atol=0)
         assert weight.item() == pytest.approx(n, rel=1e-11)
         assert (w > 0).all()
     for k in range(60, 500):
-        x, w = mix(k, x, w)
+        x, w = mix.mix(k, x, w)
     assert (x / w[:, None] - start.mean(0)).abs().max() < 1e-3 * start.sub(start.mean(0)).abs().max() + 1e-9
 
 
 def test_without_faults_it_is_plain_push_sum():
     network, start = graphs.make("random", 9, seed=4, degree=2), _values(9)
-    mix, plain = Robust(network, start, Faults(drop=0.0)), InProcess(network, start)
+    mix, plain = LossyNetwork(network, start, Faults(drop=0.0)), InProcess(network, start)
     a = b = (start, torch.ones(9, dtype=torch.float64))
     for k in range(30):
-        a, b = mix(k, *a), plain(k, *b)
+        a, b = mix.mix(k, *a), plain.mix(k, *b)
         for ours, theirs in zip(a, b, strict=True):
             torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
 
@@ -111,12 +111,12 @@ def test_without_faults_it_is_plain_push_sum():
 def test_a_node_that_is_down_stands_still_and_is_made_good_after():
     start = _values()
     faults = Faults(drop=0.2, delay=2, crashes=(Outage(3, 20, 50),))
-    mix, x, w = Robust(EXPONENTIAL, start, faults), start.clone(), torch.ones(16, dtype=torch.float64)
+    mix, x, w = LossyNetwork(EXPONENTIAL, start, faults), start.clone(), torch.ones(16, dtype=torch.float64)
     for k in range(300):
         moved = x.clone()
         moved[3] += 1000 * (20 <= k < 50)  # what a node that is down would have computed does not count
         before = x[3].clone(), w[3].clone()
-        x, w = mix(k, moved, w)
+        x, w = mix.mix(k, moved, w)
         if 20 <= k < 50:
             assert torch.equal(x[3], before[0])
             assert torch.equal(w[3], before[1])
@@ -127,13 +127,13 @@ def test_a_node_that_is_down_stands_still_and_is_made_good_after():
 def test_the_others_agree_on_what_is_left_when_a_node_leaves(delay):
     start = _values()
     faults = Faults(drop=0.3, delay=delay, leaves=(Leave(5, 6),))
-    mix, x, w = Robust(EXPONENTIAL, start, faults), start.clone(), torch.ones(16, dtype=torch.float64)
+    mix, x, w = LossyNetwork(EXPONENTIAL, start, faults), start.clone(), torch.ones(16, dtype=torch.float64)
     for k in range(6):
-        x, w = mix(k, x, w)
+        x, w = mix.mix(k, x, w)
     flying = mix.in_flight(5)
     rest = (x.sum(0) - x[5] + flying[0]) / (w.sum() - w[5] + flying[1])
     for k in range(6, 300):
-        x, w = mix(k, x, w)
+        x, w = mix.mix(k, x, w)
     others = [i for i in range(16) if i != 5]
     assert (x[others] / w[others, None] - rest).abs().max() < 1e-6
     assert (rest - start.mean(0)).abs().max() > 1e-3
@@ -144,10 +144,10 @@ def test_the_others_agree_on_what_is_left_when_a_node_leaves(delay):
 
 def test_a_link_is_never_silent_for_longer_than_the_limit():
     start, faults = _values(), Faults(drop=0.9, staleness=8)
-    mix, x, w = Robust(EXPONENTIAL, start, faults), start.clone(), torch.ones(16, dtype=torch.float64)
+    mix, x, w = LossyNetwork(EXPONENTIAL, start, faults), start.clone(), torch.ones(16, dtype=torch.float64)
     for k in range(100):
-        x, w = mix(k, x, w)
-        assert (k - mix.stamp).max() <= 8 + EXPONENTIAL.period
+        x, w = mix.mix(k, x, w)
+        assert (k - mix.incoming.newest).max() <= 8 + EXPONENTIAL.period
     assert mix.report()["waited_for"] > 100
 
 
@@ -164,10 +164,10 @@ def test_it_goes_on_from_its_arrays():
     _, whole, weights = _mixed(EXPONENTIAL, start, faults, 60)
     first, x, w = _mixed(EXPONENTIAL, start, faults, 20)
     kept = {name: value.clone() for name, value in first.arrays().items()}
-    second = Robust(EXPONENTIAL, start, faults)
+    second = LossyNetwork(EXPONENTIAL, start, faults)
     for name, value in second.arrays().items():
         value.copy_(kept[name])
     for k in range(20, 60):
-        x, w = second(k, x, w)
+        x, w = second.mix(k, x, w)
     assert torch.equal(x, whole)
     assert torch.equal(w, weights)

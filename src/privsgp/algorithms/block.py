@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from privsgp.algorithms.update_rule import UpdateRule
     from privsgp.gradients import PerSample, Stacked
 
+    Direction = Callable[[Tensor, list["Drawn"]], Tensor]  # the nodes' gradient estimates at z, by drawn samples
+    Kept = Callable[[], dict[str, Tensor]]  # what a direction remembers, and changes in place
 
 OwnOptions = TypeVar("OwnOptions", bound=Options)
 
@@ -42,6 +44,11 @@ def _average(_k: int, messages: Tensor, _size: int) -> Tensor:
 def _public(purpose: str, k: int) -> np.random.Philox:
     """Return public bits for a network that has no seed of its own."""
     return np.random.Philox(key=len(purpose), counter=[0, 0, 0, k])
+
+
+def as_it_is(direction: Direction, _kept: Kept) -> Direction:
+    """Let a direction be computed whenever it is asked for."""
+    return direction
 
 
 class Drawn(NamedTuple):
@@ -131,6 +138,7 @@ class Block:
     leave_one_core: Callable[[], AbstractContextManager[None]] = nullcontext  # a second thread has it
     private: Path | None = None  # a folder for the site alone, where a table may be mapped
     prepare: Callable[[PerSample], PerSample] | None = None  # what a table makes of gradients before they are clipped
+    record: Callable[[Direction, Kept], Direction] = as_it_is  # how lines 6 and 7 are run on the block's device
     exact: bool = False  # whether noise is secret: estimates are then in float64 until it is added
 
     @property

@@ -24,12 +24,16 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from privsgp.accounting.mechanisms import Mechanism
-    from privsgp.algorithms.block import Drawn, Settings
+    from privsgp.algorithms.block import Block, Drawn, Settings
 
 
 # --8<-- [start:loop]
 class PushSum(Algorithm):
     """Stochastic gradient push for a block of nodes."""
+
+    def __init__(self, block: Block, settings: Settings) -> None:
+        super().__init__(block, settings)
+        self.recorded = block.record(self.direction, self.arrays)  # on a GPU its launches may be replayed
 
     @abstractmethod
     def direction(self, z: Tensor, batch: list[Drawn]) -> Tensor:
@@ -38,7 +42,7 @@ class PushSum(Algorithm):
     def step(self, k: int, s: State) -> State:
         """Take step k."""
         batch = self.block.sample(k)  # 5
-        g = self.direction(s.z, batch)  # 6-7
+        g = self.recorded(s.z, batch)  # 6-7: `direction`
         with self.block.leave_one_core():
             self.block.noise(k, g)  # 8
             g = g if self.block.update_rule is None else self.block.update_rule(g)

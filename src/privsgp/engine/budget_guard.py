@@ -19,12 +19,12 @@ from privsgp.accounting.ledger import MOST_AHEAD, Header, Ledger, make_room, sho
 from privsgp.accounting.mechanisms import Anchored
 from privsgp.engine.witness import Witness, heads
 from privsgp.errors import Diverged, Interrupted, Refused, ReplayDiffers
-from privsgp.threads import shared_out
+from privsgp.threads import beside
 from privsgp.transport import forms
 from privsgp.transport.rendezvous import PeerLost, World
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Iterator
     from contextlib import ExitStack
 
     from torch import Tensor
@@ -98,11 +98,21 @@ class Payments:
         self._until = stop if all(whole for whole, _ in paid) else k
         return k < self._until
 
-    def sending(self, k: int, x: Tensor, meanwhile: Callable[[], None] = lambda: None) -> None:
-        """Note the messages of step k, just before they leave; where they stay in this process, mix `meanwhile`."""
+    def sending(self, k: int, x: Tensor) -> None:
+        """Note the messages of step k, just before they leave."""
+        with self.sending_while(k, x):
+            pass
+
+    @contextlib.contextmanager
+    def sending_while(self, k: int, x: Tensor) -> Iterator[None]:
+        """Hash the messages of step k on a second thread while the block runs; note them when both are done.
+
+        Assumes: none of them leaves this process in the block.
+        """
         hashed = self.ledgers and self._may_be_hashed(x)
-        digests = shared_out(_digest, list(x) if hashed else [], meanwhile) or [""] * len(self.ledgers)
-        for place, digest in enumerate(digests):
+        with beside(_digest, list(x) if hashed else []) as digests:
+            yield
+        for place, digest in enumerate(digests or [""] * len(self.ledgers)):
             self._note(place, k, digest)
 
     def _may_be_hashed(self, message: Tensor) -> bool:

@@ -12,8 +12,7 @@ import torch
 
 from privsgp.algorithms import Drawn
 from privsgp.randomness.coins import batches, capacity, draw, draw_all, draw_blocks
-from privsgp.randomness.noise import Keyed, Secure, add_noise_, clock_offset, clocks_parted
-from privsgp.randomness.prefetch import Ahead
+from privsgp.randomness.noise import Keyed, Secure, clock_offset, clocks_parted
 from privsgp.seeds import public_seed
 
 if TYPE_CHECKING:
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
     from privsgp.engine.spec import Job
 
 
-class Drawing:
+class NodeRandomness:
     """The coins and the noise of a run's nodes here, x being like `like`; `alone`: no messages travel to others.
 
     Guarantee: sampler and σ are those of the mechanism that is counted. Without a seed coins and noise are secret.
@@ -34,9 +33,9 @@ class Drawing:
 
     def __init__(self, job: Job, like: Tensor, *, alone: bool) -> None:
         self.job, self.alone = job, alone
-        self.source = Ahead(Secure() if job.seed is None else Keyed(job.seed), job.here)
+        self.source = Secure() if job.seed is None else Keyed(job.seed)
+        self.node_noise = job.noise.of_nodes(job.here, job.mechanisms, self.source)
         self.attempt = 0
-        self._noisy = any(m.sigma for m in job.mechanisms)
         self._dummy = job.learning.inputs.shape[1] - 1
         self._samples = np.array(job.learning.samples)[:, None]
         # By the mechanisms of all nodes: a batch has one size wherever a node lives.
@@ -48,7 +47,7 @@ class Drawing:
     @property
     def beside(self) -> bool:
         """Whether a second thread draws the noise of the next step from the moment that of the last one is used."""
-        return self._noisy and self.alone and self.job.device.type == "cpu"
+        return not self.node_noise.zero and self.alone and self.job.device.type == "cpu"
 
     def sample(self, k: int) -> list[Drawn]:
         """Return the samples of step k, in passes of one size, and let its noise be drawn while they are used."""
@@ -57,8 +56,8 @@ class Drawing:
             self.source.undraw("coins", self.job.here, *drawn[:2])
             drawn = None
         samples = drawn[2] if drawn is not None and drawn[:2] == (k, self.attempt) else self._draw(k)
-        if self._noisy:
-            self.source.begin(self._like, k, self.attempt)
+        if not self.node_noise.zero:
+            self.node_noise.begin(self._like, k, self.attempt)
         return samples
 
     def sample_some(self, numbers: Mapping[int, int]) -> list[Drawn]:
@@ -68,26 +67,22 @@ class Drawing:
         return self._passes([draws.get(i, nothing) for i in self.job.here])
 
     def noise(self, k: int, g: Tensor) -> None:
-        """Add N(0, σ_i² I) to every node's row of g, in place."""
-        sigma = [m.at(k).sigma for m in self.job.mechanisms]
-        if any(sigma):
-            add_noise_(g, self.source, self.job.here, k, sigma=sigma, attempt=self.attempt)
-            if k + 1 < self.job.steps and self.alone:  # others draw `meanwhile`
-                self.source.begin(self._like, k + 1, self.attempt)
+        """Add the noise of step k to every node's row of g, in place."""
+        self.node_noise.add_(g, self.job.here, k, self.attempt)
+        if self.alone and k + 1 < self.job.steps and not self.node_noise.zero:  # others draw `meanwhile`
+            self.node_noise.begin(self._like, k + 1, self.attempt)
 
     def noise_one(self, i: int, number: int, g: Tensor) -> None:
-        """Add N(0, σ_i² I) to node i's gradient of a number, in place."""
-        sigma = self.job.protection.mechanisms[i].sigma
-        if sigma:
-            add_noise_(g, self.source, [i], number, sigma=[sigma], attempt=self.attempt)
+        """Add the noise of node i's gradient of a number, in place."""
+        self.node_noise.add_(g, [i], number, self.attempt)
 
     def meanwhile(self, k: int) -> None:
         """Draw the next step's samples and noise while the messages of step k travel."""
         if k + 1 < self.job.steps:
             self._offset = clock_offset()
             self._drawn = k + 1, self.attempt, self._draw(k + 1)
-            if self._noisy:
-                self.source.prepare(self._like, k + 1, self.attempt)
+            if not self.node_noise.zero:
+                self.node_noise.prepare(self._like, k + 1, self.attempt)
 
     def public(self, purpose: str, k: int) -> np.random.Philox:
         """Return the bits of a purpose at step k that all may know."""

@@ -12,6 +12,7 @@ from torch import nn
 from privsgp.clock import Events
 from privsgp.engine.averaging import Release
 from privsgp.errors import Refused
+from privsgp.randomness.independent import IndependentNoise
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from privsgp.algorithms import Algorithm, Settings
     from privsgp.clock import Waiting
     from privsgp.graph import Graph
+    from privsgp.randomness.protocol import Noise
     from privsgp.transport.faults import Faults
 
     PerSampleFunction = Callable[[Tensor, Tensor], Tensor]
@@ -118,6 +120,7 @@ class Job:
     normalised: bool = False
     weights: Sequence[float] | None = None  # p_i of all nodes; None: all alike
     release: Release = field(default_factory=Release)
+    noise: Noise = field(default_factory=IndependentNoise)
     share_metrics: bool = True  # metrics on test data: told to peers and kept for others to read; else in private/
 
     @property

@@ -16,10 +16,10 @@ import numpy as np
 import torch
 
 from privsgp.algorithms import Drawn, State
+from privsgp.algorithms.block import as_it_is
 from privsgp.algorithms.push_sum import PushSum
 from privsgp.gradients.rules.ruled import Ruled
 from privsgp.kernels import have_triton
-from privsgp.randomness.noise import Keyed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,8 +27,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
+    from privsgp.algorithms.block import Direction, Kept
+    from privsgp.gradients import Stacked
     from privsgp.graph import Graph
-    from privsgp.randomness.noise import Source
+    from privsgp.randomness.noise import Keyed
 
     Announce = Callable[[int, Tensor], int]
     Step = Callable[[int, State], State]
@@ -39,13 +41,14 @@ _WARM_UP = 3
 _LOG = logging.getLogger(__name__)
 
 
-def chosen(algorithm: PushSum, graph: Graph, source: Source, x: Tensor, announce: Announce) -> Step:
-    """Return what takes the steps on x's device; `announce` as for `OnDevice`."""
-    if isinstance(source, Keyed) and suits(algorithm, graph, x):
-        return OnDevice(algorithm, graph, source, x, announce)
-    if x.is_cuda and isinstance(algorithm.block.gradient, Ruled):
-        algorithm.direction = Recorded(algorithm)  # type: ignore[method-assign]
-    return algorithm.step
+def recorder(gradient: Stacked, device: torch.device) -> Callable[[Direction, Kept], Direction]:
+    """Return how a block's directions are run on a device where all nodes are here: what `Block.record` is to be."""
+    return Recorded if device.type == "cuda" and isinstance(gradient, Ruled) else as_it_is
+
+
+def chosen(algorithm: PushSum, graph: Graph, source: Keyed, x: Tensor, announce: Announce) -> Step:
+    """Return what takes the steps on x's device, where a kernel may draw the noise from `source`."""
+    return OnDevice(algorithm, graph, source, x, announce) if suits(algorithm, graph, x) else algorithm.step
 
 
 def suits(algorithm: PushSum, graph: Graph, x: Tensor) -> bool:
@@ -66,7 +69,6 @@ class OnDevice:
 
     def __init__(self, algorithm: PushSum, graph: Graph, source: Keyed, like: Tensor, announce: Announce) -> None:
         self.algorithm, self.block, self.graph, self.announce = algorithm, algorithm.block, graph, announce
-        self.direction = Recorded(algorithm) if isinstance(self.block.gradient, Ruled) else algorithm.direction
         self._key = source.philox_key(like.device)
         self._sigma = torch.tensor([m.sigma for m in self.block.mechanisms], device=like.device)
         period = range(graph.period or 1)
@@ -80,7 +82,7 @@ class OnDevice:
         """Take step k."""
         batch = self.block.sample(k)  # 5
         z = s.x if self._in_place else s.z
-        g = self.direction(z, batch)  # 6-7
+        g = self.algorithm.recorded(z, batch)  # 6-7
         attempt = self.announce(k, s.x)
         return self._walk(k, s, g, attempt) if self._in_place else self._push(k, s, g, attempt)  # 8-14
 
@@ -108,16 +110,16 @@ class OnDevice:
 
 
 class Recorded:
-    """An algorithm's direction as a CUDA graph, for batches of one pass and for as long as its memory stays in place.
+    """A direction as a CUDA graph, for batches of one pass and for as long as its memory stays in place.
 
     A graph keeps the memory of a step for itself. Where that does not fit beside the memory of a step of two passes,
     nothing is recorded: such steps are long enough to hide their launches.
 
-    Assumes: the direction keeps what it remembers in `arrays()`, and changes it in place.
+    Assumes: the direction keeps what it remembers in `kept()`, and changes it in place.
     """
 
-    def __init__(self, algorithm: PushSum) -> None:
-        self.algorithm, self._direction = algorithm, algorithm.direction
+    def __init__(self, direction: Direction, kept: Kept) -> None:
+        self._direction, self._kept = direction, kept
         self._where: tuple[int, ...] = ()
         self._calls = 0
         self._fits = True
@@ -127,7 +129,7 @@ class Recorded:
 
     def __call__(self, z: Tensor, batch: list[Drawn]) -> Tensor:
         """Return the nodes' gradient estimates [m, d] at z; the next call overwrites them."""
-        kept = list(self.algorithm.arrays().values())
+        kept = list(self._kept().values())
         where = tuple(t.data_ptr() for t in (z, *kept))
         if where != self._where:
             self._where, self._calls, self._graph = where, 0, None

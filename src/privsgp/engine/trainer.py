@@ -10,11 +10,13 @@ import copy
 import time
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from privsgp.algorithms import AsyncTools, Block, PushSum, State, UpdateRule
+from privsgp.algorithms.block import as_it_is
 from privsgp.clock import Events
 from privsgp.devices import current, keep_memory
 from privsgp.engine import checkpoint
@@ -22,22 +24,21 @@ from privsgp.engine.arithmetic import refuse_coarser
 from privsgp.engine.averaging import Averaging
 from privsgp.engine.budget_guard import Payments
 from privsgp.engine.checkpoint import Progress
-from privsgp.engine.drawing import Drawing
+from privsgp.engine.drawing import NodeRandomness
 from privsgp.engine.evaluate import Evaluator, average
-from privsgp.engine.step import chosen
+from privsgp.engine.step import chosen, recorder
 from privsgp.engine.stops import Stopping, refuse_no_model
 from privsgp.errors import Diverged, Interrupted, ReplayDiffers
 from privsgp.gradients import Layout, stack
 from privsgp.threads import leaving_one
 from privsgp.transport import forms
 from privsgp.transport.checks import refuse_wild
-from privsgp.transport.in_process import InProcess
-from privsgp.transport.lossy import Robust
+from privsgp.transport.connect import connect
 from privsgp.transport.rendezvous import World
-from privsgp.transport.torch_distributed import Across
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from contextlib import AbstractContextManager
 
     from torch import Tensor
 
@@ -75,8 +76,8 @@ class Training:
         self.layout = Layout.of(job.learning.model)
         self.model = copy.deepcopy(job.learning.model).to(job.device, job.dtype)
         self.state = self._start()
-        self.drawing = Drawing(job, self.state.x, alone=self.world.alone)
-        self.transport = self._transport()
+        self.transport = connect(job.graph, self.state.x, self.world, job.faults)
+        self.drawing = NodeRandomness(job, self.state.x, alone=self.transport.local)
         self.payments = Payments(job, folder, self.world)
         self.update_rule = self._update_rule()
         self.averaging = Averaging(job.release, job.steps, self.state)
@@ -129,10 +130,7 @@ class Training:
         """Put together what came out; of several processes only the first sees all nodes, and only now."""
         final = self._mixed_on(k, self.averaging.released(self.state))
         refuse_no_model(k, final, self.job.here, [] if self.job.faults is None else self.job.faults.left(k - 1))
-        s: State | None = final
-        if isinstance(self.transport, Across):
-            whole = self.transport.gather(final.x, final.w)
-            s = None if whole is None else State.debiased(*whole)
+        s = self._gathered(final)
         if s is not None and (not rows or rows[-1]["step"] != k or not self.world.alone or self.job.release.mixing):
             rows = [row for row in rows if row["step"] < k] + [self.evaluator.measured(k, seconds, s)]
             self.folder.write_metrics(rows, self._mark)
@@ -145,27 +143,23 @@ class Training:
             seconds=seconds,
             bytes_sent=sum(self.world.exchange(self.bytes_sent, forms.whole())),
             releases=self.world.of_nodes(self.payments.releases(), forms.whole(), self.job.nodes),
-            faults=self.transport.report() if isinstance(self.transport, Robust) else None,
+            faults=self.transport.report(),
         )
 
     def _mixed_on(self, k: int, s: State) -> State:
         """Mix without gradients, so that the nodes agree: of what was sent before, nothing new is revealed."""
         for r in range(k, k + self.job.release.mixing):
-            self.bytes_sent += self._bytes(r, s.x)
-            s = State.debiased(*self.transport(r, s.x, s.w))
+            self.bytes_sent += self._bytes(r)
+            s = State.debiased(*self.transport.mix(r, s.x, s.w))
         return s
+
+    def _gathered(self, s: State) -> State | None:
+        """Return the state of all nodes; None in all processes but the first."""
+        whole = self.transport.gather(s.x, s.w)
+        return s if self.transport.local or whole is None else State.debiased(*whole)
 
     def _start(self) -> State:
         return State.start(self.layout.flatten(self.model), len(self.job.here))
-
-    def _transport(self) -> InProcess | Across | Robust:
-        """Choose what is behind `mix`: algorithms never know."""
-        job = self.job
-        if not self.world.alone:
-            return Across(job.graph, self.state.x, self.world, self.drawing.meanwhile)
-        if job.faults is not None:
-            return Robust(job.graph, self.state.x, job.faults)
-        return InProcess(job.graph, self.state.x)
 
     def _start_metrics(self, k: int) -> list[dict[str, Any]]:
         """Begin the metrics, or go on with those of an earlier attempt; they are kept by the first process."""
@@ -187,7 +181,7 @@ class Training:
         found = checkpoint.last_common(self.folder, self.world, self.job.shared_hash)
         if found is None:
             self.state = self._start()
-            self.transport = self._transport() if isinstance(self.transport, Robust) else self.transport
+            self.transport.restart(self.state.x, self.state.w)
             progress = Progress(0, 0, 0.0, 0, self.job.shared_hash)
         else:
             path, progress = found
@@ -232,9 +226,8 @@ class Training:
 
     def _memory(self) -> dict[str, Tensor]:
         """Return what must survive besides x and w: the algorithm's, and what is on its way on a faulty network."""
-        links = self.transport.arrays() if isinstance(self.transport, Robust) else {}
         update_rule = {} if self.update_rule is None else self.update_rule.arrays()
-        parts = {"links": links, "update_rule": update_rule, "averaging": self.averaging.arrays()}
+        parts = {"links": self.transport.arrays(), "update_rule": update_rule, "averaging": self.averaging.arrays()}
         around = {f"{part}.{name}": value for part, own in parts.items() for name, value in own.items()}
         return self.algorithm.arrays() | around
 
@@ -252,11 +245,12 @@ class Training:
 
     def _block(self) -> Block:
         job, learning = self.job, self.job.learning
+        gradient = stack(self.model, learning.loss, learning.made_up(), rules=job.rules)
         return Block(
             mechanisms=job.mechanisms,
             inputs=learning.inputs,
             targets=learning.targets,
-            gradient=stack(self.model, learning.loss, learning.made_up(), rules=job.rules),
+            gradient=gradient,
             sample=self.drawing.sample,
             noise=self.drawing.noise,
             mix=self._mix,
@@ -268,6 +262,7 @@ class Training:
             update_rule=self.update_rule,
             leave_one_core=leaving_one if self.drawing.beside else nullcontext,
             private=self.folder.checkpoint.parent,
+            record=recorder(gradient, job.device) if self.transport.plain else as_it_is,
             exact=not job.simulation,
         )
 
@@ -286,16 +281,20 @@ class Training:
         return UpdateRule(self.state.x, momentum=job.momentum, normalised=job.normalised, scale=scale)
 
     def _release(self, k: int, message: Tensor) -> None:
-        """Note the messages of step k before they leave. In one process nothing leaves before the step is over."""
+        """Note the messages of step k before they leave: where none does before the step is over, that can wait."""
         self._unnoted = k, message
-        if not isinstance(self.transport, InProcess):
+        if not self.transport.local:
             self._note()
 
-    def _note(self, meanwhile: Callable[[], None] = lambda: None) -> None:
-        """Hash what was released and write it down, while one of two cores may do something else."""
-        noted, self._unnoted = self._unnoted, None
-        if noted is not None:
-            self.payments.sending(*noted, meanwhile)
+    def _note(self) -> None:
+        """Have what was released hashed and written down."""
+        with self._noting():
+            pass
+
+    def _noting(self) -> AbstractContextManager[None]:
+        """Return a block in which what was released is hashed on a second thread; at its end that is written down."""
+        unnoted, self._unnoted = self._unnoted, None
+        return nullcontext() if unnoted is None else self.payments.sending_while(*unnoted)
 
     def _average(self, i: int, j: int, x: Tensor) -> None:
         """Let i and j send each other their models, and both take the mean."""
@@ -304,12 +303,9 @@ class Training:
         self.bytes_sent += 2 * x[i].nbytes if i != j else 0
 
     def _mix(self, k: int, x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
-        self.bytes_sent += self._bytes(k, x)
-        if self._unnoted is None:
-            return self.transport(k, x, w)
-        mixed: list[tuple[Tensor, Tensor]] = []
-        self._note(lambda: mixed.append(self.transport(k, x, w)))
-        return mixed[0]
+        self.bytes_sent += self._bytes(k)
+        with self._noting():
+            return self.transport.mix(k, x, w, partial(self.drawing.meanwhile, k))
 
     def _serve(self, k: int, messages: Tensor, size: int) -> Tensor:
         """Return what a server makes of everybody's messages, [d]; it sends the result back to all."""
@@ -321,15 +317,15 @@ class Training:
     def _announce(self, k: int, x: Tensor) -> int:
         """Note the messages of step k, before they exist; return the attempt they are made at."""
         self.payments.sending(k, x)
-        self.bytes_sent += self._bytes(k, x)
+        self.bytes_sent += self._bytes(k)
         return self.drawing.attempt
 
-    def _bytes(self, k: int, x: Tensor) -> int:
-        number = 8 if isinstance(self.transport, Robust) else x.element_size()
-        return self.transport.messages(k) * (x.shape[1] * number + self.state.w.element_size())
+    def _bytes(self, k: int) -> int:
+        return self.transport.messages(k) * self.transport.message_bytes
 
     def _stepper(self) -> Callable[[int, State], State]:
         """Choose who takes the steps: the algorithm itself, or the same on a GPU in fewer launches."""
-        if isinstance(self.transport, InProcess) and isinstance(self.algorithm, PushSum):
-            return chosen(self.algorithm, self.job.graph, self.drawing.source.source, self.state.x, self._announce)
+        source = self.drawing.node_noise.kernel_source
+        if self.transport.plain and source is not None and isinstance(self.algorithm, PushSum):
+            return chosen(self.algorithm, self.job.graph, source, self.state.x, self._announce)
         return self.algorithm.step

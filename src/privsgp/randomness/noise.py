@@ -45,8 +45,8 @@ _PARTED = 1.0  # seconds by which clocks may part while nothing but time passes:
 _GRID_BITS = 4
 
 
-class Source(Protocol):
-    """Standard normals and 64-bit coins, each drawn by the (node, step, attempt) it is for. Not for several threads."""
+class Normals(Protocol):
+    """Standard normals, drawn by the (node, step, attempt) they are for."""
 
     @property
     def secret(self) -> bool:
@@ -54,6 +54,10 @@ class Source(Protocol):
 
     def fill_normal(self, out: torch.Tensor, nodes: Sequence[int], step: int, attempt: int = 0) -> None:
         """Fill row r of `out` [m, d] with the standard normals of node `nodes[r]`."""
+
+
+class Source(Normals, Protocol):
+    """Standard normals and 64-bit coins. Not for several threads."""
 
     def uniforms(self, node: int, step: int, count: int, attempt: int = 0) -> npt.NDArray[np.uint64]:
         """Return `count` coins, uniform on 0 … 2⁶⁴ − 1."""
@@ -312,7 +316,7 @@ def clocks_parted(offset: float) -> bool:
 
 
 def add_noise_(
-    g: torch.Tensor, source: Source, nodes: Sequence[int], step: int, *, sigma: Sequence[float], attempt: int = 0
+    g: torch.Tensor, source: Normals, nodes: Sequence[int], step: int, *, sigma: Sequence[float], attempt: int = 0
 ) -> None:
     """Add N(0, σ_r² I) to each row of `g` [m, d] in place (Algorithm 1, line 8).
 

@@ -15,14 +15,11 @@ from privsgp.randomness.noise import clock_offset, clocks_parted
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    import numpy as np
-    import numpy.typing as npt
-
     from privsgp.randomness.noise import Source
 
 
-class Ahead:
-    """A source of randomness that can draw the noise of one step of a block beforehand.
+class PrefetchedNoise:
+    """Standard normals of a source, of which one step's of a block can be drawn beforehand.
 
     Guarantee: that of the source it draws from; what was drawn ahead is handed out once, and secret noise not at all
     where the clocks show that the machine may have been put back to a snapshot since: then it is drawn again.
@@ -81,15 +78,3 @@ class Ahead:
         out.copy_(self._normals[first : self._given])
         if self._given == len(self.nodes):
             self._drawn = None
-
-    def uniforms(self, node: int, step: int, count: int, attempt: int = 0) -> npt.NDArray[np.uint64]:
-        """Return `count` coins."""
-        return self.source.uniforms(node, step, count, attempt)
-
-    def undraw(self, purpose: str, nodes: Sequence[int], step: int, attempt: int) -> None:
-        """Let what was drawn ahead be drawn anew."""
-        self.source.undraw(purpose, nodes, step, attempt)
-
-    def coins(self, nodes: Sequence[int], step: int, count: int, attempt: int = 0) -> npt.NDArray[np.uint64]:
-        """Return `count` coins of each node."""
-        return self.source.coins(nodes, step, count, attempt)

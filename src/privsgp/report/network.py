@@ -12,8 +12,8 @@ import numpy as np
 import torch
 
 from privsgp.runs import build as jobs
-from privsgp.transport.in_process import InProcess
-from privsgp.transport.lossy import Robust
+from privsgp.transport.connect import connect
+from privsgp.transport.rendezvous import World
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -86,7 +86,7 @@ def _weights(run: Run, graph: Graph, shown: list[int]) -> list[list[float]] | No
 
 def _walk(run: Run, graph: Graph, steps: int) -> Iterator[torch.Tensor]:
     x, w = torch.zeros(graph.nodes, 1, dtype=torch.float64), torch.ones(graph.nodes, dtype=torch.float64)
-    mix = InProcess(graph, x) if run.faults is None else Robust(graph, x, run.faults)
+    transport = connect(graph, x, World(), run.faults)
     for k in range(steps):
         yield w
-        x, w = mix(k, x, w)
+        x, w = transport.mix(k, x, w)

@@ -20,6 +20,7 @@ from privsgp.engine.averaging import Release
 from privsgp.engine.spec import Job, Learning
 from privsgp.errors import Refused
 from privsgp.gradients import Layout
+from privsgp.randomness.independent import IndependentNoise
 from privsgp.runs.budgets import protect, settings
 from privsgp.runs.config import Config, Schedule
 from privsgp.runs.problem import layout, pooled
@@ -88,6 +89,7 @@ def prepare(
         normalised=a.unit_steps,
         weights=node_weights(a.weights, problem.samples, [m.sigma for m in protection.mechanisms]),
         release=_release(config, faults),
+        noise=IndependentNoise(),
         share_metrics=config.test_is_public,
     )
     refuse_vast(job, places)

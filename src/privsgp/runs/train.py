@@ -399,6 +399,7 @@ def _summary(
         "epsilon_nominal": list(p.budgets) if job.algorithm.private and p.accountant == "published" else None,
         "delta": list(p.deltas) if private else None,
         "sigma": [m.sigma for m in p.mechanisms],
+        "noise": job.noise.name,
         "samples": [m.samples for m in p.mechanisms],
         "releases": outcome.releases,
         "reported": reported,

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from privsgp.accounting.mechanisms import Saga
 from privsgp.algorithms import Block, Drawn
+from privsgp.algorithms.block import as_it_is
 from privsgp.engine.trainer import Training
 from privsgp.errors import Refused
 from privsgp.gradients.per_sample import Outer
@@ -87,7 +88,8 @@ class Attacked(Training):
         present = torch.ones(block.inputs.shape[:2], dtype=torch.bool)
         present[:, : self.canaries.count] = torch.from_numpy(self.canaries.present)
         values = {field.name: getattr(block, field.name) for field in fields(block)}
-        return ZeroedOut(**values | {"sample": self._sample}, present=present.to(block.inputs.device))
+        values |= {"sample": self._sample, "record": as_it_is}
+        return ZeroedOut(**values, present=present.to(block.inputs.device))
 
     def _stepper(self) -> Callable[[int, State], State]:
         """Let the algorithm itself take the steps: what a GPU does in one kernel has no messages to look at."""

@@ -24,6 +24,7 @@ from privsgp.algorithms.estimators import clipped_mean
 from privsgp.algorithms.gossip import DP2SGD
 from privsgp.engine import drawing
 from privsgp.gradients.per_sample import PerSample
+from privsgp.randomness import independent
 from privsgp.randomness.coins import draw_all
 from privsgp.randomness.noise import add_noise_
 from privsgp.runs import config
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from privsgp.randomness.noise import Source
+    from privsgp.randomness.noise import Normals
 
 CANARIES = 24
 BARE = 10  # every tenth message carries the bare table mean
@@ -51,20 +52,20 @@ class Bug:
     algorithms: tuple[str, ...] = ("privsgp", "privsgp-vr")
 
 
-def no_noise(g: Tensor, source: Source, nodes: Sequence[int], step: int, **kept: Any) -> None:  # noqa: ANN401
+def no_noise(g: Tensor, source: Normals, nodes: Sequence[int], step: int, **kept: Any) -> None:  # noqa: ANN401
     """Leave line 8 out."""
     del g, source, nodes, step, kept
 
 
 def half_noise(
-    g: Tensor, source: Source, nodes: Sequence[int], step: int, *, sigma: Sequence[float], attempt: int = 0
+    g: Tensor, source: Normals, nodes: Sequence[int], step: int, *, sigma: Sequence[float], attempt: int = 0
 ) -> None:
     """Take σ/2."""
     add_noise_(g, source, nodes, step, sigma=[s / 2 for s in sigma], attempt=attempt)
 
 
 def same_noise(
-    g: Tensor, source: Source, nodes: Sequence[int], step: int, *, sigma: Sequence[float], attempt: int = 0
+    g: Tensor, source: Normals, nodes: Sequence[int], step: int, *, sigma: Sequence[float], attempt: int = 0
 ) -> None:
     """Use the noise of an even step again at the odd one that follows."""
     add_noise_(g, source, nodes, step - step % 2, sigma=sigma, attempt=attempt)
@@ -107,9 +108,9 @@ _step = PushSum.step  # the patch calls what it replaces
 
 NOTHING = Bug("nothing", nullcontext, ("privsgp", "privsgp-vr", "privsgp-sag", "dp2-sgd"))
 BUGS = (
-    Bug("noise left out", lambda: patch.object(drawing, "add_noise_", no_noise)),
-    Bug("noise at half", lambda: patch.object(drawing, "add_noise_", half_noise)),
-    Bug("noise used twice", lambda: patch.object(drawing, "add_noise_", same_noise)),
+    Bug("noise left out", lambda: patch.object(independent, "add_noise_", no_noise)),
+    Bug("noise at half", lambda: patch.object(independent, "add_noise_", half_noise)),
+    Bug("noise used twice", lambda: patch.object(independent, "add_noise_", same_noise)),
     Bug("clip left out", lambda: patch.object(PerSample, "clip_", no_clip), ("privsgp", "privsgp-vr", "privsgp-sag")),
     Bug("table mean without noise", lambda: patch.object(PushSum, "step", bare_mean), ("privsgp-vr",)),
     Bug("canary always drawn", lambda: patch.object(drawing, "draw_all", eager_draw)),

@@ -7,13 +7,17 @@ add, never an n × n product.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from privsgp.transport.protocol import Transport, nothing
+
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from privsgp.graph import Edges, Graph
 
 
@@ -30,21 +34,26 @@ class _Round(NamedTuple):
     everyone: bool
 
 
-class InProcess:
-    """Mixing for the case that every node is here. What it returns is overwritten at the call after the next."""
+class InProcess(Transport):
+    """Mixes where every node is in this process. What it returns is overwritten at the call after the next."""
+
+    local: ClassVar[bool] = True
+    plain: ClassVar[bool] = True
 
     def __init__(self, graph: Graph, like: Tensor) -> None:
         self.graph = graph
+        self.message_bytes = like.shape[-1] * like.element_size() + torch.float64.itemsize
         self.device, self.dtype = like.device, like.dtype
         self._rounds: dict[int, list[_Round]] = {}
         self._mixed: tuple[Tensor, ...] = ()
         self._arrived = torch.empty(0)
 
-    def __call__(self, k: int, x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+    def mix(self, k: int, x: Tensor, w: Tensor, meanwhile: Callable[[], None] = nothing) -> tuple[Tensor, Tensor]:
         """Return (P^k x, P^k w).
 
         Shares are rounded to x's precision once and used for both, so that their rounding cancels in z = x / w.
         """
+        del meanwhile
         mixed, weights, rounds = self._room(x), torch.zeros_like(w), self._at(k)
         for part in rounds:
             weights.index_add_(0, part.target, w[part.source] * part.share[:, 0].double())

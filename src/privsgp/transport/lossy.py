@@ -1,9 +1,7 @@
-"""Push-sum that survives loss: a message carries all its sender ever sent over that link, so the next makes it good.
+"""Push-sum over a simulated bad network: messages are lost or late, nodes are down or leave.
 
-Link (j → i) has a running sum s_ji of the shares (P_ij x_j, P_ij w_j) sent over it and the sum g_ji that has arrived,
-both in float64. A message is s_ji; who gets it adds s_ji − g_ji and sets g_ji = s_ji. Nothing is lost for good: nodes
-plus links, Σ_i x_i + Σ_links (s − g), stay what they were, and so does Σw; z_i = x_i / w_i still reaches the average.
-A message that is older than one that has arrived is ignored.
+Links survive that (`link.py`). Nothing is lost for good: nodes plus links, Σ_i x_i + Σ_links (s − g), stay what they
+were, and so does Σw; z_i = x_i / w_i still reaches the average.
 
 A node that is down neither sends nor receives nor moves. What a node that leaves for good had on the way is handed
 over, what was on the way to it goes back to its sender, and what would be sent to it later is kept: the others agree
@@ -12,13 +10,18 @@ on Σ_{j≠i} x_j / Σ_{j≠i} w_j, what was in flight included. Its x and w are
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from privsgp.transport.link import Incoming, Outgoing
+from privsgp.transport.protocol import Transport, nothing
+
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from numpy.typing import NDArray
 
     from privsgp.graph import Graph
@@ -36,23 +39,33 @@ class _Sent(NamedTuple):
     arrives: NDArray[np.int64]
 
 
-class Robust:
-    """Mixing of all nodes in one process over a network with faults."""
+class LossyNetwork(Transport):
+    """Mixes all nodes in one process over a network with faults; x and w of a link are a row of d + 1 numbers."""
+
+    local: ClassVar[bool] = True
+    plain: ClassVar[bool] = False
 
     def __init__(self, graph: Graph, like: Tensor, faults: Faults) -> None:
         self.graph, self.faults, self.device = graph, faults, like.device
         self.links = _links(graph)
-        slots, count, d = faults.delay + 1, len(self.links), like.shape[1]
-        # x and w of a link, a row of d + 1 numbers; of the running sums the last few, which late messages carry.
-        self.sums = torch.zeros(slots, count, d + 1, dtype=torch.float64, device=like.device)
-        self.arrived = torch.zeros(count, d + 1, dtype=torch.float64, device=like.device)
-        self.stamp = torch.full((count,), -1)
-        self.held = _joined(like, torch.ones(len(like), dtype=torch.float64, device=like.device))
+        links, width = len(self.links), like.shape[1] + 1
+        self.message_bytes = width * torch.float64.itemsize
+        self.outgoing = Outgoing(links, width, kept=faults.delay + 1, device=like.device)
+        self.incoming = Incoming(links, width, device=like.device)
+        self.held = _joined(like, like.new_ones(len(like)))
         self.counts = torch.zeros(4, dtype=torch.int64)  # sent, lost, late, waited for
         self._recent: dict[int, _Sent] = {}
 
-    def __call__(self, k: int, x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+    def restart(self, x: Tensor, w: Tensor) -> None:
+        """Begin anew: the nodes hold x and w, and nothing was ever sent."""
+        for sums in (self.outgoing.sums, self.incoming.arrived, self.counts):
+            sums.zero_()
+        self.incoming.newest.fill_(-1)
+        self.held = _joined(x, w)
+
+    def mix(self, k: int, x: Tensor, w: Tensor, meanwhile: Callable[[], None] = nothing) -> tuple[Tensor, Tensor]:
         """Return what the nodes hold after step k: x in its own precision, w in float64."""
+        del meanwhile
         down, left = self.faults.down(k), self.faults.left(k)
         rows = _joined(x, w)
         rows[down] = self.held[down]
@@ -60,9 +73,7 @@ class Robust:
         rows[left] = 0
         sent = self._sent(k)
         shares = torch.tensor(sent.share, device=self.device)[:, None]
-        slot = k % len(self.sums)
-        self.sums[slot] = self.sums[k % len(self.sums) - 1]
-        self.sums[slot, sent.link] += rows[sent.source] * shares
+        self.outgoing.send(k, sent.link, rows[sent.source] * shares)
         given = np.bincount(sent.source, sent.share, self.graph.nodes)
         mixed = rows * torch.tensor(1 - given, device=self.device)[:, None]
         self._receive(k, mixed)
@@ -76,19 +87,18 @@ class Robust:
 
     def arrays(self) -> dict[str, Tensor]:
         """Return what a checkpoint must hold besides x and w."""
-        return {"sums": self.sums, "arrived": self.arrived, "stamp": self.stamp, "held": self.held} | {
-            "counts": self.counts
-        }
+        sums, arrived, newest = self.outgoing.sums, self.incoming.arrived, self.incoming.newest
+        return {"sums": sums, "arrived": arrived, "stamp": newest, "held": self.held, "counts": self.counts}
 
     def in_flight(self, k: int) -> tuple[Tensor, Tensor]:
         """Return Σ_links (s − g) of x and of w after step k."""
-        total = (self.sums[k % len(self.sums)] - self.arrived).sum(0)
+        total = (self.outgoing.message(k, np.arange(len(self.links))) - self.incoming.arrived).sum(0)
         return total[:-1], total[-1]
 
-    def report(self) -> dict[str, object]:
+    def report(self) -> dict[str, Any]:
         """Return what happened, in words and numbers."""
         sent, lost, late, waited = self.counts.tolist()
-        words: dict[str, object] = {"sent": sent, "lost": lost, "late": late, "waited_for": waited}
+        words: dict[str, Any] = {"sent": sent, "lost": lost, "late": late, "waited_for": waited}
         if self.faults.leaves:
             words["left"] = [list(leave) for leave in self.faults.leaves]
             words["average"] = "of the nodes that stayed: Σx/Σw without those that left, what was in flight included"
@@ -117,18 +127,19 @@ class Robust:
         down = self.faults.down(k)
         for step in range(max(0, k - self.faults.delay), k + 1):
             sent = self._sent(step)
-            stamp = self.stamp.numpy()[sent.link]
             comes = ~sent.lost & (sent.arrives == k)
             if step == k:  # a link that was silent for too long is waited for
-                waited = k - stamp > self.faults.staleness
+                waited = self.incoming.is_news(k - self.faults.staleness, sent.link)
                 self.counts[3] += int(np.count_nonzero(waited & ~comes))
                 comes |= waited
-            comes &= (stamp < step) & ~np.isin(sent.target, [*down, *self.faults.left(k)])
-            link = sent.link[comes]
-            news = self.sums[step % len(self.sums), link]
-            mixed.index_add_(0, torch.tensor(sent.target[comes], device=self.device), news - self.arrived[link])
-            self.arrived[link] = news
-            self.stamp[link] = step
+            comes &= self.incoming.is_news(step, sent.link)
+            comes &= ~np.isin(sent.target, [*down, *self.faults.left(k)])
+            self._arrive(step, sent.link[comes], sent.target[comes], mixed)
+
+    def _arrive(self, step: int, link: NDArray[np.int64], node: NDArray[np.int64], rows: Tensor) -> None:
+        """Give nodes what is new in the messages of a step."""
+        news = self.incoming.receive(step, link, self.outgoing.message(step, link))
+        rows.index_add_(0, torch.tensor(node, device=self.device), news)
 
     def _depart(self, k: int, rows: Tensor) -> None:
         """Settle the links of a node that leaves now: what it had sent arrives, what was sent to it goes back."""
@@ -138,10 +149,7 @@ class Robust:
             source, target = np.divmod(self.links, self.graph.nodes)
             link = np.flatnonzero((source == node) | (target == node))
             other = np.where(source[link] == node, target[link], source[link])
-            latest = self.sums[k % len(self.sums) - 1, link]
-            rows.index_add_(0, torch.tensor(other, device=self.device), latest - self.arrived[link])
-            self.arrived[link] = latest
-            self.stamp[link] = k - 1
+            self._arrive(k - 1, link, other, rows)
 
     def _count(self, k: int, sent: _Sent) -> None:
         late = ~sent.lost & (sent.arrives > k)

@@ -14,7 +14,7 @@ import hashlib
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -23,6 +23,7 @@ from torch import Tensor
 from torch.distributed.distributed_c10d import PrefixStore
 
 from privsgp.transport.checks import refuse_wild, wild
+from privsgp.transport.protocol import Transport, nothing
 from privsgp.transport.rendezvous import blocks
 from privsgp.transport.terminating import ending_with_words
 
@@ -63,26 +64,30 @@ class _Plan(NamedTuple):
     messages: int  # from our nodes to any other node
 
 
-class Across:
-    """Mixing for a block; `meanwhile` is computed while messages are on their way."""
+class TorchDistributed(Transport):
+    """Mixes a block of nodes with those of other processes."""
 
-    def __init__(self, graph: Graph, like: Tensor, world: World, meanwhile: Callable[[int], None]) -> None:
-        self.graph, self.world, self.meanwhile = graph, world, meanwhile
+    local: ClassVar[bool] = False
+    plain: ClassVar[bool] = False
+
+    def __init__(self, graph: Graph, like: Tensor, world: World) -> None:
+        self.graph, self.world = graph, world
         self.device, self.dtype, self.dim = like.device, like.dtype, like.shape[1]
+        self.message_bytes = self.dim * like.element_size() + torch.float64.itemsize
         self.blocks = blocks(graph.nodes, world.size)
         self._plans: dict[int, _Plan] = {}
         self._sending: list[tuple[int, dist.Work]] = []
         self._rooms: dict[tuple[str, int, int], Tensor] = {}
         _connect(world, self.device)
 
-    def __call__(self, k: int, x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+    def mix(self, k: int, x: Tensor, w: Tensor, meanwhile: Callable[[], None] = nothing) -> tuple[Tensor, Tensor]:
         """Return this block's rows of (P^k x, P^k w)."""
         self.world.step = k
         plan = self._at(k)
         self._refuse_wild(self.world.rank, self.blocks[self.world.rank], x)
         self.settle()
         arriving = self._post(plan, x, w)
-        self.meanwhile(k)
+        meanwhile()
         mixed, weights = torch.full_like(x, -0.0), torch.full_like(w, -0.0)  # −0 + c is c, also where c is −0
         for arrival in plan.arrivals:
             if arrival.rank == self.world.rank:

@@ -1,0 +1,62 @@
+"""Independent noise: every node adds N(0, σ_i² I) of its own, which its mechanism's σ counts as it is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from privsgp.randomness.noise import Keyed, add_noise_
+from privsgp.randomness.prefetch import PrefetchedNoise
+from privsgp.randomness.protocol import NodeNoise, Noise
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+    from privsgp.accounting.mechanisms import Mechanism
+    from privsgp.randomness.noise import Source
+
+
+@dataclass(frozen=True)
+class IndependentNoise(Noise):
+    """N(0, σ_i² I) for each node, independent of everything else."""
+
+    @property
+    def name(self) -> str:
+        """What a summary calls it."""
+        return "independent"
+
+    def of_nodes(self, nodes: range, mechanisms: Sequence[Mechanism], source: Source) -> NodeNoise:
+        """Return the noise of a process's nodes."""
+        return _OfNodes(nodes, mechanisms, source)
+
+
+class _OfNodes(NodeNoise):
+    def __init__(self, nodes: range, mechanisms: Sequence[Mechanism], source: Source) -> None:
+        self._mechanisms = dict(zip(nodes, mechanisms, strict=True))
+        self._source, self._ahead = source, PrefetchedNoise(source, nodes)
+
+    @property
+    def zero(self) -> bool:
+        """Whether every σ is 0."""
+        return not any(m.sigma for m in self._mechanisms.values())
+
+    @property
+    def kernel_source(self) -> Keyed | None:
+        """The source itself, where a simulation's noise comes from it."""
+        return self._source if isinstance(self._source, Keyed) else None
+
+    def add_(self, g: Tensor, nodes: Sequence[int], step: int, attempt: int) -> None:
+        """Add N(0, σ_i² I) to each node's row of g, in place."""
+        sigma = [self._mechanisms[i].at(step).sigma for i in nodes]
+        if any(sigma):
+            add_noise_(g, self._ahead, nodes, step, sigma=sigma, attempt=attempt)
+
+    def prepare(self, like: Tensor, step: int, attempt: int) -> None:
+        """Draw the noise of a step now."""
+        self._ahead.prepare(like, step, attempt)
+
+    def begin(self, like: Tensor, step: int, attempt: int) -> None:
+        """Let a second thread draw it."""
+        self._ahead.begin(like, step, attempt)

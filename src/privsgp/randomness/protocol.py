@@ -1,0 +1,54 @@
+"""What a run asks of its noise, whichever kind it is. A new kind is one more file here, and its proof in accounting.
+
+A `Noise` is a frozen value of a run's spec; it makes the `NodeNoise` of a process, which adds it and draws it ahead.
+What it costs is counted by the nodes' mechanisms alone: they stand in the ledgers, and it is their σ that is counted.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+    from privsgp.accounting.mechanisms import Mechanism
+    from privsgp.randomness.noise import Keyed, Source
+
+
+class NodeNoise(Protocol):
+    """Adds the noise of one process's nodes."""
+
+    @property
+    def zero(self) -> bool:
+        """Whether there is none to add, at any step."""
+
+    @property
+    def kernel_source(self) -> Keyed | None:
+        """The source that a GPU's kernel may draw each node's own N(0, σ_i² I) from; None: `add_` alone adds it."""
+
+    def add_(self, g: Tensor, nodes: Sequence[int], step: int, attempt: int) -> None:
+        """Add the noise of a step to each node's row of g, in place (Algorithm 1, line 8).
+
+        Guarantee: g is then a release of the node's mechanism at that step, as it is counted.
+
+        Assumes: no two different g meet one (node, step, attempt).
+        """
+
+    def prepare(self, like: Tensor, step: int, attempt: int) -> None:
+        """Draw the noise of a step now, for rows shaped like `like`: it is waited for less when it is added."""
+
+    def begin(self, like: Tensor, step: int, attempt: int) -> None:
+        """Let a second thread `prepare`, where there is a core for it."""
+
+
+class Noise(Protocol):
+    """Which noise a run adds to its nodes' gradients."""
+
+    @property
+    def name(self) -> str:
+        """What a summary calls it."""
+
+    def of_nodes(self, nodes: range, mechanisms: Sequence[Mechanism], source: Source) -> NodeNoise:
+        """Return the noise of a process's nodes, one mechanism each, drawn from `source`."""

@@ -1,0 +1,58 @@
+"""What a run asks of whatever carries its messages, wherever its nodes live. A new kind is one more file here.
+
+Algorithms and the trainer know this protocol alone; `connect.py` chooses the kind.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import Tensor
+
+
+def nothing() -> None:
+    """Do nothing while messages travel."""
+
+
+class Transport(Protocol):
+    """Moves the parameters x and push-sum weights w of this process's nodes to their out-neighbours.
+
+    What most kinds have no use for has a default here.
+    """
+
+    local: ClassVar[bool]  # every node is in this process: nothing leaves it before a step is over
+    plain: ClassVar[bool]  # `mix` is the product with P^k and nothing else: one kernel may do it with the step
+    message_bytes: int  # of one message from one node to another: its numbers and its weight
+
+    @abstractmethod
+    def mix(self, k: int, x: Tensor, w: Tensor, meanwhile: Callable[[], None] = nothing) -> tuple[Tensor, Tensor]:
+        """Return this process's rows of (P^k x, P^k w), or of what arrived of them (Algorithm 1, lines 10 to 13).
+
+        A kind that has to wait for messages does `meanwhile` in that time; others ignore it.
+
+        Assumes: what is in x is noted in the ledgers, unless the kind is `local`.
+        """
+
+    @abstractmethod
+    def messages(self, k: int) -> int:
+        """Count the messages from this process's nodes to other nodes at step k."""
+
+    def arrays(self) -> dict[str, Tensor]:
+        """Return what a checkpoint must hold besides x and w; it is read back into the same tensors."""
+        return {}
+
+    def restart(self, x: Tensor, w: Tensor) -> None:
+        """Begin anew: the nodes hold x and w, and nothing was ever sent."""
+        del x, w
+
+    def gather(self, x: Tensor, w: Tensor) -> tuple[Tensor, Tensor] | None:
+        """Return all nodes' x and w where the run has ended: in process 0, and None elsewhere."""
+        return x, w
+
+    def report(self) -> dict[str, Any] | None:
+        """Return what a summary says of the network; None where there is nothing to say."""
+        return None

@@ -1,0 +1,55 @@
+"""One robust link alone: messages that are lost, late, doubled or out of order change nothing for good."""
+
+from __future__ import annotations
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from privsgp.transport.link import Incoming, Outgoing
+
+WHOLE = st.integers(-(2**20), 2**20)  # sums of these are exact
+
+
+@given(st.lists(st.tuples(WHOLE, WHOLE), min_size=1, max_size=12), st.data())
+def test_whatever_becomes_of_messages_what_arrived_and_what_is_on_its_way_is_what_was_sent(shares, data):
+    out, into, flying, held = Outgoing(1, 2), Incoming(1, 2), [], torch.zeros(2, dtype=torch.float64)
+    for k, share in enumerate(shares):
+        out.send(k, [0], torch.tensor([share], dtype=torch.float64))
+        flying.append((k, out.message(k, [0])))
+    sent = torch.tensor(shares, dtype=torch.float64).sum(0)
+    arrivals = data.draw(st.lists(st.sampled_from(flying), max_size=20))  # in any order, some never, some twice
+    for step, message in arrivals:
+        before = int(into.newest[0])
+        news = into.receive(step, [0], message)
+        held += news[0]
+        assert into.newest[0] == max(step, before)
+        assert step > before or not news.any()
+        assert torch.equal(held + (out.sums[(len(shares) - 1) % 1, 0] - into.arrived[0]), sent)
+    held += into.receive(len(shares) - 1, [0], flying[-1][1])[0]
+    assert torch.equal(held, sent)  # the last message makes up for all before it
+
+
+def test_a_message_is_all_that_was_ever_sent():
+    out = Outgoing(1, 1, kept=3)
+    for k in range(4):
+        out.send(k, [0], torch.full((1, 1), 10.0**k, dtype=torch.float64))
+    assert [out.message(k, [0]).item() for k in (1, 2, 3)] == [11.0, 111.0, 1111.0]
+
+
+def test_a_link_that_was_not_used_keeps_its_sum():
+    out = Outgoing(2, 1, kept=2)
+    out.send(0, [0, 1], torch.ones(2, 1, dtype=torch.float64))
+    out.send(1, [1], torch.ones(1, 1, dtype=torch.float64))
+    assert out.message(1, [0, 1]).flatten().tolist() == [1.0, 2.0]
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 5), WHOLE), max_size=15))
+def test_many_links_are_many_times_one_link(arrivals):
+    """`receive` of rows is `receive` of each."""
+    many, alone = Incoming(3, 1), [Incoming(1, 1) for _ in range(3)]
+    for link, step, number in arrivals:
+        message = torch.tensor([[number]], dtype=torch.float64)
+        assert torch.equal(many.receive(step, [link], message), alone[link].receive(step, [0], message))
+    assert torch.equal(many.arrived, torch.cat([one.arrived for one in alone]))
+    assert torch.equal(many.newest, torch.cat([one.newest for one in alone]))

@@ -1,0 +1,94 @@
+"""A kind of transport that the trainer never heard of: it is asked by the protocol alone."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import pytest
+import torch
+
+import runs
+from privsgp import graph
+from privsgp.engine import trainer
+from privsgp.transport.connect import connect
+from privsgp.transport.faults import Faults
+from privsgp.transport.in_process import InProcess
+from privsgp.transport.lossy import LossyNetwork
+from privsgp.transport.protocol import Transport, nothing
+from privsgp.transport.rendezvous import World
+
+
+class _Carrier(Transport):
+    """Mixes as one process does, and keeps who was asked what."""
+
+    local: ClassVar[bool] = False
+    plain: ClassVar[bool] = False
+    message_bytes = 1000
+
+    def __init__(self, network, like, _world, _faults=None):
+        self.inner, self.sums = InProcess(network, like), torch.zeros(1)
+        self.asked, self.noted = [], lambda _k: []
+
+    def mix(self, k, x, w, meanwhile=nothing):
+        self.asked.append((k, self.noted(k)))
+        self.sums += 1
+        meanwhile()
+        return self.inner.mix(k, x, w)
+
+    def messages(self, _k):
+        return 3
+
+    def arrays(self):
+        return {"sums": self.sums}
+
+    def restart(self, _x, _w):
+        self.sums.zero_()
+
+    def report(self):
+        return {"carried": int(self.sums)}
+
+
+@pytest.mark.parametrize("local", [False, True])
+def test_messages_are_noted_before_they_leave_and_by_the_end_of_the_step_at_the_latest(tmp_path, monkeypatch, local):
+    kind, made = type("Kind", (_Carrier,), {"local": local}), []
+    monkeypatch.setattr(trainer, "connect", lambda *given: made.append(kind(*given)) or made[-1])
+    begin = trainer.Training._begin
+
+    def watched(self):
+        ledgers = self.payments
+        made[0].noted = lambda k: [ledger.segment.sent_at(k) for ledger in ledgers.ledgers]
+        return begin(self)
+
+    monkeypatch.setattr(trainer.Training, "_begin", watched)
+    summary = runs.train(runs.small(tmp_path), tmp_path / "out")
+    (carrier,) = made
+    assert [k for k, _ in carrier.asked] == list(range(30))
+    assert all(noted == ([None] * 4 if local else [0] * 4) for _, noted in carrier.asked)
+    assert [step for step, _, _ in runs.sent(tmp_path / "out")] == list(range(30))
+    assert summary["bytes_sent"] == 30 * 3 * 1000
+    assert summary["faults"] == {"carried": 30}
+
+
+def test_the_model_does_not_depend_on_the_kind(tmp_path, monkeypatch):
+    runs.train(runs.small(tmp_path), tmp_path / "plain")
+    monkeypatch.setattr(trainer, "connect", _Carrier)
+    runs.train(runs.small(tmp_path), tmp_path / "carried")
+    plain, carried = (tmp_path / name / "model.safetensors" for name in ("plain", "carried"))
+    assert plain.read_bytes() == carried.read_bytes()
+
+
+def test_the_kind_follows_from_where_the_nodes_are():
+    network, x = graph.make("ring", 4), torch.zeros(4, 2)
+    assert isinstance(connect(network, x, World()), InProcess)
+    assert isinstance(connect(network, x, World(), Faults(drop=0.1)), LossyNetwork)
+
+
+def test_a_bad_network_that_begins_anew_is_as_new():
+    network, x, w = graph.make("ring", 4), torch.randn(4, 2), torch.ones(4, dtype=torch.float64)
+    used, new = (LossyNetwork(network, x, Faults(drop=0.5, delay=2)) for _ in range(2))
+    for k in range(9):
+        used.mix(k, x, w)
+    used.restart(x, w)
+    for k in range(9):
+        assert all(map(torch.equal, used.mix(k, x, w), new.mix(k, x, w)))
+    assert used.report() == new.report()
