@@ -9,8 +9,10 @@ import torch
 from torch import nn
 
 from privsgp.algorithms import ALGORITHMS, Settings
-from privsgp.engine.arithmetic import kappa, positions, refuse_coarser
+from privsgp.engine.precision import refuse_coarser
 from privsgp.errors import Refused
+from privsgp.gradients.rounding import kappa
+from privsgp.gradients.rules.ruled import positions
 
 CPU = torch.device("cpu")
 

@@ -18,12 +18,12 @@ from privsgp.algorithms import AsyncTools, Block, PushSum, State, UpdateRule
 from privsgp.clock import Events
 from privsgp.devices import current, keep_memory
 from privsgp.engine import checkpoint
-from privsgp.engine.arithmetic import refuse_coarser
 from privsgp.engine.averaging import Averaging
 from privsgp.engine.budget_guard import Payments
 from privsgp.engine.checkpoint import Progress
 from privsgp.engine.drawing import Drawing
 from privsgp.engine.evaluate import Evaluator, average
+from privsgp.engine.precision import refuse_coarser
 from privsgp.engine.step import chosen
 from privsgp.engine.stops import Stopping, refuse_no_model
 from privsgp.errors import Diverged, Interrupted, ReplayDiffers

@@ -17,15 +17,13 @@ from torch.nn.grad import conv2d_weight
 
 from privsgp.gradients.per_sample import Factors, scaled, squared_norm
 from privsgp.gradients.product import no_tf32
+from privsgp.gradients.rounding import cancelled, product_error
 from privsgp.kernels import have_triton
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 Pair = tuple[int, int]
-# How many times longer than a gradient its terms may be, at most; in ResNet-18 images from CIFAR-10 have 2 to 20.
-_CANCELLED = {torch.float32: 2.0**6, torch.float64: 2.0**8}
-_KAPPA = {torch.float32: 2.0**-8, torch.float64: 2.0**-30}  # what adding them may round by, as a share of G
 _CHUNK = {"cpu": 2**26, "cuda": 2**28}  # numbers of patches made at a time
 
 
@@ -225,20 +223,6 @@ def _by_gradient(delta: Tensor, a: Tensor, window: Window, of_delta: Tensor, of_
     rounding = 2 * product_error(a) * (window.places * of_delta * of_a).sqrt()
     norm: Tensor = torch.cat(squares).sqrt() + rounding
     return norm.square()
-
-
-def cancelled(dtype: torch.dtype, terms: int) -> float:
-    """Return how many times longer than a gradient its terms may be: to add P of them rounds by P · eps / 2 of that."""
-    return min(_CANCELLED[dtype], 2 * _KAPPA[dtype] / (torch.finfo(dtype).eps * terms))
-
-
-def product_error(v: Tensor) -> float:
-    """Return by how much a product of two numbers such as v's may be off, as a share of it.
-
-    With TF32 both lose all but 10 bits behind the point; it may be in use where one of two settings of torch allows it.
-    """
-    tf32 = torch.backends.cuda.matmul.allow_tf32 or torch.backends.cudnn.allow_tf32
-    return 2.0**-9 if v.is_cuda and v.dtype == torch.float32 and tf32 else 2 * torch.finfo(v.dtype).eps
 
 
 def _by_gram(delta: Tensor, a: Tensor, window: Window, of_delta: Tensor, of_a: Tensor) -> Tensor:

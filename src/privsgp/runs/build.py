@@ -15,11 +15,13 @@ from privsgp.algorithms.compressors import CompressionOptions, Whole
 from privsgp.algorithms.update_rule import node_weights
 from privsgp.clock import Events, Times, Waiting, schedule
 from privsgp.devices import chosen_device, use_tensor_cores
-from privsgp.engine.arithmetic import kappa, positions, refuse_vast
 from privsgp.engine.averaging import Release
+from privsgp.engine.precision import refuse_vast
 from privsgp.engine.spec import Job, Learning
 from privsgp.errors import Refused
 from privsgp.gradients import Layout
+from privsgp.gradients.rounding import kappa, least_difference_clip
+from privsgp.gradients.rules.ruled import positions
 from privsgp.runs.budgets import protect, settings
 from privsgp.runs.config import Config, Schedule
 from privsgp.runs.problem import layout, pooled
@@ -63,8 +65,8 @@ def prepare(
     slack = kappa(dtype, device, positions=places)
     dim = Layout.of(problem.model).dim
     protection = protect(config, problem.samples, slack, earlier, world, releases, dim)
-    if isinstance(protection.mechanisms[0], Saga) and dtype == torch.float32:
-        _refuse_short(config, many=places > 1)
+    if isinstance(protection.mechanisms[0], Saga):
+        _refuse_short(config, least_difference_clip(config.privacy.clip, dtype, places))
     job = Job(
         name=config.name,
         seed=config.seed,
@@ -94,12 +96,9 @@ def prepare(
     return job
 
 
-def _refuse_short(config: Config, *, many: bool) -> None:
-    """Refuse a difference clip C that the rounding of a table's entry to float32 would outdo.
-
-    It moves an entry by 2⁻²⁴ of its length, or of what its positions could add up to, 2¹² times as much.
-    """
-    given, least = settings(config).difference_clip, config.privacy.clip * 2.0 ** (-4 if many else -11)
+def _refuse_short(config: Config, least: float) -> None:
+    """Refuse a difference clip C that the rounding of a table's entry to float32 would outdo."""
+    given = settings(config).difference_clip
     if given is not None and given < least:
         raise Refused(
             f"algorithm.difference_clip = {given:g} with entries that are rounded to float32",

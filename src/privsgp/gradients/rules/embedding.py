@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from privsgp.gradients.per_sample import Factors, scaled, smaller, squared_norm
-from privsgp.gradients.positions import cancelled
 from privsgp.gradients.product import no_tf32
+from privsgp.gradients.rounding import cancelled
 from privsgp.gradients.rules.layer import Call, StackedLayer
 
 if TYPE_CHECKING:

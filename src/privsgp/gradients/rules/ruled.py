@@ -101,6 +101,31 @@ def _ruled(layer: nn.Module) -> bool:
     return rule is not None and not hooked and rule.suits(layer) and any(p.requires_grad for p in layer.parameters())
 
 
+_PLACED = (nn.Linear, nn.Embedding, nn.modules.conv._ConvNd)
+
+
+def positions(model: nn.Module, made_up: Tensor) -> int:
+    """Return at how many places of a sample, such as the `made_up` ones, the model uses a layer at most.
+
+    It is two at least for a convolution, an embedding and a linear layer on rows of a sample, which are treated alike.
+    """
+    seen = [1]
+
+    def note(layer: nn.Module, _given: object, out: Tensor) -> None:
+        features = out.shape[-1] if isinstance(layer, (nn.Linear, nn.Embedding)) else out.shape[1]
+        seen.append(max(out[0].numel() // features, 1 if isinstance(layer, nn.Linear) and out.ndim == 2 else 2))
+
+    hooks = [layer.register_forward_hook(note) for layer in model.modules() if isinstance(layer, _PLACED)]
+    like = next(model.parameters(), made_up)
+    try:
+        with torch.no_grad():
+            model(made_up.to(like.device, like.dtype if made_up.is_floating_point() else made_up.dtype))
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return max(seen)
+
+
 def covers(model: nn.Module, layout: Layout) -> bool:
     """Tell whether every trained parameter belongs to exactly one layer with a rule, in layout order."""
     owned: list[str] = []
