@@ -36,6 +36,11 @@ class StackedConv2d(StackedLayer):
         odd = all(d * (k - 1) % 2 == 0 for k, d in zip(layer.kernel_size, layer.dilation, strict=True))
         return layer.padding_mode == "zeros" and (layer.padding != "same" or odd)
 
+    @classmethod
+    def positions(cls, output: Tensor) -> int:
+        """As many as an output has pixels."""
+        return max(output[0, 0].numel(), 2)
+
     def forward(self, x: Tensor) -> Tensor:
         """Run all models at once."""
         m, bias = self.models, self.stacked.get("bias")

@@ -95,6 +95,11 @@ class StackedEmbedding(StackedLayer):
         assert isinstance(layer, nn.Embedding)  # noqa: S101 - the registry asks for its own kind alone
         return layer.max_norm is None and not layer.scale_grad_by_freq and not layer.sparse
 
+    @classmethod
+    def positions(cls, output: Tensor) -> int:
+        """As many as a sample has tokens."""
+        return max(output[0, ..., 0].numel(), 2)
+
     def forward(self, x: Tensor) -> Tensor:
         """Look up each model's own rows."""
         weight = self.stacked["weight"]

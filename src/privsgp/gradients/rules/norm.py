@@ -6,7 +6,7 @@ On a GPU, GroupNorm has kernels that go through memory once (`privsgp.kernels.gr
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 class _StackedNorm(StackedLayer):
     """γ x̂ + β of m models, with x̂ laid out as [m, b, before, features, after], or with samples first."""
+
+    positional: ClassVar[bool] = False  # summed over positions before it is measured
 
     def affine(self, x: Tensor, normal: Tensor, features: int, after: int) -> Tensor:
         """Scale and shift each model's samples."""

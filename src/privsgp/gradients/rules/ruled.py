@@ -101,21 +101,20 @@ def _ruled(layer: nn.Module) -> bool:
     return rule is not None and not hooked and rule.suits(layer) and any(p.requires_grad for p in layer.parameters())
 
 
-_PLACED = (nn.Linear, nn.Embedding, nn.modules.conv._ConvNd)
-
-
 def positions(model: nn.Module, made_up: Tensor) -> int:
-    """Return at how many places of a sample, such as the `made_up` ones, the model uses a layer at most.
+    """Return at how many positions of a sample, such as the `made_up` ones, the model uses a layer at most.
 
-    It is two at least for a convolution, an embedding and a linear layer on rows of a sample, which are treated alike.
+    A layer's rule declares it. A layer without one, or whose parameters are used without a call, is taken as if it were
+    used at two, for it might be at many; its gradients are plain, so that sums have no more terms.
     """
-    seen = [1]
+    owners = [layer for layer in model.modules() if next(layer.parameters(recurse=False), None) is not None]
+    seen: dict[nn.Module, list[int]] = {layer: [] for layer in owners}
 
     def note(layer: nn.Module, _given: object, out: Tensor) -> None:
-        features = out.shape[-1] if isinstance(layer, (nn.Linear, nn.Embedding)) else out.shape[1]
-        seen.append(max(out[0].numel() // features, 1 if isinstance(layer, nn.Linear) and out.ndim == 2 else 2))
+        rule = RULES.get(type(layer))
+        seen[layer].append(2 if rule is None else rule.positions(out))
 
-    hooks = [layer.register_forward_hook(note) for layer in model.modules() if isinstance(layer, _PLACED)]
+    hooks = [layer.register_forward_hook(note) for layer in owners]
     like = next(model.parameters(), made_up)
     try:
         with torch.no_grad():
@@ -123,7 +122,7 @@ def positions(model: nn.Module, made_up: Tensor) -> int:
     finally:
         for hook in hooks:
             hook.remove()
-    return max(seen)
+    return max((max(places, default=2) for places in seen.values()), default=1)
 
 
 def covers(model: nn.Module, layout: Layout) -> bool:
