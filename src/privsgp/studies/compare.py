@@ -168,8 +168,8 @@ def with_step_size(config: Config, step_size: float) -> Config:
     """Return the configuration with another step size; a schedule is stretched to begin there."""
     given = config.algorithm.step_size
     if isinstance(given, Schedule):
-        values = {"schedule": given.schedule, "start": step_size, "end": given.end * step_size / given.start}
-        return config.with_algorithm(step_size=values)
+        stretched = {"start": step_size, "end": given.end * step_size / given.start}
+        return config.with_algorithm(step_size=given.model_dump() | stretched)
     return config.with_algorithm(step_size=step_size)
 
 
