@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from privsgp.accounting.mechanisms import Anchored, Sag, Saga
 from privsgp.errors import Refused
 from privsgp.gradients.rounding import kappa, sum_error, table_error
 from privsgp.gradients.rules.ruled import positions
@@ -55,9 +54,7 @@ def refuse_vast(job: Job, places: int) -> None:
 
 def rounding_error(m: Mechanism, slots: int, block: int, *, steps: int, places: int) -> float:
     """Return by how much of G a run's sums in float64 may differ, with and without a record, beyond its share."""
-    off = sum_error(slots, slots, places)
-    if isinstance(m, Anchored):
-        off = max(off, sum_error(m.anchor.batch, slots, places))
-    if isinstance(m, (Saga, Sag)):
+    off = sum_error(max(slots, m.largest_batch), slots, places)
+    if m.has_table:
         off += table_error(m.samples, block, steps=steps, positions=places)
     return off

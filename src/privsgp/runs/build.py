@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import torch
 
 from privsgp import data, graph
-from privsgp.accounting.mechanisms import Saga
 from privsgp.algorithms import ALGORITHMS
 from privsgp.algorithms.compressors import CompressionOptions, Whole
 from privsgp.algorithms.update_rule import node_weights
@@ -34,6 +33,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from privsgp.accounting.ledger import Segment
+    from privsgp.accounting.mechanisms import Mechanism
     from privsgp.clock.waiting import Hears
     from privsgp.engine.spec import Protection
     from privsgp.runs.problem import Problem
@@ -65,8 +65,7 @@ def prepare(
     slack = kappa(dtype, device, positions=places)
     dim = Layout.of(problem.model).dim
     protection = protect(config, problem.samples, slack, earlier, world, releases, dim)
-    if isinstance(protection.mechanisms[0], Saga):
-        _refuse_short(config, least_difference_clip(config.privacy.clip, dtype, places))
+    _refuse_short(protection.mechanisms[0], least_difference_clip(config.privacy.clip, dtype, places))
     job = Job(
         name=config.name,
         seed=config.seed,
@@ -96,9 +95,9 @@ def prepare(
     return job
 
 
-def _refuse_short(config: Config, least: float) -> None:
+def _refuse_short(m: Mechanism, least: float) -> None:
     """Refuse a difference clip C that the rounding of a table's entry to float32 would outdo."""
-    given = settings(config).difference_clip
+    given = m.entry_clip
     if given is not None and given < least:
         raise Refused(
             f"algorithm.difference_clip = {given:g} with entries that are rounded to float32",

@@ -260,7 +260,7 @@ def _refuse_other_terms(where: Path, before: Header, config: Config) -> None:
 def _seen_together(config: Config) -> int:
     """Return how many nodes' messages are seen as one sum only."""
     made = ALGORITHMS[config.algorithm.name].mechanism(settings(config), sigma=1.0, batch=1.0, samples=1, kappa=0.0)
-    return int(made.describe().get("aggregated", 1))
+    return made.seen_together
 
 
 def versions() -> dict[str, str]:
@@ -397,7 +397,7 @@ def _summary(
         "consensus_error": seen["consensus_error"],
         "epsilon_spent": spent if private else None,
         "epsilon_budget": list(p.budgets) if private and p.budgets[0] is not None else None,
-        "epsilon_nominal": list(p.budgets) if job.algorithm.private and p.accountant == "published" else None,
+        "epsilon_nominal": list(p.budgets) if job.algorithm.private and p.nominal else None,
         "delta": list(p.deltas) if private else None,
         "sigma": [m.sigma for m in p.mechanisms],
         "samples": [m.samples for m in p.mechanisms],

@@ -186,7 +186,7 @@ def _refuse_impossible(
             f"algorithm.{config.algorithm.auto[0]} = 'auto' in a comparison",
             "write the number that `privsgp plan` gives: it is the same for all methods",
         )
-    if config.privacy.accountant != "certified":
+    if config.privacy.nominal:
         raise Refused(
             f"privacy.accountant = {config.privacy.accountant!r} in a comparison",
             "take 'certified': formulas of different papers are no common budget",
