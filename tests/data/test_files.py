@@ -160,7 +160,7 @@ def test_an_npz_whose_header_does_not_fit_is_refused_before_anything_is_taken(tm
 def test_an_npz_that_unpacks_to_more_than_there_is_memory_is_refused(tmp_path, monkeypatch):
     path = tmp_path / "bomb.npz"
     np.savez_compressed(path, x=np.zeros((1000, 1000), np.float32), y=np.zeros(1000, np.int64))
-    monkeypatch.setattr(files, "available", lambda: 3_900_000)
+    monkeypatch.setattr(files.devices, "free_memory", lambda: 3_900_000)
     with pytest.raises(Refused, match=r"bomb\.npz .* 4\.0 MB"):
         files.read_npz(path)
 

@@ -14,6 +14,7 @@ from pydantic import model_validator
 from privsgp.accounting.mechanisms import Sag, Saga
 from privsgp.algorithms.block import Drawn
 from privsgp.algorithms.push_sum import PushSum
+from privsgp.devices import device_of
 from privsgp.errors import Refused
 from privsgp.gradients.rounding import chunk
 from privsgp.gradients.tables.blocks import BlockTable
@@ -146,7 +147,7 @@ def saga_estimate(block: Block, table: Memory, z: Tensor, batch: list[Drawn]) ->
         from privsgp.kernels import means
 
         return means.corrected(table.mean, c, block.b, block.J)
-    b, tall = block.b.to(c.dtype), max(1, _PIECE // c.shape[1]) if c.device.type == "cpu" else len(c)
+    b, tall = block.b.to(c.dtype), device_of(c).rows_at_once(c, _PIECE)
     with block.leave_one_core():
         for some in (slice(top, top + tall) for top in range(0, len(c), tall)):
             before = table.mean[some].to(c.dtype, copy=True)

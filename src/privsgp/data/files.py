@@ -5,22 +5,22 @@ A damaged file is refused with its path: sizes are compared with what the format
 
 from __future__ import annotations
 
-import contextlib
 import gzip
 import math
-import os
 import struct
 import zipfile
 import zlib
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from privsgp import devices
 from privsgp.errors import Refused
 from privsgp.files import opened
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from numpy.typing import NDArray
 
     from privsgp.data.dataset import Array
@@ -112,15 +112,6 @@ def read_npz(path: Path) -> dict[str, Array]:
         ) from error
 
 
-def available() -> int:
-    """Return how many bytes of memory are free, or kept for files that could be read again."""
-    with contextlib.suppress(OSError, ValueError):
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return 1024 * int(line.split()[1])
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-
-
 def _refuse_without(path: Path, there: list[str]) -> None:
     for key in ("x", "y"):
         if f"{key}.npy" not in there:
@@ -129,7 +120,7 @@ def _refuse_without(path: Path, there: list[str]) -> None:
 
 
 def _refuse_vast(path: Path, claimed: int) -> None:
-    if claimed > (free := available()):
+    if claimed > (free := devices.free_memory()):
         raise Refused(
             f"data: {path} unpacks to {claimed / 1e6:.1f} MB, and {free / 1e6:.1f} MB of memory are free",
             "name another file, or a machine with more memory",

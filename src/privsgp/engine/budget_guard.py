@@ -16,6 +16,7 @@ import hashlib
 from typing import TYPE_CHECKING, Self
 
 from privsgp.accounting.ledger import MOST_AHEAD, Header, Ledger, make_room, short, together
+from privsgp.devices import device_of
 from privsgp.engine.witness import Witness, heads
 from privsgp.errors import Diverged, Interrupted, Refused, ReplayDiffers
 from privsgp.threads import shared_out
@@ -106,7 +107,8 @@ class Payments:
 
     def _may_be_hashed(self, message: Tensor) -> bool:
         """From a GPU the bytes never come to the host; of what only a sum may be seen, a hash would be seen too."""
-        return message.device.type == "cpu" and (self.job.simulation or self.job.mechanisms[0].may_be_hashed)
+        reached = device_of(message).in_host_memory
+        return reached and (self.job.simulation or self.job.mechanisms[0].may_be_hashed)
 
     def sending_one(self, node: int, number: int, message: Tensor) -> None:
         """Note one node's message, by the number of its release."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
+from privsgp.devices import device_of
 from privsgp.errors import Refused
 from privsgp.gradients.rounding import kappa, sum_error, table_error
 from privsgp.gradients.rules.ruled import positions
@@ -13,8 +14,6 @@ from privsgp.randomness.coins import capacity
 if TYPE_CHECKING:
     from privsgp.accounting.mechanisms import Mechanism
     from privsgp.engine.spec import Job
-
-_EMULATED = ("CUBLAS_EMULATE_DOUBLE_PRECISION", "CUBLAS_EMULATION_STRATEGY")
 
 
 def refuse_coarser(job: Job) -> None:
@@ -28,9 +27,9 @@ def refuse_coarser(job: Job) -> None:
             f"κ = {counted:g} was counted, and this arithmetic has κ = {now:g}",
             "leave torch.backends.*.allow_tf32 as they are while a run is prepared and trained",
         )
-    emulated = [name for name in _EMULATED if os.environ.get(name, "0") != "0"]
-    if emulated and job.device.type == "cuda" and not job.simulation:
-        raise Refused(f"{emulated[0]} = {os.environ[emulated[0]]!r}: cuBLAS may make up float64", "leave it unset")
+    emulated = device_of(job.device).emulates_float64
+    if emulated and not job.simulation:
+        raise Refused(f"{emulated} = {os.environ[emulated]!r}: cuBLAS may make up float64", "leave it unset")
 
 
 def refuse_vast(job: Job, places: int) -> None:

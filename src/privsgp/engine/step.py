@@ -17,8 +17,9 @@ import torch
 
 from privsgp.algorithms import Drawn, State
 from privsgp.algorithms.push_sum import PushSum
+from privsgp.devices import device_of
 from privsgp.gradients.rules.ruled import Ruled
-from privsgp.kernels import have_triton
+from privsgp.kernels import runs_on
 from privsgp.randomness.noise import Keyed
 
 if TYPE_CHECKING:
@@ -43,14 +44,14 @@ def chosen(algorithm: PushSum, graph: Graph, source: Source, x: Tensor, announce
     """Return what takes the steps on x's device; `announce` as for `OnDevice`."""
     if isinstance(source, Keyed) and suits(algorithm, graph, x):
         return OnDevice(algorithm, graph, source, x, announce)
-    if x.is_cuda and isinstance(algorithm.block.gradient, Ruled):
+    if device_of(x).records and isinstance(algorithm.block.gradient, Ruled):
         algorithm.direction = Recorded(algorithm)  # type: ignore[method-assign]
     return algorithm.step
 
 
 def suits(algorithm: PushSum, graph: Graph, x: Tensor) -> bool:
     """Tell whether `OnDevice` can take the steps of an algorithm."""
-    if x.device.type != "cuda" or x.dtype != torch.float32 or not have_triton():
+    if not runs_on(x) or x.dtype != torch.float32:
         return False
     if graph.period is None or type(algorithm).step is not PushSum.step or algorithm.block.update_rule is not None:
         return False

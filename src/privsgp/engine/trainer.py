@@ -16,7 +16,7 @@ import torch
 
 from privsgp.algorithms import AsyncTools, Block, PushSum, State, UpdateRule
 from privsgp.clock import Events
-from privsgp.devices import current, keep_memory
+from privsgp.devices import current, device_of, keep_memory
 from privsgp.engine import checkpoint
 from privsgp.engine.averaging import Averaging
 from privsgp.engine.budget_guard import Payments
@@ -84,7 +84,7 @@ class Training:
         self.step = self._stepper()
         self.evaluator = Evaluator(self.model, self.layout, job, self.world, folder.keep_metrics)
         self.stopping = Stopping()
-        if job.device.type == "cpu":
+        if device_of(job.device).in_host_memory:
             keep_memory()
         self._unnoted: tuple[int, Tensor] | None = None
 

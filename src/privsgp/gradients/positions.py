@@ -15,10 +15,11 @@ from torch import Tensor
 from torch.nn import functional
 from torch.nn.grad import conv2d_weight
 
+from privsgp.devices import device_of
 from privsgp.gradients.per_sample import Factors, scaled, squared_norm
 from privsgp.gradients.product import no_tf32
 from privsgp.gradients.rounding import cancelled, product_error
-from privsgp.kernels import have_triton
+from privsgp.kernels import runs_on
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -132,7 +133,7 @@ def _weight_sums(delta: Tensor, a: Tensor, w: Window) -> Tensor:
 
 def _by_products(v: Tensor) -> bool:
     """Tell whether to multiply patches: cuDNN is slow in float64, in which matrices have tensor cores too."""
-    return v.is_cuda and v.dtype == torch.float64
+    return device_of(v).has_cudnn and v.dtype == torch.float64
 
 
 def _sums_by_products(delta: Tensor, a: Tensor, w: Window) -> Tensor:
@@ -154,7 +155,7 @@ def _sums_by_products(delta: Tensor, a: Tensor, w: Window) -> Tensor:
 
 def _at_once(delta: Tensor, a: Tensor, window: Window) -> bool:
     """Tell whether `privsgp.kernels.positions` takes these."""
-    suits = delta.is_cuda and delta.dtype == torch.float32 and window.groups == 1 and have_triton()
+    suits = runs_on(delta) and delta.dtype == torch.float32 and window.groups == 1
     return suits and max(delta.numel(), a.numel()) < 2**31
 
 
@@ -178,7 +179,7 @@ def _weight_gradients(delta: Tensor, a: Tensor, window: Window) -> Tensor:
         from privsgp.kernels.positions import sample_gradients
 
         return sample_gradients(delta.contiguous(), a.contiguous(), window.geometry)
-    if delta.is_cuda and window.stride == (1, 1) and window.places > 1 and not _by_products(delta):
+    if device_of(delta).has_cudnn and window.stride == (1, 1) and window.places > 1 and not _by_products(delta):
         # one group a sample: twice as fast as patches here, and many times slower for strides
         shape = (samples * delta.shape[1], a.shape[1] // groups, *window.kernel)
         return _grouped(delta.flatten(0, 1)[None], a.flatten(0, 1)[None], shape, window, samples).view(samples, -1)

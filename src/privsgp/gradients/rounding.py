@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from privsgp.devices import device_of
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -27,7 +29,7 @@ def kappa(dtype: torch.dtype, device: torch.device, *, positions: int = 1) -> fl
     Where layers are used at many `positions`, which may cancel, it is larger (`gradients.positions`). Sums take less
     than half of it (`engine.precision`): where noise is secret they are formed in float64 (`per_sample.PerSample`).
     """
-    if device.type == "cuda" and tf32_allowed():
+    if device_of(device).uses_tf32:
         return 2.0**-8
     if dtype == torch.float64:  # sums have no more bits here than what they are sums of
         return 2.0**-12 if positions > 1 else 2.0**-20
@@ -74,9 +76,4 @@ def product_error(v: Tensor) -> float:
 
     With TF32 both lose all but 10 bits behind the point.
     """
-    return 2.0**-9 if v.is_cuda and v.dtype == torch.float32 and tf32_allowed() else 2 * torch.finfo(v.dtype).eps
-
-
-def tf32_allowed() -> bool:
-    """Tell whether a GPU may multiply in TF32: it may where one of two settings of torch allows it."""
-    return torch.backends.cuda.matmul.allow_tf32 or torch.backends.cudnn.allow_tf32
+    return 2.0**-9 if v.dtype == torch.float32 and device_of(v).uses_tf32 else 2 * torch.finfo(v.dtype).eps
