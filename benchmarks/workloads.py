@@ -11,8 +11,8 @@ import torch
 from privsgp import graph, models
 from privsgp.algorithms import ALGORITHMS, Settings
 from privsgp.clock import Times, Waiting
-from privsgp.engine.arithmetic import kappa
 from privsgp.engine.spec import Job, Learning, Protection
+from privsgp.gradients.rounding import kappa
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -1,4 +1,4 @@
-"""Memory that is freed and asked for again."""
+"""What a device can do; memory that is freed and asked for again."""
 
 from __future__ import annotations
 
@@ -6,6 +6,10 @@ import subprocess
 import sys
 
 import pytest
+import torch
+
+from privsgp import devices
+from privsgp.devices import device_of
 
 PROGRAM = """
 import resource, torch
@@ -32,3 +36,32 @@ def test_what_is_kept_need_not_be_paged_in_again():
     if can != "True":
         pytest.skip("another C library")
     assert kept < _faults(keep=False)[1] / 10
+
+
+CPU, GPU = device_of(torch.device("cpu")), device_of(torch.device("cuda:1"))
+
+
+def test_a_tensor_and_its_device_say_the_same():
+    assert device_of(torch.zeros(1)) is CPU
+    assert (CPU.in_host_memory, CPU.backend, CPU.pins, CPU.records) == (True, "gloo", False, False)
+    assert (GPU.in_host_memory, GPU.backend, GPU.pins, GPU.records) == (False, "nccl", True, True)
+
+
+@pytest.mark.parametrize(("columns", "rows"), [(10, 10), (60, 1), (1000, 1)])
+def test_rows_that_stay_in_a_cache(columns, rows):
+    x = torch.empty(7, columns)
+    assert CPU.rows_at_once(x, 100) == rows
+    assert GPU.rows_at_once(x, 100) == 7
+
+
+def test_only_a_gpu_rounds_to_tf32_and_makes_up_float64(monkeypatch):
+    monkeypatch.setenv("CUBLAS_EMULATION_STRATEGY", "eager")
+    with torch.backends.cudnn.flags(allow_tf32=True):
+        assert (CPU.uses_tf32, GPU.uses_tf32) == (False, True)
+    with torch.backends.cudnn.flags(allow_tf32=False):
+        assert GPU.uses_tf32 == torch.backends.cuda.matmul.allow_tf32
+    assert (CPU.emulates_float64, GPU.emulates_float64) == (None, "CUBLAS_EMULATION_STRATEGY")
+
+
+def test_this_machine_has_memory():
+    assert devices.free_on(torch.device("cpu")) > 2**26

@@ -68,6 +68,21 @@ def test_rooms_import_downwards_only():
     assert not wrong, "\n".join(wrong)
 
 
+OUTSIDE = [path for path in FILES if room(path) != "accounting"]
+MECHANISMS = re.compile(r"isinstance\([^)]*\b(Saga|Sag|Anchored|SampledMean|Unprotected)\b|[=!]= .published.")
+DEVICES = re.compile(r"\.is_cuda|device\.type [=!]=|\.type [=!]= .c(uda|pu)\b")
+
+
+@pytest.mark.parametrize(
+    ("asks", "files"),
+    [(MECHANISMS, OUTSIDE), (DEVICES, [path for path in OUTSIDE if room(path) not in ("devices", "kernels")])],
+    ids=["for a mechanism's kind", "where a tensor lies"],
+)
+def test_nobody_asks_what_a_thing_answers_itself(asks, files):
+    lines = ((p, line) for p in files for line in p.read_text().splitlines() if asks.search(line))
+    assert not [f"{path.relative_to(PACKAGE)}: {line.strip()}" for path, line in lines]
+
+
 @pytest.mark.parametrize(
     "module", ["accounting.accountant", "accounting.calibration", "accounting.ledger", "accounting.statements"]
 )

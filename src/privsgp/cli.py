@@ -8,7 +8,7 @@ import math
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 import typer
 
@@ -32,8 +32,9 @@ from privsgp.report.terminal import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
+    from privsgp.accounting.accountant import Accountant
     from privsgp.accounting.mechanisms import Mechanism
 
 app = typer.Typer(
@@ -196,6 +197,7 @@ def plan(
 ) -> None:
     """Tell before anything is trained: how many steps, how much noise, what to expect."""
     from privsgp import graph as graphs
+    from privsgp.accounting.counting import nominal
     from privsgp.planner import picture
     from privsgp.planner import settle as planning
     from privsgp.planner.theorems import Constants
@@ -210,11 +212,10 @@ def plan(
     elif samples is None or dim is None or epsilon is None or smoothness is None:
         raise Refused("no run.toml, and not all of --samples, --dim, --epsilon, --smoothness", "give one or the other")
     else:
-        _one_of("accountant", accountant, ("certified", "published"))
         made, constants = None, Constants(smoothness, gap, heterogeneity, norm)
         formula = planning.from_constants(
             constants, graphs.make(network, nodes), dim, clip, samples=samples, batch=batch, budget=(epsilon, delta),
-            published_c2=c2 if accountant == "published" else None,
+            published_c2=c2 if nominal(_accountant(accountant)) else None,
         )  # fmt: skip
     if save is not None:
         with doing("drawing the bound and the noise of many K", quiet=as_json):
@@ -277,20 +278,21 @@ def account(
     """Tell the ε that so much noise gives. No data needed."""
     from privsgp.accounting import accountant as accountants
     from privsgp.accounting import published
+    from privsgp.accounting.counting import nominal
 
     own = {"difference_clip": difference_clip, "period": period, "alpha": alpha, "aggregated": aggregated}
     mechanism = replace(
         _mechanism(algorithm, sigma, clip, batch, samples, sampling, kappa, **own), coordinates=coordinates
     )
-    _one_of("accountant", accountant, ("certified", "published"))
+    kind = _accountant(accountant)
     spent = accountants.epsilon(mechanism, steps, delta, _relation(relation))
     answer: dict[str, Any] = {
         "epsilon": _finite(spent.epsilon), "delta": delta, "relation": relation, "accountant": accountant,
         "rdp_epsilon": _finite(spent.rdp_epsilon),
     }  # fmt: skip
-    if accountant == "published":
-        nominal = published.epsilon(mechanism, steps, delta, c2, algorithm)
-        answer |= {"epsilon": _finite(nominal), "certified_epsilon": _finite(spent.epsilon), "c2": c2}
+    if nominal(kind):
+        claimed = published.epsilon(mechanism, steps, delta, c2, algorithm)
+        answer |= {"epsilon": _finite(claimed), "certified_epsilon": _finite(spent.epsilon), "c2": c2}
     _answer(answer | _trust(algorithm, aggregated), spent.assumptions, as_json=as_json)
 
 
@@ -317,24 +319,20 @@ def calibrate(
 ) -> None:
     """Tell the noise that a budget needs. No data needed."""
     from privsgp.accounting import accountant as accountants
-    from privsgp.accounting import calibration, published
+    from privsgp.accounting.counting import count, nominal
 
     own = {"difference_clip": difference_clip, "period": period, "alpha": alpha, "aggregated": aggregated}
     mechanism = replace(
         _mechanism(algorithm, 0.0, clip, batch, samples, sampling, kappa, **own), coordinates=coordinates
     )
-    _one_of("accountant", accountant, ("certified", "published"))
-    related = _relation(relation)
-    if accountant == "published":
-        sigma = published.sigma(mechanism, steps, epsilon, delta, c2, algorithm)
-    else:
-        sigma = calibration.sigma(mechanism, steps, epsilon, delta, related)
+    kind, related = _accountant(accountant), _relation(relation)
+    sigma = count(kind, related, algorithm, steps, c2).sigma(mechanism, steps, epsilon, delta)
     spent = accountants.epsilon(mechanism.with_sigma(sigma), steps, delta, related)
     answer: dict[str, Any] = {
         "sigma": sigma, "epsilon": _finite(spent.epsilon), "target_epsilon": epsilon, "delta": delta,
         "relation": relation, "accountant": accountant, "rdp_epsilon": _finite(spent.rdp_epsilon),
     }  # fmt: skip
-    if accountant == "published":
+    if nominal(kind):
         answer |= {"epsilon": epsilon, "certified_epsilon": _finite(spent.epsilon), "c2": c2}
     _answer(answer | _trust(algorithm, aggregated), spent.assumptions, as_json=as_json)
 
@@ -628,7 +626,14 @@ def _relation(name: str) -> Literal["zero-out", "replace-one"]:
     return "zero-out" if name == "zero-out" else "replace-one"
 
 
-def _one_of(option: str, value: str, known: tuple[str, ...] | list[str]) -> None:
+def _accountant(name: str) -> Accountant:
+    from privsgp.accounting.counting import ACCOUNTANTS
+
+    _one_of("accountant", name, ACCOUNTANTS)
+    return cast("Accountant", name)
+
+
+def _one_of(option: str, value: str, known: Sequence[str]) -> None:
     if value not in known:
         raise Refused(f"--{option} {value}", f"take one of {', '.join(known)}")
 

@@ -1,16 +1,82 @@
-"""What a device can do, asked here once: which one a configuration means, its tensor cores, its memory."""
+"""What a device can do, asked here once: which one a configuration means, what is worth doing there, its memory.
+
+Nobody else asks whether a tensor lies on a GPU: they ask `device_of(x)` for what they want of it. Kernels, which run on
+nothing else, are asked by `kernels.runs_on`.
+"""
 
 from __future__ import annotations
 
 import ctypes
 import os
 import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
 from privsgp.errors import Refused
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 _TRIM_THRESHOLD, _MMAP_MAX = -1, -4  # glibc's malloc.h
+_EMULATED = ("CUBLAS_EMULATE_DOUBLE_PRECISION", "CUBLAS_EMULATION_STRATEGY")
+
+
+@dataclass(frozen=True)
+class Device:
+    """What a kind of device can do."""
+
+    in_host_memory: bool  # arrays lie in this process's memory: NumPy, hashes and a second thread reach them
+    has_cudnn: bool  # convolutions are cuDNN's, and so is what is fast among them
+    records: bool  # a step's launches can be recorded, and replayed at once
+    pins: bool  # nobody has to wait for a copy from page-locked memory
+    backend: str  # by which torch.distributed sends messages from it
+
+    @property
+    def uses_tf32(self) -> bool:
+        """Whether products may be TF32: where one of two settings of torch allows it."""
+        return self.has_cudnn and (torch.backends.cuda.matmul.allow_tf32 or torch.backends.cudnn.allow_tf32)
+
+    @property
+    def emulates_float64(self) -> str | None:
+        """The setting by which cuBLAS may make float64 up of something else; None where there is none."""
+        found = (name for name in _EMULATED if os.environ.get(name, "0") != "0")
+        return next(found, None) if self.has_cudnn else None
+
+    def rows_at_once(self, x: Tensor, numbers: int) -> int:
+        """Return how many rows of x to go through at a time: as many numbers as a core's cache holds; else all."""
+        return max(1, numbers // x.shape[1]) if self.in_host_memory else len(x)
+
+
+_CPU = Device(in_host_memory=True, has_cudnn=False, records=False, pins=False, backend="gloo")
+_GPU = Device(in_host_memory=False, has_cudnn=True, records=True, pins=True, backend="nccl")
+_UNKNOWN = Device(in_host_memory=False, has_cudnn=False, records=False, pins=False, backend="gloo")
+_KINDS = {"cpu": _CPU, "cuda": _GPU}
+
+
+def device_of(where: Tensor | torch.device) -> Device:
+    """Return what the device of a tensor can do."""
+    device = where if isinstance(where, torch.device) else where.device
+    return _KINDS.get(device.type, _UNKNOWN)
+
+
+def free_on(device: torch.device) -> int:
+    """Return the bytes of memory that are free on a device."""
+    if device_of(device).in_host_memory:
+        return free_memory()
+    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return torch.cuda.mem_get_info(device)[0] + unused
+
+
+def free_memory() -> int:
+    """Return the bytes of memory that can be had without swapping."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
+    except (OSError, ValueError, StopIteration):
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def chosen_device(name: str) -> torch.device:
@@ -39,14 +105,14 @@ def device_name(name: str) -> str:
 
 def current(device: torch.device) -> torch.device:
     """Make a GPU the one that kernels are launched on: on another one they would run beside what they wait for."""
-    if device.index is not None and device.type == "cuda":
+    if device.index is not None and not device_of(device).in_host_memory:
         torch.cuda.set_device(device)
     return device
 
 
 def use_tensor_cores(device: torch.device) -> None:
     """Let products on a GPU round to TF32, as its convolutions do: κ, which is asked after this, says so."""
-    if device.type == "cuda":
+    if device_of(device).has_cudnn:
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
 
 

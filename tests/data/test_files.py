@@ -5,6 +5,7 @@ import gzip
 import os
 import pickle
 import struct
+import tracemalloc
 import zipfile
 
 import numpy as np
@@ -46,6 +47,18 @@ def test_a_damaged_idx_is_refused(tmp_path, name, content, said):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(Refused, match=said):
         files.read_idx(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    "read", [files.read_idx, files.read_cifar, lambda path: files.read_libsvm(path, 123)], ids=["idx", "cifar", "svm"]
+)
+def test_a_file_that_unpacks_to_far_more_than_it_may_hold_is_refused_before_it_does(tmp_path, read):
+    (tmp_path / "bomb.gz").write_bytes(gzip.compress(b"\0\0\x08\x01\x20\0\0\0" + bytes(2**29), 1))
+    tracemalloc.start()
+    with pytest.raises(Refused, match=r"bomb.gz is damaged: it should hold at most [\d,]+ bytes"):
+        read(tmp_path / "bomb.gz")
+    assert tracemalloc.get_traced_memory()[1] < 2**28
+    tracemalloc.stop()
 
 
 def test_cifar(tmp_path, monkeypatch):
@@ -147,7 +160,7 @@ def test_an_npz_whose_header_does_not_fit_is_refused_before_anything_is_taken(tm
 def test_an_npz_that_unpacks_to_more_than_there_is_memory_is_refused(tmp_path, monkeypatch):
     path = tmp_path / "bomb.npz"
     np.savez_compressed(path, x=np.zeros((1000, 1000), np.float32), y=np.zeros(1000, np.int64))
-    monkeypatch.setattr(files, "available", lambda: 3_900_000)
+    monkeypatch.setattr(files.devices, "free_memory", lambda: 3_900_000)
     with pytest.raises(Refused, match=r"bomb\.npz .* 4\.0 MB"):
         files.read_npz(path)
 

@@ -9,8 +9,12 @@ import torch
 from torch import nn
 
 from privsgp.algorithms import ALGORITHMS, Settings
-from privsgp.engine.arithmetic import kappa, positions, refuse_coarser
+from privsgp.engine.precision import refuse_coarser
 from privsgp.errors import Refused
+from privsgp.gradients.rounding import kappa
+from privsgp.gradients.rules.layer import StackedLayer
+from privsgp.gradients.rules.linear import StackedLinear
+from privsgp.gradients.rules.ruled import RULES, positions
 
 CPU = torch.device("cpu")
 
@@ -75,3 +79,74 @@ def test_layers_at_many_positions_need_more_slack(model, shape):
 )
 def test_how_often_a_layer_is_used_on_a_sample(model, made_up, places):
     assert positions(model, made_up) == places
+
+
+class Own(nn.Module):
+    """Somebody's linear layer, which is none of torch's."""
+
+    def __init__(self, inputs, outputs):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(outputs, inputs))
+
+    def forward(self, x):
+        return x @ self.weight.T
+
+
+class Renamed(nn.Linear):
+    """A subclass has no rule of its own."""
+
+
+class Undeclared(StackedLayer):
+    """A rule that does not say whether its layer is used at many positions."""
+
+    forward = StackedLinear.forward
+    piece = StackedLinear.piece
+
+
+class Declared(Undeclared):
+    """A rule that says that it is not."""
+
+    positional = False
+
+
+ON_ROWS = nn.Sequential(nn.Unflatten(1, (5, 3)), Own(3, 2), nn.Flatten(), nn.Linear(10, 2))
+
+
+@pytest.mark.parametrize(("rule", "places"), [(None, 2), (Undeclared, 10), (StackedLinear, 5), (Declared, 1)], ids=str)
+def test_a_rule_declares_whether_its_layer_is_used_at_many_positions(rule, places, monkeypatch):
+    if rule is not None:
+        monkeypatch.setitem(RULES, Own, rule)
+    assert positions(ON_ROWS, torch.zeros(4, 15)) == places
+    assert kappa(torch.float32, CPU, positions=places) == (2.0**-12 if rule is Declared else 2.0**-8)
+
+
+@pytest.mark.parametrize("layer", [Own(3, 2), Renamed(3, 2), nn.GRU(3, 2), nn.Bilinear(3, 3, 2)], ids=str)
+def test_a_layer_without_a_rule_is_taken_as_if_it_were(layer):
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = layer
+
+        def forward(self, x):
+            return self.layer(x, x) if isinstance(layer, nn.Bilinear) else self.layer(x)
+
+    assert positions(Model(), torch.zeros(4, 3)) == 2
+
+
+def test_a_weight_that_is_used_without_its_layer_may_be_used_anywhere():
+    class Borrows(nn.Linear):
+        def __init__(self):
+            super().__init__(3, 3)
+            self.lent = nn.Linear(3, 3)
+
+        def forward(self, x):
+            return x @ self.lent.weight
+
+    model = nn.Sequential(Borrows(), nn.Linear(3, 2))
+    model[0].weight = model[0].bias = None
+    assert positions(model, torch.zeros(4, 3)) == 2
+
+
+def test_scales_and_shifts_are_summed_before_they_are_measured():
+    assert positions(nn.Sequential(nn.LayerNorm(3), nn.Flatten(), nn.Linear(15, 2)), torch.zeros(4, 5, 3)) == 1
+    assert positions(nn.Sequential(nn.Flatten(), nn.Tanh()), torch.zeros(4, 5, 3)) == 1

@@ -10,8 +10,8 @@ import torch
 from privsgp import graph, models
 from privsgp.algorithms import ALGORITHMS
 from privsgp.clock import Times, Waiting
-from privsgp.engine.arithmetic import kappa
 from privsgp.engine.spec import Job, Learning, Protection
+from privsgp.gradients.rounding import kappa
 from settings import settings_of
 
 

@@ -10,7 +10,7 @@ import tomllib
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 import runs
 from privsgp.errors import Refused
@@ -227,6 +227,21 @@ def test_the_result_is_what_lies_in_the_folder(tmp_path):
     state = load_file(tmp_path / "x" / "model.safetensors")
     assert all(torch.equal(value, state[name]) for name, value in result.model.state_dict().items())
     assert configs.read(tmp_path / "x" / "config.toml") == config
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "nodes/1.safetensors"])
+@pytest.mark.parametrize("damage", ["cut", "garbage", "another"])
+def test_a_damaged_model_of_a_finished_run_is_refused_by_name(tmp_path, name, damage):
+    config = _config()
+    _run(config, tmp_path / "x")
+    path = tmp_path / "x" / name
+    whole = path.read_bytes()
+    if damage == "another":
+        save_file({"weight": torch.zeros(2)}, path)
+    else:
+        path.write_bytes(whole[: len(whole) // 2] if damage == "cut" else b"no model at all")
+    with pytest.raises(Refused, match=rf"{name}.*\n.*put a copy of it back"):
+        _run(config, tmp_path / "x", resume=True)
 
 
 def test_the_saved_model_is_the_average_of_the_nodes(tmp_path):

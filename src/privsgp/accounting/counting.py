@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, get_args
 
 from privsgp.accounting import accountant, calibration, published
+from privsgp.accounting.accountant import Accountant
 
 if TYPE_CHECKING:
     from privsgp.accounting.filter import Filter
     from privsgp.accounting.mechanisms import Mechanism, Relation
+
+ACCOUNTANTS: tuple[Accountant, ...] = get_args(Accountant)
+
+
+def nominal(kind: str) -> bool:
+    """Tell whether the ε that an accountant turns into noise is a paper's: no guarantee, and shown as none."""
+    return kind == "published"
 
 
 class Count(Protocol):
@@ -49,6 +57,11 @@ class Published(Certified):
         """Calibrate as published; the spare releases are not part of it."""
         del releases
         return published.sigma(mechanism, self.steps, epsilon, delta, self.c2, self.algorithm)
+
+
+def count(kind: Accountant, relation: Relation, algorithm: str, steps: int, c2: float) -> Certified:
+    """Return how an accountant counts a run on its own."""
+    return Published(relation, algorithm, steps, c2) if nominal(kind) else Certified(relation)
 
 
 @dataclass(frozen=True)

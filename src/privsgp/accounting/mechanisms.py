@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from privsgp.errors import Refused
 
@@ -26,7 +26,13 @@ class Mechanism:
     sample's gradient; `batch` the public constant b the sum is divided by; `samples` the node's public J. `kappa` is
     the relative slack of the arithmetic: accounting uses `clip * (1 + kappa)` (privacy.md, "Clipping"). `coordinates`
     is the length d of a message, whose noise is computed (docs/privacy.md, "The sampler"); 0 takes the noise as ideal.
+
+    What others need to know of a mechanism they ask it; nobody outside the accounting asks which it is.
     """
+
+    auditable: ClassVar[bool] = False  # whether `studies.audit` knows the worst that canaries can do to it
+    has_table: ClassVar[bool] = False  # whether a mean of all J entries is part of every release, and moved at each
+    sends_changes: ClassVar[bool] = False  # whether a drawn sample adds the change of its gradient
 
     sigma: float
     clip: float
@@ -64,6 +70,36 @@ class Mechanism:
         """The norm a clipped gradient surely does not exceed: G (1 + κ)."""
         return self.clip * (1 + self.kappa)
 
+    @property
+    def largest_batch(self) -> float:
+        """The expected samples of the release that takes most of them."""
+        return self.batch
+
+    @property
+    def entry_clip(self) -> float | None:
+        """What clips the moves of a table's entries; None where nothing does."""
+        return None
+
+    @property
+    def seen_together(self) -> int:
+        """How many nodes' messages are seen as one sum only; 1: every message is seen."""
+        return 1
+
+    @property
+    def may_be_hashed(self) -> bool:
+        """Whether hashes of single messages may be written down: where only sums are seen, they would show more."""
+        return self.seen_together == 1
+
+    @property
+    def redo_limit(self) -> int | None:
+        """How many of the counted releases may be steps made again after a crash; None: any, for all cost alike."""
+        return None
+
+    def is_anchor(self, step: int) -> bool:
+        """Tell whether the release of this step is an anchor."""
+        del step
+        return False
+
     def at(self, step: int) -> Mechanism:
         """Return what is released at one step, where not all are alike: its rate is drawn with, its noise added."""
         del step
@@ -93,6 +129,8 @@ class Unprotected(Mechanism):
 class SampledMean(Mechanism):
     """(1/b) Σ_{j∈B} clip(g_j) + N(0, σ²): the subsampled Gaussian of DP-SGD and PrivSGP."""
 
+    auditable: ClassVar[bool] = True
+
 
 @dataclass(frozen=True, kw_only=True)
 class Saga(Mechanism):
@@ -101,6 +139,10 @@ class Saga(Mechanism):
     `difference_clip` is C; `None` is the paper's estimator, C = 2G (no further clip).
     """
 
+    auditable: ClassVar[bool] = True
+    has_table: ClassVar[bool] = True
+    sends_changes: ClassVar[bool] = True
+
     difference_clip: float | None = None
 
     def __post_init__(self) -> None:
@@ -108,10 +150,18 @@ class Saga(Mechanism):
         if self.difference_clip is not None and not 0 < self.difference_clip < math.inf:
             raise Refused(f"difference_clip = {self.difference_clip}", "take a norm above 0, or leave it out")
 
+    @property
+    def entry_clip(self) -> float | None:
+        """C."""
+        return self.difference_clip
+
 
 @dataclass(frozen=True, kw_only=True)
 class Sag(Mechanism):
     """(1/J) Σ_j t_j + N(0, σ²) with the table already updated: PrivSGP-SAG."""
+
+    auditable: ClassVar[bool] = True
+    has_table: ClassVar[bool] = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,6 +218,21 @@ class Anchored(Mechanism):
         """A difference, as the release it is: α G + (1 − α) C bounds what a sample adds to the sum."""
         reach = min(self.difference_clip or math.inf, 2 * self.clip)
         return self._mean(self.sigma, self.alpha * self.clip + (1 - self.alpha) * reach, self.batch)
+
+    @property
+    def largest_batch(self) -> float:
+        """An anchor's, or a difference's."""
+        return max(self.batch, self.anchor.batch)
+
+    @property
+    def seen_together(self) -> int:
+        """`aggregated`."""
+        return self.aggregated
+
+    @property
+    def redo_limit(self) -> int | None:
+        """Anchors and differences cost differently: only so many were counted as both."""
+        return self.spare
 
     def is_anchor(self, step: int) -> bool:
         """Tell whether the release of this step is an anchor."""

@@ -8,14 +8,13 @@ import torch
 
 from privsgp.algorithms.block import Drawn
 from privsgp.gradients.per_sample import minus
+from privsgp.gradients.rounding import chunk
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from privsgp.algorithms.block import Block
     from privsgp.gradients import PerSample
-
-_CHUNK = 64  # samples of a node whose gradients are taken at once
 
 
 def clipped_mean(block: Block, z: Tensor, batch: list[Drawn], b: Tensor | None = None) -> Tensor:
@@ -30,8 +29,8 @@ def full_mean(block: Block, z: Tensor) -> Tensor:
     """(1/J) Σ_j clip_G(∇f_i(z_i; j)) over all samples of each node; it never leaves as it is."""
     samples = torch.tensor([mechanism.samples for mechanism in block.mechanisms], device=z.device)[:, None]
     total = torch.zeros_like(z, dtype=torch.float64)
-    for start in range(0, block.rows, _CHUNK):
-        index = torch.arange(start, min(start + _CHUNK, block.rows), device=z.device).expand(len(samples), -1)
+    for start in range(0, block.rows, chunk()):
+        index = torch.arange(start, min(start + chunk(), block.rows), device=z.device).expand(len(samples), -1)
         total += block.gradients(z, Drawn(index.where(index < samples, block.rows), index < samples)).sum()
     total.div_(block.J)
     return total if block.exact else total.to(z.dtype)

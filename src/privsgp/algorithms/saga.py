@@ -14,7 +14,9 @@ from pydantic import model_validator
 from privsgp.accounting.mechanisms import Sag, Saga
 from privsgp.algorithms.block import Drawn
 from privsgp.algorithms.push_sum import PushSum
+from privsgp.devices import device_of
 from privsgp.errors import Refused
+from privsgp.gradients.rounding import chunk
 from privsgp.gradients.tables.blocks import BlockTable
 from privsgp.gradients.tables.storage import Place, Storage
 from privsgp.gradients.tables.table import fill, make_table, restore
@@ -30,7 +32,6 @@ if TYPE_CHECKING:
     from privsgp.gradients.tables.table import Memory
 
 
-_CHUNK = 64  # samples of a node whose first gradients are taken at once
 _PIECE = 1 << 18  # numbers of a mean that are moved at once: what they need stays in a core's cache
 _LOG = logging.getLogger(__name__)
 
@@ -97,7 +98,7 @@ def init_table(block: Block, settings: Settings, z: Tensor) -> Memory:
 
         samples = _samples(block, z)
         _LOG.info("table: the gradients of all %s samples at x⁰ come first", f"{sum(samples.tolist()):,}")
-        fill(table, gradients, samples, rows=block.rows, chunk=_chunk(settings))
+        fill(table, gradients, samples, rows=block.rows, chunk=chunk(settings.block_size))
     return table
 
 
@@ -110,20 +111,14 @@ def restore_table(block: Block, settings: Settings, table: Memory, z: Tensor) ->
     def gradients(rows: Tensor) -> PerSample:  # whose factors show which form entries have; z does not matter
         return block.gradients(z, Drawn(rows, rows < block.rows))
 
-    mean = restore(
-        table, gradients, _samples(block, z), block.mechanisms[0].radius, rows=block.rows, chunk=_chunk(settings)
-    )
+    radius, some = block.mechanisms[0].radius, chunk(settings.block_size)
+    mean = restore(table, gradients, _samples(block, z), radius, rows=block.rows, chunk=some)
     if block.exact:
         table.mean.copy_(mean)
 
 
 def _samples(block: Block, z: Tensor) -> Tensor:
     return torch.tensor([mechanism.samples for mechanism in block.mechanisms], device=z.device)
-
-
-def _chunk(settings: Settings) -> int:
-    """Return how many samples of a node are taken at once: whole blocks."""
-    return -(-_CHUNK // settings.block_size) * settings.block_size
 
 
 def _zeros(block: Block, settings: Settings, z: Tensor) -> Memory:
@@ -152,7 +147,7 @@ def saga_estimate(block: Block, table: Memory, z: Tensor, batch: list[Drawn]) ->
         from privsgp.kernels import means
 
         return means.corrected(table.mean, c, block.b, block.J)
-    b, tall = block.b.to(c.dtype), max(1, _PIECE // c.shape[1]) if c.device.type == "cpu" else len(c)
+    b, tall = block.b.to(c.dtype), device_of(c).rows_at_once(c, _PIECE)
     with block.leave_one_core():
         for some in (slice(top, top + tall) for top in range(0, len(c), tall)):
             before = table.mean[some].to(c.dtype, copy=True)

@@ -5,22 +5,22 @@ A damaged file is refused with its path: sizes are compared with what the format
 
 from __future__ import annotations
 
-import contextlib
 import gzip
 import math
-import os
 import struct
 import zipfile
 import zlib
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from privsgp import devices
 from privsgp.errors import Refused
 from privsgp.files import opened
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from numpy.typing import NDArray
 
     from privsgp.data.dataset import Array
@@ -33,6 +33,8 @@ _SPOILT = (
     RecursionError, SyntaxError, RuntimeError, struct.error, zipfile.BadZipFile, zlib.error,
 )  # fmt: skip
 _CIFAR_RECORD = 1 + 3 * 32 * 32
+_IDX = 16 + 60_000 * 28 * 28  # bytes of MNIST's training images, its largest file
+_LIBSVM = 2**22  # bytes; a9a has 2.3 million
 
 
 def find(name: str, folders: list[Path], remedy: str) -> Path:
@@ -46,7 +48,7 @@ def find(name: str, folders: list[Path], remedy: str) -> Path:
 
 def read_idx(path: Path) -> NDArray[np.uint8]:
     """An idx file of unsigned bytes: magic number 0, 0, 8, rank; big-endian sizes; the bytes."""
-    raw = _read(path)
+    raw = _read(path, _IDX)
     if len(raw) < 4 or raw[:3] != b"\0\0\x08" or len(raw) < 4 + 4 * raw[3]:
         raise _damaged(path, "it does not start like an idx file of bytes")
     shape = struct.unpack(f">{raw[3]}I", raw[4 : 4 + 4 * raw[3]])
@@ -58,7 +60,7 @@ def read_idx(path: Path) -> NDArray[np.uint8]:
 
 def read_cifar(path: Path) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
     """One batch of CIFAR-10's binary version: images [10000, 3, 32, 32] and labels [10000]."""
-    raw = _read(path)
+    raw = _read(path, CIFAR_RECORDS * _CIFAR_RECORD + 1)
     if len(raw) != CIFAR_RECORDS * _CIFAR_RECORD:
         raise _damaged(path, f"it should hold {CIFAR_RECORDS * _CIFAR_RECORD} bytes, it holds {len(raw)}")
     records = np.frombuffer(raw, np.uint8).reshape(CIFAR_RECORDS, _CIFAR_RECORD)
@@ -67,7 +69,7 @@ def read_cifar(path: Path) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
 
 def read_libsvm(path: Path, features: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
     """LIBSVM text with labels −1 and +1, which become 0 and 1; inputs are dense [N, features]."""
-    lines = [line for line in _read(path).split(b"\n") if line.strip()]
+    lines = [line for line in _read(path, _LIBSVM).split(b"\n") if line.strip()]
     x = np.zeros((len(lines), features), np.float32)
     y = np.zeros(len(lines), np.int64)
     for row, line in enumerate(lines):
@@ -110,15 +112,6 @@ def read_npz(path: Path) -> dict[str, Array]:
         ) from error
 
 
-def available() -> int:
-    """Return how many bytes of memory are free, or kept for files that could be read again."""
-    with contextlib.suppress(OSError, ValueError):
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return 1024 * int(line.split()[1])
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-
-
 def _refuse_without(path: Path, there: list[str]) -> None:
     for key in ("x", "y"):
         if f"{key}.npy" not in there:
@@ -127,7 +120,7 @@ def _refuse_without(path: Path, there: list[str]) -> None:
 
 
 def _refuse_vast(path: Path, claimed: int) -> None:
-    if claimed > (free := available()):
+    if claimed > (free := devices.free_memory()):
         raise Refused(
             f"data: {path} unpacks to {claimed / 1e6:.1f} MB, and {free / 1e6:.1f} MB of memory are free",
             "name another file, or a machine with more memory",
@@ -151,12 +144,16 @@ def _array(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Array:
         return array
 
 
-def _read(path: Path) -> bytes:
+def _read(path: Path, most: int) -> bytes:
+    """Return what a file holds, unpacked; no more than `most` bytes are, for a few can unpack to any number."""
     try:
-        raw = path.read_bytes()
-        return gzip.decompress(raw) if path.suffix == ".gz" else raw
+        with opened(path) as file:
+            raw = (gzip.GzipFile(fileobj=file) if path.suffix == ".gz" else file).read(most + 1)
     except (OSError, EOFError, zlib.error) as error:
         raise _damaged(path, str(error)) from error
+    if len(raw) > most:
+        raise _damaged(path, f"it should hold at most {most:,} bytes")
+    return raw
 
 
 def _damaged(path: Path, why: str) -> Refused:

@@ -16,7 +16,7 @@ import hashlib
 from typing import TYPE_CHECKING, Self
 
 from privsgp.accounting.ledger import MOST_AHEAD, Header, Ledger, make_room, short, together
-from privsgp.accounting.mechanisms import Anchored
+from privsgp.devices import device_of
 from privsgp.engine.witness import Witness, heads
 from privsgp.errors import Diverged, Interrupted, Refused, ReplayDiffers
 from privsgp.threads import beside
@@ -117,9 +117,8 @@ class Payments:
 
     def _may_be_hashed(self, message: Tensor) -> bool:
         """From a GPU the bytes never come to the host; of what only a sum may be seen, a hash would be seen too."""
-        m = self.job.mechanisms[0]
-        summed = isinstance(m, Anchored) and m.aggregated > 1
-        return message.device.type == "cpu" and (self.job.simulation or not summed)
+        reached = device_of(message).in_host_memory
+        return reached and (self.job.simulation or self.job.mechanisms[0].may_be_hashed)
 
     def sending_one(self, node: int, number: int, message: Tensor) -> None:
         """Note one node's message, by the number of its release."""
@@ -183,9 +182,8 @@ class Payments:
         """Return the step up to which a node can pay; a simulation goes on for nothing over steps already paid for."""
         left, numbers = ledger.segment.left, self._between(ledger, k)
         paid = ledger.segment.paid(numbers.start, numbers.stop, attempt) if self.job.simulation else 0
-        # Anchors and differences cost differently: only so many steps made again were counted as both.
-        again = ledger.segment.charged - paid - numbers.start
-        if ledger.segment.closed or (isinstance(mechanism, Anchored) and again > mechanism.spare):
+        again, most = ledger.segment.charged - paid - numbers.start, mechanism.redo_limit
+        if ledger.segment.closed or (most is not None and again > most):
             return k
         if left is None:
             return self.job.steps

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from privsgp.algorithms import Drawn
+from privsgp.devices import device_of
 from privsgp.randomness.coins import batches, capacity, draw, draw_all, draw_blocks
 from privsgp.randomness.noise import Keyed, Secure, clock_offset, clocks_parted
 from privsgp.seeds import public_seed
@@ -47,7 +48,7 @@ class NodeRandomness:
     @property
     def beside(self) -> bool:
         """Whether a second thread draws the noise of the next step from the moment that of the last one is used."""
-        return not self.node_noise.zero and self.alone and self.job.device.type == "cpu"
+        return not self.node_noise.zero and self.alone and device_of(self.job.device).in_host_memory
 
     def sample(self, k: int) -> list[Drawn]:
         """Return the samples of step k, in passes of one size, and let its noise be drawn while they are used."""
@@ -109,4 +110,5 @@ class NodeRandomness:
     def _placed(self, values: np.ndarray[Any, Any]) -> Tensor:
         """Copy to the device; from page-locked memory nobody has to wait for the copy."""
         there = torch.from_numpy(values)
-        return there.pin_memory().to(self.job.device, non_blocking=True) if self.job.device.type == "cuda" else there
+        device = self.job.device
+        return there.pin_memory().to(device, non_blocking=True) if device_of(device).pins else there

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from privsgp.accounting.counting import nominal
 from privsgp.clock import Events
 from privsgp.engine.averaging import Release
 from privsgp.errors import Refused
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from privsgp.accounting.accountant import Accountant
     from privsgp.accounting.ledger import Segment
     from privsgp.accounting.mechanisms import Mechanism, Relation
     from privsgp.algorithms import Algorithm, Settings
@@ -67,17 +69,22 @@ class Protection:
     budgets: Sequence[float | None]
     deltas: Sequence[float]
     relation: Relation
-    accountant: str
+    accountant: Accountant
     allowance: Sequence[int] | None
     epsilon: Callable[[int, int], float]
     earlier: Sequence[Sequence[Segment]] = ()
+
+    @property
+    def nominal(self) -> bool:
+        """Whether budgets are a paper's ε, which guarantees nothing, and is said not to."""
+        return nominal(self.accountant)
 
     def refuse_overspending(self, nodes: range) -> None:
         """Refuse, before anything is released, what could spend more than a node's budget by the noise it will add.
 
         Guarantee: whoever chose σ, and whatever others said, all that may be released of these nodes fits.
         """
-        if self.allowance is None or self.accountant == "published":  # whose ε is nominal, and said to be
+        if self.allowance is None or self.nominal:
             return
         for i in nodes:
             budget, spent = self.budgets[i], self.epsilon(i, self.allowance[i])

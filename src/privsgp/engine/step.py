@@ -18,8 +18,9 @@ import torch
 from privsgp.algorithms import Drawn, State
 from privsgp.algorithms.block import as_it_is
 from privsgp.algorithms.push_sum import PushSum
+from privsgp.devices import device_of
 from privsgp.gradients.rules.ruled import Ruled
-from privsgp.kernels import have_triton
+from privsgp.kernels import runs_on
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -43,7 +44,7 @@ _LOG = logging.getLogger(__name__)
 
 def recorder(gradient: Stacked, device: torch.device) -> Callable[[Direction, Kept], Direction]:
     """Return how a block's directions are run on a device where all nodes are here: what `Block.record` is to be."""
-    return Recorded if device.type == "cuda" and isinstance(gradient, Ruled) else as_it_is
+    return Recorded if device_of(device).records and isinstance(gradient, Ruled) else as_it_is
 
 
 def chosen(algorithm: PushSum, graph: Graph, source: Keyed, x: Tensor, announce: Announce) -> Step:
@@ -53,7 +54,7 @@ def chosen(algorithm: PushSum, graph: Graph, source: Keyed, x: Tensor, announce:
 
 def suits(algorithm: PushSum, graph: Graph, x: Tensor) -> bool:
     """Tell whether `OnDevice` can take the steps of an algorithm."""
-    if x.device.type != "cuda" or x.dtype != torch.float32 or not have_triton():
+    if not runs_on(x) or x.dtype != torch.float32:
         return False
     if graph.period is None or type(algorithm).step is not PushSum.step or algorithm.block.update_rule is not None:
         return False

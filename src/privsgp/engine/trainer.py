@@ -18,14 +18,14 @@ import torch
 from privsgp.algorithms import AsyncTools, Block, PushSum, State, UpdateRule
 from privsgp.algorithms.block import as_it_is
 from privsgp.clock import Events
-from privsgp.devices import current, keep_memory
+from privsgp.devices import current, device_of, keep_memory
 from privsgp.engine import checkpoint
-from privsgp.engine.arithmetic import refuse_coarser
 from privsgp.engine.averaging import Averaging
 from privsgp.engine.budget_guard import Payments
 from privsgp.engine.checkpoint import Progress
 from privsgp.engine.drawing import NodeRandomness
 from privsgp.engine.evaluate import Evaluator, average
+from privsgp.engine.precision import refuse_coarser
 from privsgp.engine.step import chosen, recorder
 from privsgp.engine.stops import Stopping, refuse_no_model
 from privsgp.errors import Diverged, Interrupted, ReplayDiffers
@@ -85,7 +85,7 @@ class Training:
         self.step = self._stepper()
         self.evaluator = Evaluator(self.model, self.layout, job, self.world, folder.keep_metrics)
         self.stopping = Stopping()
-        if job.device.type == "cpu":
+        if device_of(job.device).in_host_memory:
             keep_memory()
         self._unnoted: tuple[int, Tensor] | None = None
 

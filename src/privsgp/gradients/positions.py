@@ -15,17 +15,16 @@ from torch import Tensor
 from torch.nn import functional
 from torch.nn.grad import conv2d_weight
 
+from privsgp.devices import device_of
 from privsgp.gradients.per_sample import Factors, scaled, squared_norm
 from privsgp.gradients.product import no_tf32
-from privsgp.kernels import have_triton
+from privsgp.gradients.rounding import cancelled, product_error
+from privsgp.kernels import runs_on
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 Pair = tuple[int, int]
-# How many times longer than a gradient its terms may be, at most; in ResNet-18 images from CIFAR-10 have 2 to 20.
-_CANCELLED = {torch.float32: 2.0**6, torch.float64: 2.0**8}
-_KAPPA = {torch.float32: 2.0**-8, torch.float64: 2.0**-30}  # what adding them may round by, as a share of G
 _CHUNK = {"cpu": 2**26, "cuda": 2**28}  # numbers of patches made at a time
 
 
@@ -134,7 +133,7 @@ def _weight_sums(delta: Tensor, a: Tensor, w: Window) -> Tensor:
 
 def _by_products(v: Tensor) -> bool:
     """Tell whether to multiply patches: cuDNN is slow in float64, in which matrices have tensor cores too."""
-    return v.is_cuda and v.dtype == torch.float64
+    return device_of(v).has_cudnn and v.dtype == torch.float64
 
 
 def _sums_by_products(delta: Tensor, a: Tensor, w: Window) -> Tensor:
@@ -156,7 +155,7 @@ def _sums_by_products(delta: Tensor, a: Tensor, w: Window) -> Tensor:
 
 def _at_once(delta: Tensor, a: Tensor, window: Window) -> bool:
     """Tell whether `privsgp.kernels.positions` takes these."""
-    suits = delta.is_cuda and delta.dtype == torch.float32 and window.groups == 1 and have_triton()
+    suits = runs_on(delta) and delta.dtype == torch.float32 and window.groups == 1
     return suits and max(delta.numel(), a.numel()) < 2**31
 
 
@@ -180,7 +179,7 @@ def _weight_gradients(delta: Tensor, a: Tensor, window: Window) -> Tensor:
         from privsgp.kernels.positions import sample_gradients
 
         return sample_gradients(delta.contiguous(), a.contiguous(), window.geometry)
-    if delta.is_cuda and window.stride == (1, 1) and window.places > 1 and not _by_products(delta):
+    if device_of(delta).has_cudnn and window.stride == (1, 1) and window.places > 1 and not _by_products(delta):
         # one group a sample: twice as fast as patches here, and many times slower for strides
         shape = (samples * delta.shape[1], a.shape[1] // groups, *window.kernel)
         return _grouped(delta.flatten(0, 1)[None], a.flatten(0, 1)[None], shape, window, samples).view(samples, -1)
@@ -225,20 +224,6 @@ def _by_gradient(delta: Tensor, a: Tensor, window: Window, of_delta: Tensor, of_
     rounding = 2 * product_error(a) * (window.places * of_delta * of_a).sqrt()
     norm: Tensor = torch.cat(squares).sqrt() + rounding
     return norm.square()
-
-
-def cancelled(dtype: torch.dtype, terms: int) -> float:
-    """Return how many times longer than a gradient its terms may be: to add P of them rounds by P · eps / 2 of that."""
-    return min(_CANCELLED[dtype], 2 * _KAPPA[dtype] / (torch.finfo(dtype).eps * terms))
-
-
-def product_error(v: Tensor) -> float:
-    """Return by how much a product of two numbers such as v's may be off, as a share of it.
-
-    With TF32 both lose all but 10 bits behind the point; it may be in use where one of two settings of torch allows it.
-    """
-    tf32 = torch.backends.cuda.matmul.allow_tf32 or torch.backends.cudnn.allow_tf32
-    return 2.0**-9 if v.is_cuda and v.dtype == torch.float32 and tf32 else 2 * torch.finfo(v.dtype).eps
 
 
 def _by_gram(delta: Tensor, a: Tensor, window: Window, of_delta: Tensor, of_a: Tensor) -> Tensor:

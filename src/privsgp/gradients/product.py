@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from privsgp.devices import device_of
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -29,7 +31,7 @@ def product(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
     On a CPU the result is one contiguous array, so that torch hands the whole stack to MKL; else it would multiply one
     pair after the other, each over all threads, and the bits would depend on their number.
     """
-    if a.device.type != "cpu":
+    if not device_of(a).in_host_memory:
         return torch.bmm(a, b) if bias is None else torch.baddbmm(bias, a, b)
     if a.shape[0] == 1:
         pair = product(a.expand(2, -1, -1), b.expand(2, -1, -1), None if bias is None else bias.expand(2, -1, -1))
@@ -43,7 +45,7 @@ def product(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
 
 def aligned_rows(like: Tensor, columns: int) -> Tensor:
     """Return memory [m, columns] for as many rows as `like` has; on a CPU each begins at a multiple of 64 bytes."""
-    return _room(like, 1, columns)[:, 0] if like.device.type == "cpu" else like.new_empty(like.shape[0], columns)
+    return _room(like, 1, columns)[:, 0] if device_of(like).in_host_memory else like.new_empty(like.shape[0], columns)
 
 
 def _begins_aligned(stack: Tensor) -> bool:

@@ -21,7 +21,12 @@ def have_triton() -> bool:
     return importlib.util.find_spec("triton") is not None
 
 
+def runs_on(v: Tensor) -> bool:
+    """Tell whether kernels can go through v where it lies."""
+    return v.is_cuda and have_triton()
+
+
 def at_once(v: Tensor) -> bool:
     """Tell whether `rows` can go through v, [samples, numbers] or [models, samples, numbers]."""
     real = v.dtype in (torch.float32, torch.float64, torch.bfloat16)
-    return v.is_cuda and have_triton() and real and v.ndim in (2, 3) and v.stride(-1) == 1 and v.numel() > 0
+    return runs_on(v) and real and v.ndim in (2, 3) and v.stride(-1) == 1 and v.numel() > 0

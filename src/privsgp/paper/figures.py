@@ -11,6 +11,8 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
+from privsgp.accounting.accountant import Accountant
+from privsgp.accounting.counting import ACCOUNTANTS, nominal
 from privsgp.algorithms import ALGORITHMS
 from privsgp.paper import claims
 
@@ -19,9 +21,9 @@ if TYPE_CHECKING:
 
     from privsgp.paper.claims import Claim
 
-Mode = Literal["published", "certified"]
+Mode = Accountant
 Scale = Literal["small", "full"]
-MODES: tuple[Mode, ...] = ("published", "certified")
+MODES = ACCOUNTANTS[::-1]  # the paper's own first
 SCALES: tuple[Scale, ...] = ("small", "full")
 
 
@@ -80,7 +82,7 @@ class Setting:
 
     def noise(self, mode: Mode) -> dict[str, Any]:
         """Return [privacy] of the figures with the same σ for all, or the same certified budget."""
-        return {"sigma": math.sqrt(self.variance)} if mode == "published" else self.budget(mode, self.epsilon)
+        return {"sigma": math.sqrt(self.variance)} if nominal(mode) else self.budget(mode, self.epsilon)
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from privsgp.accounting.counting import nominal
 from privsgp.errors import Refused
 from privsgp.paper import claims
 
@@ -41,7 +42,7 @@ def draw_figure(told: dict[str, Any], path: Path) -> None:
     figure, axes = panes(1 if along else 2)
     if along:
         lines(axes[0], _points(told["curves"]), marker="o")
-        dress(axes[0], "ε, nominal" if told["mode"] == "published" else "ε, certified", "test accuracy")
+        dress(axes[0], "ε, nominal" if nominal(told["mode"]) else "ε, certified", "test accuracy")
     else:
         for axis, key, words in zip(axes, ("loss", "accuracy"), ("training loss", "test accuracy"), strict=True):
             lines(axis, {_legend([c]): c[f"{key}_curve"] for c in told["curves"]})

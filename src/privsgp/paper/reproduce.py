@@ -142,4 +142,4 @@ def _told(curve: Curve, runs: Several) -> dict[str, Any]:
 
 
 def _nominal(privacy: configs.Privacy) -> float | None:
-    return privacy.epsilon if privacy.accountant == "published" and isinstance(privacy.epsilon, float) else None
+    return privacy.epsilon if privacy.nominal and isinstance(privacy.epsilon, float) else None

@@ -13,6 +13,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from privsgp.accounting import published
+from privsgp.accounting.counting import nominal
 from privsgp.accounting.mechanisms import SampledMean
 from privsgp.algorithms import ALGORITHMS
 from privsgp.algorithms.update_rule import node_weights
@@ -60,6 +61,11 @@ class Network:
         """The average's noise with nodes weighted by 1/σ², as a share of what it is when all count alike."""
         noises = relative_noise(self.budgets, self.samples)
         return self.nodes / math.sqrt(math.fsum(v**-2 for v in noises) * math.fsum(v**2 for v in noises))
+
+    @property
+    def nominal(self) -> bool:
+        """Whether noise is the paper's."""
+        return nominal(self.accountant)
 
     @property
     def nodes(self) -> int:
@@ -111,7 +117,7 @@ def methods(settings: Settings, accountant: Accountant) -> list[Method]:
     formula = [("privsgp", None), ("privsgp-vr", None)]
     return [
         Method(name, settings.carried_to(ALGORITHMS[name].Options, difference_clip=clip))
-        for name, clip in (formula if accountant == "published" else known)
+        for name, clip in (formula if nominal(accountant) else known)
     ]
 
 
@@ -125,14 +131,14 @@ class Noise:
     def common(self, steps: float) -> float:
         """Return σ of a node with J̄ samples and the common budget."""
         n = self.network
-        if n.accountant == "published":
+        if n.nominal:
             return published.sigma(self._mechanism(), round(steps), n.epsilon, n.delta, n.c2)
         return self._price(n.delta).along(steps, n.epsilon)
 
     def at(self, steps: int) -> float:
         """Return σ of the same node from values certified at this very K, not from those of the K around it."""
         n = self.network
-        return self.common(steps) if n.accountant == "published" else self._price(n.delta).sigma(steps, n.epsilon)
+        return self.common(steps) if n.nominal else self._price(n.delta).sigma(steps, n.epsilon)
 
     def each(self, steps: int) -> list[float]:
         """Return σ_i of every node; σJ/G depends on nothing but the rate and the budget."""
@@ -141,7 +147,7 @@ class Noise:
         return [self._one(steps, budget) * mean / own for budget, own in zip(n.budgets, n.samples, strict=True)]
 
     def _one(self, steps: int, budget: Budget) -> float:
-        if self.network.accountant == "published":
+        if self.network.nominal:
             return published.sigma(self._mechanism(), steps, *budget, self.network.c2)
         return self._price(budget[1]).sigma(steps, budget[0])
 

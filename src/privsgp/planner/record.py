@@ -48,7 +48,7 @@ class Formula:
     @cached_property
     def steps(self) -> int:
         """The K at which the bound is smallest: Corollary 1's, or by search with the certified σ(K)."""
-        if self.network.accountant == "published":
+        if self.network.nominal:
             return max(1, round(self.published_steps))
         return max(1, round(theorems.minimise(self.bound, 1.0, WIDEST, precision=1e-2)))
 
@@ -69,7 +69,7 @@ class Formula:
         """Return what to be careful about with the theory at this K."""
         n = self.network
         said = cautions.below_theorem(steps, self.log_least_steps)
-        if n.accountant == "published":
+        if n.nominal:
             said += cautions.outside_theorem_3(steps, n.samples, n.budgets)
         return said + cautions.careless_delta(n.samples, n.budgets)
 

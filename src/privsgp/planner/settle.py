@@ -100,7 +100,7 @@ def _choice(config: Config, p: Planner, method: Method, batch: float) -> Choice:
     else:
         given = None if "step_size" in a.auto or a.step_size == "theory" else float(a.step_size)
     steps = None if "steps" in a.auto else a.steps
-    if p.network.accountant == "published" and steps is None:
+    if p.network.nominal and steps is None:
         steps = p.published_steps(method.settings.clip)
     if a.step_size != "theory" or "step_size" in a.auto:
         return p.choose(method, batch, steps, given)

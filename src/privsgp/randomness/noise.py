@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 import numpy as np
 import torch
 
+from privsgp.devices import device_of
 from privsgp.errors import Refused
 from privsgp.kernels import have_triton
 
@@ -176,7 +177,7 @@ class Keyed(_Streams):
     def fill_normal(self, out: torch.Tensor, nodes: Sequence[int], step: int, attempt: int = 0) -> None:
         """Fill row r of `out` [m, d] with the standard normals of node `nodes[r]`."""
         _refuse_shape(out, nodes)
-        if out.device.type == "cpu":
+        if device_of(out).in_host_memory:
             real = np.float32 if out.dtype == torch.float32 else np.float64
             self._normals(out.numpy(), nodes, step, attempt, real)
         else:
@@ -233,7 +234,7 @@ class Secure(_Streams):
         """Fill row r of `out` [m, d] with the standard normals of node `nodes[r]`; each can be drawn once."""
         _refuse_shape(out, nodes)
         nodes = self._claim_all("noise", nodes, step, attempt)
-        if out.device.type == "cpu":
+        if device_of(out).in_host_memory:
             self._normals(out.numpy(), nodes, step, attempt, np.float64)
         elif out.dtype == torch.float64 and out.is_contiguous() and out.shape[1] < _LONGEST and have_triton():
             self._device_normals(out, nodes, step, attempt)
@@ -297,7 +298,7 @@ class Secure(_Streams):
     def _host(self, out: torch.Tensor) -> torch.Tensor:
         """Return page-locked memory of `out`'s shape, kept from call to call."""
         if self._staging.shape != out.shape or self._staging.dtype != out.dtype:
-            self._staging = torch.empty(out.shape, dtype=out.dtype, pin_memory=out.is_cuda)
+            self._staging = torch.empty(out.shape, dtype=out.dtype, pin_memory=device_of(out).pins)
         return self._staging
 
 
@@ -328,7 +329,7 @@ def add_noise_(
     """
     _refuse_shape(g, nodes)
     dtype = torch.float64 if source.secret else g.dtype
-    tall = max(1, 4 * _PIECE // g.shape[1]) if g.device.type == "cpu" else len(nodes)
+    tall = device_of(g).rows_at_once(g, 4 * _PIECE)
     scratch = torch.empty((min(tall, len(nodes)), g.shape[1]), dtype=dtype, device=g.device)
     scale = torch.tensor(sigma, dtype=dtype, device=g.device)
     for top in range(0, len(nodes), tall):

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from privsgp.devices import device_of
 from privsgp.randomness.noise import clock_offset, clocks_parted
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ class PrefetchedNoise:
         """Let a second thread draw the noise of a step, unless it is there already or there is but one core to use."""
         if (step, attempt) in (self._drawn, self._begun):
             return
-        if like.device.type == "cpu" and self._two:
+        if device_of(like).in_host_memory and self._two:
             self._finish()
             self._begun = step, attempt
             self._drawing = threading.Thread(target=self.prepare, args=(like, step, attempt))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from html import escape
 from typing import Any
 
+from privsgp.accounting.counting import nominal
 from privsgp.planner import settle as planning
 from privsgp.report.charts import Chart, curves, number, table
 from privsgp.report.comparison import Series
@@ -40,7 +41,7 @@ def _steps(plan: dict[str, Any]) -> str:
     """Say what K* is best for, which is not the bound: docs/planner.md, three answers."""
     if plan["asked"]["steps"] != "auto":
         return ""
-    if plan["accountant"] == "published":
+    if nominal(plan["accountant"]):
         return "K* is where the bound is smallest (Corollary 1)."
     found = "about as many steps of this size as score best"
     if plan["asked"]["step_size"] == "auto":

@@ -147,7 +147,7 @@ def _counted(run: Run) -> str:
     if _replaced(run):
         relation = "one record of a site is replaced by another"
     nominal = ""
-    if run.config.privacy.accountant == "published":
+    if run.config.privacy.nominal:
         nominal = (
             " Noise was set by the published formula, whose nominal ε is no guarantee; the figures here are certified."
         )

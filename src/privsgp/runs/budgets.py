@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from privsgp.accounting.counting import After, Certified, Published
+from privsgp.accounting.counting import After, count
 from privsgp.accounting.filter import Filter
 from privsgp.algorithms import ALGORITHMS, Settings
 from privsgp.engine.spec import Protection
@@ -90,11 +90,11 @@ def protect(
 def _count(config: Config, budget: float | None, delta: float, earlier: Sequence[Segment]) -> Count:
     p = config.privacy
     if not any(segment.charged for segment in earlier):
-        if p.accountant == "published":
-            return Published(p.relation, config.algorithm.name, config.algorithm.steps, p.c2)
-        return Certified(p.relation)
-    if p.accountant == "published":
-        raise Refused("privacy.accountant = 'published' with --ledger", "several runs are counted by 'certified' alone")
+        return count(p.accountant, p.relation, config.algorithm.name, config.algorithm.steps, p.c2)
+    if p.nominal:
+        raise Refused(
+            f"privacy.accountant = {p.accountant!r} with --ledger", "several runs are counted by 'certified' alone"
+        )
     if budget is None:
         raise Refused("--ledger without privacy.epsilon", "name the (ε, δ) that all runs on this data must share")
     shared = Filter.over(earlier, budget, delta)

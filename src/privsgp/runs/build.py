@@ -9,17 +9,18 @@ from typing import TYPE_CHECKING
 import torch
 
 from privsgp import data, graph
-from privsgp.accounting.mechanisms import Saga
 from privsgp.algorithms import ALGORITHMS
 from privsgp.algorithms.compressors import CompressionOptions, Whole
 from privsgp.algorithms.update_rule import node_weights
 from privsgp.clock import Events, Times, Waiting, schedule
 from privsgp.devices import chosen_device, use_tensor_cores
-from privsgp.engine.arithmetic import kappa, positions, refuse_vast
 from privsgp.engine.averaging import Release
+from privsgp.engine.precision import refuse_vast
 from privsgp.engine.spec import Job, Learning
 from privsgp.errors import Refused
 from privsgp.gradients import Layout
+from privsgp.gradients.rounding import kappa, least_difference_clip
+from privsgp.gradients.rules.ruled import positions
 from privsgp.randomness.independent import IndependentNoise
 from privsgp.runs.budgets import protect, settings
 from privsgp.runs.config import Config, Schedule
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from privsgp.accounting.ledger import Segment
+    from privsgp.accounting.mechanisms import Mechanism
     from privsgp.clock.waiting import Hears
     from privsgp.engine.spec import Protection
     from privsgp.runs.problem import Problem
@@ -64,8 +66,7 @@ def prepare(
     slack = kappa(dtype, device, positions=places)
     dim = Layout.of(problem.model).dim
     protection = protect(config, problem.samples, slack, earlier, world, releases, dim)
-    if isinstance(protection.mechanisms[0], Saga) and dtype == torch.float32:
-        _refuse_short(config, many=places > 1)
+    _refuse_short(protection.mechanisms[0], least_difference_clip(config.privacy.clip, dtype, places))
     job = Job(
         name=config.name,
         seed=config.seed,
@@ -96,12 +97,9 @@ def prepare(
     return job
 
 
-def _refuse_short(config: Config, *, many: bool) -> None:
-    """Refuse a difference clip C that the rounding of a table's entry to float32 would outdo.
-
-    It moves an entry by 2⁻²⁴ of its length, or of what its positions could add up to, 2¹² times as much.
-    """
-    given, least = settings(config).difference_clip, config.privacy.clip * 2.0 ** (-4 if many else -11)
+def _refuse_short(m: Mechanism, least: float) -> None:
+    """Refuse a difference clip C that the rounding of a table's entry to float32 would outdo."""
+    given = m.entry_clip
     if given is not None and given < least:
         raise Refused(
             f"algorithm.difference_clip = {given:g} with entries that are rounded to float32",

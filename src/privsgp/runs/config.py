@@ -26,6 +26,8 @@ from pydantic import (
     model_validator,
 )
 
+from privsgp.accounting.accountant import Accountant
+from privsgp.accounting.counting import nominal
 from privsgp.algorithms import ALGORITHMS, PushSum, load_plugins
 from privsgp.algorithms.algorithm import Trust  # noqa: TC001 - a field has this type
 from privsgp.algorithms.update_rule import UpdateOptions
@@ -132,10 +134,15 @@ class Privacy(Options):
     delta: Probability | list[Probability] = option(1e-5, "δ_i; below 1/J_i")
     sigma: NotNegative | list[NotNegative] | None = option(None, "σ_i instead of a budget: ε is then reported")
     clip: Positive = option(1.0, "G: the largest norm of one sample's gradient")
-    accountant: Literal["certified", "published"] = option("certified", "who turns ε into σ; ε is always certified")
+    accountant: Accountant = option("certified", "who turns ε into σ; ε is always certified")
     relation: Literal["zero-out", "replace-one"] = option("zero-out", "which data sets count as neighbours")
     c2: Positive = option(0.3724, "c₂ of the published formula")
     spare: Annotated[float, Field(ge=0, le=1)] = option(0.02, "share of K that may be made again after crashes")
+
+    @property
+    def nominal(self) -> bool:
+        """Whether noise is a paper's, and its ε therefore no guarantee."""
+        return nominal(self.accountant)
 
     @model_validator(mode="after")
     def _one_of_both(self) -> Self:
@@ -144,9 +151,10 @@ class Privacy(Options):
                 f"privacy.epsilon = {self.epsilon} beside privacy.sigma = {self.sigma}",
                 "give epsilon (noise is calibrated) or sigma (ε is reported), not both",
             )
-        if self.accountant == "published" and self.epsilon is None:
+        if self.nominal and self.epsilon is None:
             raise Refused(
-                "privacy.accountant = 'published' without privacy.epsilon", "give the nominal ε it turns into noise"
+                f"privacy.accountant = {self.accountant!r} without privacy.epsilon",
+                "give the nominal ε it turns into noise",
             )
         return self
 
@@ -309,9 +317,9 @@ class Config(Options):
             raise Refused(
                 "algorithm.weights = 'noise' where a node has no noise", "take 'equal' or 'samples', or a list"
             )
-        if ALGORITHMS[self.algorithm.name].asynchronous and self.privacy.accountant == "published":
+        if ALGORITHMS[self.algorithm.name].asynchronous and self.privacy.nominal:
             raise Refused(
-                f"privacy.accountant = 'published' with algorithm.name = {self.algorithm.name!r}",
+                f"privacy.accountant = {self.privacy.accountant!r} with algorithm.name = {self.algorithm.name!r}",
                 "take 'certified': no published noise of this method is known to hold for one node",
             )
         return self

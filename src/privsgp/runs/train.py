@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
 
@@ -259,7 +260,7 @@ def _refuse_other_terms(where: Path, before: Header, config: Config) -> None:
 def _seen_together(config: Config) -> int:
     """Return how many nodes' messages are seen as one sum only."""
     made = ALGORITHMS[config.algorithm.name].mechanism(settings(config), sigma=1.0, batch=1.0, samples=1, kappa=0.0)
-    return int(made.describe().get("aggregated", 1))
+    return made.seen_together
 
 
 def versions() -> dict[str, str]:
@@ -396,7 +397,7 @@ def _summary(
         "consensus_error": seen["consensus_error"],
         "epsilon_spent": spent if private else None,
         "epsilon_budget": list(p.budgets) if private and p.budgets[0] is not None else None,
-        "epsilon_nominal": list(p.budgets) if job.algorithm.private and p.accountant == "published" else None,
+        "epsilon_nominal": list(p.budgets) if job.algorithm.private and p.nominal else None,
         "delta": list(p.deltas) if private else None,
         "sigma": [m.sigma for m in p.mechanisms],
         "noise": job.noise.name,
@@ -442,6 +443,21 @@ def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
+def _read_model(path: Path, layout: Layout) -> dict[str, Tensor]:
+    """Read the parameters that a model's file holds; refuse one that is damaged, or another model's."""
+    try:
+        tensors = load_file(path)
+    except (SafetensorError, OSError) as error:
+        raise _damaged_model(path, f"cannot be read: {error}") from error
+    if {name: t.shape for name, t in tensors.items()} != dict(zip(layout.names, layout.shapes, strict=True)):
+        raise _damaged_model(path, "does not hold this model's parameters")
+    return tensors
+
+
+def _damaged_model(path: Path, how: str) -> Refused:
+    return Refused(f"{path} {how}", "put a copy of it back, or begin again with another --out")
+
+
 def load_result(folder: Folder, model: nn.Module) -> Result:
     """Read a finished run back; where the average model is on another machine, `model` is the first node's here."""
     summary = read_json(folder.summary, Summary)
@@ -449,8 +465,8 @@ def load_result(folder: Folder, model: nn.Module) -> Result:
     layout = Layout.of(model)
     here = [folder.node(i) for i in range(summary["nodes"]) if folder.node(i).exists()]
     best = folder.model if folder.model.exists() else here[0]
-    trained.load_state_dict(load_file(best), strict=False)  # what is frozen is not in the file
-    nodes = [load_file(path) for path in here]
+    trained.load_state_dict(_read_model(best, layout), strict=False)  # what is frozen is not in the file
+    nodes = [_read_model(path, layout) for path in here]
     models = [torch.cat([t[name].reshape(-1) for name in layout.names]) for t in nodes]
     z = torch.stack(models) if models else torch.empty(0, layout.dim)  # a comparison keeps the average model alone
     return Result(summary, read_metrics(folder.metrics), trained, z, folder.path)

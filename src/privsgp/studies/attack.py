@@ -16,7 +16,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from privsgp.accounting.mechanisms import Saga
 from privsgp.algorithms import Block, Drawn
 from privsgp.algorithms.block import as_it_is
 from privsgp.engine.trainer import Training
@@ -126,7 +125,7 @@ class Attacked(Training):
 
     def _aim(self, gradient: Tensor) -> None:
         """Choose where to look at the next step: along the gradient, or along its change where that is what is sent."""
-        change = gradient - self._gradient if isinstance(self.job.protection.mechanisms[0], Saga) else gradient
+        change = gradient - self._gradient if self.job.protection.mechanisms[0].sends_changes else gradient
         self._gradient, self._direction = gradient, _unit(change)
 
     def _canary_gradients(self, z: Tensor) -> Tensor:

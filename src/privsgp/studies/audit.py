@@ -20,7 +20,6 @@ import numpy as np
 
 from privsgp.accounting import accountant, cache
 from privsgp.accounting import audit_statistics as statistics
-from privsgp.accounting.mechanisms import Sag, Saga, SampledMean
 from privsgp.algorithms import ALGORITHMS
 from privsgp.engine.averaging import Release
 from privsgp.engine.evaluate import average
@@ -138,7 +137,7 @@ def audit(
     problem = problems.load_problem(config, data_dir)
     rng = np.random.Generator(np.random.Philox(seed))
     # Only SAGA sends changes of a gradient: two lures in turn keep them large. Elsewhere one steady gradient is worst.
-    lures = 2 if isinstance(_declared(config), Saga) else 1
+    lures = 2 if _declared(config).sends_changes else 1
     lured = canary.draw(problem, canaries, rng, lures=lures, odds=PRESENT)
     job = _job(config, canary.plant(problem, lured, rng, lured=True))
     scores = _white_box(job, lured, observations, rng)
@@ -164,7 +163,7 @@ def _job(config: Config, problem: problems.Problem) -> Job:
     """Return the run as `privsgp train` would make it, on this data."""
     job = jobs.prepare(config, problem)
     for i, mechanism in enumerate(job.protection.mechanisms):
-        if not isinstance(mechanism, SampledMean | Saga | Sag):
+        if not mechanism.auditable:
             raise Refused(f"an audit of {type(mechanism).__name__}", "SampledMean, Saga and Sag can be audited")
         if not mechanism.sigma:
             raise Refused(f"privacy.sigma = 0 for node {i}", "without noise ε is infinite: there is nothing to audit")

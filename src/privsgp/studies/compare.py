@@ -167,8 +167,8 @@ def with_step_size(config: Config, step_size: float) -> Config:
     """Return the configuration with another step size; a schedule is stretched to begin there."""
     given = config.algorithm.step_size
     if isinstance(given, Schedule):
-        values = {"schedule": given.schedule, "start": step_size, "end": given.end * step_size / given.start}
-        return config.with_algorithm(step_size=values)
+        stretched = {"start": step_size, "end": given.end * step_size / given.start}
+        return config.with_algorithm(step_size=given.model_dump() | stretched)
     return config.with_algorithm(step_size=step_size)
 
 
@@ -185,7 +185,7 @@ def _refuse_impossible(
             f"algorithm.{config.algorithm.auto[0]} = 'auto' in a comparison",
             "write the number that `privsgp plan` gives: it is the same for all methods",
         )
-    if config.privacy.accountant != "certified":
+    if config.privacy.nominal:
         raise Refused(
             f"privacy.accountant = {config.privacy.accountant!r} in a comparison",
             "take 'certified': formulas of different papers are no common budget",

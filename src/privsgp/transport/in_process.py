@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from privsgp.devices import device_of
 from privsgp.transport.protocol import Transport, nothing
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ class InProcess(Transport):
         """Return memory for the result: one of two arrays, whichever is not x."""
         if not self._mixed or self._mixed[0].shape != x.shape:
             self._mixed = torch.empty_like(x), torch.empty_like(x)
-            tall = max(1, _PIECE // x.shape[1]) if x.device.type == "cpu" else len(x)
+            tall = device_of(x).rows_at_once(x, _PIECE)
             self._arrived = x.new_empty(min(tall, len(x)), x.shape[1])
         return self._mixed[0] if self._mixed[0].data_ptr() != x.data_ptr() else self._mixed[1]
 

@@ -176,12 +176,15 @@ class World:
 
     @contextmanager
     def leaving(self) -> Iterator[None]:
-        """Let no process go while another still needs the meeting place; tell the others about a bad end."""
+        """Let no process go while another still needs the meeting place; tell the others about a bad end, not which.
+
+        Which error is raised may be a function of records (privacy.md, "Peers are adversaries").
+        """
         try:
             yield
         except BaseException as error:
             if not self.alone and not isinstance(error, Interrupted | Refused):
-                self.lost(self.rank, f"it ended with {type(error).__name__}")
+                self.lost(self.rank, "it ended: see its own message")
             raise
         if not self.alone:
             with self._meeting():

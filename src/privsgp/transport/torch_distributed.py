@@ -22,6 +22,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.distributed_c10d import PrefixStore
 
+from privsgp.devices import device_of
 from privsgp.transport.checks import refuse_wild, wild
 from privsgp.transport.protocol import Transport, nothing
 from privsgp.transport.rendezvous import blocks
@@ -273,7 +274,7 @@ def _connect(world: World, device: torch.device) -> None:
         world.connect(
             partial(
                 dist.init_process_group,
-                "nccl" if device.type == "cuda" else "gloo",
+                device_of(device).backend,
                 store=PrefixStore("messages", world.store),
                 rank=world.rank,
                 world_size=world.size,

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn.functional import conv2d
 from torch.nn.grad import conv2d_input
 
+from privsgp.devices import device_of
 from privsgp.gradients.per_sample import Plain, smaller
 from privsgp.gradients.positions import Positions, Window
 from privsgp.gradients.rules.layer import Call, StackedLayer
@@ -36,12 +37,17 @@ class StackedConv2d(StackedLayer):
         odd = all(d * (k - 1) % 2 == 0 for k, d in zip(layer.kernel_size, layer.dilation, strict=True))
         return layer.padding_mode == "zeros" and (layer.padding != "same" or odd)
 
+    @classmethod
+    def positions(cls, output: Tensor) -> int:
+        """As many as an output has pixels."""
+        return max(output[0, 0].numel(), 2)
+
     def forward(self, x: Tensor) -> Tensor:
         """Run all models at once."""
         m, bias = self.models, self.stacked.get("bias")
         a = x.reshape(-1, m * x.shape[1], *x.shape[2:])
         given = a, self.stacked["weight"].flatten(0, 1), None if bias is None else bias.flatten(), self.window, m
-        out: Tensor = _Convolution.apply(*given) if a.is_cuda else convolution(*given)  # type: ignore[no-untyped-call]
+        out: Tensor = _Convolution.apply(*given) if device_of(a).has_cudnn else convolution(*given)  # type: ignore[no-untyped-call]
         self.record(x, a, out)
         return _by_model(out, m).flatten(0, 1)
 

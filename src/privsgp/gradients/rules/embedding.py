@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from privsgp.gradients.per_sample import Factors, scaled, smaller, squared_norm
-from privsgp.gradients.positions import cancelled
 from privsgp.gradients.product import no_tf32
+from privsgp.gradients.rounding import cancelled
 from privsgp.gradients.rules.layer import Call, StackedLayer
 
 if TYPE_CHECKING:
@@ -94,6 +94,11 @@ class StackedEmbedding(StackedLayer):
         """Rows must not be changed, nor their gradients weighed, by what else is in the batch."""
         assert isinstance(layer, nn.Embedding)  # noqa: S101 - the registry asks for its own kind alone
         return layer.max_norm is None and not layer.scale_grad_by_freq and not layer.sparse
+
+    @classmethod
+    def positions(cls, output: Tensor) -> int:
+        """As many as a sample has tokens."""
+        return max(output[0, ..., 0].numel(), 2)
 
     def forward(self, x: Tensor) -> Tensor:
         """Look up each model's own rows."""

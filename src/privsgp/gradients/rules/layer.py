@@ -7,7 +7,7 @@ and from δ, the gradient by the layer's output.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from torch import Tensor, nn
 
@@ -26,7 +26,14 @@ class Call(NamedTuple):
 
 
 class StackedLayer(nn.Module, ABC):
-    """One layer of m models; remembers what passed through it."""
+    """One layer of m models; remembers what passed through it.
+
+    A rule declares whether its layer may be `positional`: its weight used at many positions of a sample, whose shares
+    of the gradient are added up only after the clip, and may cancel. Clipping is then counted with more slack
+    (`rounding.kappa`). False is right where `piece` is `Plain`: what is measured is then what is added.
+    """
+
+    positional: ClassVar[bool] = True  # the safe side
 
     def __init__(self, name: str, layer: nn.Module) -> None:
         super().__init__()
@@ -42,6 +49,11 @@ class StackedLayer(nn.Module, ABC):
     def suits(layer: nn.Module) -> bool:  # noqa: ARG004 - what a kind of layer can be asked
         """Tell whether the rule covers this layer's options."""
         return True
+
+    @classmethod
+    def positions(cls, output: Tensor) -> int:
+        """Return at how many positions of a sample an output [b, …] shows the layer used; no fewer than there are."""
+        return max(output[0].numel(), 2) if cls.positional else 1
 
     @abstractmethod
     def piece(self, call: Call, delta: Tensor, batch: int, *, input_is_data: bool) -> Piece:

@@ -21,6 +21,11 @@ if TYPE_CHECKING:
 class StackedLinear(StackedLayer):
     """A linear layer of m models."""
 
+    @classmethod
+    def positions(cls, output: Tensor) -> int:
+        """One where a sample is one row."""
+        return 1 if output.ndim == 2 else max(output[0, ..., 0].numel(), 2)
+
     def forward(self, x: Tensor) -> Tensor:
         """Multiply each model's rows by its own weight."""
         a = self.split(x).flatten(1, -2)

@@ -6,7 +6,7 @@ On a GPU, GroupNorm has kernels that go through memory once (`privsgp.kernels.gr
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +14,7 @@ from torch.nn.functional import group_norm, layer_norm
 
 from privsgp.gradients.per_sample import Plain
 from privsgp.gradients.rules.layer import Call, StackedLayer
-from privsgp.kernels import have_triton
+from privsgp.kernels import runs_on
 
 if TYPE_CHECKING:
     from torch.autograd.function import FunctionCtx
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 class _StackedNorm(StackedLayer):
     """γ x̂ + β of m models, with x̂ laid out as [m, b, before, features, after], or with samples first."""
+
+    positional: ClassVar[bool] = False  # summed over positions before it is measured
 
     def affine(self, x: Tensor, normal: Tensor, features: int, after: int) -> Tensor:
         """Scale and shift each model's samples."""
@@ -76,7 +78,7 @@ class StackedGroupNorm(_StackedNorm):
 
     def _at_once(self, x: Tensor) -> bool:
         """Tell whether the kernels take this input."""
-        if not (x.is_cuda and have_triton() and x.is_contiguous() and x.dtype in (torch.float32, torch.float64)):
+        if not (runs_on(x) and x.is_contiguous() and x.dtype in (torch.float32, torch.float64)):
             return False
         from privsgp.kernels.group_norm import MOST
 

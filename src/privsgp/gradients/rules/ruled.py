@@ -101,6 +101,30 @@ def _ruled(layer: nn.Module) -> bool:
     return rule is not None and not hooked and rule.suits(layer) and any(p.requires_grad for p in layer.parameters())
 
 
+def positions(model: nn.Module, made_up: Tensor) -> int:
+    """Return at how many positions of a sample, such as the `made_up` ones, the model uses a layer at most.
+
+    A layer's rule declares it. A layer without one, or whose parameters are used without a call, is taken as if it were
+    used at two, for it might be at many; its gradients are plain, so that sums have no more terms.
+    """
+    owners = [layer for layer in model.modules() if next(layer.parameters(recurse=False), None) is not None]
+    seen: dict[nn.Module, list[int]] = {layer: [] for layer in owners}
+
+    def note(layer: nn.Module, _given: object, out: Tensor) -> None:
+        rule = RULES.get(type(layer))
+        seen[layer].append(2 if rule is None else rule.positions(out))
+
+    hooks = [layer.register_forward_hook(note) for layer in owners]
+    like = next(model.parameters(), made_up)
+    try:
+        with torch.no_grad():
+            model(made_up.to(like.device, like.dtype if made_up.is_floating_point() else made_up.dtype))
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return max((max(places, default=2) for places in seen.values()), default=1)
+
+
 def covers(model: nn.Module, layout: Layout) -> bool:
     """Tell whether every trained parameter belongs to exactly one layer with a rule, in layout order."""
     owned: list[str] = []

@@ -12,16 +12,17 @@ import os
 import shutil
 import tempfile
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import torch
 
+from privsgp import devices
 from privsgp.errors import Refused
 from privsgp.kernels import at_once
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from torch import Tensor
 
@@ -42,8 +43,8 @@ class Storage:
     def settled(self, size: int, words: str, device: torch.device) -> Storage:
         """Return the place that is taken for `size` bytes, and say so; refuse where nothing is large enough."""
         free: dict[Place, Callable[[], int]] = {
-            "device": lambda: _free_on(device),
-            "host": free_memory,
+            "device": lambda: devices.free_on(device),
+            "host": devices.free_memory,
             "disk": lambda: shutil.disk_usage(self.folder or tempfile.gettempdir()).free,
         }
         tried = list(free) if self.place == "auto" else [self.place]
@@ -95,22 +96,6 @@ def _set_aside(file: int, size: int) -> None:
             left = memoryview(zeros)[: size - start]
             while left:
                 left = left[os.write(file, left) :]
-
-
-def _free_on(device: torch.device) -> int:
-    if device.type != "cuda":
-        return free_memory()
-    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    return torch.cuda.mem_get_info(device)[0] + unused
-
-
-def free_memory() -> int:
-    """Return the bytes of memory that can be had without swapping."""
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
-    except (OSError, StopIteration):
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def _bytes(size: float) -> str:

@@ -269,7 +269,7 @@ def _place(pieces: Sequence[Piece], models: int, samples: int, dtype: torch.dtyp
     return storage.settled(models * (samples + 1) * entry, words, kept[0].device)
 
 
-def fill(table: Memory, gradients: Gradients, samples: Tensor, *, rows: int, chunk: int = 64) -> None:
+def fill(table: Memory, gradients: Gradients, samples: Tensor, *, rows: int, chunk: int) -> None:
     """Set every entry to its sample's clipped gradient at x⁰ (the paper's lines 1-3), and the mean with it.
 
     `gradients(index)` returns the clipped gradients of the samples `index` [m, chunk]; `samples` [m] holds J_i.
@@ -280,9 +280,7 @@ def fill(table: Memory, gradients: Gradients, samples: Tensor, *, rows: int, chu
     table.mean.copy_(total / samples[:, None])
 
 
-def restore(
-    table: Memory, gradients: Gradients, samples: Tensor, radius: float, *, rows: int, chunk: int = 64
-) -> Tensor:
+def restore(table: Memory, gradients: Gradients, samples: Tensor, radius: float, *, rows: int, chunk: int) -> Tensor:
     """Let all that a file may hold and a table may not count as 0; return the mean of its entries, [m, d].
 
     Guarantee: every entry is in the ball of `radius`, and the row that belongs to no sample is 0. An entry outside is
