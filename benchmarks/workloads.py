@@ -66,7 +66,9 @@ class Workload:
             name=self.name,
             seed=seed,
             shared_hash="benchmark",
-            learning=Learning(self.make_model(), loss, None, *self.data(), None),
+            learning=Learning(
+                self.make_model(), loss, None, *self.data(), None, [m.samples for m in protection.mechanisms]
+            ),
             protection=protection,
             algorithm=chosen,
             settings=settings,

@@ -42,7 +42,7 @@ def _console(text):
 def _python(text, names):
     said = io.StringIO()
     with contextlib.redirect_stdout(said):
-        exec(compile(text, "docs", "exec"), names)  # noqa: S102 - our own pages
+        exec(compile(text, "docs", "exec", dont_inherit=True), names)  # noqa: S102 - our own pages
     return said.getvalue()
 
 

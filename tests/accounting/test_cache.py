@@ -8,6 +8,7 @@ import pytest
 
 from privsgp.accounting import accountant, cache
 from privsgp.accounting.mechanisms import Saga
+from privsgp.files import cache_folder
 
 VALUES = (1.25, math.inf)
 
@@ -71,13 +72,13 @@ def test_a_folder_that_cannot_be_made_is_left_alone(tmp_path, monkeypatch):
 
 def test_where_results_are_kept(monkeypatch, tmp_path):
     monkeypatch.setenv("PRIVSGP_CACHE", str(tmp_path))
-    assert cache.folder() == tmp_path
+    assert cache_folder() == tmp_path
     monkeypatch.delenv("PRIVSGP_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert cache.folder() == tmp_path / "privsgp"
+    assert cache_folder() == tmp_path / "privsgp"
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert cache.folder() == tmp_path / ".cache" / "privsgp"
+    assert cache_folder() == tmp_path / ".cache" / "privsgp"
 
 
 LOUD = Saga(sigma=0.004, clip=1.0, batch=5, samples=100)

@@ -96,9 +96,9 @@ def test_without_noise_and_with_a_huge_clip_it_is_ad_psgd_to_the_last_bit(tmp_pa
 class _Watched(Training):
     """Keeps every g̃ and the models it was computed at and subtracted from."""
 
-    def _turns(self):
+    def _async_tools(self):
         self.kept = []
-        return dataclasses.replace(super()._turns(), noise=self._noise)
+        return dataclasses.replace(super()._async_tools(), noise=self._noise)
 
     def _noise(self, i, number, g):
         self.drawing.noise_one(i, number, g)

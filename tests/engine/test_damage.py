@@ -215,7 +215,8 @@ class _Two(World):
         super().__init__()
         self.theirs = theirs
 
-    def exchange(self, value):
+    def exchange(self, value, form):
+        assert form.fits(self.theirs)
         return [value, self.theirs]
 
 

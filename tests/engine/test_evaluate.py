@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import tomllib
 
 import numpy as np
 import pytest
@@ -17,6 +19,10 @@ from privsgp.algorithms import State
 from privsgp.engine.evaluate import Evaluator, average, consensus_error
 from privsgp.engine.folder import read_metrics
 from privsgp.gradients import Layout
+from privsgp.runs import build as jobs
+from privsgp.runs import config as configs
+from privsgp.runs import problem as problems
+from privsgp.transport import forms
 
 
 def _state(seed, nodes=5, dim=7, dtype=torch.float64):
@@ -120,3 +126,27 @@ def test_a_report_of_an_older_run_does_not_show_them_either(tmp_path):
     (run / "metrics.jsonl").write_text(rows + json.dumps({"step": 12} | marks) + "\n")
     assert runs.command("report", run).code == 0
     assert "12.3" not in (run / "report.html").read_text()
+
+
+class _Others:
+    """Another process with two more nodes, which has told its own accuracies; what is said to it is kept."""
+
+    alone = False
+
+    def of_nodes(self, own, form, nodes):
+        assert all(forms.each(form, 4).fits(list(said)) for said in ([*own], [0.0, 1.0, None, 0.5]))
+        assert not forms.each(form, 4).fits([0.0, 1.1, 0.5, 0.5])
+        self.said = own
+        return own
+
+
+def test_how_well_a_site_does_on_its_own_test_data_is_told_only_where_it_is_to_be():
+    config = configs.parse(tomllib.loads(runs.SMALL))
+    job, world = jobs.prepare(config, problems.load_problem(config)), _Others()
+    model = job.learning.model
+    s = State.start(Layout.of(model).flatten(model), 4)
+    row = Evaluator(model, Layout.of(model), job, world).row(3, 1.0, s)
+    assert row["mean_node_accuracy"] == pytest.approx(np.mean(world.said))
+    row = Evaluator(model, Layout.of(model), dataclasses.replace(job, share_metrics=False), world).row(3, 1.0, s)
+    assert world.said == [None] * 4
+    assert not [key for key in row if "accuracy" in key or "loss" in key]

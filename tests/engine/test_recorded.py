@@ -9,8 +9,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from privsgp import devices
 from privsgp.algorithms import Drawn
-from privsgp.engine import spec as job
 from privsgp.engine import step
 
 Z, BATCH = torch.ones(2, 3), [Drawn(torch.tensor([[1], [2]]), torch.ones(2, 1, dtype=torch.bool))]
@@ -69,5 +69,5 @@ def test_a_named_gpu_becomes_the_current_one(monkeypatch):
     chosen = []
     monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
     for name in ("cpu", "cuda", "cuda:1"):
-        assert job.current(torch.device(name)) == torch.device(name)
+        assert devices.current(torch.device(name)) == torch.device(name)
     assert chosen == [torch.device("cuda:1")]

@@ -39,12 +39,17 @@ def test_clipped_gradients_add_up_as_on_the_cpu_in_float64(name, radius):
     assert (each <= radius * (1 + 1e-6)).all()
 
 
-KEPT = [("privsgp-vr", "factored"), ("privsgp-vr", "dense"), ("privsgp-sag", "block"), ("privsgp", "factored")]
+KEPT = [
+    ("privsgp-vr", {"table": "factored"}),
+    ("privsgp-vr", {"table": "dense"}),
+    ("privsgp-sag", {"table": "block", "block": 1}),
+    ("privsgp", {}),
+]
 
 
-@pytest.mark.parametrize(("algorithm", "table"), KEPT)
+@pytest.mark.parametrize(("algorithm", "kept"), KEPT)
 @pytest.mark.parametrize(("model", "shape"), [("mlp", (6,)), ("cnn", (1, 16, 16))])
-def test_a_run_with_secret_noise(tmp_path, algorithm, table, model, shape, small_job, monkeypatch):
+def test_a_run_with_secret_noise(tmp_path, algorithm, kept, model, shape, small_job, monkeypatch):
     from privsgp.engine import drawing
     from privsgp.engine.folder import Folder
     from privsgp.engine.trainer import Training
@@ -60,7 +65,7 @@ def test_a_run_with_secret_noise(tmp_path, algorithm, table, model, shape, small
     with folder.locked():
         folder.prepare()
         folder.identify({}, None)
-        run = Training(small_job(algorithm, 8, seed=None, model=model, shape=shape, table=table), folder)
+        run = Training(small_job(algorithm, 8, seed=None, model=model, shape=shape, **kept), folder)
         run.run()
     assert run.algorithm.direction._graph is not None
     assert run.state.x.isfinite().all()

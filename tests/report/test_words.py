@@ -88,7 +88,7 @@ def test_replace_one_asks_another_question(made):
 
 
 def test_a_large_epsilon_is_called_what_it_is(made, secret):
-    weak = read(made("weak", privacy__sigma=0.005))
+    weak = read(made("weak", privacy__sigma=0.02))
     assert max(s.epsilon for s in weak.statements) > words.WEAK
     assert "promises next to nothing" in " ".join(words.paragraphs(weak))
     assert "promises next to nothing" not in " ".join(words.paragraphs(read(secret)))

@@ -26,7 +26,7 @@ from privsgp.studies.planted import BUGS, NOTHING, attack
 def configured(algorithm="privsgp", *, seed=0, model="logistic", loss="cross-entropy", **more):
     values = {
         "data": {"name": "digits", "nodes": 3, "sizes": [60, 50, 40]},
-        "model": {"name": model, "hidden": 8, "loss": loss},
+        "model": {"name": model, "loss": loss} | ({"hidden": 8} if model == "mlp" else {}),
         "privacy": {"sigma": 0.1},
         "algorithm": {"name": algorithm, "batch": 10, "steps": 30},
     } | more

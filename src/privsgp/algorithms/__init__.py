@@ -1,5 +1,6 @@
 """One file per family of algorithms; each reads like its pseudo-code and declares what one of its messages reveals."""
 
+import functools
 import re
 from importlib.metadata import entry_points
 
@@ -42,11 +43,17 @@ def register(algorithm: type[Algorithm]) -> type[Algorithm]:
     return algorithm
 
 
+@functools.cache
 def load_plugins() -> None:
-    """Register what other packages offer under the entry point `privsgp.algorithms`."""
+    """Register what installed packages offer under the entry point `privsgp.algorithms`, once."""
     for entry in entry_points(group="privsgp.algorithms"):
-        if entry.name not in ALGORITHMS:
+        try:
             register(entry.load())
+        except (ImportError, AttributeError) as error:
+            raise Refused(
+                f"the algorithm {entry.name!r} of an installed package, {entry.value}: {error}",
+                "mend that package, or uninstall it",
+            ) from error
 
 
 __all__ = [

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from privsgp.algorithms.block import Drawn, Settings
 
 
+# --8<-- [start:loop]
 class PushSum(Algorithm):
     """Stochastic gradient push for a block of nodes."""
 
@@ -67,6 +68,7 @@ class PrivSGP(PushSum):
         return clipped_mean(self.block, z, batch)
 
 
+# --8<-- [end:loop]
 class SGP(PrivSGP):
     """SGP (Assran et al. 2019): stochastic gradient push without clip and without noise. Not private.
 

@@ -11,6 +11,7 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
+from privsgp.algorithms import ALGORITHMS
 from privsgp.paper import claims
 
 if TYPE_CHECKING:
@@ -57,6 +58,7 @@ class Setting:
     ) -> dict[str, Any]:
         """Return the values of one run's configuration."""
         n = nodes or self.nodes
+        own = ALGORITHMS[algorithm].Options.model_fields
         section = {"name": algorithm, "batch": self.batch, "steps": steps, "step_size": self.step_size(n, steps)}
         return {
             "seed": 0,
@@ -64,7 +66,7 @@ class Setting:
             "model": self.model,
             "graph": {"name": graph or "exponential"},
             "privacy": {"delta": 1e-5, "clip": self.clip} | privacy,
-            "algorithm": section | self.algorithm,
+            "algorithm": section | {key: value for key, value in self.algorithm.items() if key in own},
             "engine": {"evaluate_every": max(1, steps // self.points)} | self.engine,
         }
 

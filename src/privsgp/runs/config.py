@@ -26,7 +26,7 @@ from pydantic import (
     model_validator,
 )
 
-from privsgp.algorithms import ALGORITHMS, PushSum
+from privsgp.algorithms import ALGORITHMS, PushSum, load_plugins
 from privsgp.algorithms.algorithm import Trust  # noqa: TC001 - a field has this type
 from privsgp.algorithms.update_rule import UpdateOptions
 from privsgp.data.loading import BUILT_IN
@@ -423,11 +423,19 @@ class Config(Options):
 
     def with_algorithm(self, **values: Any) -> Config:  # noqa: ANN401 - keys of the section
         """Return the same configuration with other values in [algorithm], checked anew; nothing is "auto" any more."""
-        section = self.algorithm.model_dump()
-        if values.get("name", self.algorithm.name) != self.algorithm.name:  # what the other method has no use for goes
-            own = SECTIONS["algorithm"].components().get(str(values["name"]), Options).model_fields
-            section = {key: value for key, value in section.items() if key in Algorithm.model_fields or key in own}
-        return parse(self.model_dump() | {"algorithm": section | values})
+        return self.with_section("algorithm", **values)
+
+    def with_section(self, which: str, /, **values: Any) -> Config:  # noqa: ANN401 - keys of the section
+        """Return the same configuration with other values in a section; what its component has no use for goes."""
+        section, before = SECTIONS[which], getattr(self, which).model_dump()
+        own = section.components().get(str(values.get(section.key, before[section.key])), Options).model_fields
+        kept = {key: value for key, value in before.items() if key in section.base.model_fields or key in own}
+        return parse(self.model_dump() | {which: kept | values})
+
+    def __reduce__(self) -> tuple[Callable[..., Config], tuple[dict[str, Any]]]:
+        """Pickle the values: the class is made of the components that they name."""
+        algorithm = self.algorithm.model_dump() | dict.fromkeys(self.algorithm.auto, "auto")
+        return parse, (self.model_dump() | {"algorithm": algorithm},)
 
     def shared_hash(self) -> str:
         """Return the SHA-256 of the shared part, on which public randomness hangs without a seed.
@@ -483,6 +491,7 @@ def _config_with(*options: type[Options]) -> type[Config]:
 
 def _config_for(values: dict[str, Any]) -> type[Config]:
     """Return the configuration that fits the components which are named."""
+    load_plugins()
     return _config_with(*(_named(values.get(name), section) for name, section in SECTIONS.items()))
 
 

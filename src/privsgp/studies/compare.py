@@ -144,9 +144,8 @@ def _key(name: str, step_size: float) -> str:
 
 def method(config: Config, name: str) -> Config:
     """Return the configuration for another method, on another network where it cannot use the configuration's own."""
-    graph = config.graph.model_copy(update={"name": "ring"} if _moves(config, name) else {})
-    changed = config.model_copy(update={"name": f"{config.name}-{name}", "graph": graph})
-    return changed.with_algorithm(name=name)
+    changed = config.with_section("graph", name="ring") if _moves(config, name) else config
+    return changed.model_copy(update={"name": f"{config.name}-{name}"}).with_algorithm(name=name)
 
 
 def moved(config: Config, algorithms: Sequence[str]) -> list[str]:

@@ -129,8 +129,8 @@ class World:
 
     def of_nodes(self, own: Sequence[T], form: Form, nodes: int) -> list[T]:
         """Tell the others a value of each of one's own nodes and return all nodes': one's own as they are."""
-        forms = [forms.each(form, len(block)) for block in blocks(nodes, self.size)]
-        return [value for theirs in self.exchange_each(list(own), forms) for value in theirs]
+        expected = [forms.each(form, len(block)) for block in blocks(nodes, self.size)]
+        return [value for theirs in self.exchange_each(list(own), expected) for value in theirs]
 
     def everywhere(self, action: Callable[[], T]) -> T:
         """Do what may be refused; if one process refuses, none goes on. Why is said by that process alone."""
@@ -189,7 +189,7 @@ class World:
                 if self.rank == 0:
                     self._wait({rank: f"bye/{rank}" for rank in range(self.size)})
 
-    def exchange_each(self, value: T, forms: Sequence[Form]) -> list[T]:
+    def exchange_each(self, value: T, expected: Sequence[Form]) -> list[T]:
         """Do `exchange` where not all have the same to say."""
         if self.alone:
             return [value]
@@ -209,7 +209,7 @@ class World:
                 f"what this process ({self.rank}) said was changed in the meeting place",
                 "somebody there does not keep to the protocol: find out who can reach it, and start again",
             )
-        return [value if rank == self.rank else self._read(rank, said[rank], forms[rank]) for rank in keys]
+        return [value if rank == self.rank else self._read(rank, said[rank], expected[rank]) for rank in keys]
 
     def _read(self, rank: int, word: bytes, form: Form) -> Any:  # noqa: ANN401 - what fits the form
         """Return what a process said, or refuse it."""

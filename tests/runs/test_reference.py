@@ -1,0 +1,79 @@
+"""The reference of run.toml says all there is, and an editor's schema knows the same."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import runs
+from privsgp.runs import config as configs
+from privsgp.runs.config import SECTIONS, Config
+from privsgp.runs.reference import markdown, reference, schema, sections
+
+ROOT = Path(__file__).parents[2]
+CONFIGS = sorted([*ROOT.glob("examples/*.toml"), *ROOT.glob("experiments/**/*.toml")])
+
+
+def documented():
+    return {(section, key.name) for section, _, groups in reference() for _, keys in groups for key in keys}
+
+
+def test_every_key_of_every_component_is_there_with_a_meaning():
+    own = {(name, key) for name, s in SECTIONS.items() for kind in s.components().values() for key in kind.model_fields}
+    base = {(name, key) for name, kind in sections().items() for key in kind.model_fields}
+    assert own | base <= documented()
+    bare = [key for section, _, groups in reference() for _, keys in groups for key in keys if not key.meaning]
+    assert not bare
+
+
+def test_no_component_has_a_key_of_its_section():
+    for section in SECTIONS.values():
+        for name, own in section.components().items():
+            assert not set(own.model_fields) & set(section.base.model_fields), name
+
+
+def test_the_page_names_every_key():
+    page = markdown()
+    assert all(f"| `{key}` |" in page for _, key in documented())
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.name)
+def test_our_own_files_fit_the_schema_and_are_read(path):
+    values, known = tomllib.loads(path.read_text()), schema()
+    configs.parse(values)
+    for section, given in values.items():
+        if isinstance(given, dict):
+            allowed = known["$defs"][known["properties"][section]["$ref"].rsplit("/", 1)[-1]]["properties"]
+            assert set(given) <= set(allowed)
+        else:
+            assert section in known["properties"]
+
+
+def test_the_schema_refuses_what_is_unknown_and_knows_names():
+    known = json.loads(json.dumps(schema()))
+    algorithm = known["$defs"]["Algorithm"]
+    assert algorithm["additionalProperties"] is False
+    assert {"privsgp-vr", "auto"} <= set(algorithm["properties"]["name"]["enum"])
+    assert "block" in algorithm["properties"]["table"]["enum"]
+    assert {"const": "auto"} in algorithm["properties"]["steps"]["anyOf"]
+
+
+def test_the_commands(capsys):
+    assert '"$schema"' in runs.command("schema").out
+    assert "difference_clip" in runs.command("options", "algorithm").out
+    assert runs.command("options", "nonsense").code == 2
+
+
+def test_a_configuration_survives_a_process_and_a_file(tmp_path):
+    import pickle
+
+    made = configs.parse({"privacy": {"epsilon": 1.0}, "algorithm": {"difference_clip": 0.5, "steps": "auto"}})
+    again = pickle.loads(pickle.dumps(made))  # noqa: S301 - our own
+    assert isinstance(again, Config)
+    assert (again, again.algorithm.auto) == (made, ("steps",))
+    path = tmp_path / "config.toml"
+    path.write_text(made.toml())
+    assert configs.read(path).algorithm.difference_clip == 0.5
