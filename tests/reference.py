@@ -72,6 +72,7 @@ def run(
     sigma: Sequence[float] = (),
     clip: float | None = None,
     difference_clip: float | None = None,
+    difference_scale: float = 1.0,
     table_init: Literal["gradients", "zeros"] = "gradients",
 ) -> Outcome:
     """Algorithms 1 and 2 with everything random given.
@@ -80,8 +81,8 @@ def run(
     standard normal and is multiplied by `sigma[i]`; P[k][i, j] is the share of j's message that i receives. SGP has
     neither clip nor noise and ignores both; the others need `noise` and `sigma`, and clip unless `clip` is None.
     """
-    if difference_clip is not None and algorithm != "privsgp-vr":
-        raise ValueError(f"difference_clip={difference_clip} with {algorithm}")
+    if (difference_clip is not None or difference_scale != 1) and algorithm != "privsgp-vr":
+        raise ValueError(f"difference_clip={difference_clip}, difference_scale={difference_scale} with {algorithm}")
     n = len(samples)
     G = None if algorithm == "sgp" else clip
     x = np.array([x0] * n, dtype=np.float64)
@@ -101,7 +102,7 @@ def run(
                 case "privsgp":
                     y = averaged(g, batch[i], x[i].shape) + sigma[i] * noise[k][i]
                 case "privsgp-vr":
-                    y = corrected(tables[i], g, batch[i], difference_clip) + sigma[i] * noise[k][i]
+                    y = corrected(tables[i], g, batch[i], difference_clip, difference_scale) + sigma[i] * noise[k][i]
                 case "privsgp-sag":
                     y = updated_mean(tables[i], g) + sigma[i] * noise[k][i]
             half[i] = x[i] - step_size[k] * y
@@ -128,12 +129,12 @@ def averaged(g: dict[int, Array], b: float, shape: tuple[int, ...]) -> Array:
     return total / b
 
 
-def corrected(table: Array, g: dict[int, Array], b: float, C: float | None) -> Array:
-    """(1/b) Σ_B c_j + mean of the table before this step, with c_j = clip(g_j - t_j, C); then t_j ← t_j + c_j."""
+def corrected(table: Array, g: dict[int, Array], b: float, C: float | None, scale: float = 1.0) -> Array:
+    """(θ/b) Σ_B c_j + mean of the table before this step, with c_j = clip(g_j - t_j, C); then t_j ← t_j + c_j."""
     y: Array = np.mean(table, axis=0)
     for j, g_j in g.items():
         c_j = clipped(g_j - table[j], C)
-        y = y + c_j / b
+        y = y + scale * c_j / b
         table[j] += c_j
     return y
 

@@ -34,6 +34,7 @@ def soteriafl(
     shift_rate: float,
     coins: Sequence[bool] = (),
     difference_clip: float | None = None,
+    difference_scale: float = 1.0,
     table_init: Literal["gradients", "zeros"] = "gradients",
 ) -> SoteriaOutcome:
     """`compressor(k, i, v)` is C with the coins of node i in round k. All shifts start at 0. Round k, in this order:
@@ -41,8 +42,8 @@ def soteriafl(
     every node i, at the common x^k, g_j being clip_G(∇f_j):
         ĝ_i by the estimator:
             sgd   (1/b_i) Σ_S g_j(x^k)
-            svrg  (1/b_i) Σ_S clip_R(g_j(x^k) − g_j(w)) + (1/J_i) Σ_j g_j(w), the anchor w = x⁰ at first
-            saga  (1/b_i) Σ_S c_j + mean of the table, c_j = clip_R(g_j(x^k) − t_j), then t_j ← t_j + c_j
+            svrg  (θ/b_i) Σ_S clip_R(g_j(x^k) − g_j(w)) + (1/J_i) Σ_j g_j(w), the anchor w = x⁰ at first
+            saga  (θ/b_i) Σ_S c_j + mean of the table, c_j = clip_R(g_j(x^k) − t_j), then t_j ← t_j + c_j
         v_i = C(ĝ_i + σ_i n_i^k − s_i);  then s_i ← s_i + γ_s v_i
     the server: v = mean_i v_i;  x^{k+1} = x^k − γ_k (s + v), s before its update;  then s ← s + γ_s v
     svrg: where coins[k], w ← x^k, the model *before* this round's step, used from round k + 1 on. One anchor for all.
@@ -60,9 +61,9 @@ def soteriafl(
                 case "sgd":
                     g = given.mean(x, k, i)
                 case "svrg":
-                    g = given.differences(x, w, k, i, difference_clip) + given.full(w, i)
+                    g = difference_scale * given.differences(x, w, k, i, difference_clip) + given.full(w, i)
                 case "saga":
-                    g = corrected(tables[i], given.drawn(x, k, i), given.batch[i], difference_clip)
+                    g = corrected(tables[i], given.drawn(x, k, i), given.batch[i], difference_clip, difference_scale)
             v_i = compressor(k, i, given.noised(g, k, i) - shifts[i])
             shifts[i] += shift_rate * v_i
             v += v_i / len(given.nodes)

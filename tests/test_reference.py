@@ -31,6 +31,7 @@ def quadratic(z, i, j):
         ("privsgp", {}, [-19 / 192, -145 / 192], []),
         ("privsgp-vr", {}, [13 / 192, -257 / 192], [[-11 / 12, -2], [2]]),
         ("privsgp-vr", {"difference_clip": 0.5, "table_init": "zeros"}, [-3 / 32, -17 / 32], [[-0.5, -1], [0.5]]),
+        ("privsgp-vr", {"difference_scale": 0.5, "table_init": "zeros"}, [-23 / 96, -19 / 12], [[-17 / 12, -2], [2]]),
         ("privsgp-sag", {"table_init": "zeros"}, [-3 / 64, -101 / 64], [[-1.25, -2], [2]]),
     ],
 )
@@ -142,3 +143,5 @@ def test_per_sample_gradient_of_a_linear_layer_in_parameter_order():
 def test_difference_clip_belongs_to_vr_alone(algorithm):
     with pytest.raises(ValueError, match=r"difference_clip=0\.5"):
         run(algorithm, gradient=quadratic, **NODES, **TWO_STEPS, difference_clip=0.5)
+    with pytest.raises(ValueError, match=r"difference_scale=0\.5"):
+        run(algorithm, gradient=quadratic, **NODES, **TWO_STEPS, difference_scale=0.5)

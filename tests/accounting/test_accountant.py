@@ -61,8 +61,9 @@ def test_a_vanishing_difference_clip_is_the_full_batch():
         [(Saga(**MNIST), steps) for steps in (1, 20, 400)],
         [(Saga(**MNIST | {"batch": 12}, difference_clip=c), 20) for c in (0.1, 1.0, 2.0)],
         [(Saga(**MNIST | {"batch": b}), 20) for b in (1200, 240, 48)],
+        [(Saga(**MNIST | {"batch": 12}, difference_scale=s), 20) for s in (0.01, 0.3, 0.6, 1.0)],
     ],
-    ids=["less noise", "more steps", "larger differences", "smaller batches"],
+    ids=["less noise", "more steps", "larger differences", "smaller batches", "heavier differences"],
 )
 def test_epsilon_grows_with(runs):
     found = [epsilon(*run) for run in runs]
@@ -102,7 +103,7 @@ def exact_law(mechanism, policy, first_entry, axis):
         density = 1.0
         for k, coin in enumerate(coins):
             change = np.clip(policy(k, outputs) - entry, -limit, limit)
-            shift = (coin * change / b + entry / samples) / sigma
+            shift = (mechanism.difference_scale * coin * change / b + entry / samples) / sigma
             density = density * np.exp(-((outputs[k] - shift) ** 2) / 2)
             entry = entry + coin * change
             weight *= mechanism.rate if coin else 1 - mechanism.rate
@@ -117,14 +118,28 @@ POLICIES = {
     "against the last output": lambda k, o: -np.sign(o[k - 1]) if k else 1.0,
     "follows the sum": lambda k, o: np.tanh(3 * sum(o[:k])) if k else 1.0,
 }
-LAWS = [(2, 0.8, None), (2, 0.8, 0.5), (10, 1.0, None), (10, 0.7, 1.0), (10, 2.0, 0.3)]
+LAWS = [
+    (2, 0.8, None, 1.0),
+    (2, 0.8, 0.5, 1.0),
+    (10, 1.0, None, 1.0),
+    (10, 0.7, 1.0, 1.0),
+    (10, 2.0, 0.3, 1.0),
+    (2, 0.8, None, 0.7),
+    (10, 0.4, None, 0.4),
+    (10, 0.15, None, 0.15),
+    (2, 0.8, 1.5, 0.8),
+    (4, 0.3, None, 0.2),
+]
 
 
-@pytest.mark.parametrize(("samples", "sigma", "difference_clip"), LAWS)
-def test_no_exact_law_exceeds_the_certified_curve(samples, sigma, difference_clip):
-    mechanism = Saga(sigma=sigma, clip=1.0, batch=1, samples=samples, difference_clip=difference_clip)
+@pytest.mark.parametrize(("samples", "sigma", "difference_clip", "scale"), LAWS)
+def test_no_exact_law_exceeds_the_certified_curve(samples, sigma, difference_clip, scale):
+    """The last one has θ < q: a Gaussian, whatever the coins."""
+    mechanism = Saga(
+        sigma=sigma, clip=1.0, batch=1, samples=samples, difference_clip=difference_clip, difference_scale=scale
+    )
     curve = accountant.profile(mechanism, 3)
-    reach = 6.0 + 2.0 / sigma
+    reach = 6.0 + 2.0 * max(scale, 1 / samples) / sigma
     axis = np.linspace(-reach, reach, 72)
     volume = (axis[1] - axis[0]) ** 3 / (2 * math.pi) ** 1.5
     closest = 0.0

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from privsgp.accounting.mechanisms import Anchored, Mechanism, Saga, SampledMean
+from privsgp.accounting.mechanisms import Anchored, Mechanism, Saga, SampledMean, described
 from privsgp.errors import Refused
 
 GOOD = {"sigma": 0.1, "clip": 1.0, "batch": 10, "samples": 100}
@@ -41,6 +41,9 @@ def test_refuses_what_cannot_be_by_name(field, value):
     [
         (Saga, "difference_clip", 0.0),
         (Saga, "difference_clip", math.inf),
+        (Saga, "difference_scale", 0.0),
+        (Saga, "difference_scale", 1.5),
+        (Saga, "difference_scale", math.nan),
         (Anchored, "difference_clip", -1.0),
         (Anchored, "period", 0),
         (Anchored, "anchor_batch", 1000),
@@ -100,3 +103,9 @@ def test_every_step_is_the_release_that_is_counted(steps, period):
     assert len(anchors) == mechanism.anchors(steps)
     assert set(anchors) <= {mechanism.anchor}
     assert {mechanism.at(k) for k in range(steps) if not mechanism.is_anchor(k)} <= {mechanism.difference}
+
+
+def test_a_ledger_from_before_there_was_a_scale_is_the_papers_estimator():
+    written = Saga(**GOOD).describe()
+    assert written.pop("difference_scale") == 1.0
+    assert described(written) == Saga(**GOOD)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 
@@ -48,6 +49,10 @@ MECHANISMS = [
     *(SampledMean(sigma=s, clip=1.0, batch=b, samples=1000) for s in (1e-2, 1.0, 1e4) for b in (1e-4, 10, 999)),
     Saga(sigma=1e-3, clip=1.0, batch=900, samples=1000, difference_clip=0.1),
     Saga(sigma=1e3, clip=1.0, batch=1e-3, samples=1000),
+    Saga(sigma=1e-2, clip=1.0, batch=50, samples=1000, difference_scale=0.3),
+    Saga(sigma=1e-1, clip=1.0, batch=5, samples=1000, difference_scale=0.0051, difference_clip=1.0),
+    Saga(sigma=1e-2, clip=1.0, batch=50, samples=1000, difference_scale=0.02),
+    Saga(sigma=1e-2, clip=1.0, batch=50, samples=1000, difference_scale=0.3, sampling="fixed"),
     Anchored(sigma=1e-2, clip=1.0, batch=50, samples=1000, period=7, anchor_batch=500, spare=3),
     Anchored(sigma=1e3, clip=1.0, batch=50, samples=1000, aggregated=9, alpha=0.3),
 ]
@@ -107,3 +112,27 @@ def test_one_release_is_its_closed_form():
         inner = exact(mu, delta / rate) if delta < rate else 0.0
         wanted = math.log1p(rate * math.expm1(inner))
         assert wanted * (1 - 1e-6) - 1e-9 <= found <= wanted * 1.02 + 1e-6, (rate, mu, delta)
+
+
+@pytest.mark.parametrize("relation", ["zero-out", "replace-one"])
+def test_a_scale_that_the_first_reading_takes_for_smaller_is_seen(monkeypatch, relation):
+    """Each of the three takes θ from the mechanism."""
+    true = accountant._saga
+
+    def smaller(mechanism, steps, **named):
+        return true(dataclasses.replace(mechanism, difference_scale=mechanism.difference_scale / 4), steps, **named)
+
+    monkeypatch.setitem(accountant._KINDS, Saga, smaller)
+    accountant._composed.cache_clear()
+    with pytest.raises(accountant.Disagreement):
+        accountant.epsilon(Saga(sigma=0.2, clip=1.0, batch=1, samples=1000, difference_scale=0.3), 100, DELTA, relation)
+    accountant._composed.cache_clear()
+
+
+@pytest.mark.parametrize("relation", ["zero-out", "replace-one"])
+@pytest.mark.parametrize("sampling", ["poisson", "fixed"])
+def test_up_to_a_weight_of_q_differences_are_counted_as_sag(sampling, relation):
+    node = {"sigma": 0.02, "clip": 1.0, "batch": 50, "samples": 1000, "sampling": sampling}
+    for scale in (0.05, 0.01):
+        found = accountant.epsilon(Saga(**node, difference_scale=scale), 300, DELTA, relation)
+        assert found.epsilon == accountant.epsilon(Sag(**node), 300, DELTA, relation).epsilon

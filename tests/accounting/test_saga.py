@@ -22,6 +22,10 @@ SETTINGS = [
     (0.01, 0.5, 0.02),
     (0.7, 0.3, 0.8),
     (0.5, 1.5, 0.3),
+    (0.01, 2.0, 0.013, 0.3),
+    (0.2, 2.0, 0.4, 0.7),
+    (0.2, 1.0, 0.3, 0.5),
+    (0.5, 2.0, 0.5, 0.51),
 ]
 
 
@@ -39,8 +43,8 @@ def integrated(rate, s0, s1, epsilon, *, backward):
     return np.maximum(one - math.exp(epsilon) * other, 0).sum() * (axis[1] - axis[0]) ** 2
 
 
-def shifts_in_the_plane(rate, shift, t, c):
-    return shift * t, shift * (t + c / rate)
+def shifts_in_the_plane(geometry, t, c):
+    return geometry.shift * t, geometry.shift * (t + geometry.scale * c / geometry.rate)
 
 
 def shape_of(t, c):
@@ -58,13 +62,13 @@ def admissible(rng, reach):
 
 
 @pytest.mark.parametrize("backward", [False, True])
-@pytest.mark.parametrize("setting", [(0.2, 2.0, 0.1), (0.5, 1.0, 0.6)])
+@pytest.mark.parametrize("setting", [(0.2, 2.0, 0.1), (0.5, 1.0, 0.6), (0.2, 2.0, 0.3, 0.6)])
 def test_one_pair_is_its_integral_rounded_up(setting, backward):
     geometry = Geometry(*setting)
     rng = np.random.default_rng(1)
     for _ in range(3):
         t, c = admissible(rng, geometry.reach)
-        s0, s1 = shifts_in_the_plane(geometry.rate, geometry.shift, t, c)
+        s0, s1 = shifts_in_the_plane(geometry, t, c)
         for epsilon in (0.0, 0.1, 0.5):
             exact = integrated(geometry.rate, s0, s1, epsilon, backward=backward)
             found = geometry.at(shape_of(t, c), np.array([epsilon]), backward=backward)[0]
@@ -118,7 +122,7 @@ def test_a_raised_shape_is_above_its_piece(setting, second_half, start, width, i
 @given(st.sampled_from(SETTINGS), st.integers(0, 2**32 - 1), st.booleans())
 def test_hockey_sticks_grow_with_every_gram_entry(setting, seed, backward):
     """Kahane's inequality, which the module's step from |u| < 1 to |u| = 1 rests on."""
-    rate, _, shift = setting
+    rate, _, shift = setting[:3]
     rng = np.random.default_rng(seed)
     gram = np.cov(rng.normal(size=(2, 4))) * (shift / rate) ** 2
     larger = gram + np.diag(rng.random(2)) * gram.diagonal() * 0.5
@@ -164,3 +168,18 @@ def test_ends_of_the_path():
     undrawn, drawn, across = geometry.shifts(geometry.shape(2.0))
     assert (undrawn, drawn) == pytest.approx((0.1 * -0.5, 0.1 * (1.5 / 0.2 - 0.5)))
     assert across < 1e-5 * drawn
+
+
+@pytest.mark.parametrize("backward", [False, True])
+@pytest.mark.parametrize("setting", [s for s in SETTINGS if len(s) > 3 and s[1] == 2.0])
+def test_no_two_gradients_in_the_ball_exceed_the_supremum_of_scaled_differences(setting, backward):
+    """From the estimator's own words: t and g anywhere in the ball, s0 = t/J and s1 = t/J + θ(g − t)/b."""
+    geometry = Geometry(*setting)
+    bound = (geometry.backward if backward else geometry.forward)(EPSILONS)
+    rng = np.random.default_rng(3)
+    found = []
+    for _ in range(60):
+        t, g = (v / np.linalg.norm(v) * rng.choice([1.0, math.sqrt(rng.random())]) for v in rng.normal(size=(2, 2)))
+        found.append(geometry.at(shape_of(t, g - t), EPSILONS, backward=backward))
+        assert (found[-1] <= bound * (1 + 1e-9) + 1e-20).all()
+    assert (np.max(found, axis=0) > 0.3 * bound)[:4].all()  # and some come near it

@@ -17,13 +17,19 @@ VARIANTS = [
     ("privsgp", {}),
     *[
         (name, {"table": table, "table_init": init} | clip)
-        for name, clip in [("privsgp-vr", {}), ("privsgp-vr", {"difference_clip": 0.2}), ("privsgp-sag", {})]
+        for name, clip in [
+            ("privsgp-vr", {}),
+            ("privsgp-vr", {"difference_clip": 0.2}),
+            ("privsgp-sag", {}),
+            ("privsgp-vr", {"difference_scale": 0.4}),
+            ("privsgp-vr", {"difference_scale": 0.7, "difference_clip": 0.2}),
+        ]
         for table in ("factored", "dense")
         for init in ("gradients", "zeros")
     ],
 ]
 EVERY = pytest.mark.parametrize(("name", "options"), VARIANTS)
-FEW = pytest.mark.parametrize(("name", "options"), [*VARIANTS[:3], VARIANTS[6], VARIANTS[10]])
+FEW = pytest.mark.parametrize(("name", "options"), [*VARIANTS[:3], VARIANTS[6], VARIANTS[10], VARIANTS[14]])
 
 
 def agree(setting, name, options, *, rules=True):

@@ -149,6 +149,8 @@ def compress_one(setting, settings):
         ("soteriafl-svrg", {"anchor_probability": 0.5, "difference_clip": 0.2}),
         ("soteriafl-saga", {}),
         ("soteriafl-saga", {"difference_clip": 0.2, "table_init": "zeros"}),
+        ("soteriafl-svrg", {"anchor_probability": 0.5, "difference_scale": 0.4}),
+        ("soteriafl-saga", {"difference_scale": 0.4}),
     ],
 )
 def test_soteriafl_agrees_with_its_plain_loop(name, options, compression):
@@ -162,7 +164,7 @@ def test_soteriafl_agrees_with_its_plain_loop(name, options, compression):
         compressor=compress_one(setting, run.settings),
         shift_rate=run.shift_rate,
         coins=coins,
-        **{key: options[key] for key in ("difference_clip", "table_init") if key in options},
+        **{key: options[key] for key in ("difference_clip", "difference_scale", "table_init") if key in options},
     )
     assert_last(state, out.history[-1])
     np.testing.assert_allclose(run.shift.numpy(), out.shifts, rtol=0, atol=1e-10)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import operator
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Literal, get_args
 
@@ -129,7 +129,7 @@ def rough(mechanism: Mechanism, steps: int, delta: float, relation: Relation) ->
     run = _run(mechanism, steps, relation)
     if run is None:
         return math.inf
-    parts = ((Ends(r.rate, r.ratio, r.shift) if isinstance(r, Geometry) else r, count) for r, count in run.parts)
+    parts = ((Ends(*astuple(r)) if isinstance(r, Geometry) else r, count) for r, count in run.parts)
     curve = _composed(_Run(tuple(parts), run.grouped))
     return (Group(curve) if run.grouped else curve).epsilon(delta)
 
@@ -164,7 +164,9 @@ def assumptions(mechanism: Mechanism, steps: int, relation: Relation) -> tuple[s
     words.append(_noise_words(mechanism))
     if isinstance(mechanism, Anchored):
         words += _anchored_words(mechanism)
-    if isinstance(mechanism, Saga) and relation == "replace-one" and _amplified(mechanism):
+    if isinstance(mechanism, Saga) and mechanism.difference_scale < 1:
+        words.append(_scale_words(mechanism))
+    if _grouped(mechanism, relation):
         words.append("replace-one follows from zero-out by group privacy: 2ε and (1 + e^ε) δ")
     return tuple(words)
 
@@ -179,6 +181,10 @@ def _noise_words(mechanism: Mechanism) -> str:
     if not mechanism.coordinates:
         return "noise is taken as ideal, where a run counts what its sampler in float64 costs"
     return f"noise of {mechanism.coordinates:,} coordinates is computed in float64 and rounded to a grid: counted"
+
+
+def _scale_words(mechanism: Saga) -> str:
+    return f"differences from the table have the weight θ = {mechanism.difference_scale:.6g} in a message"
 
 
 def _sampling_words(mechanism: Mechanism) -> str:
@@ -271,7 +277,7 @@ def _composed(run: _Run) -> Curve:
 def _unsampled(release: Release) -> float:
     """Return the largest shift between neighbours that a release can show when its coin is known."""
     if isinstance(release, Geometry):
-        return release.shift * (1 + (1 / release.rate - 1) * release.reach)
+        return release.shift * (1 + (release.scale / release.rate - 1) * release.reach)
     return release.mu * (1 + release.replace)
 
 
@@ -287,7 +293,7 @@ def _run(mechanism: Mechanism, steps: int, relation: Relation) -> _Run | None:
         return _Run((), grouped=False)
     if mechanism.sigma == 0:
         return None
-    grouped = isinstance(mechanism, Saga) and relation == "replace-one" and _amplified(mechanism)
+    grouped = _grouped(mechanism, relation)
     parts = releases(mechanism, steps, replace=relation == "replace-one" and not grouped)
     counted = tuple((_within_reason(release), count) for release, count in parts if count)
     return None if any(_unsampled(release) > LARGEST for release, _ in counted) else _Run(counted, grouped)
@@ -312,11 +318,22 @@ def _mean(mechanism: Mechanism, steps: int, *, replace: bool) -> list[tuple[Rele
     return [(Sampled(rate, _over(mechanism.radius, mechanism.batch * mechanism.sigma), replace), steps)]
 
 
+def _grouped(mechanism: Mechanism, relation: Relation) -> bool:
+    """Whether replace-one is counted as two zero-outs: where the proof needs that one side has no coins."""
+    hidden = isinstance(mechanism, Saga) and mechanism.difference_scale > mechanism.rate and _amplified(mechanism)
+    return hidden and relation == "replace-one"
+
+
 def _saga(mechanism: Mechanism, steps: int, *, replace: bool) -> list[tuple[Release, int]]:
-    """One admissible pair a step with coins; without, the largest shift: |c/b + t/J| ≤ R/b + (G − R)/J."""
+    """One admissible pair a step with coins; without, the largest shift: |θc/b + t/J| ≤ θR/b + (G − R)/J.
+
+    For θ ≤ q both shifts lie between t/J and (t + c)/J, in the ball of radius G/J whatever the coins: as SAG's.
+    """
     assert isinstance(mechanism, Saga)  # noqa: S101
-    ratio = (mechanism.difference_clip or math.inf) / mechanism.clip
-    geometry = Geometry(mechanism.rate, ratio, _over(mechanism.radius, mechanism.samples * mechanism.sigma))
+    if mechanism.difference_scale <= mechanism.rate:
+        return _sag(mechanism, steps, replace=replace)
+    ratio, shift = (mechanism.difference_clip or math.inf) / mechanism.clip, mechanism.samples * mechanism.sigma
+    geometry = Geometry(mechanism.rate, ratio, _over(mechanism.radius, shift), mechanism.difference_scale)
     if _amplified(mechanism):
         return [(geometry, steps)]
     return [(Sampled(1.0, _unsampled(geometry), replace), steps)]

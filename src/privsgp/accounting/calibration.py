@@ -35,7 +35,7 @@ def sigma(mechanism: Mechanism, steps: int, epsilon: float, delta: float, relati
     if not accountant.check(steps, delta, relation):
         return 0.0
 
-    computed.refuse_vast(mechanism.with_sigma(_guess(mechanism, steps, epsilon, delta)), steps, delta)
+    computed.refuse_vast(mechanism.with_sigma(gaussian_sigma(mechanism, steps, epsilon, delta)), steps, delta)
     ideal = dataclasses.replace(mechanism, coordinates=0)
 
     def certified(value: float) -> float:
@@ -44,7 +44,7 @@ def sigma(mechanism: Mechanism, steps: int, epsilon: float, delta: float, relati
     def rough(value: float) -> float:
         return accountant.rough(ideal.with_sigma(value), steps, delta, relation)
 
-    near = _search(rough, epsilon, _guess(mechanism, steps, epsilon, delta), 5 * WITHIN)
+    near = _search(rough, epsilon, gaussian_sigma(mechanism, steps, epsilon, delta), 5 * WITHIN)
     found = _search(certified, epsilon, near, WITHIN)
     return _with_sampler(mechanism, steps, epsilon, delta, relation, found)
 
@@ -90,10 +90,10 @@ def _check(mechanism: Mechanism, epsilon: float) -> None:
         )
 
 
-def _guess(mechanism: Mechanism, steps: int, epsilon: float, delta: float) -> float:
-    """Return σ of a Gaussian with the mean shift G/J, what sampled releases tend to when there are many of them."""
+def gaussian_sigma(mechanism: Mechanism, steps: int, epsilon: float, delta: float, *, sides: int = 1) -> float:
+    """Return σ of a Gaussian with the shift G/J, what sampled releases tend to when there are many of them."""
     mu = 1 / bisect(lambda inverse: Gaussian(1 / inverse).epsilon(delta) <= epsilon, 1e9, 1e-9)
-    return math.sqrt(steps) * mechanism.radius / (mechanism.samples * mu)
+    return sides * math.sqrt(steps) * mechanism.radius / (mechanism.samples * mu)
 
 
 def _surround(point: Callable[[float], Point], start: float, within: float) -> tuple[Point, Point]:

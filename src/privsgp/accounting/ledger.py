@@ -33,6 +33,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, NoReturn, Self, TypeVar
 
+from privsgp.accounting.mechanisms import described
 from privsgp.accounting.segment import FORMATS, MOST_AHEAD, Header, Segment, short
 from privsgp.accounting.stretches import Stretches
 from privsgp.errors import Refused, mending
@@ -437,6 +438,7 @@ def _refuse_change(path: Path, old: Header, new: Header) -> None:
     if old.run != new.run:
         raise Refused(f"{path}: run {new.run} was followed by run {old.run}", "start a new run: that one has ended")
     before, now = dataclasses.asdict(old), json.loads(json.dumps(dataclasses.asdict(new)))
+    before["mechanism"] = described(old.mechanism).describe()  # with the keys that came later
     if changed := [key for key in before if before[key] != now[key]]:
         key = changed[0]
         raise Refused(

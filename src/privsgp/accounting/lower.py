@@ -45,14 +45,15 @@ def _tests(m: Mechanism, steps: int, delta: float, other: float) -> list[float]:
         return [_sum(steps, 1.0, 0.0, whole, other, delta)]
     if not isinstance(m, Saga):
         return [test(steps, coins, 0.0, drawn, other, delta) for test in (_sum, _largest)]
-    reach = min(m.difference_clip or math.inf, 2 * m.clip) / m.clip
-    entry, far = (1 - reach) * whole, reach * drawn  # E1 of privacy.md
+    reach, scale = min(m.difference_clip or math.inf, 2 * m.clip) / m.clip, m.difference_scale
+    entry, far = (1 - reach) * whole, scale * reach * drawn  # E1 of privacy.md
+    still = _sum(steps, 1.0, 0.0, whole, other, delta)
     if coins == 1:
-        return [_sum(steps, 1.0, 0.0, entry + far, other, delta)]
+        return [still, _sum(steps, 1.0, 0.0, entry + far, other, delta)]
     # An entry that stays at G; one that turns by as much as it may, and one that starts at 0, against none.
-    start = min(reach, 1.0) * drawn
+    start = scale * min(reach, 1.0) * drawn
     tests = [test(steps, coins, s, c, 0.0, delta) for s, c in ((entry, far), (0.0, start)) for test in (_sum, _largest)]
-    return [_sum(steps, 1.0, 0.0, whole, other, delta), *tests]
+    return [still, *tests]
 
 
 def _anchored(m: Anchored, steps: int, delta: float, relation: Relation) -> float:

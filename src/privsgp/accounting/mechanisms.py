@@ -134,9 +134,10 @@ class SampledMean(Mechanism):
 
 @dataclass(frozen=True, kw_only=True)
 class Saga(Mechanism):
-    """(1/b) Σ_{j∈B} clip(g_j − t_j, C) + (1/J) Σ_j t_j + N(0, σ²): PrivSGP-VR.
+    """(θ/b) Σ_{j∈B} clip(g_j − t_j, C) + (1/J) Σ_j t_j + N(0, σ²): PrivSGP-VR.
 
-    `difference_clip` is C; `None` is the paper's estimator, C = 2G (no further clip).
+    `difference_clip` is C; `None` is C = 2G (no further clip). `difference_scale` is θ; with both left out this is the
+    paper's estimator, and so is every ledger written before there was a θ.
     """
 
     auditable: ClassVar[bool] = True
@@ -144,11 +145,14 @@ class Saga(Mechanism):
     sends_changes: ClassVar[bool] = True
 
     difference_clip: float | None = None
+    difference_scale: float = 1.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.difference_clip is not None and not 0 < self.difference_clip < math.inf:
             raise Refused(f"difference_clip = {self.difference_clip}", "take a norm above 0, or leave it out")
+        if not 0 < self.difference_scale <= 1:
+            raise Refused(f"difference_scale = {self.difference_scale}", "take a weight in (0, 1]; 1 is the paper's")
 
     @property
     def entry_clip(self) -> float | None:

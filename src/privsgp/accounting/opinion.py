@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 def in_pairs(mechanism: Mechanism, relation: Relation) -> bool:
     """Whether replace-one is two zero-outs in a row: for SAGA under secret coins, where nothing else is proved."""
     sampled = mechanism.sampling == "poisson" and mechanism.batch < mechanism.samples
-    return isinstance(mechanism, Saga) and sampled and relation == "replace-one"
+    saga = isinstance(mechanism, Saga) and mechanism.difference_scale * mechanism.samples > mechanism.batch
+    return saga and sampled and relation == "replace-one"
 
 
 def renyi(mechanism: Mechanism, steps: int, relation: Relation) -> rdp.Renyi:
@@ -54,11 +55,14 @@ def _one(mechanism: Mechanism, sides: int) -> Cumulants:
             return rdp.gaussian(sides * g / mechanism.batch)
         return rdp.sampled(mechanism.batch / mechanism.samples, g / mechanism.batch, replace=sides == 2)
     assert isinstance(mechanism, Saga)  # noqa: S101
+    scale = mechanism.difference_scale
+    if scale * mechanism.samples <= mechanism.batch:  # t/J + θc/b lies between t/J and (t + c)/J
+        return rdp.gaussian(sides * g / mechanism.samples)
     reach = 2.0 if mechanism.difference_clip is None else min(mechanism.difference_clip / mechanism.clip, 2.0)
-    plain = rdp.gaussian(sides * g * (reach / mechanism.batch + (1 - reach) / mechanism.samples))
+    plain = rdp.gaussian(sides * g * (scale * reach / mechanism.batch + (1 - reach) / mechanism.samples))
     if not secret:
         return plain
-    return np.minimum(rdp.saga(mechanism.batch / mechanism.samples, reach, g / mechanism.samples), plain)
+    return np.minimum(rdp.saga(mechanism.batch / mechanism.samples, reach, g / mechanism.samples, scale), plain)
 
 
 def _anchored(mechanism: Anchored, steps: int, sides: int) -> Cumulants:

@@ -61,6 +61,11 @@ def _check(mechanism: Mechanism, steps: int, delta: float, c2: float, algorithm:
             f"accountant = 'published' for {algorithm} ({type(mechanism).__name__})",
             f"take 'certified'; formulas that are known for sure are those of {', '.join(NAMES)}",
         )
+    if isinstance(mechanism, Saga) and mechanism.difference_scale != 1:
+        raise Refused(
+            f"accountant = 'published' with difference_scale = {mechanism.difference_scale:g}",
+            "take difference_scale = 1: the formula is about the paper's estimator",
+        )
     if steps < 0:
         raise Refused(f"steps = {steps}", "the number of steps is at least 0")
     if not 0 < delta < 1:

@@ -66,20 +66,22 @@ def sampled(rate: float, mu: float, *, replace: bool) -> NDArray[np.float64]:
     return np.asarray(np.minimum(np.maximum(forward, _backward(rate, 0.0, mu)), plain))
 
 
-def saga(rate: float, reach: float, shift: float) -> NDArray[np.float64]:
-    """Return the cumulants of one SAGA release, the worst over its geometry; `shift` is G/(Jσ), `reach` is R = C/G ≤ 2.
+def saga(rate: float, reach: float, shift: float, scale: float = 1.0) -> NDArray[np.float64]:
+    """Return the cumulants of one SAGA release, the worst over its geometry.
+
+    `shift` is G/(Jσ), `reach` is R = C/G ≤ 2, and `scale` the weight θ of a difference, above the rate q.
 
     P‖Q: the closed form is a sum of exponentials linear in the Gram matrix, hence convex along each straight half of
     the path: its maximum is at E2, the corner or E1. Q‖P: quadrature on shapes above each piece of the path (saga.py).
     """
-    ends = [_moments(rate, gram) for gram in _ends(rate, reach, shift)]
-    geometry, places = Geometry(rate, reach, shift), np.linspace(0.0, 2.0, 2 * _PIECES + 1)
+    ends = [_moments(rate, gram) for gram in _ends(rate, reach, shift, scale)]
+    geometry, places = Geometry(rate, reach, shift, scale), np.linspace(0.0, 2.0, 2 * _PIECES + 1)
     pieces = [_backward_piece(geometry, *piece) for piece in pairwise(places.tolist())]
     return np.asarray(np.max(ends + pieces, axis=0))
 
 
-def _ends(rate: float, reach: float, shift: float) -> list[Gram]:
-    """Return |s0|², |s1|² and ⟨s0, s1⟩ for s0 = τt and s1 = τ(t + c/q), at three pairs (t, c) of vectors in the plane.
+def _ends(rate: float, reach: float, shift: float, scale: float) -> list[Gram]:
+    """Return |s0|², |s1|² and ⟨s0, s1⟩ for s0 = τt and s1 = τ(t + θc/q), at three pairs (t, c) of vectors in the plane.
 
     t = (1, 0) with c = 0 (E2); with |c| = R and |t + c| = 1 (the corner); t and c parallel with |t + c| = 1 (E1).
     """
@@ -87,7 +89,7 @@ def _ends(rate: float, reach: float, shift: float) -> list[Gram]:
     pairs = ((1.0, (0.0, 0.0)), (1.0, corner), (1 - reach, (reach, 0.0)))
     grams = []
     for t, c in pairs:
-        drawn = shift * (t + c[0] / rate), shift * c[1] / rate
+        drawn = shift * (t + scale * c[0] / rate), shift * scale * c[1] / rate
         grams.append(((shift * t) ** 2, drawn[0] ** 2 + drawn[1] ** 2, shift * t * drawn[0]))
     return grams
 

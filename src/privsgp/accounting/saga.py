@@ -1,12 +1,13 @@
 """One release of SAGA: the worst pair over everything a table entry and its difference can be.
 
-In units of σ, with G = 1, τ = G / (Jσ), λ = (1 − q)/q and u = t + c, a present sample shifts the noise by s0 = τ(u − c)
-when it is not drawn and by s1 = τ(u + λc) when it is. Only the *shape* (|u|², ⟨u, c⟩, |c|²) of the pair matters.
+In units of σ, with G = 1, τ = G / (Jσ), λ = (θ − q)/q and u = t + c, a present sample shifts the noise by s0 = τ(u − c)
+when it is not drawn and by s1 = τ(u + λc) when it is: s1 = t/J + θc/b. Here c is the whole difference and u the new
+entry, whatever the weight θ of the difference is. Only the *shape* (|u|², ⟨u, c⟩, |c|²) of the pair matters.
 
 *Raising.* Adding a positive semidefinite matrix to the Gram matrix of (u, c) adds coordinates to both shifts; dropping
 them again is post-processing; so no f-divergence of the pair falls. In symbols: along a change (dU, dW, dC) of the
 shape a divergence moves by the mean of a non-negative weight times N(ρ) = dU + 2ρ dW + ρ² dC, where
-ρ = (1 − q)(b − a)/f ≥ −1 for the likelihood ratios a, b of the two shifts and f = (1 − q)a + qb (Kahane's formula).
+ρ = (λqb − (1 − q)a)/f ≥ −1 for the likelihood ratios a, b of the two shifts and f = (1 − q)a + qb (Kahane's formula).
 
 *From all admissible (t, c) to a path.* Raise |u|² until |u| = 1 or |t| = 1; then |c|² until |c| = R or |t| = 1; on
 |t| = 1 raise both together. What is left is |u| = |t| = 1 with |c| ≤ R; |u| = 1, |c| = R with |t| ≤ 1; and |t| = 1,
@@ -58,14 +59,20 @@ class Shape(NamedTuple):
 
 @dataclass(frozen=True)
 class Geometry:
-    """The admissible pairs of one release: sampling rate q < 1, C/G and τ = G/(Jσ).
+    """The admissible pairs of one release: sampling rate q < 1, C/G, τ = G/(Jσ) and the weight θ > q of a difference.
 
-    The path has parameter 0 at E2, 1 at the corner and 2 at E1.
+    The path has parameter 0 at E2, 1 at the corner and 2 at E1. (For θ ≤ q, ρ ≤ λ ≤ 0 throughout: E2 is the worst.)
     """
 
     rate: float
     ratio: float
     shift: float
+    scale: float = 1.0
+
+    @property
+    def odds(self) -> float:
+        """λ: how far beyond the new entry a drawn sample shifts the noise, in differences."""
+        return (self.scale - self.rate) / self.rate
 
     @property
     def reach(self) -> float:
@@ -88,8 +95,8 @@ class Geometry:
         along = shape.uc / length if length else 0.0
         # A little more across is pessimistic, and keeps the Gaussian across from degenerating for parallel u and c.
         across = max(shape.u2 - along**2, 0.0) + 1e-10 * shape.u2
-        odds = (1 - self.rate) / self.rate
-        return self.shift * (along - length), self.shift * (along + odds * length), self.shift * math.sqrt(across)
+        drawn = self.shift * (along + self.odds * length)
+        return self.shift * (along - length), drawn, self.shift * math.sqrt(across)
 
     def above(self, start: float, stop: float, rho: float) -> Shape:
         """Return a shape at least as bad as every one on a piece of the path that does not cross the corner."""
@@ -135,21 +142,23 @@ class Geometry:
 
     def _worst(self, start: float, stop: float, epsilon: NDArray[np.float64], *, backward: bool) -> NDArray[np.float64]:
         """Return an upper bound of the hockey stick on a piece of the path."""
-        worst = np.empty_like(epsilon)
+        worst = np.full_like(epsilon, np.inf)
         for rho, where in self._slopes(self.shape(stop), epsilon, backward=backward):
-            worst[where] = self.at(self.above(start, stop, rho), epsilon[where], backward=backward)
+            bound = self.at(self.above(start, stop, rho), epsilon[where], backward=backward)
+            worst[where] = np.minimum(worst[where], bound)
         return worst
 
     def _slopes(
         self, shape: Shape, epsilon: NDArray[np.float64], *, backward: bool
     ) -> Iterator[tuple[float, NDArray[np.bool_]]]:
         """Guess where ρ lies when f = e^{±ε}, to a power of two: any guess is valid, a good one is cheap."""
-        odds = (1 - self.rate) / self.rate
-        spread = (1 - self.rate) * self.shift * math.sqrt(shape.c2) / self.rate / 2
-        size = np.maximum(odds * shape.uc * np.abs(np.expm1(epsilon if backward else -epsilon)), max(spread, 1e-6))
+        spread = (self.scale - self.rate) * self.shift * math.sqrt(shape.c2) / self.rate / 2
+        size = np.maximum(self.odds * shape.uc * np.abs(np.expm1(epsilon if backward else -epsilon)), max(spread, 1e-6))
         power = np.rint(np.log2(np.minimum(size, 0.7 if backward else 1e6)))
         for value in np.unique(power):
             yield (-1 if backward else 1) * min(2.0**value, 0.8 if backward else math.inf), power == value
+        if self.scale < 1:  # without noise in the ratios ρ = θ − 1: a smaller weight draws the worst pair towards E2
+            yield self.scale - 1, np.full(size.shape, fill_value=True)
 
 
 class Ends(Geometry):
@@ -219,7 +228,7 @@ def _grid(rate: float, undrawn: float, drawn: float) -> tuple[NDArray[np.float64
         if abs(shift) > 1e-3:
             # The undrawn part alone keeps the loss from falling too low, either part from rising too high.
             low, high = sorted((side * LARGEST_LOSS / shift + shift / 2) for side in (-1, 1))
-            y = np.clip(y, low if shift == undrawn else -np.inf, high)
+            y = np.clip(y, low if shift == undrawn or shift < 0 else -np.inf, high)
     if not undrawn < 0.0 < drawn:
         return np.unique(y), math.nan
     log_ratio = math.log1p(-rate) + math.log(-undrawn) - math.log(rate) - math.log(drawn)

@@ -110,6 +110,12 @@ class Settings:
         return clip
 
     @property
+    def difference_scale(self) -> float:
+        """θ of an estimator with differences from a table; 1 as well where "auto" has not been settled yet."""
+        scale: float | str = getattr(self.options, "difference_scale", 1.0)
+        return 1.0 if isinstance(scale, str) else scale
+
+    @property
     def block_size(self) -> int:
         """How many samples are drawn by one coin."""
         return getattr(self.options, "block", None) or 1
@@ -154,6 +160,11 @@ class Block:
     def b(self) -> Tensor:
         """The public constants b_i that batch sums are divided by, [m, 1]."""
         return self.column([mechanism.batch for mechanism in self.mechanisms])
+
+    @cached_property
+    def b_over_scale(self) -> Tensor:
+        """What sums of differences are divided by, b_i/θ, [m, 1]; θ is the mechanism's, so what is counted is done."""
+        return self.b / self.column([getattr(mechanism, "difference_scale", 1.0) for mechanism in self.mechanisms])
 
     @cached_property
     def J(self) -> Tensor:  # noqa: N802 - the paper's letter

@@ -39,14 +39,14 @@ def full_mean(block: Block, z: Tensor) -> Tensor:
 def difference_mean(
     block: Block, z: Tensor, point: Tensor, batch: list[Drawn], C: float | None, alpha: float = 0.0
 ) -> Tensor:
-    """(1/b) Σ_{j∈B} [α g_j(z) + (1 − α) clip_C(g_j(z) − g_j(point))] with g_j = clip_G(∇f_i(·; j))."""
+    """(θ/b) Σ_{j∈B} [α g_j(z) + (1 − α) clip_C(g_j(z) − g_j(point))] with g_j = clip_G(∇f_i(·; j)); θ is mostly 1."""
     total = block.zeros(z)
     for drawn in batch:
         g, h = block.gradients(z, drawn), block.gradients(point, drawn)
         total.add_(_difference(g, h, drawn.mask, C), alpha=1 - alpha)
         if alpha:
             total.add_(g.sum(), alpha=alpha)
-    return total.div_(block.b.to(total.dtype))
+    return total.div_(block.b_over_scale.to(total.dtype))
 
 
 def _difference(g: PerSample, h: PerSample, mask: Tensor, C: float | None) -> Tensor:

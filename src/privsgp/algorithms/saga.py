@@ -21,7 +21,7 @@ from privsgp.gradients.tables.blocks import BlockTable
 from privsgp.gradients.tables.storage import Place, Storage
 from privsgp.gradients.tables.table import fill, make_table, restore
 from privsgp.kernels import at_once
-from privsgp.options import Count, Options, Positive, option
+from privsgp.options import Count, Options, Positive, Share, option
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -48,7 +48,10 @@ class TableOptions(Options):
 class SagaOptions(TableOptions):
     """SAGA's estimator."""
 
-    difference_clip: Positive | None = option(None, "C: clips each g_j − t_j; left out: 2G, the paper's estimator")
+    difference_clip: Positive | None = option(None, "C: clips each g_j − t_j; left out: 2G, no clip")
+    difference_scale: Share | Literal["auto"] = option(
+        "auto", "θ: the weight of differences; 1 is the paper's; auto: the largest that costs hardly any noise"
+    )
 
     @model_validator(mode="after")
     def _rounded_entries_are_not_clipped(self) -> Self:
@@ -140,20 +143,20 @@ def _zeros(block: Block, settings: Settings, z: Tensor) -> Memory:
 def saga_estimate(block: Block, table: Memory, z: Tensor, batch: list[Drawn]) -> Tensor:
     """SAGA's estimate, and its table moved on; [m, d].
 
-    c_j = clip(∇f_i(z_i; j) − t_j, C),   g = (1/b) Σ_{j∈B} c_j + (1/J) Σ_j t_j,   t_j ← t_j + c_j for j ∈ B
+    c_j = clip(∇f_i(z_i; j) − t_j, C),   g = (θ/b) Σ_{j∈B} c_j + (1/J) Σ_j t_j,   t_j ← t_j + c_j for j ∈ B
     """
     c = replace_entries(block, table, z, batch)
     if at_once(c) and c.is_contiguous():
         from privsgp.kernels import means
 
-        return means.corrected(table.mean, c, block.b, block.J)
-    b, tall = block.b.to(c.dtype), device_of(c).rows_at_once(c, _PIECE)
+        return means.corrected(table.mean, c, block.b_over_scale, block.J)
+    b, tall = block.b_over_scale.to(c.dtype), device_of(c).rows_at_once(c, _PIECE)
     with block.leave_one_core():
         for some in (slice(top, top + tall) for top in range(0, len(c), tall)):
             before = table.mean[some].to(c.dtype, copy=True)
             # the mean follows its entries: (1/J) Σ_j (t_j + c_j)
             table.mean[some].addcdiv_(c[some].double(), block.J[some])
-            # g = (1/b) Σ_{j∈B} c_j + (1/J) Σ_j t_j, with the table as it was
+            # g = (θ/b) Σ_{j∈B} c_j + (1/J) Σ_j t_j, with the table as it was
             torch.addcdiv(before, c[some], b[some], out=c[some])
     return c
 
@@ -169,10 +172,11 @@ def replace_entries(block: Block, table: Memory, z: Tensor, batch: list[Drawn]) 
 class PrivSGPVR(PushSum):
     """PrivSGP-VR (the paper's Algorithm 1): PrivSGP with SAGA's variance reduction.
 
-    With t_j the table's entry of sample j, C = 2G for the paper's estimator and smaller for clipped differences:
+    With t_j the table's entry of sample j, C = 2G and θ = 1 for the paper's estimator, smaller C for clipped
+    differences and smaller θ for scaled ones:
 
         c_j = clip(∇f_i(z_i; j) − t_j, C)
-        g   = (1/b) Σ_{j∈B} c_j + (1/J) Σ_j t_j
+        g   = (θ/b) Σ_{j∈B} c_j + (1/J) Σ_j t_j
         t_j ← t_j + c_j   for j ∈ B
 
     Its mechanism is the mixture of two shifts that `privsgp.accounting.saga` certifies.
@@ -184,10 +188,10 @@ class PrivSGPVR(PushSum):
 
     @staticmethod
     def mechanism(settings: Settings, *, sigma: float, batch: float, samples: int, kappa: float) -> Mechanism:
-        """(1/b) Σ_{j∈B} clip(g_j − t_j, C) + (1/J) Σ_j t_j + N(0, σ²)."""
+        """(θ/b) Σ_{j∈B} clip(g_j − t_j, C) + (1/J) Σ_j t_j + N(0, σ²)."""
         return Saga(
             sigma=sigma, clip=settings.clip, batch=batch, samples=samples, sampling=settings.sampling, kappa=kappa,
-            difference_clip=settings.own(SagaOptions).difference_clip,
+            difference_clip=settings.own(SagaOptions).difference_clip, difference_scale=settings.difference_scale,
         )  # fmt: skip
 
     def begin(self, z: Tensor) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -25,7 +25,7 @@ from privsgp.algorithms.estimators import clipped_mean, difference_mean, full_me
 from privsgp.algorithms.push_sum import PrivSGP
 from privsgp.algorithms.saga import PrivSGPVR, SagaOptions, init_table, restore_table, saga_estimate
 from privsgp.gradients.product import aligned_rows
-from privsgp.options import Options, Positive, option
+from privsgp.options import Options, Positive, Share, option
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -101,6 +101,7 @@ class SoteriaSVRGOptions(CompressionOptions):
     """Compression, and differences against an anchor."""
 
     difference_clip: Positive | None = option(None, "C: clips each g_j(x) − g_j(w); left out: 2G, no clip")
+    difference_scale: Share | Literal["auto"] = option(1.0, "θ: the weight of differences; auto as for privsgp-vr")
     anchor_probability: Annotated[float, Field(ge=0, le=1)] | None = option(
         None, "how likely a step renews the anchor; left out: b/J"
     )
@@ -109,7 +110,7 @@ class SoteriaSVRGOptions(CompressionOptions):
 class SoteriaFLSVRG(SoteriaFL):
     """SoteriaFL-SVRG: differences against an anchor w that a public coin renews (loopless).
 
-        ĝ_i = (1/b) Σ_{j∈B} clip_C(g_j(x) − g_j(w)) + (1/J) Σ_j g_j(w),   g_j = clip_G(∇f_i(·; j))
+        ĝ_i = (θ/b) Σ_{j∈B} clip_C(g_j(x) − g_j(w)) + (1/J) Σ_j g_j(w),   g_j = clip_G(∇f_i(·; j))
         w ← x with probability p, after ĝ_i was taken
 
     The full local gradient at w stays inside, without noise of its own; only the noised sum leaves. So one release is
@@ -125,10 +126,11 @@ class SoteriaFLSVRG(SoteriaFL):
 
     @staticmethod
     def mechanism(settings: Settings, *, sigma: float, batch: float, samples: int, kappa: float) -> Mechanism:
-        """(1/b) Σ_{j∈B} clip(g_j(x) − g_j(w), C) + (1/J) Σ_j g_j(w) + N(0, σ²)."""
+        """(θ/b) Σ_{j∈B} clip(g_j(x) − g_j(w), C) + (1/J) Σ_j g_j(w) + N(0, σ²)."""
         return Saga(
             sigma=sigma, clip=settings.clip, batch=batch, samples=samples, sampling=settings.sampling, kappa=kappa,
             difference_clip=settings.own(SoteriaSVRGOptions).difference_clip,
+            difference_scale=settings.difference_scale,
         )  # fmt: skip
 
     def begin(self, z: Tensor) -> None:
@@ -147,7 +149,7 @@ class SoteriaFLSVRG(SoteriaFL):
         self.full.copy_(full_mean(self.block, self.point))
 
     def estimate(self, k: int, z: Tensor, batch: list[Drawn]) -> Tensor:
-        """ĝ_i = (1/b) Σ_{j∈B} clip_C(g_j(x) − g_j(w)) + (1/J) Σ_j g_j(w); then the coin for w."""
+        """ĝ_i = (θ/b) Σ_{j∈B} clip_C(g_j(x) − g_j(w)) + (1/J) Σ_j g_j(w); then the coin for w."""
         C = self.settings.own(SoteriaSVRGOptions).difference_clip
         g = difference_mean(self.block, z, self.point, batch, C).add_(self.full)
         if self.renews(k):
@@ -165,6 +167,8 @@ class SoteriaFLSVRG(SoteriaFL):
 class SoteriaSAGAOptions(SagaOptions, CompressionOptions):
     """Compression, and SAGA's table."""
 
+    difference_scale: Share | Literal["auto"] = option(1.0, "θ: the weight of differences; auto as for privsgp-vr")
+
 
 class SoteriaFLSAGA(SoteriaFL):
     """SoteriaFL-SAGA: the table of PrivSGP-VR on every node; the server keeps none.
@@ -178,7 +182,7 @@ class SoteriaFLSAGA(SoteriaFL):
 
     @staticmethod
     def mechanism(settings: Settings, *, sigma: float, batch: float, samples: int, kappa: float) -> Mechanism:
-        """(1/b) Σ_{j∈B} clip(g_j − t_j, C) + (1/J) Σ_j t_j + N(0, σ²)."""
+        """(θ/b) Σ_{j∈B} clip(g_j − t_j, C) + (1/J) Σ_j t_j + N(0, σ²)."""
         return PrivSGPVR.mechanism(settings, sigma=sigma, batch=batch, samples=samples, kappa=kappa)
 
     def begin(self, z: Tensor) -> None:
@@ -196,6 +200,6 @@ class SoteriaFLSAGA(SoteriaFL):
         restore_table(self.block, self.settings, self.table, z)
 
     def estimate(self, k: int, z: Tensor, batch: list[Drawn]) -> Tensor:
-        """ĝ_i = (1/b) Σ_{j∈B} c_j + (1/J) Σ_j t_j."""
+        """ĝ_i = (θ/b) Σ_{j∈B} c_j + (1/J) Σ_j t_j."""
         del k
         return saga_estimate(self.block, self.table, z, batch)

@@ -188,7 +188,7 @@ def settle(
         return config, load(config), None
     started = Folder(folder).config
     if resume and started.exists():
-        old, auto = configs.read(started), config.algorithm.auto
+        old, auto = configs.started(started), config.algorithm.auto
         own = old.options("algorithm") if "name" in auto else {}
         config = config.with_algorithm(**{key: getattr(old.algorithm, key) for key in auto} | own)
         return config, load(config), None

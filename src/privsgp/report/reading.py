@@ -95,7 +95,7 @@ def read(path: Path) -> Run:
     folder = Folder(path)
     if not folder.config.exists():
         raise Refused(f"{path} is no run folder: it has no config.toml", "name a folder that `privsgp train` wrote")
-    config = configs.read(folder.config)
+    config = configs.started(folder.config)
     kept_back = () if config.test_is_public else TESTED  # older releases wrote them all the same
     summary = _json(folder.summary, Summary)
     rows = shown(read_metrics(folder.metrics), simulation=config.seed is not None)

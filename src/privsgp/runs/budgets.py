@@ -6,8 +6,10 @@ import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from privsgp.accounting import scale
 from privsgp.accounting.counting import After, count
 from privsgp.accounting.filter import Filter
+from privsgp.accounting.mechanisms import Saga
 from privsgp.algorithms import ALGORITHMS, Settings
 from privsgp.engine.spec import Protection
 from privsgp.errors import Refused
@@ -32,6 +34,42 @@ def settings(config: Config) -> Settings:
         clip=config.privacy.clip, sampling=a.sampling, batch=a.batch, nodes=config.data.nodes, trust=config.trust,
         spare=spare(config), options=ALGORITHMS[a.name].Options(**config.options("algorithm")),
     )  # fmt: skip
+
+
+def with_scale(config: Config, samples: Sequence[int], started: Config | None = None) -> Config:
+    """Put a number where `algorithm.difference_scale` is "auto": one θ for all nodes, from public numbers alone.
+
+    It is the weakest budget's (or the least noise's) node for which a weight costs most: its θ is good for the others.
+    A run that goes on keeps what it was `started` with. The published formula is about the paper's estimator, and
+    whoever clips differences has another way to less noise: there θ is 1.
+    """
+    a, p = config.algorithm, config.privacy
+    if getattr(a, "difference_scale", None) != "auto":
+        return config
+    if started is not None:
+        return config.with_algorithm(difference_scale=started.algorithm.difference_scale)  # type: ignore[attr-defined]
+    bare = settings(config)
+    if p.accountant == "published" or bare.difference_clip is not None or (p.sigma is not None and not _least(p.sigma)):
+        return config.with_algorithm(difference_scale=1.0)
+    nodes = range(len(samples))
+    batches, deltas = batch_sizes(config, samples), per_node(p.delta, len(samples))
+    mechanisms = [
+        Saga(sigma=s, clip=bare.clip, batch=batches[i], samples=samples[i], sampling=bare.sampling)
+        for i, s in zip(nodes, per_node(p.sigma or 0.0, len(samples)), strict=True)
+    ]
+    steps = a.steps + spare(config)
+    if p.epsilon is None:
+        i = min(nodes, key=lambda i: mechanisms[i].samples * mechanisms[i].sigma)
+        found = scale.largest_at(mechanisms[i], steps, deltas[i], p.relation)
+    else:
+        budgets = per_node(p.epsilon, len(samples))
+        i = max(nodes, key=lambda i: (budgets[i], deltas[i]))
+        found = scale.largest(mechanisms[i], steps, budgets[i], deltas[i], p.relation)
+    return config.with_algorithm(difference_scale=found)
+
+
+def _least(sigma: float | list[float]) -> float:
+    return min(sigma) if isinstance(sigma, list) else sigma
 
 
 def spare(config: Config) -> int:

@@ -22,7 +22,7 @@ from privsgp.gradients import Layout
 from privsgp.gradients.rounding import kappa, least_difference_clip
 from privsgp.gradients.rules.ruled import positions
 from privsgp.randomness.independent import IndependentNoise
-from privsgp.runs.budgets import protect, settings
+from privsgp.runs.budgets import protect, settings, with_scale
 from privsgp.runs.config import Config, Schedule
 from privsgp.runs.problem import layout, pooled
 from privsgp.seeds import public_seed
@@ -55,6 +55,7 @@ def prepare(
             f"algorithm.{config.algorithm.auto[0]} = 'auto' where nothing is planned",
             "write the number that `privsgp plan` gives",
         )
+    config = with_scale(config, problem.samples)
     network = make_graph(config)
     device, dtype = chosen_device(config.engine.device), getattr(torch, config.engine.dtype)
     a = config.algorithm

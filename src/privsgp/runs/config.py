@@ -55,6 +55,9 @@ PLANNED = ("privsgp", "privsgp-vr", "privsgp-sag")  # what the planner rehearses
 AUTO = ("name", "steps", "step_size", "batch", "weights")  # of [algorithm]: what can be left to it
 
 
+_SCALE = ("algorithm", "difference_scale")
+
+
 def _one_of(known: Collection[str], *, unsaid: str | None = None) -> AfterValidator:
     def check(value: str) -> str:
         names = list(known)  # looked up anew: a user may have added an algorithm
@@ -195,10 +198,9 @@ class Algorithm(UpdateOptions, FinalModelOptions):
         if not isinstance(values, dict):
             return handler(values)
         auto = tuple(key for key in AUTO if values.get(key) == "auto")
-        if "name" in auto and values.get("difference_clip") is not None:
-            raise Refused(
-                f"algorithm.difference_clip = {values['difference_clip']} with algorithm.name = 'auto'", "leave it out"
-            )
+        for key in ("difference_clip", "difference_scale"):
+            if "name" in auto and values.get(key) not in (None, "auto"):
+                raise Refused(f"algorithm.{key} = {values[key]} with algorithm.name = 'auto'", "leave it out")
         checked = handler({key: value for key, value in values.items() if key not in auto})
         checked._auto = auto
         return checked
@@ -444,8 +446,13 @@ class Config(Options):
         return parse, (self.model_dump() | {"algorithm": algorithm},)
 
     def shared_hash(self) -> str:
-        """Return the SHA-256 of the shared part."""
-        return hashlib.sha256(json.dumps(self.shared(), sort_keys=True).encode()).hexdigest()
+        """Return the SHA-256 of the shared part, on which public randomness hangs without a seed.
+
+        θ has no share in it: "auto" is settled once the sizes J_i are known, and x⁰ is drawn before.
+        """
+        values = self.shared()
+        values["algorithm"].pop("difference_scale", None)
+        return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
     def toml(self) -> str:
         """Write the configuration out in full, defaults included."""
@@ -522,6 +529,13 @@ def read(path: Path, changes: Sequence[str] = ()) -> Config:
     return parse(values, changes)
 
 
+def started(path: Path) -> Config:
+    """Read config.toml of a run folder; one from before differences had a weight is of the paper's estimator."""
+    config = read(path)
+    old = "difference_scale" not in config.algorithm.model_fields_set and hasattr(config.algorithm, "difference_scale")
+    return config.with_algorithm(difference_scale=1.0) if old else config
+
+
 def _refuse_endless_keys(path: Path, text: str) -> None:
     """Refuse keys of many parts, which take tomllib a time that grows with their square; numbers have dots too."""
     for number, line in enumerate(text.splitlines(), 1):
@@ -548,6 +562,8 @@ def differences(old: Config, new: Config) -> list[str]:
     free = {("name",), ("plan", "data"), ("plan", "may_spend"), ("algorithm", "table_place")}
     free |= {("engine", key) for key in ("device", "evaluate_every", "checkpoint_every")}
     a, b = _flat(old.model_dump(mode="json")), _flat(new.model_dump(mode="json"))
+    if b.get(_SCALE) == "auto":  # settled by the rest, or as the run that goes on has it
+        free.add(_SCALE)
     keys = [key for key in a | b if key not in free and a.get(key) != b.get(key)]
     return [f"{'.'.join(key)}: {a.get(key)} → {b.get(key)}" for key in keys]
 

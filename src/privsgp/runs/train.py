@@ -35,7 +35,7 @@ from privsgp.errors import Interrupted, Refused
 from privsgp.files import read_json, write, write_json
 from privsgp.gradients import Layout
 from privsgp.runs import config as configs
-from privsgp.runs.budgets import settings
+from privsgp.runs.budgets import settings, with_scale
 from privsgp.runs.build import prepare, refuse_faults
 from privsgp.runs.problem import Problem, layout, pooled, refuse_other_configurations
 from privsgp.transport import forms
@@ -111,6 +111,7 @@ def run(
             problem = problem.at_home(world)
         _refuse_other_model(problem, world)
         folder = Folder(out, "" if problem.block is None else f"-{problem.block.start}-{problem.block.stop - 1}")
+        config = world.everywhere(lambda: _settled(folder, config, problem, resume=resume))
         around = _circumstances(config, world, faults)
         done = world.everywhere(lambda: _finished(folder, config, around, resume=resume, moved=moved))
         if all(world.exchange(done, forms.FLAG)):
@@ -139,6 +140,12 @@ def run(
             stopped.kept = folder.checkpoint.exists() or folder.checkpoint_before.exists()
             raise
         return _finish(job, folder, outcome, world, beside)
+
+
+def _settled(folder: Folder, config: Config, problem: Problem, *, resume: bool) -> Config:
+    """Put θ where it is "auto"; a run that goes on has the one that it began with."""
+    goes_on = (resume or restarted()) and folder.config.exists()
+    return with_scale(config, problem.samples, configs.started(folder.config) if goes_on else None)
 
 
 def _circumstances(config: Config, world: World, faults: Faults | None) -> dict[str, Any]:
@@ -299,7 +306,7 @@ def _finished(folder: Folder, config: Config, around: dict[str, Any], *, resume:
     refuse_used(folder.path, resume=resume, secret=config.private and config.seed is None)
     if not folder.config.exists():
         return False
-    changed = configs.differences(configs.read(folder.config), config)
+    changed = configs.differences(configs.started(folder.config), config)
     if changed:
         raise Refused(
             f"--resume with a changed configuration: {'; '.join(changed)}",
@@ -388,6 +395,7 @@ def _summary(
         "ended": _ended(job, outcome),
         "model": job.release.words,
         "weights": None if job.weights is None else list(job.weights),
+        "difference_scale": getattr(p.mechanisms[0], "difference_scale", None),
         "dim": outcome.state.x.shape[1],
         "test_accuracy": seen["test_accuracy"],
         "mean_node_accuracy": seen["mean_node_accuracy"],

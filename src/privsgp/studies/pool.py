@@ -202,7 +202,7 @@ def _diverged(task: Task) -> Path:
 def _done(task: Task) -> bool:
     """Tell whether nothing is left to do; refuse a folder that holds another configuration's run."""
     folder = Folder(task.folder)
-    if folder.config.exists() and (changed := configs.differences(configs.read(folder.config), task.config)):
+    if folder.config.exists() and (changed := configs.differences(configs.started(folder.config), task.config)):
         raise Refused(
             f"{task.folder} holds a run of another configuration: {'; '.join(changed)}",
             "choose another folder with --out",
