@@ -104,6 +104,19 @@ def test_resume_where_there_is_no_run_is_refused_without_a_seed(tmp_path, config
     assert runs.train(config, out)["steps"] == 30  # a restart by itself: before there is a folder nothing was spent
 
 
+@pytest.mark.parametrize("left", [["config.toml"], ["config.toml", "run.json"], ["config.toml", "run.json", "ledger"]])
+def test_a_folder_that_has_lost_what_it_knew_is_no_run_to_resume(tmp_path, config, monkeypatch, elsewhere, left):
+    out, lost = tmp_path / "out", tmp_path / "lost"
+    _stop(monkeypatch, config, out)
+    lost.mkdir()
+    for name in left:
+        (shutil.copytree if (out / name).is_dir() else shutil.copy)(out / name, lost / name)
+    (lost / "ledger" / "node-2.jsonl").unlink(missing_ok=True)
+    elsewhere()
+    assert "private/place.json" in _refused("train", config, "--out", lost, "--resume")
+    assert runs.train(config, out, "--resume")["releases"] == [30] * 4
+
+
 def test_a_copied_run_folder_is_refused_and_the_original_goes_on(tmp_path, config, monkeypatch, elsewhere):
     out, copy = tmp_path / "out", tmp_path / "copy"
     _stop(monkeypatch, config, out)

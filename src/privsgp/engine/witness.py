@@ -71,7 +71,7 @@ class Witness:
     def begin(self, ledgers: Sequence[Ledger]) -> None:
         """Note where this folder is and what its ledgers hold, before anything more is spent from them."""
         if not self.simulation:
-            _write(self.folder.place, "place", _whereabouts(self.folder.path) | {"ledgers": heads(ledgers)})
+            _note_place(self.folder, ledgers)
         self.remember(ledgers)
 
     def remember(self, ledgers: Sequence[Ledger]) -> None:
@@ -162,13 +162,30 @@ def _beside(out: Path, layout: str) -> Iterator[Spending]:
                     yield Spending(header.run, path.resolve().parent, header.node, charged, epsilon)
 
 
+def settle(folder: Folder) -> None:
+    """Note where a run begins, before its folder can be resumed: one without that note has lost it."""
+    if not folder.place.exists():
+        _note_place(folder, ())
+
+
+def _note_place(folder: Folder, ledgers: Sequence[Ledger]) -> None:
+    _write(folder.place, "place", _whereabouts(folder.path) | {"ledgers": heads(ledgers)})
+
+
 def refuse_copy(folder: Folder, *, moved: bool) -> None:
     """Refuse a run folder that is not the one its run began in: of two copies, each would count its own spending alone.
 
-    A folder that was renamed is the same one. One that was moved to another disk or machine looks like a copy.
+    A folder that was renamed is the same one. One that was moved to another disk or machine looks like a copy. One that
+    does not know where it began is no run: what it had spent could be begun anew.
     """
     began, here = _read(folder.place), _whereabouts(folder.path)
-    if not began or began.get("inode") == here["inode"]:
+    if not began:
+        raise Refused(
+            f"--resume with --out {folder.path}, which has lost {folder.place.relative_to(folder.path)}: nothing there "
+            "says what was spent",
+            "restore the folder as it was when the run stopped; to begin a run, choose another --out",
+        )
+    if began.get("inode") == here["inode"]:
         return
     if all(began.get(key) == here[key] for key in ("path", "machine")):
         return  # put back, perhaps: the state folder knows what was spent meanwhile

@@ -129,11 +129,12 @@ def run(
         if beside[0] == world.rank:
             folder.prepare()
             folder.identify(versions(), ledgers, number, around)
+        world.exchange(None, forms.NOTHING)  # the folder is ready
+        world.everywhere(lambda: _settle(folder, number, secret=ran.private and ran.seed is None))
+        if beside[0] == world.rank:  # last: from now on there is a run to resume
             write(folder.config, config.toml())
             if plan is not None:
                 write_json(folder.plan, plan)
-        world.exchange(None, forms.NOTHING)  # the folder is ready
-        world.everywhere(lambda: _refuse_other_run(folder, number))
         try:
             outcome = training.run()
         except Interrupted as stopped:
@@ -188,9 +189,12 @@ def _refuse_other_model(problem: Problem, world: World) -> None:
     refuse_differences(world, told)
 
 
-def _refuse_other_run(folder: Folder, number: str) -> None:
+def _settle(folder: Folder, number: str, *, secret: bool) -> None:
+    """Refuse a folder of another run; of a secret one, note where it is before there is anything to resume."""
     if folder.run != number:
         raise Refused(f"{folder.path} belongs to another run than process 0's folder", "choose another one with --out")
+    if secret:
+        witness.settle(folder)
 
 
 def earlier_runs(folder: Folder, ledgers: Path | None, config: Config, block: range | None) -> list[list[Segment]]:
@@ -317,7 +321,7 @@ def _finished(folder: Folder, config: Config, around: dict[str, Any], *, resume:
         raise Refused(f"--resume with other {'; '.join(changed)}", "resume as the run was started")
     if folder.summary.exists():
         return True
-    if config.seed is None:
+    if config.private and config.seed is None:
         witness.refuse_copy(folder, moved=moved)
     return False
 
