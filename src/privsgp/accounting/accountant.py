@@ -38,6 +38,9 @@ Accountant = Literal["certified", "published"]
 Release = Sampled | Geometry
 SMALLEST, LARGEST = 1e-7, 1e60  # shifts, in units of σ: below, sampling is not worth counting; above, nothing is left
 SLACK = 0.02  # by which discretisation may blur the bracket
+# Composition takes the worst admissible pair at each ε, Rényi divergence at each order: where no pair is the worst at
+# all of them, as for 0.3 < θ < 1, the first is looser. Measured: up to 15 % (q = 0.09, θ = 0.7, K = 2000).
+ENVELOPE = 0.2
 
 
 class Disagreement(ArithmeticError):
@@ -242,9 +245,10 @@ def _bracketed(run: _Run, mechanism: Mechanism, steps: int, delta: float, relati
     renyi, floor = opinion.renyi(mechanism, steps, relation), lower.epsilon(mechanism, steps, delta, relation)
     question = f"epsilon {run} at {delta!r}"
     kept = None if run.plain else cache.recall(question, 3)
-    if kept is None or _contradiction(kept, renyi.epsilon(delta), floor, delta):
+    above = ENVELOPE if any(isinstance(release, Geometry) for release, _ in run.parts) else SLACK
+    if kept is None or _contradiction(kept, renyi.epsilon(delta), floor, delta, above):
         kept = _composed_epsilon(run, delta)
-        if wrong := _contradiction(kept, renyi.epsilon(delta), floor, delta):
+        if wrong := _contradiction(kept, renyi.epsilon(delta), floor, delta, above):
             raise Disagreement(f"{wrong}: {run} at δ = {delta}")
         if not run.plain:
             cache.keep(question, kept)
@@ -252,12 +256,12 @@ def _bracketed(run: _Run, mechanism: Mechanism, steps: int, delta: float, relati
     return kept[0], Group(renyi).epsilon(delta) if grouped else renyi.epsilon(delta)
 
 
-def _contradiction(composed: tuple[float, ...], second: float, floor: float, delta: float) -> str:
+def _contradiction(composed: tuple[float, ...], second: float, floor: float, delta: float, above: float) -> str:
     """Say what is wrong with what `_composed_epsilon` gave, in words, nothing where it holds."""
     value, single, infinite = composed
     if not (0 <= single <= value and 0 <= infinite <= 1):
         return f"ε = {value} with ε = {single} and {infinite} at infinity"
-    if math.isfinite(single) and single > second * (1 + SLACK) + 1e-6 and infinite < delta / 100:
+    if math.isfinite(single) and single > second * (1 + above) + 1e-6 and infinite < delta / 100:
         return f"composition gives ε = {single}, above the Rényi bound {second}"
     if min(value, second if value == single else math.inf) < floor * (1 - SLACK) - 1e-9:
         return f"ε = {value} (Rényi: {second}) is below {floor}, which an observer learns"

@@ -155,8 +155,10 @@ class Training:
 
     def _gathered(self, s: State) -> State | None:
         """Return the state of all nodes; None in all processes but the first."""
+        if self.transport.local:
+            return s
         whole = self.transport.gather(s.x, s.w)
-        return s if self.transport.local or whole is None else State.debiased(*whole)
+        return None if whole is None else State.debiased(*whole)
 
     def _start(self) -> State:
         return State.start(self.layout.flatten(self.model), len(self.job.here))

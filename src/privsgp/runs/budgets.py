@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from privsgp.accounting import scale
-from privsgp.accounting.counting import After, count
+from privsgp.accounting.counting import After, count, nominal
 from privsgp.accounting.filter import Filter
 from privsgp.accounting.mechanisms import Saga
 from privsgp.algorithms import ALGORITHMS, Settings
@@ -49,7 +49,7 @@ def with_scale(config: Config, samples: Sequence[int], started: Config | None = 
     if started is not None:
         return config.with_algorithm(difference_scale=started.algorithm.difference_scale)  # type: ignore[attr-defined]
     bare = settings(config)
-    if p.accountant == "published" or bare.difference_clip is not None or (p.sigma is not None and not _least(p.sigma)):
+    if nominal(p.accountant) or bare.difference_clip is not None or (p.sigma is not None and not _least(p.sigma)):
         return config.with_algorithm(difference_scale=1.0)
     nodes = range(len(samples))
     batches, deltas = batch_sizes(config, samples), per_node(p.delta, len(samples))
