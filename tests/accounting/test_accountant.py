@@ -311,4 +311,4 @@ def test_a_weight_where_no_pair_is_the_worst_everywhere():
     """Composition takes the worst pair at each ε and is 15 % looser here than Rényi: no disagreement."""
     mechanism = Saga(sigma=1.2 * 2 * 0.7 / 90, clip=1.0, batch=90.0, samples=1000, difference_scale=0.7)
     told = accountant.epsilon(mechanism, 2000, 1e-5)
-    assert 13 < told.epsilon_rdp < told.epsilon < 1.2 * told.epsilon_rdp
+    assert 13 < told.rdp_epsilon < told.epsilon < 1.2 * told.rdp_epsilon
