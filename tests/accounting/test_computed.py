@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from privsgp.accounting import accountant, calibration, computed
-from privsgp.accounting.filter import Filter
+from privsgp.accounting.counting import Filter
 from privsgp.accounting.mechanisms import Sag, Saga, SampledMean, described
 from privsgp.errors import Refused
 from privsgp.randomness import noise
