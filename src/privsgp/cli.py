@@ -279,7 +279,7 @@ def account(
 ) -> None:
     """Tell the ε that so much noise gives. No data needed."""
     from privsgp.accounting import accountant as accountants
-    from privsgp.accounting import published, scale
+    from privsgp.accounting import calibration, published
     from privsgp.accounting.counting import nominal
 
     own = {"difference_clip": difference_clip, "period": period, "alpha": alpha, "aggregated": aggregated}
@@ -287,7 +287,7 @@ def account(
     kind, related = _accountant(accountant), _relation(relation)
 
     def auto(saga: Saga) -> float:
-        return 1.0 if nominal(kind) else scale.largest_at(saga, steps, delta, related)
+        return 1.0 if nominal(kind) else calibration.largest_at(saga, steps, delta, related)
 
     mechanism = replace(_scaled(bare, algorithm, difference_scale, auto), coordinates=coordinates)
     spent = accountants.epsilon(mechanism, steps, delta, related)
@@ -327,7 +327,7 @@ def calibrate(
 ) -> None:
     """Tell the noise that a budget needs. No data needed."""
     from privsgp.accounting import accountant as accountants
-    from privsgp.accounting import scale
+    from privsgp.accounting import calibration
     from privsgp.accounting.counting import count, nominal
 
     own = {"difference_clip": difference_clip, "period": period, "alpha": alpha, "aggregated": aggregated}
@@ -335,7 +335,7 @@ def calibrate(
     kind, related = _accountant(accountant), _relation(relation)
 
     def auto(saga: Saga) -> float:
-        return 1.0 if nominal(kind) else scale.largest(saga, steps, epsilon, delta, related)
+        return 1.0 if nominal(kind) else calibration.largest(saga, steps, epsilon, delta, related)
 
     mechanism = replace(_scaled(bare, algorithm, difference_scale, auto), coordinates=coordinates)
     sigma = count(kind, related, algorithm, steps, c2).sigma(mechanism, steps, epsilon, delta)
