@@ -151,7 +151,7 @@ def show_plan(formula: Formula, plan: Plan | None) -> None:
         warnings = formula.warnings(formula.steps) if plan is None else plan.warnings
     show("plan", rows)
     if methods:
-        table = Table("method", "steps", "step size", "σ", "noise in the average", "score in rehearsal")
+        table = Table("method", "batch", "steps", "step size", "σ", "noise in the average", "score in rehearsal")
         for row in methods:
             table.add_row(*row)
         out.print(table)
