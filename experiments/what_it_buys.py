@@ -1,9 +1,10 @@
 """What variance reduction buys: accuracy at one certified budget over the gradients that a node evaluates.
 
 PrivSGP, the paper's PrivSGP-VR (θ = 1), clipped differences, SAG and scaled differences at batches from 1 to J, or at
-several K with one batch. Each has its own best of three step sizes, chosen on seed 0 by test accuracy; what is
-reported are fresh seeds. With one seed it is that same seed, and the row says so. Runs that are done are not
-made again, and rows of other batches and methods in the JSON stay, so a part can be made in pieces.
+several K with one batch. Each has its own best of three step sizes, chosen on seed 0 by test accuracy, and of one more
+beyond where the best is an edge of them (`--wider` many); what is reported are fresh seeds. With one seed it is that
+same seed, and the row says so. Runs that are done are not made again, and rows of other batches and methods in the JSON
+stay, so a part can be made in pieces.
 
     python experiments/what_it_buys.py --data-dir DATA --out RUNS --only mnist-logistic [--device cuda] [--jobs 4]
         [--batches 1 48] [--methods privsgp scaled] [--step-sizes 0.016 0.048] [--seeds 3] [--set KEY=VALUE]
@@ -140,6 +141,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--batches", type=float, nargs="+", help="of the part's; left out: all")
     parser.add_argument("--steps", type=int, nargs="+", help="other K than the part's")
     parser.add_argument("--step-sizes", type=float, nargs="+", help="other γ than the part's three")
+    parser.add_argument("--wider", type=int, default=1, help="times that step sizes beyond an edge are tried")
     parser.add_argument("--seeds", type=int, default=3, help="1: the seed on which step sizes are chosen")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--jobs", type=int, default=1)
@@ -157,27 +159,51 @@ def run_part(name: str, options: argparse.Namespace) -> None:
         for batch in options.batches or part.batches:
             bare = {m: part.config(m, batch, steps, options.device, options.changes) for m in methods}
             grid = options.step_sizes or [distance / steps for distance in part.distances]
-            rows = [row | {"method": m} for m, row in tuned(bare, part.samples, grid, bench, options.seeds).items()]
+            found = tuned(bare, part.samples, grid, bench, options.seeds, options.wider)
+            rows = [row | {"method": m} for m, row in found.items()]
             for row in rows:
                 print(" ".join(_cells(row)), flush=True)
             keep(path, name, rows, options.changes)
 
 
-def tuned(bare: dict[str, Config], samples: int, grid: list[float], bench: Bench, seeds: int) -> dict[str, Row]:
+def tuned(
+    bare: dict[str, Config], samples: int, grid: list[float], bench: Bench, seeds: int, wider: int
+) -> dict[str, Row]:
     """Choose every method's step size on seed 0, run it with fresh seeds, and return a row for each."""
-    one = next(iter(bare.values())).algorithm
-    where = f"batch-{one.batch:g}-steps-{one.steps}"
-    keys = {(m, gamma): f"{where}/{m}/step-{gamma:.4g}" for m in bare for gamma in grid}
-    asked = {key: with_step_size(bare[m], gamma) for (m, gamma), key in keys.items()}
-    tried = bench.several(asked, [0], "step sizes")
-    best = {m: max(grid, key=lambda gamma: tried[keys[m, gamma]].score) for m in bare}
-    chosen = {m: keys[m, best[m]] for m in bare}
-    found = tried
-    if seeds > 1:
-        found = bench.several({key: asked[key] for key in chosen.values()}, range(1, 1 + seeds), "fresh seeds")
-    return {
-        m: row_of(found[chosen[m]], samples, best[m], {gamma: tried[keys[m, gamma]] for gamma in grid}) for m in bare
-    }
+    tried: dict[str, dict[float, Several]] = {m: {} for m in bare}
+    asked = [(m, gamma) for m in bare for gamma in grid]
+    for _ in range(1 + wider):
+        runs = bench.several({key_of(bare[m], m, g): with_step_size(bare[m], g) for m, g in asked}, [0], "step sizes")
+        for m, gamma in asked:
+            tried[m][gamma] = runs[key_of(bare[m], m, gamma)]
+        asked = [(m, beyond) for m in bare if (beyond := beyond_edge(tried[m])) is not None]
+        if not asked:
+            break
+    best = {m: best_of(tried[m]) for m in bare}
+    if seeds == 1:
+        return {m: row_of(tried[m][best[m]], samples, best[m], tried[m]) for m in bare}
+    chosen = {key_of(bare[m], m, best[m]): with_step_size(bare[m], best[m]) for m in bare}
+    found = bench.several(chosen, range(1, 1 + seeds), "fresh seeds")
+    return {m: row_of(found[key_of(bare[m], m, best[m])], samples, best[m], tried[m]) for m in bare}
+
+
+def key_of(config: Config, method: str, step_size: float) -> str:
+    """Name the folder of a run."""
+    a = config.algorithm
+    return f"batch-{a.batch:g}-steps-{a.steps}/{method}/step-{step_size:.4g}"
+
+
+def best_of(tried: dict[float, Several]) -> float:
+    """Return the step size with the highest test accuracy, then the lowest loss."""
+    return max(sorted(tried), key=lambda step_size: tried[step_size].score)
+
+
+def beyond_edge(tried: dict[float, Several]) -> float | None:
+    """Return the next step size beyond the best where that is an edge, at the ratio there; None where it is not."""
+    grid, best = sorted(tried), best_of(tried)
+    if len(grid) < 2 or best not in (grid[0], grid[-1]):
+        return None
+    return grid[0] ** 2 / grid[1] if best == grid[0] else grid[-1] ** 2 / grid[-2]
 
 
 def row_of(runs: Several, samples: int, step_size: float, tried: dict[float, Several]) -> Row:
@@ -190,7 +216,7 @@ def row_of(runs: Several, samples: int, step_size: float, tried: dict[float, Sev
         "accuracy": None if runs.accuracy is None else runs.accuracy.as_json(),
         "tried": [
             {"step_size": gamma, "accuracy": None if one.accuracy is None else one.accuracy.mean}
-            for gamma, one in tried.items()
+            for gamma, one in sorted(tried.items())
         ],
         "seconds": sum(run.summary["seconds"] for run in runs.runs if run.summary is not None),
     }  # fmt: skip

@@ -61,6 +61,17 @@ def test_the_readme_configuration_is_one():
     assert config.parse(tomllib.loads(block)).algorithm.name == "privsgp-vr"
 
 
+def test_the_page_of_accuracies_says_what_was_measured(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "experiments")
+    made = importlib.import_module("what_it_buys")
+    text = made.written(made.RESULTS)
+    assert made.BEGIN + "\n" + text + "\n" + made.END in (ROOT / "docs" / "results-accuracy.md").read_text()
+    for path in made.RESULTS.glob("*.json"):
+        assert path.stem in made.PARTS
+        assert f"(results/what-it-buys/{path.stem}.svg)" in text
+        assert path.with_suffix(".svg").exists()
+
+
 def test_the_results_page_says_what_its_figures_say(monkeypatch):
     monkeypatch.syspath_prepend(ROOT / "experiments")
     folder, made = ROOT / "docs" / "results", importlib.import_module("figures_table")

@@ -137,7 +137,7 @@ class Method:
 
 
 def methods(settings: Settings, accountant: Accountant) -> list[Method]:
-    """Return what `algorithm.name = "auto"` chooses from, the first among equals first; the published formula knows two.
+    """Return what `algorithm.name = "auto"` chooses from, first among equals first; the published formula knows two.
 
     Where rehearsals cannot tell them apart, scaled differences go before SAG: measured, they are never behind, and
     ahead at small batches. So they are of clipped differences, which are left out (docs/results-accuracy.md).
