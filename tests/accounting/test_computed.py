@@ -103,10 +103,10 @@ def test_a_sum_of_messages_has_every_node_s_noise():
 
 @pytest.mark.parametrize("tail", [0.0, 1e-3, 0.5, 0.9, 0.999])
 def test_what_is_left_of_delta_bears_the_ratio_too(tail):
-    """e^ζ (δ' + τ) + 2⁻²⁰ δ ≤ δ. Found: the ratio's factor was left off the tail."""
+    """e^ζ (δ' + τ + 2⁻²⁰ δ) ≤ δ. Found: the ratio's factor was left off the tail."""
     cost = computed.Cost(tail * 1e-5, 1e-20, 1e-9)
     left, zeta = cost.ideal_delta(1e-5), computed.SHARE - 2.0**-19
-    assert math.exp(zeta) * (left + cost.tail) + 2.0**-20 * 1e-5 <= 1e-5
+    assert math.exp(zeta) * (left + cost.tail + 2.0**-20 * 1e-5) <= 1e-5
     assert left > (1 - tail) * 1e-5 - 1.01 * computed.SHARE * 1e-5
 
 
@@ -114,7 +114,7 @@ def test_what_is_left_of_delta_bears_the_ratio_too(tail):
 @pytest.mark.parametrize("share", [0.01, 0.5, 1.0])
 @pytest.mark.parametrize("epsilon", [1.4, 3.0])
 def test_a_filter_s_charges_cover_tails_and_ratios(runs, share, epsilon):
-    """e^Σζ (δ e^(−charges) + Στ) + n 2⁻²⁰ δ ≤ δ, up to tails that alone use up the budget, also where it shrank."""
+    """e^Σζ (δ e^(−charges) + Στ + n 2⁻²⁰ δ) ≤ δ, up to tails that alone use up the budget, also where it shrank."""
     shared = Filter(epsilon, 1e-5, 3.0)
     free = computed.Cost(1e-30, 1e-40, 1e-15)
     room = share * (shared.cap - runs * shared._sampler(free))
@@ -122,7 +122,7 @@ def test_a_filter_s_charges_cover_tails_and_ratios(runs, share, epsilon):
     tail = room / each
     charged = runs * -math.log1p(-computed.SHARE) + room
     ratios = runs * (computed.SHARE - 2.0**-19)
-    assert math.exp(ratios) * (math.exp(-charged) + tail / 1e-5) + runs * 2.0**-20 <= 1
+    assert math.exp(ratios) * (math.exp(-charged) + tail / 1e-5 + runs * 2.0**-20) <= 1
 
 
 @pytest.mark.parametrize("sigma", [2.0**-1000, 2.0**1000])

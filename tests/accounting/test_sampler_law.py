@@ -190,3 +190,25 @@ def test_the_strips_around_a_corner_at_g_are_as_small_as_the_proof_says():
     assert computed._SUMMED > 2 * (150 * 2.0**-53) ** 2
     assert computed._WIDEST[0] > 150 * (2.0**-53 * (2 + 30 * 7.5) + 1.1 * 2.0**-75 * 2**40 / 7.44)
     assert computed._WIDEST[1] > 150 * 2.0**-53
+
+
+@pytest.mark.parametrize("nodes", [2, 3])
+@pytest.mark.parametrize("wide", [0.6, 1.0, 1.6])  # σ in cells, where it is 11 to 23
+def test_a_sum_of_rounded_messages_shows_no_more_than_the_rounded_sum(nodes, wide):
+    """Σ round(yᵢ) has the law of round(Σ yᵢ + uniforms), but for about e^(−π² σ²/s²)."""
+    k = np.arange(-40, 41)
+    means = (0.5, 0.13, -0.29)[:nodes]
+
+    def rounded(mean, sigma):
+        return ndtr((k + 0.5 - mean) / sigma) - ndtr((k - 0.5 - mean) / sigma)
+
+    total = np.array([1.0])
+    for mean in means:
+        total = np.convolve(total, rounded(mean, wide))
+    total = total[len(total) // 2 + k]
+    point, weight = np.polynomial.legendre.leggauss(40)
+    same = np.zeros(len(k))
+    for uniforms in itertools.product(zip(point / 2, weight / 2, strict=True), repeat=nodes - 1):
+        at, mass = sum(u for u, _ in uniforms), math.prod(w for _, w in uniforms)
+        same += mass * rounded(sum(means) + at, math.sqrt(nodes) * wide)
+    assert abs(total - same).sum() < 5 * math.exp(-((math.pi * wide) ** 2)) + 1e-12

@@ -63,7 +63,7 @@ class Cost:
     def epsilon(self, delta: float, ideal: float) -> float:
         """Return the ε of the computed run at δ, from that of the ideal one at `ideal_delta`."""
         zeta = self.ratio(delta, ideal) if self.variance else 0.0
-        # e^ζ (1 − 2⁻¹⁴) δ + 2⁻²⁰ δ ≤ δ, where (1 − 2⁻¹⁴) δ is the ideal δ with the tail.
+        # e^ζ (1 − 2⁻¹⁴ + 2⁻²⁰) δ ≤ δ, where (1 − 2⁻¹⁴) δ is the ideal δ with the tail.
         return ideal + 2 * zeta if zeta <= SHARE - 2.0**-19 else math.inf
 
 

@@ -86,7 +86,7 @@ class Filter:
     def _sampler(self, cost: Cost) -> float:
         """Return what computed noise adds to a sum of cumulants: 2ζ to ε, and a factor below 1 to δ.
 
-        With a = Σζ and t = Σ tail/δ over n runs, e^a (e^(−charges) + t) + n 2⁻²⁰ ≤ 1 has to hold. What is charged stays
+        With a = Σζ and t = Σ tail/δ over n runs, e^a (e^(−charges) + t + n 2⁻²⁰) ≤ 1 has to hold. What is charged stays
         below the cap, so t ≤ (cap − a) / (2 max(1, cap)) < ½, and a < ¼ for n ≤ 4096: there it does.
         """
         if not cost.tail:
