@@ -144,7 +144,7 @@ def train(
             settings, lambda c: problems.load_problem(c, data_dir), place, resume=resume, data_dir=data_dir, say=say
         )
     if plan is not None:
-        err.print(f"planned: {planning.words(plan)}", soft_wrap=True)
+        err.print(f"planned: {planning.described(plan)}", soft_wrap=True)
     for note in problems.notes(settings, problem):
         err.print(f"note: {note}", markup=False, soft_wrap=True)
     show_log()
@@ -198,8 +198,8 @@ def plan(
     """Tell before anything is trained: how many steps, how much noise, what to expect."""
     from privsgp import graph as graphs
     from privsgp.accounting.counting import nominal
-    from privsgp.planner import picture
     from privsgp.planner import settle as planning
+    from privsgp.planner import shown
     from privsgp.planner.theorems import Constants
     from privsgp.runs import config as configs
 
@@ -219,7 +219,7 @@ def plan(
         )  # fmt: skip
     if save is not None:
         with doing("drawing the bound and the noise of many K", quiet=as_json):
-            picture.draw(formula, save, made)
+            shown.draw(formula, save, made)
         err.print(f"drawn to {save}")
     if as_json:
         typer.echo(json.dumps((made or formula).as_json()))

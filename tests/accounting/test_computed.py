@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from privsgp.accounting import accountant, calibration, computed
-from privsgp.accounting.filter import Filter
+from privsgp.accounting.counting import Filter
 from privsgp.accounting.mechanisms import Anchored, Sag, Saga, SampledMean, described
 from privsgp.errors import Refused
 from privsgp.randomness import noise

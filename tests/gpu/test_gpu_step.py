@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from privsgp import graph
-from privsgp.engine.step import cycles, peers
+from privsgp.engine.step import peers
 from privsgp.kernels import philox
 from privsgp.randomness.noise import Keyed
 from privsgp.transport.in_process import InProcess
@@ -46,25 +46,6 @@ def test_one_pass_does_lines_8_to_14(name):
     torch.testing.assert_close(x_out, wanted, rtol=0, atol=3e-6)
     torch.testing.assert_close(w_out, weights, rtol=0, atol=1e-12)
     torch.testing.assert_close(z_out, wanted / weights.float()[:, None], rtol=0, atol=1e-5)
-
-
-@pytest.mark.parametrize("step", range(4))
-@pytest.mark.parametrize(("n", "d"), [(2, 1), (6, 127), (16, 5001), (50, 1003)])
-def test_a_walk_in_place_does_the_same(n, d, step):
-    from privsgp.kernels.push import walk
-
-    gamma, network, source = 0.3, graph.make("exponential", n), Keyed(1)
-    x, g, noise = torch.randn(3, n, d, device=CUDA)
-    sigma, w = torch.rand(n, device=CUDA), torch.ones(n, device=CUDA, dtype=torch.float64)
-    source.fill_normal(noise, range(n), step)
-    wanted, weights = InProcess(network, x).mix(step, x - gamma * (g + sigma[:, None] * noise), w)
-    order, own, heard = (torch.from_numpy(a).to(CUDA) for a in cycles(network, step))
-    walk(
-        x, g, sigma=sigma, order=order, own=own, heard=heard,
-        key=source.philox_key(CUDA), step=step, attempt=0, gamma=gamma,
-    )  # fmt: skip
-    torch.testing.assert_close(x, wanted, rtol=0, atol=3e-6)
-    assert torch.equal(weights, w)
 
 
 @pytest.mark.parametrize("algorithm", ["privsgp-vr", "privsgp-sag", "privsgp", "sgp"])

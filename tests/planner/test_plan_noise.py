@@ -12,8 +12,8 @@ from privsgp import models
 from privsgp.accounting.mechanisms import SampledMean
 from privsgp.algorithms import Block, Drawn, PrivSGP, Settings, State
 from privsgp.planner import stand_in
-from privsgp.planner.noise import average_variance, response, spread
 from privsgp.planner.rehearsal import Rehearsal, RehearsalSpec
+from privsgp.planner.theorems import average_variance, response, spread
 
 STEPS, GAMMA, SIGMA = 60, 0.5, 0.05
 

@@ -13,8 +13,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from privsgp.report.charts import HEIGHT, WIDTH, Axis, Chart, _apart, bars, curves, number, percent
-from privsgp.report.comparison import Group, Series, group
 from privsgp.report.reading import read
+from privsgp.report.sections import Group, Series, group
 
 VALUES = st.lists(st.floats(1e-6, 1e6), min_size=1, max_size=20)
 

@@ -16,7 +16,7 @@ from privsgp.errors import Refused
 from privsgp.gradients import Layout
 from privsgp.runs import build, config
 from privsgp.runs import problem as problems
-from privsgp.studies import canaries as canary
+from privsgp.studies import attack as canary
 from privsgp.studies.attack import Attacked, _turn, _unit
 from privsgp.studies.audit import audit
 from privsgp.studies.planted import BUGS, NOTHING, attack

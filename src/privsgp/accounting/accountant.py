@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 import numpy as np
 
 from privsgp.accounting import cache, computed, lower, opinion, rdp
-from privsgp.accounting.curve import Curve, Gaussian, Group, Tailed
+from privsgp.accounting.curve import Curve, Gaussian, Group, Sampled, Tailed
 from privsgp.accounting.mechanisms import (
     Anchored,
     Mechanism,
@@ -28,7 +28,6 @@ from privsgp.accounting.mechanisms import (
     Unprotected,
 )
 from privsgp.accounting.saga import Ends, Geometry
-from privsgp.accounting.sampled import Sampled
 from privsgp.errors import Refused
 
 if TYPE_CHECKING:

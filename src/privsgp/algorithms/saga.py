@@ -147,9 +147,9 @@ def saga_estimate(block: Block, table: Memory, z: Tensor, batch: list[Drawn]) ->
     """
     c = replace_entries(block, table, z, batch)
     if at_once(c) and c.is_contiguous():
-        from privsgp.kernels import means
+        from privsgp.kernels import rows
 
-        return means.corrected(table.mean, c, block.b_over_scale, block.J)
+        return rows.corrected(table.mean, c, block.b_over_scale, block.J)
     b, tall = block.b_over_scale.to(c.dtype), device_of(c).rows_at_once(c, _PIECE)
     with block.leave_one_core():
         for some in (slice(top, top + tall) for top in range(0, len(c), tall)):

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from privsgp.studies.spread import Spread
+from privsgp.studies.several import Spread
 
 COMPARABLE = 0.02  # accuracies that differ by no more are called comparable
 ALIKE = 0.1  # and losses that differ by no more than such a share of the lowest
@@ -41,7 +41,7 @@ class Found:
         return cls(curve["label"], accuracy, loss, curve["line"], curve["x"])
 
     @property
-    def words(self) -> str:
+    def text(self) -> str:
         """Its label and accuracy, with the standard error where there is one."""
         error = f" ± {100 * self.accuracy.error:.2f}" if len(self.accuracy.each) > 1 else ""
         return f"{self.label}: {100 * self.accuracy.mean:.2f}{error} %"
@@ -129,7 +129,7 @@ def _about(key: str, claim: Claim) -> Claim:
 
 
 def _unjudged(why: str, found: Iterable[Found]) -> Verdict:
-    return Verdict(None, "; ".join([why, *(one.words for one in found)]))
+    return Verdict(None, "; ".join([why, *(one.text for one in found)]))
 
 
 def _more(a: Spread, b: Spread) -> bool:
@@ -151,8 +151,8 @@ def _loss(one: Found) -> str:
 
 
 def _with_losses(found: Iterable[Found]) -> str:
-    return "; ".join(f"{one.words}{_loss(one)}" for one in found)
+    return "; ".join(f"{one.text}{_loss(one)}" for one in found)
 
 
 def _listed(found: Iterable[Found]) -> str:
-    return "; ".join(one.words for one in found)
+    return "; ".join(one.text for one in found)

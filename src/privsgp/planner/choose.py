@@ -18,9 +18,9 @@ from privsgp.accounting.mechanisms import SampledMean
 from privsgp.algorithms import ALGORITHMS
 from privsgp.algorithms.update_rule import node_weights
 from privsgp.planner import estimates, theorems
-from privsgp.planner.noise import response
 from privsgp.planner.price import Price, common_budget, gaussian_shift, relative_noise
 from privsgp.planner.rehearsal import RehearsalSpec, far_enough
+from privsgp.planner.theorems import response
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

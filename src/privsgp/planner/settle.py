@@ -20,7 +20,7 @@ from privsgp.data.loading import npz_path, same_data, site_paths
 from privsgp.engine.folder import Folder
 from privsgp.errors import Refused
 from privsgp.gradients import Layout
-from privsgp.planner import cautions, stand_in
+from privsgp.planner import record, stand_in
 from privsgp.planner.choose import LENGTHS, Method, Network, Noise, best, methods, planner
 from privsgp.planner.estimates import Source, permit
 from privsgp.planner.record import Formula, Plan
@@ -121,7 +121,7 @@ def network_of(config: Config, problem: Problem) -> Network:
     budgets = list(zip(epsilons, deltas, strict=True))
     network = Network(samples, budgets, p.relation, p.spare, p.accountant, p.c2, config.algorithm.weights)
     if "weights" in config.algorithm.auto:
-        return replace(network, weighting="noise" if network.gain < cautions.HEAVY else "equal")
+        return replace(network, weighting="noise" if network.gain < record.HEAVY else "equal")
     return network
 
 
@@ -209,7 +209,7 @@ def apply(config: Config, plan: Plan) -> Config:
     return config.with_algorithm(**chosen)
 
 
-def words(plan: dict[str, Any]) -> str:
+def described(plan: dict[str, Any]) -> str:
     """Say in a line what was chosen, what the configuration gave, and why this method where it was chosen too."""
     said = {
         "name": plan["algorithm"],

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from privsgp.report.comparison import Series
+    from privsgp.report.sections import Series
 
     Account = tuple[str, float | None, float | None]  # a node's name, what it spent, its budget
 

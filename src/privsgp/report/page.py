@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 from privsgp.algorithms import ALGORITHMS
 from privsgp.errors import Refused
 from privsgp.files import write as write_whole
-from privsgp.report import network, plans, repeat, words
+from privsgp.report import sections, words
 from privsgp.report.charts import Chart, bars, curves, number, percent, table
-from privsgp.report.comparison import Group, Series, group
 from privsgp.report.reading import read
+from privsgp.report.sections import Group, Series, group
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -240,7 +240,12 @@ def _metric(chart: Chart, metrics: dict[str, str], groups: Sequence[Group]) -> s
 
 def _details(g: Group, groups: int) -> str:
     run = g.first
-    inner = _privacy(g) + _network(run, network.MOST_NUMBERS // groups) + plans.section(run.plan) + repeat.section(g)
+    inner = (
+        _privacy(g)
+        + _network(run, sections.MOST_NUMBERS // groups)
+        + sections.plan_section(run.plan)
+        + sections.repeat_section(g)
+    )
     if groups == 1:
         return inner
     return f'<details class="run"><summary>{escape(g.label)}</summary>{inner}</details>'
@@ -264,7 +269,7 @@ def _spent(run: Run) -> str:
 
 
 def _network(run: Run, room: int) -> str:
-    told = network.moving(run, room)
+    told = sections.moving(run, room)
     chart = replace(CONSENSUS, cursor=told is not None)
     agreed = _metric(chart, {"consensus_error": "consensus error"}, [Group("", [run])])
     if told is None:

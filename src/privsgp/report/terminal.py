@@ -143,7 +143,7 @@ def show_keys(section: str, whose: str, found: list[Key]) -> None:
 
 def show_plan(formula: Formula, plan: Plan | None) -> None:
     """Print a plan, or the bound alone."""
-    from privsgp.planner import table as words
+    from privsgp.planner import shown as words
 
     with doing("certifying the noise of many K, for the bound"):
         rows = words.formula_rows(formula) if plan is None else words.plan_rows(plan)
@@ -305,7 +305,7 @@ def show_statements(statements: Sequence[Statement]) -> None:
 
 def show_tuned(found: Tuned) -> None:
     """Print every trial with its score, the best one marked."""
-    table = Table(title=f"tuned on {found.source.words}", title_justify="left", title_style="bold")
+    table = Table(title=f"tuned on {found.source.text}", title_justify="left", title_style="bold")
     for name in ("step size", "clip", "batch", "steps", "momentum", "tail", "score", ""):
         table.add_column(name, justify="right")
     for t, score in found.trials:

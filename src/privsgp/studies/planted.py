@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from privsgp.algorithms import PushSum, State
-from privsgp.algorithms.estimators import clipped_mean
+from privsgp.algorithms.algorithm import clipped_mean
 from privsgp.algorithms.gossip import DP2SGD
 from privsgp.engine import node_randomness
 from privsgp.gradients.per_sample import PerSample

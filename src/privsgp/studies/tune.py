@@ -59,7 +59,7 @@ class Tuned:
     def to_json(self) -> dict[str, Any]:
         """Return plain values."""
         rows = [asdict(trial) | {"score": score} for trial, score in self.trials]
-        return {"looked_at": self.source.words, "best": asdict(self.best), "trials": rows}
+        return {"looked_at": self.source.text, "best": asdict(self.best), "trials": rows}
 
 
 def tune(config: Config, public: str, data_dir: Path | None = None, *, most: int = 60) -> Tuned:
