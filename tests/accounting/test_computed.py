@@ -98,7 +98,10 @@ def test_a_sum_of_messages_has_every_node_s_noise():
     one, all_of_them = (computed.Cost.of(m, 50, 0.1) for m in (alone, together))
     assert all_of_them.tail == pytest.approx(100 * one.tail)
     assert all_of_them.variance == pytest.approx(100 * one.variance)
-    assert computed.Cost.of(dataclasses.replace(alone, aggregated=10_000), 50, 0.1).tail == math.inf
+    many = dataclasses.replace(alone, aggregated=10_000)
+    assert computed.Cost.of(many, 50, 0.1).tail == math.inf
+    with pytest.raises(Refused, match="10000 nodes"):
+        calibration.sigma(many, 50, 3.0, 1e-5)
 
 
 @pytest.mark.parametrize("tail", [0.0, 1e-3, 0.5, 0.9, 0.999])

@@ -69,6 +69,10 @@ class Cost:
 
 def refuse_vast(mechanism: Mechanism, steps: int, delta: float) -> None:
     """Refuse a run whose sampler would leave no δ, or no finite ε, however much noise it added."""
+    if mechanism.coordinates and mechanism.seen_together > _MOST:
+        raise Refused(
+            f"sums of {mechanism.seen_together} nodes' messages", f"take {_MOST} at most, or trust 'per-node'"
+        )
     cost = Cost.of(mechanism, steps, 0.0)
     if cost.tail > delta / 4 or cost.ratio(delta, 100.0) > SHARE / 2:
         raise Refused(
