@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 import shutil
@@ -243,3 +244,9 @@ def test_a_server_is_no_graph(made):
     page = (made("sees-ldp-svrg", algorithm__name="ldp-svrg", algorithm__steps=3) / "report.html").read_text()
     assert "ldp-svrg · 4 sites · a server · 3 steps" in page
     assert "exponential graph" not in page
+
+
+def test_no_heading_stands_over_nothing(made):
+    run = read(made("sees-ldp-svrg", algorithm__name="ldp-svrg", algorithm__steps=3))
+    headings = [re.findall("<h2>(.*?)</h2>", page.page([r])) for r in (run, dataclasses.replace(run, metrics=[]))]
+    assert headings == [["Training", "Privacy", "Agreement", "Repeat it"], ["Privacy", "Repeat it"]]

@@ -12,6 +12,7 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup
@@ -136,9 +137,14 @@ class Figure:
 
 def _tag(name: str, /, *inside: str, **attributes: object) -> Markup:
     """Write an element, lengths with one decimal; what is put into it is escaped unless a tag itself."""
-    written = {k: f"{v:.1f}" if isinstance(v, float) else v for k, v in attributes.items()}
-    pairs = (Markup(' {}="{}"').format(k.rstrip("_").replace("_", "-"), v) for k, v in written.items())
-    return Markup("<{0}{1}>{2}</{0}>").format(name, Markup().join(pairs), Markup().join(inside))
+    values = (f"{v:.1f}" if isinstance(v, float) else v for v in attributes.values())
+    return _blank(name, *attributes) % (*values, Markup().join(inside))
+
+
+@cache  # thousands of bars have one form
+def _blank(name: str, *attributes: str) -> Markup:
+    places = [Markup(' %s="%%s"') % key.rstrip("_").replace("_", "-") for key in attributes]
+    return Markup("<%s%s>%%s</%s>") % (name, Markup().join(places), name)
 
 
 def _text(kind: str, x: float, y: float, *inside: str, anchor: str = "middle") -> Markup:
@@ -163,9 +169,12 @@ def curves(chart: Chart, series: Sequence[Series]) -> Figure:
     """Draw curves with a band where several runs are behind one."""
     drawn = [_curves(chart, series, width) for width in WIDTHS.values()]
     every = sorted({v for s in series for v in s.x})
+    hover = _hover(series, every, chart)
     told = {"x": [[round(x.at(v), 1) for v in every] for _, x in drawn],
-            "at": [f"{chart.x_label} {number(v)}" for v in every], "series": _hover(series, every, chart)}  # fmt: skip
-    return _figure(chart, [svg for svg, _ in drawn], told, _table(series, chart), _ends(series, chart))
+            "at": [f"{chart.x_label} {number(v)}" for v in every], "series": hover}  # fmt: skip
+    rows = [[number(v), *(s["value"][k] or "" for s in hover)] for k, v in enumerate(every)]
+    numbers = Table([chart.x_label, *(s.name for s in series)], rows)
+    return _figure(chart, [svg for svg, _ in drawn], told, numbers, _ends(series, chart))
 
 
 def _curves(chart: Chart, series: Sequence[Series], width: int) -> tuple[Markup, Axis]:
@@ -265,16 +274,6 @@ def _spread(s: Series, k: int, write: Callable[[float], str]) -> str:
 def _ends(series: Sequence[Series], chart: Chart) -> str:
     """Say in a sentence what the curves come to."""
     return "; ".join(f"{s.name}: {chart.write(s.y[0])} at first, {chart.write(s.y[-1])} at last" for s in series)
-
-
-def _table(series: Sequence[Series], chart: Chart) -> Table:
-    every = sorted({v for s in series for v in s.x})
-    places = [dict(zip(s.x, range(len(s.x)), strict=True)) for s in series]
-    rows = []
-    for v in every:
-        cells = [_spread(s, at[v], chart.write) if v in at else "" for s, at in zip(series, places, strict=True)]
-        rows.append([number(v), *cells])
-    return Table([chart.x_label, *(s.name for s in series)], rows)
 
 
 def bars(chart: Chart, spent: Sequence[Account]) -> Figure:

@@ -90,7 +90,7 @@ def page(runs: Sequence[Run]) -> str:
 
 
 def _file(name: str) -> str:
-    return (resources.files("privsgp.report") / name).read_text()
+    return (resources.files("privsgp.report") / name).read_text("utf-8")
 
 
 def _banners(runs: Sequence[Run]) -> list[tuple[str, str]]:
@@ -194,7 +194,7 @@ def _comparison(groups: Sequence[Group]) -> Table:
     return Table(head, rows)
 
 
-def _training(groups: Sequence[Group]) -> Section:
+def _training(groups: Sequence[Group]) -> Section | None:
     several = "mean of the runs; the band goes from the lowest to the highest" if _banded(groups) else ""
     drawn = [_metric(Chart("Accuracy on test data", several, write=percent), ACCURACY, groups)]
     drawn += [_metric(Chart("Loss", several), LOSS, groups)]
@@ -250,7 +250,7 @@ def _spent(run: Run) -> Figure:
     return bars(chart, spent)
 
 
-def _network(run: Run, room: int) -> Section:
+def _network(run: Run, room: int) -> Section | None:
     moving = sections.moving(run, room)
     chart = replace(CONSENSUS, cursor=moving is not None)
     agreed = _metric(chart, {"consensus_error": "consensus error"}, [Group("", [run])])

@@ -48,9 +48,10 @@ class Section(NamedTuple):
     told: dict[str, Any]
 
 
-def charted(title: str, *figures: Figure | None) -> Section:
-    """Return a section that is a title and those charts that there are."""
-    return Section("charted", {"title": title, "figures": [f for f in figures if f is not None]})
+def charted(title: str, *figures: Figure | None) -> Section | None:
+    """Return a section that is a title and those charts that there are; nothing where there are none."""
+    drawn = [figure for figure in figures if figure is not None]
+    return Section("charted", {"title": title, "figures": drawn}) if drawn else None
 
 
 @dataclass(frozen=True)
