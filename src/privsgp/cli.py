@@ -32,10 +32,10 @@ from privsgp.report.terminal import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from privsgp.accounting.accountant import Accountant
-    from privsgp.accounting.mechanisms import Mechanism
+    from privsgp.accounting.mechanisms import Mechanism, Saga
 
 app = typer.Typer(
     help="Private learning without a server.",
@@ -51,6 +51,7 @@ Steps = Annotated[int, typer.Option(help="K, the number of releases.")]
 Clip = Annotated[float, typer.Option(help="G, the norm of one sample's clipped gradient.")]
 Delta = Annotated[float, typer.Option(help="δ")]
 DifferenceClip = Annotated[float | None, typer.Option(help="C of clipped differences; default: they are not clipped.")]
+DifferenceScale = Annotated[str | None, typer.Option(help="θ, or auto as in training; default: the paper's, 1.")]
 Period = Annotated[
     int | None, typer.Option(help="Releases from one anchor to the next (ldp-svrg, ldp-spider); default 10.")
 ]
@@ -190,6 +191,9 @@ def plan(
     network: Annotated[str, typer.Option("--graph", help="Its C and q make K̂.")] = "exponential",
     accountant: AccountantOption = "certified",
     c2: C2 = 0.3724,
+    evaluations: Annotated[
+        float | None, typer.Option(help="Gradients that a node may evaluate: method, batch and K are chosen for it.")
+    ] = None,
     save: Annotated[
         Path | None, typer.Option(help="Draw bound and noise of all methods against K to a picture.")
     ] = None,
@@ -204,11 +208,14 @@ def plan(
     from privsgp.runs import config as configs
 
     if config is not None:
-        _refuse_given(context, beside={"config", "changes", "data_dir", "save", "as_json"})
-        settings = configs.read(config, changes or [])
+        _refuse_given(context, beside={"config", "changes", "data_dir", "evaluations", "save", "as_json"})
+        limited = evaluations is not None
+        settings = configs.read(config, [*(changes or []), *([f"plan.evaluations={evaluations}"] if limited else [])])
         with doing("reading the data", quiet=as_json) as say:
-            made = planning.plan(settings, data_dir, compare=save is not None, say=say)
+            made = planning.plan(settings, data_dir, compare=save is not None, say=say, free=limited)
         formula = made.formula
+    elif evaluations is not None:
+        raise Refused(f"--evaluations {evaluations:g} without a run.toml", "a limit is planned for by rehearsing a run")
     elif samples is None or dim is None or epsilon is None or smoothness is None:
         raise Refused("no run.toml, and not all of --samples, --dim, --epsilon, --smoothness", "give one or the other")
     else:
@@ -264,6 +271,7 @@ def account(
     clip: Clip = 1.0,
     delta: Delta = 1e-5,
     difference_clip: DifferenceClip = None,
+    difference_scale: DifferenceScale = None,
     period: Period = None,
     alpha: Alpha = None,
     aggregated: Aggregated = None,
@@ -277,15 +285,18 @@ def account(
 ) -> None:
     """Tell the ε that so much noise gives. No data needed."""
     from privsgp.accounting import accountant as accountants
-    from privsgp.accounting import published
+    from privsgp.accounting import calibration, published
     from privsgp.accounting.counting import nominal
 
     own = {"difference_clip": difference_clip, "period": period, "alpha": alpha, "aggregated": aggregated}
-    mechanism = replace(
-        _mechanism(algorithm, sigma, clip, batch, samples, sampling, kappa, **own), coordinates=coordinates
-    )
-    kind = _accountant(accountant)
-    spent = accountants.epsilon(mechanism, steps, delta, _relation(relation))
+    bare = _mechanism(algorithm, sigma, clip, batch, samples, sampling, kappa, **own)
+    kind, related = _accountant(accountant), _relation(relation)
+
+    def auto(saga: Saga) -> float:
+        return 1.0 if nominal(kind) else calibration.largest_at(saga, steps, delta, related)
+
+    mechanism = replace(_scaled(bare, algorithm, difference_scale, auto), coordinates=coordinates)
+    spent = accountants.epsilon(mechanism, steps, delta, related)
     answer: dict[str, Any] = {
         "epsilon": _finite(spent.epsilon), "delta": delta, "relation": relation, "accountant": accountant,
         "rdp_epsilon": _finite(spent.rdp_epsilon),
@@ -293,6 +304,8 @@ def account(
     if nominal(kind):
         claimed = published.epsilon(mechanism, steps, delta, c2, algorithm)
         answer |= {"epsilon": _finite(claimed), "certified_epsilon": _finite(spent.epsilon), "c2": c2}
+    if difference_scale is not None:
+        answer["difference_scale"] = cast("Saga", mechanism).difference_scale
     _answer(answer | _trust(algorithm, aggregated), spent.assumptions, as_json=as_json)
 
 
@@ -306,6 +319,7 @@ def calibrate(
     clip: Clip = 1.0,
     delta: Delta = 1e-5,
     difference_clip: DifferenceClip = None,
+    difference_scale: DifferenceScale = None,
     period: Period = None,
     alpha: Alpha = None,
     aggregated: Aggregated = None,
@@ -319,13 +333,17 @@ def calibrate(
 ) -> None:
     """Tell the noise that a budget needs. No data needed."""
     from privsgp.accounting import accountant as accountants
+    from privsgp.accounting import calibration
     from privsgp.accounting.counting import count, nominal
 
     own = {"difference_clip": difference_clip, "period": period, "alpha": alpha, "aggregated": aggregated}
-    mechanism = replace(
-        _mechanism(algorithm, 0.0, clip, batch, samples, sampling, kappa, **own), coordinates=coordinates
-    )
+    bare = _mechanism(algorithm, 0.0, clip, batch, samples, sampling, kappa, **own)
     kind, related = _accountant(accountant), _relation(relation)
+
+    def auto(saga: Saga) -> float:
+        return 1.0 if nominal(kind) else calibration.largest(saga, steps, epsilon, delta, related)
+
+    mechanism = replace(_scaled(bare, algorithm, difference_scale, auto), coordinates=coordinates)
     sigma = count(kind, related, algorithm, steps, c2).sigma(mechanism, steps, epsilon, delta)
     spent = accountants.epsilon(mechanism.with_sigma(sigma), steps, delta, related)
     answer: dict[str, Any] = {
@@ -334,6 +352,8 @@ def calibrate(
     }  # fmt: skip
     if nominal(kind):
         answer |= {"epsilon": epsilon, "certified_epsilon": _finite(spent.epsilon), "c2": c2}
+    if difference_scale is not None:
+        answer["difference_scale"] = cast("Saga", mechanism).difference_scale
     _answer(answer | _trust(algorithm, aggregated), spent.assumptions, as_json=as_json)
 
 
@@ -599,6 +619,26 @@ def _mechanism(
             values[key] = value
     values["sampling"] = sampling
     return kinds[name](sigma=sigma, clip=clip, batch=batch, samples=samples, kappa=kappa, **values)
+
+
+def _scaled(mechanism: Mechanism, algorithm: str, given: str | None, auto: Callable[[Saga], float]) -> Mechanism:
+    """Return the mechanism with the θ that was given; `auto` tells what training would take."""
+    from privsgp.accounting.mechanisms import Saga
+
+    if given is None:
+        return mechanism
+    if not isinstance(mechanism, Saga):
+        raise Refused(f"--difference-scale {given} with --algorithm {algorithm}", "leave it out")
+    if given == "auto" and mechanism.difference_clip is not None:
+        return mechanism
+    return replace(mechanism, difference_scale=auto(mechanism) if given == "auto" else _weight(given))
+
+
+def _weight(given: str) -> float:
+    try:
+        return float(given)
+    except ValueError:
+        raise Refused(f"--difference-scale {given}", "take a weight in (0, 1], or auto") from None
 
 
 def _own(name: str) -> dict[str, Any]:

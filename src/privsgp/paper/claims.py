@@ -55,6 +55,18 @@ class Verdict:
     words: str
 
 
+def stated(told: Mapping[str, Any]) -> dict[str, str]:
+    """Return the verdicts on a judged figure with their numbers: the paper's and, where ours was run, one on that."""
+    printed = WORDS[told["holds"]]
+    if "scaled" not in told:
+        return {printed: told["found"]}
+    ours = told["scaled"]
+    return {
+        f"{printed} as printed": told["found"],
+        f"{WORDS[ours['holds']]} with scaled differences": ours["found"],
+    }
+
+
 Claim = Callable[[Mapping[str, Found]], Verdict]
 ALONE = "there is no other curve to compare with"
 
