@@ -86,12 +86,13 @@ class Filter:
         Tails add up over runs to no more than δ/2, since the sum of all cumulants stays below the cap, and below that
         −ln(1 − tail/δ) is at most twice tail/δ.
         """
-        if not cost.tail:
+        if not cost.variance:
             return 0.0
+        tail = cost.tail_at(self.epsilon)
         zeta = cost.ratio(self.delta, self.epsilon)
         if zeta > SHARE - 2.0**-19:
             return math.inf
-        return (self.order - 1) * 2 * zeta - math.log1p(-SHARE) + 2 * max(1.0, self.cap) * cost.tail / self.delta
+        return (self.order - 1) * 2 * zeta - math.log1p(-SHARE) + 2 * max(1.0, self.cap) * tail / self.delta
 
     def spent(self, segments: Sequence[Segment]) -> float:
         """Return what the runs in a ledger have spent at α."""

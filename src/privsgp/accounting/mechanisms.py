@@ -26,6 +26,9 @@ class Mechanism:
     sample's gradient; `batch` the public constant b the sum is divided by; `samples` the node's public J. `kappa` is
     the relative slack of the arithmetic: accounting uses `clip * (1 + kappa)` (privacy.md, "Clipping"). `coordinates`
     is the length d of a message, whose noise is computed (docs/privacy.md, "The sampler"); 0 takes the noise as ideal.
+    Where nodes share noise, `sigma` is what is left of it before a coalition of all but `honest` nodes, and `partners`
+    how many a node shares it with; `least_own` is the least noise that any node has of its own (0: not known yet).
+    With `honest = 0` all of it is the node's own.
 
     What others need to know of a mechanism they ask it; nobody outside the accounting asks which it is.
     """
@@ -41,6 +44,9 @@ class Mechanism:
     sampling: Sampling = "poisson"
     kappa: float = 0.0
     coordinates: int = 0
+    honest: int = 0
+    partners: int = 0
+    least_own: float = 0.0
 
     def __post_init__(self) -> None:
         if self.samples < 1:
@@ -55,6 +61,10 @@ class Mechanism:
             raise Refused(f"kappa = {self.kappa}", "the slack of the arithmetic lies in [0, 1)")
         if self.coordinates < 0:
             raise Refused(f"coordinates = {self.coordinates}", "a message has at least one, 0 for ideal noise")
+        if (self.honest, self.partners) != (0, 0) and (self.honest < 1 or self.partners < 1):
+            raise Refused(f"honest = {self.honest}, partners = {self.partners}", "take at least 1 each, or 0 for none")
+        if not 0 <= self.least_own < math.inf:
+            raise Refused(f"least_own = {self.least_own}", "take a finite standard deviation")
         if self.sampling not in ("poisson", "fixed"):
             raise Refused(f"sampling = {self.sampling!r}", "take 'poisson' or 'fixed'")
         if self.sampling == "fixed" and self.batch != int(self.batch):
@@ -111,7 +121,8 @@ class Mechanism:
 
     def describe(self) -> dict[str, Any]:
         """Return all that is counted, as plain values for ledgers and JSON (an infinite clip is None)."""
-        values = dataclasses.asdict(self)
+        shared = ("honest", "partners", "least_own") if not self.honest else ()  # ledgers of independent noise are as they were
+        values = {key: value for key, value in dataclasses.asdict(self).items() if key not in shared}
         return {"mechanism": type(self).__name__} | {
             k: None if isinstance(v, float) and math.isinf(v) else v for k, v in values.items()
         }
