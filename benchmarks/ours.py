@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from privsgp.engine.folder import Folder
-from privsgp.engine.trainer import Training
+from privsgp.engine.trainer import Trainer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -20,25 +20,25 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def engine(work: Workload, algorithm: str = "privsgp-vr", *, seed: int | None = 0) -> Iterator[Training]:
+def engine(work: Workload, algorithm: str = "privsgp-vr", *, seed: int | None = 0) -> Iterator[Trainer]:
     """A run that is ready for its first step, with secret noise where there is no seed; its folder is thrown away."""
     with tempfile.TemporaryDirectory() as place:
         folder = Folder(Path(place))
         folder.prepare()
         folder.identify({}, None)
-        training = Training(work.job(algorithm, seed=seed), folder)
+        training = Trainer(work.spec(algorithm, seed=seed), folder)
         training._begin()
-        with training.payments:
+        with training.budget_guard:
             yield training
 
 
-def stepper(training: Training) -> Callable[[], None]:
+def stepper(training: Trainer) -> Callable[[], None]:
     """Return a function that takes the next step, and pays for it."""
     k = 0
 
     def step() -> None:
         nonlocal k
-        if not training.payments.granted(k, training.drawing.attempt):
+        if not training.budget_guard.reserve(k, training.drawing.attempt):
             raise RuntimeError(f"step {k} was not granted")
         training.state = training.step(k, training.state)
         k += 1
@@ -46,14 +46,14 @@ def stepper(training: Training) -> Callable[[], None]:
     return step
 
 
-def parts(training: Training, steps: int = 30) -> dict[str, float]:
+def parts(training: Trainer, steps: int = 30) -> dict[str, float]:
     """Return the milliseconds of each line of the loop; the device is waited for after each, so the sum is larger."""
     spent: dict[str, list[float]] = {}
     block, algorithm = training.algorithm.block, training.algorithm
     _watch(block, "sample", spent, "5 sample")
     _watch(algorithm, "recorded", spent, "6-7 direction")
     _watch(block, "noise", spent, "8 noise")
-    _watch(training.payments, "sending", spent, "ledger and hashes")
+    _watch(training.budget_guard, "record", spent, "ledger and hashes")
     _watch(training.transport, "mix", spent, "10-13 mix")
     _watch(algorithm, "step", spent, "whole step")
     training.step = algorithm.step

@@ -11,7 +11,7 @@ import torch
 from privsgp import graph, models
 from privsgp.algorithms import ALGORITHMS, Settings
 from privsgp.clock import Times, Waiting
-from privsgp.engine.spec import Job, Learning, Protection
+from privsgp.engine.spec import Learning, Protection, RunSpec
 from privsgp.gradients.rounding import kappa
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class Workload:
         inputs[:, -1], targets[:, -1] = 0, 0
         return inputs, targets
 
-    def job(self, algorithm: str = "privsgp-vr", *, steps: int = 1 << 20, seed: int | None = 0) -> Job:
+    def spec(self, algorithm: str = "privsgp-vr", *, steps: int = 1 << 20, seed: int | None = 0) -> RunSpec:
         """Return the run as the engine wants it: exponential graph, σ fixed by hand."""
         device, dtype, chosen = torch.device(self.device), torch.float32, ALGORITHMS[algorithm]
         own = {} if self.table_dtype is None else {"table_dtype": self.table_dtype}
@@ -62,7 +62,7 @@ class Workload:
         n, loss = self.nodes, models.per_sample("cross-entropy")
         network = graph.make("exponential", n)
         protection = Protection([made] * n, [None] * n, [1e-5] * n, "zero-out", "certified", None, _not_counted)
-        return Job(
+        return RunSpec(
             name=self.name,
             seed=seed,
             shared_hash="benchmark",

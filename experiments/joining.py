@@ -14,7 +14,7 @@ from pathlib import Path
 from privsgp.algorithms.update_rule import node_weights
 from privsgp.planner.noise import average_variance
 from privsgp.runs import config as configs
-from privsgp.runs.budgets import protect
+from privsgp.runs.budgets import calibrate_nodes
 from privsgp.runs.build import step_size
 
 
@@ -24,7 +24,7 @@ def main(path: Path) -> None:
     sizes, budgets = config.data.sizes, config.privacy.epsilon
     if sizes is None or not isinstance(budgets, list):
         sys.exit(f"{path}: give data.sizes and a list privacy.epsilon")
-    sigmas = [mechanism.sigma for mechanism in protect(config, sizes, 1e-6).mechanisms]
+    sigmas = [mechanism.sigma for mechanism in calibrate_nodes(config, sizes, 1e-6).mechanisms]
     order = sorted(range(len(sizes)), key=lambda i: -budgets[i])
     print('| nodes | smallest ε | equal weights | weights = "noise" |\n|---|---|---|---|')
     for count in range(2, len(order) + 1, 2):

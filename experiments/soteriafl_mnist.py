@@ -21,7 +21,7 @@ import privsgp
 from privsgp.accounting import accountant, published
 from privsgp.accounting.mechanisms import Saga, SampledMean, Unprotected
 from privsgp.algorithms.soteriafl import SoteriaFL, SoteriaFLSGD, SoteriaFLSVRG
-from privsgp.runs import build as jobs
+from privsgp.runs import build
 from privsgp.runs import config as configs
 from privsgp.runs import problem as problems
 from privsgp.runs import train as training
@@ -142,8 +142,8 @@ def run(options: argparse.Namespace, name: str, epsilon: int, *, as_coded: bool)
 def honest(options: argparse.Namespace, name: str, epsilon: int) -> float:
     """Return the certified ε of noise by their formula, if every record were clipped."""
     config = configured(options, name, epsilon, accountant="published")
-    job = jobs.prepare(config, problems.load_problem(config, options.data_dir))
-    return accountant.epsilon(job.protection.mechanisms[0], job.steps, 1e-3).epsilon
+    spec = build.build_run(config, problems.load_problem(config, options.data_dir))
+    return accountant.epsilon(spec.protection.mechanisms[0], spec.steps, 1e-3).epsilon
 
 
 def line(row: dict[str, Any]) -> str:

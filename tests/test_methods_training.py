@@ -12,8 +12,7 @@ from privsgp import graph
 from privsgp.accounting import accountant, calibration
 from privsgp.algorithms import ALGORITHMS
 from privsgp.errors import Refused
-from privsgp.runs import build as jobs
-from privsgp.runs import config
+from privsgp.runs import build, config
 from privsgp.runs import problem as problems
 from settings import settings_of
 
@@ -29,12 +28,12 @@ def test_dp_sgd_pools_all_data_at_the_same_rate_and_the_strictest_budget(tmp_pat
     delta = [1e-5, 1e-6, 1e-5, 1e-4]
     told = small(tmp_path, algorithm__name="dp-sgd", privacy__epsilon=BUDGETS, privacy__delta=delta)
     problem = problems.load_problem(told)
-    job = jobs.prepare(told, problem)
-    (mechanism,) = job.protection.mechanisms
+    spec = build.build_run(told, problem)
+    (mechanism,) = spec.protection.mechanisms
     assert (mechanism.samples, mechanism.batch, mechanism.rate) == (1200, 64, 16 / 300)
-    assert (job.protection.budgets, job.protection.deltas) == ([1.0], [1e-6])
+    assert (spec.protection.budgets, spec.protection.deltas) == ([1.0], [1e-6])
     rows = np.concatenate(problem.parts)
-    assert np.array_equal(job.learning.inputs[0, :-1].numpy(), problem.dataset.x[rows])
+    assert np.array_equal(spec.learning.inputs[0, :-1].numpy(), problem.dataset.x[rows])
 
 
 def test_dp_sgd_is_one_node_and_everything_else_is_as_ever(tmp_path):
@@ -71,7 +70,7 @@ def test_alone_every_node_has_its_own_model_and_budget(tmp_path):
 @pytest.mark.parametrize("network", ["exponential", "ring-directed", "random"])
 def test_links_that_do_not_go_both_ways_are_refused(tmp_path, name, network):
     with pytest.raises(Refused, match=f"graph.name = '{network}'") as refused:
-        jobs.make_graph(small(tmp_path, algorithm__name=name, graph__name=network))
+        build.make_graph(small(tmp_path, algorithm__name=name, graph__name=network))
     assert "graph.name = 'ring'" in refused.value.remedy
 
 
@@ -162,8 +161,8 @@ def test_compressed_messages_are_what_is_counted(tmp_path):
 def test_compressed_messages_are_sooner_there(tmp_path):
     """A step takes a second, and a message of d numbers d seconds: one there, compressed, and one back."""
     told = {"algorithm__name": "soteriafl-sgd", "clock__bandwidth": 4.0}
-    whole = jobs.make_clock(small(tmp_path, **told), graph.unconnected("server", 4), 4 * 100)
-    few = jobs.make_clock(
+    whole = build.make_clock(small(tmp_path, **told), graph.unconnected("server", 4), 4 * 100)
+    few = build.make_clock(
         small(tmp_path, **told, algorithm__compressor="random-k", algorithm__kept=0.1),
         graph.unconnected("server", 4), 4 * 100,
     )  # fmt: skip

@@ -8,7 +8,7 @@ import threading
 import pytest
 import torch
 
-from privsgp.threads import beside, leaving_one, shared_out
+from privsgp.threads import beside, leave_one_core, shared_out
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ def threads():
 @pytest.mark.parametrize(("allowed", "within"), [(1, 1), (2, 1), (3, 2)])
 def test_torch_leaves_one_thread_for_a_while_whatever_happens(threads, allowed, within):
     threads(allowed)
-    with contextlib.suppress(ValueError), leaving_one():
+    with contextlib.suppress(ValueError), leave_one_core():
         seen = torch.get_num_threads()
         raise ValueError("in between")
     assert (seen, torch.get_num_threads()) == (within, allowed)

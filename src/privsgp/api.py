@@ -81,7 +81,7 @@ def train(
         problems.refuse_counted(config, dataset)
         return dataset, parts
 
-    dataset, parts = join().everywhere(brought)
+    dataset, parts = join().all_or_none(brought)
 
     def problem(config: configs.Config) -> problems.Problem:
         alone = problems.Problem(

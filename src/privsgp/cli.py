@@ -127,7 +127,7 @@ def train(
     from privsgp.planner import settle as planning
     from privsgp.report import page
     from privsgp.report.tensorboard import Log
-    from privsgp.runs import build as jobs
+    from privsgp.runs import build
     from privsgp.runs import config as configs
     from privsgp.runs import problem as problems
     from privsgp.runs import train as training
@@ -148,7 +148,7 @@ def train(
     for note in problems.notes(settings, problem):
         err.print(f"note: {note}", markup=False, soft_wrap=True)
     show_log()
-    faults = jobs.simulated_faults(
+    faults = build.simulated_faults(
         settings, drop=drop, delay=delay, crash=crash or [], leave=leave or [], staleness=staleness
     )
     log = Log(place, simulation=settings.seed is not None) if tensorboard else None

@@ -20,7 +20,7 @@ R = TypeVar("R")
 
 
 @contextmanager
-def leaving_one() -> Iterator[None]:
+def leave_one_core() -> Iterator[None]:
     """Let torch use one thread fewer than it may, if it may use several: a core is left to a second thread."""
     threads = torch.get_num_threads()
     torch.set_num_threads(max(1, threads - 1))

@@ -308,7 +308,7 @@ def test_any_valid_input_has_a_valid_answer(kind, sigma, sizes, steps, delta, re
 
 
 def test_a_weight_where_no_pair_is_the_worst_everywhere():
-    """Composition takes the worst pair at each ε and is 15 % looser here than Rényi: no disagreement."""
+    """Composition takes the worst pair at each ε and is 15 % looser here than Rényi: the smaller counts."""
     mechanism = Saga(sigma=1.2 * 2 * 0.7 / 90, clip=1.0, batch=90.0, samples=1000, difference_scale=0.7)
     told = accountant.epsilon(mechanism, 2000, 1e-5)
-    assert 13 < told.rdp_epsilon < told.epsilon < 1.2 * told.rdp_epsilon
+    assert told.epsilon == told.rdp_epsilon == pytest.approx(13.437, abs=1e-3)

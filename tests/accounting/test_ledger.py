@@ -328,7 +328,7 @@ def test_a_second_process_is_refused(path):
         code = "import pathlib, sys; from privsgp.accounting.ledger import _lock; _lock(pathlib.Path(sys.argv[1]))"
         other = subprocess.run([sys.executable, "-c", code, path], capture_output=True, text=True, check=False)
         assert "in use by another process" in other.stderr
-    Ledger.open(path, HEADER).release()
+    Ledger.open(path, HEADER).unlock()
 
 
 def test_a_missing_ledger_is_refused(path):

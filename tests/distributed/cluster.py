@@ -130,7 +130,7 @@ def _work(arguments: list[str], environment: dict[str, str], say: Path, hook: st
 
 def die(rank: int, *, victim: int, moments: int) -> None:
     """Let one process SIGKILL itself after so many steps and writes, wherever that is."""
-    from privsgp.engine.trainer import Training
+    from privsgp.engine.trainer import Trainer
 
     left = iter(range(moments))
 
@@ -142,42 +142,42 @@ def die(rank: int, *, victim: int, moments: int) -> None:
 
         return call
 
-    for holder, name in ((Training, "_release"), (os, "write"), (os, "fsync"), (os, "replace")):
+    for holder, name in ((Trainer, "_release"), (os, "write"), (os, "fsync"), (os, "replace")):
         if rank == victim:
             setattr(holder, name, dying(getattr(holder, name)))
 
 
 def sleep(rank: int, *, victim: int, step: int) -> None:
     """Let one process stand still at a step, as a machine that has lost its network."""
-    from privsgp.engine.trainer import Training
+    from privsgp.engine.trainer import Trainer
 
-    mix = Training._mix
+    mix = Trainer._mix
 
     def sleeping(self, k, x, w):
         if rank == victim and k == step:
             os.kill(os.getpid(), signal.SIGSTOP)
         return mix(self, k, x, w)
 
-    Training._mix = sleeping
+    Trainer._mix = sleeping
 
 
 def interrupt(rank: int, *, victim: int, step: int) -> None:
     """Let one process get a SIGTERM at a step."""
-    from privsgp.engine.trainer import Training
+    from privsgp.engine.trainer import Trainer
 
-    mix = Training._mix
+    mix = Trainer._mix
 
     def interrupted(self, k, x, w):
         if rank == victim and k == step:
             os.kill(os.getpid(), signal.SIGTERM)
         return mix(self, k, x, w)
 
-    Training._mix = interrupted
+    Trainer._mix = interrupted
 
 
 def differ(rank: int, *, victim: int) -> None:
     """Let one process compute other numbers than before, as another machine may."""
-    from privsgp.engine.drawing import NodeRandomness
+    from privsgp.engine.node_randomness import NodeRandomness
 
     noise = NodeRandomness.noise
 

@@ -99,16 +99,16 @@ def send(rank: int, *, liar: int, step: int, how: str, where: str = "") -> None:
 
 def pause(rank: int, *, victim: int, step: int) -> None:
     """Let one process stop at a step; the test lets it go on, or not."""
-    from privsgp.engine.trainer import Training
+    from privsgp.engine.trainer import Trainer
 
-    mix = Training._mix
+    mix = Trainer._mix
 
     def sleeping(self: Any, k: int, x: Any, w: Any) -> Any:
         if rank == victim and k == step:
             os.kill(os.getpid(), signal.SIGSTOP)
         return mix(self, k, x, w)
 
-    Training._mix = sleeping
+    Trainer._mix = sleeping
 
 
 def pause_at_exchange(rank: int, *, victim: int, number: int) -> None:

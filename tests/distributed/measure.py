@@ -1,6 +1,6 @@
 """Measure a step's communication on this machine, for docs/scaling.md: python tests/distributed/measure.py.
 
-One node per process on the exponential graph; timed are `TorchDistributed.mix` and `World.exchange` alone.
+One node per process on the exponential graph; timed are `TorchDistributed.mix` and `World.all_gather` alone.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ def main() -> None:
             steps, exchanges = zip(*(answers.get() for _ in started), strict=True)
             for process in started:
                 process.join()
-            step, exchange = statistics.median(steps), statistics.median(exchanges)
+            step, all_gather = statistics.median(steps), statistics.median(exchanges)
             rate = dim * 4 / step / 1e6 if processes > 1 else 0.0
-            sys.stdout.write(f"{processes:9d} {dim:8d} {1e3 * step:8.3f} {rate:13.0f} {1e3 * exchange:12.3f}\n")
+            sys.stdout.write(f"{processes:9d} {dim:8d} {1e3 * step:8.3f} {rate:13.0f} {1e3 * all_gather:12.3f}\n")
             sys.stdout.flush()
 
 
@@ -63,9 +63,9 @@ def _one(rank: int, processes: int, dim: int, port: int, answers: multiprocessin
         world = World(rank, processes, store)
         transport = TorchDistributed(graph.make("exponential", processes), x, world)
     times = _timed(lambda k: transport.mix(k, x, w), STEPS if dim < 5_000_000 else 12)
-    talks = _timed(lambda k: world.exchange(k, forms.whole()), 30)
+    talks = _timed(lambda k: world.all_gather(k, forms.whole()), 30)
     answers.put((times, talks))
-    world.exchange(None, forms.NOTHING)
+    world.all_gather(None, forms.NOTHING)
     if processes > 1:
         torch.distributed.destroy_process_group()
     world._die()

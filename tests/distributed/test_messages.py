@@ -10,7 +10,7 @@ import pytest
 
 import runs
 from privsgp import data
-from privsgp.runs import build as jobs
+from privsgp.runs import build
 from privsgp.runs import config as configs
 from privsgp.transport.rendezvous import blocks
 
@@ -24,7 +24,7 @@ def watched(tmp_path_factory):
     config = runs.small(folder, cluster.IRREGULAR)
     cluster.train(folder / "said", config, folder / "out", PROCESSES, hook="cluster.watch", where=str(folder))
     notes = [[json.loads(line) for line in (folder / f"{r}.jsonl").read_text().splitlines()] for r in range(PROCESSES)]
-    return jobs.make_graph(configs.read(config)), notes
+    return build.make_graph(configs.read(config)), notes
 
 
 def _crossing(graph, k):

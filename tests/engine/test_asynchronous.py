@@ -14,11 +14,11 @@ import reference
 import reference_asynchronous
 import runs
 from privsgp.engine.folder import Folder
-from privsgp.engine.trainer import Training
+from privsgp.engine.trainer import Trainer
 from privsgp.errors import Refused
 from privsgp.randomness.coins import draw
 from privsgp.randomness.noise import Keyed
-from privsgp.runs import build as jobs
+from privsgp.runs import build
 from privsgp.runs import config as configs
 from privsgp.runs import problem as problems
 from privsgp.runs import train as training
@@ -28,7 +28,7 @@ STRAGGLER = {"compute": "exponential", "stragglers": [2], "slowdown": 4.0, "late
 EARLY = {"start": 0.8, "end": 0.1, "schedule": "linear"}
 
 
-def _training(folder, name, *, kind=Training, privacy=None, clock=STRAGGLER, graph="ring", **algorithm):
+def _training(folder, name, *, kind=Trainer, privacy=None, clock=STRAGGLER, graph="ring", **algorithm):
     config = configs.parse(
         {
             "seed": 3,
@@ -45,15 +45,15 @@ def _training(folder, name, *, kind=Training, privacy=None, clock=STRAGGLER, gra
     place.path.mkdir()
     place.prepare()
     place.identify({}, None)
-    return kind(jobs.prepare(config, problems.load_problem(config)), place)
+    return kind(build.build_run(config, problems.load_problem(config)), place)
 
 
-def _expected(job):
+def _expected(spec):
     """The plain loop with the run's own events, coins and noise; a node reads just after its own last event."""
-    learning, source, events = job.learning, Keyed(job.seed), job.clock.every
-    mechanisms = job.protection.mechanisms
+    learning, source, events = spec.learning, Keyed(spec.seed), spec.clock.every
+    mechanisms = spec.protection.mechanisms
     noise = torch.empty(len(events), sum(p.numel() for p in learning.model.parameters()), dtype=torch.float64)
-    read, last = [], dict.fromkeys(range(job.nodes), 0)
+    read, last = [], dict.fromkeys(range(spec.nodes), 0)
     for t, (_, i, _, number) in enumerate(events):
         source.fill_normal(noise[t : t + 1], [i], number)
         read.append(last[i])
@@ -69,7 +69,7 @@ def _expected(job):
         x0=torch.nn.utils.parameters_to_vector(learning.model.parameters()).detach().double().numpy(),
         batch=[m.batch for m in mechanisms],
         draws=[draw(source, mechanisms[e.node], e.node, e.number) for e in events],
-        step_size=[job.step_size(t // job.nodes) for t in range(len(events))],
+        step_size=[spec.step_size(t // spec.nodes) for t in range(len(events))],
         noise=noise.numpy(),
         sigma=[m.sigma for m in mechanisms],
         clip=None if np.isinf(mechanisms[0].clip) else mechanisms[0].clip,
@@ -80,7 +80,7 @@ def _expected(job):
 @pytest.mark.parametrize("clock", [STRAGGLER, {"compute": "lognormal", "spread": 2.0}, {}])
 def test_models_are_those_of_the_plain_loop(tmp_path, name, clock):
     run = _training(tmp_path, name, clock=clock)
-    wanted = _expected(run.job)
+    wanted = _expected(run.spec)
     state = run.run().state
     np.testing.assert_allclose(state.x.numpy(), wanted[-1], rtol=0, atol=1e-10)
     assert torch.equal(state.z, state.x)
@@ -93,7 +93,7 @@ def test_without_noise_and_with_a_huge_clip_it_is_ad_psgd_to_the_last_bit(tmp_pa
     assert torch.equal(private.state.x, plain.state.x)
 
 
-class _Watched(Training):
+class _Watched(Trainer):
     """Keeps every g̃ and the models it was computed at and subtracted from."""
 
     def _async_tools(self):
@@ -119,7 +119,7 @@ def test_a_node_that_nobody_disturbs_is_never_stale(tmp_path):
     lonely = {"stragglers": [0, 2, 3], "slowdown": 1e6}
     run = _training(tmp_path, "ad-psgd", kind=_Watched, clock=lonely)
     run.run()
-    assert {event.node for event in run.job.clock.every} == {1}
+    assert {event.node for event in run.spec.clock.every} == {1}
     assert all(torch.equal(read, held) for _, read, held in run.kept)
     assert not all(torch.equal(read, held) for _, read, held in _stale(tmp_path))
 

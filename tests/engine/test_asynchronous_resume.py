@@ -67,10 +67,10 @@ def _other_data(*args, load=data.load, **kwargs):
 
 def _witnessed(arguments: list[str], moments: int, log: str) -> None:
     """Train in a process that dies, and write down which releases are in the models that nodes send each other."""
-    from privsgp.engine.drawing import NodeRandomness
-    from privsgp.engine.trainer import Training
+    from privsgp.engine.node_randomness import NodeRandomness
+    from privsgp.engine.trainer import Trainer
 
-    noise, average = NodeRandomness.noise_one, Training._average
+    noise, average = NodeRandomness.noise_one, Trainer._average
     file, drawn, held = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT), {}, {}
 
     def noised(self, i, number, g):
@@ -83,7 +83,7 @@ def _witnessed(arguments: list[str], moments: int, log: str) -> None:
         average(self, i, j, x)
         held[i] = drawn[i]  # from the end of this event on
 
-    NodeRandomness.noise_one, Training._average = noised, watched
+    NodeRandomness.noise_one, Trainer._average = noised, watched
     runs._dying(arguments, None, moments)
 
 

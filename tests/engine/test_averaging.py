@@ -10,9 +10,9 @@ from safetensors.torch import load_file
 
 import runs
 from privsgp.algorithms import State
-from privsgp.engine.averaging import Averaging, Release
+from privsgp.engine.averaging import Averaging, FinalModel
 from privsgp.engine.evaluate import average
-from privsgp.engine.trainer import Training
+from privsgp.engine.trainer import Trainer
 
 EVERYTHING = runs.changes(
     algorithm__momentum=0.5,
@@ -41,7 +41,7 @@ def _run(release, states):
 
 def test_the_tail_is_the_mean_of_the_last_steps():
     states = list(_states(10))
-    out = _run(Release("tail", share=0.3), states)
+    out = _run(FinalModel("tail", share=0.3), states)
     torch.testing.assert_close(out.x, sum(s.x for s in states[-3:]) / 3)
     torch.testing.assert_close(out.w, sum(s.w for s in states[-3:]) / 3)
     torch.testing.assert_close(out.z, out.x / out.w[:, None])
@@ -49,14 +49,14 @@ def test_the_tail_is_the_mean_of_the_last_steps():
 
 def test_exponential_weights_need_no_warm_up():
     states = list(_states(6))
-    out = _run(Release("exponential", decay=0.7), states)
+    out = _run(FinalModel("exponential", decay=0.7), states)
     weights = [0.7 ** (5 - k) for k in range(6)]
     whole = [sum(p * part for p, part in zip(weights, parts, strict=True)) for parts in zip(*states, strict=True)]
     torch.testing.assert_close(out.z, whole[0] / whole[1][:, None])
     torch.testing.assert_close(average(out), whole[0].sum(0) / whole[1].sum())
 
 
-@pytest.mark.parametrize("release", [Release(), Release("tail", share=0.2)], ids=["none", "not begun"])
+@pytest.mark.parametrize("release", [FinalModel(), FinalModel("tail", share=0.2)], ids=["none", "not begun"])
 def test_without_an_average_the_state_is_released(release):
     states = list(_states(10))
     averaging = Averaging(release, 10, states[0])
@@ -92,9 +92,9 @@ def test_what_is_released_costs_no_privacy_and_is_what_was_measured(tmp_path):
 
 def test_the_released_model_is_the_mean_of_the_last_average_models(tmp_path, monkeypatch):
     config, seen = runs.small(tmp_path), []
-    keep = Training._keep
+    keep = Trainer._keep
     monkeypatch.setattr(
-        Training, "_keep", lambda self, k, seconds: seen.append(average(self.state)) or keep(self, k, seconds)
+        Trainer, "_keep", lambda self, k, seconds: seen.append(average(self.state)) or keep(self, k, seconds)
     )
     runs.train(config, tmp_path / "out", *EVERYTHING)
     model = load_file(tmp_path / "out" / "model.safetensors")

@@ -12,7 +12,7 @@ import torch
 import runs
 from privsgp.accounting import ledger as ledgers
 from privsgp.accounting.mechanisms import SampledMean
-from privsgp.engine.budget_guard import Payments
+from privsgp.engine.budget_guard import BudgetGuard
 from privsgp.engine.folder import Folder
 from privsgp.engine.spec import Protection
 from privsgp.errors import Interrupted, Refused, ReplayDiffers
@@ -35,7 +35,7 @@ def _payments(folder, *, simulation=False, spare=40, budget=True, private=True):
         allowance=[STEPS + spare] * 2 if budget else None,
         epsilon=lambda _node, _releases: 0.0,
     )
-    job = SimpleNamespace(
+    spec = SimpleNamespace(
         here=range(2),
         steps=STEPS,
         simulation=simulation,
@@ -49,63 +49,63 @@ def _payments(folder, *, simulation=False, spare=40, budget=True, private=True):
     place = Folder(folder)
     place.prepare()
     place.identify({}, None)
-    return Payments(job, place)
+    return BudgetGuard(spec, place)
 
 
 def _message(step, attempt=0):
     return torch.tensor([[step, attempt, 0.0], [step, attempt, 1.0]])
 
 
-def _take(payments, first, until, attempt=0, mark=0):
+def _take(budget_guard, first, until, attempt=0, mark=0):
     """Send steps first … until − 1; return the first that was not granted."""
     for k in range(first, until):
-        if not payments.granted(k, attempt):
+        if not budget_guard.reserve(k, attempt):
             return k
-        payments.sending(k, _message(k, mark))
+        budget_guard.record(k, _message(k, mark))
     return until
 
 
-def _crash_after(payments, first, until, **kwargs):
-    with contextlib.suppress(Crash), payments:
-        _take(payments, first, until, **kwargs)
+def _crash_after(budget_guard, first, until, **kwargs):
+    with contextlib.suppress(Crash), budget_guard:
+        _take(budget_guard, first, until, **kwargs)
         raise Crash
 
 
 def test_no_message_leaves_before_it_is_paid_for(tmp_path):
-    with _payments(tmp_path) as payments:
-        assert payments.granted(0, 0)
+    with _payments(tmp_path) as budget_guard:
+        assert budget_guard.reserve(0, 0)
         with pytest.raises(Refused, match="not paid for"):
-            payments.sending(STEPS - 1, _message(0))
+            budget_guard.record(STEPS - 1, _message(0))
     assert runs.charged(tmp_path) == [0, 0]
 
 
 def test_what_happens_while_messages_are_hashed_ends_before_they_are_noted(tmp_path):
-    with _payments(tmp_path) as payments:
-        assert payments.granted(0, 0)
-        with payments.sending_while(0, _message(0)):
-            assert [ledger.segment.sent_at(0) for ledger in payments.ledgers] == [None, None]
-        assert [ledger.segment.sent_at(0) for ledger in payments.ledgers] == [0, 0]
-        with contextlib.suppress(Crash), payments.sending_while(1, _message(1)):
+    with _payments(tmp_path) as budget_guard:
+        assert budget_guard.reserve(0, 0)
+        with budget_guard.recording(0, _message(0)):
+            assert [ledger.segment.sent_at(0) for ledger in budget_guard.ledgers] == [None, None]
+        assert [ledger.segment.sent_at(0) for ledger in budget_guard.ledgers] == [0, 0]
+        with contextlib.suppress(Crash), budget_guard.recording(1, _message(1)):
             raise Crash
-        assert [ledger.segment.sent_at(1) for ledger in payments.ledgers] == [None, None]
+        assert [ledger.segment.sent_at(1) for ledger in budget_guard.ledgers] == [None, None]
 
 
 def test_a_whole_run_is_charged_its_steps_and_its_ledgers_are_closed(tmp_path):
-    with _payments(tmp_path) as payments:
-        assert _take(payments, 0, STEPS) == STEPS
-    assert payments.releases() == runs.charged(tmp_path) == [STEPS] * 2
+    with _payments(tmp_path) as budget_guard:
+        assert _take(budget_guard, 0, STEPS) == STEPS
+    assert budget_guard.releases() == runs.charged(tmp_path) == [STEPS] * 2
     assert ledgers.read(tmp_path / "ledger" / "node-1.jsonl")[-1].closed
 
 
 @pytest.mark.parametrize("simulation", [True, False])
 def test_a_clean_stop_returns_what_was_not_sent(tmp_path, simulation):
-    payments = _payments(tmp_path, simulation=simulation)
-    with contextlib.suppress(Interrupted), payments:
-        _take(payments, 0, 70)
+    budget_guard = _payments(tmp_path, simulation=simulation)
+    with contextlib.suppress(Interrupted), budget_guard:
+        _take(budget_guard, 0, 70)
         raise Interrupted(70)
-    assert payments.releases() == runs.charged(tmp_path) == [70] * 2
-    with _payments(tmp_path, simulation=simulation) as payments:
-        assert _take(payments, 70, STEPS) == STEPS
+    assert budget_guard.releases() == runs.charged(tmp_path) == [70] * 2
+    with _payments(tmp_path, simulation=simulation) as budget_guard:
+        assert _take(budget_guard, 70, STEPS) == STEPS
     assert runs.charged(tmp_path) == [STEPS] * 2
 
 
@@ -117,8 +117,8 @@ def test_a_crash_costs_at_most_half_the_spare(tmp_path, spare, ahead):
 
 def test_without_a_seed_a_repeated_step_is_a_new_release(tmp_path):
     _crash_after(_payments(tmp_path), 0, 15)
-    with _payments(tmp_path) as payments:
-        assert _take(payments, 10, STEPS, mark=1) == STEPS
+    with _payments(tmp_path) as budget_guard:
+        assert _take(budget_guard, 10, STEPS, mark=1) == STEPS
     assert runs.charged(tmp_path) == [20 + STEPS - 10] * 2
     attempts = {(step, attempt) for step, attempt, _ in runs.sent(tmp_path)}
     assert {(9, 0), (14, 0), (10, 1), (14, 1), (199, 0)} <= attempts
@@ -127,49 +127,49 @@ def test_without_a_seed_a_repeated_step_is_a_new_release(tmp_path):
 
 def test_with_a_seed_the_same_message_goes_out_again_for_nothing(tmp_path):
     _crash_after(_payments(tmp_path, simulation=True, spare=0), 0, 100)
-    with _payments(tmp_path, simulation=True, spare=0) as payments:
-        assert _take(payments, 64, STEPS) == STEPS
+    with _payments(tmp_path, simulation=True, spare=0) as budget_guard:
+        assert _take(budget_guard, 64, STEPS) == STEPS
     assert runs.charged(tmp_path) == [STEPS] * 2
     assert [step for step, _, _ in runs.sent(tmp_path)] == list(range(STEPS))
 
 
 def test_with_a_seed_another_message_is_not_sent_and_its_redo_is_charged(tmp_path):
     _crash_after(_payments(tmp_path, simulation=True), 0, 70)
-    with _payments(tmp_path, simulation=True) as payments:
-        assert payments.attempt(64) == 0
+    with _payments(tmp_path, simulation=True) as budget_guard:
+        assert budget_guard.attempt(64) == 0
         with pytest.raises(ReplayDiffers):
-            _take(payments, 64, STEPS, mark=1)
-        payments.rewind()
-        assert _take(payments, 64, STEPS, attempt=1, mark=1) == STEPS
+            _take(budget_guard, 64, STEPS, mark=1)
+        budget_guard.refund()
+        assert _take(budget_guard, 64, STEPS, attempt=1, mark=1) == STEPS
     assert runs.charged(tmp_path) == [70 + STEPS - 64] * 2
 
 
 def test_an_attempt_that_a_killed_process_began_is_taken_up(tmp_path):
     _crash_after(_payments(tmp_path, simulation=True), 0, 70)
-    payments = _payments(tmp_path, simulation=True)
-    with contextlib.suppress(Crash), payments:
-        payments.rewind()
-        _take(payments, 64, 66, attempt=1, mark=1)
+    budget_guard = _payments(tmp_path, simulation=True)
+    with contextlib.suppress(Crash), budget_guard:
+        budget_guard.refund()
+        _take(budget_guard, 64, 66, attempt=1, mark=1)
         raise Crash
-    with _payments(tmp_path, simulation=True) as payments:
-        assert payments.attempt(64) == 1
-        assert _take(payments, 64, STEPS, attempt=1, mark=1) == STEPS
+    with _payments(tmp_path, simulation=True) as budget_guard:
+        assert budget_guard.attempt(64) == 1
+        assert _take(budget_guard, 64, STEPS, attempt=1, mark=1) == STEPS
     assert runs.charged(tmp_path) == [70 + STEPS - 64] * 2
 
 
 def test_without_a_seed_every_attempt_is_fresh(tmp_path):
     _crash_after(_payments(tmp_path), 0, 15)
-    with _payments(tmp_path) as payments:
-        assert payments.attempt(10) == 0
+    with _payments(tmp_path) as budget_guard:
+        assert budget_guard.attempt(10) == 0
 
 
 def test_a_budget_that_is_spent_grants_nothing_more(tmp_path):
     _crash_after(_payments(tmp_path), 0, 150)
-    with _payments(tmp_path) as payments:
-        assert _take(payments, 0, STEPS) == 80
+    with _payments(tmp_path) as budget_guard:
+        assert _take(budget_guard, 0, STEPS) == 80
     assert runs.charged(tmp_path) == [STEPS + 40] * 2
-    with _payments(tmp_path) as payments:
-        assert not payments.granted(80, 0)
+    with _payments(tmp_path) as budget_guard:
+        assert not budget_guard.reserve(80, 0)
 
 
 def test_nodes_with_unequal_rests_end_together_and_can_close(tmp_path):
@@ -181,28 +181,28 @@ def test_nodes_with_unequal_rests_end_together_and_can_close(tmp_path):
     _crash_after(_payments(tmp_path), 0, 150)
     spent = runs.charged(tmp_path)
     assert spent[0] == spent[1] + 30
-    with _payments(tmp_path) as payments:
-        assert _take(payments, 0, STEPS) == STEPS + 40 - spent[0]
+    with _payments(tmp_path) as budget_guard:
+        assert _take(budget_guard, 0, STEPS) == STEPS + 40 - spent[0]
     assert runs.charged(tmp_path) == [STEPS + 40, STEPS + 10]
-    with _payments(tmp_path) as payments:  # closed: the richer one does not pay any more
-        assert not payments.granted(50, 0)
+    with _payments(tmp_path) as budget_guard:  # closed: the richer one does not pay any more
+        assert not budget_guard.reserve(50, 0)
 
 
 def test_a_node_may_release_often_in_a_step_and_another_never(tmp_path):
-    payments = _payments(tmp_path)
-    payments.job.released = lambda node, k: 100 * k * (node == 0)
-    payments.job.until = lambda node, releases: releases // 100 if node == 0 else STEPS
-    payments.job.protection = dataclasses.replace(payments.job.protection, allowance=[STEPS * 100 + 50, 0])
-    with contextlib.suppress(Crash), payments:
-        assert payments.granted(0, 0)
-        assert payments.granted(0, 0)
+    budget_guard = _payments(tmp_path)
+    budget_guard.spec.released = lambda node, k: 100 * k * (node == 0)
+    budget_guard.spec.until = lambda node, releases: releases // 100 if node == 0 else STEPS
+    budget_guard.spec.protection = dataclasses.replace(budget_guard.spec.protection, allowance=[STEPS * 100 + 50, 0])
+    with contextlib.suppress(Crash), budget_guard:
+        assert budget_guard.reserve(0, 0)
+        assert budget_guard.reserve(0, 0)
         assert runs.charged(tmp_path) == [100, 0]
-        assert payments.granted(1, 0)
-        payments.sending_one(0, 199, _message(0)[0])
+        assert budget_guard.reserve(1, 0)
+        budget_guard.record_one(0, 199, _message(0)[0])
         with pytest.raises(Refused, match="not paid for"):
-            payments.sending_one(0, 200, _message(0)[0])
+            budget_guard.record_one(0, 200, _message(0)[0])
         with pytest.raises(Refused, match="not paid for"):
-            payments.sending_one(1, 0, _message(0)[0])
+            budget_guard.record_one(1, 0, _message(0)[0])
         raise Crash
     assert runs.charged(tmp_path) == [200, 0]
 
@@ -210,15 +210,15 @@ def test_a_node_may_release_often_in_a_step_and_another_never(tmp_path):
 def test_fixed_noise_has_no_budget_to_spend(tmp_path):
     for _ in range(5):
         _crash_after(_payments(tmp_path, budget=False), 0, 150)
-    with _payments(tmp_path, budget=False) as payments:
-        assert _take(payments, 0, STEPS) == STEPS
+    with _payments(tmp_path, budget=False) as budget_guard:
+        assert _take(budget_guard, 0, STEPS) == STEPS
     assert runs.charged(tmp_path) == [5 * 192 + STEPS] * 2
 
 
 def test_a_method_without_noise_pays_nothing(tmp_path):
-    with _payments(tmp_path, private=False) as payments:
-        assert _take(payments, 0, STEPS) == STEPS
-    assert payments.releases() == [0, 0]
+    with _payments(tmp_path, private=False) as budget_guard:
+        assert _take(budget_guard, 0, STEPS) == STEPS
+    assert budget_guard.releases() == [0, 0]
     assert list((tmp_path / "ledger").iterdir()) == []
 
 

@@ -16,7 +16,7 @@ from privsgp.algorithms import State
 from privsgp.engine import checkpoint
 from privsgp.engine.checkpoint import Progress
 from privsgp.engine.folder import Folder
-from privsgp.engine.trainer import Training
+from privsgp.engine.trainer import Trainer
 from privsgp.errors import Refused
 from privsgp.transport.rendezvous import World
 
@@ -131,13 +131,13 @@ def test_entries_are_in_the_ball_whatever_the_check_value_says(tmp_path, kind, m
 
     _damage(path, harm)
     seen = {}
-    end = Training._end
-    monkeypatch.setattr(Training, "_end", lambda self, *args: seen.update(run=self) or end(self, *args))
+    end = Trainer._end
+    monkeypatch.setattr(Trainer, "_end", lambda self, *args: seen.update(run=self) or end(self, *args))
     ran = resume()
     assert ran.code == 0, ran.err
     training = seen["run"]
     lengths, total = _entries(training, samples=300 if kind != "blocks" else 12)
-    m = training.job.mechanisms[0]
+    m = training.spec.mechanisms[0]
     assert float(lengths.max()) <= m.clip * (1 + m.kappa) * (25 if kind == "blocks" else 1)
     assert (lengths[0, 1], lengths[1, 2], lengths[2, 3]) == (0, 0, 0)
     assert (lengths > 0).sum() > 0.9 * lengths.numel()
@@ -152,8 +152,8 @@ def test_a_full_gradient_is_taken_anew(tmp_path, monkeypatch):
     right = load_file(path)["memory.full"]
     _damage(path, lambda tensors: tensors["memory.full"].mul_(1e6))
     seen = {}
-    end = Training._end
-    monkeypatch.setattr(Training, "_end", lambda self, *args: seen.update(run=self) or end(self, *args))
+    end = Trainer._end
+    monkeypatch.setattr(Trainer, "_end", lambda self, *args: seen.update(run=self) or end(self, *args))
     assert resume().code == 0
     assert torch.equal(seen["run"].algorithm.full, right)
 
@@ -195,8 +195,8 @@ def test_what_is_whole_is_taken_as_it_is(tmp_path, kind, monkeypatch):
     text = runs.SMALL.replace("checkpoint_every = 7", "checkpoint_every = 4")
     config, changes = runs.small(tmp_path, text), runs.changes(algorithm__steps=8, **(TABLES | OTHERS)[kind])
     runs.train(config, tmp_path / "whole", *changes)
-    note = Training._release
-    monkeypatch.setattr(Training, "_release", lambda self, k, x: _lost() if k == 6 else note(self, k, x))
+    note = Trainer._release
+    monkeypatch.setattr(Trainer, "_release", lambda self, k, x: _lost() if k == 6 else note(self, k, x))
     assert runs.command("train", config, "--out", tmp_path / "out", *changes).code == 1
     monkeypatch.undo()
     runs.train(config, tmp_path / "out", *changes, "--resume")
@@ -215,7 +215,7 @@ class _Two(World):
         super().__init__()
         self.theirs = theirs
 
-    def exchange(self, value, form):
+    def all_gather(self, value, form):
         assert form.fits(self.theirs)
         return [value, self.theirs]
 

@@ -19,7 +19,7 @@ from privsgp.algorithms import State
 from privsgp.engine.evaluate import Evaluator, average, consensus_error
 from privsgp.engine.folder import read_metrics
 from privsgp.gradients import Layout
-from privsgp.runs import build as jobs
+from privsgp.runs import build
 from privsgp.runs import config as configs
 from privsgp.runs import problem as problems
 from privsgp.transport import forms
@@ -64,7 +64,7 @@ def test_a_mean_over_many_samples_is_the_mean(samples):
     x = torch.randn(8, generator=generator)
     loss = nn.CrossEntropyLoss(reduction="none")
     weight, bias = x[:6].reshape(2, 3), x[6:]
-    got = Evaluator(model, layout, job=None, world=None).mean(loss, x, inputs, targets)
+    got = Evaluator(model, layout, spec=None, world=None).mean(loss, x, inputs, targets)
     expected = loss(inputs @ weight.T + bias, targets).double().mean().item()
     assert got == pytest.approx(expected, rel=1e-6)
 
@@ -133,7 +133,7 @@ class _Others:
 
     alone = False
 
-    def of_nodes(self, own, form, nodes):
+    def all_gather_nodes(self, own, form, nodes):
         assert all(forms.each(form, 4).fits(list(said)) for said in ([*own], [0.0, 1.0, None, 0.5]))
         assert not forms.each(form, 4).fits([0.0, 1.1, 0.5, 0.5])
         self.said = own
@@ -142,11 +142,11 @@ class _Others:
 
 def test_how_well_a_site_does_on_its_own_test_data_is_told_only_where_it_is_to_be():
     config = configs.parse(tomllib.loads(runs.SMALL))
-    job, world = jobs.prepare(config, problems.load_problem(config)), _Others()
-    model = job.learning.model
+    spec, world = build.build_run(config, problems.load_problem(config)), _Others()
+    model = spec.learning.model
     s = State.start(Layout.of(model).flatten(model), 4)
-    row = Evaluator(model, Layout.of(model), job, world).row(3, 1.0, s)
+    row = Evaluator(model, Layout.of(model), spec, world).row(3, 1.0, s)
     assert row["mean_node_accuracy"] == pytest.approx(np.mean(world.said))
-    row = Evaluator(model, Layout.of(model), dataclasses.replace(job, share_metrics=False), world).row(3, 1.0, s)
+    row = Evaluator(model, Layout.of(model), dataclasses.replace(spec, share_metrics=False), world).row(3, 1.0, s)
     assert world.said == [None] * 4
     assert not [key for key in row if "accuracy" in key or "loss" in key]

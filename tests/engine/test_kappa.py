@@ -19,7 +19,7 @@ from privsgp.gradients.rules.ruled import RULES, positions
 CPU = torch.device("cpu")
 
 
-def _job(counted, algorithm="privsgp-vr", dtype=torch.float32, model=None, shape=(3,)):
+def _spec(counted, algorithm="privsgp-vr", dtype=torch.float32, model=None, shape=(3,)):
     chosen = ALGORITHMS[algorithm]
     mechanisms = [chosen.mechanism(Settings(), sigma=1.0, batch=5, samples=50, kappa=k) for k in counted]
     learning = SimpleNamespace(model=model or nn.Linear(3, 2), made_up=lambda: (torch.zeros(4, *shape), None))
@@ -27,29 +27,29 @@ def _job(counted, algorithm="privsgp-vr", dtype=torch.float32, model=None, shape
 
 
 def test_what_was_counted_is_accepted():
-    refuse_coarser(_job([kappa(torch.float32, CPU)] * 2))
-    refuse_coarser(_job([2**-8]))
-    refuse_coarser(_job([2**-20], dtype=torch.float64))
+    refuse_coarser(_spec([kappa(torch.float32, CPU)] * 2))
+    refuse_coarser(_spec([2**-8]))
+    refuse_coarser(_spec([2**-20], dtype=torch.float64))
 
 
 def test_one_node_counted_for_finer_arithmetic_is_refused():
     with pytest.raises(Refused, match=r"κ = 9.53674e-07 was counted, and this arithmetic has κ = 0.000244"):
-        refuse_coarser(_job([2**-12, 2**-20]))
+        refuse_coarser(_spec([2**-12, 2**-20]))
 
 
 @pytest.mark.parametrize("name", ["CUBLAS_EMULATE_DOUBLE_PRECISION", "CUBLAS_EMULATION_STRATEGY"])
 def test_float64_that_is_made_up_is_no_float64(name, monkeypatch):
     monkeypatch.setenv(name, "1")
-    job = _job([2**-8])
-    job.device, job.simulation = torch.device("cuda"), False
+    spec = _spec([2**-8])
+    spec.device, spec.simulation = torch.device("cuda"), False
     with pytest.raises(Refused, match=f"{name} = '1': cuBLAS may make up float64"):
-        refuse_coarser(job)
-    job.simulation = True
-    refuse_coarser(job)
+        refuse_coarser(spec)
+    spec.simulation = True
+    refuse_coarser(spec)
 
 
 def test_a_method_without_noise_may_compute_as_it_likes():
-    refuse_coarser(_job([0.0], "sgp"))
+    refuse_coarser(_spec([0.0], "sgp"))
 
 
 @pytest.mark.parametrize(
@@ -62,8 +62,8 @@ def test_a_method_without_noise_may_compute_as_it_likes():
 )
 def test_layers_at_many_positions_need_more_slack(model, shape):
     with pytest.raises(Refused, match=r"κ = 0.000244141 was counted, and this arithmetic has κ = 0.0039"):
-        refuse_coarser(_job([2**-12], model=model, shape=shape))
-    refuse_coarser(_job([2**-8], model=model, shape=shape))
+        refuse_coarser(_spec([2**-12], model=model, shape=shape))
+    refuse_coarser(_spec([2**-8], model=model, shape=shape))
     assert not any(layer._forward_pre_hooks for layer in model.modules())
 
 

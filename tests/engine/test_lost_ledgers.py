@@ -10,7 +10,7 @@ import stat
 import pytest
 
 import runs
-from privsgp.engine.trainer import Training
+from privsgp.engine.trainer import Trainer
 from privsgp.errors import Interrupted
 
 SECRET = runs.SMALL.replace("seed = 7\n", "").replace("sigma = 0.05", "epsilon = 2.0\nspare = 1.0")
@@ -29,7 +29,7 @@ def elsewhere(tmp_path, monkeypatch):
 
 def _stop(monkeypatch, config, out, *options, at=20):
     """Stop a run cleanly after so many steps."""
-    keep = Training._keep
+    keep = Trainer._keep
 
     def kept(self, k, seconds):
         if k == at:
@@ -38,7 +38,7 @@ def _stop(monkeypatch, config, out, *options, at=20):
         return keep(self, k, seconds)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Training, "_keep", kept)
+        patch.setattr(Trainer, "_keep", kept)
         assert runs.command("train", config, "--out", out, *options).code == 130
 
 

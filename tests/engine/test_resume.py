@@ -14,7 +14,7 @@ import pytest
 import runs
 from privsgp.accounting import ledger
 from privsgp.engine import checkpoint
-from privsgp.engine.drawing import NodeRandomness
+from privsgp.engine.node_randomness import NodeRandomness
 
 SELDOM = "--set=engine.checkpoint_every=30"
 RING = '[graph]\nname = "ring"\n'

@@ -15,9 +15,9 @@ import torch
 import runs
 from privsgp.engine import checkpoint
 from privsgp.engine.folder import Folder
-from privsgp.engine.trainer import Training
+from privsgp.engine.trainer import Trainer
 from privsgp.errors import Diverged, Interrupted, Refused
-from privsgp.runs import build as jobs
+from privsgp.runs import build
 from privsgp.runs import config as configs
 from privsgp.runs import problem as problems
 
@@ -31,11 +31,11 @@ def _training(folder, watch=None, **changes):
         else:
             values[section] = value
     config = configs.parse(values)
-    job = jobs.prepare(config, problems.load_problem(config))
+    spec = build.build_run(config, problems.load_problem(config))
     place = Folder(folder)
     place.prepare()
     place.identify({}, None)
-    return Training(job, place, watch)
+    return Trainer(spec, place, watch)
 
 
 def test_evaluations_and_checkpoints_come_when_asked_and_at_the_end(tmp_path, monkeypatch):
@@ -54,7 +54,7 @@ def test_what_is_evaluated(tmp_path):
     """By hand from the nodes' models: average, mean, worst, the training loss over all nodes' own data."""
     run = _training(tmp_path, data__sizes=[300, 200, 100, 50], graph={"name": "random"})
     outcome = run.run()
-    learning, s = run.job.learning, outcome.state
+    learning, s = run.spec.learning, outcome.state
     inputs, labels = learning.test
     assert s.w.sub(1).abs().max() > 0.01
 

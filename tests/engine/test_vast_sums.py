@@ -10,7 +10,7 @@ import runs
 from privsgp.algorithms import ALGORITHMS
 from privsgp.engine import precision
 from privsgp.engine.precision import rounding_error
-from privsgp.runs import build as jobs
+from privsgp.runs import build
 from settings import settings_of
 
 EPS, COUNTS = 2.0**-53, st.integers(1, 10**6)
@@ -44,7 +44,7 @@ def test_more_of_anything_never_rounds_less(algorithm, slots, samples, places, s
 
 
 def test_a_secret_run_whose_sums_kappa_does_not_cover_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(jobs, "positions", lambda *_: 4096)
+    monkeypatch.setattr(build, "positions", lambda *_: 4096)
     monkeypatch.setattr(precision, "capacity", lambda *_: 4096)
     unseeded = "--set=seed="
     ran = runs.command("train", runs.small(tmp_path), "--out", tmp_path / "secret", unseeded)

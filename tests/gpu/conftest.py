@@ -10,7 +10,7 @@ import torch
 from privsgp import graph, models
 from privsgp.algorithms import ALGORITHMS
 from privsgp.clock import Times, Waiting
-from privsgp.engine.spec import Job, Learning, Protection
+from privsgp.engine.spec import Learning, Protection, RunSpec
 from privsgp.gradients.rounding import kappa
 from settings import settings_of
 
@@ -28,7 +28,7 @@ def small_job():
         generator = torch.Generator().manual_seed(0)
         inputs = torch.randn(n, J + 1, *shape, generator=generator).to(device)
         targets = torch.randint(3, (n, J + 1), generator=generator).to(device)
-        return Job(
+        return RunSpec(
             name="small",
             seed=seed,
             shared_hash="small",

@@ -51,7 +51,7 @@ KEPT = [
 @pytest.mark.parametrize(("model", "shape"), [("mlp", (6,)), ("cnn", (1, 16, 16))])
 def test_a_run_with_secret_noise(tmp_path, algorithm, kept, model, shape, small_job, monkeypatch):
     from privsgp.engine.folder import Folder
-    from privsgp.engine.trainer import Training
+    from privsgp.engine.trainer import Trainer
     from privsgp.randomness import independent
 
     seen, add = [], independent.add_noise_
@@ -65,7 +65,7 @@ def test_a_run_with_secret_noise(tmp_path, algorithm, kept, model, shape, small_
     with folder.locked():
         folder.prepare()
         folder.identify({}, None)
-        run = Training(small_job(algorithm, 8, seed=None, model=model, shape=shape, **kept), folder)
+        run = Trainer(small_job(algorithm, 8, seed=None, model=model, shape=shape, **kept), folder)
         run.run()
     assert run.algorithm.recorded._graph is not None
     assert run.state.x.isfinite().all()

@@ -71,14 +71,14 @@ def test_a_walk_in_place_does_the_same(n, d, step):
 def test_a_run_on_the_device_is_the_algorithm_s_own(tmp_path, algorithm, small_job):
     """Both take the same coins and noise; what differs is the order of roundings."""
     from privsgp.engine.folder import Folder
-    from privsgp.engine.trainer import Training
+    from privsgp.engine.trainer import Trainer
 
     def state(name, *, plain):
         folder = Folder(tmp_path / name)
         with folder.locked():
             folder.prepare()
             folder.identify({}, None)
-            run = Training(small_job(algorithm), folder)
+            run = Trainer(small_job(algorithm), folder)
             assert run.step != run.algorithm.step
             if plain:
                 run.step = run.algorithm.step
@@ -97,14 +97,14 @@ def test_a_run_on_the_device_is_the_algorithm_s_own(tmp_path, algorithm, small_j
 def test_a_recorded_direction_is_the_algorithm_s_own(tmp_path, model, shape, exact, small_job):
     """With momentum steps are the algorithm's; in float64 sums as where noise is secret."""
     from privsgp.engine.folder import Folder
-    from privsgp.engine.trainer import Training
+    from privsgp.engine.trainer import Trainer
 
     def state(name, *, plain):
         folder = Folder(tmp_path / name)
         with folder.locked():
             folder.prepare()
             folder.identify({}, None)
-            run = Training(replace(small_job("privsgp-vr", model=model, shape=shape), momentum=0.5), folder)
+            run = Trainer(replace(small_job("privsgp-vr", model=model, shape=shape), momentum=0.5), folder)
             run.algorithm.block.exact = exact
             recorded = run.algorithm.recorded
             if plain:
@@ -122,16 +122,16 @@ def test_a_recorded_direction_is_the_algorithm_s_own(tmp_path, model, shape, exa
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 def test_the_step_never_waits_for_the_device(tmp_path, small_job):
     from privsgp.engine.folder import Folder
-    from privsgp.engine.trainer import Training
+    from privsgp.engine.trainer import Trainer
 
     folder = Folder(tmp_path / "run")
     with folder.locked():
         folder.prepare()
         folder.identify({}, None)
-        run = Training(small_job("privsgp-vr", steps=64), folder)
+        run = Trainer(small_job("privsgp-vr", steps=64), folder)
         run._begin()
-        with run.payments:
-            assert run.payments.granted(0, 0)
+        with run.budget_guard:
+            assert run.budget_guard.reserve(0, 0)
             for k in range(8):
                 run.state = run.step(k, run.state)
             torch.cuda.set_sync_debug_mode("error")

@@ -17,8 +17,7 @@ from privsgp.gradients.tables.blocks import BlockTable
 from privsgp.gradients.tables.storage import Storage
 from privsgp.gradients.tables.table import make_table
 from privsgp.randomness import independent
-from privsgp.runs import build as jobs
-from privsgp.runs import config
+from privsgp.runs import build, config
 from privsgp.runs import problem as problems
 
 OWN, SLACK = 0.2, 2.0**-12
@@ -137,10 +136,10 @@ def test_a_difference_clip_that_rounding_would_outdo_is_refused(tmp_path):
 
 
 def test_where_positions_may_cancel_the_least_difference_clip_is_larger(tmp_path, monkeypatch):
-    monkeypatch.setattr(jobs, "positions", lambda *_: 2)
+    monkeypatch.setattr(build, "positions", lambda *_: 2)
     told = config.read(runs.small(tmp_path), ["algorithm.name=privsgp-vr", "algorithm.difference_clip=0.06"])
     with pytest.raises(Refused, match=r"take at least 0\.0625"):
-        jobs.prepare(told, problems.load_problem(told))
+        build.build_run(told, problems.load_problem(told))
 
 
 @pytest.mark.parametrize("name", [a.name for a in ALGORITHMS.values() if a.private])

@@ -11,16 +11,16 @@ from privsgp.planner import stand_in
 from privsgp.planner.choose import Method, Network, best, planner
 from privsgp.planner.estimates import Source
 from privsgp.planner.record import Formula, Plan
-from privsgp.planner.rehearsal import Stage
+from privsgp.planner.rehearsal import Rehearsal
 
 
 @pytest.fixture(scope="session")
 def small_planner():
     samples = stand_in.make((16,), 4, samples=256)
     model = models.make("logistic", input_shape=(16,), outputs=4, seed=0)
-    stage = Stage(model, models.per_sample("cross-entropy"), models.correct("cross-entropy"), samples)
+    rehearsal = Rehearsal(model, models.per_sample("cross-entropy"), models.correct("cross-entropy"), samples)
     network = Network([200, 200, 200, 400], [(1.0, 1e-5)] * 3 + [(2.0, 1e-5)], spare=0.02)
-    return planner(network, stage, 1.0)
+    return planner(network, rehearsal, 1.0)
 
 
 @pytest.fixture(scope="session")
@@ -29,6 +29,6 @@ def small_plan(small_planner):
     choices = [small_planner.choose(method, 32.0, None, None) for method in methods]
     chosen, why = best(choices)
     asked = {"name": "auto", "steps": "auto", "step_size": "auto", "batch": 32.0, "weights": "equal"}
-    dim, graph = small_planner.stage.layout.dim, graphs.make("ring-directed", 4)
+    dim, graph = small_planner.rehearsal.layout.dim, graphs.make("ring-directed", 4)
     formula = Formula(small_planner.network, graph, small_planner.constants, dim, 1.0, chosen.noise)
     return Plan(small_planner, formula, Source("synthetic", "synthetic"), chosen, choices, why, asked)

@@ -13,14 +13,17 @@ def test_bytes_of_one_peer_and_of_all():
 
 
 def test_table_memory(small_planner):
-    stage = small_planner.stage  # one linear layer whose input is the data: δ alone, 4 numbers a sample
-    assert costs.table_bytes(stage, Method("privsgp", Settings()), [10]) == 0
-    assert costs.table_bytes(stage, Method("privsgp-vr", Settings()), [10, 30]) == 4 * 4 * 40
-    assert costs.table_bytes(stage, Method("privsgp-vr", settings_of("privsgp-vr", table="dense")), [10]) == 4 * 68 * 10
+    rehearsal = small_planner.rehearsal  # one linear layer whose input is the data: δ alone, 4 numbers a sample
+    assert costs.table_bytes(rehearsal, Method("privsgp", Settings()), [10]) == 0
+    assert costs.table_bytes(rehearsal, Method("privsgp-vr", Settings()), [10, 30]) == 4 * 4 * 40
+    assert (
+        costs.table_bytes(rehearsal, Method("privsgp-vr", settings_of("privsgp-vr", table="dense")), [10])
+        == 4 * 68 * 10
+    )
 
 
 def test_a_step_takes_time(small_planner):
-    assert 0 < costs.seconds_per_step(small_planner.stage, Method("privsgp-sag", Settings()), 3, 2000.0) < 10
+    assert 0 < costs.seconds_per_step(small_planner.rehearsal, Method("privsgp-sag", Settings()), 3, 2000.0) < 10
 
 
 def test_memory():

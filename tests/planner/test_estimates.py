@@ -8,7 +8,7 @@ import torch
 from privsgp import models
 from privsgp.errors import Refused
 from privsgp.planner.estimates import Source, constants, permit
-from privsgp.planner.rehearsal import Stage
+from privsgp.planner.rehearsal import Rehearsal
 from privsgp.planner.stand_in import Samples, make
 
 
@@ -27,7 +27,7 @@ def quadratic(curvature):
     torch.nn.init.constant_(model.weight, 3.0)
     y = torch.tensor([-1.0, 1.0]).repeat(50)[:, None]
     samples = Samples(torch.ones(100, 1), y, torch.ones(4, 1), y[:4])
-    return Stage(model, lambda out, target: curvature / 2 * (out - target).square().sum(-1), None, samples)
+    return Rehearsal(model, lambda out, target: curvature / 2 * (out - target).square().sum(-1), None, samples)
 
 
 def test_the_constants_of_a_quadratic():
@@ -45,7 +45,7 @@ def test_the_clip_bounds_what_is_found():
 def test_a_partition_by_label_is_worse_than_an_even_one():
     samples = make((16,), 4, samples=256)
     model = models.make("logistic", input_shape=(16,), outputs=4, seed=0)
-    stage = Stage(model, models.per_sample("cross-entropy"), None, samples)
-    even, skewed = (constants(stage, 1.0, 5.0, 100, skewed=s) for s in (False, True))
+    rehearsal = Rehearsal(model, models.per_sample("cross-entropy"), None, samples)
+    even, skewed = (constants(rehearsal, 1.0, 5.0, 100, skewed=s) for s in (False, True))
     assert skewed.heterogeneity > 5 * even.heterogeneity
     assert even.gap == pytest.approx(math.log(4), rel=0.3)

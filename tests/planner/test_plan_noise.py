@@ -13,7 +13,7 @@ from privsgp.accounting.mechanisms import SampledMean
 from privsgp.algorithms import Block, Drawn, PrivSGP, Settings, State
 from privsgp.planner import stand_in
 from privsgp.planner.noise import average_variance, response, spread
-from privsgp.planner.rehearsal import Scene, Stage
+from privsgp.planner.rehearsal import Rehearsal, RehearsalSpec
 
 STEPS, GAMMA, SIGMA = 60, 0.5, 0.05
 
@@ -33,17 +33,17 @@ GRAPHS = {
 
 
 @pytest.fixture(scope="module")
-def stage():
+def rehearsal():
     samples = stand_in.make((20,), 5, samples=800)
     model = models.make("mlp", input_shape=(20,), outputs=5, seed=0, hidden=64)
-    return Stage(model, models.per_sample("cross-entropy"), models.correct("cross-entropy"), samples)
+    return Rehearsal(model, models.per_sample("cross-entropy"), models.correct("cross-entropy"), samples)
 
 
-def run(stage, graph, sigmas):
+def run(rehearsal, graph, sigmas):
     """All nodes for real: own samples, own noise, the graph's mixing; the same coins whatever σ is."""
-    n, rows = graph.nodes, len(stage.samples.y) // graph.nodes
+    n, rows = graph.nodes, len(rehearsal.samples.y) // graph.nodes
     coins, noise = torch.Generator().manual_seed(0), torch.Generator().manual_seed(1)
-    x, y = (t[: n * rows].reshape(n, rows, *t.shape[1:]) for t in (stage.samples.x, stage.samples.y))
+    x, y = (t[: n * rows].reshape(n, rows, *t.shape[1:]) for t in (rehearsal.samples.x, rehearsal.samples.y))
 
     def mix(k, x, w):
         P = torch.from_numpy(graph.matrix(k))
@@ -53,14 +53,14 @@ def run(stage, graph, sigmas):
         mechanisms=[SampledMean(sigma=s, clip=1.0, batch=rows / 2, samples=rows) for s in sigmas],
         inputs=torch.cat([x, torch.zeros_like(x[:, :1])], 1),
         targets=torch.cat([y, torch.zeros_like(y[:, :1])], 1),
-        gradient=stage.gradient,
+        gradient=rehearsal.gradient,
         sample=lambda _k: [Drawn(torch.arange(rows).expand(n, -1), torch.rand(n, rows, generator=coins) < 0.5)],
         noise=lambda _k, g: g.add_(torch.randn(g.shape, generator=noise) * torch.tensor(sigmas)[:, None]),
         mix=mix,
         release=lambda _k, _x: None,
         step_size=lambda _k: GAMMA,
     )
-    state, algorithm = State.start(stage.x0, n), PrivSGP(block, Settings())
+    state, algorithm = State.start(rehearsal.x0, n), PrivSGP(block, Settings())
     for k in range(STEPS):
         state = algorithm.step(k, state)
     return state
@@ -68,15 +68,15 @@ def run(stage, graph, sigmas):
 
 @pytest.mark.parametrize("nodes", [8, 16])
 @pytest.mark.parametrize("name", GRAPHS)
-def test_predicted_noise_is_within_ten_percent_of_measured(stage, name, nodes):
+def test_predicted_noise_is_within_ten_percent_of_measured(rehearsal, name, nodes):
     graph = GRAPHS[name](nodes)
     sigmas = [SIGMA * (1 + i % 3) for i in range(nodes)]
-    noisy, quiet = run(stage, graph, sigmas), run(stage, graph, [0.0] * nodes)
+    noisy, quiet = run(rehearsal, graph, sigmas), run(rehearsal, graph, [0.0] * nodes)
     x_noisy, x_quiet = (s.x.double().sum(0) / s.w.sum() for s in (noisy, quiet))
     measured = float((x_noisy - x_quiet).square().mean())
     plain = average_variance(lambda _k: GAMMA, STEPS, sigmas)
     kappa = math.sqrt(sum(s**2 for s in sigmas)) / nodes / math.sqrt(STEPS)
-    left = response(stage, Scene("privsgp", Settings(), kappa, STEPS / 2), GAMMA * STEPS)
+    left = response(rehearsal, RehearsalSpec("privsgp", Settings(), kappa, STEPS / 2), GAMMA * STEPS)
     assert left * plain == pytest.approx(measured, rel=0.1)
     apart = float((noisy.z - x_noisy - (quiet.z - x_quiet)).double().square().mean())
     assert spread(graph, lambda _k: GAMMA, STEPS, sigmas) == pytest.approx(apart, rel=0.1)
@@ -100,8 +100,10 @@ def test_curvature_pulls_noise_back():
     model = torch.nn.Linear(1, 4000, bias=True)
     torch.nn.init.zeros_(model.weight)
     torch.nn.init.zeros_(model.bias)
-    stage = Stage(model, lambda out, _y: out.square().sum(-1) / 2, None, samples)
-    left = response(stage, Scene("privsgp", Settings(clip=1e6), 0.1, 1e9), distance=6.4)  # γ = 0.1, 64 steps
+    rehearsal = Rehearsal(model, lambda out, _y: out.square().sum(-1) / 2, None, samples)
+    left = response(
+        rehearsal, RehearsalSpec("privsgp", Settings(clip=1e6), 0.1, 1e9), distance=6.4
+    )  # γ = 0.1, 64 steps
     expected = (1 + sum(0.9 ** (2 * k) for k in range(64)) / 64) / 2  # weights see inputs of 0, biases curvature 1
     assert left == pytest.approx(expected, rel=0.05)
     assert np.isfinite(left)

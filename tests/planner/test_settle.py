@@ -8,7 +8,7 @@ import pytest
 
 from privsgp.errors import Refused
 from privsgp.planner import settle as planning
-from privsgp.runs import build as jobs
+from privsgp.runs import build
 from privsgp.runs import config as configs
 from privsgp.runs import problem as problems
 from privsgp.runs import train as training
@@ -48,7 +48,7 @@ def test_auto_needs_a_budget():
 def test_what_was_not_planned_is_not_run():
     config = parsed(steps="auto")
     with pytest.raises(Refused, match="privsgp plan"):
-        jobs.prepare(config, problems.load_problem(config))
+        build.build_run(config, problems.load_problem(config))
 
 
 def test_the_nodes_data_are_not_looked_at_without_leave():
@@ -189,4 +189,4 @@ def test_public_images_go_through_the_features(tmp_path):
     }
     config = configs.parse(values)
     plan = planning.make(config, problems.load_problem(config))
-    assert plan.planner.stage.samples.x.shape[1:] == (4 * 2 * 4,)
+    assert plan.planner.rehearsal.samples.x.shape[1:] == (4 * 2 * 4,)

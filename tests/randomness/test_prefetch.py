@@ -11,7 +11,7 @@ import torch
 from privsgp.errors import Refused
 from privsgp.randomness.noise import Keyed, Secure, add_noise_
 from privsgp.randomness.prefetch import PrefetchedNoise
-from privsgp.threads import leaving_one
+from privsgp.threads import leave_one_core
 
 NODES = range(3, 8)
 
@@ -82,7 +82,7 @@ def test_a_second_thread_draws_where_torch_leaves_it_the_other_of_two_cores():
     torch.set_num_threads(2)
     try:
         ahead = PrefetchedNoise(Keyed(3), NODES)
-        with leaving_one():
+        with leave_one_core():
             ahead.begin(torch.zeros(5, 40), 1, 0)
             assert ahead._drawing is not None
             assert torch.equal(_noised(ahead, 1), _noised(Keyed(3), 1))

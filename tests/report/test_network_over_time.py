@@ -9,7 +9,7 @@ import numpy as np
 
 from privsgp.report import network
 from privsgp.report.reading import read
-from privsgp.runs import build as jobs
+from privsgp.runs import build
 from privsgp.runs import config as configs
 
 
@@ -28,7 +28,7 @@ def test_a_graph_that_repeats_is_told_once(made):
 
 def test_weights_are_products_of_the_mixing_matrices(made):
     run = read(made("pushed", graph__name="random"))
-    told, graph = network.moving(run), jobs.make_graph(run.config)
+    told, graph = network.moving(run), build.make_graph(run.config)
     w = np.ones(4)
     for k in range(30):
         assert np.allclose(told["weights"][k], w, atol=1e-4)

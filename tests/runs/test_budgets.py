@@ -10,7 +10,7 @@ import pytest
 import runs
 from privsgp.accounting import ledger
 from privsgp.accounting.statements import statements
-from privsgp.engine.trainer import Training
+from privsgp.engine.trainer import Trainer
 from privsgp.runs import config
 from privsgp.runs import problem as problems
 from privsgp.runs import train as training
@@ -53,15 +53,15 @@ def _go_on(first, out, *options, epsilon=4.0):
 
 def _meanwhile(monkeypatch, action):
     """Do `action` once, when a run has read the ledgers and chosen its noise."""
-    prepare = training.prepare
+    prepare = training.build_run
 
     def slowly(*arguments):
-        monkeypatch.setattr(training, "prepare", prepare)
-        job = prepare(*arguments)
+        monkeypatch.setattr(training, "build_run", prepare)
+        spec = prepare(*arguments)
         action()
-        return job
+        return spec
 
-    monkeypatch.setattr(training, "prepare", slowly)
+    monkeypatch.setattr(training, "build_run", slowly)
 
 
 def test_what_another_run_spends_after_the_noise_was_chosen_is_not_overlooked(first, tmp_path, monkeypatch):
@@ -76,7 +76,7 @@ def test_what_another_run_spends_after_the_noise_was_chosen_is_not_overlooked(fi
 
 
 def test_nothing_is_spent_beside_a_run_that_is_still_going(first, tmp_path, monkeypatch):
-    release, beside = Training._release, []
+    release, beside = Trainer._release, []
 
     def watched(self, *arguments):
         if not beside:
@@ -84,7 +84,7 @@ def test_nothing_is_spent_beside_a_run_that_is_still_going(first, tmp_path, monk
             beside.append(_go_on(first, tmp_path / "beside", epsilon=6.0))
         return release(self, *arguments)
 
-    monkeypatch.setattr(Training, "_release", watched)
+    monkeypatch.setattr(Trainer, "_release", watched)
     assert _go_on(first, tmp_path / "going").code == 0
     assert beside[1].code == 2
     assert "in use by another process" in beside[1].err
@@ -140,12 +140,12 @@ def test_noise_that_does_not_keep_a_budget_is_refused_before_anything_is_sent(tm
     """Whoever chose it: what may be spent is counted once more from the noise that is really added."""
 
     def prepare(*arguments):
-        job = training_prepare(*arguments)
-        job.protection.mechanisms[2] = job.protection.mechanisms[2].with_sigma(1e-9)
-        return job
+        spec = training_prepare(*arguments)
+        spec.protection.mechanisms[2] = spec.protection.mechanisms[2].with_sigma(1e-9)
+        return spec
 
-    training_prepare = training.prepare
-    monkeypatch.setattr(training, "prepare", prepare)
+    training_prepare = training.build_run
+    monkeypatch.setattr(training, "build_run", prepare)
     ran = runs.command("train", runs.small(tmp_path, SAG), "--out", tmp_path / "out")
     assert ran.code == 2
     assert "sigma = 1e-09 of node 2: its 6 releases would spend" in ran.err

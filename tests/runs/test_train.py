@@ -14,11 +14,11 @@ from safetensors.torch import load_file, save_file
 
 import runs
 from privsgp.errors import Refused
-from privsgp.runs import build as jobs
+from privsgp.runs import build
 from privsgp.runs import config as configs
 from privsgp.runs import problem as problems
 from privsgp.runs import train as training
-from privsgp.runs.budgets import batch_sizes, protect
+from privsgp.runs.budgets import batch_sizes, calibrate_nodes
 
 QUICK = runs.SMALL.replace("steps = 30", "steps = 8").replace("sigma = 0.05", "sigma = 0")
 
@@ -49,13 +49,13 @@ def _run(config, out, **kwargs):
     ],
 )
 def test_step_sizes(given, expected):
-    gamma = jobs.step_size(_config(algorithm__step_size=given))
+    gamma = build.step_size(_config(algorithm__step_size=given))
     assert [gamma(k) for k in range(8)] == pytest.approx(expected, abs=1e-15)
 
 
 def test_a_schedule_of_one_step_is_its_start():
     config = _config(algorithm__steps=1, algorithm__step_size={"schedule": "cosine", "start": 0.4})
-    assert jobs.step_size(config)(0) == 0.4
+    assert build.step_size(config)(0) == 0.4
 
 
 def test_step_sizes_are_used(tmp_path):
@@ -71,7 +71,7 @@ def test_step_sizes_are_used(tmp_path):
 
 def test_unequal_nodes_have_one_rate_and_their_own_batches():
     config = _config(data__sizes=[100, 200, 300, 400], algorithm__batch=50, privacy__sigma=[1, 2, 3, 4])
-    protection = protect(config, [100, 200, 300, 400], 1e-6)
+    protection = calibrate_nodes(config, [100, 200, 300, 400], 1e-6)
     assert [m.batch for m in protection.mechanisms] == pytest.approx([20, 40, 60, 80])
     assert {m.rate for m in protection.mechanisms} == {0.2}
     assert [m.samples for m in protection.mechanisms] == [100, 200, 300, 400]
@@ -82,7 +82,7 @@ def test_unequal_nodes_have_one_rate_and_their_own_batches():
 
 def test_budgets_become_noise_that_keeps_them():
     config = _config(QUICK.replace("sigma = 0", "epsilon = [0.5, 1, 2, 2]\nspare = 0.5"))
-    protection = protect(config, [300] * 4, 0.0)
+    protection = calibrate_nodes(config, [300] * 4, 0.0)
     assert protection.allowance == [12] * 4
     sigma = [m.sigma for m in protection.mechanisms]
     assert sigma[0] > sigma[1] > sigma[2] == sigma[3] > 0

@@ -14,8 +14,7 @@ from privsgp.algorithms import Block, Drawn
 from privsgp.engine.folder import Folder
 from privsgp.errors import Refused
 from privsgp.gradients import Layout
-from privsgp.runs import build as jobs
-from privsgp.runs import config
+from privsgp.runs import build, config
 from privsgp.runs import problem as problems
 from privsgp.studies import canaries as canary
 from privsgp.studies.attack import Attacked, _turn, _unit
@@ -37,13 +36,13 @@ def prepared(settings, *, lures=2, lured=True, canaries=8):
     rng = np.random.default_rng(0)
     problem = problems.load_problem(settings)
     drawn = canary.draw(problem, canaries, rng, lures=lures)
-    return drawn, jobs.prepare(settings, canary.plant(problem, drawn, rng, lured=lured))
+    return drawn, build.build_run(settings, canary.plant(problem, drawn, rng, lured=lured))
 
 
 def attacked(settings, tmp_path, *, feedback=True, **kinds):
-    drawn, job = prepared(settings, **kinds)
+    drawn, spec = prepared(settings, **kinds)
     folder = Folder(tmp_path)
-    run = Attacked(job, folder, drawn, feedback=feedback)
+    run = Attacked(spec, folder, drawn, feedback=feedback)
     tmp_path.mkdir(exist_ok=True)
     folder.prepare()
     folder.identify({}, None)
@@ -157,13 +156,13 @@ def test_a_single_output_can_be_audited_too(loss, tmp_path):
 
 def test_real_records_are_not_used():
     settings = configured()
-    drawn, job = prepared(settings)
+    drawn, spec = prepared(settings)
     real = problems.load_problem(settings)
     real.dataset.x[:] = np.nan
     rng = np.random.default_rng(0)
     again = canary.plant(real, canary.draw(real, 8, rng, lures=2), rng, lured=True)
     placed = torch.from_numpy(again.dataset.x[:60])
-    assert torch.equal(job.learning.inputs[0, :60].reshape(60, -1), placed.reshape(60, -1))
+    assert torch.equal(spec.learning.inputs[0, :60].reshape(60, -1), placed.reshape(60, -1))
     assert drawn.count == 8
 
 

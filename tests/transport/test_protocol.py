@@ -52,14 +52,14 @@ class _Carrier(Transport):
 def test_messages_are_noted_before_they_leave_and_by_the_end_of_the_step_at_the_latest(tmp_path, monkeypatch, local):
     kind, made = type("Kind", (_Carrier,), {"local": local}), []
     monkeypatch.setattr(trainer, "connect", lambda *given: made.append(kind(*given)) or made[-1])
-    begin = trainer.Training._begin
+    begin = trainer.Trainer._begin
 
     def watched(self):
-        ledgers = self.payments
+        ledgers = self.budget_guard
         made[0].noted = lambda k: [ledger.segment.sent_at(k) for ledger in ledgers.ledgers]
         return begin(self)
 
-    monkeypatch.setattr(trainer.Training, "_begin", watched)
+    monkeypatch.setattr(trainer.Trainer, "_begin", watched)
     summary = runs.train(runs.small(tmp_path), tmp_path / "out")
     (carrier,) = made
     assert [k for k, _ in carrier.asked] == list(range(30))

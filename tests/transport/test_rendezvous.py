@@ -47,7 +47,7 @@ def _all(size, action, patience=5.0):
 
 def test_everybody_hears_everybody_round_after_round():
     def talk(world):
-        return [world.exchange([world.rank, k], forms.each(forms.whole(), 2)) for k in range(5)]
+        return [world.all_gather([world.rank, k], forms.each(forms.whole(), 2)) for k in range(5)]
 
     assert _all(3, talk) == [[[[r, k] for r in range(3)] for k in range(5)]] * 3
 
@@ -55,8 +55,8 @@ def test_everybody_hears_everybody_round_after_round():
 def test_a_world_of_one_needs_no_store():
     world = World()
     assert world.alone
-    assert world.exchange("a", forms.text("a", "a letter")) == ["a"]
-    assert world.everywhere(lambda: 3) == 3
+    assert world.all_gather("a", forms.text("a", "a letter")) == ["a"]
+    assert world.all_or_none(lambda: 3) == 3
     with world.leaving():
         pass
 
@@ -68,7 +68,7 @@ def test_who_refuses_says_why_and_the_others_say_who():
                 raise Refused("data: y[3] = 17", "mend it")
             return world.rank
 
-        return world.everywhere(check)
+        return world.all_or_none(check)
 
     first, second, third = _all(3, start)
     assert second.what == "data: y[3] = 17"
@@ -85,7 +85,7 @@ def test_differences_are_named_with_both_values():
 
 def test_who_never_speaks_is_missed_after_the_set_time():
     def talk(world):
-        return None if world.rank == 2 else world.exchange(1, forms.whole())
+        return None if world.rank == 2 else world.all_gather(1, forms.whole())
 
     first, second, _ = _all(3, talk, patience=0.3)
     assert first.rank == second.rank == 2
@@ -98,12 +98,12 @@ def test_who_stops_living_is_missed_though_patience_is_long(monkeypatch):
     dead = threading.Event()
 
     def talk(world):
-        world.exchange(1, forms.whole())
+        world.all_gather(1, forms.whole())
         if world.rank == 1:
             dead.wait(0.2)
             world._die()
             return None
-        return world.exchange(2, forms.whole())
+        return world.all_gather(2, forms.whole())
 
     first, _, third = _all(3, talk, patience=60.0)
     assert first.rank == third.rank == 1
@@ -116,7 +116,7 @@ def test_all_name_the_first_who_was_missed():
     def talk(world):
         if world.rank == 0:
             return world.lost(2, "its connection closed")
-        return world.exchange(1, forms.whole())
+        return world.all_gather(1, forms.whole())
 
     first, second, third = _all(3, talk, patience=2.0)
     assert {first.rank, second.rank, third.rank} == {2}
@@ -132,7 +132,7 @@ def test_a_bad_end_is_told_but_not_which(error):
             with pytest.raises(type(error), match="secret"), world.leaving():
                 raise error
             return None
-        return world.exchange(1, forms.whole())
+        return world.all_gather(1, forms.whole())
 
     _, heard = _all(2, work, patience=2.0)
     assert heard.rank == 0
@@ -154,7 +154,7 @@ def _beside_a_liar(*words):
 )
 def test_what_cannot_be_is_refused_in_the_name_of_who_says_it(word):
     with pytest.raises(Refused, match=r"^process 1 says ") as refused:
-        _beside_a_liar(word).of_nodes([1, 2], forms.whole(), 4)
+        _beside_a_liar(word).all_gather_nodes([1, 2], forms.whole(), 4)
     assert len(refused.value.what) < 500
 
 
@@ -171,7 +171,7 @@ def test_what_others_make_of_my_word_is_not_used():
 
     world.real, world._store = world.store, Overwritten()
     with pytest.raises(Refused, match="changed in the meeting place"):
-        world.of_nodes([1.0, 2.0], forms.real(), 4)
+        world.all_gather_nodes([1.0, 2.0], forms.real(), 4)
 
 
 def test_an_alarm_that_anybody_may_have_written():
@@ -194,7 +194,7 @@ def test_a_meeting_place_that_stands_still_is_missed_after_the_set_time():
     begun = time.monotonic()
     try:
         with pytest.raises(PeerLost, match=r"the meeting place does not answer: within 0\.3 s"):
-            World(1, 2, Still(), 0.3).exchange(1, forms.whole())
+            World(1, 2, Still(), 0.3).all_gather(1, forms.whole())
         assert time.monotonic() - begun < 5
     finally:
         stopped.set()

@@ -8,7 +8,7 @@ import pytest
 import runs
 from privsgp import graph as graphs
 from privsgp.errors import Interrupted, Refused
-from privsgp.runs import build as jobs
+from privsgp.runs import build
 from privsgp.runs import config as configs
 from privsgp.runs import problem as problems
 from privsgp.runs import train as training
@@ -51,9 +51,9 @@ def test_what_cannot_be_is_refused(options, words):
 def test_a_fault_after_the_last_step_is_refused(tmp_path, option):
     config = configs.read(runs.small(tmp_path))
     given = {"drop": 0.0, "delay": 0, "crash": [], "leave": [], "staleness": 64}
-    assert jobs.simulated_faults(config, **given | {option: ["3@29"]}) is not None
+    assert build.simulated_faults(config, **given | {option: ["3@29"]}) is not None
     with pytest.raises(Refused, match=f"--{option} 3@30 with algorithm.steps = 30") as refused:
-        jobs.simulated_faults(config, **given | {option: ["3@30"]})
+        build.simulated_faults(config, **given | {option: ["3@30"]})
     assert "0 to 29" in refused.value.remedy
 
 
@@ -108,14 +108,14 @@ def test_it_is_resumed_with_the_same_faults_or_not_at_all(tmp_path, monkeypatch)
     faults = Faults(0.3, 2, (Outage(1, 5, 12),), (Leave(3, 16),), seed=1)
     (tmp_path / "whole").mkdir()
     _train(tmp_path / "whole", faults)
-    step = training.Training._mix
+    step = training.Trainer._mix
 
     def stopping(self, k, x, w):
         self.stopping.asked = self.stopping.asked or k == 17
         return step(self, k, x, w)
 
     with monkeypatch.context() as patch:
-        patch.setattr(training.Training, "_mix", stopping)
+        patch.setattr(training.Trainer, "_mix", stopping)
         with pytest.raises(Interrupted):
             _train(tmp_path, faults)
     with pytest.raises(Refused, match="--resume with other faults"):

@@ -51,7 +51,7 @@ class Disagreement(ArithmeticError):
 class Spent:
     """What a run reveals about one sample: (ε, δ) under a relation, who counted, and what was assumed, in words.
 
-    `epsilon` is `math.inf` where no finite bound is known; `rdp_epsilon` is the second opinion (`ENVELOPE`).
+    `epsilon` is `math.inf` where no finite bound is known; `rdp_epsilon` is the second opinion, never smaller.
     """
 
     epsilon: float

@@ -158,12 +158,12 @@ class Ledger:
         Guarantee: what is granted is on the disk when this returns. A failed write grants nothing.
         """
         left = self.segment.left
-        granted = min(count, MOST_AHEAD, count if left is None else left)
-        if granted == 0:
+        held = min(count, MOST_AHEAD, count if left is None else left)
+        if held == 0:
             return 0
-        self._append({"kind": "reserve", "first": first, "count": granted, "attempt": attempt})
-        self._held.put(first, first + granted, attempt + 1)
-        return granted
+        self._append({"kind": "reserve", "first": first, "count": held, "attempt": attempt})
+        self._held.put(first, first + held, attempt + 1)
+        return held
 
     def sent(self, step: int, attempt: int, digest: str) -> None:
         """Note the SHA-256 of a message, just before it leaves. One that was not paid for is refused."""
@@ -209,7 +209,7 @@ class Ledger:
             self.give_back()
             self._append({"kind": "close"})
 
-    def release(self) -> None:
+    def unlock(self) -> None:
         """Let go of the file, so that another process can take it. Nothing is given back."""
         self._broken = True
         if self._descriptor >= 0:
@@ -220,7 +220,7 @@ class Ledger:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.release()
+        self.unlock()
 
     def _append(self, line: dict[str, Any]) -> None:
         try:

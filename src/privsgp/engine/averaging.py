@@ -40,7 +40,7 @@ class FinalModelOptions(Options):
 
 
 @dataclass(frozen=True)
-class Release:
+class FinalModel:
     """What becomes of the iterates in the end: an average over `share` of them, and rounds of mixing alone."""
 
     average: Literal["none", "tail", "exponential"] = "none"
@@ -62,16 +62,16 @@ class Release:
 class Averaging:
     """The running average of a block of nodes."""
 
-    def __init__(self, release: Release, steps: int, like: State) -> None:
-        self.release, self.first = release, steps - max(1, round(release.share * steps))
-        self.x = torch.zeros_like(like.x) if release.average != "none" else None
+    def __init__(self, final_model: FinalModel, steps: int, like: State) -> None:
+        self.final_model, self.first = final_model, steps - max(1, round(final_model.share * steps))
+        self.x = torch.zeros_like(like.x) if final_model.average != "none" else None
         self.w = torch.zeros_like(like.w)
 
     def add(self, k: int, s: State) -> None:
         """Take in the state after step k."""
-        if self.x is None or (self.release.average == "tail" and k < self.first):
+        if self.x is None or (self.final_model.average == "tail" and k < self.first):
             return
-        new = 1 - self.release.decay if self.release.average == "exponential" else 1 / (k + 1 - self.first)
+        new = 1 - self.final_model.decay if self.final_model.average == "exponential" else 1 / (k + 1 - self.first)
         self.x.lerp_(s.x, new)
         self.w.lerp_(s.w, new)
 

@@ -32,33 +32,33 @@ if TYPE_CHECKING:
     from privsgp.accounting.ledger import Seen
     from privsgp.accounting.mechanisms import Mechanism
     from privsgp.engine.folder import Folder
-    from privsgp.engine.spec import Job
+    from privsgp.engine.spec import RunSpec
 
 
-class Payments:
+class BudgetGuard:
     """The ledgers of all nodes of this process; nothing to pay for methods without noise."""
 
-    def __init__(self, job: Job, folder: Folder, world: World | None = None) -> None:
-        self.job, self.folder = job, folder
+    def __init__(self, spec: RunSpec, folder: Folder, world: World | None = None) -> None:
+        self.spec, self.folder = spec, folder
         self.world = world or World()
         self.ledgers: list[Ledger] = []
         self.since = 0  # the step that the run goes on from: of messages before it, no hash is asked for
-        self.witness = Witness(folder, simulation=job.simulation)
+        self.witness = Witness(folder, simulation=spec.simulation)
         self._attempts: list[int] = []
         self._until = 0
         self._reach: int | None = None
         self._announced = False
-        self._spent = [0] * len(job.here)
+        self._spent = [0] * len(spec.here)
 
     def __enter__(self) -> Self:
-        self.job.protection.refuse_overspending(self.job.here)
+        self.spec.protection.refuse_overspending(self.spec.here)
         with contextlib.ExitStack() as opened:  # where one is refused, the others are unlocked
-            self.world.everywhere(lambda: self._open_all(opened))
+            self.world.all_or_none(lambda: self._open_all(opened))
             opened.pop_all()
         return self
 
     def _open_all(self, opened: ExitStack) -> None:
-        here = self.job.here if self.job.algorithm.private else range(0)
+        here = self.spec.here if self.spec.algorithm.private else range(0)
         make_room(len(here))
         known = self.witness.of_folder() if here else {}
         self.ledgers = [opened.enter_context(self._open(i, known.get(i, []))) for i in here]
@@ -67,9 +67,9 @@ class Payments:
 
     def _open(self, i: int, known: list[Seen]) -> Ledger:
         """Open a node's ledger: what the run's folder knows of it, and what is known outside, must be in it."""
-        header, earlier = self._header(i), self.job.protection.after(i)
+        header, earlier = self._header(i), self.spec.protection.after(i)
         first = (earlier[0].header if earlier else header).run
-        since = self.job.released(i, self.since) if self.job.simulation else None
+        since = self.spec.released(i, self.since) if self.spec.simulation else None
         return Ledger.open(self.folder.ledger(i), header, earlier, known + self.witness.outside(first, i), since)
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
@@ -80,16 +80,16 @@ class Payments:
         self._spent = [ledger.charged for ledger in self.ledgers] or self._spent
         self.witness.remember(self.ledgers)
         for ledger in self.ledgers:
-            ledger.release()
+            ledger.unlock()
 
-    def granted(self, k: int, attempt: int) -> bool:
+    def reserve(self, k: int, attempt: int) -> bool:
         """Tell whether step k is paid for by every node, paying where it is not; False when a budget is spent."""
         if not self.ledgers or k < self._until:
             return True
         if self._reach is None:  # asked once: all processes count on from there alike
-            pairs = zip(self.ledgers, self.job.mechanisms, strict=True)
+            pairs = zip(self.ledgers, self.spec.mechanisms, strict=True)
             own = min(self._reach_of(ledger, mechanism, k, attempt) for ledger, mechanism in pairs)
-            self._reach = min(self.world.exchange(own, forms.whole(0, self.job.steps)))
+            self._reach = min(self.world.all_gather(own, forms.whole(0, self.spec.steps)))
         stop = min(self._stop(k), self._reach)
         if stop <= k:
             return False
@@ -98,13 +98,13 @@ class Payments:
         self._until = stop if all(whole for whole, _ in paid) else k
         return k < self._until
 
-    def sending(self, k: int, x: Tensor) -> None:
+    def record(self, k: int, x: Tensor) -> None:
         """Note the messages of step k, just before they leave."""
-        with self.sending_while(k, x):
+        with self.recording(k, x):
             pass
 
     @contextlib.contextmanager
-    def sending_while(self, k: int, x: Tensor) -> Iterator[None]:
+    def recording(self, k: int, x: Tensor) -> Iterator[None]:
         """Hash the messages of step k on a second thread while the block runs; note them when both are done.
 
         Assumes: none of them leaves this process in the block.
@@ -118,12 +118,12 @@ class Payments:
     def _may_be_hashed(self, message: Tensor) -> bool:
         """From a GPU the bytes never come to the host; of what only a sum may be seen, a hash would be seen too."""
         reached = device_of(message).in_host_memory
-        return reached and (self.job.simulation or self.job.mechanisms[0].may_be_hashed)
+        return reached and (self.spec.simulation or self.spec.mechanisms[0].may_be_hashed)
 
-    def sending_one(self, node: int, number: int, message: Tensor) -> None:
+    def record_one(self, node: int, number: int, message: Tensor) -> None:
         """Note one node's message, by the number of its release."""
         if self.ledgers:
-            self._note(node - self.job.here.start, number, _digest(message) if self._may_be_hashed(message) else "")
+            self._note(node - self.spec.here.start, number, _digest(message) if self._may_be_hashed(message) else "")
 
     def _note(self, place: int, number: int, digest: str) -> None:
         ledger, attempt = self.ledgers[place], self._attempts[place]
@@ -134,21 +134,21 @@ class Payments:
 
     def attempt(self, k: int) -> int:
         """Return at which attempt a simulation goes on from step k: a killed process may have begun a new one."""
-        ledgers = self.ledgers if self.job.simulation else []
+        ledgers = self.ledgers if self.spec.simulation else []
         begun = [self._next_attempt(ledger, self._between(ledger, k)) - 1 for ledger in ledgers]
         return max(begun, default=0)
 
     def _next_attempt(self, ledger: Ledger, numbers: range) -> int:
         return ledger.segment.last_attempt(numbers.start, numbers.stop)
 
-    def rewind(self) -> None:
+    def refund(self) -> None:
         """Give back what was paid ahead, because the run goes back to its checkpoint with fresh noise."""
         together(self.ledgers, Ledger.give_back)
         self._until, self._reach = 0, None
 
     def announce(self, k: int, attempt: int) -> None:
         """Pay for step k at a new attempt: all processes take it up from the ledgers when they begin again."""
-        self.rewind()
+        self.refund()
         together(self.ledgers, lambda ledger: ledger.reserve(self._between(ledger, k).start, 1, attempt))
         self._announced = True
 
@@ -164,38 +164,40 @@ class Payments:
     def _between(self, ledger: Ledger, first: int, stop: int | None = None) -> range:
         """Return the numbers of a node's releases in the steps first … stop − 1, or to the end."""
         node = ledger.segment.header.node
-        return range(*(self.job.released(node, k) for k in (first, self.job.steps if stop is None else stop)))
+        return range(*(self.spec.released(node, k) for k in (first, self.spec.steps if stop is None else stop)))
 
     def _stop(self, k: int) -> int:
         """Return the step up to which to pay: not far where a crash would be paid from the spare.
 
         Half of the spare goes to checkpoints.
         """
-        job, ends = self.job, []
-        for node in job.here:
-            allowance = None if job.simulation or job.protection.allowance is None else job.protection.allowance[node]
-            spare = MOST_AHEAD if allowance is None else (allowance - job.released(node, job.steps)) // 2
-            ends.append(job.until(node, job.released(node, k) + max(1, min(MOST_AHEAD, spare))))
+        spec, ends = self.spec, []
+        for node in spec.here:
+            allowance = (
+                None if spec.simulation or spec.protection.allowance is None else spec.protection.allowance[node]
+            )
+            spare = MOST_AHEAD if allowance is None else (allowance - spec.released(node, spec.steps)) // 2
+            ends.append(spec.until(node, spec.released(node, k) + max(1, min(MOST_AHEAD, spare))))
         return max(k + 1, min(ends))
 
     def _reach_of(self, ledger: Ledger, mechanism: Mechanism, k: int, attempt: int) -> int:
         """Return the step up to which a node can pay; a simulation goes on for nothing over steps already paid for."""
         left, numbers = ledger.segment.left, self._between(ledger, k)
-        paid = ledger.segment.paid(numbers.start, numbers.stop, attempt) if self.job.simulation else 0
+        paid = ledger.segment.paid(numbers.start, numbers.stop, attempt) if self.spec.simulation else 0
         again, most = ledger.segment.charged - paid - numbers.start, mechanism.redo_limit
         if ledger.segment.closed or (most is not None and again > most):
             return k
         if left is None:
-            return self.job.steps
-        return self.job.until(ledger.segment.header.node, numbers.start + paid + left)
+            return self.spec.steps
+        return self.spec.until(ledger.segment.header.node, numbers.start + paid + left)
 
     def _pay(self, ledger: Ledger, k: int, stop: int, attempt: int) -> tuple[bool, int]:
         """Pay for the steps k … stop − 1; return whether all of them are paid for, and at which attempt."""
         numbers = self._between(ledger, k, stop)
-        if not self.job.simulation:
+        if not self.spec.simulation:
             attempt = self._next_attempt(ledger, numbers)
         while numbers:
-            paid = ledger.segment.paid(numbers.start, numbers.stop, attempt) if self.job.simulation else 0
+            paid = ledger.segment.paid(numbers.start, numbers.stop, attempt) if self.spec.simulation else 0
             unpaid = ledger.segment.unpaid(numbers.start, numbers.stop, attempt)
             paid = paid or ledger.reserve(numbers.start, unpaid, attempt)
             if not paid:
@@ -204,8 +206,8 @@ class Payments:
         return not numbers, attempt
 
     def _header(self, i: int) -> Header:
-        p, job = self.job.protection, self.job
-        epsilon, releases = p.budgets[i], job.released(i, job.steps)
+        p, spec = self.spec.protection, self.spec
+        epsilon, releases = p.budgets[i], spec.released(i, spec.steps)
         return Header(
             node=i,
             run=self.folder.run or "",
@@ -214,8 +216,8 @@ class Payments:
             relation=p.relation,
             steps=releases,
             spare=0 if p.allowance is None else p.allowance[i] - releases,
-            simulation=job.simulation,
-            layout=job.layout,
+            simulation=spec.simulation,
+            layout=spec.layout,
         )
 
 

@@ -121,8 +121,8 @@ def verified(path: Path, run: str = "") -> Progress:
 
 def last_common(folder: Folder, world: World, shared: str) -> tuple[Path, Progress] | None:
     """Find the last checkpoint that every process has: one may have died before it wrote what others have."""
-    mine = world.everywhere(lambda: _whole(folder, shared))
-    everybody = world.exchange(list(mine), forms.each(forms.whole(), 0, 1, 2))
+    mine = world.all_or_none(lambda: _whole(folder, shared))
+    everybody = world.all_gather(list(mine), forms.each(forms.whole(), 0, 1, 2))
     common = set(everybody[0]).intersection(*everybody[1:])
     if not common and all(everybody):
         raise Refused(

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from privsgp.algorithms import State
-    from privsgp.engine.spec import Job, PerSampleFunction
+    from privsgp.engine.spec import PerSampleFunction, RunSpec
     from privsgp.gradients import Layout
     from privsgp.transport.rendezvous import World
 
@@ -50,8 +50,8 @@ class Evaluator:
     Where metrics on test data are not to be shared, a row has none of them; the whole row goes to `keep`, at the site.
     """
 
-    def __init__(self, model: nn.Module, layout: Layout, job: Job, world: World, keep: Keep | None = None) -> None:
-        self.model, self.layout, self.job, self.world = model, layout, job, world
+    def __init__(self, model: nn.Module, layout: Layout, spec: RunSpec, world: World, keep: Keep | None = None) -> None:
+        self.model, self.layout, self.spec, self.world = model, layout, spec, world
         self.keep = keep or (lambda _row: None)
 
     def row(self, k: int, seconds: float, s: State) -> dict[str, Any]:
@@ -60,28 +60,28 @@ class Evaluator:
             return self.measured(k, seconds, s)
         accuracies = self._accuracies(s)
         row = self._shared(self._times(k, seconds), _spread(accuracies))
-        own: list[float | None] = list(accuracies if self.job.share_metrics else []) or [None] * len(s.w)
-        said = self.world.of_nodes(own, forms.perhaps(forms.real(0.0, 1.0)), self.job.nodes)
+        own: list[float | None] = list(accuracies if self.spec.share_metrics else []) or [None] * len(s.w)
+        said = self.world.all_gather_nodes(own, forms.perhaps(forms.real(0.0, 1.0)), self.spec.nodes)
         return row | _spread([accuracy for accuracy in said if accuracy is not None])
 
     def measured(self, k: int, seconds: float, s: State) -> dict[str, Any]:
         """Measure all nodes on test data; on training data only in simulation, where it is all here."""
-        job = self.job
-        models = s.z if job.apart else average(s)[None]
+        spec = self.spec
+        models = s.z if spec.apart else average(s)[None]
         row = self._times(k, seconds) | {"consensus_error": _number(consensus_error(s))}
         tested: dict[str, Any] = {}
-        if loss := self._tested(job.learning.loss, models):
+        if loss := self._tested(spec.learning.loss, models):
             tested["test_loss"] = _number(float(np.mean(loss)))
-        if correct := self._tested(job.learning.correct, models):
+        if correct := self._tested(spec.learning.correct, models):
             tested["test_accuracy"] = float(np.mean(correct))
         row = self._shared(row, tested | _spread(self._accuracies(s)))
-        if job.simulation and self.world.alone and not job.apart:  # nodes on their own have no f(x̄)
+        if spec.simulation and self.world.alone and not spec.apart:  # nodes on their own have no f(x̄)
             row["train_loss"] = _number(self._train_loss(models[0]))
         return row
 
     def _shared(self, row: dict[str, Any], tested: dict[str, Any]) -> dict[str, Any]:
         """Return the row with what the test data say, if anybody may see that; else keep it here."""
-        if self.job.share_metrics:
+        if self.spec.share_metrics:
             return row | tested
         if tested:
             self.keep(row | tested)
@@ -98,22 +98,22 @@ class Evaluator:
 
     def _times(self, k: int, seconds: float) -> dict[str, Any]:
         # Milliseconds would show how many samples were drawn.
-        spent = round(seconds, 3 if self.job.simulation else 0)
-        return {"step": k, "seconds": spent, "virtual_seconds": self.job.clock.at(k)}
+        spent = round(seconds, 3 if self.spec.simulation else 0)
+        return {"step": k, "seconds": spent, "virtual_seconds": self.spec.clock.at(k)}
 
     def _accuracies(self, s: State) -> list[float]:
         """Return the test accuracy of each node's own model z_i."""
-        return self._tested(self.job.learning.correct, s.z[present(s)])
+        return self._tested(self.spec.learning.correct, s.z[present(s)])
 
     def _tested(self, function: PerSampleFunction | None, models: Tensor) -> list[float]:
         """Return means over the test data, one for each of models [·, d]; none where there is no such thing."""
-        test = self.job.learning.test
+        test = self.spec.learning.test
         return [] if test is None or function is None else [self.mean(function, x, *test) for x in models]
 
     def _train_loss(self, mean: Tensor) -> float:
         """Return f(x̄) = (1/n) Σ_i f_i(x̄)."""
-        learning = self.job.learning
-        data = zip(learning.inputs, learning.targets, self.job.mechanisms, strict=True)
+        learning = self.spec.learning
+        data = zip(learning.inputs, learning.targets, self.spec.mechanisms, strict=True)
         return float(np.mean([self.mean(learning.loss, mean, a[: m.samples], b[: m.samples]) for a, b, m in data]))
 
 

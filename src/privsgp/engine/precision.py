@@ -13,40 +13,40 @@ from privsgp.randomness.coins import capacity
 
 if TYPE_CHECKING:
     from privsgp.accounting.mechanisms import Mechanism
-    from privsgp.engine.spec import Job
+    from privsgp.engine.spec import RunSpec
 
 
-def refuse_coarser(job: Job) -> None:
+def refuse_coarser(spec: RunSpec) -> None:
     """Refuse to compute in a coarser arithmetic than the one the noise was calibrated for."""
-    if not job.algorithm.private:
+    if not spec.algorithm.private:
         return
-    now = kappa(job.dtype, job.device, positions=positions(job.learning.model, job.learning.made_up()[0]))
-    counted = min(mechanism.kappa for mechanism in job.mechanisms)
+    now = kappa(spec.dtype, spec.device, positions=positions(spec.learning.model, spec.learning.made_up()[0]))
+    counted = min(mechanism.kappa for mechanism in spec.mechanisms)
     if now > counted:
         raise Refused(
             f"κ = {counted:g} was counted, and this arithmetic has κ = {now:g}",
             "leave torch.backends.*.allow_tf32 as they are while a run is prepared and trained",
         )
-    emulated = device_of(job.device).emulates_float64
-    if emulated and not job.simulation:
+    emulated = device_of(spec.device).emulates_float64
+    if emulated and not spec.simulation:
         raise Refused(f"{emulated} = {os.environ[emulated]!r}: cuBLAS may make up float64", "leave it unset")
 
 
-def refuse_vast(job: Job, places: int) -> None:
+def refuse_vast(spec: RunSpec, places: int) -> None:
     """Refuse secret noise where sums could round by more than half of κ; `places` as `positions` tells.
 
     The other half is for what a draw is above its expected size, and for the clip itself.
     """
-    if job.simulation or not job.algorithm.private:
+    if spec.simulation or not spec.algorithm.private:
         return
-    for m in set(job.protection.mechanisms):
-        block = job.settings.block_size
-        slots = capacity(m, job.nodes, block)
-        off = rounding_error(m, slots, block, steps=job.steps, places=places)
+    for m in set(spec.protection.mechanisms):
+        block = spec.settings.block_size
+        slots = capacity(m, spec.nodes, block)
+        off = rounding_error(m, slots, block, steps=spec.steps, places=places)
         if off > m.kappa / 2:
             raise Refused(
-                f"sums of {slots:,} gradients of layers at {places:,} positions, {job.steps:,} steps and {m.samples:,} "
-                f"samples may round by {off:.2g} of the clip, and κ/2 = {m.kappa / 2:.2g}",
+                f"sums of {slots:,} gradients of layers at {places:,} positions, {spec.steps:,} steps and "
+                f"{m.samples:,} samples may round by {off:.2g} of the clip, and κ/2 = {m.kappa / 2:.2g}",
                 "take a smaller algorithm.batch, fewer steps, fewer samples a node, or a `seed` for a simulation",
             )
 

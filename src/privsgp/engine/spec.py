@@ -11,7 +11,7 @@ from torch import nn
 
 from privsgp.accounting.counting import nominal
 from privsgp.clock import Events
-from privsgp.engine.averaging import Release
+from privsgp.engine.averaging import FinalModel
 from privsgp.errors import Refused
 from privsgp.randomness.independent import IndependentNoise
 
@@ -101,7 +101,7 @@ class Protection:
 
 
 @dataclass(frozen=True)
-class Job:
+class RunSpec:
     """A run."""
 
     name: str
@@ -126,7 +126,7 @@ class Job:
     momentum: float = 0.0
     normalised: bool = False
     weights: Sequence[float] | None = None  # p_i of all nodes; None: all alike
-    release: Release = field(default_factory=Release)
+    final_model: FinalModel = field(default_factory=FinalModel)
     noise: Noise = field(default_factory=IndependentNoise)
     share_metrics: bool = True  # metrics on test data: told to peers and kept for others to read; else in private/
 

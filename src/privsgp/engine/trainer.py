@@ -1,7 +1,7 @@
 """The run: K steps of an algorithm on all nodes of this process, with everything that must happen around a step.
 
-`Training.run` is the loop. A step itself, the paper's lines 5 to 14, is `PushSum.step` in algorithms/push_sum.py;
-what it draws is in drawing.py, and what is told of its models in evaluate.py.
+`Trainer.run` is the loop. A step itself, the paper's lines 5 to 14, is `PushSum.step` in algorithms/push_sum.py;
+what it draws is in node_randomness.py, and what is told of its models in evaluate.py.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from privsgp.clock import Events
 from privsgp.devices import current, device_of, keep_memory
 from privsgp.engine import checkpoint
 from privsgp.engine.averaging import Averaging
-from privsgp.engine.budget_guard import Payments
+from privsgp.engine.budget_guard import BudgetGuard
 from privsgp.engine.checkpoint import Progress
-from privsgp.engine.drawing import NodeRandomness
 from privsgp.engine.evaluate import Evaluator, average
+from privsgp.engine.node_randomness import NodeRandomness
 from privsgp.engine.precision import refuse_coarser
 from privsgp.engine.step import chosen, recorder
 from privsgp.engine.stops import Stopping, refuse_no_model
 from privsgp.errors import Diverged, Interrupted, ReplayDiffers
 from privsgp.gradients import Layout, stack
-from privsgp.threads import leaving_one
+from privsgp.threads import leave_one_core
 from privsgp.transport import forms
 from privsgp.transport.checks import refuse_wild
 from privsgp.transport.connect import connect
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from privsgp.engine.folder import Folder
-    from privsgp.engine.spec import Job
+    from privsgp.engine.spec import RunSpec
 
     Watcher = Callable[[int, dict[str, Any] | None], None]
 
@@ -65,41 +65,41 @@ class Outcome:
     faults: dict[str, Any] | None = None
 
 
-class Training:
+class Trainer:
     """One run of a job in a folder; with others in `world`, this process's share of it."""
 
-    def __init__(self, job: Job, folder: Folder, watch: Watcher | None = None, world: World | None = None) -> None:
-        self.job, self.folder = job, folder
+    def __init__(self, spec: RunSpec, folder: Folder, watch: Watcher | None = None, world: World | None = None) -> None:
+        self.spec, self.folder = spec, folder
         self.world = world or World()
         self.watch = watch or (lambda _step, _row: None)
         self.bytes_sent = 0
-        self.layout = Layout.of(job.learning.model)
-        self.model = copy.deepcopy(job.learning.model).to(job.device, job.dtype)
+        self.layout = Layout.of(spec.learning.model)
+        self.model = copy.deepcopy(spec.learning.model).to(spec.device, spec.dtype)
         self.state = self._start()
-        self.transport = connect(job.graph, self.state.x, self.world, job.faults)
-        self.drawing = NodeRandomness(job, self.state.x, alone=self.transport.local)
-        self.payments = Payments(job, folder, self.world)
+        self.transport = connect(spec.graph, self.state.x, self.world, spec.faults)
+        self.drawing = NodeRandomness(spec, self.state.x, alone=self.transport.local)
+        self.budget_guard = BudgetGuard(spec, folder, self.world)
         self.update_rule = self._update_rule()
-        self.averaging = Averaging(job.release, job.steps, self.state)
-        self.algorithm = job.algorithm(self._block(), job.settings)
+        self.averaging = Averaging(spec.final_model, spec.steps, self.state)
+        self.algorithm = spec.algorithm(self._block(), spec.settings)
         self.step = self._stepper()
-        self.evaluator = Evaluator(self.model, self.layout, job, self.world, folder.keep_metrics)
+        self.evaluator = Evaluator(self.model, self.layout, spec, self.world, folder.keep_metrics)
         self.stopping = Stopping()
-        if device_of(job.device).in_host_memory:
+        if device_of(spec.device).in_host_memory:
             keep_memory()
         self._unnoted: tuple[int, Tensor] | None = None
 
     def run(self) -> Outcome:
         """Take the steps that are still to be taken, and return what came out."""
-        job, started = self.job, time.perf_counter()
-        current(job.device)
-        refuse_coarser(job)
+        spec, started = self.spec, time.perf_counter()
+        current(spec.device)
+        refuse_coarser(spec)
         k, spent = self._begin()
         rows = self._start_metrics(k)
-        self.payments.since = k
-        with self.stopping, self.payments:
+        self.budget_guard.since = k
+        with self.stopping, self.budget_guard:
             self.drawing.attempt = self._attempt(k)
-            while k < job.steps and self.payments.granted(k, self.drawing.attempt):
+            while k < spec.steps and self.budget_guard.reserve(k, self.drawing.attempt):
                 try:
                     self.state = self.step(k, self.state)
                     self._note()
@@ -110,45 +110,47 @@ class Training:
                 self.averaging.add(k, self.state)
                 k += 1
                 seconds = spent + time.perf_counter() - started
-                if k % job.evaluate_every == 0 or (k == job.steps and self.world.alone):
+                if k % spec.evaluate_every == 0 or (k == spec.steps and self.world.alone):
                     rows = [row for row in rows if row["step"] < k] + [self._evaluate(k, seconds)]
                 stop = self._keep(k, seconds)
                 self.watch(k, rows[-1] if rows else None)
                 if stop:
                     raise Interrupted(k)
-            if k < job.steps:
+            if k < spec.steps:
                 self._checkpoint(k, spent + time.perf_counter() - started)
         return self._end(k, rows, spent + time.perf_counter() - started)
 
     def _attempt(self, k: int) -> int:
         """Return at which attempt to go on: of a simulation the last that any process knows, else one's own."""
-        own = max(self.drawing.attempt, self.payments.attempt(k))
-        said = self.world.exchange(own, forms.whole(0, _MOST_ATTEMPTS))
-        return max(said) if self.job.simulation else own
+        own = max(self.drawing.attempt, self.budget_guard.attempt(k))
+        said = self.world.all_gather(own, forms.whole(0, _MOST_ATTEMPTS))
+        return max(said) if self.spec.simulation else own
 
     def _end(self, k: int, rows: list[dict[str, Any]], seconds: float) -> Outcome:
         """Put together what came out; of several processes only the first sees all nodes, and only now."""
         final = self._mixed_on(k, self.averaging.released(self.state))
-        refuse_no_model(k, final, self.job.here, [] if self.job.faults is None else self.job.faults.left(k - 1))
+        refuse_no_model(k, final, self.spec.here, [] if self.spec.faults is None else self.spec.faults.left(k - 1))
         s = self._gathered(final)
-        if s is not None and (not rows or rows[-1]["step"] != k or not self.world.alone or self.job.release.mixing):
+        if s is not None and (
+            not rows or rows[-1]["step"] != k or not self.world.alone or self.spec.final_model.mixing
+        ):
             rows = [row for row in rows if row["step"] < k] + [self.evaluator.measured(k, seconds, s)]
             self.folder.write_metrics(rows, self._mark)
             self._refuse_nonsense(k, rows[-1])
         return Outcome(
             state=final,
-            average=None if s is None or self.job.apart else average(s),
+            average=None if s is None or self.spec.apart else average(s),
             metrics=rows,
             steps=k,
             seconds=seconds,
-            bytes_sent=sum(self.world.exchange(self.bytes_sent, forms.whole())),
-            releases=self.world.of_nodes(self.payments.releases(), forms.whole(), self.job.nodes),
+            bytes_sent=sum(self.world.all_gather(self.bytes_sent, forms.whole())),
+            releases=self.world.all_gather_nodes(self.budget_guard.releases(), forms.whole(), self.spec.nodes),
             faults=self.transport.report(),
         )
 
     def _mixed_on(self, k: int, s: State) -> State:
         """Mix without gradients, so that the nodes agree: of what was sent before, nothing new is revealed."""
-        for r in range(k, k + self.job.release.mixing):
+        for r in range(k, k + self.spec.final_model.mixing):
             self.bytes_sent += self._bytes(r)
             s = State.debiased(*self.transport.mix(r, s.x, s.w))
         return s
@@ -161,7 +163,7 @@ class Training:
         return None if whole is None else State.debiased(*whole)
 
     def _start(self) -> State:
-        return State.start(self.layout.flatten(self.model), len(self.job.here))
+        return State.start(self.layout.flatten(self.model), len(self.spec.here))
 
     def _start_metrics(self, k: int) -> list[dict[str, Any]]:
         """Begin the metrics, or go on with those of an earlier attempt; they are kept by the first process."""
@@ -172,7 +174,7 @@ class Training:
     @property
     def _mark(self) -> dict[str, Any]:
         """What a reader of the metrics must know first."""
-        return {"simulation": self.job.simulation}
+        return {"simulation": self.spec.simulation}
 
     def _begin(self, *, fresh_noise: bool = False) -> tuple[int, float]:
         """Return (steps done, seconds spent): from the last checkpoint that all processes have, or from x⁰."""
@@ -180,11 +182,11 @@ class Training:
         self.averaging.forget()
         if self.update_rule is not None:
             self.update_rule.forget()
-        found = checkpoint.last_common(self.folder, self.world, self.job.shared_hash)
+        found = checkpoint.last_common(self.folder, self.world, self.spec.shared_hash)
         if found is None:
             self.state = self._start()
             self.transport.restart(self.state.x, self.state.w)
-            progress = Progress(0, 0, 0.0, 0, self.job.shared_hash)
+            progress = Progress(0, 0, 0.0, 0, self.spec.shared_hash)
         else:
             path, progress = found
             self.state = checkpoint.load_into(path, self.state, self._memory())
@@ -197,10 +199,10 @@ class Training:
     def _again(self, k: int) -> int:
         """Go back to the checkpoint, with fresh noise; several processes do so when all are started again."""
         if not self.world.alone:
-            self.payments.announce(k, self.drawing.attempt + 1)
+            self.budget_guard.announce(k, self.drawing.attempt + 1)
             raise self.world.lost(self.world.rank, "its replay of a step differs: all begin again with fresh noise")
         done, _ = self._begin(fresh_noise=True)
-        self.payments.rewind()
+        self.budget_guard.refund()
         return done
 
     def _keep(self, k: int, seconds: float) -> bool:
@@ -208,20 +210,20 @@ class Training:
 
         A run that diverged is noticed there too.
         """
-        stop = self.stopping.asked and k < self.job.steps  # asked once: a signal may come at any moment
-        due = k % (self.job.checkpoint_every or _WITHOUT) == 0 or k == self.job.steps
+        stop = self.stopping.asked and k < self.spec.steps  # asked once: a signal may come at any moment
+        due = k % (self.spec.checkpoint_every or _WITHOUT) == 0 or k == self.spec.steps
         if due or (stop and self.world.alone):
             self._checkpoint(k, seconds)
         if self.world.alone:
             return stop
-        return due and any(self.world.exchange(stop, forms.FLAG))
+        return due and any(self.world.all_gather(stop, forms.FLAG))
 
     def _checkpoint(self, k: int, seconds: float) -> None:
-        refuse_wild(k, self.state.x, self.job.here)
-        if not self.job.checkpoint_every:
+        refuse_wild(k, self.state.x, self.spec.here)
+        if not self.spec.checkpoint_every:
             return  # a simulation can be repeated, and its table may be larger than the disk
-        heads = self.payments.heads()
-        progress = Progress(k, self.drawing.attempt, seconds, self.bytes_sent, self.job.shared_hash, heads)
+        heads = self.budget_guard.heads()
+        progress = Progress(k, self.drawing.attempt, seconds, self.bytes_sent, self.spec.shared_hash, heads)
         if not self.world.alone and self.folder.checkpoint.exists():
             self.folder.checkpoint.replace(self.folder.checkpoint_before)
         checkpoint.save(self.folder.checkpoint, progress, self.state, self._memory(), self.folder.run or "")
@@ -241,15 +243,15 @@ class Training:
         return row
 
     def _refuse_nonsense(self, k: int, row: dict[str, Any]) -> None:
-        if not self.job.algorithm.private and row.get("test_loss", 0.0) is None:
+        if not self.spec.algorithm.private and row.get("test_loss", 0.0) is None:
             # Gradients that overflow count as 0: the messages may stay finite.
             raise Diverged(k, "the test loss is not finite")
 
     def _block(self) -> Block:
-        job, learning = self.job, self.job.learning
-        gradient = stack(self.model, learning.loss, learning.made_up(), rules=job.rules)
+        spec, learning = self.spec, self.spec.learning
+        gradient = stack(self.model, learning.loss, learning.made_up(), rules=spec.rules)
         return Block(
-            mechanisms=job.mechanisms,
+            mechanisms=spec.mechanisms,
             inputs=learning.inputs,
             targets=learning.targets,
             gradient=gradient,
@@ -257,30 +259,30 @@ class Training:
             noise=self.drawing.noise,
             mix=self._mix,
             release=self._release,
-            step_size=job.step_size,
+            step_size=spec.step_size,
             average=self._serve,
             public=self.drawing.public,
             async_tools=self._async_tools(),
             update_rule=self.update_rule,
-            leave_one_core=leaving_one if self.drawing.beside else nullcontext,
+            leave_one_core=leave_one_core if self.drawing.beside else nullcontext,
             private=self.folder.checkpoint.parent,
-            record=recorder(gradient, job.device) if self.transport.plain else as_it_is,
-            exact=not job.simulation,
+            record=recorder(gradient, spec.device) if self.transport.plain else as_it_is,
+            exact=not spec.simulation,
         )
 
     def _async_tools(self) -> AsyncTools | None:
         """Return what nodes need that act one at a time."""
-        clock, draws = self.job.clock, self.drawing
+        clock, draws = self.spec.clock, self.drawing
         if not isinstance(clock, Events):
             return None
-        return AsyncTools(clock.of, draws.sample_some, draws.noise_one, self._average, self.payments.sending_one)
+        return AsyncTools(clock.of, draws.sample_some, draws.noise_one, self._average, self.budget_guard.record_one)
 
     def _update_rule(self) -> UpdateRule | None:
-        job = self.job
-        scale = None if job.weights is None else [job.nodes * job.weights[i] for i in job.here]
-        if not job.momentum and not job.normalised and scale is None:
+        spec = self.spec
+        scale = None if spec.weights is None else [spec.nodes * spec.weights[i] for i in spec.here]
+        if not spec.momentum and not spec.normalised and scale is None:
             return None
-        return UpdateRule(self.state.x, momentum=job.momentum, normalised=job.normalised, scale=scale)
+        return UpdateRule(self.state.x, momentum=spec.momentum, normalised=spec.normalised, scale=scale)
 
     def _release(self, k: int, message: Tensor) -> None:
         """Note the messages of step k before they leave: where none does before the step is over, that can wait."""
@@ -296,7 +298,7 @@ class Training:
     def _noting(self) -> AbstractContextManager[None]:
         """Return a block in which what was released is hashed on a second thread; at its end that is written down."""
         unnoted, self._unnoted = self._unnoted, None
-        return nullcontext() if unnoted is None else self.payments.sending_while(*unnoted)
+        return nullcontext() if unnoted is None else self.budget_guard.recording(*unnoted)
 
     def _average(self, i: int, j: int, x: Tensor) -> None:
         """Let i and j send each other their models, and both take the mean."""
@@ -318,7 +320,7 @@ class Training:
 
     def _announce(self, k: int, x: Tensor) -> int:
         """Note the messages of step k, before they exist; return the attempt they are made at."""
-        self.payments.sending(k, x)
+        self.budget_guard.record(k, x)
         self.bytes_sent += self._bytes(k)
         return self.drawing.attempt
 
@@ -329,5 +331,5 @@ class Training:
         """Choose who takes the steps: the algorithm itself, or the same on a GPU in fewer launches."""
         source = self.drawing.node_noise.kernel_source
         if self.transport.plain and source is not None and isinstance(self.algorithm, PushSum):
-            return chosen(self.algorithm, self.job.graph, source, self.state.x, self._announce)
+            return chosen(self.algorithm, self.spec.graph, source, self.state.x, self._announce)
         return self.algorithm.step

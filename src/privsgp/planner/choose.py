@@ -20,7 +20,7 @@ from privsgp.algorithms.update_rule import node_weights
 from privsgp.planner import estimates, theorems
 from privsgp.planner.noise import response
 from privsgp.planner.price import Price, common_budget, gaussian_shift, relative_noise
-from privsgp.planner.rehearsal import Scene, far_enough
+from privsgp.planner.rehearsal import RehearsalSpec, far_enough
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from privsgp.accounting.mechanisms import Mechanism, Relation
     from privsgp.algorithms import Settings
     from privsgp.algorithms.update_rule import Weights
-    from privsgp.planner.rehearsal import Stage
+    from privsgp.planner.rehearsal import Rehearsal
     from privsgp.planner.theorems import Budget, Constants
 
 LENGTHS = (1024, 2048, 4096)  # K to choose from; on scikit-learn's digits accuracy still rises up to about 500
@@ -183,7 +183,7 @@ class Planner:
     """What is known before choosing; `constants` are those of the stage."""
 
     network: Network
-    stage: Stage
+    rehearsal: Rehearsal
     constants: Constants
 
     def choose(self, method: Method, batch: float, steps: int | None, step_size: float | None) -> Choice:
@@ -193,14 +193,14 @@ class Planner:
             steps, distance = self._open(noise, steps, step_size)
         else:
             distance = steps * step_size
-        scene = self._scene(noise, steps)
-        score, left = self.stage.mean_score(scene, distance), response(self.stage, scene, distance)
+        spec = self._spec(noise, steps)
+        score, left = self.rehearsal.mean_score(spec, distance), response(self.rehearsal, spec, distance)
         return Choice(method, batch, steps, distance / steps, noise, score, left)
 
     def _open(self, noise: Noise, steps: int | None, step_size: float | None) -> tuple[int, float]:
         """Return (K, T) where at most one of K and γ is given."""
-        longest = self._scene(noise, steps or LENGTHS[-1])
-        distance = far_enough(self.stage, longest, self.stage.guess(longest.noise))
+        longest = self._spec(noise, steps or LENGTHS[-1])
+        distance = far_enough(self.rehearsal, longest, self.rehearsal.guess(longest.noise))
         if steps is not None:
             return steps, distance
         if step_size is not None:
@@ -210,12 +210,12 @@ class Planner:
 
     def _shortest(self, noise: Noise, distance: float, kappa: float) -> tuple[int, float]:
         """Return the smallest K with nearly the least noise that scores like the best, each at its own T ∝ 1/κ."""
-        scenes = [self._scene(noise, K) for K in LENGTHS]
-        distances = [distance * kappa / scene.noise for scene in scenes]
-        scores = [self.stage.mean_score(scene, T) for scene, T in zip(scenes, distances, strict=True)]
+        specs = [self._spec(noise, K) for K in LENGTHS]
+        distances = [distance * kappa / spec.noise for spec in specs]
+        scores = [self.rehearsal.mean_score(spec, T) for spec, T in zip(specs, distances, strict=True)]
         enough = max(scores) - TIE / 2 * abs(max(scores))
-        quiet = NEARLY * min(scene.noise for scene in scenes)
-        good = [s >= enough and scene.noise <= quiet for s, scene in zip(scores, scenes, strict=True)]
+        quiet = NEARLY * min(spec.noise for spec in specs)
+        good = [s >= enough and spec.noise <= quiet for s, spec in zip(scores, specs, strict=True)]
         steps, T = next((K, T) for K, T, ok in zip(LENGTHS, distances, [*good[:-1], True], strict=True) if ok)
         return min(max(steps, math.ceil(SHORT * self.constants.smoothness * T)), LENGTHS[-1]), T
 
@@ -233,21 +233,21 @@ class Planner:
     def published_steps(self, clip: float) -> int:
         """Return Corollary 1's K, for the published accountant."""
         n = self.network
-        found = theorems.best_steps(self.constants, self.stage.layout.dim, clip, n.budgets, n.samples, n.c2)
+        found = theorems.best_steps(self.constants, self.rehearsal.layout.dim, clip, n.budgets, n.samples, n.c2)
         return max(1, round(found))
 
-    def _scene(self, noise: Noise, steps: int) -> Scene:
+    def _spec(self, noise: Noise, steps: int) -> RehearsalSpec:
         n, method = self.network, noise.method
         kappa = noise.common(steps) / math.sqrt(n.nodes * steps)
-        return Scene(method.algorithm, method.settings, kappa, steps * noise.batch / n.mean_samples)
+        return RehearsalSpec(method.algorithm, method.settings, kappa, steps * noise.batch / n.mean_samples)
 
 
-def planner(network: Network, stage: Stage, clip: float, *, skewed: bool = False) -> Planner:
+def planner(network: Network, rehearsal: Rehearsal, clip: float, *, skewed: bool = False) -> Planner:
     """Return a planner with its constants estimated on the stage, over about as far as a run will go."""
     shift = gaussian_shift(network.epsilon, network.delta)
     kappa = clip / (network.mean_samples * shift * math.sqrt(network.nodes))
-    found = estimates.constants(stage, clip, stage.guess(kappa), network.mean_samples, skewed=skewed)
-    return Planner(network, stage, found)
+    found = estimates.constants(rehearsal, clip, rehearsal.guess(kappa), network.mean_samples, skewed=skewed)
+    return Planner(network, rehearsal, found)
 
 
 def best(choices: Sequence[Choice]) -> tuple[Choice, str]:

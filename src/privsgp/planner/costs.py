@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from privsgp.graph import Graph
     from privsgp.planner.choose import Method
-    from privsgp.planner.rehearsal import Stage
+    from privsgp.planner.rehearsal import Rehearsal
 
 BYTES = 4  # float32
 
@@ -30,11 +30,11 @@ def bytes_sent_per_node(graph: Graph, dim: int, steps: int) -> int:
     return round(messages / period / graph.nodes * steps * (dim * BYTES + 8))
 
 
-def table_bytes(stage: Stage, method: Method, samples: Sequence[int]) -> int:
+def table_bytes(rehearsal: Rehearsal, method: Method, samples: Sequence[int]) -> int:
     """Return the memory of all nodes' tables together; 0 for a method without one."""
-    block = _block(stage, method, nodes=1, batch=1)
+    block = _block(rehearsal, method, nodes=1, batch=1)
     algorithm = ALGORITHMS[method.algorithm](block, method.settings)
-    algorithm.begin(State.start(stage.x0, 1).z)
+    algorithm.begin(State.start(rehearsal.x0, 1).z)
     table = getattr(algorithm, "table", None)
     return 0 if table is None else round(table.entry_bytes * sum(samples))
 
@@ -44,11 +44,11 @@ def memory_bytes() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def seconds_per_step(stage: Stage, method: Method, nodes: int, batch: float, tries: int = 3) -> float:
+def seconds_per_step(rehearsal: Rehearsal, method: Method, nodes: int, batch: float, tries: int = 3) -> float:
     """Take a few steps with all nodes in this process, on stand-in data, and return the fastest."""
-    block = _block(stage, method, nodes, batch=max(1, round(batch)))
+    block = _block(rehearsal, method, nodes, batch=max(1, round(batch)))
     algorithm = ALGORITHMS[method.algorithm](block, method.settings)
-    state = State.start(stage.x0, nodes)
+    state = State.start(rehearsal.x0, nodes)
     algorithm.begin(state.z)
     took = []
     for k in range(tries):
@@ -58,9 +58,9 @@ def seconds_per_step(stage: Stage, method: Method, nodes: int, batch: float, tri
     return min(took)
 
 
-def _block(stage: Stage, method: Method, nodes: int, batch: int) -> Block:
+def _block(rehearsal: Rehearsal, method: Method, nodes: int, batch: int) -> Block:
     """Return nodes that draw the same rows of a few stand-in samples at every step, and mix with one neighbour."""
-    rows = min(batch, len(stage.samples.y))
+    rows = min(batch, len(rehearsal.samples.y))
     mechanism = ALGORITHMS[method.algorithm].mechanism(
         method.settings, sigma=1e-9, batch=float(rows), samples=rows, kappa=0.0
     )
@@ -75,9 +75,9 @@ def _block(stage: Stage, method: Method, nodes: int, batch: int) -> Block:
 
     return Block(
         mechanisms=[mechanism] * nodes,
-        inputs=place(stage.samples.x),
-        targets=place(stage.samples.y),
-        gradient=stage.gradient,
+        inputs=place(rehearsal.samples.x),
+        targets=place(rehearsal.samples.y),
+        gradient=rehearsal.gradient,
         sample=lambda _k: [Drawn(index.expand(nodes, -1), torch.ones(nodes, len(index), dtype=torch.bool))],
         noise=noise,
         mix=lambda _k, x, w: ((x + x.roll(1, 0)) / 2, w),

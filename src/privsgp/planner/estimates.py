@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from privsgp.gradients import PerSample
-    from privsgp.planner.rehearsal import Stage
+    from privsgp.planner.rehearsal import Rehearsal
 
 TRAJECTORY, SAMPLES = 16, 256  # steps along which L and b² are looked for, and samples that are looked at
 
@@ -55,46 +55,46 @@ def permit(source: Source, *, may_spend: bool) -> None:
         )
 
 
-def constants(stage: Stage, clip: float, distance: float, samples: float, *, skewed: bool = False) -> Constants:
+def constants(rehearsal: Rehearsal, clip: float, distance: float, samples: float, *, skewed: bool = False) -> Constants:
     """Estimate the constants for nodes of `samples` samples each, along gradient descent over γK = `distance`.
 
     `skewed` is for partitions by label, where a node may hold a single class.
     """
-    step, x = distance / TRAJECTORY, stage.x0.clone()
-    before, smoothness, heterogeneity = _mean(stage, x, clip), 1e-6, 0.0
+    step, x = distance / TRAJECTORY, rehearsal.x0.clone()
+    before, smoothness, heterogeneity = _mean(rehearsal, x, clip), 1e-6, 0.0
     for _ in range(TRAJECTORY):
-        heterogeneity = max(heterogeneity, _heterogeneity(stage, x, clip, samples, skewed=skewed))
+        heterogeneity = max(heterogeneity, _heterogeneity(rehearsal, x, clip, samples, skewed=skewed))
         x = x - step * before
-        after = _mean(stage, x, clip)
+        after = _mean(rehearsal, x, clip)
         smoothness = max(smoothness, float((after - before).norm() / (step * before).norm().clamp(min=1e-12)))
         before = after
-    return Constants(smoothness, _initial_loss(stage), heterogeneity, float(stage.x0.double().square().sum()))
+    return Constants(smoothness, _initial_loss(rehearsal), heterogeneity, float(rehearsal.x0.double().square().sum()))
 
 
-def _gradients(stage: Stage, x: Tensor, clip: float, keep: Tensor | None = None) -> PerSample:
+def _gradients(rehearsal: Rehearsal, x: Tensor, clip: float, keep: Tensor | None = None) -> PerSample:
     """Return the clipped gradients of a few hundred samples, of those to `keep` among them."""
-    inputs, targets = stage.samples.x[:SAMPLES], stage.samples.y[:SAMPLES]
+    inputs, targets = rehearsal.samples.x[:SAMPLES], rehearsal.samples.y[:SAMPLES]
     mask = torch.ones(len(targets), dtype=torch.bool) if keep is None else keep
-    g = stage.gradient(x[None], inputs[None], targets[None])
+    g = rehearsal.gradient(x[None], inputs[None], targets[None])
     g.clip_(clip, mask[None])
     return g
 
 
-def _mean(stage: Stage, x: Tensor, clip: float, keep: Tensor | None = None) -> Tensor:
-    count = min(SAMPLES, len(stage.samples.y)) if keep is None else int(keep.sum())
-    return _gradients(stage, x, clip, keep).sum()[0] / count
+def _mean(rehearsal: Rehearsal, x: Tensor, clip: float, keep: Tensor | None = None) -> Tensor:
+    count = min(SAMPLES, len(rehearsal.samples.y)) if keep is None else int(keep.sum())
+    return _gradients(rehearsal, x, clip, keep).sum()[0] / count
 
 
-def _heterogeneity(stage: Stage, x: Tensor, clip: float, samples: float, *, skewed: bool) -> float:
+def _heterogeneity(rehearsal: Rehearsal, x: Tensor, clip: float, samples: float, *, skewed: bool) -> float:
     """Return ‖∇f_i − ∇f‖²: for an even partition what chance makes of J samples, for a skewed one that of one class."""
-    mean, targets = _mean(stage, x, clip), stage.samples.y[:SAMPLES]
+    mean, targets = _mean(rehearsal, x, clip), rehearsal.samples.y[:SAMPLES]
     if not skewed or targets.is_floating_point():
-        lengths = _gradients(stage, x, clip).norm().square().mean()
+        lengths = _gradients(rehearsal, x, clip).norm().square().mean()
         return max(float(lengths - mean.square().sum()), 0.0) / samples
-    return max(float((_mean(stage, x, clip, targets == c) - mean).square().sum()) for c in set(targets.tolist()))
+    return max(float((_mean(rehearsal, x, clip, targets == c) - mean).square().sum()) for c in set(targets.tolist()))
 
 
-def _initial_loss(stage: Stage) -> float:
+def _initial_loss(rehearsal: Rehearsal) -> float:
     with torch.no_grad():
-        outputs = functional_call(stage.model, stage.layout.views(stage.x0), (stage.samples.x,))
-        return float(stage.loss(outputs, stage.samples.y).double().mean())
+        outputs = functional_call(rehearsal.model, rehearsal.layout.views(rehearsal.x0), (rehearsal.samples.x,))
+        return float(rehearsal.loss(outputs, rehearsal.samples.y).double().mean())

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from privsgp.graph import Graph
-    from privsgp.planner.rehearsal import Scene, Stage
+    from privsgp.planner.rehearsal import Rehearsal, RehearsalSpec
 
 SETTLED = 400  # steps after which the distance between nodes no longer grows on any graph that is of use
 
@@ -40,19 +40,19 @@ def _weighted(sigmas: Sequence[float], weights: Sequence[float] | None) -> NDArr
     return np.asarray(sigmas) * (1.0 if weights is None else len(sigmas) * np.asarray(weights))
 
 
-def response(stage: Stage, scene: Scene, distance: float) -> float:
+def response(rehearsal: Rehearsal, spec: RehearsalSpec, distance: float) -> float:
     """Return the share of `average_variance` that is left when gradients answer to the noise, from a rehearsal.
 
     Rehearsals with the same coins, with noise and without: curvature makes it less than 1, and so does everything
     in which noise moves a model less (or more) than it moves a point on a plain.
     """
-    if not scene.noise:
+    if not spec.noise:
         return 1.0
     moved = []
     for seed in range(SEEDS):
-        noisy, quiet = (stage.end(s, distance, seed=seed) for s in (scene, replace(scene, noise=0.0)))
+        noisy, quiet = (rehearsal.end(s, distance, seed=seed) for s in (spec, replace(spec, noise=0.0)))
         moved.append(float((noisy - quiet).double().square().mean()))
-    return math.fsum(moved) / SEEDS / (scene.noise * distance) ** 2
+    return math.fsum(moved) / SEEDS / (spec.noise * distance) ** 2
 
 
 def spread(

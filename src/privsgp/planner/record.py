@@ -121,13 +121,13 @@ class Plan:
     @cached_property
     def table_bytes(self) -> int:
         """Memory of all tables."""
-        return costs.table_bytes(self.planner.stage, self.chosen.method, self.network.samples)
+        return costs.table_bytes(self.planner.rehearsal, self.chosen.method, self.network.samples)
 
     @cached_property
     def seconds(self) -> float:
         """Time of the steps on this machine, all nodes in one process."""
         c = self.chosen
-        return c.steps * costs.seconds_per_step(self.planner.stage, c.method, self.network.nodes, c.batch)
+        return c.steps * costs.seconds_per_step(self.planner.rehearsal, c.method, self.network.nodes, c.batch)
 
     @property
     def network(self) -> Network:

@@ -35,7 +35,7 @@ GIVEN_UP = 0.005
 
 
 @dataclass(frozen=True)
-class Scene:
+class RehearsalSpec:
     """What is rehearsed: an algorithm with its settings, κ, and how often a sample is seen in the whole run."""
 
     algorithm: str
@@ -44,7 +44,7 @@ class Scene:
     visits: float
 
 
-class Stage:
+class Rehearsal:
     """Where rehearsals take place: a model at x⁰, its loss, and samples that are nobody's secret."""
 
     def __init__(
@@ -55,20 +55,20 @@ class Stage:
         self.x0 = self.layout.flatten(model).float()
         self.gradient = stack(model, loss, (samples.x[:4], samples.y[:4]))
 
-    def end(self, scene: Scene, distance: float, steps: int = STEPS, seed: int = 0) -> Tensor:
+    def end(self, spec: RehearsalSpec, distance: float, steps: int = STEPS, seed: int = 0) -> Tensor:
         """Return the average model after a run of γK = `distance`."""
-        *_, last = self.states(scene, distance, steps, seed)
+        *_, last = self.states(spec, distance, steps, seed)
         return last.z[0]
 
     def states(
-        self, scene: Scene, distance: float, steps: int = STEPS, seed: int = 0, *, momentum: float = 0.0
+        self, spec: RehearsalSpec, distance: float, steps: int = STEPS, seed: int = 0, *, momentum: float = 0.0
     ) -> Iterator[State]:
         """Go through the steps of a run; each overwrites the state before."""
         generator = torch.Generator().manual_seed(seed)
-        block = self._block(scene, distance, steps, generator)
+        block = self._block(spec, distance, steps, generator)
         if momentum:
             block.update_rule = UpdateRule(self.x0[None], momentum=momentum)
-        algorithm, state = ALGORITHMS[scene.algorithm](block, scene.settings), State.start(self.x0, 1)
+        algorithm, state = ALGORITHMS[spec.algorithm](block, spec.settings), State.start(self.x0, 1)
         algorithm.begin(state.z)
         for k in range(steps):
             state = algorithm.step(k, state)
@@ -82,18 +82,18 @@ class Stage:
                 return float(self.correct(outputs, self.samples.y_test).double().mean())
             return -float(self.loss(outputs, self.samples.y_test).double().mean())
 
-    def mean_score(self, scene: Scene, distance: float) -> float:
+    def mean_score(self, spec: RehearsalSpec, distance: float) -> float:
         """Return the mean score of a few rehearsals."""
-        return sum(self.score(self.end(scene, distance, seed=seed)) for seed in range(SEEDS)) / SEEDS
+        return sum(self.score(self.end(spec, distance, seed=seed)) for seed in range(SEEDS)) / SEEDS
 
     def guess(self, noise: float) -> float:
         """Return the distance T at which noise moves a pre-activation by about one: 1 / (κ ‖x‖)."""
         length = float(self.samples.x.flatten(1).square().sum(1).mean().sqrt())
         return min(max(1 / (max(noise, 1e-12) * max(length, 1e-12)), 1e-3), 1e6)
 
-    def _block(self, scene: Scene, distance: float, steps: int, generator: torch.Generator) -> Block:
+    def _block(self, spec: RehearsalSpec, distance: float, steps: int, generator: torch.Generator) -> Block:
         rows = len(self.samples.y)
-        rate = min(1.0, scene.visits / steps)
+        rate = min(1.0, spec.visits / steps)
 
         def sample(_k: int) -> list[Drawn]:
             drawn = (torch.rand(rows, generator=generator) < rate).nonzero()[:, 0]
@@ -101,10 +101,10 @@ class Stage:
             return [Drawn(padded[None], padded[None] < rows)]
 
         def noise(_k: int, g: Tensor) -> None:
-            g.add_(torch.randn(g.shape, generator=generator), alpha=scene.noise * math.sqrt(steps))
+            g.add_(torch.randn(g.shape, generator=generator), alpha=spec.noise * math.sqrt(steps))
 
-        settings = replace(scene.settings, sampling="poisson")
-        mechanism = ALGORITHMS[scene.algorithm].mechanism(
+        settings = replace(spec.settings, sampling="poisson")
+        mechanism = ALGORITHMS[spec.algorithm].mechanism(
             settings, sigma=0.0, batch=rate * rows, samples=rows, kappa=0.0
         )
         return Block(
@@ -124,7 +124,7 @@ def _with_padding(t: Tensor) -> Tensor:
     return torch.cat([t, torch.zeros_like(t[:1])])[None]
 
 
-def far_enough(stage: Stage, scene: Scene, guess: float) -> float:
+def far_enough(rehearsal: Rehearsal, spec: RehearsalSpec, guess: float) -> float:
     """Return a good T = γK: doubling from a guess until the score falls, then a parabola through the top.
 
     Real data mostly wants to be followed farther than stand-in data, and too far costs less than not far enough, so the
@@ -134,7 +134,7 @@ def far_enough(stage: Stage, scene: Scene, guess: float) -> float:
 
     def score(power: int) -> float:
         if power not in scores:
-            scores[power] = stage.mean_score(scene, guess * 2.0**power)
+            scores[power] = rehearsal.mean_score(spec, guess * 2.0**power)
         return scores[power]
 
     top = 0

@@ -24,10 +24,10 @@ from privsgp.planner import cautions, stand_in
 from privsgp.planner.choose import LENGTHS, Method, Network, Noise, best, methods, planner
 from privsgp.planner.estimates import Source, permit
 from privsgp.planner.record import Formula, Plan
-from privsgp.planner.rehearsal import Stage
+from privsgp.planner.rehearsal import Rehearsal
 from privsgp.planner.stand_in import Samples
 from privsgp.runs import budgets as protection
-from privsgp.runs import build as jobs
+from privsgp.runs import build
 from privsgp.runs import config as configs
 from privsgp.runs import problem as problems
 from privsgp.runs.config import AUTO, PLANNED, Schedule
@@ -66,10 +66,10 @@ def make(
     network, settings = network_of(config, problem), protection.settings(config)
     source = source_of(config, config.plan.data, data_dir)
     permit(source, may_spend=config.plan.may_spend)
-    stage = Stage(problem.model, problem.loss, problem.correct, samples_of(config, source, problem, data_dir))
+    rehearsal = Rehearsal(problem.model, problem.loss, problem.correct, samples_of(config, source, problem, data_dir))
     skewed = config.data.partition == "dirichlet"
     say("estimating the constants of the bound")
-    p = planner(network, stage, settings.clip, skewed=skewed)
+    p = planner(network, rehearsal, settings.clip, skewed=skewed)
     batch = p.batch() if "batch" in config.algorithm.auto else config.algorithm.batch
     own = Method(config.algorithm.name, settings)
     auto = "name" in config.algorithm.auto
@@ -80,7 +80,7 @@ def make(
         say(f"rehearsing {method.label} ({i} of {len(looked_at)})")
         choices.append(_choice(config, p, method, batch))
     chosen, why = best(choices) if auto else (next(c for c in choices if c.method == own), "the configuration says so")
-    graph = jobs.make_graph(config)
+    graph = build.make_graph(config)
     formula = Formula(network, graph, p.constants, Layout.of(problem.model).dim, settings.clip, chosen.noise)
     return Plan(p, formula, source, chosen, choices, why, _asked(config))
 

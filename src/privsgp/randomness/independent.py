@@ -27,7 +27,7 @@ class IndependentNoise(Noise):
         """What a summary calls it."""
         return "independent"
 
-    def of_nodes(self, nodes: range, mechanisms: Sequence[Mechanism], source: Source) -> NodeNoise:
+    def all_gather_nodes(self, nodes: range, mechanisms: Sequence[Mechanism], source: Source) -> NodeNoise:
         """Return the noise of a process's nodes."""
         return _OfNodes(nodes, mechanisms, source)
 

@@ -28,7 +28,7 @@ class PrefetchedNoise:
 
     def __init__(self, source: Source, nodes: range) -> None:
         self.source, self.nodes = source, nodes
-        self._two = torch.get_num_threads() > 1  # asked now: `leaving_one` makes it one where two are in use
+        self._two = torch.get_num_threads() > 1  # asked now: `leave_one_core` makes it one where two are in use
         self._drawn: tuple[int, int] | None = None
         self._offset = 0.0  # of the clocks, when it was drawn
         self._given = 0  # rows of what was drawn that were handed out

@@ -50,5 +50,5 @@ class Noise(Protocol):
     def name(self) -> str:
         """What a summary calls it."""
 
-    def of_nodes(self, nodes: range, mechanisms: Sequence[Mechanism], source: Source) -> NodeNoise:
+    def all_gather_nodes(self, nodes: range, mechanisms: Sequence[Mechanism], source: Source) -> NodeNoise:
         """Return the noise of a process's nodes, one mechanism each, drawn from `source`."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from privsgp.runs import build as jobs
+from privsgp.runs import build
 from privsgp.transport.connect import connect
 from privsgp.transport.rendezvous import World
 
@@ -31,7 +31,7 @@ def moving(run: Run, room: int = MOST_NUMBERS) -> dict[str, Any] | None:
     About `room` numbers at most: a run of many steps is shown at some of them.
     `links` has one list [source, target, source, target, …] for each phase, and `phase` says which one a step has.
     """
-    graph = jobs.make_graph(run.config)
+    graph = build.make_graph(run.config)
     if graph.nodes > NODES or run.steps == 0 or graph.name in ("server", "alone"):
         return None
     repeats = graph.period is not None and run.faults is None

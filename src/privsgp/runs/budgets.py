@@ -77,7 +77,7 @@ def spare(config: Config) -> int:
     return math.ceil(config.privacy.spare * config.algorithm.steps)
 
 
-def protect(
+def calibrate_nodes(
     config: Config,
     samples: Sequence[int],
     slack: float,
@@ -113,8 +113,8 @@ def protect(
 
         world = world or World()
         here = blocks(n, world.size)[world.rank]
-        own = world.everywhere(lambda: [calibrated(i) for i in here])
-        all_sigmas = world.of_nodes(own, forms.real(_LEAST, 1 / _LEAST), n)
+        own = world.all_or_none(lambda: [calibrated(i) for i in here])
+        all_sigmas = world.all_gather_nodes(own, forms.real(_LEAST, 1 / _LEAST), n)
         if config.trust == "secure aggregation":
             all_sigmas = [max(all_sigmas)] * n  # each node is counted as if all added as much noise as it does
         mechanisms = [bare.with_sigma(sigma) for bare, sigma in zip(mechanisms, all_sigmas, strict=True)]

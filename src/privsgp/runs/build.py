@@ -14,15 +14,15 @@ from privsgp.algorithms.compressors import CompressionOptions, Whole
 from privsgp.algorithms.update_rule import node_weights
 from privsgp.clock import Events, Times, Waiting, schedule
 from privsgp.devices import chosen_device, use_tensor_cores
-from privsgp.engine.averaging import Release
+from privsgp.engine.averaging import FinalModel
 from privsgp.engine.precision import refuse_vast
-from privsgp.engine.spec import Job, Learning
+from privsgp.engine.spec import Learning, RunSpec
 from privsgp.errors import Refused
 from privsgp.gradients import Layout
 from privsgp.gradients.rounding import kappa, least_difference_clip
 from privsgp.gradients.rules.ruled import positions
 from privsgp.randomness.independent import IndependentNoise
-from privsgp.runs.budgets import protect, settings, with_scale
+from privsgp.runs.budgets import calibrate_nodes, settings, with_scale
 from privsgp.runs.config import Config, Schedule
 from privsgp.runs.problem import layout, pooled
 from privsgp.seeds import public_seed
@@ -41,13 +41,13 @@ if TYPE_CHECKING:
     from privsgp.transport.rendezvous import World
 
 
-def prepare(
+def build_run(
     config: Config,
     problem: Problem,
     earlier: Sequence[Sequence[Segment]] = (),
     world: World | None = None,
     faults: Faults | None = None,
-) -> Job:
+) -> RunSpec:
     """Decide everything: σ_i from budgets, the graph, the device. What is impossible is refused here."""
     config, problem = pooled(config, problem)
     if config.algorithm.auto:
@@ -66,9 +66,9 @@ def prepare(
     places = positions(learning.model, learning.made_up()[0])
     slack = kappa(dtype, device, positions=places)
     dim = Layout.of(problem.model).dim
-    protection = protect(config, problem.samples, slack, earlier, world, releases, dim)
+    protection = calibrate_nodes(config, problem.samples, slack, earlier, world, releases, dim)
     _refuse_short(protection.mechanisms[0], least_difference_clip(config.privacy.clip, dtype, places))
-    job = Job(
+    spec = RunSpec(
         name=config.name,
         seed=config.seed,
         shared_hash=config.shared_hash(),
@@ -90,12 +90,12 @@ def prepare(
         momentum=a.momentum,
         normalised=a.unit_steps,
         weights=node_weights(a.weights, problem.samples, [m.sigma for m in protection.mechanisms]),
-        release=_release(config, faults),
+        final_model=_final_model(config, faults),
         noise=IndependentNoise(),
         share_metrics=config.test_is_public,
     )
-    refuse_vast(job, places)
-    return job
+    refuse_vast(spec, places)
+    return spec
 
 
 def _refuse_short(m: Mechanism, least: float) -> None:
@@ -108,7 +108,7 @@ def _refuse_short(m: Mechanism, least: float) -> None:
         )
 
 
-def _release(config: Config, faults: Faults | None) -> Release:
+def _final_model(config: Config, faults: Faults | None) -> FinalModel:
     a = config.algorithm
     if faults is not None and (a.average != "none" or a.final_mixing):
         raise Refused(
@@ -116,7 +116,7 @@ def _release(config: Config, faults: Faults | None) -> Release:
             "leave them out: nodes that leave or fall behind have no common average",
         )
     given = {"share": a.average_share, "decay": a.average_decay}
-    return Release(a.average, mixing=a.final_mixing, **{key: v for key, v in given.items() if v is not None})
+    return FinalModel(a.average, mixing=a.final_mixing, **{key: v for key, v in given.items() if v is not None})
 
 
 def make_graph(config: Config) -> graph.Graph:

@@ -64,7 +64,7 @@ class Problem:
         encoder = self.encoder or nn.Identity()
         return encoder if self.views is None else features.Views(self.views, encoder)
 
-    def at_home(self, world: World) -> Problem:
+    def local_shard(self, world: World) -> Problem:
         """Keep of all nodes' data what this process's nodes hold."""
         if world.alone or self.block is not None:
             return self
@@ -104,12 +104,12 @@ def load_problem(config: Config, data_dir: Path | None = None) -> Problem:
             "write the number that `privsgp plan` gives",
         )
     block = blocks(config.data.nodes, world.size)[world.rank]
-    problem = world.everywhere(
-        lambda: _read(config, data_dir, block).at_home(world).encoded(chosen_device(config.engine.device))
+    problem = world.all_or_none(
+        lambda: _read(config, data_dir, block).local_shard(world).encoded(chosen_device(config.engine.device))
     )
     if world.alone or config.data.path is None:
         return problem
-    sizes = world.of_nodes([len(rows) for rows in problem.parts], forms.whole(1), config.data.nodes)
+    sizes = world.all_gather_nodes([len(rows) for rows in problem.parts], forms.whole(1), config.data.nodes)
     return dataclasses.replace(problem, sizes=sizes)
 
 
@@ -163,7 +163,7 @@ def brought_home(config: Config, problem: Problem) -> Problem:
     """Leave each process its own nodes' samples, and put features in their place."""
     world = join()
     refuse_other_configurations(config, world)
-    return problem.at_home(world).encoded(chosen_device(config.engine.device))
+    return problem.local_shard(world).encoded(chosen_device(config.engine.device))
 
 
 def layout(config: Config) -> str:

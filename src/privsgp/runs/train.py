@@ -29,14 +29,14 @@ from privsgp.engine import witness
 from privsgp.engine.evaluate import present
 from privsgp.engine.folder import Folder, read_metrics, write_tensors
 from privsgp.engine.formats import Summary
-from privsgp.engine.spec import Job
-from privsgp.engine.trainer import Outcome, Training
+from privsgp.engine.spec import RunSpec
+from privsgp.engine.trainer import Outcome, Trainer
 from privsgp.errors import Interrupted, Refused
 from privsgp.files import read_json, write, write_json
 from privsgp.gradients import Layout
 from privsgp.runs import config as configs
 from privsgp.runs.budgets import settings, with_scale
-from privsgp.runs.build import prepare, refuse_faults
+from privsgp.runs.build import build_run, refuse_faults
 from privsgp.runs.problem import Problem, layout, pooled, refuse_other_configurations
 from privsgp.transport import forms
 from privsgp.transport.rendezvous import World, blocks, join, refuse_differences, restarted
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from privsgp.accounting.ledger import Header, Segment
-    from privsgp.engine.spec import Job
+    from privsgp.engine.spec import RunSpec
     from privsgp.engine.trainer import Watcher
     from privsgp.runs.config import Config
     from privsgp.transport.faults import Faults
@@ -108,29 +108,29 @@ def run(
     with world.leaving(), contextlib.ExitStack() as locks:
         if problem.block is None:  # it was not `load_problem` that made it
             refuse_other_configurations(config, world)
-            problem = problem.at_home(world)
+            problem = problem.local_shard(world)
         _refuse_other_model(problem, world)
         folder = Folder(out, "" if problem.block is None else f"-{problem.block.start}-{problem.block.stop - 1}")
-        config = world.everywhere(lambda: _settled(folder, config, problem, resume=resume))
+        config = world.all_or_none(lambda: _settled(folder, config, problem, resume=resume))
         around = _circumstances(config, world, faults)
-        done = world.everywhere(lambda: _finished(folder, config, around, resume=resume, moved=moved))
-        if all(world.exchange(done, forms.FLAG)):
+        done = world.all_or_none(lambda: _finished(folder, config, around, resume=resume, moved=moved))
+        if all(world.all_gather(done, forms.FLAG)):
             return load_result(folder, problem.model)
         ran = pooled(config, problem)[0]
-        earlier = world.everywhere(lambda: earlier_runs(folder, ledgers, ran, problem.block))
+        earlier = world.all_or_none(lambda: earlier_runs(folder, ledgers, ran, problem.block))
         if ran.private and ran.seed is None:
-            world.everywhere(lambda: _warn(folder, ran, earlier))
-        job = prepare(config, problem, earlier, world, faults)
-        training = Training(job, folder, watch, world)
-        world.everywhere(lambda: locks.enter_context(folder.locked()))
-        number = world.exchange(folder.run or uuid.uuid4().hex, _RUN)[0]
+            world.all_or_none(lambda: _warn(folder, ran, earlier))
+        spec = build_run(config, problem, earlier, world, faults)
+        training = Trainer(spec, folder, watch, world)
+        world.all_or_none(lambda: locks.enter_context(folder.locked()))
+        number = world.all_gather(folder.run or uuid.uuid4().hex, _RUN)[0]
         world.run = number
         beside = _beside(folder, world)
         if beside[0] == world.rank:
             folder.prepare()
             folder.identify(versions(), ledgers, number, around)
-        world.exchange(None, forms.NOTHING)  # the folder is ready
-        world.everywhere(lambda: _settle(folder, number, secret=ran.private and ran.seed is None))
+        world.all_gather(None, forms.NOTHING)  # the folder is ready
+        world.all_or_none(lambda: _settle(folder, number, secret=ran.private and ran.seed is None))
         if beside[0] == world.rank:  # last: from now on there is a run to resume
             write(folder.config, config.toml())
             if plan is not None:
@@ -140,7 +140,7 @@ def run(
         except Interrupted as stopped:
             stopped.kept = folder.checkpoint.exists() or folder.checkpoint_before.exists()
             raise
-        return _finish(job, folder, outcome, world, beside)
+        return _finish(spec, folder, outcome, world, beside)
 
 
 def _settled(folder: Folder, config: Config, problem: Problem, *, resume: bool) -> Config:
@@ -174,7 +174,7 @@ def _beside(folder: Folder, world: World) -> list[int]:
     """Return the processes that say they share this folder: the first of them writes what they have in common."""
     machine = Path("/proc/sys/kernel/random/boot_id")
     name = (machine.read_text() if machine.exists() else platform.node()) + str(folder.path.resolve())
-    places = world.exchange(hashlib.sha256(name.encode()).hexdigest(), _PLACE)
+    places = world.all_gather(hashlib.sha256(name.encode()).hexdigest(), _PLACE)
     return [rank for rank, place in enumerate(places) if place == places[world.rank]]
 
 
@@ -326,33 +326,35 @@ def _finished(folder: Folder, config: Config, around: dict[str, Any], *, resume:
     return False
 
 
-def _finish(job: Job, folder: Folder, outcome: Outcome, world: World, beside: list[int]) -> Result:
+def _finish(spec: RunSpec, folder: Folder, outcome: Outcome, world: World, beside: list[int]) -> Result:
     """Write the nodes' models, the average model where it is known, and a summary in each of the run's folders.
 
     Guarantee: what a summary says of a folder's own nodes is what their processes counted by their own ledgers.
     """
-    layout = Layout.of(job.learning.model)
+    layout = Layout.of(spec.learning.model)
     if outcome.average is not None:
         _save_model(folder.model, layout, outcome.average)
-    for i, z, stayed in zip(job.here, outcome.state.z, present(outcome.state), strict=True):
+    for i, z, stayed in zip(spec.here, outcome.state.z, present(outcome.state), strict=True):
         if stayed:
             _save_model(folder.node(i), layout, z)
-    own = [_finite(job.protection.epsilon(i, outcome.releases[i])) if job.algorithm.private else None for i in job.here]
-    spent = world.of_nodes(own, forms.perhaps(forms.real()), job.nodes)
+    own = [
+        _finite(spec.protection.epsilon(i, outcome.releases[i])) if spec.algorithm.private else None for i in spec.here
+    ]
+    spent = world.all_gather_nodes(own, forms.perhaps(forms.real()), spec.nodes)
     first, rest = forms.keys(_SEEN), [forms.NOTHING] * (world.size - 1)
-    seen = world.exchange_each(_seen(job, outcome) if world.rank == 0 else None, [first, *rest])[0]
-    summary = _summary(job, outcome, spent, seen or {}, _elsewhere(job, world, beside))
+    seen = world.all_gather_each(_seen(spec, outcome) if world.rank == 0 else None, [first, *rest])[0]
+    summary = _summary(spec, outcome, spent, seen or {}, _elsewhere(spec, world, beside))
     if beside[0] == world.rank:
         write_json(folder.summary, summary)
-    world.exchange(None, forms.NOTHING)
-    world.everywhere(lambda: _refuse_other_summary(folder, summary))
-    return load_result(folder, job.learning.model)
+    world.all_gather(None, forms.NOTHING)
+    world.all_or_none(lambda: _refuse_other_summary(folder, summary))
+    return load_result(folder, spec.learning.model)
 
 
-def _elsewhere(job: Job, world: World, beside: list[int]) -> list[int]:
+def _elsewhere(spec: RunSpec, world: World, beside: list[int]) -> list[int]:
     """Return the nodes whose ledgers lie in other folders: of them a summary says what their processes told."""
-    own = [block for rank, block in enumerate(blocks(job.nodes, world.size)) if rank in beside]
-    return [i for i in range(job.nodes) if not any(i in block for block in own)]
+    own = [block for rank, block in enumerate(blocks(spec.nodes, world.size)) if rank in beside]
+    return [i for i in range(spec.nodes) if not any(i in block for block in own)]
 
 
 def _refuse_other_summary(folder: Folder, expected: dict[str, Any]) -> None:
@@ -373,32 +375,32 @@ def _save_model(path: Path, layout: Layout, x: Tensor) -> None:
     write_tensors(path, tensors, {"privsgp": f"model {MODEL_VERSION}"})
 
 
-def _seen(job: Job, outcome: Outcome) -> dict[str, Any]:
+def _seen(spec: RunSpec, outcome: Outcome) -> dict[str, Any]:
     """Return what is known where all nodes' models were brought together, and when that was."""
     last, finished = outcome.metrics[-1], time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-    measured: dict[str, Any] = {key: last.get(key) for key in _MEASURED} | _effort(job, outcome)
+    measured: dict[str, Any] = {key: last.get(key) for key in _MEASURED} | _effort(spec, outcome)
     numbers = {key: None if measured[key] is None else float(measured[key]) for key in _MEASURED}
     return measured | numbers | {"finished": finished}
 
 
 def _summary(
-    job: Job, outcome: Outcome, spent: list[float | None], seen: dict[str, Any], reported: list[int]
+    spec: RunSpec, outcome: Outcome, spent: list[float | None], seen: dict[str, Any], reported: list[int]
 ) -> dict[str, Any]:
     """Return what came out: `seen` by the first process, of the nodes `reported` by others what they told."""
-    p, private = job.protection, job.algorithm.private
+    p, private = spec.protection, spec.algorithm.private
     return {
         "version": SUMMARY_VERSION,
-        "name": job.name,
-        "simulation": job.simulation,
-        "algorithm": job.algorithm.name,
-        "trust": job.settings.trust,
-        "graph": job.graph.name,
-        "nodes": job.nodes,
+        "name": spec.name,
+        "simulation": spec.simulation,
+        "algorithm": spec.algorithm.name,
+        "trust": spec.settings.trust,
+        "graph": spec.graph.name,
+        "nodes": spec.nodes,
         "steps": outcome.steps,
-        "steps_planned": job.steps,
-        "ended": _ended(job, outcome),
-        "model": job.release.words,
-        "weights": None if job.weights is None else list(job.weights),
+        "steps_planned": spec.steps,
+        "ended": _ended(spec, outcome),
+        "model": spec.final_model.words,
+        "weights": None if spec.weights is None else list(spec.weights),
         "difference_scale": getattr(p.mechanisms[0], "difference_scale", None),
         "dim": outcome.state.x.shape[1],
         "test_accuracy": seen["test_accuracy"],
@@ -409,16 +411,16 @@ def _summary(
         "consensus_error": seen["consensus_error"],
         "epsilon_spent": spent if private else None,
         "epsilon_budget": list(p.budgets) if private and p.budgets[0] is not None else None,
-        "epsilon_nominal": list(p.budgets) if job.algorithm.private and p.nominal else None,
+        "epsilon_nominal": list(p.budgets) if spec.algorithm.private and p.nominal else None,
         "delta": list(p.deltas) if private else None,
         "sigma": [m.sigma for m in p.mechanisms],
-        "noise": job.noise.name,
+        "noise": spec.noise.name,
         "samples": [m.samples for m in p.mechanisms],
         "releases": outcome.releases,
         "reported": reported,
         "relation": p.relation,
         "accountant": p.accountant,
-        "test_data": PUBLIC_TEST if job.share_metrics else PRIVATE_TEST,
+        "test_data": PUBLIC_TEST if spec.share_metrics else PRIVATE_TEST,
         "virtual_seconds": seen["virtual_seconds"],
         "bytes_sent": outcome.bytes_sent,
         "faults": outcome.faults,
@@ -429,20 +431,20 @@ def _summary(
     }
 
 
-def _ended(job: Job, outcome: Outcome) -> str | None:
+def _ended(spec: RunSpec, outcome: Outcome) -> str | None:
     """Say why the run ended before its last step; None where it did not."""
-    if outcome.steps == job.steps:
+    if outcome.steps == spec.steps:
         return None
-    again = max(charged - job.released(i, outcome.steps) for i, charged in enumerate(outcome.releases))
+    again = max(charged - spec.released(i, outcome.steps) for i, charged in enumerate(outcome.releases))
     return (
         f"{again} releases of a node were charged for steps that crashes undid, and its budget pays for no more: "
         "a larger privacy.spare leaves room for steps to be made again"
     )
 
 
-def _effort(job: Job, outcome: Outcome) -> dict[str, Any]:
+def _effort(spec: RunSpec, outcome: Outcome) -> dict[str, Any]:
     """Return what the run took; without a seed in whole seconds alone, since the rest tells how much was drawn."""
-    if not job.simulation:
+    if not spec.simulation:
         return {"seconds": round(outcome.seconds, 0), "steps_per_second": None, "peak_memory_bytes": None}
     return {
         "seconds": round(outcome.seconds, 3),

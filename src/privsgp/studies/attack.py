@@ -1,6 +1,6 @@
 """A real run with canaries, watched by neighbours who work together and send back what suits them.
 
-Nothing is rebuilt here: `Attacked` is the engine's own `Training` on a real job. It adds three things: an absent canary
+Nothing is rebuilt here: `Attacked` is the engine's own `Trainer` on a real job. It adds three things: an absent canary
 is zeroed out, every message is looked at before it leaves, and what a node gets back may be the adversary's choice. All
 neighbours of a node together can make its average any vector they like, since they know its message and the shares.
 Push-sum then sends that vector less its own step; where nodes combine first and adapt then (DP²-SGD), the step follows,
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from privsgp.algorithms import Block, Drawn
 from privsgp.algorithms.block import as_it_is
-from privsgp.engine.trainer import Training
+from privsgp.engine.trainer import Trainer
 from privsgp.errors import Refused
 from privsgp.gradients.per_sample import Outer
 from privsgp.studies.canaries import first_layer
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from privsgp.algorithms import State
     from privsgp.engine.folder import Folder
-    from privsgp.engine.spec import Job
+    from privsgp.engine.spec import RunSpec
     from privsgp.gradients import PerSample
     from privsgp.studies.canaries import Canaries
 
@@ -50,12 +50,12 @@ class ZeroedOut(Block):
 SIDES = 8  # directions looked at per canary: its own, and some across it that show the same noise without the canary
 
 
-class Attacked(Training):
+class Attacked(Trainer):
     """A run with canaries; with `feedback` the neighbours send the lures back in turn, without they only listen."""
 
-    def __init__(self, job: Job, folder: Folder, canaries: Canaries, *, feedback: bool) -> None:
+    def __init__(self, spec: RunSpec, folder: Folder, canaries: Canaries, *, feedback: bool) -> None:
         self.canaries = canaries
-        super().__init__(job, folder)
+        super().__init__(spec, folder)
         self.lures = canaries.lures(self.state.x[0], self.layout) if feedback else None
         self._lured = [] if self.lures is None else [self._canary_gradients(z) for z in self.lures]
         self._scores: list[NDArray[np.float32]] = []
@@ -74,7 +74,7 @@ class Attacked(Training):
 
     def losses(self, x: Tensor) -> NDArray[np.float64]:
         """Return the canaries' losses under one model, [n, M]."""
-        learning, M = self.job.learning, self.canaries.count
+        learning, M = self.spec.learning, self.canaries.count
         with torch.no_grad():
             outputs = torch.func.functional_call(
                 self.model, self.layout.views(x), (learning.inputs[:, :M].flatten(0, 1),)
@@ -116,16 +116,16 @@ class Attacked(Training):
 
     def _look(self, k: int, message: Tensor) -> None:
         """Turn each canary's column of y_i^k, the message being `_before` − γ_k y_i^k: its direction comes first."""
-        step_size = self.job.step_size(k)
+        step_size = self.spec.step_size(k)
         if step_size > 0:  # a message that does not move says nothing
             y = (self._before - self._columns(message)).double() / step_size
-            sigma = torch.tensor([m.sigma for m in self.job.protection.mechanisms], device=y.device)
+            sigma = torch.tensor([m.sigma for m in self.spec.protection.mechanisms], device=y.device)
             turned = _turn(y, self._direction)[:, :SIDES] / sigma[:, None, None]
             self._scores.append(turned.float().cpu().numpy())
 
     def _aim(self, gradient: Tensor) -> None:
         """Choose where to look at the next step: along the gradient, or along its change where that is what is sent."""
-        change = gradient - self._gradient if self.job.protection.mechanisms[0].sends_changes else gradient
+        change = gradient - self._gradient if self.spec.protection.mechanisms[0].sends_changes else gradient
         self._gradient, self._direction = gradient, _unit(change)
 
     def _canary_gradients(self, z: Tensor) -> Tensor:

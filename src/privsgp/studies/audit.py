@@ -21,12 +21,12 @@ import numpy as np
 from privsgp.accounting import accountant, cache
 from privsgp.accounting import audit_statistics as statistics
 from privsgp.algorithms import ALGORITHMS
-from privsgp.engine.averaging import Release
+from privsgp.engine.averaging import FinalModel
 from privsgp.engine.evaluate import average
 from privsgp.engine.folder import Folder
 from privsgp.errors import Diverged, Refused, refuse_below_one
 from privsgp.runs import budgets as protection
-from privsgp.runs import build as jobs
+from privsgp.runs import build
 from privsgp.runs import problem as problems
 from privsgp.runs import train as training
 from privsgp.studies import canaries as canary
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from privsgp.accounting.mechanisms import Mechanism
-    from privsgp.engine.spec import Job
+    from privsgp.engine.spec import RunSpec
     from privsgp.runs.config import Config
     from privsgp.studies.canaries import Canaries
 
@@ -139,18 +139,18 @@ def audit(
     # Only SAGA sends changes of a gradient: two lures in turn keep them large. Elsewhere one steady gradient is worst.
     lures = 2 if _declared(config).sends_changes else 1
     lured = canary.draw(problem, canaries, rng, lures=lures, odds=PRESENT)
-    job = _job(config, canary.plant(problem, lured, rng, lured=True))
-    scores = _white_box(job, lured, observations, rng)
+    spec = _spec(config, canary.plant(problem, lured, rng, lured=True))
+    scores = _white_box(spec, lured, observations, rng)
     alone = canary.draw(problem, canaries, rng)
-    learnt = _black_box(_job(config, canary.plant(problem, alone, rng, lured=False)), alone)
-    alpha = (1 - confidence) / (STATEMENTS * job.nodes)
+    learnt = _black_box(_spec(config, canary.plant(problem, alone, rng, lured=False)), alone)
+    alpha = (1 - confidence) / (STATEMENTS * spec.nodes)
     nodes = []
-    for i in range(job.nodes):
+    for i in range(spec.nodes):
         mine, present = scores[:, i], lured.present[i]
         seen, unseen = mine[:, 0, present], mine[:, :, ~present]
-        nodes.append(_judge(job, i, seen, unseen, statistics.guess(learnt[i], alone.present[i]), alpha))
+        nodes.append(_judge(spec, i, seen, unseen, statistics.guess(learnt[i], alone.present[i]), alpha))
     seen_of_each = len(scores) * lured.count
-    return AuditReport(job.name, job.algorithm.name, job.steps, lured.count, seen_of_each, confidence, tuple(nodes))
+    return AuditReport(spec.name, spec.algorithm.name, spec.steps, lured.count, seen_of_each, confidence, tuple(nodes))
 
 
 def _declared(config: Config) -> Mechanism:
@@ -159,42 +159,42 @@ def _declared(config: Config) -> Mechanism:
     return algorithm.mechanism(protection.settings(config), sigma=1.0, batch=1.0, samples=1, kappa=0.0)
 
 
-def _job(config: Config, problem: problems.Problem) -> Job:
+def _spec(config: Config, problem: problems.Problem) -> RunSpec:
     """Return the run as `privsgp train` would make it, on this data."""
-    job = jobs.prepare(config, problem)
-    for i, mechanism in enumerate(job.protection.mechanisms):
+    spec = build.build_run(config, problem)
+    for i, mechanism in enumerate(spec.protection.mechanisms):
         if not mechanism.auditable:
             raise Refused(f"an audit of {type(mechanism).__name__}", "SampledMean, Saga and Sag can be audited")
         if not mechanism.sigma:
             raise Refused(f"privacy.sigma = 0 for node {i}", "without noise ε is infinite: there is nothing to audit")
     # Momentum, weights, unit steps and averages are made of noised directions, and whoever knows them can take them
     # back: the audit looks at the directions as they are.
-    job = dataclasses.replace(job, momentum=0.0, normalised=False, weights=None, release=Release())
-    return dataclasses.replace(job, evaluate_every=job.steps, checkpoint_every=job.steps)
+    spec = dataclasses.replace(spec, momentum=0.0, normalised=False, weights=None, final_model=FinalModel())
+    return dataclasses.replace(spec, evaluate_every=spec.steps, checkpoint_every=spec.steps)
 
 
-def _white_box(job: Job, canaries: Canaries, observations: int, rng: np.random.Generator) -> Scores:
+def _white_box(spec: RunSpec, canaries: Canaries, observations: int, rng: np.random.Generator) -> Scores:
     """Return the scores [steps, n, sides, M] of runs whose nodes get lures back, one run after the other."""
-    runs = max(1, math.ceil(observations / (job.steps * canaries.count)))
-    again = [job if job.seed is None else dataclasses.replace(job, seed=job.seed + run) for run in range(runs)]
+    runs = max(1, math.ceil(observations / (spec.steps * canaries.count)))
+    again = [spec if spec.seed is None else dataclasses.replace(spec, seed=spec.seed + run) for run in range(runs)]
     scores = np.concatenate([_run(one, canaries, feedback=True).scores for one in again])
     blur = rng.standard_normal(scores.shape, dtype=np.float32)
     blurred: Scores = (scores + BLUR * blur) / math.sqrt(1 + BLUR**2)
     return blurred
 
 
-def _black_box(job: Job, canaries: Canaries) -> Scores:
+def _black_box(spec: RunSpec, canaries: Canaries) -> Scores:
     """Return by how much the canaries' losses [n, M] fell from x⁰ to the final average model of a run left alone."""
-    attacked = _run(job, canaries, feedback=False)
+    attacked = _run(spec, canaries, feedback=False)
     before, after = (attacked.losses(x) for x in (attacked.layout.flatten(attacked.model), average(attacked.state)))
     return np.nan_to_num(before - after)
 
 
-def _run(job: Job, canaries: Canaries, *, feedback: bool) -> Attacked:
+def _run(spec: RunSpec, canaries: Canaries, *, feedback: bool) -> Attacked:
     with tempfile.TemporaryDirectory() as place:
         folder = Folder(Path(place))
         with folder.locked():
-            attacked = Attacked(job, folder, canaries, feedback=feedback)
+            attacked = Attacked(spec, folder, canaries, feedback=feedback)
             folder.prepare()
             folder.identify(training.versions(), None)
             with contextlib.suppress(Diverged):  # what was sent until then has been seen
@@ -202,17 +202,19 @@ def _run(job: Job, canaries: Canaries, *, feedback: bool) -> Attacked:
             return attacked
 
 
-def _judge(job: Job, node: int, seen: Scores, unseen: Scores, guesses: tuple[int, int, int], alpha: float) -> NodeAudit:
+def _judge(
+    spec: RunSpec, node: int, seen: Scores, unseen: Scores, guesses: tuple[int, int, int], alpha: float
+) -> NodeAudit:
     """Turn the scores of a node's present and absent canaries, and guesses about its final model, into a verdict."""
-    p, mechanism = job.protection, job.protection.mechanisms[node]
-    certified = _epsilon(job, node, 1.0)
+    p, mechanism = spec.protection, spec.protection.mechanisms[node]
+    certified = _epsilon(spec, node, 1.0)
     budget = p.budgets[node]
     found = NodeAudit(
         node=node,
         delta=p.deltas[node],
         epsilon_claimed=certified if budget is None else budget,
         epsilon_certified=certified,
-        white_box=_white_bound(job, node, seen, unseen, alpha),
+        white_box=_white_bound(spec, node, seen, unseen, alpha),
         black_box=statistics.guessed_epsilon(*guesses, delta=p.deltas[node], alpha=alpha),
         noise_p=statistics.noise_p(unseen),
         trade_off_p=statistics.trade_off_p(seen, _allowed(mechanism)),
@@ -235,19 +237,19 @@ def _alarms(found: NodeAudit, alpha: float) -> tuple[str, ...]:
     return tuple(said)
 
 
-def _white_bound(job: Job, node: int, seen: Scores, unseen: Scores, alpha: float) -> float:
+def _white_bound(spec: RunSpec, node: int, seen: Scores, unseen: Scores, alpha: float) -> float:
     """Return the ε of the node's K releases with the least noise that its messages contradict, 0 for none."""
-    mechanism = job.protection.mechanisms[node]
+    mechanism = spec.protection.mechanisms[node]
     factor = statistics.least_noise(
         seen, unseen, lambda factor: _allowed(mechanism.with_sigma(mechanism.sigma * factor)), alpha
     )
-    return 0.0 if factor is None else _epsilon(job, node, factor)
+    return 0.0 if factor is None else _epsilon(spec, node, factor)
 
 
-def _epsilon(job: Job, node: int, factor: float) -> float:
-    mechanism = job.protection.mechanisms[node]
+def _epsilon(spec: RunSpec, node: int, factor: float) -> float:
+    mechanism = spec.protection.mechanisms[node]
     more = mechanism.with_sigma(mechanism.sigma * factor)
-    return accountant.epsilon(more, job.steps, job.protection.deltas[node]).epsilon
+    return accountant.epsilon(more, spec.steps, spec.protection.deltas[node]).epsilon
 
 
 @functools.lru_cache(maxsize=256)

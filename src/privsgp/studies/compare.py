@@ -16,7 +16,7 @@ import torch
 from privsgp.algorithms import ALGORITHMS
 from privsgp.devices import device_name
 from privsgp.errors import Refused, refuse_below_one
-from privsgp.runs import build as jobs
+from privsgp.runs import build
 from privsgp.runs import train as training
 from privsgp.runs.config import Schedule
 
@@ -160,7 +160,7 @@ def _moves(config: Config, name: str) -> bool:
 def base_step_size(config: Config) -> float:
     """Return the configuration's step size as a number: a schedule's first."""
     given = config.algorithm.step_size
-    return given.start if isinstance(given, Schedule) else jobs.step_size(config)(0)
+    return given.start if isinstance(given, Schedule) else build.step_size(config)(0)
 
 
 def with_step_size(config: Config, step_size: float) -> Config:
@@ -225,7 +225,7 @@ def messages(runs: Several) -> int | None:
         return 2 * config.data.nodes * steps
     if algorithm.network == "alone":
         return 0
-    graph = jobs.make_graph(config)
+    graph = build.make_graph(config)
     return sum(int((edges.source != edges.target).sum()) for edges in map(graph.edges, range(steps)))
 
 

@@ -22,7 +22,7 @@ import torch
 from privsgp.algorithms import PushSum, State
 from privsgp.algorithms.estimators import clipped_mean
 from privsgp.algorithms.gossip import DP2SGD
-from privsgp.engine import drawing
+from privsgp.engine import node_randomness
 from privsgp.gradients.per_sample import PerSample
 from privsgp.randomness import independent
 from privsgp.randomness.coins import draw_all
@@ -113,7 +113,7 @@ BUGS = (
     Bug("noise used twice", lambda: patch.object(independent, "add_noise_", same_noise)),
     Bug("clip left out", lambda: patch.object(PerSample, "clip_", no_clip), ("privsgp", "privsgp-vr", "privsgp-sag")),
     Bug("table mean without noise", lambda: patch.object(PushSum, "step", bare_mean), ("privsgp-vr",)),
-    Bug("canary always drawn", lambda: patch.object(drawing, "draw_all", eager_draw)),
+    Bug("canary always drawn", lambda: patch.object(node_randomness, "draw_all", eager_draw)),
     Bug("own term without noise", lambda: patch.object(DP2SGD, "step", bare_self), ("dp2-sgd",)),
 )
 
@@ -157,8 +157,8 @@ def _jobs(cases: Sequence[tuple[int, str]], seeds: int) -> Iterator[tuple[int, s
     return ((index, algorithm, seeds) for index, algorithm in cases)
 
 
-def _alarms(job: tuple[int, str, int]) -> list[bool]:
-    index, algorithm, seeds = job
+def _alarms(spec: tuple[int, str, int]) -> list[bool]:
+    index, algorithm, seeds = spec
     torch.set_num_threads(1)
     return [attack((NOTHING, *BUGS)[index], algorithm, seed).alarm for seed in range(seeds)]
 

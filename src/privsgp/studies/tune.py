@@ -12,11 +12,11 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from privsgp.algorithms import ALGORITHMS
-from privsgp.engine.averaging import Averaging, Release
+from privsgp.engine.averaging import Averaging, FinalModel
 from privsgp.errors import Refused, refuse_below_one
 from privsgp.planner import settle as planning
 from privsgp.planner.choose import Method, Noise
-from privsgp.planner.rehearsal import Scene, Stage
+from privsgp.planner.rehearsal import Rehearsal, RehearsalSpec
 from privsgp.runs import budgets as protection
 from privsgp.runs import config as configs
 from privsgp.runs import problem as problems
@@ -80,8 +80,8 @@ def tune(config: Config, public: str, data_dir: Path | None = None, *, most: int
         raise Refused(f"tune with {what}", "give a budget, and numbers to start the search from")
     problem = problems.load_problem(config, data_dir)
     samples = planning.samples_of(config, source, problem, data_dir)
-    stage = Stage(problem.model, problem.loss, problem.correct, samples)
-    rehearse = Rehearse(config, planning.network_of(config, problem), stage)
+    rehearsal = Rehearsal(problem.model, problem.loss, problem.correct, samples)
+    rehearse = Rehearse(config, planning.network_of(config, problem), rehearsal)
     best = search(rehearse, start(config), most)
     return Tuned(source, list(rehearse.scores.items()), best, applied(config, best))
 
@@ -93,7 +93,7 @@ def start(config: Config) -> Trial:
         step_size = a.step_size.mean
     else:
         step_size = math.sqrt(config.data.nodes / a.steps) if a.step_size == "theory" else float(a.step_size)
-    share = (a.average_share or Release.share) if a.average == "tail" else 0.0
+    share = (a.average_share or FinalModel.share) if a.average == "tail" else 0.0
     return Trial(step_size, config.privacy.clip, float(a.batch), a.steps, a.momentum, share)
 
 
@@ -113,8 +113,8 @@ def applied(config: Config, trial: Trial) -> Config:
 class Rehearse:
     """Scores of trials, each rehearsed once."""
 
-    def __init__(self, config: Config, network: Network, stage: Stage) -> None:
-        self.config, self.network, self.stage = config, network, stage
+    def __init__(self, config: Config, network: Network, rehearsal: Rehearsal) -> None:
+        self.config, self.network, self.rehearsal = config, network, rehearsal
         self.scores: dict[Trial, float] = {}
         self._noise: dict[float, Noise] = {}
 
@@ -126,16 +126,16 @@ class Rehearse:
 
     def _score(self, t: Trial, seed: int) -> float:
         coarse = min(t.steps, LONGEST)
-        release = Release("tail", share=t.share) if t.share else Release()
+        final_model = FinalModel("tail", share=t.share) if t.share else FinalModel()
         momentum = t.momentum ** (t.steps / coarse)  # as many steps of the run are remembered
-        states = self.stage.states(self._scene(t), t.step_size * t.steps, coarse, seed, momentum=momentum)
+        states = self.rehearsal.states(self._spec(t), t.step_size * t.steps, coarse, seed, momentum=momentum)
         for k, state in enumerate(states):
             if k == 0:
-                averaging = Averaging(release, coarse, state)
+                averaging = Averaging(final_model, coarse, state)
             averaging.add(k, state)
-        return self.stage.score(averaging.released(state).z[0])
+        return self.rehearsal.score(averaging.released(state).z[0])
 
-    def _scene(self, t: Trial) -> Scene:
+    def _spec(self, t: Trial) -> RehearsalSpec:
         """Return what is rehearsed; σ is proportional to the clip, so one price per batch will do."""
         own, name = protection.settings(self.config), self.config.algorithm.name
         noise = self._noise.setdefault(t.batch, Noise(self.network, Method(name, own), t.batch))
@@ -144,7 +144,7 @@ class Rehearse:
         difference = None if own.difference_clip is None else own.difference_clip * times
         kind = ALGORITHMS[name].Options
         settings = replace(own, clip=t.clip).carried_to(kind, difference_clip=difference)
-        return Scene(name, settings, kappa, t.steps * t.batch / self.network.mean_samples)
+        return RehearsalSpec(name, settings, kappa, t.steps * t.batch / self.network.mean_samples)
 
     @property
     def largest_batch(self) -> float:

@@ -123,25 +123,25 @@ class World:
             raise RuntimeError("a world of one has no meeting place")
         return self._store
 
-    def exchange(self, value: T, form: Form) -> list[T]:
+    def all_gather(self, value: T, form: Form) -> list[T]:
         """Tell the others a small public value and return everybody's, in the order of ranks: one's own as it is."""
-        return self.exchange_each(value, [form] * self.size)
+        return self.all_gather_each(value, [form] * self.size)
 
-    def of_nodes(self, own: Sequence[T], form: Form, nodes: int) -> list[T]:
+    def all_gather_nodes(self, own: Sequence[T], form: Form, nodes: int) -> list[T]:
         """Tell the others a value of each of one's own nodes and return all nodes': one's own as they are."""
         expected = [forms.each(form, len(block)) for block in blocks(nodes, self.size)]
-        return [value for theirs in self.exchange_each(list(own), expected) for value in theirs]
+        return [value for theirs in self.all_gather_each(list(own), expected) for value in theirs]
 
-    def everywhere(self, action: Callable[[], T]) -> T:
+    def all_or_none(self, action: Callable[[], T]) -> T:
         """Do what may be refused; if one process refuses, none goes on. Why is said by that process alone."""
         if self.alone:
             return action()
         try:
             result = action()
         except Refused:
-            self.exchange(REFUSED, _SAID)
+            self.all_gather(REFUSED, _SAID)
             raise
-        if REFUSED in (said := self.exchange("", _SAID)):
+        if REFUSED in (said := self.all_gather("", _SAID)):
             raise Refused(f"process {said.index(REFUSED)} was refused", "see its own message")
         return result
 
@@ -192,8 +192,8 @@ class World:
                 if self.rank == 0:
                     self._wait({rank: f"bye/{rank}" for rank in range(self.size)})
 
-    def exchange_each(self, value: T, expected: Sequence[Form]) -> list[T]:
-        """Do `exchange` where not all have the same to say."""
+    def all_gather_each(self, value: T, expected: Sequence[Form]) -> list[T]:
+        """Do `all_gather` where not all have the same to say."""
         if self.alone:
             return [value]
         self._round += 1
@@ -336,8 +336,8 @@ def greet(world: World, shared: dict[str, Any]) -> None:
 def refuse_differences(world: World, mine: dict[str, Any]) -> None:
     """Refuse where another process says otherwise, and name what differs, with both values."""
     mine = json.loads(json.dumps(mine))
-    said = world.exchange(mine, forms.WORDS)
-    world.exchange(None, forms.NOTHING)  # nobody leaves before all have heard
+    said = world.all_gather(mine, forms.WORDS)
+    world.all_gather(None, forms.NOTHING)  # nobody leaves before all have heard
     for rank, theirs in enumerate(said):
         differ = [key for key in mine | theirs if mine.get(key) != theirs.get(key)]
         if differ:

@@ -131,8 +131,8 @@ def covers(model: nn.Module, layout: Layout) -> bool:
     for name in ruled_layers(model):
         prefix = f"{name}." if name else ""
         owned += [prefix + p for p, value in model.get_submodule(name).named_parameters() if value.requires_grad]
-    everywhere: Sequence[str] = [n for n, p in model.named_parameters(remove_duplicate=False) if p.requires_grad]
-    return owned == list(layout.names) == everywhere
+    all_or_none: Sequence[str] = [n for n, p in model.named_parameters(remove_duplicate=False) if p.requires_grad]
+    return owned == list(layout.names) == all_or_none
 
 
 def _same_memory(a: Tensor, data: Tensor) -> bool:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from privsgp.engine.spec import Job
+    from privsgp.engine.spec import RunSpec
 
 
 class NodeRandomness:
@@ -32,15 +32,15 @@ class NodeRandomness:
     Assumes: `attempt` grows before a step is made again that may differ from what was sent.
     """
 
-    def __init__(self, job: Job, like: Tensor, *, alone: bool) -> None:
-        self.job, self.alone = job, alone
-        self.source = Secure() if job.seed is None else Keyed(job.seed)
-        self.node_noise = job.noise.of_nodes(job.here, job.mechanisms, self.source)
+    def __init__(self, spec: RunSpec, like: Tensor, *, alone: bool) -> None:
+        self.spec, self.alone = spec, alone
+        self.source = Secure() if spec.seed is None else Keyed(spec.seed)
+        self.node_noise = spec.noise.all_gather_nodes(spec.here, spec.mechanisms, self.source)
         self.attempt = 0
-        self._dummy = job.learning.inputs.shape[1] - 1
-        self._samples = np.array(job.learning.samples)[:, None]
+        self._dummy = spec.learning.inputs.shape[1] - 1
+        self._samples = np.array(spec.learning.samples)[:, None]
         # By the mechanisms of all nodes: a batch has one size wherever a node lives.
-        self._slots = max(capacity(m, job.nodes, job.settings.block_size) for m in set(job.protection.mechanisms))
+        self._slots = max(capacity(m, spec.nodes, spec.settings.block_size) for m in set(spec.protection.mechanisms))
         self._like = like.new_empty(1).expand_as(like)  # x itself would be kept alive
         self._drawn: tuple[int, int, list[Drawn]] | None = None
         self._offset = 0.0  # of the clocks, when that was drawn
@@ -48,13 +48,13 @@ class NodeRandomness:
     @property
     def beside(self) -> bool:
         """Whether a second thread draws the noise of the next step from the moment that of the last one is used."""
-        return not self.node_noise.zero and self.alone and device_of(self.job.device).in_host_memory
+        return not self.node_noise.zero and self.alone and device_of(self.spec.device).in_host_memory
 
     def sample(self, k: int) -> list[Drawn]:
         """Return the samples of step k, in passes of one size, and let its noise be drawn while they are used."""
         drawn, self._drawn = self._drawn, None
         if drawn is not None and self.source.secret and clocks_parted(self._offset):
-            self.source.undraw("coins", self.job.here, *drawn[:2])
+            self.source.undraw("coins", self.spec.here, *drawn[:2])
             drawn = None
         samples = drawn[2] if drawn is not None and drawn[:2] == (k, self.attempt) else self._draw(k)
         if not self.node_noise.zero:
@@ -63,14 +63,14 @@ class NodeRandomness:
 
     def sample_some(self, numbers: Mapping[int, int]) -> list[Drawn]:
         """Draw for some nodes, each by the number of its own gradient."""
-        nothing, mechanisms = np.empty(0, np.int64), self.job.protection.mechanisms
+        nothing, mechanisms = np.empty(0, np.int64), self.spec.protection.mechanisms
         draws = {i: draw(self.source, mechanisms[i], i, number, self.attempt) for i, number in numbers.items()}
-        return self._passes([draws.get(i, nothing) for i in self.job.here])
+        return self._passes([draws.get(i, nothing) for i in self.spec.here])
 
     def noise(self, k: int, g: Tensor) -> None:
         """Add the noise of step k to every node's row of g, in place."""
-        self.node_noise.add_(g, self.job.here, k, self.attempt)
-        if self.alone and k + 1 < self.job.steps and not self.node_noise.zero:  # others draw `meanwhile`
+        self.node_noise.add_(g, self.spec.here, k, self.attempt)
+        if self.alone and k + 1 < self.spec.steps and not self.node_noise.zero:  # others draw `meanwhile`
             self.node_noise.begin(self._like, k + 1, self.attempt)
 
     def noise_one(self, i: int, number: int, g: Tensor) -> None:
@@ -79,7 +79,7 @@ class NodeRandomness:
 
     def meanwhile(self, k: int) -> None:
         """Draw the next step's samples and noise while the messages of step k travel."""
-        if k + 1 < self.job.steps:
+        if k + 1 < self.spec.steps:
             self._offset = clock_offset()
             self._drawn = k + 1, self.attempt, self._draw(k + 1)
             if not self.node_noise.zero:
@@ -87,15 +87,15 @@ class NodeRandomness:
 
     def public(self, purpose: str, k: int) -> np.random.Philox:
         """Return the bits of a purpose at step k that all may know."""
-        seed = public_seed(self.job.seed, self.job.shared_hash, purpose)
+        seed = public_seed(self.spec.seed, self.spec.shared_hash, purpose)
         return np.random.Philox(key=seed % 2**128, counter=[0, 0, 0, k])
 
     def _draw(self, k: int) -> list[Drawn]:
-        job, block = self.job, self.job.settings.block_size
+        spec, block = self.spec, self.spec.settings.block_size
         if block == 1:
-            releases = [mechanism.at(k) for mechanism in job.mechanisms]
-            return self._passes(draw_all(self.source, releases, job.here, k, self.attempt))
-        each = zip(job.here, job.mechanisms, strict=True)
+            releases = [mechanism.at(k) for mechanism in spec.mechanisms]
+            return self._passes(draw_all(self.source, releases, spec.here, k, self.attempt))
+        each = zip(spec.here, spec.mechanisms, strict=True)
         draws = [draw_blocks(self.source, m, i, k, self.attempt, size=block, dummy=self._dummy) for i, m in each]
         return self._passes(draws)
 
@@ -110,5 +110,5 @@ class NodeRandomness:
     def _placed(self, values: np.ndarray[Any, Any]) -> Tensor:
         """Copy to the device; from page-locked memory nobody has to wait for the copy."""
         there = torch.from_numpy(values)
-        device = self.job.device
+        device = self.spec.device
         return there.pin_memory().to(device, non_blocking=True) if device_of(device).pins else there

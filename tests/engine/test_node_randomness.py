@@ -10,9 +10,9 @@ import pytest
 import torch
 
 import runs
-from privsgp.engine.drawing import NodeRandomness
+from privsgp.engine.node_randomness import NodeRandomness
 from privsgp.errors import Refused
-from privsgp.runs import build as jobs
+from privsgp.runs import build
 from privsgp.runs import config as configs
 from privsgp.runs import problem as problems
 
@@ -23,7 +23,7 @@ def _drawing(*, alone=True):
     values = tomllib.loads(runs.SMALL)
     values["data"]["sizes"], values["algorithm"]["batch"] = SIZES, 40
     config = configs.parse(values)
-    return NodeRandomness(jobs.prepare(config, problems.load_problem(config)), torch.zeros(4, 650), alone=alone)
+    return NodeRandomness(build.build_run(config, problems.load_problem(config)), torch.zeros(4, 650), alone=alone)
 
 
 def _step(drawing, k):
@@ -55,10 +55,10 @@ def test_a_row_that_is_not_the_nodes_own_is_never_gathered():
 def test_sizes_that_are_not_the_datas_are_refused():
     values = tomllib.loads(runs.SMALL)
     config = configs.parse(values)
-    job = jobs.prepare(config, problems.load_problem(config))
-    told = [dataclasses.replace(m, samples=J) for m, J in zip(job.mechanisms, [450, 150, 300, 300], strict=True)]
+    spec = build.build_run(config, problems.load_problem(config))
+    told = [dataclasses.replace(m, samples=J) for m, J in zip(spec.mechanisms, [450, 150, 300, 300], strict=True)]
     with pytest.raises(Refused, match=r"hold \[300, .*\] samples and are counted as if they held \[450, 150"):
-        dataclasses.replace(job, protection=dataclasses.replace(job.protection, mechanisms=told))
+        dataclasses.replace(spec, protection=dataclasses.replace(spec.protection, mechanisms=told))
 
 
 @pytest.mark.parametrize("attempt", [0, 1])
