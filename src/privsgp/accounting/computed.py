@@ -104,7 +104,8 @@ def refuse_vast(mechanism: Mechanism, steps: int, delta: float) -> None:
     if cost.tail > delta / 4 or 3 * cost.variation > ASIDE[-1] * delta or cost.ratio(delta, highest) > SHARE / 2:
         raise Refused(
             f"{mechanism.coordinates:,} coordinates and {steps:,} releases at δ = {delta:g}",
-            f"the tail of the sampler alone may cost {cost.tail_at(0.0):.2g}: take fewer steps, a smaller model or a larger δ",
+            f"the tail of the sampler alone may cost {cost.tail_at(0.0):.2g}: take fewer steps, a smaller model, a "
+            "larger δ" + (", or share noise with fewer nodes" if mechanism.honest else ""),
         )
 
 

@@ -17,6 +17,8 @@ from privsgp.errors import Refused
 Sampling = Literal["poisson", "fixed"]
 Relation = Literal["zero-out", "replace-one"]
 
+_SHARED = ("honest", "partners", "least_own")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Mechanism:
@@ -61,14 +63,17 @@ class Mechanism:
             raise Refused(f"kappa = {self.kappa}", "the slack of the arithmetic lies in [0, 1)")
         if self.coordinates < 0:
             raise Refused(f"coordinates = {self.coordinates}", "a message has at least one, 0 for ideal noise")
-        if (self.honest, self.partners) != (0, 0) and (self.honest < 1 or self.partners < 1):
-            raise Refused(f"honest = {self.honest}, partners = {self.partners}", "take at least 1 each, or 0 for none")
-        if not 0 <= self.least_own < math.inf:
-            raise Refused(f"least_own = {self.least_own}", "take a finite standard deviation")
         if self.sampling not in ("poisson", "fixed"):
             raise Refused(f"sampling = {self.sampling!r}", "take 'poisson' or 'fixed'")
         if self.sampling == "fixed" and self.batch != int(self.batch):
             raise Refused(f"batch = {self.batch:g} with fixed sampling", "a fixed-size batch is a whole number")
+        self._refuse_odd_sharing()
+
+    def _refuse_odd_sharing(self) -> None:
+        if (self.honest, self.partners) != (0, 0) and (self.honest < 1 or self.partners < 1):
+            raise Refused(f"honest = {self.honest}, partners = {self.partners}", "take at least 1 each, or 0 for none")
+        if not 0 <= self.least_own < math.inf:
+            raise Refused(f"least_own = {self.least_own}", "take a finite standard deviation")
 
     @property
     def rate(self) -> float:
@@ -121,8 +126,8 @@ class Mechanism:
 
     def describe(self) -> dict[str, Any]:
         """Return all that is counted, as plain values for ledgers and JSON (an infinite clip is None)."""
-        shared = ("honest", "partners", "least_own") if not self.honest else ()  # ledgers of independent noise are as they were
-        values = {key: value for key, value in dataclasses.asdict(self).items() if key not in shared}
+        left_out = () if self.honest else _SHARED  # ledgers of independent noise are as they were
+        values = {key: value for key, value in dataclasses.asdict(self).items() if key not in left_out}
         return {"mechanism": type(self).__name__} | {
             k: None if isinstance(v, float) and math.isinf(v) else v for k, v in values.items()
         }

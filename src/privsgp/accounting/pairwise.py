@@ -131,8 +131,8 @@ def _circulant(nodes: int, degree: int, seed: int) -> tuple[list[int], list[int]
 
 
 @dataclass(frozen=True)
-class PairwiseNoise:
-    """The noise of all nodes: variances of n p_i ξ_i, `own` D_i of each node and `pair` s² of each pair."""
+class PairwiseCovariance:
+    """The covariance of all nodes' noise: variances of n p_i ξ_i, `own` D_i of each node and `pair` s² of each pair."""
 
     graph: NoiseGraph
     own: tuple[float, ...]
@@ -186,10 +186,10 @@ class PairwiseNoise:
         variances = kind(self, honest)
         return [math.sqrt(v) * (1 - _DOWN) / step for v, step in zip(variances, self.steps, strict=True)]
 
-    def scaled(self, factor: float) -> PairwiseNoise:
+    def scaled(self, factor: float) -> PairwiseCovariance:
         """Return the same with all variances multiplied: every σ_eff² is then multiplied as well."""
         own = tuple(factor * D for D in self.own)
-        return PairwiseNoise(self.graph, own, factor * self.pair, self.weights)
+        return PairwiseCovariance(self.graph, own, factor * self.pair, self.weights)
 
     def to_json(self, honest: int) -> dict[str, Any]:
         """Return plain values; one number where all nodes are alike."""
@@ -201,7 +201,7 @@ class PairwiseNoise:
         return said | {"average_sigma": self.average_sigma}
 
 
-def _complete(noise: PairwiseNoise, h: int) -> list[float]:
+def _complete(noise: PairwiseCovariance, h: int) -> list[float]:
     """Return σ_eff² where all pairs share noise: before the h − 1 others with the smallest D_j, which are the worst.
 
     The current that flows from node i, held at 1 volt, through conductances s² between nodes and D_j to the ground:
@@ -224,7 +224,7 @@ def _complete(noise: PairwiseNoise, h: int) -> list[float]:
     return found
 
 
-def _bounded(noise: PairwiseNoise, h: int) -> list[float]:
+def _bounded(noise: PairwiseCovariance, h: int) -> list[float]:
     """Return a lower bound on σ_eff² on a public graph: all D_j at their least, all of L_H at its gap λ.
 
     (S_H⁻¹)_ii ≤ ((D I + s² L_H)⁻¹)_ii ≤ 1/(hD) + (1 − 1/h)/(D + s²λ), by the eigenvectors of L_H, of which 1/√h
@@ -238,7 +238,7 @@ def _bounded(noise: PairwiseNoise, h: int) -> list[float]:
     return [common + (own - D) for own in noise.own]
 
 
-def conditional(noise: PairwiseNoise, honest: Sequence[int]) -> float:
+def conditional(noise: PairwiseCovariance, honest: Sequence[int]) -> float:
     """Return the variance of the noise of the first of these honest nodes that is left when the others' is known."""
     H = list(honest)
     L = noise.graph.laplacian[np.ix_(H, H)].copy()
@@ -266,7 +266,7 @@ def _agree(first: float, second: float, condition: float) -> None:
 
 def solve(
     needed: Sequence[float], honest: int, ratio: float, graph: NoiseGraph, weights: Sequence[float] | None = None
-) -> PairwiseNoise:
+) -> PairwiseCovariance:
     """Return pairwise noise with which each node's σ_eff is at least what it needs before n − h colluding nodes.
 
     `ratio` is ρ: how much noise the honest part of a message carries, D + h s² = ρσ². More of it leaves less noise in
@@ -283,7 +283,7 @@ def solve(
     least = np.array([(step * sigma) ** 2 for step, sigma in zip(steps, needed, strict=True)])
     reach = graph.gap(honest)
     own, s2 = _equal(float(least.max()), honest, ratio, reach)
-    found = PairwiseNoise(graph, (own,) * graph.nodes, s2, None if weights is None else tuple(weights))
+    found = PairwiseCovariance(graph, (own,) * graph.nodes, s2, None if weights is None else tuple(weights))
     if graph.complete and least.min() < least.max():
         found = _cheapest(found, least, honest, ratio)
     return _enough(found, needed, honest)
@@ -312,7 +312,7 @@ def _equal(variance: float, h: int, ratio: float, reach: float) -> tuple[float, 
     return own, (ratio * variance - own) / reach
 
 
-def _cheapest(start: PairwiseNoise, least: Array, h: int, ratio: float) -> PairwiseNoise:
+def _cheapest(start: PairwiseCovariance, least: Array, h: int, ratio: float) -> PairwiseCovariance:
     """Return noise for unequal needs that makes mean(D) + μ s² small; for equal needs its least is at ρ.
 
     All nodes add at least a common D; those that need more than the others then hide add more of their own.
@@ -334,11 +334,11 @@ def _cheapest(start: PairwiseNoise, least: Array, h: int, ratio: float) -> Pairw
     tried = [optimize.minimize(price, x0, method="Nelder-Mead", options={"xatol": 1e-4}) for x0 in (first, second)]
     best = min(tried, key=lambda one: float(one.fun))
     common, s2 = np.exp(best.x)
-    cheap = PairwiseNoise(start.graph, tuple(given(common, s2).tolist()), float(s2), start.weights)
+    cheap = PairwiseCovariance(start.graph, tuple(given(common, s2).tolist()), float(s2), start.weights)
     return cheap if best.fun < price(first) else start
 
 
-def _enough(noise: PairwiseNoise, needed: Sequence[float], honest: int) -> PairwiseNoise:
+def _enough(noise: PairwiseCovariance, needed: Sequence[float], honest: int) -> PairwiseCovariance:
     """Multiply all variances by what the worst-off node lacks, or all have too much."""
     for _ in range(8):
         ratios = [need / has for need, has in zip(needed, noise.effective(honest), strict=True)]

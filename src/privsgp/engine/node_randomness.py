@@ -35,7 +35,7 @@ class NodeRandomness:
     def __init__(self, spec: RunSpec, like: Tensor, *, alone: bool) -> None:
         self.spec, self.alone = spec, alone
         self.source = Secure() if spec.seed is None else Keyed(spec.seed)
-        self.node_noise = spec.noise.all_gather_nodes(spec.here, spec.mechanisms, self.source)
+        self.node_noise = spec.noise.of_nodes(spec.here, spec.mechanisms, self.source)
         self.attempt = 0
         self._dummy = spec.learning.inputs.shape[1] - 1
         self._samples = np.array(spec.learning.samples)[:, None]
