@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from privsgp.accounting.accountant import Accountant
     from privsgp.accounting.ledger import Segment
     from privsgp.accounting.mechanisms import Mechanism, Relation
+    from privsgp.accounting.pairwise import PairwiseCovariance
     from privsgp.algorithms import Algorithm, Settings
     from privsgp.clock import Waiting
     from privsgp.graph import Graph
@@ -73,6 +74,7 @@ class Protection:
     allowance: Sequence[int] | None
     epsilon: Callable[[int, int], float]
     earlier: Sequence[Sequence[Segment]] = ()
+    covariance: PairwiseCovariance | None = None  # of all nodes' noise, where pairs of them share it
 
     @property
     def nominal(self) -> bool:

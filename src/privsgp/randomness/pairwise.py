@@ -6,6 +6,7 @@ are ChaCha20's under the pair's own key, with (pair, step, attempt) as nonce, so
 
 - in a simulation the keys follow from the seed;
 - without a seed, where both ends are in this process, they are this process's secret, as own noise is;
+  (where pairs take long, these two draw the nodes' sums over all pairs at once, which have the same law);
 - between processes they come from X25519 keys that are made for this life of a process, HKDF over the transcript of the
   exchange: no third process can compute them, and no other life of the run has the same.
 
@@ -17,22 +18,25 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 import torch
+from pydantic import Field
 
 from privsgp.accounting.computed import LARGEST_PAIR
 from privsgp.devices import device_of
 from privsgp.errors import Refused
+from privsgp.options import Count, Options, option
 from privsgp.randomness.noise import Keyed, Secure, Streams, clock_offset, clocks_parted, snap_
 from privsgp.randomness.prefetch import PrefetchedNoise
 from privsgp.randomness.protocol import NodeNoise, Noise
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     import numpy.typing as npt
     from torch import Tensor
@@ -41,6 +45,24 @@ if TYPE_CHECKING:
     from privsgp.accounting.pairwise import NoiseGraph, Pair, PairwiseCovariance
     from privsgp.randomness.noise import Source
     from privsgp.randomness.protocol import Gather
+
+
+_DRAWN = 1 << 20  # numbers of pairs that are drawn at a time
+_LONG = 1 << 22  # numbers a step, of all pairs, beyond which their sums are drawn at once where they may be
+
+
+class PairwiseOptions(Options):
+    """What pairwise noise is made of."""
+
+    honest: Count | None = option(
+        None, "h: of all nodes so many are honest, oneself included; left out: three quarters of them, rounded up"
+    )
+    pair_ratio: Annotated[float, Field(gt=1, allow_inf_nan=False)] = option(
+        2.0, "ρ: more noise in each message for less in the average; D + h s² = ρσ²"
+    )
+    pair_degree: Count | None = option(
+        None, "with how many others a node shares noise, on a public graph; left out: with all"
+    )
 
 
 @dataclass(frozen=True)
@@ -230,33 +252,83 @@ class _Sum:
         """Fill row r of `out` with the noise of node `nodes[r]`, which are all that are here."""
         if list(nodes) != list(self.here.nodes):
             raise Refused(f"pairwise noise of nodes {list(nodes)} alone", "all nodes of a process make a step together")
-        out.zero_()
-        for group in self.here.by_first:
-            u = self._buffer("pairs", out)[: len(group)]
-            self.pairs.fill_normal(u, [self.here.number(pair) for pair in group], step, attempt)
-            for row, (i, j) in zip(u, group, strict=True):
-                self._add(out, i, row, self._pair[i])
-                self._add(out, j, row, -self._pair[j])
-        own = self._buffer("own", out)[: len(out)]
+        if self.together(out.shape[1]):
+            self._fill_together(out, step, attempt)
+        else:
+            self._fill_pairs(out, step, attempt)
+        own = self._buffer("own", out, len(out))
         self.source.fill_normal(own, nodes, step, attempt)
         out.add_(own.mul_(torch.tensor(self.own, dtype=out.dtype, device=out.device)[:, None]))
 
+    def together(self, columns: int) -> bool:
+        """Tell whether all pairs' sums are drawn at once: where no end is another's secret, and pairs take long.
+
+        It depends on public numbers alone: a simulation has the same noise in however many processes it runs.
+        """
+        graph = self.here.graph
+        return graph.complete and not isinstance(self.pairs, PairStreams) and len(graph.pairs) * columns > _LONG
+
+    def _fill_pairs(self, out: Tensor, step: int, attempt: int) -> None:
+        out.zero_()
+        rows = max(1, _DRAWN // out.shape[1])
+        for groups in self._batches(rows):
+            pairs = [pair for group in groups for pair in group]
+            u = self._buffer("pairs", out, max(rows, self.here.graph.nodes))[: len(pairs)]
+            self.pairs.fill_normal(u, [self.here.number(pair) for pair in pairs], step, attempt)
+            for group in groups:
+                self._share(out, group, u[: len(group)])
+                u = u[len(group) :]
+
+    def _batches(self, rows: int) -> Iterator[list[list[Pair]]]:
+        """Put groups together that are drawn at a time: one at least, and no more than so many pairs."""
+        batch: list[list[Pair]] = []
+        for group in self.here.by_first:
+            if batch and sum(map(len, batch)) + len(group) > rows:
+                yield batch
+                batch = []
+            batch.append(group)
+        if batch:
+            yield batch
+
+    def _fill_together(self, out: Tensor, step: int, attempt: int) -> None:
+        """Fill with s √n (v_i − v̄): as Gaussian as the sums of all pairs, with the same covariance s² (n I − 11ᵀ)."""
+        n, here = self.here.graph.nodes, self.here.nodes
+        v = self._buffer("pairs", out, n)
+        self.pairs.fill_normal(v, [n * n + i for i in range(n)], step, attempt)
+        torch.sub(v[here.start : here.stop], _summed(v).div_(n), out=out)
+        sigma = [math.sqrt(n) * self._pair[i] for i in here]
+        out.mul_(torch.tensor(sigma, dtype=out.dtype, device=out.device)[:, None])
+
     def undraw(self, purpose: str, nodes: Sequence[int], step: int, attempt: int) -> None:
         """Let a step's noise that nobody used be drawn anew, where it can be."""
-        self.pairs.undraw(purpose, [self.here.number(pair) for pair in self.here.pairs], step, attempt)
+        n = self.here.graph.nodes
+        numbers = [self.here.number(pair) for pair in self.here.pairs] + [n * n + i for i in range(n)]
+        self.pairs.undraw(purpose, numbers, step, attempt)
         self.source.undraw(purpose, nodes, step, attempt)
 
-    def _add(self, out: Tensor, node: int, u: Tensor, sigma: float) -> None:
-        if node in self.here.nodes:
-            out[node - self.here.nodes.start].add_(u, alpha=sigma)
+    def _share(self, out: Tensor, group: Sequence[Pair], u: Tensor) -> None:
+        """Add the numbers of pairs to the node they begin with, all together, and take them from each other end."""
+        here, first = self.here.nodes, group[0][0]
+        if first in here:  # then all of its pairs are in the group, whichever nodes are here
+            out[first - here.start].add_(_summed(u), alpha=self._pair[first])
+        ends = [(row, j - here.start) for row, (_, j) in enumerate(group) if j in here]
+        if ends:
+            rows, places = zip(*ends, strict=True)
+            u = u if len(rows) == len(u) else u[list(rows)]
+            sigma = torch.tensor([self._pair[here.start + place] for place in places], dtype=u.dtype, device=u.device)
+            out.index_add_(0, torch.tensor(places, device=u.device), u.mul_(sigma[:, None]), alpha=-1)
 
-    def _buffer(self, name: str, like: Tensor) -> Tensor:
+    def _buffer(self, name: str, like: Tensor, rows: int) -> Tensor:
         """Return room that is kept from step to step."""
-        rows = len(like) if name == "own" else max(map(len, self.here.by_first), default=0)
         kept = self._room.get(name)
         if kept is None or kept.shape != (rows, like.shape[1]) or kept.dtype != like.dtype:
             kept = self._room[name] = torch.empty((rows, like.shape[1]), dtype=like.dtype, device=like.device)
         return kept
+
+
+def _summed(u: Tensor) -> Tensor:
+    """Return the sum of the rows, added one after the other: the same however many threads there are."""
+    return torch.from_numpy(np.add.reduce(u.numpy(), axis=0)) if device_of(u).in_host_memory else u.sum(0)
 
 
 class _OfNodes(NodeNoise):
