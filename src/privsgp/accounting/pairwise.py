@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -24,9 +24,11 @@ from scipy import linalg, optimize
 from privsgp.errors import Refused
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     import numpy.typing as npt
+
+    from privsgp.accounting.mechanisms import Mechanism
 
     Array = npt.NDArray[np.float64]
     Pair = tuple[int, int]
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
 _DOWN = 1e-9  # by which a computed σ_eff is rounded down, relatively
 _AGREE = 1e-10  # how far two computations of one variance may lie apart, for each unit of the matrix's condition
 _DENSE = 256  # honest nodes up to which every distinct node is checked by Cholesky; beyond, the extreme ones
+_POINTS = 12  # of a trust curve
 _DRAWS = 32  # graphs of one degree that are looked at; the one that connects best is taken
 
 
@@ -262,6 +265,28 @@ def _distinct(own: Sequence[float], h: int) -> list[int]:
 def _agree(first: float, second: float, condition: float) -> None:
     if not abs(first - second) <= _AGREE * max(1.0, condition) * first:
         raise Disagreement(f"σ_eff² = {first!r} in closed form, and {second!r} by Cholesky")
+
+
+def looked_at(nodes: int, honest: int) -> list[int]:
+    """Return the numbers of honest nodes for which a trust curve gives ε: all, or of many a dozen."""
+    if nodes <= _POINTS:
+        return list(range(1, nodes + 1))
+    spaced = (1 + round(k * (nodes - 1) / (_POINTS - 1)) for k in range(_POINTS))
+    return sorted({2, honest, *spaced})
+
+
+def trust_curve(
+    covariance: PairwiseCovariance, node: int, mechanism: Mechanism, epsilon: Callable[[Mechanism], float]
+) -> list[tuple[int, float]]:
+    """Return (h, ε) of a node: what its messages reveal where only h nodes, itself included, are honest.
+
+    Guarantee: each ε is as `epsilon` certifies it, for all sets of h honest nodes at once.
+    """
+
+    def at(h: int) -> Mechanism:
+        return replace(mechanism, honest=h, sigma=covariance.effective(h)[node])
+
+    return [(h, epsilon(at(h))) for h in looked_at(covariance.graph.nodes, mechanism.honest)]
 
 
 def solve(

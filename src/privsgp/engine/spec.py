@@ -75,6 +75,7 @@ class Protection:
     epsilon: Callable[[int, int], float]
     earlier: Sequence[Sequence[Segment]] = ()
     covariance: PairwiseCovariance | None = None  # of all nodes' noise, where pairs of them share it
+    trust_curve: Callable[[int, int], list[tuple[int, float]]] | None = None  # of a node after so many releases
 
     @property
     def nominal(self) -> bool:

@@ -10,7 +10,7 @@ from privsgp.accounting import scale
 from privsgp.accounting.counting import After, count, nominal
 from privsgp.accounting.filter import Filter
 from privsgp.accounting.mechanisms import Saga
-from privsgp.accounting.pairwise import NoiseGraph, PairwiseCovariance, solve
+from privsgp.accounting.pairwise import NoiseGraph, PairwiseCovariance, solve, trust_curve
 from privsgp.algorithms import ALGORITHMS, Settings
 from privsgp.algorithms.update_rule import node_weights
 from privsgp.engine.spec import Protection
@@ -133,7 +133,15 @@ def calibrate_nodes(
     def epsilon(node: int, releases: int) -> float:
         return counts[node].epsilon(mechanisms[node], releases, deltas[node])
 
-    return Protection(mechanisms, budgets, deltas, p.relation, p.accountant, allowance, epsilon, earlier, covariance)
+    def curve(node: int, releases: int) -> list[tuple[int, float]]:
+        assert covariance is not None  # noqa: S101
+        count, delta = counts[node], deltas[node]
+        return trust_curve(covariance, node, mechanisms[node], lambda m: count.epsilon(m, releases, delta))
+
+    return Protection(
+        mechanisms, budgets, deltas, p.relation, p.accountant, allowance, epsilon, earlier,
+        covariance, None if covariance is None else curve,
+    )  # fmt: skip
 
 
 def noise_graph(config: Config, nodes: int) -> NoiseGraph | None:
