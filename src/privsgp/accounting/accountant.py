@@ -190,9 +190,8 @@ def _noise_words(mechanism: Mechanism) -> str:
 
 def _shared_words(mechanism: Mechanism) -> str:
     return (
-        f"noise is shared with {mechanism.partners} nodes: ε holds against all who do not hold the secrets of "
-        f"{mechanism.honest} honest nodes, this one included, however many of the others collude; it is computational "
-        "(X25519, ChaCha20)"
+        f"noise is shared with {mechanism.partners} nodes: ε holds as long as {mechanism.honest} nodes, this one "
+        "included, are honest, whatever all others do together; it is computational (X25519, ChaCha20)"
     )
 
 

@@ -28,7 +28,7 @@ _WIDEST = 2.0**-30, 2.0**-45  # a single log-ratio at most; for each |g|/σ
 _TAIL = 2.0**-64  # of a pair of coordinates
 _FARTHEST = 8.0  # σ by which neighbours may differ in one message
 
-LARGEST_PAIR = 4.0  # of shared noise: what a pair's is at most, in a node's own
+LARGEST_PAIR = 8.0  # of shared noise: what a pair's is at most, in a node's own
 _UNKNOWN = 4.0  # while noise is searched for: σ_eff/√h over the least own noise of any node
 ASIDE = (2.0**-14, 2.0**-9, 2.0**-5, 2.0**-2)  # of δ, for what is charged to it of shared noise: the first that will do
 _PAIR_EACH = 2.0**-93  # variance of the log-ratio of a pair of coordinates, for each (pair's σ / own σ)²

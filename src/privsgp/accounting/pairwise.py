@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from scipy import linalg, optimize
 
+from privsgp.accounting import accountant
 from privsgp.errors import Refused
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from privsgp.accounting.mechanisms import Mechanism
+    from privsgp.accounting.mechanisms import Mechanism, Relation
 
     Array = npt.NDArray[np.float64]
     Pair = tuple[int, int]
@@ -265,6 +266,47 @@ def _distinct(own: Sequence[float], h: int) -> list[int]:
 def _agree(first: float, second: float, condition: float) -> None:
     if not abs(first - second) <= _AGREE * max(1.0, condition) * first:
         raise Disagreement(f"σ_eff² = {first!r} in closed form, and {second!r} by Cholesky")
+
+
+@dataclass(frozen=True)
+class Sharing:
+    """Nodes that are all alike and share noise: what `calibrate` and `account` ask about."""
+
+    graph: NoiseGraph
+    honest: int
+
+    @classmethod
+    def among(cls, nodes: int, honest: int | None, degree: int | None) -> Sharing:
+        """Take three quarters of the nodes as honest, at least two, where nothing is said."""
+        return cls(NoiseGraph(nodes, degree), max(2, math.ceil(0.75 * nodes)) if honest is None else honest)
+
+    def given(self, own: float | None, pair: float | None) -> PairwiseCovariance:
+        """Return the noise of these standard deviations."""
+        if own is None or pair is None:
+            raise Refused("--noise pairwise without --own-sigma and --pair-sigma", "give both")
+        refuse_impossible(self.graph, self.honest, 2.0)
+        return PairwiseCovariance(self.graph, (own**2,) * self.graph.nodes, pair**2)
+
+    def solved(self, sigma: float, ratio: float) -> PairwiseCovariance:
+        """Return the noise that is worth σ."""
+        return solve([sigma] * self.graph.nodes, self.honest, ratio, self.graph)
+
+    def counted(self, mechanism: Mechanism, covariance: PairwiseCovariance) -> Mechanism:
+        """Return the mechanism as it is counted with this noise."""
+        sigma, least = covariance.effective(self.honest)[0], min(covariance.own_sigma)
+        return replace(mechanism, sigma=sigma, honest=self.honest, partners=self.graph.partners, least_own=least)
+
+    def told(
+        self, covariance: PairwiseCovariance, mechanism: Mechanism, steps: int, delta: float, relation: Relation
+    ) -> dict[str, Any]:
+        """Return what the noise is made of, and ε by how many nodes are honest."""
+
+        def epsilon(at: Mechanism) -> float:
+            return accountant.epsilon(at, steps, delta, relation).epsilon
+
+        curve = [[h, e if math.isfinite(e) else None] for h, e in trust_curve(covariance, 0, mechanism, epsilon)]
+        said = {"trust": "honest sites", "nodes": self.graph.nodes, "honest": self.honest}
+        return said | covariance.to_json(self.honest) | {"curve": curve}
 
 
 def looked_at(nodes: int, honest: int) -> list[int]:

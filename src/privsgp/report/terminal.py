@@ -220,8 +220,8 @@ def _honest(s: dict[str, Any]) -> str:
     curve = {h: "no bound" if epsilon is None else f"{epsilon:.4g}" for h, epsilon in pairwise["curve"]}
     alone, all_of_them = curve[1], curve[s["nodes"]]
     return (
-        f"\nagainst all who do not hold the secrets of {pairwise['honest']} honest nodes of {s['nodes']}; if all are "
-        f"honest ε = {all_of_them}, if none but the node itself is {alone}"
+        f"\nas long as {pairwise['honest']} of {s['nodes']} nodes are honest, whatever the others do together; "
+        f"if all are, ε = {all_of_them}, if none but the node itself is, {alone}"
     )
 
 

@@ -262,11 +262,11 @@ def _refuse_other_terms(where: Path, before: Header, config: Config) -> None:
             f"algorithm.trust = {config.trust!r}: sums of {sums} messages are seen; {where} is of a run with {then}",
             "go on under the same trust: what was spent before those who see sums is more before others",
         )
-    then, now = int(before.mechanism.get("honest", 0)), config.honest if config.pairwise else 0
-    if then != now:
-        told = f"{where} is of a run where {then or 'no'} nodes were taken to be honest"
+    taken, honest = int(before.mechanism.get("honest", 0)), config.honest if config.pairwise else 0
+    if taken != honest:
+        told = f"{where} is of a run where {taken or 'no'} nodes were taken to be honest"
         raise Refused(
-            f"privacy.noise = {config.privacy.noise!r}: {now or 'no'} nodes are taken to be honest; {told}",
+            f"privacy.noise = {config.privacy.noise!r}: {honest or 'no'} nodes are taken to be honest; {told}",
             "go on under the same trust: ε that holds where some are honest does not hold where fewer are",
         )
     if before.layout != layout(config):
