@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from privsgp.accounting import accountant, calibration, computed
-from privsgp.accounting.mechanisms import Saga, Sag, SampledMean, described
+from privsgp.accounting.mechanisms import Sag, Saga, SampledMean, described
 from privsgp.accounting.pairwise import (
     Disagreement,
     NoiseGraph,
