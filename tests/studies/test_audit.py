@@ -71,11 +71,13 @@ def test_bugs_in_shared_noise_are_caught(bug):
 
 
 def test_shared_secret_noise_is_audited_with_unequal_needs_and_weights():
-    shared = {"sigma": [0.1, 0.2, 0.1, 0.3], "noise": "pairwise", "honest": 3}
-    data = {"name": "digits", "nodes": 4}
-    method = {"name": "privsgp", "batch": 10, "steps": 30, "weights": "noise"}
-    report = audit(configured(seed=None, privacy=shared, data=data, algorithm=method), observations=1)
-    assert not report.alarm
+    values = {
+        "data": {"name": "digits", "nodes": 4},
+        "model": {"name": "logistic"},
+        "privacy": {"sigma": [0.1, 0.2, 0.1, 0.3], "noise": "pairwise", "honest": 3},
+        "algorithm": {"name": "privsgp", "batch": 10, "steps": 30, "weights": "noise"},
+    }
+    assert not audit(config.parse(values), observations=1).alarm
 
 
 # Noise is one line of the loop for all algorithms: `make audit` breaks it in each of them, here one is enough.

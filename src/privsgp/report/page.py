@@ -249,7 +249,8 @@ def _details(g: Group, groups: int) -> str:
 def _privacy(g: Group) -> str:
     run = g.first
     said = "".join(f"<p>{_whole(line)}</p>" for line in words.paragraphs(run))
-    drawn = "" if all(math.isinf(s.epsilon) for s in run.statements) else _spent(run)
+    drawn = "" if all(math.isinf(s.epsilon) for s in run.statements) else _spent(run) + _honesty(run)
+    drawn = f"<div>{drawn}</div>" if words.known_curve(run) else drawn
     return (
         f'<section><h2>Privacy</h2><p class="headline">{_whole(words.headline(run))}</p>'
         f'<div class="beside"><div class="prose">{said}</div>{drawn}</div></section>'
@@ -261,6 +262,20 @@ def _spent(run: Run) -> str:
     note = "from the ledgers, every line checked" + ("; the line is the budget" if spent[0][2] is not None else "")
     chart = Chart("ε spent by each site", note, x_label="site", write=lambda v: f"{v:.3g}")
     return bars(chart, spent)
+
+
+def _honesty(run: Run) -> str:
+    """Draw what is left of the promise where fewer sites are honest than it takes for granted."""
+    curve = [(h, epsilon) for h, epsilon in words.known_curve(run).items() if epsilon is not None]
+    if len(curve) < 2:
+        return ""
+    x, y = [float(h) for h, _ in curve], [epsilon for _, epsilon in curve]
+    taken = run.config.honest
+    note = f"ε of the site that spent most, if only so many sites are honest; {taken} were taken to be"
+    chart = Chart(
+        "If fewer sites are honest", note, "honest sites", zero=True, write=lambda v: f"{v:.3g}", mark=(taken, "taken")
+    )
+    return curves(chart, [Series("ε", x, y, y, y)])
 
 
 def _network(run: Run, room: int) -> str:
