@@ -164,6 +164,8 @@ def assumptions(mechanism: Mechanism, steps: int, relation: Relation) -> tuple[s
     words.append(f"each sample's gradient is clipped to norm {mechanism.clip:.10g} as a whole{_slack(mechanism)}")
     words.append(_sampling_words(mechanism))
     words.append(_noise_words(mechanism))
+    if mechanism.honest:
+        words.append(_shared_words(mechanism))
     if isinstance(mechanism, Anchored):
         words += _anchored_words(mechanism)
     if isinstance(mechanism, Saga) and mechanism.difference_scale < 1:
@@ -183,6 +185,13 @@ def _noise_words(mechanism: Mechanism) -> str:
     if not mechanism.coordinates:
         return "noise is taken as ideal, where a run counts what its sampler in float64 costs"
     return f"noise of {mechanism.coordinates:,} coordinates is computed in float64 and rounded to a grid: counted"
+
+
+def _shared_words(mechanism: Mechanism) -> str:
+    return (
+        f"noise is shared with {mechanism.partners} nodes: ε holds as long as {mechanism.honest} nodes, this one "
+        "included, are honest, whatever all others do together; it is computational (X25519, ChaCha20)"
+    )
 
 
 def _scale_words(mechanism: Saga) -> str:
@@ -229,11 +238,13 @@ def _in_pairs(curve: Curve, delta: float, tail: float) -> float:
 def _counted(run: _Run, mechanism: Mechanism, steps: int, delta: float, relation: Relation) -> tuple[float, float]:
     """Return both values of ε for the noise as it is computed: the ideal ones at a smaller δ, and a little more."""
     cost = computed.Cost.of(mechanism, steps, _farthest(run))
-    left = cost.ideal_delta(delta)
-    if left <= 0:
-        return math.inf, math.inf
-    first, second = _bracketed(run, mechanism, steps, left, cost.tail, relation)
-    return cost.epsilon(delta, first), cost.epsilon(delta, second)
+    found = math.inf, math.inf
+    for aside in computed.ASIDE if cost.variation else (0.0,):
+        left = cost.ideal_delta(delta, aside)
+        if left > 0 and math.isinf(found[0]):
+            first, second = _bracketed(run, mechanism, steps, left, cost.tail, relation)
+            found = cost.epsilon(delta, first, aside), cost.epsilon(delta, second, aside)
+    return found
 
 
 def _farthest(run: _Run) -> float:

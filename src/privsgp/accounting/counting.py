@@ -163,12 +163,13 @@ class Filter:
         With a = Σζ and t = Σ tail/δ over n runs, e^a (e^(−charges) + t + n 2⁻²⁰) ≤ 1 has to hold. What is charged stays
         below the cap, so t ≤ (cap − a) / (2 max(1, cap)) < ½, and a < ¼ for n ≤ 4096: there it does.
         """
-        if not cost.tail:
+        if not cost.variance:
             return 0.0
+        tail = cost.tail_at(self.epsilon)
         zeta = cost.ratio(self.delta, self.epsilon)
         if zeta > SHARE - 2.0**-19:
             return math.inf
-        return (self.order - 1) * 2 * zeta - math.log1p(-SHARE) + 2 * max(1.0, self.cap) * cost.tail / self.delta
+        return (self.order - 1) * 2 * zeta - math.log1p(-SHARE) + 2 * max(1.0, self.cap) * tail / self.delta
 
     def spent(self, segments: Sequence[Segment]) -> float:
         """Return what the runs in a ledger have spent at α."""

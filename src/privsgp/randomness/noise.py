@@ -58,7 +58,14 @@ class Normals(Protocol):
         """Fill row r of `out` [m, d] with the standard normals of node `nodes[r]`."""
 
 
-class Source(Normals, Protocol):
+class Prefetchable(Normals, Protocol):
+    """Noise that may be drawn before it is needed."""
+
+    def undraw(self, purpose: str, nodes: Sequence[int], step: int, attempt: int) -> None:
+        """Let what was drawn ahead for a step, and used by nobody, be drawn anew."""
+
+
+class Source(Prefetchable, Protocol):
     """Standard normals and 64-bit coins. Not for several threads."""
 
     def uniforms(self, node: int, step: int, count: int, attempt: int = 0) -> npt.NDArray[np.uint64]:
@@ -67,12 +74,9 @@ class Source(Normals, Protocol):
     def coins(self, nodes: Sequence[int], step: int, count: int, attempt: int = 0) -> npt.NDArray[np.uint64]:
         """Return the `uniforms` of several nodes, [m, count]."""
 
-    def undraw(self, purpose: str, nodes: Sequence[int], step: int, attempt: int) -> None:
-        """Let what was drawn ahead for a step, and used by nobody, be drawn anew."""
 
-
-class _Streams:
-    """What the two sources share: words from ChaCha20, normals by Box–Muller."""
+class Streams:
+    """What sources share: words from ChaCha20, normals by Box–Muller."""
 
     secret: bool
 
@@ -150,7 +154,7 @@ class _Streams:
         _box_muller(piece[rows], words, *buffers, deep=self.secret)
 
 
-class Keyed(_Streams):
+class Keyed(Streams):
     """Repeatable noise and coins for simulation, keyed by (seed, purpose, node, step, attempt).
 
     The same key gives the same bits however nodes are grouped. A CPU and a GPU draw different numbers.
@@ -167,6 +171,11 @@ class Keyed(_Streams):
 
     def __repr__(self) -> str:
         return f"Keyed(seed={self.seed})"
+
+    def derived(self, purpose: str) -> Keyed:
+        """Return a source of other numbers that follow from the same seed."""
+        digest = hashlib.blake2b(f"privsgp 1 {purpose} of {self.seed}".encode()).digest()
+        return Keyed(int.from_bytes(digest[:16]))
 
     def philox_key(self, device: torch.device) -> torch.Tensor:
         """Return the key of the noise that a GPU draws (see `privsgp.kernels.philox`), one int64 on the device."""
@@ -198,7 +207,7 @@ class Keyed(_Streams):
             philox.fill_normal(out, int(key), nodes, step, attempt)
 
 
-class Secure(_Streams):
+class Secure(Streams):
     """Secret noise and coins: ChaCha20 under keys from the operating system, which this object shows to nobody.
 
     Noise for a GPU is drawn there, with a copy of its key in the GPU's memory, where Triton can be imported.

@@ -239,8 +239,9 @@ def _sections(g: Group, groups: int) -> list[Section]:
 
 
 def _privacy(run: Run) -> Section:
-    spent = None if all(math.isinf(s.epsilon) for s in run.statements) else _spent(run)
-    return Section("privacy", {"headline": words.headline(run), "said": words.paragraphs(run), "spent": spent})
+    known = not all(math.isinf(s.epsilon) for s in run.statements)
+    drawn = [figure for figure in (_spent(run), _honesty(run)) if figure is not None] if known else []
+    return Section("privacy", {"headline": words.headline(run), "said": words.paragraphs(run), "drawn": drawn})
 
 
 def _spent(run: Run) -> Figure:
@@ -248,6 +249,20 @@ def _spent(run: Run) -> Figure:
     note = "from the ledgers, every line checked" + ("; the line is the budget" if spent[0][2] is not None else "")
     chart = Chart("ε spent by each site", note, x_label="site", write=lambda v: f"{v:.3g}")
     return bars(chart, spent)
+
+
+def _honesty(run: Run) -> Figure | None:
+    """Draw what is left of the promise where fewer sites are honest than it takes for granted."""
+    curve = [(h, epsilon) for h, epsilon in words.known_curve(run).items() if epsilon is not None]
+    if len(curve) < 2:
+        return None
+    x, y = [float(h) for h, _ in curve], [epsilon for _, epsilon in curve]
+    taken = run.config.honest
+    note = f"ε of the site that spent most, if only so many sites are honest; {taken} were taken to be"
+    chart = Chart(
+        "If fewer sites are honest", note, "honest sites", zero=True, write=lambda v: f"{v:.3g}", mark=(taken, "taken")
+    )
+    return curves(chart, [Series("ε", x, y, y, y)])
 
 
 def _network(run: Run, room: int) -> Section | None:
