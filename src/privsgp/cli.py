@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
     from privsgp.accounting.accountant import Accountant
     from privsgp.accounting.mechanisms import Mechanism, Saga
+    from privsgp.accounting.pairwise import Sharing
 
 app = typer.Typer(
     help="Private learning without a server.",
@@ -68,7 +69,14 @@ Kappa = Annotated[float, typer.Option(help="κ, the slack of the arithmetic; run
 Coordinates = Annotated[
     int, typer.Option(help="d, the length of a message: counts what computed noise costs; 0 takes noise as ideal.")
 ]
+NoiseOption = Annotated[str, typer.Option(help="independent, or pairwise: shared by pairs of nodes")]
+Nodes = Annotated[int | None, typer.Option(help="n, of pairwise noise.")]
+Honest = Annotated[int | None, typer.Option(help="h: nodes that are honest, oneself included; default: 3n/4.")]
+PairDegree = Annotated[int | None, typer.Option(help="With how many others a node shares noise; default: all.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout, and nothing else there.")]
+
+
+SHARING = ("privsgp", "privsgp-vr", "privsgp-sag", "dp2-sgd")  # methods in whose steps shared noise cancels
 
 
 def main() -> None:
@@ -266,7 +274,9 @@ def account(
     samples: Samples,
     batch: Batch,
     steps: Steps,
-    sigma: Annotated[float, typer.Option(help="Noise per coordinate of the averaged gradient.")],
+    sigma: Annotated[
+        float | None, typer.Option(help="Noise per coordinate of the averaged gradient; of pairwise noise its worth.")
+    ] = None,
     algorithm: Algorithm = "privsgp-vr",
     clip: Clip = 1.0,
     delta: Delta = 1e-5,
@@ -281,6 +291,12 @@ def account(
     c2: C2 = 0.3724,
     kappa: Kappa = 0.0,
     coordinates: Coordinates = 0,
+    noise: NoiseOption = "independent",
+    nodes: Nodes = None,
+    honest: Honest = None,
+    own_sigma: Annotated[float | None, typer.Option(help="Pairwise noise: a node's own, in place of --sigma.")] = None,
+    pair_sigma: Annotated[float | None, typer.Option(help="Pairwise noise: that of each pair.")] = None,
+    pair_degree: PairDegree = None,
     as_json: Json = False,
 ) -> None:
     """Tell the ε that so much noise gives. No data needed."""
@@ -289,13 +305,23 @@ def account(
     from privsgp.accounting.counting import nominal
 
     own = {"difference_clip": difference_clip, "period": period, "alpha": alpha, "aggregated": aggregated}
-    bare = _mechanism(algorithm, sigma, clip, batch, samples, sampling, kappa, **own)
     kind, related = _accountant(accountant), _relation(relation)
+    shared = _sharing(noise, algorithm, accountant, nodes, honest, pair_degree)
+    covariance = None if shared is None else shared.given(own_sigma, pair_sigma)
+    if (sigma is None) == (covariance is None):
+        raise Refused(
+            "--sigma beside --noise pairwise, or neither",
+            "give --sigma of independent noise, or --own-sigma and --pair-sigma",
+        )
+    counted = sigma if covariance is None or shared is None else covariance.effective(shared.honest)[0]
+    bare = _mechanism(algorithm, counted or 0.0, clip, batch, samples, sampling, kappa, **own)
 
     def auto(saga: Saga) -> float:
         return 1.0 if nominal(kind) else calibration.largest_at(saga, steps, delta, related)
 
     mechanism = replace(_scaled(bare, algorithm, difference_scale, auto), coordinates=coordinates)
+    if shared is not None and covariance is not None:
+        mechanism = shared.counted(mechanism, covariance)
     spent = accountants.epsilon(mechanism, steps, delta, related)
     answer: dict[str, Any] = {
         "epsilon": _finite(spent.epsilon), "delta": delta, "relation": relation, "accountant": accountant,
@@ -306,6 +332,8 @@ def account(
         answer |= {"epsilon": _finite(claimed), "certified_epsilon": _finite(spent.epsilon), "c2": c2}
     if difference_scale is not None:
         answer["difference_scale"] = cast("Saga", mechanism).difference_scale
+    if shared is not None and covariance is not None:
+        answer |= shared.told(covariance, mechanism, steps, delta, _relation(relation))
     _answer(answer | _trust(algorithm, aggregated), spent.assumptions, as_json=as_json)
 
 
@@ -329,6 +357,11 @@ def calibrate(
     c2: C2 = 0.3724,
     kappa: Kappa = 0.0,
     coordinates: Coordinates = 0,
+    noise: NoiseOption = "independent",
+    nodes: Nodes = None,
+    honest: Honest = None,
+    pair_ratio: Annotated[float, typer.Option(help="ρ of pairwise noise.")] = 2.0,
+    pair_degree: PairDegree = None,
     as_json: Json = False,
 ) -> None:
     """Tell the noise that a budget needs. No data needed."""
@@ -344,7 +377,13 @@ def calibrate(
         return 1.0 if nominal(kind) else calibration.largest(saga, steps, epsilon, delta, related)
 
     mechanism = replace(_scaled(bare, algorithm, difference_scale, auto), coordinates=coordinates)
+    shared, covariance = _sharing(noise, algorithm, accountant, nodes, honest, pair_degree), None
+    if shared is not None:
+        mechanism = replace(mechanism, honest=shared.honest, partners=shared.graph.partners)
     sigma = count(kind, related, algorithm, steps, c2).sigma(mechanism, steps, epsilon, delta)
+    if shared is not None:
+        covariance = shared.solved(sigma, pair_ratio)
+        mechanism = shared.counted(mechanism, covariance)
     spent = accountants.epsilon(mechanism.with_sigma(sigma), steps, delta, related)
     answer: dict[str, Any] = {
         "sigma": sigma, "epsilon": _finite(spent.epsilon), "target_epsilon": epsilon, "delta": delta,
@@ -354,6 +393,8 @@ def calibrate(
         answer |= {"epsilon": epsilon, "certified_epsilon": _finite(spent.epsilon), "c2": c2}
     if difference_scale is not None:
         answer["difference_scale"] = cast("Saga", mechanism).difference_scale
+    if shared is not None and covariance is not None:
+        answer |= shared.told(covariance, mechanism, steps, delta, related)
     _answer(answer | _trust(algorithm, aggregated), spent.assumptions, as_json=as_json)
 
 
@@ -623,15 +664,13 @@ def _mechanism(
 
 def _scaled(mechanism: Mechanism, algorithm: str, given: str | None, auto: Callable[[Saga], float]) -> Mechanism:
     """Return the mechanism with the θ that was given; `auto` tells what training would take."""
-    from privsgp.accounting.mechanisms import Saga
-
     if given is None:
         return mechanism
-    if not isinstance(mechanism, Saga):
+    if (saga := mechanism.weighted) is None:
         raise Refused(f"--difference-scale {given} with --algorithm {algorithm}", "leave it out")
-    if given == "auto" and mechanism.difference_clip is not None:
-        return mechanism
-    return replace(mechanism, difference_scale=auto(mechanism) if given == "auto" else _weight(given))
+    if given == "auto" and saga.difference_clip is not None:
+        return saga
+    return replace(saga, difference_scale=auto(saga) if given == "auto" else _weight(given))
 
 
 def _weight(given: str) -> float:
@@ -659,6 +698,28 @@ def _trust(algorithm: str, aggregated: int | None) -> dict[str, str]:
     words = "every message of the node is seen here; train takes secure aggregation unless algorithm.trust = 'per-node'"
     err.print(f"note: {words}: --aggregated NODES counts that", markup=False, soft_wrap=True)
     return {"trust": "per-node"}
+
+
+def _sharing(
+    noise: str, algorithm: str, accountant: str, nodes: int | None, honest: int | None, degree: int | None
+) -> Sharing | None:
+    """Return who shares noise; None where it is independent."""
+    from privsgp.accounting.pairwise import Sharing
+
+    _one_of("noise", noise, ("independent", "pairwise"))
+    given = {"--nodes": nodes, "--honest": honest, "--pair-degree": degree}
+    if noise == "independent":
+        if unused := [f"{key} {value}" for key, value in given.items() if value is not None]:
+            raise Refused(f"{unused[0]} with independent noise", "leave it out, or take --noise pairwise")
+        return None
+    if nodes is None:
+        raise Refused("--noise pairwise without --nodes", "say how many nodes share noise")
+    if algorithm not in SHARING or accountant != "certified":
+        raise Refused(
+            f"--noise pairwise with --algorithm {algorithm} and --accountant {accountant}",
+            f"take one of {', '.join(SHARING)}, and certified",
+        )
+    return Sharing.among(nodes, honest, degree)
 
 
 def _relation(name: str) -> Literal["zero-out", "replace-one"]:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from privsgp.accounting import calibration, published
 from privsgp.accounting.counting import nominal
-from privsgp.accounting.mechanisms import Sag, Saga, SampledMean
+from privsgp.accounting.mechanisms import Sag, SampledMean
 from privsgp.algorithms import ALGORITHMS
 from privsgp.algorithms.saga import TableOptions
 from privsgp.algorithms.update_rule import node_weights
@@ -139,8 +139,8 @@ class Method:
 def methods(settings: Settings, accountant: Accountant) -> list[Method]:
     """Return what `algorithm.name = "auto"` chooses from, first among equals first; the published formula knows two.
 
-    Where rehearsals cannot tell them apart, scaled differences go before SAG: measured, they are never behind, and
-    ahead at small batches. So they are of clipped differences, which are left out (docs/results-accuracy.md).
+    Where rehearsals cannot tell them apart, scaled differences go before SAG: measured, they are ahead at small batches
+    and behind by no more than chance at any; of clipped differences too, which are left out (docs/results-accuracy.md).
     """
     formula: dict[str, float | str] = {"privsgp": 1.0, "privsgp-vr": 1.0}
     known = {"privsgp": 1.0, "privsgp-vr": "auto", "privsgp-sag": 1.0}
@@ -184,8 +184,8 @@ class Noise:
         if not self.method.scaled:
             return self.method.settings.difference_scale
         if steps not in self._scales:
-            bare = self._mechanism()
-            assert isinstance(bare, Saga)  # noqa: S101
+            bare = self._mechanism().weighted
+            assert bare is not None  # noqa: S101
             self._scales[steps] = calibration.largest(bare, n.releases(steps), *max(n.budgets), n.relation)
         return self._scales[steps]
 
