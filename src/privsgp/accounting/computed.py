@@ -34,7 +34,7 @@ LARGEST_PAIR = 8.0  # of shared noise: what a pair's is at most, in a node's own
 _UNKNOWN = 4.0  # while noise is searched for: σ_eff/√h over the least own noise of any node
 ASIDE = (2.0**-14, 2.0**-9, 2.0**-5, 2.0**-2)  # of δ, for what is charged to it of shared noise: the first that will do
 _PAIR_EACH = 2.0**-93  # variance of the log-ratio of a pair of coordinates, for each (pair's σ / own σ)²
-_PAIR_WIDEST = 11 * 2.0**-45  # a single one at most, for each pair's σ / own σ
+_PAIR_WIDEST = 11 * 2.0**-44  # a single one at most, for each pair's σ / own σ
 _OWN_TAIL, _PAIR_TAIL = (2.0**-64.9, 2.0**-85), (2.0**-72, 2.0**-75)  # total variation of a pair of coordinates
 
 

@@ -177,6 +177,12 @@ class PairwiseCovariance:
         """The standard deviation of the noise in the (weighted) average of all nodes' steps: the nodes' own is left."""
         return math.sqrt(math.fsum(self.own)) / self.graph.nodes
 
+    @property
+    def matrix(self) -> Array:
+        """The covariance itself: of n p_i ξ_i, over all nodes."""
+        covariance: Array = np.diag(self.own) + self.pair * self.graph.laplacian
+        return covariance
+
     def effective(self, honest: int) -> list[float]:
         """Return σ_eff of every node before the worst coalition of all but `honest` nodes, itself one of these.
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from privsgp.accounting import calibration, published
 from privsgp.accounting.counting import nominal
 from privsgp.accounting.mechanisms import Sag, SampledMean
+from privsgp.accounting.pairwise import solve
 from privsgp.algorithms import ALGORITHMS
 from privsgp.algorithms.saga import TableOptions
 from privsgp.algorithms.update_rule import node_weights
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
     from privsgp.accounting.accountant import Accountant
     from privsgp.accounting.mechanisms import Mechanism, Relation
+    from privsgp.accounting.pairwise import PairwiseCovariance, Sharing
     from privsgp.algorithms import Settings
     from privsgp.algorithms.update_rule import Weights
     from privsgp.planner.rehearsal import Rehearsal
@@ -56,16 +58,37 @@ class Network:
     accountant: Accountant = "certified"
     c2: float = published.C2
     weighting: Weights = "equal"
+    sharing: Sharing | None = None  # who shares noise; None: nobody
+    pair_ratio: float = 2.0
 
     @cached_property
     def weights(self) -> list[float] | None:
         """p_i, how much each node counts; None for all alike."""
-        return node_weights(self.weighting, self.samples, relative_noise(self.budgets, self.samples))
+        noises, shared = relative_noise(self.budgets, self.samples), self.sharing is not None
+        return node_weights(self.weighting, self.samples, noises, shared=shared)
+
+    def covariance(self, sigmas: Sequence[float]) -> PairwiseCovariance | None:
+        """Return the shared noise that is worth σ_i to each node; None where noise is not shared."""
+        if self.sharing is None:
+            return None
+        return solve(sigmas, self.sharing.honest, self.pair_ratio, self.sharing.graph, self.weights)
+
+    @cached_property
+    def left(self) -> float:
+        """What sharing leaves of the noise of the average: 1 where noise is not shared."""
+        noises = relative_noise(self.budgets, self.samples)
+        shared, weights = self.covariance(noises), self.weights or [1 / self.nodes] * self.nodes
+        alone = math.sqrt(math.fsum((p * noise) ** 2 for p, noise in zip(weights, noises, strict=True)))
+        return 1.0 if shared is None else shared.average_sigma / alone
 
     @cached_property
     def gain(self) -> float:
-        """The average's noise with nodes weighted by 1/σ², as a share of what it is when all count alike."""
+        """The average's noise with nodes weighted by their noise, as a share of what it is when all count alike."""
         noises = relative_noise(self.budgets, self.samples)
+        if self.sharing is not None:
+            found = (replace(self, weighting=kind).covariance(noises) for kind in ("noise", "equal"))
+            weighted, alike = (1.0 if one is None else one.average_sigma for one in found)
+            return weighted / alike
         return self.nodes / math.sqrt(math.fsum(v**-2 for v in noises) * math.fsum(v**2 for v in noises))
 
     @property
@@ -166,6 +189,10 @@ class Noise:
         if n.nominal:
             return published.sigma(self._mechanism(), round(steps), n.epsilon, n.delta, n.c2)
         return self._more * self._price(n.delta).along(steps, n.epsilon)
+
+    def in_average(self, steps: float) -> float:
+        """Return √n times the noise in the average: what `common` would be if noise were independent."""
+        return self.network.left * self.common(steps)
 
     def at(self, steps: int) -> float:
         """Return σ of the same node from values certified at this very K, not from those of the K around it."""
@@ -329,7 +356,7 @@ class Planner:
 
     def _spec(self, noise: Noise, steps: int) -> RehearsalSpec:
         n = self.network
-        kappa = noise.common(steps) / math.sqrt(n.nodes * steps)
+        kappa = noise.in_average(steps) / math.sqrt(n.nodes * steps)
         visits = steps * noise.batch / n.mean_samples
         return RehearsalSpec(noise.method.algorithm, noise.settings(steps), kappa, visits)
 
@@ -337,7 +364,7 @@ class Planner:
 def planner(network: Network, rehearsal: Rehearsal, clip: float, *, skewed: bool = False) -> Planner:
     """Return a planner with its constants estimated on the stage, over about as far as a run will go."""
     shift = gaussian_shift(network.epsilon, network.delta)
-    kappa = clip / (network.mean_samples * shift * math.sqrt(network.nodes))
+    kappa = network.left * clip / (network.mean_samples * shift * math.sqrt(network.nodes))
     found = estimates.constants(rehearsal, clip, rehearsal.guess(kappa), network.mean_samples, skewed=skewed)
     return Planner(network, rehearsal, found)
 

@@ -9,7 +9,7 @@ What a careful colleague would say about a plan before it is carried out.
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -57,7 +57,7 @@ class Formula:
 
     def bound(self, steps: float, noise: Noise | None = None) -> float:
         """Return Theorem 1's bound after so many steps, with this formula's noise or another method's."""
-        n, sigma = self.network.nodes, (noise or self.noise).common(steps)
+        n, sigma = self.network.nodes, (noise or self.noise).in_average(steps)
         return theorems.bound(self.constants, n, self.dim, steps, [sigma**2] * n)
 
     @cached_property
@@ -153,19 +153,35 @@ class Plan:
 
     def deviation(self, choice: Choice) -> float:
         """Return the standard deviation that privacy adds to a coordinate of the average model."""
-        common = [choice.noise.common(choice.steps)] * self.network.nodes
+        common = [choice.noise.in_average(choice.steps)] * self.network.nodes
         variance = theorems.average_variance(self._step(choice), choice.steps, common)
         return math.sqrt(choice.response * variance)
 
     def noise_curve(self, choice: Choice) -> list[float]:
         """Return the noise in the average model by K at the method's own γK: flat where more steps gain nothing."""
         scale = choice.distance * math.sqrt(choice.response / self.network.nodes)
-        return [scale * choice.noise.common(K) / math.sqrt(K) for K in SHOWN]
+        return [scale * choice.noise.in_average(K) / math.sqrt(K) for K in SHOWN]
 
     def spread(self) -> float:
         """Return how far a coordinate of a node's own model is from the average, from noise alone."""
         c = self.chosen
-        return math.sqrt(theorems.spread(self.formula.graph, self._step(c), c.steps, self.sigmas, self.network.weights))
+        shared = self.network.covariance(self.sigmas)
+        added = theorems.added(self.sigmas, self.network.weights) if shared is None else shared.matrix
+        return math.sqrt(theorems.spread(self.formula.graph, self._step(c), c.steps, added))
+
+    @cached_property
+    def shared(self) -> dict[str, Any] | None:
+        """What sharing noise asks one to trust and gives for that; None where noise is independent."""
+        c, n = self.chosen, self.network
+        covariance = n.covariance(self.sigmas)
+        if covariance is None or n.sharing is None:
+            return None
+        made = replace(c.method.mechanism(c.batch, round(n.mean_samples)), sigma=c.noise.at(c.steps))
+        alike = n.sharing.solved(made.sigma, n.pair_ratio)
+        mechanism = n.sharing.counted(made, alike)
+        told = n.sharing.told(alike, mechanism, n.releases(c.steps), n.delta, n.relation)
+        mean = {"average_sigma": covariance.average_sigma, "message_sigma": covariance.message_sigma}
+        return told | mean | {"independent_noise_in_average": self.deviation(c) / n.left}
 
     @staticmethod
     def _step(choice: Choice) -> Callable[[int], float]:
@@ -205,6 +221,7 @@ class Plan:
             "delta": [delta for _, delta in n.budgets],
             "weights": n.weights,
             "noise_in_average": self.deviation(c),
+            "pairwise": self.shared,
             "noise_between_nodes": self.spread(),
             "rehearsal_score": c.score,
             "bound": f.bound(c.steps),

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from privsgp import data, features
+from privsgp.accounting.pairwise import Sharing
 from privsgp.algorithms import Settings
 from privsgp.data.loading import npz_path, same_data, site_paths
 from privsgp.engine.folder import Folder
@@ -169,7 +170,11 @@ def network_of(config: Config, problem: Problem) -> Network:
     deltas = p.delta if isinstance(p.delta, list) else [p.delta] * n
     samples = [len(rows) for rows in problem.parts]
     budgets = list(zip(epsilons, deltas, strict=True))
-    network = Network(samples, budgets, p.relation, p.spare, p.accountant, p.c2, config.algorithm.weights)
+    graph = protection.noise_graph(config, n)
+    sharing = None if graph is None else Sharing(graph, config.honest)
+    network = Network(
+        samples, budgets, p.relation, p.spare, p.accountant, p.c2, config.algorithm.weights, sharing, config.pair_ratio
+    )
     if "weights" in config.algorithm.auto:
         return replace(network, weighting="noise" if network.gain < record.HEAVY else "equal")
     return network

@@ -52,7 +52,8 @@ def plan_rows(plan: Plan) -> list[tuple[str, str]]:
             "weights of nodes",
             "all alike" if n.weights is None else f"{span([n.nodes * p for p in n.weights])} times 1/n",
         ),
-        ("noise in the average model", f"{plan.deviation(c):.3g} per coordinate"),
+        ("noise in the average model", f"{plan.deviation(c):.3g} per coordinate{_instead(plan)}"),
+        *_trust(plan),
         ("noise between nodes", f"{plan.spread():.3g} per coordinate"),
         ("score in rehearsal", f"{c.score:.3g} on {plan.source.text}"),
         ("bound on E‖∇f‖²", f"{f.bound(c.steps):.4g} at K*; smallest at K = {f.steps}, published K = {_count(f)}"),
@@ -61,6 +62,21 @@ def plan_rows(plan: Plan) -> list[tuple[str, str]]:
         ("time on this machine", f"about {plan.seconds:.0f} s"),
         ("table", f"{plan.table_bytes / 2**20:.1f} MiB for all nodes"),
     ]
+
+
+def _instead(plan: Plan) -> str:
+    shared = plan.shared
+    return "" if shared is None else f"; independent noise would leave {shared['independent_noise_in_average']:.3g}"
+
+
+def _trust(plan: Plan) -> list[tuple[str, str]]:
+    """Return what shared noise asks one to trust: ε by how many nodes are honest."""
+    if plan.shared is None:
+        return []
+    h, nodes = plan.shared["honest"], plan.shared["nodes"]
+    known = {k: "no bound" if epsilon is None else f"{epsilon:.3g}" for k, epsilon in plan.shared["curve"]}
+    said = ", ".join(f"{k}: {epsilon}" for k, epsilon in known.items())
+    return [("trust", f"{h} of {nodes} nodes are honest"), ("ε if so many are honest", said)]
 
 
 def method_rows(plan: Plan) -> list[tuple[str, ...]]:

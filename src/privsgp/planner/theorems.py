@@ -143,6 +143,12 @@ def _weighted(sigmas: Sequence[float], weights: Sequence[float] | None) -> NDArr
     return np.asarray(sigmas) * (1.0 if weights is None else len(sigmas) * np.asarray(weights))
 
 
+def added(sigmas: Sequence[float], weights: Sequence[float] | None = None) -> NDArray[np.float64]:
+    """Return the covariance of what the nodes add to x for each unit of γ where their noise is independent."""
+    covariance: NDArray[np.float64] = np.diag(np.square(_weighted(sigmas, weights)))
+    return covariance
+
+
 def response(rehearsal: Rehearsal, spec: RehearsalSpec, distance: float) -> float:
     """Return the share of `average_variance` that is left when gradients answer to the noise, from a rehearsal.
 
@@ -162,18 +168,18 @@ def spread(
     graph: Graph,
     step_size: Callable[[int], float],
     steps: int,
-    sigmas: Sequence[float],
-    weights: Sequence[float] | None = None,
+    noise: NDArray[np.float64],
 ) -> float:
     """Return (1/n) Σ_i E(z_i − x̄)² of one coordinate after `steps` steps, by following the covariance of the x_i.
 
-    X ← P (X + γ² diag σ²) Pᵀ and w ← P w, exactly; the last few hundred steps are all that matters.
+    `noise` is the covariance N of what the nodes add to x for each unit of γ. X ← P (X + γ² N) Pᵀ and w ← P w, exactly;
+    the last few hundred steps are all that matters.
     """
     n = graph.nodes
     covariance, w = np.zeros((n, n)), np.ones(n)
     for k in range(max(0, steps - SETTLED), steps):
         P = graph.matrix(k)
-        covariance[np.diag_indices(n)] += step_size(k) ** 2 * np.square(_weighted(sigmas, weights))
+        covariance += step_size(k) ** 2 * noise
         covariance, w = P @ covariance @ P.T, P @ w
     apart = np.diag(1 / w) - np.full((n, n), 1 / n)
     return float(np.trace(apart @ covariance @ apart.T)) / n

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import math
 from dataclasses import dataclass
 from functools import cached_property
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
     from privsgp.randomness.protocol import Gather
 
 
+_LOG = logging.getLogger(__name__)
 _DRAWN = 1 << 20  # numbers of pairs that are drawn at a time
 _LONG = 1 << 22  # numbers a step, of all pairs, beyond which their sums are drawn at once where they may be
 
@@ -223,6 +225,7 @@ def exchange(noise: PairwiseNoise, here: _Ends, gather: Gather) -> dict[int, byt
         except ValueError as error:
             raise Refused(f"the public key of node {other} is of no use: {error}", "ask its site") from error
         secrets[here.number((i, j))] = _derived(shared, transcript, (i, j))
+    _LOG.info("pair secrets are agreed on: transcript %s", transcript.hex()[:32])
     return secrets
 
 
