@@ -55,6 +55,9 @@ PLANNED = ("privsgp", "privsgp-vr", "privsgp-sag")  # what the planner rehearses
 AUTO = ("name", "steps", "step_size", "batch", "weights")  # of [algorithm]: what can be left to it
 
 
+SITES = "sites"  # the data.name of arrays that each node brings, from Python
+
+
 _SCALE = ("algorithm", "difference_scale")
 
 
@@ -94,6 +97,11 @@ class Data(Options):
     def published(self) -> bool:
         """Whether this is a data set that anybody can have, its test set too."""
         return self.path is None and self.name in BUILT_IN
+
+    @property
+    def brought(self) -> bool:
+        """Whether each node brings its own records, and none is moved by how many there are elsewhere."""
+        return self.path is not None or self.name == SITES
 
     @model_validator(mode="after")
     def _sizes_fit(self) -> Self:
