@@ -30,6 +30,13 @@ CIFAR = ("--samples=3125", "--batch=25", "--steps=3000", "--clip=10", "--epsilon
         ),
         ("docs/privacy.md", "| {:.3f} | 0.677 | + 85 %", ("calibrate", "--algorithm=privsgp", *CIFAR), "sigma"),
         ("docs/privacy.md", "| 0.366 | {:.3f} | + 85 %", ("calibrate", *CIFAR), "sigma"),
+        ("docs/privacy.md", "| 0.3 | {:.3f} | − 32 %", ("calibrate", *CIFAR, "--difference-scale=auto"), "sigma"),
+        (
+            "docs/privacy.md",
+            "+ 85 % | {:g} | 0.248",
+            ("calibrate", *CIFAR, "--difference-scale=auto"),
+            "difference_scale",
+        ),
         (
             "docs/privacy.md",
             "b = 48: {:.2f}; b = 240: 1.03",

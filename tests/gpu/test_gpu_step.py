@@ -48,8 +48,13 @@ def test_one_pass_does_lines_8_to_14(name):
     torch.testing.assert_close(z_out, wanted / weights.float()[:, None], rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("algorithm", ["privsgp-vr", "privsgp-sag", "privsgp", "sgp"])
-def test_a_run_on_the_device_is_the_algorithm_s_own(tmp_path, algorithm, small_job):
+@pytest.mark.parametrize(
+    ("algorithm", "own"),
+    [("privsgp-vr", {"difference_scale": 1.0}), ("privsgp-vr", {"difference_scale": 0.3}),
+     ("privsgp-vr", {"difference_scale": 0.3, "table_dtype": "bfloat16"}),
+     ("privsgp-sag", {}), ("privsgp", {}), ("sgp", {})],
+)  # fmt: skip
+def test_a_run_on_the_device_is_the_algorithm_s_own(tmp_path, algorithm, own, small_job):
     """Both take the same coins and noise; what differs is the order of roundings."""
     from privsgp.engine.folder import Folder
     from privsgp.engine.trainer import Trainer
@@ -59,7 +64,7 @@ def test_a_run_on_the_device_is_the_algorithm_s_own(tmp_path, algorithm, small_j
         with folder.locked():
             folder.prepare()
             folder.identify({}, None)
-            run = Trainer(small_job(algorithm), folder)
+            run = Trainer(small_job(algorithm, **own), folder)
             assert run.step != run.algorithm.step
             if plain:
                 run.step = run.algorithm.step

@@ -6,7 +6,7 @@ import pytest
 
 from privsgp.paper import claims
 from privsgp.paper.claims import Found
-from privsgp.studies.several import Spread
+from privsgp.studies.spread import Spread
 
 
 def results(*accuracies, sd=0.0, losses=None, line=""):
@@ -34,7 +34,7 @@ def test_comparable_is_within_two_points_and_a_tenth_of_the_loss(accuracies, los
     found = results(*accuracies, losses=losses)
     verdict = claims.comparable(list(found))(found)
     assert verdict.holds == holds
-    assert f"curve 1: {100 * accuracies[1]:.2f} ± 0.00 %, loss {losses[1]:.3f}" in verdict.text
+    assert f"curve 1: {100 * accuracies[1]:.2f} ± 0.00 %, loss {losses[1]:.3f}" in verdict.words
 
 
 def test_the_best_has_the_highest_accuracy_and_the_lowest_loss():
@@ -42,8 +42,8 @@ def test_the_best_has_the_highest_accuracy_and_the_lowest_loss():
     assert claims.best("1")(found).holds
     verdict = claims.best("2")(found)
     assert not verdict.holds
-    assert "curve 2: 80.00 ± 0.00 %" in verdict.text
-    assert verdict.text.endswith("the highest accuracy has curve 1, the lowest loss curve 1")
+    assert "curve 2: 80.00 ± 0.00 %" in verdict.words
+    assert verdict.words.endswith("the highest accuracy has curve 1, the lowest loss curve 1")
     for key in ("1", "2"):
         unclear = claims.best(key)(results(0.7, 0.9, 0.8, sd=0.2))
         assert not unclear.holds
@@ -72,7 +72,7 @@ def test_ahead_is_ahead_in_accuracy_and_in_loss_by_more_than_chance():
 def test_a_claim_whose_own_curve_was_left_out_cannot_be_judged(claim):
     verdict = claim(results(0.8, 0.7))
     assert verdict.holds is None
-    assert verdict.text == "the claim's own curve was left out; curve 0: 80.00 ± 0.00 %; curve 1: 70.00 ± 0.00 %"
+    assert verdict.words == "the claim's own curve was left out; curve 0: 80.00 ± 0.00 %; curve 1: 70.00 ± 0.00 %"
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_a_claim_whose_own_curve_was_left_out_cannot_be_judged(claim):
 def test_one_curve_alone_cannot_be_judged(claim):
     verdict = claim(results(0.8, line="K*"))
     assert verdict.holds is None
-    assert verdict.text == f"{claims.ALONE}; curve 0: 80.00 ± 0.00 %"
+    assert verdict.words == f"{claims.ALONE}; curve 0: 80.00 ± 0.00 %"
 
 
 def test_a_curve_is_read_from_a_figure_s_json():

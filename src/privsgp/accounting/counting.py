@@ -101,6 +101,9 @@ class After:
         return self.filter.sigma(mechanism, releases, self.relation, self.spent)
 
 
+_RUNS = 4096
+
+
 @dataclass(frozen=True)
 class Filter:
     """What (ε, δ) allows at one order: a cap on the sum of cumulants (α − 1) D_α.
@@ -157,18 +160,21 @@ class Filter:
     def _sampler(self, cost: Cost) -> float:
         """Return what computed noise adds to a sum of cumulants: 2ζ to ε, and a factor below 1 to δ.
 
-        Tails add up over runs to no more than δ/2, since the sum of all cumulants stays below the cap, and below that
-        −ln(1 − tail/δ) is at most twice tail/δ.
+        With a = Σζ and t = Σ tail/δ over n runs, e^a (e^(−charges) + t + n 2⁻²⁰) ≤ 1 has to hold. What is charged stays
+        below the cap, so t ≤ (cap − a) / (2 max(1, cap)) < ½, and a < ¼ for n ≤ 4096: there it does.
         """
-        if not cost.tail:
+        if not cost.variance:
             return 0.0
+        tail = cost.tail_at(self.epsilon)
         zeta = cost.ratio(self.delta, self.epsilon)
         if zeta > SHARE - 2.0**-19:
             return math.inf
-        return (self.order - 1) * 2 * zeta - math.log1p(-SHARE) + 2 * max(1.0, self.cap) * cost.tail / self.delta
+        return (self.order - 1) * 2 * zeta - math.log1p(-SHARE) + 2 * max(1.0, self.cap) * tail / self.delta
 
     def spent(self, segments: Sequence[Segment]) -> float:
         """Return what the runs in a ledger have spent at α."""
+        if len(segments) >= _RUNS:
+            raise Refused(f"a ledger of {len(segments)} runs", f"{_RUNS} at most are covered by what each is charged")
         return sum(self.cost(described(s.header.mechanism), s.charged, _relation(s)) for s in segments)
 
     def epsilon_of(self, cumulant: float) -> float:

@@ -65,6 +65,22 @@ class Gaussian:
 
 
 @dataclass(frozen=True)
+class Tailed:
+    """A curve with some δ more at every ε: what tails of computed noise may show."""
+
+    ideal: Curve
+    tail: float
+
+    def delta(self, epsilon: float) -> float:
+        """Return δ at this ε."""
+        return min(self.ideal.delta(epsilon) + self.tail, 1.0)
+
+    def epsilon(self, delta: float) -> float:
+        """Return a sufficient ε for this δ."""
+        return self.ideal.epsilon(delta - self.tail) if delta > self.tail else math.inf
+
+
+@dataclass(frozen=True)
 class Group:
     """Two neighbouring steps in a row: (ε, δ) for one zeroed sample is (2ε, (1 + e^ε) δ) for one replaced sample."""
 

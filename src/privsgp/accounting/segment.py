@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 FORMATS = (1, 2)  # 2 knows short lines: strings
 MOST_AHEAD = 64
 _MOST = 2**53
-_COUNTS = ("samples", "period", "aggregated", "spare")  # of a mechanism: whole numbers
+_COUNTS = ("samples", "period", "aggregated", "spare", "honest", "partners")  # of a mechanism: whole numbers
 _SHORT = re.compile(r"[A-Za-z0-9+/]{22}")
 _WORDS = ("mechanism", "sampling")
 

@@ -25,8 +25,9 @@ if TYPE_CHECKING:
 
 # Who talks to whom: any directed graph; one whose links go both ways, with the same shares; a server; nobody.
 Network = Literal["directed", "undirected", "server", "alone"]
-# What an adversary sees: every message of a node; only the sum of all nodes' messages; only a curator's model.
-Trust = Literal["per-node", "secure aggregation", "curator"]
+# What an adversary sees: every message of a node; only the sum of all nodes' messages; only a curator's model; every
+# message, but not what honest nodes share noise with each other by.
+Trust = Literal["per-node", "secure aggregation", "curator", "honest sites"]
 
 
 class Algorithm(ABC):

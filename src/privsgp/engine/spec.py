@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from privsgp.accounting.accountant import Accountant
     from privsgp.accounting.ledger import Segment
     from privsgp.accounting.mechanisms import Mechanism, Relation
+    from privsgp.accounting.pairwise import PairwiseCovariance
     from privsgp.algorithms import Algorithm, Settings
     from privsgp.clock import Waiting
     from privsgp.graph import Graph
@@ -81,6 +82,8 @@ class Protection:
     allowance: Sequence[int] | None
     epsilon: Callable[[int, int], float]
     earlier: Sequence[Sequence[Segment]] = ()
+    covariance: PairwiseCovariance | None = None  # of all nodes' noise, where pairs of them share it
+    trust_curve: Callable[[int, int], list[tuple[int, float]]] | None = None  # of a node after so many releases
 
     @property
     def nominal(self) -> bool:

@@ -44,10 +44,12 @@ if TYPE_CHECKING:
 
     from privsgp.engine.folder import Folder
     from privsgp.engine.spec import RunSpec
+    from privsgp.randomness.protocol import Gather
 
     Watcher = Callable[[int, dict[str, Any] | None], None]
 
 _MOST_ATTEMPTS = 2**20
+_KEY = forms.text("[0-9a-f]{64}", "32 bytes in hexadecimal")
 _WITHOUT = 64  # steps between two looks at whether to stop, where there are no checkpoints
 
 
@@ -77,7 +79,7 @@ class Trainer:
         self.model = copy.deepcopy(spec.learning.model).to(spec.device, spec.dtype)
         self.state = self._start()
         self.transport = connect(spec.graph, self.state.x, self.world, spec.faults)
-        self.randomness = NodeRandomness(spec, self.state.x, alone=self.transport.local)
+        self.randomness = NodeRandomness(spec, self.state.x, alone=self.transport.local, gather=self._gather())
         self.budget_guard = BudgetGuard(spec, folder, self.world)
         self.update_rule = self._update_rule()
         self.averaging = Averaging(spec.final_model, spec.steps, self.state)
@@ -124,7 +126,13 @@ class Trainer:
         """Return at which attempt to go on: of a simulation the last that any process knows, else one's own."""
         own = max(self.randomness.attempt, self.budget_guard.attempt(k))
         said = self.world.all_gather(own, forms.whole(0, _MOST_ATTEMPTS))
-        return max(said) if self.spec.simulation else own
+        return max(said) if self.spec.simulation or self.spec.noise.shared else own
+
+    def _gather(self) -> Gather | None:
+        """Return how nodes tell each other public keys; None where all are here."""
+        if self.world.alone:
+            return None
+        return lambda own: self.world.all_gather_nodes(own, _KEY, self.spec.nodes)
 
     def _end(self, k: int, rows: list[dict[str, Any]], seconds: float) -> Outcome:
         """Put together what came out; of several processes only the first sees all nodes, and only now."""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from privsgp.graph import constants as graph_constants
 from privsgp.planner import comparison, estimates, theorems
-from privsgp.planner.choose import LENGTHS
+from privsgp.planner.choose import FURTHER, LENGTHS, TIE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -115,6 +115,8 @@ class Plan:
     choices: Sequence[Choice]
     why: str
     asked: dict[str, Any]  # what the configuration says of all that can be chosen: a value, or "auto"
+    limit: float | None = None  # on gradient evaluations of a node
+    more: Choice | None = None  # what would be chosen with a larger one
 
     @cached_property
     def sigmas(self) -> list[float]:
@@ -136,6 +138,18 @@ class Plan:
     def network(self) -> Network:
         """Who takes part."""
         return self.planner.network
+
+    @property
+    def limit_text(self) -> str:
+        """What the limit on evaluations allows, and what a larger one would; nothing where there is none."""
+        if self.limit is None or self.more is None:
+            return ""
+        c, more = self.chosen, self.more
+        used = f"{c.evaluations:,.0f} of {self.limit:,.0f} allowed"
+        if more.score <= c.score + TIE / 2 * abs(c.score):
+            return f"{used}; with {FURTHER} times as many a rehearsal gains nothing"
+        how = f"{more.method.label}, {more.steps} steps, batch {more.batch:g}"
+        return f"{used}; {more.evaluations:,.0f} would score {more.score:.3g} instead of {c.score:.3g} ({how})"
 
     def deviation(self, choice: Choice) -> float:
         """Return the standard deviation that privacy adds to a coordinate of the average model."""
@@ -177,6 +191,11 @@ class Plan:
             "batch": c.batch,
             "algorithm": c.method.algorithm,
             "difference_clip": c.method.settings.difference_clip,
+            "difference_scale": c.scale,
+            "evaluations": c.evaluations,
+            "evaluations_limit": self.limit,
+            "evaluations_words": self.limit_text,
+            "more_evaluations": None if self.more is None else self._short(self.more),
             "why": self.why,
             "asked": self.asked,
             "estimated_on": {"kind": self.source.kind, "name": self.source.name, "words": self.source.text},
@@ -201,14 +220,21 @@ class Plan:
             "warnings": self.warnings,
         }
 
-    def _method(self, choice: Choice) -> dict[str, Any]:
+    def _short(self, choice: Choice) -> dict[str, Any]:
         return {
             "method": choice.method.label,
+            "batch": choice.batch,
             "steps": choice.steps,
             "step_size": choice.step_size,
+            "difference_scale": choice.scale,
+            "evaluations": choice.evaluations,
             "sigma": choice.noise.at(choice.steps),
             "noise_in_average": self.deviation(choice),
             "score": choice.score,
+        }
+
+    def _method(self, choice: Choice) -> dict[str, Any]:
+        return self._short(choice) | {
             "bound_curve": [self.formula.bound(K, choice.noise) for K in SHOWN],
             "noise_curve": self.noise_curve(choice),
         }

@@ -44,6 +44,8 @@ def plan_rows(plan: Plan) -> list[tuple[str, str]]:
         ("steps K*", str(c.steps)),
         ("batch", f"{c.batch:g} of {n.mean_samples:g} samples a node"),
         ("step size γ", f"{c.step_size:.4g}"),
+        *([("weight θ of differences", f"{c.scale:.4g}")] if c.method.algorithm == "privsgp-vr" else []),
+        ("gradients of a node", plan.limit_text or f"{c.evaluations:,.0f}"),
         ("noise σ", span(plan.sigmas)),
         ("budget ε", span([epsilon for epsilon, _ in n.budgets])),
         (
@@ -62,10 +64,10 @@ def plan_rows(plan: Plan) -> list[tuple[str, str]]:
 
 
 def method_rows(plan: Plan) -> list[tuple[str, ...]]:
-    """Return one row for every method that was looked at: label, K, γ, σ, noise in the average, score."""
+    """Return one row for every method that was looked at: label, batch, K, γ, σ, noise in the average, score."""
     return [
         (
-            c.method.label, str(c.steps), f"{c.step_size:.3g}", f"{c.noise.at(c.steps):.4g}",
+            c.method.label, f"{c.batch:g}", str(c.steps), f"{c.step_size:.3g}", f"{c.noise.at(c.steps):.4g}",
             f"{plan.deviation(c):.3g}", f"{c.score:.3g}",
         )
         for c in plan.choices

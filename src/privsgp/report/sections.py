@@ -16,16 +16,15 @@ import dataclasses
 import json
 import shlex
 from dataclasses import dataclass
-from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 
 from privsgp.accounting.counting import nominal
 from privsgp.planner import settle as planning
-from privsgp.report.charts import Chart, curves, number, table
+from privsgp.report.charts import Chart, Table, curves, number
 from privsgp.runs import build
 from privsgp.runs import config as configs
 from privsgp.transport.connect import connect
@@ -35,10 +34,24 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from privsgp.graph import Graph
+    from privsgp.report.charts import Figure
     from privsgp.report.reading import Run
 
 
 MOST_POINTS = 200
+
+
+class Section(NamedTuple):
+    """A part of the page: what it tells, and the macro of templates/sections.html that writes it."""
+
+    macro: str
+    told: dict[str, Any]
+
+
+def charted(title: str, *figures: Figure | None) -> Section | None:
+    """Return a section that is a title and those charts that there are; nothing where there are none."""
+    drawn = [figure for figure in figures if figure is not None]
+    return Section("charted", {"title": title, "figures": drawn}) if drawn else None
 
 
 @dataclass(frozen=True)
@@ -189,18 +202,14 @@ def _walk(run: Run, graph: Graph, steps: int) -> Iterator[torch.Tensor]:
         x, w = transport.mix(k, x, w)
 
 
-def plan_section(plan: dict[str, Any] | None) -> str:
+def plan(planned: dict[str, Any] | None) -> Section | None:
     """Return the plan's part of the page; nothing where nothing was planned."""
-    if plan is None or plan.get("asked") is None:  # plans of older releases do not tell what was given
-        return ""
-    said = [f"Planned: {planning.described(plan)}.", f"{_steps(plan)} {SCORE}"]
-    told = "".join(f"<p>{escape(_sites(line))}</p>" for line in said)
-    rows = [[m["method"], number(m["steps"]), *(number(m[key]) for key in _COLUMNS)] for m in plan["methods"]]
-    warned = "".join(f"<li>{escape(_sites(line))}</li>" for line in plan["warnings"])
-    return (
-        f'<section><h2>The plan</h2>{told}<div class="charts">{_drawn(plan)}</div>'
-        f"{table(['method', 'steps', *_COLUMNS.values()], rows)}<ul>{warned}</ul></section>"
-    )
+    if planned is None or planned.get("asked") is None:  # plans of older releases do not tell what was given
+        return None
+    said = [f"Planned: {planning.described(planned)}.", f"{_steps(planned)} {SCORE}"]
+    rows = [[m["method"], number(m["steps"]), *(number(m[key]) for key in _COLUMNS)] for m in planned["methods"]]
+    told = {"said": _sites(said), "figures": _drawn(planned), "warned": _sites(planned["warnings"])}
+    return Section("plan", told | {"methods": Table(["method", "steps", *_COLUMNS.values()], rows)})
 
 
 SCORE = (
@@ -210,9 +219,9 @@ SCORE = (
 _COLUMNS = {"step_size": "step size", "sigma": "σ", "noise_in_average": "noise in the average", "score": "score"}
 
 
-def _sites(line: str) -> str:
+def _sites(lines: Sequence[str]) -> list[str]:
     """Call nodes what the rest of the page calls them; the planner speaks to who writes configurations."""
-    return line.replace("node", "site")
+    return [line.replace("node", "site") for line in lines]
 
 
 def _steps(plan: dict[str, Any]) -> str:
@@ -230,30 +239,25 @@ def _steps(plan: dict[str, Any]) -> str:
     )
 
 
-def _drawn(plan: dict[str, Any]) -> str:
+def _drawn(plan: dict[str, Any]) -> list[Figure]:
     """Draw what plan/picture.py draws."""
     at, steps, star = plan["steps"], plan["curve_steps"], "*" if plan["asked"]["steps"] == "auto" else ""
     mark = (float(at), f"K{star} = {at}") if steps[0] <= at <= steps[-1] else None
     bound = Chart("Bound on E‖∇f‖²", "Theorem 1", "steps K", log=True, log_x=True, mark=mark)
     noise = Chart("Noise in the average model", "per coordinate", "steps K", log_x=True, zero=True, mark=mark)
-    return _by_method(bound, plan, "bound_curve") + _by_method(noise, plan, "noise_curve")
+    return [_by_method(bound, plan, "bound_curve"), _by_method(noise, plan, "noise_curve")]
 
 
-def _by_method(chart: Chart, plan: dict[str, Any], key: str) -> str:
+def _by_method(chart: Chart, plan: dict[str, Any], key: str) -> Figure:
     x = [float(k) for k in plan["curve_steps"]]
     return curves(chart, [Series(m["method"], x, m[key], m[key], m[key]) for m in plan["methods"]])
 
 
-def repeat_section(g: Group) -> str:
+def repeat(g: Group) -> Section:
     """Return the part of the page that tells how to have the runs again."""
-    run = g.first
-    each = "\n".join(f"{_number(r)}  {_command(r)}" for r in g.runs)
-    return (
-        f"<section><h2>Repeat it</h2><pre>{escape(_commands(g))}</pre>"
-        f"{table(['run', 'seed', 'started', 'privsgp', 'Python', 'torch'], [_made(r) for r in g.runs])}"
-        f"<h3>{'Command it' if len(g.runs) == 1 else 'Commands they'} came from</h3><pre>{escape(each)}</pre>"
-        f"<h3>Configuration</h3><pre>{escape(run.config.toml())}</pre></section>"
-    )
+    made = Table(["run", "seed", "started", "privsgp", "Python", "torch"], [_made(run) for run in g.runs])
+    came = [f"{_number(run)}  {_command(run)}" for run in g.runs]
+    return Section("repeat", {"again": _commands(g), "made": made, "came": came, "config": g.first.config.toml()})
 
 
 def _commands(g: Group) -> str:

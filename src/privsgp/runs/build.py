@@ -21,6 +21,7 @@ from privsgp.gradients import Layout
 from privsgp.gradients.rounding import kappa, least_difference_clip
 from privsgp.gradients.rules.ruled import positions
 from privsgp.randomness.independent import IndependentNoise
+from privsgp.randomness.pairwise import PairwiseNoise
 from privsgp.runs.budgets import calibrate_nodes, settings, with_scale
 from privsgp.runs.config import Config, Schedule
 from privsgp.runs.problem import layout, pooled
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from privsgp.accounting.mechanisms import Mechanism
     from privsgp.clock import Hears
     from privsgp.engine.spec import Protection
+    from privsgp.randomness.protocol import Noise
     from privsgp.runs.problem import Problem
     from privsgp.transport.rendezvous import World
 
@@ -88,13 +90,26 @@ def build_run(
         layout=layout(config),
         momentum=a.momentum,
         normalised=a.unit_steps,
-        weights=node_weights(a.weights, problem.samples, [m.sigma for m in protection.mechanisms]),
+        weights=_weights(config, problem.samples, protection),
         final_model=_final_model(config, faults),
-        noise=IndependentNoise(),
+        noise=_noise(config, protection),
         share_metrics=config.test_is_public,
     )
     refuse_vast(spec, places)
     return spec
+
+
+def _noise(config: Config, protection: Protection) -> Noise:
+    c = protection.covariance
+    return IndependentNoise() if c is None else PairwiseNoise(c, config.honest, config.shared_hash())
+
+
+def _weights(config: Config, samples: Sequence[int], protection: Protection) -> list[float] | None:
+    """Return p_i; where noise is shared they are those it was made for, else it would not cancel."""
+    c = protection.covariance
+    if c is not None:
+        return None if c.weights is None else list(c.weights)
+    return node_weights(config.algorithm.weights, samples, [m.sigma for m in protection.mechanisms])
 
 
 def _refuse_short(m: Mechanism, least: float) -> None:

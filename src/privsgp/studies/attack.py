@@ -32,6 +32,7 @@ from privsgp.engine.trainer import Trainer
 from privsgp.errors import Refused
 from privsgp.gradients import Layout
 from privsgp.gradients.per_sample import Outer
+from privsgp.studies.collusion import Collusion, listen
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -74,6 +75,8 @@ class Attacked(Trainer):
         self._gradient = self._canary_gradients(self.state.z)
         self._direction = _unit(self._gradient)
         self._coming: Tensor | None = None  # the canaries' gradients where the next step will take them
+        self._added: Tensor | None = None  # the nodes' noise of the step, where they share it
+        self.collusion = self._collusion() if feedback else None
 
     @property
     def scores(self) -> NDArray[np.float32]:
@@ -98,7 +101,7 @@ class Attacked(Trainer):
         present = torch.ones(block.inputs.shape[:2], dtype=torch.bool)
         present[:, : self.canaries.count] = torch.from_numpy(self.canaries.present)
         values = {field.name: getattr(block, field.name) for field in fields(block)}
-        values |= {"sample": self._sample, "record": as_it_is}
+        values |= {"sample": self._sample, "noise": self._noise, "record": as_it_is}
         return ZeroedOut(**values, present=present.to(block.inputs.device))
 
     def _stepper(self) -> Callable[[int, State], State]:
@@ -109,6 +112,20 @@ class Attacked(Trainer):
         if self._coming is not None:
             self._aim(self._coming)
         return self.randomness.sample(k)
+
+    def _collusion(self) -> Collusion | None:
+        """Return what others know of each node's noise; None where they know none of it."""
+        covariance = self.spec.protection.covariance
+        if covariance is None:
+            return None
+        told = listen(self.randomness.node_noise, self._columns)
+        return Collusion(covariance, self.spec.protection.mechanisms[0].honest, told)
+
+    def _noise(self, k: int, g: Tensor) -> None:
+        """Add the noise of step k, as the run does, and keep what was added where others will know of it."""
+        before = None if self.collusion is None else self._columns(g).clone()
+        self.randomness.noise(k, g)
+        self._added = None if before is None else self._columns(g) - before
 
     def _release(self, k: int, message: Tensor) -> None:
         super()._release(k, message)
@@ -130,6 +147,8 @@ class Attacked(Trainer):
         step_size = self.spec.step_size(k)
         if step_size > 0:  # a message that does not move says nothing
             y = (self._before - self._columns(message)).double() / step_size
+            if self.collusion is not None and self._added is not None:
+                y = y - self.collusion.known(k, self._added).to(y)
             sigma = torch.tensor([m.sigma for m in self.spec.protection.mechanisms], device=y.device)
             turned = _turn(y, self._direction)[:, :SIDES] / sigma[:, None, None]
             self._scores.append(turned.float().cpu().numpy())

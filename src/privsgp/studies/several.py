@@ -1,7 +1,4 @@
-"""Runs that differ in their seed alone, taken together: means, spreads, and curves with a band.
-
-One number of several runs: its mean, how far the runs lie apart, and how well the mean is known.
-"""
+"""Runs that differ in their seed alone, taken together: means, spreads, and curves with a band."""
 
 from __future__ import annotations
 
@@ -14,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from privsgp.algorithms import ALGORITHMS
 from privsgp.errors import refuse_below_one
 from privsgp.studies.pool import Task, run_all
+from privsgp.studies.spread import Spread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -128,29 +126,3 @@ def _both(row: dict[str, Any], key: str, against: str) -> bool:
 def _point(x: Sequence[float], y: Sequence[float]) -> dict[str, float]:
     spread = Spread(tuple(y))
     return {"x": statistics.fmean(x), "mean": spread.mean, "sd": spread.sd}
-
-
-@dataclass(frozen=True)
-class Spread:
-    """One number of each run."""
-
-    each: tuple[float, ...]
-
-    @property
-    def mean(self) -> float:
-        """Their mean."""
-        return statistics.fmean(self.each)
-
-    @property
-    def sd(self) -> float:
-        """Their standard deviation; 0 for a single run, of which nobody knows it."""
-        return statistics.stdev(self.each) if len(self.each) > 1 else 0.0
-
-    @property
-    def error(self) -> float:
-        """The standard error of their mean."""
-        return self.sd / math.sqrt(len(self.each))
-
-    def as_json(self) -> dict[str, Any]:
-        """Return plain values for JSON."""
-        return {"mean": self.mean, "sd": self.sd, "each": list(self.each)}
