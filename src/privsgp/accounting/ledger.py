@@ -27,6 +27,7 @@ import json
 import os
 import re
 import resource
+import stat
 from binascii import b2a_base64
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -40,7 +41,9 @@ from privsgp.errors import Refused, mending
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-__all__ = ["MOST_AHEAD", "Header", "Ledger", "Seen", "Segment", "first", "make_room", "read", "short", "together"]
+__all__ = [
+    "MOST_AHEAD", "Header", "Ledger", "Seen", "Segment", "first", "lost", "make_room", "read", "short", "together",
+]  # fmt: skip
 
 _START = "0" * 64
 _JSON = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
@@ -109,6 +112,7 @@ class Ledger:
         descriptor = _lock(path, seen)
         try:
             segments, head = _recover(path, descriptor, seen, since)
+            _refuse_other_node(path, segments, header.node)
             if header.run in (segment.header.run for segment in segments):
                 _refuse_change(path, segments[-1].header, header)
                 _refuse_others(path, segments[:-1], earlier)
@@ -267,8 +271,11 @@ def read(path: Path | str, seen: Sequence[Seen] = ()) -> list[Segment]:
     Guarantee: `charged` of each segment is at least the number of messages that its node sent in it; not so in a
     simulation without hashes that was killed, resumed and stopped before it had sent the same messages again.
     """
-    with _opened(Path(path)) as file:
-        return _replay(Path(path), file, seen)[0]
+    path = Path(path)
+    with _opened(path) as file:
+        segments = _replay(path, file, seen)[0]
+    _refuse_other_node(path, segments)
+    return segments
 
 
 def first(path: Path | str) -> Header | None:
@@ -279,6 +286,7 @@ def first(path: Path | str) -> Header | None:
         return None
     segments: list[Segment] = []
     _follow(Path(path), 1, segments, raw, _START)
+    _refuse_other_node(Path(path), segments)
     return segments[0].header
 
 
@@ -362,7 +370,7 @@ def _replay(
         end += len(raw) + 1
         missing.pop(head, None)
     for one in sorted(missing.values(), reverse=True):
-        raise _lost(path, one)
+        raise lost(path, one)
     return segments, head, end
 
 
@@ -378,7 +386,8 @@ def _damaged(path: Path, number: int, reason: object) -> Refused:
     return Refused(f"{path}, line {number}: {reason}", remedy)
 
 
-def _lost(path: Path, one: Seen) -> Refused:
+def lost(path: Path, one: Seen) -> Refused:
+    """Return the refusal of a ledger that is less than what somebody knows of it."""
     return Refused(
         f"{path} has lost lines, or is another: {one.by} knows it with {one.charged} releases",
         "restore the ledger as it was when the run stopped: what was spent stays spent",
@@ -411,8 +420,11 @@ def _lock(path: Path, seen: Sequence[Seen] = ()) -> int:
         descriptor = os.open(path, os.O_RDWR | os.O_APPEND | (0 if seen else os.O_CREAT), 0o644)
     except OSError as error:
         if error.errno == errno.ENOENT and seen:
-            raise _lost(path, max(seen)) from None
+            raise lost(path, max(seen)) from None
         raise Refused(f"{path}: {error.strerror}", mending(error, "choose a folder that can be written")) from error
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):  # a pipe would be waited for
+        os.close(descriptor)
+        raise Refused(f"{path} is no regular file", "put the ledger back, or choose another folder")
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
@@ -452,6 +464,18 @@ def _refuse_others(path: Path, found: Sequence[Segment], counted: Sequence[Segme
             f"{path}: another run has spent from this ledger meanwhile",
             "start again with --resume: what it has spent is then counted before this run's noise is chosen",
         )
+
+
+def _refuse_other_node(path: Path, found: Sequence[Segment], node: int | None = None) -> None:
+    """Refuse a ledger under the name of another node: what a record has spent is in its own node's."""
+    named = re.fullmatch(r"node-(\d{1,9})\.jsonl", path.name)
+    expected = int(named[1]) if named and node is None else node
+    for header in (segment.header for segment in found if expected is not None):
+        if header.node != expected:
+            raise Refused(
+                f"{path} is the ledger of node {header.node}",
+                f"put node {expected}'s own back: what it has spent stays spent",
+            )
 
 
 def _sync_folders(path: Path) -> None:
