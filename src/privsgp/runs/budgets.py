@@ -167,13 +167,11 @@ def share_noise(
     found = world.all_or_none(lambda: solve(*wanted) if world.rank == 0 else None)
     size = forms.real(0.0, 1 / _LEAST)
     form = forms.keys({"own": forms.each(size, len(needed)), "pair": size})
-    proposed = None if found is None else {"own": list(found.own), "pair": found.pair}
+    proposed: Any = None if found is None else {"own": list(found.own), "pair": found.pair}
     said = world.all_gather_each(proposed, [form] + [forms.NOTHING] * (world.size - 1))[0]
-    assert said is not None  # noqa: S101 - it has the form
     shared = PairwiseCovariance(graph, tuple(said["own"]), said["pair"], None if weights is None else tuple(weights))
-    world.all_or_none(
-        lambda: _refuse_too_little(shared, config.honest, needed, blocks(len(needed), world.size)[world.rank])
-    )
+    here = blocks(len(needed), world.size)[world.rank]
+    world.all_or_none(lambda: _refuse_too_little(shared, config.honest, needed, here))
     return shared
 
 
