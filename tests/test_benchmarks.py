@@ -15,7 +15,7 @@ def test_a_timed_step_is_paid_for_and_noted(monkeypatch, algorithm, seed):
     ours, workloads = importlib.import_module("ours"), importlib.import_module("workloads")
     work = workloads.Workload(nodes=3, batch=4, samples=20, hidden=5, shape=(7,))
     with ours.engine(work, algorithm, seed=seed) as training:
-        assert training.drawing.source.secret == (seed is None)
+        assert training.randomness.source.secret == (seed is None)
         before, step = training.state.x.clone(), ours.stepper(training)
         step()
         step()

@@ -32,10 +32,10 @@ from privsgp.report.terminal import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from privsgp.accounting.accountant import Accountant
-    from privsgp.accounting.mechanisms import Mechanism
+    from privsgp.accounting.mechanisms import Mechanism, Saga
     from privsgp.accounting.pairwise import Sharing
 
 app = typer.Typer(
@@ -52,6 +52,7 @@ Steps = Annotated[int, typer.Option(help="K, the number of releases.")]
 Clip = Annotated[float, typer.Option(help="G, the norm of one sample's clipped gradient.")]
 Delta = Annotated[float, typer.Option(help="δ")]
 DifferenceClip = Annotated[float | None, typer.Option(help="C of clipped differences; default: they are not clipped.")]
+DifferenceScale = Annotated[str | None, typer.Option(help="θ, or auto as in training; default: the paper's, 1.")]
 Period = Annotated[
     int | None, typer.Option(help="Releases from one anchor to the next (ldp-svrg, ldp-spider); default 10.")
 ]
@@ -152,7 +153,7 @@ def train(
             settings, lambda c: problems.load_problem(c, data_dir), place, resume=resume, data_dir=data_dir, say=say
         )
     if plan is not None:
-        err.print(f"planned: {planning.words(plan)}", soft_wrap=True)
+        err.print(f"planned: {planning.described(plan)}", soft_wrap=True)
     for note in problems.notes(settings, problem):
         err.print(f"note: {note}", markup=False, soft_wrap=True)
     show_log()
@@ -198,6 +199,9 @@ def plan(
     network: Annotated[str, typer.Option("--graph", help="Its C and q make K̂.")] = "exponential",
     accountant: AccountantOption = "certified",
     c2: C2 = 0.3724,
+    evaluations: Annotated[
+        float | None, typer.Option(help="Gradients that a node may evaluate: method, batch and K are chosen for it.")
+    ] = None,
     save: Annotated[
         Path | None, typer.Option(help="Draw bound and noise of all methods against K to a picture.")
     ] = None,
@@ -206,17 +210,20 @@ def plan(
     """Tell before anything is trained: how many steps, how much noise, what to expect."""
     from privsgp import graph as graphs
     from privsgp.accounting.counting import nominal
-    from privsgp.planner import picture
     from privsgp.planner import settle as planning
+    from privsgp.planner import shown
     from privsgp.planner.theorems import Constants
     from privsgp.runs import config as configs
 
     if config is not None:
-        _refuse_given(context, beside={"config", "changes", "data_dir", "save", "as_json"})
-        settings = configs.read(config, changes or [])
+        _refuse_given(context, beside={"config", "changes", "data_dir", "evaluations", "save", "as_json"})
+        limited = evaluations is not None
+        settings = configs.read(config, [*(changes or []), *([f"plan.evaluations={evaluations}"] if limited else [])])
         with doing("reading the data", quiet=as_json) as say:
-            made = planning.plan(settings, data_dir, compare=save is not None, say=say)
+            made = planning.plan(settings, data_dir, compare=save is not None, say=say, free=limited)
         formula = made.formula
+    elif evaluations is not None:
+        raise Refused(f"--evaluations {evaluations:g} without a run.toml", "a limit is planned for by rehearsing a run")
     elif samples is None or dim is None or epsilon is None or smoothness is None:
         raise Refused("no run.toml, and not all of --samples, --dim, --epsilon, --smoothness", "give one or the other")
     else:
@@ -227,7 +234,7 @@ def plan(
         )  # fmt: skip
     if save is not None:
         with doing("drawing the bound and the noise of many K", quiet=as_json):
-            picture.draw(formula, save, made)
+            shown.draw(formula, save, made)
         err.print(f"drawn to {save}")
     if as_json:
         typer.echo(json.dumps((made or formula).as_json()))
@@ -274,6 +281,7 @@ def account(
     clip: Clip = 1.0,
     delta: Delta = 1e-5,
     difference_clip: DifferenceClip = None,
+    difference_scale: DifferenceScale = None,
     period: Period = None,
     alpha: Alpha = None,
     aggregated: Aggregated = None,
@@ -293,11 +301,12 @@ def account(
 ) -> None:
     """Tell the ε that so much noise gives. No data needed."""
     from privsgp.accounting import accountant as accountants
-    from privsgp.accounting import published
+    from privsgp.accounting import calibration, published
     from privsgp.accounting.counting import nominal
 
     own = {"difference_clip": difference_clip, "period": period, "alpha": alpha, "aggregated": aggregated}
-    kind, shared = _accountant(accountant), _sharing(noise, algorithm, accountant, nodes, honest, pair_degree)
+    kind, related = _accountant(accountant), _relation(relation)
+    shared = _sharing(noise, algorithm, accountant, nodes, honest, pair_degree)
     covariance = None if shared is None else shared.given(own_sigma, pair_sigma)
     if (sigma is None) == (covariance is None):
         raise Refused(
@@ -305,12 +314,15 @@ def account(
             "give --sigma of independent noise, or --own-sigma and --pair-sigma",
         )
     counted = sigma if covariance is None or shared is None else covariance.effective(shared.honest)[0]
-    mechanism = replace(
-        _mechanism(algorithm, counted or 0.0, clip, batch, samples, sampling, kappa, **own), coordinates=coordinates
-    )
+    bare = _mechanism(algorithm, counted or 0.0, clip, batch, samples, sampling, kappa, **own)
+
+    def auto(saga: Saga) -> float:
+        return 1.0 if nominal(kind) else calibration.largest_at(saga, steps, delta, related)
+
+    mechanism = replace(_scaled(bare, algorithm, difference_scale, auto), coordinates=coordinates)
     if shared is not None and covariance is not None:
         mechanism = shared.counted(mechanism, covariance)
-    spent = accountants.epsilon(mechanism, steps, delta, _relation(relation))
+    spent = accountants.epsilon(mechanism, steps, delta, related)
     answer: dict[str, Any] = {
         "epsilon": _finite(spent.epsilon), "delta": delta, "relation": relation, "accountant": accountant,
         "rdp_epsilon": _finite(spent.rdp_epsilon),
@@ -318,6 +330,8 @@ def account(
     if nominal(kind):
         claimed = published.epsilon(mechanism, steps, delta, c2, algorithm)
         answer |= {"epsilon": _finite(claimed), "certified_epsilon": _finite(spent.epsilon), "c2": c2}
+    if difference_scale is not None:
+        answer["difference_scale"] = cast("Saga", mechanism).difference_scale
     if shared is not None and covariance is not None:
         answer |= shared.told(covariance, mechanism, steps, delta, _relation(relation))
     _answer(answer | _trust(algorithm, aggregated), spent.assumptions, as_json=as_json)
@@ -333,6 +347,7 @@ def calibrate(
     clip: Clip = 1.0,
     delta: Delta = 1e-5,
     difference_clip: DifferenceClip = None,
+    difference_scale: DifferenceScale = None,
     period: Period = None,
     alpha: Alpha = None,
     aggregated: Aggregated = None,
@@ -351,13 +366,17 @@ def calibrate(
 ) -> None:
     """Tell the noise that a budget needs. No data needed."""
     from privsgp.accounting import accountant as accountants
+    from privsgp.accounting import calibration
     from privsgp.accounting.counting import count, nominal
 
     own = {"difference_clip": difference_clip, "period": period, "alpha": alpha, "aggregated": aggregated}
-    mechanism = replace(
-        _mechanism(algorithm, 0.0, clip, batch, samples, sampling, kappa, **own), coordinates=coordinates
-    )
+    bare = _mechanism(algorithm, 0.0, clip, batch, samples, sampling, kappa, **own)
     kind, related = _accountant(accountant), _relation(relation)
+
+    def auto(saga: Saga) -> float:
+        return 1.0 if nominal(kind) else calibration.largest(saga, steps, epsilon, delta, related)
+
+    mechanism = replace(_scaled(bare, algorithm, difference_scale, auto), coordinates=coordinates)
     shared, covariance = _sharing(noise, algorithm, accountant, nodes, honest, pair_degree), None
     if shared is not None:
         mechanism = replace(mechanism, honest=shared.honest, partners=shared.graph.partners)
@@ -372,6 +391,8 @@ def calibrate(
     }  # fmt: skip
     if nominal(kind):
         answer |= {"epsilon": epsilon, "certified_epsilon": _finite(spent.epsilon), "c2": c2}
+    if difference_scale is not None:
+        answer["difference_scale"] = cast("Saga", mechanism).difference_scale
     if shared is not None and covariance is not None:
         answer |= shared.told(covariance, mechanism, steps, delta, related)
     _answer(answer | _trust(algorithm, aggregated), spent.assumptions, as_json=as_json)
@@ -639,6 +660,24 @@ def _mechanism(
             values[key] = value
     values["sampling"] = sampling
     return kinds[name](sigma=sigma, clip=clip, batch=batch, samples=samples, kappa=kappa, **values)
+
+
+def _scaled(mechanism: Mechanism, algorithm: str, given: str | None, auto: Callable[[Saga], float]) -> Mechanism:
+    """Return the mechanism with the θ that was given; `auto` tells what training would take."""
+    if given is None:
+        return mechanism
+    if (saga := mechanism.weighted) is None:
+        raise Refused(f"--difference-scale {given} with --algorithm {algorithm}", "leave it out")
+    if given == "auto" and saga.difference_clip is not None:
+        return saga
+    return replace(saga, difference_scale=auto(saga) if given == "auto" else _weight(given))
+
+
+def _weight(given: str) -> float:
+    try:
+        return float(given)
+    except ValueError:
+        raise Refused(f"--difference-scale {given}", "take a weight in (0, 1], or auto") from None
 
 
 def _own(name: str) -> dict[str, Any]:

@@ -14,8 +14,8 @@ from privsgp.accounting.pairwise import NoiseGraph, Sharing, solve
 from privsgp.algorithms import Block, Drawn, PrivSGP, Settings, State
 from privsgp.planner import stand_in
 from privsgp.planner.choose import Network
-from privsgp.planner.noise import added, average_variance, response, spread
 from privsgp.planner.rehearsal import Rehearsal, RehearsalSpec
+from privsgp.planner.theorems import added, average_variance, response, spread
 
 STEPS, GAMMA, SIGMA = 60, 0.5, 0.05
 

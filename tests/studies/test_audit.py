@@ -16,10 +16,10 @@ from privsgp.errors import Refused
 from privsgp.gradients import Layout
 from privsgp.runs import build, config
 from privsgp.runs import problem as problems
-from privsgp.studies import canaries as canary
+from privsgp.studies import attack as canary
 from privsgp.studies.attack import Attacked, _turn, _unit
 from privsgp.studies.audit import audit
-from privsgp.studies.planted import BUGS, NOTHING, SHARED_BUGS, SHARED_NOTHING, attack
+from privsgp.studies.planted import BUGS, QUIET, SHARED_BUGS, SHARED_NOTHING, attack
 
 
 def configured(algorithm="privsgp", *, seed=0, model="logistic", loss="cross-entropy", **more):
@@ -50,9 +50,12 @@ def attacked(settings, tmp_path, *, feedback=True, **kinds):
     return run
 
 
-@pytest.mark.parametrize("algorithm", NOTHING.algorithms)
-def test_the_shipped_code_raises_no_alarm(algorithm):
-    report = attack(NOTHING, algorithm, seed=1)
+SHIPPED = [(bug, algorithm) for bug in QUIET for algorithm in bug.algorithms]
+
+
+@pytest.mark.parametrize(("bug", "algorithm"), SHIPPED, ids=[f"{bug.name}, {algorithm}" for bug, algorithm in SHIPPED])
+def test_the_shipped_code_raises_no_alarm(bug, algorithm):
+    report = attack(bug, algorithm, seed=1)
     assert not report.alarm
     for node in report.nodes:
         assert max(node.white_box, node.black_box) <= node.epsilon_certified < math.inf

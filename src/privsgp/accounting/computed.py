@@ -1,9 +1,9 @@
 """What noise computed in float64 and rounded to a grid costs beyond the ideal Gaussian: docs/privacy.md, "The sampler".
 
-Two parts. *Ratio*: where a message's cell of the grid can be drawn in many ways, its computed and its ideal
-probability differ by a tiny factor; over a run these factors nearly cancel, and e^ζ bounds their product but for a
-probability that is charged to δ. *Tail*: beyond 7.4 σ the sampler's numbers lie too far apart for that, and beyond
-10.2 σ there are none; that is charged to δ outright.
+Two parts. *Tail*: beyond 7.4 σ the sampler's numbers lie too far apart, and beyond 10.2 σ there are none; that is
+charged to δ, message by message. *Ratio*: elsewhere a message's cell of the grid can be drawn in many ways, and its
+computed and its ideal probability differ by a tiny factor; over a run these factors nearly cancel, and e^ζ bounds their
+product but for a probability that is charged to δ.
 
 Noise that neighbours share is a sum of numbers that were each computed ("The sampler of shared noise"): there the
 ratio is that of all honest nodes' messages together, and tails count as total variation.
@@ -27,6 +27,8 @@ _SUMMED = 2.0**-89  # the same, of a release, for each (|g|/σ)²: adding g roun
 _WIDEST = 2.0**-30, 2.0**-45  # a single log-ratio at most; for each |g|/σ
 _TAIL = 2.0**-64  # of a pair of coordinates
 _FARTHEST = 8.0  # σ by which neighbours may differ in one message
+_MOST = 2500  # nodes whose messages are seen as one sum
+SIGMAS = 2.0**-900, 2.0**900  # between them no product with σ, and no number on a grid of σ/16, leaves float64's range
 
 LARGEST_PAIR = 8.0  # of shared noise: what a pair's is at most, in a node's own
 _UNKNOWN = 4.0  # while noise is searched for: σ_eff/√h over the least own noise of any node
@@ -48,14 +50,15 @@ class Cost:
     @classmethod
     def of(cls, mechanism: Mechanism, steps: int, shift: float) -> Cost:
         """Return what so many releases cost whose means differ by at most `shift` σ between neighbours."""
-        d = mechanism.coordinates
+        d, nodes = mechanism.coordinates, mechanism.seen_together  # a sum's guarantee rests on all its nodes' noise
         if not d or not steps:
             return cls(0.0, 0.0, 0.0)
         if mechanism.honest:
             return cls._shared(mechanism, steps)
-        if shift > _FARTHEST:
-            return cls(math.inf, math.inf, math.inf)
         length = _length(mechanism)
+        if shift > _FARTHEST or nodes > _MOST or not math.isfinite(length):
+            return cls(math.inf, math.inf, math.inf)
+        steps *= nodes
         rounded = 2.0**-21 * length
         pairs = 2.25 * d + 4.5 + rounded * math.sqrt(d) + (1 + rounded) * math.exp(9.8 * shift - shift**2 / 2)
         variance = steps * ((d + 1) * _EACH + _SUMMED * length**2)
@@ -87,18 +90,22 @@ class Cost:
 
         `aside` is the share of δ that is kept for a total variation, which `epsilon` holds against it.
         """
-        return (delta * (1 - aside) - self.tail) * (1 - SHARE) if self.tail or self.variance else delta
+        return delta * (1 - aside) * (1 - SHARE) - self.tail if self.tail or self.variance else delta
 
     def epsilon(self, delta: float, ideal: float, aside: float = 0.0) -> float:
         """Return the ε of the computed run at δ, from that of the ideal one at `ideal_delta`."""
         zeta = self.ratio(delta, ideal) if self.variance else 0.0
-        # e^ζ δ' + 2⁻²⁰ δ + tail ≤ δ, where δ' is what the share left.
+        # e^ζ δ' + 2⁻²⁰ δ ≤ (1 − aside) δ, where δ' is the ideal δ with the tail.
         fits = zeta <= SHARE - 2.0**-19 and (not self.variation or self.tail_at(ideal + 2 * zeta) <= aside * delta)
         return ideal + 2 * zeta if fits else math.inf
 
 
 def refuse_vast(mechanism: Mechanism, steps: int, delta: float) -> None:
     """Refuse a run whose sampler would leave no δ, or no finite ε, however much noise it added."""
+    if mechanism.coordinates and mechanism.seen_together > _MOST:
+        raise Refused(
+            f"sums of {mechanism.seen_together} nodes' messages", f"take {_MOST} at most, or trust 'per-node'"
+        )
     cost = Cost.of(mechanism, steps, 0.0)
     highest = 10.0 if mechanism.honest else 100.0
     if cost.tail > delta / 4 or 3 * cost.variation > ASIDE[-1] * delta or cost.ratio(delta, highest) > SHARE / 2:
@@ -110,8 +117,13 @@ def refuse_vast(mechanism: Mechanism, steps: int, delta: float) -> None:
 
 
 def _length(mechanism: Mechanism) -> float:
-    """Return what the mean without noise is long at most, in σ: 2G for each of J samples over b, and G for a table."""
-    batch, sigma = mechanism.batch, mechanism.sigma
+    """Return what the mean without noise is long at most, in σ: 2G for each of J samples over b, and G for a table.
+
+    Infinite where float64 has no room for products with σ, or for a grid of σ/16 (`noise.snap_` refuses it too).
+    """
+    batch, sigmas = mechanism.batch, [mechanism.sigma]
     if isinstance(mechanism, Anchored):
-        batch, sigma = min(batch, mechanism.anchor.batch), min(sigma, mechanism.anchor.sigma)
-    return (1 + 2 * mechanism.samples / batch) * mechanism.radius / sigma if sigma else math.inf
+        batch, sigmas = min(batch, mechanism.anchor.batch), [mechanism.sigma, mechanism.anchor.sigma]
+    if not SIGMAS[0] <= min(sigmas) <= max(sigmas) <= SIGMAS[1]:
+        return math.inf
+    return (1 + 2 * mechanism.samples / batch) * mechanism.radius / min(sigmas)

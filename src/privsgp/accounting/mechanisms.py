@@ -106,6 +106,11 @@ class Mechanism:
         return self.seen_together == 1
 
     @property
+    def weighted(self) -> Saga | None:
+        """The mechanism as one whose differences have a weight θ; None where they have none."""
+        return None
+
+    @property
     def redo_limit(self) -> int | None:
         """How many of the counted releases may be steps made again after a crash; None: any, for all cost alike."""
         return None
@@ -162,6 +167,11 @@ class Saga(Mechanism):
 
     difference_clip: float | None = None
     difference_scale: float = 1.0
+
+    @property
+    def weighted(self) -> Saga:
+        """Itself."""
+        return self
 
     def __post_init__(self) -> None:
         super().__post_init__()

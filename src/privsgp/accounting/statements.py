@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from privsgp.accounting import accountant, ledger
-from privsgp.accounting.filter import Filter
+from privsgp.accounting.counting import Filter
 from privsgp.accounting.mechanisms import described
 from privsgp.errors import Refused
 

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 import numpy as np
 import torch
 
+from privsgp.accounting.computed import SIGMAS
 from privsgp.devices import device_of
 from privsgp.errors import Refused
 from privsgp.kernels import have_triton
@@ -361,12 +362,12 @@ def snap_(y: torch.Tensor, sigma: Sequence[float]) -> None:
     is: every cell near the mean is reachable from every g, and the bits those attacks read are gone.
 
     Guarantee: in exact arithmetic this is post-processing and costs no privacy. In float64 a coordinate falls into
-    another cell than in exact arithmetic only if it lies within its rounding error, a few 2⁻⁵³ (|g| + |σN|), of a
-    cell's edge. That changes a cell's probability by a factor within 10⁻¹² of 1, mostly; `computed` counts it.
+    another cell than in exact arithmetic only if it lies within its rounding error, 2⁻⁵³ (|g| + 30 |σN|) for most, of
+    a cell's edge. That changes a cell's probability by a factor within 10⁻¹² of 1, mostly; `computed` counts it.
 
     Assumes: `y` was summed in float64; log, sqrt, cos and sin err by at most 4 ulp. No claim about timing.
     """
-    spacings = [2.0 ** (round(math.log2(s)) - _GRID_BITS) if s > 0 else None for s in sigma]
+    spacings = [_spacing(s) if s > 0 else None for s in sigma]
     if len(spacings) != len(y):
         raise ValueError(f"{len(spacings)} σ for {len(y)} rows")
     start = 0
@@ -375,6 +376,12 @@ def snap_(y: torch.Tensor, sigma: Sequence[float]) -> None:
         if grid is not None:
             y[start:stop].div_(grid).round_().mul_(grid)
         start = stop
+
+
+def _spacing(sigma: float) -> float:
+    if not SIGMAS[0] <= sigma <= SIGMAS[1]:
+        raise Refused(f"sigma = {sigma}", "take noise between 2^-900 and 2^900: float64 has no room for its grid")
+    return 2.0 ** (round(math.log2(sigma)) - _GRID_BITS)
 
 
 def _divided(

@@ -143,7 +143,7 @@ def show_keys(section: str, whose: str, found: list[Key]) -> None:
 
 def show_plan(formula: Formula, plan: Plan | None) -> None:
     """Print a plan, or the bound alone."""
-    from privsgp.planner import table as words
+    from privsgp.planner import shown as words
 
     with doing("certifying the noise of many K, for the bound"):
         rows = words.formula_rows(formula) if plan is None else words.plan_rows(plan)
@@ -151,7 +151,7 @@ def show_plan(formula: Formula, plan: Plan | None) -> None:
         warnings = formula.warnings(formula.steps) if plan is None else plan.warnings
     show("plan", rows)
     if methods:
-        table = Table("method", "steps", "step size", "σ", "noise in the average", "score in rehearsal")
+        table = Table("method", "batch", "steps", "step size", "σ", "noise in the average", "score in rehearsal")
         for row in methods:
             table.add_row(*row)
         out.print(table)
@@ -283,7 +283,8 @@ def show_comparison(comparison: dict[str, Any]) -> None:
 def show_figure(told: dict[str, Any]) -> None:
     """Print what a figure of the paper came to, as its JSON holds it."""
     out.print(f"{told['name']}, {told['mode']}, {told['scale']}: {told['paper']}", style="bold", soft_wrap=True)
-    out.print(f"  {claims.WORDS[told['holds']]}: {told['found']}", soft_wrap=True, highlight=False)
+    for verdict, found in claims.stated(told).items():
+        out.print(f"  {verdict}: {found}", soft_wrap=True, highlight=False)
     spent = [c["epsilon_certified"] for c in told["curves"]]
     words = "no finite bound for some" if None in spent else f"ε = {_range(spent)}"
     seeds = "one seed" if told["seeds"] == 1 else f"{told['seeds']} seeds"
@@ -319,7 +320,7 @@ def show_statements(statements: Sequence[Statement]) -> None:
 
 def show_tuned(found: Tuned) -> None:
     """Print every trial with its score, the best one marked."""
-    table = Table(title=f"tuned on {found.source.words}", title_justify="left", title_style="bold")
+    table = Table(title=f"tuned on {found.source.text}", title_justify="left", title_style="bold")
     for name in ("step size", "clip", "batch", "steps", "momentum", "tail", "score", ""):
         table.add_column(name, justify="right")
     for t, score in found.trials:

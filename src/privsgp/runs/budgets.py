@@ -6,9 +6,8 @@ import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from privsgp.accounting import scale
-from privsgp.accounting.counting import After, count, nominal
-from privsgp.accounting.filter import Filter
+from privsgp.accounting import calibration
+from privsgp.accounting.counting import After, Filter, count, nominal
 from privsgp.accounting.mechanisms import Saga
 from privsgp.accounting.pairwise import NoiseGraph, PairwiseCovariance, solve, trust_curve
 from privsgp.algorithms import ALGORITHMS, Settings
@@ -64,11 +63,11 @@ def with_scale(config: Config, samples: Sequence[int], started: Config | None = 
     steps = a.steps + spare(config)
     if p.epsilon is None:
         i = min(nodes, key=lambda i: mechanisms[i].samples * mechanisms[i].sigma)
-        found = scale.largest_at(mechanisms[i], steps, deltas[i], p.relation)
+        found = calibration.largest_at(mechanisms[i], steps, deltas[i], p.relation)
     else:
         budgets = per_node(p.epsilon, len(samples))
         i = max(nodes, key=lambda i: (budgets[i], deltas[i]))
-        found = scale.largest(mechanisms[i], steps, budgets[i], deltas[i], p.relation)
+        found = calibration.largest(mechanisms[i], steps, budgets[i], deltas[i], p.relation)
     return config.with_algorithm(difference_scale=found)
 
 

@@ -15,8 +15,7 @@ from privsgp.algorithms.update_rule import node_weights
 from privsgp.clock import Events, Times, Waiting, schedule
 from privsgp.devices import chosen_device, use_tensor_cores
 from privsgp.engine.averaging import FinalModel
-from privsgp.engine.precision import refuse_vast
-from privsgp.engine.spec import Learning, RunSpec
+from privsgp.engine.spec import Learning, RunSpec, refuse_vast
 from privsgp.errors import Refused
 from privsgp.gradients import Layout
 from privsgp.gradients.rounding import kappa, least_difference_clip
@@ -27,7 +26,7 @@ from privsgp.runs.budgets import calibrate_nodes, settings, with_scale
 from privsgp.runs.config import Config, Schedule
 from privsgp.runs.problem import layout, pooled
 from privsgp.seeds import public_seed
-from privsgp.transport.faults import Faults
+from privsgp.transport.lossy import Faults
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
 
     from privsgp.accounting.ledger import Segment
     from privsgp.accounting.mechanisms import Mechanism
-    from privsgp.clock.waiting import Hears
+    from privsgp.clock import Hears
     from privsgp.engine.spec import Protection
     from privsgp.randomness.protocol import Noise
     from privsgp.runs.problem import Problem

@@ -269,6 +269,7 @@ class Plan(Options):
 
     data: str = option("synthetic", "synthetic stand-ins, public data (a name or an .npz file), or private")
     may_spend: bool = option(default=False, meaning="whether looking at private data may be paid for")
+    evaluations: Positive | None = option(None, "gradients that a node may evaluate in the whole run; left out: any")
 
 
 class Engine(Options):
@@ -628,7 +629,7 @@ def parse(values: dict[str, Any], changes: Sequence[str] = ()) -> Config:
 
 def differences(old: Config, new: Config) -> list[str]:
     """Name every key whose change would change the result, with both values."""
-    free = {("name",), ("plan", "data"), ("plan", "may_spend"), ("algorithm", "table_place")}
+    free = {("name",), *(("plan", key) for key in Plan.model_fields), ("algorithm", "table_place")}
     free |= {("engine", key) for key in ("device", "evaluate_every", "checkpoint_every")}
     a, b = _flat(old.model_dump(mode="json")), _flat(new.model_dump(mode="json"))
     if b.get(_SCALE) == "auto":  # settled by the rest, or as the run that goes on has it

@@ -15,7 +15,7 @@ from privsgp import data, features, models
 from privsgp.algorithms import ALGORITHMS
 from privsgp.devices import chosen_device
 from privsgp.errors import Refused
-from privsgp.features.encoding import encoded, make_encoder
+from privsgp.features.encode import encoded, make_encoder
 from privsgp.features.views import of_the_mean_view, over_views
 from privsgp.runs import config as configs
 from privsgp.runs.budgets import per_node

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from privsgp.engine.spec import RunSpec
     from privsgp.engine.trainer import Watcher
     from privsgp.runs.config import Config
-    from privsgp.transport.faults import Faults
+    from privsgp.transport.lossy import Faults
 
 _LOG = logging.getLogger(__name__)
 _MOST_NAMED = 5
@@ -407,7 +407,7 @@ def _summary(
         "steps": outcome.steps,
         "steps_planned": spec.steps,
         "ended": _ended(spec, outcome),
-        "model": spec.final_model.words,
+        "model": spec.final_model.text,
         "weights": None if spec.weights is None else list(spec.weights),
         "difference_scale": getattr(p.mechanisms[0], "difference_scale", None),
         "dim": outcome.state.x.shape[1],

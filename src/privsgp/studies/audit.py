@@ -29,7 +29,7 @@ from privsgp.runs import budgets as protection
 from privsgp.runs import build
 from privsgp.runs import problem as problems
 from privsgp.runs import train as training
-from privsgp.studies import canaries as canary
+from privsgp.studies import attack as canary
 from privsgp.studies.attack import Attacked
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from privsgp.accounting.mechanisms import Mechanism
     from privsgp.engine.spec import RunSpec
     from privsgp.runs.config import Config
-    from privsgp.studies.canaries import Canaries
+    from privsgp.studies.attack import Canaries
 
     Scores = NDArray[np.floating[Any]]
 
