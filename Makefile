@@ -5,7 +5,7 @@ export MPLBACKEND := Agg
 export PRIVSGP_CACHE ?= $(CURDIR)/.venv/cache
 export PRIVSGP_STATE ?= $(CURDIR)/.venv/state
 
-.PHONY: setup demo test test-faults test-gpu test-browser browser audit bench docs lint clean
+.PHONY: setup demo demo-pairwise test test-faults test-gpu test-browser browser audit bench docs lint clean
 
 setup: .venv/.ready
 
@@ -21,6 +21,13 @@ setup: .venv/.ready
 demo: .venv/.ready
 	rm -rf runs/digits-16
 	$(BIN)/privsgp train examples/digits.toml --out runs/digits-16
+
+# The same data at ε = 0.5: noise of each node's own, then noise that pairs share, 12 of 16 honest (docs/trust.md).
+demo-pairwise: .venv/.ready
+	rm -rf runs/digits-own runs/digits-pairwise
+	$(BIN)/privsgp train examples/digits.toml --set privacy.epsilon=0.5 --set algorithm.final_mixing=4 --out runs/digits-own
+	$(BIN)/privsgp train examples/digits.toml --set privacy.epsilon=0.5 --set algorithm.final_mixing=4 \
+	  --set privacy.noise=pairwise --set privacy.honest=12 --out runs/digits-pairwise
 
 test: .venv/.ready
 	$(BIN)/python -m pytest

@@ -6,6 +6,7 @@ import json
 
 import cluster
 import pytest
+from safetensors.torch import load_file
 
 import runs
 
@@ -47,19 +48,26 @@ def test_a_simulation_gives_the_bytes_that_one_process_gives(tmp_path, processes
 
 
 def test_secret_noise_of_pairs_cancels_between_processes(tmp_path):
-    """So much noise that a model learns nothing unless it cancels."""
+    """With noise that drowns all else, the average model is as long as the noise that is left in it."""
     text = SHARED.replace("seed = 5\n", "").replace("sizes = [120, 90, 60, 130, 200, 40]\n", "")
-    text = text.replace("[0.3, 0.3, 0.2, 0.3, 0.4, 0.3]", "1.0").replace("steps = 24", "steps = 60")
+    text = text.replace("[0.3, 0.3, 0.2, 0.3, 0.4, 0.3]", "100.0").replace("honest = 4", "honest = 6")
     config = runs.small(tmp_path, text)
     shared = cluster.train(tmp_path / "said", config, tmp_path / "pairwise", 3)
-    own = cluster.train(
+    cluster.train(
         tmp_path / "said2", config, tmp_path / "independent", 3,
         *["--set=privacy.noise=independent", "--set=privacy.honest="],
     )  # fmt: skip
+    lengths = [_length(tmp_path / name) for name in ("pairwise", "independent")]
+    left = shared["pairwise"]["average_sigma"] / (100.0 / 6**0.5)
+    assert left == pytest.approx((2 / 7) ** 0.5, rel=1e-3)
+    assert lengths[0] / lengths[1] == pytest.approx(left, rel=0.2)  # 2.4 if they did not cancel
     assert not shared["simulation"]
-    assert shared["test_accuracy"] > own["test_accuracy"] + 0.05
     header = json.loads((tmp_path / "pairwise" / "ledger" / "node-0.jsonl").read_text().split("\n")[0])
-    assert header["mechanism"]["honest"] == 4
+    assert header["mechanism"]["honest"] == 6
+
+
+def _length(folder):
+    return sum(float(t.double().square().sum()) for t in load_file(folder / "model.safetensors").values()) ** 0.5
 
 
 SECRET = SHARED.replace("seed = 5\n", "").replace("sizes = [120, 90, 60, 130, 200, 40]\n", "").replace("= 24", "= 12")
@@ -89,3 +97,15 @@ def test_processes_that_start_again_share_other_secrets_and_pay_for_what_they_re
     for node in range(6):
         sent = [(step, attempt) for step, attempt, _ in runs.sent(out, node)]
         assert len(set(sent)) == len(sent) >= 12
+
+
+def test_noise_that_is_proposed_and_worth_too_little_is_refused(tmp_path):
+    config = runs.small(tmp_path, SECRET)
+    words = [["train", config, "--out", tmp_path / f"out{rank}"] for rank in range(2)]
+    proposal = json.dumps({"own": [1e-6] * 6, "pair": 1e-6})
+    told = {"liar": 0, "about": 0, "pattern": r'\{"own": .*', "word": proposal}
+    said = tmp_path / "said"
+    all_ended = cluster.ended(said, cluster.start(said, words, "hostile.say", patience=6.0, **told))
+    assert all_ended[1].code == 2
+    assert "process 0 proposes is worth" in all_ended[1].err
+    assert not any(list((tmp_path / f"out{rank}").glob("ledger/*")) for rank in range(2))

@@ -15,6 +15,7 @@ from privsgp.errors import Refused
 from privsgp.runs import build
 from privsgp.runs import config as configs
 from privsgp.runs import problem as problems
+from privsgp.studies import compare
 
 PAIRWISE = ["--set=privacy.noise=pairwise", "--set=privacy.honest=3"]
 
@@ -179,3 +180,10 @@ def test_a_secret_run_that_crashed_shares_other_secrets_and_pays_again(tmp_path)
     for node in range(4):
         sent = [(step, attempt) for step, attempt, _ in runs.sent(out, node)]
         assert len(set(sent)) == len(sent)
+
+
+def test_in_a_comparison_those_that_can_share_noise_do():
+    config = parsed("privsgp", {"honest": 5})
+    kinds = {name: compare.method(config, name) for name in ("privsgp", "dp-sgd", "local")}
+    assert {name: one.pairwise for name, one in kinds.items()} == {"privsgp": True, "dp-sgd": False, "local": False}
+    assert kinds["privsgp"].honest == 5

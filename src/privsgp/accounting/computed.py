@@ -72,8 +72,9 @@ class Cost:
         length, two = _length(mechanism) * mechanism.sigma / least if mechanism.sigma else math.inf, d / 2 + 1
         own = h * ((d + 1) * _EACH + _SUMMED * (length**2 + 4 * d * k * most**2))
         pairs = h * two * (k * most) ** 2 * _PAIR_EACH
-        widest = h * (_WIDEST[0] + _WIDEST[1] * (length + 21 * k * most)) + h * k * most * _PAIR_WIDEST
-        far = h * two * (_OWN_TAIL[0] + _OWN_TAIL[1] * length + k / 2 * (_PAIR_TAIL[0] * most + _PAIR_TAIL[1]))
+        sums = length + 21 * k * most  # twice what the numbers of k pairs may add up to
+        widest = h * (_WIDEST[0] + _WIDEST[1] * sums) + h * k * most * _PAIR_WIDEST
+        far = h * two * (_OWN_TAIL[0] + _OWN_TAIL[1] * sums + k / 2 * (_PAIR_TAIL[0] * most + _PAIR_TAIL[1]))
         return cls(0.0, 2 * steps * (own + pairs), widest, steps * far)
 
     def tail_at(self, epsilon: float) -> float:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from privsgp.runs.config import Config
 
 
+_ROOM = 1 + 2.0**-17  # for what the sampler of shared noise costs where other nodes add less than a node expects
 _LEAST = 1e-100  # a σ that another process may tell: weights are made of its square
 
 
@@ -110,12 +111,13 @@ def calibrate_nodes(
     shared: dict[str, Any] = {} if graph is None else {"honest": config.honest, "partners": graph.partners}
     mechanisms = [replace(m, coordinates=coordinates, **shared) for m in bare]
 
+    world = world or World()
     if allowance is not None:
 
         def calibrated(i: int) -> float:
-            return counts[i].sigma(mechanisms[i], max(1, allowance[i]), budgets[i], deltas[i])
+            found = counts[i].sigma(mechanisms[i], max(1, allowance[i]), budgets[i], deltas[i])
+            return found if graph is None else found * _ROOM
 
-        world = world or World()
         here = blocks(n, world.size)[world.rank]
         own = world.all_or_none(lambda: [calibrated(i) for i in here])
         all_sigmas = world.all_gather_nodes(own, forms.real(_LEAST, 1 / _LEAST), n)
@@ -125,7 +127,7 @@ def calibrate_nodes(
 
     covariance = None
     if graph is not None:
-        covariance = share_noise(config, graph, samples, [m.sigma for m in mechanisms])
+        covariance = share_noise(config, graph, samples, [m.sigma for m in mechanisms], world)
         least, worth = min(covariance.own_sigma), covariance.effective(config.honest)
         mechanisms = [replace(m, sigma=sigma, least_own=least) for m, sigma in zip(mechanisms, worth, strict=True)]
 
@@ -151,11 +153,36 @@ def noise_graph(config: Config, nodes: int) -> NoiseGraph | None:
 
 
 def share_noise(
-    config: Config, graph: NoiseGraph, samples: Sequence[int], needed: Sequence[float]
+    config: Config, graph: NoiseGraph, samples: Sequence[int], needed: Sequence[float], world: World
 ) -> PairwiseCovariance:
-    """Return pairwise noise that is worth, before the worst coalition, the σ_i that each node needs."""
+    """Return pairwise noise that is worth, before the worst coalition, the σ_i that each node needs.
+
+    Of several processes the first proposes it: machines may round differently, and all must have the same numbers.
+
+    Guarantee: whatever was proposed, it is worth to each node here what it needs, by this process's own count.
+    """
     weights = node_weights(config.algorithm.weights, samples, needed, shared=True)
-    return solve(needed, config.honest, config.pair_ratio, graph, weights)
+    wanted = (needed, config.honest, config.pair_ratio, graph, weights)
+    found = world.all_or_none(lambda: solve(*wanted) if world.rank == 0 else None)
+    size = forms.real(0.0, 1 / _LEAST)
+    form = forms.keys({"own": forms.each(size, len(needed)), "pair": size})
+    proposed: Any = None if found is None else {"own": list(found.own), "pair": found.pair}
+    said = world.all_gather_each(proposed, [form] + [forms.NOTHING] * (world.size - 1))[0]
+    shared = PairwiseCovariance(graph, tuple(said["own"]), said["pair"], None if weights is None else tuple(weights))
+    here = blocks(len(needed), world.size)[world.rank]
+    world.all_or_none(lambda: _refuse_too_little(shared, config.honest, needed, here))
+    return shared
+
+
+def _refuse_too_little(shared: PairwiseCovariance, honest: int, needed: Sequence[float], here: range) -> None:
+    """Refuse noise that is worth less to a node here than it needs."""
+    worth = shared.effective(honest)
+    for i in here:
+        if not worth[i] >= needed[i] * (1 - 2.0**-20):
+            raise Refused(
+                f"the noise that process 0 proposes is worth σ = {worth[i]:g} to node {i}, which needs {needed[i]:g}",
+                "nothing was sent; ask its site which program runs there",
+            )
 
 
 def _count(config: Config, budget: float | None, delta: float, earlier: Sequence[Segment]) -> Count:

@@ -145,6 +145,8 @@ def _key(name: str, step_size: float) -> str:
 def method(config: Config, name: str) -> Config:
     """Return the configuration for another method, on another network where it cannot use the configuration's own."""
     changed = config.with_section("graph", name="ring") if _moves(config, name) else config
+    if config.privacy.noise == "pairwise":  # those that cannot share noise add their own
+        changed = changed.with_section("privacy", noise="auto")
     return changed.model_copy(update={"name": f"{config.name}-{name}"}).with_algorithm(name=name)
 
 
