@@ -1,0 +1,164 @@
+"""Dials the other sites: says hello, brings them messages, and fetches one's own where nobody can dial this site.
+
+A thread for each site that can be dialled. Whatever fails is tried again, after 0.2 s at first and 15 s at most, with a
+new connection (so that a renewed certificate is shown) and the newest message there is then.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import random
+import threading
+from typing import TYPE_CHECKING, Any
+
+from cryptography.exceptions import InvalidSignature
+
+from privsgp.sites import frames
+from privsgp.sites.canonical import canonical
+from privsgp.sites.frames import PIECE, Header, Rejected
+from privsgp.sites.identity import tls_name
+from privsgp.sites.server import HELLO, PULL, SERVICE, receive
+from privsgp.transport import forms
+
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+import grpc  # noqa: E402
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from privsgp.sites.agreement import Agreement
+    from privsgp.sites.audit import Audit
+    from privsgp.sites.identity import Site
+    from privsgp.sites.mailbox import Inbox, Outbox
+    from privsgp.sites.members import Members
+
+BEAT = 1.0  # seconds between two hellos
+_FIRST, _LAST = 0.2, 15.0  # seconds between two attempts
+_LOG = logging.getLogger(__name__)
+_PROOF = forms.keys(
+    {"header": forms.text(r"[\x20-\x7e]{2,1024}", "a header"), "signature": forms.text("[0-9a-f]{128}", "a signature")}
+)
+_NEWEST = forms.keys({"newest": forms.whole(-1), "proof": forms.perhaps(_PROOF)})
+
+
+class Client:
+    """A site's connections to those that can be dialled."""
+
+    def __init__(
+        self, site: Site, agreement: Agreement, node: int, inbox: Inbox, outbox: Outbox, members: Members, audit: Audit
+    ) -> None:
+        self.site, self.agreement, self.node = site, agreement, node
+        self.inbox, self.outbox, self.members, self.audit = inbox, outbox, members, audit
+        self.ended = threading.Event()
+        self.overtaken: str | None = None  # why this site must not go on: peers have seen more than it knows of
+        self.failures: dict[int, str] = {}
+        self._threads: list[threading.Thread] = []
+
+    def start(self) -> None:
+        """Dial everybody who can be dialled."""
+        for peer, card in enumerate(self.agreement.roster):
+            if peer == self.node or card.address is None:
+                continue
+            self._spawn(peer, self._talk)
+            if self.site.card.address is None and (peer, self.node) in self.agreement.links:
+                self._spawn(peer, self._fetch)
+
+    def stop(self) -> None:
+        """End all calls."""
+        self.ended.set()
+        with self.outbox.changed:
+            self.outbox.changed.notify_all()
+        for thread in self._threads:
+            thread.join(2.0)
+
+    def _spawn(self, peer: int, work: Callable[[int, grpc.Channel], None]) -> None:
+        thread = threading.Thread(target=self._persist, args=(peer, work), daemon=True)
+        thread.start()
+        self._threads.append(thread)
+
+    def _persist(self, peer: int, work: Callable[[int, grpc.Channel], None]) -> None:
+        """Work with a peer until the end; begin again where that fails, later each time."""
+        name, pause = self.agreement.roster[peer].name, _FIRST
+        while not self.ended.is_set():
+            try:
+                with self._channel(peer) as channel:
+                    while not self.ended.is_set():
+                        work(peer, channel)
+                        self.failures.pop(peer, None)
+                        pause = _FIRST
+            except grpc.RpcError as error:
+                self._failed(peer, f"{error.code().name}: {error.details()}")
+            except Rejected as rejected:
+                self.audit.note(rejected.kind, name, str(rejected), **rejected.evidence)
+                self._failed(peer, str(rejected))
+            self.ended.wait(pause * random.uniform(0.5, 1.0))  # noqa: S311 - so that not all dial at once
+            pause = min(_LAST, 2 * pause)
+
+    def _failed(self, peer: int, how: str) -> None:
+        if peer not in self.failures:
+            _LOG.info("%s cannot be reached: %s", self.agreement.roster[peer].name, how[:200])
+        self.failures[peer] = how
+
+    def _channel(self, peer: int) -> grpc.Channel:
+        """Open a connection on which nobody but the peer can answer: its own authority is all that is trusted."""
+        card, (key, certificate) = self.agreement.roster[peer], self.site.tls()
+        credentials = grpc.ssl_channel_credentials(card.authority_pem, key, certificate)
+        proxy = [("grpc.http_proxy", self.site.proxy)] if self.site.proxy else [("grpc.enable_http_proxy", 0)]
+        options = [
+            ("grpc.ssl_target_name_override", tls_name(card.name)), ("grpc.max_receive_message_length", PIECE + 4096),
+            ("grpc.keepalive_time_ms", 10000), ("grpc.keepalive_timeout_ms", 10000),
+            ("grpc.use_local_subchannel_pool", 1), *proxy,
+        ]  # fmt: skip
+        return grpc.secure_channel(card.address or "", credentials, options)
+
+    def _talk(self, peer: int, channel: grpc.Channel) -> None:
+        """Say hello, then bring the peer what it does not have; for a beat."""
+        hello = channel.unary_unary(f"/{SERVICE}/Hello")
+        self.members.learn(peer, _read(hello(canonical(self.members.hello()), timeout=HELLO)))
+        frame = self.outbox.wait(peer, self.members.have_of(peer), BEAT, self.ended.is_set)
+        while frame is not None and not self.ended.is_set():
+            push = channel.stream_unary(f"/{SERVICE}/Push")
+            said = _read(push(frame.pieces(), timeout=self.agreement.limits.transfer))
+            if not _NEWEST.fits(said):
+                raise Rejected("form", f"no answer: {forms.shown(said)}")
+            self._heed(peer, said)
+            self.members.took(peer, max(said["newest"], frame.header.step))
+            frame = self.outbox.next(peer, self.members.have_of(peer))
+
+    def _heed(self, peer: int, said: dict[str, Any]) -> None:
+        """Notice that a peer has a later message of this site than this site knows of: an older copy must not go on.
+
+        The word of a peer is not enough for that: it has to show what this site signed.
+        """
+        if said["newest"] <= self.outbox.newest(peer) or said["proof"] is None:
+            return
+        text = said["proof"]["header"].encode()
+        header = Header.read(text)
+        try:
+            self.agreement.roster[self.node].verify(b"message", text, bytes.fromhex(said["proof"]["signature"]))
+        except InvalidSignature:
+            raise Rejected("signature", "a proof of what this site sent that it did not sign") from None
+        same = (header.run, header.source, header.target) == (self.agreement.run, self.node, peer)
+        if same and header.step > self.outbox.newest(peer):
+            self.overtaken = (
+                f"{self.agreement.roster[peer].name} has this site's message of step {header.step}, and this folder "
+                f"knows of none after step {self.outbox.newest(peer)}"
+            )
+
+    def _fetch(self, peer: int, channel: grpc.Channel) -> None:
+        """Fetch the next message from a peer, waiting for it there."""
+        pull = channel.unary_stream(f"/{SERVICE}/Pull")
+        request = canonical({"run": self.agreement.run, "after": self.inbox.newest(peer)})
+        pieces = iter(pull(request, timeout=PULL + self.agreement.limits.transfer))
+        first = next(pieces, None)
+        if first is not None:
+            receive(self.agreement, self.node, self.inbox, peer, *frames.opened(first), pieces)
+
+
+def _read(text: bytes) -> Any:  # noqa: ANN401 - JSON
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
