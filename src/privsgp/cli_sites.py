@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from privsgp.errors import Refused
+from privsgp.errors import Interrupted, Refused
 from privsgp.report.terminal import bar, doing, err, out, show, show_log
 
 if TYPE_CHECKING:
@@ -226,10 +226,14 @@ def join(
     if agreement.config.seed is not None:
         _say("WARNING: the agreement has a seed: this is a simulation, not private")
     show_log()
-    with bar(agreement.rounds) as watch:
-        summary = take_part(
-            study, data, home=own.home, out=folder, device=device, moved=moved, watch=watch, say=_say
-        )
+    try:
+        with bar(agreement.rounds) as watch:
+            summary = take_part(
+                study, data, home=own.home, out=folder, device=device, moved=moved, watch=watch, say=_say
+            )
+    except Interrupted as stopped:
+        _say(f"{stopped}; every step is kept: the same command goes on")
+        raise typer.Exit(130) from None
     if as_json:
         typer.echo(json.dumps(summary))
     else:

@@ -11,6 +11,8 @@ import logging
 import os
 import random
 import threading
+import time
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from cryptography.exceptions import InvalidSignature
@@ -26,7 +28,7 @@ os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 import grpc  # noqa: E402
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from privsgp.sites.agreement import Agreement
     from privsgp.sites.audit import Audit
@@ -55,6 +57,8 @@ class Client:
         self.overtaken: str | None = None  # why this site must not go on: peers have seen more than it knows of
         self.failures: dict[int, str] = {}
         self._threads: list[threading.Thread] = []
+        self._channels: set[grpc.Channel] = set()
+        members.on_change = self._wake
 
     def start(self) -> None:
         """Dial everybody who can be dialled."""
@@ -68,10 +72,15 @@ class Client:
     def stop(self) -> None:
         """End all calls."""
         self.ended.set()
-        with self.outbox.changed:
-            self.outbox.changed.notify_all()
+        self._wake()
+        for channel in list(self._channels):
+            channel.close()
         for thread in self._threads:
             thread.join(2.0)
+
+    def _wake(self) -> None:
+        with self.outbox.changed:
+            self.outbox.changed.notify_all()
 
     def _spawn(self, peer: int, work: Callable[[int, grpc.Channel], None]) -> None:
         thread = threading.Thread(target=self._persist, args=(peer, work), daemon=True)
@@ -83,18 +92,37 @@ class Client:
         name, pause = self.agreement.roster[peer].name, _FIRST
         while not self.ended.is_set():
             try:
-                with self._channel(peer) as channel:
+                with self._opened(peer) as channel:
                     while not self.ended.is_set():
                         work(peer, channel)
                         self.failures.pop(peer, None)
                         pause = _FIRST
             except grpc.RpcError as error:
                 self._failed(peer, f"{error.code().name}: {error.details()}")
+            except ValueError:  # the channel was closed: this is the end
+                return
             except Rejected as rejected:
                 self.audit.note(rejected.kind, name, str(rejected), **rejected.evidence)
                 self._failed(peer, str(rejected))
-            self.ended.wait(pause * random.uniform(0.5, 1.0))  # noqa: S311 - so that not all dial at once
+            self._pause(peer, pause * random.uniform(0.5, 1.0))  # noqa: S311 - so that not all dial at once
             pause = min(_LAST, 2 * pause)
+
+    def _pause(self, peer: int, seconds: float) -> None:
+        """Wait before the next attempt, but no longer than until the peer is heard of."""
+        began = time.monotonic()
+        while not self.ended.wait(min(_FIRST, seconds)) and time.monotonic() - began < seconds:
+            if self.members.others[peer].heard > began:
+                return
+
+    @contextmanager
+    def _opened(self, peer: int) -> Iterator[grpc.Channel]:
+        channel = self._channel(peer)
+        self._channels.add(channel)
+        try:
+            yield channel
+        finally:
+            self._channels.discard(channel)
+            channel.close()
 
     def _failed(self, peer: int, how: str) -> None:
         if peer not in self.failures:
@@ -115,9 +143,15 @@ class Client:
 
     def _talk(self, peer: int, channel: grpc.Channel) -> None:
         """Say hello, then bring the peer what it does not have; for a beat."""
-        hello = channel.unary_unary(f"/{SERVICE}/Hello")
-        self.members.learn(peer, _read(hello(canonical(self.members.hello()), timeout=HELLO)))
-        frame = self.outbox.wait(peer, self.members.have_of(peer), BEAT, self.ended.is_set)
+        hello, version = channel.unary_unary(f"/{SERVICE}/Hello"), self.members.version
+        said = self.members.hello()
+        self.members.learn(peer, _read(hello(canonical(said), timeout=HELLO)))
+        self.members.told[peer] = said["phase"]
+
+        def urgent() -> bool:
+            return self.ended.is_set() or self.members.version != version
+
+        frame = self.outbox.wait(peer, self.members.have_of(peer), BEAT, urgent)
         while frame is not None and not self.ended.is_set():
             push = channel.stream_unary(f"/{SERVICE}/Push")
             said = _read(push(frame.pieces(), timeout=self.agreement.limits.transfer))

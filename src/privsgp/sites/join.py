@@ -296,7 +296,7 @@ def _see_off(network: Network, transport: SitesTransport, say: Callable[[str], N
             if text != said:
                 say(said := text)
             time.sleep(_TICK)
-        time.sleep(2 * _TICK)  # let answers that are on their way arrive
+        _until_heard(network, "finished")
 
 
 def _serve_again(site: Site, agreement: Agreement, folder: Folder, say: Callable[[str], None]) -> dict[str, Any]:
@@ -366,11 +366,17 @@ def _goodbye(network: Network, folder: Folder) -> None:
     members = network.members
     with members.changed:
         members.left[network.node] = network.site.sign(b"leave", network.agreement.run.encode()).hex()
-        members.phase = "left"
+    members.phase = "left"
     members.keep()
     _left(folder).touch()
+    _until_heard(network, "left")
+
+
+def _until_heard(network: Network, phase: str) -> None:
+    """Stay until all who are there know what this site does, for some seconds at most."""
     until = time.monotonic() + _GOODBYE
-    while time.monotonic() < until:
+    time.sleep(2 * _TICK)
+    while time.monotonic() < until and not network.members.have_heard(phase):
         time.sleep(_TICK)
 
 

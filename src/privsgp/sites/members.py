@@ -71,12 +71,33 @@ class Members:
         self.others = {i: Member() for i in range(len(agreement.roster)) if i != node}
         self.signatures = {node: signature}
         self.left: dict[int, str] = {}
-        self.step, self.phase = 0, "signing"
+        self.step, self._phase = 0, "signing"
+        self.told: dict[int, str] = {}  # the phase that a site was last told of
+        self.version = 0  # grows when there is something that others should hear soon
+        self.on_change: Callable[[], None] = lambda: None
         self.have: Callable[[], dict[str, int]] = dict
         self.durable: Callable[[], dict[str, int]] = dict
         self.keep: Callable[[], None] = lambda: None  # called when a signature or a goodbye came
         self._form = hello_form(len(agreement.roster))
         self._silence = max(_SILENCE, agreement.limits.deadline)
+
+    @property
+    def phase(self) -> str:
+        """What this site is doing."""
+        return self._phase
+
+    @phase.setter
+    def phase(self, now: str) -> None:
+        before, self._phase = self._phase, now
+        if before != now:
+            self.version += 1
+            self.on_change()
+
+    def have_heard(self, phase: str) -> bool:
+        """Tell whether all sites that are there, and in touch with this one, know what it is doing."""
+        closed = self.agreement.roster[self.node].address is None
+        touch = [i for i in self.others if not closed or self.agreement.roster[i].address is not None]
+        return all(self.told.get(i) == phase for i in touch if self.is_there(i))
 
     def hello(self) -> dict[str, Any]:
         """Return what this site says of itself and of others."""

@@ -14,7 +14,6 @@ import json
 import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from cryptography import x509
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
 
     from privsgp.sites.agreement import Agreement
     from privsgp.sites.audit import Audit
-    from privsgp.sites.identity import Site
+    from privsgp.sites.identity import Card, Site
     from privsgp.sites.mailbox import Inbox, Outbox
     from privsgp.sites.members import Members
 
@@ -66,7 +65,7 @@ class Server:
         calls = 3 * len(self.agreement.roster) + 4
         options = [
             ("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", PIECE + _ROOM),
-            ("grpc.server_handshake_timeout_ms", int(1000 * HANDSHAKE)), ("grpc.max_concurrent_streams", 8),
+            ("grpc.server_handshake_timeout_ms", int(1000 * HANDSHAKE)), ("grpc.max_concurrent_streams", 64),
             ("grpc.http2.min_recv_ping_interval_without_data_ms", 5000), ("grpc.keepalive_time_ms", 20000),
             ("grpc.keepalive_timeout_ms", 10000), ("grpc.keepalive_permit_without_calls", 1),
         ]  # fmt: skip
@@ -100,7 +99,9 @@ class Server:
         peer = self._who(context)
         with self._border(peer, context):
             self.members.learn(peer, _read(request, _MOST_HELLO))
-        return canonical(self.members.hello())
+        said = self.members.hello()
+        self.members.told[peer] = said["phase"]
+        return canonical(said)
 
     def _push(self, pieces: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
         """Let a member's message in; of one that is not newer than what is here, the body is not read."""
@@ -196,8 +197,7 @@ def newest(inbox: Inbox, peer: int) -> dict[str, Any]:
     return {"newest": inbox.newest(peer), "proof": None if last is None else last.evidence()}
 
 
-@lru_cache(maxsize=256)
-def _member(roster: tuple[Any, ...], pem: bytes) -> int | None:
+def _member(roster: tuple[Card, ...], pem: bytes) -> int | None:
     try:
         certificate = x509.load_pem_x509_certificate(pem)
     except ValueError:

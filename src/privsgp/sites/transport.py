@@ -148,7 +148,8 @@ class SitesTransport(Transport):
         self.counts[1] += len(taken)
         self._write(k, [(frame.header.source, frame.header.step) for frame in taken])
         self.members.step = k + 1
-        return mixed[:, :-1].to(x.dtype), mixed[:, -1].clone()
+        # Of one number, any stride counts as contiguous: it is copied into memory of its own.
+        return mixed[:, :-1].to(x.dtype, copy=True), torch.tensor([float(mixed[0, -1])], dtype=torch.float64)
 
     def _write(self, k: int, taken: list[tuple[int, int]]) -> None:
         """Note what was taken when: with it a simulation can make the same run again."""
