@@ -86,7 +86,6 @@ class SiteTrainer(Trainer):
         """Do nothing: what is released is noted when it is committed, and before it is sent."""
 
     def _mix(self, k: int, x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
-        self.bytes_sent += self._bytes(k)
         return self.transport.mix(k, x, w, partial(self.drawing.meanwhile, k))
 
     def _commit(self, k: int, x: Tensor, w: Tensor) -> None:
@@ -94,6 +93,7 @@ class SiteTrainer(Trainer):
         refuse_wild(k, x, self.spec.here)
         spent = self._spent + time.perf_counter() - self._began
         known = heads(self.budget_guard.ledgers)
+        self.bytes_sent += int(self.transport.used.sum()) * self.transport.message_bytes
         progress = Progress(k, 0, spent, self.bytes_sent, self.spec.shared_hash, known)
         checkpoint.save(self.folder.checkpoint, progress, State(x, w, x), self._memory(), self.folder.run or "")
         _sync(self.folder)
@@ -143,7 +143,6 @@ class SiteTrainer(Trainer):
         """Mix to the last round of the agreement; a site whose budget was spent early has more of them."""
         for r in range(first, self._network.agreement.rounds):
             self._network.members.phase = "mixing"
-            self.bytes_sent += self._bytes(r)
             self.state = State.debiased(*self.transport.mix(r, self.state.x, self.state.w))
             self.watch(r + 1, None)
 

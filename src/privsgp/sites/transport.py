@@ -52,6 +52,7 @@ class SitesTransport(Transport):
         width = agreement.weights + 1
         self.outgoing, self.incoming = Outgoing(len(self.targets), width), Incoming(len(self.sources), width)
         self.last = torch.full((len(self.targets),), -1)  # the step of each link's newest message
+        self.used = torch.zeros(len(self.targets), dtype=torch.int64)  # the links that the last step used
         self.kept = torch.ones(1, dtype=torch.float64)  # the share that the node kept of itself at the last step
         self.counts = torch.zeros(3, dtype=torch.int64)  # messages posted, taken, missed at the deadline
         self.commit: Callable[[int, Tensor, Tensor], None] = lambda _k, _x, _w: None
@@ -67,10 +68,12 @@ class SitesTransport(Transport):
 
         Guarantee: nothing leaves that a restarted process would not send again as it is.
         """
-        links, shares = self._shares(k)
+        links, shares = self._shares(k)  # asked once: who is there may change at any moment
         rows = _joined(x, w)
         self.outgoing.send(k, links, rows * torch.from_numpy(shares)[:, None])
         self.last[links] = k
+        self.used.fill_(0)
+        self.used[links] = 1
         self.kept.fill_(1 - _sum(shares))
         self.commit(k, x, w)
         self._committed()
@@ -103,7 +106,7 @@ class SitesTransport(Transport):
     def arrays(self) -> dict[str, Tensor]:
         """Return what a commit must hold besides x and w."""
         return {
-            "sums": self.outgoing.sums, "last": self.last, "kept": self.kept, "arrived": self.incoming.arrived,
+            "sums": self.outgoing.sums, "last": self.last, "used": self.used, "kept": self.kept, "arrived": self.incoming.arrived,
             "newest": self.incoming.newest, "counts": self.counts,
         }  # fmt: skip
 
@@ -118,9 +121,13 @@ class SitesTransport(Transport):
         return {"posted": posted, "taken": taken, "missed": missed, "left": left}
 
     def _shares(self, k: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """Return the links that step k uses, and the share of each; what is meant for who has left is kept."""
-        edges, gone = self.graph.edges(k), self.members.gone()
-        own = (edges.source == self.node) & (edges.target != self.node) & ~np.isin(edges.target, list(gone))
+        """Return the links that step k uses, and the share of each; what is meant for who is not there is kept.
+
+        It would lie on the link, and w with it: (2/3)^k of it would be left after k steps without one of three sites.
+        """
+        edges = self.graph.edges(k)
+        absent = [i for i in self.targets if not self.members.is_there(i)]
+        own = (edges.source == self.node) & (edges.target != self.node) & ~np.isin(edges.target, absent)
         return np.searchsorted(self.targets, edges.target[own]), edges.share[own]
 
     def _post(self, links: NDArray[np.int64]) -> None:
@@ -153,8 +160,9 @@ class SitesTransport(Transport):
 
     def _write(self, k: int, taken: list[tuple[int, int]]) -> None:
         """Note what was taken when: with it a simulation can make the same run again."""
+        sent = [target for target, used in zip(self.targets, self.used.tolist(), strict=True) if used]
         with self.log.open("a") as file:
-            file.write(json.dumps({"step": k, "kept": float(self.kept), "taken": taken}) + "\n")
+            file.write(json.dumps({"step": k, "sent": sent, "taken": taken}) + "\n")
 
     def _wait(self, k: int) -> None:
         """Wait for this step's messages until the deadline; longer for links that were silent for too long.
