@@ -40,14 +40,18 @@ def init(
     address: Annotated[str | None, typer.Option(help="HOST:PORT at which others can dial this site.")] = None,
     listen: Annotated[str | None, typer.Option(help="HOST:PORT to listen at, where it differs.")] = None,
     outbound_only: Annotated[bool, typer.Option("--outbound-only", help="Nobody can dial this site.")] = False,
-    proxy: Annotated[str | None, typer.Option(help="http://HOST:PORT of an HTTP CONNECT proxy to dial through.")] = None,
+    proxy: Annotated[
+        str | None, typer.Option(help="http://HOST:PORT of an HTTP CONNECT proxy to dial through.")
+    ] = None,
     home: Home = None,
 ) -> None:
     """Make this site's keys and its card."""
     from privsgp.sites.identity import Site
 
     if (address is None) != outbound_only:
-        raise Refused("not one of --address and --outbound-only", "say where others can dial this site, or that none can")
+        raise Refused(
+            "not one of --address and --outbound-only", "say where others can dial this site, or that none can"
+        )
     made = Site.create(_home(home), name, address=address, listen=listen, proxy=proxy)
     path = Path(f"{name}.card")
     made.card.write(path)
@@ -127,7 +131,12 @@ def propose(
     limits = agreements.Limits(deadline=deadline, staleness=staleness, fewest=fewest, transfer=transfer)
     with doing("calibrating the noise of every site"):
         made = agreements.propose(
-            settings, [Card.read(path) for path in cards], _like(settings, like), name=output.stem, limits=limits, days=days
+            settings,
+            [Card.read(path) for path in cards],
+            _like(settings, like),
+            name=output.stem,
+            limits=limits,
+            days=days,
         )
     made.write(output)
     _show(made)
@@ -179,10 +188,19 @@ def _show(agreement: Agreement, home: Path | None = None) -> None:
     v, limits = agreement.values, agreement.limits
     rows = [
         ("run", agreement.run),
-        ("learns", f"{v['config']['model']['name']}, d = {agreement.weights:,}, samples of shape {v['sample']['shape']}"),
-        ("by", f"{agreement.algorithm}, K = {v['steps']}, {agreement.config.algorithm.final_mixing} rounds of mixing after"),
-        ("graph", f"{agreement.config.graph.name}, {len(agreement.links)} links, {agreement.message_bytes:,} bytes a message"),
-        ("limits", f"deadline {limits.deadline:g} s, staleness {limits.staleness} steps, at least {limits.fewest} sites"),
+        (
+            "learns",
+            f"{v['config']['model']['name']}, d = {agreement.weights:,}, samples of shape {v['sample']['shape']}",
+        ),
+        ("by", f"{agreement.algorithm}, K = {v['steps']}, then {agreement.rounds - v['steps']} rounds of mixing"),
+        (
+            "graph",
+            f"{agreement.config.graph.name}, {len(agreement.links)} links, {agreement.message_bytes:,} bytes a message",
+        ),
+        (
+            "limits",
+            f"deadline {limits.deadline:g} s, staleness {limits.staleness} steps, at least {limits.fewest} sites",
+        ),
         ("join until", v["expires"]),
     ]
     if agreement.config.seed is not None:
@@ -198,7 +216,10 @@ def _show(agreement: Agreement, home: Path | None = None) -> None:
         where = card.address or "dials out only"
         this = "  ← this site" if card.identity == own else ""
         rows.append(
-            (card.name, f"{card.fingerprint}  {where}\nJ = {v['samples'][i]:,}, {epsilon}, σ = {v['sigma'][i]:.4g}{this}")
+            (
+                card.name,
+                f"{card.fingerprint}  {where}\nJ = {v['samples'][i]:,}, {epsilon}, σ = {v['sigma'][i]:.4g}{this}",
+            )
         )
     show(agreement.name, rows)
 
@@ -209,7 +230,9 @@ def join(
     home: Home = None,
     folder: Out = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, …")] = "cpu",
-    moved: Annotated[bool, typer.Option("--moved", help="The run folder is from another disk or machine, no copy.")] = False,
+    moved: Annotated[
+        bool, typer.Option("--moved", help="The run folder is from another disk or machine, no copy.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Sign an agreement and take part in its run; again after a crash, to go on."""
@@ -243,7 +266,10 @@ def join(
 def _show_summary(s: dict[str, Any], folder: Path) -> None:
     own = s["site"]
     node, m = own["node"], own["messages"]
-    spent, budget = (s["epsilon_spent"] or [None] * s["nodes"])[node], (s["epsilon_budget"] or [None] * s["nodes"])[node]
+    spent, budget = (
+        (s["epsilon_spent"] or [None] * s["nodes"])[node],
+        (s["epsilon_budget"] or [None] * s["nodes"])[node],
+    )
     bounded = "no budget" if budget is None else f"of {budget:g}"
     rows = [
         ("site", f"{own['name']}, node {node} of {s['nodes']}"),

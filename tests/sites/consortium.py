@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from runs import FORKS
 
 from privsgp import data
 from privsgp.accounting import ledger
 from privsgp.runs import config as configs
 from privsgp.sites.agreement import Agreement, Limits, propose
 from privsgp.sites.identity import Site
+from runs import FORKS
 
 FORKS.set_forkserver_preload(["privsgp.sites.join", "privsgp.runs.train", "sklearn.datasets"])
 NAMES = ("aachen", "basel", "cork", "delft", "essen", "fano", "ghent", "hull")
@@ -167,7 +167,7 @@ def _site(study: Path, file: Path, home: Path, out: Path, state: str) -> None:
 
     torch.set_num_threads(1)
     os.environ["PRIVSGP_STATE"] = state
-    sys.stdout = sys.stderr = Path(f"{out}.log").open("a", buffering=1)
+    sys.stdout = sys.stderr = Path(f"{out}.log").open("a", buffering=1)  # noqa: SIM115 - to the end
     logging.basicConfig(stream=sys.stderr, level=logging.INFO)
     try:
         join(study, file, home=home, out=out, say=print)

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import signal
-import os
-
 import numpy as np
 import pytest
 from consortium import Consortium

@@ -1,14 +1,14 @@
 """What all sites of a run sign: one canonical JSON file, *.study, whose SHA-256 is the run's id.
 
-It holds the shared configuration, the release, the roster (everybody's card), the graph, size and hash of x⁰, sizes J_i,
-budgets (ε_i, δ_i), noise σ_i, K, limits and an expiry. No code travels. Whoever joins makes all of it again from the
-configuration and refuses what differs: what others say about a site's own noise never changes it.
+It holds the shared configuration, the release, the roster (everybody's card), the graph, size and hash of x⁰, sizes
+J_i, budgets (ε_i, δ_i), noise σ_i, K, limits and an expiry. No code travels. Whoever joins makes all of it again from
+the configuration and refuses what differs: what others say about a site's own noise never changes it.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import datetime
+import datetime as dt
 import hashlib
 import json
 from dataclasses import dataclass
@@ -120,7 +120,9 @@ class Agreement:
             raise Refused(f"cannot read {path}: {error.strerror}", "name a *.study file") from error
         values = parsed(text, StudyFile, str(path))
         if canonical(values) != text.rstrip(b"\n"):
-            raise Refused(f"{path} is not in canonical form", "use the file as it was proposed: its hash is the run's id")
+            raise Refused(
+                f"{path} is not in canonical form", "use the file as it was proposed: its hash is the run's id"
+            )
         return cls.of(values, str(path))
 
     @classmethod
@@ -128,11 +130,15 @@ class Agreement:
         """Return the agreement that these values are."""
         for key, expected in (("format", FORMAT), ("version", VERSION), ("release", __version__)):
             if values[key] != expected:
-                raise Refused(f"{where}: {key} = {values[key]!r}, and this is {expected!r}", "all sites need one release")
+                raise Refused(
+                    f"{where}: {key} = {values[key]!r}, and this is {expected!r}", "all sites need one release"
+                )
         roster = tuple(Card.of(card, f"{where}, roster[{at}]") for at, card in enumerate(values["roster"]))
         config = configs.parse(values["config"])
         if config.shared() != values["config"]:
-            raise Refused(f"{where}: its configuration is not written out in full", "ask for a study that `propose` wrote")
+            raise Refused(
+                f"{where}: its configuration is not written out in full", "ask for a study that `propose` wrote"
+            )
         agreement = cls(values, roster, config)
         agreement._refuse_odd(where)
         return agreement
@@ -238,9 +244,9 @@ class Agreement:
                 return node
         raise Refused(f"{site.name} ({site.card.fingerprint}) is not on the roster of {self.name}", "see `agree show`")
 
-    def refuse_expired(self, now: datetime.datetime | None = None) -> None:
+    def refuse_expired(self, now: dt.datetime | None = None) -> None:
         """Refuse to begin after the expiry."""
-        now = now or datetime.datetime.now(datetime.UTC)
+        now = now or dt.datetime.now(dt.UTC)
         if now > _time(self.values["expires"]):
             raise Refused(f"{self.name} has expired on {self.values['expires']}", "agree anew")
 
@@ -266,14 +272,16 @@ class Agreement:
         Guarantee: mechanism, σ and allowance of the node are calibrated here, from its own number of samples.
         """
         J = len(dataset.y)
-        if J != self.values["samples"][node]:
+        if self.values["samples"][node] != J:
             raise Refused(
                 f"the data has {J} samples, and {self.name} says {self.values['samples'][node]}",
                 "J is public and counted with: agree anew, with the number that is true",
             )
         shape = {"shape": list(dataset.x.shape[1:]), "target": list(dataset.y.shape[1:]), "classes": dataset.classes}
         if shape != self.values["sample"]:
-            raise Refused(f"the data is like {shape}, and {self.name} says {self.values['sample']}", "bring data like that")
+            raise Refused(
+                f"the data is like {shape}, and {self.name} says {self.values['sample']}", "bring data like that"
+            )
         config = _changed(self.config, "engine", device=device)
         problem = assembled(config, dataset, [np.arange(J)], range(node, node + 1), self.values["samples"])
         spec = build_run(config, problem)
@@ -285,7 +293,7 @@ class Agreement:
         for key, value in told.items():
             if value != self.values[key]:
                 raise Refused(
-                    f"{self.name}: {key} is {json.dumps(self.values[key])}, and here it comes out as {json.dumps(value)}",
+                    f"{self.name}: {key} is {json.dumps(self.values[key])}, and comes out here as {json.dumps(value)}",
                     "nothing was signed: compare the versions of privsgp, torch and NumPy with the proposer's",
                 )
         for i, (m, agreed) in enumerate(zip(spec.protection.mechanisms, self.values["sigma"], strict=True)):
@@ -308,17 +316,17 @@ def propose(
         raise Refused(f"algorithm.{config.algorithm.auto[0]} = 'auto'", "write the number that `privsgp plan` gives")
     refuse_algorithm(config)
     # A step that was sent is never made again: no noise is needed for repeats.
-    config = configs.parse(_changed(config, "privacy", spare=0.0).shared())
+    sizes, config = config.data.sizes, configs.parse(_changed(config, "privacy", spare=0.0).shared())
     sample = {"shape": list(dataset.x.shape[1:]), "target": list(dataset.y.shape[1:]), "classes": dataset.classes}
     model, _ = first_model(config, dataset.x.shape[1:], dataset.y.shape[1:], dataset.classes)
-    now = datetime.datetime.now(datetime.UTC)
+    now = dt.datetime.now(dt.UTC)
     n = len(roster)
     values = {
         "format": FORMAT, "version": VERSION, "release": __version__, "name": name,
-        "created": _text(now), "expires": _text(now + datetime.timedelta(days=days)),
+        "created": _text(now), "expires": _text(now + dt.timedelta(days=days)),
         "config": config.shared(), "roster": [card.values for card in roster],
         "graph": graph_hash(make_graph(config)), "sample": sample, "model": _model(model),
-        "steps": config.algorithm.steps, "samples": list(config.data.sizes),
+        "steps": config.algorithm.steps, "samples": list(sizes),
         "epsilon": per_node(config.privacy.epsilon if config.private else None, n),
         "delta": per_node(config.privacy.delta, n), "sigma": _sigmas(config, dataset),
         "limits": limits.model_dump(), "relay": None,
@@ -376,9 +384,9 @@ def _model(model: Any) -> dict[str, Any]:  # noqa: ANN401 - a module
     return {"weights": x0.numel(), "x0": hashlib.sha256(x0.cpu().numpy().tobytes()).hexdigest()}
 
 
-def _text(when: datetime.datetime) -> str:
+def _text(when: dt.datetime) -> str:
     return when.strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def _time(text: str) -> datetime.datetime:
-    return datetime.datetime.strptime(text, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=datetime.UTC)
+def _time(text: str) -> dt.datetime:
+    return dt.datetime.strptime(text, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=dt.UTC)

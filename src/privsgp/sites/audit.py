@@ -1,4 +1,4 @@
-"""audit.jsonl: what was refused at the border and what else a site may want to prove later, each line chained to the last.
+"""audit.jsonl: what was refused at the border, with what proves it; each line is chained to the last.
 
 A line holds the SHA-256 of the line before it: one that was changed, removed or moved shows. Of what a peer repeats
 without end, the first lines are kept and then the powers of two, with their count: nobody can fill the disk.
@@ -44,7 +44,9 @@ class Audit:
             if count > _ALL and count & (count - 1):
                 return
             when = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-            line = canonical({"at": when, "kind": kind, "peer": peer, "what": what, "count": count, "prev": self._head} | more)
+            line = canonical(
+                {"at": when, "kind": kind, "peer": peer, "what": what, "count": count, "prev": self._head} | more
+            )
             with self.path.open("ab") as file:
                 file.write(line + b"\n")
                 file.flush()
@@ -73,6 +75,8 @@ def check(path: Path) -> list[bytes]:
         except (ValueError, TypeError, KeyError):
             follows = False
         if not follows:
-            raise Refused(f"{path}, line {number} does not follow the line before", "keep it as it is, and ask who changed it")
+            raise Refused(
+                f"{path}, line {number} does not follow the line before", "keep it as it is, and ask who changed it"
+            )
         head = hashlib.sha256(line).hexdigest()
     return lines

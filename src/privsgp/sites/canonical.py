@@ -7,7 +7,7 @@ import json
 
 
 def canonical(value: object) -> bytes:
-    """Return the value as JSON: keys sorted, no spaces, ASCII; numbers as Python writes them, the shortest that read back.
+    """Return the value as JSON: keys sorted, no spaces, ASCII; numbers as Python writes them.
 
     What is not finite is refused: it has no JSON.
     """

@@ -25,7 +25,7 @@ from privsgp.sites.server import HELLO, PULL, SERVICE, receive
 from privsgp.transport import forms
 
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-import grpc  # noqa: E402
+import grpc
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

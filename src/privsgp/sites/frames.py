@@ -71,9 +71,9 @@ class Header:
     def read(cls, text: bytes) -> Header:
         """Read a header; whatever is not one is rejected."""
         try:
-            said = json.loads(text) if len(text) <= _MOST_HEADER else None
+            said: dict[str, Any] = json.loads(text) if len(text) <= _MOST_HEADER else {}
         except (ValueError, RecursionError):
-            said = None
+            said = {}
         if not _FORM.fits(said):
             raise Rejected("form", f"a header that is none: {forms.shown(text[:120].decode(errors='replace'))}")
         return cls(**said)

@@ -12,7 +12,7 @@ enter; nothing here prints or sends them.
 from __future__ import annotations
 
 import base64
-import datetime
+import datetime as dt
 import hashlib
 import os
 import re
@@ -40,7 +40,7 @@ _LONGEST = 2**16  # bytes of a card
 _NAME = re.compile(r"[a-z][a-z0-9-]{0,30}")
 _ADDRESS = re.compile(r"(\[[0-9a-fA-F:]+\]|[A-Za-z0-9.-]+):(\d{1,5})")
 _PROXY = re.compile(r"http://[^\s/]+:\d{1,5}/?")
-_DAY = datetime.timedelta(days=1)
+_DAY = dt.timedelta(days=1)
 _AUTHORITY_DAYS, _TLS_DAYS = 3650, 90
 _FILES = ("identity.key", "authority.key", "exchange.key", "tls.key")  # private
 _Hex = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
@@ -84,7 +84,9 @@ class Card:
         """
         card = cls(values)
         if (values["format"], values["version"]) != (CARD, 1):
-            raise Refused(f"{where} is of format {values['format']!r}", "ask the site for the file that `site card` writes")
+            raise Refused(
+                f"{where} is of format {values['format']!r}", "ask the site for the file that `site card` writes"
+            )
         signed = {key: value for key, value in values.items() if key != "endorsement"}
         try:
             card.verify(b"card", canonical(signed), bytes.fromhex(values["endorsement"]))
@@ -201,7 +203,9 @@ class Site:
         identity, authority, exchange = Ed25519PrivateKey.generate(), _p256(), X25519PrivateKey.generate()
         for file, key in (("authority.key", authority), ("exchange.key", exchange)):
             site._keep(file, _private_pem(key))
-        certificate = _certificate(f"{name} authority", authority, authority, f"{name} authority", _AUTHORITY_DAYS, ca=True)
+        certificate = _certificate(
+            f"{name} authority", authority, authority, f"{name} authority", _AUTHORITY_DAYS, ca=True
+        )
         _write(home / "authority.crt", _pem(certificate))
         site._keep("site.json", canonical({"name": name, "listen": listen or address, "proxy": proxy}))
         site._card(identity, name, address, exchange, certificate).write(home / "own.card")
@@ -259,7 +263,9 @@ class Site:
     def _identity(self) -> Ed25519PrivateKey:
         key = self._load("identity.key")
         if not isinstance(key, Ed25519PrivateKey):
-            raise Refused(f"{self.home / 'identity.key'} is no Ed25519 key", "put the site's home folder back as it was")
+            raise Refused(
+                f"{self.home / 'identity.key'} is no Ed25519 key", "put the site's home folder back as it was"
+            )
         return key
 
     def tls(self) -> tuple[bytes, bytes]:
@@ -357,7 +363,7 @@ def _certificate(
     *, ca: bool = False,
 ) -> x509.Certificate:  # fmt: skip
     """Return a certificate, valid since yesterday: clocks of sites differ."""
-    now = datetime.datetime.now(datetime.UTC)
+    now = dt.datetime.now(dt.UTC)
     usage = x509.KeyUsage(
         digital_signature=not ca, key_cert_sign=ca, crl_sign=ca, content_commitment=False, key_encipherment=False,
         data_encipherment=False, key_agreement=False, encipher_only=False, decipher_only=False,

@@ -109,7 +109,13 @@ def join(
         _remember_signature(site, agreement)
         network = Network.make(site, agreement, folder)
         transport = SitesTransport(
-            site, agreement, node, network.inbox, network.outbox, network.members, folder.path / "private" / "taken.jsonl"
+            site,
+            agreement,
+            node,
+            network.inbox,
+            network.outbox,
+            network.members,
+            folder.path / "private" / "taken.jsonl",
         )
         transport.overtaken = lambda: network.client.overtaken
         trainer = SiteTrainer(spec, folder, transport, watch)
@@ -160,7 +166,12 @@ def _remember_signature(site: Site, agreement: Agreement) -> None:
     if agreement.run in [one["run"] for one in signed_before(site)]:
         return
     node = agreement.node(site)
-    line = {"run": agreement.run, "name": agreement.name, "epsilon": agreement.epsilon[node], "delta": agreement.delta[node]}
+    line = {
+        "run": agreement.run,
+        "name": agreement.name,
+        "epsilon": agreement.epsilon[node],
+        "delta": agreement.delta[node],
+    }
     descriptor = os.open(site.home / "signed.jsonl", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     try:
         os.write(descriptor, canonical(line) + b"\n")
@@ -206,8 +217,8 @@ def _keep_signatures(network: Network, folder: Folder) -> None:
     if path.exists():
         kept = json.loads(read_bytes(path, _LONGEST))
         with members.changed:
-            members._sign({str(i): one["signature"] for i, one in enumerate(kept["sites"]) if one["signature"]})  # noqa: SLF001
-            members._leave({str(i): one["left"] for i, one in enumerate(kept["sites"]) if one["left"]})  # noqa: SLF001
+            members._sign({str(i): one["signature"] for i, one in enumerate(kept["sites"]) if one["signature"]})
+            members._leave({str(i): one["left"] for i, one in enumerate(kept["sites"]) if one["left"]})
 
     def keep() -> None:
         with members.changed:
@@ -269,7 +280,8 @@ def _summary(network: Network, spec: RunSpec, outcome: Outcome) -> dict[str, Any
         "delta": list(p.deltas) if private else None, "sigma": [m.sigma for m in p.mechanisms],
         "noise": spec.noise.name, "samples": [m.samples for m in p.mechanisms], "releases": releases,
         "reported": [i for i in range(n) if i != node], "relation": p.relation, "accountant": p.accountant,
-        "test_data": PUBLIC_TEST if spec.share_metrics else PRIVATE_TEST, "virtual_seconds": spec.clock.at(outcome.steps),
+        "test_data": PUBLIC_TEST if spec.share_metrics else PRIVATE_TEST,
+        "virtual_seconds": spec.clock.at(outcome.steps),
         "bytes_sent": outcome.bytes_sent, "faults": None, "seconds": round(outcome.seconds, 0),
         "finished": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "site": {
@@ -336,7 +348,7 @@ def _refuse_left(folder: Folder) -> None:
 
 def _leave_on_request(folder: Folder, trainer: SiteTrainer) -> None:
     """Let `privsgp leave` stop a process that is in the run."""
-    trainer._network.stop = lambda: trainer.stopping.asked or _asked_to_leave(folder).exists()  # noqa: SLF001
+    trainer._network.stop = lambda: trainer.stopping.asked or _asked_to_leave(folder).exists()
 
 
 def leave(study: Path, *, home: Path, out: Path | None = None) -> bool:
@@ -411,7 +423,13 @@ def _write_status(network: Network, folder: Folder) -> None:
                 "failure": network.client.failures.get(i),
             }  # fmt: skip
         own = {"name": roster[network.node].name, "step": members.step, "phase": members.phase, "pid": os.getpid()}
-    told = {"run": network.agreement.run, "at": time.time(), "own": own, "sites": sites, "refused": network.audit.counts()}
+    told = {
+        "run": network.agreement.run,
+        "at": time.time(),
+        "own": own,
+        "sites": sites,
+        "refused": network.audit.counts(),
+    }
     temporary = folder.path / "private" / "status.new"
     temporary.write_text(json.dumps(told))
     temporary.replace(folder.path / "status.json")

@@ -55,7 +55,9 @@ class Outbox:
         """Return such a message, waiting for it for some time."""
         until = time.monotonic() + seconds
         with self.changed:
-            while (frame := self.next(target, after)) is None and not ended() and (left := until - time.monotonic()) > 0:
+            while (
+                (frame := self.next(target, after)) is None and not ended() and (left := until - time.monotonic()) > 0
+            ):
                 self.changed.wait(min(left, 0.5))
             return frame
 
@@ -130,7 +132,7 @@ class Inbox:
             self.changed.notify_all()
 
     def take(self, k: int) -> list[Frame]:
-        """Return what is to be added at step k, older steps first: of each link the newest up to k, else a later one."""
+        """Return what is to be added at step k, older steps first: of each link the newest up to k, else a later."""
         taken = []
         with self.changed:
             for source, frames in self._frames.items():

@@ -1,4 +1,4 @@
-"""policy.toml: what a site allows, whoever asks. It lies in the site's home and is checked before anything is signed."""
+"""policy.toml: what a site allows, whoever asks. It lies in its home, and is checked before anything is signed."""
 
 from __future__ import annotations
 
@@ -30,7 +30,9 @@ class Policy(Options):
     weights: Count | None = option(None, "largest number of weights of a model")
     peers: list[str] | None = option(None, "fingerprints of the sites with whom to learn")
     fewest: Count | None = option(None, "least number of sites that must be there while steps are taken")
-    simulation: bool = option(default=True, meaning="whether agreements with a seed, which protect nothing, may be signed")
+    simulation: bool = option(
+        default=True, meaning="whether agreements with a seed, which protect nothing, may be signed"
+    )
 
 
 def read(path: Path) -> Policy | None:
@@ -42,7 +44,9 @@ def read(path: Path) -> Policy | None:
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         key = ".".join(map(str, first["loc"]))
-        raise Refused(f"{path}: {key} = {first['input']!r}: {first['msg']}", f"known keys: {', '.join(Policy.model_fields)}") from error
+        raise Refused(
+            f"{path}: {key} = {first['input']!r}: {first['msg']}", f"known keys: {', '.join(Policy.model_fields)}"
+        ) from error
     except (ValueError, RecursionError, OSError) as error:
         raise Refused(f"{path} is not TOML: {error}", "mend it: without it this site signs nothing") from error
 
@@ -76,5 +80,6 @@ def refuse_against(policy: Policy, agreement: Agreement, node: int, signed: floa
 
 def _refused(what: str) -> Refused:
     return Refused(
-        f"policy.toml: {what}", "nothing was signed: ask for another agreement, or have the policy changed by whom it is"
+        f"policy.toml: {what}",
+        "nothing was signed: ask for another agreement, or have the policy changed by whom it is",
     )

@@ -25,7 +25,7 @@ from privsgp.sites.frames import PIECE, Frame, Rejected
 from privsgp.transport import forms
 
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what matters is said in this program's words
-import grpc  # noqa: E402
+import grpc
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -82,7 +82,9 @@ class Server:
         try:
             self._server.add_secure_port(listen, credentials)
         except RuntimeError as error:
-            raise Refused(f"cannot listen at {listen}", "is the port taken, or not this machine's? see --listen") from error
+            raise Refused(
+                f"cannot listen at {listen}", "is the port taken, or not this machine's? see --listen"
+            ) from error
         self._server.start()
 
     def stop(self) -> None:
@@ -92,7 +94,7 @@ class Server:
             self._server.stop(_BYE).wait(_BYE)
 
     def _certificates(self) -> grpc.ServerCertificateConfiguration:
-        """Return key, certificate and trust store; asked at every connection, so a renewed certificate is used at once."""
+        """Return key, certificate and trust store; asked at every connection: a renewed one is used at once."""
         return grpc.ssl_server_certificate_configuration([self.site.tls()], self._roots)
 
     def _hello(self, request: bytes, context: grpc.ServicerContext) -> bytes:
@@ -132,7 +134,8 @@ class Server:
         if peer is None or peer == self.node:
             self.audit.note("stranger", _common_name(pem), f"a certificate of no other member, from {context.peer()}")
             context.abort(grpc.StatusCode.PERMISSION_DENIED, "no other member's certificate")
-        return int(peer)  # type: ignore[arg-type] - abort does not return
+            raise AssertionError  # abort does not return
+        return peer
 
     @contextlib.contextmanager
     def _border(self, peer: int, context: grpc.ServicerContext) -> Iterator[None]:

@@ -106,8 +106,8 @@ class SitesTransport(Transport):
     def arrays(self) -> dict[str, Tensor]:
         """Return what a commit must hold besides x and w."""
         return {
-            "sums": self.outgoing.sums, "last": self.last, "used": self.used, "kept": self.kept, "arrived": self.incoming.arrived,
-            "newest": self.incoming.newest, "counts": self.counts,
+            "sums": self.outgoing.sums, "last": self.last, "used": self.used, "kept": self.kept,
+            "arrived": self.incoming.arrived, "newest": self.incoming.newest, "counts": self.counts,
         }  # fmt: skip
 
     def restart(self, x: Tensor, w: Tensor) -> None:
@@ -188,7 +188,9 @@ class SitesTransport(Transport):
     def _holds(self, k: int, due: list[int], waited: float) -> str | None:
         """Say what step k waits for: "" for messages that may still be in time, None where it can go on."""
         if (why := self.overtaken()) is not None:
-            raise Refused(why, "this folder is an older copy: restore the one that went on; nothing was sent from this one")
+            raise Refused(
+                why, "this folder is an older copy: restore the one that went on; nothing was sent from this one"
+            )
         limits, gone = self.agreement.limits, self.members.gone()
         missing = [j for j in due if j not in gone and self.inbox.newest(j) < k]
         silent = [j for j in missing if self.inbox.newest(j) < k - limits.staleness]
