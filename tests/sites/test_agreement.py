@@ -11,7 +11,6 @@ import pytest
 from consortium import RUN, Consortium
 from hypothesis import given
 from hypothesis import strategies as st
-from runs import command
 
 from privsgp import data
 from privsgp.errors import Refused
@@ -20,9 +19,14 @@ from privsgp.sites import policy
 from privsgp.sites.agreement import Agreement, Limits, propose
 from privsgp.sites.canonical import canonical
 from privsgp.sites.join import check_policy
+from runs import command
 
 JSON = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**53), 2**53)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(),
     lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
 )
 
@@ -123,7 +127,9 @@ def test_an_agreement_expires(three):
 @pytest.fixture(scope="module")
 def budgeted(tmp_path_factory):
     return Consortium.make(
-        tmp_path_factory.mktemp("budget") / "c", privacy={"epsilon": [2.0, 3.0, 4.0], "sigma": None}, algorithm={"steps": 5}
+        tmp_path_factory.mktemp("budget") / "c",
+        privacy={"epsilon": [2.0, 3.0, 4.0], "sigma": None},
+        algorithm={"steps": 5},
     )
 
 

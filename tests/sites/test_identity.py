@@ -7,11 +7,11 @@ import stat
 
 import pytest
 from cryptography.exceptions import InvalidSignature
-from runs import command
 
 from privsgp.errors import Refused
 from privsgp.sites.canonical import canonical
 from privsgp.sites.identity import Card, Site, fingerprint
+from runs import command
 
 
 @pytest.fixture

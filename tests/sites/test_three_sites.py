@@ -4,30 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from consortium import Consortium
+from oracle import lockstep
 
 from privsgp.sites.agreement import Limits
-
-
-@pytest.fixture
-def consortium(tmp_path):
-    made = []
-
-    def make(**options):
-        made.append(Consortium.make(tmp_path / f"c{len(made)}", **options))
-        return made[-1]
-
-    yield make
-    for one in made:
-        one.stop()
 
 
 def test_undisturbed_a_run_of_sites_is_the_simulated_one_to_the_last_bit(consortium, tmp_path):
     c = consortium(seed=3, closed=(2,))
     c.start()
     summaries = c.end()
-    from oracle import lockstep
-
     z, w = lockstep(c)
     for i, summary in enumerate(summaries):
         assert summary["releases"][i] == 20 == c.ledger(i).charged == c.sent(i)
