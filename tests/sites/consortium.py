@@ -90,12 +90,21 @@ class Consortium:
     def out(self, i: int) -> Path:
         return self.folder / f"run-{self.sites[i].name}"
 
-    def start(self, *which: int) -> None:
-        """Start sites as processes."""
+    def start(self, *which: int, moments: int | None = None, loss: float = 0.0) -> None:
+        """Start sites as processes; one with `moments` kills itself after so many writes and messages.
+
+        With `loss`, that share of the messages that reach a site is lost there, and a third of it comes twice.
+        """
         for i in which or range(len(self.sites)):
             args = (self.study, self.files[i], self.sites[i].home, self.out(i), os.environ["PRIVSGP_STATE"])
-            self.processes[i] = FORKS.Process(target=_site, args=args)
+            self.processes[i] = FORKS.Process(target=_site, args=(*args, moments, loss))
             self.processes[i].start()
+
+    def ask_to_stop(self, i: int) -> int:
+        """Stop a site as an administrator would; return its exit status."""
+        os.kill(self.processes[i].pid, signal.SIGTERM)
+        self.processes[i].join(20.0)
+        return self.processes[i].exitcode
 
     def kill(self, i: int) -> None:
         """Kill a site as a power cut would."""
@@ -157,7 +166,9 @@ class Consortium:
         return np.concatenate([tensors[name].ravel() for name in sorted(tensors)])
 
 
-def _site(study: Path, file: Path, home: Path, out: Path, state: str) -> None:
+def _site(
+    study: Path, file: Path, home: Path, out: Path, state: str, moments: int | None = None, loss: float = 0.0
+) -> None:
     import logging
 
     import torch
@@ -169,8 +180,54 @@ def _site(study: Path, file: Path, home: Path, out: Path, state: str) -> None:
     os.environ["PRIVSGP_STATE"] = state
     sys.stdout = sys.stderr = Path(f"{out}.log").open("a", buffering=1)  # noqa: SIM115 - to the end
     logging.basicConfig(stream=sys.stderr, level=logging.INFO)
+    if moments is not None:
+        _die_after(moments)
+    if loss:
+        _lose(loss)
     try:
         join(study, file, home=home, out=out, say=print)
     except (Refused, Interrupted) as error:
         print(repr(error))
         sys.exit(2 if isinstance(error, Refused) else 130)
+
+
+def _die_after(moments: int) -> None:
+    """Let this process kill itself at a moment: before any write, or any message that is about to be sent."""
+    from privsgp.sites.mailbox import Outbox
+    from privsgp.sites.transport import SitesTransport
+
+    left = iter(range(moments))
+
+    def dying(function: Any) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if next(left, None) is None:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return function(*args, **kwargs)
+
+        return call
+
+    def begin(transport: Any, k: int, *args: Any) -> Any:  # from the first step on
+        if k == 1:
+            for holder, name in ((os, "write"), (os, "fsync"), (os, "replace"), (Outbox, "post")):
+                setattr(holder, name, dying(getattr(holder, name)))
+        return mix(transport, k, *args)
+
+    mix, SitesTransport.mix = SitesTransport.mix, begin
+
+
+def _lose(loss: float) -> None:
+    import random
+
+    from privsgp.sites import client, server
+
+    rng, receive = random.Random(os.getpid()), server.receive
+
+    def sometimes(*args: Any) -> None:
+        *about, pieces = args
+        pieces = list(pieces)
+        if rng.random() >= loss:
+            receive(*about, iter(pieces))
+        if rng.random() < loss / 3:
+            receive(*about, iter(pieces))
+
+    server.receive = client.receive = sometimes

@@ -181,7 +181,7 @@ def test_a_connection_that_does_not_speak_tls_is_closed(house):
 
 def test_hellos_that_are_none_are_refused_and_written_down(house):
     c, network = house
-    good, before = network.members.hello() | {"phase": "training"}, kinds(network).get("form", 0)
+    good, before = network.members.hello(1) | {"phase": "training"}, kinds(network).get("form", 0)
     with channel(c, c.sites[1]) as opened:
         hello = opened.unary_unary("/privsgp.Sites/Hello")
         wrong = [canonical(good | {"run": "0" * 64}), canonical(good | {"step": -1})]

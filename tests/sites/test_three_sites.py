@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+
 import numpy as np
 import pytest
 from oracle import lockstep
@@ -37,3 +39,56 @@ def test_killed_and_restarted_nobody_is_charged_twice(consortium):
     assert sum(s["site"]["w"] for s in summaries) == pytest.approx(3, abs=1e-9)
     models = np.stack([c.model(i) for i in range(3)])
     assert np.abs(models - models.mean(0)).max() < 0.05 * np.abs(models).max()
+
+
+@pytest.mark.parametrize("moments", [3, 17])
+def test_killed_at_any_moment_nothing_is_sent_that_was_not_committed_nor_charged_twice(consortium, moments):
+    """A few of the moments; `make test-faults` tries fifty."""
+    c = consortium(limits=Limits(deadline=1.0, staleness=4), algorithm={"steps": 12, "final_mixing": 4})
+    c.start(0, 2)
+    c.start(1, moments=moments)
+    c.processes[1].join(40)
+    assert c.processes[1].exitcode == -9, c.log(1)
+    c.start(1)
+    for i, summary in enumerate(c.end()):
+        assert summary["releases"][i] == 12 == c.ledger(i).charged == c.sent(i)
+        assert summary["site"]["w"] > 0
+        assert not c.audited(i)  # no equivocation: what was sent before is sent again as it was
+
+
+def test_an_older_copy_of_a_folder_does_not_go_on(consortium):
+    c = consortium(seed=5, limits=Limits(deadline=1.0, staleness=4), algorithm={"steps": 400})
+    c.start()
+    c.until_step(1, 3)
+    assert c.ask_to_stop(1) == 130
+    shutil.copytree(c.out(1), c.folder / "copy")
+    c.start(1)
+    c.until_step(1, 9)
+    assert c.ask_to_stop(1) == 130
+    shutil.rmtree(c.out(1))
+    shutil.copytree(c.folder / "copy", c.out(1))
+    c.start(1)
+    c.processes[1].join(30)
+    assert c.processes[1].exitcode == 2
+    assert "older copy" in c.log(1)
+
+
+def test_a_site_leaves_for_good_and_a_third_of_the_messages_is_lost(consortium):
+    c = consortium(limits=Limits(deadline=0.3, staleness=20), algorithm={"steps": 30, "final_mixing": 20})
+    c.start(loss=0.3)
+    c.until_step(2, 4)
+    (c.out(2) / "private" / "leaving").touch()  # what `privsgp leave` does while the site is in the run
+    c.processes[2].join(20)
+    assert c.processes[2].exitcode == 130, c.log(2)
+    summaries = c.end(0, 1)
+    for i, summary in enumerate(summaries):
+        assert summary["site"]["messages"]["left"] == ["cork"]
+        assert summary["releases"][i] == 30 == c.ledger(i).charged == c.sent(i)
+        assert not c.audited(i)
+    one, other = c.model(0), c.model(1)
+    assert np.abs(one - other).max() < 0.05 * np.abs(one).max()
+    assert c.ledger(2).charged == c.sent(2) < 30  # what it had not used was given back
+    c.start(2)
+    c.processes[2].join(20)
+    assert c.processes[2].exitcode == 2
+    assert "left the run for good" in c.log(2)

@@ -15,12 +15,11 @@ import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from cryptography.exceptions import InvalidSignature
-
 from privsgp.sites import frames
 from privsgp.sites.canonical import canonical
-from privsgp.sites.frames import PIECE, Header, Rejected
+from privsgp.sites.frames import PIECE, Rejected
 from privsgp.sites.identity import tls_name
+from privsgp.sites.members import NEWEST
 from privsgp.sites.server import HELLO, PULL, SERVICE, receive
 from privsgp.transport import forms
 
@@ -39,10 +38,6 @@ if TYPE_CHECKING:
 BEAT = 1.0  # seconds between two hellos
 _FIRST, _LAST = 0.2, 15.0  # seconds between two attempts
 _LOG = logging.getLogger(__name__)
-_PROOF = forms.keys(
-    {"header": forms.text(r"[\x20-\x7e]{2,1024}", "a header"), "signature": forms.text("[0-9a-f]{128}", "a signature")}
-)
-_NEWEST = forms.keys({"newest": forms.whole(-1), "proof": forms.perhaps(_PROOF)})
 
 
 class Client:
@@ -54,7 +49,6 @@ class Client:
         self.site, self.agreement, self.node = site, agreement, node
         self.inbox, self.outbox, self.members, self.audit = inbox, outbox, members, audit
         self.ended = threading.Event()
-        self.overtaken: str | None = None  # why this site must not go on: peers have seen more than it knows of
         self.failures: dict[int, str] = {}
         self._threads: list[threading.Thread] = []
         self._channels: set[grpc.Channel] = set()
@@ -144,7 +138,7 @@ class Client:
     def _talk(self, peer: int, channel: grpc.Channel) -> None:
         """Say hello, then bring the peer what it does not have; for a beat."""
         hello, version = channel.unary_unary(f"/{SERVICE}/Hello"), self.members.version
-        said = self.members.hello()
+        said = self.members.hello(peer)
         self.members.learn(peer, _read(hello(canonical(said), timeout=HELLO)))
         self.members.told[peer] = said["phase"]
 
@@ -155,31 +149,11 @@ class Client:
         while frame is not None and not self.ended.is_set():
             push = channel.stream_unary(f"/{SERVICE}/Push")
             said = _read(push(frame.pieces(), timeout=self.agreement.limits.transfer))
-            if not _NEWEST.fits(said):
+            if not NEWEST.fits(said):
                 raise Rejected("form", f"no answer: {forms.shown(said)}")
-            self._heed(peer, said)
+            self.members.prove(peer, said)
             self.members.took(peer, max(said["newest"], frame.header.step))
             frame = self.outbox.next(peer, self.members.have_of(peer))
-
-    def _heed(self, peer: int, said: dict[str, Any]) -> None:
-        """Notice that a peer has a later message of this site than this site knows of: an older copy must not go on.
-
-        The word of a peer is not enough for that: it has to show what this site signed.
-        """
-        if said["newest"] <= self.outbox.newest(peer) or said["proof"] is None:
-            return
-        text = said["proof"]["header"].encode()
-        header = Header.read(text)
-        try:
-            self.agreement.roster[self.node].verify(b"message", text, bytes.fromhex(said["proof"]["signature"]))
-        except InvalidSignature:
-            raise Rejected("signature", "a proof of what this site sent that it did not sign") from None
-        same = (header.run, header.source, header.target) == (self.agreement.run, self.node, peer)
-        if same and header.step > self.outbox.newest(peer):
-            self.overtaken = (
-                f"{self.agreement.roster[peer].name} has this site's message of step {header.step}, and this folder "
-                f"knows of none after step {self.outbox.newest(peer)}"
-            )
 
     def _fetch(self, peer: int, channel: grpc.Channel) -> None:
         """Fetch the next message from a peer, waiting for it there."""

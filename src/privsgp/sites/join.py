@@ -117,7 +117,6 @@ def join(
             network.members,
             folder.path / "private" / "taken.jsonl",
         )
-        transport.overtaken = lambda: network.client.overtaken
         trainer = SiteTrainer(spec, folder, transport, watch)
         _leave_on_request(folder, trainer)
         _keep_signatures(network, folder)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from privsgp.sites.frames import Frame, Rejected, refuse_body
 
@@ -90,10 +90,11 @@ class Inbox:
             last = self._last.get(source)
             return last.header.step if last is not None else self._taken.get(source, (-1, None))[0]
 
-    def last(self, source: int) -> Frame | None:
-        """Return the newest message of a source that this process has seen."""
+    def proof(self, source: int) -> dict[str, Any]:
+        """Return what this site has of a source: the step, and the source's own signed word for it."""
         with self.changed:
-            return self._last.get(source)
+            last = self._last.get(source)
+            return {"newest": self.newest(source), "proof": None if last is None else last.evidence()}
 
     def is_news(self, header: Header, signature: bytes) -> bool:
         """Tell, before the body is read, whether a message is newer than all that came; reject two of one step.

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from cryptography.exceptions import InvalidSignature
 
-from privsgp.sites.frames import Rejected
+from privsgp.sites.frames import Header, Rejected
 from privsgp.transport import forms
 
 if TYPE_CHECKING:
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 PHASES = ("signing", "training", "paused", "mixing", "finished", "left")
 _SIGNATURE = forms.text("[0-9a-f]{128}", "a signature")
 _PHASE = forms.text("|".join(PHASES), "a phase")
+_PROOF = forms.keys({"header": forms.text(r"[\x20-\x7e]{2,1024}", "a header"), "signature": _SIGNATURE})
+NEWEST = forms.keys({"newest": forms.whole(-1), "proof": forms.perhaps(_PROOF)})
 _SILENCE = 4.0  # seconds without a hello after which a site does not count as there, or the deadline if that is longer
 _LONG_AGO = 1e6
 
@@ -46,6 +48,7 @@ def hello_form(nodes: int) -> forms.Form:
             "run": forms.text("[0-9a-f]{64}", "a run"), "incarnation": forms.whole(1), "step": forms.whole(),
             "phase": _PHASE, "have": steps, "durable": steps, "signatures": _by_node(_SIGNATURE, nodes),
             "left": _by_node(_SIGNATURE, nodes), "heard": _by_node(forms.real(0.0, _LONG_AGO), nodes),
+            "yours": NEWEST,
         }
     )  # fmt: skip
 
@@ -75,6 +78,9 @@ class Members:
         self.told: dict[int, str] = {}  # the phase that a site was last told of
         self.version = 0  # grows when there is something that others should hear soon
         self.on_change: Callable[[], None] = lambda: None
+        self.proven: dict[int, int] = {}  # by target: a step of this site's that it has shown to have
+        self.proof: Callable[[int], dict[str, Any]] = lambda _peer: {"newest": -1, "proof": None}
+        self.posted: Callable[[int], int] = lambda _peer: -1
         self.have: Callable[[], dict[str, int]] = dict
         self.durable: Callable[[], dict[str, int]] = dict
         self.keep: Callable[[], None] = lambda: None  # called when a signature or a goodbye came
@@ -99,8 +105,8 @@ class Members:
         touch = [i for i in self.others if not closed or self.agreement.roster[i].address is not None]
         return all(self.told.get(i) == phase for i in touch if self.is_there(i))
 
-    def hello(self) -> dict[str, Any]:
-        """Return what this site says of itself and of others."""
+    def hello(self, peer: int) -> dict[str, Any]:
+        """Return what this site says to a peer: of itself, of others, and what it has of the peer's."""
         have, durable, now = self.have(), self.durable(), time.monotonic()
         with self.changed:
             ages = {str(i): now - m.heard for i, m in self.others.items()}
@@ -110,6 +116,7 @@ class Members:
                 "signatures": {str(i): one for i, one in self.signatures.items()},
                 "left": {str(i): one for i, one in self.left.items()},
                 "heard": {i: age for i, age in ages.items() if age < _LONG_AGO / 2},
+                "yours": self.proof(peer),
             }  # fmt: skip
 
     def learn(self, peer: int, said: object) -> None:
@@ -125,11 +132,29 @@ class Members:
             member.heard, member.incarnation = time.monotonic(), said["incarnation"]
             member.step, member.phase = said["step"], said["phase"]
             member.have, member.durable = said["have"], said["durable"]
+            self.prove(peer, said["yours"])
             self._hear_of(said["heard"])
             news = self._sign(said["signatures"]) | self._leave(said["left"])
             self.changed.notify_all()
         if news:
             self.keep()
+
+    def prove(self, peer: int, said: dict[str, Any]) -> None:
+        """Note which message of this site's a peer has, where it is later than what this process has sent.
+
+        A site that was put back to an older copy learns of it here. The word of a peer is not enough for that: it has
+        to show what this site signed.
+        """
+        if said["newest"] <= max(self.posted(peer), self.proven.get(peer, -1)) or said["proof"] is None:
+            return
+        text = said["proof"]["header"].encode()
+        header = Header.read(text)
+        try:
+            self.agreement.roster[self.node].verify(b"message", text, bytes.fromhex(said["proof"]["signature"]))
+        except InvalidSignature:
+            raise Rejected("signature", "a proof of what this site sent that it did not sign") from None
+        if (header.run, header.source, header.target) == (self.agreement.run, self.node, peer):
+            self.proven[peer] = max(header.step, self.proven.get(peer, -1))
 
     def _hear_of(self, ages: dict[str, float]) -> None:
         now = time.monotonic()

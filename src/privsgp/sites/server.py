@@ -101,7 +101,7 @@ class Server:
         peer = self._who(context)
         with self._border(peer, context):
             self.members.learn(peer, _read(request, _MOST_HELLO))
-        said = self.members.hello()
+        said = self.members.hello(peer)
         self.members.told[peer] = said["phase"]
         return canonical(said)
 
@@ -112,7 +112,7 @@ class Server:
             header, signature = frames.opened(next(pieces, b""))
             receive(self.agreement, self.node, self.inbox, peer, header, signature, pieces)
             self.members.heard(peer)
-        return canonical(newest(self.inbox, peer))
+        return canonical(self.inbox.proof(peer))
 
     def _pull(self, request: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
         """Hand a member the next message for it, once there is one."""
@@ -192,12 +192,6 @@ def receive(
     frames.refuse_head(agreement, peer, node, header, signature)
     if inbox.is_news(header, signature):
         inbox.put(Frame(header, signature, frames.read_body(header, pieces)))
-
-
-def newest(inbox: Inbox, peer: int) -> dict[str, Any]:
-    """Return what this site has of a peer: the step, and the peer's own signed word for it where it is known."""
-    last = inbox.last(peer)
-    return {"newest": inbox.newest(peer), "proof": None if last is None else last.evidence()}
 
 
 def _member(roster: tuple[Card, ...], pem: bytes) -> int | None:

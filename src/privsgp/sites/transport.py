@@ -57,10 +57,10 @@ class SitesTransport(Transport):
         self.counts = torch.zeros(3, dtype=torch.int64)  # messages posted, taken, missed at the deadline
         self.commit: Callable[[int, Tensor, Tensor], None] = lambda _k, _x, _w: None
         self.stop: Callable[[], bool] = lambda: False
-        self.overtaken: Callable[[], str | None] = lambda: None
         self.device = torch.device("cpu")
         members.have = self._have
         members.durable = self._durable_steps
+        members.proof, members.posted = inbox.proof, outbox.newest
         self._durable = dict[str, int]()
 
     def mix(self, k: int, x: Tensor, w: Tensor, meanwhile: Callable[[], None] = nothing) -> tuple[Tensor, Tensor]:
@@ -187,10 +187,7 @@ class SitesTransport(Transport):
 
     def _holds(self, k: int, due: list[int], waited: float) -> str | None:
         """Say what step k waits for: "" for messages that may still be in time, None where it can go on."""
-        if (why := self.overtaken()) is not None:
-            raise Refused(
-                why, "this folder is an older copy: restore the one that went on; nothing was sent from this one"
-            )
+        self._refuse_older_copy()
         limits, gone = self.agreement.limits, self.members.gone()
         missing = [j for j in due if j not in gone and self.inbox.newest(j) < k]
         silent = [j for j in missing if self.inbox.newest(j) < k - limits.staleness]
@@ -204,6 +201,17 @@ class SitesTransport(Transport):
             return ""
         self.counts[2] += len(missing)
         return None
+
+    def _refuse_older_copy(self) -> None:
+        """Refuse to go on where a peer has shown a later message of this site than this folder knows of."""
+        for link, target in enumerate(self.targets):
+            if (shown := self.members.proven.get(target, -1)) > self.last[link]:
+                name = self.agreement.roster[target].name
+                raise Refused(
+                    f"{name} has this site's message of step {shown}, and this folder knows of none after step "
+                    f"{int(self.last[link])}",
+                    "this is an older copy: put the folder back that went on; nothing was sent from this one",
+                )
 
     def _have(self) -> dict[str, int]:
         return {str(j): step for j in self.sources if (step := self.inbox.newest(j)) >= 0}
