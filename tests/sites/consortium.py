@@ -22,7 +22,7 @@ from privsgp.sites.agreement import Agreement, Limits, propose
 from privsgp.sites.identity import Site
 from runs import FORKS
 
-FORKS.set_forkserver_preload(["privsgp.sites.join", "privsgp.runs.train", "sklearn.datasets"])
+FORKS.set_forkserver_preload(["privsgp.sites.join", "torch._dynamo", "sklearn.datasets"])  # torch is imported once
 NAMES = ("aachen", "basel", "cork", "delft", "essen", "fano", "ghent", "hull")
 RUN = {
     "data": {"classes": 10},
