@@ -94,11 +94,15 @@ def test_data_of_another_size_is_refused(three):
 
 
 @pytest.mark.parametrize(
-    ("name", "why"),
-    [("privsgp-vr", "journal"), ("privsgp-sag", "journal"), ("dp-sgd", "push-sum"), ("soteriafl-sgd", "push-sum")],
+    ("algorithm", "why"),
+    [
+        ({"name": "dp-sgd"}, "push-sum"),
+        ({"name": "soteriafl-sgd"}, "push-sum"),
+        ({"average": "tail", "final_mixing": 3}, "no average"),
+    ],
 )
-def test_algorithms_that_could_not_be_gone_on_with_are_refused(three, name, why):
-    values = copy.deepcopy(RUN) | {"algorithm": {"name": name}}
+def test_algorithms_that_could_not_be_gone_on_with_are_refused(three, algorithm, why):
+    values = copy.deepcopy(RUN) | {"algorithm": algorithm}
     values["data"] |= {"nodes": 3, "sizes": [100, 120, 140]}
     like = data.load(str(three.files[0]), classes=10)
     with pytest.raises(Refused, match=why):

@@ -11,8 +11,9 @@ from oracle import lockstep
 from privsgp.sites.agreement import Limits
 
 
-def test_undisturbed_a_run_of_sites_is_the_simulated_one_to_the_last_bit(consortium, tmp_path):
-    c = consortium(seed=3, closed=(2,))
+@pytest.mark.parametrize("algorithm", ["privsgp", "privsgp-vr"])
+def test_undisturbed_a_run_of_sites_is_the_simulated_one_to_the_last_bit(consortium, algorithm):
+    c = consortium(seed=3, closed=(2,), algorithm={"name": algorithm})
     c.start()
     summaries = c.end()
     z, w = lockstep(c)
@@ -41,10 +42,16 @@ def test_killed_and_restarted_nobody_is_charged_twice(consortium):
     assert np.abs(models - models.mean(0)).max() < 0.05 * np.abs(models).max()
 
 
-@pytest.mark.parametrize("moments", [3, 17])
-def test_killed_at_any_moment_nothing_is_sent_that_was_not_committed_nor_charged_twice(consortium, moments):
-    """A few of the moments; `make test-faults` tries fifty."""
-    c = consortium(limits=Limits(deadline=1.0, staleness=4), algorithm={"steps": 12, "final_mixing": 4})
+@pytest.mark.parametrize(("moments", "algorithm"), [(3, "privsgp"), (17, "privsgp-vr")])
+def test_killed_at_any_moment_nothing_is_sent_that_was_not_committed_nor_charged_twice(consortium, moments, algorithm):
+    """Two of the moments; `make test-faults` tries fifty."""
+    killed_at(consortium, moments, algorithm)
+
+
+def killed_at(consortium, moments, algorithm):
+    c = consortium(
+        limits=Limits(deadline=1.0, staleness=4), algorithm={"name": algorithm, "steps": 12, "final_mixing": 4}
+    )
     c.start(0, 2)
     c.start(1, moments=moments)
     c.processes[1].join(40)
@@ -54,6 +61,26 @@ def test_killed_at_any_moment_nothing_is_sent_that_was_not_committed_nor_charged
         assert summary["releases"][i] == 12 == c.ledger(i).charged == c.sent(i)
         assert summary["site"]["w"] > 0
         assert not c.audited(i)  # no equivocation: what was sent before is sent again as it was
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("moments", range(0, 100, 2))
+def test_fifty_moments(consortium, moments):
+    killed_at(consortium, moments, ("privsgp", "privsgp-vr", "privsgp-sag")[moments // 2 % 3])
+
+
+@pytest.mark.slow
+def test_two_sites_at_once_and_again(consortium):
+    c = consortium(limits=Limits(deadline=1.0, staleness=6), algorithm={"steps": 60, "final_mixing": 12})
+    c.start()
+    for k in (5, 15, 25):
+        c.until_step(0, k)
+        for i in (1, 2):
+            c.kill(i)
+        c.start(1, 2)
+    for i, summary in enumerate(c.end()):
+        assert summary["releases"][i] == 60 == c.ledger(i).charged == c.sent(i)
+        assert summary["site"]["w"] > 0
 
 
 def test_an_older_copy_of_a_folder_does_not_go_on(consortium):

@@ -20,7 +20,6 @@ from cryptography.exceptions import InvalidSignature
 from pydantic import BaseModel, ConfigDict, Field
 
 from privsgp import __version__
-from privsgp.algorithms import ALGORITHMS, PushSum
 from privsgp.errors import Refused
 from privsgp.files import parsed, read_bytes, replace
 from privsgp.gradients import Layout
@@ -46,8 +45,7 @@ if TYPE_CHECKING:
     from privsgp.sites.identity import Site
 
 FORMAT, VERSION = "privsgp-study", 1
-# What a site remembers between two steps must be durable before a message leaves: x, w and sums are, tables are not.
-ALLOWED = ("privsgp", "sgp")
+ALLOWED = ("privsgp", "privsgp-vr", "privsgp-sag", "sgp")
 _LONGEST = 2**22
 _CLOSE = 1e-6  # by which noise that two sites computed may differ
 _Hex = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
@@ -353,13 +351,18 @@ def _changed(config: Config, section: str, **values: Any) -> Config:  # noqa: AN
 
 def refuse_algorithm(config: Config) -> None:
     """Refuse what could not be gone on with after a crash, or does not send to neighbours in step."""
-    name, algorithm = config.algorithm.name, ALGORITHMS[config.algorithm.name]
-    if name in ALLOWED:
-        return
-    why = "its nodes do not send to neighbours in step by push-sum"
-    if issubclass(algorithm, PushSum):
-        why = "its table would have to be durable before each message, and no journal of it is kept yet"
-    raise Refused(f"algorithm.name = {name!r} between sites: {why}", f"take {' or '.join(map(repr, ALLOWED))}")
+    a = config.algorithm
+    if a.name not in ALLOWED:
+        raise Refused(
+            f"algorithm.name = {a.name!r} between sites: it does not send to neighbours in step by push-sum, or nobody "
+            "knows whether what it remembers survives a crash",
+            f"take {' or '.join(map(repr, ALLOWED))}",
+        )
+    if a.average != "none" and a.final_mixing:
+        raise Refused(
+            f"algorithm.average = {a.average!r} with algorithm.final_mixing = {a.final_mixing} between sites",
+            "leave one of them out: what is on its way between sites is no average",
+        )
 
 
 def graph_hash(graph: Graph) -> str:

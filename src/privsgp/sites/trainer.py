@@ -1,6 +1,7 @@
 """The same Trainer at a site: every step is committed before it is sent, and a restarted site goes on from there.
 
-A commit is a checkpoint in the middle of a step: x^{k+½} with its noise, w, the sums of all links, what has arrived.
+A commit is a checkpoint in the middle of a step: x^{k+½} with its noise, w, the sums of all links, what has arrived,
+and what the algorithm remembers, a table as a whole.
 After a crash the same messages go out again, from the commit: no fresh noise, no second charge. What was computed and
 not committed was not sent, and is made again (privacy.md, "Crashes").
 """
@@ -18,6 +19,7 @@ from privsgp.engine.checkpoint import Progress
 from privsgp.engine.stops import refuse_no_model
 from privsgp.engine.trainer import Outcome, Trainer
 from privsgp.engine.witness import heads
+from privsgp.errors import Refused
 from privsgp.transport.checks import refuse_wild
 
 if TYPE_CHECKING:
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     from privsgp.engine.trainer import Watcher
     from privsgp.sites.transport import SitesTransport
 
+_MOST_TABLE = 256 << 20  # bytes of what an algorithm remembers; a journal of what changed would allow more
 _REMEMBER = 32  # steps between two notes outside the run's folder of what the ledger holds
 
 
@@ -58,6 +61,7 @@ class SiteTrainer(Trainer):
         """Take up the last commit; its step counts as done, once `_recover` has finished it."""
         del fresh_noise
         self.algorithm.begin(self._start().z)
+        self._refuse_large()
         found = checkpoint.last_common(self.folder, self.world, self.spec.shared_hash)
         self.budget_guard.committed = -1
         if found is None:
@@ -65,11 +69,21 @@ class SiteTrainer(Trainer):
             return 0, 0.0
         path, progress = found
         self.state = checkpoint.load_into(path, self.state, self._memory())
+        self.algorithm.restored(self.state.z)
         self.transport.restored()
         self.bytes_sent, self._spent = progress.bytes_sent, progress.seconds
         self._pending = self.budget_guard.committed = progress.step
         self._round = progress.step + 1
         return min(self._round, self.spec.steps), progress.seconds
+
+    def _refuse_large(self) -> None:
+        """Refuse a table that takes too long to write at each step: it has to be durable before a message leaves."""
+        size = sum(value.nbytes for value in self.algorithm.arrays().values())
+        if size > _MOST_TABLE:
+            raise Refused(
+                f"the table of {self.spec.algorithm.name} has {size / 1e6:.0f} MB, which every step would write",
+                f"take 'privsgp', or a smaller model: at most {_MOST_TABLE / 1e6:.0f} MB; nothing was sent",
+            )
 
     def _recover(self) -> None:
         """Send the committed step's messages, again or for the first time, and take what has arrived."""
