@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from privsgp import data, models
-from privsgp.engine import witness
+from privsgp.engine import checkpoint, witness
 from privsgp.engine.folder import Folder, write_tensors
 from privsgp.engine.stops import Stopping
 from privsgp.errors import Interrupted, Refused
@@ -118,6 +118,7 @@ def join(
             folder.path / "private" / "taken.jsonl",
         )
         trainer = SiteTrainer(spec, folder, transport, watch)
+        _take_up_links(folder, transport)
         _leave_on_request(folder, trainer)
         _keep_signatures(network, folder)
         with network.opened(), _status(network, folder):
@@ -312,8 +313,6 @@ def _see_off(network: Network, transport: SitesTransport, say: Callable[[str], N
 
 def _serve_again(site: Site, agreement: Agreement, folder: Folder, say: Callable[[str], None]) -> dict[str, Any]:
     """Serve the last messages of a run that is finished here."""
-    from privsgp.engine import checkpoint
-
     summary: dict[str, Any] = json.loads(read_bytes(folder.summary))
     with folder.locked():
         network = Network.make(site, agreement, folder)
@@ -321,15 +320,21 @@ def _serve_again(site: Site, agreement: Agreement, folder: Folder, say: Callable
             site, agreement, network.node, network.inbox, network.outbox, network.members,
             folder.path / "private" / "taken.jsonl",
         )  # fmt: skip
-        checkpoint.verified(folder.checkpoint, agreement.run)
-        checkpoint.load_arrays(folder.checkpoint, {f"links.{k}": v for k, v in transport.arrays().items()})
-        transport.restored()
+        _take_up_links(folder, transport)
         _keep_signatures(network, folder)
         network.members.phase = "finished"
         with network.opened(), _status(network, folder):
             transport.serve()
             _see_off(network, transport, say)
     return summary
+
+
+def _take_up_links(folder: Folder, transport: SitesTransport) -> None:
+    """Take up what earlier processes had taken from links: what arrives is compared with it, from the first moment."""
+    if folder.checkpoint.exists():
+        checkpoint.verified(folder.checkpoint, transport.agreement.run)
+        checkpoint.load_arrays(folder.checkpoint, {f"links.{k}": v for k, v in transport.arrays().items()})
+        transport.restored()
 
 
 def _asked_to_leave(folder: Folder) -> Path:

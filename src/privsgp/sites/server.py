@@ -44,6 +44,7 @@ _ROOM = 4096  # bytes of a message of gRPC's besides a piece
 _MOST_HELLO = 1 << 18
 _PULL_FORM = forms.keys({"run": forms.text("[0-9a-f]{64}", "a run"), "after": forms.whole(-1)})
 _BYE = 2.0
+_CUT = ("form", "length")  # what half a message looks like
 
 
 class Server:
@@ -143,6 +144,8 @@ class Server:
         try:
             yield
         except Rejected as rejected:
+            if rejected.kind in _CUT and not context.is_active():  # a connection that broke is nobody's fault
+                raise grpc.RpcError from rejected
             self.audit.note(rejected.kind, self.agreement.roster[peer].name, str(rejected), **rejected.evidence)
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"{rejected.kind}: {rejected}")
 

@@ -70,7 +70,6 @@ class SiteTrainer(Trainer):
         path, progress = found
         self.state = checkpoint.load_into(path, self.state, self._memory())
         self.algorithm.restored(self.state.z)
-        self.transport.restored()
         self.bytes_sent, self._spent = progress.bytes_sent, progress.seconds
         self._pending = self.budget_guard.committed = progress.step
         self._round = progress.step + 1
