@@ -30,7 +30,7 @@ def add_to(app: typer.Typer) -> None:
     """Add the commands of sites to the command line."""
     app.add_typer(site, name="site")
     app.add_typer(agree, name="agree")
-    for command in (join, status, leave):
+    for command in (join, status, leave, doctor):
         app.command()(command)
 
 
@@ -314,7 +314,7 @@ def status(study: Study, home: Home = None, folder: Out = None, as_json: Json = 
         there = "there" if one["there"] else "not there" + (f": {one['failure'][:60]}" if one["failure"] else "")
         signed = "" if one["signed"] else ", has not signed"
         rows.append((name, f"{one['phase']}, step {one['step']}; {there}{signed}"))
-    rows.append(("releases", f"{charged} of {agreement.values['steps']}, ε ≤ {agreement.epsilon[node]}"))
+    rows.append(("paid for", f"{charged} releases of {agreement.values['steps']}, ε ≤ {agreement.epsilon[node]}"))
     rows.append(("refused", ", ".join(f"{count} × {kind}" for kind, count in told["refused"].items()) or "nothing"))
     show(agreement.name, rows)
 
@@ -325,6 +325,18 @@ def leave(study: Study, home: Home = None, folder: Out = None) -> None:
 
     told = go(study, home=_home(home), out=folder)
     out.print("this site has left; the others were told" if told else "the process in the run says goodbye and ends")
+
+
+def doctor(study: Study, home: Home = None) -> None:
+    """Look at names, ports, certificates, clock and proxy before joining; status 1 where something is wrong."""
+    from privsgp.sites.agreement import Agreement
+    from privsgp.sites.doctor import examine
+    from privsgp.sites.identity import Site
+
+    found = examine(Site.open(_home(home)), Agreement.read(study))
+    show("doctor", [(one.what, ("" if one.fine else "✗ ") + one.text) for one in found])
+    if not all(one.fine for one in found):
+        raise typer.Exit(1)
 
 
 def _home(given: Path | None) -> Path:

@@ -119,7 +119,7 @@ class Client:
             channel.close()
 
     def _failed(self, peer: int, how: str) -> None:
-        if peer not in self.failures:
+        if peer not in self.failures and not self.ended.is_set():
             _LOG.info("%s cannot be reached: %s", self.agreement.roster[peer].name, how[:200])
         self.failures[peer] = how
 
