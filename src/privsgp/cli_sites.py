@@ -30,7 +30,7 @@ def add_to(app: typer.Typer) -> None:
     """Add the commands of sites to the command line."""
     app.add_typer(site, name="site")
     app.add_typer(agree, name="agree")
-    for command in (join, status, leave, doctor):
+    for command in (join, status, leave, doctor, relay):
         app.command()(command)
 
 
@@ -120,6 +120,9 @@ def propose(
     staleness: Annotated[int, typer.Option(help="Steps after which a silent site is waited for.")] = 64,
     fewest: Annotated[int, typer.Option(help="Sites that must be there for steps to be taken.")] = 2,
     transfer: Annotated[float, typer.Option(help="Seconds that one message may take.")] = 120.0,
+    relay_card: Annotated[
+        Path | None, typer.Option("--relay", help="Card of who carries messages between sites that cannot be dialled.")
+    ] = None,
     days: Annotated[float, typer.Option(help="Days within which all must have joined.")] = 30.0,
 ) -> None:
     """Write an agreement for others to read, check and sign by joining."""
@@ -137,6 +140,7 @@ def propose(
             name=output.stem,
             limits=limits,
             days=days,
+            relay=None if relay_card is None else Card.read(relay_card),
         )
     made.write(output)
     _show(made)
@@ -203,6 +207,8 @@ def _show(agreement: Agreement, home: Path | None = None) -> None:
         ),
         ("join until", v["expires"]),
     ]
+    if agreement.relay is not None:
+        rows.append(("relay", f"{agreement.relay.name}  {agreement.relay.fingerprint}  {agreement.relay.address}"))
     if agreement.config.seed is not None:
         rows.append(("NOT PRIVATE", "it has a seed: a simulation that anyone can repeat"))
     if not agreement.config.private:
@@ -325,6 +331,21 @@ def leave(study: Study, home: Home = None, folder: Out = None) -> None:
 
     told = go(study, home=_home(home), out=folder)
     out.print("this site has left; the others were told" if told else "the process in the run says goodbye and ends")
+
+
+def relay(
+    study: Study,
+    home: Home = None,
+    audit: Annotated[Path, typer.Option(help="Where what is refused is written down.")] = Path("relay-audit.jsonl"),
+) -> None:
+    """Carry sealed messages between sites that cannot be dialled; for the machine whose card the study names."""
+    from privsgp.engine.stops import Stopping
+    from privsgp.sites.join import relay as carry
+
+    stopping = Stopping()
+    _say("relaying; Ctrl-C ends it. Messages are sealed: this machine cannot read them")
+    with stopping:
+        carry(study, home=_home(home), audit=audit, ended=lambda: stopping.asked)
 
 
 def doctor(study: Study, home: Home = None) -> None:

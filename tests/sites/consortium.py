@@ -64,7 +64,9 @@ class Consortium:
     processes: dict[int, Any] = field(default_factory=dict)
 
     @classmethod
-    def make(cls, folder: Path, sizes=(100, 120, 140), closed=(), limits=None, **changes: Any) -> Consortium:
+    def make(
+        cls, folder: Path, sizes=(100, 120, 140), closed=(), limits=None, relay=None, **changes: Any
+    ) -> Consortium:
         """Make a consortium whose run differs from `RUN` in sections; `closed` sites only dial out."""
         folder.mkdir(exist_ok=True)
         ports = free_ports(len(sizes))
@@ -79,9 +81,20 @@ class Consortium:
             values["seed"] = changes["seed"]
         like = data.load(str(files[0]), classes=10)
         cards = [site.card for site in sites]
-        made = propose(configs.parse(values), cards, like, name="study", limits=limits or Limits(deadline=30.0))
+        if relay == "rented":
+            (port,) = free_ports(1)
+            cards.append(Site.create(folder / "home-relay", "relay", address=f"127.0.0.1:{port}").card)
+        card = {None: None, "rented": cards[-1]}.get(relay, cards[relay] if isinstance(relay, int) else None)
+        limits = limits or Limits(deadline=30.0)
+        made = propose(configs.parse(values), cards[: len(sites)], like, name="study", limits=limits, relay=card)
         made.write(folder / "a.study")
         return cls(folder, sites, files, made)
+
+    def start_relay(self) -> None:
+        """Start a relay that is no member."""
+        args = (self.study, self.folder / "home-relay", self.folder / "relay-audit.jsonl")
+        self.processes[-1] = FORKS.Process(target=_relay, args=args)
+        self.processes[-1].start()
 
     @property
     def study(self) -> Path:
@@ -189,6 +202,12 @@ def _site(
     except (Refused, Interrupted) as error:
         print(repr(error))
         sys.exit(2 if isinstance(error, Refused) else 130)
+
+
+def _relay(study: Path, home: Path, audit: Path) -> None:
+    from privsgp.sites.join import relay
+
+    relay(study, home=home, audit=audit, ended=lambda: False)
 
 
 def _die_after(moments: int) -> None:

@@ -98,7 +98,7 @@ class StudyFile(BaseModel):
     delta: list[float]
     sigma: list[float]
     limits: Limits
-    relay: str | None
+    relay: CardFile | None
 
 
 @dataclass(frozen=True)
@@ -169,11 +169,29 @@ class Agreement:
     def _refuse_unreachable(self) -> None:
         """Refuse a link that nobody could open."""
         for j, i in sorted(self.links):
-            if self.roster[j].address is None and self.roster[i].address is None:
+            if self.is_relayed((j, i)) and self.relay is None:
                 raise Refused(
                     f"{self.roster[j].name} sends to {self.roster[i].name}, and neither can be dialled",
-                    "give one of them an --address, or take a graph without this link (relays are not there yet)",
+                    "give one of them an --address, name a --relay, or take a graph without this link",
                 )
+        if self.relay is not None and self.relay.address is None:
+            raise Refused(f"{self.relay.name} as a relay, which nobody can dial", "a relay needs an --address")
+
+    def is_relayed(self, link: tuple[int, int]) -> bool:
+        """Tell whether neither end of a link can be dialled."""
+        return all(self.roster[end].address is None for end in link)
+
+    @cached_property
+    def relay(self) -> Card | None:
+        """Who carries messages between sites that cannot be dialled: a member, or another site."""
+        card = self.values["relay"]
+        return None if card is None else Card.of(card, f"{self.values['name']}, relay")
+
+    @property
+    def trusted(self) -> tuple[Card, ...]:
+        """Whose certificates count: the roster's, and the relay's."""
+        known = {card.identity for card in self.roster}
+        return self.roster if self.relay is None or self.relay.identity in known else (*self.roster, self.relay)
 
     @cached_property
     def run(self) -> str:
@@ -303,7 +321,14 @@ class Agreement:
 
 
 def propose(
-    config: Config, roster: Sequence[Card], dataset: Dataset, *, name: str, limits: Limits, days: float = 30.0
+    config: Config,
+    roster: Sequence[Card],
+    dataset: Dataset,
+    *,
+    name: str,
+    limits: Limits,
+    days: float = 30.0,
+    relay: Card | None = None,
 ) -> Agreement:
     """Make an agreement from a configuration and the sites' cards; of the data only the shape of samples is used."""
     if config.data.nodes != len(roster):
@@ -327,7 +352,7 @@ def propose(
         "steps": config.algorithm.steps, "samples": list(sizes),
         "epsilon": per_node(config.privacy.epsilon if config.private else None, n),
         "delta": per_node(config.privacy.delta, n), "sigma": _sigmas(config, dataset),
-        "limits": limits.model_dump(), "relay": None,
+        "limits": limits.model_dump(), "relay": None if relay is None else relay.values,
     }  # fmt: skip
     StudyFile.model_validate(values)
     return Agreement.of(json.loads(canonical(values)), name)

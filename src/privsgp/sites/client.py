@@ -13,6 +13,8 @@ import random
 import threading
 import time
 from contextlib import contextmanager
+from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from privsgp.sites import frames
@@ -20,6 +22,7 @@ from privsgp.sites.canonical import canonical
 from privsgp.sites.frames import PIECE, Rejected
 from privsgp.sites.identity import tls_name
 from privsgp.sites.members import NEWEST
+from privsgp.sites.relay import Seal, collected, most, pieces
 from privsgp.sites.server import HELLO, PULL, SERVICE, receive
 from privsgp.transport import forms
 
@@ -31,10 +34,12 @@ if TYPE_CHECKING:
 
     from privsgp.sites.agreement import Agreement
     from privsgp.sites.audit import Audit
-    from privsgp.sites.identity import Site
+    from privsgp.sites.identity import Card, Site
     from privsgp.sites.mailbox import Inbox, Outbox
     from privsgp.sites.members import Members
 
+RELAY = -1  # in the place of a node
+_KEPT = forms.keys({"newest": forms.whole(-1)})
 BEAT = 1.0  # seconds between two hellos
 _FIRST, _LAST = 0.2, 15.0  # seconds between two attempts
 _LOG = logging.getLogger(__name__)
@@ -52,6 +57,7 @@ class Client:
         self.failures: dict[int, str] = {}
         self._threads: list[threading.Thread] = []
         self._channels: set[grpc.Channel] = set()
+        self.seal = Seal(site, agreement, node)
         members.on_change = self._wake
 
     def start(self) -> None:
@@ -62,6 +68,20 @@ class Client:
             self._spawn(peer, self._talk)
             if self.site.card.address is None and (peer, self.node) in self.agreement.links:
                 self._spawn(peer, self._fetch)
+        self._start_relay()
+
+    def _start_relay(self) -> None:
+        """Use the relay for links whose other end is as closed as this one."""
+        links = [link for link in self.agreement.links if self.node in link and self.agreement.is_relayed(link)]
+        if self.agreement.relay is None or not links:
+            return
+        if self.agreement.relay.identity not in [card.identity for card in self.agreement.roster]:
+            self._spawn(RELAY, self._greet_relay)
+        for j, i in links:
+            if j == self.node:
+                self._spawn(RELAY, partial(self._drop, i))
+            else:
+                self._spawn(RELAY, partial(self._collect, j))
 
     def stop(self) -> None:
         """End all calls."""
@@ -83,7 +103,7 @@ class Client:
 
     def _persist(self, peer: int, work: Callable[[int, grpc.Channel], None]) -> None:
         """Work with a peer until the end; begin again where that fails, later each time."""
-        name, pause = self.agreement.roster[peer].name, _FIRST
+        name, pause = self._card(peer).name, _FIRST
         while not self.ended.is_set():
             try:
                 with self._opened(peer) as channel:
@@ -105,7 +125,7 @@ class Client:
         """Wait before the next attempt, but no longer than until the peer is heard of."""
         began = time.monotonic()
         while not self.ended.wait(min(_FIRST, seconds)) and time.monotonic() - began < seconds:
-            if self.members.others[peer].heard > began:
+            if peer != RELAY and self.members.others[peer].heard > began:
                 return
 
     @contextmanager
@@ -120,12 +140,12 @@ class Client:
 
     def _failed(self, peer: int, how: str) -> None:
         if peer not in self.failures and not self.ended.is_set():
-            _LOG.info("%s cannot be reached: %s", self.agreement.roster[peer].name, how[:200])
+            _LOG.info("%s cannot be reached: %s", self._card(peer).name, how[:200])
         self.failures[peer] = how
 
     def _channel(self, peer: int) -> grpc.Channel:
         """Open a connection on which nobody but the peer can answer: its own authority is all that is trusted."""
-        card, (key, certificate) = self.agreement.roster[peer], self.site.tls()
+        card, (key, certificate) = self._card(peer), self.site.tls()
         credentials = grpc.ssl_channel_credentials(card.authority_pem, key, certificate)
         proxy = [("grpc.http_proxy", self.site.proxy)] if self.site.proxy else [("grpc.enable_http_proxy", 0)]
         options = [
@@ -134,6 +154,38 @@ class Client:
             ("grpc.use_local_subchannel_pool", 1), *proxy,
         ]  # fmt: skip
         return grpc.secure_channel(card.address or "", credentials, options)
+
+    def _card(self, peer: int) -> Card:
+        relay = self.agreement.relay
+        return relay if peer == RELAY and relay is not None else self.agreement.roster[peer]
+
+    def _greet_relay(self, _peer: int, channel: grpc.Channel) -> None:
+        """Tell a relay that is no member that this site is there, and hear of others."""
+        hello = channel.unary_unary(f"/{SERVICE}/Hello")
+        self.members.learn_from_relay(_read(hello(canonical(self.members.hello(RELAY)), timeout=HELLO)))
+        self.ended.wait(BEAT)
+
+    def _drop(self, target: int, _peer: int, channel: grpc.Channel) -> None:
+        """Leave the newest message for a target at the relay."""
+        frame = self.outbox.wait(target, self.members.relay_has.get(target, -1), BEAT, self.ended.is_set)
+        step = -1 if frame is None else frame.header.step  # without one, ask what is kept: a relay may have restarted
+        asked = canonical({"run": self.agreement.run, "node": target, "after": step})
+        sealed = b"" if frame is None else self.seal.close(frame)
+        drop = channel.stream_unary(f"/{SERVICE}/Drop")
+        said = _read(drop(chain([asked], pieces(sealed)), timeout=self.agreement.limits.transfer))
+        if not _KEPT.fits(said):
+            raise Rejected("form", f"no answer: {forms.shown(said)}")
+        self.members.relay_has[target] = said["newest"]
+
+    def _collect(self, source: int, _peer: int, channel: grpc.Channel) -> None:
+        """Fetch the newest message of a source from the relay."""
+        asked = canonical({"run": self.agreement.run, "node": source, "after": self.inbox.newest(source)})
+        collect = channel.unary_stream(f"/{SERVICE}/Collect")
+        sealed = collected(collect(asked, timeout=PULL + self.agreement.limits.transfer), most(self.agreement))
+        if sealed:
+            frame = self.seal.open(source, sealed)
+            if self.inbox.is_news(frame.header, frame.signature):
+                self.inbox.put(frame)
 
     def _talk(self, peer: int, channel: grpc.Channel) -> None:
         """Say hello, then bring the peer what it does not have; for a beat."""

@@ -27,7 +27,7 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
-from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -258,6 +258,13 @@ class Site:
     def sign(self, purpose: bytes, text: bytes) -> bytes:
         """Sign a text for a purpose with the identity key."""
         return self._identity.sign(_to_sign(purpose, text))
+
+    def exchange(self, public: X25519PublicKey) -> bytes:
+        """Return the secret that this site and the holder of another X25519 key have in common."""
+        key = self._load("exchange.key")
+        if not isinstance(key, X25519PrivateKey):
+            raise Refused(f"{self.home / 'exchange.key'} is no X25519 key", "put the home folder back as it was")
+        return key.exchange(public)
 
     @cached_property
     def _identity(self) -> Ed25519PrivateKey:

@@ -34,6 +34,7 @@ from privsgp.sites.client import Client
 from privsgp.sites.identity import Site
 from privsgp.sites.mailbox import Inbox, Outbox, depth
 from privsgp.sites.members import Members
+from privsgp.sites.relay import Relay
 from privsgp.sites.server import Server
 from privsgp.sites.trainer import SiteTrainer
 from privsgp.sites.transport import SitesTransport
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger(__name__)
 _LONGEST = 2**24
 _TICK = 0.1
+_NOBODY = -1  # the node of a relay that is no member
 _GOODBYE = 5.0  # seconds in which a site that leaves tells the others
 _FAREWELL = 3.0  # deadlines after which a site that is not there is not waited for at the end
 
@@ -73,7 +75,9 @@ class Network:
         members = Members(agreement, node, _incarnation(folder), agreement.sign(site))
         inbox, outbox = Inbox(agreement, node, kept), Outbox(kept)
         about = (site, agreement, node, inbox, outbox, members, audit)
-        return cls(site, agreement, node, audit, members, inbox, outbox, Server(*about), Client(*about))
+        relays = agreement.relay is not None and agreement.relay.identity == site.card.identity
+        server = Server(*about, relay=Relay() if relays else None)
+        return cls(site, agreement, node, audit, members, inbox, outbox, server, Client(*about))
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[None]:
@@ -394,6 +398,23 @@ def _until_heard(network: Network, phase: str) -> None:
     time.sleep(2 * _TICK)
     while time.monotonic() < until and not network.members.have_heard(phase):
         time.sleep(_TICK)
+
+
+def relay(study: Path, *, home: Path, audit: Path, ended: Callable[[], bool]) -> None:
+    """Carry sealed messages of a run between sites that cannot be dialled, until the end is asked for."""
+    site, agreement = Site.open(home), Agreement.read(study)
+    if agreement.relay is None or agreement.relay.values != site.card.values:
+        raise Refused(f"{site.name} is not the relay of {agreement.name}", "see `privsgp agree show`")
+    if site.card.identity in [card.identity for card in agreement.roster]:
+        raise Refused(f"{site.name} is a member of {agreement.name}", "its `privsgp join` relays too")
+    members, nothing = Members(agreement, _NOBODY, 1, ""), Inbox(agreement, _NOBODY, 1)
+    server = Server(site, agreement, _NOBODY, nothing, Outbox(1), members, Audit(audit), relay=Relay())
+    server.start(site.listen or "")
+    try:
+        while not ended():
+            time.sleep(_TICK)
+    finally:
+        server.stop()
 
 
 @contextlib.contextmanager

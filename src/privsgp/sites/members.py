@@ -72,7 +72,8 @@ class Members:
         self.agreement, self.node, self.incarnation = agreement, node, incarnation
         self.changed = threading.Condition()
         self.others = {i: Member() for i in range(len(agreement.roster)) if i != node}
-        self.signatures = {node: signature}
+        self.signatures = {node: signature} if node >= 0 else {}
+        self.relay_has: dict[int, int] = {}  # by target: the step of this site's message that the relay keeps for it
         self.left: dict[int, str] = {}
         self.step, self._phase = 0, "signing"
         self.told: dict[int, str] = {}  # the phase that a site was last told of
@@ -101,7 +102,7 @@ class Members:
 
     def have_heard(self, phase: str) -> bool:
         """Tell whether all sites that are there, and in touch with this one, know what it is doing."""
-        closed = self.agreement.roster[self.node].address is None
+        closed = self.node >= 0 and self.agreement.roster[self.node].address is None
         touch = [i for i in self.others if not closed or self.agreement.roster[i].address is not None]
         return all(self.told.get(i) == phase for i in touch if self.is_there(i))
 
@@ -133,6 +134,17 @@ class Members:
             member.step, member.phase = said["step"], said["phase"]
             member.have, member.durable = said["have"], said["durable"]
             self.prove(peer, said["yours"])
+            self._hear_of(said["heard"])
+            news = self._sign(said["signatures"]) | self._leave(said["left"])
+            self.changed.notify_all()
+        if news:
+            self.keep()
+
+    def learn_from_relay(self, said: object) -> None:
+        """Take in what a relay that is no member says of members."""
+        if not self._form.fits(said) or not isinstance(said, dict) or said["run"] != self.agreement.run:
+            raise Rejected("form", f"no hello: {forms.shown(said)}")
+        with self.changed:
             self._hear_of(said["heard"])
             news = self._sign(said["signatures"]) | self._leave(said["left"])
             self.changed.notify_all()
@@ -224,4 +236,6 @@ class Members:
         """Tell whether a target needs nothing more from this site, whose last message is of `step`."""
         with self.changed:
             m = self.others[target]
+            if self.agreement.is_relayed((self.node, target)):
+                return target in self.left or self.relay_has.get(target, -1) >= step
             return target in self.left or m.phase == "finished" or m.durable.get(str(self.node), -1) >= step

@@ -20,6 +20,7 @@ from cryptography import x509
 
 from privsgp.errors import Refused
 from privsgp.sites import frames
+from privsgp.sites import relay as relays
 from privsgp.sites.canonical import canonical
 from privsgp.sites.frames import PIECE, Frame, Rejected
 from privsgp.transport import forms
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from privsgp.sites.identity import Card, Site
     from privsgp.sites.mailbox import Inbox, Outbox
     from privsgp.sites.members import Members
+    from privsgp.sites.relay import Relay
 
 SERVICE = "privsgp.Sites"
 HANDSHAKE = 5.0  # seconds for TLS
@@ -43,6 +45,7 @@ PULL = 15.0  # seconds that a member may wait for a message that is not there ye
 _ROOM = 4096  # bytes of a message of gRPC's besides a piece
 _MOST_HELLO = 1 << 18
 _PULL_FORM = forms.keys({"run": forms.text("[0-9a-f]{64}", "a run"), "after": forms.whole(-1)})
+_DROP_FORM = forms.keys({"run": forms.text("[0-9a-f]{64}", "a run"), "node": forms.whole(), "after": forms.whole(-1)})
 _BYE = 2.0
 _CUT = ("form", "length")  # what half a message looks like
 
@@ -51,19 +54,28 @@ class Server:
     """A site's server during a run."""
 
     def __init__(
-        self, site: Site, agreement: Agreement, node: int, inbox: Inbox, outbox: Outbox, members: Members, audit: Audit
+        self,
+        site: Site,
+        agreement: Agreement,
+        node: int,
+        inbox: Inbox,
+        outbox: Outbox,
+        members: Members,
+        audit: Audit,
+        relay: Relay | None = None,
     ) -> None:
+        self.relay = relay
         self.site, self.agreement, self.node = site, agreement, node
         self.inbox, self.outbox, self.members, self.audit = inbox, outbox, members, audit
         self.ended = threading.Event()
         self._streams: dict[tuple[int, str], _Stream] = {}
         self._lock = threading.Lock()
-        self._roots = b"".join(card.authority_pem for card in agreement.roster)
+        self._roots = b"".join(card.authority_pem for card in agreement.trusted)
         self._server: grpc.Server | None = None
 
     def start(self, listen: str) -> None:
         """Listen; refuse an address that is taken."""
-        calls = 3 * len(self.agreement.roster) + 4
+        calls = 3 * len(self.agreement.roster) + 4 + (0 if self.relay is None else 2 * len(self.agreement.links))
         options = [
             ("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", PIECE + _ROOM),
             ("grpc.server_handshake_timeout_ms", int(1000 * HANDSHAKE)), ("grpc.max_concurrent_streams", 64),
@@ -71,11 +83,13 @@ class Server:
             ("grpc.keepalive_timeout_ms", 10000), ("grpc.keepalive_permit_without_calls", 1),
         ]  # fmt: skip
         self._server = grpc.server(ThreadPoolExecutor(calls, "server"), options=options, maximum_concurrent_rpcs=calls)
-        handlers = {
-            "Hello": grpc.unary_unary_rpc_method_handler(self._hello),
-            "Push": grpc.stream_unary_rpc_method_handler(self._push),
-            "Pull": grpc.unary_stream_rpc_method_handler(self._pull),
-        }
+        handlers = {"Hello": grpc.unary_unary_rpc_method_handler(self._hello)}
+        if self.node >= 0:
+            handlers["Push"] = grpc.stream_unary_rpc_method_handler(self._push)
+            handlers["Pull"] = grpc.unary_stream_rpc_method_handler(self._pull)
+        if self.relay is not None:
+            handlers["Drop"] = grpc.stream_unary_rpc_method_handler(self._drop)
+            handlers["Collect"] = grpc.unary_stream_rpc_method_handler(self._collect)
         self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
         credentials = grpc.dynamic_ssl_server_credentials(
             self._certificates(), self._certificates, require_client_authentication=True
@@ -119,14 +133,53 @@ class Server:
         """Hand a member the next message for it, once there is one."""
         peer = self._who(context)
         with self._border(peer, context):
-            said = _read(request, _ROOM)
-            if not _PULL_FORM.fits(said) or said["run"] != self.agreement.run:
-                raise Rejected("form", f"no request: {forms.shown(said)}")
+            said = self._asked(request, _PULL_FORM)
         self.members.heard(peer)
         with self._alone(peer, "pull", context, self.agreement.limits.transfer + PULL) as stream:
             frame = self.outbox.wait(peer, said["after"], PULL, lambda: self.ended.is_set() or stream.over.is_set())
             if frame is not None:
                 yield from frame.pieces()
+
+    def _drop(self, parts: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
+        """Keep a member's sealed message for another; say what is kept."""
+        peer, kept = self._who(context), self._relay()
+        with self._border(peer, context):
+            said = self._asked(next(parts, b""), _DROP_FORM)
+            link = peer, said["node"]
+            if not self._carries(link):
+                raise Rejected("link", f"a sealed message over the link {link}")
+            with self._alone(peer, f"drop {link[1]}", context, self.agreement.limits.transfer):
+                if said["after"] > kept.newest(link):
+                    kept.put(link, said["after"], relays.collected(parts, relays.most(self.agreement)))
+        return canonical({"newest": kept.newest(link)})
+
+    def _collect(self, request: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
+        """Hand a member the sealed message of another, once there is one."""
+        peer, kept = self._who(context), self._relay()
+        with self._border(peer, context):
+            said = self._asked(request, _DROP_FORM)
+            link = said["node"], peer
+            if not self._carries(link):
+                raise Rejected("link", f"a request for the link {link}")
+        with self._alone(peer, f"collect {link[0]}", context, self.agreement.limits.transfer + PULL) as stream:
+            ended = lambda: self.ended.is_set() or stream.over.is_set()  # noqa: E731
+            yield from relays.pieces(kept.wait(link, said["after"], PULL, ended) or b"")
+
+    def _relay(self) -> Relay:
+        if self.relay is None:
+            raise AssertionError  # the calls are not offered
+        return self.relay
+
+    def _carries(self, link: tuple[int, int]) -> bool:
+        return link in self.agreement.links and self.agreement.is_relayed(link)
+
+    def _asked(self, text: bytes, form: forms.Form) -> dict[str, Any]:
+        """Read what a member asks for."""
+        said = _read(text, _ROOM)
+        if not form.fits(said) or said["run"] != self.agreement.run:
+            raise Rejected("form", f"no request: {forms.shown(said)}")
+        found: dict[str, Any] = said
+        return found
 
     def _who(self, context: grpc.ServicerContext) -> int:
         """Return which node's site is at the other end, by the key in its certificate."""
