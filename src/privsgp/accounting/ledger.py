@@ -77,7 +77,13 @@ class Ledger:
     """
 
     def __init__(
-        self, path: Path, descriptor: int, segment: Segment, head: str, before: Sequence[Segment] = ()
+        self,
+        path: Path,
+        descriptor: int,
+        segment: Segment,
+        head: str,
+        before: Sequence[Segment] = (),
+        committed: int | None = None,
     ) -> None:
         self.path = path
         self.segment = segment
@@ -88,8 +94,10 @@ class Ledger:
         self._broken = False
         self._durable = head
         # A simulation repeats its bytes: what a killed process paid for is still there to be sent. A secret run draws
-        # other noise, and its message may have left unnoted before a power cut: what it held is spent.
-        self._held = self.segment.unsent() if self.segment.header.simulation else Stretches()  # by the next attempt
+        # other noise, and its message may have left unnoted before a power cut: what it held is spent, unless steps are
+        # `committed` before they are sent. Then those after the last one that was have not left.
+        held = self.segment.unsent() if self.segment.header.simulation or committed is not None else Stretches()
+        self._held = held if committed is None else _since(held, committed)  # by the next attempt
         self._untold: tuple[int, int, int] | None = None  # (first, count, attempt) of messages that no line notes yet
 
     @classmethod
@@ -100,10 +108,12 @@ class Ledger:
         earlier: Sequence[Segment] = (),
         seen: Sequence[Seen] = (),
         since: int | None = 0,
+        committed: int | None = None,
     ) -> Self:
         """Create the ledger, continue the run that `header` names, or begin a new segment after other runs.
 
-        `since` is the first step whose message this run may send again: hashes are kept from there on.
+        `since` is the first step whose message this run may send again: hashes are kept from there on. `committed` is
+        the last step that was made durable before it was sent, −1 before the first; None where that is not done.
 
         Guarantee: the other runs in it are `earlier`, those that this run's noise was calibrated after: it is locked
         before they are compared, and until `release` no other run can spend from it. All that `seen` knows is in it.
@@ -116,7 +126,7 @@ class Ledger:
             if header.run in (segment.header.run for segment in segments):
                 _refuse_change(path, segments[-1].header, header)
                 _refuse_others(path, segments[:-1], earlier)
-                return cls(path, descriptor, segments[-1], head, segments[:-1])
+                return cls(path, descriptor, segments[-1], head, segments[:-1], committed)
             _refuse_others(path, segments, earlier)
             ledger = cls(path, descriptor, Segment(header), head, segments)
             ledger._begin()
@@ -317,6 +327,15 @@ def together(ledgers: Sequence[Ledger], action: Callable[[Ledger], T]) -> list[T
     """
     with ThreadPoolExecutor(min(64, max(1, len(ledgers)))) as pool:
         return list(pool.map(action, ledgers))
+
+
+def _since(held: Stretches, step: int) -> Stretches:
+    """Return of what is held the steps from one on."""
+    later = Stretches()
+    for first, stop, paid in held:
+        if stop > step:
+            later.put(max(first, step), stop, paid)
+    return later
 
 
 def _write_all(descriptor: int, text: bytes) -> None:
