@@ -197,3 +197,14 @@ def test_a_trust_curve_falls_from_own_noise_alone_to_all_honest():
     assert all(a > b for (_, a), (_, b) in itertools.pairwise(curve))
     alone = dataclasses.replace(mechanism, sigma=noise.own_sigma[0])
     assert curve[0][1] == pytest.approx(accountant.epsilon(alone, 50, 1e-5).epsilon, rel=1e-6)
+
+
+def test_pairs_that_share_more_than_was_counted_get_no_epsilon():
+    """`account` and `calibrate` count the sampler with pairs up to `LARGEST_PAIR` times own noise, as runs do."""
+    sharing = Sharing(NoiseGraph(8), 6)
+    ideal = SampledMean(sigma=1.0, clip=1.0, batch=100, samples=1000)
+    run, large = dataclasses.replace(ideal, coordinates=1000), sharing.solved(0.02, 1e5)
+    assert sharing.counted(ideal, large).sigma >= 0.02
+    with pytest.raises(Refused, match="8 times was counted"):
+        sharing.counted(run, large)
+    assert sharing.counted(run, sharing.solved(0.02, 20.0)).least_own > 0

@@ -241,3 +241,22 @@ def test_a_pairs_noise_far_above_own_noise_was_not_counted_and_is_refused():
 def test_nodes_of_a_process_make_a_step_together():
     with pytest.raises(Refused, match="together"):
         drawn(of_nodes(noise(), Keyed(1)), [2])
+
+
+def test_pairs_whose_other_end_is_elsewhere_need_keys():
+    """A process that made up both halves of its pairs would send noise that nobody takes away."""
+    with pytest.raises(Refused, match="of 6 nodes"):
+        of_nodes(noise(), Secure(), range(2))
+    assert drawn(of_nodes(noise(), Keyed(3), range(2)), range(2)).std() > 0  # a simulation's follow from the seed
+
+
+@pytest.mark.parametrize(("nodes", "together"), [(2, False), (3, False), (4, True)])
+def test_sums_of_few_pairs_are_not_drawn_at_once(monkeypatch, nodes, together):
+    """What a node adds is then longer than k numbers can be, which is what is counted (21 k λ is twice that)."""
+    monkeypatch.setattr(pairwise, "_LONG", 0)
+    made = PairwiseNoise(solve([1.0] * nodes, 2, 2.0, NoiseGraph(nodes)), 2)
+    mechanisms = [
+        SampledMean(sigma=s, clip=1.0, batch=2, samples=9, honest=2, partners=nodes - 1)
+        for s in made.covariance.effective(2)
+    ]
+    assert made.of_nodes(range(nodes), mechanisms, Secure())._sum.together(D) is together

@@ -22,6 +22,7 @@ import numpy as np
 from scipy import linalg, optimize
 
 from privsgp.accounting import accountant
+from privsgp.accounting.computed import LARGEST_PAIR
 from privsgp.errors import Refused
 
 if TYPE_CHECKING:
@@ -196,6 +197,15 @@ class PairwiseCovariance:
         variances = kind(self, honest)
         return [math.sqrt(v) * (1 - _DOWN) / step for v, step in zip(variances, self.steps, strict=True)]
 
+    def refuse_large_pairs(self) -> None:
+        """Refuse pairs that share more noise, beside a node's own, than is counted of what their sampler costs."""
+        least = min(self.own)
+        if self.pair > LARGEST_PAIR**2 * least:
+            raise Refused(
+                f"pairs share noise of σ = {self.pair**0.5:g} beside {least**0.5:g} of a node's own",
+                f"take a smaller privacy.pair_ratio: up to {LARGEST_PAIR:g} times was counted",
+            )
+
     def scaled(self, factor: float) -> PairwiseCovariance:
         """Return the same with all variances multiplied: every σ_eff² is then multiplied as well."""
         own = tuple(factor * D for D in self.own)
@@ -299,6 +309,8 @@ class Sharing:
 
     def counted(self, mechanism: Mechanism, covariance: PairwiseCovariance) -> Mechanism:
         """Return the mechanism as it is counted with this noise."""
+        if mechanism.coordinates:
+            covariance.refuse_large_pairs()
         sigma, least = covariance.effective(self.honest)[0], min(covariance.own_sigma)
         return replace(mechanism, sigma=sigma, honest=self.honest, partners=self.graph.partners, least_own=least)
 

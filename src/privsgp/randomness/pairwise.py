@@ -28,7 +28,6 @@ import numpy as np
 import torch
 from pydantic import Field
 
-from privsgp.accounting.computed import LARGEST_PAIR
 from privsgp.devices import device_of
 from privsgp.errors import Refused
 from privsgp.options import Count, Options, option
@@ -76,12 +75,7 @@ class PairwiseNoise(Noise):
     context: str = ""
 
     def __post_init__(self) -> None:
-        least, pair = min(self.covariance.own), self.covariance.pair
-        if pair > LARGEST_PAIR**2 * least:
-            raise Refused(
-                f"pairs share noise of σ = {pair**0.5:g} beside {least**0.5:g} of a node's own",
-                f"take a smaller privacy.pair_ratio: up to {LARGEST_PAIR:g} times was counted",
-            )
+        self.covariance.refuse_large_pairs()
 
     @property
     def name(self) -> str:
@@ -191,6 +185,11 @@ def _pair_source(noise: PairwiseNoise, here: _Ends, source: Source, gather: Gath
     if isinstance(source, Keyed):
         return source.derived("pairs")
     if gather is None:
+        if len(here.nodes) < here.graph.nodes:
+            raise Refused(
+                f"pairwise noise of {len(here.nodes)} of {here.graph.nodes} nodes, and no way to exchange keys",
+                "take privacy.noise = 'independent': without keys that both ends of a pair have, nothing cancels",
+            )
         return Secure()
     return PairStreams(exchange(noise, here, gather))
 
@@ -266,10 +265,12 @@ class _Sum:
     def together(self, columns: int) -> bool:
         """Tell whether all pairs' sums are drawn at once: where no end is another's secret, and pairs take long.
 
-        It depends on public numbers alone: a simulation has the same noise in however many processes it runs.
+        It depends on public numbers alone: a simulation has the same noise in however many processes it runs. Of two
+        or three nodes pairs are as few as nodes, and √n (v_i − v̄) may be longer than what is counted of k numbers.
         """
         graph = self.here.graph
-        return graph.complete and not isinstance(self.pairs, PairStreams) and len(graph.pairs) * columns > _LONG
+        may = graph.complete and len(graph.pairs) > graph.nodes and not isinstance(self.pairs, PairStreams)
+        return may and len(graph.pairs) * columns > _LONG
 
     def _fill_pairs(self, out: Tensor, step: int, attempt: int) -> None:
         out.zero_()

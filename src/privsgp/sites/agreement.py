@@ -377,6 +377,11 @@ def _changed(config: Config, section: str, **values: Any) -> Config:  # noqa: AN
 def refuse_algorithm(config: Config) -> None:
     """Refuse what could not be gone on with after a crash, or does not send to neighbours in step."""
     a = config.algorithm
+    if config.pairwise:
+        raise Refused(
+            f"privacy.noise = {config.privacy.noise!r} between sites: they exchange no keys for noise that pairs share",
+            "take 'independent'; processes that torchrun starts can share noise (docs/trust.md)",
+        )
     if a.name not in ALLOWED:
         raise Refused(
             f"algorithm.name = {a.name!r} between sites: it does not send to neighbours in step by push-sum, or nobody "
