@@ -87,3 +87,22 @@ def test_the_cost_is_the_claims_formula(honest, partners):
     assert cost.variation == pytest.approx(tau)
     assert cost.tail == 0.0
     assert cost.tail_at(1.0) == pytest.approx((1 + math.e) * tau)
+
+
+def test_sums_that_are_drawn_at_once_stay_within_what_is_counted_of_pairs():
+    """√n (v_i − v̄) of n ≥ 4 nodes: no longer than k numbers can be, and off by no more, given all that is seen."""
+    most, beyond = computed.LARGEST_PAIR, 1.1 * 2.0**-75 * math.exp(NEAR**2 / 2) / NEAR
+    for n in (4, 5, 6, 8, 12, 50, 1000, 10**5):
+        k, few = n - 1, 2 * math.sqrt(n) * (1 - 1 / n)
+        inverse = 2 * math.sqrt(1 + k * most**2)
+        off_by = math.sqrt(2) * (2.0**-53 * (2 * inverse + 30 * NEAR) + beyond)
+        assert few * off_by <= k * 2.0**-44
+        assert few * LAST <= 10.3 * k
+    assert 2 * math.sqrt(3) * (2 / 3) * LAST > 10.3 * 2  # three nodes: not so
+
+
+@pytest.mark.parametrize(("n", "h"), [(4, 1), (4, 4), (7, 3), (12, 9)])
+def test_who_knows_some_of_the_numbers_drawn_at_once_leaves_no_less_than_who_knows_all_their_pairs(n, h):
+    unknown = math.sqrt(n) * (np.eye(n) - 1 / n)[:h, :h]  # of v_1 … v_h, in the noise of these h nodes
+    pairs = h * np.eye(h) - 1.0  # the Laplacian of all pairs of h nodes
+    assert np.linalg.eigvalsh(unknown @ unknown.T - pairs).min() >= -1e-12

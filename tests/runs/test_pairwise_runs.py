@@ -89,6 +89,13 @@ def test_auto_shares_noise_where_it_can_and_says_so():
     assert "cannot be shared" in " ".join(problems.notes(alone, problems.load_problem(alone)))
 
 
+def test_where_all_are_taken_to_be_honest_it_is_said_that_each_learns_more_than_outsiders():
+    for honest, said in ((8, True), (7, False)):
+        config = parsed(privacy={"honest": honest})
+        notes = " ".join(problems.notes(config, problems.load_problem(config)))
+        assert ("outside alone" in notes) is said
+
+
 def test_what_was_shared_before_there_was_a_choice_is_shared_still():
     plain = parsed(privacy={"noise": "independent"})
     assert "noise" not in plain.shared()["privacy"]

@@ -198,7 +198,8 @@ def _noise_words(mechanism: Mechanism) -> str:
 def _shared_words(mechanism: Mechanism) -> str:
     return (
         f"noise is shared with {mechanism.partners} nodes: ε holds as long as {mechanism.honest} nodes, this one "
-        "included, are honest, whatever all others do together; it is computational (X25519, ChaCha20)"
+        "included, are honest and have no other use for what they share, whatever all others do together; it is "
+        "computational (X25519, ChaCha20)"
     )
 
 

@@ -201,8 +201,9 @@ def exchange(noise: PairwiseNoise, here: _Ends, gather: Gather) -> dict[int, byt
     and all noise levels. Ends that were shown different transcripts are refused here, or, where they were lied to about
     that too, have different keys.
 
-    Assumes: who carries the public keys does not put its own in their place *and* lie to both ends about the
-    transcript. Compare its fingerprint, which every process logs, by another way where that is to be feared.
+    Assumes: who carries the public keys (under torchrun process 0 keeps the meeting place) does not put its own in
+    their place *and* lie to both ends about the transcript. Compare its fingerprint, which every process logs, by
+    another way where that is to be feared.
     """
     from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 
@@ -224,7 +225,10 @@ def exchange(noise: PairwiseNoise, here: _Ends, gather: Gather) -> dict[int, byt
         except ValueError as error:
             raise Refused(f"the public key of node {other} is of no use: {error}", "ask its site") from error
         secrets[here.number((i, j))] = _derived(shared, transcript, (i, j))
-    _LOG.info("pair secrets are agreed on: transcript %s", transcript.hex()[:32])
+    _LOG.info(
+        "pair secrets are agreed on: transcript %s; unless process 0 is trusted, compare it with the other sites' by "
+        "another way", transcript.hex()[:32],
+    )  # fmt: skip
     return secrets
 
 

@@ -131,7 +131,8 @@ def _trusted(run: Run) -> list[str]:
     n, h = run.config.data.nodes, run.config.honest
     said = (
         f"This holds as long as {h} of the {n} sites are honest, the site itself included: they follow the protocol "
-        "and tell nobody what noise they added or share. Part of a site's noise is shared with each other site, and "
+        "and tell nobody what noise they added or share; a site that looks at its own to read messages is not one of "
+        "them. Part of a site's noise is shared with each other site, and "
         "cancels when all are summed; whoever has another site's secrets can take that part away. The secrets rest on "
         "cryptography (X25519, ChaCha20)."
     )

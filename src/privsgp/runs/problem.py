@@ -261,8 +261,15 @@ def _trust_note(config: Config) -> str:
     return (
         f"privacy.noise = {config.privacy.noise!r}: ε holds as long as {h} of {n} sites are honest, whatever the "
         f"others do together; for that the average model has about {less:.2g} of the noise that independent noise "
-        "would leave in it. summary.json says what ε is where fewer are"
+        "would leave in it. summary.json says what ε is where fewer are" + _outsiders(n, h)
     )
+
+
+def _outsiders(nodes: int, honest: int) -> str:
+    """Say whom ε does not hold against where all are taken to be honest: each knows what it shares itself."""
+    if honest < nodes:
+        return ""
+    return f"; it holds against those outside alone: another site by itself learns what it says for {nodes - 1}"
 
 
 def test_notes(config: Config, problem: Problem) -> list[str]:
