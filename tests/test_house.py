@@ -89,3 +89,9 @@ def test_nobody_asks_what_a_thing_answers_itself(asks, files):
 def test_accounting_does_without_torch(module):
     code = f"import sys, privsgp.{module}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_no_two_test_modules_have_one_name():
+    """Pytest imports them by their name alone: of two, the whole suite would not start."""
+    names = [path.name for path in (ROOT / "tests").rglob("test_*.py")]
+    assert sorted(set(names)) == sorted(names)
