@@ -239,6 +239,7 @@ def join(
     moved: Annotated[
         bool, typer.Option("--moved", help="The run folder is from another disk or machine, no copy.")
     ] = False,
+    metrics: Annotated[str | None, typer.Option(help="HOST:PORT for Prometheus, 127.0.0.1:9464, say.")] = None,
     as_json: Json = False,
 ) -> None:
     """Sign an agreement and take part in its run; again after a crash, to go on."""
@@ -258,7 +259,15 @@ def join(
     try:
         with bar(agreement.rounds) as watch:
             summary = take_part(
-                study, data, home=own.home, out=folder, device=device, moved=moved, watch=watch, say=_say
+                study,
+                data,
+                home=own.home,
+                out=folder,
+                device=device,
+                moved=moved,
+                watch=watch,
+                say=_say,
+                metrics=metrics,
             )
     except Interrupted as stopped:
         _say(f"{stopped}; every step is kept: the same command goes on")

@@ -34,6 +34,8 @@ from privsgp.sites.client import Client
 from privsgp.sites.identity import Site
 from privsgp.sites.mailbox import Inbox, Outbox, depth
 from privsgp.sites.members import Members
+from privsgp.sites.metrics import served
+from privsgp.sites.metrics import text as metrics_text
 from privsgp.sites.relay import Relay
 from privsgp.sites.server import Server
 from privsgp.sites.trainer import SiteTrainer
@@ -94,7 +96,7 @@ class Network:
 
 def join(
     study: Path, file: Path, *, home: Path, out: Path | None = None, device: str = "cpu", moved: bool = False,
-    watch: Watcher | None = None, say: Callable[[str], None] = lambda _text: None,
+    watch: Watcher | None = None, say: Callable[[str], None] = lambda _text: None, metrics: str | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     """Take part in a run until it ends, and return the site's summary."""
     site, agreement = Site.open(home), Agreement.read(study)
@@ -125,7 +127,8 @@ def join(
         _take_up_links(folder, transport)
         _leave_on_request(folder, trainer)
         _keep_signatures(network, folder)
-        with network.opened(), _status(network, folder):
+        measured = served(metrics, lambda: metrics_text(network.members, transport, network.audit))
+        with network.opened(), _status(network, folder), measured:
             try:
                 _wait_for_signatures(network, folder, say, trainer.stopping)
                 network.members.phase = "training"
