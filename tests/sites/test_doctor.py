@@ -171,3 +171,13 @@ class connect_proxy:  # noqa: N801 - a with block
         for end in (source, sink):
             with contextlib.suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
+
+
+@pytest.mark.parametrize(
+    ("spent", "budget", "said"),
+    [(None, None, "not private"), ([None, 1.0], None, "no finite"), ([2.5, None], [3.0, 3.0], "2.5 of 3, δ = 1e-05")],
+)
+def test_what_was_spent_is_said(spent, budget, said):
+    from privsgp.cli_sites import _spent
+
+    assert said in _spent({"epsilon_spent": spent, "epsilon_budget": budget, "delta": [1e-5, 1e-5]}, 0)

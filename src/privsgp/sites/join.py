@@ -11,6 +11,7 @@ import dataclasses
 import hashlib
 import json
 import logging
+import math
 import os
 import threading
 import time
@@ -275,7 +276,8 @@ def _summary(network: Network, spec: RunSpec, outcome: Outcome) -> dict[str, Any
     epsilon = p.epsilon(node, outcome.releases[0]) if private else None
     own: list[Any] = [None] * n
     releases, spent = [*own], [*own]
-    releases[node], spent[node] = outcome.releases[0], epsilon
+    releases[node] = outcome.releases[0]
+    spent[node] = epsilon if epsilon is not None and math.isfinite(epsilon) else None
     return {
         "version": SUMMARY_VERSION, "name": agreement.name, "simulation": spec.simulation,
         "algorithm": spec.algorithm.name, "trust": spec.settings.trust, "graph": spec.graph.name, "nodes": n,
