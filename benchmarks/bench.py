@@ -21,6 +21,8 @@ import rivals
 import torch
 from workloads import Workload
 
+from privsgp.randomness.pairwise import PairStreams
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
@@ -119,7 +121,31 @@ def _alone(work: Workload, seed: int | None, turns: int) -> float:
         return interleaved({"ours": ours.stepper(training)}, turns, work.device)["ours"]
 
 
-TABLES = {"against": _against, "growth": _growth, "parts": _parts, "secret": _secret}
+def _pairwise(device: str, turns: int) -> Iterator[Row]:
+    """What noise that pairs share costs: the same steps with independent noise; and the streams of one site."""
+    for work in (MLP.but(hidden=64),) if device == "cpu" else (MLP.but(hidden=64), RESNET):
+        for seed in (0, None):
+            one = work.but(device=device, name=f"{'secret ' if seed is None else ''}pairwise, {work.name}")
+            _forget()
+            with ours.engine(one.but(shared=True), seed=seed) as shared, ours.engine(one, seed=seed) as alone:
+                steps = {"ours": ours.stepper(shared), "floor": ours.stepper(alone)}
+                took = interleaved(steps, max(3, turns // 2), device)
+            ratio = took["ours"] / took["floor"]
+            yield _row(one, took["ours"]) | {"independent_ms": took["floor"], "pairwise_ratio": ratio}
+    yield _streams(MLP.but(hidden=64, name="streams of one site"), turns)
+
+
+def _streams(work: Workload, turns: int) -> Row:
+    """Time what a site of its own draws each step: n − 1 streams of pairs, beside its own."""
+    row = _row(work, 0.0)
+    streams = PairStreams({pair: bytes(32) for pair in range(work.nodes - 1)})
+    out = torch.empty(work.nodes - 1, row["dim"], dtype=torch.float64)
+    counter = iter(range(10**6))
+    drawn = {"ours": lambda: streams.fill_normal(out, range(work.nodes - 1), next(counter))}
+    return row | {"ours_ms": interleaved(drawn, turns, "cpu")["ours"]}
+
+
+TABLES = {"against": _against, "growth": _growth, "parts": _parts, "secret": _secret, "pairwise": _pairwise}
 
 
 def _row(work: Workload, took: float) -> Row:

@@ -38,7 +38,7 @@ def stepper(training: Trainer) -> Callable[[], None]:
 
     def step() -> None:
         nonlocal k
-        if not training.budget_guard.reserve(k, training.drawing.attempt):
+        if not training.budget_guard.reserve(k, training.randomness.attempt):
             raise RuntimeError(f"step {k} was not granted")
         training.state = training.step(k, training.state)
         k += 1

@@ -6,7 +6,7 @@ import torch
 from triton.testing import do_bench
 
 from privsgp import graph
-from privsgp.engine.step import cycles, peers
+from privsgp.engine.step import peers
 from privsgp.kernels import push
 from privsgp.randomness.noise import Keyed
 from privsgp.transport.in_process import InProcess
@@ -21,13 +21,7 @@ def main() -> None:
     w, sigma = torch.ones(N, device=device, dtype=torch.float64), torch.full((N,), 0.1, device=device)
     network, key, spare = graph.make("exponential", N), Keyed(0).philox_key(device), w.clone()
     source, share = (torch.from_numpy(a).to(device) for a in peers(network, 1))
-    order, own, heard = (torch.from_numpy(a).to(device) for a in cycles(network, 1) or ())
     mix, nodes = InProcess(network, x).mix, torch.arange(N, device=device)
-
-    def walk() -> None:
-        push.walk(
-            x, g, sigma=sigma, order=order, own=own, heard=heard, key=key, step=1, attempt=0, gamma=0.1
-        )  # fmt: skip
 
     def any_graph() -> None:
         push.push(
@@ -41,8 +35,7 @@ def main() -> None:
         torch.div(mixed, weights.float()[:, None], out=z)
 
     took = {
-        "kernel, one peer and w = 1": do_bench(walk),
-        "kernel, any graph": do_bench(any_graph),
+        "kernel": do_bench(any_graph),
         "eager torch": do_bench(eager),
         "noise alone, kernel": do_bench(lambda: push.fill_normal(out, nodes, key, 1, 0)),
         "noise alone, torch": do_bench(out.normal_),

@@ -9,13 +9,19 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from privsgp import graph, models
+from privsgp.accounting.pairwise import Sharing
 from privsgp.algorithms import ALGORITHMS, Settings
 from privsgp.clock import Times, Waiting
 from privsgp.engine.spec import Learning, Protection, RunSpec
 from privsgp.gradients.rounding import kappa
+from privsgp.randomness.independent import IndependentNoise
+from privsgp.randomness.pairwise import PairwiseNoise
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
+
+    from privsgp.accounting.mechanisms import Mechanism
+    from privsgp.randomness.protocol import Noise
 
 CLIP, SIGMA, STEP_SIZE = 1.0, 0.01, 0.1
 
@@ -34,6 +40,7 @@ class Workload:
     classes: int = 10
     device: str = "cpu"
     table_dtype: Literal["float32", "bfloat16"] | None = None
+    shared: bool = False  # whether pairs of nodes share noise; three quarters of them are honest
 
     def but(self, **changes: Any) -> Workload:  # noqa: ANN401 - the fields above
         """Return the same workload with some numbers changed."""
@@ -61,6 +68,7 @@ class Workload:
         made = chosen.mechanism(settings, sigma=SIGMA, batch=self.batch, samples=self.samples, kappa=slack)
         n, loss = self.nodes, models.per_sample("cross-entropy")
         network = graph.make("exponential", n)
+        made, noise = self._noised(made)
         protection = Protection([made] * n, [None] * n, [1e-5] * n, "zero-out", "certified", None, _not_counted)
         return RunSpec(
             name=self.name,
@@ -80,7 +88,15 @@ class Workload:
             dtype=dtype,
             evaluate_every=steps,
             checkpoint_every=steps,
+            noise=noise,
         )
+
+    def _noised(self, made: Mechanism) -> tuple[Mechanism, Noise]:
+        if not self.shared:
+            return made, IndependentNoise()
+        sharing = Sharing.among(self.nodes, None, None)
+        covariance = sharing.solved(made.sigma, 2.0)
+        return sharing.counted(made, covariance), PairwiseNoise(covariance, sharing.honest)
 
 
 def _not_counted(_node: int, _releases: int) -> float:

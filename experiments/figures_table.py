@@ -57,7 +57,7 @@ def table(figures: Figures) -> str:
     lines.append("|---" * (2 + len(columns)) + "|")
     for name in NAMES:
         cells = [figures.get((name, scale, mode)) for scale, mode in columns]
-        words = ["not run" if one is None else claims.WORDS[one["holds"]] for one in cells]
+        words = ["not run" if one is None else ", ".join(claims.stated(one)) for one in cells]
         lines.append(f"| [{name}](#{name}) | {known(name).says} | {' | '.join(words)} |")
     return "\n".join(lines) + "\n"
 
@@ -84,7 +84,8 @@ def cell(one: dict[str, Any], folder: str) -> str:
     spent = [curve["epsilon_certified"] for curve in one["curves"]]
     epsilon = "no finite bound" if None in spent else f"{min(spent):.3g} … {max(spent):.3g}"
     seeds = "one seed" if one["seeds"] == 1 else f"{one['seeds']} seeds"
-    words = f"**{claims.WORDS[one['holds']]}**: {one['found']} (certified ε {epsilon}; {seeds})"
+    told = "; ".join(f"**{verdict}**: {found}" for verdict, found in claims.stated(one).items())
+    words = f"{told} (certified ε {epsilon}; {seeds})"
     return f"[{one['scale']}, {NOISE[one['mode']]}]({picture}): {words}"
 
 

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 from privsgp.algorithms.update_rule import node_weights
-from privsgp.planner.noise import average_variance
+from privsgp.planner.theorems import average_variance
 from privsgp.runs import config as configs
 from privsgp.runs.budgets import calibrate_nodes
 from privsgp.runs.build import step_size

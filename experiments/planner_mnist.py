@@ -21,8 +21,9 @@ from typing import Any
 METHODS: dict[str, dict[str, Any]] = {
     "privsgp": {"name": "privsgp"},
     "privsgp-sag": {"name": "privsgp-sag"},
-    "differences": {"name": "privsgp-vr", "difference_clip": 0.5},
-    "privsgp-vr": {"name": "privsgp-vr"},
+    "scaled": {"name": "privsgp-vr", "difference_scale": "auto"},
+    "differences": {"name": "privsgp-vr", "difference_scale": 1.0, "difference_clip": 0.5},
+    "privsgp-vr": {"name": "privsgp-vr", "difference_scale": 1.0},
 }
 Task = tuple[argparse.Namespace, float, str, int | str]
 DISTANCES = (12.5, 25, 50, 75, 100, 150, 200)  # γK: the step sizes tried are these over K
@@ -116,7 +117,8 @@ def train(config: Any, seeds: list[int], options: argparse.Namespace) -> dict[st
     accuracies = [summary["test_accuracy"] for summary in summaries]
     return {
         "algorithm": config.algorithm.name,
-        "difference_clip": config.algorithm.difference_clip,
+        "difference_clip": getattr(config.algorithm, "difference_clip", None),
+        "difference_scale": summaries[0]["difference_scale"],
         "steps": steps,
         "step_size": config.algorithm.step_size,
         "sigma": summaries[0]["sigma"][0],

@@ -15,9 +15,19 @@ def test_a_timed_step_is_paid_for_and_noted(monkeypatch, algorithm, seed):
     ours, workloads = importlib.import_module("ours"), importlib.import_module("workloads")
     work = workloads.Workload(nodes=3, batch=4, samples=20, hidden=5, shape=(7,))
     with ours.engine(work, algorithm, seed=seed) as training:
-        assert training.drawing.source.secret == (seed is None)
+        assert training.randomness.source.secret == (seed is None)
         before, step = training.state.x.clone(), ours.stepper(training)
         step()
         step()
         assert [ledger.segment.sent_at(1) for ledger in training.budget_guard.ledgers] == [0, 0, 0]
         assert not training.state.x.equal(before)
+
+
+def test_noise_that_is_shared_is_timed_as_it_is_counted(monkeypatch):
+    monkeypatch.syspath_prepend(pathlib.Path(__file__).parent.parent / "benchmarks")
+    ours, workloads = importlib.import_module("ours"), importlib.import_module("workloads")
+    work = workloads.Workload(nodes=4, batch=4, samples=20, hidden=5, shape=(7,), shared=True)
+    with ours.engine(work) as training:
+        ours.stepper(training)()
+        assert training.spec.noise.name == "pairwise"
+        assert {m.honest for m in training.spec.mechanisms} == {3}

@@ -323,6 +323,32 @@ def test_dp_srm_is_counted_for_who_is_named(options):
     assert summed.err == ""
 
 
+def test_account_and_calibrate_count_a_weight_of_differences():
+    node = ("--samples=1000", "--batch=10", "--steps=100")
+    plain, scaled, auto = (
+        json.loads(runs.command("calibrate", *node, "--epsilon=2", "--json", *own).out)
+        for own in ((), ("--difference-scale=0.3",), ("--difference-scale=auto",))
+    )
+    assert plain["sigma"] > 1.5 * scaled["sigma"]
+    assert "difference_scale" not in plain
+    assert scaled["difference_scale"] == 0.3
+    assert auto["sigma"] < scaled["sigma"]
+    assert 0.01 < auto["difference_scale"] < 0.3
+    again = json.loads(
+        runs.command("account", *node, f"--sigma={auto['sigma']}", "--difference-scale=auto", "--json").out
+    )
+    assert again["difference_scale"] == pytest.approx(auto["difference_scale"], rel=0.1)
+    assert again["epsilon"] == pytest.approx(auto["epsilon"], rel=0.01)
+    formula = runs.command("account", *node, "--sigma=1", "--difference-scale=auto", "--accountant=published", "--json")
+    assert json.loads(formula.out)["difference_scale"] == 1
+    for own, words in (
+        (("--difference-scale=0.5", "--algorithm=privsgp"), ("--difference-scale 0.5 with --algorithm privsgp",)),
+        (("--difference-scale=much",), ("--difference-scale much", "or auto")),
+        (("--difference-scale=1.5",), ("difference_scale = 1.5", "(0, 1]")),
+    ):
+        _refused(runs.command("account", *node, "--sigma=1", *own), *words)
+
+
 def test_account_tells_a_runs_epsilon_from_what_its_ledger_has(tmp_path):
     runs.train(runs.small(tmp_path), tmp_path / "x")
     summary = json.loads((tmp_path / "x" / "summary.json").read_text())

@@ -30,6 +30,13 @@ CIFAR = ("--samples=3125", "--batch=25", "--steps=3000", "--clip=10", "--epsilon
         ),
         ("docs/privacy.md", "| {:.3f} | 0.677 | + 85 %", ("calibrate", "--algorithm=privsgp", *CIFAR), "sigma"),
         ("docs/privacy.md", "| 0.366 | {:.3f} | + 85 %", ("calibrate", *CIFAR), "sigma"),
+        ("docs/privacy.md", "| 0.3 | {:.3f} | − 32 %", ("calibrate", *CIFAR, "--difference-scale=auto"), "sigma"),
+        (
+            "docs/privacy.md",
+            "+ 85 % | {:g} | 0.248",
+            ("calibrate", *CIFAR, "--difference-scale=auto"),
+            "difference_scale",
+        ),
         (
             "docs/privacy.md",
             "b = 48: {:.2f}; b = 240: 1.03",
@@ -52,6 +59,17 @@ def test_the_readme_configuration_is_one():
     block = text.split("```toml\n")[1].split("```")[0]
 
     assert config.parse(tomllib.loads(block)).algorithm.name == "privsgp-vr"
+
+
+def test_the_page_of_accuracies_says_what_was_measured(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "experiments")
+    made = importlib.import_module("what_it_buys")
+    text = made.written(made.RESULTS)
+    assert made.BEGIN + "\n" + text + "\n" + made.END in (ROOT / "docs" / "results-accuracy.md").read_text()
+    for path in made.RESULTS.glob("*.json"):
+        assert path.stem in made.PARTS
+        assert f"(results/what-it-buys/{path.stem}.svg)" in text
+        assert path.with_suffix(".svg").exists()
 
 
 def test_the_results_page_says_what_its_figures_say(monkeypatch):

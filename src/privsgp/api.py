@@ -17,7 +17,7 @@ from privsgp import models
 from privsgp.data.dataset import pool, settle, unsettled
 from privsgp.errors import Refused
 from privsgp.features import frozen
-from privsgp.features.encoding import make_encoder
+from privsgp.features.encode import make_encoder
 from privsgp.planner import settle as planning
 from privsgp.report import page
 from privsgp.runs import config as configs

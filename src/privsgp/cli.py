@@ -33,10 +33,11 @@ from privsgp.report.terminal import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from privsgp.accounting.accountant import Accountant
-    from privsgp.accounting.mechanisms import Mechanism
+    from privsgp.accounting.mechanisms import Mechanism, Saga
+    from privsgp.accounting.pairwise import Sharing
 
 app = typer.Typer(
     help="Private learning without a server.",
@@ -53,6 +54,7 @@ Steps = Annotated[int, typer.Option(help="K, the number of releases.")]
 Clip = Annotated[float, typer.Option(help="G, the norm of one sample's clipped gradient.")]
 Delta = Annotated[float, typer.Option(help="δ")]
 DifferenceClip = Annotated[float | None, typer.Option(help="C of clipped differences; default: they are not clipped.")]
+DifferenceScale = Annotated[str | None, typer.Option(help="θ, or auto as in training; default: the paper's, 1.")]
 Period = Annotated[
     int | None, typer.Option(help="Releases from one anchor to the next (ldp-svrg, ldp-spider); default 10.")
 ]
@@ -69,7 +71,14 @@ Kappa = Annotated[float, typer.Option(help="κ, the slack of the arithmetic; run
 Coordinates = Annotated[
     int, typer.Option(help="d, the length of a message: counts what computed noise costs; 0 takes noise as ideal.")
 ]
+NoiseOption = Annotated[str, typer.Option(help="independent, or pairwise: shared by pairs of nodes")]
+Nodes = Annotated[int | None, typer.Option(help="n, of pairwise noise.")]
+Honest = Annotated[int | None, typer.Option(help="h: nodes that are honest, oneself included; default: 3n/4.")]
+PairDegree = Annotated[int | None, typer.Option(help="With how many others a node shares noise; default: all.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout, and nothing else there.")]
+
+
+SHARING = ("privsgp", "privsgp-vr", "privsgp-sag", "dp2-sgd")  # methods in whose steps shared noise cancels
 
 
 def main() -> None:
@@ -146,7 +155,7 @@ def train(
             settings, lambda c: problems.load_problem(c, data_dir), place, resume=resume, data_dir=data_dir, say=say
         )
     if plan is not None:
-        err.print(f"planned: {planning.words(plan)}", soft_wrap=True)
+        err.print(f"planned: {planning.described(plan)}", soft_wrap=True)
     for note in problems.notes(settings, problem):
         err.print(f"note: {note}", markup=False, soft_wrap=True)
     show_log()
@@ -192,6 +201,9 @@ def plan(
     network: Annotated[str, typer.Option("--graph", help="Its C and q make K̂.")] = "exponential",
     accountant: AccountantOption = "certified",
     c2: C2 = 0.3724,
+    evaluations: Annotated[
+        float | None, typer.Option(help="Gradients that a node may evaluate: method, batch and K are chosen for it.")
+    ] = None,
     save: Annotated[
         Path | None, typer.Option(help="Draw bound and noise of all methods against K to a picture.")
     ] = None,
@@ -200,17 +212,20 @@ def plan(
     """Tell before anything is trained: how many steps, how much noise, what to expect."""
     from privsgp import graph as graphs
     from privsgp.accounting.counting import nominal
-    from privsgp.planner import picture
     from privsgp.planner import settle as planning
+    from privsgp.planner import shown
     from privsgp.planner.theorems import Constants
     from privsgp.runs import config as configs
 
     if config is not None:
-        _refuse_given(context, beside={"config", "changes", "data_dir", "save", "as_json"})
-        settings = configs.read(config, changes or [])
+        _refuse_given(context, beside={"config", "changes", "data_dir", "evaluations", "save", "as_json"})
+        limited = evaluations is not None
+        settings = configs.read(config, [*(changes or []), *([f"plan.evaluations={evaluations}"] if limited else [])])
         with doing("reading the data", quiet=as_json) as say:
-            made = planning.plan(settings, data_dir, compare=save is not None, say=say)
+            made = planning.plan(settings, data_dir, compare=save is not None, say=say, free=limited)
         formula = made.formula
+    elif evaluations is not None:
+        raise Refused(f"--evaluations {evaluations:g} without a run.toml", "a limit is planned for by rehearsing a run")
     elif samples is None or dim is None or epsilon is None or smoothness is None:
         raise Refused("no run.toml, and not all of --samples, --dim, --epsilon, --smoothness", "give one or the other")
     else:
@@ -221,7 +236,7 @@ def plan(
         )  # fmt: skip
     if save is not None:
         with doing("drawing the bound and the noise of many K", quiet=as_json):
-            picture.draw(formula, save, made)
+            shown.draw(formula, save, made)
         err.print(f"drawn to {save}")
     if as_json:
         typer.echo(json.dumps((made or formula).as_json()))
@@ -261,11 +276,14 @@ def account(
     samples: Samples,
     batch: Batch,
     steps: Steps,
-    sigma: Annotated[float, typer.Option(help="Noise per coordinate of the averaged gradient.")],
+    sigma: Annotated[
+        float | None, typer.Option(help="Noise per coordinate of the averaged gradient; of pairwise noise its worth.")
+    ] = None,
     algorithm: Algorithm = "privsgp-vr",
     clip: Clip = 1.0,
     delta: Delta = 1e-5,
     difference_clip: DifferenceClip = None,
+    difference_scale: DifferenceScale = None,
     period: Period = None,
     alpha: Alpha = None,
     aggregated: Aggregated = None,
@@ -275,19 +293,38 @@ def account(
     c2: C2 = 0.3724,
     kappa: Kappa = 0.0,
     coordinates: Coordinates = 0,
+    noise: NoiseOption = "independent",
+    nodes: Nodes = None,
+    honest: Honest = None,
+    own_sigma: Annotated[float | None, typer.Option(help="Pairwise noise: a node's own, in place of --sigma.")] = None,
+    pair_sigma: Annotated[float | None, typer.Option(help="Pairwise noise: that of each pair.")] = None,
+    pair_degree: PairDegree = None,
     as_json: Json = False,
 ) -> None:
     """Tell the ε that so much noise gives. No data needed."""
     from privsgp.accounting import accountant as accountants
-    from privsgp.accounting import published
+    from privsgp.accounting import calibration, published
     from privsgp.accounting.counting import nominal
 
     own = {"difference_clip": difference_clip, "period": period, "alpha": alpha, "aggregated": aggregated}
-    mechanism = replace(
-        _mechanism(algorithm, sigma, clip, batch, samples, sampling, kappa, **own), coordinates=coordinates
-    )
-    kind = _accountant(accountant)
-    spent = accountants.epsilon(mechanism, steps, delta, _relation(relation))
+    kind, related = _accountant(accountant), _relation(relation)
+    shared = _sharing(noise, algorithm, accountant, nodes, honest, pair_degree)
+    covariance = None if shared is None else shared.given(own_sigma, pair_sigma)
+    if (sigma is None) == (covariance is None):
+        raise Refused(
+            "--sigma beside --noise pairwise, or neither",
+            "give --sigma of independent noise, or --own-sigma and --pair-sigma",
+        )
+    counted = sigma if covariance is None or shared is None else covariance.effective(shared.honest)[0]
+    bare = _mechanism(algorithm, counted or 0.0, clip, batch, samples, sampling, kappa, **own)
+
+    def auto(saga: Saga) -> float:
+        return 1.0 if nominal(kind) else calibration.largest_at(saga, steps, delta, related)
+
+    mechanism = replace(_scaled(bare, algorithm, difference_scale, auto), coordinates=coordinates)
+    if shared is not None and covariance is not None:
+        mechanism = shared.counted(mechanism, covariance)
+    spent = accountants.epsilon(mechanism, steps, delta, related)
     answer: dict[str, Any] = {
         "epsilon": _finite(spent.epsilon), "delta": delta, "relation": relation, "accountant": accountant,
         "rdp_epsilon": _finite(spent.rdp_epsilon),
@@ -295,6 +332,10 @@ def account(
     if nominal(kind):
         claimed = published.epsilon(mechanism, steps, delta, c2, algorithm)
         answer |= {"epsilon": _finite(claimed), "certified_epsilon": _finite(spent.epsilon), "c2": c2}
+    if difference_scale is not None:
+        answer["difference_scale"] = cast("Saga", mechanism).difference_scale
+    if shared is not None and covariance is not None:
+        answer |= shared.told(covariance, mechanism, steps, delta, _relation(relation))
     _answer(answer | _trust(algorithm, aggregated), spent.assumptions, as_json=as_json)
 
 
@@ -308,6 +349,7 @@ def calibrate(
     clip: Clip = 1.0,
     delta: Delta = 1e-5,
     difference_clip: DifferenceClip = None,
+    difference_scale: DifferenceScale = None,
     period: Period = None,
     alpha: Alpha = None,
     aggregated: Aggregated = None,
@@ -317,18 +359,33 @@ def calibrate(
     c2: C2 = 0.3724,
     kappa: Kappa = 0.0,
     coordinates: Coordinates = 0,
+    noise: NoiseOption = "independent",
+    nodes: Nodes = None,
+    honest: Honest = None,
+    pair_ratio: Annotated[float, typer.Option(help="ρ of pairwise noise.")] = 2.0,
+    pair_degree: PairDegree = None,
     as_json: Json = False,
 ) -> None:
     """Tell the noise that a budget needs. No data needed."""
     from privsgp.accounting import accountant as accountants
+    from privsgp.accounting import calibration
     from privsgp.accounting.counting import count, nominal
 
     own = {"difference_clip": difference_clip, "period": period, "alpha": alpha, "aggregated": aggregated}
-    mechanism = replace(
-        _mechanism(algorithm, 0.0, clip, batch, samples, sampling, kappa, **own), coordinates=coordinates
-    )
+    bare = _mechanism(algorithm, 0.0, clip, batch, samples, sampling, kappa, **own)
     kind, related = _accountant(accountant), _relation(relation)
+
+    def auto(saga: Saga) -> float:
+        return 1.0 if nominal(kind) else calibration.largest(saga, steps, epsilon, delta, related)
+
+    mechanism = replace(_scaled(bare, algorithm, difference_scale, auto), coordinates=coordinates)
+    shared, covariance = _sharing(noise, algorithm, accountant, nodes, honest, pair_degree), None
+    if shared is not None:
+        mechanism = replace(mechanism, honest=shared.honest, partners=shared.graph.partners)
     sigma = count(kind, related, algorithm, steps, c2).sigma(mechanism, steps, epsilon, delta)
+    if shared is not None:
+        covariance = shared.solved(sigma, pair_ratio)
+        mechanism = shared.counted(mechanism, covariance)
     spent = accountants.epsilon(mechanism.with_sigma(sigma), steps, delta, related)
     answer: dict[str, Any] = {
         "sigma": sigma, "epsilon": _finite(spent.epsilon), "target_epsilon": epsilon, "delta": delta,
@@ -336,6 +393,10 @@ def calibrate(
     }  # fmt: skip
     if nominal(kind):
         answer |= {"epsilon": epsilon, "certified_epsilon": _finite(spent.epsilon), "c2": c2}
+    if difference_scale is not None:
+        answer["difference_scale"] = cast("Saga", mechanism).difference_scale
+    if shared is not None and covariance is not None:
+        answer |= shared.told(covariance, mechanism, steps, delta, related)
     _answer(answer | _trust(algorithm, aggregated), spent.assumptions, as_json=as_json)
 
 
@@ -603,6 +664,24 @@ def _mechanism(
     return kinds[name](sigma=sigma, clip=clip, batch=batch, samples=samples, kappa=kappa, **values)
 
 
+def _scaled(mechanism: Mechanism, algorithm: str, given: str | None, auto: Callable[[Saga], float]) -> Mechanism:
+    """Return the mechanism with the θ that was given; `auto` tells what training would take."""
+    if given is None:
+        return mechanism
+    if (saga := mechanism.weighted) is None:
+        raise Refused(f"--difference-scale {given} with --algorithm {algorithm}", "leave it out")
+    if given == "auto" and saga.difference_clip is not None:
+        return saga
+    return replace(saga, difference_scale=auto(saga) if given == "auto" else _weight(given))
+
+
+def _weight(given: str) -> float:
+    try:
+        return float(given)
+    except ValueError:
+        raise Refused(f"--difference-scale {given}", "take a weight in (0, 1], or auto") from None
+
+
 def _own(name: str) -> dict[str, Any]:
     """Return the values that only this algorithm's mechanism has, as its settings have them unless they are given."""
     if name == "dp-srm":
@@ -621,6 +700,28 @@ def _trust(algorithm: str, aggregated: int | None) -> dict[str, str]:
     words = "every message of the node is seen here; train takes secure aggregation unless algorithm.trust = 'per-node'"
     err.print(f"note: {words}: --aggregated NODES counts that", markup=False, soft_wrap=True)
     return {"trust": "per-node"}
+
+
+def _sharing(
+    noise: str, algorithm: str, accountant: str, nodes: int | None, honest: int | None, degree: int | None
+) -> Sharing | None:
+    """Return who shares noise; None where it is independent."""
+    from privsgp.accounting.pairwise import Sharing
+
+    _one_of("noise", noise, ("independent", "pairwise"))
+    given = {"--nodes": nodes, "--honest": honest, "--pair-degree": degree}
+    if noise == "independent":
+        if unused := [f"{key} {value}" for key, value in given.items() if value is not None]:
+            raise Refused(f"{unused[0]} with independent noise", "leave it out, or take --noise pairwise")
+        return None
+    if nodes is None:
+        raise Refused("--noise pairwise without --nodes", "say how many nodes share noise")
+    if algorithm not in SHARING or accountant != "certified":
+        raise Refused(
+            f"--noise pairwise with --algorithm {algorithm} and --accountant {accountant}",
+            f"take one of {', '.join(SHARING)}, and certified",
+        )
+    return Sharing.among(nodes, honest, degree)
 
 
 def _relation(name: str) -> Literal["zero-out", "replace-one"]:

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from privsgp.accounting import accountant, calibration, rdp
-from privsgp.accounting.filter import Filter
+from privsgp.accounting.counting import Filter
 from privsgp.accounting.ledger import Header, Segment
 from privsgp.accounting.mechanisms import Sag, Saga, SampledMean
 from privsgp.errors import Refused

@@ -9,8 +9,7 @@ import pytest
 from dp_accounting.pld import privacy_loss_distribution as stock
 
 from privsgp.accounting import pld
-from privsgp.accounting.curve import Gaussian
-from privsgp.accounting.sampled import Sampled
+from privsgp.accounting.curve import Gaussian, Sampled
 
 
 @pytest.mark.parametrize(("mu", "count"), [(3.0, 1), (0.3, 10), (0.05, 1000), (0.001, 100_000), (1e-5, 1_000_000)])

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from privsgp.accounting import pld, rdp
+from privsgp.accounting.curve import Sampled
 from privsgp.accounting.saga import Geometry
-from privsgp.accounting.sampled import Sampled
 
 LOW = [0, 1, 4, 10]  # places of ORDERS small enough for a plain sum
 SETTINGS = [(0.2, 2.0, 0.0167), (0.2, 0.5, 0.1), (0.02, 1.0, 0.02), (0.6, 1.5, 0.3)]

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from privsgp.accounting.sampled import Sampled
+from privsgp.accounting.curve import Sampled
 
 AXIS = np.linspace(-9, 9, 361)
 X, Y = np.meshgrid(AXIS, AXIS, indexing="ij")

@@ -1,7 +1,7 @@
 import pytest
 
 from privsgp.accounting import accountant
-from privsgp.accounting.filter import Filter
+from privsgp.accounting.counting import Filter
 from privsgp.accounting.ledger import Header, Ledger, read
 from privsgp.accounting.mechanisms import Sag
 from privsgp.accounting.statements import statements

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from privsgp.accounting.stretches import Stretches
+from privsgp.accounting.segment import Stretches
 
 PUTS = st.lists(st.tuples(st.integers(0, 30), st.integers(1, 10), st.integers(0, 3)), max_size=20)
 

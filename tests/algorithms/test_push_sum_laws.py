@@ -79,6 +79,21 @@ def test_differences_of_weight_q_are_sag(table, dtype):
     assert torch.equal(entries(one), entries(other)) or dtype == torch.float32
 
 
+@pytest.mark.parametrize("table_dtype", [None, "bfloat16"])
+@pytest.mark.parametrize("table", ["factored", "dense"])
+def test_a_step_is_linear_in_the_weight_and_the_table_is_the_same_for_all(table, table_dtype):
+    """Rounded entries too: the weight is on what is sent, an entry moves by all of its difference."""
+    setting = Setting(sigma=SILENT, steps=1, dtype=torch.float32)
+    own = {"table": table, "table_dtype": table_dtype, "table_init": "zeros"}
+    (first, low), (second, middle), (_, high) = (
+        trained(setting, "privsgp-vr", difference_scale=scale, **own) for scale in (0.25, 0.5, 1.0)
+    )
+    torch.testing.assert_close(middle.x, (2 * low.x + high.x) / 3, rtol=0, atol=1e-6)
+    assert not torch.allclose(low.x, high.x, atol=1e-2)
+    for name, array in first.arrays().items():
+        assert torch.equal(array, second.arrays()[name]), name
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("name", ["privsgp-vr", "privsgp-sag"])
 @pytest.mark.parametrize("table_init", ["gradients", "zeros"])

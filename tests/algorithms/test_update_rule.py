@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from privsgp.algorithms import UpdateRule
 from privsgp.algorithms.update_rule import node_weights
-from privsgp.planner.noise import average_variance
+from privsgp.planner.theorems import average_variance
 
 G = torch.tensor([[3.0, 4.0], [0.0, -2.0]], dtype=torch.float64)
 

@@ -29,7 +29,10 @@ def test_processes_give_the_bytes_of_one(tmp_path, alone, processes):
         assert summary[key] == expected[key], key
 
 
-@pytest.mark.parametrize(("algorithm", "sigma"), [("sgp", 0), ("privsgp", 0.1), ("privsgp-vr", 0), ("dp2-sgd", 0.1)])
+@pytest.mark.parametrize(
+    ("algorithm", "sigma"),
+    [("sgp", 0), ("privsgp", 0.1), ("privsgp-vr", 0), ("privsgp-vr", 0.1), ("dp2-sgd", 0.1)],  # θ: 1, and "auto"
+)
 def test_every_algorithm(tmp_path, algorithm, sigma):
     config = runs.small(tmp_path, cluster.IRREGULAR)
     options = runs.changes(
@@ -37,8 +40,10 @@ def test_every_algorithm(tmp_path, algorithm, sigma):
         graph__name="ring" if algorithm == "dp2-sgd" else "exponential",
     )  # fmt: skip
     options.append("--set=graph.degree=")  # of random graphs alone
-    runs.train(config, tmp_path / "one", *options)
-    cluster.train(tmp_path / "said", config, tmp_path / "many", 3, *options)
+    one = runs.train(config, tmp_path / "one", *options)
+    many = cluster.train(tmp_path / "said", config, tmp_path / "many", 3, *options)
+    assert many["difference_scale"] == one["difference_scale"]
+    assert (one["difference_scale"] or 1) == 1 or sigma
     models = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("one", "many")]
     assert models[0] == models[1]
 

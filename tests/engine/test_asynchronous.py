@@ -101,7 +101,7 @@ class _Watched(Trainer):
         return dataclasses.replace(super()._async_tools(), noise=self._noise)
 
     def _noise(self, i, number, g):
-        self.drawing.noise_one(i, number, g)
+        self.randomness.noise_one(i, number, g)
         self.kept.append((g[0].clone(), self.algorithm.read[i].clone(), self.state.x[i].clone()))
 
 

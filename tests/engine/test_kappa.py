@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from privsgp.algorithms import ALGORITHMS, Settings
-from privsgp.engine.precision import refuse_coarser
+from privsgp.engine.spec import refuse_coarser
 from privsgp.errors import Refused
 from privsgp.gradients.rounding import kappa
 from privsgp.gradients.rules.layer import StackedLayer

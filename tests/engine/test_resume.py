@@ -35,6 +35,7 @@ def _kill_often(config, out, times, draw, *options):
     ("algorithm", "text"),
     [
         ("privsgp-vr", runs.SMALL),
+        ("privsgp-vr", _budget(runs.SMALL).replace("[engine]", "difference_scale = 0.2\n[engine]")),
         ("privsgp-sag", _budget(runs.SMALL)),
         ("privsgp", _budget(runs.SMALL)),
         ("dp2-sgd", _budget(runs.SMALL) + RING),

@@ -8,7 +8,7 @@ import torch
 
 from privsgp import features
 from privsgp.errors import Refused
-from privsgp.features import maps, synthetic, whitening
+from privsgp.features import maps, synthetic
 
 SMALL = features.Choice("scattering", scales=1, angles=4, like="strokes", components=12)
 IMAGES = torch.from_numpy(np.random.default_rng(1).standard_normal((6, 1, 8, 8), np.float32))
@@ -77,11 +77,11 @@ def test_what_was_measured_is_read_back(tmp_path, monkeypatch):
 def test_whitening_brings_made_up_features_to_one_scale():
     rng = np.random.default_rng(0)
     x = torch.from_numpy((rng.standard_normal((500, 20)) * np.linspace(3, 0.5, 20) + 1).astype(np.float32))
-    y = (whitening.unit(x) - (w := whitening.fit(x, 8, 1.0)).mean) @ w.directions
+    y = (maps.unit(x) - (w := maps.fit(x, 8, 1.0)).mean) @ w.directions
     assert float(y.mean(0).abs().max()) < 1e-5
     deviation = y.std(0)
     assert float(deviation.max() / deviation.min()) < 1.2
-    plain = whitening.fit(x, 8, 0.0).directions
+    plain = maps.fit(x, 8, 0.0).directions
     torch.testing.assert_close(plain.T @ plain, torch.eye(8), rtol=0, atol=1e-4)
 
 

@@ -82,7 +82,7 @@ def test_what_is_done_to_each_samples_numbers(size, samples_first):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("d", [1, 1000, 5000])
 def test_means_move_in_float64(d, dtype):
-    from privsgp.kernels import means as kernel
+    from privsgp.kernels import rows as kernel
 
     mean, c = _random(3, d), _random(3, d, dtype=dtype).flip(0)
     b, J = (torch.tensor(v, device=CUDA).to(dtype)[:, None] for v in ([24.3, 48.0, 7.0], [240.0, 1200.0, 3125.0]))

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from privsgp import graph
-from privsgp.engine.step import cycles, peers
+from privsgp.engine.step import peers
 from privsgp.kernels import philox
 from privsgp.randomness.noise import Keyed
 from privsgp.transport.in_process import InProcess
@@ -48,27 +48,13 @@ def test_one_pass_does_lines_8_to_14(name):
     torch.testing.assert_close(z_out, wanted / weights.float()[:, None], rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("step", range(4))
-@pytest.mark.parametrize(("n", "d"), [(2, 1), (6, 127), (16, 5001), (50, 1003)])
-def test_a_walk_in_place_does_the_same(n, d, step):
-    from privsgp.kernels.push import walk
-
-    gamma, network, source = 0.3, graph.make("exponential", n), Keyed(1)
-    x, g, noise = torch.randn(3, n, d, device=CUDA)
-    sigma, w = torch.rand(n, device=CUDA), torch.ones(n, device=CUDA, dtype=torch.float64)
-    source.fill_normal(noise, range(n), step)
-    wanted, weights = InProcess(network, x).mix(step, x - gamma * (g + sigma[:, None] * noise), w)
-    order, own, heard = (torch.from_numpy(a).to(CUDA) for a in cycles(network, step))
-    walk(
-        x, g, sigma=sigma, order=order, own=own, heard=heard,
-        key=source.philox_key(CUDA), step=step, attempt=0, gamma=gamma,
-    )  # fmt: skip
-    torch.testing.assert_close(x, wanted, rtol=0, atol=3e-6)
-    assert torch.equal(weights, w)
-
-
-@pytest.mark.parametrize("algorithm", ["privsgp-vr", "privsgp-sag", "privsgp", "sgp"])
-def test_a_run_on_the_device_is_the_algorithm_s_own(tmp_path, algorithm, small_job):
+@pytest.mark.parametrize(
+    ("algorithm", "own"),
+    [("privsgp-vr", {"difference_scale": 1.0}), ("privsgp-vr", {"difference_scale": 0.3}),
+     ("privsgp-vr", {"difference_scale": 0.3, "table_dtype": "bfloat16"}),
+     ("privsgp-sag", {}), ("privsgp", {}), ("sgp", {})],
+)  # fmt: skip
+def test_a_run_on_the_device_is_the_algorithm_s_own(tmp_path, algorithm, own, small_job):
     """Both take the same coins and noise; what differs is the order of roundings."""
     from privsgp.engine.folder import Folder
     from privsgp.engine.trainer import Trainer
@@ -78,7 +64,7 @@ def test_a_run_on_the_device_is_the_algorithm_s_own(tmp_path, algorithm, small_j
         with folder.locked():
             folder.prepare()
             folder.identify({}, None)
-            run = Trainer(small_job(algorithm), folder)
+            run = Trainer(small_job(algorithm, **own), folder)
             assert run.step != run.algorithm.step
             if plain:
                 run.step = run.algorithm.step

@@ -5,8 +5,8 @@ import torch
 from modules import RULED, UNRULED, around, build, cross_entropy, plain_gradients, samples
 
 from privsgp.gradients import Layout
-from privsgp.gradients.functional import Functional
 from privsgp.gradients.per_sample import Plain
+from privsgp.gradients.stacked import Functional
 
 
 @pytest.mark.parametrize("name", [*RULED, *UNRULED])

@@ -6,9 +6,9 @@ from modules import RULED, UNRULED, around, build, cross_entropy, mlp, plain_gra
 from torch import nn
 
 from privsgp.gradients import Layout, make_table, stack
-from privsgp.gradients.functional import Functional
 from privsgp.gradients.per_sample import Outer
 from privsgp.gradients.rules.ruled import Ruled, covers
+from privsgp.gradients.stacked import Functional
 
 
 @pytest.mark.parametrize("nodes", [1, 3])

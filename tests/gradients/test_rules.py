@@ -5,8 +5,8 @@ import torch
 from modules import LAYERS, UNRULED_LAYERS, around, build, cross_entropy, plain_gradients, probe, samples
 
 from privsgp.gradients import Layout, stack
-from privsgp.gradients.functional import Functional
 from privsgp.gradients.rules.ruled import Ruled
+from privsgp.gradients.stacked import Functional
 
 
 @pytest.mark.parametrize("nodes", [1, 3])

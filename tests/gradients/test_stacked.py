@@ -8,8 +8,8 @@ from torch.nn import functional
 
 from privsgp.errors import Refused
 from privsgp.gradients import stack
-from privsgp.gradients.functional import Functional
 from privsgp.gradients.rules.ruled import Ruled
+from privsgp.gradients.stacked import Functional
 
 
 @pytest.mark.parametrize(("name", "way"), [(n, Ruled) for n in RULED] + [(n, Functional) for n in UNRULED])

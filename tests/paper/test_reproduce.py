@@ -14,7 +14,7 @@ from privsgp.accounting.mechanisms import Saga
 from privsgp.algorithms import ALGORITHMS
 from privsgp.data import load
 from privsgp.engine.folder import Folder
-from privsgp.paper import figures, picture
+from privsgp.paper import claims, figures, picture
 from privsgp.paper import reproduce as reproducing
 from privsgp.paper.figures import FIGURES, MODES, NAMES, SCALES, SETTINGS
 from privsgp.runs import config as configs
@@ -76,11 +76,14 @@ def test_a_figure_is_made_judged_and_not_made_twice(tmp_path):
     told = json.loads(ran.out)
     stem = tmp_path / "mnist-variance-reduction-published-small"
     assert told == json.loads(stem.with_suffix(".json").read_text())
-    assert [curve["label"] for curve in told["curves"]] == ["privsgp-vr", "privsgp"]
+    assert [curve["label"] for curve in told["curves"]] == ["privsgp-vr", "privsgp", "privsgp-vr, scaled differences"]
+    assert [curve["config"]["algorithm"].get("difference_scale") for curve in told["curves"]] == [1.0, None, "auto"]
     assert {curve["sigma"] for curve in told["curves"]} == {0.1}
     assert {curve["step_size"] for curve in told["curves"]} == {0.5}
     assert told["holds"] in (True, False)
     assert "loss" in told["found"]
+    assert "scaled" not in told["found"]
+    assert told["scaled"]["found"].startswith("privsgp-vr, scaled differences: ")
     drawn = stem.with_suffix(".svg").read_text()
     for curve in told["curves"]:
         assert f"{curve['label']} (ε = {curve['epsilon_certified']:.3g})" in drawn
@@ -94,6 +97,36 @@ def test_a_figure_is_made_judged_and_not_made_twice(tmp_path):
     elsewhere = runs.command(*arguments, "--set=engine.device=tpu")
     assert elsewhere.code == 2
     assert "engine.device = 'tpu'" in elsewhere.err
+
+
+def test_a_claim_is_judged_as_printed_and_with_scaled_differences():
+    def curve(label, accuracy):
+        same = {"line": "", "x": 0.0, "train_loss": {"each": [1 - accuracy]}}
+        return same | {"label": label, "accuracy": {"each": [accuracy]}}
+
+    printed = [curve("privsgp-vr", 0.7), curve("privsgp", 0.8)]
+    figure = {"name": "mnist-variance-reduction", "scale": "full", "mode": "certified"}
+    before = reproducing.judged(figure | {"curves": printed})
+    assert before["holds"] is False
+    assert "scaled" not in before
+    assert "left out" not in before["found"]
+    assert list(claims.stated(before)) == ["does not hold"]
+    ours = [*printed, curve("privsgp-vr, scaled differences", 0.9)]
+    both = reproducing.judged(before | {"curves": ours})
+    assert (both["holds"], both["scaled"]["holds"]) == (False, True)
+    assert list(claims.stated(both)) == ["does not hold as printed", "holds with scaled differences"]
+    assert reproducing.judged(both | {"curves": printed}) == before  # no verdict outlives its curve
+
+
+@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize("data", ["mnist", "cifar"])
+def test_figures_of_the_paper_take_its_own_estimator(data, scale):
+    for kind, figure in FIGURES.items():
+        for curve in figure.curves(SETTINGS[data, scale], "certified"):
+            algorithm = curve.values["algorithm"]
+            if algorithm["name"] == "privsgp-vr":
+                assert algorithm["difference_scale"] == ("auto" if curve.instead_of else 1.0)
+            assert not curve.instead_of or kind == "variance-reduction"
 
 
 @pytest.mark.usefixtures("_tiny")
@@ -115,7 +148,14 @@ def test_points_on_lines_are_drawn_against_the_budget(tmp_path):
         for line in ("K*/2", "K*")
         for x in (1.0, 2.0)
     ]
-    told = {"name": "mnist-tradeoff", "mode": "published", "scale": "small", "holds": True, "curves": curves}
+    told = {
+        "name": "mnist-tradeoff",
+        "mode": "published",
+        "scale": "small",
+        "holds": True,
+        "found": "",
+        "curves": curves,
+    }
     picture.draw_figure(told, tmp_path / "x.svg")
     drawn = (tmp_path / "x.svg").read_text()
     for words in ("K*/2 (ε = 2 … 3)", "K* (ε = 2 … 3)", "ε, nominal", "the claim holds"):

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from privsgp.planner.cautions import (
+from privsgp.planner.record import (
     below_theorem,
     careless_delta,
     heavy_nodes,

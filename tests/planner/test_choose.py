@@ -3,10 +3,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+import torch
 
 from privsgp.accounting import calibration, published
 from privsgp.algorithms import Settings
-from privsgp.planner.choose import LENGTHS, Choice, Method, Network, Noise, best, methods
+from privsgp.algorithms.saga import SagaOptions, SagOptions
+from privsgp.planner.choose import LENGTHS, SPLITS, Choice, Method, Network, Noise, best, methods
 
 PRIVSGP, SAG = Method("privsgp", Settings()), Method("privsgp-sag", Settings())
 
@@ -65,7 +67,7 @@ def test_the_batch_is_the_smallest_that_costs_no_noise(small_planner):
 
 def test_what_auto_chooses_from():
     labels = [method.label for method in methods(Settings(clip=2.0), "certified")]
-    assert labels == ["privsgp", "privsgp-sag", "privsgp-vr, differences clipped to 1", "privsgp-vr"]
+    assert labels == ["privsgp", "privsgp-vr, scaled differences", "privsgp-sag"]
     assert [m.label for m in methods(Settings(), "published")] == ["privsgp", "privsgp-vr"]
 
 
@@ -88,3 +90,71 @@ def test_a_plan_has_one_sigma_also_between_the_powers_of_four(accountant):
     network = Network([200] * 4, [(2.0, 1e-5)] * 4, accountant=accountant)
     noise = Noise(network, Method("privsgp", Settings()), 20.0)
     assert noise.at(2048) == pytest.approx(noise.each(2048)[0], rel=1e-4)
+
+
+SCALED = Method("privsgp-vr", Settings(options=SagaOptions()))
+
+
+def test_scaled_differences_cost_what_training_will_calibrate(small_planner):
+    noise = Noise(small_planner.network, SCALED, 5.0)
+    assert SCALED.scaled
+    scale = noise.scale(300)
+    assert 0.02 < scale < 1
+    mechanism = SCALED.weighted(scale).mechanism(5.0 * 200 / 250, 200)
+    assert mechanism.difference_scale == scale
+    for i, (epsilon, J) in ((0, (1.0, 200)), (3, (2.0, 400))):
+        own = replace(mechanism, batch=5.0 * J / 250, samples=J)
+        assert noise.each(300)[i] == pytest.approx(calibration.sigma(own, 306, epsilon, 1e-5), rel=0.025)
+    paper = Noise(small_planner.network, Method("privsgp-vr", Settings()), 5.0)
+    assert paper.scale(300) == 1
+    assert paper.common(300) > 1.2 * noise.common(300)
+
+
+def test_the_published_formula_has_no_other_weight_than_the_papers(small_planner):
+    noise = Noise(replace(small_planner.network, accountant="published"), SCALED, 5.0)
+    assert noise.scale(300) == 1
+    assert noise.method.label == "privsgp-vr"
+
+
+def test_what_is_rehearsed_has_the_weight_of_the_run(small_planner):
+    noise = Noise(small_planner.network, SCALED, 5.0)
+    spec = small_planner._spec(noise, 300)
+    assert spec.settings.difference_scale == noise.scale(300)
+    rehearsal, generator = small_planner.rehearsal, torch.Generator()
+    often = replace(spec, visits=1000.0)  # at every coarse step: SAG's weight there is 1
+    for one, weight in ((spec, noise.scale(300)), (often, 1.0)):
+        (mechanism,) = rehearsal._block(one, 1.0, 64, generator).mechanisms
+        assert mechanism.difference_scale == pytest.approx(max(weight, mechanism.rate))
+
+
+def test_a_weight_has_a_label():
+    assert SCALED.label == "privsgp-vr, scaled differences"
+    assert SCALED.weighted(0.3).label == "privsgp-vr, differences times 0.3"
+    assert SCALED.weighted(1.0).label == "privsgp-vr"
+    assert PRIVSGP.weighted(0.3).label == "privsgp"
+
+
+@pytest.mark.parametrize(("method", "left"), [(PRIVSGP, 3000), (SAG, 2750)])
+def test_a_limit_on_evaluations_is_divided_into_steps_and_samples(small_planner, method, left):
+    splits = small_planner.splits(method, 3000.0)
+    assert splits == [(left // 1024, 1024), (1, left), (left // 256, 256), (left // 64, 64)]
+    for batch, steps in splits:
+        assert Choice(method, batch, steps, 0.1, Noise(small_planner.network, method, batch), 0, 1).evaluations <= 3000
+    assert small_planner.splits(method, 1e9) == [(250, K) for K in SPLITS]  # all samples at every step
+    assert small_planner.splits(method, 3000.0 - left) == []
+    assert small_planner.best_split(method, 3000.0 - left) is None
+
+
+def test_a_table_of_zeros_takes_no_evaluations():
+    assert SAG.fills_a_table
+    assert SCALED.fills_a_table
+    assert not PRIVSGP.fills_a_table
+    assert not Method("privsgp-sag", Settings(options=SagOptions(table_init="zeros"))).fills_a_table
+
+
+def test_few_evaluations_are_better_spent_with_a_table(small_planner):
+    """PrivSGP needs large batches to be quiet, and has few steps then; SAG is as quiet with one sample a step."""
+    (few, many), (one, steps) = (small_planner.best_split(method, 1500.0) for method in (PRIVSGP, SAG))
+    assert few * many <= 1500
+    assert one * steps <= 1250
+    assert one <= few

@@ -17,8 +17,8 @@ def test_private_data_is_refused_unless_it_may_be_spent():
         permit(Source("private", "mnist"), may_spend=False)
     permit(Source("private", "mnist"), may_spend=True)
     permit(Source("public", "digits"), may_spend=False)
-    assert "spent privacy" in Source("private", "mnist").words
-    assert "nothing was spent" in Source("synthetic", "synthetic").words
+    assert "spent privacy" in Source("private", "mnist").text
+    assert "nothing was spent" in Source("synthetic", "synthetic").text
 
 
 def quadratic(curvature):

@@ -10,10 +10,12 @@ import torch
 from privsgp import graph as graphs
 from privsgp import models
 from privsgp.accounting.mechanisms import SampledMean
+from privsgp.accounting.pairwise import NoiseGraph, Sharing, solve
 from privsgp.algorithms import Block, Drawn, PrivSGP, Settings, State
 from privsgp.planner import stand_in
-from privsgp.planner.noise import average_variance, response, spread
+from privsgp.planner.choose import Network
 from privsgp.planner.rehearsal import Rehearsal, RehearsalSpec
+from privsgp.planner.theorems import added, average_variance, response, spread
 
 STEPS, GAMMA, SIGMA = 60, 0.5, 0.05
 
@@ -79,13 +81,37 @@ def test_predicted_noise_is_within_ten_percent_of_measured(rehearsal, name, node
     left = response(rehearsal, RehearsalSpec("privsgp", Settings(), kappa, STEPS / 2), GAMMA * STEPS)
     assert left * plain == pytest.approx(measured, rel=0.1)
     apart = float((noisy.z - x_noisy - (quiet.z - x_quiet)).double().square().mean())
-    assert spread(graph, lambda _k: GAMMA, STEPS, sigmas) == pytest.approx(apart, rel=0.1)
+    assert spread(graph, lambda _k: GAMMA, STEPS, added(sigmas)) == pytest.approx(apart, rel=0.1)
 
 
 def test_spread_on_a_complete_graph_is_zero_and_on_a_ring_is_not():
-    step = [lambda _k: 1.0, 10, [1.0] * 6]
+    step = [lambda _k: 1.0, 10, added([1.0] * 6)]
     assert spread(graphs.make("complete", 6), *step) == pytest.approx(0, abs=1e-12)
     assert spread(graphs.make("ring", 6), *step) > 0.1
+
+
+@pytest.mark.parametrize("power", [2, 4])
+def test_shared_noise_between_nodes_on_the_exponential_graph_is_as_the_design_says(power):
+    """γ² (D + n s²)(1 − (m + 1)/2^m) for n = 2^m nodes, however many steps."""
+    n = 2**power
+    noise = solve([1.0] * n, n, 2.0, NoiseGraph(n))
+    wanted = 0.25 * (noise.own[0] + n * noise.pair) * (1 - (power + 1) / n)
+    for steps in (4 * power, 8 * power):
+        assert spread(graphs.make("exponential", n), lambda _k: 0.5, steps, noise.matrix) == pytest.approx(wanted)
+
+
+def test_a_network_that_shares_noise_expects_less_of_it_in_the_average():
+    budgets, sizes = [(1.0, 1e-5)] * 12 + [(4.0, 1e-5)] * 4, [300] * 16
+    sharing = Sharing(NoiseGraph(16), 12)
+    alone, shared = Network(sizes, budgets), Network(sizes, budgets, sharing=sharing)
+    weighted = Network(sizes, budgets, sharing=sharing, weighting="noise")
+    assert alone.left == 1
+    assert shared.left < 0.5
+    assert weighted.weights == pytest.approx(np.array([1.0] * 12 + [3.6] * 4) / (12 + 4 * 3.6), rel=0.1)
+    assert shared.gain < 1
+    assert shared.covariance([1.0] * 16).average_sigma == pytest.approx(
+        solve([1.0] * 16, 12, 2.0, sharing.graph).average_sigma
+    )
 
 
 def test_average_variance_of_a_schedule():

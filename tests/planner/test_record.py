@@ -6,10 +6,10 @@ import math
 import pytest
 
 from privsgp import graph as graphs
-from privsgp.planner import picture, table
+from privsgp.planner import shown
 from privsgp.planner.settle import from_constants
 from privsgp.planner.theorems import Constants
-from privsgp.report import plans
+from privsgp.report import sections
 
 RESNET = Constants(25, 2.8, 500_000, 780_000)
 
@@ -62,17 +62,17 @@ def test_predicted_deviation_of_the_average(small_plan):
 
 
 def test_the_table_of_a_plan(small_plan):
-    rows = dict(table.plan_rows(small_plan))
+    rows = dict(shown.plan_rows(small_plan))
     assert rows["steps K*"] == str(small_plan.chosen.steps)
     assert "nothing was spent" in rows["score in rehearsal"]
     assert "…" in rows["noise σ"]
-    assert len(table.method_rows(small_plan)) == 2
-    assert dict(table.formula_rows(resnet()))["steps K*"].startswith("3120")
+    assert len(shown.method_rows(small_plan)) == 2
+    assert dict(shown.formula_rows(resnet()))["steps K*"].startswith("3120")
 
 
 def test_pictures(small_plan, tmp_path):
-    picture.draw(small_plan.formula, tmp_path / "plan.png", small_plan)
-    picture.draw(resnet(), tmp_path / "bound.png")
+    shown.draw(small_plan.formula, tmp_path / "plan.png", small_plan)
+    shown.draw(resnet(), tmp_path / "bound.png")
     assert all((tmp_path / name).read_bytes().startswith(b"\x89PNG") for name in ("plan.png", "bound.png"))
 
 
@@ -83,6 +83,6 @@ def test_a_report_draws_the_same_curves_from_plan_json(small_plan):
     assert own["bound_curve"][at.index(1024)] == small_plan.formula.bound(1024)
     assert c.steps in at
     assert own["noise_curve"][at.index(c.steps)] == pytest.approx(own["noise_in_average"])
-    html = plans.section(found)
+    html = sections.plan_section(found)
     for words in ("Bound on E‖∇f‖²", "Noise in the average model", f"K* = {c.steps}", "privsgp-sag", found["why"]):
         assert words in html

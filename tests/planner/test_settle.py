@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from privsgp.errors import Refused
+from privsgp.planner import choose, rehearsal, shown
 from privsgp.planner import settle as planning
 from privsgp.runs import build
 from privsgp.runs import config as configs
@@ -129,7 +130,7 @@ def test_theory_and_schedules_leave_only_the_steps_open():
     config = parsed(steps="auto", step_size="theory")
     plan = planning.make(config, problems.load_problem(config))
     theory = plan.chosen
-    assert f"given: privsgp-sag, step size {theory.step_size:.3g} = √(n/K), batch" in planning.words(plan.as_json())
+    assert f"given: privsgp-sag, step size {theory.step_size:.3g} = √(n/K), batch" in planning.described(plan.as_json())
     assert theory.step_size == pytest.approx((4 / theory.steps) ** 0.5)
     config = parsed(steps="auto", step_size={"schedule": "linear", "start": 0.2})
     assert planning.make(config, problems.load_problem(config)).chosen.step_size == pytest.approx(0.1)
@@ -151,7 +152,7 @@ def test_a_planned_run_and_its_resumption(tmp_path):
     kept = json.loads((out / "plan.json").read_text())
     assert kept["step_size"] == settled.algorithm.step_size
     assert kept["batch"] == settled.algorithm.batch
-    planned, given = planning.words(kept).split("; ")[:2]
+    planned, given = planning.described(kept).split("; ")[:2]
     assert planned == f"step size {kept['step_size']:.3g}, batch {kept['batch']:g}"
     assert given == "given: privsgp-sag, 20 steps"
     again, _, none = planning.settle(config, problems.load_problem, out, resume=True)
@@ -190,3 +191,61 @@ def test_public_images_go_through_the_features(tmp_path):
     config = configs.parse(values)
     plan = planning.make(config, problems.load_problem(config))
     assert plan.planner.rehearsal.samples.x.shape[1:] == (4 * 2 * 4,)
+
+
+def made(config):
+    return planning.make(config, problems.load_problem(config))
+
+
+def test_a_limit_on_evaluations_is_kept_and_used_up(monkeypatch):
+    monkeypatch.setattr(choose, "SPLITS", (256, 64))
+    monkeypatch.setattr(rehearsal, "SEEDS", 1)
+    config = parsed(plan={"evaluations": 2000}, name="auto", batch="auto", steps="auto", step_size="auto")
+    plan = made(config)
+    assert 0.9 * 2000 < plan.chosen.evaluations <= 2000
+    settled = planning.apply(config, plan)
+    assert settled.algorithm.batch * settled.algorithm.steps <= 2000
+    assert [choice.method.label for choice in plan.choices][1] == "privsgp-vr, scaled differences"
+    assert 2000 < plan.more.evaluations <= 8000
+    told = plan.as_json()
+    assert told["evaluations_limit"] == 2000
+    assert "of 2,000 allowed; " in told["evaluations_words"]
+    assert told["evaluations_words"] in planning.described(told)
+    assert ("gradients of a node", told["evaluations_words"]) in shown.plan_rows(plan)
+
+
+def test_with_a_batch_that_is_given_a_limit_cuts_the_steps(monkeypatch):
+    monkeypatch.setattr(rehearsal, "SEEDS", 1)
+    cut, fixed = (
+        made(parsed(plan={"evaluations": 64 * 100}, name="privsgp", step_size="auto", steps=steps)).chosen
+        for steps in ("auto", 20)
+    )
+    assert (cut.batch, cut.steps) == (64, 100)
+    assert fixed.steps == 20
+
+
+def test_with_steps_that_are_given_a_limit_cuts_the_batch():
+    plan = made(parsed(plan={"evaluations": 1000}, name="privsgp", batch="auto", steps=30, step_size="auto"))
+    assert (plan.chosen.batch, plan.chosen.steps) == (33, 30)
+    assert plan.more.batch == 133
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "least"),
+    [({"name": "privsgp", "steps": 20}, "1280"), ({"name": "privsgp-sag", "steps": "auto"}, "425, 361 of them"),
+     ({"name": "auto", "steps": "auto", "batch": 64}, "64")],
+)  # fmt: skip
+def test_a_limit_that_allows_no_run_is_refused_with_the_least_that_does(algorithm, least):
+    with pytest.raises(Refused, match=rf"plan\.evaluations = 60\n  → take at least {least}"):
+        made(parsed(plan={"evaluations": 60}, **algorithm | {"step_size": "auto"}))
+
+
+def test_a_plan_knows_the_weight_that_training_takes():
+    config = parsed(name="privsgp-vr", batch=4, steps=60, step_size="auto")
+    plan = made(config)
+    assert plan.chosen.method.label == "privsgp-vr, scaled differences"
+    settled = planning.apply(config, plan)
+    spec = build.build_run(settled, problems.load_problem(settled))
+    (taken,) = {mechanism.difference_scale for mechanism in spec.protection.mechanisms}
+    assert taken == pytest.approx(plan.chosen.scale, rel=0.1)
+    assert spec.protection.mechanisms[0].sigma == pytest.approx(plan.sigmas[0], rel=0.025)

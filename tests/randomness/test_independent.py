@@ -15,7 +15,7 @@ SIGMA = [0.1, 0.2, 0.3]
 
 def _of_nodes(source, sigma=SIGMA):
     made = [SampledMean(sigma=s, clip=1.0, batch=2, samples=10) for s in sigma]
-    return IndependentNoise().all_gather_nodes(NODES, made, source)
+    return IndependentNoise().of_nodes(NODES, made, source)
 
 
 @pytest.mark.parametrize("ahead", [False, True])

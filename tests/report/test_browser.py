@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 from browser import CHROMIUM, browser
+from hostile import HOSTILE, saying
 
 from privsgp.report import page
+from privsgp.report.reading import read
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here: `make browser` installs one")
 
@@ -49,6 +51,14 @@ def test_several_runs_open_too(tab, made, secret, tmp_path):
     assert tab.complaints == []
     assert tab.value("document.querySelectorAll('.band').length") > 0
     assert tab.value("document.querySelectorAll('details.run').length") == 2
+
+
+def test_words_from_outside_are_words(tab, made, secret, tmp_path):
+    (tmp_path / "r.html").write_text(page.page([saying(read(folder), HOSTILE) for folder in (made(), secret)]))
+    tab.open(tmp_path / "r.html")
+    assert tab.complaints == []
+    assert tab.value("typeof pwned") == "undefined"
+    assert tab.value("document.querySelector('pre').textContent").startswith(f"# privsgp {HOSTILE}, torch {HOSTILE}")
 
 
 def test_the_slider_shows_another_step(tab, alone):

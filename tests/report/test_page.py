@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 import shutil
+from html import unescape
+from html.parser import HTMLParser
 
 import pytest
+from hostile import HOSTILE, PLAN, saying
+from jinja2 import UndefinedError
 
 import runs
 from privsgp import cli
 from privsgp.errors import Refused
 from privsgp.report import page
+from privsgp.report.charts import Table
 from privsgp.report.reading import read
-
-ASKED = {"name": "privsgp", "steps": "auto", "step_size": 0.5, "batch": 16.0, "weights": "equal"}
-METHOD = {"method": "privsgp", "steps": 30, "step_size": 0.5, "sigma": 1.0, "noise_in_average": 0.1, "score": 0.9,
-          "bound_curve": [1.0, 2.0], "noise_curve": [0.2, 0.1]}  # fmt: skip
 
 
 def _html(*folders):
@@ -24,7 +26,7 @@ def _html(*folders):
 
 
 def _prose(html):
-    return re.sub(r"<[^>]+>", " ", html)
+    return unescape(re.sub(r"<[^>]+>", " ", html))
 
 
 @pytest.fixture
@@ -115,6 +117,7 @@ def test_private_runs_side_by_side_are_said_to_add_up(made, secret, copied):
 
 
 def test_nothing_private_is_in_it_even_if_it_lies_in_the_folder(copied):
+    before = _html(copied)
     marks = {"train_loss": 0.123456, "drawn_batch": 123457, "clipped_fraction": 0.123458, "gradient_norm": 12.3459}
     rows = [json.loads(line) for line in (copied / "metrics.jsonl").read_text().splitlines()]
     (copied / "metrics.jsonl").write_text("".join(json.dumps(row | marks) + "\n" for row in rows))
@@ -122,24 +125,20 @@ def test_nothing_private_is_in_it_even_if_it_lies_in_the_folder(copied):
     (copied / "summary.json").write_text(json.dumps(summary | marks))
     shutil.rmtree(copied / "private")
     html = _html(copied)
-    for key, value in marks.items():
-        assert key not in html
-        assert f"{value:.3g}" not in html
+    assert html == before
+    assert not any(key in html for key in marks)
     assert "training" not in _prose(html).split("Privacy")[0]
 
 
 def test_a_plan_made_on_private_data_is_left_out_of_a_private_run(copied, made):
-    plan = {"algorithm": "privsgp", "steps": 30, "step_size": 0.5, "batch": 16, "weights": None, "methods": [METHOD],
-            "asked": ASKED, "accountant": "certified", "bound_steps": 9, "curve_steps": [20, 40],
-            "warnings": [], "why": "", "estimated_on": {"kind": "private", "words": "own samples"}}  # fmt: skip
-    (copied / "plan.json").write_text(json.dumps(plan))
+    (copied / "plan.json").write_text(json.dumps(PLAN))
     assert "The plan" not in _html(copied)
-    plan["estimated_on"]["kind"] = "synthetic"
-    (copied / "plan.json").write_text(json.dumps(plan))
+    made_up = {"kind": "synthetic", "words": "own samples"}
+    (copied / "plan.json").write_text(json.dumps(PLAN | {"estimated_on": made_up}))
     said = _prose(_html(copied))
     assert "Planned: 30 steps; given: privsgp, step size 0.5, batch 16; estimated on own samples." in said
     assert "It does not minimise the bound, a worst case, which is smallest at K\u00a0=\u00a09." in said
-    assert "its score is the average model's accuracy" in said.replace("&#x27;", "'")
+    assert "its score is the average model's accuracy" in said
 
 
 def test_a_tampered_ledger_is_no_report(copied):
@@ -162,11 +161,45 @@ def test_a_file_that_cannot_be_written_is_refused(made, tmp_path):
     assert "--out" in ran.err
 
 
-def test_words_from_outside_are_no_markup(copied):
-    identity = json.loads((copied / "run.json").read_text())
-    identity["command"] = ["privsgp", "train", "</pre><script>alert(1)</script>"]
-    (copied / "run.json").write_text(json.dumps(identity))
-    assert "<script>alert" not in _html(copied)
+class Elements(HTMLParser):
+    """The elements of a page with the names of their attributes; its text; what charts say on hover."""
+
+    def __init__(self, html):
+        super().__init__()
+        self.found, self.text, self.hover = [], "", []
+        self.feed(html)
+
+    def handle_starttag(self, tag, attrs):
+        self.found.append((tag, *(name for name, _ in attrs)))
+        self.hover += [json.loads(value) for name, value in attrs if name == "data-hover"]
+
+    def handle_data(self, data):
+        self.text += data
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_words_from_outside_are_no_markup(made, several):
+    found = [read(folder) for folder in (made("pushed", graph__name="random"), made())[: 1 + several]]
+    words = "x" * len(HOSTILE), HOSTILE
+    tame, hostile = (Elements(page.page([saying(run, word) for run in found])) for word in words)
+    assert hostile.found == tame.found
+    assert hostile.text.count(HOSTILE) > 10
+    assert HOSTILE in {series["name"] for told in hostile.hover for series in told["series"]}
+
+
+def test_data_for_the_script_cannot_end_it():
+    told = {"steps": [0], "weights": None, HOSTILE: HOSTILE}
+    sections = page.TEMPLATES.get_template("sections.html").module
+    html = sections.network({"moving": told, "first": Table([], []), "agreed": None})
+    inside = html[html.index("json") :].partition(">")[2].partition("<")[0]
+    assert json.loads(inside) == told
+    assert inside.isascii()
+    assert Elements(html).found[-1] == ("script", "type")
+
+
+def test_a_value_that_a_template_misses_is_an_error():
+    with pytest.raises(UndefinedError, match="banners"):
+        page.TEMPLATES.get_template("page.html").render(title="", style="")
 
 
 def test_a_run_that_was_stopped_promises_its_budget(copied):
@@ -189,7 +222,7 @@ def test_how_to_repeat_it(made, secret):
     assert "--drop 0.2 --delay 0 --staleness 64 --crash 1@3+4 --leave 2@20" in html
     assert "none: secret" in _html(secret)
     assert "--data-dir" not in html
-    assert read(faulty).config.toml().splitlines()[0] in html.replace("&quot;", '"')
+    assert read(faulty).config.toml().splitlines()[0] in _prose(html)
 
 
 @pytest.mark.parametrize("given", [["--data-dir", "where/it/lies"], ["--data-dir=where/it/lies"]])
@@ -211,3 +244,9 @@ def test_a_server_is_no_graph(made):
     page = (made("sees-ldp-svrg", algorithm__name="ldp-svrg", algorithm__steps=3) / "report.html").read_text()
     assert "ldp-svrg · 4 sites · a server · 3 steps" in page
     assert "exponential graph" not in page
+
+
+def test_no_heading_stands_over_nothing(made):
+    run = read(made("sees-ldp-svrg", algorithm__name="ldp-svrg", algorithm__steps=3))
+    headings = [re.findall("<h2>(.*?)</h2>", page.page([r])) for r in (run, dataclasses.replace(run, metrics=[]))]
+    assert headings == [["Training", "Privacy", "Agreement", "Repeat it"], ["Privacy", "Repeat it"]]

@@ -19,9 +19,8 @@ from privsgp.engine.trainer import Trainer
 from privsgp.runs.build import build_run
 from privsgp.runs.problem import assembled
 from privsgp.sites.agreement import _changed
-from privsgp.transport.faults import Faults
 from privsgp.transport.link import Incoming, Outgoing
-from privsgp.transport.lossy import LossyNetwork
+from privsgp.transport.lossy import Faults, LossyNetwork
 from privsgp.transport.protocol import Transport
 
 

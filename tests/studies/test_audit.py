@@ -16,10 +16,10 @@ from privsgp.errors import Refused
 from privsgp.gradients import Layout
 from privsgp.runs import build, config
 from privsgp.runs import problem as problems
-from privsgp.studies import canaries as canary
+from privsgp.studies import attack as canary
 from privsgp.studies.attack import Attacked, _turn, _unit
 from privsgp.studies.audit import audit
-from privsgp.studies.planted import BUGS, NOTHING, attack
+from privsgp.studies.planted import BUGS, QUIET, SHARED_BUGS, SHARED_NOTHING, attack
 
 
 def configured(algorithm="privsgp", *, seed=0, model="logistic", loss="cross-entropy", **more):
@@ -50,12 +50,37 @@ def attacked(settings, tmp_path, *, feedback=True, **kinds):
     return run
 
 
-@pytest.mark.parametrize("algorithm", NOTHING.algorithms)
-def test_the_shipped_code_raises_no_alarm(algorithm):
-    report = attack(NOTHING, algorithm, seed=1)
+SHIPPED = [(bug, algorithm) for bug in QUIET for algorithm in bug.algorithms]
+
+
+@pytest.mark.parametrize(("bug", "algorithm"), SHIPPED, ids=[f"{bug.name}, {algorithm}" for bug, algorithm in SHIPPED])
+def test_the_shipped_code_raises_no_alarm(bug, algorithm):
+    report = attack(bug, algorithm, seed=1)
     assert not report.alarm
     for node in report.nodes:
         assert max(node.white_box, node.black_box) <= node.epsilon_certified < math.inf
+
+
+def test_shared_noise_as_it_is_raises_no_alarm():
+    report = attack(SHARED_NOTHING, "privsgp", seed=1)
+    assert not report.alarm
+    assert all(node.white_box <= node.epsilon_certified < math.inf for node in report.nodes)
+
+
+@pytest.mark.parametrize("bug", SHARED_BUGS, ids=[bug.name for bug in SHARED_BUGS])
+def test_bugs_in_shared_noise_are_caught(bug):
+    report = attack(bug, "privsgp", seed=2)
+    assert all(node.alarms for node in report.nodes)
+
+
+def test_shared_secret_noise_is_audited_with_unequal_needs_and_weights():
+    values = {
+        "data": {"name": "digits", "nodes": 4},
+        "model": {"name": "logistic"},
+        "privacy": {"sigma": [0.1, 0.2, 0.1, 0.3], "noise": "pairwise", "honest": 3},
+        "algorithm": {"name": "privsgp", "batch": 10, "steps": 30, "weights": "noise"},
+    }
+    assert not audit(config.parse(values), observations=1).alarm
 
 
 # Noise is one line of the loop for all algorithms: `make audit` breaks it in each of them, here one is enough.

@@ -76,7 +76,9 @@ def test_public_data_is_what_is_looked_at(tmp_path, monkeypatch):
     rng = np.random.default_rng(0)
     np.savez(tmp_path / "public.npz", x=rng.standard_normal((200, 64)), y=rng.integers(0, 10, 200))
     seen = []
-    monkeypatch.setattr(tuning, "search", lambda rehearse, trial, _most: seen.append(rehearse.stage.samples.x) or trial)
+    monkeypatch.setattr(
+        tuning, "search", lambda rehearse, trial, _most: seen.append(rehearse.rehearsal.samples.x) or trial
+    )
     found = tune(_config(tmp_path), str(tmp_path / "public.npz"))
     assert found.source.kind == "public"
     assert seen[0].shape == (100, 64)

@@ -10,9 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from privsgp import graph as graphs
-from privsgp.transport.faults import Faults, Leave, Outage
 from privsgp.transport.in_process import InProcess
-from privsgp.transport.lossy import LossyNetwork
+from privsgp.transport.lossy import Faults, Leave, LossyNetwork, Outage
 
 EXPONENTIAL = graphs.make("exponential", 16)
 

@@ -11,9 +11,8 @@ import runs
 from privsgp import graph
 from privsgp.engine import trainer
 from privsgp.transport.connect import connect
-from privsgp.transport.faults import Faults
 from privsgp.transport.in_process import InProcess
-from privsgp.transport.lossy import LossyNetwork
+from privsgp.transport.lossy import Faults, LossyNetwork
 from privsgp.transport.protocol import Transport, nothing
 from privsgp.transport.rendezvous import World
 

@@ -12,7 +12,7 @@ from privsgp.runs import build
 from privsgp.runs import config as configs
 from privsgp.runs import problem as problems
 from privsgp.runs import train as training
-from privsgp.transport.faults import Faults, Leave, Outage
+from privsgp.transport.lossy import Faults, Leave, Outage
 
 RING, EXPONENTIAL = graphs.make("ring-directed", 8), graphs.make("exponential", 8)
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 import numpy as np
 
 from privsgp.accounting import cache, computed, lower, opinion, rdp
-from privsgp.accounting.curve import Curve, Gaussian, Group
+from privsgp.accounting.curve import Curve, Gaussian, Group, Sampled, Tailed
 from privsgp.accounting.mechanisms import (
     Anchored,
     Mechanism,
@@ -28,7 +28,6 @@ from privsgp.accounting.mechanisms import (
     Unprotected,
 )
 from privsgp.accounting.saga import Ends, Geometry
-from privsgp.accounting.sampled import Sampled
 from privsgp.errors import Refused
 
 if TYPE_CHECKING:
@@ -165,6 +164,8 @@ def assumptions(mechanism: Mechanism, steps: int, relation: Relation) -> tuple[s
     words.append(f"each sample's gradient is clipped to norm {mechanism.clip:.10g} as a whole{_slack(mechanism)}")
     words.append(_sampling_words(mechanism))
     words.append(_noise_words(mechanism))
+    if mechanism.honest:
+        words.append(_shared_words(mechanism))
     if isinstance(mechanism, Anchored):
         words += _anchored_words(mechanism)
     if isinstance(mechanism, Saga) and mechanism.difference_scale < 1:
@@ -184,6 +185,13 @@ def _noise_words(mechanism: Mechanism) -> str:
     if not mechanism.coordinates:
         return "noise is taken as ideal, where a run counts what its sampler in float64 costs"
     return f"noise of {mechanism.coordinates:,} coordinates is computed in float64 and rounded to a grid: counted"
+
+
+def _shared_words(mechanism: Mechanism) -> str:
+    return (
+        f"noise is shared with {mechanism.partners} nodes: ε holds as long as {mechanism.honest} nodes, this one "
+        "included, are honest, whatever all others do together; it is computational (X25519, ChaCha20)"
+    )
 
 
 def _scale_words(mechanism: Saga) -> str:
@@ -215,45 +223,54 @@ def _anchored_words(mechanism: Anchored) -> list[str]:
     return words
 
 
-def _composed_epsilon(run: _Run, delta: float) -> tuple[float, float, float]:
+def _composed_epsilon(run: _Run, delta: float, tail: float) -> tuple[float, float, float]:
     """Return ε of the run by composition, ε of one zero-out alone, and the mass at infinite loss."""
     composed = _composed(run)
     single = composed.epsilon(delta)
-    return Group(composed).epsilon(delta) if run.grouped else single, single, composed.delta(math.inf)
+    return _in_pairs(composed, delta, tail) if run.grouped else single, single, composed.delta(math.inf)
+
+
+def _in_pairs(curve: Curve, delta: float, tail: float) -> float:
+    """Return ε of two zero-outs in a row, each with a tail beside what is left of δ."""
+    return Group(Tailed(curve, tail)).epsilon(delta + tail)
 
 
 def _counted(run: _Run, mechanism: Mechanism, steps: int, delta: float, relation: Relation) -> tuple[float, float]:
     """Return both values of ε for the noise as it is computed: the ideal ones at a smaller δ, and a little more."""
     cost = computed.Cost.of(mechanism, steps, _farthest(run))
-    left = cost.ideal_delta(delta)
-    if left <= 0:
-        return math.inf, math.inf
-    first, second = _bracketed(run, mechanism, steps, left, relation)
-    return cost.epsilon(delta, first), cost.epsilon(delta, second)
+    found = math.inf, math.inf
+    for aside in computed.ASIDE if cost.variation else (0.0,):
+        left = cost.ideal_delta(delta, aside)
+        if left > 0 and math.isinf(found[0]):
+            first, second = _bracketed(run, mechanism, steps, left, cost.tail, relation)
+            found = cost.epsilon(delta, first, aside), cost.epsilon(delta, second, aside)
+    return found
 
 
 def _farthest(run: _Run) -> float:
-    """Return by how many σ one message of neighbours may differ."""
-    return max((_unsampled(release) * (1 + run.grouped) for release, _ in run.parts), default=0.0)
+    """Return by how many σ one message of neighbours may differ; of two zero-outs in a row, of either."""
+    return max((_unsampled(release) for release, _ in run.parts), default=0.0)
 
 
-def _bracketed(run: _Run, mechanism: Mechanism, steps: int, delta: float, relation: Relation) -> tuple[float, float]:
+def _bracketed(
+    run: _Run, mechanism: Mechanism, steps: int, delta: float, tail: float, relation: Relation
+) -> tuple[float, float]:
     """Return ε by composition and by Rényi divergences, once both agree with each other and with `lower`.
 
     What the cache holds is asked the same questions, and computed anew where it fails them.
     """
     renyi, floor = opinion.renyi(mechanism, steps, relation), lower.epsilon(mechanism, steps, delta, relation)
-    question = f"epsilon {run} at {delta!r}"
+    question = f"epsilon {run} at {delta!r}{f' beside {tail!r}' if run.grouped and tail else ''}"
     kept = None if run.plain else cache.recall(question, 3)
     above = ENVELOPE if any(isinstance(release, Geometry) for release, _ in run.parts) else SLACK
     if kept is None or _contradiction(kept, renyi.epsilon(delta), floor, delta, above):
-        kept = _composed_epsilon(run, delta)
+        kept = _composed_epsilon(run, delta, tail)
         if wrong := _contradiction(kept, renyi.epsilon(delta), floor, delta, above):
             raise Disagreement(f"{wrong}: {run} at δ = {delta}")
         if not run.plain:
             cache.keep(question, kept)
     grouped = opinion.in_pairs(mechanism, relation)
-    return kept[0], Group(renyi).epsilon(delta) if grouped else renyi.epsilon(delta)
+    return kept[0], _in_pairs(renyi, delta, tail) if grouped else renyi.epsilon(delta)
 
 
 def _contradiction(composed: tuple[float, ...], second: float, floor: float, delta: float, above: float) -> str:

@@ -2,6 +2,12 @@
 
 The certified ε falls with σ, nearly as a power of it, so a search that is linear in the logarithms needs a handful of
 certified values. The σ returned is one of those values: it is never extrapolated.
+
+The weight θ of differences that costs hardly any noise: what `algorithm.difference_scale = "auto"` stands for.
+
+σ grows with θ, from SAG's at θ = q (a Gaussian that shifts by G/J) to that of the paper's SAGA at θ = 1. The estimate
+is the less biased the larger θ is (docs/algorithms.md), so "auto" is the largest θ whose σ exceeds the least by 2 % at
+most. It is made of public numbers alone and promises nothing: what it costs is certified like any other θ.
 """
 
 from __future__ import annotations
@@ -10,7 +16,7 @@ import dataclasses
 import math
 from typing import TYPE_CHECKING
 
-from privsgp.accounting import accountant, computed
+from privsgp.accounting import accountant, cache, computed
 from privsgp.accounting.curve import Gaussian, bisect
 from privsgp.accounting.mechanisms import Unprotected
 from privsgp.errors import Refused
@@ -18,7 +24,8 @@ from privsgp.errors import Refused
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from privsgp.accounting.mechanisms import Mechanism, Relation
+    from privsgp.accounting.mechanisms import Mechanism, Relation, Saga
+
 
 WITHIN = math.log(1.004)  # the σ returned exceeds the smallest one by at most this much
 
@@ -115,3 +122,65 @@ def _between(lower: Point, upper: Point, within: float) -> float:
     crossing = lower[0] + (upper[0] - lower[0]) * lower[1] / (lower[1] - upper[1])
     above = crossing + within / 4
     return above if above < upper[0] - within / 4 else max(upper[0] - 0.99 * within, (lower[0] + crossing) / 2)
+
+
+MORE = 1.02  # σ that a larger weight may cost, beside the least
+
+
+def largest(mechanism: Saga, steps: int, epsilon: float, delta: float, relation: Relation = "zero-out") -> float:
+    """Return the largest θ, of two digits, whose σ for this budget is within 2 % of the least; q where none is.
+
+    `mechanism.sigma` and its own θ are not looked at. Guarantee: none is needed, θ is counted like any other.
+    """
+    noise = MORE * gaussian_sigma(mechanism, steps, epsilon, delta, sides=_sides(relation))
+    return _kept(mechanism, steps, noise, epsilon, delta, relation)
+
+
+def largest_at(mechanism: Saga, steps: int, delta: float, relation: Relation = "zero-out") -> float:
+    """Return the largest θ whose ε at the mechanism's σ is no more than the least one for 2 % less noise."""
+    least = dataclasses.replace(mechanism, difference_scale=mechanism.rate, sigma=mechanism.sigma / MORE)
+    epsilon = accountant.rough(least, steps, delta, relation)
+    return 1.0 if math.isinf(epsilon) else _kept(mechanism, steps, mechanism.sigma, epsilon, delta, relation)
+
+
+def _sides(relation: Relation) -> int:
+    return 2 if relation == "replace-one" else 1
+
+
+def _kept(m: Saga, steps: int, sigma: float, epsilon: float, delta: float, relation: Relation) -> float:
+    """Ask the cache first: the search takes a second, and all that it depends on is in the question."""
+    shift = m.radius / (m.samples * sigma)
+    question = f"scale {m.rate!r} {m.sampling} {m.difference_clip} {shift!r} {steps} {epsilon!r} {delta!r} {relation}"
+    if (kept := cache.recall(question, 1)) is not None and 0 < kept[0] <= 1:
+        return kept[0]
+    found = _searched(dataclasses.replace(m, sigma=sigma), steps, epsilon, delta, relation)
+    cache.keep(question, (found,))
+    return found
+
+
+def _searched(m: Saga, steps: int, epsilon: float, delta: float, relation: Relation) -> float:
+    """Bisect the weights of two digits above q: ε grows with θ."""
+
+    def fits(scale: float) -> bool:
+        return accountant.rough(dataclasses.replace(m, difference_scale=scale), steps, delta, relation) <= epsilon
+
+    if fits(1.0):
+        return 1.0
+    known, tried = [scale for scale in _weights(m.rate) if scale > m.rate], 0
+    beyond = len(known)
+    while tried < beyond:
+        middle = (tried + beyond) // 2
+        tried, beyond = (middle + 1, beyond) if fits(known[middle]) else (tried, middle)
+    return known[tried - 1] if tried else _rounded_down(m.rate)
+
+
+def _weights(least: float) -> list[float]:
+    """Return the numbers of two digits below 1, down to the decade of the least."""
+    decades = range(math.floor(math.log10(least)), 0)
+    return [digits / 10 ** (1 - decade) for decade in decades for digits in range(10, 100)]
+
+
+def _rounded_down(rate: float) -> float:
+    """Return three digits of q, surely not above it: there both shifts of a sample lie in the ball of radius G/J."""
+    unit = 10.0 ** (2 - math.floor(math.log10(rate)))
+    return math.floor(rate * (1 - 1e-9) * unit) / unit

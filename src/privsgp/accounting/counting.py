@@ -1,16 +1,34 @@
-"""How one node's releases are counted: a single run, the paper's formula, or a run after others on the same data."""
+"""How one node's releases are counted: a single run, the paper's formula, or a run after others on the same data.
+
+One budget for several runs on the same data, each chosen after seeing the ones before.
+
+Composition theorems for (ε, δ) assume that all parameters were fixed ahead. A Rényi filter does not: fix one order α
+in advance, add up what each run spends at that order, and stop before the sum exceeds what (ε, δ) allows there
+(Feldman and Zrnic 2021). The order follows from the budget of the *first* run alone, so it is fixed before any data is
+touched, whatever budget later runs are given.
+"""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, get_args
 
-from privsgp.accounting import accountant, calibration, published
+import numpy as np
+
+from privsgp.accounting import accountant, calibration, published, rdp
 from privsgp.accounting.accountant import Accountant
+from privsgp.accounting.computed import SHARE, refuse_vast
+from privsgp.accounting.mechanisms import described
+from privsgp.errors import Refused
 
 if TYPE_CHECKING:
-    from privsgp.accounting.filter import Filter
+    from collections.abc import Sequence
+
+    from privsgp.accounting.computed import Cost
+    from privsgp.accounting.ledger import Segment
     from privsgp.accounting.mechanisms import Mechanism, Relation
+
 
 ACCOUNTANTS: tuple[Accountant, ...] = get_args(Accountant)
 
@@ -81,3 +99,121 @@ class After:
         """Return the noise with which this run fits into what the others have left."""
         del epsilon, delta
         return self.filter.sigma(mechanism, releases, self.relation, self.spent)
+
+
+_RUNS = 4096
+
+
+@dataclass(frozen=True)
+class Filter:
+    """What (ε, δ) allows at one order: a cap on the sum of cumulants (α − 1) D_α.
+
+    `first` is the ε of the first run's budget; it decides the order.
+    """
+
+    epsilon: float
+    delta: float
+    first: float
+
+    def __post_init__(self) -> None:
+        if self.cap <= 0:
+            raise Refused(
+                f"(ε, δ) = ({self.epsilon:g}, {self.delta:g}) over several runs",
+                "a Rényi filter has no room for so small a budget: use a new budget, or a larger δ",
+            )
+
+    @classmethod
+    def over(cls, segments: Sequence[Segment], epsilon: float, delta: float) -> Filter:
+        """Return the filter for going on under (ε, δ) after the runs of a ledger."""
+        opened = segments[0].header.budget
+        if opened is None:
+            raise Refused(
+                "the ledger's first run named no budget (its noise was fixed by hand)",
+                "a filter needs a budget that was fixed before the data was first used: start with a new ledger",
+            )
+        if opened["delta"] != delta:
+            raise Refused(f"privacy.delta = {delta:g}, the ledger began with {opened['delta']:g}", "keep to its δ")
+        return cls(epsilon, delta, opened["epsilon"])
+
+    @property
+    def place(self) -> int:
+        """Where in rdp.ORDERS the filter's order stands: the one that would allow the most Gaussian releases."""
+        return int(np.argmax(_caps(self.first, self.delta) / (rdp.ORDERS * (rdp.ORDERS - 1))))
+
+    @property
+    def order(self) -> float:
+        """α."""
+        return float(rdp.ORDERS[self.place])
+
+    @property
+    def cap(self) -> float:
+        """The largest sum of cumulants at α that (ε, δ) allows."""
+        return float(_caps(self.epsilon, self.delta)[self.place])
+
+    def cost(self, mechanism: Mechanism, releases: int, relation: Relation) -> float:
+        """Return what so many releases spend at α, with what their sampler costs."""
+        if not releases:
+            return 0.0
+        ideal = float(accountant.renyi(mechanism, releases, relation).cumulants[self.place])
+        return ideal + self._sampler(accountant.sampler_cost(mechanism, releases, relation))
+
+    def _sampler(self, cost: Cost) -> float:
+        """Return what computed noise adds to a sum of cumulants: 2ζ to ε, and a factor below 1 to δ.
+
+        With a = Σζ and t = Σ tail/δ over n runs, e^a (e^(−charges) + t + n 2⁻²⁰) ≤ 1 has to hold. What is charged stays
+        below the cap, so t ≤ (cap − a) / (2 max(1, cap)) < ½, and a < ¼ for n ≤ 4096: there it does.
+        """
+        if not cost.variance:
+            return 0.0
+        tail = cost.tail_at(self.epsilon)
+        zeta = cost.ratio(self.delta, self.epsilon)
+        if zeta > SHARE - 2.0**-19:
+            return math.inf
+        return (self.order - 1) * 2 * zeta - math.log1p(-SHARE) + 2 * max(1.0, self.cap) * tail / self.delta
+
+    def spent(self, segments: Sequence[Segment]) -> float:
+        """Return what the runs in a ledger have spent at α."""
+        if len(segments) >= _RUNS:
+            raise Refused(f"a ledger of {len(segments)} runs", f"{_RUNS} at most are covered by what each is charged")
+        return sum(self.cost(described(s.header.mechanism), s.charged, _relation(s)) for s in segments)
+
+    def epsilon_of(self, cumulant: float) -> float:
+        """Return the ε at this δ that a sum of cumulants at α stands for.
+
+        Guarantee: valid for any number of runs, each chosen after the ones before.
+        Assumes: the order was fixed before the first of them, and the sum never exceeded the cap.
+        """
+        if not cumulant:
+            return 0.0
+        alpha = self.order
+        return max(0.0, (cumulant - math.log(self.delta * alpha)) / (alpha - 1) + math.log1p(-1 / alpha))
+
+    def sigma(self, mechanism: Mechanism, releases: int, relation: Relation, spent: float) -> float:
+        """Return the least noise (to 0.1 %) with which so many more releases fit under the cap."""
+        left = self.cap - spent
+        if left <= 0:
+            raise Refused(
+                f"the ledger has spent ε = {self.epsilon_of(spent):.4g} of {self.epsilon:g}",
+                "nothing is left of this data's budget: no further run",
+            )
+        refuse_vast(mechanism.with_sigma(1.0), releases, self.delta)
+        high = mechanism.radius / mechanism.samples
+        while self.cost(mechanism.with_sigma(high), releases, relation) > left:
+            high *= 2
+        low = high / 2
+        while self.cost(mechanism.with_sigma(low), releases, relation) <= left:
+            low, high = low / 2, low
+        while high > low * 1.001:
+            middle = math.sqrt(low * high)
+            fits = self.cost(mechanism.with_sigma(middle), releases, relation) <= left
+            low, high = (low, middle) if fits else (middle, high)
+        return high
+
+
+def _caps(epsilon: float, delta: float) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    """Return the largest cumulants that give ε at δ (Canonne, Kamath and Steinke 2020, Proposition 12), per order."""
+    return (rdp.ORDERS - 1) * (epsilon - np.log1p(-1 / rdp.ORDERS)) + np.log(delta * rdp.ORDERS)
+
+
+def _relation(segment: Segment) -> Relation:
+    return "replace-one" if segment.header.relation == "replace-one" else "zero-out"

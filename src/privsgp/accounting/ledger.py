@@ -34,8 +34,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, NoReturn, Self, TypeVar
 
 from privsgp.accounting.mechanisms import described
-from privsgp.accounting.segment import FORMATS, MOST_AHEAD, Header, Segment, short
-from privsgp.accounting.stretches import Stretches
+from privsgp.accounting.segment import FORMATS, MOST_AHEAD, Header, Segment, Stretches, short
 from privsgp.errors import Refused, mending
 
 if TYPE_CHECKING:

@@ -17,6 +17,8 @@ from privsgp.errors import Refused
 Sampling = Literal["poisson", "fixed"]
 Relation = Literal["zero-out", "replace-one"]
 
+_SHARED = ("honest", "partners", "least_own")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Mechanism:
@@ -26,6 +28,9 @@ class Mechanism:
     sample's gradient; `batch` the public constant b the sum is divided by; `samples` the node's public J. `kappa` is
     the relative slack of the arithmetic: accounting uses `clip * (1 + kappa)` (privacy.md, "Clipping"). `coordinates`
     is the length d of a message, whose noise is computed (docs/privacy.md, "The sampler"); 0 takes the noise as ideal.
+    Where nodes share noise, `sigma` is what is left of it before a coalition of all but `honest` nodes, and `partners`
+    how many a node shares it with; `least_own` is the least noise that any node has of its own (0: not known yet).
+    With `honest = 0` all of it is the node's own.
 
     What others need to know of a mechanism they ask it; nobody outside the accounting asks which it is.
     """
@@ -41,6 +46,9 @@ class Mechanism:
     sampling: Sampling = "poisson"
     kappa: float = 0.0
     coordinates: int = 0
+    honest: int = 0
+    partners: int = 0
+    least_own: float = 0.0
 
     def __post_init__(self) -> None:
         if self.samples < 1:
@@ -59,6 +67,13 @@ class Mechanism:
             raise Refused(f"sampling = {self.sampling!r}", "take 'poisson' or 'fixed'")
         if self.sampling == "fixed" and self.batch != int(self.batch):
             raise Refused(f"batch = {self.batch:g} with fixed sampling", "a fixed-size batch is a whole number")
+        self._refuse_odd_sharing()
+
+    def _refuse_odd_sharing(self) -> None:
+        if (self.honest, self.partners) != (0, 0) and (self.honest < 1 or self.partners < 1):
+            raise Refused(f"honest = {self.honest}, partners = {self.partners}", "take at least 1 each, or 0 for none")
+        if not 0 <= self.least_own < math.inf:
+            raise Refused(f"least_own = {self.least_own}", "take a finite standard deviation")
 
     @property
     def rate(self) -> float:
@@ -91,6 +106,11 @@ class Mechanism:
         return self.seen_together == 1
 
     @property
+    def weighted(self) -> Saga | None:
+        """The mechanism as one whose differences have a weight θ; None where they have none."""
+        return None
+
+    @property
     def redo_limit(self) -> int | None:
         """How many of the counted releases may be steps made again after a crash; None: any, for all cost alike."""
         return None
@@ -111,7 +131,8 @@ class Mechanism:
 
     def describe(self) -> dict[str, Any]:
         """Return all that is counted, as plain values for ledgers and JSON (an infinite clip is None)."""
-        values = dataclasses.asdict(self)
+        left_out = () if self.honest else _SHARED  # ledgers of independent noise are as they were
+        values = {key: value for key, value in dataclasses.asdict(self).items() if key not in left_out}
         return {"mechanism": type(self).__name__} | {
             k: None if isinstance(v, float) and math.isinf(v) else v for k, v in values.items()
         }
@@ -146,6 +167,11 @@ class Saga(Mechanism):
 
     difference_clip: float | None = None
     difference_scale: float = 1.0
+
+    @property
+    def weighted(self) -> Saga:
+        """Itself."""
+        return self
 
     def __post_init__(self) -> None:
         super().__post_init__()

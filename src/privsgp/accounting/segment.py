@@ -2,6 +2,8 @@
 
 A line comes from a file that anybody may have written. So every value is looked at before it is used: its type, its
 range, its letters. What is left can be printed, be part of a file's name, and is counted in a moment.
+
+Whole numbers by step that stay the same over long stretches of steps: what a ledger knows of each step.
 """
 
 from __future__ import annotations
@@ -9,19 +11,71 @@ from __future__ import annotations
 import math
 import re
 from base64 import b64encode
+from bisect import bisect_left, bisect_right
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from privsgp.accounting.mechanisms import described
-from privsgp.accounting.stretches import Stretches
 from privsgp.errors import Refused
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
 
 FORMATS = (1, 2)  # 2 knows short lines: strings
 MOST_AHEAD = 64
 _MOST = 2**53
-_COUNTS = ("samples", "period", "aggregated", "spare")  # of a mechanism: whole numbers
+_COUNTS = ("samples", "period", "aggregated", "spare", "honest", "partners")  # of a mechanism: whole numbers
 _SHORT = re.compile(r"[A-Za-z0-9+/]{22}")
 _WORDS = ("mechanism", "sampling")
+
+
+_MOST_STRETCHES = 10_000  # no run is interrupted so often; a forged ledger may say so
+
+
+class Stretches:
+    """A number for every step, 0 but for what was put. Memory grows with the stretches, not with the steps."""
+
+    def __init__(self) -> None:
+        self._starts: list[int] = []
+        self._values: list[int] = []
+
+    def __getitem__(self, step: int) -> int:
+        place = bisect_right(self._starts, step)
+        return self._values[place - 1] if place else 0
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Stretches) and list(self) == list(other)
+
+    __hash__ = None  # type: ignore[assignment] # it changes
+
+    def __iter__(self) -> Iterator[tuple[int, int, int]]:
+        """Yield (first, stop, value) of each stretch whose value is not 0."""
+        stops = self._starts[1:]
+        return (part for part in zip(self._starts, stops, self._values, strict=False) if part[2])
+
+    def between(self, first: int, stop: int) -> Iterator[tuple[int, int, int]]:
+        """Yield (first, stop, value) of each stretch of the steps first … stop − 1, zeros too."""
+        place = bisect_right(self._starts, first)
+        while first < stop:
+            end = min(stop, self._starts[place]) if place < len(self._starts) else stop
+            yield first, end, self._values[place - 1] if place else 0
+            first, place = end, place + 1
+
+    def put(self, first: int, stop: int, value: int) -> None:
+        """Set the steps first … stop − 1; ValueError where that makes more stretches than any run has."""
+        if value and self._starts and self._starts[-1] == first and self._values[-2] == value:
+            self._starts[-1] = stop  # the last stretch grows: nearly always
+            return
+        after = self[stop]
+        low, high = bisect_left(self._starts, first), bisect_right(self._starts, stop)
+        before = self._values[low - 1] if low else 0
+        new = [(first, value)] if value != before else []
+        new += [(stop, after)] if after != value else []
+        self._starts[low:high] = [start for start, _ in new]
+        self._values[low:high] = [kept for _, kept in new]
+        if len(self._starts) > _MOST_STRETCHES:
+            raise ValueError(f"more than {_MOST_STRETCHES} stretches of steps: no run is interrupted so often")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from privsgp.accounting import accountant, ledger
-from privsgp.accounting.filter import Filter
+from privsgp.accounting.counting import Filter
 from privsgp.accounting.mechanisms import described
 from privsgp.errors import Refused
 
@@ -36,6 +36,7 @@ class Statement:
     simulation: bool
     complete: bool
     aggregated: int = 1  # so many nodes' messages are seen as one sum only
+    honest: int = 0  # where nodes share noise, ε holds if so many of them are honest; 0: whoever is
 
     @property
     def above(self) -> bool:
@@ -84,6 +85,7 @@ def _statement(segments: Sequence[Segment]) -> Statement:
         simulation=any(segment.header.simulation for segment in segments),
         complete=all(segment.closed for segment in segments),
         aggregated=max(segment.header.mechanism.get("aggregated", 1) for segment in segments),
+        honest=max(segment.header.mechanism.get("honest", 0) for segment in segments),
     )
 
 

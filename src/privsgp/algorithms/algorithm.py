@@ -1,10 +1,18 @@
-"""What every algorithm is: its state, its step, and beside them what one of its messages reveals and to whom."""
+"""What every algorithm is: its state, its step, and beside them what one of its messages reveals and to whom.
+
+Gradient estimates that more than one algorithm takes, before noise.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, ClassVar, Literal
 
+import torch
+
+from privsgp.algorithms.block import Drawn
+from privsgp.gradients.per_sample import minus
+from privsgp.gradients.rounding import chunk
 from privsgp.options import Options
 
 if TYPE_CHECKING:
@@ -12,11 +20,14 @@ if TYPE_CHECKING:
 
     from privsgp.accounting.mechanisms import Mechanism
     from privsgp.algorithms.block import Block, Settings, State
+    from privsgp.gradients import PerSample
+
 
 # Who talks to whom: any directed graph; one whose links go both ways, with the same shares; a server; nobody.
 Network = Literal["directed", "undirected", "server", "alone"]
-# What an adversary sees: every message of a node; only the sum of all nodes' messages; only a curator's model.
-Trust = Literal["per-node", "secure aggregation", "curator"]
+# What an adversary sees: every message of a node; only the sum of all nodes' messages; only a curator's model; every
+# message, but not what honest nodes share noise with each other by.
+Trust = Literal["per-node", "secure aggregation", "curator", "honest sites"]
 
 
 class Algorithm(ABC):
@@ -53,3 +64,44 @@ class Algorithm(ABC):
     @abstractmethod
     def step(self, k: int, s: State) -> State:
         """Take step k; `block.release` is called on what carries its noise before any of it leaves."""
+
+
+def clipped_mean(block: Block, z: Tensor, batch: list[Drawn], b: Tensor | None = None) -> Tensor:
+    """(1/b) Σ_{j∈B} clip_G(∇f_i(z_i; j)); the divisor is the constant b, never the drawn size."""
+    total = block.gradients(z, batch[0]).sum()
+    for drawn in batch[1:]:
+        total += block.gradients(z, drawn).sum()
+    return total.div_((block.b if b is None else b).to(total.dtype))
+
+
+def full_mean(block: Block, z: Tensor) -> Tensor:
+    """(1/J) Σ_j clip_G(∇f_i(z_i; j)) over all samples of each node; it never leaves as it is."""
+    samples = torch.tensor([mechanism.samples for mechanism in block.mechanisms], device=z.device)[:, None]
+    total = torch.zeros_like(z, dtype=torch.float64)
+    for start in range(0, block.rows, chunk()):
+        index = torch.arange(start, min(start + chunk(), block.rows), device=z.device).expand(len(samples), -1)
+        total += block.gradients(z, Drawn(index.where(index < samples, block.rows), index < samples)).sum()
+    total.div_(block.J)
+    return total if block.exact else total.to(z.dtype)
+
+
+def difference_mean(
+    block: Block, z: Tensor, point: Tensor, batch: list[Drawn], C: float | None, alpha: float = 0.0
+) -> Tensor:
+    """(θ/b) Σ_{j∈B} [α g_j(z) + (1 − α) clip_C(g_j(z) − g_j(point))] with g_j = clip_G(∇f_i(·; j)); θ is mostly 1."""
+    total = block.zeros(z)
+    for drawn in batch:
+        g, h = block.gradients(z, drawn), block.gradients(point, drawn)
+        total.add_(_difference(g, h, drawn.mask, C), alpha=1 - alpha)
+        if alpha:
+            total.add_(g.sum(), alpha=alpha)
+    return total.div_(block.b_over_scale.to(total.dtype))
+
+
+def _difference(g: PerSample, h: PerSample, mask: Tensor, C: float | None) -> Tensor:
+    """Return Σ_j clip_C(g_j − h_j)."""
+    if C is None:
+        return g.sum().sub_(h.sum())
+    c = minus(g, h)
+    c.clip_(C, mask)
+    return c.sum()

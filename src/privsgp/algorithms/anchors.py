@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 
 from privsgp.accounting.mechanisms import Anchored
-from privsgp.algorithms.algorithm import Algorithm, Network
+from privsgp.algorithms.algorithm import Algorithm, Network, clipped_mean, difference_mean
 from privsgp.algorithms.block import State
-from privsgp.algorithms.estimators import clipped_mean, difference_mean
 from privsgp.gradients.product import aligned_rows
 from privsgp.options import Count, Options, Positive, Share, option
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from privsgp.algorithms.algorithm import Algorithm, Network
+from privsgp.algorithms.algorithm import Algorithm, Network, clipped_mean
 from privsgp.algorithms.block import State
-from privsgp.algorithms.estimators import clipped_mean
 from privsgp.algorithms.push_sum import SGP, PrivSGP
 
 if TYPE_CHECKING:

@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 
 from privsgp.accounting.mechanisms import SampledMean, Unprotected
-from privsgp.algorithms.algorithm import Algorithm
+from privsgp.algorithms.algorithm import Algorithm, clipped_mean
 from privsgp.algorithms.block import State
-from privsgp.algorithms.estimators import clipped_mean
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -147,9 +147,9 @@ def saga_estimate(block: Block, table: Memory, z: Tensor, batch: list[Drawn]) ->
     """
     c = replace_entries(block, table, z, batch)
     if at_once(c) and c.is_contiguous():
-        from privsgp.kernels import means
+        from privsgp.kernels import rows
 
-        return means.corrected(table.mean, c, block.b_over_scale, block.J)
+        return rows.corrected(table.mean, c, block.b_over_scale, block.J)
     b, tall = block.b_over_scale.to(c.dtype), device_of(c).rows_at_once(c, _PIECE)
     with block.leave_one_core():
         for some in (slice(top, top + tall) for top in range(0, len(c), tall)):
@@ -169,30 +169,10 @@ def replace_entries(block: Block, table: Memory, z: Tensor, batch: list[Drawn]) 
     return total
 
 
-class PrivSGPVR(PushSum):
-    """PrivSGP-VR (the paper's Algorithm 1): PrivSGP with SAGA's variance reduction.
+class TablePushSum(PushSum):
+    """Push-sum whose estimate remembers one gradient for each sample."""
 
-    With t_j the table's entry of sample j, C = 2G and θ = 1 for the paper's estimator, smaller C for clipped
-    differences and smaller θ for scaled ones:
-
-        c_j = clip(∇f_i(z_i; j) − t_j, C)
-        g   = (θ/b) Σ_{j∈B} c_j + (1/J) Σ_j t_j
-        t_j ← t_j + c_j   for j ∈ B
-
-    Its mechanism is the mixture of two shifts that `privsgp.accounting.saga` certifies.
-    """
-
-    name: ClassVar[str] = "privsgp-vr"
-    Options: ClassVar[type[Options]] = SagaOptions
     table: Memory
-
-    @staticmethod
-    def mechanism(settings: Settings, *, sigma: float, batch: float, samples: int, kappa: float) -> Mechanism:
-        """(θ/b) Σ_{j∈B} clip(g_j − t_j, C) + (1/J) Σ_j t_j + N(0, σ²)."""
-        return Saga(
-            sigma=sigma, clip=settings.clip, batch=batch, samples=samples, sampling=settings.sampling, kappa=kappa,
-            difference_clip=settings.own(SagaOptions).difference_clip, difference_scale=settings.difference_scale,
-        )  # fmt: skip
 
     def begin(self, z: Tensor) -> None:
         """Lines 1-3: ∇f_i(φ_ij; j) = ∇f_i(z_i⁰; j)."""
@@ -207,26 +187,50 @@ class PrivSGPVR(PushSum):
         """Keep the entries in the ball of radius G."""
         restore_table(self.block, self.settings, self.table, z)
 
+
+class PrivSGPVR(TablePushSum):
+    """PrivSGP-VR (the paper's Algorithm 1): PrivSGP with SAGA's variance reduction.
+
+    With t_j the table's entry of sample j, C = 2G and θ = 1 for the paper's estimator, smaller C for clipped
+    differences and smaller θ for scaled ones:
+
+        c_j = clip(∇f_i(z_i; j) − t_j, C)
+        g   = (θ/b) Σ_{j∈B} c_j + (1/J) Σ_j t_j
+        t_j ← t_j + c_j   for j ∈ B
+
+    Its mechanism is the mixture of two shifts that `privsgp.accounting.saga` certifies.
+    """
+
+    name: ClassVar[str] = "privsgp-vr"
+    Options: ClassVar[type[Options]] = SagaOptions
+
+    @staticmethod
+    def mechanism(settings: Settings, *, sigma: float, batch: float, samples: int, kappa: float) -> Mechanism:
+        """(θ/b) Σ_{j∈B} clip(g_j − t_j, C) + (1/J) Σ_j t_j + N(0, σ²)."""
+        return Saga(
+            sigma=sigma, clip=settings.clip, batch=batch, samples=samples, sampling=settings.sampling, kappa=kappa,
+            difference_clip=settings.own(SagaOptions).difference_clip, difference_scale=settings.difference_scale,
+        )  # fmt: skip
+
     def direction(self, z: Tensor, batch: list[Drawn]) -> Tensor:
         """Lines 6-7."""
         return saga_estimate(self.block, self.table, z, batch)
 
 
-class PrivSGPSAG(PushSum):
+class PrivSGPSAG(TablePushSum):
     """PrivSGP-SAG: release the mean of the *updated* table.
 
         t_j ← clip_G(∇f_i(z_i; j))   for j ∈ B
         g   = (1/J) Σ_j t_j
 
     A sample contributes t_j / J whether it was drawn or not, so one message moves by at most G/J: a plain Gaussian
-    mechanism, for any way of drawing samples (privacy.md, "Two estimators that make variance reduction pay").
+    mechanism, for any way of drawing samples (privacy.md, "Mechanisms").
 
     Biased where SAGA is not, and much cheaper in privacy at small batches.
     """
 
     name: ClassVar[str] = "privsgp-sag"
     Options: ClassVar[type[Options]] = SagOptions
-    table: Memory
 
     @staticmethod
     def mechanism(settings: Settings, *, sigma: float, batch: float, samples: int, kappa: float) -> Mechanism:
@@ -238,19 +242,6 @@ class PrivSGPSAG(PushSum):
         return Sag(
             sigma=sigma, clip=settings.clip, batch=batch, samples=samples, sampling=settings.sampling, kappa=kappa
         )
-
-    def begin(self, z: Tensor) -> None:
-        """Fill the table at z⁰, as PrivSGP-VR does."""
-        self.__dict__.pop("table", None)  # a second table may not fit beside the first
-        self.table = init_table(self.block, self.settings, z)
-
-    def arrays(self) -> dict[str, Tensor]:
-        """Return the table."""
-        return self.table.arrays()
-
-    def restored(self, z: Tensor) -> None:
-        """Keep the entries in the ball of radius G."""
-        restore_table(self.block, self.settings, self.table, z)
 
     def direction(self, z: Tensor, batch: list[Drawn]) -> Tensor:
         """G = (1/J) Σ_j t_j after the drawn entries were replaced."""

@@ -18,10 +18,9 @@ import torch
 from pydantic import Field
 
 from privsgp.accounting.mechanisms import Saga
-from privsgp.algorithms.algorithm import Algorithm, Network
+from privsgp.algorithms.algorithm import Algorithm, Network, clipped_mean, difference_mean, full_mean
 from privsgp.algorithms.block import State
 from privsgp.algorithms.compressors import CompressionOptions
-from privsgp.algorithms.estimators import clipped_mean, difference_mean, full_mean
 from privsgp.algorithms.push_sum import PrivSGP
 from privsgp.algorithms.saga import PrivSGPVR, SagaOptions, init_table, restore_table, saga_estimate
 from privsgp.gradients.product import aligned_rows

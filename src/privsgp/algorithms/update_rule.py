@@ -30,7 +30,8 @@ class UpdateOptions(Options):
     """What is made of noised directions by every push-sum method."""
 
     weights: Literal["equal", "samples", "noise"] | list[Positive] = option(
-        "equal", "how much a node counts: all alike, by J_i, by 1/σ_i², or a list with one number per node"
+        "equal",
+        "how much a node counts: all alike, by J_i, by 1/σ_i² (pairwise: 1/σ_i), or a list with one number per node",
     )
     momentum: Annotated[float, Field(ge=0, lt=1)] = option(0.0, "β of v ← β v + (1 − β) g")
     unit_steps: bool = option(default=False, meaning="noised directions are brought to length 1")
@@ -70,15 +71,21 @@ def _lengths(g: Tensor) -> Tensor:
     return squares.sqrt().clamp(min=1e-30).to(g.dtype)[:, None]
 
 
-def node_weights(given: Weights, samples: Sequence[int], sigmas: Sequence[float]) -> list[float] | None:
+def node_weights(
+    given: Weights, samples: Sequence[int], sigmas: Sequence[float], *, shared: bool = False
+) -> list[float] | None:
     """Return p_i, how much each node counts in f = Σ_i p_i f_i; None for all alike.
 
     `"noise"` minimises Σ_i p_i² σ_i², the noise of the average model: p_i ∝ 1/σ_i². Another node can then only lower
-    it, however small its budget is. J and σ are public.
+    it, however small its budget is. Where nodes share noise, `sigmas` being what each needs, that noise is about
+    max_i p_i σ_i, and p_i ∝ 1/σ_i makes it least. J and σ are public.
     """
     if given == "equal":
         return None
-    parts = {"samples": samples, "noise": [sigma**-2 for sigma in sigmas] if given == "noise" else []}
+    parts = {
+        "samples": samples,
+        "noise": [sigma ** (-1 if shared else -2) for sigma in sigmas] if given == "noise" else [],
+    }
     shares = parts[given] if isinstance(given, str) else given
     total = math.fsum(shares)
     return [share / total for share in shares]

@@ -49,7 +49,7 @@ class FinalModel:
     mixing: int = 0
 
     @property
-    def words(self) -> str:
+    def text(self) -> str:
         """Say what model.safetensors is."""
         kind = {
             "none": "of the last step",

@@ -45,6 +45,17 @@ class Identity(_Kept):
     circumstances: _Circumstances | None = None
 
 
+class _Pairwise(_Kept):
+    honest: _Whole
+    curve: list[Annotated[list[_Number], Field(min_length=2, max_length=2)]]
+
+    @model_validator(mode="after")
+    def _by_honest_nodes(self) -> _Pairwise:
+        if not all(h is not None and h >= 1 and h == int(h) for h, _ in self.curve):
+            raise ValueError("the trust curve does not begin with numbers of nodes")
+        return self
+
+
 class Summary(_Kept):
     """summary.json."""
 
@@ -67,6 +78,7 @@ class Summary(_Kept):
     epsilon_nominal: _Numbers = None
     delta: _Numbers = None
     sigma: Annotated[list[float], Field(min_length=1)]
+    pairwise: _Pairwise | None = None
     relation: str
     virtual_seconds: float
     bytes_sent: _Whole

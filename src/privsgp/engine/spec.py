@@ -1,7 +1,11 @@
-"""Everything a run needs, decided: no choice and no check is left for the loop."""
+"""Everything a run needs, decided: no choice and no check is left for the loop.
+
+Refuses a run whose arithmetic rounds by more than the slack κ that its noise was calibrated for.
+"""
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -11,8 +15,12 @@ from torch import nn
 
 from privsgp.accounting.counting import nominal
 from privsgp.clock import Events
+from privsgp.devices import device_of
 from privsgp.engine.averaging import FinalModel
 from privsgp.errors import Refused
+from privsgp.gradients.rounding import kappa, sum_error, table_error
+from privsgp.gradients.rules.ruled import positions
+from privsgp.randomness.coins import capacity
 from privsgp.randomness.independent import IndependentNoise
 
 if TYPE_CHECKING:
@@ -23,11 +31,12 @@ if TYPE_CHECKING:
     from privsgp.accounting.accountant import Accountant
     from privsgp.accounting.ledger import Segment
     from privsgp.accounting.mechanisms import Mechanism, Relation
+    from privsgp.accounting.pairwise import PairwiseCovariance
     from privsgp.algorithms import Algorithm, Settings
     from privsgp.clock import Waiting
     from privsgp.graph import Graph
     from privsgp.randomness.protocol import Noise
-    from privsgp.transport.faults import Faults
+    from privsgp.transport.lossy import Faults
 
     PerSampleFunction = Callable[[Tensor, Tensor], Tensor]
 
@@ -73,6 +82,8 @@ class Protection:
     allowance: Sequence[int] | None
     epsilon: Callable[[int, int], float]
     earlier: Sequence[Sequence[Segment]] = ()
+    covariance: PairwiseCovariance | None = None  # of all nodes' noise, where pairs of them share it
+    trust_curve: Callable[[int, int], list[tuple[int, float]]] | None = None  # of a node after so many releases
 
     @property
     def nominal(self) -> bool:
@@ -171,3 +182,46 @@ class RunSpec:
     def simulation(self) -> bool:
         """Whether randomness can be repeated by anyone who reads the config: then nothing is private."""
         return self.seed is not None
+
+
+def refuse_coarser(spec: RunSpec) -> None:
+    """Refuse to compute in a coarser arithmetic than the one the noise was calibrated for."""
+    if not spec.algorithm.private:
+        return
+    now = kappa(spec.dtype, spec.device, positions=positions(spec.learning.model, spec.learning.made_up()[0]))
+    counted = min(mechanism.kappa for mechanism in spec.mechanisms)
+    if now > counted:
+        raise Refused(
+            f"κ = {counted:g} was counted, and this arithmetic has κ = {now:g}",
+            "leave torch.backends.*.allow_tf32 as they are while a run is prepared and trained",
+        )
+    emulated = device_of(spec.device).emulates_float64
+    if emulated and not spec.simulation:
+        raise Refused(f"{emulated} = {os.environ[emulated]!r}: cuBLAS may make up float64", "leave it unset")
+
+
+def refuse_vast(spec: RunSpec, places: int) -> None:
+    """Refuse secret noise where sums could round by more than half of κ; `places` as `positions` tells.
+
+    The other half is for what a draw is above its expected size, and for the clip itself.
+    """
+    if spec.simulation or not spec.algorithm.private:
+        return
+    for m in set(spec.protection.mechanisms):
+        block = spec.settings.block_size
+        slots = capacity(m, spec.nodes, block)
+        off = rounding_error(m, slots, block, steps=spec.steps, places=places)
+        if off > m.kappa / 2:
+            raise Refused(
+                f"sums of {slots:,} gradients of layers at {places:,} positions, {spec.steps:,} steps and "
+                f"{m.samples:,} samples may round by {off:.2g} of the clip, and κ/2 = {m.kappa / 2:.2g}",
+                "take a smaller algorithm.batch, fewer steps, fewer samples a node, or a `seed` for a simulation",
+            )
+
+
+def rounding_error(m: Mechanism, slots: int, block: int, *, steps: int, places: int) -> float:
+    """Return by how much of G a run's sums in float64 may differ, with and without a record, beyond its share."""
+    off = sum_error(max(slots, m.largest_batch), slots, places)
+    if m.has_table:
+        off += table_error(m.samples, block, steps=steps, positions=places)
+    return off

@@ -1,9 +1,8 @@
 """One step on a GPU, where all nodes are here: the lines of `PushSum.step`, with fewer launches.
 
 Lines 6 and 7 of a small model are a hundred little kernels, whose launches would take longer than they do: they are
-recorded once as a CUDA graph and replayed. Lines 8 to 14 of a simulation are one kernel (`privsgp.kernels.push`); where
-all w stay 1, as on the paper's graph, it works in place and z is x. Nothing there waits for the device; buffers are
-allocated once.
+recorded once as a CUDA graph and replayed. Lines 8 to 14 of a simulation are one kernel (`privsgp.kernels.push`).
+Nothing there waits for the device; buffers are allocated once.
 """
 
 from __future__ import annotations
@@ -65,7 +64,7 @@ class OnDevice:
     """Takes steps as `PushSum.step` does.
 
     `announce(k, x)` is called before the messages of step k exist and returns the attempt they are made at. Each call
-    overwrites the z of the state before, and its x at the next but one, or at once where z is x.
+    overwrites the z of the state before, and its x at the next but one.
     """
 
     def __init__(self, algorithm: PushSum, graph: Graph, source: Keyed, like: Tensor, announce: Announce) -> None:
@@ -74,28 +73,13 @@ class OnDevice:
         self._sigma = torch.tensor([m.sigma for m in self.block.mechanisms], device=like.device)
         period = range(graph.period or 1)
         self._peers = [[torch.from_numpy(a).to(like.device) for a in peers(graph, k)] for k in period]
-        walks = [cycles(graph, k) for k in period]
-        self._walks = [[torch.from_numpy(a).to(like.device) for a in walk] for walk in walks if walk is not None]
-        self._in_place = len(self._walks) == len(walks)
         self._spare: tuple[Tensor, Tensor] | None = None
 
     def __call__(self, k: int, s: State) -> State:
         """Take step k."""
         batch = self.block.sample(k)  # 5
-        z = s.x if self._in_place else s.z
-        g = self.algorithm.recorded(z, batch)  # 6-7
-        attempt = self.announce(k, s.x)
-        return self._walk(k, s, g, attempt) if self._in_place else self._push(k, s, g, attempt)  # 8-14
-
-    def _walk(self, k: int, s: State, g: Tensor, attempt: int) -> State:
-        from privsgp.kernels.push import walk
-
-        order, own, heard = self._walks[k % len(self._walks)]
-        walk(
-            s.x, g, sigma=self._sigma, order=order, own=own, heard=heard, key=self._key,
-            step=k, attempt=attempt, gamma=self.block.step_size(k),
-        )  # fmt: skip
-        return State(s.x, s.w, s.x)
+        g = self.algorithm.recorded(s.z, batch)  # 6-7
+        return self._push(k, s, g, self.announce(k, s.x))  # 8-14
 
     def _push(self, k: int, s: State, g: Tensor, attempt: int) -> State:
         from privsgp.kernels.push import push
@@ -177,32 +161,3 @@ def peers(graph: Graph, k: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]
     share = np.zeros(source.shape, np.float32)
     source[edges.target, rank], share[edges.target, rank] = edges.source, edges.shares(np.float32)
     return source, share
-
-
-def cycles(graph: Graph, k: int) -> tuple[NDArray[np.int64], NDArray[np.float32], NDArray[np.float32]] | None:
-    """Return the cycles, all of one length, along which messages go at step k, and the shares of own and heard ones.
-
-    None unless every node hears from itself and one other, everybody is heard, and no w that is 1 changes.
-    """
-    source, share = peers(graph, k)
-    own = source == np.arange(graph.nodes)[:, None]
-    if source.shape[1] != 2 or (own.sum(1) != 1).any() or (share.sum(1, dtype=np.float64) != 1).any():
-        return None
-    heard, after = source[~own], np.argsort(source[~own])
-    if (heard[after] != np.arange(graph.nodes)).any():
-        return None
-    found = _orbits(after)
-    lengths = {len(orbit) for orbit in found}
-    return (np.array(found), share[own], share[~own]) if len(lengths) == 1 else None
-
-
-def _orbits(after: NDArray[np.int64]) -> list[list[int]]:
-    """Split a permutation into its cycles."""
-    orbits, left = [], set(range(len(after)))
-    while left:
-        orbit = [min(left)]
-        while (following := int(after[orbit[-1]])) != orbit[0]:
-            orbit.append(following)
-        orbits.append(orbit)
-        left.difference_update(orbit)
-    return orbits

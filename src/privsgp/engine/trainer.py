@@ -25,7 +25,7 @@ from privsgp.engine.budget_guard import BudgetGuard
 from privsgp.engine.checkpoint import Progress
 from privsgp.engine.evaluate import Evaluator, average
 from privsgp.engine.node_randomness import NodeRandomness
-from privsgp.engine.precision import refuse_coarser
+from privsgp.engine.spec import refuse_coarser
 from privsgp.engine.step import chosen, recorder
 from privsgp.engine.stops import Stopping, refuse_no_model
 from privsgp.errors import Diverged, Interrupted, ReplayDiffers
@@ -44,11 +44,13 @@ if TYPE_CHECKING:
 
     from privsgp.engine.folder import Folder
     from privsgp.engine.spec import RunSpec
+    from privsgp.randomness.protocol import Gather
     from privsgp.transport.protocol import Transport
 
     Watcher = Callable[[int, dict[str, Any] | None], None]
 
 _MOST_ATTEMPTS = 2**20
+_KEY = forms.text("[0-9a-f]{64}", "32 bytes in hexadecimal")
 _WITHOUT = 64  # steps between two looks at whether to stop, where there are no checkpoints
 
 
@@ -78,7 +80,7 @@ class Trainer:
         self.model = copy.deepcopy(spec.learning.model).to(spec.device, spec.dtype)
         self.state = self._start()
         self.transport = self._connect()
-        self.drawing = NodeRandomness(spec, self.state.x, alone=self.transport.local)
+        self.randomness = NodeRandomness(spec, self.state.x, alone=self.transport.local, gather=self._gather())
         self.budget_guard = BudgetGuard(spec, folder, self.world)
         self.update_rule = self._update_rule()
         self.averaging = Averaging(spec.final_model, spec.steps, self.state)
@@ -99,9 +101,9 @@ class Trainer:
         rows = self._start_metrics(k)
         self.budget_guard.since = k
         with self.stopping, self.budget_guard:
-            self.drawing.attempt = self._attempt(k)
+            self.randomness.attempt = self._attempt(k)
             self._recover()
-            while k < spec.steps and self.budget_guard.reserve(k, self.drawing.attempt):
+            while k < spec.steps and self.budget_guard.reserve(k, self.randomness.attempt):
                 try:
                     self.state = self.step(k, self.state)
                     self._note()
@@ -131,9 +133,15 @@ class Trainer:
 
     def _attempt(self, k: int) -> int:
         """Return at which attempt to go on: of a simulation the last that any process knows, else one's own."""
-        own = max(self.drawing.attempt, self.budget_guard.attempt(k))
+        own = max(self.randomness.attempt, self.budget_guard.attempt(k))
         said = self.world.all_gather(own, forms.whole(0, _MOST_ATTEMPTS))
-        return max(said) if self.spec.simulation else own
+        return max(said) if self.spec.simulation or self.spec.noise.shared else own
+
+    def _gather(self) -> Gather | None:
+        """Return how nodes tell each other public keys; None where all are here."""
+        if self.world.alone:
+            return None
+        return lambda own: self.world.all_gather_nodes(own, _KEY, self.spec.nodes)
 
     def _end(self, k: int, rows: list[dict[str, Any]], seconds: float) -> Outcome:
         """Put together what came out; of several processes only the first sees all nodes, and only now."""
@@ -202,13 +210,13 @@ class Trainer:
             self.algorithm.restored(self.state.z)
         self.bytes_sent = progress.bytes_sent
         # Noise that may have been sent is never used again with other inputs: a replay that differs starts afresh.
-        self.drawing.attempt = max(progress.attempt, self.drawing.attempt + int(fresh_noise))
+        self.randomness.attempt = max(progress.attempt, self.randomness.attempt + int(fresh_noise))
         return progress.step, progress.seconds
 
     def _again(self, k: int) -> int:
         """Go back to the checkpoint, with fresh noise; several processes do so when all are started again."""
         if not self.world.alone:
-            self.budget_guard.announce(k, self.drawing.attempt + 1)
+            self.budget_guard.announce(k, self.randomness.attempt + 1)
             raise self.world.lost(self.world.rank, "its replay of a step differs: all begin again with fresh noise")
         done, _ = self._begin(fresh_noise=True)
         self.budget_guard.refund()
@@ -232,7 +240,7 @@ class Trainer:
         if not self.spec.checkpoint_every:
             return  # a simulation can be repeated, and its table may be larger than the disk
         heads = self.budget_guard.heads()
-        progress = Progress(k, self.drawing.attempt, seconds, self.bytes_sent, self.spec.shared_hash, heads)
+        progress = Progress(k, self.randomness.attempt, seconds, self.bytes_sent, self.spec.shared_hash, heads)
         if not self.world.alone and self.folder.checkpoint.exists():
             self.folder.checkpoint.replace(self.folder.checkpoint_before)
         checkpoint.save(self.folder.checkpoint, progress, self.state, self._memory(), self.folder.run or "")
@@ -264,16 +272,16 @@ class Trainer:
             inputs=learning.inputs,
             targets=learning.targets,
             gradient=gradient,
-            sample=self.drawing.sample,
-            noise=self.drawing.noise,
+            sample=self.randomness.sample,
+            noise=self.randomness.noise,
             mix=self._mix,
             release=self._release,
             step_size=spec.step_size,
             average=self._serve,
-            public=self.drawing.public,
+            public=self.randomness.public,
             async_tools=self._async_tools(),
             update_rule=self.update_rule,
-            leave_one_core=leave_one_core if self.drawing.beside else nullcontext,
+            leave_one_core=leave_one_core if self.randomness.beside else nullcontext,
             private=self.folder.checkpoint.parent,
             record=recorder(gradient, spec.device) if self.transport.plain else as_it_is,
             exact=not spec.simulation,
@@ -281,7 +289,7 @@ class Trainer:
 
     def _async_tools(self) -> AsyncTools | None:
         """Return what nodes need that act one at a time."""
-        clock, draws = self.spec.clock, self.drawing
+        clock, draws = self.spec.clock, self.randomness
         if not isinstance(clock, Events):
             return None
         return AsyncTools(clock.of, draws.sample_some, draws.noise_one, self._average, self.budget_guard.record_one)
@@ -318,7 +326,7 @@ class Trainer:
     def _mix(self, k: int, x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
         self.bytes_sent += self._bytes(k)
         with self._noting():
-            return self.transport.mix(k, x, w, partial(self.drawing.meanwhile, k))
+            return self.transport.mix(k, x, w, partial(self.randomness.meanwhile, k))
 
     def _serve(self, k: int, messages: Tensor, size: int) -> Tensor:
         """Return what a server makes of everybody's messages, [d]; it sends the result back to all."""
@@ -331,14 +339,14 @@ class Trainer:
         """Note the messages of step k, before they exist; return the attempt they are made at."""
         self.budget_guard.record(k, x)
         self.bytes_sent += self._bytes(k)
-        return self.drawing.attempt
+        return self.randomness.attempt
 
     def _bytes(self, k: int) -> int:
         return self.transport.messages(k) * self.transport.message_bytes
 
     def _stepper(self) -> Callable[[int, State], State]:
         """Choose who takes the steps: the algorithm itself, or the same on a GPU in fewer launches."""
-        source = self.drawing.node_noise.kernel_source
+        source = self.randomness.node_noise.kernel_source
         if self.transport.plain and source is not None and isinstance(self.algorithm, PushSum):
             return chosen(self.algorithm, self.spec.graph, source, self.state.x, self._announce)
         return self.algorithm.step

@@ -3,6 +3,18 @@
 An image goes through scattering or random convolutions, is brought to mean 0 and variance 1 within the sample, and is
 then shortened and brought to one scale by `whitening`. No statistic of the nodes' data enters, so this costs no
 privacy.
+
+Random convolutional features: fixed random filters over small patches, both signs kept, averaged over a grid.
+
+The filters are public randomness and have mean zero, as Coates and Ng (2012) found to matter; nothing is learnt from
+anybody's data, so they cost no privacy.
+
+Few features instead of many: the leading principal directions of made-up images' features, brought to one scale.
+
+A clipped gradient of a linear model is as long as its features are, whichever way they point, and noise is the same in
+every direction. What all images have in common (their mean, their few leading directions) takes most of that length
+and tells no classes apart; with it taken down, the same noise hides less. All statistics are of made-up images, so this
+is a fixed map of each sample alone.
 """
 
 from __future__ import annotations
@@ -18,17 +30,17 @@ from typing import TYPE_CHECKING, Annotated, Literal, Self
 import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
+from torch.nn.functional import adaptive_avg_pool2d, conv2d, group_norm, relu
 
 from privsgp.errors import Refused
 from privsgp.features import synthetic
-from privsgp.features.array_cache import keep, read
-from privsgp.features.random_conv import RandomConv
+from privsgp.features.encode import keep, read
 from privsgp.features.scattering import Scattering
-from privsgp.features.whitening import Whitening, fit, unit
 from privsgp.options import Count, Options, option
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
 
 MADE_UP = 2048  # images that means and directions are measured on
 _CHUNK = 8
@@ -188,3 +200,68 @@ def _one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(threads)
+
+
+class RandomConv(nn.Module):
+    """[B, C, H, W] → [B, 2 · filters, grid, grid]."""
+
+    def __init__(
+        self, channels: int, height: int, width: int, *, filters: int, patch: int, grid: int, seed: int
+    ) -> None:
+        super().__init__()
+        if patch + grid > min(height, width) + 1:
+            raise Refused(
+                f"features.patch = {patch} and features.grid = {grid} with images of {height} × {width} pixels",
+                f"take patch + grid of at most {min(height, width) + 1}",
+            )
+        self.grid = grid
+        generator = torch.Generator().manual_seed(seed % 2**64)
+        bank = torch.randn(filters, channels, patch, patch, generator=generator)
+        bank -= bank.mean((1, 2, 3), keepdim=True)
+        self.register_buffer("bank", bank / math.sqrt(channels * patch**2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the averages of relu(±x ∗ filter) over the cells of a grid."""
+        seen = conv2d(x, self.get_buffer("bank"))
+        return adaptive_avg_pool2d(torch.cat([relu(seen), relu(-seen)], 1), self.grid)
+
+    def normalised(self, x: Tensor) -> Tensor:
+        """Return the averages with mean 0 and variance 1 within the sample."""
+        return group_norm(self(x), 1).flatten(1)
+
+
+RIDGE = 0.1  # of the largest deviation, added to all: directions that hardly vary in made-up images are not blown up
+
+
+class Whitening(nn.Module):
+    """x ↦ (x − mean) · directions / (deviation + ridge)^power, at length √components; what has no length stays 0."""
+
+    def __init__(self, mean: Tensor, directions: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("mean", mean)
+        self.register_buffer("directions", directions)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return [B, components] for [B, F]."""
+        y = (unit(x) - self.get_buffer("mean")) @ self.get_buffer("directions")
+        return unit(y) * math.sqrt(y.shape[1])
+
+
+def unit(x: Tensor) -> Tensor:
+    """Return rows of length 1, or 0 where there is no length."""
+    length: Tensor = x.norm(dim=1, keepdim=True)
+    return x / length.clamp(min=1e-12)
+
+
+def fit(made_up: Tensor, components: int, power: float) -> Whitening:
+    """Measure mean and principal directions on features of made-up images, [N, F]."""
+    x = unit(made_up)
+    mean = x.mean(0)
+    x = x - mean
+    # of N × N and F × F the smaller one, in float64: signs and order must be the same wherever this is computed
+    values, vectors = torch.linalg.eigh((x @ x.T).double())
+    values, vectors = values.flip(0)[:components].clamp(min=1e-12), vectors.flip(1)[:, :components]
+    directions = (x.T @ vectors.float()) / values.sqrt().float()
+    signs = directions.gather(0, directions.abs().argmax(0, keepdim=True)).sign()
+    deviation = (values / len(x)).sqrt().float()
+    return Whitening(mean, directions * signs / (deviation + RIDGE * deviation[0]) ** power)

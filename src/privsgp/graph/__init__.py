@@ -4,9 +4,8 @@ from privsgp.graph.assumptions import check, check_symmetric
 from privsgp.graph.convergence import Constants, Lemma, constants
 from privsgp.graph.edges import Edges
 from privsgp.graph.families import GRAPHS, NAMES, make, unconnected
-from privsgp.graph.picture import draw
+from privsgp.graph.picture import draw, table
 from privsgp.graph.sequences import Graph, from_networkx
-from privsgp.graph.summary import table
 
 __all__ = [
     "GRAPHS",

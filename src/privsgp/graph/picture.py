@@ -1,14 +1,18 @@
-"""A picture of a graph: nodes on a circle, a panel for each step, and all steps of a period together."""
+"""A picture of a graph: nodes on a circle, a panel for each step, and all steps of a period together.
+
+What `privsgp graph` prints: the constants of a graph as rows of words and numbers.
+"""
 
 from __future__ import annotations
 
-from math import ceil
+from math import ceil, inf, log
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from privsgp.errors import Refused
+from privsgp.graph.convergence import Constants, constants
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -17,6 +21,7 @@ if TYPE_CHECKING:
 
     from privsgp.graph.edges import Edges
     from privsgp.graph.sequences import Graph
+
 
 _COLOURS = ("#2f6fb0", "#e07b39", "#3a9b6e", "#b5478a", "#8a6fd1", "#c9a227", "#5aa7b8", "#7a5c45")
 _INK = "#263238"
@@ -108,3 +113,43 @@ def _bend(start: NDArray[np.float64], end: NDArray[np.float64]) -> NDArray[np.fl
     inward = 0.4 * radius + 0.6 * (1 - np.sqrt(angle / np.pi))
     control: NDArray[np.float64] = middle * (inward / max(radius, 1e-9))
     return control
+
+
+def table(graph: Graph, dim: int = 1) -> list[tuple[str, str]]:
+    """Rows (label, value) on `graph` for a model of `dim` parameters; refuses a graph that fails `check`."""
+    of = constants(graph, dim)
+    seen = f" (first {of.horizon} steps)" if of.estimated else ""
+    return [
+        ("graph", graph.name),
+        ("nodes", str(graph.nodes)),
+        ("period", f"{of.period} step{'s' if of.period != 1 else ''}" if of.period else "none: every step differs"),
+        ("messages a node sends per step, at most", str(of.max_out_degree)),
+        ("doubly stochastic", "yes: push-sum weights stay 1" if of.doubly_stochastic else "no: push-sum at work"),
+        ("B: steps until strongly connected", f"{of.B}{seen}"),
+        ("Δ: diameter of those steps together", f"{of.diameter}{seen}"),
+        ("ε: smallest share", f"{of.min_share:.4g}"),
+        ("λ = 1 − nε^(ΔB)", _below_one(of.lemma.lam, of.lemma.log_one_minus_lam)),
+        ("q = λ^(1/(ΔB+1))", _below_one(of.lemma.q, of.lemma.log_one_minus_q)),
+        (f"bound on C (d = {dim})", _bound(of.lemma.log_c)),
+        ("spectral gap per step", _gap(of, seen)),
+    ]
+
+
+def _below_one(value: float, log_rest: float) -> str:
+    return f"{value:.4g}" if value < 0.999 else f"1 − {_power_of_ten(log_rest)}"
+
+
+def _bound(log_c: float) -> str:
+    return "none: the lemma needs λ > 0" if log_c == inf else _power_of_ten(log_c)
+
+
+def _gap(of: Constants, seen: str) -> str:
+    exact = ": agreement becomes exact" if of.spectral_gap == 1 else ""
+    return f"{of.spectral_gap:.4f}{exact}{seen}"
+
+
+def _power_of_ten(log_value: float) -> str:
+    """A number from its natural logarithm, also where it is beyond floating point."""
+    exponent, rest = divmod(log_value / log(10), 1)
+    digits = round(10**rest, 2)
+    return f"{digits:.3g}e{exponent:+03.0f}" if digits < 10 else f"1e{exponent + 1:+03.0f}"

@@ -1,12 +1,9 @@
-"""Lines 8 to 14 of Algorithm 1 for all nodes in one pass over memory, as two Triton kernels.
+"""Lines 8 to 14 of Algorithm 1 for all nodes in one pass over memory, as a Triton kernel.
 
-`push` is for any graph. A program makes one node's new x, w and z on a stretch of columns. For each of the few nodes
-that it hears from it draws that node's noise, takes its step and adds its share; a message is thus computed once for
-each receiver and never written down. That is cheaper than to write and read it: noise costs arithmetic.
-
-`walk` is for a graph in which everybody hears from one other node and all w stay 1. A program walks along a cycle of
-such nodes with one message in hand: each message is made once, x is read once and written once, in place.
-Import this module only where there are CUDA and Triton.
+A program makes one node's new x, w and z on a stretch of columns. For each of the few nodes that it hears from it draws
+that node's noise, takes its step and adds its share; a message is thus computed once for each receiver and never
+written down. That is cheaper than to write and read it: noise costs arithmetic. Import this module only where there are
+CUDA and Triton.
 """
 
 from __future__ import annotations
@@ -84,49 +81,6 @@ def _push(
     tl.store(z_out + to + c3, x3 * inverse, m3)
 
 
-@triton.jit
-def _message(x, g, sigma, key, j, place, d, q, step, attempt, gamma):
-    inside = place < q
-    n0, n1, n2, n3 = _normals(key, place, j.to(tl.int32), step, attempt)
-    spread, x, g = tl.load(sigma + j), x + j * d + place, g + j * d + place
-    m0, m1, m2, m3 = inside, inside & (place + q < d), inside & (place + 2 * q < d), inside & (place + 3 * q < d)
-    m0 = m0 & (place < d)
-    y0 = tl.load(x, m0) - gamma * (tl.load(g, m0) + spread * n0)
-    y1 = tl.load(x + q, m1) - gamma * (tl.load(g + q, m1) + spread * n1)
-    y2 = tl.load(x + 2 * q, m2) - gamma * (tl.load(g + 2 * q, m2) + spread * n2)
-    y3 = tl.load(x + 3 * q, m3) - gamma * (tl.load(g + 3 * q, m3) + spread * n3)
-    return y0, y1, y2, y3
-
-
-@triton.jit
-def _keep(x, j, place, d, q, own, heard, y0, y1, y2, y3, p0, p1, p2, p3):
-    a, b, x, inside = tl.load(own + j), tl.load(heard + j), x + j * d + place, place < q
-    tl.store(x, a * y0 + b * p0, inside & (place < d))
-    tl.store(x + q, a * y1 + b * p1, inside & (place + q < d))
-    tl.store(x + 2 * q, a * y2 + b * p2, inside & (place + 2 * q < d))
-    tl.store(x + 3 * q, a * y3 + b * p3, inside & (place + 3 * q < d))
-
-
-@triton.jit(do_not_specialize=["step", "attempt"])
-def _walk(
-    x, g, sigma, order, own, heard, key,
-    d, q, step, attempt, gamma,
-    LENGTH: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    cycle = order + tl.program_id(0) * LENGTH
-    place = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    seed = tl.load(key)
-    first = tl.load(cycle)
-    f0, f1, f2, f3 = _message(x, g, sigma, seed, first, place, d, q, step, attempt, gamma)
-    p0, p1, p2, p3 = f0, f1, f2, f3
-    for r in range(1, LENGTH):
-        j = tl.load(cycle + r)
-        y0, y1, y2, y3 = _message(x, g, sigma, seed, j, place, d, q, step, attempt, gamma)
-        _keep(x, j, place, d, q, own, heard, y0, y1, y2, y3, p0, p1, p2, p3)
-        p0, p1, p2, p3 = y0, y1, y2, y3
-    _keep(x, first, place, d, q, own, heard, f0, f1, f2, f3, p0, p1, p2, p3)
-
-
 @triton.jit(do_not_specialize=["step", "attempt"])
 def _fill(out, nodes, key, d, q, step, attempt, BLOCK: tl.constexpr):
     row = tl.program_id(0)
@@ -155,22 +109,6 @@ def push(
         x, g, w, sigma, source, share, key, x_out, z_out, w_out, d, q, step, attempt, gamma,
         DEGREE=source.shape[1], BLOCK=_BLOCK,
     )  # fmt: skip
-
-
-def walk(
-    x: Tensor, g: Tensor, *, sigma: Tensor, order: Tensor, own: Tensor, heard: Tensor, key: Tensor,
-    step: int, attempt: int, gamma: float,
-) -> None:  # fmt: skip
-    """Make x that of the next step, in place, where all w are 1 and stay so; z is x.
-
-    x, g [n, d] are float32 and contiguous; node order[c, r] (int64) hears from order[c, r − 1], and the first of a
-    cycle from the last. Node i keeps the share own[i] of its own message and adds the share heard[i] of the other.
-    """
-    d, q = x.shape[1], quarter(x.shape[1])
-    cycles, length = order.shape
-    _walk[cycles, triton.cdiv(q, _BLOCK)](
-        x, g, sigma, order, own, heard, key, d, q, step, attempt, gamma, LENGTH=length, BLOCK=_BLOCK
-    )
 
 
 def fill_normal(out: Tensor, nodes: Tensor, key: Tensor, step: int, attempt: int) -> None:

@@ -1,4 +1,9 @@
-"""Models by name, with torch's default initialisation keyed by a seed: x⁰ is public."""
+"""Models by name, with torch's default initialisation keyed by a seed: x⁰ is public.
+
+Networks for images: the small tanh CNNs of Papernot et al. (2021), and ResNet-18 with GroupNorm.
+
+BatchNorm mixes samples, so it has no place here. Tanh keeps gradients short, and with that the share a clip takes.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +13,16 @@ from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import nn
+from torch.nn.functional import relu
 
 from privsgp.errors import Refused
-from privsgp.models.images import cnn, resnet18
 from privsgp.options import Count, Options, option
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from torch import Tensor
+
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "sigmoid": nn.Sigmoid, "tanh": nn.Tanh}
 
@@ -77,3 +85,86 @@ def _widths(hidden: int | Sequence[int]) -> list[int]:
     if not widths or min(widths) < 1:
         raise Refused(f"model.hidden = {hidden}", 'use widths of at least 1, one per layer; no layer is "logistic"')
     return widths
+
+
+GROUPS = 32  # of every GroupNorm, as in Wu and He (2018)
+
+
+def cnn(input_shape: tuple[int, ...], outputs: int) -> nn.Module:
+    """Tanh CNN: two strided convolutions below 32 × 32 pixels (MNIST), three pairs of 3 × 3 ones from there on."""
+    channels, height, width = _image("cnn", input_shape, smallest=16)
+    layers = _small if min(height, width) < 32 else _deep
+    return nn.Sequential(*_with_channels(input_shape), *layers(channels, height, width, outputs))
+
+
+def _small(channels: int, height: int, width: int, outputs: int) -> list[nn.Module]:
+    # a convolution leaves (s + 4 − 8) // 2 + 1 pixels, then (s − 4) // 2 + 1, each pooling one fewer
+    h, w = (((s - 4) // 2 - 4) // 2 for s in (height, width))
+    return [
+        nn.Conv2d(channels, 16, 8, stride=2, padding=2), nn.Tanh(), nn.MaxPool2d(2, 1),
+        nn.Conv2d(16, 32, 4, stride=2), nn.Tanh(), nn.MaxPool2d(2, 1),
+        nn.Flatten(), nn.Linear(32 * h * w, 32), nn.Tanh(), nn.Linear(32, outputs),
+    ]  # fmt: skip
+
+
+def _deep(channels: int, height: int, width: int, outputs: int) -> list[nn.Module]:
+    layers: list[nn.Module] = []
+    for wider in (32, 64, 128):
+        layers += [nn.Conv2d(channels, wider, 3, padding=1), nn.Tanh()]
+        layers += [nn.Conv2d(wider, wider, 3, padding=1), nn.Tanh(), nn.AvgPool2d(2)]
+        channels = wider
+    return [
+        *layers,
+        nn.Flatten(),
+        nn.Linear(128 * (height // 8) * (width // 8), 128),
+        nn.Tanh(),
+        nn.Linear(128, outputs),
+    ]
+
+
+def resnet18(input_shape: tuple[int, ...], outputs: int) -> nn.Module:
+    """ResNet-18 with GroupNorm for small images: a 3 × 3 stem, no pooling before the blocks; 11,173,962 weights."""
+    channels, *_ = _image("resnet18", input_shape, smallest=8)
+    blocks = [_Residual(before, after, stride) for before, after, stride in _BLOCKS]
+    return nn.Sequential(
+        *_with_channels(input_shape), nn.Conv2d(channels, 64, 3, padding=1, bias=False), nn.GroupNorm(GROUPS, 64),
+        nn.ReLU(), *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, outputs),
+    )  # fmt: skip
+
+
+_BLOCKS = [
+    (64, 64, 1), (64, 64, 1), (64, 128, 2), (128, 128, 1), (128, 256, 2), (256, 256, 1), (256, 512, 2), (512, 512, 1),
+]  # fmt: skip
+
+
+class _Residual(nn.Module):
+    """Two 3 × 3 convolutions beside a shortcut (He et al. 2016), which is a 1 × 1 convolution where shapes change."""
+
+    def __init__(self, before: int, after: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(before, after, 3, stride, padding=1, bias=False)
+        self.norm1 = nn.GroupNorm(GROUPS, after)
+        self.conv2 = nn.Conv2d(after, after, 3, padding=1, bias=False)
+        self.norm2 = nn.GroupNorm(GROUPS, after)
+        self.shortcut = nn.Sequential()
+        if before != after:
+            self.shortcut = nn.Sequential(nn.Conv2d(before, after, 1, stride, bias=False), nn.GroupNorm(GROUPS, after))
+
+    def forward(self, x: Tensor) -> Tensor:
+        inner = self.norm2(self.conv2(relu(self.norm1(self.conv1(x)))))
+        return relu(inner + self.shortcut(x))
+
+
+def _image(name: str, input_shape: tuple[int, ...], smallest: int) -> tuple[int, int, int]:
+    """Return channels, height and width; [height, width] alone is one channel."""
+    if len(input_shape) not in (2, 3) or min(input_shape[-2:]) < smallest:
+        raise Refused(
+            f"model.name = {name!r} with inputs of shape {list(input_shape)}",
+            f"it needs images of at least {smallest} × {smallest} pixels; 'mlp' takes any input",
+        )
+    channels = input_shape[0] if len(input_shape) == 3 else 1
+    return channels, input_shape[-2], input_shape[-1]
+
+
+def _with_channels(input_shape: tuple[int, ...]) -> list[nn.Module]:
+    return [nn.Unflatten(1, (1, input_shape[0]))] if len(input_shape) == 2 else []

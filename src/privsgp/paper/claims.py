@@ -41,7 +41,7 @@ class Found:
         return cls(curve["label"], accuracy, loss, curve["line"], curve["x"])
 
     @property
-    def words(self) -> str:
+    def text(self) -> str:
         """Its label and accuracy, with the standard error where there is one."""
         error = f" ± {100 * self.accuracy.error:.2f}" if len(self.accuracy.each) > 1 else ""
         return f"{self.label}: {100 * self.accuracy.mean:.2f}{error} %"
@@ -53,6 +53,18 @@ class Verdict:
 
     holds: bool | None
     words: str
+
+
+def stated(told: Mapping[str, Any]) -> dict[str, str]:
+    """Return the verdicts on a judged figure with their numbers: the paper's and, where ours was run, one on that."""
+    printed = WORDS[told["holds"]]
+    if "scaled" not in told:
+        return {printed: told["found"]}
+    ours = told["scaled"]
+    return {
+        f"{printed} as printed": told["found"],
+        f"{WORDS[ours['holds']]} with scaled differences": ours["found"],
+    }
 
 
 Claim = Callable[[Mapping[str, Found]], Verdict]
@@ -129,7 +141,7 @@ def _about(key: str, claim: Claim) -> Claim:
 
 
 def _unjudged(why: str, found: Iterable[Found]) -> Verdict:
-    return Verdict(None, "; ".join([why, *(one.words for one in found)]))
+    return Verdict(None, "; ".join([why, *(one.text for one in found)]))
 
 
 def _more(a: Spread, b: Spread) -> bool:
@@ -151,8 +163,8 @@ def _loss(one: Found) -> str:
 
 
 def _with_losses(found: Iterable[Found]) -> str:
-    return "; ".join(f"{one.words}{_loss(one)}" for one in found)
+    return "; ".join(f"{one.text}{_loss(one)}" for one in found)
 
 
 def _listed(found: Iterable[Found]) -> str:
-    return "; ".join(one.words for one in found)
+    return "; ".join(one.text for one in found)

@@ -48,7 +48,7 @@ def draw_figure(told: dict[str, Any], path: Path) -> None:
             lines(axis, {_legend([c]): c[f"{key}_curve"] for c in told["curves"]})
             dress(axis, "steps", words)
             _far_apart(axis, [p["mean"] for c in told["curves"] for p in c[f"{key}_curve"]])
-    verdict = claims.WORDS[told["holds"]]
+    verdict = ", ".join(claims.stated(told))
     figure.suptitle(f"{told['name']}, {told['mode']}, {told['scale']}: the claim {verdict}", color=_INK, fontsize=11)
     save(figure, path)
 

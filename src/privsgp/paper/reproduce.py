@@ -76,14 +76,22 @@ def reproduce(
 
 
 def judged(told: dict[str, Any]) -> dict[str, Any]:
-    """Return a figure's JSON with what the paper says of it and whether its curves bear that out."""
+    """Return a figure's JSON with what the paper says of it and whether its curves bear that out.
+
+    `scaled` is there where a curve of ours was run: the same claim, with ours in the place of the paper's.
+    """
     figure, setting = known(told["name"]), SETTINGS[_data(told["name"]), told["scale"]]
     planned, there = figure.curves(setting, told["mode"]), {curve["label"]: curve for curve in told["curves"]}
-    verdict = figure.claim(setting)({c.key: Found.told(there[c.label]) for c in planned if c.label in there})
-    left_out = ", ".join(curve.label for curve in planned if curve.label not in there)
+    claim, printed = figure.claim(setting), [curve for curve in planned if not curve.instead_of]
+    run = {curve.key: Found.told(there[curve.label]) for curve in planned if curve.label in there}
+    verdict = claim({curve.key: run[curve.key] for curve in printed if curve.key in run})
+    left_out = ", ".join(curve.label for curve in printed if curve.key not in run)
     words = verdict.words + (f"; left out: {left_out}" if left_out else "")
-    found = {"paper": figure.says, "holds": verdict.holds, "found": words}
-    about = {key: value for key, value in told.items() if key != "curves"}
+    found: dict[str, Any] = {"paper": figure.says, "holds": verdict.holds, "found": words}
+    if ours := {curve.instead_of: run[curve.key] for curve in planned if curve.instead_of and curve.key in run}:
+        scaled = claim({curve.key: run[curve.key] for curve in printed if curve.key in run} | ours)
+        found |= {"scaled": {"holds": scaled.holds, "found": scaled.words}}
+    about = {key: value for key, value in told.items() if key not in ("curves", "scaled")}
     return about | found | {"curves": told["curves"]}  # a reader finds the verdict before them
 
 

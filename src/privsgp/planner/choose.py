@@ -3,35 +3,43 @@
 The distance T = γK is found in a rehearsal. With σ growing like √K, noise at a given T hardly depends on K: more steps
 gain a little (shorter ones follow the curvature better, tables are fresher, sampling costs less) and cost time and
 messages. K is the smallest of a few lengths whose rehearsal is as good as the longest one's.
+
+A limit on gradient evaluations is a limit on K b: it can be spent on many steps of few samples or on few of many, and
+each way is rehearsed. θ of scaled differences is what training will take for that batch and K.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from privsgp.accounting import published
+from privsgp.accounting import calibration, published
 from privsgp.accounting.counting import nominal
-from privsgp.accounting.mechanisms import SampledMean
+from privsgp.accounting.mechanisms import Sag, SampledMean
+from privsgp.accounting.pairwise import solve
 from privsgp.algorithms import ALGORITHMS
+from privsgp.algorithms.saga import TableOptions
 from privsgp.algorithms.update_rule import node_weights
 from privsgp.planner import estimates, theorems
-from privsgp.planner.noise import response
 from privsgp.planner.price import Price, common_budget, gaussian_shift, relative_noise
 from privsgp.planner.rehearsal import RehearsalSpec, far_enough
+from privsgp.planner.theorems import response
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from privsgp.accounting.accountant import Accountant
     from privsgp.accounting.mechanisms import Mechanism, Relation
+    from privsgp.accounting.pairwise import PairwiseCovariance, Sharing
     from privsgp.algorithms import Settings
     from privsgp.algorithms.update_rule import Weights
     from privsgp.planner.rehearsal import Rehearsal
     from privsgp.planner.theorems import Budget, Constants
 
+SPLITS = (1024, 4096, 256, 64)  # K that a limit on evaluations may be divided into; the first among equals
+FURTHER = 4  # times a limit on evaluations that a plan looks at too
 LENGTHS = (1024, 2048, 4096)  # K to choose from; on scikit-learn's digits accuracy still rises up to about 500
 NEARLY = 1.05  # noise this much above the least is not worth more steps
 SHORT = 16  # γ ≤ 1/(16L): short beside the curvature even where real data bends four times as much as the stand-in
@@ -50,16 +58,37 @@ class Network:
     accountant: Accountant = "certified"
     c2: float = published.C2
     weighting: Weights = "equal"
+    sharing: Sharing | None = None  # who shares noise; None: nobody
+    pair_ratio: float = 2.0
 
     @cached_property
     def weights(self) -> list[float] | None:
         """p_i, how much each node counts; None for all alike."""
-        return node_weights(self.weighting, self.samples, relative_noise(self.budgets, self.samples))
+        noises, shared = relative_noise(self.budgets, self.samples), self.sharing is not None
+        return node_weights(self.weighting, self.samples, noises, shared=shared)
+
+    def covariance(self, sigmas: Sequence[float]) -> PairwiseCovariance | None:
+        """Return the shared noise that is worth σ_i to each node; None where noise is not shared."""
+        if self.sharing is None:
+            return None
+        return solve(sigmas, self.sharing.honest, self.pair_ratio, self.sharing.graph, self.weights)
+
+    @cached_property
+    def left(self) -> float:
+        """What sharing leaves of the noise of the average: 1 where noise is not shared."""
+        noises = relative_noise(self.budgets, self.samples)
+        shared, weights = self.covariance(noises), self.weights or [1 / self.nodes] * self.nodes
+        alone = math.sqrt(math.fsum((p * noise) ** 2 for p, noise in zip(weights, noises, strict=True)))
+        return 1.0 if shared is None else shared.average_sigma / alone
 
     @cached_property
     def gain(self) -> float:
-        """The average's noise with nodes weighted by 1/σ², as a share of what it is when all count alike."""
+        """The average's noise with nodes weighted by their noise, as a share of what it is when all count alike."""
         noises = relative_noise(self.budgets, self.samples)
+        if self.sharing is not None:
+            found = (replace(self, weighting=kind).covariance(noises) for kind in ("noise", "equal"))
+            weighted, alike = (1.0 if one is None else one.average_sigma for one in found)
+            return weighted / alike
         return self.nodes / math.sqrt(math.fsum(v**-2 for v in noises) * math.fsum(v**2 for v in noises))
 
     @property
@@ -102,8 +131,28 @@ class Method:
     @property
     def label(self) -> str:
         """Tell methods apart in a table."""
-        clip = self.settings.difference_clip
-        return self.algorithm if clip is None else f"{self.algorithm}, differences clipped to {clip:g}"
+        clip, scale = self.settings.difference_clip, self.settings.difference_scale
+        if self.scaled:
+            return f"{self.algorithm}, scaled differences"
+        weight = f", differences times {scale:g}" if scale < 1 else ""
+        return self.algorithm + weight + ("" if clip is None else f", differences clipped to {clip:g}")
+
+    @property
+    def scaled(self) -> bool:
+        """Whether θ is "auto", and another one for every batch and K."""
+        weight = getattr(self.settings.options, "difference_scale", None)
+        return weight == "auto" and self.settings.difference_clip is None
+
+    @property
+    def fills_a_table(self) -> bool:
+        """Whether a run begins with a gradient of every sample."""
+        own = self.settings.options or ALGORITHMS[self.algorithm].Options()
+        return isinstance(own, TableOptions) and own.table_init == "gradients"
+
+    def weighted(self, scale: float) -> Method:
+        """Return the method with a number for θ; as it is where it has no θ."""
+        options = ALGORITHMS[self.algorithm].Options
+        return replace(self, settings=self.settings.carried_to(options, difference_scale=scale))
 
     def mechanism(self, batch: float, samples: int) -> Mechanism:
         """Return what one message of a node reveals, without its noise."""
@@ -111,13 +160,16 @@ class Method:
 
 
 def methods(settings: Settings, accountant: Accountant) -> list[Method]:
-    """Return what `algorithm.name = "auto"` chooses from, the simplest first; the published formula knows two."""
-    half = settings.clip / 2
-    known = [("privsgp", None), ("privsgp-sag", None), ("privsgp-vr", half), ("privsgp-vr", None)]
-    formula = [("privsgp", None), ("privsgp-vr", None)]
+    """Return what `algorithm.name = "auto"` chooses from, first among equals first; the published formula knows two.
+
+    Where rehearsals cannot tell them apart, scaled differences go before SAG: measured, they are ahead at small batches
+    and behind by no more than chance at any; of clipped differences too, which are left out (docs/results-accuracy.md).
+    """
+    formula: dict[str, float | str] = {"privsgp": 1.0, "privsgp-vr": 1.0}
+    known = {"privsgp": 1.0, "privsgp-vr": "auto", "privsgp-sag": 1.0}
     return [
-        Method(name, settings.carried_to(ALGORITHMS[name].Options, difference_clip=clip))
-        for name, clip in (formula if nominal(accountant) else known)
+        Method(name, settings.carried_to(ALGORITHMS[name].Options, difference_clip=None, difference_scale=scale))
+        for name, scale in (formula if nominal(accountant) else known).items()
     ]
 
 
@@ -125,20 +177,27 @@ class Noise:
     """σ as a method needs it at a batch: of the mean node by K, and of every node at one K."""
 
     def __init__(self, network: Network, method: Method, batch: float) -> None:
-        self.network, self.method, self.batch = network, method, batch
+        self.network, self.batch = network, batch
+        self.method = method.weighted(1.0) if network.nominal and method.scaled else method
         self._prices: dict[float, Price] = {}
+        self._scales: dict[int, float] = {}
+        self._more = calibration.MORE if self.method.scaled else 1.0
 
     def common(self, steps: float) -> float:
         """Return σ of a node with J̄ samples and the common budget."""
         n = self.network
         if n.nominal:
             return published.sigma(self._mechanism(), round(steps), n.epsilon, n.delta, n.c2)
-        return self._price(n.delta).along(steps, n.epsilon)
+        return self._more * self._price(n.delta).along(steps, n.epsilon)
+
+    def in_average(self, steps: float) -> float:
+        """Return √n times the noise in the average: what `common` would be if noise were independent."""
+        return self.network.left * self.common(steps)
 
     def at(self, steps: int) -> float:
         """Return σ of the same node from values certified at this very K, not from those of the K around it."""
         n = self.network
-        return self.common(steps) if n.nominal else self._price(n.delta).sigma(steps, n.epsilon)
+        return self.common(steps) if n.nominal else self._more * self._price(n.delta).sigma(steps, n.epsilon)
 
     def each(self, steps: int) -> list[float]:
         """Return σ_i of every node; σJ/G depends on nothing but the rate and the budget."""
@@ -146,15 +205,37 @@ class Noise:
         mean = self._mechanism().samples
         return [self._one(steps, budget) * mean / own for budget, own in zip(n.budgets, n.samples, strict=True)]
 
+    def scale(self, steps: int) -> float:
+        """Return θ at K: what training will take where it is "auto", a second's search."""
+        n = self.network
+        if not self.method.scaled:
+            return self.method.settings.difference_scale
+        if steps not in self._scales:
+            bare = self._mechanism().weighted
+            assert bare is not None  # noqa: S101
+            self._scales[steps] = calibration.largest(bare, n.releases(steps), *max(n.budgets), n.relation)
+        return self._scales[steps]
+
+    def settings(self, steps: int) -> Settings:
+        """Return the method's settings with a number for θ."""
+        return self.method.weighted(self.scale(steps)).settings if self.method.scaled else self.method.settings
+
     def _one(self, steps: int, budget: Budget) -> float:
         if self.network.nominal:
             return published.sigma(self._mechanism(), steps, *budget, self.network.c2)
-        return self._price(budget[1]).sigma(steps, budget[0])
+        return self._more * self._price(budget[1]).sigma(steps, budget[0])
 
     def _price(self, delta: float) -> Price:
         if delta not in self._prices:
-            self._prices[delta] = Price(self._mechanism(), delta, self.network.relation, self.network.releases)
+            self._prices[delta] = Price(self._priced(), delta, self.network.relation, self.network.releases)
         return self._prices[delta]
+
+    def _priced(self) -> Mechanism:
+        """Return what is certified: of scaled differences SAG, beside whose σ θ was chosen to cost 2 % at most."""
+        m = self._mechanism()
+        if not self.method.scaled:
+            return m
+        return Sag(sigma=m.sigma, clip=m.clip, batch=m.batch, samples=m.samples, sampling=m.sampling, kappa=m.kappa)
 
     def _mechanism(self) -> Mechanism:
         return self.method.mechanism(self.batch, round(self.network.mean_samples))
@@ -176,6 +257,16 @@ class Choice:
     def distance(self) -> float:
         """T = γK."""
         return self.step_size * self.steps
+
+    @property
+    def scale(self) -> float:
+        """The weight θ of differences; 1 as well where there are none."""
+        return self.noise.scale(self.steps)
+
+    @property
+    def evaluations(self) -> float:
+        """The gradients that a node of the mean size takes: K b, and J̄ to fill a table."""
+        return self.steps * self.batch + (self.noise.network.mean_samples if self.method.fills_a_table else 0)
 
 
 @dataclass(frozen=True)
@@ -230,6 +321,33 @@ class Planner:
         candidates = [2**power for power in range(3, J.bit_length()) if 2**power < J]
         return float(next((batch for batch in candidates if sigma(batch) < CHEAP * sigma(J)), J))
 
+    def allowed(self, method: Method, by: float, limit: float) -> int:
+        """Return how many steps of a batch, or how large a batch for so many steps, a limit on evaluations allows."""
+        return max(0, math.floor(self._left(method, limit) / by))
+
+    def splits(self, method: Method, limit: float) -> list[tuple[float, int]]:
+        """Return (b, K) that use a limit up, or all of a node's samples at every step: few large steps, or many small.
+
+        Where it is below K, b is 1 and K what there is.
+        """
+        left, J = self._left(method, limit), math.floor(self.network.mean_samples)
+        found = [(float(min(J, left // K)), K) if left >= K else (1.0, math.floor(left)) for K in SPLITS]
+        return list(dict.fromkeys(split for split in found if split[1] >= 1))
+
+    def best_split(self, method: Method, limit: float) -> tuple[float, int] | None:
+        """Return the first split that scores like the best, each at its own T ∝ 1/κ; None where no step is allowed."""
+        splits = self.splits(method, limit)
+        specs = [self._spec(Noise(self.network, method, batch), steps) for batch, steps in splits]
+        if not splits:
+            return None
+        distance = far_enough(self.rehearsal, specs[0], self.rehearsal.guess(specs[0].noise))
+        scores = [self.rehearsal.mean_score(spec, distance * specs[0].noise / spec.noise) for spec in specs]
+        enough = max(scores) - TIE / 2 * abs(max(scores))
+        return next(split for split, score in zip(splits, scores, strict=True) if score >= enough)
+
+    def _left(self, method: Method, limit: float) -> float:
+        return limit - (self.network.mean_samples if method.fills_a_table else 0)
+
     def published_steps(self, clip: float) -> int:
         """Return Corollary 1's K, for the published accountant."""
         n = self.network
@@ -237,15 +355,16 @@ class Planner:
         return max(1, round(found))
 
     def _spec(self, noise: Noise, steps: int) -> RehearsalSpec:
-        n, method = self.network, noise.method
-        kappa = noise.common(steps) / math.sqrt(n.nodes * steps)
-        return RehearsalSpec(method.algorithm, method.settings, kappa, steps * noise.batch / n.mean_samples)
+        n = self.network
+        kappa = noise.in_average(steps) / math.sqrt(n.nodes * steps)
+        visits = steps * noise.batch / n.mean_samples
+        return RehearsalSpec(noise.method.algorithm, noise.settings(steps), kappa, visits)
 
 
 def planner(network: Network, rehearsal: Rehearsal, clip: float, *, skewed: bool = False) -> Planner:
     """Return a planner with its constants estimated on the stage, over about as far as a run will go."""
     shift = gaussian_shift(network.epsilon, network.delta)
-    kappa = clip / (network.mean_samples * shift * math.sqrt(network.nodes))
+    kappa = network.left * clip / (network.mean_samples * shift * math.sqrt(network.nodes))
     found = estimates.constants(rehearsal, clip, rehearsal.guess(kappa), network.mean_samples, skewed=skewed)
     return Planner(network, rehearsal, found)
 

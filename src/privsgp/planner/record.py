@@ -2,18 +2,20 @@
 
 `Formula` is the paper's bound alone, from constants a user gives; `Plan` is a run that was also rehearsed. Both turn
 into plain values for JSON; a plan's go into plan.json of the run folder.
+
+What a careful colleague would say about a plan before it is carried out.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from privsgp.graph import constants as graph_constants
-from privsgp.planner import cautions, comparison, costs, noise, theorems
-from privsgp.planner.choose import LENGTHS
+from privsgp.planner import comparison, estimates, theorems
+from privsgp.planner.choose import FURTHER, LENGTHS, TIE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -21,7 +23,8 @@ if TYPE_CHECKING:
     from privsgp.graph import Graph
     from privsgp.planner.choose import Choice, Network, Noise, Planner
     from privsgp.planner.estimates import Source
-    from privsgp.planner.theorems import Constants
+    from privsgp.planner.theorems import Budget, Constants
+
 
 VERSION = 1
 SHOWN = [round(64 * 2 ** (i / 4)) for i in range(25)]  # the K of a plan's curves
@@ -54,7 +57,7 @@ class Formula:
 
     def bound(self, steps: float, noise: Noise | None = None) -> float:
         """Return Theorem 1's bound after so many steps, with this formula's noise or another method's."""
-        n, sigma = self.network.nodes, (noise or self.noise).common(steps)
+        n, sigma = self.network.nodes, (noise or self.noise).in_average(steps)
         return theorems.bound(self.constants, n, self.dim, steps, [sigma**2] * n)
 
     @cached_property
@@ -68,10 +71,10 @@ class Formula:
     def warnings(self, steps: int) -> list[str]:
         """Return what to be careful about with the theory at this K."""
         n = self.network
-        said = cautions.below_theorem(steps, self.log_least_steps)
+        said = below_theorem(steps, self.log_least_steps)
         if n.nominal:
-            said += cautions.outside_theorem_3(steps, n.samples, n.budgets)
-        return said + cautions.careless_delta(n.samples, n.budgets)
+            said += outside_theorem_3(steps, n.samples, n.budgets)
+        return said + careless_delta(n.samples, n.budgets)
 
     def comparison(self) -> list[dict[str, Any]]:
         """Return the paper's Table 1 for this network, up to constants."""
@@ -97,7 +100,7 @@ class Formula:
             "least_steps_log10": _finite(self.log_least_steps / math.log(10)),
             "constants": asdict(self.constants),
             "comparison": self.comparison(),
-            "warnings": self.warnings(self.steps) + cautions.heavy_nodes(sigmas, n.budgets),
+            "warnings": self.warnings(self.steps) + heavy_nodes(sigmas, n.budgets),
         }
 
 
@@ -112,6 +115,8 @@ class Plan:
     choices: Sequence[Choice]
     why: str
     asked: dict[str, Any]  # what the configuration says of all that can be chosen: a value, or "auto"
+    limit: float | None = None  # on gradient evaluations of a node
+    more: Choice | None = None  # what would be chosen with a larger one
 
     @cached_property
     def sigmas(self) -> list[float]:
@@ -121,34 +126,62 @@ class Plan:
     @cached_property
     def table_bytes(self) -> int:
         """Memory of all tables."""
-        return costs.table_bytes(self.planner.rehearsal, self.chosen.method, self.network.samples)
+        return estimates.table_bytes(self.planner.rehearsal, self.chosen.method, self.network.samples)
 
     @cached_property
     def seconds(self) -> float:
         """Time of the steps on this machine, all nodes in one process."""
         c = self.chosen
-        return c.steps * costs.seconds_per_step(self.planner.rehearsal, c.method, self.network.nodes, c.batch)
+        return c.steps * estimates.seconds_per_step(self.planner.rehearsal, c.method, self.network.nodes, c.batch)
 
     @property
     def network(self) -> Network:
         """Who takes part."""
         return self.planner.network
 
+    @property
+    def limit_text(self) -> str:
+        """What the limit on evaluations allows, and what a larger one would; nothing where there is none."""
+        if self.limit is None or self.more is None:
+            return ""
+        c, more = self.chosen, self.more
+        used = f"{c.evaluations:,.0f} of {self.limit:,.0f} allowed"
+        if more.score <= c.score + TIE / 2 * abs(c.score):
+            return f"{used}; with {FURTHER} times as many a rehearsal gains nothing"
+        how = f"{more.method.label}, {more.steps} steps, batch {more.batch:g}"
+        return f"{used}; {more.evaluations:,.0f} would score {more.score:.3g} instead of {c.score:.3g} ({how})"
+
     def deviation(self, choice: Choice) -> float:
         """Return the standard deviation that privacy adds to a coordinate of the average model."""
-        common = [choice.noise.common(choice.steps)] * self.network.nodes
-        variance = noise.average_variance(self._step(choice), choice.steps, common)
+        common = [choice.noise.in_average(choice.steps)] * self.network.nodes
+        variance = theorems.average_variance(self._step(choice), choice.steps, common)
         return math.sqrt(choice.response * variance)
 
     def noise_curve(self, choice: Choice) -> list[float]:
         """Return the noise in the average model by K at the method's own γK: flat where more steps gain nothing."""
         scale = choice.distance * math.sqrt(choice.response / self.network.nodes)
-        return [scale * choice.noise.common(K) / math.sqrt(K) for K in SHOWN]
+        return [scale * choice.noise.in_average(K) / math.sqrt(K) for K in SHOWN]
 
     def spread(self) -> float:
         """Return how far a coordinate of a node's own model is from the average, from noise alone."""
         c = self.chosen
-        return math.sqrt(noise.spread(self.formula.graph, self._step(c), c.steps, self.sigmas, self.network.weights))
+        shared = self.network.covariance(self.sigmas)
+        added = theorems.added(self.sigmas, self.network.weights) if shared is None else shared.matrix
+        return math.sqrt(theorems.spread(self.formula.graph, self._step(c), c.steps, added))
+
+    @cached_property
+    def shared(self) -> dict[str, Any] | None:
+        """What sharing noise asks one to trust and gives for that; None where noise is independent."""
+        c, n = self.chosen, self.network
+        covariance = n.covariance(self.sigmas)
+        if covariance is None or n.sharing is None:
+            return None
+        made = replace(c.method.mechanism(c.batch, round(n.mean_samples)), sigma=c.noise.at(c.steps))
+        alike = n.sharing.solved(made.sigma, n.pair_ratio)
+        mechanism = n.sharing.counted(made, alike)
+        told = n.sharing.told(alike, mechanism, n.releases(c.steps), n.delta, n.relation)
+        mean = {"average_sigma": covariance.average_sigma, "message_sigma": covariance.message_sigma}
+        return told | mean | {"independent_noise_in_average": self.deviation(c) / n.left}
 
     @staticmethod
     def _step(choice: Choice) -> Callable[[int], float]:
@@ -159,9 +192,9 @@ class Plan:
         """What a careful colleague would say."""
         return [
             *self.formula.warnings(self.chosen.steps),
-            *(cautions.heavy_nodes(self.sigmas, self.network.budgets) if self.network.weights is None else []),
-            *cautions.large_table(self.table_bytes, costs.memory_bytes()),
-            *cautions.more_steps_help(self.chosen.steps, LENGTHS[-1]),
+            *(heavy_nodes(self.sigmas, self.network.budgets) if self.network.weights is None else []),
+            *large_table(self.table_bytes, estimates.memory_bytes()),
+            *more_steps_help(self.chosen.steps, LENGTHS[-1]),
         ]
 
     def as_json(self) -> dict[str, Any]:
@@ -174,15 +207,21 @@ class Plan:
             "batch": c.batch,
             "algorithm": c.method.algorithm,
             "difference_clip": c.method.settings.difference_clip,
+            "difference_scale": c.scale,
+            "evaluations": c.evaluations,
+            "evaluations_limit": self.limit,
+            "evaluations_words": self.limit_text,
+            "more_evaluations": None if self.more is None else self._short(self.more),
             "why": self.why,
             "asked": self.asked,
-            "estimated_on": {"kind": self.source.kind, "name": self.source.name, "words": self.source.words},
+            "estimated_on": {"kind": self.source.kind, "name": self.source.name, "words": self.source.text},
             "accountant": n.accountant,
             "sigma": self.sigmas,
             "epsilon": [epsilon for epsilon, _ in n.budgets],
             "delta": [delta for _, delta in n.budgets],
             "weights": n.weights,
             "noise_in_average": self.deviation(c),
+            "pairwise": self.shared,
             "noise_between_nodes": self.spread(),
             "rehearsal_score": c.score,
             "bound": f.bound(c.steps),
@@ -190,7 +229,7 @@ class Plan:
             "published_steps": f.published_steps,
             "least_steps_log10": _finite(f.log_least_steps / math.log(10)),
             "constants": asdict(f.constants),
-            "bytes_sent_per_node": costs.bytes_sent_per_node(f.graph, f.dim, c.steps),
+            "bytes_sent_per_node": estimates.bytes_sent_per_node(f.graph, f.dim, c.steps),
             "seconds": self.seconds,
             "table_bytes": self.table_bytes,
             "curve_steps": SHOWN,
@@ -198,14 +237,21 @@ class Plan:
             "warnings": self.warnings,
         }
 
-    def _method(self, choice: Choice) -> dict[str, Any]:
+    def _short(self, choice: Choice) -> dict[str, Any]:
         return {
             "method": choice.method.label,
+            "batch": choice.batch,
             "steps": choice.steps,
             "step_size": choice.step_size,
+            "difference_scale": choice.scale,
+            "evaluations": choice.evaluations,
             "sigma": choice.noise.at(choice.steps),
             "noise_in_average": self.deviation(choice),
             "score": choice.score,
+        }
+
+    def _method(self, choice: Choice) -> dict[str, Any]:
+        return self._short(choice) | {
             "bound_curve": [self.formula.bound(K, choice.noise) for K in SHOWN],
             "noise_curve": self.noise_curve(choice),
         }
@@ -213,3 +259,72 @@ class Plan:
 
 def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
+
+
+REACHED = 1e9  # steps that no run takes: how many more they are tells nobody anything
+HEAVY = 0.9  # leaving a node out is worth a word when the average's noise falls below this share
+
+
+def below_theorem(steps: float, log_least: float) -> list[str]:
+    """K below K̂(C, q): Theorem 1 says nothing here."""
+    if math.log(steps) >= log_least:
+        return []
+    least = f"K̂ = {math.exp(log_least):.2g}" if log_least < math.log(REACHED) else "K̂, which no run reaches"
+    return [f"K = {steps:.0f} is below {least}: Theorem 1 says nothing here; its bound only compares plans"]
+
+
+def outside_theorem_3(steps: float, samples: Sequence[int], budgets: Sequence[Budget]) -> list[str]:
+    """ε_i ≥ c₁K/J_i²: the paper leaves c₁ open, so say how large it would have to be."""
+    factor = max(epsilon * j**2 / steps for (epsilon, _), j in zip(budgets, samples, strict=True))
+    if factor < 1:
+        return []
+    return [
+        (
+            f"Theorem 3 holds for ε_i < c₁K/J² only, with a c₁ that the paper does not give; here c₁ would have to "
+            f"exceed {factor:.3g}: the published noise is nominal"
+        )
+    ]
+
+
+def heavy_nodes(sigmas: Sequence[float], budgets: Sequence[Budget]) -> list[str]:
+    """A node whose noise drags all others: what leaving it out, or giving nodes weights ∝ 1/σ², would give."""
+    n, total = len(sigmas), math.fsum(s**2 for s in sigmas)
+    if n < 2 or not total:
+        return []
+    worst = max(range(n), key=lambda i: sigmas[i])
+    without = math.sqrt((total - sigmas[worst] ** 2) / total) * n / (n - 1)
+    if without >= HEAVY:
+        return []
+    weighted = n / math.sqrt(math.fsum(1 / s**2 for s in sigmas) * total) if min(sigmas) else 0.0
+    return [
+        (
+            f"node {worst} (ε = {budgets[worst][0]:g}) brings {sigmas[worst] ** 2 / total:.0%} of the average's noise: "
+            f"without it the noise is {without:.2f} times as large, with algorithm.weights = 'noise' {weighted:.2f} "
+            f"times"
+        )
+    ]
+
+
+def careless_delta(samples: Sequence[int], budgets: Sequence[Budget]) -> list[str]:
+    """δ_i ≥ 1/J_i would allow to publish a sample outright."""
+    bad = [i for i, ((_, delta), j) in enumerate(zip(budgets, samples, strict=True)) if delta * j >= 1]
+    return [f"δ of node {bad[0]} is not below 1/J = {1 / samples[bad[0]]:.2g}: it should be, by far"] if bad else []
+
+
+def large_table(needed: int, memory: int) -> list[str]:
+    """The table does not fit."""
+    if needed <= memory:
+        return []
+    return [
+        (
+            f"the table needs {needed / 2**30:.1f} GiB and this machine has {memory / 2**30:.1f} GiB: take privsgp, "
+            'table = "factored", or spread the nodes over machines'
+        )
+    ]
+
+
+def more_steps_help(steps: int, most: int) -> list[str]:
+    """K was cut at the end of what a plan looks at."""
+    if steps < most:
+        return []
+    return [f"K was cut at {most}: more steps would still help, a larger batch more"]

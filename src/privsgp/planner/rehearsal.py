@@ -104,6 +104,8 @@ class Rehearsal:
             g.add_(torch.randn(g.shape, generator=generator), alpha=spec.noise * math.sqrt(steps))
 
         settings = replace(spec.settings, sampling="poisson")
+        if settings.difference_scale < rate:  # a coarse step renews more of the table: SAG's weight is the least
+            settings = settings.carried_to(ALGORITHMS[spec.algorithm].Options, difference_scale=rate)
         mechanism = ALGORITHMS[spec.algorithm].mechanism(
             settings, sigma=0.0, batch=rate * rows, samples=rows, kappa=0.0
         )

@@ -15,13 +15,14 @@ import numpy as np
 import torch
 
 from privsgp import data, features
+from privsgp.accounting.pairwise import Sharing
 from privsgp.algorithms import Settings
 from privsgp.data.loading import npz_path, same_data, site_paths
 from privsgp.engine.folder import Folder
 from privsgp.errors import Refused
 from privsgp.gradients import Layout
-from privsgp.planner import cautions, stand_in
-from privsgp.planner.choose import LENGTHS, Method, Network, Noise, best, methods, planner
+from privsgp.planner import record, stand_in
+from privsgp.planner.choose import FURTHER, LENGTHS, Method, Network, Noise, best, methods, planner
 from privsgp.planner.estimates import Source, permit
 from privsgp.planner.record import Formula, Plan
 from privsgp.planner.rehearsal import Rehearsal
@@ -70,19 +71,69 @@ def make(
     skewed = config.data.partition == "dirichlet"
     say("estimating the constants of the bound")
     p = planner(network, rehearsal, settings.clip, skewed=skewed)
-    batch = p.batch() if "batch" in config.algorithm.auto else config.algorithm.batch
     own = Method(config.algorithm.name, settings)
-    auto = "name" in config.algorithm.auto
+    own = own.weighted(1.0) if network.nominal and own.scaled else own
+    auto, limit = "name" in config.algorithm.auto, config.plan.evaluations
     looked_at = methods(settings, network.accountant) if auto or compare else [own]
     looked_at = looked_at if auto or own in looked_at else [own, *looked_at]
-    choices = []
-    for i, method in enumerate(looked_at, 1):
-        say(f"rehearsing {method.label} ({i} of {len(looked_at)})")
-        choices.append(_choice(config, p, method, batch))
-    chosen, why = best(choices) if auto else (next(c for c in choices if c.method == own), "the configuration says so")
+    choices = _choices(config, p, looked_at, limit, say)
+    mine = choices if auto else [choice for choice in choices if choice.method == own]
+    if not mine:
+        raise _too_little(config, p, own)
+    chosen, why = best(mine) if auto else (mine[0], "the configuration says so")
+    more = None
+    if limit is not None:
+        say(f"rehearsing with {FURTHER} times the evaluations")
+        further = _choices(config, p, looked_at if auto else [own], FURTHER * limit, _silently)
+        more = max(further, key=lambda choice: choice.score)
     graph = build.make_graph(config)
     formula = Formula(network, graph, p.constants, Layout.of(problem.model).dim, settings.clip, chosen.noise)
-    return Plan(p, formula, source, chosen, choices, why, _asked(config))
+    return Plan(p, formula, source, chosen, choices, why, _asked(config), limit, more)
+
+
+def _choices(config: Config, p: Planner, looked_at: list[Method], limit: float | None, say: Say) -> list[Choice]:
+    """Choose for every method; with a limit on evaluations, methods that it leaves no step are left out."""
+    a, found = config.algorithm, []
+    batch = p.batch() if "batch" in a.auto and limit is None else a.batch
+    for i, method in enumerate(looked_at, 1):
+        say(f"rehearsing {method.label} ({i} of {len(looked_at)})")
+        if limit is None:
+            found.append(_choice(config, p, method, batch))
+        elif "batch" in a.auto:
+            found += _divided(config, p, method, limit)
+        else:
+            found += _cut(config, p, method, limit)
+    return found
+
+
+def _divided(config: Config, p: Planner, method: Method, limit: float) -> list[Choice]:
+    """Return the batch, with its K, that makes most of a limit on evaluations; nothing where it allows no step."""
+    a = config.algorithm
+    if "steps" in a.auto:
+        split = p.best_split(method, limit)
+    else:
+        batch = min(math.floor(p.network.mean_samples), p.allowed(method, a.steps, limit))
+        split = (float(batch), a.steps) if batch else None
+    return [] if split is None else [_choice(config, p, method, *split)]
+
+
+def _cut(config: Config, p: Planner, method: Method, limit: float) -> list[Choice]:
+    """Return what is chosen at the batch that is given, with fewer steps where a limit asks for it."""
+    a = config.algorithm
+    most = p.allowed(method, a.batch, limit)
+    if not most or ("steps" not in a.auto and a.steps > most):
+        return []
+    free = _choice(config, p, method, a.batch)
+    return [free if free.steps <= most else _choice(config, p, method, a.batch, most)]
+
+
+def _too_little(config: Config, p: Planner, method: Method) -> Refused:
+    """Say what a limit on evaluations would have to be."""
+    a = config.algorithm
+    first = math.ceil(p.network.mean_samples) if method.fills_a_table and "name" not in a.auto else 0
+    batch, steps = 1 if "batch" in a.auto else a.batch, 1 if "steps" in a.auto else a.steps
+    table = f", {first} of them to fill the table" if first else ""
+    return Refused(f"plan.evaluations = {config.plan.evaluations:g}", f"take at least {first + batch * steps:g}{table}")
 
 
 def _asked(config: Config) -> dict[str, Any]:
@@ -92,14 +143,14 @@ def _asked(config: Config) -> dict[str, Any]:
     return asked | ({"step_size": "schedule"} if isinstance(asked["step_size"], Schedule) else {})
 
 
-def _choice(config: Config, p: Planner, method: Method, batch: float) -> Choice:
-    """Choose K and γ, as far as they are open; γ may hang on K (`"theory"`, schedules)."""
+def _choice(config: Config, p: Planner, method: Method, batch: float, steps: int | None = None) -> Choice:
+    """Choose K, unless it is named here, and γ, as far as they are open; γ may hang on K (`"theory"`, schedules)."""
     a, n = config.algorithm, p.network.nodes
     if isinstance(a.step_size, Schedule):
         given: float | None = a.step_size.mean
     else:
         given = None if "step_size" in a.auto or a.step_size == "theory" else float(a.step_size)
-    steps = None if "steps" in a.auto else a.steps
+    steps = steps or (None if "steps" in a.auto else a.steps)
     if p.network.nominal and steps is None:
         steps = p.published_steps(method.settings.clip)
     if a.step_size != "theory" or "step_size" in a.auto:
@@ -119,9 +170,13 @@ def network_of(config: Config, problem: Problem) -> Network:
     deltas = p.delta if isinstance(p.delta, list) else [p.delta] * n
     samples = [len(rows) for rows in problem.parts]
     budgets = list(zip(epsilons, deltas, strict=True))
-    network = Network(samples, budgets, p.relation, p.spare, p.accountant, p.c2, config.algorithm.weights)
+    graph = protection.noise_graph(config, n)
+    sharing = None if graph is None else Sharing(graph, config.honest)
+    network = Network(
+        samples, budgets, p.relation, p.spare, p.accountant, p.c2, config.algorithm.weights, sharing, config.pair_ratio
+    )
     if "weights" in config.algorithm.auto:
-        return replace(network, weighting="noise" if network.gain < cautions.HEAVY else "equal")
+        return replace(network, weighting="noise" if network.gain < record.HEAVY else "equal")
     return network
 
 
@@ -209,7 +264,7 @@ def apply(config: Config, plan: Plan) -> Config:
     return config.with_algorithm(**chosen)
 
 
-def words(plan: dict[str, Any]) -> str:
+def described(plan: dict[str, Any]) -> str:
     """Say in a line what was chosen, what the configuration gave, and why this method where it was chosen too."""
     said = {
         "name": plan["algorithm"],
@@ -223,15 +278,28 @@ def words(plan: dict[str, Any]) -> str:
     planned = ", ".join(said[key] for key in AUTO if asked[key] == "auto")
     given = ", ".join(said[key] for key in AUTO[:-1] if asked[key] != "auto")
     why = f"; {plan['why']}" if asked["name"] == "auto" else ""
-    return f"{planned}{f'; given: {given}' if given else ''}{why}; estimated on {plan['estimated_on']['words']}"
+    limited = f"; {plan['evaluations_words']}" if plan.get("evaluations_words") else ""
+    return (
+        f"{planned}{f'; given: {given}' if given else ''}{why}{limited}; estimated on {plan['estimated_on']['words']}"
+    )
 
 
-def plan(config: Config, data_dir: Path | None = None, *, compare: bool = False, say: Say = _silently) -> Plan:
-    """Plan a configuration as if its steps and step size were open, which is what one asks a planner about."""
-    if config.algorithm.name not in PLANNED:
+def plan(
+    config: Config,
+    data_dir: Path | None = None,
+    *,
+    compare: bool = False,
+    say: Say = _silently,
+    free: bool = False,
+) -> Plan:
+    """Plan a configuration as if its steps and step size were open, which is what one asks a planner about.
+
+    Where it is `free` to choose, method and batch are open too.
+    """
+    open_ = ("steps", "step_size", *(("name", "batch") if free else ()), *config.algorithm.auto)
+    if "name" not in open_ and config.algorithm.name not in PLANNED:
         raise Refused(f"a plan for algorithm.name = {config.algorithm.name!r}", f"take one of {', '.join(PLANNED)}")
-    open_ = dict.fromkeys(("steps", "step_size", *config.algorithm.auto), "auto")
-    config = config.with_algorithm(**open_)
+    config = config.with_algorithm(**dict.fromkeys(open_, "auto"))
     return make(config, problems.load_problem(config, data_dir), data_dir, compare=compare, say=say)
 
 

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from privsgp.accounting.mechanisms import Mechanism
     from privsgp.randomness.noise import Source
+    from privsgp.randomness.protocol import Gather
 
 
 @dataclass(frozen=True)
@@ -27,8 +28,11 @@ class IndependentNoise(Noise):
         """What a summary calls it."""
         return "independent"
 
-    def all_gather_nodes(self, nodes: range, mechanisms: Sequence[Mechanism], source: Source) -> NodeNoise:
-        """Return the noise of a process's nodes."""
+    def of_nodes(
+        self, nodes: range, mechanisms: Sequence[Mechanism], source: Source, gather: Gather | None = None
+    ) -> NodeNoise:
+        """Return the noise of a process's nodes: there is nothing to agree on."""
+        del gather
         return _OfNodes(nodes, mechanisms, source)
 
 

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 import numpy as np
 import torch
 
+from privsgp.accounting.computed import SIGMAS
 from privsgp.devices import device_of
 from privsgp.errors import Refused
 from privsgp.kernels import have_triton
@@ -57,7 +58,14 @@ class Normals(Protocol):
         """Fill row r of `out` [m, d] with the standard normals of node `nodes[r]`."""
 
 
-class Source(Normals, Protocol):
+class Prefetchable(Normals, Protocol):
+    """Noise that may be drawn before it is needed."""
+
+    def undraw(self, purpose: str, nodes: Sequence[int], step: int, attempt: int) -> None:
+        """Let what was drawn ahead for a step, and used by nobody, be drawn anew."""
+
+
+class Source(Prefetchable, Protocol):
     """Standard normals and 64-bit coins. Not for several threads."""
 
     def uniforms(self, node: int, step: int, count: int, attempt: int = 0) -> npt.NDArray[np.uint64]:
@@ -66,12 +74,9 @@ class Source(Normals, Protocol):
     def coins(self, nodes: Sequence[int], step: int, count: int, attempt: int = 0) -> npt.NDArray[np.uint64]:
         """Return the `uniforms` of several nodes, [m, count]."""
 
-    def undraw(self, purpose: str, nodes: Sequence[int], step: int, attempt: int) -> None:
-        """Let what was drawn ahead for a step, and used by nobody, be drawn anew."""
 
-
-class _Streams:
-    """What the two sources share: words from ChaCha20, normals by Box–Muller."""
+class Streams:
+    """What sources share: words from ChaCha20, normals by Box–Muller."""
 
     secret: bool
 
@@ -149,7 +154,7 @@ class _Streams:
         _box_muller(piece[rows], words, *buffers, deep=self.secret)
 
 
-class Keyed(_Streams):
+class Keyed(Streams):
     """Repeatable noise and coins for simulation, keyed by (seed, purpose, node, step, attempt).
 
     The same key gives the same bits however nodes are grouped. A CPU and a GPU draw different numbers.
@@ -166,6 +171,11 @@ class Keyed(_Streams):
 
     def __repr__(self) -> str:
         return f"Keyed(seed={self.seed})"
+
+    def derived(self, purpose: str) -> Keyed:
+        """Return a source of other numbers that follow from the same seed."""
+        digest = hashlib.blake2b(f"privsgp 1 {purpose} of {self.seed}".encode()).digest()
+        return Keyed(int.from_bytes(digest[:16]))
 
     def philox_key(self, device: torch.device) -> torch.Tensor:
         """Return the key of the noise that a GPU draws (see `privsgp.kernels.philox`), one int64 on the device."""
@@ -197,7 +207,7 @@ class Keyed(_Streams):
             philox.fill_normal(out, int(key), nodes, step, attempt)
 
 
-class Secure(_Streams):
+class Secure(Streams):
     """Secret noise and coins: ChaCha20 under keys from the operating system, which this object shows to nobody.
 
     Noise for a GPU is drawn there, with a copy of its key in the GPU's memory, where Triton can be imported.
@@ -352,12 +362,12 @@ def snap_(y: torch.Tensor, sigma: Sequence[float]) -> None:
     is: every cell near the mean is reachable from every g, and the bits those attacks read are gone.
 
     Guarantee: in exact arithmetic this is post-processing and costs no privacy. In float64 a coordinate falls into
-    another cell than in exact arithmetic only if it lies within its rounding error, a few 2⁻⁵³ (|g| + |σN|), of a
-    cell's edge. That changes a cell's probability by a factor within 10⁻¹² of 1, mostly; `computed` counts it.
+    another cell than in exact arithmetic only if it lies within its rounding error, 2⁻⁵³ (|g| + 30 |σN|) for most, of
+    a cell's edge. That changes a cell's probability by a factor within 10⁻¹² of 1, mostly; `computed` counts it.
 
     Assumes: `y` was summed in float64; log, sqrt, cos and sin err by at most 4 ulp. No claim about timing.
     """
-    spacings = [2.0 ** (round(math.log2(s)) - _GRID_BITS) if s > 0 else None for s in sigma]
+    spacings = [_spacing(s) if s > 0 else None for s in sigma]
     if len(spacings) != len(y):
         raise ValueError(f"{len(spacings)} σ for {len(y)} rows")
     start = 0
@@ -366,6 +376,12 @@ def snap_(y: torch.Tensor, sigma: Sequence[float]) -> None:
         if grid is not None:
             y[start:stop].div_(grid).round_().mul_(grid)
         start = stop
+
+
+def _spacing(sigma: float) -> float:
+    if not SIGMAS[0] <= sigma <= SIGMAS[1]:
+        raise Refused(f"sigma = {sigma}", "take noise between 2^-900 and 2^900: float64 has no room for its grid")
+    return 2.0 ** (round(math.log2(sigma)) - _GRID_BITS)
 
 
 def _divided(

@@ -16,7 +16,7 @@ from privsgp.randomness.noise import clock_offset, clocks_parted
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from privsgp.randomness.noise import Source
+    from privsgp.randomness.noise import Prefetchable
 
 
 class PrefetchedNoise:
@@ -26,7 +26,7 @@ class PrefetchedNoise:
     where the clocks show that the machine may have been put back to a snapshot since: then it is drawn again.
     """
 
-    def __init__(self, source: Source, nodes: range) -> None:
+    def __init__(self, source: Prefetchable, nodes: range) -> None:
         self.source, self.nodes = source, nodes
         self._two = torch.get_num_threads() > 1  # asked now: `leave_one_core` makes it one where two are in use
         self._drawn: tuple[int, int] | None = None

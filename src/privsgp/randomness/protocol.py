@@ -9,12 +9,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from torch import Tensor
 
     from privsgp.accounting.mechanisms import Mechanism
     from privsgp.randomness.noise import Keyed, Source
+
+    Gather = Callable[[list[str]], list[str]]  # 32 bytes of each node here, in hexadecimal, to those of all nodes
 
 
 class NodeNoise(Protocol):
@@ -50,5 +52,15 @@ class Noise(Protocol):
     def name(self) -> str:
         """What a summary calls it."""
 
-    def all_gather_nodes(self, nodes: range, mechanisms: Sequence[Mechanism], source: Source) -> NodeNoise:
-        """Return the noise of a process's nodes, one mechanism each, drawn from `source`."""
+    @property
+    def shared(self) -> bool:
+        """Whether nodes share it: all of them are then at one attempt of a step."""
+        return False
+
+    def of_nodes(
+        self, nodes: range, mechanisms: Sequence[Mechanism], source: Source, gather: Gather | None = None
+    ) -> NodeNoise:
+        """Return the noise of a process's nodes, one mechanism each, drawn from `source`.
+
+        `gather` tells the other processes public keys; None where all nodes are here.
+        """

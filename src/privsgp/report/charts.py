@@ -3,22 +3,24 @@
 Colours are CSS classes, so that a page in the dark changes them; sizes are in units of a drawing that is as wide as a
 column. Each chart is drawn twice, the second time for a telephone, on which the first one's letters would be too small;
 the page shows one of them. Every chart has a title and a description for who cannot see it, what the page's script
-shows on hover, and its numbers as a table.
+shows on hover, and its numbers as a table: templates/parts.html puts them together. Elements are written by `_tag`
+alone, which escapes what is put into them.
 """
 
 from __future__ import annotations
 
 import itertools
-import json
 import math
 from dataclasses import dataclass
-from html import escape
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+from markupsafe import Markup
 
-    from privsgp.report.comparison import Series
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from privsgp.report.sections import Series
 
     Account = tuple[str, float | None, float | None]  # a node's name, what it spent, its budget
 
@@ -28,7 +30,6 @@ COLOURS = 8
 _LEFT, _TOP, _BOTTOM = 52, 18, 38
 _LETTER = 7.4  # mean width of a letter at the charts' font size
 _LONGEST = {WIDTH: 24, WIDTHS["narrow"]: 13}  # letters of a label beside its curve
-CROSS = f'<line class="cross" y1="{_TOP}" y2="{HEIGHT - _BOTTOM}"/>'
 _LABELS = 14  # more of them do not fit beside a chart; hover and table tell them apart
 
 
@@ -116,16 +117,67 @@ class Chart:
     cursor: bool = False  # a line that the network's slider moves
 
 
-def curves(chart: Chart, series: Sequence[Series]) -> str:
+@dataclass(frozen=True)
+class Table:
+    """Numbers in rows; the first column names its row."""
+
+    head: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A chart as the page shows it: a drawing for each width, what to say on hover, and its numbers."""
+
+    chart: Chart
+    drawings: Sequence[Markup]
+    hover: dict[str, Any]
+    numbers: Table
+
+
+def _tag(name: str, /, *inside: str, **attributes: object) -> Markup:
+    """Write an element, lengths with one decimal; what is put into it is escaped unless a tag itself."""
+    values = (f"{v:.1f}" if isinstance(v, float) else v for v in attributes.values())
+    return _blank(name, *attributes) % (*values, Markup().join(inside))
+
+
+@cache  # thousands of bars have one form
+def _blank(name: str, *attributes: str) -> Markup:
+    places = [Markup(' %s="%%s"') % key.rstrip("_").replace("_", "-") for key in attributes]
+    return Markup("<%s%s>%%s</%s>") % (name, Markup().join(places), name)
+
+
+def _text(kind: str, x: float, y: float, *inside: str, anchor: str = "middle") -> Markup:
+    return _tag("text", *inside, class_=kind, x=x, y=y, text_anchor=anchor)
+
+
+def _upright(**attributes: object) -> Markup:
+    return _tag("line", **attributes, y1=_TOP, y2=HEIGHT - _BOTTOM)
+
+
+def _figure(chart: Chart, drawings: Sequence[Markup], hover: dict[str, Any], numbers: Table, words: str) -> Figure:
+    """Frame the drawings, with their words for who cannot see them."""
+    framed = [
+        _tag("svg", drawing, class_=kind, viewBox=f"0 0 {width} {HEIGHT}", role="img", tabindex=0,
+             aria_label=f"{chart.title}. {words}")
+        for (kind, width), drawing in zip(WIDTHS.items(), drawings, strict=True)
+    ]  # fmt: skip
+    return Figure(chart, framed, hover, numbers)
+
+
+def curves(chart: Chart, series: Sequence[Series]) -> Figure:
     """Draw curves with a band where several runs are behind one."""
     drawn = [_curves(chart, series, width) for width in WIDTHS.values()]
     every = sorted({v for s in series for v in s.x})
+    hover = _hover(series, every, chart)
     told = {"x": [[round(x.at(v), 1) for v in every] for _, x in drawn],
-            "at": [f"{chart.x_label} {number(v)}" for v in every], "series": _hover(series, every, chart)}  # fmt: skip
-    return _figure(chart, [svg for svg, _ in drawn], told, _table(series, chart), _ends(series, chart))
+            "at": [f"{chart.x_label} {number(v)}" for v in every], "series": hover}  # fmt: skip
+    rows = [[number(v), *(s["value"][k] or "" for s in hover)] for k, v in enumerate(every)]
+    numbers = Table([chart.x_label, *(s.name for s in series)], rows)
+    return _figure(chart, [svg for svg, _ in drawn], told, numbers, _ends(series, chart))
 
 
-def _curves(chart: Chart, series: Sequence[Series], width: int) -> tuple[str, Axis]:
+def _curves(chart: Chart, series: Sequence[Series], width: int) -> tuple[Markup, Axis]:
     """Return the drawing and its x axis."""
     log = chart.log and all(value > 0 for s in series for value in s.low)
     labels = [_short(s.name, _LONGEST[width]) for s in series] if 1 < len(series) <= _LABELS else []
@@ -133,73 +185,57 @@ def _curves(chart: Chart, series: Sequence[Series], width: int) -> tuple[str, Ax
     x = _along([v for s in series for v in s.x], right, chart)
     values = [v for s in series for v in (*s.low, *s.high)]
     y = _scale(values, HEIGHT - _BOTTOM, _TOP, log=log, zero=chart.zero)
-    parts = [_grid(x, y, chart), *(_mark(x, y, chart.mark) if chart.mark else ())]
-    parts += [_curve(i, s, x, y) for i, s in enumerate(series)]
+    parts = [*_grid(x, y, chart), *(_mark(x, y, chart.mark) if chart.mark else ())]
+    parts += [part for i, s in enumerate(series) for part in _curve(i, s, x, y)]
     heights = _apart([y.at(s.y[-1]) for s in series])
     for i, label in enumerate(labels):
         end = x.at(series[i].x[-1]), y.at(series[i].y[-1])
-        parts.append(_label(i % COLOURS, end, (x.end, heights[i]), label, series[i].name))
-    parts.append(CROSS)
-    if chart.cursor:
-        parts.append(f'<g class="cursor" data-left="{x.start}" data-right="{x.end:.1f}" '
-                     f'data-unit="{x.at(1) - x.at(0):.6g}"><line y1="{_TOP}" y2="{HEIGHT - _BOTTOM}"/>'
-                     f'<text class="axis" y="{_TOP - 5}" text-anchor="middle"></text></g>')  # fmt: skip
-    return "".join(parts), x
+        parts += _label(i % COLOURS, end, (x.end, heights[i]), label, series[i].name)
+    parts += [_upright(class_="cross"), *([_cursor(x)] if chart.cursor else ())]
+    return Markup().join(parts), x
 
 
-def _grid(x: Axis, y: Axis, chart: Chart) -> str:
-    lines = [
-        f'<line class="grid" x1="{x.start}" x2="{x.end:.1f}" y1="{y.at(t):.1f}" y2="{y.at(t):.1f}"/>'
-        f'<text class="tick" x="{x.start - 7}" y="{y.at(t) + 4:.1f}" text-anchor="end">{_bare(chart.write(t))}</text>'
-        for t in y.ticks()
-    ]
-    lines += [
-        f'<text class="tick" x="{x.at(t):.1f}" y="{y.start + 17}" text-anchor="middle">{number(t)}</text>'
-        for t in x.ticks()
-    ]
-    middle = (x.start + x.end) / 2
-    title = f'<text class="axis" x="{middle:.1f}" y="{HEIGHT - 4}" text-anchor="middle">{escape(chart.x_label)}</text>'
-    return "".join(lines) + title
+def _cursor(x: Axis) -> Markup:
+    moved = _upright(), _text("axis", 0, _TOP - 5)
+    return _tag("g", *moved, class_="cursor", data_left=x.start, data_right=x.end, data_unit=f"{x.at(1) - x.at(0):.6g}")
+
+
+def _grid(x: Axis, y: Axis, chart: Chart) -> list[Markup]:
+    lines = []
+    for t in y.ticks():
+        lines.append(_tag("line", class_="grid", x1=x.start, x2=x.end, y1=y.at(t), y2=y.at(t)))
+        lines.append(_text("tick", x.start - 7, y.at(t) + 4, _bare(chart.write(t)), anchor="end"))
+    steps = [_text("tick", x.at(t), y.start + 17, number(t)) for t in x.ticks()]
+    return [*lines, *steps, _text("axis", (x.start + x.end) / 2, HEIGHT - 4, chart.x_label)]
 
 
 def _bare(tick: str) -> str:
     return tick.replace(".0 %", " %")
 
 
-def _mark(x: Axis, y: Axis, mark: tuple[float, str]) -> list[str]:
+def _mark(x: Axis, y: Axis, mark: tuple[float, str]) -> list[Markup]:
     at, half = x.at(mark[0]), len(mark[1]) * _LETTER / 2
     middle = min(max(at, x.start + half), x.end - half)
-    return [
-        f'<line class="mark" x1="{at:.1f}" x2="{at:.1f}" y1="{y.end}" y2="{y.start}"/>',
-        f'<text class="axis" x="{middle:.1f}" y="{y.end - 5}" text-anchor="middle">{escape(mark[1])}</text>',
-    ]
+    return [_upright(class_="mark", x1=at, x2=at), _text("axis", middle, y.end - 5, mark[1])]
 
 
-def _curve(i: int, s: Series, x: Axis, y: Axis) -> str:
+def _curve(i: int, s: Series, x: Axis, y: Axis) -> list[Markup]:
     def points(values: Sequence[float], xs: Sequence[float]) -> str:
         return " ".join(f"{x.at(a):.1f},{y.at(b):.1f}" for a, b in zip(xs, values, strict=True))
 
-    band, colour = "", i % COLOURS
-    if s.banded:
-        outline = points(s.high, s.x) + " " + points(s.low[::-1], s.x[::-1])
-        band = f'<polygon class="band s{colour}" points="{outline}"/>'
-    end = f'<circle class="dot s{colour}" cx="{x.at(s.x[-1]):.1f}" cy="{y.at(s.y[-1]):.1f}" r="3"/>'
-    return f'{band}<polyline class="line s{colour} d{i // COLOURS % 3}" points="{points(s.y, s.x)}"/>{end}'
+    colour = f"s{i % COLOURS}"
+    outline = points(s.high, s.x) + " " + points(s.low[::-1], s.x[::-1])
+    band = [_tag("polygon", class_=f"band {colour}", points=outline)] if s.banded else []
+    line = _tag("polyline", class_=f"line {colour} d{i // COLOURS % 3}", points=points(s.y, s.x))
+    return [*band, line, _tag("circle", class_=f"dot {colour}", cx=x.at(s.x[-1]), cy=y.at(s.y[-1]), r=3)]
 
 
-def _label(colour: int, end: tuple[float, float], place: tuple[float, float], text: str, whole: str) -> str:
+def _label(colour: int, end: tuple[float, float], place: tuple[float, float], text: str, whole: str) -> list[Markup]:
     """Write a curve's name in the margin, off all curves; a thread leads there from where the curve ends before."""
     x, y = place
-    thread = ""
-    if end[0] < x - 1:
-        thread = (
-            f'<line class="leader s{colour}" x1="{end[0] + 6:.1f}" y1="{end[1]:.1f}" x2="{x + 5:.1f}" y2="{y:.1f}"/>'
-        )
-    return f'{thread}<text class="label s{colour}" x="{x + 8:.1f}" y="{y + 4:.1f}">{escape(text)}{_title(whole)}</text>'
-
-
-def _title(text: str) -> str:
-    return f"<title>{escape(text)}</title>"
+    name = _text(f"label s{colour}", x + 8, y + 4, text, _tag("title", whole), anchor="start")
+    thread = _tag("line", class_=f"leader s{colour}", x1=end[0] + 6, y1=end[1], x2=x + 5, y2=y)
+    return [thread, name] if end[0] < x - 1 else [name]
 
 
 def _short(name: str, longest: int) -> str:
@@ -240,42 +276,22 @@ def _ends(series: Sequence[Series], chart: Chart) -> str:
     return "; ".join(f"{s.name}: {chart.write(s.y[0])} at first, {chart.write(s.y[-1])} at last" for s in series)
 
 
-def _table(series: Sequence[Series], chart: Chart) -> str:
-    every = sorted({v for s in series for v in s.x})
-    places = [dict(zip(s.x, range(len(s.x)), strict=True)) for s in series]
-    rows = []
-    for v in every:
-        cells = [_spread(s, at[v], chart.write) if v in at else "" for s, at in zip(series, places, strict=True)]
-        rows.append([number(v), *cells])
-    return table([chart.x_label, *(s.name for s in series)], rows)
-
-
-def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Write a table; the first column names its row."""
-    top = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in head)
-    body = "".join(
-        f'<tr><th scope="row">{escape(row[0])}</th>' + "".join(f"<td>{escape(cell)}</td>" for cell in row[1:]) + "</tr>"
-        for row in rows
-    )
-    return f'<div class="scroll"><table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>'
-
-
-def bars(chart: Chart, spent: Sequence[Account]) -> str:
+def bars(chart: Chart, spent: Sequence[Account]) -> Figure:
     """Draw (name, spent, budget) of every node: a bar, and a line that it must not cross."""
     axes = [_Named(0, len(spent), _LEFT, width - 14) for width in WIDTHS.values()]
     told = {"x": [[round(x.at(i + 0.5), 1) for i in range(len(spent))] for x in axes],
             "at": [f"{chart.x_label} {name}" for name, _, _ in spent], "series": _bar_hover(spent, chart)}  # fmt: skip
     rows = [[name, _or_none(used, chart), "–" if b is None else chart.write(b)] for name, used, b in spent]
     words = "; ".join(_account(*row, chart) for row in spent[:100])
-    numbers = table([chart.x_label, "spent", "budget"], rows)
+    numbers = Table([chart.x_label, "spent", "budget"], rows)
     return _figure(chart, [_bars(chart, spent, x) for x in axes], told, numbers, words)
 
 
-def _bars(chart: Chart, spent: Sequence[Account], x: Axis) -> str:
+def _bars(chart: Chart, spent: Sequence[Account], x: Axis) -> Markup:
     finite = [v for _, used, budget in spent for v in (used, budget) if v is not None]
     y = _scale(finite or [1.0], HEIGHT - _BOTTOM, _TOP, log=False, zero=True)
-    drawn = "".join(_bar(i, account, x, y, chart) for i, account in enumerate(spent))
-    return _grid(x, y, chart) + drawn + _names(spent, x) + CROSS
+    drawn = [part for i, account in enumerate(spent) for part in _bar(i, account, x, y, chart)]
+    return Markup().join([*_grid(x, y, chart), *drawn, *_names(spent, x), _upright(class_="cross")])
 
 
 class _Named(Axis):
@@ -286,31 +302,24 @@ class _Named(Axis):
         return []
 
 
-def _bar(i: int, account: Account, x: Axis, y: Axis, chart: Chart) -> str:
+def _bar(i: int, account: Account, x: Axis, y: Axis, chart: Chart) -> Iterator[Markup]:
     _, used, budget = account
-    pitch = x.at(1) - x.at(0)
+    left, pitch = x.at(i), x.at(1) - x.at(0)
     wide = pitch * 0.7 if pitch > 3 else pitch
-    drawn = ""
     if used is not None:
-        left, top = x.at(i) + (pitch - wide) / 2, y.at(used)
-        drawn += (
-            f'<rect class="bar s0" x="{left:.2f}" y="{top:.1f}" width="{wide:.2f}" height="{y.start - top:.1f}">'
-            f"{_title(_account(*account, chart))}</rect>"
-        )
+        box = {"x": f"{left + (pitch - wide) / 2:.2f}", "width": f"{wide:.2f}"}
+        said = _tag("title", _account(*account, chart))
+        yield _tag("rect", said, class_="bar s0", **box, y=y.at(used), height=y.start - y.at(used))
     if budget is not None:
-        left, right, top = x.at(i), x.at(i + 1), y.at(budget)
-        drawn += f'<line class="budget" x1="{left:.2f}" x2="{right:.2f}" y1="{top:.1f}" y2="{top:.1f}"/>'
-    return drawn
+        ends = {"x1": f"{left:.2f}", "x2": f"{left + pitch:.2f}"}
+        yield _tag("line", class_="budget", **ends, y1=y.at(budget), y2=y.at(budget))
 
 
-def _names(spent: Sequence[Account], x: Axis) -> str:
+def _names(spent: Sequence[Account], x: Axis) -> list[Markup]:
     most = int(x.end - x.start) // 32
     stride = int(_round_step(len(spent) / most)) if len(spent) > most else 1
-    return "".join(
-        f'<text class="tick" x="{x.at(i + 0.5):.1f}" y="{HEIGHT - _BOTTOM + 17}" text-anchor="middle">'
-        f"{escape(spent[i][0])}</text>"
-        for i in range(0, len(spent), stride)
-    )
+    low = HEIGHT - _BOTTOM + 17
+    return [_text("tick", x.at(i + 0.5), low, spent[i][0]) for i in range(0, len(spent), stride)]
 
 
 def _account(name: str, used: float | None, budget: float | None, chart: Chart) -> str:
@@ -326,19 +335,3 @@ def _bar_hover(spent: Sequence[Account], chart: Chart) -> list[dict[str, Any]]:
     used = [_or_none(u, chart) for _, u, _ in spent]
     budgets = [None if b is None else chart.write(b) for _, _, b in spent]
     return [{"name": "spent", "colour": 0, "value": used}, {"name": "budget", "colour": 1, "value": budgets}]
-
-
-def _figure(chart: Chart, drawings: Sequence[str], told: dict[str, Any], numbers: str, words: str) -> str:
-    """Put the drawings of a chart between its title and its table."""
-    label = f"{escape(chart.title)}. {escape(words)}"
-    hover = json.dumps(told, ensure_ascii=False, separators=(",", ":"))
-    shown = "".join(
-        f'<svg class="{kind}" viewBox="0 0 {width} {HEIGHT}" role="img" tabindex="0" aria-label="{label}">'
-        f"{drawing}</svg>"
-        for (kind, width), drawing in zip(WIDTHS.items(), drawings, strict=True)
-    )
-    return (
-        f'<figure class="chart" data-hover="{escape(hover)}"><figcaption><strong>{escape(chart.title)}</strong>'
-        f"<span>{escape(chart.note)}</span></figcaption>"
-        f"{shown}<details><summary>Numbers</summary>{numbers}</details></figure>"
-    )

@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from dataclasses import replace
-from html import escape
 from importlib import resources
-from string import Template
 from typing import TYPE_CHECKING, Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from privsgp.algorithms import ALGORITHMS
 from privsgp.errors import Refused
 from privsgp.files import write as write_whole
-from privsgp.report import network, plans, repeat, words
-from privsgp.report.charts import Chart, bars, curves, number, percent, table
-from privsgp.report.comparison import Group, Series, group
+from privsgp.report import sections, words
+from privsgp.report.charts import Chart, Table, bars, curves, number, percent
 from privsgp.report.reading import read
+from privsgp.report.sections import Group, Section, Series, group
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
+    from privsgp.report.charts import Figure
     from privsgp.report.reading import Run
     from privsgp.runs.train import Result
 
@@ -31,6 +31,13 @@ SOON = 20_000  # releases whose ledgers are read again in about 0.3 s
 ACCURACY = {"test_accuracy": "average model", "mean_node_accuracy": "sites, mean", "worst_node_accuracy": "worst site"}
 CONSENSUS = Chart("Consensus error", "mean squared distance of the sites' models from their average", log=True)
 LOSS = {"test_loss": "test", "train_loss": "training"}
+
+TEMPLATES = Environment(
+    loader=PackageLoader("privsgp.report"), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
+    lstrip_blocks=True, keep_trailing_newline=True,
+)  # fmt: skip
+TEMPLATES.policies["json.dumps_kwargs"] = {"separators": (",", ":")}  # ASCII, and <, >, & and ' by their numbers
+TEMPLATES.filters["by_numbers"] = re.compile(r"([εδ] [=≤] \S+)").split  # every other part is an ε or a δ
 
 
 def write(folders: Sequence[Path], out: Path) -> None:
@@ -68,36 +75,35 @@ def page(runs: Sequence[Run]) -> str:
     Assumes: test data are public.
     """
     groups = group(runs)
-    name = groups[0].label if len(groups) == 1 else f"{len(groups)} configurations compared"
-    return Template(_file("page.html")).substitute(
-        title=escape(name),
+    alone = len(groups) == 1
+    return TEMPLATES.get_template("page.html").render(
+        title=groups[0].label if alone else f"{len(groups)} configurations compared",
         style=_file("page.css"),
         script=_file("page.js"),
-        banner=_banner(runs),
-        lead=escape(_lead(groups)),
-        figures=_figures(groups[0]) if len(groups) == 1 else _comparison(groups),
-        curves=_training(groups),
-        details="".join(_details(g, len(groups)) for g in groups),
+        banners=_banners(runs),
+        lead=_lead(groups),
+        figures=_figures(groups[0]) if alone else [],
+        comparison=None if alone else _comparison(groups),
+        training=_training(groups),
+        groups=[(g.label, _sections(g, len(groups))) for g in groups],
     )
 
 
 def _file(name: str) -> str:
-    return (resources.files("privsgp.report") / name).read_text()
+    return (resources.files("privsgp.report") / name).read_text("utf-8")
 
 
-def _banner(runs: Sequence[Run]) -> str:
-    """Say loudly what must not be overlooked."""
+def _banners(runs: Sequence[Run]) -> list[tuple[str, str]]:
+    """Say loudly what must not be overlooked, and why."""
     count = sum(run.simulation for run in runs)
     which = "The" if count == len(runs) else f"{count} of {len(runs)} runs: the"
-    said = f" {which} configuration has a seed, so anyone can compute the noise again."
+    said = f"{which} configuration has a seed, so anyone can compute the noise again."
     real = [run for run in runs if run.config.private and not run.simulation]
-    adds = " ε is that of one run. Runs on the same records add up, unless one continued the ledgers of the other."
+    adds = "ε is that of one run. Runs on the same records add up, unless one continued the ledgers of the other."
     banners = [("Simulation, not private.", said)] if count else []
     banners += [(f"{len(real)} private runs.", adds)] if len(real) > 1 else []
-    banners += [
-        ("Ended early.", f" {run.path.name}: {run.length} were taken. {run.ended}.") for run in runs if run.ended
-    ]
-    return "".join(f'<p class="banner" role="note"><strong>{what}</strong>{escape(why)}</p>' for what, why in banners)
+    early = [f"{run.path.name}: {run.length} were taken. {run.ended}." for run in runs if run.ended]
+    return banners + [("Ended early.", why) for why in early]
 
 
 def _lead(groups: Sequence[Group]) -> str:
@@ -111,8 +117,8 @@ def _lead(groups: Sequence[Group]) -> str:
     return f"{c.algorithm.name} · {c.data.nodes} sites · {talk} · {groups[0].first.length}{seeds}"
 
 
-def _figures(g: Group) -> str:
-    """Return the few numbers one asks for first."""
+def _figures(g: Group) -> list[tuple[str, str]]:
+    """Return the few numbers one asks for first, with their names."""
     run, cells = g.first, []
     if g.last("test_accuracy"):
         cells.append((_mean(g, "test_accuracy", percent), "test accuracy, average model"))
@@ -126,14 +132,7 @@ def _figures(g: Group) -> str:
         cells.append((_bytes(sent), "sent by each site"))
     else:
         cells.append(("unfinished", f"evaluated up to step {run.steps:,}"))
-    return '<dl class="figures">' + "".join(
-        f"<div><dt>{_whole(label)}</dt><dd>{_whole(value)}</dd></div>" for value, label in cells
-    ) + "</dl>"  # fmt: skip
-
-
-def _whole(text: str) -> str:
-    """Escape words for the page; an ε or δ stays on one line with its value."""
-    return re.sub(r"[εδ] [=≤] \S+", r'<span class="whole">\g<0></span>', escape(text))
+    return cells
 
 
 def _mean(g: Group, key: str, write: Callable[[float], str]) -> str:
@@ -181,7 +180,7 @@ def _bytes(count: float) -> str:
     return f"{count:.3g} GB"
 
 
-def _comparison(groups: Sequence[Group]) -> str:
+def _comparison(groups: Sequence[Group]) -> Table:
     head = ["configuration", "private?", "differs from the first in", "runs", "privacy", "test accuracy", "worst site",
             "test loss", "time"]  # fmt: skip
     rows = [
@@ -192,25 +191,19 @@ def _comparison(groups: Sequence[Group]) -> str:
         ]
         for g in groups
     ]  # fmt: skip
-    return table(head, rows)
+    return Table(head, rows)
 
 
-def _training(groups: Sequence[Group]) -> str:
-    drawn = _curves(groups)
-    return f'<section><h2>Training</h2><div class="charts">{drawn}</div></section>' if drawn else ""
-
-
-def _curves(groups: Sequence[Group]) -> str:
+def _training(groups: Sequence[Group]) -> Section | None:
     several = "mean of the runs; the band goes from the lowest to the highest" if _banded(groups) else ""
-    drawn = _metric(Chart("Accuracy on test data", several, write=percent), ACCURACY, groups)
-    drawn += _metric(Chart("Loss", several), LOSS, groups)
-    if len(groups) == 1:
-        return drawn  # the consensus error stands beside the network
-    drawn += _metric(replace(CONSENSUS, note=several), {"consensus_error": ""}, groups)
-    return drawn + _trade(groups)
+    drawn = [_metric(Chart("Accuracy on test data", several, write=percent), ACCURACY, groups)]
+    drawn += [_metric(Chart("Loss", several), LOSS, groups)]
+    if len(groups) > 1:  # of one alone the consensus error stands beside the network
+        drawn += [_metric(replace(CONSENSUS, note=several), {"consensus_error": ""}, groups), _trade(groups)]
+    return sections.charted("Training", *drawn)
 
 
-def _trade(groups: Sequence[Group]) -> str:
+def _trade(groups: Sequence[Group]) -> Figure | None:
     """Draw accuracy against the ε of the node that is worst off, where both are known."""
     points = []
     for g in groups:
@@ -219,14 +212,14 @@ def _trade(groups: Sequence[Group]) -> str:
             mean = sum(accuracy) / len(accuracy)
             points.append(Series(g.label, [max(spent)], [mean], [min(accuracy)], [max(accuracy)]))
     chart = Chart("Accuracy against privacy", "the site that is worst off", "ε", room=True, write=percent)
-    return curves(chart, points) if len(points) > 1 else ""
+    return curves(chart, points) if len(points) > 1 else None
 
 
 def _banded(groups: Sequence[Group]) -> bool:
     return any(len(g.runs) > 1 for g in groups)
 
 
-def _metric(chart: Chart, metrics: dict[str, str], groups: Sequence[Group]) -> str:
+def _metric(chart: Chart, metrics: dict[str, str], groups: Sequence[Group]) -> Figure | None:
     """Draw one run's related metrics together, or the first of them for all groups."""
     if len(groups) == 1:
         found = [groups[0].curve(metric, name) for metric, name in metrics.items()]
@@ -235,64 +228,57 @@ def _metric(chart: Chart, metrics: dict[str, str], groups: Sequence[Group]) -> s
         found = [g.curve(first) for g in groups]
         chart = replace(chart, title=chart.title if len(metrics) == 1 else f"{chart.title}, {metrics[first]}")
     series = [s for s in found if s is not None]
-    return curves(chart, series) if series else ""
+    return curves(chart, series) if series else None
 
 
-def _details(g: Group, groups: int) -> str:
-    run = g.first
-    inner = _privacy(g) + _network(run, network.MOST_NUMBERS // groups) + plans.section(run.plan) + repeat.section(g)
-    if groups == 1:
-        return inner
-    return f'<details class="run"><summary>{escape(g.label)}</summary>{inner}</details>'
+def _sections(g: Group, groups: int) -> list[Section]:
+    """Return what is told of one configuration, in the order of the page."""
+    room = sections.MOST_NUMBERS // groups
+    told = [_privacy(g.first), _network(g.first, room), sections.plan(g.first.plan), sections.repeat(g)]
+    return [section for section in told if section is not None]
 
 
-def _privacy(g: Group) -> str:
-    run = g.first
-    said = "".join(f"<p>{_whole(line)}</p>" for line in words.paragraphs(run))
-    drawn = "" if all(math.isinf(s.epsilon) for s in run.statements) else _spent(run)
-    return (
-        f'<section><h2>Privacy</h2><p class="headline">{_whole(words.headline(run))}</p>'
-        f'<div class="beside"><div class="prose">{said}</div>{drawn}</div></section>'
-    )
+def _privacy(run: Run) -> Section:
+    known = not all(math.isinf(s.epsilon) for s in run.statements)
+    drawn = [figure for figure in (_spent(run), _honesty(run)) if figure is not None] if known else []
+    return Section("privacy", {"headline": words.headline(run), "said": words.paragraphs(run), "drawn": drawn})
 
 
-def _spent(run: Run) -> str:
+def _spent(run: Run) -> Figure:
     spent = [(str(s.node), None if math.isinf(s.epsilon) else s.epsilon, s.budget) for s in run.statements]
     note = "from the ledgers, every line checked" + ("; the line is the budget" if spent[0][2] is not None else "")
     chart = Chart("ε spent by each site", note, x_label="site", write=lambda v: f"{v:.3g}")
     return bars(chart, spent)
 
 
-def _network(run: Run, room: int) -> str:
-    told = network.moving(run, room)
-    chart = replace(CONSENSUS, cursor=told is not None)
+def _honesty(run: Run) -> Figure | None:
+    """Draw what is left of the promise where fewer sites are honest than it takes for granted."""
+    curve = [(h, epsilon) for h, epsilon in words.known_curve(run).items() if epsilon is not None]
+    if len(curve) < 2:
+        return None
+    x, y = [float(h) for h, _ in curve], [epsilon for _, epsilon in curve]
+    taken = run.config.honest
+    note = f"ε of the site that spent most, if only so many sites are honest; {taken} were taken to be"
+    chart = Chart(
+        "If fewer sites are honest", note, "honest sites", zero=True, write=lambda v: f"{v:.3g}", mark=(taken, "taken")
+    )
+    return curves(chart, [Series("ε", x, y, y, y)])
+
+
+def _network(run: Run, room: int) -> Section | None:
+    moving = sections.moving(run, room)
+    chart = replace(CONSENSUS, cursor=moving is not None)
     agreed = _metric(chart, {"consensus_error": "consensus error"}, [Group("", [run])])
-    if told is None:
-        return f'<section><h2>Agreement</h2><div class="charts">{agreed}</div></section>'
-    weights = (
-        "<p>Push-sum weights are 1 at every step: each site gives away as much as it gets.</p>"
-        if told["weights"] is None
-        else '<figure class="weights"><figcaption><strong>Push-sum weights</strong><span>before the step; the line is 1'
-        "</span></figcaption><svg></svg></figure>"
-    )
-    last = len(told["steps"]) - 1
-    data = json.dumps(told, separators=(",", ":")).replace("<", "\\u003c")
-    return (
-        '<section class="network"><h2>The network over time</h2><div class="beside"><figure><figcaption><strong>Who '
-        'sends to whom</strong><span class="said" aria-live="polite"></span></figcaption>'
-        '<svg class="circle" role="img" aria-label="Sites on a circle, an arrow for every message of the step"></svg>'
-        '<div class="slider"><button type="button" aria-label="Play">▶</button>'
-        f'<input type="range" min="0" max="{last}" value="0" aria-label="Step"></div>{_first_links(told)}</figure>'
-        f"<div>{weights}{agreed}</div></div>"
-        f'<script type="application/json">{data}</script></section>'
-    )
+    if moving is None:
+        return sections.charted("Agreement", agreed)
+    return Section("network", {"moving": moving, "first": _first_links(moving), "agreed": agreed})
 
 
-def _first_links(told: dict[str, Any]) -> str:
+def _first_links(told: dict[str, Any]) -> Table:
     """Tell the links of the first steps in words: a table for who cannot see the circle."""
     rows = []
     for k, phase in list(zip(told["steps"], told["phase"], strict=True))[: min(8, len(told["links"]))]:
         links = told["links"][phase]
         pairs = [f"{i}→{j}" for i, j in zip(links[::2], links[1::2], strict=True)]
         rows.append([str(k), " ".join(pairs)])
-    return f"<details><summary>Numbers</summary>{table(['step', 'messages'], rows)}</details>"
+    return Table(["step", "messages"], rows)

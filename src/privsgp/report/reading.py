@@ -12,7 +12,7 @@ from privsgp.engine.formats import Plan, Summary
 from privsgp.errors import Refused
 from privsgp.files import read_json
 from privsgp.runs import config as configs
-from privsgp.transport.faults import Faults, Leave, Outage
+from privsgp.transport.lossy import Faults, Leave, Outage
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

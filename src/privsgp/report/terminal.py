@@ -143,7 +143,7 @@ def show_keys(section: str, whose: str, found: list[Key]) -> None:
 
 def show_plan(formula: Formula, plan: Plan | None) -> None:
     """Print a plan, or the bound alone."""
-    from privsgp.planner import table as words
+    from privsgp.planner import shown as words
 
     with doing("certifying the noise of many K, for the bound"):
         rows = words.formula_rows(formula) if plan is None else words.plan_rows(plan)
@@ -151,7 +151,7 @@ def show_plan(formula: Formula, plan: Plan | None) -> None:
         warnings = formula.warnings(formula.steps) if plan is None else plan.warnings
     show("plan", rows)
     if methods:
-        table = Table("method", "steps", "step size", "σ", "noise in the average", "score in rehearsal")
+        table = Table("method", "batch", "steps", "step size", "σ", "noise in the average", "score in rehearsal")
         for row in methods:
             table.add_row(*row)
         out.print(table)
@@ -208,8 +208,21 @@ def _privacy(s: dict[str, Any]) -> str:
     words = f"{spent}, δ = {_range(s['delta'])} for each record of a node ({s['relation']}, certified)"
     if s["epsilon_nominal"] is not None:
         words += f"; nominal ε = {_range(s['epsilon_nominal'])} by the published formula"
-    words += _AGAINST.get(s["trust"], "")
+    words += _AGAINST.get(s["trust"], "") + _honest(s)
     return words + ("\nsimulation, not private: the config has a seed" if s["simulation"] else "")
+
+
+def _honest(s: dict[str, Any]) -> str:
+    """Say what shared noise asks one to trust, and what is left of ε where fewer are honest."""
+    pairwise = s.get("pairwise")
+    if not pairwise:
+        return ""
+    curve = {h: "no bound" if epsilon is None else f"{epsilon:.4g}" for h, epsilon in pairwise["curve"]}
+    alone, all_of_them = curve[1], curve[s["nodes"]]
+    return (
+        f"\nas long as {pairwise['honest']} of {s['nodes']} nodes are honest, whatever the others do together; "
+        f"if all are, ε = {all_of_them}, if none but the node itself is, {alone}"
+    )
 
 
 def _range(values: list[float]) -> str:
@@ -270,7 +283,8 @@ def show_comparison(comparison: dict[str, Any]) -> None:
 def show_figure(told: dict[str, Any]) -> None:
     """Print what a figure of the paper came to, as its JSON holds it."""
     out.print(f"{told['name']}, {told['mode']}, {told['scale']}: {told['paper']}", style="bold", soft_wrap=True)
-    out.print(f"  {claims.WORDS[told['holds']]}: {told['found']}", soft_wrap=True, highlight=False)
+    for verdict, found in claims.stated(told).items():
+        out.print(f"  {verdict}: {found}", soft_wrap=True, highlight=False)
     spent = [c["epsilon_certified"] for c in told["curves"]]
     words = "no finite bound for some" if None in spent else f"ε = {_range(spent)}"
     seeds = "one seed" if told["seeds"] == 1 else f"{told['seeds']} seeds"
@@ -297,6 +311,7 @@ def show_statements(statements: Sequence[Statement]) -> None:
     for s in statements:
         state = ("finished" if s.complete else "open") + (", simulation" if s.simulation else "")
         state += f", only sums of {s.aggregated} nodes seen" if s.aggregated > 1 else ""
+        state += f", if {s.honest} nodes are honest" if s.honest else ""
         epsilon = "no finite bound" if math.isinf(s.epsilon) else f"{s.epsilon:.4g}"
         budget = "–" if s.budget is None else f"{s.budget:.4g}"
         table.add_row(str(s.node), str(s.runs), str(s.releases), epsilon, budget, f"{s.delta:g}", s.relation, state)
@@ -305,7 +320,7 @@ def show_statements(statements: Sequence[Statement]) -> None:
 
 def show_tuned(found: Tuned) -> None:
     """Print every trial with its score, the best one marked."""
-    table = Table(title=f"tuned on {found.source.words}", title_justify="left", title_style="bold")
+    table = Table(title=f"tuned on {found.source.text}", title_justify="left", title_style="bold")
     for name in ("step size", "clip", "batch", "steps", "momentum", "tail", "score", ""):
         table.add_column(name, justify="right")
     for t, score in found.trials:

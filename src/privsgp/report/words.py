@@ -78,7 +78,8 @@ def paragraphs(run: Run) -> list[str]:
     if not run.config.private:
         return [*said, "Messages between sites carried gradients as they are. Treat them as you treat the records."]
     unfinished = "The run is not finished. Its guarantee is its budget; what is spent so far is information only."
-    return [*said, *([] if run.finished else [unfinished]), *_promise(run), _counted(run), _not_covered(run)]
+    opening = [*said, *([] if run.finished else [unfinished])]
+    return [*opening, *_promise(run), *_trusted(run), _counted(run), _not_covered(run)]
 
 
 def _promise(run: Run) -> list[str]:
@@ -114,8 +115,38 @@ def _seen(run: Run) -> tuple[str, str]:
     if run.config.trust == "secure aggregation":
         shown = f"{together} with random noise. Others can read only their sum over all sites (secure aggregation)."
         return shown, "reads these sums and knows every record of every site but one, but no site's noise"
+    if run.config.pairwise:
+        others = (
+            f"works together with any {n - run.config.honest} other sites, whose noise and secrets they then know, "
+            "knows all other sites' data, and knows every record of this site but one"
+        )
     message = "what it adds to the model at each step" if algorithm.network == "server" else "its model after each step"
     return f"{together}: {message}, {noised}", f"reads every message of a site, {others}"
+
+
+def _trusted(run: Run) -> list[str]:
+    """Say what shared noise asks one to trust, and what ε is where that trust is misplaced."""
+    if not run.config.pairwise:
+        return []
+    n, h = run.config.data.nodes, run.config.honest
+    said = (
+        f"This holds as long as {h} of the {n} sites are honest, the site itself included: they follow the protocol "
+        "and tell nobody what noise they added or share. Part of a site's noise is shared with each other site, and "
+        "cancels when all are summed; whoever has another site's secrets can take that part away. The secrets rest on "
+        "cryptography (X25519, ChaCha20)."
+    )
+    curve = known_curve(run)
+    if not curve:
+        return [said]
+    alone = curve.get(1)
+    left = "no finite bound holds" if alone is None else f"ε = {up(alone)} still holds, by its own noise"
+    return [f"{said} If nobody but the site itself is honest, {left}."]
+
+
+def known_curve(run: Run) -> dict[int, float | None]:
+    """Return ε by how many sites are honest, as the summary has it; nothing where noise is not shared."""
+    told = (run.summary or {}).get("pairwise") or {}
+    return {int(h): epsilon for h, epsilon in told.get("curve", ())}
 
 
 def _left_out(delta: float) -> list[str]:

@@ -6,13 +6,15 @@ import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from privsgp.accounting import scale
-from privsgp.accounting.counting import After, count, nominal
-from privsgp.accounting.filter import Filter
+from privsgp.accounting import calibration
+from privsgp.accounting.counting import After, Filter, count, nominal
 from privsgp.accounting.mechanisms import Saga
+from privsgp.accounting.pairwise import NoiseGraph, PairwiseCovariance, solve, trust_curve
 from privsgp.algorithms import ALGORITHMS, Settings
+from privsgp.algorithms.update_rule import node_weights
 from privsgp.engine.spec import Protection
 from privsgp.errors import Refused
+from privsgp.seeds import public_seed
 from privsgp.transport import forms
 from privsgp.transport.rendezvous import World, blocks
 
@@ -60,11 +62,11 @@ def with_scale(config: Config, samples: Sequence[int], started: Config | None = 
     steps = a.steps + spare(config)
     if p.epsilon is None:
         i = min(nodes, key=lambda i: mechanisms[i].samples * mechanisms[i].sigma)
-        found = scale.largest_at(mechanisms[i], steps, deltas[i], p.relation)
+        found = calibration.largest_at(mechanisms[i], steps, deltas[i], p.relation)
     else:
         budgets = per_node(p.epsilon, len(samples))
         i = max(nodes, key=lambda i: (budgets[i], deltas[i]))
-        found = scale.largest(mechanisms[i], steps, budgets[i], deltas[i], p.relation)
+        found = calibration.largest(mechanisms[i], steps, budgets[i], deltas[i], p.relation)
     return config.with_algorithm(difference_scale=found)
 
 
@@ -104,7 +106,9 @@ def calibrate_nodes(
         algorithm.mechanism(settings(config), sigma=sigmas[i], batch=batches[i], samples=samples[i], kappa=slack)
         for i in range(n)
     ]
-    mechanisms = [replace(m, coordinates=coordinates) for m in bare]
+    graph = noise_graph(config, n)
+    shared: dict[str, Any] = {} if graph is None else {"honest": config.honest, "partners": graph.partners}
+    mechanisms = [replace(m, coordinates=coordinates, **shared) for m in bare]
 
     if allowance is not None:
 
@@ -119,10 +123,39 @@ def calibrate_nodes(
             all_sigmas = [max(all_sigmas)] * n  # each node is counted as if all added as much noise as it does
         mechanisms = [bare.with_sigma(sigma) for bare, sigma in zip(mechanisms, all_sigmas, strict=True)]
 
+    covariance = None
+    if graph is not None:
+        covariance = share_noise(config, graph, samples, [m.sigma for m in mechanisms])
+        least, worth = min(covariance.own_sigma), covariance.effective(config.honest)
+        mechanisms = [replace(m, sigma=sigma, least_own=least) for m, sigma in zip(mechanisms, worth, strict=True)]
+
     def epsilon(node: int, releases: int) -> float:
         return counts[node].epsilon(mechanisms[node], releases, deltas[node])
 
-    return Protection(mechanisms, budgets, deltas, p.relation, p.accountant, allowance, epsilon, earlier)
+    def curve(node: int, releases: int) -> list[tuple[int, float]]:
+        assert covariance is not None  # noqa: S101
+        count, delta = counts[node], deltas[node]
+        return trust_curve(covariance, node, mechanisms[node], lambda m: count.epsilon(m, releases, delta))
+
+    return Protection(
+        mechanisms, budgets, deltas, p.relation, p.accountant, allowance, epsilon, earlier,
+        covariance, None if covariance is None else curve,
+    )  # fmt: skip
+
+
+def noise_graph(config: Config, nodes: int) -> NoiseGraph | None:
+    """Return which pairs of nodes share noise; None where none do. It is public."""
+    if not config.pairwise:
+        return None
+    return NoiseGraph(nodes, config.pair_degree, public_seed(config.seed, config.shared_hash(), "noise graph"))
+
+
+def share_noise(
+    config: Config, graph: NoiseGraph, samples: Sequence[int], needed: Sequence[float]
+) -> PairwiseCovariance:
+    """Return pairwise noise that is worth, before the worst coalition, the σ_i that each node needs."""
+    weights = node_weights(config.algorithm.weights, samples, needed, shared=True)
+    return solve(needed, config.honest, config.pair_ratio, graph, weights)
 
 
 def _count(config: Config, budget: float | None, delta: float, earlier: Sequence[Segment]) -> Count:

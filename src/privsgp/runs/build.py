@@ -15,18 +15,18 @@ from privsgp.algorithms.update_rule import node_weights
 from privsgp.clock import Events, Times, Waiting, schedule
 from privsgp.devices import chosen_device, use_tensor_cores
 from privsgp.engine.averaging import FinalModel
-from privsgp.engine.precision import refuse_vast
-from privsgp.engine.spec import Learning, RunSpec
+from privsgp.engine.spec import Learning, RunSpec, refuse_vast
 from privsgp.errors import Refused
 from privsgp.gradients import Layout
 from privsgp.gradients.rounding import kappa, least_difference_clip
 from privsgp.gradients.rules.ruled import positions
 from privsgp.randomness.independent import IndependentNoise
+from privsgp.randomness.pairwise import PairwiseNoise
 from privsgp.runs.budgets import calibrate_nodes, settings, with_scale
 from privsgp.runs.config import Config, Schedule
 from privsgp.runs.problem import layout, pooled
 from privsgp.seeds import public_seed
-from privsgp.transport.faults import Faults
+from privsgp.transport.lossy import Faults
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -35,8 +35,9 @@ if TYPE_CHECKING:
 
     from privsgp.accounting.ledger import Segment
     from privsgp.accounting.mechanisms import Mechanism
-    from privsgp.clock.waiting import Hears
+    from privsgp.clock import Hears
     from privsgp.engine.spec import Protection
+    from privsgp.randomness.protocol import Noise
     from privsgp.runs.problem import Problem
     from privsgp.transport.rendezvous import World
 
@@ -89,13 +90,26 @@ def build_run(
         layout=layout(config),
         momentum=a.momentum,
         normalised=a.unit_steps,
-        weights=node_weights(a.weights, problem.samples, [m.sigma for m in protection.mechanisms]),
+        weights=_weights(config, problem.samples, protection),
         final_model=_final_model(config, faults),
-        noise=IndependentNoise(),
+        noise=_noise(config, protection),
         share_metrics=config.test_is_public,
     )
     refuse_vast(spec, places)
     return spec
+
+
+def _noise(config: Config, protection: Protection) -> Noise:
+    c = protection.covariance
+    return IndependentNoise() if c is None else PairwiseNoise(c, config.honest, config.shared_hash())
+
+
+def _weights(config: Config, samples: Sequence[int], protection: Protection) -> list[float] | None:
+    """Return p_i; where noise is shared they are those it was made for, else it would not cancel."""
+    c = protection.covariance
+    if c is not None:
+        return None if c.weights is None else list(c.weights)
+    return node_weights(config.algorithm.weights, samples, [m.sigma for m in protection.mechanisms])
 
 
 def _refuse_short(m: Mechanism, least: float) -> None:

@@ -12,6 +12,7 @@ import difflib
 import functools
 import hashlib
 import json
+import math
 import re
 import tomllib
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Self
@@ -30,6 +31,7 @@ from privsgp.accounting.accountant import Accountant
 from privsgp.accounting.counting import nominal
 from privsgp.algorithms import ALGORITHMS, PushSum, load_plugins
 from privsgp.algorithms.algorithm import Trust  # noqa: TC001 - a field has this type
+from privsgp.algorithms.gossip import DP2SGD
 from privsgp.algorithms.update_rule import UpdateOptions
 from privsgp.data.loading import BUILT_IN
 from privsgp.data.partitions import PARTITIONS
@@ -41,6 +43,7 @@ from privsgp.files import read_bytes
 from privsgp.graph import GRAPHS
 from privsgp.models.networks import MODELS
 from privsgp.options import Count, NotNegative, Options, Positive, Probability, option
+from privsgp.randomness import NOISES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
@@ -141,6 +144,9 @@ class Privacy(Options):
     relation: Literal["zero-out", "replace-one"] = option("zero-out", "which data sets count as neighbours")
     c2: Positive = option(0.3724, "c₂ of the published formula")
     spare: Annotated[float, Field(ge=0, le=1)] = option(0.02, "share of K that may be made again after crashes")
+    noise: Annotated[str, _one_of(NOISES)] = option(
+        "independent", "each node's own; pairwise: shared by pairs of nodes, it cancels in the average"
+    )
 
     @property
     def nominal(self) -> bool:
@@ -263,6 +269,7 @@ class Plan(Options):
 
     data: str = option("synthetic", "synthetic stand-ins, public data (a name or an .npz file), or private")
     may_spend: bool = option(default=False, meaning="whether looking at private data may be paid for")
+    evaluations: Positive | None = option(None, "gradients that a node may evaluate in the whole run; left out: any")
 
 
 class Engine(Options):
@@ -375,6 +382,62 @@ class Config(Options):
         return self
 
     @model_validator(mode="after")
+    def _noise_can_be_shared(self) -> Self:
+        if self.privacy.noise == "pairwise" and (why_not := self._unshared()) is not None:
+            raise why_not
+        return self
+
+    def _unshared(self) -> Refused | None:
+        """Say why noise cannot be shared by pairs of nodes; None where it can be."""
+        a, p, n = self.algorithm, self.privacy, self.data.nodes
+        algorithm, honest = ALGORITHMS[a.name], self.honest
+        asked, others = f"privacy.noise = {p.noise!r}", "take 'independent' noise"
+        if not algorithm.private or algorithm.step not in (PushSum.step, DP2SGD.step):
+            return Refused(
+                f"{asked} with algorithm.name = {a.name!r}",
+                f"{others}, or a method that moves every node by its noised gradient and mixes linearly (privsgp, "
+                "privsgp-vr, privsgp-sag, dp2-sgd): only there does shared noise cancel",
+            )
+        if a.unit_steps:
+            return Refused(
+                f"{asked} with algorithm.unit_steps = true", f"{others}: steps of one length would not cancel"
+            )
+        if p.nominal:
+            return Refused(f"{asked} with privacy.accountant = {p.accountant!r}", "take 'certified'")
+        if p.sigma is not None and not _positive(p.sigma):
+            return Refused(f"{asked} with privacy.sigma = {p.sigma}", "give every node a noise above 0")
+        if n < 2 or not 2 <= honest <= n:
+            return Refused(
+                f"privacy.honest = {honest} with data.nodes = {n}",
+                f"take 2 to {max(n, 2)}, oneself included; who trusts nobody else takes privacy.noise = 'independent'",
+            )
+        return None
+
+    @property
+    def pairwise(self) -> bool:
+        """Whether pairs of nodes share noise: where "auto" leaves the choice, wherever it can be."""
+        kind = self.privacy.noise
+        return kind == "pairwise" or (kind == "auto" and self._unshared() is None)
+
+    @property
+    def honest(self) -> int:
+        """How many nodes are honest, each of them included: as given, else three quarters, at least 2."""
+        given: int | None = getattr(self.privacy, "honest", None)
+        return max(2, math.ceil(0.75 * self.data.nodes)) if given is None else given
+
+    @property
+    def pair_ratio(self) -> float:
+        """ρ of pairwise noise."""
+        ratio: float = getattr(self.privacy, "pair_ratio", 2.0)
+        return ratio
+
+    @property
+    def pair_degree(self) -> int | None:
+        """With how many others a node shares noise; None: with all."""
+        degree: int | None = getattr(self.privacy, "pair_degree", None)
+        return degree
+
+    @model_validator(mode="after")
     def _labels_move_no_record(self) -> Self:
         if self.seed is None and self.data.path is None and self.data.partition != "even":
             raise Refused(
@@ -397,6 +460,8 @@ class Config(Options):
     @property
     def trust(self) -> Trust:
         """What an adversary sees: as the configuration says, else the algorithm's own."""
+        if self.pairwise:
+            return "honest sites"
         return self.algorithm.trust or ALGORITHMS[self.algorithm.name].trust
 
     @property
@@ -422,6 +487,8 @@ class Config(Options):
         del values["name"]
         del values["data"]["path"]
         del values["data"]["test"]  # each site's own choice
+        if self.privacy.noise == "independent":
+            del values["privacy"]["noise"]
         if self.data.classes is None:  # a key that came later: what was shared before is shared still
             del values["data"]["classes"]
         del values["plan"]
@@ -479,6 +546,7 @@ SECTIONS = {
     "features": Section(Features, "name", lambda: FEATURES),
     "model": Section(Model, "name", lambda: MODELS),
     "graph": Section(Graph, "name", lambda: GRAPHS),
+    "privacy": Section(Privacy, "noise", lambda: NOISES),
     "algorithm": Section(Algorithm, "name", lambda: {name: a.Options for name, a in ALGORITHMS.items()}),
 }
 
@@ -507,7 +575,9 @@ def _named(values: object, section: Section) -> type[Options]:
     default = section.base.model_fields[section.key].default
     name = values.get(section.key, default) if isinstance(values, dict) else default
     known = section.components()
-    return known.get(default if name == "auto" else name, Options) if isinstance(name, str) else Options
+    if not isinstance(name, str):
+        return Options
+    return known.get(name, known.get(default, Options) if name == "auto" else Options)
 
 
 def _positive(sigma: float | list[float]) -> bool:
@@ -559,7 +629,7 @@ def parse(values: dict[str, Any], changes: Sequence[str] = ()) -> Config:
 
 def differences(old: Config, new: Config) -> list[str]:
     """Name every key whose change would change the result, with both values."""
-    free = {("name",), ("plan", "data"), ("plan", "may_spend"), ("algorithm", "table_place")}
+    free = {("name",), *(("plan", key) for key in Plan.model_fields), ("algorithm", "table_place")}
     free |= {("engine", key) for key in ("device", "evaluate_every", "checkpoint_every")}
     a, b = _flat(old.model_dump(mode="json")), _flat(new.model_dump(mode="json"))
     if b.get(_SCALE) == "auto":  # settled by the rest, or as the run that goes on has it

@@ -15,7 +15,7 @@ from privsgp import data, features, models
 from privsgp.algorithms import ALGORITHMS
 from privsgp.devices import chosen_device
 from privsgp.errors import Refused
-from privsgp.features.encoding import encoded, make_encoder
+from privsgp.features.encode import encoded, make_encoder
 from privsgp.features.views import of_the_mean_view, over_views
 from privsgp.runs import config as configs
 from privsgp.runs.budgets import per_node
@@ -243,11 +243,26 @@ def notes(config: Config, problem: Problem) -> list[str]:
         )
     if config.seed is not None:
         said.append("the config has a seed: this is a simulation, not private")
+    if config.privacy.noise != "independent":
+        said.append(_trust_note(config))
     if not config.private:
         said.append(f"{config.algorithm.name} adds no noise and does not clip: [privacy] is ignored")
     if ALGORITHMS[config.algorithm.name].network in ("server", "alone"):
         said.append(f"{config.algorithm.name} sends nothing from node to node: [graph] is ignored")
     return said
+
+
+def _trust_note(config: Config) -> str:
+    """Say what shared noise asks one to trust, and what it gives for that; where it cannot be, that it is not."""
+    n, h, ratio = config.data.nodes, config.honest, config.pair_ratio
+    if not config.pairwise:
+        return "privacy.noise = 'auto': noise cannot be shared here, so it is independent"
+    less = (ratio / (h * ratio - h + 1)) ** 0.5
+    return (
+        f"privacy.noise = {config.privacy.noise!r}: ε holds as long as {h} of {n} sites are honest, whatever the "
+        f"others do together; for that the average model has about {less:.2g} of the noise that independent noise "
+        "would leave in it. summary.json says what ε is where fewer are"
+    )
 
 
 def test_notes(config: Config, problem: Problem) -> list[str]:

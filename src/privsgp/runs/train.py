@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from privsgp.engine.spec import RunSpec
     from privsgp.engine.trainer import Watcher
     from privsgp.runs.config import Config
-    from privsgp.transport.faults import Faults
+    from privsgp.transport.lossy import Faults
 
 _LOG = logging.getLogger(__name__)
 _MOST_NAMED = 5
@@ -70,7 +70,8 @@ _SEEN = dict.fromkeys(_MEASURED, _NUMBER) | {
 }
 # What a process checks in a summary that another one wrote for it.
 _PROMISED = (
-    "simulation", "relation", "accountant", "epsilon_spent", "epsilon_budget", "delta", "sigma", "samples", "releases",
+    "simulation", "relation", "accountant", "trust", "epsilon_spent", "epsilon_budget", "delta", "sigma", "samples",
+    "releases",
 )  # fmt: skip
 
 
@@ -261,6 +262,13 @@ def _refuse_other_terms(where: Path, before: Header, config: Config) -> None:
             f"algorithm.trust = {config.trust!r}: sums of {sums} messages are seen; {where} is of a run with {then}",
             "go on under the same trust: what was spent before those who see sums is more before others",
         )
+    taken, honest = int(before.mechanism.get("honest", 0)), config.honest if config.pairwise else 0
+    if taken != honest:
+        told = f"{where} is of a run where {taken or 'no'} nodes were taken to be honest"
+        raise Refused(
+            f"privacy.noise = {config.privacy.noise!r}: {honest or 'no'} nodes are taken to be honest; {told}",
+            "go on under the same trust: ε that holds where some are honest does not hold where fewer are",
+        )
     if before.layout != layout(config):
         raise Refused(
             f"{where} is of a run whose records lay on other nodes",
@@ -399,7 +407,7 @@ def _summary(
         "steps": outcome.steps,
         "steps_planned": spec.steps,
         "ended": _ended(spec, outcome),
-        "model": spec.final_model.words,
+        "model": spec.final_model.text,
         "weights": None if spec.weights is None else list(spec.weights),
         "difference_scale": getattr(p.mechanisms[0], "difference_scale", None),
         "dim": outcome.state.x.shape[1],
@@ -415,6 +423,7 @@ def _summary(
         "delta": list(p.deltas) if private else None,
         "sigma": [m.sigma for m in p.mechanisms],
         "noise": spec.noise.name,
+        "pairwise": _pairwise(spec, spent),
         "samples": [m.samples for m in p.mechanisms],
         "releases": outcome.releases,
         "reported": reported,
@@ -429,6 +438,22 @@ def _summary(
         "steps_per_second": seen["steps_per_second"],
         "peak_memory_bytes": seen["peak_memory_bytes"],
     }
+
+
+def _pairwise(spec: RunSpec, spent: list[float | None]) -> dict[str, Any] | None:
+    """Return what shared noise is made of and what it asks one to trust: ε by how many nodes are honest.
+
+    The curve is that of the node that has spent most, for all its releases; None is "no finite bound".
+    """
+    p = spec.protection
+    if p.covariance is None or p.trust_curve is None:
+        return None
+    known = [math.inf if epsilon is None else epsilon for epsilon in spent]
+    worst = known.index(max(known))
+    honest, most = p.mechanisms[worst].honest, spec.steps if p.allowance is None else p.allowance[worst]
+    told = {"honest": honest, "partners": p.covariance.graph.partners, "node": worst}
+    curve = [[h, _finite(epsilon)] for h, epsilon in p.trust_curve(worst, most)]
+    return told | p.covariance.to_json(honest) | {"curve": curve}
 
 
 def _ended(spec: RunSpec, outcome: Outcome) -> str | None:

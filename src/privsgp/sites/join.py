@@ -281,9 +281,12 @@ def _summary(network: Network, spec: RunSpec, outcome: Outcome) -> dict[str, Any
     return {
         "version": SUMMARY_VERSION, "name": agreement.name, "simulation": spec.simulation,
         "algorithm": spec.algorithm.name, "trust": spec.settings.trust, "graph": spec.graph.name, "nodes": n,
-        "steps": outcome.steps, "steps_planned": spec.steps, "ended": None, "model": spec.final_model.words,
+        "steps": outcome.steps, "steps_planned": spec.steps, "ended": None, "model": spec.final_model.text,
         "weights": None if spec.weights is None else list(spec.weights), "dim": agreement.weights,
-        "test_accuracy": last.get("test_accuracy"), "test_loss": last.get("test_loss"),
+        "difference_scale": getattr(p.mechanisms[node], "difference_scale", None),
+        "test_accuracy": last.get("test_accuracy"), "test_loss": last.get("test_loss"), "train_loss": None,
+        "mean_node_accuracy": None, "worst_node_accuracy": None, "consensus_error": None,  # nobody sees all models
+        "epsilon_nominal": None, "pairwise": None, "steps_per_second": None, "peak_memory_bytes": None,
         "epsilon_spent": spent if private else None,
         "epsilon_budget": list(p.budgets) if private and p.budgets[0] is not None else None,
         "delta": list(p.deltas) if private else None, "sigma": [m.sigma for m in p.mechanisms],

@@ -37,7 +37,7 @@ def _by_node(form: forms.Form, nodes: int) -> forms.Form:
     def fits(said: object) -> bool:
         return isinstance(said, dict) and said.keys() <= known and all(map(form.fits, said.values()))
 
-    return forms.Form(f"by node: {form.words}", fits)
+    return forms.Form(f"by node: {form.text}", fits)
 
 
 def hello_form(nodes: int) -> forms.Form:

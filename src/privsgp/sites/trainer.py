@@ -99,7 +99,7 @@ class SiteTrainer(Trainer):
         """Do nothing: what is released is noted when it is committed, and before it is sent."""
 
     def _mix(self, k: int, x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
-        return self.transport.mix(k, x, w, partial(self.drawing.meanwhile, k))
+        return self.transport.mix(k, x, w, partial(self.randomness.meanwhile, k))
 
     def _commit(self, k: int, x: Tensor, w: Tensor) -> None:
         """Make step k durable; then note its message in the ledger. After that it may be sent."""

@@ -29,7 +29,7 @@ from privsgp.runs import budgets as protection
 from privsgp.runs import build
 from privsgp.runs import problem as problems
 from privsgp.runs import train as training
-from privsgp.studies import canaries as canary
+from privsgp.studies import attack as canary
 from privsgp.studies.attack import Attacked
 
 if TYPE_CHECKING:
@@ -38,12 +38,12 @@ if TYPE_CHECKING:
     from privsgp.accounting.mechanisms import Mechanism
     from privsgp.engine.spec import RunSpec
     from privsgp.runs.config import Config
-    from privsgp.studies.canaries import Canaries
+    from privsgp.studies.attack import Canaries
 
     Scores = NDArray[np.floating[Any]]
 
 REPORT_VERSION = 1
-STATEMENTS = 4  # about each node: noise, trade-off, white box, black box
+STATEMENTS = 5  # about each node: noise, trade-off, white box, black box; whether shared noise cancels
 # The secure source rounds its sums to a grid of about σ/16. Noise of our own on what we saw makes that invisible to
 # the tests; it is post-processing, and counted in the scores' scale.
 BLUR = 1 / 8
@@ -54,6 +54,7 @@ ASSUMPTIONS = (
     "neighbours differ in one canary, which is zeroed out: gradient and table entry are 0 throughout",
     "white box: all neighbours of a node work together, see all its messages and choose all it receives",
     "the white-box bound is the ε of the declared mechanism with the least noise that the messages contradict",
+    "where nodes share noise: the attacker has the secrets of the worst coalition, and all that any other node added",
     "black box: only the final average model is seen, and only the canaries' losses under it are used",
     "the confidence holds for all statements about all nodes together; no alarm is no proof",
 )
@@ -74,6 +75,7 @@ class NodeAudit:
     black_box: float
     noise_p: float
     trade_off_p: float
+    cancellation_p: float
     alarms: tuple[str, ...]
 
 
@@ -140,7 +142,7 @@ def audit(
     lures = 2 if _declared(config).sends_changes else 1
     lured = canary.draw(problem, canaries, rng, lures=lures, odds=PRESENT)
     spec = _spec(config, canary.plant(problem, lured, rng, lured=True))
-    scores = _white_box(spec, lured, observations, rng)
+    scores, cancellation = _white_box(spec, lured, observations, rng)
     alone = canary.draw(problem, canaries, rng)
     learnt = _black_box(_spec(config, canary.plant(problem, alone, rng, lured=False)), alone)
     alpha = (1 - confidence) / (STATEMENTS * spec.nodes)
@@ -148,7 +150,8 @@ def audit(
     for i in range(spec.nodes):
         mine, present = scores[:, i], lured.present[i]
         seen, unseen = mine[:, 0, present], mine[:, :, ~present]
-        nodes.append(_judge(spec, i, seen, unseen, statistics.guess(learnt[i], alone.present[i]), alpha))
+        guesses = statistics.guess(learnt[i], alone.present[i])
+        nodes.append(_judge(spec, i, seen, unseen, guesses, cancellation, alpha))
     seen_of_each = len(scores) * lured.count
     return AuditReport(spec.name, spec.algorithm.name, spec.steps, lured.count, seen_of_each, confidence, tuple(nodes))
 
@@ -173,14 +176,19 @@ def _spec(config: Config, problem: problems.Problem) -> RunSpec:
     return dataclasses.replace(spec, evaluate_every=spec.steps, checkpoint_every=spec.steps)
 
 
-def _white_box(spec: RunSpec, canaries: Canaries, observations: int, rng: np.random.Generator) -> Scores:
-    """Return the scores [steps, n, sides, M] of runs whose nodes get lures back, one run after the other."""
+def _white_box(spec: RunSpec, canaries: Canaries, observations: int, rng: np.random.Generator) -> tuple[Scores, float]:
+    """Return the scores [steps, n, sides, M] of runs whose nodes get lures back, one run after the other.
+
+    Beside them a p-value against "noise that nodes share cancels in their sum", 1 where they share none.
+    """
     runs = max(1, math.ceil(observations / (spec.steps * canaries.count)))
     again = [spec if spec.seed is None else dataclasses.replace(spec, seed=spec.seed + run) for run in range(runs)]
-    scores = np.concatenate([_run(one, canaries, feedback=True).scores for one in again])
+    ran = [_run(one, canaries, feedback=True) for one in again]
+    scores = np.concatenate([one.scores for one in ran])
+    cancelled = [1.0 if one.collusion is None else one.collusion.cancellation_p() for one in ran]
     blur = rng.standard_normal(scores.shape, dtype=np.float32)
     blurred: Scores = (scores + BLUR * blur) / math.sqrt(1 + BLUR**2)
-    return blurred
+    return blurred, statistics.bonferroni(*cancelled)
 
 
 def _black_box(spec: RunSpec, canaries: Canaries) -> Scores:
@@ -203,7 +211,13 @@ def _run(spec: RunSpec, canaries: Canaries, *, feedback: bool) -> Attacked:
 
 
 def _judge(
-    spec: RunSpec, node: int, seen: Scores, unseen: Scores, guesses: tuple[int, int, int], alpha: float
+    spec: RunSpec,
+    node: int,
+    seen: Scores,
+    unseen: Scores,
+    guesses: tuple[int, int, int],
+    cancellation: float,
+    alpha: float,
 ) -> NodeAudit:
     """Turn the scores of a node's present and absent canaries, and guesses about its final model, into a verdict."""
     p, mechanism = spec.protection, spec.protection.mechanisms[node]
@@ -218,6 +232,7 @@ def _judge(
         black_box=statistics.guessed_epsilon(*guesses, delta=p.deltas[node], alpha=alpha),
         noise_p=statistics.noise_p(unseen),
         trade_off_p=statistics.trade_off_p(seen, _allowed(mechanism)),
+        cancellation_p=cancellation,
         alarms=(),
     )
     return dataclasses.replace(found, alarms=_alarms(found, alpha))
@@ -231,6 +246,8 @@ def _alarms(found: NodeAudit, alpha: float) -> tuple[str, ...]:
         said.append(
             f"a message shows more of a present canary than the certified curve allows (p = {found.trade_off_p:.1e})"
         )
+    if found.cancellation_p < alpha:
+        said.append(f"what nodes share does not cancel in their sum (p = {found.cancellation_p:.1e})")
     for way, bound in (("messages", found.white_box), ("final model", found.black_box)):
         if bound > found.epsilon_claimed:
             said.append(f"ε is at least {bound:.3g} by its {way}, and {found.epsilon_claimed:.3g} is claimed")

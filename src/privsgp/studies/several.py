@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from privsgp.runs.config import Config
     from privsgp.studies.pool import Run
 
-    # Shows how far some runs are: (what they are for, their steps) → what is told the steps that are done.
     Stage = Callable[[str, int], AbstractContextManager[Callable[[int], None] | None]]
 
 

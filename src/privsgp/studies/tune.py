@@ -59,7 +59,7 @@ class Tuned:
     def to_json(self) -> dict[str, Any]:
         """Return plain values."""
         rows = [asdict(trial) | {"score": score} for trial, score in self.trials]
-        return {"looked_at": self.source.words, "best": asdict(self.best), "trials": rows}
+        return {"looked_at": self.source.text, "best": asdict(self.best), "trials": rows}
 
 
 def tune(config: Config, public: str, data_dir: Path | None = None, *, most: int = 60) -> Tuned:
@@ -143,7 +143,7 @@ class Rehearse:
         kappa = times * noise.common(t.steps) / math.sqrt(self.network.nodes * t.steps)
         difference = None if own.difference_clip is None else own.difference_clip * times
         kind = ALGORITHMS[name].Options
-        settings = replace(own, clip=t.clip).carried_to(kind, difference_clip=difference)
+        settings = replace(noise.settings(t.steps), clip=t.clip).carried_to(kind, difference_clip=difference)
         return RehearsalSpec(name, settings, kappa, t.steps * t.batch / self.network.mean_samples)
 
     @property

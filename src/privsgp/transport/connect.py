@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from privsgp.graph import Graph
-    from privsgp.transport.faults import Faults
+    from privsgp.transport.lossy import Faults
     from privsgp.transport.protocol import Transport
     from privsgp.transport.rendezvous import World
 

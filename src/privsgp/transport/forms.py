@@ -22,7 +22,7 @@ _LONGEST = 200
 class Form:
     """What a value must be, in words, and whether one is."""
 
-    words: str
+    text: str
     fits: Callable[[Any], bool]
 
 
@@ -53,7 +53,7 @@ def text(pattern: str, words: str) -> Form:
 
 def perhaps(form: Form) -> Form:
     """Ask for what fits, or null."""
-    return Form(f"{form.words}, or null", lambda said: said is None or form.fits(said))
+    return Form(f"{form.text}, or null", lambda said: said is None or form.fits(said))
 
 
 def each(form: Form, *counts: int) -> Form:
@@ -62,7 +62,7 @@ def each(form: Form, *counts: int) -> Form:
     def fits(said: object) -> bool:
         return isinstance(said, list) and len(said) in counts and all(map(form.fits, said))
 
-    return Form(f"a list of {' or '.join(map(str, counts))}, each {form.words}", fits)
+    return Form(f"a list of {' or '.join(map(str, counts))}, each {form.text}", fits)
 
 
 def keys(forms: dict[str, Form]) -> Form:
@@ -71,7 +71,7 @@ def keys(forms: dict[str, Form]) -> Form:
     def fits(said: object) -> bool:
         return isinstance(said, dict) and said.keys() == forms.keys() and all(f.fits(said[k]) for k, f in forms.items())
 
-    return Form("; ".join(f"{key}: {form.words}" for key, form in forms.items()), fits)
+    return Form("; ".join(f"{key}: {form.text}" for key, form in forms.items()), fits)
 
 
 def shown(said: object) -> str:

@@ -221,7 +221,7 @@ class World:
         except (ValueError, RecursionError):
             self.refuse(rank, f"says {forms.shown(word[:80].decode(errors='replace'))}, which cannot be read")
         if not form.fits(said):
-            self.refuse(rank, f"says {forms.shown(said)}, where it was to say {form.words}")
+            self.refuse(rank, f"says {forms.shown(said)}, where it was to say {form.text}")
         return said
 
     def _alarm(self, word: bytes) -> tuple[int, str]:

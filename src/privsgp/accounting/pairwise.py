@@ -1,0 +1,421 @@
+"""What noise that pairs of nodes share is worth: σ_eff of every node before the worst coalition, and its inverse.
+
+Node i adds ξ_i = a_i + Σ_j ± s_i u_ij with a_i ~ N(0, D_i) its own and u_ij = u_ji standard normals that only i and j
+know; the one adds what the other subtracts. Whoever knows all secrets of a coalition, and sees every message, sees of
+an honest node i at most g_i + N(0, σ_eff,i²), where 1/σ_eff,i² = (S_H⁻¹)_ii and S_H = diag(D_H) + s² L_H is the
+covariance of the others (docs/privacy.md, "Noise that neighbours share"). Variances here are those of n p_i ξ_i, what a
+node with weight p_i takes a step with: these are what has to cancel. Nothing here is random, and nothing is private.
+
+Every σ_eff is computed twice and rounded down: as the conductance of a network of resistors (closed form), and as the
+variance that is left of ξ_i when the other honest nodes' noise is known (Cholesky).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from scipy import linalg, optimize
+
+from privsgp.accounting import accountant
+from privsgp.errors import Refused
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    import numpy.typing as npt
+
+    from privsgp.accounting.mechanisms import Mechanism, Relation
+
+    Array = npt.NDArray[np.float64]
+    Pair = tuple[int, int]
+
+_DOWN = 1e-9  # by which a computed σ_eff is rounded down, relatively
+_AGREE = 1e-10  # how far two computations of one variance may lie apart, for each unit of the matrix's condition
+_DENSE = 256  # honest nodes up to which every distinct node is checked by Cholesky; beyond, the extreme ones
+_POINTS = 12  # of a trust curve
+_DRAWS = 32  # graphs of one degree that are looked at; the one that connects best is taken
+
+
+class Disagreement(ArithmeticError):
+    """Two computations of one σ_eff contradict each other: a bug, so none is given."""
+
+
+@dataclass(frozen=True)
+class NoiseGraph:
+    """Which pairs of n nodes share noise: all of them, or a public graph in which each node has `degree` partners.
+
+    Such a graph is a circulant of the nodes in a public random order; of `_DRAWS` of them, the best connected.
+    """
+
+    nodes: int
+    degree: int | None = None  # None: all pairs
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.nodes < 2:
+            raise Refused(f"pairwise noise for {self.nodes} node", "take at least 2: noise is shared with somebody")
+        k = self.partners
+        if not 1 <= k < self.nodes or (k % 2 and k != self.nodes - 1):
+            raise Refused(
+                f"pair_degree = {k} with {self.nodes} nodes",
+                f"take an even number below {self.nodes - 1}, or leave it out: noise is then shared by all pairs",
+            )
+
+    @property
+    def complete(self) -> bool:
+        """Whether every pair shares noise."""
+        return self.partners == self.nodes - 1
+
+    @property
+    def partners(self) -> int:
+        """The number of nodes that a node shares noise with."""
+        return self.nodes - 1 if self.degree is None else self.degree
+
+    @cached_property
+    def pairs(self) -> list[Pair]:
+        """All pairs (i, j), i < j, in order: sums of noise are formed in this order at every node."""
+        if self.complete:
+            return [(i, j) for i in range(self.nodes) for j in range(i + 1, self.nodes)]
+        order, offsets = _circulant(self.nodes, self.partners, self.seed)
+        found = {(order[a], order[(a + o) % self.nodes]) for a in range(self.nodes) for o in offsets}
+        return sorted((min(pair), max(pair)) for pair in found)
+
+    @cached_property
+    def laplacian(self) -> Array:
+        """L of the whole graph."""
+        L = np.zeros((self.nodes, self.nodes))
+        for i, j in self.pairs:
+            L[i, j] = L[j, i] = -1.0
+        np.fill_diagonal(L, -L.sum(1))
+        return L
+
+    def gap(self, honest: int) -> float:
+        """Return a lower bound on λ₂(L_H) over all sets H of so many honest nodes, 0 where there is none.
+
+        x ⟂ 1 on H, 0 elsewhere: λ₂ |x|² ≤ xᵀLx = xᵀL_H x + Σ_{i∈H} (partners of i outside H) x_i², and of those a node
+        has at most min(k, n − h). For all pairs that is exact: n − (n − h) = h.
+        """
+        if self.complete:
+            return float(honest)
+        return max(0.0, _connectivity(self) - min(self.partners, self.nodes - honest))
+
+
+@lru_cache(maxsize=8)
+def _connectivity(graph: NoiseGraph) -> float:
+    """Return λ₂(L), rounded down: an eigenvalue, and a Cholesky factor that shows that it is not less."""
+    n, L = graph.nodes, graph.laplacian
+    found = float(np.linalg.eigvalsh(L)[1])
+    down = found - 1e-9 * graph.partners
+    try:  # L − λ (I − 11ᵀ/n) + 11ᵀ is positive definite exactly if λ < λ₂
+        np.linalg.cholesky(L - down * (np.eye(n) - 1 / n) + 1.0)
+    except np.linalg.LinAlgError as error:
+        raise Disagreement(f"λ₂ = {found:g} of a noise graph: Cholesky does not confirm it") from error
+    return down
+
+
+@lru_cache(maxsize=8)
+def _circulant(nodes: int, degree: int, seed: int) -> tuple[list[int], list[int]]:
+    """Return the nodes in a public random order, and at which distances partners lie: the best of a few draws."""
+
+    def drawn(number: int) -> tuple[float, list[int], list[int]]:
+        key = hashlib.blake2b(f"privsgp/noise-graph/{seed}/{number}".encode(), digest_size=16).digest()
+        rng = np.random.Generator(np.random.Philox(key=int.from_bytes(key, "little")))
+        order = rng.permutation(nodes).tolist()
+        offsets = sorted((1 + rng.permutation((nodes - 1) // 2)[: degree // 2]).tolist())
+        waves = np.cos(2 * math.pi * np.outer(np.arange(1, nodes), offsets) / nodes)
+        return float(degree - 2 * waves.sum(1).max()), order, offsets
+
+    _, order, offsets = max((drawn(number) for number in range(_DRAWS)), key=lambda one: one[0])
+    return order, offsets
+
+
+@dataclass(frozen=True)
+class PairwiseCovariance:
+    """The covariance of all nodes' noise: variances of n p_i ξ_i, `own` D_i of each node and `pair` s² of each pair."""
+
+    graph: NoiseGraph
+    own: tuple[float, ...]
+    pair: float
+    weights: tuple[float, ...] | None = None  # p_i; None: all alike
+
+    def __post_init__(self) -> None:
+        values = (*self.own, self.pair)
+        if len(self.own) != self.graph.nodes or not all(0 <= v < math.inf for v in values):
+            raise Refused(
+                f"own variances {self.own} and pair variance {self.pair} for {self.graph.nodes} nodes",
+                "give one finite variance, 0 or more, for each node",
+            )
+
+    @property
+    def steps(self) -> list[float]:
+        """By how much each node's step is multiplied: n p_i."""
+        return [1.0] * self.graph.nodes if self.weights is None else [self.graph.nodes * p for p in self.weights]
+
+    @property
+    def own_sigma(self) -> list[float]:
+        """The standard deviation of each node's own noise, as it is added to its gradient."""
+        return [math.sqrt(D) / step for D, step in zip(self.own, self.steps, strict=True)]
+
+    @property
+    def pair_sigma(self) -> list[float]:
+        """The standard deviation, at each node, of what it shares with one partner."""
+        return [math.sqrt(self.pair) / step for step in self.steps]
+
+    @property
+    def message_sigma(self) -> list[float]:
+        """The standard deviation of all noise in each node's message."""
+        k = self.graph.partners
+        return [math.sqrt(D + k * self.pair) / step for D, step in zip(self.own, self.steps, strict=True)]
+
+    @property
+    def average_sigma(self) -> float:
+        """The standard deviation of the noise in the (weighted) average of all nodes' steps: the nodes' own is left."""
+        return math.sqrt(math.fsum(self.own)) / self.graph.nodes
+
+    @property
+    def matrix(self) -> Array:
+        """The covariance itself: of n p_i ξ_i, over all nodes."""
+        covariance: Array = np.diag(self.own) + self.pair * self.graph.laplacian
+        return covariance
+
+    def effective(self, honest: int) -> list[float]:
+        """Return σ_eff of every node before the worst coalition of all but `honest` nodes, itself one of these.
+
+        Guarantee: for every set H of at least `honest` nodes that follow the protocol, (S_H⁻¹)_ii ≤ 1/σ_eff,i² for
+        each i in H, so that what a coalition of all others sees of i is post-processing of g_i + N(0, σ_eff,i² I).
+        Assumes: the honest nodes' noise is ideal, fresh at every release, and theirs alone.
+        """
+        if not 1 <= honest <= self.graph.nodes:
+            raise Refused(f"honest = {honest} of {self.graph.nodes} nodes", "oneself is one of them: take 1 to n")
+        kind = _complete if self.graph.complete else _bounded
+        variances = kind(self, honest)
+        return [math.sqrt(v) * (1 - _DOWN) / step for v, step in zip(variances, self.steps, strict=True)]
+
+    def scaled(self, factor: float) -> PairwiseCovariance:
+        """Return the same with all variances multiplied: every σ_eff² is then multiplied as well."""
+        own = tuple(factor * D for D in self.own)
+        return PairwiseCovariance(self.graph, own, factor * self.pair, self.weights)
+
+    def to_json(self, honest: int) -> dict[str, Any]:
+        """Return plain values; one number where all nodes are alike."""
+        values = {
+            "sigma_effective": self.effective(honest), "own_sigma": self.own_sigma, "pair_sigma": self.pair_sigma,
+            "message_sigma": self.message_sigma,
+        }  # fmt: skip
+        said = {key: one[0] if len(set(one)) == 1 else one for key, one in values.items()}
+        return said | {"average_sigma": self.average_sigma}
+
+
+def _complete(noise: PairwiseCovariance, h: int) -> list[float]:
+    """Return σ_eff² where all pairs share noise: before the h − 1 others with the smallest D_j, which are the worst.
+
+    The current that flows from node i, held at 1 volt, through conductances s² between nodes and D_j to the ground:
+    σ_eff² = D_i + h s² F/(1 + F), F = Σ_{j≠i} D_j/(D_j + h s²). It grows with every D_j.
+    """
+    own, s2 = np.array(noise.own), noise.pair
+    if s2 == 0 or h == 1:
+        return list(noise.own)
+    order = np.argsort(own, kind="stable")
+    share = own / (own + h * s2)
+    least = set(order[: h - 1].tolist())
+    first = math.fsum(share[order[: h - 1]])
+    found = []
+    for i, D in enumerate(noise.own):
+        F = first - share[i] + share[order[h - 1]] if i in least else first
+        found.append(D + h * s2 * F / (1 + F))
+    for i in _distinct(noise.own, h):
+        worst = [i, *(int(j) for j in order[:h] if j != i)][:h]
+        _agree(found[i], conditional(noise, worst), (own.max() + h * s2) / max(own[worst].min(), 1e-300))
+    return found
+
+
+def _bounded(noise: PairwiseCovariance, h: int) -> list[float]:
+    """Return a lower bound on σ_eff² on a public graph: all D_j at their least, all of L_H at its gap λ.
+
+    (S_H⁻¹)_ii ≤ ((D I + s² L_H)⁻¹)_ii ≤ 1/(hD) + (1 − 1/h)/(D + s²λ), by the eigenvectors of L_H, of which 1/√h
+    has the eigenvalue 0; and ≤ 1/D_i, whatever H is. What a node's own noise has above the least is added: it is
+    independent of all else.
+    """
+    D, gap = min(noise.own), noise.graph.gap(h)
+    if not D:
+        return list(noise.own)
+    common = 1 / (1 / (h * D) + (1 - 1 / h) / (D + noise.pair * gap)) if gap else D
+    return [common + (own - D) for own in noise.own]
+
+
+def conditional(noise: PairwiseCovariance, honest: Sequence[int]) -> float:
+    """Return the variance of the noise of the first of these honest nodes that is left when the others' is known."""
+    H = list(honest)
+    L = noise.graph.laplacian[np.ix_(H, H)].copy()
+    np.fill_diagonal(L, 0.0)
+    np.fill_diagonal(L, -L.sum(1))
+    S = noise.pair * L + np.diag([noise.own[i] for i in H])
+    if len(H) == 1:
+        return float(S[0, 0])
+    return float(S[0, 0] - S[0, 1:] @ linalg.cho_solve(linalg.cho_factor(S[1:, 1:]), S[1:, 0]))
+
+
+def _distinct(own: Sequence[float], h: int) -> list[int]:
+    """Return one node for each D; of many honest nodes, those with the least and the most alone: a check is cubic."""
+    first: dict[float, int] = {}
+    for i, D in enumerate(own):
+        first.setdefault(D, i)
+    nodes = [first[D] for D in sorted(first)]
+    return nodes if h <= _DENSE else sorted({nodes[0], nodes[-1]})
+
+
+def _agree(first: float, second: float, condition: float) -> None:
+    if not abs(first - second) <= _AGREE * max(1.0, condition) * first:
+        raise Disagreement(f"σ_eff² = {first!r} in closed form, and {second!r} by Cholesky")
+
+
+@dataclass(frozen=True)
+class Sharing:
+    """Nodes that are all alike and share noise: what `calibrate` and `account` ask about."""
+
+    graph: NoiseGraph
+    honest: int
+
+    @classmethod
+    def among(cls, nodes: int, honest: int | None, degree: int | None) -> Sharing:
+        """Take three quarters of the nodes as honest, at least two, where nothing is said."""
+        return cls(NoiseGraph(nodes, degree), max(2, math.ceil(0.75 * nodes)) if honest is None else honest)
+
+    def given(self, own: float | None, pair: float | None) -> PairwiseCovariance:
+        """Return the noise of these standard deviations."""
+        if own is None or pair is None:
+            raise Refused("--noise pairwise without --own-sigma and --pair-sigma", "give both")
+        refuse_impossible(self.graph, self.honest, 2.0)
+        return PairwiseCovariance(self.graph, (own**2,) * self.graph.nodes, pair**2)
+
+    def solved(self, sigma: float, ratio: float) -> PairwiseCovariance:
+        """Return the noise that is worth σ."""
+        return solve([sigma] * self.graph.nodes, self.honest, ratio, self.graph)
+
+    def counted(self, mechanism: Mechanism, covariance: PairwiseCovariance) -> Mechanism:
+        """Return the mechanism as it is counted with this noise."""
+        sigma, least = covariance.effective(self.honest)[0], min(covariance.own_sigma)
+        return replace(mechanism, sigma=sigma, honest=self.honest, partners=self.graph.partners, least_own=least)
+
+    def told(
+        self, covariance: PairwiseCovariance, mechanism: Mechanism, steps: int, delta: float, relation: Relation
+    ) -> dict[str, Any]:
+        """Return what the noise is made of, and ε by how many nodes are honest."""
+
+        def epsilon(at: Mechanism) -> float:
+            return accountant.epsilon(at, steps, delta, relation).epsilon
+
+        curve = [[h, e if math.isfinite(e) else None] for h, e in trust_curve(covariance, 0, mechanism, epsilon)]
+        said = {"trust": "honest sites", "nodes": self.graph.nodes, "honest": self.honest}
+        return said | covariance.to_json(self.honest) | {"curve": curve}
+
+
+def looked_at(nodes: int, honest: int) -> list[int]:
+    """Return the numbers of honest nodes for which a trust curve gives ε: all, or of many a dozen."""
+    if nodes <= _POINTS:
+        return list(range(1, nodes + 1))
+    spaced = (1 + round(k * (nodes - 1) / (_POINTS - 1)) for k in range(_POINTS))
+    return sorted({2, honest, *spaced})
+
+
+def trust_curve(
+    covariance: PairwiseCovariance, node: int, mechanism: Mechanism, epsilon: Callable[[Mechanism], float]
+) -> list[tuple[int, float]]:
+    """Return (h, ε) of a node: what its messages reveal where only h nodes, itself included, are honest.
+
+    Guarantee: each ε is as `epsilon` certifies it, for all sets of h honest nodes at once.
+    """
+
+    def at(h: int) -> Mechanism:
+        return replace(mechanism, honest=h, sigma=covariance.effective(h)[node])
+
+    return [(h, epsilon(at(h))) for h in looked_at(covariance.graph.nodes, mechanism.honest)]
+
+
+def solve(
+    needed: Sequence[float], honest: int, ratio: float, graph: NoiseGraph, weights: Sequence[float] | None = None
+) -> PairwiseCovariance:
+    """Return pairwise noise with which each node's σ_eff is at least what it needs before n − h colluding nodes.
+
+    `ratio` is ρ: how much noise the honest part of a message carries, D + h s² = ρσ². More of it leaves less noise in
+    the average and more in each message. Where nodes need different σ_i the noise of the average is weighed against
+    that of messages as ρ weighs them among equals.
+
+    Guarantee: `effective(honest)` of what is returned is at least `needed`, node by node.
+    """
+    refuse_impossible(graph, honest, ratio)
+    if not all(0 < sigma < math.inf for sigma in needed):
+        raise Refused(f"σ = {list(needed)}", "every node needs noise, a finite σ above 0")
+    steps = [1.0] * graph.nodes if weights is None else [graph.nodes * p for p in weights]
+    needed = [float(sigma) for sigma in needed]
+    least = np.array([(step * sigma) ** 2 for step, sigma in zip(steps, needed, strict=True)])
+    reach = graph.gap(honest)
+    own, s2 = _equal(float(least.max()), honest, ratio, reach)
+    found = PairwiseCovariance(graph, (own,) * graph.nodes, s2, None if weights is None else tuple(weights))
+    if graph.complete and least.min() < least.max():
+        found = _cheapest(found, least, honest, ratio)
+    return _enough(found, needed, honest)
+
+
+def refuse_impossible(graph: NoiseGraph, honest: int, ratio: float) -> None:
+    """Refuse numbers for which no pairwise noise protects anybody."""
+    if not 2 <= honest <= graph.nodes:
+        raise Refused(
+            f"privacy.honest = {honest} of {graph.nodes} nodes",
+            f"take 2 to {graph.nodes}, oneself included; who trusts nobody else takes privacy.noise = 'independent'",
+        )
+    if not 1 < ratio < math.inf:
+        raise Refused(f"privacy.pair_ratio = {ratio:g}", "take a number above 1; 1 would be independent noise")
+    if not graph.gap(honest) > 0:
+        raise Refused(
+            f"privacy.pair_degree = {graph.partners} with {honest} of {graph.nodes} nodes honest",
+            f"{graph.nodes - honest} others could cut a node off from all it shares noise with, or nearly: take a "
+            "larger degree, more honest nodes, or leave the degree out",
+        )
+
+
+def _equal(variance: float, h: int, ratio: float, reach: float) -> tuple[float, float]:
+    """Return (D, s²) for nodes that need the same σ²: 1/σ² = 1/(hD) + (1 − 1/h)/(D + s² λ) with D + s² λ = ρσ²."""
+    own = variance * ratio / (h * ratio - h + 1)
+    return own, (ratio * variance - own) / reach
+
+
+def _cheapest(start: PairwiseCovariance, least: Array, h: int, ratio: float) -> PairwiseCovariance:
+    """Return noise for unequal needs that makes mean(D) + μ s² small; for equal needs its least is at ρ.
+
+    All nodes add at least a common D; those that need more than the others then hide add more of their own.
+    """
+    kappa = (h - 1) / (h * ratio - h + 1) ** 2
+    mu = h * kappa / (1 + kappa)
+
+    def given(common: float, s2: float) -> Array:
+        F = (h - 1) * common / (common + h * s2)
+        need: Array = np.maximum(common, least - h * s2 * F / (1 + F))
+        return need
+
+    def price(logs: Array) -> float:
+        common, s2 = np.exp(logs)
+        return float(given(common, s2).mean() + mu * s2)
+
+    first = np.log([start.own[0], start.pair])
+    second = np.log(_equal(float(least.mean()), h, ratio, float(h)))
+    tried = [optimize.minimize(price, x0, method="Nelder-Mead", options={"xatol": 1e-4}) for x0 in (first, second)]
+    best = min(tried, key=lambda one: float(one.fun))
+    common, s2 = np.exp(best.x)
+    cheap = PairwiseCovariance(start.graph, tuple(given(common, s2).tolist()), float(s2), start.weights)
+    return cheap if best.fun < price(first) else start
+
+
+def _enough(noise: PairwiseCovariance, needed: Sequence[float], honest: int) -> PairwiseCovariance:
+    """Multiply all variances by what the worst-off node lacks, or all have too much."""
+    for _ in range(8):
+        ratios = [need / has for need, has in zip(needed, noise.effective(honest), strict=True)]
+        if 1 - 4 * _DOWN <= max(ratios) <= 1:
+            return noise
+        noise = noise.scaled(max(ratios) ** 2 * (1 + 2 * _DOWN))
+    raise Disagreement(f"noise for σ = {list(needed)} does not settle")

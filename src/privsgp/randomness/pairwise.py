@@ -1,0 +1,383 @@
+"""Noise that neighbours share: node i adds a_i + Σ_j ± s_i u_ij, and what one end of a pair adds the other subtracts.
+
+The u_ij cancel in the sum over all nodes; who does not know them sees each node's message under all of them. What that
+is worth before a coalition is in `accounting.pairwise`, and is the σ that the nodes' mechanisms count. A pair's numbers
+are ChaCha20's under the pair's own key, with (pair, step, attempt) as nonce, so both ends make the same words:
+
+- in a simulation the keys follow from the seed;
+- without a seed, where both ends are in this process, they are this process's secret, as own noise is;
+  (where pairs take long, these two draw the nodes' sums over all pairs at once, which have the same law);
+- between processes they come from X25519 keys that are made for this life of a process, HKDF over the transcript of the
+  exchange: no third process can compute them, and no other life of the run has the same.
+
+A sum is formed in one order at every node, pairs by their other end, then own noise, then the gradient, in float64
+where noise is secret, and rounded once, to the grid of the node's own noise.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Annotated, Any
+
+import numpy as np
+import torch
+from pydantic import Field
+
+from privsgp.accounting.computed import LARGEST_PAIR
+from privsgp.devices import device_of
+from privsgp.errors import Refused
+from privsgp.options import Count, Options, option
+from privsgp.randomness.noise import Keyed, Secure, Streams, clock_offset, clocks_parted, snap_
+from privsgp.randomness.prefetch import PrefetchedNoise
+from privsgp.randomness.protocol import NodeNoise, Noise
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    import numpy.typing as npt
+    from torch import Tensor
+
+    from privsgp.accounting.mechanisms import Mechanism
+    from privsgp.accounting.pairwise import NoiseGraph, Pair, PairwiseCovariance
+    from privsgp.randomness.noise import Source
+    from privsgp.randomness.protocol import Gather
+
+
+_LOG = logging.getLogger(__name__)
+_DRAWN = 1 << 20  # numbers of pairs that are drawn at a time
+_LONG = 1 << 22  # numbers a step, of all pairs, beyond which their sums are drawn at once where they may be
+
+
+class PairwiseOptions(Options):
+    """What pairwise noise is made of."""
+
+    honest: Count | None = option(
+        None, "h: of all nodes so many are honest, oneself included; left out: three quarters of them, rounded up"
+    )
+    pair_ratio: Annotated[float, Field(gt=1, allow_inf_nan=False)] = option(
+        2.0, "ρ: more noise in each message for less in the average; D + h s² = ρσ²"
+    )
+    pair_degree: Count | None = option(
+        None, "with how many others a node shares noise, on a public graph; left out: with all"
+    )
+
+
+@dataclass(frozen=True)
+class PairwiseNoise(Noise):
+    """a_i + Σ_j ± s_i u_ij, by the covariance that was settled; `context` is what else all nodes agree on."""
+
+    covariance: PairwiseCovariance
+    honest: int
+    context: str = ""
+
+    def __post_init__(self) -> None:
+        least, pair = min(self.covariance.own), self.covariance.pair
+        if pair > LARGEST_PAIR**2 * least:
+            raise Refused(
+                f"pairs share noise of σ = {pair**0.5:g} beside {least**0.5:g} of a node's own",
+                f"take a smaller privacy.pair_ratio: up to {LARGEST_PAIR:g} times was counted",
+            )
+
+    @property
+    def name(self) -> str:
+        """What a summary calls it."""
+        return "pairwise"
+
+    @property
+    def shared(self) -> bool:
+        """True."""
+        return True
+
+    def of_nodes(
+        self, nodes: range, mechanisms: Sequence[Mechanism], source: Source, gather: Gather | None = None
+    ) -> NodeNoise:
+        """Return the noise of a process's nodes; `gather` exchanges public keys where others are elsewhere."""
+        here = _Ends(self.covariance.graph, nodes)
+        return _OfNodes(self, here, mechanisms, source, _pair_source(self, here, source, gather))
+
+    def transcript(self, keys: Sequence[str]) -> bytes:
+        """Return what must be the same at both ends of every pair: the noise of all, who shares it, and their keys."""
+        c = self.covariance
+        told = {
+            "context": self.context, "honest": self.honest, "own": c.own, "pair": c.pair, "weights": c.weights,
+            "pairs": c.graph.pairs, "keys": list(keys),
+        }  # fmt: skip
+        return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).digest()
+
+
+class _Ends:
+    """The pairs that have an end among the nodes of a process, in order, and the rows of these nodes."""
+
+    def __init__(self, graph: NoiseGraph, nodes: range) -> None:
+        self.graph, self.nodes = graph, nodes
+        self.pairs = [(i, j) for i, j in graph.pairs if i in nodes or j in nodes]
+
+    def number(self, pair: Pair) -> int:
+        """Name a pair by one number, the same in every process."""
+        return pair[0] * self.graph.nodes + pair[1]
+
+    @cached_property
+    def by_first(self) -> list[list[Pair]]:
+        """The pairs in groups that share their first node: what is drawn at a time."""
+        groups: dict[int, list[Pair]] = {}
+        for pair in self.pairs:
+            groups.setdefault(pair[0], []).append(pair)
+        return list(groups.values())
+
+
+class PairStreams(Streams):
+    """The normals of pairs whose ends are in different processes, each under a key that only these two have.
+
+    Guarantee: of one (pair, step, attempt) the numbers are handed out once: draws of a pair must go on from attempt to
+    attempt and from step to step. Where the machine's clocks show that its memory may be an old one, none are: a peer
+    may have seen what they hid before.
+
+    Assumes: keys are of this life of the process alone. Numbers are made on the host, so that both ends' are the same
+    whatever their devices.
+    """
+
+    secret = True
+
+    def __init__(self, keys: dict[int, bytes]) -> None:
+        super().__init__({str(pair): key for pair, key in keys.items()})
+        self._last: dict[int, tuple[int, int]] = {}
+        self._offset = clock_offset()
+
+    def __repr__(self) -> str:
+        return "PairStreams(keys hidden)"
+
+    def __reduce_ex__(self, protocol: object) -> Any:  # noqa: ANN401 - it never returns
+        raise Refused("a copy or pickle of pair streams", "keys stay in one object's memory")
+
+    def fill_normal(self, out: Tensor, nodes: Sequence[int], step: int, attempt: int = 0) -> None:
+        """Fill row r of `out` [m, d] with the standard normals of pair `nodes[r]`; each can be drawn once."""
+        self._refuse_old_memory()
+        for pair in nodes:
+            if (attempt, step) <= self._last.get(pair, (-1, -1)):
+                raise Refused(
+                    f"noise of pair {pair}, step {step}, attempt {attempt}: already used",
+                    "two messages under one pair's numbers show their difference: start all processes again",
+                )
+            self._last[pair] = attempt, step
+        host = out if device_of(out).in_host_memory else torch.empty(out.shape, dtype=torch.float64)
+        self._normals(host.numpy(), nodes, step, attempt, np.float64)
+        if host is not out:
+            out.copy_(host)
+
+    def undraw(self, purpose: str, nodes: Sequence[int], step: int, attempt: int) -> None:
+        """Refuse: the other end has these numbers already."""
+        del purpose, nodes, step, attempt
+        self._refuse_old_memory()
+
+    def _refuse_old_memory(self) -> None:
+        if clocks_parted(self._offset):
+            raise Refused(
+                "the machine's clocks moved against each other: it may have been put back to a snapshot",
+                "start all processes again: they then share other secrets",
+            )
+
+    def _read(self, words: npt.NDArray[Any], purpose: str, draw: tuple[int, int, int], block: int = 0) -> None:
+        del purpose
+        super()._read(words, str(draw[0]), draw, block)
+
+
+def _pair_source(noise: PairwiseNoise, here: _Ends, source: Source, gather: Gather | None) -> Source:
+    """Return where the numbers of pairs come from."""
+    if isinstance(source, Keyed):
+        return source.derived("pairs")
+    if gather is None:
+        return Secure()
+    return PairStreams(exchange(noise, here, gather))
+
+
+def exchange(noise: PairwiseNoise, here: _Ends, gather: Gather) -> dict[int, bytes]:
+    """Agree on a secret with the other end of every pair; return the pairs' keys by number.
+
+    Guarantee: the key of a pair is HKDF-SHA256 of X25519 between its two ends, over the transcript of all public keys
+    and all noise levels. Ends that were shown different transcripts are refused here, or, where they were lied to about
+    that too, have different keys.
+
+    Assumes: who carries the public keys does not put its own in their place *and* lie to both ends about the
+    transcript. Compare its fingerprint, which every process logs, by another way where that is to be feared.
+    """
+    from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+
+    own = {i: X25519PrivateKey.generate() for i in here.nodes}
+    keys = gather([own[i].public_key().public_bytes_raw().hex() for i in here.nodes])
+    transcript = noise.transcript(keys)
+    if any(said != transcript.hex() for said in gather([transcript.hex()] * len(here.nodes))):
+        raise Refused(
+            "the processes were shown different keys or noise levels: their transcripts differ",
+            "nothing was sent; somebody changes what processes tell each other: find out who, and start again",
+        )
+    if len(set(keys)) < len(keys):
+        raise Refused("two nodes have the same public key", "each makes its own: ask the sites, and start again")
+    secrets = {}
+    for i, j in here.pairs:
+        mine, other = (i, j) if i in own else (j, i)
+        try:
+            shared = own[mine].exchange(X25519PublicKey.from_public_bytes(bytes.fromhex(keys[other])))
+        except ValueError as error:
+            raise Refused(f"the public key of node {other} is of no use: {error}", "ask its site") from error
+        secrets[here.number((i, j))] = _derived(shared, transcript, (i, j))
+    _LOG.info("pair secrets are agreed on: transcript %s", transcript.hex()[:32])
+    return secrets
+
+
+def _derived(shared: bytes, transcript: bytes, pair: Pair) -> bytes:
+    from cryptography.hazmat.primitives.hashes import SHA256
+    from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+    return HKDF(SHA256(), 32, salt=transcript, info=f"privsgp 1 pair {pair[0]} {pair[1]}".encode()).derive(shared)
+
+
+class _Sum:
+    """All noise of the nodes here, as `PrefetchedNoise` draws it: pairs in order, then the nodes' own."""
+
+    def __init__(self, noise: PairwiseNoise, here: _Ends, source: Source, pairs: Source) -> None:
+        self.here, self.source, self.pairs = here, source, pairs
+        c = noise.covariance
+        self.own = [c.own_sigma[i] for i in here.nodes]
+        self._pair = c.pair_sigma
+        self._room: dict[str, Tensor] = {}
+
+    @property
+    def secret(self) -> bool:
+        """Whether nobody else can draw the same."""
+        return self.source.secret
+
+    def fill_normal(self, out: Tensor, nodes: Sequence[int], step: int, attempt: int = 0) -> None:
+        """Fill row r of `out` with the noise of node `nodes[r]`, which are all that are here."""
+        if list(nodes) != list(self.here.nodes):
+            raise Refused(f"pairwise noise of nodes {list(nodes)} alone", "all nodes of a process make a step together")
+        if self.together(out.shape[1]):
+            self._fill_together(out, step, attempt)
+        else:
+            self._fill_pairs(out, step, attempt)
+        own = self._buffer("own", out, len(out))
+        self.source.fill_normal(own, nodes, step, attempt)
+        out.add_(own.mul_(torch.tensor(self.own, dtype=out.dtype, device=out.device)[:, None]))
+
+    def together(self, columns: int) -> bool:
+        """Tell whether all pairs' sums are drawn at once: where no end is another's secret, and pairs take long.
+
+        It depends on public numbers alone: a simulation has the same noise in however many processes it runs.
+        """
+        graph = self.here.graph
+        return graph.complete and not isinstance(self.pairs, PairStreams) and len(graph.pairs) * columns > _LONG
+
+    def _fill_pairs(self, out: Tensor, step: int, attempt: int) -> None:
+        out.zero_()
+        rows = max(1, _DRAWN // out.shape[1])
+        for groups in self._batches(rows):
+            pairs = [pair for group in groups for pair in group]
+            u = self._buffer("pairs", out, max(rows, self.here.graph.nodes))[: len(pairs)]
+            self.pairs.fill_normal(u, [self.here.number(pair) for pair in pairs], step, attempt)
+            for group in groups:
+                self._share(out, group, u[: len(group)])
+                u = u[len(group) :]
+
+    def _batches(self, rows: int) -> Iterator[list[list[Pair]]]:
+        """Put groups together that are drawn at a time: one at least, and no more than so many pairs."""
+        batch: list[list[Pair]] = []
+        for group in self.here.by_first:
+            if batch and sum(map(len, batch)) + len(group) > rows:
+                yield batch
+                batch = []
+            batch.append(group)
+        if batch:
+            yield batch
+
+    def _fill_together(self, out: Tensor, step: int, attempt: int) -> None:
+        """Fill with s √n (v_i − v̄): as Gaussian as the sums of all pairs, with the same covariance s² (n I − 11ᵀ)."""
+        n, here = self.here.graph.nodes, self.here.nodes
+        v = self._buffer("pairs", out, n)
+        self.pairs.fill_normal(v, [n * n + i for i in range(n)], step, attempt)
+        torch.sub(v[here.start : here.stop], _summed(v).div_(n), out=out)
+        sigma = [math.sqrt(n) * self._pair[i] for i in here]
+        out.mul_(torch.tensor(sigma, dtype=out.dtype, device=out.device)[:, None])
+
+    def undraw(self, purpose: str, nodes: Sequence[int], step: int, attempt: int) -> None:
+        """Let a step's noise that nobody used be drawn anew, where it can be."""
+        n = self.here.graph.nodes
+        numbers = [self.here.number(pair) for pair in self.here.pairs] + [n * n + i for i in range(n)]
+        self.pairs.undraw(purpose, numbers, step, attempt)
+        self.source.undraw(purpose, nodes, step, attempt)
+
+    def _share(self, out: Tensor, group: Sequence[Pair], u: Tensor) -> None:
+        """Add the numbers of pairs to the node they begin with, all together, and take them from each other end."""
+        here, first = self.here.nodes, group[0][0]
+        if first in here:  # then all of its pairs are in the group, whichever nodes are here
+            out[first - here.start].add_(_summed(u), alpha=self._pair[first])
+        ends = [(row, j - here.start) for row, (_, j) in enumerate(group) if j in here]
+        if ends:
+            rows, places = zip(*ends, strict=True)
+            u = u if len(rows) == len(u) else u[list(rows)]
+            sigma = torch.tensor([self._pair[here.start + place] for place in places], dtype=u.dtype, device=u.device)
+            out.index_add_(0, torch.tensor(places, device=u.device), u.mul_(sigma[:, None]), alpha=-1)
+
+    def _buffer(self, name: str, like: Tensor, rows: int) -> Tensor:
+        """Return room that is kept from step to step."""
+        kept = self._room.get(name)
+        if kept is None or kept.shape != (rows, like.shape[1]) or kept.dtype != like.dtype:
+            kept = self._room[name] = torch.empty((rows, like.shape[1]), dtype=like.dtype, device=like.device)
+        return kept
+
+
+def _summed(u: Tensor) -> Tensor:
+    """Return the sum of the rows, added one after the other: the same however many threads there are."""
+    return torch.from_numpy(np.add.reduce(u.numpy(), axis=0)) if device_of(u).in_host_memory else u.sum(0)
+
+
+class _OfNodes(NodeNoise):
+    def __init__(
+        self, noise: PairwiseNoise, here: _Ends, mechanisms: Sequence[Mechanism], source: Source, pairs: Source
+    ) -> None:
+        _refuse_uncounted(noise, here.nodes, mechanisms)
+        self._sum = _Sum(noise, here, source, pairs)
+        self._ahead = PrefetchedNoise(self._sum, here.nodes)
+
+    @property
+    def zero(self) -> bool:
+        """False: there is always some."""
+        return False
+
+    @property
+    def kernel_source(self) -> Keyed | None:
+        """None: a kernel draws a node's own noise alone."""
+        return None
+
+    def add_(self, g: Tensor, nodes: Sequence[int], step: int, attempt: int) -> None:
+        """Add own noise and that of all pairs to each node's row of g, in place."""
+        noised = torch.empty(g.shape, dtype=torch.float64 if self._sum.secret else g.dtype, device=g.device)
+        self._ahead.fill_normal(noised, nodes, step, attempt)
+        noised.add_(g)
+        if self._sum.secret:
+            snap_(noised, self._sum.own)
+        g.copy_(noised)
+
+    def prepare(self, like: Tensor, step: int, attempt: int) -> None:
+        """Draw the noise of a step now."""
+        self._ahead.prepare(like, step, attempt)
+
+    def begin(self, like: Tensor, step: int, attempt: int) -> None:
+        """Let a second thread draw it."""
+        self._ahead.begin(like, step, attempt)
+
+
+def _refuse_uncounted(noise: PairwiseNoise, nodes: range, mechanisms: Sequence[Mechanism]) -> None:
+    """Refuse noise that is worth less than a node's mechanism counts, whoever settled it."""
+    worth = noise.covariance.effective(noise.honest)
+    for i, mechanism in zip(nodes, mechanisms, strict=True):
+        counted = mechanism.honest == noise.honest and mechanism.partners == noise.covariance.graph.partners
+        if not counted or mechanism.sigma > worth[i]:
+            raise Refused(
+                f"node {i} is counted with σ = {mechanism.sigma:g} and {mechanism.honest} honest nodes; its pairwise "
+                f"noise is worth {worth[i]:g} where {noise.honest} are honest",
+                "nothing was sent; report this: noise must be what is counted",
+            )

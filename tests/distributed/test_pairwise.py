@@ -1,0 +1,91 @@
+"""Noise that nodes of different processes share: the same in a simulation, agreed on by keys where it is secret."""
+
+from __future__ import annotations
+
+import json
+
+import cluster
+import pytest
+
+import runs
+
+SHARED = """
+name = "shared"
+seed = 5
+[data]
+nodes = 6
+sizes = [120, 90, 60, 130, 200, 40]
+[model]
+name = "logistic"
+[graph]
+name = "exponential"
+[privacy]
+sigma = [0.3, 0.3, 0.2, 0.3, 0.4, 0.3]
+noise = "pairwise"
+honest = 4
+[algorithm]
+name = "privsgp"
+steps = 24
+step_size = 0.3
+weights = "noise"
+[engine]
+device = "cpu"
+evaluate_every = 12
+checkpoint_every = 5
+"""
+
+
+@pytest.mark.parametrize("processes", [2, 6])
+def test_a_simulation_gives_the_bytes_that_one_process_gives(tmp_path, processes):
+    config = runs.small(tmp_path, SHARED)
+    alone = runs.train(config, tmp_path / "one")
+    summary = cluster.train(tmp_path / "said", config, tmp_path / "many", processes)
+    models = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("one", "many")]
+    assert models[0] == models[1]
+    assert summary["pairwise"] == alone["pairwise"]
+    assert summary["trust"] == "honest sites"
+
+
+def test_secret_noise_of_pairs_cancels_between_processes(tmp_path):
+    """So much noise that a model learns nothing unless it cancels."""
+    text = SHARED.replace("seed = 5\n", "").replace("sizes = [120, 90, 60, 130, 200, 40]\n", "")
+    text = text.replace("[0.3, 0.3, 0.2, 0.3, 0.4, 0.3]", "1.0").replace("steps = 24", "steps = 60")
+    config = runs.small(tmp_path, text)
+    shared = cluster.train(tmp_path / "said", config, tmp_path / "pairwise", 3)
+    own = cluster.train(
+        tmp_path / "said2", config, tmp_path / "independent", 3,
+        *["--set=privacy.noise=independent", "--set=privacy.honest="],
+    )  # fmt: skip
+    assert not shared["simulation"]
+    assert shared["test_accuracy"] > own["test_accuracy"] + 0.05
+    header = json.loads((tmp_path / "pairwise" / "ledger" / "node-0.jsonl").read_text().split("\n")[0])
+    assert header["mechanism"]["honest"] == 4
+
+
+SECRET = SHARED.replace("seed = 5\n", "").replace("sizes = [120, 90, 60, 130, 200, 40]\n", "").replace("= 24", "= 12")
+
+
+def test_a_peer_that_puts_its_own_key_in_anothers_place_is_noticed(tmp_path):
+    config, key = runs.small(tmp_path, SECRET), r'"[0-9a-f]{64}"'
+    words = [["train", config, "--out", tmp_path / f"out{rank}"] for rank in range(3)]
+    told = {"liar": 0, "about": 1, "pattern": rf"\[{key}, {key}\]", "word": json.dumps(["ab" * 32, "cd" * 32])}
+    said = tmp_path / "said"
+    all_ended = cluster.ended(said, cluster.start(said, words, "hostile.say", patience=6.0, **told))
+    assert [one.code for one in all_ended][1] == 2
+    assert "changed in the meeting place" in all_ended[1].err
+    assert not any(list((tmp_path / f"out{rank}").glob("ledger/*")) for rank in range(3))
+
+
+def test_processes_that_start_again_share_other_secrets_and_pay_for_what_they_repeat(tmp_path):
+    config, out, said = runs.small(tmp_path, SECRET), tmp_path / "out", tmp_path / "said"
+    words = [["train", config, "--out", out]] * 3
+    ended = cluster.ended(said, cluster.start(said, words, "cluster.die", 0, victim=1, moments=40))
+    assert ended[1].code != 0
+    again = cluster.ended(said, cluster.start(said, words, restart=1))
+    assert [one.code for one in again] == [0, 0, 0], "\n".join(one.err for one in again)
+    transcripts = {one.err.split("transcript ")[1].split()[0] for one in again if "transcript " in one.err}
+    assert len(transcripts) == 1
+    assert not any(transcript in one.err for one in ended for transcript in transcripts)
+    for node in range(6):
+        sent = [(step, attempt) for step, attempt, _ in runs.sent(out, node)]
+        assert len(set(sent)) == len(sent) >= 12

@@ -1,0 +1,243 @@
+"""Noise that pairs share: it cancels, has the covariance that is counted, and no pair's numbers serve two messages."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import pickle
+import threading
+import time
+
+import numpy as np
+import pytest
+import torch
+
+from privsgp.accounting.mechanisms import SampledMean
+from privsgp.accounting.pairwise import NoiseGraph, solve
+from privsgp.errors import Refused
+from privsgp.randomness import pairwise
+from privsgp.randomness.noise import Keyed, Secure
+from privsgp.randomness.pairwise import PairStreams, PairwiseNoise
+
+NODES, HONEST, D = 6, 4, 5000
+
+
+def noise(needed=(1.0,) * NODES, weights=None, degree=None) -> PairwiseNoise:
+    return PairwiseNoise(solve(needed, HONEST, 2.0, NoiseGraph(NODES, degree), weights), HONEST, "context")
+
+
+def of_nodes(made: PairwiseNoise, source, nodes=range(NODES), gather=None):
+    k = made.covariance.graph.partners
+    mechanisms = [
+        SampledMean(sigma=made.covariance.effective(HONEST)[i], clip=1.0, batch=2, samples=9, honest=HONEST, partners=k)
+        for i in nodes
+    ]
+    return made.of_nodes(nodes, mechanisms, source, gather)
+
+
+def drawn(node_noise, nodes=range(NODES), step=0, attempt=0, dtype=torch.float64) -> torch.Tensor:
+    g = torch.zeros(len(nodes), D, dtype=dtype)
+    node_noise.add_(g, nodes, step, attempt)
+    return g
+
+
+def own_alone(made: PairwiseNoise, source, step=0) -> torch.Tensor:
+    out = torch.empty(NODES, D, dtype=torch.float64)
+    source.fill_normal(out, range(NODES), step, 0)
+    return out * torch.tensor(made.covariance.own_sigma, dtype=torch.float64)[:, None]
+
+
+class Meeting:
+    """Threads that gather 32 bytes of each node, as processes do; `tamper` may change what one of them reads."""
+
+    def __init__(self, parties: int, tamper=lambda rank, said: said) -> None:
+        self.said: list[dict[int, list[str]]] = [{}, {}]
+        self.barrier, self.tamper, self.round = threading.Barrier(parties, timeout=20), tamper, [0] * parties
+
+    def of(self, rank: int):
+        def gather(own: list[str]) -> list[str]:
+            now = self.round[rank]
+            self.round[rank] += 1
+            self.said[now][rank] = own
+            self.barrier.wait()
+            return self.tamper(rank, [word for r in sorted(self.said[now]) for word in self.said[now][r]])
+
+        return gather
+
+
+def in_processes(made: PairwiseNoise, split, tamper=lambda rank, said: said):
+    """Return the node noise of each of several "processes" that exchange keys; what one raises is in its place."""
+    meeting, found = Meeting(len(split), tamper), [None] * len(split)
+
+    def start(rank: int) -> None:
+        try:
+            found[rank] = of_nodes(made, Secure(), split[rank], meeting.of(rank))
+        except Refused as refused:
+            found[rank] = refused
+
+    threads = [threading.Thread(target=start, args=(rank,)) for rank in range(len(split))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return found
+
+
+@pytest.mark.parametrize("degree", [None, 4])
+@pytest.mark.parametrize("together", [False, True])
+def test_only_own_noise_is_left_in_the_sum(monkeypatch, together, degree):
+    monkeypatch.setattr(pairwise, "_LONG", 0 if together else 1 << 60)
+    made = noise(degree=degree)
+    total = drawn(of_nodes(made, Keyed(3))).sum(0)
+    assert torch.allclose(total, own_alone(made, Keyed(3)).sum(0), rtol=0, atol=1e-11)
+
+
+def test_weighted_steps_cancel_as_well():
+    weights = [0.1, 0.1, 0.2, 0.2, 0.2, 0.2]
+    made = noise((1.0, 2.0, 1.0, 3.0, 1.0, 1.0), weights)
+    steps = torch.tensor(made.covariance.steps, dtype=torch.float64)
+    total = steps @ drawn(of_nodes(made, Keyed(3)))
+    assert torch.allclose(total, steps @ own_alone(made, Keyed(3)), rtol=0, atol=1e-11)
+
+
+@pytest.mark.parametrize("degree", [None, 4])
+@pytest.mark.parametrize("together", [False, True])
+@pytest.mark.parametrize("source", [Keyed, Secure])
+def test_its_covariance_is_the_one_that_is_counted(monkeypatch, source, together, degree):
+    monkeypatch.setattr(pairwise, "_LONG", 0 if together else 1 << 60)
+    made = noise((1.0, 1.0, 2.0, 1.0, 1.0, 1.0), degree=degree)
+    added = of_nodes(made, Keyed(1) if source is Keyed else Secure())
+    samples = torch.cat([drawn(added, step=k) for k in range(10)], 1).numpy()
+    c = made.covariance
+    wanted = np.diag(c.own) + c.pair * c.graph.laplacian
+    assert np.allclose(np.cov(samples), wanted, atol=0.03 * wanted.max())
+
+
+def test_a_simulation_has_the_same_noise_in_however_many_processes():
+    for long in (False, True):
+        made, width = noise(), pairwise._LONG
+        try:
+            pairwise._LONG = 0 if long else 1 << 60
+            whole = drawn(of_nodes(made, Keyed(3)), dtype=torch.float32)
+            parts = [drawn(of_nodes(made, Keyed(3), r), r, dtype=torch.float32) for r in (range(2), range(2, 6))]
+        finally:
+            pairwise._LONG = width
+        assert torch.equal(whole, torch.cat(parts))
+
+
+def test_drawn_ahead_it_is_the_same():
+    made = noise()
+    now, ahead = of_nodes(made, Keyed(3)), of_nodes(made, Keyed(3))
+    ahead.prepare(torch.zeros(NODES, D, dtype=torch.float64), 4, 1)
+    assert torch.equal(drawn(now, step=4, attempt=1), drawn(ahead, step=4, attempt=1))
+
+
+def test_secret_noise_ends_on_the_grid_of_own_noise():
+    made = noise()
+    added = drawn(of_nodes(made, Secure()))
+    grid = 2.0 ** (round(np.log2(made.covariance.own_sigma[0])) - 4)
+    assert torch.equal((added / grid).round() * grid, added)
+
+
+def test_processes_agree_on_pairs_that_cancel_and_are_new_each_time():
+    made, split = noise(), [range(2), range(2, 3), range(3, 6)]
+    totals = []
+    for _ in range(2):
+        found = in_processes(made, split)
+        added = torch.cat([drawn(one, nodes) for one, nodes in zip(found, split, strict=True)])
+        grid = 6 * 2.0 ** (round(np.log2(made.covariance.own_sigma[0])) - 4)
+        assert added.sum(0).std() < 1.1 * (sum(made.covariance.own)) ** 0.5 + grid
+        assert added[0].std() == pytest.approx(made.covariance.message_sigma[0], rel=0.1)
+        totals.append(added)
+    assert abs(np.corrcoef(totals[0][0], totals[1][0])[0, 1]) < 0.1
+
+
+def test_a_key_that_was_changed_on_the_way_is_noticed_by_both_ends():
+    def tamper(rank, said):
+        changed = "ab" * 32
+        return [changed if rank == 0 and place == 1 and len(set(said)) > 2 else word for place, word in enumerate(said)]
+
+    found = in_processes(noise(), [range(1), range(1, 2), range(2, 6)], tamper)
+    assert all(isinstance(one, Refused) for one in found)
+    assert "transcripts differ" in str(found[0])
+
+
+@pytest.mark.parametrize("bad", ["00" * 32, "same"])
+def test_a_public_key_that_is_none_or_anothers_is_refused(bad):
+    def tamper(_rank, said):
+        if len(set(said)) <= 1:
+            return said
+        return [said[0] if bad == "same" and place == 1 else bad if place == 1 else w for place, w in enumerate(said)]
+
+    found = in_processes(noise(), [range(1), range(1, 6)], tamper)
+    assert isinstance(found[0], Refused)
+
+
+def test_the_numbers_of_a_pair_serve_one_message():
+    streams = PairStreams({7: b"k" * 32})
+    out = torch.empty(1, 5, dtype=torch.float64)
+    streams.fill_normal(out, [7], 3, 0)
+    for step, attempt in ((3, 0), (2, 0), (0, 0)):
+        with pytest.raises(Refused, match="already used"):
+            streams.fill_normal(out, [7], step, attempt)
+    streams.fill_normal(out, [7], 2, 1)  # a new attempt that both ends agreed on
+    with pytest.raises(Refused, match="already used"):
+        streams.fill_normal(out, [7], 9, 0)  # and none goes back
+
+
+@pytest.mark.parametrize("long", [0, 1 << 60])
+def test_where_all_are_here_a_step_is_not_made_twice_under_one_attempt(monkeypatch, long):
+    monkeypatch.setattr(pairwise, "_LONG", long)
+    added = of_nodes(noise(), Secure())
+    first = drawn(added, step=1)
+    with pytest.raises(Refused, match="already used"):
+        drawn(added, step=1)
+    again = drawn(added, step=1, attempt=1)
+    assert abs(np.corrcoef(first[0], again[0])[0, 1]) < 0.1
+
+
+def test_both_ends_make_the_same_words_and_another_counter_makes_others():
+    one, other = (PairStreams({7: b"k" * 32}) for _ in range(2))
+    a, b, c = (torch.empty(1, 9, dtype=torch.float64) for _ in range(3))
+    one.fill_normal(a, [7], 3, 0)
+    other.fill_normal(b, [7], 3, 0)
+    other.fill_normal(c, [7], 3, 1)
+    assert torch.equal(a, b)
+    assert not torch.equal(a, c)
+
+
+def test_memory_that_may_be_an_old_one_gives_no_numbers(monkeypatch):
+    streams = PairStreams({7: b"k" * 32})
+    moved = time.time() + 100
+    monkeypatch.setattr("privsgp.randomness.noise.time.time", lambda: moved)
+    with pytest.raises(Refused, match="snapshot"):
+        streams.fill_normal(torch.empty(1, 5, dtype=torch.float64), [7], 3, 0)
+    with pytest.raises(Refused, match="snapshot"):
+        streams.undraw("noise", [7], 3, 0)
+
+
+def test_keys_are_shown_to_nobody():
+    streams = PairStreams({7: b"secret key of two sites, 32 byte"})
+    assert "secret" not in repr(streams).lower().replace("keys hidden", "")
+    for way in (pickle.dumps, copy.deepcopy):
+        with pytest.raises(Refused):
+            way(streams)
+
+
+def test_noise_that_is_worth_less_than_is_counted_is_refused():
+    made = noise()
+    counted = SampledMean(sigma=1.1, clip=1.0, batch=2, samples=9, honest=HONEST, partners=NODES - 1)
+    with pytest.raises(Refused, match="worth"):
+        made.of_nodes(range(1), [counted], Keyed(1))
+    with pytest.raises(Refused, match="worth"):
+        made.of_nodes(range(1), [dataclasses.replace(counted, sigma=0.5, honest=2)], Keyed(1))
+
+
+def test_a_pairs_noise_far_above_own_noise_was_not_counted_and_is_refused():
+    with pytest.raises(Refused, match="pair_ratio"):
+        PairwiseNoise(solve([1.0] * NODES, HONEST, 200.0, NoiseGraph(NODES)), HONEST)
+
+
+def test_nodes_of_a_process_make_a_step_together():
+    with pytest.raises(Refused, match="together"):
+        drawn(of_nodes(noise(), Keyed(1)), [2])

@@ -1,0 +1,181 @@
+"""Runs with noise that nodes share: what a configuration may ask for, what a run leaves, and what does not mix."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+import torch
+
+import runs
+from privsgp.accounting.mechanisms import SampledMean
+from privsgp.engine.node_randomness import NodeRandomness
+from privsgp.errors import Refused
+from privsgp.runs import build
+from privsgp.runs import config as configs
+from privsgp.runs import problem as problems
+
+PAIRWISE = ["--set=privacy.noise=pairwise", "--set=privacy.honest=3"]
+
+
+def parsed(algorithm="privsgp", privacy=None, nodes=8, **more):
+    values = {
+        "seed": 1,
+        "data": {"nodes": nodes},
+        "model": {"name": "logistic"},
+        "privacy": {"sigma": 0.5, "noise": "pairwise"} | (privacy or {}),
+        "algorithm": {"name": algorithm, "steps": 5} | more,
+    }
+    return configs.parse(values)
+
+
+def spec_of(config):
+    return build.build_run(config, problems.load_problem(config))
+
+
+@pytest.mark.parametrize(("nodes", "honest"), [(2, 2), (3, 3), (8, 6), (9, 7), (16, 12), (50, 38)])
+def test_three_quarters_are_honest_where_nothing_is_said(nodes, honest):
+    config = parsed(nodes=nodes)
+    assert config.honest == honest
+    assert config.trust == "honest sites"
+
+
+@pytest.mark.parametrize("algorithm", ["privsgp", "privsgp-vr", "privsgp-sag", "dp2-sgd"])
+def test_methods_that_move_and_mix_linearly_may_share_noise(algorithm):
+    config = parsed(algorithm)
+    assert config.pairwise
+    assert spec_of(config.with_section("graph", name="ring")).noise.name == "pairwise"
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "privacy", "more", "said"),
+    [
+        ("adp2-sgd", {}, {}, "mixes linearly"),
+        ("soteriafl-sgd", {}, {}, "mixes linearly"),
+        ("dp-srm", {}, {}, "mixes linearly"),
+        ("dp-sgd", {}, {}, "mixes linearly"),
+        ("local", {}, {}, "mixes linearly"),
+        ("sgp", {}, {}, "mixes linearly"),
+        ("privsgp", {}, {"unit_steps": True}, "would not cancel"),
+        ("privsgp", {"sigma": 0.0}, {}, "noise above 0"),
+        ("privsgp", {"honest": 1}, {}, "independent"),
+        ("privsgp", {"honest": 9}, {}, "take 2 to 8"),
+        ("privsgp", {"pair_ratio": 1.0}, {}, "greater than 1"),
+        ("privsgp", {"noise": "independent", "honest": 3}, {}, "'pairwise'"),
+        ("privsgp", {"noise": "shared"}, {}, "use one of"),
+    ],
+)
+def test_where_noise_cannot_cancel_or_hide_it_is_refused_with_the_reason(algorithm, privacy, more, said):
+    with pytest.raises(Refused) as refused:
+        parsed(algorithm, privacy, **more)
+    assert said in str(refused.value)
+
+
+def test_a_noise_graph_that_a_coalition_can_cut_is_refused():
+    with pytest.raises(Refused, match="pair_degree = 2"):
+        spec_of(parsed(privacy={"pair_degree": 2}))
+    spec = spec_of(parsed(privacy={"pair_degree": 6, "honest": 7}))
+    assert {m.partners for m in spec.protection.mechanisms} == {6}
+
+
+def test_auto_shares_noise_where_it_can_and_says_so():
+    shared, alone = (parsed(name, {"noise": "auto"}) for name in ("privsgp", "local"))
+    assert (shared.pairwise, alone.pairwise) == (True, False)
+    assert alone.trust == "per-node"
+    notes = " ".join(problems.notes(shared, problems.load_problem(shared)))
+    assert "6 of 8 sites are honest" in notes
+    assert "cannot be shared" in " ".join(problems.notes(alone, problems.load_problem(alone)))
+
+
+def test_what_was_shared_before_there_was_a_choice_is_shared_still():
+    plain = parsed(privacy={"noise": "independent"})
+    assert "noise" not in plain.shared()["privacy"]
+    assert plain.shared_hash() != parsed().shared_hash()
+
+
+def test_each_node_is_counted_with_at_least_the_noise_it_needs():
+    config = configs.parse({
+        "seed": 1, "data": {"nodes": 6, "sizes": [50, 100, 200, 60, 70, 80]}, "model": {"name": "logistic"},
+        "privacy": {"epsilon": [1.0, 2.0, 3.0, 1.0, 2.0, 4.0], "noise": "pairwise", "honest": 4},
+        "algorithm": {"name": "privsgp", "steps": 6, "weights": "noise"},
+    })  # fmt: skip
+    spec, alone = spec_of(config), spec_of(config.with_section("privacy", noise="independent"))
+    p = spec.protection
+    p.refuse_overspending(range(6))
+    needed = [m.sigma for m in alone.protection.mechanisms]
+    assert all(m.sigma >= s * 0.995 for m, s in zip(p.mechanisms, needed, strict=True))
+    assert all(isinstance(m, SampledMean) and m.honest == 4 and m.least_own > 0 for m in p.mechanisms)
+    inverse = [1 / s for s in needed]
+    assert spec.weights == pytest.approx([s / math.fsum(inverse) for s in inverse], rel=1e-2)
+    apart = math.sqrt(math.fsum((w * s) ** 2 for w, s in zip(alone.weights, needed, strict=True)))
+    assert p.covariance.average_sigma < 0.9 * apart
+
+
+def test_a_run_says_whom_it_trusts_and_what_is_left_otherwise(tmp_path):
+    config = runs.small(tmp_path)
+    summary = runs.train(config, tmp_path / "run", *PAIRWISE)
+    told = summary["pairwise"]
+    assert (summary["noise"], summary["trust"], told["honest"]) == ("pairwise", "honest sites", 3)
+    assert [h for h, _ in told["curve"]] == [1, 2, 3, 4]
+    assert [e for _, e in told["curve"]] == sorted((e for _, e in told["curve"]), reverse=True)
+    assert summary["sigma"] == pytest.approx([0.05] * 4)
+    assert told["average_sigma"] < 0.05 / 2
+    ledgers = json.loads(runs.command("ledger", tmp_path / "run", "--json").out)
+    assert {s["honest"] for s in ledgers} == {3}
+    shown = runs.command("ledger", tmp_path / "run").out
+    assert "if 3 nodes are honest" in " ".join(shown.split())
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert "If fewer sites are honest" in page
+    assert "as long as 3 of the 4 sites are honest" in page
+
+
+def test_ledgers_of_another_trust_are_not_gone_on_with(tmp_path):
+    config = runs.small(tmp_path)
+    options = ["--set=privacy.sigma=", "--set=privacy.epsilon=4.0", "--set=algorithm.batch=150"]
+    runs.train(config, tmp_path / "shared", *PAIRWISE, *options)
+    for others in ([], ["--set=privacy.noise=pairwise", "--set=privacy.honest=2"]):
+        ran = runs.command(
+            "train", config, "--out", tmp_path / "next", "--ledger", tmp_path / "shared" / "ledger",
+            *options, "--set=privacy.epsilon=8.0", *others,
+        )  # fmt: skip
+        assert ran.code == 2
+        assert "under the same trust" in ran.err
+    more = runs.command(
+        "train", config, "--out", tmp_path / "more", "--ledger", tmp_path / "shared" / "ledger",
+        *options, "--set=privacy.epsilon=8.0", *PAIRWISE,
+    )  # fmt: skip
+    assert more.code == 0, more.err
+
+
+def test_where_one_nodes_replay_differs_all_nodes_get_new_numbers(tmp_path, monkeypatch):
+    """Pairs of one process are at one attempt: no number of a pair meets two messages, and both ends are charged."""
+    config, out = runs.small(tmp_path), tmp_path / "out"
+    assert runs.killed("train", config, "--out", out, *PAIRWISE, steps=20)
+    noise, drawn = NodeRandomness.noise, {}
+
+    def other(self, k, g):
+        before = g.clone()
+        noise(self, k, g)
+        drawn[k, self.attempt] = (g - before).flatten()
+        g[3] += float(k == 19 and self.attempt == 0)
+
+    monkeypatch.setattr(NodeRandomness, "noise", other)
+    summary = runs.train(config, out, "--resume", *PAIRWISE)
+    assert summary["releases"] == [20 + 30 - 14] * 4
+    for node in range(4):
+        assert {(step, attempt) for step, attempt, _ in runs.sent(out, node)[20:]} == {(k, 1) for k in range(14, 30)}
+    together = torch.stack([drawn[19, 0], drawn[19, 1]])
+    assert abs(torch.corrcoef(together)[0, 1]) < 0.1
+
+
+def test_a_secret_run_that_crashed_shares_other_secrets_and_pays_again(tmp_path):
+    config, out = runs.small(tmp_path), tmp_path / "out"
+    secret = [*PAIRWISE, "--set=seed=", "--set=data.sizes="]
+    assert runs.killed("train", config, "--out", out, *secret, steps=20)
+    summary = runs.train(config, out, "--resume", *secret)
+    assert summary["steps"] == 30
+    assert min(summary["releases"]) > 30
+    for node in range(4):
+        sent = [(step, attempt) for step, attempt, _ in runs.sent(out, node)]
+        assert len(set(sent)) == len(sent)
