@@ -145,11 +145,15 @@ class Consortium:
     def summary(self, i: int) -> dict[str, Any]:
         return json.loads((self.out(i) / "summary.json").read_text())
 
-    def taken(self, i: int) -> dict[int, list[list[int]]]:
-        """Return what a site took at each step; of steps made again the last."""
+    def steps(self, i: int) -> dict[int, dict[str, Any]]:
+        """Return what a site sent and took at each step; of steps made again the last."""
         path = self.out(i) / "private" / "taken.jsonl"
         lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-        return {line["step"]: line["taken"] for line in lines}
+        return {line["step"]: line for line in lines}
+
+    def taken(self, i: int) -> dict[int, list[list[int]]]:
+        """Return what a site took at each step."""
+        return {k: line["taken"] for k, line in self.steps(i).items()}
 
     def until_step(self, i: int, k: int, seconds: float = 40.0) -> None:
         """Wait until a site has made a step."""

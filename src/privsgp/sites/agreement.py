@@ -383,6 +383,17 @@ def refuse_algorithm(config: Config) -> None:
             "knows whether what it remembers survives a crash",
             f"take {' or '.join(map(repr, ALLOWED))}",
         )
+    if config.privacy.nominal:
+        raise Refused(
+            f"privacy.accountant = {config.privacy.accountant!r} between sites: its ε guarantees nothing",
+            "take 'certified': others rely on what is agreed on",
+        )
+    if config.pairwise:
+        raise Refused(
+            f"privacy.noise = {config.privacy.noise!r} between sites: a site that stays away would leave its share of "
+            "the noise uncancelled, and keys for it are not exchanged yet",
+            "take privacy.noise = 'independent'",
+        )
     if a.average != "none" and a.final_mixing:
         raise Refused(
             f"algorithm.average = {a.average!r} with algorithm.final_mixing = {a.final_mixing} between sites",

@@ -11,6 +11,7 @@ import dataclasses
 import hashlib
 import json
 import logging
+import math
 import os
 import threading
 import time
@@ -34,6 +35,8 @@ from privsgp.sites.client import Client
 from privsgp.sites.identity import Site
 from privsgp.sites.mailbox import Inbox, Outbox, depth
 from privsgp.sites.members import Members
+from privsgp.sites.metrics import served
+from privsgp.sites.metrics import text as metrics_text
 from privsgp.sites.relay import Relay
 from privsgp.sites.server import Server
 from privsgp.sites.trainer import SiteTrainer
@@ -94,7 +97,7 @@ class Network:
 
 def join(
     study: Path, file: Path, *, home: Path, out: Path | None = None, device: str = "cpu", moved: bool = False,
-    watch: Watcher | None = None, say: Callable[[str], None] = lambda _text: None,
+    watch: Watcher | None = None, say: Callable[[str], None] = lambda _text: None, metrics: str | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     """Take part in a run until it ends, and return the site's summary."""
     site, agreement = Site.open(home), Agreement.read(study)
@@ -125,7 +128,8 @@ def join(
         _take_up_links(folder, transport)
         _leave_on_request(folder, trainer)
         _keep_signatures(network, folder)
-        with network.opened(), _status(network, folder):
+        measured = served(metrics, lambda: metrics_text(network.members, transport, network.audit))
+        with network.opened(), _status(network, folder), measured:
             try:
                 _wait_for_signatures(network, folder, say, trainer.stopping)
                 network.members.phase = "training"
@@ -272,13 +276,17 @@ def _summary(network: Network, spec: RunSpec, outcome: Outcome) -> dict[str, Any
     epsilon = p.epsilon(node, outcome.releases[0]) if private else None
     own: list[Any] = [None] * n
     releases, spent = [*own], [*own]
-    releases[node], spent[node] = outcome.releases[0], epsilon
+    releases[node] = outcome.releases[0]
+    spent[node] = epsilon if epsilon is not None and math.isfinite(epsilon) else None
     return {
         "version": SUMMARY_VERSION, "name": agreement.name, "simulation": spec.simulation,
         "algorithm": spec.algorithm.name, "trust": spec.settings.trust, "graph": spec.graph.name, "nodes": n,
         "steps": outcome.steps, "steps_planned": spec.steps, "ended": None, "model": spec.final_model.text,
         "weights": None if spec.weights is None else list(spec.weights), "dim": agreement.weights,
-        "test_accuracy": last.get("test_accuracy"), "test_loss": last.get("test_loss"),
+        "difference_scale": getattr(p.mechanisms[node], "difference_scale", None),
+        "test_accuracy": last.get("test_accuracy"), "test_loss": last.get("test_loss"), "train_loss": None,
+        "mean_node_accuracy": None, "worst_node_accuracy": None, "consensus_error": None,  # nobody sees all models
+        "epsilon_nominal": None, "pairwise": None, "steps_per_second": None, "peak_memory_bytes": None,
         "epsilon_spent": spent if private else None,
         "epsilon_budget": list(p.budgets) if private and p.budgets[0] is not None else None,
         "delta": list(p.deltas) if private else None, "sigma": [m.sigma for m in p.mechanisms],
