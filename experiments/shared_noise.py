@@ -6,7 +6,7 @@ own best of three step sizes, chosen on seed 0 by test accuracy; what is reporte
 are not made again, and rows of other parts in the JSON stay.
 
     python experiments/shared_noise.py --data-dir DATA --out RUNS [--only mnist] [--device cuda] [--jobs 4] [--seeds 3]
-    python experiments/shared_noise.py --page docs/trust.md docs/index.md README.md          # write the table, from the JSON
+    python experiments/shared_noise.py --page docs/trust.md docs/index.md README.md  # write the table
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 Row = dict[str, Any]
 BEGIN, END = "<!-- shared noise -->\n", "<!-- end of shared noise -->\n"
 HERE = Path(__file__).parent
-RESULTS = HERE.parent / "docs" / "results" / "shared-noise.json"
+RESULTS = HERE.parent / "docs" / "results" / "shared-noise" / "accuracy.json"
 KINDS = {"local": "own noise", "pairwise": "shared, ¾ honest", "all": "shared, all honest", "pooled": "pooled `dp-sgd`"}
 
 
