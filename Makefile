@@ -32,9 +32,9 @@ demo-pairwise: .venv/.ready
 test: .venv/.ready
 	$(BIN)/python -m pytest
 
-# A hundred SIGKILLs of a run, twenty of one process among eight: minutes.
+# A hundred SIGKILLs of a run, twenty of one process among eight, fifty of a site among three: minutes.
 test-faults: .venv/.ready
-	$(BIN)/python -m pytest -m slow tests/engine tests/transport tests/distributed
+	$(BIN)/python -m pytest -m slow tests/engine tests/transport tests/distributed tests/sites
 
 # Reports in a headless Chromium; `make test` does the same where there is one.
 browser:

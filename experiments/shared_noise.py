@@ -127,7 +127,8 @@ def row_of(runs: Several, tried: dict[float, Several]) -> Row:
     a, p, summary = runs.config.algorithm, runs.config.privacy, runs.summary
     return {
         "batch": a.batch, "steps": a.steps, "step_size": a.step_size, "clip": p.clip,
-        "honest": summary.get("honest"), "sigma": _least(summary.get("sigma")), "epsilon": runs.epsilon,
+        "honest": runs.config.honest if p.noise == "pairwise" else None,
+        "sigma": _least(summary.get("sigma")), "epsilon": runs.epsilon,
         "seeds": [run.config.seed for run in runs.runs],
         "accuracy": None if runs.accuracy is None else runs.accuracy.as_json(),
         "tried": [

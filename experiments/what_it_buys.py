@@ -7,7 +7,7 @@ same seed, and the row says so. Runs that are done are not made again, and rows 
 stay, so a part can be made in pieces.
 
     python experiments/what_it_buys.py --data-dir DATA --out RUNS --only mnist-logistic [--device cuda] [--jobs 4]
-        [--batches 1 48] [--methods privsgp scaled] [--step-sizes 0.016 0.048] [--seeds 3] [--set KEY=VALUE]
+        [--batches 1 48] [--methods privsgp scaled] [--step-sizes 0.016 0.048] [--seeds 3] [--noise pairwise]
     python experiments/what_it_buys.py --page docs/results-accuracy.md          # write the tables from the JSON files
 
 Evaluations are K b, and J more where a table begins with the gradients at x⁰.
@@ -145,6 +145,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--seeds", type=int, default=3, help="1: the seed on which step sizes are chosen")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--noise", default="independent", choices=["independent", "pairwise"], help="privacy.noise")
     parser.add_argument("--set", dest="changes", nargs="+", default=[], metavar="KEY=VALUE")
     parser.add_argument("--page", type=Path, help="run nothing: write the tables of all JSON files into this page")
     return parser.parse_args()
@@ -152,18 +153,19 @@ def arguments() -> argparse.Namespace:
 
 def run_part(name: str, options: argparse.Namespace) -> None:
     """Run a part, one batch and K after the other, and keep every one in the JSON as soon as it is there."""
-    part, path = PARTS[name], options.results / f"{name}.json"
-    bench = Bench(options.out / name, options.data_dir, options.jobs)
+    part, stem = PARTS[name], name if options.noise == "independent" else f"{name}-{options.noise}"
+    path, changes = options.results / f"{stem}.json", [f"privacy.noise={options.noise}", *options.changes]
+    bench = Bench(options.out / stem, options.data_dir, options.jobs)
     methods = [method for method in part.methods if method in options.methods]
     for steps in options.steps or part.steps:
         for batch in options.batches or part.batches:
-            bare = {m: part.config(m, batch, steps, options.device, options.changes) for m in methods}
+            bare = {m: part.config(m, batch, steps, options.device, changes) for m in methods}
             grid = options.step_sizes or [distance / steps for distance in part.distances]
             found = tuned(bare, part.samples, grid, bench, options.seeds, options.wider)
             rows = [row | {"method": m} for m, row in found.items()]
             for row in rows:
                 print(" ".join(_cells(row)), flush=True)
-            keep(path, name, rows, options.changes)
+            keep(path, name, rows, changes)
 
 
 def tuned(
@@ -234,7 +236,9 @@ def keep(path: Path, name: str, rows: list[Row], changes: list[str]) -> None:
     told = json.loads(path.read_text()) if path.exists() else {"rows": []}
     by_key = {(row["steps"], row["batch"], list(LABELS).index(row["method"])): row for row in [*told["rows"], *rows]}
     part = PARTS[name]
-    about = {"format": "privsgp-what-it-buys", "version": 1, "simulation": True, "name": name, "words": part.words}
+    shared = ", pairwise noise" if "privacy.noise=pairwise" in changes else ""
+    about = {"format": "privsgp-what-it-buys", "version": 1, "simulation": True, "name": path.stem}
+    about |= {"words": part.words + shared}
     budget = {"epsilon": part.epsilon, "delta": 1e-5, "clip": part.clip, "samples": part.samples}
     told = about | budget | {"changes": changes, "versions": training.versions()}
     told |= {"rows": [by_key[key] for key in sorted(by_key)]}
@@ -264,7 +268,7 @@ def write_page(page: Path, folder: Path) -> None:
 
 def written(folder: Path) -> str:
     """Return a table and a picture for each part that has been run."""
-    files = [folder / f"{name}.json" for name in PARTS]
+    files = [folder / f"{name}{kind}.json" for name in PARTS for kind in ("", "-pairwise")]
     return "\n".join(section(json.loads(path.read_text()), folder) for path in files if path.exists())
 
 

@@ -22,7 +22,7 @@ def _run(monkeypatch, name, *options):
 
 def test_every_example_can_be_read_in_one_sitting():
     lines = {path.name: len(path.read_text().splitlines()) for path in EXAMPLES.glob("*.py")}
-    assert sorted(lines) == ["hospitals.py", "own_module.py", "two_machines.py"]
+    assert sorted(lines) == ["hospitals.py", "own_module.py", "three_sites.py", "two_machines.py"]
     assert max(lines.values()) <= 150
 
 
@@ -68,3 +68,13 @@ def test_two_machines(tmp_path):
     assert "node-2.jsonl, node-3.jsonl, node-4.jsonl; no average model" in last[1]
     assert not (tmp_path / "machine-0" / "site-2.npz").exists()
     assert (tmp_path / "machine-0" / "run" / "report.html").exists()
+
+
+def test_three_sites(tmp_path):
+    command = [sys.executable, EXAMPLES / "three_sites.py", "--steps", "40", "--out", tmp_path / "sites"]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+    first, *sites, _ = ran.stdout.splitlines()
+    assert "basel was killed at step" in first
+    assert [line.split(",")[1] for line in sites] == [" 40 releases"] * 3
+    assert [line.split()[-1] for line in sites] == ["1", "2", "1"]

@@ -79,7 +79,8 @@ def test_every_part_has_a_configuration_for_all_its_methods(experiment):
 
 def test_rows_of_other_batches_stay(experiment, tmp_path, monkeypatch):
     monkeypatch.setattr(experiment, "draw", lambda *_: None)
-    path, name = tmp_path / "x.json", "mnist-logistic-small"
+    name = "mnist-logistic-small"
+    path = tmp_path / f"{name}.json"
     found, _ = tuned(experiment, 0.2)
     rows = [row | {"method": method} for method, row in found.items()]
     experiment.keep(path, name, rows, [])
@@ -89,6 +90,15 @@ def test_rows_of_other_batches_stay(experiment, tmp_path, monkeypatch):
     assert kept[2]["sigma"] == 7
     section = experiment.section(json.loads(path.read_text()), tmp_path)
     assert "| 300 | 4 | 1,200 or 1,800 | 88.00 ± 1.00 | 88.00 ± 1.00 | 0.3 |" in section
+
+
+def test_shared_noise_has_a_file_of_its_own(experiment, tmp_path, monkeypatch):
+    monkeypatch.setattr(experiment, "draw", lambda *_: None)
+    found, _ = tuned(experiment, 0.2)
+    path = tmp_path / "mnist-logistic-small-pairwise.json"
+    row = found["scaled"] | {"method": "scaled"}
+    experiment.keep(path, "mnist-logistic-small", [row], ["privacy.noise=pairwise"])
+    assert "each, pairwise noise**, ε = 1" in experiment.written(tmp_path)
 
 
 def test_a_part_may_be_another(experiment):

@@ -128,7 +128,7 @@ def _sections(settings: dict[str, Any], nodes: int | None, loss: object, own: di
     """Return the values of a config: names stand for sections that have nothing but a name."""
     values = {k: {"name": v} if k in ("graph", "algorithm") and isinstance(v, str) else v for k, v in settings.items()}
     count = values.pop("nodes", nodes)
-    where = {"name": "arrays"} | own | ({} if count is None else {"nodes": count})
+    where = {"name": "arrays" if nodes is None else configs.SITES} | own | ({} if count is None else {"nodes": count})
     if nodes is not None and where["nodes"] != nodes:
         raise Refused(f"nodes = {count} with data for {nodes} nodes", "leave nodes out")
     return values | {"data": where, "model": {"name": "module"} | ({"loss": loss} if isinstance(loss, str) else {})}

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 import typer
 
+from privsgp import cli_sites
 from privsgp.errors import Refused, mending
 from privsgp.report.terminal import (
     bar,
@@ -44,6 +45,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+cli_sites.add_to(app)
 
 Algorithm = Annotated[str, typer.Option(help="privsgp-vr, privsgp, dp2-sgd, …: any that adds noise.")]
 Samples = Annotated[int, typer.Option(help="J, the node's number of samples.")]

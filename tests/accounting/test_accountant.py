@@ -260,6 +260,21 @@ def test_refuses_a_mechanism_it_does_not_know(kind):
         accountant.epsilon(kind(**MNIST), 10, 1e-5)
 
 
+@pytest.mark.parametrize("batch", [1e-300, 1e-160])
+def test_a_shift_whose_square_is_no_number_has_no_finite_epsilon(batch):
+    one = Anchored(sigma=1.0, clip=1.0, batch=batch, samples=10, alpha=0.1)
+    assert [math.isinf(accountant.epsilon(one, steps, 1e-5).epsilon) for steps in (1, 3)] == [False, True]
+
+
+def test_more_releases_than_can_be_counted_are_refused():
+    with pytest.raises(Refused, match="steps = 9007199254740993"):
+        accountant.epsilon(Saga(**MNIST), 2**53 + 1, 1e-5)
+
+
+def test_a_disagreement_is_a_refusal():
+    assert issubclass(accountant.Disagreement, Refused)
+
+
 def test_two_opinions_that_disagree_are_an_error(monkeypatch):
     true = rdp.saga
     monkeypatch.setattr(rdp, "saga", lambda *pair: true(*pair) / 4)

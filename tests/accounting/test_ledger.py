@@ -465,3 +465,37 @@ def test_killed_at_any_moment_the_ledger_shows_all_that_was_sent(tmp_path):
         with Ledger.open(tmp_path / "node.jsonl", segment.header) as ledger:
             assert ledger.charged == segment.charged
             assert ledger.digest_of(sent - 1) == short(DIGEST)
+
+
+@pytest.mark.parametrize("committed", [1, 2])
+def test_steps_after_the_last_commit_were_not_sent_and_stay_paid_for(path, committed):
+    """A crash came after the commit of step 1 and its line, or between the commit of step 2 and its line."""
+    with Ledger.open(path, HEADER, committed=-1) as ledger:
+        ledger.reserve(0, 10)
+        ledger.sent(0, 0, DIGEST)
+        ledger.sent(1, 0, DIGEST)
+    with Ledger.open(path, HEADER, committed=committed) as ledger:
+        assert [step for step in range(12) if ledger.holds(step)] == list(range(2, 10))
+        ledger.sent(2, 0, DIGEST)
+        assert ledger.give_back() == 7
+    [segment] = read(path)
+    assert segment.charged == 3
+
+
+def test_lines_that_a_power_cut_took_are_not_given_back(path):
+    with Ledger.open(path, HEADER, committed=-1) as ledger:
+        ledger.reserve(0, 10)  # steps 0 … 4 left; their lines were not on the disk yet
+    with Ledger.open(path, HEADER, committed=4) as ledger:
+        assert not any(ledger.holds(step) for step in range(4))
+        ledger.sent(4, 0, DIGEST)
+        assert ledger.give_back() == 5
+    [segment] = read(path)
+    assert segment.charged == 5
+
+
+def test_without_commits_what_was_held_at_a_crash_is_spent(path):
+    with Ledger.open(path, HEADER) as ledger:
+        ledger.reserve(0, 10)
+    with Ledger.open(path, HEADER) as ledger:
+        assert ledger.give_back() == 0
+    assert read(path)[0].charged == 10

@@ -9,6 +9,7 @@ import pytest
 from sklearn.datasets import load_digits
 
 from privsgp.data import files, load, load_sites
+from privsgp.data.loading import same_data
 from privsgp.errors import Refused
 
 real = pytest.mark.skipif("PRIVSGP_DATA" not in os.environ, reason="PRIVSGP_DATA is not set")
@@ -190,3 +191,19 @@ def test_the_real_a9a():
     assert data.x_test is not None
     assert (data.x.shape, data.x_test.shape) == ((32_561, 123), (16_281, 123))
     assert np.bincount(data.y).tolist() == [24_720, 7_841]
+
+
+def test_records_that_were_saved_anew_are_the_same_data(tmp_path):
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(20, 6)).astype(np.float32), np.arange(20) % 3
+    own, public = tmp_path / "site-0.npz", tmp_path / "public.npz"
+    np.savez(own, x=x, y=y)
+    order = rng.permutation(20)
+    for rows in (x, x[order], x[order[:5]], np.concatenate([x, x + 1]), x.astype(np.float64)):
+        np.savez_compressed(public, x=rows, y=np.zeros(len(rows), int))
+        assert same_data(public, own)
+    for rows in (x + 1, np.concatenate([x[:1], x + 1])):  # one record in common is no copy
+        np.savez(public, x=rows, y=np.zeros(len(rows), int))
+        assert not same_data(public, own)
+    public.write_text("")
+    assert not same_data(public, own)

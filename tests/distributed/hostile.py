@@ -125,3 +125,11 @@ def pause_at_exchange(rank: int, *, victim: int, number: int) -> None:
         live(self)
 
     World._live = living
+
+
+def leave_at_connect(rank: int, *, victim: int) -> None:
+    """Let one process vanish when all are to connect."""
+    from privsgp.transport import torch_distributed as distributed
+
+    if rank == victim:
+        distributed._connect = lambda *_: os._exit(9)

@@ -10,6 +10,7 @@ import pytest
 
 import runs
 from privsgp.accounting import ledger
+from privsgp.runs import train as training
 
 # Four nodes in two processes, whose noise is calibrated.
 BUDGETS = (
@@ -93,6 +94,16 @@ def test_a_site_writes_its_own_releases_and_epsilon(tmp_path):
     assert [segment.charged for segment in segments] == [8, 8]
     assert summary["sigma"][2:] == [segment.header.mechanism["sigma"] for segment in segments]
     assert all(0.1 < epsilon <= 4.0 for epsilon in summary["epsilon_spent"][2:])
+
+
+def test_a_summary_that_could_not_be_read_again_is_not_written(tmp_path):
+    """The first process says when the run ended, and how long it took: `seconds` is not null."""
+    seen = dict.fromkeys(("virtual_seconds", "seconds", *training._MEASURED, "peak_memory_bytes"))
+    word = json.dumps(seen | {"finished": "2026-01-01T00:00:00Z"})
+    all_ended = _ran(tmp_path, BUDGETS, "hostile.say", liar=0, about=0, pattern=r'\{"test_accuracy".*', word=word)
+    assert all_ended[1].code == 2, all_ended[1].err
+    assert "process 0 says" in all_ended[1].err
+    assert not (tmp_path / "out1" / "summary.json").exists()
 
 
 @pytest.mark.parametrize("how", ["short", "flipped", "w=-1"])

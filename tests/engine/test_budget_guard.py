@@ -233,3 +233,37 @@ def test_where_one_ledger_is_refused_the_others_are_unlocked(tmp_path):
     other.write_bytes(written)
     with _payments(tmp_path):
         pass
+
+
+def _committing(folder, committed, **options):
+    guard = _payments(folder, spare=0, **options)
+    guard.committed = committed
+    return guard
+
+
+def test_steps_that_are_committed_before_they_are_sent_are_charged_once_whatever_crashes(tmp_path):
+    done = 0
+    for crash in (0, 1, 3, 70):  # steps until the crash, which comes after the commit and before the line
+        with contextlib.suppress(Crash), _committing(tmp_path, done - 1) as guard:
+            if done:
+                guard.settle(done - 1, _message(done - 1))
+            for k in range(done, done + crash):
+                assert guard.reserve(k, 0)
+                done = k + 1  # the commit
+                if done == crash:
+                    raise Crash
+                guard.record(k, _message(k))
+            raise Crash
+    with _committing(tmp_path, done - 1) as guard:
+        guard.settle(done - 1, _message(done - 1))
+        assert _take(guard, done, STEPS) == STEPS
+    assert guard.releases() == [STEPS] * 2
+    assert [len(runs.sent(tmp_path, node)) for node in range(2)] == [STEPS] * 2
+
+
+def test_a_commit_that_is_older_than_the_ledger_is_refused(tmp_path):
+    with contextlib.suppress(Crash), _committing(tmp_path, -1) as guard:
+        _take(guard, 0, 5)
+        raise Crash
+    with pytest.raises(Refused, match="a mixture"), _committing(tmp_path, 2) as guard:
+        guard.settle(2, _message(2))

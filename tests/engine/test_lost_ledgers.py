@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import stat
@@ -250,3 +251,29 @@ def test_many_ledgers_raise_the_limit_of_open_files_or_say_what_is_wrong(tmp_pat
     if code:
         assert "ulimit -n" in said
         assert "full disk" not in said
+
+
+@pytest.mark.parametrize("attack", ["deleted", "shortened", "begun"])
+def test_a_ledger_that_lost_lines_is_not_read_as_if_less_was_spent(tmp_path, config, elsewhere, attack):
+    out = tmp_path / "out"
+    runs.train(config, out)
+    ATTACKS[attack](out / "ledger" / "node-2.jsonl")
+    for command in ("ledger", "report"):
+        said = _refused(command, out)
+        assert "node-2.jsonl" in said
+        assert "the state folder knows it with 30 releases" in said
+    elsewhere()
+    assert runs.command("ledger", out).code == 0  # what is known nowhere cannot be missed
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["ledger/node-0.jsonl", "private/place.json", "private/checkpoint.safetensors", ".lock", "../state"],
+)
+def test_a_pipe_in_the_place_of_a_file_is_refused(tmp_path, config, monkeypatch, hurried, name):
+    out = tmp_path / "out"
+    _stop(monkeypatch, config, out)
+    path = next((tmp_path / "state").iterdir()) if name == "../state" else out / name
+    path.unlink()
+    os.mkfifo(path)
+    assert path.name in _refused("train", config, "--out", out, "--resume")

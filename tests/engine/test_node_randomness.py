@@ -71,3 +71,24 @@ def test_what_was_drawn_meanwhile_is_of_its_step_and_attempt_alone(attempt):
         wanted, noise = _step(plain, k)
         assert all(torch.equal(a, b) for a, b in zip(rows, wanted, strict=True))
         assert torch.equal(g, noise)
+
+
+def _secret():
+    values = tomllib.loads(runs.SMALL.replace("seed = 7\n", ""))
+    values["algorithm"]["batch"] = 40
+    config = configs.parse(values)
+    return NodeRandomness(build.build_run(config, problems.load_problem(config)), torch.zeros(4, 650), alone=False)
+
+
+@pytest.mark.parametrize(("moved", "kept"), [(0.0, True), (5.0, False), (-5.0, False)])
+def test_coins_that_lay_in_memory_when_the_clocks_parted_are_drawn_again(moved, kept):
+    """A machine that was put back to a snapshot would use them in both of its lives."""
+    drawing = _secret()
+    drawing.meanwhile(2)
+    assert drawing._drawn is not None
+    ahead = [one.rows for one in drawing._drawn[2]]
+    drawing._offset += moved
+    rows, _ = _step(drawing, 3)
+    assert [a.tolist() for a in ahead] == [b.tolist() for b in rows] if kept else ahead[0].tolist() != rows[0].tolist()
+    with pytest.raises(Refused, match="already used"):
+        drawing._draw(3)

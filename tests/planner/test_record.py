@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import math
+from html import unescape
 
 import pytest
 
@@ -9,7 +10,7 @@ from privsgp import graph as graphs
 from privsgp.planner import shown
 from privsgp.planner.settle import from_constants
 from privsgp.planner.theorems import Constants
-from privsgp.report import sections
+from privsgp.report import page, sections
 
 RESNET = Constants(25, 2.8, 500_000, 780_000)
 
@@ -83,6 +84,7 @@ def test_a_report_draws_the_same_curves_from_plan_json(small_plan):
     assert own["bound_curve"][at.index(1024)] == small_plan.formula.bound(1024)
     assert c.steps in at
     assert own["noise_curve"][at.index(c.steps)] == pytest.approx(own["noise_in_average"])
-    html = sections.plan_section(found)
+    written = page.TEMPLATES.get_template("sections.html").module
+    html = unescape(written.plan(sections.plan(found).told))
     for words in ("Bound on E‖∇f‖²", "Noise in the average model", f"K* = {c.steps}", "privsgp-sag", found["why"]):
         assert words in html

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from browser import CHROMIUM, browser
-from hostile import HOSTILE, saying
+from harmful_words import HOSTILE, saying
 
 from privsgp.report import page
 from privsgp.report.reading import read

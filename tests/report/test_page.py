@@ -10,7 +10,7 @@ from html import unescape
 from html.parser import HTMLParser
 
 import pytest
-from hostile import HOSTILE, PLAN, saying
+from harmful_words import HOSTILE, PLAN, saying
 from jinja2 import UndefinedError
 
 import runs

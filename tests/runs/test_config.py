@@ -290,3 +290,8 @@ def test_set_without_a_value_takes_the_key_out(tmp_path):
     path.write_text("[privacy]\nepsilon = 1.0\n")
     changed = configs.read(path, ["privacy.epsilon=", "privacy.sigma=0.1", "engine.device="])
     assert (changed.privacy.epsilon, changed.privacy.sigma, changed.engine.device) == (None, 0.1, "auto")
+
+
+@pytest.mark.parametrize("clip", [1e-320, 1e-40, 1e30])
+def test_a_clip_that_floats_cannot_be_clipped_to_is_refused(clip):
+    assert "privacy.clip" in _refusal({"privacy": {"sigma": 0.1, "clip": clip}}).what

@@ -42,8 +42,14 @@ SLACK = 0.02  # by which discretisation may blur the bracket
 ENVELOPE = 0.2
 
 
-class Disagreement(ArithmeticError):
+_MOST = 2**53  # releases: beyond, floats no longer count one by one
+
+
+class Disagreement(Refused):
     """Two independent bounds contradict each other: a bug, so no ε is given."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(what, "no ε is given; report this: two independent computations contradict each other")
 
 
 @dataclass(frozen=True)
@@ -144,6 +150,8 @@ def check(steps: int, delta: float, relation: str) -> int:
         raise Refused(f"steps = {steps!r}", "the number of releases is a whole number") from None
     if count < 0:
         raise Refused(f"steps = {count}", "the number of releases is at least 0")
+    if count > _MOST:
+        raise Refused(f"steps = {count}", f"at most {_MOST:,} releases are counted")
     if not 0 < delta < 1:
         raise Refused(f"delta = {delta}", "take 0 < delta < 1, well below 1 / samples")
     if relation not in get_args(Relation):

@@ -27,6 +27,7 @@ import json
 import os
 import re
 import resource
+import stat
 from binascii import b2a_base64
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -40,7 +41,9 @@ from privsgp.errors import Refused, mending
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-__all__ = ["MOST_AHEAD", "Header", "Ledger", "Seen", "Segment", "first", "make_room", "read", "short", "together"]
+__all__ = [
+    "MOST_AHEAD", "Header", "Ledger", "Seen", "Segment", "first", "lost", "make_room", "read", "short", "together",
+]  # fmt: skip
 
 _START = "0" * 64
 _JSON = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
@@ -74,7 +77,13 @@ class Ledger:
     """
 
     def __init__(
-        self, path: Path, descriptor: int, segment: Segment, head: str, before: Sequence[Segment] = ()
+        self,
+        path: Path,
+        descriptor: int,
+        segment: Segment,
+        head: str,
+        before: Sequence[Segment] = (),
+        committed: int | None = None,
     ) -> None:
         self.path = path
         self.segment = segment
@@ -85,8 +94,10 @@ class Ledger:
         self._broken = False
         self._durable = head
         # A simulation repeats its bytes: what a killed process paid for is still there to be sent. A secret run draws
-        # other noise, and its message may have left unnoted before a power cut: what it held is spent.
-        self._held = self.segment.unsent() if self.segment.header.simulation else Stretches()  # by the next attempt
+        # other noise, and its message may have left unnoted before a power cut: what it held is spent, unless steps are
+        # `committed` before they are sent. Then those after the last one that was have not left.
+        held = self.segment.unsent() if self.segment.header.simulation or committed is not None else Stretches()
+        self._held = held if committed is None else _since(held, committed)  # by the next attempt
         self._untold: tuple[int, int, int] | None = None  # (first, count, attempt) of messages that no line notes yet
 
     @classmethod
@@ -97,10 +108,12 @@ class Ledger:
         earlier: Sequence[Segment] = (),
         seen: Sequence[Seen] = (),
         since: int | None = 0,
+        committed: int | None = None,
     ) -> Self:
         """Create the ledger, continue the run that `header` names, or begin a new segment after other runs.
 
-        `since` is the first step whose message this run may send again: hashes are kept from there on.
+        `since` is the first step whose message this run may send again: hashes are kept from there on. `committed` is
+        the last step that was made durable before it was sent, −1 before the first; None where that is not done.
 
         Guarantee: the other runs in it are `earlier`, those that this run's noise was calibrated after: it is locked
         before they are compared, and until `release` no other run can spend from it. All that `seen` knows is in it.
@@ -109,10 +122,11 @@ class Ledger:
         descriptor = _lock(path, seen)
         try:
             segments, head = _recover(path, descriptor, seen, since)
+            _refuse_other_node(path, segments, header.node)
             if header.run in (segment.header.run for segment in segments):
                 _refuse_change(path, segments[-1].header, header)
                 _refuse_others(path, segments[:-1], earlier)
-                return cls(path, descriptor, segments[-1], head, segments[:-1])
+                return cls(path, descriptor, segments[-1], head, segments[:-1], committed)
             _refuse_others(path, segments, earlier)
             ledger = cls(path, descriptor, Segment(header), head, segments)
             ledger._begin()
@@ -267,8 +281,11 @@ def read(path: Path | str, seen: Sequence[Seen] = ()) -> list[Segment]:
     Guarantee: `charged` of each segment is at least the number of messages that its node sent in it; not so in a
     simulation without hashes that was killed, resumed and stopped before it had sent the same messages again.
     """
-    with _opened(Path(path)) as file:
-        return _replay(Path(path), file, seen)[0]
+    path = Path(path)
+    with _opened(path) as file:
+        segments = _replay(path, file, seen)[0]
+    _refuse_other_node(path, segments)
+    return segments
 
 
 def first(path: Path | str) -> Header | None:
@@ -279,6 +296,7 @@ def first(path: Path | str) -> Header | None:
         return None
     segments: list[Segment] = []
     _follow(Path(path), 1, segments, raw, _START)
+    _refuse_other_node(Path(path), segments)
     return segments[0].header
 
 
@@ -309,6 +327,15 @@ def together(ledgers: Sequence[Ledger], action: Callable[[Ledger], T]) -> list[T
     """
     with ThreadPoolExecutor(min(64, max(1, len(ledgers)))) as pool:
         return list(pool.map(action, ledgers))
+
+
+def _since(held: Stretches, step: int) -> Stretches:
+    """Return of what is held the steps from one on."""
+    later = Stretches()
+    for first, stop, paid in held:
+        if stop > step:
+            later.put(max(first, step), stop, paid)
+    return later
 
 
 def _write_all(descriptor: int, text: bytes) -> None:
@@ -362,7 +389,7 @@ def _replay(
         end += len(raw) + 1
         missing.pop(head, None)
     for one in sorted(missing.values(), reverse=True):
-        raise _lost(path, one)
+        raise lost(path, one)
     return segments, head, end
 
 
@@ -378,7 +405,8 @@ def _damaged(path: Path, number: int, reason: object) -> Refused:
     return Refused(f"{path}, line {number}: {reason}", remedy)
 
 
-def _lost(path: Path, one: Seen) -> Refused:
+def lost(path: Path, one: Seen) -> Refused:
+    """Return the refusal of a ledger that is less than what somebody knows of it."""
     return Refused(
         f"{path} has lost lines, or is another: {one.by} knows it with {one.charged} releases",
         "restore the ledger as it was when the run stopped: what was spent stays spent",
@@ -411,8 +439,11 @@ def _lock(path: Path, seen: Sequence[Seen] = ()) -> int:
         descriptor = os.open(path, os.O_RDWR | os.O_APPEND | (0 if seen else os.O_CREAT), 0o644)
     except OSError as error:
         if error.errno == errno.ENOENT and seen:
-            raise _lost(path, max(seen)) from None
+            raise lost(path, max(seen)) from None
         raise Refused(f"{path}: {error.strerror}", mending(error, "choose a folder that can be written")) from error
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):  # a pipe would be waited for
+        os.close(descriptor)
+        raise Refused(f"{path} is no regular file", "put the ledger back, or choose another folder")
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
@@ -452,6 +483,18 @@ def _refuse_others(path: Path, found: Sequence[Segment], counted: Sequence[Segme
             f"{path}: another run has spent from this ledger meanwhile",
             "start again with --resume: what it has spent is then counted before this run's noise is chosen",
         )
+
+
+def _refuse_other_node(path: Path, found: Sequence[Segment], node: int | None = None) -> None:
+    """Refuse a ledger under the name of another node: what a record has spent is in its own node's."""
+    named = re.fullmatch(r"node-(\d{1,9})\.jsonl", path.name)
+    expected = int(named[1]) if named and node is None else node
+    for header in (segment.header for segment in found if expected is not None):
+        if header.node != expected:
+            raise Refused(
+                f"{path} is the ledger of node {header.node}",
+                f"put node {expected}'s own back: what it has spent stays spent",
+            )
 
 
 def _sync_folders(path: Path) -> None:

@@ -71,7 +71,6 @@ def _anchored(mechanism: Anchored, steps: int, sides: int) -> Cumulants:
     made = steps - again
     anchors = 0 if not made else 1 if mechanism.period is None else math.ceil(made / mechanism.period)
     noise = math.sqrt(mechanism.aggregated)
-    anchor, difference = (
-        _one(kind.with_sigma(noise * kind.sigma), sides) for kind in (mechanism.anchor, mechanism.difference)
-    )
-    return (anchors + again) * anchor + (made - anchors + again) * difference
+    kinds = ((anchors + again, mechanism.anchor), (made - anchors + again, mechanism.difference))
+    each = [count * _one(kind.with_sigma(noise * kind.sigma), sides) for count, kind in kinds if count]  # 0 · ∞ is none
+    return np.asarray(np.sum([np.zeros_like(rdp.ORDERS), *each], axis=0))

@@ -58,7 +58,7 @@ def gaussian(mu: float) -> NDArray[np.float64]:
 def sampled(rate: float, mu: float, *, replace: bool) -> NDArray[np.float64]:
     """Return the cumulants of a Poisson-sampled Gaussian with shift μ, never above those without sampling."""
     plain = gaussian(2 * mu if replace else mu)
-    if rate == 1.0:
+    if rate == 1.0 or math.isinf(mu * mu):
         return plain
     if replace:
         return np.asarray(np.minimum(_replaced(rate, mu), plain))

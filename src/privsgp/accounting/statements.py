@@ -5,18 +5,20 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from privsgp.accounting import accountant, ledger
 from privsgp.accounting.counting import Filter
 from privsgp.accounting.mechanisms import described
+from privsgp.accounting.state import missing, outside
 from privsgp.errors import Refused
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from privsgp.accounting.ledger import Segment
+    from privsgp.accounting.ledger import Seen, Segment
     from privsgp.accounting.mechanisms import Relation
 
 DELTA = 1e-5  # where a run fixed σ and named no budget, ε is told at this δ
@@ -53,10 +55,27 @@ def statements(place: Path) -> list[Statement]:
     """Return one statement for every ledger of a run folder, a ledger folder or a single file, in node order.
 
     Guarantee: ε covers at least everything the node sent: what was reserved and not returned counts as spent.
-    Assumes: the files are complete up to their last line (a copy of `head` elsewhere would show a cut end).
+    Assumes: the files are complete up to their last line. A cut end, or a lost file, shows where this user's state
+    folder knows more: that is refused.
     """
-    found = [_statement(ledger.read(path)) for path in _files(place)]
-    return sorted(found, key=lambda statement: statement.node)
+    files, known = _files(place), lru_cache(outside)
+    found = [_read(path, known) for path in files]
+    if not place.is_file():
+        _refuse_missing(files[0].parent, [segments[-1].header.node for segments in found], found[0][0].header.run)
+    return sorted(map(_statement, found), key=lambda statement: statement.node)
+
+
+def _read(path: Path, known: Callable[[str], dict[int, list[Seen]]]) -> list[Segment]:
+    header = ledger.first(path)
+    if header is None:
+        raise Refused(f"{path} has not a single complete line", "nothing was spent from it")
+    return ledger.read(path, known(header.run).get(header.node, []))
+
+
+def _refuse_missing(ledgers: Path, nodes: Sequence[int], origin: str) -> None:
+    """Refuse ledgers of which one is known to have been there."""
+    if (gone := missing(origin, ledgers.parent, nodes)) is not None:
+        raise ledger.lost(ledgers / f"node-{gone[0]}.jsonl", gone[1])
 
 
 def _files(place: Path) -> list[Path]:
@@ -69,8 +88,6 @@ def _files(place: Path) -> list[Path]:
 
 
 def _statement(segments: Sequence[Segment]) -> Statement:
-    if not segments:
-        raise Refused("a ledger without a single complete line", "nothing was spent from it")
     last = segments[-1].header
     budget = last.budget
     delta = DELTA if budget is None else budget["delta"]

@@ -43,6 +43,7 @@ class BudgetGuard:
         self.world = world or World()
         self.ledgers: list[Ledger] = []
         self.since = 0  # the step that the run goes on from: of messages before it, no hash is asked for
+        self.committed: int | None = None  # the last step made durable before it was sent; None where none is
         self.witness = Witness(folder, simulation=spec.simulation)
         self._attempts: list[int] = []
         self._until = 0
@@ -70,7 +71,8 @@ class BudgetGuard:
         header, earlier = self._header(i), self.spec.protection.after(i)
         first = (earlier[0].header if earlier else header).run
         since = self.spec.released(i, self.since) if self.spec.simulation else None
-        return Ledger.open(self.folder.ledger(i), header, earlier, known + self.witness.outside(first, i), since)
+        seen = known + self.witness.outside(first, i)
+        return Ledger.open(self.folder.ledger(i), header, earlier, seen, since, self.committed)
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if self.ledgers and kind is None:
@@ -97,6 +99,25 @@ class BudgetGuard:
         self._attempts = [at for _, at in paid]
         self._until = stop if all(whole for whole, _ in paid) else k
         return k < self._until
+
+    @property
+    def _knows_unsent(self) -> bool:
+        """Whether a step that was paid for and has no line was surely not sent, or is the same message again."""
+        return self.spec.simulation or self.committed is not None
+
+    def settle(self, k: int, x: Tensor) -> None:
+        """Note the messages of the last committed step where a crash came between the two; x are the committed ones.
+
+        Guarantee: steps after the commit were not sent. A ledger that knows of one has a commit that was put back.
+        """
+        for place, ledger in enumerate(self.ledgers):
+            if (noted := ledger.segment.following[0] - 1) > k:
+                raise Refused(
+                    f"{self.folder.checkpoint} is of step {k}, and {ledger.path} knows of step {noted}",
+                    "restore the run folder as it was when the run stopped: this one is a mixture",
+                )
+            if ledger.holds(k):
+                ledger.sent(k, 0, _digest(x[place]) if self._may_be_hashed(x) else "")
 
     def record(self, k: int, x: Tensor) -> None:
         """Note the messages of step k, just before they leave."""
@@ -134,7 +155,7 @@ class BudgetGuard:
 
     def attempt(self, k: int) -> int:
         """Return at which attempt a simulation goes on from step k: a killed process may have begun a new one."""
-        ledgers = self.ledgers if self.spec.simulation else []
+        ledgers = self.ledgers if self._knows_unsent else []
         begun = [self._next_attempt(ledger, self._between(ledger, k)) - 1 for ledger in ledgers]
         return max(begun, default=0)
 
@@ -174,7 +195,7 @@ class BudgetGuard:
         spec, ends = self.spec, []
         for node in spec.here:
             allowance = (
-                None if spec.simulation or spec.protection.allowance is None else spec.protection.allowance[node]
+                None if self._knows_unsent or spec.protection.allowance is None else spec.protection.allowance[node]
             )
             spare = MOST_AHEAD if allowance is None else (allowance - spec.released(node, spec.steps)) // 2
             ends.append(spec.until(node, spec.released(node, k) + max(1, min(MOST_AHEAD, spare))))
@@ -183,7 +204,7 @@ class BudgetGuard:
     def _reach_of(self, ledger: Ledger, mechanism: Mechanism, k: int, attempt: int) -> int:
         """Return the step up to which a node can pay; a simulation goes on for nothing over steps already paid for."""
         left, numbers = ledger.segment.left, self._between(ledger, k)
-        paid = ledger.segment.paid(numbers.start, numbers.stop, attempt) if self.spec.simulation else 0
+        paid = ledger.segment.paid(numbers.start, numbers.stop, attempt) if self._knows_unsent else 0
         again, most = ledger.segment.charged - paid - numbers.start, mechanism.redo_limit
         if ledger.segment.closed or (most is not None and again > most):
             return k
@@ -194,10 +215,10 @@ class BudgetGuard:
     def _pay(self, ledger: Ledger, k: int, stop: int, attempt: int) -> tuple[bool, int]:
         """Pay for the steps k … stop − 1; return whether all of them are paid for, and at which attempt."""
         numbers = self._between(ledger, k, stop)
-        if not self.spec.simulation:
+        if not self._knows_unsent:
             attempt = self._next_attempt(ledger, numbers)
         while numbers:
-            paid = ledger.segment.paid(numbers.start, numbers.stop, attempt) if self.spec.simulation else 0
+            paid = ledger.segment.paid(numbers.start, numbers.stop, attempt) if self._knows_unsent else 0
             unpaid = ledger.segment.unpaid(numbers.start, numbers.stop, attempt)
             paid = paid or ledger.reserve(numbers.start, unpaid, attempt)
             if not paid:

@@ -83,6 +83,8 @@ def read_progress(path: Path) -> Progress:
 @contextmanager
 def _opened(path: Path) -> Iterator[tuple[Any, dict[str, str]]]:
     """Open a checkpoint whose metadata are what was written; whatever damage leads to is refused by the file's name."""
+    if not path.is_file():  # a pipe would be waited for
+        raise _damaged(path, "it is no regular file")
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
@@ -161,6 +163,18 @@ def load_into(path: Path, s: State, memory: dict[str, Tensor]) -> State:
 
     Assumes: the file was `verified`.
     """
+    load_arrays(path, memory)
+    with _opened(path) as (file, _):
+        x, w = file.get_tensor("x"), file.get_tensor("w")
+    _refuse_no_state(path, x, w)
+    return State.debiased(x.to(s.x.device), w.to(s.w.device))
+
+
+def load_arrays(path: Path, memory: dict[str, Tensor]) -> None:
+    """Copy what a checkpoint holds besides x and w into the tensors that wait for it.
+
+    Assumes: the file was `verified`.
+    """
     with _opened(path) as (file, _):
         for name, value in memory.items():
             kept = file.get_tensor(f"memory.{name}")
@@ -171,9 +185,6 @@ def load_into(path: Path, s: State, memory: dict[str, Tensor]) -> State:
                     "go on with the version that wrote it, or begin a new run",
                 )
             value.copy_(kept)
-        x, w = file.get_tensor("x"), file.get_tensor("w")
-    _refuse_no_state(path, x, w)
-    return State.debiased(x.to(s.x.device), w.to(s.w.device))
 
 
 def _refuse_no_state(path: Path, x: Tensor, w: Tensor) -> None:

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from privsgp.engine.folder import Folder
     from privsgp.engine.spec import RunSpec
     from privsgp.randomness.protocol import Gather
+    from privsgp.transport.protocol import Transport
 
     Watcher = Callable[[int, dict[str, Any] | None], None]
 
@@ -78,7 +79,7 @@ class Trainer:
         self.layout = Layout.of(spec.learning.model)
         self.model = copy.deepcopy(spec.learning.model).to(spec.device, spec.dtype)
         self.state = self._start()
-        self.transport = connect(spec.graph, self.state.x, self.world, spec.faults)
+        self.transport = self._connect()
         self.randomness = NodeRandomness(spec, self.state.x, alone=self.transport.local, gather=self._gather())
         self.budget_guard = BudgetGuard(spec, folder, self.world)
         self.update_rule = self._update_rule()
@@ -101,6 +102,7 @@ class Trainer:
         self.budget_guard.since = k
         with self.stopping, self.budget_guard:
             self.randomness.attempt = self._attempt(k)
+            self._recover()
             while k < spec.steps and self.budget_guard.reserve(k, self.randomness.attempt):
                 try:
                     self.state = self.step(k, self.state)
@@ -121,6 +123,13 @@ class Trainer:
             if k < spec.steps:
                 self._checkpoint(k, spent + time.perf_counter() - started)
         return self._end(k, rows, spent + time.perf_counter() - started)
+
+    def _connect(self) -> Transport:
+        """Return what carries the messages."""
+        return connect(self.spec.graph, self.state.x, self.world, self.spec.faults)
+
+    def _recover(self) -> None:
+        """Finish what was begun before a crash: nothing, where steps are whole or not at all."""
 
     def _attempt(self, k: int) -> int:
         """Return at which attempt to go on: of a simulation the last that any process knows, else one's own."""

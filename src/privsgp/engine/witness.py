@@ -1,36 +1,30 @@
 """What is known of a run's ledgers outside them, so that one that was lost, put back or copied is not begun anew.
 
 Three know: every checkpoint (`Progress.ledgers`); `private/place.json` of a run without a seed, from before its first
-release on, with where the run folder was; and, outside all run folders, one file for each ledger folder in
-$PRIVSGP_STATE, else $XDG_STATE_HOME/privsgp, else ~/.local/state/privsgp, closed to others. What they say is used to
-refuse and to warn, never to grant: whoever changes it can stop a run, not lengthen it (privacy.md, "Peers are
-adversaries").
+release on, with where the run folder was; and, outside all run folders, the state folder (accounting/state.py). What
+they say is used to refuse and to warn, never to grant: whoever changes it can stop a run, not lengthen it (privacy.md,
+"Peers are adversaries").
 """
 
 from __future__ import annotations
 
-import json
-import os
 import platform
-import re
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from privsgp.accounting import ledger
-from privsgp.accounting.ledger import Seen
+from privsgp.accounting.state import BY, add, outside, read, save, state, unusable
 from privsgp.engine.checkpoint import read_progress
 from privsgp.engine.folder import Folder
 from privsgp.errors import Refused
-from privsgp.files import replace
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from privsgp.accounting.ledger import Ledger
+    from privsgp.accounting.ledger import Ledger, Seen
 
-_VERSION = 1
-_OUTSIDE = "the state folder"
+__all__ = ["Spending", "Witness", "elsewhere", "heads", "outside", "refuse_copy", "settle", "unusable"]
 
 
 class Spending(NamedTuple):
@@ -55,9 +49,9 @@ class Witness:
         known: dict[int, list[Seen]] = {}
         for path in (self.folder.checkpoint_before, self.folder.checkpoint):
             if path.exists():
-                _add(known, read_progress(path).ledgers, path, "the checkpoint")
+                add(known, read_progress(path).ledgers, path, "the checkpoint")
         if not self.simulation:
-            _add(known, _read(self.folder.place).get("ledgers", {}), self.folder.place, "the run folder")
+            add(known, read(self.folder.place).get("ledgers", {}), self.folder.place, "the run folder")
         return known
 
     def outside(self, origin: str, node: int) -> list[Seen]:
@@ -90,46 +84,13 @@ class Witness:
         if origin:
             with suppress(OSError):
                 where.mkdir(mode=0o700, parents=True, exist_ok=True)
-                _write(where / f"{origin}{self.folder.part}.json", "state", values)
+                save(where / f"{origin}{self.folder.part}.json", "state", values)
 
 
 def heads(ledgers: Sequence[Ledger]) -> dict[str, tuple[int, str]]:
     """Return by node what is charged in a ledger, and its head."""
     seen = ((one.segment.header.node, one.seen("")) for one in ledgers)
     return {str(node): (charged, head) for node, (charged, head, _) in seen}
-
-
-def state() -> Path | None:
-    """Return where this user's counters lie; None without a home folder."""
-    if own := os.environ.get("PRIVSGP_STATE"):
-        return Path(own)
-    with suppress(RuntimeError):
-        base = os.environ.get("XDG_STATE_HOME")
-        return (Path(base) if base else Path.home() / ".local" / "state") / "privsgp"
-    return None
-
-
-def unusable() -> str | None:
-    """Say what is lost where the state folder cannot be written to."""
-    where, why = state(), "there is no home folder"
-    try:
-        if where is not None:
-            where.mkdir(mode=0o700, parents=True, exist_ok=True)
-            where.chmod(0o700)
-            why = "" if os.access(where, os.W_OK | os.X_OK) else "it is not writable"
-    except OSError as error:
-        why = error.strerror or str(error)
-    lost = "a ledger that is put back to an older state will not be noticed; name another folder in PRIVSGP_STATE"
-    return f"nothing can be kept in the state folder {where} ({why}): {lost}" if why else None
-
-
-def outside(origin: str) -> dict[int, list[Seen]]:
-    """Return what the state folder knows of each node's ledger whose first run was `origin`."""
-    known: dict[int, list[Seen]] = {}
-    where = state()
-    for path in sorted(where.glob(f"{origin}*.json")) if where is not None and origin.isalnum() else ():
-        _add(known, _read(path).get("nodes"), path, _OUTSIDE)
-    return known
 
 
 def elsewhere(out: Path, layout: str) -> list[Spending]:
@@ -143,8 +104,8 @@ def _remembered(layout: str) -> Iterator[Spending]:
     for path in sorted(where.glob("*.json")) if where is not None else ():
         known: dict[int, list[Seen]] = {}
         with suppress(Refused):  # damaged: whoever goes on with its ledgers is told
-            values = _read(path)
-            _add(known, values.get("nodes"), path, _OUTSIDE)
+            values = read(path)
+            add(known, values.get("nodes"), path, BY)
             if values.get("layout") == layout:
                 node, place, epsilon = min(known), Path(str(values.get("folder"))), values.get("epsilon")
                 spent = epsilon if isinstance(epsilon, float) else None
@@ -169,7 +130,7 @@ def settle(folder: Folder) -> None:
 
 
 def _note_place(folder: Folder, ledgers: Sequence[Ledger]) -> None:
-    _write(folder.place, "place", _whereabouts(folder.path) | {"ledgers": heads(ledgers)})
+    save(folder.place, "place", _whereabouts(folder.path) | {"ledgers": heads(ledgers)})
 
 
 def refuse_copy(folder: Folder, *, moved: bool) -> None:
@@ -178,7 +139,7 @@ def refuse_copy(folder: Folder, *, moved: bool) -> None:
     A folder that was renamed is the same one. One that was moved to another disk or machine looks like a copy. One that
     does not know where it began is no run: what it had spent could be begun anew.
     """
-    began, here = _read(folder.place), _whereabouts(folder.path)
+    began, here = read(folder.place), _whereabouts(folder.path)
     if not began:
         raise Refused(
             f"--resume with --out {folder.path}, which has lost {folder.place.relative_to(folder.path)}: nothing there "
@@ -209,42 +170,3 @@ def _machine() -> str:
     with suppress(OSError):
         return Path("/etc/machine-id").read_text().strip() or platform.node()
     return platform.node()
-
-
-def _add(known: dict[int, list[Seen]], nodes: object, path: Path, by: str) -> None:
-    """Add what a file says of each node's ledger; refuse what is not like that."""
-    for node, one in nodes.items() if isinstance(nodes, dict) else [("", None)]:
-        match one:
-            case [int(charged), str(head)] if node.isdecimal() and re.fullmatch("[0-9a-f]{64}", head):
-                known.setdefault(int(node), []).append(Seen(charged, head, by))
-            case _:
-                raise _unreadable(path)
-
-
-def _read(path: Path) -> dict[str, Any]:
-    """Return what a file of ours says; nothing where there is none. One that cannot be read is refused."""
-    try:
-        values = json.loads(path.read_bytes()) if path.exists() else {}
-    except (OSError, ValueError, RecursionError):
-        raise _unreadable(path) from None
-    if not isinstance(values, dict):
-        raise _unreadable(path)
-    return values
-
-
-def _unreadable(path: Path) -> Refused:
-    return Refused(
-        f"{path} cannot be read: it says what ledgers have spent",
-        "restore it; remove it only if no ledger was lost or put back",
-    )
-
-
-def _write(path: Path, kind: str, values: dict[str, Any]) -> None:
-    """Write a file for its owner alone, whole or not at all."""
-    text = json.dumps({"format": f"privsgp-{kind}", "version": _VERSION} | values)
-
-    def save(temporary: Path) -> None:
-        temporary.touch(0o600)
-        temporary.write_text(text)
-
-    replace(path, save)

@@ -17,6 +17,7 @@ import contextlib
 import copy
 import dataclasses
 import hashlib
+import itertools
 import json
 import os
 import zipfile
@@ -74,8 +75,9 @@ def frozen(module: nn.Module, sample: Tensor) -> nn.Module:
 
 def output_shape(module: nn.Module, shape: tuple[int, ...]) -> tuple[int, ...]:
     """Return the shape of a sample's features."""
+    there = next(itertools.chain(module.parameters(), module.buffers()), torch.zeros(0)).device
     with torch.no_grad():
-        return tuple(module(torch.zeros(2, *shape)).shape[1:])
+        return tuple(module(torch.zeros(2, *shape, device=there)).shape[1:])
 
 
 def digest(module: nn.Module) -> str:

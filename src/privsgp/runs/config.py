@@ -58,6 +58,10 @@ PLANNED = ("privsgp", "privsgp-vr", "privsgp-sag")  # what the planner rehearses
 AUTO = ("name", "steps", "step_size", "batch", "weights")  # of [algorithm]: what can be left to it
 
 
+_FINEST = 2.0**-60  # of a clip: the squares of entries far below have no relative precision left, which κ rests on
+SITES = "sites"  # the data.name of arrays that each node brings, from Python
+
+
 _SCALE = ("algorithm", "difference_scale")
 
 
@@ -97,6 +101,11 @@ class Data(Options):
     def published(self) -> bool:
         """Whether this is a data set that anybody can have, its test set too."""
         return self.path is None and self.name in BUILT_IN
+
+    @property
+    def brought(self) -> bool:
+        """Whether each node brings its own records, and none is moved by how many there are elsewhere."""
+        return self.path is not None or self.name == SITES
 
     @model_validator(mode="after")
     def _sizes_fit(self) -> Self:
@@ -139,7 +148,9 @@ class Privacy(Options):
     epsilon: Positive | list[Positive] | None = option(None, "ε_i: the budget that noise is calibrated for")
     delta: Probability | list[Probability] = option(1e-5, "δ_i; below 1/J_i")
     sigma: NotNegative | list[NotNegative] | None = option(None, "σ_i instead of a budget: ε is then reported")
-    clip: Positive = option(1.0, "G: the largest norm of one sample's gradient")
+    clip: Annotated[float, Field(ge=_FINEST, le=1 / _FINEST)] = option(
+        1.0, "G: the largest norm of one sample's gradient"
+    )
     accountant: Accountant = option("certified", "who turns ε into σ; ε is always certified")
     relation: Literal["zero-out", "replace-one"] = option("zero-out", "which data sets count as neighbours")
     c2: Positive = option(0.3724, "c₂ of the published formula")

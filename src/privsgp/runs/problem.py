@@ -121,30 +121,47 @@ def _read(config: Config, data_dir: Path | None, block: range) -> Problem:
     else:
         dataset = data.load(config.data.name, data_dir=data_dir, task=task, classes=config.data.classes)
         parts = split(config, dataset)
-    refuse_counted(config, dataset)
-    outputs = models.outputs(config.model.loss, classes=dataset.classes, target_shape=dataset.y.shape[1:])
-    seed = public_seed(config.seed, config.shared_hash(), "x0")
-    encoder, shape = make_encoder(config.features.name, config.features.options, dataset.x.shape[1:])
-    m, views = config.model, config.views
-    model = models.make(
-        m.name,
-        input_shape=shape,
-        outputs=outputs,
-        seed=seed,
-        rows=views is not None,
-        **config.options("model"),
-    )
     apart = len(parts) < config.data.nodes
+    return assembled(config, dataset, parts, block if apart else None)
+
+
+def assembled(
+    config: Config,
+    dataset: data.Dataset,
+    parts: Sequence[NDArray[np.int64]],
+    block: range | None = None,
+    sizes: Sequence[int] = (),
+) -> Problem:
+    """Put data and the model at x⁰ together."""
+    refuse_counted(config, dataset)
+    model, encoder = first_model(config, dataset.x.shape[1:], dataset.y.shape[1:], dataset.classes)
     return Problem(
         dataset,
         parts,
         model,
         models.per_sample(config.model.loss),
         models.correct(config.model.loss),
-        block=block if apart else None,
+        block=block,
+        sizes=sizes,
         encoder=encoder,
-        views=views,
+        views=config.views,
     )
+
+
+def first_model(
+    config: Config, sample: tuple[int, ...], target: tuple[int, ...], classes: int | None
+) -> tuple[nn.Module, nn.Module | None]:
+    """Return the model at x⁰ for samples and targets of these shapes, and the map that samples go through first."""
+    encoder, shape = make_encoder(config.features.name, config.features.options, sample)
+    model = models.make(
+        config.model.name,
+        input_shape=shape,
+        outputs=models.outputs(config.model.loss, classes=classes, target_shape=target),
+        seed=public_seed(config.seed, config.shared_hash(), "x0"),
+        rows=config.views is not None,
+        **config.options("model"),
+    )
+    return model, encoder
 
 
 def refuse_counted(config: Config, dataset: data.Dataset) -> None:

@@ -42,6 +42,8 @@ from privsgp.transport import forms
 from privsgp.transport.rendezvous import World, blocks, join, refuse_differences, restarted
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from torch import Tensor
 
     from privsgp.accounting.ledger import Header, Segment
@@ -65,6 +67,8 @@ _MEASURED = (
     "virtual_seconds", "seconds", "steps_per_second",
 )  # fmt: skip
 _SEEN = dict.fromkeys(_MEASURED, _NUMBER) | {
+    "virtual_seconds": forms.real(),
+    "seconds": forms.real(),
     "peak_memory_bytes": forms.perhaps(forms.whole()),
     "finished": forms.text(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", "a time"),
 }
@@ -117,8 +121,8 @@ def run(
         done = world.all_or_none(lambda: _finished(folder, config, around, resume=resume, moved=moved))
         if all(world.all_gather(done, forms.FLAG)):
             return load_result(folder, problem.model)
-        ran = pooled(config, problem)[0]
-        earlier = world.all_or_none(lambda: earlier_runs(folder, ledgers, ran, problem.block))
+        ran, whole = pooled(config, problem)
+        earlier = world.all_or_none(lambda: earlier_runs(folder, ledgers, ran, problem.block, whole.samples))
         if ran.private and ran.seed is None:
             world.all_or_none(lambda: _warn(folder, ran, earlier))
         spec = build_run(config, problem, earlier, world, faults)
@@ -198,7 +202,9 @@ def _settle(folder: Folder, number: str, *, secret: bool) -> None:
         witness.settle(folder)
 
 
-def earlier_runs(folder: Folder, ledgers: Path | None, config: Config, block: range | None) -> list[list[Segment]]:
+def earlier_runs(
+    folder: Folder, ledgers: Path | None, config: Config, block: range | None, samples: Sequence[int]
+) -> list[list[Segment]]:
     """Return what other runs have already spent of each node's budget, by the ledgers this run continues.
 
     Guarantee: all that is added up is of one relation, and none of it is a simulation's where this run is private.
@@ -218,6 +224,7 @@ def earlier_runs(folder: Folder, ledgers: Path | None, config: Config, block: ra
     found = [_spent(where / f"node-{i}.jsonl", i, config) if i in here else [] for i in range(nodes)]
     for segment in (segment for segments in found for segment in segments):
         _refuse_other_terms(where, segment.header, config)
+        _refuse_moved(where, segment.header, config, samples)
     return [[segment for segment in segments if segment.header.run != folder.run] for segments in found]
 
 
@@ -273,6 +280,17 @@ def _refuse_other_terms(where: Path, before: Header, config: Config) -> None:
         raise Refused(
             f"{where} is of a run whose records lay on other nodes",
             "go on with the same [data] (and seed): what a record has spent is in its own node's ledger",
+        )
+
+
+def _refuse_moved(where: Path, before: Header, config: Config, samples: Sequence[int]) -> None:
+    """Refuse where a data set was divided among the nodes and had another size: its records then lay elsewhere."""
+    then, now = before.mechanism["samples"], samples[before.node]
+    if not config.data.brought and then != now:
+        raise Refused(
+            f"{where} is of a run whose records lay on other nodes: node {before.node} held {then} samples, and now "
+            f"holds {now}",
+            "go on with the same data: what a record has spent is in its own node's ledger",
         )
 
 

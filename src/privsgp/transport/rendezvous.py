@@ -20,7 +20,7 @@ import os
 import queue
 import threading
 import time
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
@@ -81,13 +81,17 @@ class _Line:
         """Return what the call returns, within so many seconds; after one that took longer none is answered."""
         if self._dead:
             raise TimeoutError
-        answer: Future[T] = Future()
-        self._calls.put((call, answer))
         try:
-            return answer.result(seconds)
+            return self.begin(call).result(seconds)
         except TimeoutError:
             self._dead = True
             raise
+
+    def begin(self, call: Callable[[], T]) -> Future[T]:
+        """Return what will be the answer."""
+        answer: Future[T] = Future()
+        self._calls.put((call, answer))
+        return answer
 
     def _serve(self) -> None:
         while True:
@@ -123,6 +127,11 @@ class World:
             raise RuntimeError("a world of one has no meeting place")
         return self._store
 
+    def apart(self) -> Store:
+        """Return another line to the meeting place."""
+        line: Store = self.store.clone()  # type: ignore[attr-defined]
+        return line
+
     def all_gather(self, value: T, form: Form) -> list[T]:
         """Tell the others a small public value and return everybody's, in the order of ranks: one's own as it is."""
         return self.all_gather_each(value, [form] * self.size)
@@ -146,9 +155,19 @@ class World:
         return result
 
     def connect(self, call: Callable[[], None]) -> None:
-        """Do what lets processes find each other through the meeting place; where it fails, somebody is missed."""
+        """Do what lets processes find each other through the meeting place; where it fails, somebody is missed.
+
+        Meanwhile it is watched who gives signs of life. `call` has a line of its own to the meeting place (`apart`):
+        on this one it would keep everybody else waiting, those signs too.
+        """
+        answer, alive, end = _Line().begin(call), dict[int, tuple[int, float]](), self.patience + _LAST_WORD
+        others = {rank: f"connected/{rank}" for rank in range(self.size) if rank != self.rank}  # never said
+        begun = time.monotonic()
         try:
-            _Line()(call, self.patience + _LAST_WORD)
+            while not wait([answer], _BEAT).done and time.monotonic() - begun < end:
+                with self._meeting():
+                    self._look(others, alive, late=False)
+            answer.result(0)
         except (RuntimeError, TimeoutError) as error:
             how = f"the processes did not connect within {self.patience:g} s"
             raise self.lost(0 if self.rank else 1, how) from error
@@ -271,8 +290,10 @@ class World:
 
     def _beat(self) -> None:
         with contextlib.suppress(RuntimeError):  # the meeting place is gone: the main thread will notice
-            while not self._ended.wait(_BEAT):
+            beating = True  # at once: who is gone before it ever gave a sign would not be missed
+            while beating:
                 self.store.add(f"beat/{self.rank}", 1)
+                beating = not self._ended.wait(_BEAT)
 
     def _die(self) -> None:
         self._ended.set()

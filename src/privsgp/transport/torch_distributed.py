@@ -282,7 +282,7 @@ def _connect(world: World, device: torch.device) -> None:
             partial(
                 dist.init_process_group,
                 device_of(device).backend,
-                store=PrefixStore("messages", world.store),
+                store=PrefixStore("messages", world.apart()),
                 rank=world.rank,
                 world_size=world.size,
                 timeout=timedelta(seconds=world.patience),

@@ -1,0 +1,377 @@
+"""The commands of sites: identities, agreements, and taking part in a run. Thin over `privsgp.sites`."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from privsgp.errors import Interrupted, Refused
+from privsgp.report.terminal import bar, doing, err, out, show, show_log
+
+if TYPE_CHECKING:
+    from privsgp.data import Dataset
+    from privsgp.runs.config import Config
+    from privsgp.sites.agreement import Agreement
+
+site = typer.Typer(help="This site's identity: keys that stay here, and the card for others.", no_args_is_help=True)
+agree = typer.Typer(help="Agreements (*.study): propose, read and check one.", no_args_is_help=True)
+
+Home = Annotated[Path | None, typer.Option(help="Where the keys are; default PRIVSGP_SITE or ~/.config/privsgp/site.")]
+Study = Annotated[Path, typer.Argument(help="The agreement, *.study")]
+Out = Annotated[Path | None, typer.Option("--out", help="Run folder; default runs/<name>-<run>.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout, and nothing else there.")]
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add the commands of sites to the command line."""
+    app.add_typer(site, name="site")
+    app.add_typer(agree, name="agree")
+    for command in (join, status, leave, doctor, relay):
+        app.command()(command)
+
+
+@site.command("init")
+def init(
+    name: Annotated[str, typer.Option(help="What the site is called: small letters, digits, '-'.")],
+    address: Annotated[str | None, typer.Option(help="HOST:PORT at which others can dial this site.")] = None,
+    listen: Annotated[str | None, typer.Option(help="HOST:PORT to listen at, where it differs.")] = None,
+    outbound_only: Annotated[bool, typer.Option("--outbound-only", help="Nobody can dial this site.")] = False,
+    proxy: Annotated[
+        str | None, typer.Option(help="http://HOST:PORT of an HTTP CONNECT proxy to dial through.")
+    ] = None,
+    home: Home = None,
+) -> None:
+    """Make this site's keys and its card."""
+    from privsgp.sites.identity import Site
+
+    if (address is None) != outbound_only:
+        raise Refused(
+            "not one of --address and --outbound-only", "say where others can dial this site, or that none can"
+        )
+    made = Site.create(_home(home), name, address=address, listen=listen, proxy=proxy)
+    path = Path(f"{name}.card")
+    made.card.write(path)
+    out.print(f"{name}: keys are in {made.home}, for you alone", soft_wrap=True)
+    out.print(f"fingerprint {made.card.fingerprint}")
+    out.print(f"next: send {path} to whoever proposes the study, and read the fingerprint out by telephone")
+
+
+@site.command("card")
+def card(home: Home = None) -> None:
+    """Write this site's card into the working folder."""
+    from privsgp.sites.identity import Site
+
+    found = Site.open(_home(home))
+    path = Path(f"{found.name}.card")
+    found.card.write(path)
+    out.print(f"{path}, fingerprint {found.card.fingerprint}")
+
+
+@site.command("rotate")
+def rotate(home: Home = None) -> None:
+    """Make a new TLS certificate under the same identity; a run that goes on takes it up by itself."""
+    from privsgp.sites.identity import Site
+
+    found = Site.open(_home(home))
+    found.rotate()
+    out.print(f"{found.name}: a new certificate, good until {found.certificate.not_valid_after_utc:%Y-%m-%d}")
+
+
+@site.command("show")
+def show_site(
+    card_file: Annotated[Path | None, typer.Argument(help="Another site's card; left out: this site.")] = None,
+    home: Home = None,
+    as_json: Json = False,
+) -> None:
+    """Show who a site is."""
+    from privsgp.sites.identity import Card, Site
+    from privsgp.sites.join import signed_before
+
+    own = None if card_file is not None else Site.open(_home(home))
+    shown = own.card if own is not None else Card.read(card_file or Path())
+    values: dict[str, Any] = {
+        "name": shown.name, "fingerprint": shown.fingerprint, "address": shown.address or "none: it dials out only",
+    }  # fmt: skip
+    if own is not None:
+        until = own.certificate.not_valid_after_utc
+        policy = own.home / "policy.toml"
+        values |= {
+            "home": str(own.home), "listens at": own.listen or "–", "proxy": own.proxy or "–",
+            "certificate until": f"{until:%Y-%m-%d}", "policy": str(policy) if policy.exists() else "none",
+            "signed": "; ".join(f"{one['name']} (ε = {one['epsilon']})" for one in signed_before(own)) or "nothing",
+        }  # fmt: skip
+    _print("site", values, as_json=as_json)
+
+
+@agree.command("propose")
+def propose(
+    config: Annotated[Path, typer.Argument(help="run.toml, with data.sizes and data.classes")],
+    cards: Annotated[list[Path], typer.Option("--site", help="A site's card, in the order of nodes.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The *.study to write.")],
+    like: Annotated[
+        Path | None, typer.Option("--data", help="A file with samples like everybody's: only their shape is used.")
+    ] = None,
+    changes: Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE, as for train.")] = None,
+    deadline: Annotated[float, typer.Option(help="Seconds that a step's messages are waited for.")] = 10.0,
+    staleness: Annotated[int, typer.Option(help="Steps after which a silent site is waited for.")] = 64,
+    fewest: Annotated[int, typer.Option(help="Sites that must be there for steps to be taken.")] = 2,
+    transfer: Annotated[float, typer.Option(help="Seconds that one message may take.")] = 120.0,
+    relay_card: Annotated[
+        Path | None, typer.Option("--relay", help="Card of who carries messages between sites that cannot be dialled.")
+    ] = None,
+    days: Annotated[float, typer.Option(help="Days within which all must have joined.")] = 30.0,
+) -> None:
+    """Write an agreement for others to read, check and sign by joining."""
+    from privsgp.runs import config as configs
+    from privsgp.sites import agreement as agreements
+    from privsgp.sites.identity import Card
+
+    settings = configs.read(config, changes or [])
+    limits = agreements.Limits(deadline=deadline, staleness=staleness, fewest=fewest, transfer=transfer)
+    with doing("calibrating the noise of every site"):
+        made = agreements.propose(
+            settings,
+            [Card.read(path) for path in cards],
+            _like(settings, like),
+            name=output.stem,
+            limits=limits,
+            days=days,
+            relay=None if relay_card is None else Card.read(relay_card),
+        )
+    made.write(output)
+    _show(made)
+    out.print(f"next: send {output} to all; each looks at it (agree show) and joins with its data", soft_wrap=True)
+
+
+def _like(settings: Config, path: Path | None) -> Dataset:
+    from privsgp import data, models
+
+    task = models.task(settings.model.loss)
+    if path is not None:
+        return data.load(str(path), task=task, classes=settings.data.classes)
+    if not settings.data.published:
+        raise Refused("no --data", "name a file whose samples are like everybody's: their shape decides on the model")
+    return data.load(settings.data.name, task=task)
+
+
+@agree.command("show")
+def show_agreement(study: Study, home: Home = None, as_json: Json = False) -> None:
+    """Show what an agreement says, and what this site would promise."""
+    from privsgp.sites.agreement import Agreement
+
+    agreement = Agreement.read(study)
+    if as_json:
+        typer.echo(json.dumps({"run": agreement.run} | agreement.values))
+        return
+    _show(agreement, home)
+
+
+@agree.command("check")
+def check(study: Study, home: Home = None) -> None:
+    """Check an agreement against this site's policy, without signing it."""
+    from privsgp.sites.agreement import Agreement
+    from privsgp.sites.identity import Site
+    from privsgp.sites.join import check_policy
+
+    agreement, own = Agreement.read(study), Site.open(_home(home))
+    node = agreement.node(own)
+    agreement.refuse_expired()
+    has_policy = check_policy(own, agreement)
+    allowed = f"{own.home / 'policy.toml'} allows it" if has_policy else f"there is no policy.toml in {own.home}"
+    out.print(f"{agreement.name}: {own.name} is node {node}; {allowed}", soft_wrap=True)
+    out.print("σ and x⁰ are computed anew when you join, before anything is signed")
+
+
+def _show(agreement: Agreement, home: Path | None = None) -> None:
+    from privsgp.sites.identity import Site
+
+    v, limits = agreement.values, agreement.limits
+    rows = [
+        ("run", agreement.run),
+        (
+            "learns",
+            f"{v['config']['model']['name']}, d = {agreement.weights:,}, samples of shape {v['sample']['shape']}",
+        ),
+        ("by", f"{agreement.algorithm}, K = {v['steps']}, then {agreement.rounds - v['steps']} rounds of mixing"),
+        (
+            "graph",
+            f"{agreement.config.graph.name}, {len(agreement.links)} links, {agreement.message_bytes:,} bytes a message",
+        ),
+        (
+            "limits",
+            f"deadline {limits.deadline:g} s, staleness {limits.staleness} steps, at least {limits.fewest} sites",
+        ),
+        ("join until", v["expires"]),
+    ]
+    if agreement.relay is not None:
+        rows.append(("relay", f"{agreement.relay.name}  {agreement.relay.fingerprint}  {agreement.relay.address}"))
+    if agreement.config.seed is not None:
+        rows.append(("NOT PRIVATE", "it has a seed: a simulation that anyone can repeat"))
+    if not agreement.config.private:
+        rows.append(("NOT PRIVATE", f"{agreement.algorithm} adds no noise"))
+    try:
+        own: str | None = Site.open(_home(home)).card.identity
+    except Refused:
+        own = None
+    for i, card in enumerate(agreement.roster):
+        epsilon = "no budget" if v["epsilon"][i] is None else f"ε = {v['epsilon'][i]:g}, δ = {v['delta'][i]:g}"
+        where = card.address or "dials out only"
+        this = "  ← this site" if card.identity == own else ""
+        rows.append(
+            (
+                card.name,
+                f"{card.fingerprint}  {where}\nJ = {v['samples'][i]:,}, {epsilon}, σ = {v['sigma'][i]:.4g}{this}",
+            )
+        )
+    show(agreement.name, rows)
+
+
+def join(
+    study: Study,
+    data: Annotated[Path, typer.Option(help="This site's own .npz file: x, y (and x_test, y_test).")],
+    home: Home = None,
+    folder: Out = None,
+    device: Annotated[str, typer.Option(help="cpu, cuda, …")] = "cpu",
+    moved: Annotated[
+        bool, typer.Option("--moved", help="The run folder is from another disk or machine, no copy.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Sign an agreement and take part in its run; again after a crash, to go on."""
+    from privsgp.sites.agreement import Agreement
+    from privsgp.sites.identity import Site
+    from privsgp.sites.join import check_policy, default_out
+    from privsgp.sites.join import join as take_part
+
+    agreement, own = Agreement.read(study), Site.open(_home(home))
+    if not check_policy(own, agreement):
+        _say(f"note: there is no policy.toml in {own.home}: nothing but the agreement itself is checked")
+    if not agreement.config.private:
+        _say(f"WARNING: {agreement.algorithm} adds no noise: whoever gets a message learns about single records")
+    if agreement.config.seed is not None:
+        _say("WARNING: the agreement has a seed: this is a simulation, not private")
+    show_log()
+    try:
+        with bar(agreement.rounds) as watch:
+            summary = take_part(
+                study, data, home=own.home, out=folder, device=device, moved=moved, watch=watch, say=_say
+            )
+    except Interrupted as stopped:
+        _say(f"{stopped}; every step is kept: the same command goes on")
+        raise typer.Exit(130) from None
+    if as_json:
+        typer.echo(json.dumps(summary))
+    else:
+        _show_summary(summary, folder or default_out(agreement))
+
+
+def _show_summary(s: dict[str, Any], folder: Path) -> None:
+    own = s["site"]
+    node, m = own["node"], own["messages"]
+    spent, budget = (
+        (s["epsilon_spent"] or [None] * s["nodes"])[node],
+        (s["epsilon_budget"] or [None] * s["nodes"])[node],
+    )
+    bounded = "no budget" if budget is None else f"of {budget:g}"
+    rows = [
+        ("site", f"{own['name']}, node {node} of {s['nodes']}"),
+        ("steps", f"{s['steps']} of {s['steps_planned']}, {s['algorithm']} on {s['graph']}"),
+        ("ε spent", "no noise: not private" if spent is None else f"{spent:.4g} {bounded}, δ = {s['delta'][node]:g}"),
+        ("releases", f"{s['releases'][node]}"),
+        ("messages", f"{m['posted']} sent, {m['taken']} taken, {m['missed']} missed at a deadline"),
+        ("process", f"number {own['incarnation']} of this site"),
+        ("refused", ", ".join(f"{count} × {kind}" for kind, count in own["refused"].items()) or "nothing"),
+        ("folder", str(folder)),
+    ]
+    if s["simulation"]:
+        rows.insert(0, ("NOT PRIVATE", "a simulation: its seed is known"))
+    if s["test_accuracy"] is not None:
+        rows.insert(2, ("test accuracy", f"{s['test_accuracy']:.1%}"))
+    show(s["name"], rows)
+
+
+def status(study: Study, home: Home = None, folder: Out = None, as_json: Json = False) -> None:
+    """Show who is there, at which step, and what this site has spent."""
+    from privsgp.accounting import ledger
+    from privsgp.files import read_bytes
+    from privsgp.sites.agreement import Agreement
+    from privsgp.sites.identity import Site
+    from privsgp.sites.join import default_out
+
+    agreement, own = Agreement.read(study), Site.open(_home(home))
+    node, place = agreement.node(own), folder or default_out(agreement)
+    if not (place / "status.json").exists():
+        raise Refused(f"{place} has no status.json", "join first, or name the run's folder with --out")
+    told = json.loads(read_bytes(place / "status.json"))
+    path = place / "ledger" / f"node-{node}.jsonl"
+    charged = sum(one.charged for one in ledger.read(path)) if path.exists() else 0
+    told |= {"releases": charged, "epsilon_budget": agreement.epsilon[node]}
+    if as_json:
+        typer.echo(json.dumps(told))
+        return
+    age = time.time() - told["at"]
+    running = "running" if age < 5 else f"not running: last heard {age:.0f} s ago"
+    rows = [(f"{told['own']['name']} (this site)", f"{told['own']['phase']}, step {told['own']['step']}; {running}")]
+    for name, one in told["sites"].items():
+        there = "there" if one["there"] else "not there" + (f": {one['failure'][:60]}" if one["failure"] else "")
+        signed = "" if one["signed"] else ", has not signed"
+        rows.append((name, f"{one['phase']}, step {one['step']}; {there}{signed}"))
+    rows.append(("paid for", f"{charged} releases of {agreement.values['steps']}, ε ≤ {agreement.epsilon[node]}"))
+    rows.append(("refused", ", ".join(f"{count} × {kind}" for kind, count in told["refused"].items()) or "nothing"))
+    show(agreement.name, rows)
+
+
+def leave(study: Study, home: Home = None, folder: Out = None) -> None:
+    """Leave a run for good and tell the others; what was spent stays spent."""
+    from privsgp.sites.join import leave as go
+
+    told = go(study, home=_home(home), out=folder)
+    out.print("this site has left; the others were told" if told else "the process in the run says goodbye and ends")
+
+
+def relay(
+    study: Study,
+    home: Home = None,
+    audit: Annotated[Path, typer.Option(help="Where what is refused is written down.")] = Path("relay-audit.jsonl"),
+) -> None:
+    """Carry sealed messages between sites that cannot be dialled; for the machine whose card the study names."""
+    from privsgp.engine.stops import Stopping
+    from privsgp.sites.join import relay as carry
+
+    stopping = Stopping()
+    _say("relaying; Ctrl-C ends it. Messages are sealed: this machine cannot read them")
+    with stopping:
+        carry(study, home=_home(home), audit=audit, ended=lambda: stopping.asked)
+
+
+def doctor(study: Study, home: Home = None) -> None:
+    """Look at names, ports, certificates, clock and proxy before joining; status 1 where something is wrong."""
+    from privsgp.sites.agreement import Agreement
+    from privsgp.sites.doctor import examine
+    from privsgp.sites.identity import Site
+
+    found = examine(Site.open(_home(home)), Agreement.read(study))
+    show("doctor", [(one.what, ("" if one.fine else "✗ ") + one.text) for one in found])
+    if not all(one.fine for one in found):
+        raise typer.Exit(1)
+
+
+def _home(given: Path | None) -> Path:
+    from privsgp.sites.identity import default_home
+
+    return given or default_home()
+
+
+def _say(text: str) -> None:
+    err.print(text, soft_wrap=True)
+
+
+def _print(title: str, values: dict[str, Any], *, as_json: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps(values))
+    else:
+        show(title, [(key, str(value)) for key, value in values.items()])

@@ -1,0 +1,420 @@
+"""What all sites of a run sign: one canonical JSON file, *.study, whose SHA-256 is the run's id.
+
+It holds the shared configuration, the release, the roster (everybody's card), the graph, size and hash of x⁰, sizes
+J_i, budgets (ε_i, δ_i), noise σ_i, K, limits and an expiry. No code travels. Whoever joins makes all of it again from
+the configuration and refuses what differs: what others say about a site's own noise never changes it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime as dt
+import hashlib
+import json
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Annotated, Any
+
+import numpy as np
+from cryptography.exceptions import InvalidSignature
+from pydantic import BaseModel, ConfigDict, Field
+
+from privsgp import __version__
+from privsgp.errors import Refused
+from privsgp.files import parsed, read_bytes, replace
+from privsgp.gradients import Layout
+from privsgp.graph.assumptions import HORIZON
+from privsgp.options import Count, Options, Positive, option
+from privsgp.runs import config as configs
+from privsgp.runs.budgets import per_node
+from privsgp.runs.build import build_run, make_graph
+from privsgp.runs.problem import assembled, first_model
+from privsgp.sites.canonical import canonical
+from privsgp.sites.identity import Card, CardFile
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+    from privsgp.data import Dataset
+    from privsgp.engine.spec import RunSpec
+    from privsgp.graph import Graph
+    from privsgp.runs.config import Config
+    from privsgp.sites.identity import Site
+
+FORMAT, VERSION = "privsgp-study", 1
+ALLOWED = ("privsgp", "privsgp-vr", "privsgp-sag", "sgp")
+_LONGEST = 2**22
+_CLOSE = 1e-6  # by which noise that two sites computed may differ
+_Hex = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+_Time = Annotated[str, Field(pattern=r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ$")]
+
+
+class Limits(Options):
+    """What sites expect of each other while a run goes on."""
+
+    deadline: Positive = option(10.0, "seconds that the messages of a step are waited for")
+    staleness: Count = option(64, "steps after which a silent link's next message is waited for, however long")
+    fewest: Count = option(2, "sites that must be there for steps to be taken, oneself included")
+    transfer: Positive = option(120.0, "seconds that one message may take")
+
+
+class _Shape(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    shape: list[Annotated[int, Field(ge=1)]]
+    target: list[Annotated[int, Field(ge=1)]]
+    classes: int | None
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    weights: Annotated[int, Field(ge=1, le=2**34)]
+    x0: _Hex
+
+
+class StudyFile(BaseModel):
+    """What a *.study file must look like."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    format: str
+    version: int
+    release: str
+    name: Annotated[str, Field(pattern=r"^\w[\w.-]{0,63}$")]
+    created: _Time
+    expires: _Time
+    config: dict[str, Any]
+    roster: Annotated[list[CardFile], Field(min_length=2, max_length=1024)]
+    graph: _Hex
+    sample: _Shape
+    model: _Model
+    steps: Annotated[int, Field(ge=1)]
+    samples: list[Annotated[int, Field(ge=1)]]
+    epsilon: list[float | None]
+    delta: list[float]
+    sigma: list[float]
+    limits: Limits
+    relay: CardFile | None
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """A study that was read and is consistent in itself."""
+
+    values: dict[str, Any]
+    roster: tuple[Card, ...]
+    config: Config
+
+    @classmethod
+    def read(cls, path: Path) -> Agreement:
+        """Read a study file; refuse one that no proposer of this release can have written."""
+        try:
+            text = read_bytes(path, _LONGEST)
+        except OSError as error:
+            raise Refused(f"cannot read {path}: {error.strerror}", "name a *.study file") from error
+        values = parsed(text, StudyFile, str(path))
+        if canonical(values) != text.rstrip(b"\n"):
+            raise Refused(
+                f"{path} is not in canonical form", "use the file as it was proposed: its hash is the run's id"
+            )
+        return cls.of(values, str(path))
+
+    @classmethod
+    def of(cls, values: dict[str, Any], where: str) -> Agreement:
+        """Return the agreement that these values are."""
+        for key, expected in (("format", FORMAT), ("version", VERSION), ("release", __version__)):
+            if values[key] != expected:
+                raise Refused(
+                    f"{where}: {key} = {values[key]!r}, and this is {expected!r}", "all sites need one release"
+                )
+        roster = tuple(Card.of(card, f"{where}, roster[{at}]") for at, card in enumerate(values["roster"]))
+        config = configs.parse(values["config"])
+        if config.shared() != values["config"]:
+            raise Refused(
+                f"{where}: its configuration is not written out in full", "ask for a study that `propose` wrote"
+            )
+        agreement = cls(values, roster, config)
+        agreement._refuse_odd(where)
+        return agreement
+
+    def _refuse_odd(self, where: str) -> None:
+        n = self.config.data.nodes
+        for key in ("roster", "samples", "epsilon", "delta", "sigma"):
+            if len(self.values[key]) != n:
+                raise Refused(f"{where}: {key} has {len(self.values[key])} entries for {n} nodes", "give one per site")
+        for what in ("name", "identity"):
+            told = [getattr(card, what) for card in self.roster]
+            if twice := {value for value in told if told.count(value) > 1}:
+                raise Refused(f"{where}: two sites have the {what} {min(twice)}", "each site has its own card")
+        if self.config.data.sizes != self.values["samples"] or self.config.algorithm.steps != self.values["steps"]:
+            raise Refused(f"{where}: J_i or K differ from its configuration", "ask for a study that `propose` wrote")
+        refuse_algorithm(self.config)
+        self._refuse_limits()
+        self._refuse_unreachable()
+
+    def _refuse_limits(self) -> None:
+        limits, period = self.limits, self.graph.period or HORIZON
+        if limits.fewest > len(self.roster):
+            raise Refused(f"fewest = {limits.fewest} with {len(self.roster)} sites", "take at most their number")
+        if limits.staleness < period:
+            raise Refused(
+                f"staleness = {limits.staleness} with a graph that uses a link every {period} steps",
+                f"take at least {period}",
+            )
+
+    def _refuse_unreachable(self) -> None:
+        """Refuse a link that nobody could open."""
+        for j, i in sorted(self.links):
+            if self.is_relayed((j, i)) and self.relay is None:
+                raise Refused(
+                    f"{self.roster[j].name} sends to {self.roster[i].name}, and neither can be dialled",
+                    "give one of them an --address, name a --relay, or take a graph without this link",
+                )
+        if self.relay is not None and self.relay.address is None:
+            raise Refused(f"{self.relay.name} as a relay, which nobody can dial", "a relay needs an --address")
+
+    def is_relayed(self, link: tuple[int, int]) -> bool:
+        """Tell whether neither end of a link can be dialled."""
+        return all(self.roster[end].address is None for end in link)
+
+    @cached_property
+    def relay(self) -> Card | None:
+        """Who carries messages between sites that cannot be dialled: a member, or another site."""
+        card = self.values["relay"]
+        return None if card is None else Card.of(card, f"{self.values['name']}, relay")
+
+    @property
+    def trusted(self) -> tuple[Card, ...]:
+        """Whose certificates count: the roster's, and the relay's."""
+        known = {card.identity for card in self.roster}
+        return self.roster if self.relay is None or self.relay.identity in known else (*self.roster, self.relay)
+
+    @cached_property
+    def run(self) -> str:
+        """The hash of the agreement, which is the run's id."""
+        return hashlib.sha256(canonical(self.values)).hexdigest()
+
+    @property
+    def name(self) -> str:
+        """What people call it."""
+        return str(self.values["name"])
+
+    @property
+    def weights(self) -> int:
+        """d, the number of weights."""
+        return int(self.values["model"]["weights"])
+
+    @property
+    def message_bytes(self) -> int:
+        """The exact length of a message's body: the running sums of x and w in float64."""
+        return 8 * (self.weights + 1)
+
+    @property
+    def algorithm(self) -> str:
+        """The algorithm's name."""
+        return self.config.algorithm.name
+
+    @property
+    def epsilon(self) -> list[float | None]:
+        """ε_i of each site; None where noise is fixed by hand, or there is none."""
+        return list(self.values["epsilon"])
+
+    @property
+    def delta(self) -> list[float]:
+        """δ_i of each site."""
+        return list(self.values["delta"])
+
+    @cached_property
+    def limits(self) -> Limits:
+        """What sites expect of each other."""
+        return Limits.model_validate(self.values["limits"])
+
+    @cached_property
+    def graph(self) -> Graph:
+        """Who sends to whom."""
+        return make_graph(self.config)
+
+    @cached_property
+    def links(self) -> set[tuple[int, int]]:
+        """Every (source, target) that is ever used."""
+        return _links(self.graph)
+
+    @property
+    def rounds(self) -> int:
+        """Steps with gradients and, after them, rounds of mixing alone."""
+        return self.config.algorithm.steps + self.config.algorithm.final_mixing
+
+    def node(self, site: Site) -> int:
+        """Return which node of the run this site is."""
+        for node, card in enumerate(self.roster):
+            if card.identity == site.card.identity:
+                if card.values != site.card.values:
+                    raise Refused(
+                        f"{self.name} has another card of {site.name} than this home",
+                        "send the proposer the card that `privsgp site card` writes now",
+                    )
+                return node
+        raise Refused(f"{site.name} ({site.card.fingerprint}) is not on the roster of {self.name}", "see `agree show`")
+
+    def refuse_expired(self, now: dt.datetime | None = None) -> None:
+        """Refuse to begin after the expiry."""
+        now = now or dt.datetime.now(dt.UTC)
+        if now > _time(self.values["expires"]):
+            raise Refused(f"{self.name} has expired on {self.values['expires']}", "agree anew")
+
+    def sign(self, site: Site) -> str:
+        """Return the site's signature."""
+        return site.sign(b"agreement", self.run.encode()).hex()
+
+    def signed_by(self, node: int, signature: str) -> bool:
+        """Tell whether this is the signature of a node's site."""
+        try:
+            self.roster[node].verify(b"agreement", self.run.encode(), bytes.fromhex(signature))
+        except (InvalidSignature, ValueError):
+            return False
+        return True
+
+    def write(self, path: Path) -> None:
+        """Write the study file."""
+        replace(path, lambda temporary: temporary.write_bytes(canonical(self.values) + b"\n"))
+
+    def spec(self, dataset: Dataset, node: int, device: str = "cpu") -> RunSpec:
+        """Make the run of one node again, from its own data; refuse an agreement that says otherwise.
+
+        Guarantee: mechanism, σ and allowance of the node are calibrated here, from its own number of samples.
+        """
+        J = len(dataset.y)
+        if self.values["samples"][node] != J:
+            raise Refused(
+                f"the data has {J} samples, and {self.name} says {self.values['samples'][node]}",
+                "J is public and counted with: agree anew, with the number that is true",
+            )
+        shape = {"shape": list(dataset.x.shape[1:]), "target": list(dataset.y.shape[1:]), "classes": dataset.classes}
+        if shape != self.values["sample"]:
+            raise Refused(
+                f"the data is like {shape}, and {self.name} says {self.values['sample']}", "bring data like that"
+            )
+        config = _changed(self.config, "engine", device=device)
+        problem = assembled(config, dataset, [np.arange(J)], range(node, node + 1), self.values["samples"])
+        spec = build_run(config, problem)
+        self._refuse_other(spec)
+        return spec
+
+    def _refuse_other(self, spec: RunSpec) -> None:
+        told = {"model": _model(spec.learning.model), "graph": graph_hash(spec.graph)}
+        for key, value in told.items():
+            if value != self.values[key]:
+                raise Refused(
+                    f"{self.name}: {key} is {json.dumps(self.values[key])}, and comes out here as {json.dumps(value)}",
+                    "nothing was signed: compare the versions of privsgp, torch and NumPy with the proposer's",
+                )
+        for i, (m, agreed) in enumerate(zip(spec.protection.mechanisms, self.values["sigma"], strict=True)):
+            if abs(m.sigma - agreed) > _CLOSE * max(m.sigma, agreed):
+                raise Refused(
+                    f"{self.name}: sigma of {self.roster[i].name} is {agreed:g}, and its budget needs {m.sigma:g}",
+                    "nothing was signed: ask the proposer how it came about",
+                )
+
+
+def propose(
+    config: Config,
+    roster: Sequence[Card],
+    dataset: Dataset,
+    *,
+    name: str,
+    limits: Limits,
+    days: float = 30.0,
+    relay: Card | None = None,
+) -> Agreement:
+    """Make an agreement from a configuration and the sites' cards; of the data only the shape of samples is used."""
+    if config.data.nodes != len(roster):
+        raise Refused(f"data.nodes = {config.data.nodes} with {len(roster)} cards", "give one --site CARD per node")
+    if config.data.sizes is None:
+        raise Refused("no data.sizes", "write how many samples each site has, in the order of --site: they are public")
+    if config.algorithm.auto:
+        raise Refused(f"algorithm.{config.algorithm.auto[0]} = 'auto'", "write the number that `privsgp plan` gives")
+    refuse_algorithm(config)
+    # A step that was sent is never made again: no noise is needed for repeats.
+    sizes, config = config.data.sizes, configs.parse(_changed(config, "privacy", spare=0.0).shared())
+    sample = {"shape": list(dataset.x.shape[1:]), "target": list(dataset.y.shape[1:]), "classes": dataset.classes}
+    model, _ = first_model(config, dataset.x.shape[1:], dataset.y.shape[1:], dataset.classes)
+    now = dt.datetime.now(dt.UTC)
+    n = len(roster)
+    values = {
+        "format": FORMAT, "version": VERSION, "release": __version__, "name": name,
+        "created": _text(now), "expires": _text(now + dt.timedelta(days=days)),
+        "config": config.shared(), "roster": [card.values for card in roster],
+        "graph": graph_hash(make_graph(config)), "sample": sample, "model": _model(model),
+        "steps": config.algorithm.steps, "samples": list(sizes),
+        "epsilon": per_node(config.privacy.epsilon if config.private else None, n),
+        "delta": per_node(config.privacy.delta, n), "sigma": _sigmas(config, dataset),
+        "limits": limits.model_dump(), "relay": None if relay is None else relay.values,
+    }  # fmt: skip
+    StudyFile.model_validate(values)
+    return Agreement.of(json.loads(canonical(values)), name)
+
+
+def _sigmas(config: Config, like: Dataset) -> list[float]:
+    """Return every node's σ, calibrated from public numbers alone: the samples here are made up."""
+    J = (config.data.sizes or [1])[0]
+    blank = dataclasses.replace(
+        like, x=np.zeros((J, *like.x.shape[1:]), like.x.dtype), y=np.zeros((J, *like.y.shape[1:]), like.y.dtype),
+        x_test=None, y_test=None,
+    )  # fmt: skip
+    config = _changed(config, "engine", device="cpu")
+    problem = assembled(config, blank, [np.arange(J)], range(1), config.data.sizes or ())
+    return [m.sigma for m in build_run(config, problem).protection.mechanisms]
+
+
+def _changed(config: Config, section: str, **values: Any) -> Config:  # noqa: ANN401 - keys of the section
+    return configs.parse(config.model_dump() | {section: getattr(config, section).model_dump() | values})
+
+
+def refuse_algorithm(config: Config) -> None:
+    """Refuse what could not be gone on with after a crash, or does not send to neighbours in step."""
+    a = config.algorithm
+    if a.name not in ALLOWED:
+        raise Refused(
+            f"algorithm.name = {a.name!r} between sites: it does not send to neighbours in step by push-sum, or nobody "
+            "knows whether what it remembers survives a crash",
+            f"take {' or '.join(map(repr, ALLOWED))}",
+        )
+    if a.average != "none" and a.final_mixing:
+        raise Refused(
+            f"algorithm.average = {a.average!r} with algorithm.final_mixing = {a.final_mixing} between sites",
+            "leave one of them out: what is on its way between sites is no average",
+        )
+
+
+def graph_hash(graph: Graph) -> str:
+    """Return the SHA-256 of who sends which share to whom, over a period or, where there is none, for a while."""
+    edges = [graph.edges(k) for k in range(graph.period or HORIZON)]
+    told = [[e.source.tolist(), e.target.tolist(), e.share.tolist()] for e in edges]
+    return hashlib.sha256(canonical(told)).hexdigest()
+
+
+def _links(graph: Graph) -> set[tuple[int, int]]:
+    if graph.period is None:
+        return {(j, i) for j in range(graph.nodes) for i in range(graph.nodes) if i != j}
+    pairs: list[NDArray[np.int64]] = []
+    for k in range(graph.period):
+        edges = graph.edges(k)
+        pairs.append(np.stack([edges.source, edges.target], 1)[edges.source != edges.target])
+    return {(int(j), int(i)) for j, i in np.concatenate(pairs)}
+
+
+def _model(model: Any) -> dict[str, Any]:  # noqa: ANN401 - a module
+    x0 = Layout.of(model).flatten(model)
+    return {"weights": x0.numel(), "x0": hashlib.sha256(x0.cpu().numpy().tobytes()).hexdigest()}
+
+
+def _text(when: dt.datetime) -> str:
+    return when.strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _time(text: str) -> dt.datetime:
+    return dt.datetime.strptime(text, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=dt.UTC)

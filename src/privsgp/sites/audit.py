@@ -1,0 +1,82 @@
+"""audit.jsonl: what was refused at the border, with what proves it; each line is chained to the last.
+
+A line holds the SHA-256 of the line before it: one that was changed, removed or moved shows. Of what a peer repeats
+without end, the first lines are kept and then the powers of two, with their count: nobody can fill the disk.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import threading
+import time
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from privsgp.errors import Refused
+from privsgp.files import read_bytes
+from privsgp.sites.canonical import canonical
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_START = "0" * 64
+_ALL = 16  # lines of one kind of one peer that are all kept
+_LONGEST = 2**28
+
+
+class Audit:
+    """An append-only log of one run; several threads write to it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lock = threading.Lock()
+        self._counts: Counter[tuple[str, str]] = Counter()
+        lines = check(path) if path.exists() else []
+        self._head = hashlib.sha256(lines[-1]).hexdigest() if lines else _START
+
+    def note(self, kind: str, peer: str, what: str, **more: Any) -> None:  # noqa: ANN401 - any JSON
+        """Write a line, durably."""
+        with self._lock:
+            self._counts[kind, peer] += 1
+            count = self._counts[kind, peer]
+            if count > _ALL and count & (count - 1):
+                return
+            when = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+            line = canonical(
+                {"at": when, "kind": kind, "peer": peer, "what": what, "count": count, "prev": self._head} | more
+            )
+            with self.path.open("ab") as file:
+                file.write(line + b"\n")
+                file.flush()
+                os.fsync(file.fileno())
+            self._head = hashlib.sha256(line).hexdigest()
+
+    def counts(self) -> dict[str, int]:
+        """Return how often each kind was noted since this process began."""
+        with self._lock:
+            found: Counter[str] = Counter()
+            for (kind, _), count in self._counts.items():
+                found[kind] += count
+            return dict(found)
+
+
+def check(path: Path) -> list[bytes]:
+    """Return the lines of a log after checking the chain; a last line that a crash cut off is cut off here too."""
+    raw = read_bytes(path, _LONGEST)
+    whole, _, rest = raw.rpartition(b"\n")
+    if rest:
+        os.truncate(path, len(raw) - len(rest))
+    lines, head = whole.split(b"\n") if whole else [], _START
+    for number, line in enumerate(lines, 1):
+        try:
+            follows = json.loads(line)["prev"] == head
+        except (ValueError, TypeError, KeyError):
+            follows = False
+        if not follows:
+            raise Refused(
+                f"{path}, line {number} does not follow the line before", "keep it as it is, and ask who changed it"
+            )
+        head = hashlib.sha256(line).hexdigest()
+    return lines

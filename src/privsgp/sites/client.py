@@ -1,0 +1,224 @@
+"""Dials the other sites: says hello, brings them messages, and fetches one's own where nobody can dial this site.
+
+A thread for each site that can be dialled. Whatever fails is tried again, after 0.2 s at first and 15 s at most, with a
+new connection (so that a renewed certificate is shown) and the newest message there is then.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import random
+import threading
+import time
+from contextlib import contextmanager
+from functools import partial
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+from privsgp.sites import frames
+from privsgp.sites.canonical import canonical
+from privsgp.sites.frames import PIECE, Rejected
+from privsgp.sites.identity import tls_name
+from privsgp.sites.members import NEWEST
+from privsgp.sites.relay import Seal, collected, most, pieces
+from privsgp.sites.server import HELLO, PULL, SERVICE, receive
+from privsgp.transport import forms
+
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+import grpc
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from privsgp.sites.agreement import Agreement
+    from privsgp.sites.audit import Audit
+    from privsgp.sites.identity import Card, Site
+    from privsgp.sites.mailbox import Inbox, Outbox
+    from privsgp.sites.members import Members
+
+RELAY = -1  # in the place of a node
+_KEPT = forms.keys({"newest": forms.whole(-1)})
+BEAT = 1.0  # seconds between two hellos
+_FIRST, _LAST = 0.2, 15.0  # seconds between two attempts
+_LOG = logging.getLogger(__name__)
+
+
+class Client:
+    """A site's connections to those that can be dialled."""
+
+    def __init__(
+        self, site: Site, agreement: Agreement, node: int, inbox: Inbox, outbox: Outbox, members: Members, audit: Audit
+    ) -> None:
+        self.site, self.agreement, self.node = site, agreement, node
+        self.inbox, self.outbox, self.members, self.audit = inbox, outbox, members, audit
+        self.ended = threading.Event()
+        self.failures: dict[int, str] = {}
+        self._threads: list[threading.Thread] = []
+        self._channels: set[grpc.Channel] = set()
+        self.seal = Seal(site, agreement, node)
+        members.on_change = self._wake
+
+    def start(self) -> None:
+        """Dial everybody who can be dialled."""
+        for peer, card in enumerate(self.agreement.roster):
+            if peer == self.node or card.address is None:
+                continue
+            self._spawn(peer, self._talk)
+            if self.site.card.address is None and (peer, self.node) in self.agreement.links:
+                self._spawn(peer, self._fetch)
+        self._start_relay()
+
+    def _start_relay(self) -> None:
+        """Use the relay for links whose other end is as closed as this one."""
+        links = [link for link in self.agreement.links if self.node in link and self.agreement.is_relayed(link)]
+        if self.agreement.relay is None or not links:
+            return
+        if self.agreement.relay.identity not in [card.identity for card in self.agreement.roster]:
+            self._spawn(RELAY, self._greet_relay)
+        for j, i in links:
+            if j == self.node:
+                self._spawn(RELAY, partial(self._drop, i))
+            else:
+                self._spawn(RELAY, partial(self._collect, j))
+
+    def stop(self) -> None:
+        """End all calls."""
+        self.ended.set()
+        self._wake()
+        for channel in list(self._channels):
+            channel.close()
+        for thread in self._threads:
+            thread.join(2.0)
+
+    def _wake(self) -> None:
+        with self.outbox.changed:
+            self.outbox.changed.notify_all()
+
+    def _spawn(self, peer: int, work: Callable[[int, grpc.Channel], None]) -> None:
+        thread = threading.Thread(target=self._persist, args=(peer, work), daemon=True)
+        thread.start()
+        self._threads.append(thread)
+
+    def _persist(self, peer: int, work: Callable[[int, grpc.Channel], None]) -> None:
+        """Work with a peer until the end; begin again where that fails, later each time."""
+        name, pause = self._card(peer).name, _FIRST
+        while not self.ended.is_set():
+            try:
+                with self._opened(peer) as channel:
+                    while not self.ended.is_set():
+                        work(peer, channel)
+                        self.failures.pop(peer, None)
+                        pause = _FIRST
+            except grpc.RpcError as error:
+                self._failed(peer, f"{error.code().name}: {error.details()}")
+            except ValueError:  # the channel was closed: this is the end
+                return
+            except Rejected as rejected:
+                self.audit.note(rejected.kind, name, str(rejected), **rejected.evidence)
+                self._failed(peer, str(rejected))
+            self._pause(peer, pause * random.uniform(0.5, 1.0))  # noqa: S311 - so that not all dial at once
+            pause = min(_LAST, 2 * pause)
+
+    def _pause(self, peer: int, seconds: float) -> None:
+        """Wait before the next attempt, but no longer than until the peer is heard of."""
+        began = time.monotonic()
+        while not self.ended.wait(min(_FIRST, seconds)) and time.monotonic() - began < seconds:
+            if peer != RELAY and self.members.others[peer].heard > began:
+                return
+
+    @contextmanager
+    def _opened(self, peer: int) -> Iterator[grpc.Channel]:
+        channel = self._channel(peer)
+        self._channels.add(channel)
+        try:
+            yield channel
+        finally:
+            self._channels.discard(channel)
+            channel.close()
+
+    def _failed(self, peer: int, how: str) -> None:
+        if peer not in self.failures and not self.ended.is_set():
+            _LOG.info("%s cannot be reached: %s", self._card(peer).name, how[:200])
+        self.failures[peer] = how
+
+    def _channel(self, peer: int) -> grpc.Channel:
+        """Open a connection on which nobody but the peer can answer: its own authority is all that is trusted."""
+        card, (key, certificate) = self._card(peer), self.site.tls()
+        credentials = grpc.ssl_channel_credentials(card.authority_pem, key, certificate)
+        proxy = [("grpc.http_proxy", self.site.proxy)] if self.site.proxy else [("grpc.enable_http_proxy", 0)]
+        options = [
+            ("grpc.ssl_target_name_override", tls_name(card.name)), ("grpc.max_receive_message_length", PIECE + 4096),
+            ("grpc.keepalive_time_ms", 10000), ("grpc.keepalive_timeout_ms", 10000),
+            ("grpc.use_local_subchannel_pool", 1), *proxy,
+        ]  # fmt: skip
+        return grpc.secure_channel(card.address or "", credentials, options)
+
+    def _card(self, peer: int) -> Card:
+        relay = self.agreement.relay
+        return relay if peer == RELAY and relay is not None else self.agreement.roster[peer]
+
+    def _greet_relay(self, _peer: int, channel: grpc.Channel) -> None:
+        """Tell a relay that is no member that this site is there, and hear of others."""
+        hello = channel.unary_unary(f"/{SERVICE}/Hello")
+        self.members.learn_from_relay(_read(hello(canonical(self.members.hello(RELAY)), timeout=HELLO)))
+        self.ended.wait(BEAT)
+
+    def _drop(self, target: int, _peer: int, channel: grpc.Channel) -> None:
+        """Leave the newest message for a target at the relay."""
+        frame = self.outbox.wait(target, self.members.relay_has.get(target, -1), BEAT, self.ended.is_set)
+        step = -1 if frame is None else frame.header.step  # without one, ask what is kept: a relay may have restarted
+        asked = canonical({"run": self.agreement.run, "node": target, "after": step})
+        sealed = b"" if frame is None else self.seal.close(frame)
+        drop = channel.stream_unary(f"/{SERVICE}/Drop")
+        said = _read(drop(chain([asked], pieces(sealed)), timeout=self.agreement.limits.transfer))
+        if not _KEPT.fits(said):
+            raise Rejected("form", f"no answer: {forms.shown(said)}")
+        self.members.relay_has[target] = said["newest"]
+
+    def _collect(self, source: int, _peer: int, channel: grpc.Channel) -> None:
+        """Fetch the newest message of a source from the relay."""
+        asked = canonical({"run": self.agreement.run, "node": source, "after": self.inbox.newest(source)})
+        collect = channel.unary_stream(f"/{SERVICE}/Collect")
+        sealed = collected(collect(asked, timeout=PULL + self.agreement.limits.transfer), most(self.agreement))
+        if sealed:
+            frame = self.seal.open(source, sealed)
+            if self.inbox.is_news(frame.header, frame.signature):
+                self.inbox.put(frame)
+
+    def _talk(self, peer: int, channel: grpc.Channel) -> None:
+        """Say hello, then bring the peer what it does not have; for a beat."""
+        hello, version = channel.unary_unary(f"/{SERVICE}/Hello"), self.members.version
+        said = self.members.hello(peer)
+        self.members.learn(peer, _read(hello(canonical(said), timeout=HELLO)))
+        self.members.told[peer] = said["phase"]
+
+        def urgent() -> bool:
+            return self.ended.is_set() or self.members.version != version
+
+        frame = self.outbox.wait(peer, self.members.have_of(peer), BEAT, urgent)
+        while frame is not None and not self.ended.is_set():
+            push = channel.stream_unary(f"/{SERVICE}/Push")
+            said = _read(push(frame.pieces(), timeout=self.agreement.limits.transfer))
+            if not NEWEST.fits(said):
+                raise Rejected("form", f"no answer: {forms.shown(said)}")
+            self.members.prove(peer, said)
+            self.members.took(peer, max(said["newest"], frame.header.step))
+            frame = self.outbox.next(peer, self.members.have_of(peer))
+
+    def _fetch(self, peer: int, channel: grpc.Channel) -> None:
+        """Fetch the next message from a peer, waiting for it there."""
+        pull = channel.unary_stream(f"/{SERVICE}/Pull")
+        request = canonical({"run": self.agreement.run, "after": self.inbox.newest(peer)})
+        pieces = iter(pull(request, timeout=PULL + self.agreement.limits.transfer))
+        first = next(pieces, None)
+        if first is not None:
+            receive(self.agreement, self.node, self.inbox, peer, *frames.opened(first), pieces)
+
+
+def _read(text: bytes) -> Any:  # noqa: ANN401 - JSON
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None

@@ -1,0 +1,166 @@
+"""A message on the wire, and what is checked at the border before it is let in.
+
+A message is a header, its sender's signature of it, and the body: the running sums of x and w that one link has carried
+(transport/link.py), d + 1 float64. The header holds the body's SHA-256, so the signature is of both: two headers of one
+step with different hashes prove that their sender said two things. The length is known from the agreement; no memory is
+taken for another one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import struct
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from cryptography.exceptions import InvalidSignature
+
+from privsgp.sites.canonical import canonical
+from privsgp.transport import forms
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+    from privsgp.sites.agreement import Agreement
+    from privsgp.sites.identity import Site
+
+PIECE = 1 << 20  # bytes of a body that travel as one message of gRPC
+SIGNATURE = 64
+_HEAD = struct.Struct("<H")
+_MOST_HEADER = 1024
+_HASH = forms.text("[0-9a-f]{64}", "a SHA-256")
+_FORM = forms.keys(
+    {
+        "run": _HASH, "source": forms.whole(), "target": forms.whole(), "incarnation": forms.whole(1),
+        "step": forms.whole(), "length": forms.whole(), "sha256": _HASH,
+    }
+)  # fmt: skip
+_LARGEST = math.sqrt(np.finfo(np.float64).max)
+
+
+class Rejected(Exception):
+    """What a peer sent is not let in; `kind` is for counting, the text for people."""
+
+    def __init__(self, kind: str, what: str, evidence: dict[str, Any] | None = None) -> None:
+        super().__init__(what)
+        self.kind, self.evidence = kind, evidence or {}
+
+
+@dataclass(frozen=True)
+class Header:
+    """Whose message this is, over which link, of which step and of what."""
+
+    run: str
+    source: int
+    target: int
+    incarnation: int  # how often the sender's process has been started
+    step: int
+    length: int
+    sha256: str
+
+    def text(self) -> bytes:
+        """Return what is signed."""
+        return canonical(asdict(self))
+
+    @classmethod
+    def read(cls, text: bytes) -> Header:
+        """Read a header; whatever is not one is rejected."""
+        try:
+            said: dict[str, Any] = json.loads(text) if len(text) <= _MOST_HEADER else {}
+        except (ValueError, RecursionError):
+            said = {}
+        if not _FORM.fits(said):
+            raise Rejected("form", f"a header that is none: {forms.shown(text[:120].decode(errors='replace'))}")
+        return cls(**said)
+
+
+@dataclass(frozen=True)
+class Frame:
+    """A message: its header, signed, and its body."""
+
+    header: Header
+    signature: bytes
+    body: bytes | bytearray | memoryview
+
+    @classmethod
+    def make(cls, site: Site, header: Header, body: bytes) -> Frame:
+        """Sign a message."""
+        return cls(header, site.sign(b"message", header.text()), body)
+
+    def pieces(self) -> Iterator[bytes]:
+        """Yield what goes over a stream: the head, then the body a piece at a time."""
+        text = self.header.text()
+        yield _HEAD.pack(len(text)) + text + self.signature
+        view = memoryview(self.body)
+        for at in range(0, len(view), PIECE):
+            yield bytes(view[at : at + PIECE])
+
+    def sums(self) -> NDArray[np.float64]:
+        """Return the running sums that the body is."""
+        return np.frombuffer(self.body, np.float64)
+
+    def evidence(self) -> dict[str, str]:
+        """Return what proves to anybody who said this: the signed header."""
+        return {"header": self.header.text().decode(), "signature": self.signature.hex()}
+
+
+def body_of(sums: NDArray[np.float64]) -> tuple[bytes, str]:
+    """Return sums as a body, and its SHA-256."""
+    body = np.ascontiguousarray(sums, np.dtype("<f8")).tobytes()
+    return body, hashlib.sha256(body).hexdigest()
+
+
+def opened(piece: bytes) -> tuple[Header, bytes]:
+    """Read the first piece of a stream: the header and its signature."""
+    if len(piece) < _HEAD.size or len(piece) != _HEAD.size + (size := _HEAD.unpack(piece[: _HEAD.size])[0]) + SIGNATURE:
+        raise Rejected("form", f"a first piece of {len(piece)} bytes")
+    return Header.read(piece[_HEAD.size : _HEAD.size + size]), piece[_HEAD.size + size :]
+
+
+def refuse_head(agreement: Agreement, peer: int, node: int, header: Header, signature: bytes) -> None:
+    """Reject a header that is not the peer's, of this run, over a link to this node, and of the agreed length."""
+    expected = {"run": agreement.run, "source": peer, "target": node, "length": agreement.message_bytes}
+    for key, value in expected.items():
+        if getattr(header, key) != value:
+            raise Rejected(key, f"{key} = {forms.shown(getattr(header, key))}, where {value} was expected")
+    if (peer, node) not in agreement.links:
+        raise Rejected("link", "a message over a link that the graph does not have")
+    if header.step >= agreement.rounds:
+        raise Rejected("step", f"step {header.step} of {agreement.rounds}")
+    try:
+        agreement.roster[peer].verify(b"message", header.text(), signature)
+    except InvalidSignature:
+        raise Rejected("signature", "a header that its sender did not sign") from None
+
+
+def read_body(header: Header, pieces: Iterator[bytes]) -> bytearray:
+    """Collect a body of exactly the length that the header, which was checked, says; count across the stream."""
+    body, filled = bytearray(header.length), 0
+    for piece in pieces:
+        if filled + len(piece) > header.length:
+            raise Rejected("length", f"more than the {header.length} bytes that were agreed on")
+        body[filled : filled + len(piece)] = piece
+        filled += len(piece)
+    if filled != header.length:
+        raise Rejected("length", f"{filled} of {header.length} bytes")
+    return body
+
+
+def refuse_body(frame: Frame, before: NDArray[np.float64] | None, nodes: int) -> None:
+    """Reject sums that no link can have carried: `before` are those of the newest message that was let in.
+
+    Guarantee: what is let in is finite and can be squared, and brings 0 < Δw ≤ n.
+    """
+    if hashlib.sha256(frame.body).hexdigest() != frame.header.sha256:
+        raise Rejected("hash", "a body that is not the one its header names")
+    sums = frame.sums()
+    brought = sums if before is None else sums - before
+    if not bool(np.all(np.abs(brought) <= _LARGEST)):  # not so where one is not a number
+        raise Rejected("not finite", f"a message of step {frame.header.step} that can be no model")
+    if not 0 < brought[-1] <= nodes * (1 + 1e-9):
+        raise Rejected("weight", f"Δw = {brought[-1]:g} at step {frame.header.step}: it lies in (0, {nodes}]")

@@ -1,0 +1,397 @@
+"""A site's identity: keys that stay at home, and the card that others get.
+
+An Ed25519 key *is* the site: it signs agreements and messages, and endorses all other keys. gRPC's TLS takes no Ed25519
+certificates, so the site is also a small certificate authority of its own: a P-256 key, in the card, whose only use is
+to issue the certificate that TLS shows, and to renew it (`rotate`) while nobody else has to do anything. An X25519 key
+is for what only two sites may read.
+
+Guarantee: the private halves are in files that their owner alone can read, in a folder that their owner alone can
+enter; nothing here prints or sends them.
+"""
+
+from __future__ import annotations
+
+import base64
+import datetime as dt
+import hashlib
+import os
+import re
+import stat
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Any
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+from pydantic import BaseModel, ConfigDict, Field
+
+from privsgp.errors import Refused
+from privsgp.files import parsed, read_bytes, replace
+from privsgp.sites.canonical import canonical
+
+CARD = "privsgp-card"
+_LONGEST = 2**16  # bytes of a card
+_NAME = re.compile(r"[a-z][a-z0-9-]{0,30}")
+_ADDRESS = re.compile(r"(\[[0-9a-fA-F:]+\]|[A-Za-z0-9.-]+):(\d{1,5})")
+_PROXY = re.compile(r"http://[^\s/]+:\d{1,5}/?")
+_DAY = dt.timedelta(days=1)
+_AUTHORITY_DAYS, _TLS_DAYS = 3650, 90
+_FILES = ("identity.key", "authority.key", "exchange.key", "tls.key")  # private
+_Hex = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+
+
+class CardFile(BaseModel):
+    """What a card must look like."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    format: str
+    version: int
+    name: Annotated[str, Field(pattern=r"^[a-z][a-z0-9-]{0,30}$")]
+    identity: _Hex
+    exchange: _Hex
+    authority: Annotated[str, Field(max_length=4096)]
+    address: Annotated[str, Field(max_length=300)] | None
+    endorsement: Annotated[str, Field(pattern=r"^[0-9a-f]{128}$")]
+
+
+@dataclass(frozen=True)
+class Card:
+    """The public halves of a site's keys, its name, and where it can be reached: None where nobody can dial in."""
+
+    values: dict[str, Any]
+
+    @classmethod
+    def read(cls, path: Path) -> Card:
+        """Read and check a card file."""
+        try:
+            text = read_bytes(path, _LONGEST)
+        except OSError as error:
+            raise Refused(f"cannot read the card {path}: {error.strerror}", "name a NAME.card file") from error
+        return cls.of(parsed(text, CardFile, str(path)), str(path))
+
+    @classmethod
+    def of(cls, values: dict[str, Any], where: str) -> Card:
+        """Return the card that these values are, if its site endorsed all of them.
+
+        Guarantee: name, address and keys are those that the holder of the identity key signed.
+        """
+        card = cls(values)
+        if (values["format"], values["version"]) != (CARD, 1):
+            raise Refused(
+                f"{where} is of format {values['format']!r}", "ask the site for the file that `site card` writes"
+            )
+        signed = {key: value for key, value in values.items() if key != "endorsement"}
+        try:
+            card.verify(b"card", canonical(signed), bytes.fromhex(values["endorsement"]))
+            _authority(card)
+        except (InvalidSignature, ValueError) as error:
+            raise Refused(
+                f"{where}: its keys are not endorsed by the identity {card.fingerprint}",
+                "it was changed on the way: ask the site for its card again, and compare fingerprints by telephone",
+            ) from error
+        return card
+
+    @property
+    def name(self) -> str:
+        """What the site calls itself."""
+        return str(self.values["name"])
+
+    @property
+    def address(self) -> str | None:
+        """HOST:PORT, None where the site only dials out."""
+        found: str | None = self.values["address"]
+        return found
+
+    @property
+    def identity(self) -> str:
+        """The identity key, in hexadecimal digits."""
+        return str(self.values["identity"])
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """What people compare by telephone."""
+        return fingerprint(bytes.fromhex(self.identity))
+
+    @cached_property
+    def authority(self) -> x509.Certificate:
+        """The certificate of the site's own authority."""
+        return x509.load_pem_x509_certificate(self.values["authority"].encode())
+
+    @property
+    def authority_pem(self) -> bytes:
+        """The same, as TLS wants it."""
+        return str(self.values["authority"]).encode()
+
+    def verify(self, purpose: bytes, text: bytes, signature: bytes) -> None:
+        """Raise InvalidSignature unless the site signed this for this purpose."""
+        key = Ed25519PublicKey.from_public_bytes(bytes.fromhex(self.identity))
+        key.verify(signature, _to_sign(purpose, text))
+
+    def issued(self, certificate: x509.Certificate) -> bool:
+        """Tell whether a TLS certificate was issued by this site's authority, and for this site."""
+        try:
+            certificate.verify_directly_issued_by(self.authority)
+        except (ValueError, TypeError, InvalidSignature):
+            return False
+        names = certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
+        return [name.value for name in names] == [self.name]
+
+    def write(self, path: Path) -> None:
+        """Write the card file."""
+        replace(path, lambda temporary: temporary.write_bytes(canonical(self.values) + b"\n"))
+
+
+def _authority(card: Card) -> None:
+    """Raise ValueError unless the card's certificate is a P-256 authority's of that name."""
+    names = card.authority.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
+    key = card.authority.public_key()
+    if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1):
+        raise ValueError("not a P-256 key")  # noqa: TRY004 - of a card, not of an argument
+    if [name.value for name in names] != [f"{card.name} authority"]:
+        raise ValueError("another name")
+
+
+def fingerprint(public: bytes) -> str:
+    """Return 120 bits of a key's SHA-256 in groups that can be read out: letters and digits without 0, 1, 8, 9."""
+    text = base64.b32encode(hashlib.sha256(b"privsgp/fingerprint/" + public).digest())[:24].decode()
+    return "-".join(text[at : at + 4] for at in range(0, 24, 4))
+
+
+def _to_sign(purpose: bytes, text: bytes) -> bytes:
+    """Return what is signed: a signature for one purpose is none for another."""
+    return b"privsgp/" + purpose + b"/1\n" + text
+
+
+def default_home() -> Path:
+    """Return where a site's keys are: $PRIVSGP_SITE, else ~/.config/privsgp/site."""
+    if own := os.environ.get("PRIVSGP_SITE"):
+        return Path(own)
+    base = os.environ.get("XDG_CONFIG_HOME")
+    return (Path(base) if base else Path.home() / ".config") / "privsgp" / "site"
+
+
+class Site:
+    """The site whose keys are in a home folder."""
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+
+    @classmethod
+    def create(
+        cls, home: Path, name: str, *, address: str | None, listen: str | None = None, proxy: str | None = None
+    ) -> Site:
+        """Make keys, a certificate and a card; refuse a folder that has some already."""
+        if not _NAME.fullmatch(name):
+            raise Refused(f"--name {name}", "take small letters, digits and '-', at most 31, a letter first")
+        for option, value in (("address", address), ("listen", listen)):
+            if value is not None and not is_address(value):
+                raise Refused(f"--{option} {value}", "write HOST:PORT")
+        if proxy is not None and not _PROXY.fullmatch(proxy):
+            raise Refused(f"--proxy {proxy}", "write http://HOST:PORT: a proxy that answers HTTP CONNECT")
+        if (home / "identity.key").exists():
+            raise Refused(f"{home} is the home of a site already", "see `privsgp site show`, or choose another --home")
+        home.mkdir(mode=0o700, parents=True, exist_ok=True)
+        home.chmod(0o700)
+        site = cls(home)
+        identity, authority, exchange = Ed25519PrivateKey.generate(), _p256(), X25519PrivateKey.generate()
+        for file, key in (("authority.key", authority), ("exchange.key", exchange)):
+            site._keep(file, _private_pem(key))
+        certificate = _certificate(
+            f"{name} authority", authority, authority, f"{name} authority", _AUTHORITY_DAYS, ca=True
+        )
+        _write(home / "authority.crt", _pem(certificate))
+        site._keep("site.json", canonical({"name": name, "listen": listen or address, "proxy": proxy}))
+        site._card(identity, name, address, exchange, certificate).write(home / "own.card")
+        site.rotate()
+        site._keep("identity.key", _private_pem(identity))  # last: with it there is a site
+        return site
+
+    @classmethod
+    def open(cls, home: Path) -> Site:
+        """Return the site that lives in a folder; refuse keys that others could read."""
+        site = cls(home)
+        if not (home / "identity.key").exists():
+            raise Refused(f"{home} is no home of a site", "make one with `privsgp site init`, or name it with --home")
+        for path in (home, *(home / file for file in _FILES)):
+            status = path.stat() if path.exists() else None
+            if status is None:
+                raise Refused(f"{path} is missing", "put the site's home folder back as it was")
+            if status.st_uid != os.geteuid() or stat.S_IMODE(status.st_mode) & 0o077:
+                raise Refused(
+                    f"{path} is open to others (mode {stat.S_IMODE(status.st_mode):o})",
+                    "nobody else may read these keys: chmod -R go= the folder, and ask who could read them until now",
+                )
+        return site
+
+    @cached_property
+    def card(self) -> Card:
+        """The card for others."""
+        return Card.read(self.home / "own.card")
+
+    @property
+    def name(self) -> str:
+        """What the site calls itself."""
+        return self.card.name
+
+    @property
+    def listen(self) -> str | None:
+        """HOST:PORT to listen at; None for a site that only dials out."""
+        return None if self.card.address is None else str(self._settings["listen"])
+
+    @property
+    def proxy(self) -> str | None:
+        """The HTTP CONNECT proxy through which the site dials."""
+        found: str | None = self._settings["proxy"]
+        return found
+
+    @cached_property
+    def _settings(self) -> dict[str, Any]:
+        return parsed(read_bytes(self.home / "site.json", _LONGEST), _SiteFile, str(self.home / "site.json"))
+
+    def sign(self, purpose: bytes, text: bytes) -> bytes:
+        """Sign a text for a purpose with the identity key."""
+        return self._identity.sign(_to_sign(purpose, text))
+
+    def exchange(self, public: X25519PublicKey) -> bytes:
+        """Return the secret that this site and the holder of another X25519 key have in common."""
+        key = self._load("exchange.key")
+        if not isinstance(key, X25519PrivateKey):
+            raise Refused(f"{self.home / 'exchange.key'} is no X25519 key", "put the home folder back as it was")
+        return key.exchange(public)
+
+    @cached_property
+    def _identity(self) -> Ed25519PrivateKey:
+        key = self._load("identity.key")
+        if not isinstance(key, Ed25519PrivateKey):
+            raise Refused(
+                f"{self.home / 'identity.key'} is no Ed25519 key", "put the site's home folder back as it was"
+            )
+        return key
+
+    def tls(self) -> tuple[bytes, bytes]:
+        """Return the key and certificate that TLS shows, in PEM; read anew, since they may have been renewed.
+
+        A certificate without its key would stop all connections: both are in one file, written whole.
+        """
+        both = read_bytes(self.home / "tls.key", _LONGEST)
+        at = both.index(b"-----BEGIN CERTIFICATE-----")
+        return both[:at], both[at:]
+
+    @property
+    def certificate(self) -> x509.Certificate:
+        """The certificate that TLS shows now."""
+        return x509.load_pem_x509_certificate(self.tls()[1])
+
+    def rotate(self, days: float = _TLS_DAYS) -> None:
+        """Make a new TLS key and certificate under the same identity; peers accept them at once."""
+        name, authority, key = self.card.name, self._load("authority.key"), _p256()
+        if not isinstance(authority, ec.EllipticCurvePrivateKey):
+            raise Refused(f"{self.home / 'authority.key'} is no P-256 key", "put the home folder back as it was")
+        certificate = _certificate(name, key, authority, f"{name} authority", days)
+        self._keep("tls.key", _private_pem(key) + _pem(certificate))
+
+    def _card(
+        self, identity: Ed25519PrivateKey, name: str, address: str | None, exchange: X25519PrivateKey,
+        certificate: x509.Certificate,
+    ) -> Card:  # fmt: skip
+        values = {
+            "format": CARD,
+            "version": 1,
+            "name": name,
+            "identity": identity.public_key().public_bytes_raw().hex(),
+            "exchange": exchange.public_key().public_bytes_raw().hex(),
+            "authority": _pem(certificate).decode(),
+            "address": address,
+        }
+        return Card(values | {"endorsement": identity.sign(_to_sign(b"card", canonical(values))).hex()})
+
+    def _load(self, file: str) -> object:
+        try:
+            return serialization.load_pem_private_key(read_bytes(self.home / file, _LONGEST), None)
+        except ValueError as error:
+            raise Refused(f"{self.home / file} is damaged", "put the site's home folder back as it was") from error
+
+    def _keep(self, file: str, text: bytes) -> None:
+        _write(self.home / file, text)
+
+
+class _SiteFile(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    name: str
+    listen: str | None
+    proxy: str | None
+
+
+def is_address(text: str) -> bool:
+    """Tell whether a text is HOST:PORT."""
+    found = _ADDRESS.fullmatch(text)
+    return found is not None and int(found[2]) < 2**16
+
+
+def tls_name(name: str) -> str:
+    """Return the name that a site's TLS certificate is for: it says who is there, not at which address."""
+    return f"{name}.sites.privsgp.internal"
+
+
+def _write(path: Path, text: bytes) -> None:
+    """Write a file for its owner alone, whole or not at all."""
+
+    def save(temporary: Path) -> None:
+        temporary.touch(0o600)
+        temporary.write_bytes(text)
+
+    replace(path, save)
+
+
+def _p256() -> ec.EllipticCurvePrivateKey:
+    return ec.generate_private_key(ec.SECP256R1())
+
+
+def _private_pem(key: Ed25519PrivateKey | X25519PrivateKey | ec.EllipticCurvePrivateKey) -> bytes:
+    return key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+
+
+def _pem(certificate: x509.Certificate) -> bytes:
+    return certificate.public_bytes(serialization.Encoding.PEM)
+
+
+def _certificate(
+    name: str, key: ec.EllipticCurvePrivateKey, issuer_key: ec.EllipticCurvePrivateKey, issuer: str, days: float,
+    *, ca: bool = False,
+) -> x509.Certificate:  # fmt: skip
+    """Return a certificate, valid since yesterday: clocks of sites differ."""
+    now = dt.datetime.now(dt.UTC)
+    usage = x509.KeyUsage(
+        digital_signature=not ca, key_cert_sign=ca, crl_sign=ca, content_commitment=False, key_encipherment=False,
+        data_encipherment=False, key_agreement=False, encipher_only=False, decipher_only=False,
+    )  # fmt: skip
+    made = (
+        x509.CertificateBuilder()
+        .subject_name(_named(name))
+        .issuer_name(_named(issuer))
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - max(_DAY, -2 * days * _DAY))
+        .not_valid_after(now + days * _DAY)
+        .add_extension(x509.BasicConstraints(ca=ca, path_length=0 if ca else None), critical=True)
+        .add_extension(usage, critical=True)
+    )
+    if not ca:
+        both = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
+        made = made.add_extension(x509.SubjectAlternativeName([x509.DNSName(tls_name(name))]), critical=False)
+        made = made.add_extension(x509.ExtendedKeyUsage(both), critical=False)
+    return made.sign(issuer_key, hashes.SHA256())
+
+
+def _named(name: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])

@@ -1,0 +1,460 @@
+"""A site's part in a run, from the study file to its own model: check, sign, wait for the others, train, see them off.
+
+`join` again after whatever happened goes on from the last commit. Joining a run that is finished here serves others
+that are not, until everybody has what he needs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import logging
+import os
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from privsgp import data, models
+from privsgp.engine import checkpoint, witness
+from privsgp.engine.folder import Folder, write_tensors
+from privsgp.engine.stops import Stopping
+from privsgp.errors import Interrupted, Refused
+from privsgp.files import read_bytes, write, write_json
+from privsgp.gradients import Layout
+from privsgp.runs.train import MODEL_VERSION, PRIVATE_TEST, PUBLIC_TEST, SUMMARY_VERSION, versions
+from privsgp.sites import policy as policies
+from privsgp.sites.agreement import Agreement
+from privsgp.sites.audit import Audit
+from privsgp.sites.canonical import canonical
+from privsgp.sites.client import Client
+from privsgp.sites.identity import Site
+from privsgp.sites.mailbox import Inbox, Outbox, depth
+from privsgp.sites.members import Members
+from privsgp.sites.relay import Relay
+from privsgp.sites.server import Server
+from privsgp.sites.trainer import SiteTrainer
+from privsgp.sites.transport import SitesTransport
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from privsgp.engine.spec import RunSpec
+    from privsgp.engine.trainer import Outcome, Watcher
+
+_LOG = logging.getLogger(__name__)
+_LONGEST = 2**24
+_TICK = 0.1
+_NOBODY = -1  # the node of a relay that is no member
+_GOODBYE = 5.0  # seconds in which a site that leaves tells the others
+_FAREWELL = 3.0  # deadlines after which a site that is not there is not waited for at the end
+
+
+@dataclass
+class Network:
+    """A site's connections during a run."""
+
+    site: Site
+    agreement: Agreement
+    node: int
+    audit: Audit
+    members: Members
+    inbox: Inbox
+    outbox: Outbox
+    server: Server
+    client: Client
+
+    @classmethod
+    def make(cls, site: Site, agreement: Agreement, folder: Folder) -> Network:
+        """Prepare connections; nothing is opened yet."""
+        node, kept = agreement.node(site), depth(agreement)
+        audit = Audit(folder.path / "audit.jsonl")
+        members = Members(agreement, node, _incarnation(folder), agreement.sign(site))
+        inbox, outbox = Inbox(agreement, node, kept), Outbox(kept)
+        about = (site, agreement, node, inbox, outbox, members, audit)
+        relays = agreement.relay is not None and agreement.relay.identity == site.card.identity
+        server = Server(*about, relay=Relay() if relays else None)
+        return cls(site, agreement, node, audit, members, inbox, outbox, server, Client(*about))
+
+    @contextlib.contextmanager
+    def opened(self) -> Iterator[None]:
+        """Listen and dial."""
+        if self.site.listen is not None:
+            self.server.start(self.site.listen)
+        self.client.start()
+        try:
+            yield
+        finally:
+            self.client.stop()
+            self.server.stop()
+
+
+def join(
+    study: Path, file: Path, *, home: Path, out: Path | None = None, device: str = "cpu", moved: bool = False,
+    watch: Watcher | None = None, say: Callable[[str], None] = lambda _text: None,
+) -> dict[str, Any]:  # fmt: skip
+    """Take part in a run until it ends, and return the site's summary."""
+    site, agreement = Site.open(home), Agreement.read(study)
+    node = agreement.node(site)
+    folder = Folder(out or default_out(agreement), f"-{node}-{node}")
+    folder.refuse_unless_writable()
+    _refuse_left(folder)
+    if folder.summary.exists():
+        return _serve_again(site, agreement, folder, say)
+    if not folder.checkpoint.exists():
+        agreement.refuse_expired()
+    check_policy(site, agreement)
+    spec = _spec(agreement, file, node, device)
+    with folder.locked():
+        _settle(folder, agreement, spec, moved=moved)
+        _remember_signature(site, agreement)
+        network = Network.make(site, agreement, folder)
+        transport = SitesTransport(
+            site,
+            agreement,
+            node,
+            network.inbox,
+            network.outbox,
+            network.members,
+            folder.path / "private" / "taken.jsonl",
+        )
+        trainer = SiteTrainer(spec, folder, transport, watch)
+        _take_up_links(folder, transport)
+        _leave_on_request(folder, trainer)
+        _keep_signatures(network, folder)
+        with network.opened(), _status(network, folder):
+            try:
+                _wait_for_signatures(network, folder, say, trainer.stopping)
+                network.members.phase = "training"
+                outcome = trainer.run()
+            except Interrupted as stopped:
+                stopped.kept = True
+                if _asked_to_leave(folder).exists():
+                    _goodbye(network, folder)
+                raise
+            summary = _finish(network, folder, spec, outcome)
+            network.members.phase = "finished"
+            _see_off(network, transport, say)
+        return summary
+
+
+def default_out(agreement: Agreement) -> Path:
+    """Return where a run lies where nothing is said."""
+    return Path("runs") / f"{agreement.name}-{agreement.run[:8]}"
+
+
+def check_policy(site: Site, agreement: Agreement) -> bool:
+    """Refuse what the site's policy.toml does not allow; tell whether there is one."""
+    policy = policies.read(site.home / "policy.toml")
+    if policy is None:
+        return False
+    others = [one["epsilon"] or 0.0 for one in signed_before(site) if one["run"] != agreement.run]
+    policies.refuse_against(policy, agreement, agreement.node(site), sum(others))
+    return True
+
+
+def signed_before(site: Site) -> list[dict[str, Any]]:
+    """Return the runs that this home has signed: run, name, ε and δ of each."""
+    path = site.home / "signed.jsonl"
+    try:
+        return [json.loads(line) for line in read_bytes(path, _LONGEST).splitlines()] if path.exists() else []
+    except ValueError as error:
+        raise Refused(f"{path} cannot be read: it says what was promised", "restore it from a copy") from error
+
+
+def _remember_signature(site: Site, agreement: Agreement) -> None:
+    """Note what is promised, durably and before the signature leaves."""
+    if agreement.run in [one["run"] for one in signed_before(site)]:
+        return
+    node = agreement.node(site)
+    line = {
+        "run": agreement.run,
+        "name": agreement.name,
+        "epsilon": agreement.epsilon[node],
+        "delta": agreement.delta[node],
+    }
+    descriptor = os.open(site.home / "signed.jsonl", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    try:
+        os.write(descriptor, canonical(line) + b"\n")
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _spec(agreement: Agreement, file: Path, node: int, device: str) -> RunSpec:
+    config = agreement.config
+    dataset = data.load(str(file), task=models.task(config.model.loss), classes=config.data.classes)
+    spec = agreement.spec(dataset, node, device)
+    place = hashlib.sha256(f"privsgp/layout/site/{file.resolve()}".encode()).hexdigest()
+    return dataclasses.replace(spec, layout=place, share_metrics=spec.simulation)
+
+
+def _settle(folder: Folder, agreement: Agreement, spec: RunSpec, *, moved: bool) -> None:
+    """Make the run's folder, or refuse one of another run, and a copy."""
+    secret = spec.algorithm.private and not spec.simulation
+    if folder.config.exists() and secret:
+        witness.refuse_copy(folder, moved=moved)
+    folder.prepare()
+    folder.identify(versions(), None, agreement.run)
+    if folder.run != agreement.run:
+        raise Refused(f"{folder.path} belongs to another run", "choose another one with --out")
+    if secret:
+        witness.settle(folder)
+    agreement.write(folder.path / "agreement.study")
+    write(folder.config, agreement.config.toml())
+
+
+def _incarnation(folder: Folder) -> int:
+    """Count the processes of this site in this run, durably."""
+    path = folder.path / "private" / "incarnation"
+    number = 1 + (int(read_bytes(path, 64)) if path.exists() else 0)
+    write(path, str(number))
+    return number
+
+
+def _keep_signatures(network: Network, folder: Folder) -> None:
+    """Keep signatures and goodbyes in the run folder, and take up those that are there."""
+    path, members = folder.path / "signatures.json", network.members
+    if path.exists():
+        kept = json.loads(read_bytes(path, _LONGEST))
+        with members.changed:
+            members._sign({str(i): one["signature"] for i, one in enumerate(kept["sites"]) if one["signature"]})
+            members._leave({str(i): one["left"] for i, one in enumerate(kept["sites"]) if one["left"]})
+
+    def keep() -> None:
+        with members.changed:
+            signatures, left = dict(members.signatures), dict(members.left)
+        sites = [
+            {"name": card.name, "identity": card.identity, "signature": signatures.get(i), "left": left.get(i)}
+            for i, card in enumerate(network.agreement.roster)
+        ]
+        with _KEEPING:
+            write_json(path, {"run": network.agreement.run, "sites": sites})
+
+    members.keep = keep
+    keep()
+
+
+_KEEPING = threading.Lock()
+
+
+def _wait_for_signatures(network: Network, folder: Folder, say: Callable[[str], None], stopping: Stopping) -> None:
+    """Wait until all have signed: before that no step is taken."""
+    said = ""
+    with stopping:
+        while missing := network.members.unsigned():
+            if (text := f"waiting for the signature of {', '.join(missing)}") != said:
+                say(said := text)
+            if stopping.asked or _asked_to_leave(folder).exists():
+                raise Interrupted(0)
+            time.sleep(_TICK)
+    if said:
+        say("all have signed")
+
+
+def _finish(network: Network, folder: Folder, spec: RunSpec, outcome: Outcome) -> dict[str, Any]:
+    """Write the site's model and its summary."""
+    layout, node = Layout.of(spec.learning.model), network.node
+    tensors = {name: value.contiguous().cpu() for name, value in layout.views(outcome.state.z[0]).items()}
+    write_tensors(folder.node(node), tensors, {"privsgp": f"model {MODEL_VERSION}"})
+    summary = _summary(network, spec, outcome)
+    write_json(folder.summary, summary)
+    return summary
+
+
+def _summary(network: Network, spec: RunSpec, outcome: Outcome) -> dict[str, Any]:
+    """Return what came out at this site: its own ε by its own ledger, and of others what was agreed on."""
+    agreement, node, p = network.agreement, network.node, spec.protection
+    n, last, private = spec.nodes, outcome.metrics[-1], spec.algorithm.private
+    epsilon = p.epsilon(node, outcome.releases[0]) if private else None
+    own: list[Any] = [None] * n
+    releases, spent = [*own], [*own]
+    releases[node], spent[node] = outcome.releases[0], epsilon
+    return {
+        "version": SUMMARY_VERSION, "name": agreement.name, "simulation": spec.simulation,
+        "algorithm": spec.algorithm.name, "trust": spec.settings.trust, "graph": spec.graph.name, "nodes": n,
+        "steps": outcome.steps, "steps_planned": spec.steps, "ended": None, "model": spec.final_model.text,
+        "weights": None if spec.weights is None else list(spec.weights), "dim": agreement.weights,
+        "test_accuracy": last.get("test_accuracy"), "test_loss": last.get("test_loss"),
+        "epsilon_spent": spent if private else None,
+        "epsilon_budget": list(p.budgets) if private and p.budgets[0] is not None else None,
+        "delta": list(p.deltas) if private else None, "sigma": [m.sigma for m in p.mechanisms],
+        "noise": spec.noise.name, "samples": [m.samples for m in p.mechanisms], "releases": releases,
+        "reported": [i for i in range(n) if i != node], "relation": p.relation, "accountant": p.accountant,
+        "test_data": PUBLIC_TEST if spec.share_metrics else PRIVATE_TEST,
+        "virtual_seconds": spec.clock.at(outcome.steps),
+        "bytes_sent": outcome.bytes_sent, "faults": None, "seconds": round(outcome.seconds, 0),
+        "finished": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "site": {
+            "name": network.site.name, "node": node, "run": agreement.run, "w": float(outcome.state.w[0]),
+            "incarnation": network.members.incarnation, "messages": outcome.faults, "refused": network.audit.counts(),
+            "roster": [{"name": card.name, "fingerprint": card.fingerprint} for card in agreement.roster],
+        },
+    }  # fmt: skip
+
+
+def _see_off(network: Network, transport: SitesTransport, say: Callable[[str], None]) -> None:
+    """Stay until all have what they need of this site; of those who are not there, not for long."""
+    members, patience = network.members, _FAREWELL * network.agreement.limits.deadline
+    began, said, stopping = time.monotonic(), "", Stopping()
+    with stopping:
+        while waiting := [
+            i for link, i in enumerate(transport.targets) if not members.is_served(i, int(transport.last[link]))
+        ]:
+            if stopping.asked or (not any(map(members.is_there, waiting)) and time.monotonic() - began > patience):
+                names = ", ".join(network.agreement.roster[i].name for i in waiting)
+                say(f"{names} may still need this site's last message: join again when they are back")
+                return
+            text = f"finished; serving {', '.join(network.agreement.roster[i].name for i in waiting)}"
+            if text != said:
+                say(said := text)
+            time.sleep(_TICK)
+        _until_heard(network, "finished")
+
+
+def _serve_again(site: Site, agreement: Agreement, folder: Folder, say: Callable[[str], None]) -> dict[str, Any]:
+    """Serve the last messages of a run that is finished here."""
+    summary: dict[str, Any] = json.loads(read_bytes(folder.summary))
+    with folder.locked():
+        network = Network.make(site, agreement, folder)
+        transport = SitesTransport(
+            site, agreement, network.node, network.inbox, network.outbox, network.members,
+            folder.path / "private" / "taken.jsonl",
+        )  # fmt: skip
+        _take_up_links(folder, transport)
+        _keep_signatures(network, folder)
+        network.members.phase = "finished"
+        with network.opened(), _status(network, folder):
+            transport.serve()
+            _see_off(network, transport, say)
+    return summary
+
+
+def _take_up_links(folder: Folder, transport: SitesTransport) -> None:
+    """Take up what earlier processes had taken from links: what arrives is compared with it, from the first moment."""
+    if folder.checkpoint.exists():
+        checkpoint.verified(folder.checkpoint, transport.agreement.run)
+        checkpoint.load_arrays(folder.checkpoint, {f"links.{k}": v for k, v in transport.arrays().items()})
+        transport.restored()
+
+
+def _asked_to_leave(folder: Folder) -> Path:
+    return folder.path / "private" / "leaving"
+
+
+def _left(folder: Folder) -> Path:
+    return folder.path / "private" / "left"
+
+
+def _refuse_left(folder: Folder) -> None:
+    if _left(folder).exists():
+        raise Refused(f"{folder.path}: this site has left the run for good", "agree on a new one")
+
+
+def _leave_on_request(folder: Folder, trainer: SiteTrainer) -> None:
+    """Let `privsgp leave` stop a process that is in the run."""
+    trainer._network.stop = lambda: trainer.stopping.asked or _asked_to_leave(folder).exists()
+
+
+def leave(study: Path, *, home: Path, out: Path | None = None) -> bool:
+    """Leave a run for good; tell whether the others could be told here, and not by the process that is in the run."""
+    site, agreement = Site.open(home), Agreement.read(study)
+    node = agreement.node(site)
+    folder = Folder(out or default_out(agreement), f"-{node}-{node}")
+    if not folder.config.exists():
+        raise Refused(f"{folder.path} holds no run of {agreement.name}", "name its folder with --out")
+    _refuse_left(folder)
+    _asked_to_leave(folder).touch()
+    try:
+        with folder.locked():
+            network = Network.make(site, agreement, folder)
+            _keep_signatures(network, folder)
+            with network.opened():
+                _goodbye(network, folder)
+    except Refused as refused:
+        if "in use by another process" not in refused.what:
+            raise
+        return False
+    return True
+
+
+def _goodbye(network: Network, folder: Folder) -> None:
+    """Sign that this site leaves, and tell who can be told."""
+    members = network.members
+    with members.changed:
+        members.left[network.node] = network.site.sign(b"leave", network.agreement.run.encode()).hex()
+    members.phase = "left"
+    members.keep()
+    _left(folder).touch()
+    _until_heard(network, "left")
+
+
+def _until_heard(network: Network, phase: str) -> None:
+    """Stay until all who are there know what this site does, for some seconds at most."""
+    until = time.monotonic() + _GOODBYE
+    time.sleep(2 * _TICK)
+    while time.monotonic() < until and not network.members.have_heard(phase):
+        time.sleep(_TICK)
+
+
+def relay(study: Path, *, home: Path, audit: Path, ended: Callable[[], bool]) -> None:
+    """Carry sealed messages of a run between sites that cannot be dialled, until the end is asked for."""
+    site, agreement = Site.open(home), Agreement.read(study)
+    if agreement.relay is None or agreement.relay.values != site.card.values:
+        raise Refused(f"{site.name} is not the relay of {agreement.name}", "see `privsgp agree show`")
+    if site.card.identity in [card.identity for card in agreement.roster]:
+        raise Refused(f"{site.name} is a member of {agreement.name}", "its `privsgp join` relays too")
+    members, nothing = Members(agreement, _NOBODY, 1, ""), Inbox(agreement, _NOBODY, 1)
+    server = Server(site, agreement, _NOBODY, nothing, Outbox(1), members, Audit(audit), relay=Relay())
+    server.start(site.listen or "")
+    try:
+        while not ended():
+            time.sleep(_TICK)
+    finally:
+        server.stop()
+
+
+@contextlib.contextmanager
+def _status(network: Network, folder: Folder) -> Iterator[None]:
+    """Keep status.json up to date, for `privsgp status`."""
+    ended = threading.Event()
+
+    def keep() -> None:
+        while not ended.wait(0.5):
+            _write_status(network, folder)
+
+    thread = threading.Thread(target=keep, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+        _write_status(network, folder)
+
+
+def _write_status(network: Network, folder: Folder) -> None:
+    members, roster, now = network.members, network.agreement.roster, time.monotonic()
+    sites = {}
+    with members.changed:
+        for i, m in members.others.items():
+            age = now - m.heard
+            sites[roster[i].name] = {
+                "step": m.step, "phase": "left" if i in members.left else m.phase, "there": members.is_there(i),
+                "heard_seconds_ago": round(age, 1) if age < 1e5 else None, "signed": i in members.signatures,
+                "failure": network.client.failures.get(i),
+            }  # fmt: skip
+        own = {"name": roster[network.node].name, "step": members.step, "phase": members.phase, "pid": os.getpid()}
+    told = {
+        "run": network.agreement.run,
+        "at": time.time(),
+        "own": own,
+        "sites": sites,
+        "refused": network.audit.counts(),
+    }
+    temporary = folder.path / "private" / "status.new"
+    temporary.write_text(json.dumps(told))
+    temporary.replace(folder.path / "status.json")

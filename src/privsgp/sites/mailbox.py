@@ -1,0 +1,147 @@
+"""What waits to be sent and what has arrived: for each link the newest message, and of small ones a few before it.
+
+Messages are state: the newest makes all before it needless, so nobody has to keep more than one. Where there is room a
+few are kept, so that a site which is a moment behind takes the message of its own step and not a later one: a run that
+nothing disturbs is then, to the last bit, the one that a single process would have made.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+from privsgp.sites.frames import Frame, Rejected, refuse_body
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from privsgp.sites.agreement import Agreement
+    from privsgp.sites.frames import Header
+
+_SMALL = 1 << 20  # bytes of a message of which more than the newest is kept
+
+
+def depth(agreement: Agreement) -> int:
+    """Return how many messages of a link are kept."""
+    return len(agreement.roster) + 1 if agreement.message_bytes <= _SMALL else 2
+
+
+class Outbox:
+    """The messages that are to be sent to each target; they are posted when they are durable, and not before."""
+
+    def __init__(self, kept: int) -> None:
+        self.kept = kept
+        self.changed = threading.Condition()
+        self._frames: dict[int, list[Frame]] = {}
+
+    def post(self, frame: Frame) -> None:
+        """Let a message be sent; it stands for all before it."""
+        with self.changed:
+            frames = self._frames.setdefault(frame.header.target, [])
+            frames.append(frame)
+            del frames[: -self.kept]
+            self.changed.notify_all()
+
+    def next(self, target: int, after: int) -> Frame | None:
+        """Return the oldest message that is kept of those after a step; None where there is none."""
+        with self.changed:
+            return next((frame for frame in self._frames.get(target, ()) if frame.header.step > after), None)
+
+    def wait(self, target: int, after: int, seconds: float, ended: Callable[[], bool]) -> Frame | None:
+        """Return such a message, waiting for it for some time."""
+        until = time.monotonic() + seconds
+        with self.changed:
+            while (
+                (frame := self.next(target, after)) is None and not ended() and (left := until - time.monotonic()) > 0
+            ):
+                self.changed.wait(min(left, 0.5))
+            return frame
+
+    def newest(self, target: int) -> int:
+        """Return the step of the newest message to a target, −1 before the first."""
+        with self.changed:
+            frames = self._frames.get(target)
+            return frames[-1].header.step if frames else -1
+
+
+class Inbox:
+    """The messages that have arrived over each link and were not taken yet, behind the border."""
+
+    def __init__(self, agreement: Agreement, node: int, kept: int) -> None:
+        self.agreement, self.node, self.kept = agreement, node, kept
+        self.changed = threading.Condition()
+        self._frames: dict[int, list[Frame]] = {}
+        self._last: dict[int, Frame] = {}  # the newest of each source, taken or not
+        self._taken: dict[int, tuple[int, NDArray[np.float64]]] = {}  # step and sums of the newest that was taken
+        self._incarnation: dict[int, int] = {}
+
+    def restore(self, source: int, step: int, sums: NDArray[np.float64]) -> None:
+        """Note what an earlier process of this site had taken from a link."""
+        with self.changed:
+            self._taken[source] = step, sums
+
+    def newest(self, source: int) -> int:
+        """Return the step of the newest message from a source, −1 before the first."""
+        with self.changed:
+            last = self._last.get(source)
+            return last.header.step if last is not None else self._taken.get(source, (-1, None))[0]
+
+    def proof(self, source: int) -> dict[str, Any]:
+        """Return what this site has of a source: the step, and the source's own signed word for it."""
+        with self.changed:
+            last = self._last.get(source)
+            return {"newest": self.newest(source), "proof": None if last is None else last.evidence()}
+
+    def is_news(self, header: Header, signature: bytes) -> bool:
+        """Tell, before the body is read, whether a message is newer than all that came; reject two of one step.
+
+        Guarantee: of one link and step, one message is ever let in.
+        """
+        with self.changed:
+            last = self._last.get(header.source)
+            if last is not None and last.header.step == header.step and last.header.sha256 != header.sha256:
+                other = Frame(header, signature, b"").evidence()
+                raise Rejected(
+                    "equivocation", f"two messages of step {header.step}", {"first": last.evidence(), "second": other}
+                )
+            news = header.step > self.newest(header.source)
+            if news and header.incarnation < self._incarnation.get(header.source, 0):
+                seen = self._incarnation[header.source]
+                raise Rejected(
+                    "incarnation", f"step {header.step} of process {header.incarnation}, after one of process {seen}"
+                )
+            return news
+
+    def put(self, frame: Frame) -> None:
+        """Let a message in, after all checks; one that has become old meanwhile is dropped."""
+        source = frame.header.source
+        with self.changed:
+            if not self.is_news(frame.header, frame.signature):
+                return
+            last = self._last.get(source)
+            before = last.sums() if last is not None else self._taken.get(source, (-1, None))[1]
+            refuse_body(frame, before, len(self.agreement.roster))
+            self._last[source] = frame
+            self._incarnation[source] = frame.header.incarnation
+            frames = self._frames.setdefault(source, [])
+            frames.append(frame)
+            del frames[: -self.kept]
+            self.changed.notify_all()
+
+    def take(self, k: int) -> list[Frame]:
+        """Return what is to be added at step k, older steps first: of each link the newest up to k, else a later."""
+        taken = []
+        with self.changed:
+            for source, frames in self._frames.items():
+                if not frames:
+                    continue
+                upto = [frame for frame in frames if frame.header.step <= k]
+                frame = upto[-1] if upto else frames[-1]
+                self._frames[source] = [one for one in frames if one.header.step > frame.header.step]
+                self._taken[source] = frame.header.step, frame.sums()
+                taken.append(frame)
+        return sorted(taken, key=lambda frame: (frame.header.step, frame.header.source))

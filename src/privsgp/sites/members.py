@@ -1,0 +1,241 @@
+"""Who is there: every site's signature, its step, when it was last heard of, and who has left for good.
+
+Sites say hello to everybody they can dial, every second or so. A hello also tells what the speaker heard of others, so
+that two sites that cannot dial each other know of each other. Nothing of it touches anybody's noise or budget: whoever
+lies about a third site can make others wait or go on, no more. Signatures and goodbyes are signed by whom they are of.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from cryptography.exceptions import InvalidSignature
+
+from privsgp.sites.frames import Header, Rejected
+from privsgp.transport import forms
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from privsgp.sites.agreement import Agreement
+
+PHASES = ("signing", "training", "paused", "mixing", "finished", "left")
+_SIGNATURE = forms.text("[0-9a-f]{128}", "a signature")
+_PHASE = forms.text("|".join(PHASES), "a phase")
+_PROOF = forms.keys({"header": forms.text(r"[\x20-\x7e]{2,1024}", "a header"), "signature": _SIGNATURE})
+NEWEST = forms.keys({"newest": forms.whole(-1), "proof": forms.perhaps(_PROOF)})
+_SILENCE = 4.0  # seconds without a hello after which a site does not count as there, or the deadline if that is longer
+_LONG_AGO = 1e6
+
+
+def _by_node(form: forms.Form, nodes: int) -> forms.Form:
+    known = {str(node) for node in range(nodes)}
+
+    def fits(said: object) -> bool:
+        return isinstance(said, dict) and said.keys() <= known and all(map(form.fits, said.values()))
+
+    return forms.Form(f"by node: {form.text}", fits)
+
+
+def hello_form(nodes: int) -> forms.Form:
+    """Say what a hello must look like."""
+    steps = _by_node(forms.whole(), nodes)
+    return forms.keys(
+        {
+            "run": forms.text("[0-9a-f]{64}", "a run"), "incarnation": forms.whole(1), "step": forms.whole(),
+            "phase": _PHASE, "have": steps, "durable": steps, "signatures": _by_node(_SIGNATURE, nodes),
+            "left": _by_node(_SIGNATURE, nodes), "heard": _by_node(forms.real(0.0, _LONG_AGO), nodes),
+            "yours": NEWEST,
+        }
+    )  # fmt: skip
+
+
+@dataclass
+class Member:
+    """What is known of a site."""
+
+    heard: float = -_LONG_AGO  # on the monotonic clock
+    step: int = 0
+    phase: str = "signing"
+    incarnation: int = 0
+    have: dict[str, int] = field(default_factory=dict)  # by source: newest step that it has
+    durable: dict[str, int] = field(default_factory=dict)  # by source: newest step that it will have after a crash
+
+
+class Members:
+    """All sites of a run, as one of them knows them; several threads ask and tell."""
+
+    def __init__(self, agreement: Agreement, node: int, incarnation: int, signature: str) -> None:
+        self.agreement, self.node, self.incarnation = agreement, node, incarnation
+        self.changed = threading.Condition()
+        self.others = {i: Member() for i in range(len(agreement.roster)) if i != node}
+        self.signatures = {node: signature} if node >= 0 else {}
+        self.relay_has: dict[int, int] = {}  # by target: the step of this site's message that the relay keeps for it
+        self.left: dict[int, str] = {}
+        self.step, self._phase = 0, "signing"
+        self.told: dict[int, str] = {}  # the phase that a site was last told of
+        self.version = 0  # grows when there is something that others should hear soon
+        self.on_change: Callable[[], None] = lambda: None
+        self.proven: dict[int, int] = {}  # by target: a step of this site's that it has shown to have
+        self.proof: Callable[[int], dict[str, Any]] = lambda _peer: {"newest": -1, "proof": None}
+        self.posted: Callable[[int], int] = lambda _peer: -1
+        self.have: Callable[[], dict[str, int]] = dict
+        self.durable: Callable[[], dict[str, int]] = dict
+        self.keep: Callable[[], None] = lambda: None  # called when a signature or a goodbye came
+        self._form = hello_form(len(agreement.roster))
+        self._silence = max(_SILENCE, agreement.limits.deadline)
+
+    @property
+    def phase(self) -> str:
+        """What this site is doing."""
+        return self._phase
+
+    @phase.setter
+    def phase(self, now: str) -> None:
+        before, self._phase = self._phase, now
+        if before != now:
+            self.version += 1
+            self.on_change()
+
+    def have_heard(self, phase: str) -> bool:
+        """Tell whether all sites that are there, and in touch with this one, know what it is doing."""
+        closed = self.node >= 0 and self.agreement.roster[self.node].address is None
+        touch = [i for i in self.others if not closed or self.agreement.roster[i].address is not None]
+        return all(self.told.get(i) == phase for i in touch if self.is_there(i))
+
+    def hello(self, peer: int) -> dict[str, Any]:
+        """Return what this site says to a peer: of itself, of others, and what it has of the peer's."""
+        have, durable, now = self.have(), self.durable(), time.monotonic()
+        with self.changed:
+            ages = {str(i): now - m.heard for i, m in self.others.items()}
+            return {
+                "run": self.agreement.run, "incarnation": self.incarnation, "step": self.step, "phase": self.phase,
+                "have": have, "durable": durable,
+                "signatures": {str(i): one for i, one in self.signatures.items()},
+                "left": {str(i): one for i, one in self.left.items()},
+                "heard": {i: age for i, age in ages.items() if age < _LONG_AGO / 2},
+                "yours": self.proof(peer),
+            }  # fmt: skip
+
+    def learn(self, peer: int, said: object) -> None:
+        """Take in what a peer says; reject what is no hello of this run."""
+        if not self._form.fits(said) or not isinstance(said, dict):
+            raise Rejected("form", f"no hello: {forms.shown(said)}")
+        if said["run"] != self.agreement.run:
+            raise Rejected("run", f"a hello of run {said['run'][:16]}…: it has another agreement")
+        with self.changed:
+            member = self.others[peer]
+            if said["incarnation"] < member.incarnation:
+                raise Rejected("incarnation", f"process {said['incarnation']} after {member.incarnation}")
+            member.heard, member.incarnation = time.monotonic(), said["incarnation"]
+            member.step, member.phase = said["step"], said["phase"]
+            member.have, member.durable = said["have"], said["durable"]
+            self.prove(peer, said["yours"])
+            self._hear_of(said["heard"])
+            news = self._sign(said["signatures"]) | self._leave(said["left"])
+            self.changed.notify_all()
+        if news:
+            self.keep()
+
+    def learn_from_relay(self, said: object) -> None:
+        """Take in what a relay that is no member says of members."""
+        if not self._form.fits(said) or not isinstance(said, dict) or said["run"] != self.agreement.run:
+            raise Rejected("form", f"no hello: {forms.shown(said)}")
+        with self.changed:
+            self._hear_of(said["heard"])
+            news = self._sign(said["signatures"]) | self._leave(said["left"])
+            self.changed.notify_all()
+        if news:
+            self.keep()
+
+    def prove(self, peer: int, said: dict[str, Any]) -> None:
+        """Note which message of this site's a peer has, where it is later than what this process has sent.
+
+        A site that was put back to an older copy learns of it here. The word of a peer is not enough for that: it has
+        to show what this site signed.
+        """
+        if said["newest"] <= max(self.posted(peer), self.proven.get(peer, -1)) or said["proof"] is None:
+            return
+        text = said["proof"]["header"].encode()
+        header = Header.read(text)
+        try:
+            self.agreement.roster[self.node].verify(b"message", text, bytes.fromhex(said["proof"]["signature"]))
+        except InvalidSignature:
+            raise Rejected("signature", "a proof of what this site sent that it did not sign") from None
+        if (header.run, header.source, header.target) == (self.agreement.run, self.node, peer):
+            self.proven[peer] = max(header.step, self.proven.get(peer, -1))
+
+    def _hear_of(self, ages: dict[str, float]) -> None:
+        now = time.monotonic()
+        for node, age in ages.items():
+            if int(node) in self.others:
+                member = self.others[int(node)]
+                member.heard = max(member.heard, now - age)
+
+    def _sign(self, signatures: dict[str, str]) -> bool:
+        """Take in signatures that are right and new; anybody may bring them."""
+        new = {int(i): one for i, one in signatures.items() if int(i) not in self.signatures}
+        right = {i: one for i, one in new.items() if self.agreement.signed_by(i, one)}
+        self.signatures |= right
+        return bool(right)
+
+    def _leave(self, goodbyes: dict[str, str]) -> bool:
+        new = {int(i): one for i, one in goodbyes.items() if int(i) not in self.left and int(i) != self.node}
+        right = {i: one for i, one in new.items() if self.said_goodbye(i, one)}
+        self.left |= right
+        return bool(right)
+
+    def said_goodbye(self, node: int, signature: str) -> bool:
+        """Tell whether a node's site signed that it leaves for good."""
+        try:
+            self.agreement.roster[node].verify(b"leave", self.agreement.run.encode(), bytes.fromhex(signature))
+        except (InvalidSignature, ValueError):
+            return False
+        return True
+
+    def is_there(self, node: int) -> bool:
+        """Tell whether a site was heard of lately."""
+        with self.changed:
+            return node not in self.left and time.monotonic() - self.others[node].heard <= self._silence
+
+    def count(self) -> int:
+        """Return how many sites are there, this one included."""
+        return 1 + sum(map(self.is_there, self.others))
+
+    def gone(self) -> set[int]:
+        """Return who has left for good."""
+        with self.changed:
+            return set(self.left)
+
+    def unsigned(self) -> list[str]:
+        """Return the names of those whose signature is missing."""
+        with self.changed:
+            return [card.name for i, card in enumerate(self.agreement.roster) if i not in self.signatures]
+
+    def heard(self, peer: int) -> None:
+        """Note that a peer is there."""
+        with self.changed:
+            self.others[peer].heard = time.monotonic()
+            self.changed.notify_all()
+
+    def have_of(self, target: int) -> int:
+        """Return the newest step of this site's that a target said it has, −1 for none."""
+        with self.changed:
+            return self.others[target].have.get(str(self.node), -1)
+
+    def took(self, target: int, step: int) -> None:
+        """Note that a target has a message of this site's."""
+        with self.changed:
+            self.others[target].have[str(self.node)] = step
+            self.others[target].heard = time.monotonic()
+
+    def is_served(self, target: int, step: int) -> bool:
+        """Tell whether a target needs nothing more from this site, whose last message is of `step`."""
+        with self.changed:
+            m = self.others[target]
+            if self.agreement.is_relayed((self.node, target)):
+                return target in self.left or self.relay_has.get(target, -1) >= step
+            return target in self.left or m.phase == "finished" or m.durable.get(str(self.node), -1) >= step

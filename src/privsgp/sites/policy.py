@@ -1,0 +1,85 @@
+"""policy.toml: what a site allows, whoever asks. It lies in its home, and is checked before anything is signed."""
+
+from __future__ import annotations
+
+import tomllib
+from typing import TYPE_CHECKING, Annotated
+
+from pydantic import Field, ValidationError
+
+from privsgp.errors import Refused
+from privsgp.files import read_bytes
+from privsgp.options import Count, Options, Positive, option
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from privsgp.sites.agreement import Agreement
+
+_LONGEST = 2**16
+_ROUNDING = 1e-9
+
+
+class Policy(Options):
+    """What an agreement may ask of a site; a key that is left out allows everything."""
+
+    epsilon_run: Positive | None = option(None, "largest ε of one run")
+    epsilon_total: Positive | None = option(None, "largest sum of the ε of all runs that this home has signed")
+    delta_run: Annotated[float, Field(gt=0, lt=1)] | None = option(None, "largest δ of one run")
+    algorithms: list[str] | None = option(None, "algorithms that may be run")
+    weights: Count | None = option(None, "largest number of weights of a model")
+    peers: list[str] | None = option(None, "fingerprints of the sites with whom to learn")
+    fewest: Count | None = option(None, "least number of sites that must be there while steps are taken")
+    simulation: bool = option(
+        default=True, meaning="whether agreements with a seed, which protect nothing, may be signed"
+    )
+
+
+def read(path: Path) -> Policy | None:
+    """Read a site's policy; None where it has none."""
+    if not path.exists():
+        return None
+    try:
+        return Policy.model_validate(tomllib.loads(read_bytes(path, _LONGEST).decode()))
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        key = ".".join(map(str, first["loc"]))
+        raise Refused(
+            f"{path}: {key} = {first['input']!r}: {first['msg']}", f"known keys: {', '.join(Policy.model_fields)}"
+        ) from error
+    except (ValueError, RecursionError, OSError) as error:
+        raise Refused(f"{path} is not TOML: {error}", "mend it: without it this site signs nothing") from error
+
+
+def refuse_against(policy: Policy, agreement: Agreement, node: int, signed: float) -> None:
+    """Refuse an agreement that asks for more than the policy allows; `signed`: Σε of all other runs that were signed.
+
+    Guarantee: after this, ε and δ that the site would promise are within its policy, by its own count.
+    """
+    epsilon, delta = agreement.epsilon[node], agreement.delta[node]
+    asked = {
+        "epsilon_run": (epsilon, policy.epsilon_run), "delta_run": (delta, policy.delta_run),
+        "epsilon_total": (None if epsilon is None else epsilon + signed, policy.epsilon_total),
+        "weights": (agreement.weights, policy.weights),
+    }  # fmt: skip
+    for key, (value, most) in asked.items():
+        if most is not None and (value is None or value > most * (1 + _ROUNDING)):
+            so_far = f" ({signed:g} of it in runs signed before)" if key == "epsilon_total" and signed else ""
+            said = "no ε at all" if value is None else f"{value:g}{so_far}"
+            raise _refused(f"{key} = {most:g}, and the agreement asks for {said}")
+    if policy.algorithms is not None and agreement.algorithm not in policy.algorithms:
+        raise _refused(f"algorithms = {policy.algorithms}, and the agreement's is {agreement.algorithm!r}")
+    if policy.fewest is not None and agreement.limits.fewest < policy.fewest:
+        raise _refused(f"fewest = {policy.fewest}, and the agreement goes on with {agreement.limits.fewest} sites")
+    if not policy.simulation and agreement.config.seed is not None:
+        raise _refused(f"simulation = false, and the agreement has the seed {agreement.config.seed}")
+    for card in agreement.roster if policy.peers is not None else ():
+        if card is not agreement.roster[node] and card.fingerprint not in (policy.peers or ()):
+            raise _refused(f"peers does not name {card.fingerprint} ({card.name})")
+
+
+def _refused(what: str) -> Refused:
+    return Refused(
+        f"policy.toml: {what}",
+        "nothing was signed: ask for another agreement, or have the policy changed by whom it is",
+    )

@@ -1,0 +1,125 @@
+"""Carries messages between two sites that nobody can dial, without being able to read, change or make any.
+
+A message is sealed by its sender for its receiver: encrypted with a key that only the two can compute (X25519 of the
+keys on their cards), and inside it is signed like any other. The relay keeps the newest of each link, in memory. It
+sees who sends to whom, when, and how much; it can lose messages, hold them back and show old ones, which are ignored.
+"""
+
+from __future__ import annotations
+
+import struct
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PublicKey
+from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+from privsgp.sites import frames
+from privsgp.sites.frames import PIECE, Frame, Rejected
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from privsgp.sites.agreement import Agreement
+    from privsgp.sites.identity import Site
+
+_NONCE = struct.Struct(
+    "<IQ"
+)  # incarnation and step: the two name what is sealed, and never come again with other bytes
+_HEAD = struct.Struct("<I")
+_ROOM = 2048  # bytes of a sealed message besides its body
+
+Link = tuple[int, int]
+
+
+def most(agreement: Agreement) -> int:
+    """Return how long a sealed message may be."""
+    return agreement.message_bytes + _ROOM
+
+
+class Seal:
+    """What two sites need to write to each other past others."""
+
+    def __init__(self, site: Site, agreement: Agreement, node: int) -> None:
+        self.site, self.agreement, self.node = site, agreement, node
+
+    def close(self, frame: Frame) -> bytes:
+        """Seal a message for its target."""
+        head, link = next(frame.pieces()), (frame.header.source, frame.header.target)
+        nonce = _NONCE.pack(frame.header.incarnation, frame.header.step)
+        text = _HEAD.pack(len(head)) + head + bytes(frame.body)
+        return nonce + self._cipher(link).encrypt(nonce, text, self._about(link))
+
+    def open(self, source: int, sealed: bytes | bytearray) -> Frame:
+        """Open a message that a source has sealed for this site; whatever is none is rejected."""
+        link = source, self.node
+        try:
+            nonce = bytes(sealed[: _NONCE.size])
+            text = self._cipher(link).decrypt(nonce, bytes(sealed[_NONCE.size :]), self._about(link))
+        except (InvalidTag, ValueError):
+            raise Rejected("seal", "a sealed message that its sender did not seal, or that was changed") from None
+        size = _HEAD.size + _HEAD.unpack_from(text)[0]
+        header, signature = frames.opened(text[_HEAD.size : size])
+        if nonce != _NONCE.pack(header.incarnation, header.step):
+            raise Rejected("seal", "a message under another one's seal")
+        frames.refuse_head(self.agreement, source, self.node, header, signature)
+        return Frame(header, signature, frames.read_body(header, iter([text[size:]])))
+
+    def _cipher(self, link: Link) -> ChaCha20Poly1305:
+        """Return the cipher of a link: each direction has a key of its own."""
+        other = link[0] if link[1] == self.node else link[1]
+        public = X25519PublicKey.from_public_bytes(bytes.fromhex(self.agreement.roster[other].values["exchange"]))
+        secret = self.site.exchange(public)
+        info = b"privsgp/seal/1/" + self._about(link)
+        return ChaCha20Poly1305(HKDF(hashes.SHA256(), 32, bytes.fromhex(self.agreement.run), info).derive(secret))
+
+    def _about(self, link: Link) -> bytes:
+        return f"{self.agreement.run}/{link[0]}/{link[1]}".encode()
+
+
+class Relay:
+    """The newest sealed message of each link."""
+
+    def __init__(self) -> None:
+        self.changed = threading.Condition()
+        self._slots: dict[Link, tuple[int, bytes]] = {}
+
+    def put(self, link: Link, step: int, sealed: bytes) -> None:
+        """Keep a message, if it is newer."""
+        with self.changed:
+            if step > self.newest(link):
+                self._slots[link] = step, sealed
+                self.changed.notify_all()
+
+    def newest(self, link: Link) -> int:
+        """Return the step of the message of a link, −1 where there is none."""
+        with self.changed:
+            return self._slots.get(link, (-1, b""))[0]
+
+    def wait(self, link: Link, after: int, seconds: float, ended: Callable[[], bool]) -> bytes | None:
+        """Return the message of a link that is newer than a step, waiting for it for some time."""
+        until = time.monotonic() + seconds
+        with self.changed:
+            while self.newest(link) <= after and not ended() and (left := until - time.monotonic()) > 0:
+                self.changed.wait(min(left, 0.5))
+            return self._slots[link][1] if self.newest(link) > after else None
+
+
+def pieces(text: bytes) -> Iterator[bytes]:
+    """Yield a text a piece at a time."""
+    for at in range(0, len(text), PIECE):
+        yield text[at : at + PIECE]
+
+
+def collected(parts: Iterator[bytes], limit: int) -> bytes:
+    """Put pieces together, up to a limit."""
+    text = bytearray()
+    for part in parts:
+        if len(text) + len(part) > limit:
+            raise Rejected("length", f"more than {limit} bytes of a sealed message")
+        text += part
+    return bytes(text)

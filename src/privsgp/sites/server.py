@@ -1,0 +1,272 @@
+"""The door of a site: gRPC with mutual TLS, raw bytes, and nobody in but the roster.
+
+Three calls: `Hello` (who is where), `Push` (a member brings its newest message), `Pull` (a member that nobody can dial
+fetches its own). The trust store is the roster: a certificate counts only if the authority in a member's card issued
+it, for that member. Each member has one stream of a kind; a new one ends the one before. Every call has an end, and a
+connection that does not speak TLS is closed after seconds. What is refused goes into the audit log; who has no
+certificate of the roster is turned away by TLS itself, which tells nobody.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+from cryptography import x509
+
+from privsgp.errors import Refused
+from privsgp.sites import frames
+from privsgp.sites import relay as relays
+from privsgp.sites.canonical import canonical
+from privsgp.sites.frames import PIECE, Frame, Rejected
+from privsgp.transport import forms
+
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what matters is said in this program's words
+import grpc
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from privsgp.sites.agreement import Agreement
+    from privsgp.sites.audit import Audit
+    from privsgp.sites.identity import Card, Site
+    from privsgp.sites.mailbox import Inbox, Outbox
+    from privsgp.sites.members import Members
+    from privsgp.sites.relay import Relay
+
+SERVICE = "privsgp.Sites"
+HANDSHAKE = 5.0  # seconds for TLS
+HELLO = 10.0
+PULL = 15.0  # seconds that a member may wait for a message that is not there yet
+_ROOM = 4096  # bytes of a message of gRPC's besides a piece
+_MOST_HELLO = 1 << 18
+_PULL_FORM = forms.keys({"run": forms.text("[0-9a-f]{64}", "a run"), "after": forms.whole(-1)})
+_DROP_FORM = forms.keys({"run": forms.text("[0-9a-f]{64}", "a run"), "node": forms.whole(), "after": forms.whole(-1)})
+_BYE = 2.0
+_CUT = ("form", "length")  # what half a message looks like
+
+
+class Server:
+    """A site's server during a run."""
+
+    def __init__(
+        self,
+        site: Site,
+        agreement: Agreement,
+        node: int,
+        inbox: Inbox,
+        outbox: Outbox,
+        members: Members,
+        audit: Audit,
+        relay: Relay | None = None,
+    ) -> None:
+        self.relay = relay
+        self.site, self.agreement, self.node = site, agreement, node
+        self.inbox, self.outbox, self.members, self.audit = inbox, outbox, members, audit
+        self.ended = threading.Event()
+        self._streams: dict[tuple[int, str], _Stream] = {}
+        self._lock = threading.Lock()
+        self._roots = b"".join(card.authority_pem for card in agreement.trusted)
+        self._server: grpc.Server | None = None
+
+    def start(self, listen: str) -> None:
+        """Listen; refuse an address that is taken."""
+        calls = 3 * len(self.agreement.roster) + 4 + (0 if self.relay is None else 2 * len(self.agreement.links))
+        options = [
+            ("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", PIECE + _ROOM),
+            ("grpc.server_handshake_timeout_ms", int(1000 * HANDSHAKE)), ("grpc.max_concurrent_streams", 64),
+            ("grpc.http2.min_recv_ping_interval_without_data_ms", 5000), ("grpc.keepalive_time_ms", 20000),
+            ("grpc.keepalive_timeout_ms", 10000), ("grpc.keepalive_permit_without_calls", 1),
+        ]  # fmt: skip
+        self._server = grpc.server(ThreadPoolExecutor(calls, "server"), options=options, maximum_concurrent_rpcs=calls)
+        handlers = {"Hello": grpc.unary_unary_rpc_method_handler(self._hello)}
+        if self.node >= 0:
+            handlers["Push"] = grpc.stream_unary_rpc_method_handler(self._push)
+            handlers["Pull"] = grpc.unary_stream_rpc_method_handler(self._pull)
+        if self.relay is not None:
+            handlers["Drop"] = grpc.stream_unary_rpc_method_handler(self._drop)
+            handlers["Collect"] = grpc.unary_stream_rpc_method_handler(self._collect)
+        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
+        credentials = grpc.dynamic_ssl_server_credentials(
+            self._certificates(), self._certificates, require_client_authentication=True
+        )
+        try:
+            self._server.add_secure_port(listen, credentials)
+        except RuntimeError as error:
+            raise Refused(
+                f"cannot listen at {listen}", "is the port taken, or not this machine's? see --listen"
+            ) from error
+        self._server.start()
+
+    def stop(self) -> None:
+        """End all calls and close the door."""
+        self.ended.set()
+        if self._server is not None:
+            self._server.stop(_BYE).wait(_BYE)
+
+    def _certificates(self) -> grpc.ServerCertificateConfiguration:
+        """Return key, certificate and trust store; asked at every connection: a renewed one is used at once."""
+        return grpc.ssl_server_certificate_configuration([self.site.tls()], self._roots)
+
+    def _hello(self, request: bytes, context: grpc.ServicerContext) -> bytes:
+        peer = self._who(context)
+        with self._border(peer, context):
+            self.members.learn(peer, _read(request, _MOST_HELLO))
+        said = self.members.hello(peer)
+        self.members.told[peer] = said["phase"]
+        return canonical(said)
+
+    def _push(self, pieces: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
+        """Let a member's message in; of one that is not newer than what is here, the body is not read."""
+        peer = self._who(context)
+        with self._border(peer, context), self._alone(peer, "push", context, self.agreement.limits.transfer):
+            header, signature = frames.opened(next(pieces, b""))
+            receive(self.agreement, self.node, self.inbox, peer, header, signature, pieces)
+            self.members.heard(peer)
+        return canonical(self.inbox.proof(peer))
+
+    def _pull(self, request: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
+        """Hand a member the next message for it, once there is one."""
+        peer = self._who(context)
+        with self._border(peer, context):
+            said = self._asked(request, _PULL_FORM)
+        self.members.heard(peer)
+        with self._alone(peer, "pull", context, self.agreement.limits.transfer + PULL) as stream:
+            frame = self.outbox.wait(peer, said["after"], PULL, lambda: self.ended.is_set() or stream.over.is_set())
+            if frame is not None:
+                yield from frame.pieces()
+
+    def _drop(self, parts: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
+        """Keep a member's sealed message for another; say what is kept."""
+        peer, kept = self._who(context), self._relay()
+        with self._border(peer, context):
+            said = self._asked(next(parts, b""), _DROP_FORM)
+            link = peer, said["node"]
+            if not self._carries(link):
+                raise Rejected("link", f"a sealed message over the link {link}")
+            with self._alone(peer, f"drop {link[1]}", context, self.agreement.limits.transfer):
+                if said["after"] > kept.newest(link):
+                    kept.put(link, said["after"], relays.collected(parts, relays.most(self.agreement)))
+        return canonical({"newest": kept.newest(link)})
+
+    def _collect(self, request: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
+        """Hand a member the sealed message of another, once there is one."""
+        peer, kept = self._who(context), self._relay()
+        with self._border(peer, context):
+            said = self._asked(request, _DROP_FORM)
+            link = said["node"], peer
+            if not self._carries(link):
+                raise Rejected("link", f"a request for the link {link}")
+        with self._alone(peer, f"collect {link[0]}", context, self.agreement.limits.transfer + PULL) as stream:
+            ended = lambda: self.ended.is_set() or stream.over.is_set()  # noqa: E731
+            yield from relays.pieces(kept.wait(link, said["after"], PULL, ended) or b"")
+
+    def _relay(self) -> Relay:
+        if self.relay is None:
+            raise AssertionError  # the calls are not offered
+        return self.relay
+
+    def _carries(self, link: tuple[int, int]) -> bool:
+        return link in self.agreement.links and self.agreement.is_relayed(link)
+
+    def _asked(self, text: bytes, form: forms.Form) -> dict[str, Any]:
+        """Read what a member asks for."""
+        said = _read(text, _ROOM)
+        if not form.fits(said) or said["run"] != self.agreement.run:
+            raise Rejected("form", f"no request: {forms.shown(said)}")
+        found: dict[str, Any] = said
+        return found
+
+    def _who(self, context: grpc.ServicerContext) -> int:
+        """Return which node's site is at the other end, by the key in its certificate."""
+        pem = context.auth_context().get("x509_pem_cert", [b""])[0]
+        peer = _member(self.agreement.roster, pem)
+        if peer is None or peer == self.node:
+            self.audit.note("stranger", _common_name(pem), f"a certificate of no other member, from {context.peer()}")
+            context.abort(grpc.StatusCode.PERMISSION_DENIED, "no other member's certificate")
+            raise AssertionError  # abort does not return
+        return peer
+
+    @contextlib.contextmanager
+    def _border(self, peer: int, context: grpc.ServicerContext) -> Iterator[None]:
+        """Write down what is rejected, and say so."""
+        try:
+            yield
+        except Rejected as rejected:
+            if rejected.kind in _CUT and not context.is_active():  # a connection that broke is nobody's fault
+                raise grpc.RpcError from rejected
+            self.audit.note(rejected.kind, self.agreement.roster[peer].name, str(rejected), **rejected.evidence)
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"{rejected.kind}: {rejected}")
+
+    @contextlib.contextmanager
+    def _alone(self, peer: int, kind: str, context: grpc.ServicerContext, seconds: float) -> Iterator[_Stream]:
+        """Give a member its one stream of a kind, for so long: a new one ends the one before, time ends any."""
+        stream = _Stream(context, seconds)
+        with self._lock:
+            before, self._streams[peer, kind] = self._streams.get((peer, kind)), stream
+        if before is not None:
+            before.end()
+        try:
+            yield stream
+        finally:
+            stream.timer.cancel()
+            if stream.late:
+                self.audit.note("slow", self.agreement.roster[peer].name, f"a {kind} that took more than {seconds:g} s")
+            with self._lock:
+                if self._streams.get((peer, kind)) is stream:
+                    del self._streams[peer, kind]
+
+
+class _Stream:
+    """A call that can be ended."""
+
+    def __init__(self, context: grpc.ServicerContext, seconds: float) -> None:
+        self.context, self.over, self.late = context, threading.Event(), False
+        self.timer = threading.Timer(seconds, self._out_of_time)
+        self.timer.daemon = True
+        self.timer.start()
+
+    def _out_of_time(self) -> None:
+        self.late = True
+        self.end()
+
+    def end(self) -> None:
+        """End it, whatever it waits for."""
+        self.over.set()
+        self.context.cancel()
+
+
+def receive(
+    agreement: Agreement, node: int, inbox: Inbox, peer: int, header: frames.Header, signature: bytes,
+    pieces: Iterator[bytes],
+) -> None:  # fmt: skip
+    """Read a message of a peer's through all checks into the inbox; one that is not news is not read."""
+    frames.refuse_head(agreement, peer, node, header, signature)
+    if inbox.is_news(header, signature):
+        inbox.put(Frame(header, signature, frames.read_body(header, pieces)))
+
+
+def _member(roster: tuple[Card, ...], pem: bytes) -> int | None:
+    try:
+        certificate = x509.load_pem_x509_certificate(pem)
+    except ValueError:
+        return None
+    return next((node for node, card in enumerate(roster) if card.issued(certificate)), None)
+
+
+def _common_name(pem: bytes) -> str:
+    try:
+        return x509.load_pem_x509_certificate(pem).subject.rfc4514_string()[:80]
+    except ValueError:
+        return "?"
+
+
+def _read(text: bytes, most: int) -> Any:  # noqa: ANN401 - JSON
+    try:
+        return json.loads(text) if len(text) <= most else None
+    except (ValueError, RecursionError):
+        return None

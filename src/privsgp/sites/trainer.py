@@ -1,0 +1,169 @@
+"""The same Trainer at a site: every step is committed before it is sent, and a restarted site goes on from there.
+
+A commit is a checkpoint in the middle of a step: x^{k+½} with its noise, w, the sums of all links, what has arrived,
+and what the algorithm remembers, a table as a whole.
+After a crash the same messages go out again, from the commit: no fresh noise, no second charge. What was computed and
+not committed was not sent, and is made again (privacy.md, "Crashes").
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from privsgp.algorithms import State
+from privsgp.engine import checkpoint
+from privsgp.engine.checkpoint import Progress
+from privsgp.engine.stops import refuse_no_model
+from privsgp.engine.trainer import Outcome, Trainer
+from privsgp.engine.witness import heads
+from privsgp.errors import Refused
+from privsgp.transport.checks import refuse_wild
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from privsgp.engine.folder import Folder
+    from privsgp.engine.spec import RunSpec
+    from privsgp.engine.trainer import Watcher
+    from privsgp.sites.transport import SitesTransport
+
+_MOST_TABLE = 256 << 20  # bytes of what an algorithm remembers; a journal of what changed would allow more
+_REMEMBER = 32  # steps between two notes outside the run's folder of what the ledger holds
+
+
+class SiteTrainer(Trainer):
+    """One site's part of a run."""
+
+    transport: SitesTransport
+
+    def __init__(self, spec: RunSpec, folder: Folder, network: SitesTransport, watch: Watcher | None = None) -> None:
+        self._network = network
+        self._pending: int | None = None  # a step that is committed, and whose messages may not have left yet
+        self._round = 0  # the first step or round of mixing that was not begun
+        self._pays = True
+        self._began, self._spent = time.perf_counter(), 0.0
+        super().__init__(spec, folder, watch)
+        network.commit = self._commit
+        network.stop = lambda: self.stopping.asked
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether a step was committed before this process was started."""
+        return self.folder.checkpoint.exists()
+
+    def _connect(self) -> SitesTransport:
+        return self._network
+
+    def _begin(self, *, fresh_noise: bool = False) -> tuple[int, float]:
+        """Take up the last commit; its step counts as done, once `_recover` has finished it."""
+        del fresh_noise
+        self.algorithm.begin(self._start().z)
+        self._refuse_large()
+        found = checkpoint.last_common(self.folder, self.world, self.spec.shared_hash)
+        self.budget_guard.committed = -1
+        if found is None:
+            self.state = self._start()
+            return 0, 0.0
+        path, progress = found
+        self.state = checkpoint.load_into(path, self.state, self._memory())
+        self.algorithm.restored(self.state.z)
+        self.bytes_sent, self._spent = progress.bytes_sent, progress.seconds
+        self._pending = self.budget_guard.committed = progress.step
+        self._round = progress.step + 1
+        return min(self._round, self.spec.steps), progress.seconds
+
+    def _refuse_large(self) -> None:
+        """Refuse a table that takes too long to write at each step: it has to be durable before a message leaves."""
+        size = sum(value.nbytes for value in self.algorithm.arrays().values())
+        if size > _MOST_TABLE:
+            raise Refused(
+                f"the table of {self.spec.algorithm.name} has {size / 1e6:.0f} MB, which every step would write",
+                f"take 'privsgp', or a smaller model: at most {_MOST_TABLE / 1e6:.0f} MB; nothing was sent",
+            )
+
+    def _recover(self) -> None:
+        """Send the committed step's messages, again or for the first time, and take what has arrived."""
+        if self._pending is None:
+            return
+        k, self._pending = self._pending, None
+        if k < self.spec.steps:
+            self.budget_guard.settle(k, self.state.x)
+        self.state = State.debiased(*self.transport.resume(k, self.state.x, self.state.w))
+        if k < self.spec.steps:
+            self.averaging.add(k, self.state)
+
+    def _release(self, k: int, message: Tensor) -> None:
+        """Do nothing: what is released is noted when it is committed, and before it is sent."""
+
+    def _mix(self, k: int, x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+        return self.transport.mix(k, x, w, partial(self.randomness.meanwhile, k))
+
+    def _commit(self, k: int, x: Tensor, w: Tensor) -> None:
+        """Make step k durable; then note its message in the ledger. After that it may be sent."""
+        refuse_wild(k, x, self.spec.here)
+        spent = self._spent + time.perf_counter() - self._began
+        known = heads(self.budget_guard.ledgers)
+        self.bytes_sent += int(self.transport.used.sum()) * self.transport.message_bytes
+        progress = Progress(k, 0, spent, self.bytes_sent, self.spec.shared_hash, known)
+        checkpoint.save(self.folder.checkpoint, progress, State(x, w, x), self._memory(), self.folder.run or "")
+        _sync(self.folder)
+        if self._pays:
+            self.budget_guard.record(k, x)
+        if self._pays and k % _REMEMBER == 0:
+            self.budget_guard.heads()
+
+    def _keep(self, k: int, seconds: float) -> bool:
+        del seconds
+        return self.stopping.asked and k < self.spec.steps
+
+    def _checkpoint(self, k: int, seconds: float) -> None:
+        """Do nothing: each step is committed."""
+
+    def _evaluate(self, k: int, seconds: float) -> dict[str, Any]:
+        """Measure this site's own model; it knows no other, and how far others are from it."""
+        row = self.evaluator.row(k, seconds, self.averaging.released(self.state))
+        row.pop("consensus_error", None)
+        self.folder.append_metrics(row)
+        self._refuse_nonsense(k, row)
+        return row
+
+    def _end(self, k: int, rows: list[dict[str, Any]], seconds: float) -> Outcome:
+        """Mix without gradients for the rounds that are left; the model is what this site then holds."""
+        self._pays = False
+        with self.stopping:
+            self._mix_on(max(k, self._round))
+        final = self.averaging.released(self.state)
+        refuse_no_model(k, final, self.spec.here)
+        row = self.evaluator.measured(k, seconds, final)
+        row.pop("consensus_error", None)
+        rows = [one for one in rows if one["step"] < k] + [row]
+        self.folder.write_metrics(rows, self._mark)
+        return Outcome(
+            state=final,
+            average=None,
+            metrics=rows,
+            steps=k,
+            seconds=seconds,
+            bytes_sent=self.bytes_sent,
+            releases=self.budget_guard.releases(),
+            faults=self.transport.report(),
+        )
+
+    def _mix_on(self, first: int) -> None:
+        """Mix to the last round of the agreement; a site whose budget was spent early has more of them."""
+        for r in range(first, self._network.agreement.rounds):
+            self._network.members.phase = "mixing"
+            self.state = State.debiased(*self.transport.mix(r, self.state.x, self.state.w))
+            self.watch(r + 1, None)
+
+
+def _sync(folder: Folder) -> None:
+    """Make the commit's name durable: a power cut must not bring the one before it back."""
+    descriptor = os.open(folder.checkpoint.parent, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

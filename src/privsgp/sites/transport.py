@@ -1,0 +1,238 @@
+"""Push-sum of one site with the others: running sums over each link, committed before they are sent.
+
+The arithmetic is that of the simulated bad network (transport/lossy.py) for one of its nodes: what a run of sites makes
+of its messages is what the simulation makes of the same ones, bit by bit.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+import torch
+
+from privsgp.errors import Interrupted, Refused
+from privsgp.sites.frames import Frame, Header, body_of
+from privsgp.transport.link import Incoming, Outgoing
+from privsgp.transport.protocol import Transport, nothing
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+    from torch import Tensor
+
+    from privsgp.sites.agreement import Agreement
+    from privsgp.sites.identity import Site
+    from privsgp.sites.mailbox import Inbox, Outbox
+    from privsgp.sites.members import Members
+
+_LOG = logging.getLogger(__name__)
+_TICK = 0.25  # seconds between two looks at who is there
+
+
+class SitesTransport(Transport):
+    """Mixes the one node of a site with those of others."""
+
+    local: ClassVar[bool] = False
+    plain: ClassVar[bool] = False
+
+    def __init__(
+        self, site: Site, agreement: Agreement, node: int, inbox: Inbox, outbox: Outbox, members: Members, log: Path
+    ) -> None:
+        self.site, self.agreement, self.node = site, agreement, node
+        self.inbox, self.outbox, self.members, self.log = inbox, outbox, members, log
+        self.graph, self.message_bytes = agreement.graph, agreement.message_bytes
+        self.targets = sorted(i for j, i in agreement.links if j == node)
+        self.sources = sorted(j for j, i in agreement.links if i == node)
+        width = agreement.weights + 1
+        self.outgoing, self.incoming = Outgoing(len(self.targets), width), Incoming(len(self.sources), width)
+        self.last = torch.full((len(self.targets),), -1)  # the step of each link's newest message
+        self.used = torch.zeros(len(self.targets), dtype=torch.int64)  # the links that the last step used
+        self.kept = torch.ones(1, dtype=torch.float64)  # the share that the node kept of itself at the last step
+        self.counts = torch.zeros(3, dtype=torch.int64)  # messages posted, taken, missed at the deadline
+        self.commit: Callable[[int, Tensor, Tensor], None] = lambda _k, _x, _w: None
+        self.stop: Callable[[], bool] = lambda: False
+        self.device = torch.device("cpu")
+        members.have = self._have
+        members.durable = self._durable_steps
+        members.proof, members.posted = inbox.proof, outbox.newest
+        self._durable = dict[str, int]()
+
+    def mix(self, k: int, x: Tensor, w: Tensor, meanwhile: Callable[[], None] = nothing) -> tuple[Tensor, Tensor]:
+        """Return what the node holds after step k: its share is split, committed and sent, and what is there is added.
+
+        Guarantee: nothing leaves that a restarted process would not send again as it is.
+        """
+        links, shares = self._shares(k)  # asked once: who is there may change at any moment
+        rows = _joined(x, w)
+        self.outgoing.send(k, links, rows * torch.from_numpy(shares)[:, None])
+        self.last[links] = k
+        self.used.fill_(0)
+        self.used[links] = 1
+        self.kept.fill_(1 - _sum(shares))
+        self.commit(k, x, w)
+        self._committed()
+        self._post(links)
+        meanwhile()
+        return self._arrive(k, x, rows)
+
+    def resume(self, k: int, x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+        """Finish step k, which was committed: send the same messages again, and take what is there."""
+        self._committed()
+        self._post(np.arange(len(self.targets)))
+        return self._arrive(k, x, _joined(x, w))
+
+    def serve(self) -> None:
+        """Let the last messages of a run that is over be sent again."""
+        self._durable = self._have()
+        self._post(np.arange(len(self.targets)))
+
+    def restored(self) -> None:
+        """Tell the inbox what an earlier process had taken."""
+        for link, source in enumerate(self.sources):
+            if self.incoming.newest[link] >= 0:
+                sums = self.incoming.arrived[link].numpy().copy()
+                self.inbox.restore(source, int(self.incoming.newest[link]), sums)
+
+    def messages(self, k: int) -> int:
+        """Count the messages to other sites at step k."""
+        return len(self._shares(k)[0])
+
+    def arrays(self) -> dict[str, Tensor]:
+        """Return what a commit must hold besides x and w."""
+        return {
+            "sums": self.outgoing.sums, "last": self.last, "used": self.used, "kept": self.kept,
+            "arrived": self.incoming.arrived, "newest": self.incoming.newest, "counts": self.counts,
+        }  # fmt: skip
+
+    def restart(self, x: Tensor, w: Tensor) -> None:
+        """Begin anew."""
+        del x, w
+
+    def report(self) -> dict[str, Any]:
+        """Return what happened."""
+        posted, taken, missed = self.counts.tolist()
+        left = [self.agreement.roster[i].name for i in sorted(self.members.gone())]
+        return {"posted": posted, "taken": taken, "missed": missed, "left": left}
+
+    def _shares(self, k: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        """Return the links that step k uses, and the share of each; what is meant for who is not there is kept.
+
+        It would lie on the link, and w with it: (2/3)^k of it would be left after k steps without one of three sites.
+        """
+        edges = self.graph.edges(k)
+        absent = [i for i in self.targets if not self.members.is_there(i)]
+        own = (edges.source == self.node) & (edges.target != self.node) & ~np.isin(edges.target, absent)
+        return np.searchsorted(self.targets, edges.target[own]), edges.share[own]
+
+    def _post(self, links: NDArray[np.int64]) -> None:
+        """Sign the newest sums of links and let them be sent."""
+        for link in links:
+            step = int(self.last[link])
+            if step < 0 or self.targets[link] in self.members.gone():
+                continue
+            body, digest = body_of(self.outgoing.sums[0, link].numpy())
+            header = Header(
+                self.agreement.run, self.node, self.targets[link], self.members.incarnation, step, len(body), digest
+            )
+            self.outbox.post(Frame.make(self.site, header, body))
+            self.counts[0] += 1
+
+    def _arrive(self, k: int, x: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Wait for the messages of step k, and add all that are there."""
+        self._wait(k)
+        mixed = rows * self.kept
+        taken = self.inbox.take(k)
+        for frame in taken:
+            link = self.sources.index(frame.header.source)
+            sums = torch.from_numpy(frame.sums().copy())[None]
+            mixed += self.incoming.receive(frame.header.step, [link], sums)
+        self.counts[1] += len(taken)
+        self._write(k, [(frame.header.source, frame.header.step) for frame in taken])
+        self.members.step = k + 1
+        # Of one number, any stride counts as contiguous: it is copied into memory of its own.
+        return mixed[:, :-1].to(x.dtype, copy=True), torch.tensor([float(mixed[0, -1])], dtype=torch.float64)
+
+    def _write(self, k: int, taken: list[tuple[int, int]]) -> None:
+        """Note what was taken when: with it a simulation can make the same run again."""
+        sent = [target for target, used in zip(self.targets, self.used.tolist(), strict=True) if used]
+        with self.log.open("a") as file:
+            file.write(json.dumps({"step": k, "sent": sent, "taken": taken}) + "\n")
+
+    def _wait(self, k: int) -> None:
+        """Wait for this step's messages until the deadline; longer for links that were silent for too long.
+
+        While fewer sites than agreed on are there, nobody goes on, and nothing is spent.
+        """
+        edges, phase = self.graph.edges(k), self.members.phase
+        due = [int(j) for j in edges.source[edges.target == self.node] if j != self.node]
+        began, said = time.monotonic(), ""
+        while (why := self._holds(k, due, time.monotonic() - began)) is not None:
+            if self.stop():
+                raise Interrupted(k)
+            if why and why != said:
+                _LOG.warning("step %d waits: %s", k, why)
+                self.members.phase = "paused"
+            said = why or said
+            with self.inbox.changed:
+                self.inbox.changed.wait(_TICK if why else min(_TICK, 0.05))
+        if said:
+            _LOG.warning("step %d goes on", k)
+        self.members.phase = phase
+
+    def _holds(self, k: int, due: list[int], waited: float) -> str | None:
+        """Say what step k waits for: "" for messages that may still be in time, None where it can go on."""
+        self._refuse_older_copy()
+        limits, gone = self.agreement.limits, self.members.gone()
+        missing = [j for j in due if j not in gone and self.inbox.newest(j) < k]
+        silent = [j for j in missing if self.inbox.newest(j) < k - limits.staleness]
+        if silent:
+            names = ", ".join(self.agreement.roster[j].name for j in silent)
+            return f"nothing from {names} for more than {limits.staleness} steps"
+        there = self.members.count()
+        if there < min(limits.fewest, len(self.agreement.roster) - len(gone)):
+            return f"{there} of at least {limits.fewest} sites are there"
+        if any(self.members.is_there(j) for j in missing) and waited < limits.deadline:
+            return ""
+        self.counts[2] += len(missing)
+        return None
+
+    def _refuse_older_copy(self) -> None:
+        """Refuse to go on where a peer has shown a later message of this site than this folder knows of."""
+        for link, target in enumerate(self.targets):
+            if (shown := self.members.proven.get(target, -1)) > self.last[link]:
+                name = self.agreement.roster[target].name
+                raise Refused(
+                    f"{name} has this site's message of step {shown}, and this folder knows of none after step "
+                    f"{int(self.last[link])}",
+                    "this is an older copy: put the folder back that went on; nothing was sent from this one",
+                )
+
+    def _have(self) -> dict[str, int]:
+        return {str(j): step for j in self.sources if (step := self.inbox.newest(j)) >= 0}
+
+    def _committed(self) -> None:
+        """Note what a restarted process would still have."""
+        self._durable = {
+            str(j): int(step) for j, step in zip(self.sources, self.incoming.newest, strict=True) if step >= 0
+        }
+
+    def _durable_steps(self) -> dict[str, int]:
+        return dict(self._durable)
+
+
+def _joined(x: Tensor, w: Tensor) -> Tensor:
+    return torch.cat([x.double().cpu(), w.double().cpu()[:, None]], 1)
+
+
+def _sum(shares: NDArray[np.float64]) -> float:
+    """Add up as `numpy.bincount` does: one after the other."""
+    total = 0.0
+    for share in shares.tolist():
+        total += share
+    return total

@@ -1,0 +1,252 @@
+"""Small consortia for tests: homes, data, a study, and sites that are real processes on this machine."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from privsgp import data
+from privsgp.accounting import ledger
+from privsgp.runs import config as configs
+from privsgp.sites.agreement import Agreement, Limits, propose
+from privsgp.sites.identity import Site
+from runs import FORKS
+
+FORKS.set_forkserver_preload(["privsgp.sites.join", "torch._dynamo", "sklearn.datasets"])  # torch is imported once
+NAMES = ("aachen", "basel", "cork", "delft", "essen", "fano", "ghent", "hull")
+RUN = {
+    "data": {"classes": 10},
+    "model": {"name": "logistic"},
+    "graph": {"name": "complete"},
+    "privacy": {"sigma": 0.05},
+    "algorithm": {"name": "privsgp", "steps": 20, "step_size": 0.5, "final_mixing": 2},
+}
+
+
+def free_ports(count: int) -> list[int]:
+    """Return ports that nobody listens at."""
+    with contextlib.ExitStack() as opened:
+        sockets = [opened.enter_context(socket.socket()) for _ in range(count)]
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [one.getsockname()[1] for one in sockets]
+
+
+def digits(folder: Path, sizes: list[int]) -> list[Path]:
+    """Give each site its own share of the digits."""
+    d, at = data.load("digits"), 0
+    order, files = np.random.default_rng(0).permutation(len(d.y)), []
+    for name, J in zip(NAMES, sizes, strict=False):
+        rows = order[at : (at := at + J)]
+        files.append(folder / f"{name}.npz")
+        np.savez(files[-1], x=d.x[rows], y=d.y[rows], x_test=d.x_test, y_test=d.y_test, classes=10)
+    return files
+
+
+@dataclass
+class Consortium:
+    """n sites, their data and their study."""
+
+    folder: Path
+    sites: list[Site]
+    files: list[Path]
+    agreement: Agreement
+    processes: dict[int, Any] = field(default_factory=dict)
+
+    @classmethod
+    def make(
+        cls, folder: Path, sizes=(100, 120, 140), closed=(), limits=None, relay=None, **changes: Any
+    ) -> Consortium:
+        """Make a consortium whose run differs from `RUN` in sections; `closed` sites only dial out."""
+        folder.mkdir(exist_ok=True)
+        ports = free_ports(len(sizes))
+        sites = [
+            Site.create(folder / f"home-{name}", name, address=None if i in closed else f"127.0.0.1:{port}")
+            for i, (name, port) in enumerate(zip(NAMES, ports, strict=False))
+        ]
+        files = digits(folder, list(sizes))
+        values = {key: RUN.get(key, {}) | changes.get(key, {}) for key in RUN.keys() | changes.keys() - {"seed"}}
+        values["data"] |= {"nodes": len(sizes), "sizes": list(sizes)}
+        if "seed" in changes:
+            values["seed"] = changes["seed"]
+        like = data.load(str(files[0]), classes=10)
+        cards = [site.card for site in sites]
+        if relay == "rented":
+            (port,) = free_ports(1)
+            cards.append(Site.create(folder / "home-relay", "relay", address=f"127.0.0.1:{port}").card)
+        card = {None: None, "rented": cards[-1]}.get(relay, cards[relay] if isinstance(relay, int) else None)
+        limits = limits or Limits(deadline=30.0)
+        made = propose(configs.parse(values), cards[: len(sites)], like, name="study", limits=limits, relay=card)
+        made.write(folder / "a.study")
+        return cls(folder, sites, files, made)
+
+    def start_relay(self) -> None:
+        """Start a relay that is no member."""
+        args = (self.study, self.folder / "home-relay", self.folder / "relay-audit.jsonl")
+        self.processes[-1] = FORKS.Process(target=_relay, args=args)
+        self.processes[-1].start()
+
+    @property
+    def study(self) -> Path:
+        return self.folder / "a.study"
+
+    def out(self, i: int) -> Path:
+        return self.folder / f"run-{self.sites[i].name}"
+
+    def start(self, *which: int, moments: int | None = None, loss: float = 0.0) -> None:
+        """Start sites as processes; one with `moments` kills itself after so many writes and messages.
+
+        With `loss`, that share of the messages that reach a site is lost there, and a third of it comes twice.
+        """
+        for i in which or range(len(self.sites)):
+            args = (self.study, self.files[i], self.sites[i].home, self.out(i), os.environ["PRIVSGP_STATE"])
+            self.processes[i] = FORKS.Process(target=_site, args=(*args, moments, loss))
+            self.processes[i].start()
+
+    def ask_to_stop(self, i: int) -> int:
+        """Stop a site as an administrator would; return its exit status."""
+        os.kill(self.processes[i].pid, signal.SIGTERM)
+        self.processes[i].join(20.0)
+        return self.processes[i].exitcode
+
+    def kill(self, i: int) -> None:
+        """Kill a site as a power cut would."""
+        os.kill(self.processes[i].pid, signal.SIGKILL)
+        self.processes[i].join()
+
+    def end(self, *which: int, seconds: float = 60.0) -> list[dict[str, Any]]:
+        """Wait for sites to end well, and return their summaries."""
+        until = time.monotonic() + seconds
+        for i in which or range(len(self.sites)):
+            self.processes[i].join(max(0.0, until - time.monotonic()))
+            assert self.processes[i].exitcode == 0, f"site {i}: {self.processes[i].exitcode}\n{self.log(i)}"
+        return [self.summary(i) for i in which or range(len(self.sites))]
+
+    def stop(self) -> None:
+        for process in self.processes.values():
+            if process.exitcode is None:
+                process.kill()
+                process.join()
+
+    def log(self, i: int) -> str:
+        path = Path(f"{self.out(i)}.log")
+        return path.read_text() if path.exists() else ""
+
+    def summary(self, i: int) -> dict[str, Any]:
+        return json.loads((self.out(i) / "summary.json").read_text())
+
+    def taken(self, i: int) -> dict[int, list[list[int]]]:
+        """Return what a site took at each step; of steps made again the last."""
+        path = self.out(i) / "private" / "taken.jsonl"
+        lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        return {line["step"]: line["taken"] for line in lines}
+
+    def until_step(self, i: int, k: int, seconds: float = 40.0) -> None:
+        """Wait until a site has made a step."""
+        until = time.monotonic() + seconds
+        while max(self.taken(i), default=-1) < k:
+            assert time.monotonic() < until, f"site {i} never made step {k}\n{self.log(i)}"
+            assert self.processes[i].exitcode is None, self.log(i)
+            time.sleep(0.01)
+
+    def ledger(self, i: int) -> ledger.Segment:
+        (segment,) = ledger.read(self.out(i) / "ledger" / f"node-{i}.jsonl")
+        return segment
+
+    def sent(self, i: int) -> int:
+        """Count the messages that a site's ledger notes."""
+        lines = [json.loads(t) for t in (self.out(i) / "ledger" / f"node-{i}.jsonl").read_text().splitlines()]
+        return sum(isinstance(line, str) or line["kind"] == "sent" for line in lines)
+
+    def audited(self, i: int) -> list[dict[str, Any]]:
+        path = self.out(i) / "audit.jsonl"
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+    def model(self, i: int) -> np.ndarray:
+        from safetensors.numpy import load_file
+
+        tensors = load_file(self.out(i) / "nodes" / f"{i}.safetensors")
+        return np.concatenate([tensors[name].ravel() for name in sorted(tensors)])
+
+
+def _site(
+    study: Path, file: Path, home: Path, out: Path, state: str, moments: int | None = None, loss: float = 0.0
+) -> None:
+    import logging
+
+    import torch
+
+    from privsgp.errors import Interrupted, Refused
+    from privsgp.sites.join import join
+
+    torch.set_num_threads(1)
+    os.environ["PRIVSGP_STATE"] = state
+    sys.stdout = sys.stderr = Path(f"{out}.log").open("a", buffering=1)  # noqa: SIM115 - to the end
+    logging.basicConfig(stream=sys.stderr, level=logging.INFO)
+    if moments is not None:
+        _die_after(moments)
+    if loss:
+        _lose(loss)
+    try:
+        join(study, file, home=home, out=out, say=print)
+    except (Refused, Interrupted) as error:
+        print(repr(error))
+        sys.exit(2 if isinstance(error, Refused) else 130)
+
+
+def _relay(study: Path, home: Path, audit: Path) -> None:
+    from privsgp.sites.join import relay
+
+    relay(study, home=home, audit=audit, ended=lambda: False)
+
+
+def _die_after(moments: int) -> None:
+    """Let this process kill itself at a moment: before any write, or any message that is about to be sent."""
+    from privsgp.sites.mailbox import Outbox
+    from privsgp.sites.transport import SitesTransport
+
+    left = iter(range(moments))
+
+    def dying(function: Any) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if next(left, None) is None:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return function(*args, **kwargs)
+
+        return call
+
+    def begin(transport: Any, k: int, *args: Any) -> Any:  # from the first step on
+        if k == 1:
+            for holder, name in ((os, "write"), (os, "fsync"), (os, "replace"), (Outbox, "post")):
+                setattr(holder, name, dying(getattr(holder, name)))
+        return mix(transport, k, *args)
+
+    mix, SitesTransport.mix = SitesTransport.mix, begin
+
+
+def _lose(loss: float) -> None:
+    import random
+
+    from privsgp.sites import client, server
+
+    rng, receive = random.Random(os.getpid()), server.receive
+
+    def sometimes(*args: Any) -> None:
+        *about, pieces = args
+        pieces = list(pieces)
+        if rng.random() >= loss:
+            receive(*about, iter(pieces))
+        if rng.random() < loss / 3:
+            receive(*about, iter(pieces))
+
+    server.receive = client.receive = sometimes

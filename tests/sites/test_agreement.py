@@ -1,0 +1,193 @@
+"""Agreements: canonical, checked by everybody anew, and against the site's own policy before anything is signed."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import datetime as dt
+import json
+
+import pytest
+from consortium import RUN, Consortium
+from hypothesis import given
+from hypothesis import strategies as st
+
+from privsgp import data
+from privsgp.errors import Refused
+from privsgp.runs import config as configs
+from privsgp.sites import policy
+from privsgp.sites.agreement import Agreement, Limits, propose
+from privsgp.sites.canonical import canonical
+from privsgp.sites.join import check_policy
+from runs import command
+
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**53), 2**53)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+)
+
+
+@given(JSON)
+def test_canonical_json_is_read_back_and_written_alike(value):
+    text = canonical(value)
+    assert json.loads(text) == value
+    assert canonical(json.loads(text)) == text
+
+
+def test_a_study_comes_back_with_the_same_run_id(three):
+    again = Agreement.read(three.study)
+    assert again.run == three.agreement.run
+    assert again.values == three.agreement.values
+
+
+def test_every_value_is_in_the_run_id(three):
+    ids = {three.agreement.run}
+    for key in three.agreement.values:
+        changed = copy.deepcopy(three.agreement.values)
+        changed[key] = ["another"]
+        ids.add(dataclasses.replace(three.agreement, values=changed).run)
+    assert len(ids) == 1 + len(three.agreement.values)
+
+
+CHANGES = {
+    "release": ("0.0", "one release"),
+    "samples": ([1, 2, 3], "J_i"),
+    "steps": (7, "K"),
+    "sigma": ([0.1], "entries"),
+    "format": ("x", "format"),
+    "expires": ("tomorrow", "expires"),
+    "limits": ({"deadline": 1.0, "staleness": 64, "fewest": 9, "transfer": 1.0}, "fewest"),
+    "unknown": (1, "unknown"),
+}
+
+
+@pytest.mark.parametrize("key", CHANGES)
+def test_a_study_that_does_not_hold_together_is_refused(three, tmp_path, key):
+    value, why = CHANGES[key]
+    path = tmp_path / "b.study"
+    path.write_bytes(canonical(three.agreement.values | {key: value}))
+    with pytest.raises(Refused, match=why):
+        Agreement.read(path)
+
+
+def test_a_study_that_is_written_otherwise_is_refused(three, tmp_path):
+    path = tmp_path / "b.study"
+    path.write_text(json.dumps(three.agreement.values, indent=1))
+    with pytest.raises(Refused, match="canonical"):
+        Agreement.read(path)
+
+
+@pytest.mark.parametrize(("key", "value"), [("model", {"weights": 650, "x0": "0" * 64}), ("sigma", [0.05, 0.01, 0.05])])
+def test_what_comes_out_otherwise_here_is_not_signed(three, key, value):
+    other = Agreement.of(three.agreement.values | {key: value}, "it")
+    with pytest.raises(Refused, match="nothing was signed"):
+        other.spec(data.load(str(three.files[0]), classes=10), 0)
+
+
+def test_data_of_another_size_is_refused(three):
+    with pytest.raises(Refused, match="120 samples, and study says 100"):
+        three.agreement.spec(data.load(str(three.files[1]), classes=10), 0)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "why"),
+    [
+        ({"name": "dp-sgd"}, "push-sum"),
+        ({"name": "soteriafl-sgd"}, "push-sum"),
+        ({"average": "tail", "final_mixing": 3}, "no average"),
+    ],
+)
+def test_algorithms_that_could_not_be_gone_on_with_are_refused(three, algorithm, why):
+    values = copy.deepcopy(RUN) | {"algorithm": algorithm}
+    values["data"] |= {"nodes": 3, "sizes": [100, 120, 140]}
+    like = data.load(str(three.files[0]), classes=10)
+    with pytest.raises(Refused, match=why):
+        propose(configs.parse(values), [s.card for s in three.sites], like, name="x", limits=Limits())
+
+
+def test_nobody_can_dial_either_end_of_a_link(tmp_path):
+    with pytest.raises(Refused, match="neither can be dialled"):
+        Consortium.make(tmp_path / "c", closed=(1, 2))
+
+
+def test_a_signature_is_of_one_site_and_one_run(three):
+    mine = three.agreement.sign(three.sites[0])
+    assert three.agreement.signed_by(0, mine)
+    assert not three.agreement.signed_by(1, mine)
+    other = Agreement.of(three.agreement.values | {"name": "another"}, "it")
+    assert not other.signed_by(0, mine)
+    assert not three.agreement.signed_by(0, "xy")
+
+
+def test_an_agreement_expires(three):
+    with pytest.raises(Refused, match="expired"):
+        three.agreement.refuse_expired(dt.datetime.now(dt.UTC) + dt.timedelta(days=31))
+
+
+@pytest.fixture(scope="module")
+def budgeted(tmp_path_factory):
+    return Consortium.make(
+        tmp_path_factory.mktemp("budget") / "c",
+        privacy={"epsilon": [2.0, 3.0, 4.0], "sigma": None},
+        algorithm={"steps": 5},
+    )
+
+
+POLICIES = {
+    "epsilon_run = 2.5": "asks for 3",
+    "epsilon_total = 4.0": "4.5",
+    "delta_run = 1e-6": "1e-05",
+    "weights = 600": "650",
+    'algorithms = ["sgp"]': "privsgp",
+    "fewest = 3": "goes on with 2",
+    'peers = ["XXXX"]': "aachen",
+}
+
+
+@pytest.mark.parametrize("text", POLICIES)
+def test_a_policy_refuses(budgeted, text):
+    site = budgeted.sites[1]
+    (site.home / "policy.toml").write_text(text)
+    (site.home / "signed.jsonl").write_text('{"run":"x","name":"old","epsilon":1.5,"delta":1e-5}\n')
+    with pytest.raises(Refused, match=POLICIES[text]) as refused:
+        check_policy(site, budgeted.agreement)
+    assert "nothing was signed" in refused.value.remedy
+
+
+def test_a_policy_allows(budgeted):
+    site = budgeted.sites[1]
+    peers = [one.card.fingerprint for one in budgeted.sites]
+    (site.home / "policy.toml").write_text(f"epsilon_run = 3.0\nepsilon_total = 4.5\npeers = {json.dumps(peers)}\n")
+    (site.home / "signed.jsonl").write_text('{"run":"x","name":"old","epsilon":1.5,"delta":1e-5}\n')
+    assert check_policy(site, budgeted.agreement)
+    ran = command("agree", "check", budgeted.study, "--home", site.home)
+    assert ran.code == 0
+    assert "node 1" in ran.out
+
+
+@pytest.mark.parametrize("text", ["epsilon = 3", "epsilon_run = -1", "epsilon_run ="])
+def test_a_policy_that_cannot_be_read_allows_nothing(tmp_path, text):
+    (tmp_path / "policy.toml").write_text(text)
+    with pytest.raises(Refused):
+        policy.read(tmp_path / "policy.toml")
+
+
+def test_the_commands_of_agreements(budgeted, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run.toml").write_text(
+        "[data]\nnodes=3\nsizes=[100,120,140]\nclasses=10\n[model]\nname='logistic'\n[graph]\nname='complete'\n"
+        "[privacy]\nsigma=0.05\n[algorithm]\nname='privsgp'\nsteps=5\n"
+    )
+    for site in budgeted.sites:
+        site.card.write(tmp_path / f"{site.name}.card")
+    cards = [f"--site={site.name}.card" for site in budgeted.sites]
+    ran = command("agree", "propose", "run.toml", *cards, f"--data={budgeted.files[0]}", "-o", "x.study")
+    assert ran.code == 0, ran.err
+    shown = json.loads(command("agree", "show", "x.study", "--json").out)
+    assert shown["run"] == Agreement.read(tmp_path / "x.study").run
+    assert "aachen" in command("agree", "show", "x.study", "--home", budgeted.sites[0].home).out
+    assert command("agree", "propose", "run.toml", *cards[:2], "-o", "y.study").code == 2

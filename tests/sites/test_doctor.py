@@ -1,0 +1,140 @@
+"""What the doctor finds, and what people see of a run: doctor, status, leave."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import threading
+import time
+
+from consortium import free_ports
+from test_mailbox import frame
+
+from privsgp.engine.folder import Folder
+from privsgp.sites.doctor import examine
+from privsgp.sites.identity import Site
+from privsgp.sites.join import Network
+from runs import command
+
+
+def findings(c, who=0):
+    return {one.what: one for one in examine(c.sites[who], c.agreement)}
+
+
+def test_everything_is_fine_but_nobody_has_joined_yet(three):
+    found = findings(three)
+    assert [what for what, one in found.items() if not one.fine] == ["basel", "cork"]
+    assert "nobody has joined there yet" in found["basel"].text
+    assert command("doctor", three.study, "--home", three.sites[0].home).code == 1
+
+
+def test_a_site_that_is_there_answers_with_its_key(consortium):
+    c = consortium(closed=(2,))
+    folder = Folder(c.out(1))
+    folder.path.mkdir()
+    folder.prepare()
+    network = Network.make(c.sites[1], c.agreement, folder)
+    network.server.start(c.sites[1].listen)
+    try:
+        assert "key of its card" in findings(c)["basel"].text
+        c.sites[1].rotate(days=-0.1)
+        assert "rotate" in findings(c)["basel"].text
+        c.sites[1].rotate()
+        with connect_proxy() as (url, asked):
+            settings = c.sites[2].home / "site.json"
+            settings.write_text(json.dumps(json.loads(settings.read_text()) | {"proxy": url}))
+            found = {one.what: one for one in examine(Site.open(c.sites[2].home), c.agreement)}
+            assert found["basel"].fine, found["basel"]
+            assert asked == [c.sites[0].card.address, c.sites[1].card.address]
+            assert not found["aachen"].fine
+            through_the_proxy(c, network)
+    finally:
+        network.server.stop()
+
+
+def through_the_proxy(c, basel):
+    """Cork, which only dials out, and that through the proxy, gets basel's signature and its message."""
+    folder = Folder(c.out(2))
+    folder.path.mkdir()
+    folder.prepare()
+    cork = Network.make(Site.open(c.sites[2].home), c.agreement, folder)
+    basel.outbox.post(frame(c, 4, 0.5, source=1, target=2))
+    cork.client.start()
+    until = time.monotonic() + 15
+    while cork.inbox.newest(1) < 4 or 1 not in cork.members.signatures:
+        assert time.monotonic() < until, cork.client.failures
+        time.sleep(0.01)
+    assert 2 in basel.members.signatures
+    cork.client.stop()
+
+
+def test_another_server_shows(consortium):
+    c = consortium()
+    folder = Folder(c.out(1))
+    folder.path.mkdir()
+    folder.prepare()
+    intercepting = Network.make(c.sites[1], c.agreement, folder)
+    intercepting.server.start(c.sites[2].listen)  # at cork's address
+    try:
+        assert "looks into TLS" in findings(c)["cork"].text
+    finally:
+        intercepting.server.stop()
+
+
+def test_an_expired_certificate_and_a_taken_door_show(consortium):
+    c = consortium()
+    c.sites[0].rotate(days=-0.1)
+    host, port = c.sites[0].listen.split(":")
+    with socket.create_server((host, int(port))):
+        found = findings(c)
+    assert "site rotate" in found["certificate"].text
+    assert not found["own door"].fine
+
+
+class connect_proxy:  # noqa: N801 - a with block
+    """An HTTP CONNECT proxy that notes what it was asked for."""
+
+    def __enter__(self):
+        self.asked = []
+        (port,) = free_ports(1)
+        self.server = socket.create_server(("127.0.0.1", port))
+        threading.Thread(target=self._serve, daemon=True).start()
+        return f"http://127.0.0.1:{port}", self.asked
+
+    def __exit__(self, *_):
+        self.server.close()
+
+    def _serve(self):
+        while True:
+            try:
+                one, _ = self.server.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._tunnel, args=(one,), daemon=True).start()
+
+    def _tunnel(self, one):
+        target = one.recv(4096).split()[1].decode()
+        self.asked.append(target)
+        host, port = target.split(":")
+        try:
+            other = socket.create_connection((host, int(port)), 5)
+        except OSError:
+            one.sendall(b"HTTP/1.1 502 Bad Gateway\r\n\r\n")
+            one.close()
+            return
+        one.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
+        with one, other:
+            back = threading.Thread(target=self._copy, args=(other, one), daemon=True)
+            back.start()
+            self._copy(one, other)
+            back.join()
+
+    @staticmethod
+    def _copy(source, sink):
+        with contextlib.suppress(OSError):
+            while part := source.recv(65536):
+                sink.sendall(part)
+        for end in (source, sink):
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)

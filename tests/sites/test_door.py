@@ -1,0 +1,219 @@
+"""The door: who is let in, and what becomes of calls that are too long, too slow, too many or not TLS at all."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+
+import grpc
+import numpy as np
+import pytest
+from consortium import Consortium
+from test_mailbox import frame
+
+from privsgp.engine.folder import Folder
+from privsgp.errors import Refused
+from privsgp.sites.agreement import Limits
+from privsgp.sites.canonical import canonical
+from privsgp.sites.identity import Site, tls_name
+from privsgp.sites.join import Network
+
+
+@pytest.fixture(scope="module")
+def house(tmp_path_factory):
+    """Return a consortium with aachen's door open."""
+    c = Consortium.make(tmp_path_factory.mktemp("door") / "c", limits=Limits(deadline=5.0, transfer=1.5))
+    folder = Folder(c.out(0))
+    folder.path.mkdir()
+    folder.prepare()
+    network = Network.make(c.sites[0], c.agreement, folder)
+    network.server.start(c.sites[0].listen)
+    yield c, network
+    network.server.stop()
+
+
+def channel(c, who, root=None, name="aachen"):
+    key, certificate = who.tls()
+    credentials = grpc.ssl_channel_credentials((root or c.sites[0]).card.authority_pem, key, certificate)
+    options = [("grpc.ssl_target_name_override", tls_name(name)), ("grpc.use_local_subchannel_pool", 1)]
+    return grpc.secure_channel(c.sites[0].card.address, credentials, options)
+
+
+def push(c, who, pieces, seconds=5.0, **options):
+    with channel(c, who, **options) as opened:
+        return json.loads(opened.stream_unary("/privsgp.Sites/Push")(iter(pieces), timeout=seconds))
+
+
+def code(error):
+    return error.value.code().name
+
+
+def kinds(network):
+    return network.audit.counts()
+
+
+def test_a_member_is_let_in(house):
+    c, network = house
+    said = push(c, c.sites[1], frame(c, 0, 0.4).pieces())
+    assert said["newest"] == 0
+    assert network.inbox.newest(1) == 0
+    assert push(c, c.sites[1], frame(c, 0, 0.4).pieces())["newest"] == 0
+
+
+def test_strangers_are_turned_away(house, tmp_path):
+    c, _ = house
+    stranger = Site.create(tmp_path / "s", "basel", address=None)  # a member's name on another key
+    with pytest.raises(grpc.RpcError) as error:
+        push(c, stranger, frame(c, 1, 0.5).pieces())
+    assert code(error) == "UNAVAILABLE"
+
+
+def test_a_certificate_that_has_expired_is_turned_away_and_a_new_one_let_in(house):
+    c, _ = house
+    c.sites[1].rotate(days=-0.1)
+    with pytest.raises(grpc.RpcError) as error:
+        push(c, c.sites[1], frame(c, 1, 0.5).pieces())
+    assert code(error) == "UNAVAILABLE"
+    c.sites[1].rotate()
+    assert push(c, c.sites[1], frame(c, 1, 0.5).pieces())["newest"] == 1
+
+
+def test_the_door_takes_up_a_new_certificate_of_its_own(house):
+    c, _ = house
+    c.sites[0].rotate()
+    assert push(c, c.sites[1], frame(c, 1, 0.5).pieces())["newest"] == 1
+
+
+def test_another_server_is_not_taken_for_the_site(house):
+    c, _ = house
+    with pytest.raises(grpc.RpcError) as error:
+        push(c, c.sites[1], frame(c, 2, 0.6).pieces(), root=c.sites[2])
+    assert code(error) == "UNAVAILABLE"
+
+
+def test_a_member_cannot_speak_for_another(house):
+    c, network = house
+    with pytest.raises(grpc.RpcError, match="source"):
+        push(c, c.sites[2], frame(c, 7, 0.9).pieces())
+    assert kinds(network)["source"] == 1
+    assert network.inbox.newest(1) < 7
+
+
+def test_a_member_whose_certificate_names_another_is_refused(house, monkeypatch):
+    c, network = house
+    from privsgp.sites import identity
+
+    authority = c.sites[2]._load("authority.key")
+    key = identity._p256()
+    certificate = identity._certificate("basel", key, authority, "cork authority", 1.0)
+    monkeypatch.setattr(c.sites[2], "tls", lambda: (identity._private_pem(key), identity._pem(certificate)))
+    with pytest.raises(grpc.RpcError) as error:
+        push(c, c.sites[2], frame(c, 7, 0.9).pieces())
+    assert code(error) == "PERMISSION_DENIED"
+    assert kinds(network)["stranger"] == 1
+
+
+def test_an_endless_stream_ends(house):
+    c, network = house
+    head = next(frame(c, 8, 0.9).pieces())
+    sent = []
+
+    def endless():
+        yield head
+        while True:
+            sent.append(1)
+            yield bytes(1 << 20)
+
+    with pytest.raises(grpc.RpcError) as error:
+        push(c, c.sites[1], endless())
+    assert code(error) in ("INVALID_ARGUMENT", "CANCELLED")
+    assert kinds(network)["length"] >= 1
+    assert len(sent) < 64
+    assert network.inbox.newest(1) < 8
+
+
+def test_a_piece_that_is_too_large_is_not_taken(house):
+    c, _ = house
+    with pytest.raises(grpc.RpcError) as error:
+        push(c, c.sites[1], [bytes(64 << 20)])
+    assert code(error) in ("RESOURCE_EXHAUSTED", "CANCELLED", "UNAVAILABLE")
+
+
+def test_a_trickle_is_cut_off_and_a_new_call_of_the_member_ends_the_old_one(house):
+    c, network = house
+    ended = []
+
+    def trickle(step):
+        head, body = frame(c, step, 0.9).pieces()
+        yield head
+        for byte in body:
+            time.sleep(0.1)
+            yield bytes([byte])
+
+    def slow(step=8):
+        began = time.monotonic()
+        with pytest.raises(grpc.RpcError):
+            push(c, c.sites[1], trickle(step), seconds=30.0)
+        ended.append(time.monotonic() - began)
+
+    threads = [threading.Thread(target=slow) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+        time.sleep(0.15)
+    assert push(c, c.sites[1], frame(c, 9, 1.0).pieces())["newest"] == 9  # they hold nothing up
+    slow(10)
+    for thread in threads:
+        thread.join()
+    assert max(ended) < 10
+    until = time.monotonic() + 5
+    while "slow" not in kinds(network) and time.monotonic() < until:
+        time.sleep(0.01)
+    assert kinds(network)["slow"] == 1
+
+
+def test_a_connection_that_does_not_speak_tls_is_closed(house):
+    c, _ = house
+    host, port = c.sites[0].card.address.split(":")
+    with socket.create_connection((host, int(port)), 15) as silent:
+        began = time.monotonic()
+        assert silent.recv(1) == b""
+        assert time.monotonic() - began < 10
+
+
+def test_hellos_that_are_none_are_refused_and_written_down(house):
+    c, network = house
+    good, before = network.members.hello(1) | {"phase": "training"}, kinds(network).get("form", 0)
+    with channel(c, c.sites[1]) as opened:
+        hello = opened.unary_unary("/privsgp.Sites/Hello")
+        wrong = [canonical(good | {"run": "0" * 64}), canonical(good | {"step": -1})]
+        for said in (b"", b"[]", b"{", b"[" * 100_000, *wrong):
+            with pytest.raises(grpc.RpcError) as error:
+                hello(said, timeout=5)
+            assert code(error) == "INVALID_ARGUMENT"
+        forged = good | {"signatures": {"2": "0" * 128}, "left": {"2": "0" * 128}}
+        hello(canonical(forged), timeout=5)
+    assert 2 not in network.members.signatures
+    assert not network.members.gone()
+    assert kinds(network)["form"] - before == 5
+
+
+def test_a_member_that_nobody_can_dial_fetches_its_messages(house):
+    c, network = house
+    network.outbox.post(frame(c, 4, 0.5, source=0, target=1, x=1.5))
+    with channel(c, c.sites[1]) as opened:
+        pull = opened.unary_stream("/privsgp.Sites/Pull")
+        head, body = pull(canonical({"run": c.agreement.run, "after": -1}), timeout=5)
+        assert np.frombuffer(body)[0] == 1.5
+        assert b'"step":4' in head
+        with pytest.raises(grpc.RpcError):
+            list(pull(canonical({"run": "0" * 64, "after": -1}), timeout=5))
+
+
+def test_a_port_that_is_taken_is_refused(house):
+    c, network = house
+    with pytest.raises(Refused, match="cannot listen"):
+        type(network.server)(
+            c.sites[0], c.agreement, 0, network.inbox, network.outbox, network.members, network.audit
+        ).start(c.sites[0].listen)

@@ -1,0 +1,195 @@
+"""The border and the slots: what is let in, what is refused and proved, and which message a step takes."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from privsgp.errors import Refused
+from privsgp.sites import frames
+from privsgp.sites.audit import Audit, check
+from privsgp.sites.frames import Frame, Header, Rejected
+from privsgp.sites.mailbox import Inbox, Outbox
+
+
+def frame(c, step=0, w=0.5, source=1, target=0, incarnation=1, x=0.0, **changes):
+    sums = np.full(c.agreement.weights + 1, x)
+    sums[-1] = w
+    body, digest = frames.body_of(sums)
+    header = Header(c.agreement.run, source, target, incarnation, step, len(body), digest)
+    return Frame.make(c.sites[source], dataclasses.replace(header, **changes), body)
+
+
+def let_in(c, inbox, one, peer=1, pieces=None):
+    """Bring a frame through the border as the server does."""
+    head, *body = one.pieces()
+    header, signature = frames.opened(head)
+    frames.refuse_head(c.agreement, peer, inbox.node, header, signature)
+    if inbox.is_news(header, signature):
+        inbox.put(Frame(header, signature, frames.read_body(header, iter(body if pieces is None else pieces))))
+
+
+HEADS = {
+    "run": {"run": "0" * 64},
+    "source": {"source": 2},
+    "target": {"target": 2},
+    "length": {"length": 8},
+    "step": {"step": 22},
+}
+
+
+@pytest.mark.parametrize("kind", HEADS)
+def test_a_header_of_something_else_is_refused_before_its_body(three, kind):
+    inbox = Inbox(three.agreement, 0, 4)
+    with pytest.raises(Rejected) as rejected:
+        let_in(three, inbox, frame(three, **HEADS[kind]), pieces=None)
+    assert rejected.value.kind == kind
+
+
+def test_a_header_that_another_signed_is_refused(three):
+    good = frame(three)
+    forged = dataclasses.replace(good, signature=three.sites[2].sign(b"message", good.header.text()))
+    with pytest.raises(Rejected, match="did not sign"):
+        let_in(three, Inbox(three.agreement, 0, 4), forged)
+
+
+@pytest.mark.parametrize("piece", [b"", b"\x00", b"\xff\xff", b"\x02\x00{}" + bytes(64), b"\x04\x00null" + bytes(64)])
+def test_what_is_no_header_is_refused(piece):
+    with pytest.raises(Rejected) as rejected:
+        frames.opened(piece)
+    assert rejected.value.kind == "form"
+
+
+@pytest.mark.parametrize(
+    ("pieces", "why"),
+    [([bytes(6000)], "more than"), ([bytes(100)], "100 of 5208"), ([], "0 of 5208"), ([bytes(5208)], "not the one")],
+)
+def test_a_body_of_another_length_or_content_is_refused(three, pieces, why):
+    with pytest.raises(Rejected, match=why):
+        let_in(three, Inbox(three.agreement, 0, 4), frame(three), pieces=pieces)
+
+
+@pytest.mark.parametrize(
+    ("changes", "kind"),
+    [({"w": 0.0}, "weight"), ({"w": -1.0}, "weight"), ({"w": 3.1}, "weight"), ({"w": np.nan}, "not finite"),
+     ({"x": np.inf}, "not finite"), ({"x": np.nan}, "not finite"), ({"x": 1e200}, "not finite")],
+)  # fmt: skip
+def test_sums_that_no_link_can_have_carried_are_refused(three, changes, kind):
+    inbox = Inbox(three.agreement, 0, 4)
+    with pytest.raises(Rejected) as rejected:
+        let_in(three, inbox, frame(three, **changes))
+    assert rejected.value.kind == kind
+    assert inbox.newest(1) == -1
+
+
+def test_weight_is_counted_from_the_last_message(three):
+    inbox = Inbox(three.agreement, 0, 4)
+    let_in(three, inbox, frame(three, 0, 2.0))
+    let_in(three, inbox, frame(three, 1, 4.0))
+    for w in (4.0, 3.9, 7.1):
+        with pytest.raises(Rejected, match="Δw"):
+            let_in(three, inbox, frame(three, 2, w))
+
+
+def test_what_was_taken_before_a_restart_is_counted_from_too(three):
+    inbox = Inbox(three.agreement, 0, 4)
+    inbox.restore(1, 5, frame(three, 5, 2.0).sums())
+    with pytest.raises(Rejected, match="Δw"):
+        let_in(three, inbox, frame(three, 6, 1.0))
+    let_in(three, inbox, frame(three, 5, 9.0))  # old: not read
+    let_in(three, inbox, frame(three, 6, 2.5))
+    assert inbox.newest(1) == 6
+
+
+def test_two_messages_of_one_step_are_kept_as_evidence(three, tmp_path):
+    inbox, audit = Inbox(three.agreement, 0, 4), Audit(tmp_path / "audit.jsonl")
+    let_in(three, inbox, frame(three, 3, 0.5))
+    let_in(three, inbox, frame(three, 3, 0.5))  # the same again: harmless
+    with pytest.raises(Rejected) as rejected:
+        let_in(three, inbox, frame(three, 3, 0.6))
+    assert rejected.value.kind == "equivocation"
+    audit.note(rejected.value.kind, "basel", str(rejected.value), **rejected.value.evidence)
+    line = json.loads(check(tmp_path / "audit.jsonl")[0])
+    heads = [json.loads(line[which]["header"]) for which in ("first", "second")]
+    for which in ("first", "second"):  # anybody can see who said both
+        three.sites[1].card.verify(b"message", line[which]["header"].encode(), bytes.fromhex(line[which]["signature"]))
+    assert heads[0]["step"] == heads[1]["step"] == 3
+    assert heads[0]["sha256"] != heads[1]["sha256"]
+
+
+def test_an_older_process_is_not_heard_after_a_newer_one(three):
+    inbox = Inbox(three.agreement, 0, 4)
+    let_in(three, inbox, frame(three, 3, 0.5, incarnation=2))
+    let_in(three, inbox, frame(three, 2, 0.4, incarnation=1))  # late: ignored
+    with pytest.raises(Rejected) as rejected:
+        let_in(three, inbox, frame(three, 4, 0.7, incarnation=1))
+    assert rejected.value.kind == "incarnation"
+
+
+def test_a_step_takes_its_own_message_and_a_later_one_where_that_is_lost(three):
+    inbox = Inbox(three.agreement, 0, 3)
+    for step in (0, 1, 2):
+        let_in(three, inbox, frame(three, step, 0.3 + 0.1 * step))
+    assert [one.header.step for one in inbox.take(0)] == [0]
+    assert [one.header.step for one in inbox.take(1)] == [1]
+    let_in(three, inbox, frame(three, 9, 2.0))
+    assert [one.header.step for one in inbox.take(4)] == [2]
+    assert [one.header.step for one in inbox.take(4)] == [9]  # this site is behind: what is newest counts
+    assert inbox.take(5) == []
+
+
+@given(st.lists(st.integers(0, 9), max_size=20), st.integers(1, 4))
+def test_whatever_the_order_messages_are_taken_in_the_order_of_their_steps(three_frames, arrivals, kept):
+    c, made = three_frames
+    inbox, taken = Inbox(c.agreement, 0, kept), []
+    for k, step in enumerate(arrivals):
+        let_in(c, inbox, made[step])
+        taken += [one.header.step for one in inbox.take(k)]
+    taken += [one.header.step for k in range(10) for one in inbox.take(k)]
+    assert taken == sorted(set(taken))
+    assert taken[-1:] == ([max(arrivals)] if arrivals else [])
+
+
+@pytest.fixture(scope="module")
+def three_frames(three):
+    return three, [frame(three, step, 0.1 + 0.2 * step) for step in range(10)]
+
+
+def test_the_newest_message_waits_and_a_few_before_it(three):
+    outbox = Outbox(2)
+    assert outbox.newest(0) == -1
+    for step in range(4):
+        outbox.post(frame(three, step, 1.0))
+    assert outbox.newest(0) == 3
+    assert [outbox.next(0, after).header.step for after in (-1, 1, 2)] == [2, 2, 3]
+    assert outbox.next(0, 3) is None
+    assert outbox.wait(0, 3, 0.05, lambda: False) is None
+
+
+def test_an_audit_log_that_was_changed_is_refused(tmp_path):
+    audit = Audit(tmp_path / "audit.jsonl")
+    for count in range(3):
+        audit.note("form", "basel", f"number {count}")
+    again = Audit(tmp_path / "audit.jsonl")
+    again.note("form", "basel", "after a restart")
+    lines = (tmp_path / "audit.jsonl").read_bytes().splitlines(keepends=True)
+    assert len(lines) == len(check(tmp_path / "audit.jsonl")) == 4
+    for damaged in (lines[1:], [lines[0], *lines[2:]], [lines[0].replace(b"number 0", b"number 9"), *lines[1:]]):
+        (tmp_path / "audit.jsonl").write_bytes(b"".join(damaged))
+        with pytest.raises(Refused, match="does not follow"):
+            check(tmp_path / "audit.jsonl")
+    (tmp_path / "audit.jsonl").write_bytes(b"".join(lines) + b'{"half')
+    assert len(check(tmp_path / "audit.jsonl")) == 4
+
+
+def test_nobody_can_fill_the_disk(tmp_path):
+    audit = Audit(tmp_path / "audit.jsonl")
+    for _ in range(1000):
+        audit.note("form", "basel", "again")
+    assert len(check(tmp_path / "audit.jsonl")) == 16 + 5
+    assert audit.counts() == {"form": 1000}

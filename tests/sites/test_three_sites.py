@@ -1,0 +1,121 @@
+"""Three sites, three processes: undisturbed, killed and restarted, closed, leaving, restored from a backup."""
+
+from __future__ import annotations
+
+import shutil
+
+import numpy as np
+import pytest
+from oracle import lockstep
+
+from privsgp.sites.agreement import Limits
+
+
+@pytest.mark.parametrize("algorithm", ["privsgp", "privsgp-vr"])
+def test_undisturbed_a_run_of_sites_is_the_simulated_one_to_the_last_bit(consortium, algorithm):
+    c = consortium(seed=3, closed=(2,), algorithm={"name": algorithm})
+    c.start()
+    summaries = c.end()
+    z, w = lockstep(c)
+    for i, summary in enumerate(summaries):
+        assert summary["releases"][i] == 20 == c.ledger(i).charged == c.sent(i)
+        np.testing.assert_array_equal(c.model(i), z[i])
+        assert summary["site"]["w"] == w[i]
+        assert not c.audited(i)
+
+
+def test_killed_and_restarted_nobody_is_charged_twice(consortium):
+    c = consortium(limits=Limits(deadline=1.0, staleness=6), algorithm={"steps": 40, "final_mixing": 12})
+    c.start()
+    c.until_step(1, 8)
+    c.kill(1)
+    c.until_step(0, 12)
+    c.start(1)
+    summaries = c.end()
+    for i, summary in enumerate(summaries):
+        assert summary["releases"][i] == 40 == c.ledger(i).charged == c.sent(i)
+        assert summary["site"]["w"] > 0
+        assert not c.audited(i)
+    assert summaries[1]["site"]["incarnation"] == 2
+    assert sum(s["site"]["w"] for s in summaries) == pytest.approx(3, abs=1e-9)
+    models = np.stack([c.model(i) for i in range(3)])
+    assert np.abs(models - models.mean(0)).max() < 0.05 * np.abs(models).max()
+
+
+@pytest.mark.parametrize(("moments", "algorithm"), [(3, "privsgp"), (17, "privsgp-vr")])
+def test_killed_at_any_moment_nothing_is_sent_that_was_not_committed_nor_charged_twice(consortium, moments, algorithm):
+    """Two of the moments; `make test-faults` tries fifty."""
+    killed_at(consortium, moments, algorithm)
+
+
+def killed_at(consortium, moments, algorithm):
+    c = consortium(
+        limits=Limits(deadline=1.0, staleness=4), algorithm={"name": algorithm, "steps": 12, "final_mixing": 4}
+    )
+    c.start(0, 2)
+    c.start(1, moments=moments)
+    c.processes[1].join(40)
+    assert c.processes[1].exitcode == -9, c.log(1)
+    c.start(1)
+    for i, summary in enumerate(c.end()):
+        assert summary["releases"][i] == 12 == c.ledger(i).charged == c.sent(i)
+        assert summary["site"]["w"] > 0
+        assert not c.audited(i)  # no equivocation: what was sent before is sent again as it was
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("moments", range(0, 100, 2))
+def test_fifty_moments(consortium, moments):
+    killed_at(consortium, moments, ("privsgp", "privsgp-vr", "privsgp-sag")[moments // 2 % 3])
+
+
+@pytest.mark.slow
+def test_two_sites_at_once_and_again(consortium):
+    c = consortium(limits=Limits(deadline=1.0, staleness=6), algorithm={"steps": 60, "final_mixing": 12})
+    c.start()
+    for k in (5, 15, 25):
+        c.until_step(0, k)
+        for i in (1, 2):
+            c.kill(i)
+        c.start(1, 2)
+    for i, summary in enumerate(c.end()):
+        assert summary["releases"][i] == 60 == c.ledger(i).charged == c.sent(i)
+        assert summary["site"]["w"] > 0
+
+
+def test_an_older_copy_of_a_folder_does_not_go_on(consortium):
+    c = consortium(seed=5, limits=Limits(deadline=1.0, staleness=4), algorithm={"steps": 400})
+    c.start()
+    c.until_step(1, 3)
+    assert c.ask_to_stop(1) == 130
+    shutil.copytree(c.out(1), c.folder / "copy")
+    c.start(1)
+    c.until_step(1, 9)
+    assert c.ask_to_stop(1) == 130
+    shutil.rmtree(c.out(1))
+    shutil.copytree(c.folder / "copy", c.out(1))
+    c.start(1)
+    c.processes[1].join(30)
+    assert c.processes[1].exitcode == 2
+    assert "older copy" in c.log(1)
+
+
+def test_a_site_leaves_for_good_and_a_third_of_the_messages_is_lost(consortium):
+    c = consortium(limits=Limits(deadline=0.3, staleness=20), algorithm={"steps": 30, "final_mixing": 20})
+    c.start(loss=0.3)
+    c.until_step(2, 4)
+    (c.out(2) / "private" / "leaving").touch()  # what `privsgp leave` does while the site is in the run
+    c.processes[2].join(20)
+    assert c.processes[2].exitcode == 130, c.log(2)
+    summaries = c.end(0, 1)
+    for i, summary in enumerate(summaries):
+        assert summary["site"]["messages"]["left"] == ["cork"]
+        assert summary["releases"][i] == 30 == c.ledger(i).charged == c.sent(i)
+        assert not c.audited(i)
+    one, other = c.model(0), c.model(1)
+    assert np.abs(one - other).max() < 0.05 * np.abs(one).max()
+    assert c.ledger(2).charged == c.sent(2) < 30  # what it had not used was given back
+    c.start(2)
+    c.processes[2].join(20)
+    assert c.processes[2].exitcode == 2
+    assert "left the run for good" in c.log(2)
