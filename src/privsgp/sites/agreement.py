@@ -383,6 +383,11 @@ def refuse_algorithm(config: Config) -> None:
             "knows whether what it remembers survives a crash",
             f"take {' or '.join(map(repr, ALLOWED))}",
         )
+    if config.pairwise:
+        raise Refused(
+            f"privacy.noise = {config.privacy.noise!r} between sites",
+            "take 'independent': sites do not exchange keys of pairs, so that shared noise would not cancel",
+        )
     if a.average != "none" and a.final_mixing:
         raise Refused(
             f"algorithm.average = {a.average!r} with algorithm.final_mixing = {a.final_mixing} between sites",
