@@ -191,6 +191,12 @@ def _pair_source(noise: PairwiseNoise, here: _Ends, source: Source, gather: Gath
     """Return where the numbers of pairs come from."""
     if isinstance(source, Keyed):
         return source.derived("pairs")
+    if gather is None and len(here.nodes) < here.graph.nodes:
+        raise Refused(
+            f"noise that nodes {here.nodes.start} … {here.nodes.stop - 1} share with nodes elsewhere, and no way to "
+            "tell these a key",
+            "take privacy.noise = 'independent': what one end adds the other could not subtract",
+        )
     if gather is None:
         return Secure()
     return PairStreams(exchange(noise, here, gather))

@@ -148,7 +148,7 @@ class Privacy(Options):
     epsilon: Positive | list[Positive] | None = option(None, "ε_i: the budget that noise is calibrated for")
     delta: Probability | list[Probability] = option(1e-5, "δ_i; below 1/J_i")
     sigma: NotNegative | list[NotNegative] | None = option(None, "σ_i instead of a budget: ε is then reported")
-    clip: Annotated[float, Field(ge=_FINEST, le=1 / _FINEST)] = option(
+    clip: Annotated[float, Field(gt=0, ge=_FINEST, le=1 / _FINEST)] = option(
         1.0, "G: the largest norm of one sample's gradient"
     )
     accountant: Accountant = option("certified", "who turns ε into σ; ε is always certified")
