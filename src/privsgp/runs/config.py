@@ -148,9 +148,7 @@ class Privacy(Options):
     epsilon: Positive | list[Positive] | None = option(None, "ε_i: the budget that noise is calibrated for")
     delta: Probability | list[Probability] = option(1e-5, "δ_i; below 1/J_i")
     sigma: NotNegative | list[NotNegative] | None = option(None, "σ_i instead of a budget: ε is then reported")
-    clip: Annotated[float, Field(gt=0, ge=_FINEST, le=1 / _FINEST)] = option(
-        1.0, "G: the largest norm of one sample's gradient"
-    )
+    clip: Positive = option(1.0, "G: the largest norm of one sample's gradient")
     accountant: Accountant = option("certified", "who turns ε into σ; ε is always certified")
     relation: Literal["zero-out", "replace-one"] = option("zero-out", "which data sets count as neighbours")
     c2: Positive = option(0.3724, "c₂ of the published formula")
@@ -163,6 +161,14 @@ class Privacy(Options):
     def nominal(self) -> bool:
         """Whether noise is a paper's, and its ε therefore no guarantee."""
         return nominal(self.accountant)
+
+    @model_validator(mode="after")
+    def _clip_has_room(self) -> Self:
+        if not _FINEST <= self.clip <= 1 / _FINEST:
+            raise Refused(
+                f"privacy.clip = {self.clip:g}", "take 2⁻⁶⁰ to 2⁶⁰: beyond, squares leave what is known of rounding"
+            )
+        return self
 
     @model_validator(mode="after")
     def _one_of_both(self) -> Self:
