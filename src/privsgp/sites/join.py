@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import fcntl
 import hashlib
 import json
 import logging
@@ -19,13 +20,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pydantic import BaseModel, ConfigDict
+
 from privsgp import data, models
 from privsgp.engine import checkpoint, witness
 from privsgp.engine.folder import Folder, write_tensors
 from privsgp.engine.stops import Stopping
 from privsgp.errors import Interrupted, Refused
-from privsgp.files import read_bytes, write, write_json
+from privsgp.files import parsed, read_bytes, write, write_json
 from privsgp.gradients import Layout
+from privsgp.options import Positive, Probability
 from privsgp.runs.train import MODEL_VERSION, PRIVATE_TEST, PUBLIC_TEST, SUMMARY_VERSION, versions
 from privsgp.sites import policy as policies
 from privsgp.sites.agreement import Agreement
@@ -155,24 +159,42 @@ def check_policy(site: Site, agreement: Agreement) -> bool:
     policy = policies.read(site.home / "policy.toml")
     if policy is None:
         return False
-    others = [one["epsilon"] or 0.0 for one in signed_before(site) if one["run"] != agreement.run]
-    policies.refuse_against(policy, agreement, agreement.node(site), sum(others))
+    others = [one for one in signed_before(site) if one["run"] != agreement.run]
+    if policy.epsilon_total is not None and (without := [one["name"] for one in others if one["epsilon"] is None]):
+        raise Refused(
+            f"policy.toml: epsilon_total = {policy.epsilon_total:g}, and {without[0]!r}, signed before, has no ε",
+            "what it has spent cannot be added up: nothing more is signed under this limit",
+        )
+    policies.refuse_against(policy, agreement, agreement.node(site), sum(one["epsilon"] or 0.0 for one in others))
     return True
+
+
+class _Signed(BaseModel):
+    """A line of signed.jsonl."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    run: str
+    name: str
+    epsilon: Positive | None
+    delta: Probability
 
 
 def signed_before(site: Site) -> list[dict[str, Any]]:
     """Return the runs that this home has signed: run, name, ε and δ of each."""
     path = site.home / "signed.jsonl"
     try:
-        return [json.loads(line) for line in read_bytes(path, _LONGEST).splitlines()] if path.exists() else []
-    except ValueError as error:
-        raise Refused(f"{path} cannot be read: it says what was promised", "restore it from a copy") from error
+        lines = read_bytes(path, _LONGEST).splitlines() if path.exists() else []
+        return [parsed(line, _Signed, str(path)) for line in lines]
+    except Refused as refused:
+        raise Refused(f"{refused.what}: it says what was promised", "restore it from a copy") from refused
 
 
 def _remember_signature(site: Site, agreement: Agreement) -> None:
-    """Note what is promised, durably and before the signature leaves."""
-    if agreement.run in [one["run"] for one in signed_before(site)]:
-        return
+    """Note what is promised, durably and before the signature leaves.
+
+    The policy is asked again under a lock: of two studies that are joined at once, the second counts the first.
+    """
     node = agreement.node(site)
     line = {
         "run": agreement.run,
@@ -182,8 +204,11 @@ def _remember_signature(site: Site, agreement: Agreement) -> None:
     }
     descriptor = os.open(site.home / "signed.jsonl", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     try:
-        os.write(descriptor, canonical(line) + b"\n")
-        os.fsync(descriptor)
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        check_policy(site, agreement)
+        if agreement.run not in [one["run"] for one in signed_before(site)]:
+            os.write(descriptor, canonical(line) + b"\n")
+            os.fsync(descriptor)
     finally:
         os.close(descriptor)
 
