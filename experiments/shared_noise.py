@@ -6,7 +6,7 @@ own best of three step sizes, chosen on seed 0 by test accuracy; what is reporte
 are not made again, and rows of other parts in the JSON stay.
 
     python experiments/shared_noise.py --data-dir DATA --out RUNS [--only mnist] [--device cuda] [--jobs 4] [--seeds 3]
-    python experiments/shared_noise.py --page docs/trust.md          # write the table from the JSON file
+    python experiments/shared_noise.py --page docs/trust.md docs/index.md README.md  # write the table
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 Row = dict[str, Any]
 BEGIN, END = "<!-- shared noise -->\n", "<!-- end of shared noise -->\n"
 HERE = Path(__file__).parent
-RESULTS = HERE.parent / "docs" / "results" / "shared-noise.json"
+RESULTS = HERE.parent / "docs" / "results" / "shared-noise" / "accuracy.json"
 KINDS = {"local": "own noise", "pairwise": "shared, ¾ honest", "all": "shared, all honest", "pooled": "pooled `dp-sgd`"}
 
 
@@ -92,10 +92,11 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--jobs", type=int, default=1)
-    parser.add_argument("--page", type=Path, help="run nothing: write the table of the JSON file into this page")
+    parser.add_argument("--page", type=Path, nargs="+", help="run nothing: write the table of the JSON file into these")
     options = parser.parse_args()
     if options.page is not None:
-        write_page(options.page, json.loads(options.results.read_text()))
+        for page in options.page:
+            write_page(page, json.loads(options.results.read_text()))
         return
     for name in options.only:
         for kind, row in tuned(name, options).items():

@@ -372,3 +372,42 @@ def test_accounting_counts_what_the_algorithms_declare():
         cli._mechanism("ldp-svrg", 0.2, 1.0, 5, 50, "poisson", 0.0, alpha=0.5)
     quick = "import sys; from privsgp import cli; cli._mechanism('privsgp', 1, 1, 5, 9, 'poisson', 0)"
     subprocess.run([sys.executable, "-c", f"{quick}; sys.exit('torch' in sys.modules)"], check=True)
+
+
+PAIRWISE = ["--noise", "pairwise", "--nodes", 50, "--honest", 38, "--algorithm", "privsgp"]
+COUNTED = ["--samples", 1200, "--batch", 240, "--steps", 600, "--json"]
+
+
+def test_calibrate_and_account_tell_what_shared_noise_is_made_of_and_whom_it_trusts():
+    found = json.loads(runs.command("calibrate", *COUNTED, "--epsilon", 1, *PAIRWISE).out)
+    assert found["sigma_effective"] >= found["sigma"]
+    assert found["average_sigma"] * 50**0.5 == pytest.approx(0.2265 * found["sigma"], rel=1e-3)
+    assert found["message_sigma"] == pytest.approx(1.601 * found["sigma"], rel=1e-3)
+    curve = dict(found["curve"])
+    assert curve[38] == pytest.approx(found["epsilon"])
+    assert curve[1] > curve[2] > curve[38] > curve[50]
+    given = ["--own-sigma", found["own_sigma"], "--pair-sigma", found["pair_sigma"]]
+    back = json.loads(runs.command("account", *COUNTED, *given, *PAIRWISE).out)
+    assert back["epsilon"] == pytest.approx(found["epsilon"], rel=1e-6)
+    assert (back["trust"], back["honest"]) == ("honest sites", 38)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--noise", "pairwise", "--nodes", 50, "--algorithm", "local"], "take one of privsgp"),
+        (["--noise", "pairwise"], "without --nodes"),
+        (["--honest", 3], "with independent noise"),
+        ([*PAIRWISE, "--honest", 51], "take 2 to 50"),
+        (["--noise", "pairwise", "--nodes", 50, "--honest", 30, "--pair-degree", 20], "cut a node off"),
+    ],
+)
+def test_shared_noise_that_cannot_be_is_refused(options, said):
+    ran = runs.command("calibrate", *COUNTED, "--epsilon", 1, *options)
+    assert ran.code == 2
+    assert said in " ".join(ran.err.split())
+
+
+def test_account_takes_one_kind_of_noise():
+    for options in ([], ["--sigma", 0.1, *PAIRWISE, "--own-sigma", 0.1, "--pair-sigma", 0.1], PAIRWISE):
+        assert runs.command("account", *COUNTED, *options).code == 2

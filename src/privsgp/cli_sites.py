@@ -239,6 +239,7 @@ def join(
     moved: Annotated[
         bool, typer.Option("--moved", help="The run folder is from another disk or machine, no copy.")
     ] = False,
+    metrics: Annotated[str | None, typer.Option(help="HOST:PORT for Prometheus, 127.0.0.1:9464, say.")] = None,
     as_json: Json = False,
 ) -> None:
     """Sign an agreement and take part in its run; again after a crash, to go on."""
@@ -258,7 +259,15 @@ def join(
     try:
         with bar(agreement.rounds) as watch:
             summary = take_part(
-                study, data, home=own.home, out=folder, device=device, moved=moved, watch=watch, say=_say
+                study,
+                data,
+                home=own.home,
+                out=folder,
+                device=device,
+                moved=moved,
+                watch=watch,
+                say=_say,
+                metrics=metrics,
             )
     except Interrupted as stopped:
         _say(f"{stopped}; every step is kept: the same command goes on")
@@ -269,18 +278,23 @@ def join(
         _show_summary(summary, folder or default_out(agreement))
 
 
+def _spent(s: dict[str, Any], node: int) -> str:
+    """Say what a site has spent of its budget."""
+    if s["epsilon_spent"] is None:
+        return "no noise: not private"
+    if (spent := s["epsilon_spent"][node]) is None:
+        return "no finite ε: there is too little noise"
+    budget = "" if s["epsilon_budget"] is None else f" of {s['epsilon_budget'][node]:g}"
+    return f"{spent:.4g}{budget}, δ = {s['delta'][node]:g}"
+
+
 def _show_summary(s: dict[str, Any], folder: Path) -> None:
     own = s["site"]
     node, m = own["node"], own["messages"]
-    spent, budget = (
-        (s["epsilon_spent"] or [None] * s["nodes"])[node],
-        (s["epsilon_budget"] or [None] * s["nodes"])[node],
-    )
-    bounded = "no budget" if budget is None else f"of {budget:g}"
     rows = [
         ("site", f"{own['name']}, node {node} of {s['nodes']}"),
         ("steps", f"{s['steps']} of {s['steps_planned']}, {s['algorithm']} on {s['graph']}"),
-        ("ε spent", "no noise: not private" if spent is None else f"{spent:.4g} {bounded}, δ = {s['delta'][node]:g}"),
+        ("ε spent", _spent(s, node)),
         ("releases", f"{s['releases'][node]}"),
         ("messages", f"{m['posted']} sent, {m['taken']} taken, {m['missed']} missed at a deadline"),
         ("process", f"number {own['incarnation']} of this site"),

@@ -8,7 +8,7 @@ import torch
 from privsgp.accounting import calibration, published
 from privsgp.algorithms import Settings
 from privsgp.algorithms.saga import SagaOptions, SagOptions
-from privsgp.planner.choose import LENGTHS, SPLITS, Choice, Method, Network, Noise, best, methods
+from privsgp.planner.choose import LENGTHS, SPLITS, Choice, Method, Network, NoiseNeeded, best, methods
 
 PRIVSGP, SAG = Method("privsgp", Settings()), Method("privsgp-sag", Settings())
 
@@ -38,7 +38,7 @@ def test_a_rarely_seen_table_gets_more_steps(small_planner):
 
 
 def test_noise_of_every_node_is_what_training_will_calibrate(small_planner):
-    noise = Noise(small_planner.network, PRIVSGP, 32.0)
+    noise = NoiseNeeded(small_planner.network, PRIVSGP, 32.0)
     sigmas = noise.each(1000)
     for i in (0, 3):
         J, (epsilon, delta) = small_planner.network.samples[i], small_planner.network.budgets[i]
@@ -49,7 +49,7 @@ def test_noise_of_every_node_is_what_training_will_calibrate(small_planner):
 
 def test_the_published_accountant_uses_the_papers_formula(small_planner):
     network = replace(small_planner.network, accountant="published")
-    noise = Noise(network, PRIVSGP, 32.0)
+    noise = NoiseNeeded(network, PRIVSGP, 32.0)
     expected = published.sigma(PRIVSGP.mechanism(32.0, 400), 100, 2.0, 1e-5)
     assert noise.each(100)[3] == pytest.approx(expected)
 
@@ -59,7 +59,7 @@ def test_the_batch_is_the_smallest_that_costs_no_noise(small_planner):
     assert 8 <= batch <= 250
 
     def sigma(b):
-        return Noise(small_planner.network, PRIVSGP, b).common(1024)
+        return NoiseNeeded(small_planner.network, PRIVSGP, b).common(1024)
 
     assert sigma(batch) < 1.03 * sigma(250.0)
     assert batch == 8 or sigma(batch / 2) > 1.015 * sigma(250.0)
@@ -73,7 +73,7 @@ def test_what_auto_chooses_from():
 
 @pytest.mark.parametrize(("scores", "winner"), [((0.8, 0.9), 1), ((0.895, 0.9), 0), ((-2.0, -1.0), 1)])
 def test_the_simplest_among_equals(small_planner, scores, winner):
-    noise = Noise(small_planner.network, SAG, 32.0)
+    noise = NoiseNeeded(small_planner.network, SAG, 32.0)
     choices = [Choice(m, 32.0, 10, 0.1, noise, s, 1.0) for m, s in zip((PRIVSGP, SAG), scores, strict=True)]
     chosen, why = best(choices)
     assert chosen is choices[winner]
@@ -88,7 +88,7 @@ def test_spare_releases():
 @pytest.mark.parametrize("accountant", ["certified", "published"])
 def test_a_plan_has_one_sigma_also_between_the_powers_of_four(accountant):
     network = Network([200] * 4, [(2.0, 1e-5)] * 4, accountant=accountant)
-    noise = Noise(network, Method("privsgp", Settings()), 20.0)
+    noise = NoiseNeeded(network, Method("privsgp", Settings()), 20.0)
     assert noise.at(2048) == pytest.approx(noise.each(2048)[0], rel=1e-4)
 
 
@@ -96,7 +96,7 @@ SCALED = Method("privsgp-vr", Settings(options=SagaOptions()))
 
 
 def test_scaled_differences_cost_what_training_will_calibrate(small_planner):
-    noise = Noise(small_planner.network, SCALED, 5.0)
+    noise = NoiseNeeded(small_planner.network, SCALED, 5.0)
     assert SCALED.scaled
     scale = noise.scale(300)
     assert 0.02 < scale < 1
@@ -105,19 +105,19 @@ def test_scaled_differences_cost_what_training_will_calibrate(small_planner):
     for i, (epsilon, J) in ((0, (1.0, 200)), (3, (2.0, 400))):
         own = replace(mechanism, batch=5.0 * J / 250, samples=J)
         assert noise.each(300)[i] == pytest.approx(calibration.sigma(own, 306, epsilon, 1e-5), rel=0.025)
-    paper = Noise(small_planner.network, Method("privsgp-vr", Settings()), 5.0)
+    paper = NoiseNeeded(small_planner.network, Method("privsgp-vr", Settings()), 5.0)
     assert paper.scale(300) == 1
     assert paper.common(300) > 1.2 * noise.common(300)
 
 
 def test_the_published_formula_has_no_other_weight_than_the_papers(small_planner):
-    noise = Noise(replace(small_planner.network, accountant="published"), SCALED, 5.0)
+    noise = NoiseNeeded(replace(small_planner.network, accountant="published"), SCALED, 5.0)
     assert noise.scale(300) == 1
     assert noise.method.label == "privsgp-vr"
 
 
 def test_what_is_rehearsed_has_the_weight_of_the_run(small_planner):
-    noise = Noise(small_planner.network, SCALED, 5.0)
+    noise = NoiseNeeded(small_planner.network, SCALED, 5.0)
     spec = small_planner._spec(noise, 300)
     assert spec.settings.difference_scale == noise.scale(300)
     rehearsal, generator = small_planner.rehearsal, torch.Generator()
@@ -139,7 +139,10 @@ def test_a_limit_on_evaluations_is_divided_into_steps_and_samples(small_planner,
     splits = small_planner.splits(method, 3000.0)
     assert splits == [(left // 1024, 1024), (1, left), (left // 256, 256), (left // 64, 64)]
     for batch, steps in splits:
-        assert Choice(method, batch, steps, 0.1, Noise(small_planner.network, method, batch), 0, 1).evaluations <= 3000
+        assert (
+            Choice(method, batch, steps, 0.1, NoiseNeeded(small_planner.network, method, batch), 0, 1).evaluations
+            <= 3000
+        )
     assert small_planner.splits(method, 1e9) == [(250, K) for K in SPLITS]  # all samples at every step
     assert small_planner.splits(method, 3000.0 - left) == []
     assert small_planner.best_split(method, 3000.0 - left) is None

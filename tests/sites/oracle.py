@@ -1,10 +1,17 @@
-"""The same run on the simulated bad network, in one process."""
+"""The same run in one process: on the simulated network, or with every message where and when the sites' logs say.
+
+`lockstep` is the simulated bad network without faults. `replayed` plays a logged run again, whatever happened to it:
+the arithmetic of links is transport/link.py's, the steps are the Trainer's; nothing of privsgp/sites takes part.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
+import torch
 
 from privsgp import data
 from privsgp.engine.folder import Folder
@@ -12,7 +19,9 @@ from privsgp.engine.trainer import Trainer
 from privsgp.runs.build import build_run
 from privsgp.runs.problem import assembled
 from privsgp.sites.agreement import _changed
+from privsgp.transport.link import Incoming, Outgoing
 from privsgp.transport.lossy import Faults, LossyNetwork
+from privsgp.transport.protocol import Transport
 
 
 def lockstep(c):
@@ -34,6 +43,82 @@ def lockstep(c):
         folder.identify({}, None)
         s = Simulated(spec, folder).run().state
     return _flat(c, s), s.w.tolist()
+
+
+class Replayed(Transport):
+    """One node of a run whose messages are known: which it sent at each step, and which it took."""
+
+    local, plain = False, False
+
+    def __init__(self, c, node, sky):
+        self.graph, self.node, self.sky = c.agreement.graph, node, sky
+        self.targets = sorted(i for j, i in c.agreement.links if j == node)
+        self.sources = sorted(j for j, i in c.agreement.links if i == node)
+        width = c.agreement.weights + 1
+        self.message_bytes = 8 * width
+        self.outgoing, self.incoming = Outgoing(len(self.targets), width), Incoming(len(self.sources), width)
+        self.log = c.steps(node)
+
+    def messages(self, k):
+        return len(self.log[k]["sent"])
+
+    def mix(self, k, x, w, meanwhile=None):
+        rows, edges = torch.cat([x.double(), w[:, None]], 1), self.graph.edges(k)
+        share = {int(i): s for j, i, s in zip(edges.source, edges.target, edges.share, strict=True) if j == self.node}
+        given = 0.0
+        for target in self.log[k]["sent"]:
+            link = self.targets.index(target)
+            self.outgoing.send(k, [link], rows * share[target])
+            given += share[target]
+            self.sky.put((self.node, target, k), self.outgoing.message(k, [link]).clone())
+        mixed = rows * (1 - given)
+        for source, step in self.log[k]["taken"]:
+            news = self.sky.get((source, self.node, step))
+            mixed += self.incoming.receive(step, [self.sources.index(source)], news)
+        return mixed[:, :-1].to(x.dtype), mixed[:, -1].clone().reshape(-1)[:1].contiguous()
+
+
+class Sky:
+    """All messages that were ever sent."""
+
+    def __init__(self):
+        self.sums, self.changed = {}, threading.Condition()
+
+    def put(self, name, sums):
+        with self.changed:
+            self.sums[name] = sums
+            self.changed.notify_all()
+
+    def get(self, name):
+        with self.changed:
+            assert self.changed.wait_for(lambda: name in self.sums, 30), f"{name} was never sent"
+            return self.sums[name]
+
+
+def replayed(c):
+    """Return z and w of all nodes after playing a consortium's run again by its logs."""
+    sky, n, one_at_a_time = Sky(), len(c.sites), threading.Lock()
+
+    def play(node):
+        with one_at_a_time:  # torch.func is not for several threads
+            spec = c.agreement.spec(data.load(str(c.files[node]), classes=10), node)
+        spec = dataclasses.replace(spec, checkpoint_every=0)
+
+        class Player(Trainer):
+            def _connect(self):
+                return Replayed(c, node, sky)
+
+        folder = Folder(c.folder / f"replayed-{node}")
+        with folder.locked():
+            folder.prepare()
+            folder.identify({}, None)
+            with one_at_a_time:
+                player = Player(spec, folder)
+            return player.run().state
+
+    with ThreadPoolExecutor(n) as pool:
+        states = list(pool.map(play, range(n)))
+    return [_flat(c, s)[0] for s in states], [float(s.w[0]) for s in states]
 
 
 def _flat(c, s):

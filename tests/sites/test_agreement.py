@@ -94,29 +94,30 @@ def test_data_of_another_size_is_refused(three):
 
 
 @pytest.mark.parametrize(
-    ("algorithm", "why"),
+    ("changes", "why"),
     [
-        ({"name": "dp-sgd"}, "push-sum"),
-        ({"name": "soteriafl-sgd"}, "push-sum"),
-        ({"average": "tail", "final_mixing": 3}, "no average"),
+        ({"algorithm": {"name": "dp-sgd"}}, "push-sum"),
+        ({"algorithm": {"name": "soteriafl-sgd"}}, "push-sum"),
+        ({"algorithm": {"average": "tail", "final_mixing": 3}}, "no average"),
+        ({"privacy": {"epsilon": 3.0, "accountant": "published"}}, "guarantees nothing"),
+        ({"privacy": {"epsilon": 3.0, "noise": "pairwise"}}, "uncancelled"),
+        ({"privacy": {"epsilon": 3.0, "noise": "auto"}}, "uncancelled"),
     ],
 )
-def test_algorithms_that_could_not_be_gone_on_with_are_refused(three, algorithm, why):
-    values = copy.deepcopy(RUN) | {"algorithm": algorithm}
+def test_what_sites_could_not_promise_or_go_on_with_is_refused(three, changes, why):
+    values = copy.deepcopy(RUN) | changes
     values["data"] |= {"nodes": 3, "sizes": [100, 120, 140]}
     like = data.load(str(three.files[0]), classes=10)
     with pytest.raises(Refused, match=why):
         propose(configs.parse(values), [s.card for s in three.sites], like, name="x", limits=Limits())
 
 
-@pytest.mark.parametrize("kind", ["pairwise", "auto"])
-def test_noise_that_sites_would_share_is_refused(three, kind):
-    """Sites exchange no keys of pairs: each would draw both halves for itself, and nothing would cancel."""
+def test_noise_that_would_not_cancel_between_sites_is_refused(three):
     values = copy.deepcopy(RUN)
-    values["privacy"] |= {"noise": kind}
+    values["privacy"] |= {"noise": "pairwise"}
     values["data"] |= {"nodes": 3, "sizes": [100, 120, 140]}
     like = data.load(str(three.files[0]), classes=10)
-    with pytest.raises(Refused, match="between sites"):
+    with pytest.raises(Refused, match="would not cancel"):
         propose(configs.parse(values), [s.card for s in three.sites], like, name="x", limits=Limits())
 
 

@@ -7,14 +7,20 @@ import json
 import socket
 import threading
 import time
+from urllib.error import HTTPError
+from urllib.request import urlopen
 
+import pytest
 from consortium import free_ports
 from test_mailbox import frame
 
 from privsgp.engine.folder import Folder
+from privsgp.errors import Refused
 from privsgp.sites.doctor import examine
 from privsgp.sites.identity import Site
 from privsgp.sites.join import Network
+from privsgp.sites.metrics import served, text
+from privsgp.sites.transport import SitesTransport
 from runs import command
 
 
@@ -51,6 +57,30 @@ def test_a_site_that_is_there_answers_with_its_key(consortium):
             through_the_proxy(c, network)
     finally:
         network.server.stop()
+
+
+def test_metrics_are_what_prometheus_reads(three, tmp_path):
+    folder = Folder(tmp_path / "run")
+    folder.path.mkdir()
+    folder.prepare()
+    network = Network.make(three.sites[0], three.agreement, folder)
+    about = (three.sites[0], three.agreement, 0, network.inbox, network.outbox, network.members)
+    transport = SitesTransport(*about, tmp_path / "log")
+    network.audit.note("form", "basel", "x")
+    (port,) = free_ports(1)
+    with served(f"127.0.0.1:{port}", lambda: text(network.members, transport, network.audit)):
+        with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
+            said = answer.read().decode()
+        with pytest.raises(HTTPError) as error:
+            urlopen(f"http://127.0.0.1:{port}/", timeout=5)
+        error.value.close()
+    values = dict(line.rsplit(" ", 1) for line in said.splitlines() if not line.startswith("#"))
+    assert values["privsgp_site_rounds"] == "22"
+    assert values['privsgp_site_refused_total{kind="form"}'] == "1"
+    assert values['privsgp_site_peer_step{site="cork"}'] == "0"
+    assert said.count("# TYPE") == 7
+    with pytest.raises(Refused, match="--metrics"), served("9464", str):
+        pass
 
 
 def through_the_proxy(c, basel):
@@ -96,7 +126,7 @@ class connect_proxy:  # noqa: N801 - a with block
     """An HTTP CONNECT proxy that notes what it was asked for."""
 
     def __enter__(self):
-        self.asked = []
+        self.asked, self.threads = [], []
         (port,) = free_ports(1)
         self.server = socket.create_server(("127.0.0.1", port))
         threading.Thread(target=self._serve, daemon=True).start()
@@ -104,6 +134,8 @@ class connect_proxy:  # noqa: N801 - a with block
 
     def __exit__(self, *_):
         self.server.close()
+        for thread in self.threads:
+            thread.join(10)
 
     def _serve(self):
         while True:
@@ -111,7 +143,8 @@ class connect_proxy:  # noqa: N801 - a with block
                 one, _ = self.server.accept()
             except OSError:
                 return
-            threading.Thread(target=self._tunnel, args=(one,), daemon=True).start()
+            self.threads.append(threading.Thread(target=self._tunnel, args=(one,), daemon=True))
+            self.threads[-1].start()
 
     def _tunnel(self, one):
         target = one.recv(4096).split()[1].decode()
@@ -138,3 +171,13 @@ class connect_proxy:  # noqa: N801 - a with block
         for end in (source, sink):
             with contextlib.suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
+
+
+@pytest.mark.parametrize(
+    ("spent", "budget", "said"),
+    [(None, None, "not private"), ([None, 1.0], None, "no finite"), ([2.5, None], [3.0, 3.0], "2.5 of 3, δ = 1e-05")],
+)
+def test_what_was_spent_is_said(spent, budget, said):
+    from privsgp.cli_sites import _spent
+
+    assert said in _spent({"epsilon_spent": spent, "epsilon_budget": budget, "delta": [1e-5, 1e-5]}, 0)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from privsgp.data.dataset import Dataset, Stacked, Task, from_arrays, stack
+from privsgp.data.dataset import Dataset, StackedData, Task, from_arrays, stack
 from privsgp.data.loading import load, load_sites
 from privsgp.data.partitions import partition
 
-__all__ = ["Dataset", "Stacked", "Task", "from_arrays", "load", "load_sites", "partition", "stack"]
+__all__ = ["Dataset", "StackedData", "Task", "from_arrays", "load", "load_sites", "partition", "stack"]

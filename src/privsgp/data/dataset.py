@@ -210,7 +210,7 @@ def _gap(labels: Targets) -> int | None:
 
 
 @dataclass(frozen=True, eq=False)
-class Stacked:
+class StackedData:
     """`inputs` [m, Jmax + 1, ...], `targets` [m, Jmax + 1, ...] and the number of real rows of each node, J_i."""
 
     inputs: torch.Tensor
@@ -223,7 +223,7 @@ class Stacked:
         return self.inputs.shape[1] - 1
 
 
-def stack(dataset: Dataset, parts: Sequence[NDArray[np.int64]]) -> Stacked:
+def stack(dataset: Dataset, parts: Sequence[NDArray[np.int64]]) -> StackedData:
     """Node r of the block holds the rows `parts[r]` of the data set, in that order."""
     samples = [len(rows) for rows in parts]
     shape = (len(parts), max(samples) + 1)
@@ -233,4 +233,4 @@ def stack(dataset: Dataset, parts: Sequence[NDArray[np.int64]]) -> Stacked:
     for node, rows in enumerate(parts):
         inputs.numpy()[node, : len(rows)] = dataset.x[rows]
         targets.numpy()[node, : len(rows)] = dataset.y[rows]
-    return Stacked(inputs, targets, samples)
+    return StackedData(inputs, targets, samples)

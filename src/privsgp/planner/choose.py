@@ -173,7 +173,7 @@ def methods(settings: Settings, accountant: Accountant) -> list[Method]:
     ]
 
 
-class Noise:
+class NoiseNeeded:
     """σ as a method needs it at a batch: of the mean node by K, and of every node at one K."""
 
     def __init__(self, network: Network, method: Method, batch: float) -> None:
@@ -249,7 +249,7 @@ class Choice:
     batch: float
     steps: int
     step_size: float
-    noise: Noise
+    noise: NoiseNeeded
     score: float
     response: float
 
@@ -279,7 +279,7 @@ class Planner:
 
     def choose(self, method: Method, batch: float, steps: int | None, step_size: float | None) -> Choice:
         """Fill in what is None."""
-        noise = Noise(self.network, method, batch)
+        noise = NoiseNeeded(self.network, method, batch)
         if steps is None or step_size is None:
             steps, distance = self._open(noise, steps, step_size)
         else:
@@ -288,7 +288,7 @@ class Planner:
         score, left = self.rehearsal.mean_score(spec, distance), response(self.rehearsal, spec, distance)
         return Choice(method, batch, steps, distance / steps, noise, score, left)
 
-    def _open(self, noise: Noise, steps: int | None, step_size: float | None) -> tuple[int, float]:
+    def _open(self, noise: NoiseNeeded, steps: int | None, step_size: float | None) -> tuple[int, float]:
         """Return (K, T) where at most one of K and γ is given."""
         longest = self._spec(noise, steps or LENGTHS[-1])
         distance = far_enough(self.rehearsal, longest, self.rehearsal.guess(longest.noise))
@@ -299,7 +299,7 @@ class Planner:
             return steps, steps * step_size
         return self._shortest(noise, distance, longest.noise)
 
-    def _shortest(self, noise: Noise, distance: float, kappa: float) -> tuple[int, float]:
+    def _shortest(self, noise: NoiseNeeded, distance: float, kappa: float) -> tuple[int, float]:
         """Return the smallest K with nearly the least noise that scores like the best, each at its own T ∝ 1/κ."""
         specs = [self._spec(noise, K) for K in LENGTHS]
         distances = [distance * kappa / spec.noise for spec in specs]
@@ -337,7 +337,7 @@ class Planner:
     def best_split(self, method: Method, limit: float) -> tuple[float, int] | None:
         """Return the first split that scores like the best, each at its own T ∝ 1/κ; None where no step is allowed."""
         splits = self.splits(method, limit)
-        specs = [self._spec(Noise(self.network, method, batch), steps) for batch, steps in splits]
+        specs = [self._spec(NoiseNeeded(self.network, method, batch), steps) for batch, steps in splits]
         if not splits:
             return None
         distance = far_enough(self.rehearsal, specs[0], self.rehearsal.guess(specs[0].noise))
@@ -354,7 +354,7 @@ class Planner:
         found = theorems.best_steps(self.constants, self.rehearsal.layout.dim, clip, n.budgets, n.samples, n.c2)
         return max(1, round(found))
 
-    def _spec(self, noise: Noise, steps: int) -> RehearsalSpec:
+    def _spec(self, noise: NoiseNeeded, steps: int) -> RehearsalSpec:
         n = self.network
         kappa = noise.in_average(steps) / math.sqrt(n.nodes * steps)
         visits = steps * noise.batch / n.mean_samples

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from privsgp.graph import Graph
-    from privsgp.planner.choose import Choice, Network, Noise, Planner
+    from privsgp.planner.choose import Choice, Network, NoiseNeeded, Planner
     from privsgp.planner.estimates import Source
     from privsgp.planner.theorems import Budget, Constants
 
@@ -40,7 +40,7 @@ class Formula:
     constants: Constants
     dim: int
     clip: float
-    noise: Noise
+    noise: NoiseNeeded
 
     @cached_property
     def published_steps(self) -> float:
@@ -55,7 +55,7 @@ class Formula:
             return max(1, round(self.published_steps))
         return max(1, round(theorems.minimise(self.bound, 1.0, WIDEST, precision=1e-2)))
 
-    def bound(self, steps: float, noise: Noise | None = None) -> float:
+    def bound(self, steps: float, noise: NoiseNeeded | None = None) -> float:
         """Return Theorem 1's bound after so many steps, with this formula's noise or another method's."""
         n, sigma = self.network.nodes, (noise or self.noise).in_average(steps)
         return theorems.bound(self.constants, n, self.dim, steps, [sigma**2] * n)

@@ -22,7 +22,7 @@ from privsgp.engine.folder import Folder
 from privsgp.errors import Refused
 from privsgp.gradients import Layout
 from privsgp.planner import record, stand_in
-from privsgp.planner.choose import FURTHER, LENGTHS, Method, Network, Noise, best, methods, planner
+from privsgp.planner.choose import FURTHER, LENGTHS, Method, Network, NoiseNeeded, best, methods, planner
 from privsgp.planner.estimates import Source, permit
 from privsgp.planner.record import Formula, Plan
 from privsgp.planner.rehearsal import Rehearsal
@@ -321,7 +321,7 @@ def from_constants(
         network = replace(network, accountant="published", c2=published_c2)
     method = Method("privsgp-vr", Settings(clip=clip))
     method.mechanism(batch, samples)  # refuses what cannot be
-    return Formula(network, graph, constants, dim, clip, Noise(network, method, batch))
+    return Formula(network, graph, constants, dim, clip, NoiseNeeded(network, method, batch))
 
 
 def _refuse_impossible(dim: int, budget: Budget) -> None:

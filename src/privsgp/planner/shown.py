@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from matplotlib.axes import Axes
 
-    from privsgp.planner.choose import Noise
+    from privsgp.planner.choose import NoiseNeeded
     from privsgp.planner.record import Formula, Plan
 
 
@@ -118,7 +118,7 @@ def draw(formula: Formula, path: str | Path, plan: Plan | None = None) -> None:
 
     figure = Figure(figsize=(10.5 if plan else 6, 4.4), layout="constrained", facecolor="white")
     axes: list[Axes] = list(figure.subplots(1, 2 if plan else 1, squeeze=False).flat)
-    noises: dict[str, Noise] = {formula.network.accountant: formula.noise}
+    noises: dict[str, NoiseNeeded] = {formula.network.accountant: formula.noise}
     if plan:
         noises = {c.method.label: c.noise for c in plan.choices}
     _bound(axes[0], formula, noises, plan)
@@ -132,7 +132,7 @@ def draw(formula: Formula, path: str | Path, plan: Plan | None = None) -> None:
         ) from error
 
 
-def _bound(axis: Axes, formula: Formula, noises: dict[str, Noise], plan: Plan | None) -> None:
+def _bound(axis: Axes, formula: Formula, noises: dict[str, NoiseNeeded], plan: Plan | None) -> None:
     """Theorem 1's bound over the K that a plan chooses from, or around K* of the bound."""
     steps = SHOWN if plan else _steps(max(1, formula.steps / 16), formula.steps * 16)
     for colour, (label, noise) in zip(_COLOURS, noises.items(), strict=False):

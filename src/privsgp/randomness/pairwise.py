@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 
 
 _LOG = logging.getLogger(__name__)
+_CACHED = 1 << 18  # numbers that a core's cache holds
 _DRAWN = 1 << 20  # numbers of pairs that are drawn at a time
 _LONG = 1 << 22  # numbers a step, of all pairs, beyond which their sums are drawn at once where they may be
 
@@ -184,12 +185,13 @@ def _pair_source(noise: PairwiseNoise, here: _Ends, source: Source, gather: Gath
     """Return where the numbers of pairs come from."""
     if isinstance(source, Keyed):
         return source.derived("pairs")
+    if gather is None and len(here.nodes) < here.graph.nodes:
+        raise Refused(
+            f"noise that nodes {here.nodes.start} … {here.nodes.stop - 1} share with nodes elsewhere, and no way to "
+            "tell these a key",
+            "take privacy.noise = 'independent': what one end adds the other could not subtract",
+        )
     if gather is None:
-        if len(here.nodes) < here.graph.nodes:
-            raise Refused(
-                f"pairwise noise of {len(here.nodes)} of {here.graph.nodes} nodes, and no way to exchange keys",
-                "take privacy.noise = 'independent': without keys that both ends of a pair have, nothing cancels",
-            )
         return Secure()
     return PairStreams(exchange(noise, here, gather))
 
@@ -264,7 +266,7 @@ class _Sum:
             self._fill_pairs(out, step, attempt)
         own = self._buffer("own", out, len(out))
         self.source.fill_normal(own, nodes, step, attempt)
-        out.add_(own.mul_(torch.tensor(self.own, dtype=out.dtype, device=out.device)[:, None]))
+        out.addcmul_(own, torch.tensor(self.own, dtype=out.dtype, device=out.device)[:, None])
 
     def together(self, columns: int) -> bool:
         """Tell whether all pairs' sums are drawn at once: where no end is another's secret, and pairs take long.
@@ -346,6 +348,7 @@ class _OfNodes(NodeNoise):
         _refuse_uncounted(noise, here.nodes, mechanisms)
         self._sum = _Sum(noise, here, source, pairs)
         self._ahead = PrefetchedNoise(self._sum, here.nodes)
+        self._noised = torch.empty(0)
 
     @property
     def zero(self) -> bool:
@@ -359,12 +362,16 @@ class _OfNodes(NodeNoise):
 
     def add_(self, g: Tensor, nodes: Sequence[int], step: int, attempt: int) -> None:
         """Add own noise and that of all pairs to each node's row of g, in place."""
-        noised = torch.empty(g.shape, dtype=torch.float64 if self._sum.secret else g.dtype, device=g.device)
-        self._ahead.fill_normal(noised, nodes, step, attempt)
-        noised.add_(g)
-        if self._sum.secret:
-            snap_(noised, self._sum.own)
-        g.copy_(noised)
+        dtype = torch.float64 if self._sum.secret else g.dtype
+        if self._noised.shape != g.shape or self._noised.dtype != dtype or self._noised.device != g.device:
+            self._noised = torch.empty(g.shape, dtype=dtype, device=g.device)
+        self._ahead.fill_normal(self._noised, nodes, step, attempt)
+        tall = device_of(g).rows_at_once(g, _CACHED)
+        for rows in (slice(top, top + tall) for top in range(0, len(g), tall)):
+            noised = self._noised[rows].add_(g[rows])
+            if self._sum.secret:
+                snap_(noised, self._sum.own[rows])
+            g[rows] = noised
 
     def prepare(self, like: Tensor, step: int, attempt: int) -> None:
         """Draw the noise of a step now."""

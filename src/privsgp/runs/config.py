@@ -136,7 +136,7 @@ class Model(Options):
     loss: Literal["cross-entropy", "binary", "mse"] = option("cross-entropy", "what a sample's outputs cost")
 
 
-class Graph(Options):
+class GraphSection(Options):
     """Who talks to whom."""
 
     name: Annotated[str, _one_of(GRAPHS)] = option("exponential", "the network")
@@ -148,9 +148,7 @@ class Privacy(Options):
     epsilon: Positive | list[Positive] | None = option(None, "ε_i: the budget that noise is calibrated for")
     delta: Probability | list[Probability] = option(1e-5, "δ_i; below 1/J_i")
     sigma: NotNegative | list[NotNegative] | None = option(None, "σ_i instead of a budget: ε is then reported")
-    clip: Annotated[float, Field(ge=_FINEST, le=1 / _FINEST)] = option(
-        1.0, "G: the largest norm of one sample's gradient"
-    )
+    clip: Positive = option(1.0, "G: the largest norm of one sample's gradient")
     accountant: Accountant = option("certified", "who turns ε into σ; ε is always certified")
     relation: Literal["zero-out", "replace-one"] = option("zero-out", "which data sets count as neighbours")
     c2: Positive = option(0.3724, "c₂ of the published formula")
@@ -163,6 +161,14 @@ class Privacy(Options):
     def nominal(self) -> bool:
         """Whether noise is a paper's, and its ε therefore no guarantee."""
         return nominal(self.accountant)
+
+    @model_validator(mode="after")
+    def _clip_has_room(self) -> Self:
+        if not _FINEST <= self.clip <= 1 / _FINEST:
+            raise Refused(
+                f"privacy.clip = {self.clip:g}", "take 2⁻⁶⁰ to 2⁶⁰: beyond, squares leave what is known of rounding"
+            )
+        return self
 
     @model_validator(mode="after")
     def _one_of_both(self) -> Self:
@@ -193,7 +199,7 @@ class Schedule(Options):
         return self.hold * self.start + (1 - self.hold) * (self.start + self.end) / 2
 
 
-class Algorithm(UpdateOptions, FinalModelOptions):
+class AlgorithmSection(UpdateOptions, FinalModelOptions):
     """How it is learnt; name, batch, steps, step_size and weights may be "auto", which leaves them to the planner."""
 
     name: Annotated[str, _one_of(ALGORITHMS)] = option("privsgp-vr", "the method")
@@ -275,7 +281,7 @@ class Clock(Options):
         return self
 
 
-class Plan(Options):
+class PlanSection(Options):
     """What a plan may look at."""
 
     data: str = option("synthetic", "synthetic stand-ins, public data (a name or an .npz file), or private")
@@ -304,11 +310,11 @@ class Config(Options):
     data: Data = Data()
     features: Features = Features()
     model: Model = Model()
-    graph: Graph = Graph()
+    graph: GraphSection = GraphSection()
     privacy: Privacy = Privacy()
-    algorithm: Algorithm = Algorithm()
+    algorithm: AlgorithmSection = AlgorithmSection()
     clock: Clock = Clock()
-    plan: Plan = Plan()
+    plan: PlanSection = PlanSection()
     engine: Engine = Engine()
 
     @model_validator(mode="after")
@@ -556,9 +562,9 @@ SECTIONS = {
     "data": Section(Data, "partition", lambda: PARTITIONS),
     "features": Section(Features, "name", lambda: FEATURES),
     "model": Section(Model, "name", lambda: MODELS),
-    "graph": Section(Graph, "name", lambda: GRAPHS),
+    "graph": Section(GraphSection, "name", lambda: GRAPHS),
     "privacy": Section(Privacy, "noise", lambda: NOISES),
-    "algorithm": Section(Algorithm, "name", lambda: {name: a.Options for name, a in ALGORITHMS.items()}),
+    "algorithm": Section(AlgorithmSection, "name", lambda: {name: a.Options for name, a in ALGORITHMS.items()}),
 }
 
 
@@ -640,7 +646,7 @@ def parse(values: dict[str, Any], changes: Sequence[str] = ()) -> Config:
 
 def differences(old: Config, new: Config) -> list[str]:
     """Name every key whose change would change the result, with both values."""
-    free = {("name",), *(("plan", key) for key in Plan.model_fields), ("algorithm", "table_place")}
+    free = {("name",), *(("plan", key) for key in PlanSection.model_fields), ("algorithm", "table_place")}
     free |= {("engine", key) for key in ("device", "evaluate_every", "checkpoint_every")}
     a, b = _flat(old.model_dump(mode="json")), _flat(new.model_dump(mode="json"))
     if b.get(_SCALE) == "auto":  # settled by the rest, or as the run that goes on has it

@@ -24,7 +24,7 @@ from privsgp.errors import Refused
 from privsgp.files import parsed, read_bytes, replace
 from privsgp.gradients import Layout
 from privsgp.graph.assumptions import HORIZON
-from privsgp.options import Count, Options, Positive, option
+from privsgp.options import Count, Options, option
 from privsgp.runs import config as configs
 from privsgp.runs.budgets import per_node
 from privsgp.runs.build import build_run, make_graph
@@ -52,13 +52,16 @@ _Hex = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 _Time = Annotated[str, Field(pattern=r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ$")]
 
 
+_Seconds = Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)]
+
+
 class Limits(Options):
     """What sites expect of each other while a run goes on."""
 
-    deadline: Positive = option(10.0, "seconds that the messages of a step are waited for")
+    deadline: _Seconds = option(10.0, "seconds that the messages of a step are waited for")
     staleness: Count = option(64, "steps after which a silent link's next message is waited for, however long")
     fewest: Count = option(2, "sites that must be there for steps to be taken, oneself included")
-    transfer: Positive = option(120.0, "seconds that one message may take")
+    transfer: _Seconds = option(120.0, "seconds that one message may take")
 
 
 class _Shape(BaseModel):
@@ -152,9 +155,21 @@ class Agreement:
                 raise Refused(f"{where}: two sites have the {what} {min(twice)}", "each site has its own card")
         if self.config.data.sizes != self.values["samples"] or self.config.algorithm.steps != self.values["steps"]:
             raise Refused(f"{where}: J_i or K differ from its configuration", "ask for a study that `propose` wrote")
+        self._refuse_other_budgets(where)
+        for key in ("created", "expires"):
+            _refuse_no_time(self.values[key], f"{where}: {key}")
         refuse_algorithm(self.config)
         self._refuse_limits()
         self._refuse_unreachable()
+
+    def _refuse_other_budgets(self, where: str) -> None:
+        """Refuse (ε_i, δ_i) that are shown, and asked the policy about, where noise would be made for others."""
+        for key, value in _budgets(self.config).items():
+            if value != self.values[key]:
+                raise Refused(
+                    f"{where}: {key} is {self.values[key]}, and its configuration says {value}",
+                    "do not sign it, and ask the proposer how it came about",
+                )
 
     def _refuse_limits(self) -> None:
         limits, period = self.limits, self.graph.period or HORIZON
@@ -343,19 +358,24 @@ def propose(
     sample = {"shape": list(dataset.x.shape[1:]), "target": list(dataset.y.shape[1:]), "classes": dataset.classes}
     model, _ = first_model(config, dataset.x.shape[1:], dataset.y.shape[1:], dataset.classes)
     now = dt.datetime.now(dt.UTC)
-    n = len(roster)
     values = {
         "format": FORMAT, "version": VERSION, "release": __version__, "name": name,
         "created": _text(now), "expires": _text(now + dt.timedelta(days=days)),
         "config": config.shared(), "roster": [card.values for card in roster],
         "graph": graph_hash(make_graph(config)), "sample": sample, "model": _model(model),
         "steps": config.algorithm.steps, "samples": list(sizes),
-        "epsilon": per_node(config.privacy.epsilon if config.private else None, n),
-        "delta": per_node(config.privacy.delta, n), "sigma": _sigmas(config, dataset),
+        **_budgets(config), "sigma": _sigmas(config, dataset),
         "limits": limits.model_dump(), "relay": None if relay is None else relay.values,
     }  # fmt: skip
     StudyFile.model_validate(values)
     return Agreement.of(json.loads(canonical(values)), name)
+
+
+def _budgets(config: Config) -> dict[str, list[Any]]:
+    """Return (ε_i, δ_i) of every node."""
+    n = config.data.nodes
+    epsilon = per_node(config.privacy.epsilon if config.private else None, n)
+    return {"epsilon": list(epsilon), "delta": list(per_node(config.privacy.delta, n))}
 
 
 def _sigmas(config: Config, like: Dataset) -> list[float]:
@@ -377,16 +397,22 @@ def _changed(config: Config, section: str, **values: Any) -> Config:  # noqa: AN
 def refuse_algorithm(config: Config) -> None:
     """Refuse what could not be gone on with after a crash, or does not send to neighbours in step."""
     a = config.algorithm
-    if config.pairwise:
-        raise Refused(
-            f"privacy.noise = {config.privacy.noise!r} between sites: they exchange no keys for noise that pairs share",
-            "take 'independent'; processes that torchrun starts can share noise (docs/trust.md)",
-        )
     if a.name not in ALLOWED:
         raise Refused(
             f"algorithm.name = {a.name!r} between sites: it does not send to neighbours in step by push-sum, or nobody "
             "knows whether what it remembers survives a crash",
             f"take {' or '.join(map(repr, ALLOWED))}",
+        )
+    if config.privacy.nominal:
+        raise Refused(
+            f"privacy.accountant = {config.privacy.accountant!r} between sites: its ε guarantees nothing",
+            "take 'certified': others rely on what is agreed on",
+        )
+    if config.pairwise:
+        raise Refused(
+            f"privacy.noise = {config.privacy.noise!r} between sites: a site that stays away would leave its share of "
+            "the noise uncancelled, and keys for it are not exchanged yet",
+            "take privacy.noise = 'independent'",
         )
     if a.average != "none" and a.final_mixing:
         raise Refused(
@@ -415,6 +441,13 @@ def _links(graph: Graph) -> set[tuple[int, int]]:
 def _model(model: Any) -> dict[str, Any]:  # noqa: ANN401 - a module
     x0 = Layout.of(model).flatten(model)
     return {"weights": x0.numel(), "x0": hashlib.sha256(x0.cpu().numpy().tobytes()).hexdigest()}
+
+
+def _refuse_no_time(text: str, where: str) -> None:
+    try:
+        _time(text)
+    except ValueError:
+        raise Refused(f"{where} = {text!r}, which is no time", "ask for a study that `propose` wrote") from None
 
 
 def _text(when: dt.datetime) -> str:

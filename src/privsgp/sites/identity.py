@@ -87,6 +87,10 @@ class Card:
             raise Refused(
                 f"{where} is of format {values['format']!r}", "ask the site for the file that `site card` writes"
             )
+        if card.address is not None and not is_address(card.address):
+            raise Refused(
+                f"{where}: its address {card.address[:80]!r} is not HOST:PORT", "ask the site for its card again"
+            )
         signed = {key: value for key, value in values.items() if key != "endorsement"}
         try:
             card.verify(b"card", canonical(signed), bytes.fromhex(values["endorsement"]))
@@ -152,6 +156,8 @@ def _authority(card: Card) -> None:
     """Raise ValueError unless the card's certificate is a P-256 authority's of that name."""
     names = card.authority.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
     key = card.authority.public_key()
+    if card.authority_pem != _pem(card.authority):  # what else it holds would be trusted too, or break the trust store
+        raise ValueError("more than one certificate, or otherwise written")
     if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1):
         raise ValueError("not a P-256 key")  # noqa: TRY004 - of a card, not of an argument
     if [name.value for name in names] != [f"{card.name} authority"]:

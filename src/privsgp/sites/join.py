@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import fcntl
 import hashlib
 import json
 import logging
+import math
 import os
 import threading
 import time
@@ -18,13 +20,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pydantic import BaseModel, ConfigDict
+
 from privsgp import data, models
 from privsgp.engine import checkpoint, witness
 from privsgp.engine.folder import Folder, write_tensors
 from privsgp.engine.stops import Stopping
 from privsgp.errors import Interrupted, Refused
-from privsgp.files import read_bytes, write, write_json
+from privsgp.files import parsed, read_bytes, write, write_json
 from privsgp.gradients import Layout
+from privsgp.options import Positive, Probability
 from privsgp.runs.train import MODEL_VERSION, PRIVATE_TEST, PUBLIC_TEST, SUMMARY_VERSION, versions
 from privsgp.sites import policy as policies
 from privsgp.sites.agreement import Agreement
@@ -34,6 +39,8 @@ from privsgp.sites.client import Client
 from privsgp.sites.identity import Site
 from privsgp.sites.mailbox import Inbox, Outbox, depth
 from privsgp.sites.members import Members
+from privsgp.sites.metrics import served
+from privsgp.sites.metrics import text as metrics_text
 from privsgp.sites.relay import Relay
 from privsgp.sites.server import Server
 from privsgp.sites.trainer import SiteTrainer
@@ -94,7 +101,7 @@ class Network:
 
 def join(
     study: Path, file: Path, *, home: Path, out: Path | None = None, device: str = "cpu", moved: bool = False,
-    watch: Watcher | None = None, say: Callable[[str], None] = lambda _text: None,
+    watch: Watcher | None = None, say: Callable[[str], None] = lambda _text: None, metrics: str | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     """Take part in a run until it ends, and return the site's summary."""
     site, agreement = Site.open(home), Agreement.read(study)
@@ -125,7 +132,8 @@ def join(
         _take_up_links(folder, transport)
         _leave_on_request(folder, trainer)
         _keep_signatures(network, folder)
-        with network.opened(), _status(network, folder):
+        measured = served(metrics, lambda: metrics_text(network.members, transport, network.audit))
+        with network.opened(), _status(network, folder), measured:
             try:
                 _wait_for_signatures(network, folder, say, trainer.stopping)
                 network.members.phase = "training"
@@ -151,24 +159,42 @@ def check_policy(site: Site, agreement: Agreement) -> bool:
     policy = policies.read(site.home / "policy.toml")
     if policy is None:
         return False
-    others = [one["epsilon"] or 0.0 for one in signed_before(site) if one["run"] != agreement.run]
-    policies.refuse_against(policy, agreement, agreement.node(site), sum(others))
+    others = [one for one in signed_before(site) if one["run"] != agreement.run]
+    if policy.epsilon_total is not None and (without := [one["name"] for one in others if one["epsilon"] is None]):
+        raise Refused(
+            f"policy.toml: epsilon_total = {policy.epsilon_total:g}, and {without[0]!r}, signed before, has no ε",
+            "what it has spent cannot be added up: nothing more is signed under this limit",
+        )
+    policies.refuse_against(policy, agreement, agreement.node(site), sum(one["epsilon"] or 0.0 for one in others))
     return True
+
+
+class _Signed(BaseModel):
+    """A line of signed.jsonl."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    run: str
+    name: str
+    epsilon: Positive | None
+    delta: Probability
 
 
 def signed_before(site: Site) -> list[dict[str, Any]]:
     """Return the runs that this home has signed: run, name, ε and δ of each."""
     path = site.home / "signed.jsonl"
     try:
-        return [json.loads(line) for line in read_bytes(path, _LONGEST).splitlines()] if path.exists() else []
-    except ValueError as error:
-        raise Refused(f"{path} cannot be read: it says what was promised", "restore it from a copy") from error
+        lines = read_bytes(path, _LONGEST).splitlines() if path.exists() else []
+        return [parsed(line, _Signed, str(path)) for line in lines]
+    except Refused as refused:
+        raise Refused(f"{refused.what}: it says what was promised", "restore it from a copy") from refused
 
 
 def _remember_signature(site: Site, agreement: Agreement) -> None:
-    """Note what is promised, durably and before the signature leaves."""
-    if agreement.run in [one["run"] for one in signed_before(site)]:
-        return
+    """Note what is promised, durably and before the signature leaves.
+
+    The policy is asked again under a lock: of two studies that are joined at once, the second counts the first.
+    """
     node = agreement.node(site)
     line = {
         "run": agreement.run,
@@ -178,8 +204,11 @@ def _remember_signature(site: Site, agreement: Agreement) -> None:
     }
     descriptor = os.open(site.home / "signed.jsonl", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     try:
-        os.write(descriptor, canonical(line) + b"\n")
-        os.fsync(descriptor)
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        check_policy(site, agreement)
+        if agreement.run not in [one["run"] for one in signed_before(site)]:
+            os.write(descriptor, canonical(line) + b"\n")
+            os.fsync(descriptor)
     finally:
         os.close(descriptor)
 
@@ -272,13 +301,17 @@ def _summary(network: Network, spec: RunSpec, outcome: Outcome) -> dict[str, Any
     epsilon = p.epsilon(node, outcome.releases[0]) if private else None
     own: list[Any] = [None] * n
     releases, spent = [*own], [*own]
-    releases[node], spent[node] = outcome.releases[0], epsilon
+    releases[node] = outcome.releases[0]
+    spent[node] = epsilon if epsilon is not None and math.isfinite(epsilon) else None
     return {
         "version": SUMMARY_VERSION, "name": agreement.name, "simulation": spec.simulation,
         "algorithm": spec.algorithm.name, "trust": spec.settings.trust, "graph": spec.graph.name, "nodes": n,
         "steps": outcome.steps, "steps_planned": spec.steps, "ended": None, "model": spec.final_model.text,
         "weights": None if spec.weights is None else list(spec.weights), "dim": agreement.weights,
-        "test_accuracy": last.get("test_accuracy"), "test_loss": last.get("test_loss"),
+        "difference_scale": getattr(p.mechanisms[node], "difference_scale", None),
+        "test_accuracy": last.get("test_accuracy"), "test_loss": last.get("test_loss"), "train_loss": None,
+        "mean_node_accuracy": None, "worst_node_accuracy": None, "consensus_error": None,  # nobody sees all models
+        "epsilon_nominal": None, "pairwise": None, "steps_per_second": None, "peak_memory_bytes": None,
         "epsilon_spent": spent if private else None,
         "epsilon_budget": list(p.budgets) if private and p.budgets[0] is not None else None,
         "delta": list(p.deltas) if private else None, "sigma": [m.sigma for m in p.mechanisms],
@@ -424,7 +457,8 @@ def _status(network: Network, folder: Folder) -> Iterator[None]:
 
     def keep() -> None:
         while not ended.wait(0.5):
-            _write_status(network, folder)
+            with contextlib.suppress(OSError):  # a full disk: the run itself says so
+                _write_status(network, folder)
 
     thread = threading.Thread(target=keep, daemon=True)
     thread.start()
@@ -433,7 +467,8 @@ def _status(network: Network, folder: Folder) -> Iterator[None]:
     finally:
         ended.set()
         thread.join()
-        _write_status(network, folder)
+        with contextlib.suppress(OSError):
+            _write_status(network, folder)
 
 
 def _write_status(network: Network, folder: Folder) -> None:

@@ -30,9 +30,16 @@ class Policy(Options):
     weights: Count | None = option(None, "largest number of weights of a model")
     peers: list[str] | None = option(None, "fingerprints of the sites with whom to learn")
     fewest: Count | None = option(None, "least number of sites that must be there while steps are taken")
-    simulation: bool = option(
-        default=True, meaning="whether agreements with a seed, which protect nothing, may be signed"
+    simulation: bool | None = option(
+        None,
+        "whether agreements with a seed, which protect nothing, may be signed; left out: not where ε or δ is limited",
     )
+
+    @property
+    def allows_seeds(self) -> bool:
+        """Whether what has a seed may be signed: its noise is known, so that no ε holds."""
+        limited = (self.epsilon_run, self.epsilon_total, self.delta_run) != (None, None, None)
+        return not limited if self.simulation is None else self.simulation
 
 
 def read(path: Path) -> Policy | None:
@@ -71,8 +78,8 @@ def refuse_against(policy: Policy, agreement: Agreement, node: int, signed: floa
         raise _refused(f"algorithms = {policy.algorithms}, and the agreement's is {agreement.algorithm!r}")
     if policy.fewest is not None and agreement.limits.fewest < policy.fewest:
         raise _refused(f"fewest = {policy.fewest}, and the agreement goes on with {agreement.limits.fewest} sites")
-    if not policy.simulation and agreement.config.seed is not None:
-        raise _refused(f"simulation = false, and the agreement has the seed {agreement.config.seed}")
+    if agreement.config.seed is not None and not policy.allows_seeds:
+        raise _refused(f"simulation is not true, and the agreement has the seed {agreement.config.seed}: no ε holds")
     for card in agreement.roster if policy.peers is not None else ():
         if card is not agreement.roster[node] and card.fingerprint not in (policy.peers or ()):
             raise _refused(f"peers does not name {card.fingerprint} ({card.name})")

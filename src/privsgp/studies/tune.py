@@ -15,7 +15,7 @@ from privsgp.algorithms import ALGORITHMS
 from privsgp.engine.averaging import Averaging, FinalModel
 from privsgp.errors import Refused, refuse_below_one
 from privsgp.planner import settle as planning
-from privsgp.planner.choose import Method, Noise
+from privsgp.planner.choose import Method, NoiseNeeded
 from privsgp.planner.rehearsal import Rehearsal, RehearsalSpec
 from privsgp.runs import budgets as protection
 from privsgp.runs import config as configs
@@ -116,7 +116,7 @@ class Rehearse:
     def __init__(self, config: Config, network: Network, rehearsal: Rehearsal) -> None:
         self.config, self.network, self.rehearsal = config, network, rehearsal
         self.scores: dict[Trial, float] = {}
-        self._noise: dict[float, Noise] = {}
+        self._noise: dict[float, NoiseNeeded] = {}
 
     def __call__(self, trial: Trial) -> float:
         """Return the mean score of a few rehearsals."""
@@ -138,7 +138,7 @@ class Rehearse:
     def _spec(self, t: Trial) -> RehearsalSpec:
         """Return what is rehearsed; σ is proportional to the clip, so one price per batch will do."""
         own, name = protection.settings(self.config), self.config.algorithm.name
-        noise = self._noise.setdefault(t.batch, Noise(self.network, Method(name, own), t.batch))
+        noise = self._noise.setdefault(t.batch, NoiseNeeded(self.network, Method(name, own), t.batch))
         times = t.clip / own.clip
         kappa = times * noise.common(t.steps) / math.sqrt(self.network.nodes * t.steps)
         difference = None if own.difference_clip is None else own.difference_clip * times

@@ -1,0 +1,40 @@
+"""The experiment on noise that neighbours share: pages show what the runs gave."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import pathlib
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parent.parent
+
+
+@pytest.fixture
+def experiment(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "experiments")
+    return importlib.import_module("shared_noise")
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/index.md", "docs/trust.md"])
+def test_pages_have_the_table_of_the_runs(experiment, page):
+    rows = json.loads(experiment.RESULTS.read_text())["rows"]
+    assert experiment.table(rows) in (ROOT / page).read_text()
+
+
+def test_a_row_takes_the_place_of_the_one_before(experiment, tmp_path):
+    row = {"part": "mnist", "kind": "local", "accuracy": {"mean": 0.5, "sd": 0.0, "each": [0.5]}}
+    for mean in (0.5, 0.6):
+        experiment.keep(tmp_path / "found.json", row | {"accuracy": row["accuracy"] | {"mean": mean}})
+    rows = json.loads((tmp_path / "found.json").read_text())["rows"]
+    assert [r["accuracy"]["mean"] for r in rows] == [0.6]
+    assert "| 60.00 |" in experiment.table(rows)
+
+
+@pytest.mark.parametrize("kind", ["local", "pairwise", "all", "pooled"])
+@pytest.mark.parametrize("part", ["mnist", "mnist-mlp", "cifar10", "a9a"])
+def test_every_kind_of_run_is_a_configuration(experiment, part, kind):
+    config = experiment.PARTS[part].asked(kind, "cpu")
+    assert config.private
+    assert (config.privacy.noise == "pairwise") == (kind in ("pairwise", "all"))
