@@ -62,6 +62,7 @@ def test_secret_noise_of_pairs_cancels_between_processes(tmp_path):
     assert left == pytest.approx((2 / 7) ** 0.5, rel=1e-3)
     assert lengths[0] / lengths[1] == pytest.approx(left, rel=0.2)  # 2.4 if they did not cancel
     assert not shared["simulation"]
+    assert "first process passed on the public keys" in (tmp_path / "pairwise" / "report.html").read_text()
     header = json.loads((tmp_path / "pairwise" / "ledger" / "node-0.jsonl").read_text().split("\n")[0])
     assert header["mechanism"]["honest"] == 6
 

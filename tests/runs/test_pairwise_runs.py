@@ -136,6 +136,7 @@ def test_a_run_says_whom_it_trusts_and_what_is_left_otherwise(tmp_path):
     page = (tmp_path / "run" / "report.html").read_text()
     assert "If fewer sites are honest" in page
     assert "as long as 3 of the 4 sites are honest" in page
+    assert "passed on the public keys" not in page  # no process but this one
 
 
 def test_ledgers_of_another_trust_are_not_gone_on_with(tmp_path):

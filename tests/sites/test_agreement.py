@@ -112,15 +112,6 @@ def test_what_sites_could_not_promise_or_go_on_with_is_refused(three, changes, w
         propose(configs.parse(values), [s.card for s in three.sites], like, name="x", limits=Limits())
 
 
-def test_noise_that_would_not_cancel_between_sites_is_refused(three):
-    values = copy.deepcopy(RUN)
-    values["privacy"] |= {"noise": "pairwise"}
-    values["data"] |= {"nodes": 3, "sizes": [100, 120, 140]}
-    like = data.load(str(three.files[0]), classes=10)
-    with pytest.raises(Refused, match="would not cancel"):
-        propose(configs.parse(values), [s.card for s in three.sites], like, name="x", limits=Limits())
-
-
 def test_nobody_can_dial_either_end_of_a_link(tmp_path):
     with pytest.raises(Refused, match="neither can be dialled"):
         Consortium.make(tmp_path / "c", closed=(1, 2))

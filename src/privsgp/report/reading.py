@@ -45,6 +45,11 @@ class Run:
         return self.config.seed is not None or any(s.simulation for s in self.statements)
 
     @property
+    def processes(self) -> int:
+        """How many it had."""
+        return int((self.identity.get("circumstances") or {}).get("processes", 1))
+
+    @property
     def finished(self) -> bool:
         """Whether it came to its end, and its nodes' ledgers were closed."""
         return self.summary is not None and all(s.complete for s in self.statements)

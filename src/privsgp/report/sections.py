@@ -267,7 +267,7 @@ def _commands(g: Group) -> str:
     if run.config.model.name == "module":
         return f"{first}\n# run the Python program again that called privsgp.train; its configuration is below"
     seeds = "" if len(g.runs) == 1 or run.config.seed is None else " --set seed=…"
-    processes = (run.identity.get("circumstances") or {}).get("processes", 1)
+    processes = run.processes
     start = "privsgp" if processes == 1 else f"torchrun --nproc-per-node {processes} -m privsgp"
     given = any(word.partition("=")[0] == "--data-dir" for r in g.runs for word in r.identity.get("command", []))
     where = " --data-dir DATA" if given else ""
