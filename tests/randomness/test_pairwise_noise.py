@@ -11,6 +11,7 @@ import time
 import numpy as np
 import pytest
 import torch
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from privsgp.accounting.mechanisms import SampledMean
 from privsgp.accounting.pairwise import NoiseGraph, solve
@@ -259,3 +260,23 @@ def test_sums_of_few_pairs_are_not_drawn_at_once(monkeypatch, nodes, together):
         for s in made.covariance.effective(2)
     ]
     assert made.of_nodes(range(nodes), mechanisms, Secure())._sum.together(D) is together
+
+
+def test_who_keeps_the_meeting_place_can_sit_between_and_only_the_logged_transcripts_tell(caplog):
+    """What remains (docs/trust.md): each end is shown other keys, and its own hash as everybody's."""
+    caplog.set_level("INFO", "privsgp.randomness.pairwise")
+    false = {(rank, i): X25519PrivateKey.generate() for rank in range(NODES) for i in range(NODES)}
+    shown = set()
+
+    def tamper(rank, said):
+        if rank in shown:
+            return [said[rank]] * NODES
+        shown.add(rank)
+        return [
+            word if i == rank else false[rank, i].public_key().public_bytes_raw().hex() for i, word in enumerate(said)
+        ]
+
+    found = in_processes(noise(), [range(i, i + 1) for i in range(NODES)], tamper)
+    assert not any(isinstance(one, Refused) for one in found)
+    transcripts = [record.args[0] for record in caplog.records if "transcript" in record.msg]
+    assert len(set(transcripts)) == len(transcripts) == NODES
