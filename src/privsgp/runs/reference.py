@@ -65,7 +65,7 @@ def schema() -> dict[str, Any]:
                 _offer(place["properties"], key, value, component)
         place["properties"][section.key] |= {"enum": _names(name)}
     for key in AUTO[1:]:
-        field = whole["$defs"]["Algorithm"]["properties"][key]
+        field = whole["$defs"]["AlgorithmSection"]["properties"][key]
         given = field.pop("anyOf", None) or [{k: field.pop(k) for k in list(field) if k in _TYPED}]
         field["anyOf"] = [*given, {"const": "auto"}]
     return {"$schema": "http://json-schema.org/draft-07/schema#", "title": "run.toml of privsgp"} | whole
