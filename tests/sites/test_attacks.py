@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import json
+import time
+
+import numpy as np
 import pytest
+import torch
 from consortium import Consortium
+from test_mailbox import frame
 
 from privsgp.errors import Refused
-from privsgp.sites.agreement import Agreement
+from privsgp.sites.agreement import Agreement, Limits
 from privsgp.sites.canonical import canonical
 from privsgp.sites.identity import Card, Site, _to_sign
-from privsgp.sites.join import _remember_signature, check_policy
+from privsgp.sites.join import _remember_signature, check_policy, join, leave
+from privsgp.sites.mailbox import Inbox, Outbox
+from privsgp.sites.members import Members
+from privsgp.sites.transport import SitesTransport
 
 
 @pytest.fixture(scope="module")
@@ -103,3 +112,96 @@ def test_two_studies_that_are_joined_at_once_do_not_both_fit(budgeted):
     assert len((site.home / "signed.jsonl").read_text().splitlines()) == 1
     for name in ("policy.toml", "signed.jsonl"):
         (site.home / name).unlink()
+
+
+def stopped(consortium, algorithm="privsgp"):
+    """Return a consortium whose second site was killed at some step."""
+    c = consortium(
+        limits=Limits(deadline=1.0, staleness=30), algorithm={"name": algorithm, "steps": 60, "final_mixing": 2}
+    )
+    c.start()
+    c.until_step(1, 6)
+    c.kill(1)
+    return c
+
+
+def refused(c, i=1):
+    """Join again, and return why that was refused; no message of step 7 or later may have left meanwhile."""
+    c.start(i)
+    c.processes[i].join(30)
+    assert c.processes[i].exitcode == 2, c.log(i)
+    return c.log(i)
+
+
+def test_a_lost_commit_is_not_begun_anew(consortium):
+    """Its steps would be made again with fresh noise, and go out in the sums of a later step."""
+    c = stopped(consortium)
+    noted = c.sent(1)
+    (c.out(1) / "private" / "checkpoint-1-1.safetensors").unlink()
+    assert "knows of step" in refused(c)
+    assert c.sent(1) == noted
+    assert c.ledger(1).charged == 60
+
+
+def test_a_run_is_not_begun_again_in_another_folder(consortium, tmp_path, monkeypatch):
+    """Not even where the state folder, which would know, is another one."""
+    c = stopped(consortium)
+    monkeypatch.setenv("PRIVSGP_STATE", str(tmp_path / "another state"))
+    c.out(1).rename(tmp_path / "kept")
+    assert "another folder" in refused(c)
+    assert not (c.out(1) / "ledger" / "node-1.jsonl").exists()
+    (tmp_path / "kept").rename(tmp_path / "moved")  # where it is does not matter
+    c.out(1).rename(tmp_path / "away")
+    (tmp_path / "moved").rename(c.out(1))
+    c.start(1)
+    c.end()
+
+
+@pytest.mark.parametrize("algorithm", ["privsgp", "privsgp-vr"])
+def test_other_records_in_the_same_file_are_not_gone_on_with(consortium, algorithm):
+    """A table knows records by their place: one that moved would count twice."""
+    c = stopped(consortium, algorithm=algorithm)
+    with np.load(c.files[1]) as kept:
+        values = dict(kept)
+    np.savez(c.files[1], **values | {"x": values["x"][::-1], "y": values["y"][::-1]})
+    assert "other records" in refused(c)
+
+
+def test_a_finished_folder_of_another_run_signs_nothing(three, tmp_path):
+    (tmp_path / "summary.json").write_text("{}")
+    (tmp_path / "config.toml").write_text("")
+    (tmp_path / "private").mkdir()
+    other = Agreement.of(three.agreement.values | {"name": "other"}, "it")
+    other.write(tmp_path / "other.study")
+    with pytest.raises(Refused, match="another run"):
+        join(tmp_path / "other.study", three.files[0], home=three.sites[0].home, out=tmp_path)
+    with pytest.raises(Refused, match="another run"):
+        leave(tmp_path / "other.study", home=three.sites[0].home, out=tmp_path)
+    assert not (tmp_path / "signatures.json").exists()
+
+
+def test_an_older_copy_sends_nothing_once_a_peer_has_shown_a_later_message(three, tmp_path):
+    members = Members(three.agreement, 0, 1, three.agreement.sign(three.sites[0]))
+    outbox, committed = Outbox(2), []
+    inbox = Inbox(three.agreement, 0, 2)
+    transport = SitesTransport(three.sites[0], three.agreement, 0, inbox, outbox, members, tmp_path / "taken.jsonl")
+    transport.commit = lambda *step: committed.append(step)
+    members.heard(1)  # it brings a message before it has said hello: what it has of this site is not known yet
+    assert not members.is_there(1)
+    peer = Members(three.agreement, 1, 1, three.agreement.sign(three.sites[1]))
+    peer.proof = lambda _peer: {"newest": 5, "proof": frame(three, 5, 0.5, source=0, target=1).evidence()}
+    members.learn(1, json.loads(canonical(peer.hello(0))))
+    assert members.is_there(1)
+    with pytest.raises(Refused, match="older copy"):
+        transport.mix(0, torch.zeros(1, three.agreement.weights), torch.ones(1, dtype=torch.float64))
+    assert not committed
+    assert outbox.newest(1) == -1
+
+
+def test_who_is_known_by_hearsay_is_waited_for_until_it_says_hello(three):
+    members = Members(three.agreement, 0, 1, three.agreement.sign(three.sites[0]))
+    peer = Members(three.agreement, 1, 1, three.agreement.sign(three.sites[1]))
+    peer.others[2].heard = time.monotonic()
+    members.learn(1, json.loads(canonical(peer.hello(0))))
+    assert members.is_there(2)
+    assert members.ungreeted() == [2]

@@ -87,6 +87,7 @@ class SiteTrainer(Trainer):
     def _recover(self) -> None:
         """Send the committed step's messages, again or for the first time, and take what has arrived."""
         if self._pending is None:
+            self.budget_guard.settle(-1, self.state.x)  # refuses a ledger that knows of steps whose commit is lost
             return
         k, self._pending = self._pending, None
         if k < self.spec.steps:
@@ -94,6 +95,13 @@ class SiteTrainer(Trainer):
         self.state = State.debiased(*self.transport.resume(k, self.state.x, self.state.w))
         if k < self.spec.steps:
             self.averaging.add(k, self.state)
+
+    def _again(self, k: int) -> int:
+        """Refuse to make a step again: what was sent is in its commit."""
+        raise Refused(
+            f"the ledger knows another message of step {k}",
+            "restore the run folder as it was when the run stopped: this one is a mixture",
+        )
 
     def _release(self, k: int, message: Tensor) -> None:
         """Do nothing: what is released is noted when it is committed, and before it is sent."""
