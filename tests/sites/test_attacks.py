@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
+import threading
 import time
+from types import SimpleNamespace
 
+import grpc
 import numpy as np
 import pytest
 import torch
 from consortium import Consortium
+from test_door import channel
 from test_mailbox import frame
 
+from privsgp.engine.folder import Folder
 from privsgp.errors import Refused
 from privsgp.sites.agreement import Agreement, Limits
+from privsgp.sites.audit import Audit, check
 from privsgp.sites.canonical import canonical
-from privsgp.sites.identity import Card, Site, _to_sign
-from privsgp.sites.join import _remember_signature, check_policy, join, leave
+from privsgp.sites.frames import Rejected
+from privsgp.sites.identity import Card, Site, _certificate, _p256, _pem, _private_pem, _to_sign
+from privsgp.sites.join import Network, _remember_signature, check_policy, join, leave
 from privsgp.sites.mailbox import Inbox, Outbox
 from privsgp.sites.members import Members
+from privsgp.sites.relay import Seal
 from privsgp.sites.transport import SitesTransport
 
 
@@ -205,3 +215,104 @@ def test_who_is_known_by_hearsay_is_waited_for_until_it_says_hello(three):
     members.learn(1, json.loads(canonical(peer.hello(0))))
     assert members.is_there(2)
     assert members.ungreeted() == [2]
+
+
+@pytest.fixture(scope="module")
+def house(tmp_path_factory):
+    """Return a consortium with aachen's door open, which relays for the two others."""
+    c = Consortium.make(
+        tmp_path_factory.mktemp("attacked") / "c", closed=(1, 2), relay=0, limits=Limits(deadline=5.0, transfer=1.5)
+    )
+    folder = Folder(c.out(0))
+    folder.path.mkdir()
+    folder.prepare()
+    network = Network.make(c.sites[0], c.agreement, folder)
+    network.server.start(c.sites[0].listen)
+    yield c, network
+    network.server.stop()
+
+
+@pytest.mark.parametrize("call", ["Hello", "Pull", "Drop", "Collect", "Push"])
+def test_calls_that_never_say_anything_do_not_hold_the_door(house, call, monkeypatch):
+    monkeypatch.setattr("privsgp.sites.server.HELLO", 1.5)
+    monkeypatch.setattr("privsgp.sites.server.PULL", 0.0)
+    c, network = house
+    silent = threading.Event()
+
+    def nothing():
+        silent.wait(20)
+        yield b""
+
+    with channel(c, c.sites[1]) as bad, channel(c, c.sites[2]) as good:
+        calls = [bad.stream_unary(f"/privsgp.Sites/{call}").future(nothing(), timeout=20) for _ in range(40)]
+        time.sleep(0.5)
+        hello = Members(c.agreement, 2, 1, c.agreement.sign(c.sites[2])).hello(0)
+        try:
+            assert json.loads(good.unary_unary("/privsgp.Sites/Hello")(canonical(hello), timeout=3))["step"] == 0
+        finally:
+            silent.set()
+            for one in calls:
+                one.cancel()
+
+
+def test_a_member_cannot_fill_the_audit_log_with_names(house):
+    c, network = house
+    authority = c.sites[1]._load("authority.key")
+    before = len(network.audit.path.read_bytes().splitlines()) if network.audit.path.exists() else 0
+    for number in range(30):
+        key = _p256()
+        made = _certificate(f"name-{number}", key, authority, "basel authority", 1.0)
+        pair = SimpleNamespace(tls=lambda key=key, made=made: (_private_pem(key), _pem(made)))
+        with channel(c, pair) as opened, pytest.raises(grpc.RpcError):
+            opened.unary_unary("/privsgp.Sites/Hello")(b"", timeout=5)
+    assert network.audit.counts()["stranger"] == 30
+    assert len(network.audit.path.read_bytes().splitlines()) - before <= 17
+
+
+@pytest.mark.parametrize("incarnation", [2**32, 2**53])
+def test_a_number_that_is_too_large_is_rejected_and_no_more(house, incarnation):
+    c, _ = house
+    basel, cork = (Seal(c.sites[i], c.agreement, i) for i in (1, 2))
+    sent = frame(c, 3, 0.5, source=1, target=2, incarnation=incarnation)
+    assert cork.open(1, basel.close(sent)).header.incarnation == incarnation
+
+
+def test_two_messages_are_never_sealed_alike(house):
+    """A site that was put back to an older copy comes to the same process number and step: a relay would see both."""
+    c, _ = house
+    basel = Seal(c.sites[1], c.agreement, 1)
+    one, two = (basel.close(frame(c, 3, 0.5, source=1, target=2, x=x)) for x in (0.0, 1.0))
+    assert one[:12] != two[:12]
+
+
+def test_what_is_sealed_and_no_message_is_rejected(house):
+    c, _ = house
+    basel, cork = (Seal(c.sites[i], c.agreement, i) for i in (1, 2))
+    for text in (b"", b"\x01", b"\xff\xff\xff\xff"):
+        nonce = bytes(12)
+        with pytest.raises(Rejected):
+            cork.open(1, nonce + basel._cipher((1, 2)).encrypt(nonce, text, basel._about((1, 2))))
+
+
+@pytest.mark.parametrize("x", [1e20, 1e100])
+def test_numbers_that_would_end_the_receivers_run_are_rejected_at_the_border(three, x):
+    """They are finite here and not in the float32 of a model."""
+    inbox = Inbox(three.agreement, 0, 4)
+    with pytest.raises(Rejected) as rejected:
+        inbox.put(frame(three, 0, 0.5, x=x))
+    assert rejected.value.kind == "not finite"
+
+
+def test_a_full_disk_does_not_end_the_talk_with_a_peer(tmp_path, monkeypatch):
+    audit = Audit(tmp_path / "audit.jsonl")
+    audit.note("form", "basel", "one")
+
+    def full(*_args):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", full)
+        audit.note("form", "basel", "two")
+    audit.note("form", "basel", "three")
+    assert [json.loads(line)["what"] for line in check(tmp_path / "audit.jsonl")] == ["one", "three"]
+    assert audit.counts() == {"form": 3}
