@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import signal
@@ -103,14 +104,16 @@ class Consortium:
     def out(self, i: int) -> Path:
         return self.folder / f"run-{self.sites[i].name}"
 
-    def start(self, *which: int, moments: int | None = None, loss: float = 0.0) -> None:
+    def start(self, *which: int, moments: int | None = None, loss: float = 0.0, full: bool = False) -> None:
         """Start sites as processes; one with `moments` kills itself after so many writes and messages.
+
+        Or its disk is `full` from then on.
 
         With `loss`, that share of the messages that reach a site is lost there, and a third of it comes twice.
         """
         for i in which or range(len(self.sites)):
             args = (self.study, self.files[i], self.sites[i].home, self.out(i), os.environ["PRIVSGP_STATE"])
-            self.processes[i] = FORKS.Process(target=_site, args=(*args, moments, loss))
+            self.processes[i] = FORKS.Process(target=_site, args=(*args, moments, loss, full))
             self.processes[i].start()
 
     def ask_to_stop(self, i: int) -> int:
@@ -184,7 +187,7 @@ class Consortium:
 
 
 def _site(
-    study: Path, file: Path, home: Path, out: Path, state: str, moments: int | None = None, loss: float = 0.0
+    study: Path, file: Path, home: Path, out: Path, state: str, moments: int | None, loss: float, full: bool
 ) -> None:
     import logging
 
@@ -198,7 +201,7 @@ def _site(
     sys.stdout = sys.stderr = Path(f"{out}.log").open("a", buffering=1)  # noqa: SIM115 - to the end
     logging.basicConfig(stream=sys.stderr, level=logging.INFO)
     if moments is not None:
-        _die_after(moments)
+        _die_after(moments, full=full)
     if loss:
         _lose(loss)
     try:
@@ -206,6 +209,9 @@ def _site(
     except (Refused, Interrupted) as error:
         print(repr(error))
         sys.exit(2 if isinstance(error, Refused) else 130)
+    except OSError as error:
+        print(repr(error))
+        sys.exit(1)
 
 
 def _relay(study: Path, home: Path, audit: Path) -> None:
@@ -214,8 +220,11 @@ def _relay(study: Path, home: Path, audit: Path) -> None:
     relay(study, home=home, audit=audit, ended=lambda: False)
 
 
-def _die_after(moments: int) -> None:
-    """Let this process kill itself at a moment: before any write, or any message that is about to be sent."""
+def _die_after(moments: int, *, full: bool) -> None:
+    """Let this process kill itself at a moment: before any write, or any message that is about to be sent.
+
+    With `full`, writes fail from that moment on, as on a full disk.
+    """
     from privsgp.sites.mailbox import Outbox
     from privsgp.sites.transport import SitesTransport
 
@@ -224,6 +233,8 @@ def _die_after(moments: int) -> None:
     def dying(function: Any) -> Any:
         def call(*args: Any, **kwargs: Any) -> Any:
             if next(left, None) is None:
+                if full:
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
                 os.kill(os.getpid(), signal.SIGKILL)
             return function(*args, **kwargs)
 
@@ -231,7 +242,8 @@ def _die_after(moments: int) -> None:
 
     def begin(transport: Any, k: int, *args: Any) -> Any:  # from the first step on
         if k == 1:
-            for holder, name in ((os, "write"), (os, "fsync"), (os, "replace"), (Outbox, "post")):
+            sends = () if full else ((Outbox, "post"),)
+            for holder, name in ((os, "write"), (os, "fsync"), (os, "replace"), *sends):
                 setattr(holder, name, dying(getattr(holder, name)))
         return mix(transport, k, *args)
 

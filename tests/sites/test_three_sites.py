@@ -68,6 +68,20 @@ def killed_at(consortium, moments, algorithm):
         assert not c.audited(i)  # no equivocation: what was sent before is sent again as it was
 
 
+@pytest.mark.parametrize("moments", [4, 11])
+def test_a_full_disk_stops_a_site_before_it_sends_and_costs_nothing(consortium, moments):
+    c = consortium(limits=Limits(deadline=1.0, staleness=4), algorithm={"steps": 8, "final_mixing": 2})
+    c.start(0, 2)
+    c.start(1, moments=moments, full=True)
+    c.processes[1].join(40)
+    assert c.processes[1].exitcode in (1, 2), c.log(1)
+    assert "No space left" in c.log(1)
+    c.start(1)
+    for i, summary in enumerate(c.end()):
+        assert summary["releases"][i] == 8 == c.ledger(i).charged == c.sent(i)
+        assert not c.audited(i)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("moments", range(0, 100, 2))
 def test_fifty_moments(consortium, moments):

@@ -502,7 +502,8 @@ def _status(network: Network, folder: Folder) -> Iterator[None]:
 
     def keep() -> None:
         while not ended.wait(0.5):
-            _write_status(network, folder)
+            with contextlib.suppress(OSError):  # a full disk: the run itself says so
+                _write_status(network, folder)
 
     thread = threading.Thread(target=keep, daemon=True)
     thread.start()
@@ -511,7 +512,8 @@ def _status(network: Network, folder: Folder) -> Iterator[None]:
     finally:
         ended.set()
         thread.join()
-        _write_status(network, folder)
+        with contextlib.suppress(OSError):
+            _write_status(network, folder)
 
 
 def _write_status(network: Network, folder: Folder) -> None:
