@@ -233,10 +233,8 @@ def house(tmp_path_factory):
 
 
 @pytest.mark.parametrize("call", ["Hello", "Pull", "Drop", "Collect", "Push"])
-def test_calls_that_never_say_anything_do_not_hold_the_door(house, call, monkeypatch):
-    monkeypatch.setattr("privsgp.sites.server.HELLO", 1.5)
-    monkeypatch.setattr("privsgp.sites.server.PULL", 0.0)
-    c, network = house
+def test_calls_that_never_say_anything_do_not_hold_the_door(house, call):
+    c, _ = house
     silent = threading.Event()
 
     def nothing():
