@@ -6,7 +6,6 @@ without end, the first lines are kept and then the powers of two, with their cou
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import logging
@@ -59,8 +58,7 @@ class Audit:
         with self.path.open("ab", buffering=0) as file:
             end = file.tell()
             try:
-                if file.write(line + b"\n") <= len(line):
-                    raise OSError(errno.ENOSPC, "not written as a whole")
+                _write_all(file.fileno(), line + b"\n")
                 os.fsync(file.fileno())
             except OSError:
                 os.truncate(self.path, end)  # half a line would break the chain
@@ -74,6 +72,11 @@ class Audit:
             for (kind, _), count in self._counts.items():
                 found[kind] += count
             return dict(found)
+
+
+def _write_all(descriptor: int, text: bytes) -> None:
+    while text:
+        text = text[os.write(descriptor, text) :]
 
 
 def check(path: Path) -> list[bytes]:

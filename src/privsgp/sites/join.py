@@ -45,7 +45,7 @@ from privsgp.sites.metrics import served
 from privsgp.sites.metrics import text as metrics_text
 from privsgp.sites.relay import Relay
 from privsgp.sites.server import Server
-from privsgp.sites.trainer import SiteTrainer
+from privsgp.sites.trainer import SiteTrainer, sync_names
 from privsgp.sites.transport import SitesTransport
 
 if TYPE_CHECKING:
@@ -216,6 +216,7 @@ def _remember_signature(site: Site, agreement: Agreement, token: str | None = No
         if not known:
             os.write(descriptor, canonical(line) + b"\n")
             os.fsync(descriptor)
+            sync_names(site.home)
         elif token is not None and known[0].get("folder") not in (None, token):
             raise Refused(
                 f"{site.name} has begun {agreement.name} in another folder",
@@ -230,6 +231,8 @@ def _token(folder: Folder) -> str:
     path = folder.path / "private" / "token"
     if not path.exists():
         write(path, secrets.token_hex(16))
+        for place in (path.parent, folder.path, folder.path.resolve().parent):
+            sync_names(place)  # the home's note of it will be durable too
     return read_bytes(path, 64).decode(errors="replace")
 
 

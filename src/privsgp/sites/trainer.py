@@ -23,6 +23,8 @@ from privsgp.errors import Refused
 from privsgp.transport.checks import refuse_wild
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from torch import Tensor
 
     from privsgp.engine.folder import Folder
@@ -117,7 +119,7 @@ class SiteTrainer(Trainer):
         self.bytes_sent += int(self.transport.used.sum()) * self.transport.message_bytes
         progress = Progress(k, 0, spent, self.bytes_sent, self.spec.shared_hash, known)
         checkpoint.save(self.folder.checkpoint, progress, State(x, w, x), self._memory(), self.folder.run or "")
-        _sync(self.folder)
+        sync_names(self.folder.checkpoint.parent)  # a power cut must not bring the one before it back
         if self._pays:
             self.budget_guard.record(k, x)
         if self._pays and k % _REMEMBER == 0:
@@ -168,9 +170,9 @@ class SiteTrainer(Trainer):
             self.watch(r + 1, None)
 
 
-def _sync(folder: Folder) -> None:
-    """Make the commit's name durable: a power cut must not bring the one before it back."""
-    descriptor = os.open(folder.checkpoint.parent, os.O_RDONLY)
+def sync_names(folder: Path) -> None:
+    """Make the names in a folder durable."""
+    descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
