@@ -2,14 +2,33 @@
 
 from __future__ import annotations
 
-import pytest
-from consortium import Consortium
+import errno
+import json
+import os
+import threading
+import time
+from types import SimpleNamespace
 
+import grpc
+import numpy as np
+import pytest
+import torch
+from consortium import Consortium
+from test_door import channel
+from test_mailbox import frame
+
+from privsgp.engine.folder import Folder
 from privsgp.errors import Refused
-from privsgp.sites.agreement import Agreement
+from privsgp.sites.agreement import Agreement, Limits
+from privsgp.sites.audit import Audit, check
 from privsgp.sites.canonical import canonical
-from privsgp.sites.identity import Card, Site, _to_sign
-from privsgp.sites.join import _remember_signature, check_policy
+from privsgp.sites.frames import Rejected
+from privsgp.sites.identity import Card, Site, _certificate, _p256, _pem, _private_pem, _to_sign
+from privsgp.sites.join import Network, _remember_signature, check_policy, join, leave
+from privsgp.sites.mailbox import Inbox, Outbox
+from privsgp.sites.members import Members
+from privsgp.sites.relay import Seal
+from privsgp.sites.transport import SitesTransport
 
 
 @pytest.fixture(scope="module")
@@ -103,3 +122,195 @@ def test_two_studies_that_are_joined_at_once_do_not_both_fit(budgeted):
     assert len((site.home / "signed.jsonl").read_text().splitlines()) == 1
     for name in ("policy.toml", "signed.jsonl"):
         (site.home / name).unlink()
+
+
+def stopped(consortium, algorithm="privsgp"):
+    """Return a consortium whose second site was killed at some step."""
+    c = consortium(
+        limits=Limits(deadline=1.0, staleness=30), algorithm={"name": algorithm, "steps": 60, "final_mixing": 2}
+    )
+    c.start()
+    c.until_step(1, 6)
+    c.kill(1)
+    return c
+
+
+def refused(c, i=1):
+    """Join again, and return why that was refused; no message of step 7 or later may have left meanwhile."""
+    c.start(i)
+    c.processes[i].join(30)
+    assert c.processes[i].exitcode == 2, c.log(i)
+    return c.log(i)
+
+
+def test_a_lost_commit_is_not_begun_anew(consortium):
+    """Its steps would be made again with fresh noise, and go out in the sums of a later step."""
+    c = stopped(consortium)
+    noted = c.sent(1)
+    (c.out(1) / "private" / "checkpoint-1-1.safetensors").unlink()
+    assert "knows of step" in refused(c)
+    assert c.sent(1) == noted
+    assert c.ledger(1).charged == 60
+
+
+def test_a_run_is_not_begun_again_in_another_folder(consortium, tmp_path, monkeypatch):
+    """Not even where the state folder, which would know, is another one."""
+    c = stopped(consortium)
+    monkeypatch.setenv("PRIVSGP_STATE", str(tmp_path / "another state"))
+    c.out(1).rename(tmp_path / "kept")
+    assert "another folder" in refused(c)
+    assert not (c.out(1) / "ledger" / "node-1.jsonl").exists()
+    (tmp_path / "kept").rename(tmp_path / "moved")  # where it is does not matter
+    c.out(1).rename(tmp_path / "away")
+    (tmp_path / "moved").rename(c.out(1))
+    c.start(1)
+    c.end()
+
+
+@pytest.mark.parametrize("algorithm", ["privsgp", "privsgp-vr"])
+def test_other_records_in_the_same_file_are_not_gone_on_with(consortium, algorithm):
+    """A table knows records by their place: one that moved would count twice."""
+    c = stopped(consortium, algorithm=algorithm)
+    with np.load(c.files[1]) as kept:
+        values = dict(kept)
+    np.savez(c.files[1], **values | {"x": values["x"][::-1], "y": values["y"][::-1]})
+    assert "other records" in refused(c)
+
+
+def test_a_finished_folder_of_another_run_signs_nothing(three, tmp_path):
+    (tmp_path / "summary.json").write_text("{}")
+    (tmp_path / "config.toml").write_text("")
+    (tmp_path / "private").mkdir()
+    other = Agreement.of(three.agreement.values | {"name": "other"}, "it")
+    other.write(tmp_path / "other.study")
+    with pytest.raises(Refused, match="another run"):
+        join(tmp_path / "other.study", three.files[0], home=three.sites[0].home, out=tmp_path)
+    with pytest.raises(Refused, match="another run"):
+        leave(tmp_path / "other.study", home=three.sites[0].home, out=tmp_path)
+    assert not (tmp_path / "signatures.json").exists()
+
+
+def test_an_older_copy_sends_nothing_once_a_peer_has_shown_a_later_message(three, tmp_path):
+    members = Members(three.agreement, 0, 1, three.agreement.sign(three.sites[0]))
+    outbox, committed = Outbox(2), []
+    inbox = Inbox(three.agreement, 0, 2)
+    transport = SitesTransport(three.sites[0], three.agreement, 0, inbox, outbox, members, tmp_path / "taken.jsonl")
+    transport.commit = lambda *step: committed.append(step)
+    members.heard(1)  # it brings a message before it has said hello: what it has of this site is not known yet
+    assert not members.is_there(1)
+    peer = Members(three.agreement, 1, 1, three.agreement.sign(three.sites[1]))
+    peer.proof = lambda _peer: {"newest": 5, "proof": frame(three, 5, 0.5, source=0, target=1).evidence()}
+    members.learn(1, json.loads(canonical(peer.hello(0))))
+    assert members.is_there(1)
+    with pytest.raises(Refused, match="older copy"):
+        transport.mix(0, torch.zeros(1, three.agreement.weights), torch.ones(1, dtype=torch.float64))
+    assert not committed
+    assert outbox.newest(1) == -1
+
+
+def test_who_is_known_by_hearsay_is_waited_for_until_it_says_hello(three):
+    members = Members(three.agreement, 0, 1, three.agreement.sign(three.sites[0]))
+    peer = Members(three.agreement, 1, 1, three.agreement.sign(three.sites[1]))
+    peer.others[2].heard = time.monotonic()
+    members.learn(1, json.loads(canonical(peer.hello(0))))
+    assert members.is_there(2)
+    assert members.ungreeted() == [2]
+
+
+@pytest.fixture(scope="module")
+def house(tmp_path_factory):
+    """Return a consortium with aachen's door open, which relays for the two others."""
+    c = Consortium.make(
+        tmp_path_factory.mktemp("attacked") / "c", closed=(1, 2), relay=0, limits=Limits(deadline=5.0, transfer=1.5)
+    )
+    folder = Folder(c.out(0))
+    folder.path.mkdir()
+    folder.prepare()
+    network = Network.make(c.sites[0], c.agreement, folder)
+    network.server.start(c.sites[0].listen)
+    yield c, network
+    network.server.stop()
+
+
+@pytest.mark.parametrize("call", ["Hello", "Pull", "Drop", "Collect", "Push"])
+def test_calls_that_never_say_anything_do_not_hold_the_door(house, call):
+    c, _ = house
+    silent = threading.Event()
+
+    def nothing():
+        silent.wait(20)
+        yield b""
+
+    with channel(c, c.sites[1]) as bad, channel(c, c.sites[2]) as good:
+        calls = [bad.stream_unary(f"/privsgp.Sites/{call}").future(nothing(), timeout=20) for _ in range(40)]
+        time.sleep(0.5)
+        hello = Members(c.agreement, 2, 1, c.agreement.sign(c.sites[2])).hello(0)
+        try:
+            assert json.loads(good.unary_unary("/privsgp.Sites/Hello")(canonical(hello), timeout=3))["step"] == 0
+        finally:
+            silent.set()
+            for one in calls:
+                one.cancel()
+
+
+def test_a_member_cannot_fill_the_audit_log_with_names(house):
+    c, network = house
+    authority = c.sites[1]._load("authority.key")
+    before = len(network.audit.path.read_bytes().splitlines()) if network.audit.path.exists() else 0
+    for number in range(30):
+        key = _p256()
+        made = _certificate(f"name-{number}", key, authority, "basel authority", 1.0)
+        pair = SimpleNamespace(tls=lambda key=key, made=made: (_private_pem(key), _pem(made)))
+        with channel(c, pair) as opened, pytest.raises(grpc.RpcError):
+            opened.unary_unary("/privsgp.Sites/Hello")(b"", timeout=5)
+    assert network.audit.counts()["stranger"] == 30
+    assert len(network.audit.path.read_bytes().splitlines()) - before <= 17
+
+
+@pytest.mark.parametrize("incarnation", [2**32, 2**53])
+def test_a_number_that_is_too_large_is_rejected_and_no_more(house, incarnation):
+    c, _ = house
+    basel, cork = (Seal(c.sites[i], c.agreement, i) for i in (1, 2))
+    sent = frame(c, 3, 0.5, source=1, target=2, incarnation=incarnation)
+    assert cork.open(1, basel.close(sent)).header.incarnation == incarnation
+
+
+def test_two_messages_are_never_sealed_alike(house):
+    """A site that was put back to an older copy comes to the same process number and step: a relay would see both."""
+    c, _ = house
+    basel = Seal(c.sites[1], c.agreement, 1)
+    one, two = (basel.close(frame(c, 3, 0.5, source=1, target=2, x=x)) for x in (0.0, 1.0))
+    assert one[:12] != two[:12]
+
+
+def test_what_is_sealed_and_no_message_is_rejected(house):
+    c, _ = house
+    basel, cork = (Seal(c.sites[i], c.agreement, i) for i in (1, 2))
+    for text in (b"", b"\x01", b"\xff\xff\xff\xff"):
+        nonce = bytes(12)
+        with pytest.raises(Rejected):
+            cork.open(1, nonce + basel._cipher((1, 2)).encrypt(nonce, text, basel._about((1, 2))))
+
+
+@pytest.mark.parametrize("x", [1e20, 1e100])
+def test_numbers_that_would_end_the_receivers_run_are_rejected_at_the_border(three, x):
+    """They are finite here and not in the float32 of a model."""
+    inbox = Inbox(three.agreement, 0, 4)
+    with pytest.raises(Rejected) as rejected:
+        inbox.put(frame(three, 0, 0.5, x=x))
+    assert rejected.value.kind == "not finite"
+
+
+def test_a_full_disk_does_not_end_the_talk_with_a_peer(tmp_path, monkeypatch):
+    audit = Audit(tmp_path / "audit.jsonl")
+    audit.note("form", "basel", "one")
+
+    def full(*_args):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", full)
+        audit.note("form", "basel", "two")
+    audit.note("form", "basel", "three")
+    assert [json.loads(line)["what"] for line in check(tmp_path / "audit.jsonl")] == ["one", "three"]
+    assert audit.counts() == {"form": 3}

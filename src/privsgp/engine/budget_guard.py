@@ -112,8 +112,10 @@ class BudgetGuard:
         """
         for place, ledger in enumerate(self.ledgers):
             if (noted := ledger.segment.following[0] - 1) > k:
+                self._announced = True  # nothing is given back: which of the steps were sent is not known
+                held = f"{self.folder.checkpoint} is of step {k}" if k >= 0 else f"{self.folder.checkpoint} is lost"
                 raise Refused(
-                    f"{self.folder.checkpoint} is of step {k}, and {ledger.path} knows of step {noted}",
+                    f"{held}, and {ledger.path} knows of step {noted}",
                     "restore the run folder as it was when the run stopped: this one is a mixture",
                 )
             if ledger.holds(k):

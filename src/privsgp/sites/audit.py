@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import threading
 import time
@@ -21,6 +22,7 @@ from privsgp.sites.canonical import canonical
 if TYPE_CHECKING:
     from pathlib import Path
 
+_LOG = logging.getLogger(__name__)
 _START = "0" * 64
 _ALL = 16  # lines of one kind of one peer that are all kept
 _LONGEST = 2**28
@@ -47,11 +49,21 @@ class Audit:
             line = canonical(
                 {"at": when, "kind": kind, "peer": peer, "what": what, "count": count, "prev": self._head} | more
             )
-            with self.path.open("ab") as file:
-                file.write(line + b"\n")
-                file.flush()
+            try:
+                self._append(line)
+            except OSError as error:  # a full disk: the run goes on, or says so itself
+                _LOG.warning("%s: %s; not written down: %s of %s", self.path, error.strerror, kind, peer)
+
+    def _append(self, line: bytes) -> None:
+        with self.path.open("ab", buffering=0) as file:
+            end = file.tell()
+            try:
+                _write_all(file.fileno(), line + b"\n")
                 os.fsync(file.fileno())
-            self._head = hashlib.sha256(line).hexdigest()
+            except OSError:
+                os.truncate(self.path, end)  # half a line would break the chain
+                raise
+        self._head = hashlib.sha256(line).hexdigest()
 
     def counts(self) -> dict[str, int]:
         """Return how often each kind was noted since this process began."""
@@ -60,6 +72,11 @@ class Audit:
             for (kind, _), count in self._counts.items():
                 found[kind] += count
             return dict(found)
+
+
+def _write_all(descriptor: int, text: bytes) -> None:
+    while text:
+        text = text[os.write(descriptor, text) :]
 
 
 def check(path: Path) -> list[bytes]:

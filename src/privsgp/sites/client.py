@@ -182,10 +182,11 @@ class Client:
         asked = canonical({"run": self.agreement.run, "node": source, "after": self.inbox.newest(source)})
         collect = channel.unary_stream(f"/{SERVICE}/Collect")
         sealed = collected(collect(asked, timeout=PULL + self.agreement.limits.transfer), most(self.agreement))
-        if sealed:
-            frame = self.seal.open(source, sealed)
-            if self.inbox.is_news(frame.header, frame.signature):
-                self.inbox.put(frame)
+        frame = self.seal.open(source, sealed) if sealed else None
+        if frame is not None and self.inbox.is_news(frame.header, frame.signature):
+            self.inbox.put(frame)
+        else:
+            self.ended.wait(_FIRST)  # who answers at once, and nothing new, does not keep this site busy
 
     def _talk(self, peer: int, channel: grpc.Channel) -> None:
         """Say hello, then bring the peer what it does not have; for a beat."""
@@ -210,11 +211,14 @@ class Client:
     def _fetch(self, peer: int, channel: grpc.Channel) -> None:
         """Fetch the next message from a peer, waiting for it there."""
         pull = channel.unary_stream(f"/{SERVICE}/Pull")
-        request = canonical({"run": self.agreement.run, "after": self.inbox.newest(peer)})
+        before = self.inbox.newest(peer)
+        request = canonical({"run": self.agreement.run, "after": before})
         pieces = iter(pull(request, timeout=PULL + self.agreement.limits.transfer))
         first = next(pieces, None)
         if first is not None:
             receive(self.agreement, self.node, self.inbox, peer, *frames.opened(first), pieces)
+        if self.inbox.newest(peer) == before:
+            self.ended.wait(_FIRST)
 
 
 def _read(text: bytes) -> Any:  # noqa: ANN401 - JSON

@@ -40,7 +40,6 @@ _FORM = forms.keys(
         "step": forms.whole(), "length": forms.whole(), "sha256": _HASH,
     }
 )  # fmt: skip
-_LARGEST = math.sqrt(np.finfo(np.float64).max)
 
 
 class Rejected(Exception):
@@ -151,16 +150,16 @@ def read_body(header: Header, pieces: Iterator[bytes]) -> bytearray:
     return body
 
 
-def refuse_body(frame: Frame, before: NDArray[np.float64] | None, nodes: int) -> None:
+def refuse_body(frame: Frame, before: NDArray[np.float64] | None, nodes: int, dtype: str) -> None:
     """Reject sums that no link can have carried: `before` are those of the newest message that was let in.
 
-    Guarantee: what is let in is finite and can be squared, and brings 0 < Δw ≤ n.
+    Guarantee: what is let in is finite and can be squared in the model's `dtype`, and brings 0 < Δw ≤ n.
     """
     if hashlib.sha256(frame.body).hexdigest() != frame.header.sha256:
         raise Rejected("hash", "a body that is not the one its header names")
     sums = frame.sums()
     brought = sums if before is None else sums - before
-    if not bool(np.all(np.abs(brought) <= _LARGEST)):  # not so where one is not a number
+    if not bool(np.all(np.abs(brought) <= math.sqrt(np.finfo(dtype).max))):  # not so where one is not a number
         raise Rejected("not finite", f"a message of step {frame.header.step} that can be no model")
     if not 0 < brought[-1] <= nodes * (1 + 1e-9):
         raise Rejected("weight", f"Δw = {brought[-1]:g} at step {frame.header.step}: it lies in (0, {nodes}]")

@@ -14,12 +14,14 @@ import json
 import logging
 import math
 import os
+import secrets
 import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from pydantic import BaseModel, ConfigDict
 
 from privsgp import data, models
@@ -43,7 +45,7 @@ from privsgp.sites.metrics import served
 from privsgp.sites.metrics import text as metrics_text
 from privsgp.sites.relay import Relay
 from privsgp.sites.server import Server
-from privsgp.sites.trainer import SiteTrainer
+from privsgp.sites.trainer import SiteTrainer, sync_names
 from privsgp.sites.transport import SitesTransport
 
 if TYPE_CHECKING:
@@ -114,10 +116,11 @@ def join(
     if not folder.checkpoint.exists():
         agreement.refuse_expired()
     check_policy(site, agreement)
-    spec = _spec(agreement, file, node, device)
+    spec, records = _spec(agreement, file, node, device)
     with folder.locked():
         _settle(folder, agreement, spec, moved=moved)
-        _remember_signature(site, agreement)
+        _refuse_other_records(folder, records)
+        _remember_signature(site, agreement, _token(folder) if _secret(spec) else None)
         network = Network.make(site, agreement, folder)
         transport = SitesTransport(
             site,
@@ -178,6 +181,7 @@ class _Signed(BaseModel):
     name: str
     epsilon: Positive | None
     delta: Probability
+    folder: str | None = None  # the token of the folder that the run was begun in; None where it may be begun again
 
 
 def signed_before(site: Site) -> list[dict[str, Any]]:
@@ -190,10 +194,11 @@ def signed_before(site: Site) -> list[dict[str, Any]]:
         raise Refused(f"{refused.what}: it says what was promised", "restore it from a copy") from refused
 
 
-def _remember_signature(site: Site, agreement: Agreement) -> None:
+def _remember_signature(site: Site, agreement: Agreement, token: str | None = None) -> None:
     """Note what is promised, durably and before the signature leaves.
 
-    The policy is asked again under a lock: of two studies that are joined at once, the second counts the first.
+    The policy is asked again under a lock: of two studies that are joined at once, the second counts the first. A run
+    that was begun in another folder is refused: what it has spent is in the ledger there.
     """
     node = agreement.node(site)
     line = {
@@ -201,39 +206,80 @@ def _remember_signature(site: Site, agreement: Agreement) -> None:
         "name": agreement.name,
         "epsilon": agreement.epsilon[node],
         "delta": agreement.delta[node],
+        "folder": token,
     }
     descriptor = os.open(site.home / "signed.jsonl", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         check_policy(site, agreement)
-        if agreement.run not in [one["run"] for one in signed_before(site)]:
+        known = [one for one in signed_before(site) if one["run"] == agreement.run]
+        if not known:
             os.write(descriptor, canonical(line) + b"\n")
             os.fsync(descriptor)
+            sync_names(site.home)
+        elif token is not None and known[0].get("folder") not in (None, token):
+            raise Refused(
+                f"{site.name} has begun {agreement.name} in another folder",
+                "name that one with --out: here its budget would be spent a second time; if it is lost, agree anew",
+            )
     finally:
         os.close(descriptor)
 
 
-def _spec(agreement: Agreement, file: Path, node: int, device: str) -> RunSpec:
+def _token(folder: Folder) -> str:
+    """Return what tells this run folder from any other, wherever it is moved."""
+    path = folder.path / "private" / "token"
+    if not path.exists():
+        write(path, secrets.token_hex(16))
+        for place in (path.parent, folder.path, folder.path.resolve().parent):
+            sync_names(place)  # the home's note of it will be durable too
+    return read_bytes(path, 64).decode(errors="replace")
+
+
+def _refuse_other_records(folder: Folder, records: str) -> None:
+    """Refuse to go on with other records than before, or others' places: a table knows records by their places."""
+    path = folder.path / "private" / "records"
+    if not path.exists():
+        write(path, records)
+    elif read_bytes(path, 64).decode(errors="replace") != records:
+        raise Refused(
+            f"{folder.path} was begun with other records, or with the same in another order",
+            "bring the data as it was: each record has spent what this run's ledger says",
+        )
+
+
+def _secret(spec: RunSpec) -> bool:
+    return spec.algorithm.private and not spec.simulation
+
+
+def _spec(agreement: Agreement, file: Path, node: int, device: str) -> tuple[RunSpec, str]:
+    """Return the run of this site, and a hash of its records, which stays in the run's private folder."""
     config = agreement.config
     dataset = data.load(str(file), task=models.task(config.model.loss), classes=config.data.classes)
     spec = agreement.spec(dataset, node, device)
     place = hashlib.sha256(f"privsgp/layout/site/{file.resolve()}".encode()).hexdigest()
-    return dataclasses.replace(spec, layout=place, share_metrics=spec.simulation)
+    records = hashlib.sha256(np.ascontiguousarray(dataset.x).data)
+    records.update(np.ascontiguousarray(dataset.y).data)
+    return dataclasses.replace(spec, layout=place, share_metrics=spec.simulation), records.hexdigest()
 
 
 def _settle(folder: Folder, agreement: Agreement, spec: RunSpec, *, moved: bool) -> None:
     """Make the run's folder, or refuse one of another run, and a copy."""
-    secret = spec.algorithm.private and not spec.simulation
+    secret = _secret(spec)
     if folder.config.exists() and secret:
         witness.refuse_copy(folder, moved=moved)
     folder.prepare()
     folder.identify(versions(), None, agreement.run)
-    if folder.run != agreement.run:
-        raise Refused(f"{folder.path} belongs to another run", "choose another one with --out")
+    _refuse_other_run(folder, agreement)
     if secret:
         witness.settle(folder)
     agreement.write(folder.path / "agreement.study")
     write(folder.config, agreement.config.toml())
+
+
+def _refuse_other_run(folder: Folder, agreement: Agreement) -> None:
+    if folder.run != agreement.run:
+        raise Refused(f"{folder.path} belongs to another run", "choose another one with --out")
 
 
 def _incarnation(folder: Folder) -> int:
@@ -352,6 +398,7 @@ def _serve_again(site: Site, agreement: Agreement, folder: Folder, say: Callable
     """Serve the last messages of a run that is finished here."""
     summary: dict[str, Any] = json.loads(read_bytes(folder.summary))
     with folder.locked():
+        _refuse_other_run(folder, agreement)
         network = Network.make(site, agreement, folder)
         transport = SitesTransport(
             site, agreement, network.node, network.inbox, network.outbox, network.members,
@@ -399,6 +446,7 @@ def leave(study: Path, *, home: Path, out: Path | None = None) -> bool:
     folder = Folder(out or default_out(agreement), f"-{node}-{node}")
     if not folder.config.exists():
         raise Refused(f"{folder.path} holds no run of {agreement.name}", "name its folder with --out")
+    _refuse_other_run(folder, agreement)
     _refuse_left(folder)
     _asked_to_leave(folder).touch()
     try:

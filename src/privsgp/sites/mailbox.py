@@ -124,7 +124,7 @@ class Inbox:
                 return
             last = self._last.get(source)
             before = last.sums() if last is not None else self._taken.get(source, (-1, None))[1]
-            refuse_body(frame, before, len(self.agreement.roster))
+            refuse_body(frame, before, len(self.agreement.roster), self.agreement.config.engine.dtype)
             self._last[source] = frame
             self._incarnation[source] = frame.header.incarnation
             frames = self._frames.setdefault(source, [])

@@ -216,10 +216,17 @@ class Members:
             return [card.name for i, card in enumerate(self.agreement.roster) if i not in self.signatures]
 
     def heard(self, peer: int) -> None:
-        """Note that a peer is there."""
+        """Note that a peer is there; only its hello, which shows what it has of this site, makes it so at first."""
         with self.changed:
-            self.others[peer].heard = time.monotonic()
-            self.changed.notify_all()
+            if self.others[peer].incarnation:
+                self.others[peer].heard = time.monotonic()
+                self.changed.notify_all()
+
+    def ungreeted(self) -> list[int]:
+        """Return who is there by what others say, could be in touch with this site, and has not said hello to it."""
+        with self.changed:
+            new = [i for i, m in self.others.items() if not m.incarnation and self.is_there(i)]
+            return [i for i in new if not self.agreement.is_relayed((self.node, i))]
 
     def have_of(self, target: int) -> int:
         """Return the newest step of this site's that a target said it has, −1 for none."""

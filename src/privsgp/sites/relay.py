@@ -7,6 +7,7 @@ sees who sends to whom, when, and how much; it can lose messages, hold them back
 
 from __future__ import annotations
 
+import os
 import struct
 import threading
 import time
@@ -27,9 +28,7 @@ if TYPE_CHECKING:
     from privsgp.sites.agreement import Agreement
     from privsgp.sites.identity import Site
 
-_NONCE = struct.Struct(
-    "<IQ"
-)  # incarnation and step: the two name what is sealed, and never come again with other bytes
+_NONCE = 12  # bytes, drawn: a site put back to an older copy would come to the same numbers with other bytes
 _HEAD = struct.Struct("<I")
 _ROOM = 2048  # bytes of a sealed message besides its body
 
@@ -50,7 +49,7 @@ class Seal:
     def close(self, frame: Frame) -> bytes:
         """Seal a message for its target."""
         head, link = next(frame.pieces()), (frame.header.source, frame.header.target)
-        nonce = _NONCE.pack(frame.header.incarnation, frame.header.step)
+        nonce = os.urandom(_NONCE)
         text = _HEAD.pack(len(head)) + head + bytes(frame.body)
         return nonce + self._cipher(link).encrypt(nonce, text, self._about(link))
 
@@ -58,14 +57,14 @@ class Seal:
         """Open a message that a source has sealed for this site; whatever is none is rejected."""
         link = source, self.node
         try:
-            nonce = bytes(sealed[: _NONCE.size])
-            text = self._cipher(link).decrypt(nonce, bytes(sealed[_NONCE.size :]), self._about(link))
+            nonce = bytes(sealed[:_NONCE])
+            text = self._cipher(link).decrypt(nonce, bytes(sealed[_NONCE:]), self._about(link))
         except (InvalidTag, ValueError):
             raise Rejected("seal", "a sealed message that its sender did not seal, or that was changed") from None
+        if len(text) < _HEAD.size:
+            raise Rejected("seal", f"a sealed message of {len(text)} bytes")
         size = _HEAD.size + _HEAD.unpack_from(text)[0]
         header, signature = frames.opened(text[_HEAD.size : size])
-        if nonce != _NONCE.pack(header.incarnation, header.step):
-            raise Rejected("seal", "a message under another one's seal")
         frames.refuse_head(self.agreement, source, self.node, header, signature)
         return Frame(header, signature, frames.read_body(header, iter([text[size:]])))
 

@@ -68,14 +68,15 @@ class Server:
         self.site, self.agreement, self.node = site, agreement, node
         self.inbox, self.outbox, self.members, self.audit = inbox, outbox, members, audit
         self.ended = threading.Event()
-        self._streams: dict[tuple[int, str], _Stream] = {}
+        self._streams: dict[tuple[int, str], list[_Stream]] = {}
         self._lock = threading.Lock()
         self._roots = b"".join(card.authority_pem for card in agreement.trusted)
         self._server: grpc.Server | None = None
 
     def start(self, listen: str) -> None:
         """Listen; refuse an address that is taken."""
-        calls = 3 * len(self.agreement.roster) + 4 + (0 if self.relay is None else 2 * len(self.agreement.links))
+        n = len(self.agreement.roster)
+        calls = 3 * n + 4 + (0 if self.relay is None else 2 * n * n)
         options = [
             ("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", PIECE + _ROOM),
             ("grpc.server_handshake_timeout_ms", int(1000 * HANDSHAKE)), ("grpc.max_concurrent_streams", 64),
@@ -83,13 +84,14 @@ class Server:
             ("grpc.keepalive_timeout_ms", 10000), ("grpc.keepalive_permit_without_calls", 1),
         ]  # fmt: skip
         self._server = grpc.server(ThreadPoolExecutor(calls, "server"), options=options, maximum_concurrent_rpcs=calls)
-        handlers = {"Hello": grpc.unary_unary_rpc_method_handler(self._hello)}
+        # All take streams, also of one message: gRPC would wait for it in a thread, without an end.
+        handlers = {"Hello": grpc.stream_unary_rpc_method_handler(self._hello)}
         if self.node >= 0:
             handlers["Push"] = grpc.stream_unary_rpc_method_handler(self._push)
-            handlers["Pull"] = grpc.unary_stream_rpc_method_handler(self._pull)
+            handlers["Pull"] = grpc.stream_stream_rpc_method_handler(self._pull)
         if self.relay is not None:
             handlers["Drop"] = grpc.stream_unary_rpc_method_handler(self._drop)
-            handlers["Collect"] = grpc.unary_stream_rpc_method_handler(self._collect)
+            handlers["Collect"] = grpc.stream_stream_rpc_method_handler(self._collect)
         self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
         credentials = grpc.dynamic_ssl_server_credentials(
             self._certificates(), self._certificates, require_client_authentication=True
@@ -112,10 +114,10 @@ class Server:
         """Return key, certificate and trust store; asked at every connection: a renewed one is used at once."""
         return grpc.ssl_server_certificate_configuration([self.site.tls()], self._roots)
 
-    def _hello(self, request: bytes, context: grpc.ServicerContext) -> bytes:
+    def _hello(self, parts: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
         peer = self._who(context)
-        with self._border(peer, context):
-            self.members.learn(peer, _read(request, _MOST_HELLO))
+        with self._border(peer, context), self._alone(peer, "hello", context, HELLO):
+            self.members.learn(peer, _read(next(parts, b""), _MOST_HELLO))
         said = self.members.hello(peer)
         self.members.told[peer] = said["phase"]
         return canonical(said)
@@ -129,41 +131,42 @@ class Server:
             self.members.heard(peer)
         return canonical(self.inbox.proof(peer))
 
-    def _pull(self, request: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
+    def _pull(self, parts: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         """Hand a member the next message for it, once there is one."""
         peer = self._who(context)
-        with self._border(peer, context):
-            said = self._asked(request, _PULL_FORM)
-        self.members.heard(peer)
         with self._alone(peer, "pull", context, self.agreement.limits.transfer + PULL) as stream:
+            with self._border(peer, context):
+                said = self._asked(next(parts, b""), _PULL_FORM)
+            self.members.heard(peer)
             frame = self.outbox.wait(peer, said["after"], PULL, lambda: self.ended.is_set() or stream.over.is_set())
             if frame is not None:
                 yield from frame.pieces()
 
     def _drop(self, parts: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
         """Keep a member's sealed message for another; say what is kept."""
-        peer, kept = self._who(context), self._relay()
-        with self._border(peer, context):
+        peer, kept, seconds = self._who(context), self._relay(), self.agreement.limits.transfer
+        with self._border(peer, context), self._alone(peer, "drop", context, seconds, len(self.agreement.roster)):
             said = self._asked(next(parts, b""), _DROP_FORM)
             link = peer, said["node"]
             if not self._carries(link):
                 raise Rejected("link", f"a sealed message over the link {link}")
-            with self._alone(peer, f"drop {link[1]}", context, self.agreement.limits.transfer):
+            with self._alone(peer, f"drop {link[1]}", context, seconds):
                 if said["after"] > kept.newest(link):
                     kept.put(link, said["after"], relays.collected(parts, relays.most(self.agreement)))
         return canonical({"newest": kept.newest(link)})
 
-    def _collect(self, request: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
+    def _collect(self, parts: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         """Hand a member the sealed message of another, once there is one."""
-        peer, kept = self._who(context), self._relay()
-        with self._border(peer, context):
-            said = self._asked(request, _DROP_FORM)
-            link = said["node"], peer
-            if not self._carries(link):
-                raise Rejected("link", f"a request for the link {link}")
-        with self._alone(peer, f"collect {link[0]}", context, self.agreement.limits.transfer + PULL) as stream:
-            ended = lambda: self.ended.is_set() or stream.over.is_set()  # noqa: E731
-            yield from relays.pieces(kept.wait(link, said["after"], PULL, ended) or b"")
+        peer, kept, seconds = self._who(context), self._relay(), self.agreement.limits.transfer + PULL
+        with self._alone(peer, "collect", context, seconds, len(self.agreement.roster)):
+            with self._border(peer, context):
+                said = self._asked(next(parts, b""), _DROP_FORM)
+                link = said["node"], peer
+                if not self._carries(link):
+                    raise Rejected("link", f"a request for the link {link}")
+            with self._alone(peer, f"collect {link[0]}", context, seconds) as stream:
+                ended = lambda: self.ended.is_set() or stream.over.is_set()  # noqa: E731
+                yield from relays.pieces(kept.wait(link, said["after"], PULL, ended) or b"")
 
     def _relay(self) -> Relay:
         if self.relay is None:
@@ -186,7 +189,8 @@ class Server:
         pem = context.auth_context().get("x509_pem_cert", [b""])[0]
         peer = _member(self.agreement.roster, pem)
         if peer is None or peer == self.node:
-            self.audit.note("stranger", _common_name(pem), f"a certificate of no other member, from {context.peer()}")
+            who = f"a certificate of no other member, {_common_name(pem)}, from {context.peer()}"
+            self.audit.note("stranger", "?", who)  # counted together: a member can issue any number of names
             context.abort(grpc.StatusCode.PERMISSION_DENIED, "no other member's certificate")
             raise AssertionError  # abort does not return
         return peer
@@ -203,11 +207,15 @@ class Server:
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"{rejected.kind}: {rejected}")
 
     @contextlib.contextmanager
-    def _alone(self, peer: int, kind: str, context: grpc.ServicerContext, seconds: float) -> Iterator[_Stream]:
-        """Give a member its one stream of a kind, for so long: a new one ends the one before, time ends any."""
+    def _alone(
+        self, peer: int, kind: str, context: grpc.ServicerContext, seconds: float, room: int = 1
+    ) -> Iterator[_Stream]:
+        """Give a member its one stream of a kind, or few, for so long: a new one ends the oldest, time ends any."""
         stream = _Stream(context, seconds)
         with self._lock:
-            before, self._streams[peer, kind] = self._streams.get((peer, kind)), stream
+            streams = self._streams.setdefault((peer, kind), [])
+            streams.append(stream)
+            before = streams.pop(0) if len(streams) > room else None
         if before is not None:
             before.end()
         try:
@@ -217,8 +225,8 @@ class Server:
             if stream.late:
                 self.audit.note("slow", self.agreement.roster[peer].name, f"a {kind} that took more than {seconds:g} s")
             with self._lock:
-                if self._streams.get((peer, kind)) is stream:
-                    del self._streams[peer, kind]
+                if stream in streams:
+                    streams.remove(stream)
 
 
 class _Stream:

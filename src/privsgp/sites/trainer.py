@@ -23,6 +23,8 @@ from privsgp.errors import Refused
 from privsgp.transport.checks import refuse_wild
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from torch import Tensor
 
     from privsgp.engine.folder import Folder
@@ -87,6 +89,7 @@ class SiteTrainer(Trainer):
     def _recover(self) -> None:
         """Send the committed step's messages, again or for the first time, and take what has arrived."""
         if self._pending is None:
+            self.budget_guard.settle(-1, self.state.x)  # refuses a ledger that knows of steps whose commit is lost
             return
         k, self._pending = self._pending, None
         if k < self.spec.steps:
@@ -94,6 +97,13 @@ class SiteTrainer(Trainer):
         self.state = State.debiased(*self.transport.resume(k, self.state.x, self.state.w))
         if k < self.spec.steps:
             self.averaging.add(k, self.state)
+
+    def _again(self, k: int) -> int:
+        """Refuse to make a step again: what was sent is in its commit."""
+        raise Refused(
+            f"the ledger knows another message of step {k}",
+            "restore the run folder as it was when the run stopped: this one is a mixture",
+        )
 
     def _release(self, k: int, message: Tensor) -> None:
         """Do nothing: what is released is noted when it is committed, and before it is sent."""
@@ -109,7 +119,7 @@ class SiteTrainer(Trainer):
         self.bytes_sent += int(self.transport.used.sum()) * self.transport.message_bytes
         progress = Progress(k, 0, spent, self.bytes_sent, self.spec.shared_hash, known)
         checkpoint.save(self.folder.checkpoint, progress, State(x, w, x), self._memory(), self.folder.run or "")
-        _sync(self.folder)
+        sync_names(self.folder.checkpoint.parent)  # a power cut must not bring the one before it back
         if self._pays:
             self.budget_guard.record(k, x)
         if self._pays and k % _REMEMBER == 0:
@@ -160,9 +170,9 @@ class SiteTrainer(Trainer):
             self.watch(r + 1, None)
 
 
-def _sync(folder: Folder) -> None:
-    """Make the commit's name durable: a power cut must not bring the one before it back."""
-    descriptor = os.open(folder.checkpoint.parent, os.O_RDONLY)
+def sync_names(folder: Path) -> None:
+    """Make the names in a folder durable."""
+    descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:

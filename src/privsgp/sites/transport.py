@@ -69,6 +69,7 @@ class SitesTransport(Transport):
         Guarantee: nothing leaves that a restarted process would not send again as it is.
         """
         links, shares = self._shares(k)  # asked once: who is there may change at any moment
+        self._refuse_older_copy()  # who is there has shown what it has of this site
         rows = _joined(x, w)
         self.outgoing.send(k, links, rows * torch.from_numpy(shares)[:, None])
         self.last[links] = k
@@ -197,7 +198,8 @@ class SitesTransport(Transport):
         there = self.members.count()
         if there < min(limits.fewest, len(self.agreement.roster) - len(gone)):
             return f"{there} of at least {limits.fewest} sites are there"
-        if any(self.members.is_there(j) for j in missing) and waited < limits.deadline:
+        late = any(self.members.is_there(j) for j in missing) or self.members.ungreeted()
+        if late and waited < limits.deadline:
             return ""
         self.counts[2] += len(missing)
         return None
