@@ -182,7 +182,7 @@ def test_weights_are_proposed_where_a_budget_drags_the_others(epsilon, chosen):
 def test_public_images_go_through_the_features(tmp_path):
     images = np.random.default_rng(0).random((300, 8, 8)).astype(np.float32)
     np.savez(tmp_path / "images.npz", x=images, y=np.arange(300) % 3, x_test=images[:30], y_test=np.arange(30) % 3)
-    np.savez(tmp_path / "public.npz", x=images[::-1], y=np.arange(300) % 3)
+    np.savez(tmp_path / "public.npz", x=1 - images, y=np.arange(300) % 3)
     values = VALUES | {
         "data": {"name": str(tmp_path / "images.npz"), "nodes": 4},
         "features": {"name": "random-conv", "filters": 4, "patch": 3, "grid": 2},

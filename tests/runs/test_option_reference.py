@@ -54,7 +54,7 @@ def test_our_own_files_fit_the_schema_and_are_read(path):
 
 def test_the_schema_refuses_what_is_unknown_and_knows_names():
     known = json.loads(json.dumps(schema()))
-    algorithm = known["$defs"]["Algorithm"]
+    algorithm = known["$defs"]["AlgorithmSection"]
     assert algorithm["additionalProperties"] is False
     assert {"privsgp-vr", "auto"} <= set(algorithm["properties"]["name"]["enum"])
     assert "block" in algorithm["properties"]["table"]["enum"]

@@ -236,7 +236,8 @@ def _composed_epsilon(run: _Run, delta: float, tail: float) -> tuple[float, floa
     """Return ε of the run by composition, ε of one zero-out alone, and the mass at infinite loss."""
     composed = _composed(run)
     single = composed.epsilon(delta)
-    return _in_pairs(composed, delta, tail) if run.grouped else single, single, composed.delta(math.inf)
+    infinite = min(composed.delta(math.inf), 1.0)  # bounds of parts add up to more
+    return _in_pairs(composed, delta, tail) if run.grouped else single, single, infinite
 
 
 def _in_pairs(curve: Curve, delta: float, tail: float) -> float:
