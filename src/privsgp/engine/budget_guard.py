@@ -78,7 +78,8 @@ class BudgetGuard:
         if self.ledgers and kind is None:
             together(self.ledgers, Ledger.close)
         elif self.ledgers and kind in (Interrupted, PeerLost, Diverged, Refused) and not self._announced:
-            together(self.ledgers, Ledger.give_back)
+            with contextlib.suppress(Refused):  # a full disk, say: why the run ends is what matters
+                together(self.ledgers, Ledger.give_back)
         self._spent = [ledger.charged for ledger in self.ledgers] or self._spent
         self.witness.remember(self.ledgers)
         for ledger in self.ledgers:
