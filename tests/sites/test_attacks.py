@@ -314,3 +314,30 @@ def test_a_full_disk_does_not_end_the_talk_with_a_peer(tmp_path, monkeypatch):
     audit.note("form", "basel", "three")
     assert [json.loads(line)["what"] for line in check(tmp_path / "audit.jsonl")] == ["one", "three"]
     assert audit.counts() == {"form": 3}
+
+
+def test_a_hello_never_speaks_of_the_future(three):
+    """Another thread may hear of a peer in the middle of it: an age below 0 would be refused, and held against us."""
+    members = Members(three.agreement, 0, 1, three.agreement.sign(three.sites[0]))
+    lock = members.changed
+
+    class Meanwhile:
+        def __enter__(self):
+            time.sleep(0.01)
+            lock.acquire()
+            members.others[1].heard = time.monotonic()
+
+        def __exit__(self, *_):
+            lock.release()
+
+    members.changed = Meanwhile()
+    assert members.hello(2)["heard"]["1"] >= 0
+
+
+def test_half_a_sealed_message_is_not_kept(house):
+    c, network = house
+    asked = canonical({"run": c.agreement.run, "node": 2, "after": 7})
+    for parts in ([asked], [asked, bytes(c.agreement.message_bytes - 1)]):
+        with channel(c, c.sites[1]) as opened, pytest.raises(grpc.RpcError):
+            opened.stream_unary("/privsgp.Sites/Drop")(iter(parts), timeout=5)
+    assert network.server.relay.newest((1, 2)) == -1

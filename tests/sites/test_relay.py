@@ -96,7 +96,7 @@ def test_a_rented_relay_serves_sites_that_are_all_closed_and_may_be_restarted(co
     c.start_relay()
     for i, summary in enumerate(c.end()):
         assert summary["releases"][i] == 20 == c.sent(i)
-        assert not c.audited(i)
+        assert not c.audited(i), c.audited(i)
     models = np.stack([c.model(i) for i in range(3)])
     assert np.abs(models - models.mean(0)).max() < 0.05 * np.abs(models).max()
 

@@ -108,8 +108,9 @@ class Members:
 
     def hello(self, peer: int) -> dict[str, Any]:
         """Return what this site says to a peer: of itself, of others, and what it has of the peer's."""
-        have, durable, now = self.have(), self.durable(), time.monotonic()
+        have, durable = self.have(), self.durable()
         with self.changed:
+            now = time.monotonic()  # not before: ages would come out below 0
             ages = {str(i): now - m.heard for i, m in self.others.items()}
             return {
                 "run": self.agreement.run, "incarnation": self.incarnation, "step": self.step, "phase": self.phase,

@@ -152,7 +152,10 @@ class Server:
                 raise Rejected("link", f"a sealed message over the link {link}")
             with self._alone(peer, f"drop {link[1]}", context, seconds):
                 if said["after"] > kept.newest(link):
-                    kept.put(link, said["after"], relays.collected(parts, relays.most(self.agreement)))
+                    sealed = relays.collected(parts, relays.most(self.agreement))
+                    if len(sealed) < self.agreement.message_bytes or not context.is_active():  # a connection that broke
+                        raise Rejected("length", f"{len(sealed)} bytes of a sealed message")
+                    kept.put(link, said["after"], sealed)
         return canonical({"newest": kept.newest(link)})
 
     def _collect(self, parts: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
