@@ -263,11 +263,6 @@ class Ledger:
         self._on_disk(os.fsync)
         self._durable = self.head
 
-    @property
-    def usable(self) -> bool:
-        """Whether every write so far reached the disk, as far as that is known."""
-        return not self._broken
-
     def _on_disk(self, action: Callable[[int], None]) -> None:
         """Trust this object no more after a failed write: what reached the disk is known only by reading it again."""
         if self._broken:

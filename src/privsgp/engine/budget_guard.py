@@ -78,12 +78,8 @@ class BudgetGuard:
         if self.ledgers and kind is None:
             together(self.ledgers, Ledger.close)
         elif self.ledgers and kind in (Interrupted, PeerLost, Diverged, Refused) and not self._announced:
-<<<<<<< HEAD
-            together([ledger for ledger in self.ledgers if ledger.usable], Ledger.give_back)  # else the cause is lost
-=======
             with contextlib.suppress(Refused):  # a full disk, say: why the run ends is what matters
                 together(self.ledgers, Ledger.give_back)
->>>>>>> review-sites
         self._spent = [ledger.charged for ledger in self.ledgers] or self._spent
         self.witness.remember(self.ledgers)
         for ledger in self.ledgers:
