@@ -102,6 +102,7 @@ def test_data_of_another_size_is_refused(three):
         ({"privacy": {"epsilon": 3.0, "accountant": "published"}}, "guarantees nothing"),
         ({"privacy": {"epsilon": 3.0, "noise": "pairwise"}}, "uncancelled"),
         ({"privacy": {"epsilon": 3.0, "noise": "auto"}}, "uncancelled"),
+        ({"features": {"name": "random-conv"}}, "not encoded"),
     ],
 )
 def test_what_sites_could_not_promise_or_go_on_with_is_refused(three, changes, why):

@@ -414,6 +414,11 @@ def refuse_algorithm(config: Config) -> None:
             "the noise uncancelled, and keys for it are not exchanged yet",
             "take privacy.noise = 'independent'",
         )
+    if config.features.name != "none":
+        raise Refused(
+            f"features.name = {config.features.name!r} between sites: samples are not encoded there yet",
+            "let every site bring encoded samples, or leave [features] out",
+        )
     if a.average != "none" and a.final_mixing:
         raise Refused(
             f"algorithm.average = {a.average!r} with algorithm.final_mixing = {a.final_mixing} between sites",

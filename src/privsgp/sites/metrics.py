@@ -1,4 +1,4 @@
-"""What a monitoring system may ask a site for, in Prometheus' text format; off unless asked for, and never from afar.
+"""What a monitoring system may ask a site for, in Prometheus' text format: off unless asked for, on the address given.
 
 Nothing of it depends on records: steps, releases paid for, messages, who is there, what was refused.
 """
