@@ -148,8 +148,8 @@ def test_who_comes_back_after_all_have_finished_is_served_by_who_joins_again(con
     c.end(0, 2)
     before = [c.summary(0), c.model(0).tobytes()]
     assert c.summary(0)["epsilon_spent"] == [None] * 3  # so little noise has no finite ε
-    c.start(1)
     c.start(0)  # it has finished: it serves its last message again, and makes no step
+    c.start(1)
     for i, summary in zip((0, 1), c.end(0, 1), strict=True):
         assert summary["releases"][i] == 15 == c.ledger(i).charged == c.sent(i)
     assert [c.summary(0), c.model(0).tobytes()] == before
