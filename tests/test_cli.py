@@ -411,3 +411,17 @@ def test_shared_noise_that_cannot_be_is_refused(options, said):
 def test_account_takes_one_kind_of_noise():
     for options in ([], ["--sigma", 0.1, *PAIRWISE, "--own-sigma", 0.1, "--pair-sigma", 0.1], PAIRWISE):
         assert runs.command("account", *COUNTED, *options).code == 2
+
+
+@pytest.mark.parametrize(
+    ("given", "what"),
+    [
+        ([], "no --sigma"),
+        (
+            ["--sigma=0.1", "--noise=pairwise", "--nodes=4", "--own-sigma=1", "--pair-sigma=1"],
+            "--sigma 0.1 with --noise",
+        ),
+    ],
+)
+def test_account_wants_the_noise_of_one_kind(given, what):
+    _refused(runs.command("account", "--algorithm=privsgp", "--samples=100", "--batch=10", "--steps=10", *given), what)

@@ -310,11 +310,10 @@ def account(
     kind, related = _accountant(accountant), _relation(relation)
     shared = _sharing(noise, algorithm, accountant, nodes, honest, pair_degree)
     covariance = None if shared is None else shared.given(own_sigma, pair_sigma)
-    if (sigma is None) == (covariance is None):
-        raise Refused(
-            "--sigma beside --noise pairwise, or neither",
-            "give --sigma of independent noise, or --own-sigma and --pair-sigma",
-        )
+    if sigma is not None and covariance is not None:
+        raise Refused(f"--sigma {sigma:g} with --noise pairwise", "give --own-sigma and --pair-sigma instead")
+    if sigma is None and covariance is None:
+        raise Refused("no --sigma", "give the noise; of noise that nodes share, --noise pairwise and both its σ")
     counted = sigma if covariance is None or shared is None else covariance.effective(shared.honest)[0]
     bare = _mechanism(algorithm, counted or 0.0, clip, batch, samples, sampling, kappa, **own)
 
