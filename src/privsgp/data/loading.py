@@ -9,7 +9,7 @@ from __future__ import annotations
 import filecmp
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -33,12 +33,17 @@ A9A_FEATURES = 123
 
 
 def load(
-    name: str, *, data_dir: Path | None = None, task: Task = "classification", classes: int | None = None
+    name: str,
+    *,
+    data_dir: Path | None = None,
+    task: Task = "classification",
+    classes: int | None = None,
+    pixels: bool = False,
 ) -> Dataset:
     """The data set `name`: digits, mnist, cifar10, a9a, or the path of an .npz file with x, y (and x_test, y_test).
 
     `classes` is for .npz files, where it stands above the file's own number `classes`. With `task="regression"` labels
-    become real targets.
+    become real targets. With `pixels` built-in images have values from 0 to 1 instead of scaled ones.
     """
     if name.endswith(".npz"):
         x, y, x_test, y_test, declared = _npz(npz_path(name, data_dir))
@@ -48,7 +53,7 @@ def load(
     read, known_classes = _KNOWN[name]
     if classes not in (None, known_classes):
         raise Refused(f"data.classes = {classes} with data.name = {name!r}", f"leave it out: it has {known_classes}")
-    return from_arrays(*read(data_dir), name=name, task=task, classes=known_classes)
+    return from_arrays(*read(data_dir, pixels), name=name, task=task, classes=known_classes)
 
 
 def load_sites(
@@ -126,36 +131,41 @@ def _files(name: str, data_dir: Path | None, subfolder: str, files: tuple[str, .
     return [find(file, [folder / subfolder, folder], remedy) for file in files]
 
 
-def _digits(data_dir: Path | None) -> Arrays:  # noqa: ARG001 - comes with scikit-learn
+def _digits(_data_dir: Path | None, pixels: bool) -> Arrays:  # noqa: FBT001 - as all readers
     from sklearn.datasets import load_digits
 
     x, y = load_digits(return_X_y=True)
     test = np.zeros(len(y), bool)
     for digit in range(10):  # a public split: each fifth of a class
         test[np.flatnonzero(y == digit)[4::5]] = True
-    x = _scaled(x, 16, DIGITS_MEAN, DIGITS_STD)
+    x = _scaled(x, 16, *_constants(DIGITS_MEAN, DIGITS_STD, pixels))
     return x[~test], y[~test], x[test], y[test]
 
 
-def _mnist(data_dir: Path | None) -> Arrays:
+def _mnist(data_dir: Path | None, pixels: bool) -> Arrays:  # noqa: FBT001 - as all readers
     files = tuple(f"{part}-{kind}-ubyte" for part in ("train", "t10k") for kind in ("images-idx3", "labels-idx1"))
     source = "put the four original idx files of MNIST (.gz or unpacked) in its MNIST/raw/, torchvision's layout"
     train, y, test, y_test = map(read_idx, _files("mnist", data_dir, "MNIST/raw", files, source))
-    x, x_test = (_scaled(images[:, None], 255, MNIST_MEAN, MNIST_STD) for images in (train, test))
+    scale = _constants(MNIST_MEAN, MNIST_STD, pixels)
+    x, x_test = (_scaled(images[:, None], 255, *scale) for images in (train, test))
     return x, y, x_test, y_test
 
 
-def _cifar10(data_dir: Path | None) -> Arrays:
+def _cifar10(data_dir: Path | None, pixels: bool) -> Arrays:  # noqa: FBT001 - as all readers
     files = (*(f"data_batch_{number}.bin" for number in range(1, 6)), "test_batch.bin")
     source = "unpack the official binary version of CIFAR-10 (cifar-10-binary.tar.gz, University of Toronto) there"
     *train, test = map(read_cifar, _files("cifar10", data_dir, "cifar-10-batches-bin", files, source))
-    mean, std = (np.array(constants, np.float32).reshape(3, 1, 1) for constants in (CIFAR_MEAN, CIFAR_STD))
+    mean, std = (np.array(c, np.float32).reshape(-1, 1, 1) for c in _constants(CIFAR_MEAN, CIFAR_STD, pixels))
     x = np.concatenate([images for images, _ in train])
     y = np.concatenate([labels for _, labels in train])
     return _scaled(x, 255, mean, std), y, _scaled(test[0], 255, mean, std), test[1]
 
 
-def _a9a(data_dir: Path | None) -> Arrays:
+def _constants(mean: Any, std: Any, pixels: bool) -> tuple[Any, Any]:  # noqa: ANN401, FBT001 - one number or three
+    return (0.0, 1.0) if pixels else (mean, std)
+
+
+def _a9a(data_dir: Path | None, _pixels: bool) -> Arrays:  # noqa: FBT001 - as all readers
     source = "get a9a and a9a.t from the LIBSVM binary classification data sets (.gz or not) into its a9a/"
     train, test = _files("a9a", data_dir, "a9a", ("a9a", "a9a.t"), source)
     return *read_libsvm(train, A9A_FEATURES), *read_libsvm(test, A9A_FEATURES)
@@ -169,7 +179,7 @@ def _scaled(x: Array, full: float, mean: float | Inputs, std: float | Inputs) ->
     return scaled
 
 
-_KNOWN: dict[str, tuple[Callable[[Path | None], Arrays], int]] = {
+_KNOWN: dict[str, tuple[Callable[[Path | None, bool], Arrays], int]] = {
     "digits": (_digits, 10),
     "mnist": (_mnist, 10),
     "cifar10": (_cifar10, 10),

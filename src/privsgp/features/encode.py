@@ -134,11 +134,11 @@ def make_encoder(
 
     They alone decide which map it is: whoever has them can make the map that a model needs, whatever the run.
     """
-    if name not in ("scattering", "random-conv"):
+    if name in ("none", "module"):
         return None, shape
     # Keys that came later and are not given are left out: a map stays what it was.
     values = {"name": name} | {key: options.get(key) for key in _KEYS}
-    values |= {key: options[key] for key in ("mirror",) if key in options}
+    values |= {key: options[key] for key in ("mirror", "size") if key in options}
     seed = public_seed(None, json.dumps(values, separators=(",", ":")), "features")
     encoder = features.make(features.Choice(name, **options), shape, seed, _private_folder())
     return encoder, features.output_shape(encoder, shape)
@@ -156,6 +156,8 @@ def encoded(
     d: Dataset, parts: Sequence[NDArray[np.int64]], learnt_from: nn.Module, encoder: nn.Module, device: torch.device
 ) -> Dataset:
     """Put features in the place of samples: `learnt_from` of each node's own, `encoder` of the test set."""
+    if isinstance(encoder, features.FeatureMap):
+        encoder.refuse_other_values(d)
     # A module of the user's may be more than its weights say: what it makes is not kept.
     kept = _private_folder() if isinstance(encoder, features.FeatureMap) else None
     nodes = [features.encode_once(learnt_from, d.x[rows], device, kept) for rows in parts]

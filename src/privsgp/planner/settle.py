@@ -207,7 +207,8 @@ def samples_of(config: Config, source: Source, problem: Problem, data_dir: Path 
         scale = 1.0 if public is None else float(np.sqrt(np.square(public).mean()))
         return stand_in.make(d.x.shape[1:], d.classes, d.y.shape[1:], samples=count, scale=scale or 1.0)
     if source.kind == "public":
-        d = data.load(source.name, data_dir=data_dir, task="regression" if d.classes is None else "classification")
+        task: data.Task = "regression" if d.classes is None else "classification"
+        d = data.load(source.name, data_dir=data_dir, task=task, pixels=config.takes_pixels)
         if problem.encoder is not None:
             few = np.random.default_rng(1).permutation(len(d.x))[: 5 * count]
             rows = features.encode_once(problem.learnt_from, d.x[few], torch.device("cpu"), None)

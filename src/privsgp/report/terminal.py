@@ -25,6 +25,7 @@ from rich.progress import (
 from rich.table import Table
 
 from privsgp.errors import visible
+from privsgp.features.maps import pretraining
 from privsgp.paper import claims
 
 if TYPE_CHECKING:
@@ -198,7 +199,13 @@ _AGAINST = {
 
 
 def _whose(s: dict[str, Any]) -> str:
-    return " (mean of the nodes' own models)" if s["graph"] == "alone" and s["nodes"] > 1 else " (average model)"
+    whose = "mean of the nodes' own models" if s["graph"] == "alone" and s["nodes"] > 1 else "average model"
+    return f" ({whose}{_rests_on(s)})"
+
+
+def _rests_on(s: dict[str, Any]) -> str:
+    """Say what public pre-training a number rests on, if any."""
+    return f"; {s['pretraining']}" if s.get("pretraining") else ""
 
 
 def _privacy(s: dict[str, Any]) -> str:
@@ -277,6 +284,8 @@ def show_comparison(comparison: dict[str, Any]) -> None:
         settings.setdefault(f"network {row['graph']}, trust {row['trust']}", []).append(row["algorithm"])
     for words, names in settings.items():
         out.print(f"  · {words}: {', '.join(names)}", soft_wrap=True)
+    if rests_on := pretraining(comparison["config"].get("features", {}).get("name", "none")):
+        out.print(f"  · {rests_on}", soft_wrap=True)
     out.print(f"  · {comparison['note']}", soft_wrap=True)
 
 

@@ -17,6 +17,7 @@ from privsgp.devices import chosen_device, use_tensor_cores
 from privsgp.engine.averaging import FinalModel
 from privsgp.engine.spec import Learning, RunSpec, refuse_vast
 from privsgp.errors import Refused
+from privsgp.features.maps import pretraining
 from privsgp.gradients import Layout
 from privsgp.gradients.rounding import kappa, least_difference_clip
 from privsgp.gradients.rules.ruled import positions
@@ -94,6 +95,7 @@ def build_run(
         final_model=_final_model(config, faults),
         noise=_noise(config, protection),
         share_metrics=config.test_is_public,
+        pretraining=pretraining(config.features.name),
     )
     refuse_vast(spec, places)
     return spec

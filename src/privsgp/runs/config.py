@@ -38,7 +38,7 @@ from privsgp.data.partitions import PARTITIONS
 from privsgp.data.partitions import check as check_partition
 from privsgp.engine.averaging import FinalModelOptions
 from privsgp.errors import Refused
-from privsgp.features.maps import FEATURES
+from privsgp.features.maps import FEATURES, pretraining
 from privsgp.files import read_bytes
 from privsgp.graph import GRAPHS
 from privsgp.models.networks import MODELS
@@ -491,6 +491,11 @@ class Config(Options):
         """The views of a sample that are averaged before its clip; only maps of images have some."""
         views: str | None = getattr(self.features, "views", None)
         return views
+
+    @property
+    def takes_pixels(self) -> bool:
+        """Whether samples go through a network that was trained on images with values from 0 to 1."""
+        return pretraining(self.features.name) is not None
 
     def options(self, section: str) -> dict[str, Any]:
         """Return the values of the keys that the chosen component brings to a section."""

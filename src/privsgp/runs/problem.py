@@ -119,7 +119,9 @@ def _read(config: Config, data_dir: Path | None, block: range) -> Problem:
     if config.data.path is not None:
         dataset, parts = data.load_sites(config.data.path, block, task=task, classes=config.data.classes)
     else:
-        dataset = data.load(config.data.name, data_dir=data_dir, task=task, classes=config.data.classes)
+        dataset = data.load(
+            config.data.name, data_dir=data_dir, task=task, classes=config.data.classes, pixels=config.takes_pixels
+        )
         parts = split(config, dataset)
     apart = len(parts) < config.data.nodes
     return assembled(config, dataset, parts, block if apart else None)
