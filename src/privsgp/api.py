@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,10 +12,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from torch import nn
+from torch.utils import data as torch_data
 
 from privsgp import data as data_room
 from privsgp import models
+from privsgp.data.brought import are_sites, pair
 from privsgp.data.dataset import pool, settle, unsettled
+from privsgp.data.fields import Fields, are_fields, field_arrays, fields_of
 from privsgp.errors import Refused
 from privsgp.features import frozen
 from privsgp.features.encode import make_encoder
@@ -38,11 +42,12 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger(__name__)
 
 Arrays = Sequence[Any]  # (x, y) or (x, y, x_test, y_test)
+Brought = Arrays | torch_data.Dataset[Any] | torch_data.DataLoader[Any]
 
 
 def train(
     model: nn.Module,
-    data: data_room.Dataset | Arrays | Mapping[int, Arrays],
+    data: data_room.Dataset | Brought | Mapping[int, Brought],
     *,
     out: str | Path,
     loss: str | PerSampleFunction = "cross-entropy",
@@ -50,6 +55,7 @@ def train(
     test: tuple[Any, Any] | None = None,
     test_is_public: bool = False,
     classes: int | None = None,
+    vocabulary: int | None = None,
     features: nn.Module | Mapping[str, Any] | None = None,
     resume: bool = False,
     ledger: str | Path | None = None,
@@ -58,30 +64,37 @@ def train(
 ) -> Result:
     """Train `model` from the weights it has; the run folder `out` is as from the command line.
 
-    `data` is a `Dataset`, arrays (x, y) or (x, y, x_test, y_test) to be partitioned over `nodes` nodes, or a mapping
-    {node: (x, y)} where every node brings its own. Without a seed, metrics on test data stay in private/ unless
-    `test_is_public`, and the number of `classes` is to be given unless public test labels show it. `ledger` is the
-    ledger folder of an earlier run on this data: both spend from one budget. `settings` are the sections of run.toml:
-    `seed=0`, `nodes=16`, `graph="ring"`, `privacy={"epsilon": 1.0}`, `algorithm={"name": "privsgp-vr", "steps": 300}`,
-    `engine={…}`. `features` is the section of that name, or any encoder: a frozen module, each sample by itself, whose
-    outputs `model` is trained on. A `loss` of your own maps (outputs, targets) to one number per sample; `correct`
-    likewise to 0 or 1. `moved` goes with `resume`: the run folder comes from another disk, and is no copy.
+    `data` is a `Dataset`, arrays (x, y) or (x, y, x_test, y_test), or a torch `Dataset` of such pairs, to be divided
+    among `nodes` nodes; or a list or a mapping {node: …} of these, where every node brings its own. x may be several
+    inputs, a tuple or a mapping of arrays, and a mapped .npy file larger than memory. Whole numbers that the model
+    looks up in an embedding are tokens of its `vocabulary`. Without a seed, metrics on test data stay in private/
+    unless `test_is_public`, and the number of `classes` is to be given unless public test labels show it. `ledger` is
+    the ledger folder of an earlier run on this data: both spend from one budget. `settings` are the sections of
+    run.toml: `seed=0`, `nodes=16`, `graph="ring"`, `privacy={"epsilon": 1.0}`, `algorithm={"name": "privsgp-vr",
+    "steps": 300}`, `engine={…}`. `features` is the section of that name, or any encoder: a frozen module, each sample
+    by itself, whose outputs `model` is trained on. A `loss` of your own maps (outputs, targets) to one number per
+    sample; `correct` likewise to 0 or 1. `moved` goes with `resume`: the run folder comes from another disk, and is no
+    copy.
 
     Guarantee: as from the command line: each node's certified (ε_i, δ_i) is in `summary["epsilon_spent"]`.
     Assumes: the weights that `model` starts from are public, and those of an encoder not learnt from the nodes' data.
     """
+    data = dict(enumerate(data)) if are_sites(data) else data  # type: ignore[arg-type]
     given = {"name": "module"} if isinstance(features, nn.Module) else dict(features or {})
     sites = len(data) if isinstance(data, Mapping) else None
-    own = {"classes": classes, "test": "public" if test_is_public else None}
+    own = {"classes": classes, "test": "public" if test_is_public else None, "vocabulary": vocabulary}
     config = configs.parse(_sections(settings | {"features": given}, sites, loss, own))
     task: data_room.Task = "regression" if loss == "mse" else "classification"
 
-    def brought() -> tuple[data_room.Dataset, list[NDArray[np.int64]] | None]:
-        dataset, parts = _dataset(data, test, config.data.classes, task)
-        problems.refuse_counted(config, dataset)
-        return dataset, parts
+    learner = None if features is not None else model  # an encoder stands between samples and model
 
-    dataset, parts = join().all_or_none(brought)
+    def brought() -> tuple[data_room.Dataset, list[NDArray[np.int64]] | None, Fields | None]:
+        dataset, parts, fields = _dataset(data, test, config.data, task, learner)
+        problems.refuse_counted(config, dataset)
+        return dataset, parts, fields
+
+    dataset, parts, fields = join().all_or_none(brought)
+    model = model if fields is None else fields.given_to(model)
 
     def problem(config: configs.Config) -> problems.Problem:
         alone = problems.Problem(
@@ -90,7 +103,7 @@ def train(
             model=model,
             loss=models.per_sample(loss) if isinstance(loss, str) else loss,
             correct=models.correct(loss) if isinstance(loss, str) else correct,
-            encoder=_encoder(features, config, dataset.x.shape[1:]),
+            encoder=_encoder(features, config, dataset),
             views=config.views,
         )
         home = problems.brought_home(config, alone)
@@ -108,18 +121,21 @@ def train(
     return result
 
 
-def _encoder(given: object, config: configs.Config, shape: tuple[int, ...]) -> nn.Module | None:
+def _encoder(given: object, config: configs.Config, dataset: data_room.Dataset) -> nn.Module | None:
+    shape, rng = dataset.x.shape[1:], np.random.default_rng(0)
     if not isinstance(given, nn.Module):
         return make_encoder(config.features.name, config.features.options, shape)[0]
-    made_up = np.random.default_rng(0).standard_normal((4, *shape), np.float32)
-    return frozen(given, torch.from_numpy(made_up))
+    if isinstance(dataset.vocabulary, int):
+        return frozen(given, torch.from_numpy(rng.integers(0, dataset.vocabulary, (4, *shape))))
+    return frozen(given, torch.from_numpy(rng.standard_normal((4, *shape), np.float32)))
 
 
 def _refuse_few_outputs(problem: problems.Problem) -> None:
     """Refuse a model with fewer outputs than classes: else a record of the class without one would end the run."""
     classes, still = problem.dataset.classes or 0, copy.deepcopy(problem.model).cpu().eval()
     with torch.no_grad():
-        outputs = still(torch.zeros(1, *problem.dataset.x.shape[1:])).shape[-1]
+        kind = torch.int64 if problem.dataset.x.dtype == np.int64 else torch.float32
+        outputs = still(torch.zeros(1, *problem.dataset.x.shape[1:], dtype=kind)).shape[-1]
     if outputs < classes:
         raise Refused(f"a model with {outputs} outputs for {classes} classes", "give it one for each class")
 
@@ -135,23 +151,65 @@ def _sections(settings: dict[str, Any], nodes: int | None, loss: object, own: di
 
 
 def _dataset(
-    data: data_room.Dataset | Arrays | Mapping[int, Arrays],
+    data: data_room.Dataset | Brought | Mapping[int, Brought],
     test: tuple[Any, Any] | None,
-    classes: int | None,
+    own: configs.Data,
     task: data_room.Task,
-) -> tuple[data_room.Dataset, list[NDArray[np.int64]] | None]:
-    """Return the data set, and who holds which rows where the caller has decided that."""
+    learner: nn.Module | None,
+) -> tuple[data_room.Dataset, list[NDArray[np.int64]] | None, Fields | None]:
+    """Return the data set, who holds which rows where the caller has decided that, and what a sample is made of."""
     if isinstance(data, data_room.Dataset):
-        return data if classes is None or data.classes is None else settle(data, classes), None
-    if not isinstance(data, Mapping):
-        arrays = [np.asarray(a) for a in (*data, *(test or ()))]
-        return data_room.from_arrays(*arrays, task=task, classes=classes), None
-    if sorted(data) != list(range(len(data))):
+        return data if own.classes is None or data.classes is None else settle(data, own.classes), None, None
+    if isinstance(data, Mapping) and sorted(data) != list(range(len(data))):
         raise Refused(f"data has the keys {sorted(data)}", "number the nodes 0, 1, 2, …")
-    public = [None, None] if test is None else [np.asarray(a) for a in test]
-    own = [[np.asarray(a) for a in data[i]] for i in range(len(data))]
+    given = [pair(data[i]) for i in range(len(data))] if isinstance(data, Mapping) else [pair(data)]
+    public = None if test is None else pair(test)
+    fields, vocabulary = _kind(given[0][0], own.vocabulary, learner)
+    if fields is not None:
+        given = [_packed(arrays, fields, f"node {i}") for i, arrays in enumerate(given)]
+        public = None if public is None else _packed(public, fields, "test")
+    if not isinstance(data, Mapping):
+        dataset = data_room.from_arrays(
+            *given[0], *(public or ()), task=task, classes=own.classes, vocabulary=vocabulary
+        )
+        return _made_of(dataset, fields), None, fields
+    for i, arrays in enumerate(given):
+        if len(arrays) != 2:
+            raise Refused(f"node {i} brings {len(arrays)} arrays", "give each node (x, y), and test data as `test`")
     sites = [
-        unsettled(x, y, *(public if i == 0 else (None, None)), name=f"node {i}", task=task)
-        for i, (x, y) in enumerate(own)
+        unsettled(
+            x, y, *((public if i == 0 else None) or (None, None)), name=f"node {i}", task=task, vocabulary=vocabulary
+        )
+        for i, (x, y) in enumerate(given)
     ]
-    return pool(sites, "arrays", classes)
+    dataset, parts = pool(sites, "arrays", own.classes)
+    return _made_of(dataset, fields), parts, fields
+
+
+def _kind(x: Any, vocabulary: int | None, model: nn.Module | None) -> tuple[Fields | None, int | None]:  # noqa: ANN401
+    """Tell what a sample is made of, where it is several inputs, and which vocabulary its tokens have, if any."""
+    if are_fields(x):
+        if model is None:
+            raise Refused("features of several inputs per sample", "bring what the encoder makes of them, as one array")
+        return fields_of(x, model), None
+    if vocabulary is not None or model is None:
+        return None, vocabulary
+    found = models.looked_up(model, x.shape[1:])
+    if found is not None and x.dtype.kind not in "iu":
+        raise Refused(
+            f"x has dtype {x.dtype}, and the model looks its numbers up in an embedding of {found} rows",
+            f"give tokens as whole numbers from 0 to {found - 1}",
+        )
+    return None, found
+
+
+def _packed(arrays: tuple[Any, ...], fields: Fields, name: str) -> tuple[Any, ...]:
+    """Lay several inputs of (x, y), and of test data, side by side."""
+    return tuple(
+        fields.pack(field_arrays(part), f"{name}: x") if number % 2 == 0 else part for number, part in enumerate(arrays)
+    )
+
+
+def _made_of(dataset: data_room.Dataset, fields: Fields | None) -> data_room.Dataset:
+    tokens = fields is not None and any(fields.vocabulary)
+    return dataclasses.replace(dataset, vocabulary=fields.columns) if fields is not None and tokens else dataset

@@ -152,7 +152,7 @@ def _like(settings: Config, path: Path | None) -> Dataset:
 
     task = models.task(settings.model.loss)
     if path is not None:
-        return data.load(str(path), task=task, classes=settings.data.classes)
+        return data.load(str(path), task=task, classes=settings.data.classes, vocabulary=settings.data.vocabulary)
     if not settings.data.published:
         raise Refused("no --data", "name a file whose samples are like everybody's: their shape decides on the model")
     return data.load(settings.data.name, task=task)

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from privsgp.algorithms.async_gossip import AsyncTools
     from privsgp.algorithms.update_rule import UpdateRule
     from privsgp.gradients import PerSample, Stacked
+    from privsgp.gradients.tables.storage import Rows
 
     Direction = Callable[[Tensor, list["Drawn"]], Tensor]  # the nodes' gradient estimates at z, by drawn samples
     Kept = Callable[[], dict[str, Tensor]]  # what a direction remembers, and changes in place
@@ -129,7 +130,7 @@ class Block:
     """
 
     mechanisms: Sequence[Mechanism]
-    inputs: Tensor
+    inputs: Tensor | Rows
     targets: Tensor
     gradient: Stacked
     sample: Callable[[int], list[Drawn]]  # line 5: the samples drawn at step k, in one pass or more
@@ -154,7 +155,7 @@ class Block:
 
     def column(self, values: Sequence[float]) -> Tensor:
         """One value per node, shaped to multiply [m, d]."""
-        return torch.tensor(values, dtype=torch.float64, device=self.inputs.device)[:, None]
+        return torch.tensor(values, dtype=torch.float64, device=self.targets.device)[:, None]
 
     @cached_property
     def b(self) -> Tensor:

@@ -38,16 +38,20 @@ def load(
     data_dir: Path | None = None,
     task: Task = "classification",
     classes: int | None = None,
+    vocabulary: int | None = None,
     pixels: bool = False,
 ) -> Dataset:
     """The data set `name`: digits, mnist, cifar10, a9a, or the path of an .npz file with x, y (and x_test, y_test).
 
     `classes` is for .npz files, where it stands above the file's own number `classes`. With `task="regression"` labels
-    become real targets. With `pixels` built-in images have values from 0 to 1 instead of scaled ones.
+    become real targets. `vocabulary` is for files of tokens. With `pixels` built-in images have values from 0 to 1
+    instead of scaled ones.
     """
     if name.endswith(".npz"):
         x, y, x_test, y_test, declared = _npz(npz_path(name, data_dir))
-        return from_arrays(x, y, x_test, y_test, name=name, task=task, classes=classes or declared)
+        return from_arrays(
+            x, y, x_test, y_test, name=name, task=task, classes=classes or declared, vocabulary=vocabulary
+        )
     if name not in _KNOWN:
         raise Refused(f"data.name = {name!r} is unknown", f"use {', '.join(_KNOWN)} or the path of an .npz file")
     read, known_classes = _KNOWN[name]
@@ -57,7 +61,12 @@ def load(
 
 
 def load_sites(
-    template: str, nodes: Sequence[int], *, task: Task = "classification", classes: int | None = None
+    template: str,
+    nodes: Sequence[int],
+    *,
+    task: Task = "classification",
+    classes: int | None = None,
+    vocabulary: int | None = None,
 ) -> tuple[Dataset, list[NDArray[np.int64]]]:
     """Each node's own .npz file (`template` with {node} replaced by its number), pooled, and which rows are whose.
 
@@ -69,7 +78,7 @@ def load_sites(
     declared: set[int] = set()
     for path in site_paths(template, nodes):
         x, y, x_test, y_test, own = _npz(path)
-        sites.append(unsettled(x, y, x_test, y_test, name=str(path), task=task))
+        sites.append(unsettled(x, y, x_test, y_test, name=str(path), task=task, vocabulary=vocabulary))
         declared |= set() if own is None else {own}
     if classes is None and len(declared) > 1:
         raise Refused(f"{template}: `classes` is {sorted(declared)} in different files", "store one number in all")

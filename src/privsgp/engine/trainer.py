@@ -267,6 +267,7 @@ class Trainer:
     def _block(self) -> Block:
         spec, learning = self.spec, self.spec.learning
         gradient = stack(self.model, learning.loss, learning.made_up(), rules=spec.rules)
+        in_memory = isinstance(learning.inputs, torch.Tensor)
         return Block(
             mechanisms=spec.mechanisms,
             inputs=learning.inputs,
@@ -283,7 +284,7 @@ class Trainer:
             update_rule=self.update_rule,
             leave_one_core=leave_one_core if self.randomness.beside else nullcontext,
             private=self.folder.checkpoint.parent,
-            record=recorder(gradient, spec.device) if self.transport.plain else as_it_is,
+            record=recorder(gradient, spec.device) if self.transport.plain and in_memory else as_it_is,
             exact=not spec.simulation,
         )
 

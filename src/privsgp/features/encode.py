@@ -29,6 +29,7 @@ import torch
 from torch import Tensor, nn
 
 from privsgp import features
+from privsgp.data.mapped import Mapped
 from privsgp.errors import Refused
 from privsgp.files import cache_folder, own_folder, replace
 from privsgp.seeds import public_seed
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    Array = NDArray[np.float32]
+    Array = NDArray[np.float32] | NDArray[np.int64]
     from collections.abc import Mapping, Sequence
 
     from torch import nn
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
 
 _CHUNK = {"cpu": 8, "cuda": 256}  # samples at a time: what a core's cache holds, what a GPU is busy with
 _LARGEST = 65504.0  # of float16
+_ROWS = 4096  # of a file that is larger than memory
 
 
 def frozen(module: nn.Module, sample: Tensor) -> nn.Module:
@@ -89,7 +91,7 @@ def digest(module: nn.Module) -> str:
     return parts.hexdigest()
 
 
-def encode(module: nn.Module, x: Array, device: torch.device) -> Array:
+def encode(module: nn.Module, x: Array, device: torch.device) -> NDArray[np.float32]:
     """Return the features of samples, rounded to float16's 11 bits: what is read from disk later is the same.
 
     Guarantee: row j depends on sample j alone.
@@ -106,7 +108,7 @@ def encode(module: nn.Module, x: Array, device: torch.device) -> Array:
     return rows.astype(np.float32)
 
 
-def encode_once(module: nn.Module, x: Array, device: torch.device, folder: Path | None) -> Array:
+def encode_once(module: nn.Module, x: Array, device: torch.device, folder: Path | None) -> NDArray[np.float32]:
     """Return `encode`'s features, from the folder if they are there; a folder that cannot be used is left alone.
 
     Assumes: where there is a folder, the module is what its weights and its shape of output say.
@@ -160,12 +162,22 @@ def encoded(
         encoder.refuse_other_values(d)
     # A module of the user's may be more than its weights say: what it makes is not kept.
     kept = _private_folder() if isinstance(encoder, features.FeatureMap) else None
-    nodes = [features.encode_once(learnt_from, d.x[rows], device, kept) for rows in parts]
+    nodes = [_encoded_rows(d, rows, learnt_from, device, kept) for rows in parts]
     x = np.zeros((len(d.x), *nodes[0].shape[1:]), np.float32)
     for rows, own in zip(parts, nodes, strict=True):
         x[rows] = own
     x_test = None if d.x_test is None else features.encode_once(encoder, d.x_test, device, kept)
     return dataclasses.replace(d, x=x, x_test=x_test)
+
+
+def _encoded_rows(
+    d: Dataset, rows: NDArray[np.int64], module: nn.Module, device: torch.device, folder: Path | None
+) -> NDArray[np.float32]:
+    """Return features of some rows; of a mapped file, so many at a time that memory is not filled."""
+    at_once = _ROWS if isinstance(d.x, Mapped) else max(1, len(rows))
+    parts = [rows[start : start + at_once] for start in range(0, max(1, len(rows)), at_once)]
+    found = [features.encode_once(module, d.x[part], device, folder) for part in parts]
+    return found[0] if len(found) == 1 else np.concatenate(found)
 
 
 def read(path: Path) -> dict[str, NDArray[Any]] | None:

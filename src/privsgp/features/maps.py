@@ -43,12 +43,15 @@ if TYPE_CHECKING:
     from typing import TypeAlias
 
     from privsgp.data import Dataset
+    from privsgp.data.dataset import Inputs
+    from privsgp.data.mapped import Mapped
 
     Base: TypeAlias = "Scattering | efficientnet.EfficientNetLite | RandomConv"
 
 
 MADE_UP = 2048  # images that means and directions are measured on
 _CHUNK = 8
+_ROWS = 4096
 
 
 class MapOptions(Options):
@@ -143,9 +146,10 @@ class FeatureMap(nn.Module):
         This is said at the site itself, before anything has left it: how images are written down is what a record is.
         """
         for key, x in (("x", dataset.x), ("x_test", dataset.x_test)) if self.pretrained else ():
-            if x is not None and not 0 <= x.min() <= x.max() <= 1:
+            low, high = (0.0, 1.0) if x is None else _bounds(x)
+            if not 0 <= low <= high <= 1:
                 raise Refused(
-                    f"{dataset.name}: {key} goes from {x.min():g} to {x.max():g}, and the encoder takes 0 to 1",
+                    f"{dataset.name}: {key} goes from {low:g} to {high:g}, and the encoder takes 0 to 1",
                     "give images as uint8 (they are divided by 255), or divide them yourself",
                 )
 
@@ -208,6 +212,13 @@ def _base(choice: Choice, image: tuple[int, int, int], seed: int) -> Base:
     if choice.name == "scattering":
         return Scattering(*image[1:], scales=choice.scales, angles=choice.angles, order=choice.order)
     return RandomConv(*image, filters=choice.filters, patch=choice.patch, grid=choice.grid, seed=seed)
+
+
+def _bounds(x: Inputs | Mapped) -> tuple[float, float]:
+    """Return the least and the largest value, some rows at a time."""
+    parts = (x[start : start + _ROWS] for start in range(0, len(x), _ROWS))
+    ends = [(float(part.min()), float(part.max())) for part in parts]
+    return min(low for low, _ in ends), max(high for _, high in ends)
 
 
 def _image(name: str, shape: tuple[int, ...]) -> tuple[int, int, int]:

@@ -205,6 +205,13 @@ def samples_of(config: Config, source: Source, problem: Problem, data_dir: Path 
     if source.kind == "synthetic":
         public = d.x_test if config.test_is_public else None
         scale = 1.0 if public is None else float(np.sqrt(np.square(public).mean()))
+        if isinstance(d.vocabulary, tuple):
+            raise Refused(
+                "a plan with several inputs per sample, for which there are no stand-ins",
+                "give numbers for what is 'auto', or public data of the same kind (plan.data)",
+            )
+        if d.vocabulary is not None:
+            return stand_in.tokens(d.x.shape[1:], d.classes, d.y.shape[1:], samples=count, vocabulary=d.vocabulary)
         return stand_in.make(d.x.shape[1:], d.classes, d.y.shape[1:], samples=count, scale=scale or 1.0)
     if source.kind == "public":
         task: data.Task = "regression" if d.classes is None else "classification"
@@ -222,8 +229,8 @@ def samples_of(config: Config, source: Source, problem: Problem, data_dir: Path 
     order = np.random.default_rng(0).permutation(len(d.x))
     count = min(count, len(order) // 2)
     learn, test = order[:count], order[count : 5 * count]
-    x, y = torch.from_numpy(d.x), torch.from_numpy(d.y)
-    return Samples(x[learn], y[learn], x[test], y[test])
+    x, x_test, y, y_test = (torch.from_numpy(values[rows]) for values in (d.x, d.y) for rows in (learn, test))
+    return Samples(x, y, x_test, y_test)
 
 
 def settle(

@@ -214,8 +214,10 @@ def _learning(problem: Problem, device: torch.device, dtype: torch.dtype) -> Lea
     test = None
     if d.x_test is not None and d.y_test is not None:
         test = place(torch.from_numpy(d.x_test)), place(torch.from_numpy(d.y_test))
-    inputs, targets = place(stacked.inputs), place(stacked.targets)
-    return Learning(problem.model, problem.loss, problem.correct, inputs, targets, test, stacked.samples)
+    read = stacked.inputs
+    inputs = place(read) if isinstance(read, torch.Tensor) else read.placed(device, dtype)
+    targets = place(stacked.targets)
+    return Learning(problem.model, problem.loss, problem.correct, inputs, targets, test, stacked.samples, d.vocabulary)
 
 
 def _checkpoint_every(config: Config, protection: Protection) -> int:

@@ -93,6 +93,10 @@ class Data(Options):
     classes: Count | None = option(
         None, "how many classes labels in files of one's own have; left out: the file says it, or public test labels"
     )
+    vocabulary: Count | None = option(
+        None,
+        "inputs are tokens, whole numbers from 0 to vocabulary − 1, and stay so; left out: inputs are real numbers",
+    )
     test: Literal["public", "private"] | None = option(
         None, "who may see metrics on test data; left out: everybody of built-in data and in simulations, else the site"
     )
@@ -511,8 +515,9 @@ class Config(Options):
         del values["data"]["test"]  # each site's own choice
         if self.privacy.noise == "independent":
             del values["privacy"]["noise"]
-        if self.data.classes is None:  # a key that came later: what was shared before is shared still
-            del values["data"]["classes"]
+        for key in ("classes", "vocabulary"):  # keys that came later: what was shared before is shared still
+            if values["data"][key] is None:
+                del values["data"][key]
         del values["plan"]
         values["algorithm"].pop("table_place", None)
         values["engine"] = {"dtype": self.engine.dtype}

@@ -13,6 +13,7 @@ from torch import nn
 
 from privsgp import data, features, models
 from privsgp.algorithms import ALGORITHMS
+from privsgp.data.mapped import Mapped
 from privsgp.devices import chosen_device
 from privsgp.errors import Refused
 from privsgp.features.encode import encoded, make_encoder
@@ -68,6 +69,11 @@ class Problem:
         """Keep of all nodes' data what this process's nodes hold."""
         if world.alone or self.block is not None:
             return self
+        if isinstance(self.dataset.x, Mapped):
+            raise Refused(
+                f"{self.dataset.name}: mapped files of all nodes in {world.size} processes",
+                "give each node a folder of its own, with x.npy and y.npy: data.path",
+            )
         block = blocks(len(self.parts), world.size)[world.rank]
         rows = np.concatenate([self.parts[i] for i in block])
         parts = np.split(np.arange(len(rows)), np.cumsum([len(self.parts[i]) for i in block])[:-1])
@@ -117,10 +123,17 @@ def _read(config: Config, data_dir: Path | None, block: range) -> Problem:
     """Read the files of the nodes in `block`, or a data set that is divided among all nodes."""
     task = models.task(config.model.loss)
     if config.data.path is not None:
-        dataset, parts = data.load_sites(config.data.path, block, task=task, classes=config.data.classes)
+        dataset, parts = data.load_sites(
+            config.data.path, block, task=task, classes=config.data.classes, vocabulary=config.data.vocabulary
+        )
     else:
         dataset = data.load(
-            config.data.name, data_dir=data_dir, task=task, classes=config.data.classes, pixels=config.takes_pixels
+            config.data.name,
+            data_dir=data_dir,
+            task=task,
+            classes=config.data.classes,
+            vocabulary=config.data.vocabulary,
+            pixels=config.takes_pixels,
         )
         parts = split(config, dataset)
     apart = len(parts) < config.data.nodes
@@ -161,6 +174,7 @@ def first_model(
         outputs=models.outputs(config.model.loss, classes=classes, target_shape=target),
         seed=public_seed(config.seed, config.shared_hash(), "x0"),
         rows=config.views is not None,
+        vocabulary=config.data.vocabulary,
         **config.options("model"),
     )
     return model, encoder

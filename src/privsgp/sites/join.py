@@ -255,7 +255,9 @@ def _secret(spec: RunSpec) -> bool:
 def _spec(agreement: Agreement, file: Path, node: int, device: str) -> tuple[RunSpec, str]:
     """Return the run of this site, and a hash of its records, which stays in the run's private folder."""
     config = agreement.config
-    dataset = data.load(str(file), task=models.task(config.model.loss), classes=config.data.classes)
+    dataset = data.load(
+        str(file), task=models.task(config.model.loss), classes=config.data.classes, vocabulary=config.data.vocabulary
+    )
     spec = agreement.spec(dataset, node, device)
     place = hashlib.sha256(f"privsgp/layout/site/{file.resolve()}".encode()).hexdigest()
     records = hashlib.sha256(np.ascontiguousarray(dataset.x).data)

@@ -89,6 +89,8 @@ class Attacked(Trainer):
     def losses(self, x: Tensor) -> NDArray[np.float64]:
         """Return the canaries' losses under one model, [n, M]."""
         learning, M = self.spec.learning, self.canaries.count
+        if not isinstance(learning.inputs, torch.Tensor):
+            raise TypeError("canaries lie in memory")
         with torch.no_grad():
             outputs = torch.func.functional_call(
                 self.model, self.layout.views(x), (learning.inputs[:, :M].flatten(0, 1),)
