@@ -101,7 +101,7 @@ def train(
             dataset=dataset,
             parts=problems.split(config, dataset) if parts is None else parts,
             model=model,
-            loss=models.per_sample(loss) if isinstance(loss, str) else loss,
+            loss=models.per_sample(loss) if isinstance(loss, str) else models.in_any_precision(loss),
             correct=models.correct(loss) if isinstance(loss, str) else correct,
             encoder=_encoder(features, config, dataset),
             views=config.views,
@@ -132,7 +132,7 @@ def _encoder(given: object, config: configs.Config, dataset: data_room.Dataset) 
 
 def _refuse_few_outputs(problem: problems.Problem) -> None:
     """Refuse a model with fewer outputs than classes: else a record of the class without one would end the run."""
-    classes, still = problem.dataset.classes or 0, copy.deepcopy(problem.model).cpu().eval()
+    classes, still = problem.dataset.classes or 0, copy.deepcopy(problem.model).cpu().float().eval()
     with torch.no_grad():
         kind = torch.int64 if problem.dataset.x.dtype == np.int64 else torch.float32
         outputs = still(torch.zeros(1, *problem.dataset.x.shape[1:], dtype=kind)).shape[-1]

@@ -29,13 +29,13 @@ def _drawing(*, alone=True):
 def _step(drawing, k):
     passes, g = drawing.sample(k), torch.zeros(4, 650)
     drawing.noise(k, g)
-    return [rows for rows, _ in passes], g
+    return [drawn.rows for drawn in passes], g
 
 
 def test_unequal_nodes_draw_from_their_own_rows_only():
     drawing = _drawing()
     for k in range(20):
-        for rows, mask in drawing.sample(k):
+        for rows, mask, _ in drawing.sample(k):
             assert ((rows < torch.tensor(SIZES)[:, None]) | ~mask).all()
             assert (rows[~mask] == 300).all()
 

@@ -57,6 +57,7 @@ class Drawn(NamedTuple):
 
     rows: Tensor
     mask: Tensor
+    keys: Tensor | None = None  # of each sample's dropout at this step, where a model has some
 
 
 class State(NamedTuple):
@@ -182,7 +183,8 @@ class Block:
 
     def gradients(self, z: Tensor, drawn: Drawn) -> PerSample:
         """Return clip_G(∇f_i(z_i; j)) for the drawn samples j; padding counts as 0."""
-        g = self.gradient(z, gather(self.inputs, drawn.rows), gather(self.targets, drawn.rows))
+        inputs, targets = gather(self.inputs, drawn.rows), gather(self.targets, drawn.rows)
+        g = self.gradient(z, inputs, targets) if drawn.keys is None else self.gradient(z, inputs, targets, drawn.keys)
         if self.prepare is not None:
             g = self.prepare(g)
         g.exact = self.exact

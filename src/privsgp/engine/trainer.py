@@ -30,6 +30,7 @@ from privsgp.engine.step import chosen, recorder
 from privsgp.engine.stops import Stopping, refuse_no_model
 from privsgp.errors import Diverged, Interrupted, ReplayDiffers
 from privsgp.gradients import Layout, stack
+from privsgp.gradients.dropout import without_coins
 from privsgp.threads import leave_one_core
 from privsgp.transport import forms
 from privsgp.transport.checks import refuse_wild
@@ -77,7 +78,7 @@ class Trainer:
         self.watch = watch or (lambda _step, _row: None)
         self.bytes_sent = 0
         self.layout = Layout.of(spec.learning.model)
-        self.model = copy.deepcopy(spec.learning.model).to(spec.device, spec.dtype)
+        self.model = without_coins(copy.deepcopy(spec.learning.model).to(spec.device, spec.dtype))
         self.state = self._start()
         self.transport = self._connect()
         self.randomness = NodeRandomness(spec, self.state.x, alone=self.transport.local, gather=self._gather())
