@@ -82,6 +82,8 @@ def train(
         return dataset, parts
 
     dataset, parts = join().all_or_none(brought)
+    for note in problems.unsaid(config):
+        _LOG.warning("%s", note)
 
     def problem(config: configs.Config) -> problems.Problem:
         alone = problems.Problem(

@@ -150,6 +150,8 @@ def train(
         training.refuse_used(place, resume=resume, secret=settings.private and settings.seed is None)
     if resume and not rendezvous.join().rank:
         err.print(f"note: {training.standing(place)}", markup=False, soft_wrap=True)
+    for note in () if rendezvous.join().rank else problems.unsaid(settings):
+        err.print(f"note: {note}", markup=False, soft_wrap=True)
     with doing("reading the data", quiet=rendezvous.join().rank > 0) as say:
         settings, problem, plan = planning.settle(
             settings, lambda c: problems.load_problem(c, data_dir), place, resume=resume, data_dir=data_dir, say=say

@@ -18,7 +18,6 @@ from privsgp.planner import settle as planning
 from privsgp.planner.choose import Method, NoiseNeeded
 from privsgp.planner.rehearsal import Rehearsal, RehearsalSpec
 from privsgp.runs import budgets as protection
-from privsgp.runs import config as configs
 from privsgp.runs import problem as problems
 from privsgp.runs.config import Schedule
 
@@ -105,8 +104,8 @@ def applied(config: Config, trial: Trial) -> Config:
     if (c := protection.settings(config).difference_clip) is not None:
         a["difference_clip"] = c * t.clip / config.privacy.clip
     values = config.model_dump()
-    return configs.parse(
-        values | {"algorithm": values["algorithm"] | a | tail, "privacy": values["privacy"] | {"clip": t.clip}}
+    return config.with_values(
+        {"algorithm": values["algorithm"] | a | tail, "privacy": values["privacy"] | {"clip": t.clip}}
     )
 
 
