@@ -591,7 +591,7 @@ def ledger(
         typer.echo(json.dumps([statement.to_json() for statement in found]))
     else:
         show_statements(found)
-    if above := [f"node {s.node}" for s in found if s.above]:
+    if above := [s.name for s in found if s.above]:
         err.print(f"privsgp: ε spent is above its budget: {', '.join(above)}", style="bold red", soft_wrap=True)
         raise typer.Exit(1)
 

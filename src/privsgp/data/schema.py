@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, ValidationError, field_validator, model_validator
@@ -19,8 +20,6 @@ from privsgp.files import read_toml
 from privsgp.options import Options, Positive, option
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from privsgp.data.dataset import Task
 
 OTHER = "other"
@@ -188,6 +187,11 @@ class Schema(Options):
         if self.width > _MOST:
             raise Refused(f"{self.width:,} features", f"take at most {_MOST:,}: shorten lists of values")
         return self
+
+    @classmethod
+    def read(cls, path: Path | str) -> Schema:
+        """Read a schema.toml."""
+        return read(Path(path))
 
     @property
     def encoded(self) -> dict[str, Encoded]:

@@ -173,8 +173,9 @@ def network_of(config: Config, problem: Problem) -> Network:
     graph = protection.noise_graph(config, n)
     sharing = None if graph is None else Sharing(graph, config.honest)
     network = Network(
-        samples, budgets, p.relation, p.spare, p.accountant, p.c2, config.algorithm.weights, sharing, config.pair_ratio
-    )
+        samples, budgets, p.relation, p.spare, p.accountant, p.c2, config.algorithm.weights, sharing, config.pair_ratio,
+        config.data.sites or (),
+    )  # fmt: skip
     if "weights" in config.algorithm.auto:
         return replace(network, weighting="noise" if network.gain < record.HEAVY else "equal")
     return network

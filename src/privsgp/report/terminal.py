@@ -314,7 +314,16 @@ def show_statements(statements: Sequence[Statement]) -> None:
         state += f", if {s.honest} nodes are honest" if s.honest else ""
         epsilon = "no finite bound" if math.isinf(s.epsilon) else f"{s.epsilon:.4g}"
         budget = "–" if s.budget is None else f"{s.budget:.4g}"
-        table.add_row(str(s.node), str(s.runs), str(s.releases), epsilon, budget, f"{s.delta:g}", s.relation, state)
+        table.add_row(
+            f"{s.node} {s.site}".strip(),
+            str(s.runs),
+            str(s.releases),
+            epsilon,
+            budget,
+            f"{s.delta:g}",
+            s.relation,
+            state,
+        )
     out.print(table)
 
 

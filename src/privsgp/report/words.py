@@ -82,6 +82,11 @@ def paragraphs(run: Run) -> list[str]:
     return [*opening, *_promise(run), *_trusted(run), _counted(run), _not_covered(run)]
 
 
+def site(statement: Statement) -> str:
+    """Call a site by its name, or by its number."""
+    return statement.site or f"site {statement.node}"
+
+
 def _promise(run: Run) -> list[str]:
     budgets = {s: promised(run, s) for s in run.statements}
     best, worst = (end(budgets, key=lambda s: (guess(budgets[s], s.delta), budgets[s])) for end in (min, max))
@@ -92,7 +97,7 @@ def _promise(run: Run) -> list[str]:
     means = (
         f"Suppose someone {sees}. They must say {question}. Tossing a coin is right half of the time. With "
         f"all they have seen they are right at most {_percent_up(guess(budgets[worst], worst.delta))} of the time, at "
-        f"the site that is worst off (site {worst.node}: ε = {up(budgets[worst])}, δ = {small(worst.delta)})."
+        f"the site that is worst off ({site(worst)}: ε = {up(budgets[worst])}, δ = {small(worst.delta)})."
     )
     if budgets[worst] > WEAK:
         means += " So large an ε promises next to nothing: treat what that site sent as you treat its records."
@@ -169,7 +174,7 @@ def _best(budgets: dict[Statement, float], best: Statement, worst: Statement) ->
     most, least = (_percent_up(guess(budgets[s], s.delta)) for s in (best, worst))
     if most == least:
         return []
-    return [f"Sites differ. At the best protected, site {best.node}, it is {most} (ε = {up(budgets[best])})."]
+    return [f"Sites differ. At the best protected, {site(best)}, it is {most} (ε = {up(budgets[best])})."]
 
 
 def _replaced(run: Run) -> bool:
