@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 import typer
 
-from privsgp import cli_sites
+from privsgp import cli_data, cli_sites
 from privsgp.errors import Refused, mending
 from privsgp.report.terminal import (
     bar,
@@ -45,6 +45,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+cli_data.add_to(app)
 cli_sites.add_to(app)
 
 Algorithm = Annotated[str, typer.Option(help="privsgp-vr, privsgp, dp2-sgd, …: any that adds noise.")]

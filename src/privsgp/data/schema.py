@@ -230,11 +230,11 @@ class Schema(Options):
 
     def toml(self, prefix: str = "") -> str:
         """Write it out; `prefix` is the section it stands in."""
-        lines = [] if self.missing == MISSING else [f"missing = {_toml(self.missing)}", ""]
+        lines = [] if self.missing == MISSING else [f"missing = {toml_value(self.missing)}", ""]
         lines = ([f"[{prefix[:-1]}]", *lines] if prefix and lines else lines) + [f"[{prefix}target]"]
-        lines += [f"{key} = {_toml(value)}" for key, value in _given(self.target).items()]
+        lines += [f"{key} = {toml_value(value)}" for key, value in _given(self.target).items()]
         lines += ["", f"[{prefix}columns]"]
-        lines += [f"{toml_key(name)} = {_toml(_given(column))}" for name, column in self.columns.items()]
+        lines += [f"{toml_key(name)} = {toml_value(_given(column))}" for name, column in self.columns.items()]
         return "\n".join(lines) + "\n"
 
 
@@ -249,11 +249,14 @@ def toml_key(name: str) -> str:
     return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else json.dumps(name, ensure_ascii=False)
 
 
-def _toml(value: object) -> str:
+def toml_value(value: object) -> str:
+    """Write a value as TOML has it."""
     if isinstance(value, dict):
-        return "{ " + ", ".join(f"{key} = {_toml(v)}" for key, v in value.items()) + " }"
+        return "{ " + ", ".join(f"{key} = {toml_value(v)}" for key, v in value.items()) + " }"
     if isinstance(value, list):
-        return "[" + ", ".join(map(_toml, value)) + "]"
+        return "[" + ", ".join(map(toml_value, value)) + "]"
+    if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
+        return str(int(value))
     return json.dumps(value, ensure_ascii=False)
 
 

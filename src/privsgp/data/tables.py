@@ -8,6 +8,7 @@ be written where others read. Needs pyarrow: `pip install 'privsgp[tables]'`.
 from __future__ import annotations
 
 import csv
+import math
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -422,6 +423,12 @@ def _target(values: _Values, schema: Schema) -> tuple[NDArray[np.int64] | NDArra
 def _refuse_unlabelled(values: _Values, missing: Flags) -> None:
     if missing.any():
         raise values.wrong(missing, "is a missing value", "leave out rows whose target is not known")
+
+
+def as_number(text: str) -> float | None:
+    """Return the number that a text is; None where it is none, or has no end."""
+    value = float(text) if re.match(_NUMBER, text) else math.inf
+    return value if math.isfinite(value) else None
 
 
 def _brief(error: BaseException) -> str:

@@ -306,8 +306,8 @@ def heavy_nodes(
     return [
         (
             f"{named(worst)} (ε = {budgets[worst][0]:g}) brings {sigmas[worst] ** 2 / total:.0%} of the average's "
-            f"noise: without it the noise is {without:.2f} times as large, with algorithm.weights = 'noise' {weighted:.2f} "
-            f"times"
+            f"noise: without it the noise is {without:.2f} times as large, with algorithm.weights = 'noise' "
+            f"{weighted:.2f} times"
         )
     ]
 
