@@ -210,6 +210,7 @@ def plan(
     save: Annotated[
         Path | None, typer.Option(help="Draw bound and noise of all methods against K to a picture.")
     ] = None,
+    details: Annotated[bool, typer.Option("--details", help="Show the paper's bound and its theorems too.")] = False,
     as_json: Json = False,
 ) -> None:
     """Tell before anything is trained: how many steps, how much noise, what to expect."""
@@ -221,7 +222,7 @@ def plan(
     from privsgp.runs import config as configs
 
     if config is not None:
-        _refuse_given(context, beside={"config", "changes", "data_dir", "evaluations", "save", "as_json"})
+        _refuse_given(context, beside={"config", "changes", "data_dir", "evaluations", "save", "details", "as_json"})
         limited = evaluations is not None
         settings = configs.read(config, [*(changes or []), *([f"plan.evaluations={evaluations}"] if limited else [])])
         with doing("reading the data", quiet=as_json) as say:
@@ -244,7 +245,7 @@ def plan(
     if as_json:
         typer.echo(json.dumps((made or formula).as_json()))
     else:
-        show_plan(formula, made)
+        show_plan(formula, made, details=details)
 
 
 @app.command()

@@ -147,8 +147,8 @@ class Rehearse:
 
     @property
     def largest_batch(self) -> float:
-        """The samples of a node."""
-        return self.network.mean_samples
+        """The samples of a node, as a whole number: where J_i differ by one, no node has their mean."""
+        return float(math.floor(self.network.mean_samples))
 
 
 def search(rehearse: Rehearse, best: Trial, most: int) -> Trial:
