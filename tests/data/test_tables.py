@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import datetime
+import datetime as dt
 import io
 import sys
 import tomllib
@@ -116,8 +116,9 @@ def arrow(**changes):
         arrow(),
         arrow(age=pa.array([50.0, float("nan"), 1e300, -3.0])),
         arrow(code=pa.array(["1", "2", "K.1", "7"]).dictionary_encode(), smoker=[1, None, 0, 0]),
+        arrow(code=pa.DictionaryArray.from_arrays([2, 0, 1, 3], pa.array(["2", "K.1", "1", "7"], pa.string_view()))),
         arrow(code=pa.array(["1", "2", "K.1", "7"], "large_string"), smoker=["Yes", "", "no", "0"]),
-        arrow(id=pa.array([datetime.date(2026, 1, 1)] * 4), __index_level_0__=[3, 1, 2, 0]),
+        arrow(id=pa.array([dt.date(2026, 1, 1)] * 4), __index_level_0__=[3, 1, 2, 0]),
     ],
 )
 def test_arrow_tables_are_read_by_the_types_they_have(table):
@@ -133,7 +134,7 @@ def test_codes_of_a_column_with_gaps_are_whole_numbers():
     )
     table = tables.of_frame(pa.table({"c": [7.0, None, 8.0], "y": [0.0, 1.0, 1.0]}), schema)
     assert table.x.tolist() == [[1, 0, 0], [1, 0, 1], [0, 1, 0]]
-    with pytest.raises(Refused, match="row 1: '7.5' is no code"):
+    with pytest.raises(Refused, match=r"row 1: '7\.5' is no code"):
         tables.of_frame(pa.table({"c": [7.5], "y": [0]}), schema)
 
 
@@ -141,7 +142,7 @@ def test_codes_of_a_column_with_gaps_are_whole_numbers():
     ("changes", "said"),
     [
         ({"age": ["50", "60", "70", "80"]}, None),
-        ({"age": pa.array([datetime.date(2026, 1, 1)] * 4)}, "column 'age' is of type date32"),
+        ({"age": pa.array([dt.date(2026, 1, 1)] * 4)}, "column 'age' is of type date32"),
         ({"age": [True] * 4}, "column 'age' is of type bool"),
         ({"code": [[1], [2], [3], [4]]}, "column 'code' is of type list"),
         ({"age": [1.0, float("inf"), 2.0, 3.0]}, "row 2: 'inf' is not finite"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 
 import numpy as np
@@ -230,7 +229,14 @@ def test_check_tells_the_site_what_would_happen(place):
     assert told["rows"] == 40
     assert told["counts"]["age"]["missing"] == 1
     assert sum(told["classes"].values()) == 40
-    assert sorted(os.listdir(place)) == ["aachen.csv", "basel.csv", "cork.csv", "run.toml", "schema.toml", "test.csv"]
+    assert sorted(file.name for file in place.iterdir()) == [
+        "aachen.csv",
+        "basel.csv",
+        "cork.csv",
+        "run.toml",
+        "schema.toml",
+        "test.csv",
+    ]
 
 
 def init(place, folder, *options):

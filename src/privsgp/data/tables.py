@@ -263,10 +263,11 @@ class _Values:
     """One column of a table, to be read as the schema says."""
 
     def __init__(self, column: Any, schema: Schema, where: str) -> None:  # noqa: ANN401 - Arrow's
-        pa = _pyarrow()
         column = column.combine_chunks()
-        if pa.types.is_dictionary(column.type):
-            column = column.dictionary_decode()
+        if _any(column.type, "dictionary"):
+            words = column.dictionary  # polars' are views of texts, of which Arrow cannot take some
+            words = words.cast("large_string") if _any(words.type, "string_view") else words
+            column = words.take(column.indices)
         self.column, self.type, self.where, self._gaps = column, column.type, where, list(schema.missing)
         self.is_text = _any(self.type, "string", "large_string", "string_view")
         self.is_bool, self.is_whole = _any(self.type, "boolean"), _any(self.type, "integer")
