@@ -19,6 +19,9 @@ from privsgp import models
 from privsgp.data.brought import are_sites, pair
 from privsgp.data.dataset import pool, settle, unsettled
 from privsgp.data.fields import Fields, are_fields, field_arrays, fields_of
+from privsgp.data.loading import needed, of_table, read_file
+from privsgp.data.schema import Schema
+from privsgp.data.tables import is_frame, of_frame
 from privsgp.errors import Refused
 from privsgp.features import frozen
 from privsgp.features.encode import make_encoder
@@ -52,10 +55,11 @@ def train(
     out: str | Path,
     loss: str | PerSampleFunction = "cross-entropy",
     correct: PerSampleFunction | None = None,
-    test: tuple[Any, Any] | None = None,
+    test: object = None,
     test_is_public: bool = False,
     classes: int | None = None,
     vocabulary: int | None = None,
+    schema: Schema | Mapping[str, Any] | str | Path | None = None,
     features: nn.Module | Mapping[str, Any] | None = None,
     resume: bool = False,
     ledger: str | Path | None = None,
@@ -65,16 +69,18 @@ def train(
     """Train `model` from the weights it has; the run folder `out` is as from the command line.
 
     `data` is a `Dataset`, arrays (x, y) or (x, y, x_test, y_test), or a torch `Dataset` of such pairs, to be divided
-    among `nodes` nodes; or a list or a mapping {node: …} of these, where every node brings its own. x may be several
-    inputs, a tuple or a mapping of arrays, and a mapped .npy file larger than memory. Whole numbers that the model
-    looks up in an embedding are tokens of its `vocabulary`. Without a seed, metrics on test data stay in private/
-    unless `test_is_public`, and the number of `classes` is to be given unless public test labels show it. `ledger` is
-    the ledger folder of an earlier run on this data: both spend from one budget. `settings` are the sections of
-    run.toml: `seed=0`, `nodes=16`, `graph="ring"`, `privacy={"epsilon": 1.0}`, `algorithm={"name": "privsgp-vr",
-    "steps": 300}`, `engine={…}`. `features` is the section of that name, or any encoder: a frozen module, each sample
-    by itself, whose outputs `model` is trained on. A `loss` of your own maps (outputs, targets) to one number per
-    sample; `correct` likewise to 0 or 1. `moved` goes with `resume`: the run folder comes from another disk, and is no
-    copy.
+    among `nodes` nodes; or a list or a mapping {node: …} of these, where every node brings its own; its keys are
+    numbers, or names of sites. x may be several inputs, a tuple or a mapping of arrays, and a mapped .npy file larger
+    than memory. Whole numbers that the model looks up in an embedding are tokens of its `vocabulary`. In the place of
+    arrays may stand data frames of pandas or polars, Arrow tables, or paths of .csv, .parquet and .feather files, with
+    the public `schema` of their columns; `test` is then one too. Without a seed, metrics on test data stay in private/
+    unless `test_is_public`, and the number of `classes` is to be given unless a schema or public test labels show it.
+    `ledger` is the ledger folder of an earlier run on this data: both spend from one budget. `settings` are the
+    sections of run.toml: `seed=0`, `nodes=16`, `graph="ring"`, `privacy={"epsilon": 1.0}`, `engine={…}`,
+    `algorithm={"name": "privsgp-vr"}`. `features` is the section of that name, or any encoder: a frozen module, each
+    sample by itself, whose outputs `model` is trained on. A `loss` of your own maps (outputs, targets) to one number
+    per sample; `correct` likewise to 0 or 1. `moved` goes with `resume`: the run folder comes from another disk, and is
+    no copy.
 
     Guarantee: as from the command line: each node's certified (ε_i, δ_i) is in `summary["epsilon_spent"]`.
     Assumes: the weights that `model` starts from are public, and those of an encoder not learnt from the nodes' data.
@@ -82,19 +88,27 @@ def train(
     data = dict(enumerate(data)) if are_sites(data) else data  # type: ignore[arg-type]
     given = {"name": "module"} if isinstance(features, nn.Module) else dict(features or {})
     sites = len(data) if isinstance(data, Mapping) else None
-    own = {"classes": classes, "test": "public" if test_is_public else None, "vocabulary": vocabulary}
+    own: dict[str, Any] = {"classes": classes, "test": "public" if test_is_public else None, "vocabulary": vocabulary}
+    own |= _schema_of(schema)
+    if isinstance(data, Mapping) and all(isinstance(name, str) for name in data):
+        own["sites"], data = list(map(str, data)), dict(enumerate(data.values()))
     config = configs.parse(_sections(settings | {"features": given}, sites, loss, own))
-    task: data_room.Task = "regression" if loss == "mse" else "classification"
+    task = task_of(loss)
 
     learner = None if features is not None else model  # an encoder stands between samples and model
 
     def brought() -> tuple[data_room.Dataset, list[NDArray[np.int64]] | None, Fields | None]:
-        dataset, parts, fields = _dataset(data, test, config.data, task, learner)
+        arrays = data, test, config.data.classes
+        if config.data.schema is not None or is_frame(data) or isinstance(data, str | Path):
+            arrays = _encoded(data, test, needed(config.data.schema, "data"), task)
+        dataset, parts, fields = _dataset(*arrays, config.data.vocabulary, task, learner)
         problems.refuse_counted(config, dataset)
         return dataset, parts, fields
 
     dataset, parts, fields = join().all_or_none(brought)
     model = model if fields is None else fields.given_to(model)
+    for note in problems.unsaid(config):
+        _LOG.warning("%s", note)
 
     def problem(config: configs.Config) -> problems.Problem:
         alone = problems.Problem(
@@ -119,6 +133,37 @@ def train(
     if not join().rank:
         page.leave(result)
     return result
+
+
+def task_of(loss: object) -> data_room.Task:
+    """Tell what kind of targets a loss is for."""
+    return "regression" if loss == "mse" else "classification"
+
+
+def _schema_of(given: Schema | Mapping[str, Any] | str | Path | None) -> dict[str, Any]:
+    if given is None:
+        return {}
+    return {
+        "schema": str(given) if isinstance(given, Path) else given.model_dump() if isinstance(given, Schema) else given
+    }
+
+
+def _encoded(data: Any, test: Any, schema: Schema, task: data_room.Task) -> tuple[Any, Any, int | None]:  # noqa: ANN401
+    """Put arrays in the place of tables; what happened to single values is logged, for who holds them."""
+
+    def arrays(table: Any, where: str) -> tuple[Any, Any]:  # noqa: ANN401 - a frame, or a file's name
+        if is_frame(table):
+            made = of_table(of_frame(table, schema, where), schema, where, task)
+        else:
+            made = read_file(Path(table), schema=schema, task=task)
+        for line in made.told:
+            _LOG.warning("%s", line)
+        return made.dataset.x, made.dataset.y
+
+    public = None if test is None else arrays(test, "test")
+    if isinstance(data, Mapping):
+        return {node: arrays(table, f"node {node}") for node, table in data.items()}, public, schema.classes
+    return arrays(data, "data"), public, schema.classes
 
 
 def _encoder(given: object, config: configs.Config, dataset: data_room.Dataset) -> nn.Module | None:
@@ -152,26 +197,25 @@ def _sections(settings: dict[str, Any], nodes: int | None, loss: object, own: di
 
 def _dataset(
     data: data_room.Dataset | Brought | Mapping[int, Brought],
-    test: tuple[Any, Any] | None,
-    own: configs.Data,
+    test: Any,  # noqa: ANN401 - a pair of arrays
+    classes: int | None,
+    vocabulary: int | None,
     task: data_room.Task,
     learner: nn.Module | None,
 ) -> tuple[data_room.Dataset, list[NDArray[np.int64]] | None, Fields | None]:
     """Return the data set, who holds which rows where the caller has decided that, and what a sample is made of."""
     if isinstance(data, data_room.Dataset):
-        return data if own.classes is None or data.classes is None else settle(data, own.classes), None, None
+        return data if classes is None or data.classes is None else settle(data, classes), None, None
     if isinstance(data, Mapping) and sorted(data) != list(range(len(data))):
         raise Refused(f"data has the keys {sorted(data)}", "number the nodes 0, 1, 2, …")
     given = [pair(data[i]) for i in range(len(data))] if isinstance(data, Mapping) else [pair(data)]
     public = None if test is None else pair(test)
-    fields, vocabulary = _kind(given[0][0], own.vocabulary, learner)
+    fields, vocabulary = _kind(given[0][0], vocabulary, learner)
     if fields is not None:
         given = [_packed(arrays, fields, f"node {i}") for i, arrays in enumerate(given)]
         public = None if public is None else _packed(public, fields, "test")
     if not isinstance(data, Mapping):
-        dataset = data_room.from_arrays(
-            *given[0], *(public or ()), task=task, classes=own.classes, vocabulary=vocabulary
-        )
+        dataset = data_room.from_arrays(*given[0], *(public or ()), task=task, classes=classes, vocabulary=vocabulary)
         return _made_of(dataset, fields), None, fields
     for i, arrays in enumerate(given):
         if len(arrays) != 2:
@@ -182,7 +226,7 @@ def _dataset(
         )
         for i, (x, y) in enumerate(given)
     ]
-    dataset, parts = pool(sites, "arrays", own.classes)
+    dataset, parts = pool(sites, "arrays", classes)
     return _made_of(dataset, fields), parts, fields
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 import typer
 
-from privsgp import cli_sites
+from privsgp import cli_data, cli_sites
 from privsgp.errors import Refused, mending
 from privsgp.report.terminal import (
     bar,
@@ -45,6 +45,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+cli_data.add_to(app)
 cli_sites.add_to(app)
 
 Algorithm = Annotated[str, typer.Option(help="privsgp-vr, privsgp, dp2-sgd, …: any that adds noise.")]
@@ -150,6 +151,8 @@ def train(
         training.refuse_used(place, resume=resume, secret=settings.private and settings.seed is None)
     if resume and not rendezvous.join().rank:
         err.print(f"note: {training.standing(place)}", markup=False, soft_wrap=True)
+    for note in () if rendezvous.join().rank else problems.unsaid(settings):
+        err.print(f"note: {note}", markup=False, soft_wrap=True)
     with doing("reading the data", quiet=rendezvous.join().rank > 0) as say:
         settings, problem, plan = planning.settle(
             settings, lambda c: problems.load_problem(c, data_dir), place, resume=resume, data_dir=data_dir, say=say
@@ -207,6 +210,7 @@ def plan(
     save: Annotated[
         Path | None, typer.Option(help="Draw bound and noise of all methods against K to a picture.")
     ] = None,
+    details: Annotated[bool, typer.Option("--details", help="Show the paper's bound and its theorems too.")] = False,
     as_json: Json = False,
 ) -> None:
     """Tell before anything is trained: how many steps, how much noise, what to expect."""
@@ -218,7 +222,7 @@ def plan(
     from privsgp.runs import config as configs
 
     if config is not None:
-        _refuse_given(context, beside={"config", "changes", "data_dir", "evaluations", "save", "as_json"})
+        _refuse_given(context, beside={"config", "changes", "data_dir", "evaluations", "save", "details", "as_json"})
         limited = evaluations is not None
         settings = configs.read(config, [*(changes or []), *([f"plan.evaluations={evaluations}"] if limited else [])])
         with doing("reading the data", quiet=as_json) as say:
@@ -241,7 +245,7 @@ def plan(
     if as_json:
         typer.echo(json.dumps((made or formula).as_json()))
     else:
-        show_plan(formula, made)
+        show_plan(formula, made, details=details)
 
 
 @app.command()
@@ -589,7 +593,7 @@ def ledger(
         typer.echo(json.dumps([statement.to_json() for statement in found]))
     else:
         show_statements(found)
-    if above := [f"node {s.node}" for s in found if s.above]:
+    if above := [s.name for s in found if s.above]:
         err.print(f"privsgp: ε spent is above its budget: {', '.join(above)}", style="bold red", soft_wrap=True)
         raise typer.Exit(1)
 

@@ -149,10 +149,13 @@ def propose(
 
 def _like(settings: Config, path: Path | None) -> Dataset:
     from privsgp import data, models
+    from privsgp.data.loading import like
 
     task = models.task(settings.model.loss)
+    if settings.data.schema is not None:
+        return like(settings.data.schema)
     if path is not None:
-        return data.load(str(path), task=task, classes=settings.data.classes, vocabulary=settings.data.vocabulary)
+        return data.load(str(path), task=task, classes=settings.data.classes, form=settings.data.form)
     if not settings.data.published:
         raise Refused("no --data", "name a file whose samples are like everybody's: their shape decides on the model")
     return data.load(settings.data.name, task=task)
@@ -232,7 +235,10 @@ def _show(agreement: Agreement, home: Path | None = None) -> None:
 
 def join(
     study: Study,
-    data: Annotated[Path, typer.Option(help="This site's own .npz file: x, y (and x_test, y_test).")],
+    data: Annotated[
+        Path, typer.Option(help="This site's own file: .csv, .parquet or .feather as the schema says, or .npz.")
+    ],
+    test: Annotated[Path | None, typer.Option(help="Public test data: the site's summary has metrics on them.")] = None,
     home: Home = None,
     folder: Out = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, …")] = "cpu",
@@ -268,6 +274,7 @@ def join(
                 watch=watch,
                 say=_say,
                 metrics=metrics,
+                test=test,
             )
     except Interrupted as stopped:
         _say(f"{stopped}; every step is kept: the same command goes on")

@@ -152,6 +152,7 @@ class RunSpec:
     final_model: FinalModel = field(default_factory=FinalModel)
     noise: Noise = field(default_factory=IndependentNoise)
     pretraining: str | None = None  # what the samples' encoder was learnt from: it stands beside every number
+    sites: Sequence[str] = ()  # what people call the nodes
     share_metrics: bool = True  # metrics on test data: told to peers and kept for others to read; else in private/
 
     @property

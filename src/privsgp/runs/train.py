@@ -423,6 +423,7 @@ def _summary(
         "trust": spec.settings.trust,
         "graph": spec.graph.name,
         "nodes": spec.nodes,
+        "sites": list(spec.sites) or None,
         "steps": outcome.steps,
         "steps_planned": spec.steps,
         "ended": _ended(spec, outcome),
