@@ -1,6 +1,6 @@
 """List the licence of everything that `pip install privsgp[...]` brings along; exit 1 where one is not permissive or unknown.
 
-    make licences
+make licences
 """
 
 from __future__ import annotations

@@ -598,12 +598,7 @@ class Config(Options):
                 del values["data"][key]
         if self.privacy.noise == "independent":
             del values["privacy"]["noise"]
-        for key in (
-            "classes",
-            "vocabulary",
-            "text",
-            "images",
-        ):  # keys that came later: what was shared before is shared still
+        for key in ("classes", "vocabulary", "text", "images"):  # these too: what was shared before is shared still
             if values["data"][key] is None:
                 del values["data"][key]
         del values["plan"]
