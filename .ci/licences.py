@@ -59,7 +59,9 @@ def licence_of(name: str) -> str:
     told = metadata.metadata(name)
     classified = [line.rpartition(":: ")[2] for line in told.get_all("Classifier") or [] if line.startswith("License ::")]
     whole = told.get("License-Expression") or "; ".join(classified) or (told.get("License") or "").strip().partition("\n")[0]
-    return whole or "unknown"
+    if whole.lower() in ("", "unknown"):
+        whole = ((metadata.distribution(name).read_text("LICENSE") or "").strip() or "unknown").partition("\n")[0]
+    return whole
 
 
 if __name__ == "__main__":
