@@ -3,7 +3,7 @@
     python examples/sequences.py
 
 Whole numbers that a model looks up in an embedding stay whole. Every layer below has a fast rule: attention is made of
-nn.Linear (nn.MultiheadAttention works too, by torch.func, slower), positions are looked up for every sample, and nn.LSTM
+nn.Linear (nn.MultiheadAttention works too, by torch.func, slower), positions are looked up for every sample, nn.LSTM
 is unrolled. Dropout's coins are public and each sample's own. Adapters train, send and noise a small share of a model;
 the base here was learnt from the same sites, so what both runs spend adds up (`ledger=` counts it in one budget).
 """
@@ -112,10 +112,10 @@ def train(name: str, model: nn.Module, out: Path, steps: int, shift: int = 0) ->
         privacy={"epsilon": 3.0, "delta": 1e-5, "clip": 1.0},
         algorithm={"name": "privsgp", "batch": 200, "steps": steps, "step_size": 1.0, "momentum": 0.9},
     )
-    s = result.summary
+    s, whole = result.summary, sum(p.numel() for p in model.parameters())
     print(
         f"{name}: {s['test_accuracy']:.1%}, ε = {max(s['epsilon_spent']):.2f} at each of {s['nodes']} sites; "
-        f"{s['dim']:,} of {sum(p.numel() for p in model.parameters()):,} numbers learn, {4 * s['dim']:,} bytes a message"
+        f"{s['dim']:,} of {whole:,} numbers learn, {4 * s['dim']:,} bytes a message"
     )
     return result.model
 
