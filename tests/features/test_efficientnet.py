@@ -137,7 +137,7 @@ def test_other_weights_than_the_known_ones_are_refused(monkeypatch, tmp_path):
 
 def test_missing_weights_are_refused_with_the_way_to_get_them(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
-    with pytest.raises(Refused, match="weights are not here") as refused:
+    with pytest.raises(Refused, match="is not here") as refused:
         efficientnet.weights("efficientnet-lite2")
     assert "privsgp[encoders]" in refused.value.remedy
 

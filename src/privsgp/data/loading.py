@@ -113,7 +113,7 @@ def read_file(path: Path, *, schema: Schema | None, task: Task, form: Form = PLA
 def _read_texts(path: Path, form: Form, task: Task) -> Brought:
     options = form.text or TextOptions()
     x, y = read_texts(path, options)
-    dataset = unsettled(x, y, None, None, name=str(path), task=task, vocabulary=options.vocabulary)
+    dataset = unsettled(x, y, None, None, name=str(path), task=task, vocabulary=options.size)
     return Brought(dataset, None if options.labels is None else len(options.labels), [])
 
 

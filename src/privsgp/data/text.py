@@ -12,11 +12,12 @@ import io
 import json
 import re
 from functools import lru_cache
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 from pydantic import Field
 
+from privsgp.data.subwords import VOCABULARY, subwords
 from privsgp.errors import Refused
 from privsgp.files import opened
 from privsgp.options import Count, Options, option
@@ -38,8 +39,22 @@ class TextOptions(Options):
     column: str = option("text", "the key or column that holds the text")
     label: str = option("label", "the one that holds the class: a number, or one of labels")
     labels: list[str] | None = option(None, "names of the classes, in the order of their numbers, public")
-    vocabulary: Annotated[int, Field(ge=2)] = option(4096, "tokens there are, 0 for nothing among them")
+    tokens: Literal["hashed", "wordllama"] = option(
+        "hashed", "words by their hashes, or the sub-words of the wordllama package, for features of that name"
+    )
+    vocabulary: Annotated[int, Field(ge=2)] = option(4096, "hashed tokens there are, 0 for nothing among them")
     length: Count = option(64, "tokens of a text; longer ones are cut, shorter ones filled up")
+
+    @property
+    def size(self) -> int:
+        """How many tokens there are."""
+        return self.vocabulary if self.tokens == "hashed" else VOCABULARY
+
+    def encoded(self, texts: Sequence[str]) -> NDArray[np.int64]:
+        """Return texts as tokens."""
+        if self.tokens == "hashed":
+            return tokens(texts, self.vocabulary, self.length)
+        return subwords(texts, self.length)
 
 
 def tokens(texts: Sequence[str], vocabulary: int, length: int) -> NDArray[np.int64]:
@@ -73,7 +88,7 @@ def read_texts(path: Path, options: TextOptions) -> tuple[NDArray[np.int64], NDA
     for number, row in found:
         texts.append(_value(path, number, row, options.column))
         labels.append(_class(path, number, _value(path, number, row, options.label), options.labels))
-    return tokens([str(text) for text in texts], options.vocabulary, options.length), np.array(labels)
+    return options.encoded([str(text) for text in texts]), np.array(labels)
 
 
 def _rows(path: Path, text: str) -> Iterator[tuple[int, dict[str, Any]]]:

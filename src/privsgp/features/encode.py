@@ -31,6 +31,7 @@ from torch import Tensor, nn
 from privsgp import features
 from privsgp.data.mapped import Mapped
 from privsgp.errors import Refused
+from privsgp.features import wordllama
 from privsgp.files import cache_folder, own_folder, replace
 from privsgp.seeds import public_seed
 
@@ -138,6 +139,9 @@ def make_encoder(
     """
     if name in ("none", "module"):
         return None, shape
+    if name == wordllama.NAME:
+        words = wordllama.make(shape)
+        return words, features.output_shape(words, shape)
     # Keys that came later and are not given are left out: a map stays what it was.
     values = {"name": name} | {key: options.get(key) for key in _KEYS}
     values |= {key: options[key] for key in ("mirror", "size") if key in options}
@@ -161,13 +165,14 @@ def encoded(
     if isinstance(encoder, features.FeatureMap):
         encoder.refuse_other_values(d)
     # A module of the user's may be more than its weights say: what it makes is not kept.
-    kept = _private_folder() if isinstance(encoder, features.FeatureMap) else None
+    known = isinstance(encoder, features.FeatureMap | wordllama.WordLlama)
+    kept = _private_folder() if known else None
     nodes = [_encoded_rows(d, rows, learnt_from, device, kept) for rows in parts]
     x = np.zeros((len(d.x), *nodes[0].shape[1:]), np.float32)
     for rows, own in zip(parts, nodes, strict=True):
         x[rows] = own
     x_test = None if d.x_test is None else features.encode_once(encoder, d.x_test, device, kept)
-    return dataclasses.replace(d, x=x, x_test=x_test)
+    return dataclasses.replace(d, x=x, x_test=x_test, vocabulary=None)
 
 
 def _encoded_rows(

@@ -33,7 +33,7 @@ from torch import Tensor, nn
 from torch.nn.functional import adaptive_avg_pool2d, conv2d, group_norm, relu
 
 from privsgp.errors import Refused
-from privsgp.features import efficientnet, synthetic
+from privsgp.features import efficientnet, synthetic, wordllama
 from privsgp.features.encode import keep, read
 from privsgp.features.scattering import Scattering
 from privsgp.options import Count, Options, option
@@ -103,6 +103,7 @@ FEATURES: dict[str, type[Options]] = {
     "none": Options,
     "scattering": ScatteringOptions,
     "random-conv": RandomConvOptions,
+    wordllama.NAME: Options,
 } | dict.fromkeys(efficientnet.SIZES, EfficientNetOptions)
 
 
@@ -126,6 +127,8 @@ class Choice:
 
 def pretraining(name: str) -> str | None:
     """Say what a map was learnt from before it was frozen; this stands beside every number that rests on it."""
+    if name == wordllama.NAME:
+        return f"{wordllama.PRETRAINING} ({name})"
     return f"{efficientnet.PRETRAINING} ({name})" if name in efficientnet.SIZES else None
 
 

@@ -44,7 +44,8 @@ from privsgp.data.tables import is_table
 from privsgp.data.text import TextOptions
 from privsgp.engine.averaging import FinalModelOptions
 from privsgp.errors import Refused
-from privsgp.features.maps import FEATURES, pretraining
+from privsgp.features import efficientnet
+from privsgp.features.maps import FEATURES
 from privsgp.files import read_toml
 from privsgp.graph import GRAPHS
 from privsgp.models.networks import MODELS
@@ -142,7 +143,7 @@ class Data(_Tables):
     @property
     def tokens(self) -> int | None:
         """How many tokens there are, where inputs are some: as given, or those of texts."""
-        return self.vocabulary if self.text is None else self.text.vocabulary
+        return self.vocabulary if self.text is None else self.text.size
 
     @property
     def brought(self) -> bool:
@@ -539,6 +540,17 @@ class Config(Options):
         return degree
 
     @model_validator(mode="after")
+    def _encoder_fits_tokens(self) -> Self:
+        made = "wordllama" if self.data.text is not None and self.data.text.tokens == "wordllama" else "other"
+        wanted = "wordllama" if self.features.name == "wordllama" else "other"
+        if made != wanted and "wordllama" in (made, wanted):
+            raise Refused(
+                f"features.name = {self.features.name!r} with data.text.tokens of another kind",
+                'take both: [data.text] tokens = "wordllama" and [features] name = "wordllama", or neither',
+            )
+        return self
+
+    @model_validator(mode="after")
     def _labels_move_no_record(self) -> Self:
         if self.seed is None and self.data.path is None and self.data.partition != "even":
             raise Refused(
@@ -579,7 +591,7 @@ class Config(Options):
     @property
     def takes_pixels(self) -> bool:
         """Whether samples go through a network that was trained on images with values from 0 to 1."""
-        return pretraining(self.features.name) is not None
+        return self.features.name in efficientnet.SIZES
 
     def options(self, section: str) -> dict[str, Any]:
         """Return the values of the keys that the chosen component brings to a section."""

@@ -187,7 +187,7 @@ def first_model(
         outputs=models.outputs(config.model.loss, classes=classes, target_shape=target),
         seed=public_seed(config.seed, config.shared_hash(), "x0"),
         rows=config.views is not None,
-        vocabulary=config.data.tokens,
+        vocabulary=config.data.tokens if encoder is None else None,
         **config.options("model"),
     )
     return model, encoder
