@@ -22,8 +22,9 @@ def test_eleven_million_weights_travel_as_float32_and_to_the_last_bit(consortium
     for i, summary in enumerate(summaries):
         assert not c.audited(i)
         np.testing.assert_array_equal(c.model(i), z[i])
-        sent = summary["bytes_sent"] / summary["site"]["messages"]["posted"]
-        assert 0 < sent - c.agreement.step_bytes < 1000  # 44 MB each, where the sums would be 88 MB
+        count, size = summary["site"]["messages"]["posted"], c.agreement.step_bytes
+        # 44 MB each, where the sums would be 88 MB; the last may be on its way
+        assert (count - 1) * size < summary["bytes_sent"] < count * (size + 400)
 
 
 @pytest.mark.slow
