@@ -156,6 +156,32 @@ def test_an_older_copy_of_all_that_a_site_has_is_noticed_by_peers_that_were_rest
     assert c.sent(1) == messages  # no step was made again
 
 
+def test_an_older_copy_that_went_on_unnoticed_is_noticed_when_an_honest_peer_comes_back(consortium):
+    c = consortium(limits=Limits(deadline=1.0, staleness=40), algorithm={"steps": 400})
+    c.start()
+    c.until_step(1, 3)
+    assert c.ask_to_stop(1) == 130
+    places = [c.out(1), Path(os.environ["PRIVSGP_STATE"]), c.out(2)]
+    shutil.copytree(c.out(1), c.folder / "copy")
+    shutil.copytree(places[1], c.folder / "copy-state")
+    assert c.ask_to_stop(2) == 130
+    shutil.copytree(c.out(2), c.folder / "forgets")
+    c.start(1, 2)
+    c.until_step(1, 9)
+    for i in range(3):
+        c.kill(i)
+    for place, copy in zip(places, ("copy", "copy-state", "forgets"), strict=True):
+        shutil.rmtree(place)
+        shutil.copytree(c.folder / copy, place)
+    c.start(1, 2)  # aachen, which could tell, is away; cork was put back too, or lies
+    c.until_step(1, 14)
+    assert "older copy" not in c.log(1)
+    c.start(0)
+    c.processes[1].join(30)
+    assert c.processes[1].exitcode == 2
+    assert "this is an older copy" in c.log(1)
+
+
 def test_a_site_leaves_for_good_and_a_third_of_the_messages_is_lost(consortium):
     c = consortium(limits=Limits(deadline=0.3, staleness=20), algorithm={"steps": 30, "final_mixing": 20})
     c.start(loss=0.3)

@@ -227,7 +227,10 @@ class Client:
         self.members.took(peer, step, said["newest"])
 
     def _fetch(self, peer: int, channel: grpc.Channel) -> None:
-        """Fetch the next message from a peer, waiting for it there."""
+        """Fetch the next message from a peer, waiting for it there; first it is shown what this site has of it."""
+        if not self.members.others[peer].incarnation:
+            self.ended.wait(_FIRST)
+            return
         pull = channel.unary_stream(f"/{SERVICE}/Pull")
         before = self.inbox.newest(peer)
         request = canonical({"run": self.agreement.run, "after": before, "whole": peer in self._fetch_whole})

@@ -293,7 +293,8 @@ class SitesTransport(Transport):
                 raise Refused(
                     f"{name} has this site's message of step {shown}, and this folder knows of none after step "
                     f"{int(self.last[link])}",
-                    "this is an older copy: put the folder back that went on; nothing was sent from this one",
+                    "this is an older copy: put the folder back that went on. If this one has made steps since it was "
+                    "put back, these are spent twice",
                 )
 
     def _have(self) -> dict[str, int]:
