@@ -63,9 +63,11 @@ def make(
     width: int = 32,
     rows: bool = False,
     vocabulary: int | None = None,
+    device: str = "cpu",
 ) -> nn.Module:
-    """The model `name` on the CPU, the same bits for the same `seed`; torch's global generators are left as they were.
+    """The model `name`, the same bits for the same `seed`; torch's global generators are left as they were.
 
+    It is on the CPU, or on "meta", where it takes no memory: to count its weights.
     "logistic" and "linear" are one linear layer (the loss tells them apart); "mlp" has one layer with `activation` for
     each width in `hidden`, for which the others have no use; "cnn" and "resnet18" are for images (see `images`),
     "embedding" for tokens of a `vocabulary` (see `tokens`). With `rows` a sample is several rows of `input_shape`, each
@@ -79,7 +81,7 @@ def make(
             "tokens are names, not numbers: take 'embedding', or a module of your own from Python",
         )
     # `torch.manual_seed` would reseed the CUDA generators too.
-    with torch.random.fork_rng(devices=[]), torch.device("cpu"):
+    with torch.random.fork_rng(devices=[]), torch.device(device):
         torch.default_generator.manual_seed(seed % 2**64)
         if rows and (name in ("cnn", "resnet18", "embedding") or len(input_shape) != 1):
             raise Refused(f"model.name = {name!r} for several views", "use 'logistic', 'linear' or 'mlp' on features")
