@@ -13,6 +13,7 @@ import functools
 import hashlib
 import json
 import math
+import os
 import re
 import tomllib
 import warnings
@@ -340,7 +341,7 @@ class Clock(Options):
 class PlanSection(Options):
     """What a plan may look at."""
 
-    data: str = option("synthetic", "synthetic stand-ins, public data (a name or an .npz file), or private")
+    data: str = option("synthetic", "synthetic stand-ins, public data (a name or a file), or private")
     may_spend: bool = option(default=False, meaning="whether looking at private data may be paid for")
     evaluations: Positive | None = option(None, "gradients that a node may evaluate in the whole run; left out: any")
 
@@ -382,6 +383,14 @@ class Config(Options):
     def base(self) -> Path:
         """The folder that paths in it are relative to: that of run.toml."""
         return self._base
+
+    def beside(self, folder: Path) -> Config:
+        """Return the same configuration for a run.toml in another folder: its paths lead to the same files."""
+        named = {key: getattr(self.data, key) for key in ("path", "test_path")}
+        moved = {key: os.path.relpath(self.base / name, folder) for key, name in named.items() if name is not None}
+        if folder.resolve() == self.base.resolve() or not moved:
+            return self
+        return self.with_values({"data": self.data.model_dump() | moved})
 
     @model_validator(mode="after")
     def _one_per_node(self) -> Self:
