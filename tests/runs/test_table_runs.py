@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import shutil
 
@@ -86,6 +87,7 @@ def test_paths_are_relative_to_run_toml_and_sites_have_names(place, monkeypatch)
     assert summary["test_accuracy"] is not None
     assert [s.name for s in statements(place / "run")] == ["node 0 (aachen)", "node 1 (basel)", "node 2 (cork)"]
     assert "0 aachen" in runs.command("ledger", place / "run").out
+    assert "aachen ε = " in ran.out
     page = (place / "run" / "report.html").read_text()
     assert "cork" in page
 
@@ -129,6 +131,7 @@ def test_a_configuration_keeps_where_its_paths_start(place):
     assert config.base == place
     assert config.with_algorithm(steps=9).base == place
     assert configs.started(place / "run.toml").base == place
+    assert copy.deepcopy(config).base == place
     assert problems.load_problem(config.with_algorithm(steps=9)).samples == [40, 30, 20]
 
 

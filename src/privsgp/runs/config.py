@@ -26,6 +26,7 @@ from pydantic import (
     ModelWrapValidatorHandler,
     PrivateAttr,
     ValidationError,
+    WithJsonSchema,
     create_model,
     model_validator,
 )
@@ -90,13 +91,15 @@ def _folder_name(value: str) -> str:
     return value
 
 
+_FILE_OR_TABLE = WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "object"}, {"type": "null"}]})
+
 with warnings.catch_warnings():  # pydantic has a method `schema`, deprecated for years, that this key hides
     warnings.simplefilter("ignore", UserWarning)
 
     class _Tables(Options):
         """What tables of one's own are, and whose."""
 
-        schema: schemas.Schema | None = option(  # type: ignore[assignment]
+        schema: Annotated[schemas.Schema | None, _FILE_OR_TABLE] = option(  # type: ignore[assignment]
             None, "tables: the public schema.toml that all sites share"
         )
         sites: list[Annotated[str, AfterValidator(_site_name)]] | None = option(
