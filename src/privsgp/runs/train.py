@@ -288,8 +288,8 @@ def _refuse_moved(where: Path, before: Header, config: Config, samples: Sequence
     then, now = before.mechanism["samples"], samples[before.node]
     if not config.data.brought and then != now:
         raise Refused(
-            f"{where} is of a run whose records lay on other nodes: {config.site(before.node)} held {then} samples, and "
-            f"now holds {now}",
+            f"{where} is of a run whose records lay on other nodes: {config.site(before.node)} held {then} samples, "
+            f"and now holds {now}",
             "go on with the same data: what a record has spent is in its own node's ledger",
         )
 
