@@ -558,7 +558,7 @@ def _number(option: str, text: str) -> float:
 @app.command()
 def tune(
     config: Annotated[Path, typer.Argument(help="run.toml: where the search starts.")],
-    public: Annotated[str, typer.Option(help="What to search on: synthetic, a data set's name, or an .npz file.")],
+    public: Annotated[str, typer.Option(help="What to search on: synthetic, a data set's name, or a file.")],
     changes: Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE, as for train.")] = None,
     data_dir: Annotated[Path | None, typer.Option(help="Where MNIST, CIFAR-10, a9a lie (or PRIVSGP_DATA).")] = None,
     save: Annotated[Path, typer.Option("--out", help="Where the configuration with what was found goes.")] = Path(
@@ -572,7 +572,7 @@ def tune(
     from privsgp.studies.tune import tune as search
 
     found = search(configs.read(config, changes or []), public, data_dir, most=trials)
-    save.write_text(found.config.toml())
+    save.write_text(found.config.beside(save.parent).toml())
     err.print(f"written to {save}")
     if as_json:
         typer.echo(json.dumps(found.to_json()))

@@ -214,6 +214,9 @@ def _show(agreement: Agreement, home: Path | None = None) -> None:
         ),
         ("join until", v["expires"]),
     ]
+    if (schema := agreement.config.data.schema) is not None:
+        told = f"predicts {schema.target.column!r} from {', '.join(schema.encoded)}"
+        rows.append(("schema", f"{schema.digest}\n{told}"))
     if agreement.relay is not None:
         rows.append(("relay", f"{agreement.relay.name}  {agreement.relay.fingerprint}  {agreement.relay.address}"))
     if agreement.config.seed is not None:

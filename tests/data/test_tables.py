@@ -268,7 +268,8 @@ def test_a_draft_is_a_schema_of_what_it_was_drafted_from():
         "id": "ignored", "age": "number", "when": "ignored", "ward": "category", "smoker": "yes/no", "kind": "category",
     }  # fmt: skip
     assert schema.target.classes == ["0", "1"]
-    assert schema.columns["age"].range == [20, 59]
+    assert schema.columns["age"].range == [8, 71]  # a deviation beyond what was seen, and no sign that was not
+    assert schema.columns["age"].centre == 40
     assert "40 different texts in 40 rows" in text
     with pytest.raises(Refused, match="--target gone"):
         drafted(PUBLIC, "gone")

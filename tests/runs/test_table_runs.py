@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import shutil
 
@@ -86,6 +87,7 @@ def test_paths_are_relative_to_run_toml_and_sites_have_names(place, monkeypatch)
     assert summary["test_accuracy"] is not None
     assert [s.name for s in statements(place / "run")] == ["node 0 (aachen)", "node 1 (basel)", "node 2 (cork)"]
     assert "0 aachen" in runs.command("ledger", place / "run").out
+    assert "aachen ε = " in ran.out
     page = (place / "run" / "report.html").read_text()
     assert "cork" in page
 
@@ -129,6 +131,7 @@ def test_a_configuration_keeps_where_its_paths_start(place):
     assert config.base == place
     assert config.with_algorithm(steps=9).base == place
     assert configs.started(place / "run.toml").base == place
+    assert copy.deepcopy(config).base == place
     assert problems.load_problem(config.with_algorithm(steps=9)).samples == [40, 30, 20]
 
 
@@ -158,6 +161,16 @@ def test_what_cannot_be_is_refused(place, change, said):
 def test_a_copy_of_a_sites_file_is_no_public_test_data(place):
     shutil.copy(place / "basel.csv", place / "public.csv")
     assert "is a node's own file" in train(place, "--set", "data.test_path=public.csv").err
+
+
+def test_a_configuration_in_another_folder_leads_to_the_same_files(place, tmp_path):
+    config = configs.read(place / "run.toml")
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "run.toml").write_text(config.beside(tmp_path / "other").toml())
+    moved = configs.read(tmp_path / "other" / "run.toml")
+    assert moved.data.path == "../study/{site}.csv"
+    assert problems.load_problem(moved).samples == [40, 30, 20]
+    assert config.beside(place) is config
 
 
 def test_public_test_data_are_said_to_be(place):

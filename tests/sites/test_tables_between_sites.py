@@ -104,4 +104,5 @@ def test_a_study_with_a_schema_is_proposed_without_any_data(hospitals, tmp_path)
         site.card.write(cards[-1])
     ran = runs.command("agree", "propose", tmp_path / "run.toml", *cards, "-o", tmp_path / "b.study")
     assert ran.code == 0, ran.err
+    assert "predicts 'back' from age, ward" in ran.out
     assert json.loads((tmp_path / "b.study").read_text())["config"]["data"]["schema"]["target"]["column"] == "back"

@@ -105,7 +105,8 @@ def _number(numbers: list[float], gaps: int, missing: str) -> Draft:
         return Draft({"type": "ignored"}, f"always {low:g}{missing}" if low == high else seen)
     step = 10 ** math.floor(math.log10(deviation)) / 10
     centre, scale = _tidy(round(mean / step) * step), _tidy(round(deviation / step) * step)
-    limits = [_tidy(math.floor(low / step) * step), _tidy(math.ceil(high / step) * step)]
+    least = max(0.0, low - deviation) if low >= 0 else low - deviation  # others have seen more than these rows
+    limits = [_tidy(math.floor(least / step) * step), _tidy(math.ceil((high + deviation) / step) * step)]
     given = {"missing": centre} if gaps else {}
     return Draft({"type": "number", "centre": centre, "scale": scale, "range": limits} | given, seen)
 

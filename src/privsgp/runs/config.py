@@ -13,6 +13,7 @@ import functools
 import hashlib
 import json
 import math
+import os
 import re
 import tomllib
 import warnings
@@ -25,6 +26,7 @@ from pydantic import (
     ModelWrapValidatorHandler,
     PrivateAttr,
     ValidationError,
+    WithJsonSchema,
     create_model,
     model_validator,
 )
@@ -92,13 +94,15 @@ def _folder_name(value: str) -> str:
     return value
 
 
+_FILE_OR_TABLE = WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "object"}, {"type": "null"}]})
+
 with warnings.catch_warnings():  # pydantic has a method `schema`, deprecated for years, that this key hides
     warnings.simplefilter("ignore", UserWarning)
 
     class _Tables(Options):
         """What tables of one's own are, and whose."""
 
-        schema: schemas.Schema | None = option(  # type: ignore[assignment]
+        schema: Annotated[schemas.Schema | None, _FILE_OR_TABLE] = option(  # type: ignore[assignment]
             None, "tables: the public schema.toml that all sites share"
         )
         sites: list[Annotated[str, AfterValidator(_site_name)]] | None = option(
@@ -359,7 +363,7 @@ class Clock(Options):
 class PlanSection(Options):
     """What a plan may look at."""
 
-    data: str = option("synthetic", "synthetic stand-ins, public data (a name or an .npz file), or private")
+    data: str = option("synthetic", "synthetic stand-ins, public data (a name or a file), or private")
     may_spend: bool = option(default=False, meaning="whether looking at private data may be paid for")
     evaluations: Positive | None = option(None, "gradients that a node may evaluate in the whole run; left out: any")
 
@@ -393,6 +397,13 @@ class Config(Options):
     engine: Engine = Engine()
     _base: Path = PrivateAttr(default_factory=Path)
 
+    def __eq__(self, other: object) -> bool:
+        """Compare what is said, wherever it stands."""
+        return isinstance(other, Config) and self.__dict__ == other.__dict__
+
+    def __hash__(self) -> int:
+        return hash(self.shared_hash())
+
     def site(self, node: int) -> str:
         """What a node is called in messages."""
         return f"node {node}" if self.data.sites is None else f"node {node} ({self.data.sites[node]})"
@@ -401,6 +412,14 @@ class Config(Options):
     def base(self) -> Path:
         """The folder that paths in it are relative to: that of run.toml."""
         return self._base
+
+    def beside(self, folder: Path) -> Config:
+        """Return the same configuration for a run.toml in another folder: its paths lead to the same files."""
+        named = {key: getattr(self.data, key) for key in ("path", "test_path")}
+        moved = {key: os.path.relpath(self.base / name, folder) for key, name in named.items() if name is not None}
+        if folder.resolve() == self.base.resolve() or not moved:
+            return self
+        return self.with_values({"data": self.data.model_dump() | moved})
 
     @model_validator(mode="after")
     def _one_per_node(self) -> Self:
