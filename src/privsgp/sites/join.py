@@ -65,6 +65,7 @@ _TICK = 0.1
 _NOBODY = -1  # the node of a relay that is no member
 _GOODBYE = 5.0  # seconds in which a site that leaves tells the others
 _FAREWELL = 3.0  # deadlines after which a site that is not there is not waited for at the end
+_ROWS = 4096  # of records that are hashed at a time
 
 
 @dataclass
@@ -282,7 +283,9 @@ def _spec(
     dataset = bring(config, file, test, tell)
     spec = agreement.spec(dataset, node, device)
     place = hashlib.sha256(f"privsgp/layout/site/{file.resolve()}".encode()).hexdigest()
-    records = hashlib.sha256(np.ascontiguousarray(dataset.x).data)
+    records = hashlib.sha256()
+    for start in range(0, len(dataset.x), _ROWS):  # some rows at a time: a mapped file may be larger than memory
+        records.update(np.ascontiguousarray(dataset.x[start : start + _ROWS]).data)
     records.update(np.ascontiguousarray(dataset.y).data)
     public = spec.simulation or test is not None
     names = tuple(card.name for card in agreement.roster)
