@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -55,6 +55,7 @@ class Learning:
     targets: Tensor
     test: tuple[Tensor, Tensor] | None
     samples: Sequence[int]  # J_i of these nodes: how many of their rows are theirs
+    measure: Callable[[Tensor, Tensor], dict[str, Any]] | None = None  # of all outputs and targets of the test data
 
     def made_up(self) -> tuple[Tensor, Tensor]:
         """Return a few samples of the right shape and range that are nobody's, for the probe."""

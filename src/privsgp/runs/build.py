@@ -213,7 +213,9 @@ def _learning(problem: Problem, device: torch.device, dtype: torch.dtype) -> Lea
     if d.x_test is not None and d.y_test is not None:
         test = place(torch.from_numpy(d.x_test)), place(torch.from_numpy(d.y_test))
     inputs, targets = place(stacked.inputs), place(stacked.targets)
-    return Learning(problem.model, problem.loss, problem.correct, inputs, targets, test, stacked.samples)
+    return Learning(
+        problem.model, problem.loss, problem.correct, inputs, targets, test, stacked.samples, problem.measure
+    )
 
 
 def _checkpoint_every(config: Config, protection: Protection) -> int:

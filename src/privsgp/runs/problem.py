@@ -6,7 +6,7 @@ import dataclasses
 import hashlib
 import json
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from torch import nn
@@ -17,6 +17,7 @@ from privsgp.devices import chosen_device
 from privsgp.errors import Refused
 from privsgp.features.encode import encoded, make_encoder
 from privsgp.features.views import of_the_mean_view, over_views
+from privsgp.metrics import Measure
 from privsgp.runs import config as configs
 from privsgp.runs.budgets import per_node
 from privsgp.seeds import public_seed
@@ -52,6 +53,7 @@ class Problem:
     sizes: Sequence[int] = ()
     encoder: nn.Module | None = None
     views: str | None = None
+    measure: Callable[[Tensor, Tensor], dict[str, Any]] | None = None
 
     @property
     def samples(self) -> list[int]:
@@ -87,6 +89,7 @@ class Problem:
             dataset=dataclasses.replace(dataset, x_test=one_view),
             loss=over_views(self.loss),
             correct=None if self.correct is None else of_the_mean_view(self.correct),
+            measure=None if self.measure is None else of_the_mean_view(self.measure),
         )
 
 
@@ -145,6 +148,7 @@ def assembled(
         sizes=sizes,
         encoder=encoder,
         views=config.views,
+        measure=Measure(config.model.loss, dataset.classes),
     )
 
 

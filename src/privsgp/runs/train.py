@@ -22,7 +22,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
 
-from privsgp import __version__, features
+from privsgp import __version__, features, metrics
 from privsgp.accounting import ledger
 from privsgp.algorithms import ALGORITHMS
 from privsgp.engine import witness
@@ -66,7 +66,10 @@ _MEASURED = (
     "test_accuracy", "mean_node_accuracy", "worst_node_accuracy", "test_loss", "train_loss", "consensus_error",
     "virtual_seconds", "seconds", "steps_per_second",
 )  # fmt: skip
+# Numbers of the final model on test data; pictures, lists and the user's own metrics stay in the first one's folder.
+_SCORES = dict.fromkeys([*metrics.NAMES, *(f"{metrics.BASELINE}.{name}" for name in metrics.NAMES)], _NUMBER)
 _SEEN = dict.fromkeys(_MEASURED, _NUMBER) | {
+    "scores": forms.keys(_SCORES),
     "virtual_seconds": forms.real(),
     "seconds": forms.real(),
     "peak_memory_bytes": forms.perhaps(forms.whole()),
@@ -406,7 +409,24 @@ def _seen(spec: RunSpec, outcome: Outcome) -> dict[str, Any]:
     last, finished = outcome.metrics[-1], time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     measured: dict[str, Any] = {key: last.get(key) for key in _MEASURED} | _effort(spec, outcome)
     numbers = {key: None if measured[key] is None else float(measured[key]) for key in _MEASURED}
-    return measured | numbers | {"finished": finished}
+    return measured | numbers | {"scores": _scores(outcome), "finished": finished}
+
+
+def _scores(outcome: Outcome) -> dict[str, float | None]:
+    """Return the numbers among the final model's metrics, and their baselines, with fixed keys."""
+    found, guess = outcome.measured, outcome.measured.get(metrics.BASELINE, {})
+    return {name: found.get(name) for name in metrics.NAMES} | {
+        f"{metrics.BASELINE}.{name}": guess.get(name) for name in metrics.NAMES
+    }
+
+
+def _tested(outcome: Outcome, scores: dict[str, float | None]) -> dict[str, Any]:
+    """Return the final model's metrics: all of them where they were computed, elsewhere the numbers that were told."""
+    if outcome.measured:
+        return outcome.measured
+    known = {name: value for name, value in scores.items() if value is not None}
+    guess = {name: known[key] for name in metrics.NAMES if (key := f"{metrics.BASELINE}.{name}") in known}
+    return {name: known[name] for name in metrics.NAMES if name in known} | ({metrics.BASELINE: guess} if guess else {})
 
 
 def _summary(
@@ -435,6 +455,7 @@ def _summary(
         "test_loss": seen["test_loss"],
         "train_loss": seen["train_loss"],
         "consensus_error": seen["consensus_error"],
+        **_tested(outcome, seen["scores"]),
         "epsilon_spent": spent if private else None,
         "epsilon_budget": list(p.budgets) if private and p.budgets[0] is not None else None,
         "epsilon_nominal": list(p.budgets) if spec.algorithm.private and p.nominal else None,

@@ -356,6 +356,7 @@ def _summary(network: Network, spec: RunSpec, outcome: Outcome) -> dict[str, Any
         "weights": None if spec.weights is None else list(spec.weights), "dim": agreement.weights,
         "difference_scale": getattr(p.mechanisms[node], "difference_scale", None),
         "test_accuracy": last.get("test_accuracy"), "test_loss": last.get("test_loss"), "train_loss": None,
+        **outcome.measured,
         "mean_node_accuracy": None, "worst_node_accuracy": None, "consensus_error": None,  # nobody sees all models
         "epsilon_nominal": None, "pairwise": None, "steps_per_second": None, "peak_memory_bytes": None,
         "epsilon_spent": spent if private else None,
