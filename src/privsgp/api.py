@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
-    from privsgp.runs.train import Result
+    from privsgp.runs.result import Result
 
     PerSampleFunction = Callable[[Tensor, Tensor], Tensor]
 

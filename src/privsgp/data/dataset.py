@@ -118,6 +118,16 @@ def pool(sites: Sequence[Dataset], name: str, classes: int | None) -> tuple[Data
     return pooled, rows
 
 
+def inputs(array: Array, key: str) -> Inputs:
+    """Check samples and return them as a model sees them."""
+    return _inputs(array, key)
+
+
+def targets(array: Array, key: str, task: Task) -> Targets:
+    """Check targets and return them as a loss sees them."""
+    return (_labels if task == "classification" else _values)(array, key)
+
+
 def _pair(x: Array, y: Array, x_key: str, y_key: str, task: Task) -> tuple[Inputs, Targets]:
     inputs = _inputs(np.asarray(x), x_key)
     targets = (_labels if task == "classification" else _values)(np.asarray(y), y_key)

@@ -24,7 +24,7 @@ from privsgp.randomness.coins import capacity
 from privsgp.randomness.independent import IndependentNoise
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from torch import Tensor
 
@@ -140,6 +140,8 @@ class RunSpec:
     weights: Sequence[float] | None = None  # p_i of all nodes; None: all alike
     final_model: FinalModel = field(default_factory=FinalModel)
     noise: Noise = field(default_factory=IndependentNoise)
+    card: Mapping[str, Any] = field(default_factory=dict)  # what a model's file says of the model
+    started_from: Mapping[str, Any] | None = None  # the earlier run whose model x⁰ is, and whether it is counted
     share_metrics: bool = True  # metrics on test data: told to peers and kept for others to read; else in private/
 
     @property

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from privsgp.report.charts import Figure
     from privsgp.report.reading import Run
-    from privsgp.runs.train import Result
+    from privsgp.runs.result import Result
 
 NAME = "report.html"
 SOON = 20_000  # releases whose ledgers are read again in about 0.3 s

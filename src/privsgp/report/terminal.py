@@ -27,7 +27,7 @@ from rich.table import Table
 from privsgp import metrics
 from privsgp.errors import visible
 from privsgp.paper import claims
-from privsgp.runs.shown import LABELS, span, summary_rows
+from privsgp.runs.shown import LABELS, metric_rows, span, summary_rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -165,6 +165,16 @@ def show_summary(summary: dict[str, Any], folder: Path) -> None:
     """Print what a run came to."""
     show(summary["name"], summary_rows(summary, folder))
     for words in summary.get(metrics.DULL) or ():
+        out.print(f"  · {words}", soft_wrap=True)
+
+
+def show_metrics(title: str, found: dict[str, Any]) -> None:
+    """Print metrics, each with what a guess without a model gets."""
+    guess = (found.get(metrics.BASELINE) or {}).get("accuracy")
+    beside = "" if guess is None else f" (a guess: {metrics.shown('accuracy', guess)})"
+    accuracy = metrics.shown("accuracy", found.get("accuracy"))
+    show(title, [*([("accuracy", accuracy + beside)] if accuracy != "–" else []), *metric_rows(found)])
+    for words in found.get(metrics.DULL) or ():
         out.print(f"  · {words}", soft_wrap=True)
 
 

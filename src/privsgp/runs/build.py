@@ -23,6 +23,7 @@ from privsgp.gradients.rules.ruled import positions
 from privsgp.randomness.independent import IndependentNoise
 from privsgp.randomness.pairwise import PairwiseNoise
 from privsgp.runs.budgets import calibrate_nodes, settings, with_scale
+from privsgp.runs.card import card
 from privsgp.runs.config import Config, Schedule
 from privsgp.runs.problem import layout, pooled
 from privsgp.seeds import public_seed
@@ -94,6 +95,7 @@ def build_run(
         final_model=_final_model(config, faults),
         noise=_noise(config, protection),
         share_metrics=config.test_is_public,
+        card=card(config, problem),
     )
     refuse_vast(spec, places)
     return spec

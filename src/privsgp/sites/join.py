@@ -32,7 +32,8 @@ from privsgp.errors import Interrupted, Refused
 from privsgp.files import parsed, read_bytes, write, write_json
 from privsgp.gradients import Layout
 from privsgp.options import Positive, Probability
-from privsgp.runs.train import MODEL_VERSION, PRIVATE_TEST, PUBLIC_TEST, SUMMARY_VERSION, versions
+from privsgp.runs import card as cards
+from privsgp.runs.train import PRIVATE_TEST, PUBLIC_TEST, SUMMARY_VERSION, versions
 from privsgp.sites import policy as policies
 from privsgp.sites.agreement import Agreement
 from privsgp.sites.audit import Audit
@@ -334,8 +335,9 @@ def _finish(network: Network, folder: Folder, spec: RunSpec, outcome: Outcome) -
     """Write the site's model and its summary."""
     layout, node = Layout.of(spec.learning.model), network.node
     tensors = {name: value.contiguous().cpu() for name, value in layout.views(outcome.state.z[0]).items()}
-    write_tensors(folder.node(node), tensors, {"privsgp": f"model {MODEL_VERSION}"})
+    write_tensors(folder.node(node), tensors, cards.metadata(spec.card))
     summary = _summary(network, spec, outcome)
+    write(folder.path / cards.NAME, cards.markdown(dict(spec.card), summary))
     write_json(folder.summary, summary)
     return summary
 

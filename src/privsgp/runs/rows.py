@@ -1,0 +1,63 @@
+"""Rows for a model that is trained: a file, or arrays, made what the run's records were made before it saw them.
+
+One place decides that, `encoded_rows`: arrays are taken as they are, tables go through the schema that the model's file
+carries. Nothing of the rows is kept.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from privsgp.data.dataset import inputs, targets
+from privsgp.data.files import read_npz
+from privsgp.data.loading import same_data, site_paths
+from privsgp.engine.folder import Folder
+from privsgp.errors import Refused
+from privsgp.runs import config as configs
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike, NDArray
+
+
+def encoded_rows(
+    path: Path, card: dict[str, Any], *, labelled: bool = False
+) -> tuple[NDArray[Any], NDArray[Any] | None]:
+    """Return the samples of a file, and their targets where it has some; `labelled` refuses one without."""
+    if path.suffix != ".npz":
+        raise Refused(f"{path} is no .npz file", "store the samples as x (and targets as y): numpy.savez(path, x=…)")
+    found = read_npz(path, needed=("x", "y") if labelled else ("x",))
+    return checked(found["x"], card), labels(found["y"], card) if "y" in found else None
+
+
+def refuse_records(run: Path, path: Path) -> None:
+    """Refuse a file that a private run was trained on: what is measured on it no ε covers."""
+    config = configs.started(Folder(run).config)
+    if config.seed is not None or not config.private:
+        return
+    named = config.data.path or config.data.name
+    own = site_paths(named, range(config.data.nodes)) if config.data.path else [Path(named)]
+    if any(same_data(path, file) for file in own):
+        raise Refused(
+            f"{path} holds records that {run} was trained on: metrics on them no ε covers",
+            "take public data, or records that nobody trained on",
+        )
+
+
+def checked(x: ArrayLike, card: dict[str, Any]) -> NDArray[np.float32]:
+    """Return samples in the run's own form; refuse those of another shape."""
+    rows, shape = inputs(np.asarray(x), "x"), tuple(card["input_shape"])
+    if rows.shape[1:] != shape:
+        raise Refused(f"a sample of x has shape {rows.shape[1:]}, the model takes {shape}", "give it [N, …] of that")
+    return rows
+
+
+def labels(y: ArrayLike, card: dict[str, Any]) -> NDArray[Any]:
+    """Return targets in the run's own form; refuse classes that the model does not have."""
+    found = targets(np.asarray(y), "y", "regression" if card["classes"] is None else "classification")
+    if card["classes"] is not None and (outside := (found < 0) | (found >= card["classes"])).any():
+        first = int(outside.argmax())
+        raise Refused(f"y[{first}] = {found[first]} is outside 0..{card['classes'] - 1}", "number the classes from 0")
+    return found
