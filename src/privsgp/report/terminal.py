@@ -87,7 +87,7 @@ def bar(steps: int) -> Iterator[Watcher]:
         task = progress.add_task("", total=steps, figures="")
 
         def watch(step: int, row: dict[str, Any] | None) -> None:
-            progress.update(task, completed=step, figures=_figures(row or {}))
+            progress.update(task, completed=step, figures=figures(row or {}))
 
         yield watch
 
@@ -117,7 +117,8 @@ def _description() -> TextColumn:
     return TextColumn("{task.description}", markup=False)
 
 
-def _figures(row: dict[str, Any]) -> str:
+def figures(row: dict[str, Any]) -> str:
+    """Write the few numbers of an evaluation that stand beside a bar."""
     words = []
     if row.get("test_accuracy") is not None:
         words.append(f"accuracy {row['test_accuracy']:.1%}")

@@ -39,6 +39,7 @@ class Start:
     config: Config
     ledgers: Path
     records: Records = "these"
+    named: bool = True  # else the model that is given has its weights already
 
     @classmethod
     def of(cls, path: Path, records: str = "these") -> Start:
