@@ -271,7 +271,8 @@ def plan(
             shown.draw(formula, save, made)
         err.print(f"drawn to {save}")
     if as_json:
-        typer.echo(json.dumps((made or formula).as_json()))
+        rehearsed = {} if made is None else {"rehearsal_metrics": made.metrics}
+        typer.echo(json.dumps((made or formula).as_json() | rehearsed))
     else:
         show_plan(formula, made)
 

@@ -134,11 +134,11 @@ def load(run: str | Path, model: nn.Module | None = None, features: nn.Module | 
         there = "is not finished" if folder.config.exists() else "is no run folder"
         raise Refused(f"{run} {there}: it has no summary.json", "name the folder of a run that came to its end")
     summary = read_json(folder.summary, Summary)
-    card = cards.read(_best(folder, summary))
+    card = cards.read(best_model(folder, summary))
     return load_result(folder, _bare(card, model), _encoder(card, features), card)
 
 
-def _best(folder: Folder, summary: dict[str, Any]) -> Path:
+def best_model(folder: Folder, summary: dict[str, Any]) -> Path:
     """Return the file of the average model; where that is on another machine, of the first node here."""
     here = [folder.node(i) for i in range(summary["nodes"]) if folder.node(i).exists()]
     if not folder.model.exists() and not here:
@@ -194,8 +194,7 @@ def load_result(folder: Folder, model: nn.Module, encoder: nn.Module | None, car
     """Read a finished run back into a copy of `model`, which it was trained from."""
     summary = read_json(folder.summary, Summary)
     trained, layout = copy.deepcopy(model), Layout.of(model)
-    best = _best(folder, summary)
-    tensors = _read_model(best, layout)
+    tensors = _read_model(best_model(folder, summary), layout)
     trained.load_state_dict(tensors, strict=False)  # what is frozen is not in the file
     here = [folder.node(i) for i in range(summary["nodes"]) if folder.node(i).exists()]
     nodes = [_read_model(path, layout) for path in here]

@@ -16,9 +16,12 @@ from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 from safetensors.torch import load_file
 
 from privsgp.engine.folder import Folder
+from privsgp.engine.formats import Summary
 from privsgp.errors import Refused
+from privsgp.files import read_json
 from privsgp.gradients import Layout
 from privsgp.runs import config as configs
+from privsgp.runs.result import best_model
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -47,19 +50,15 @@ class Start:
         folder, known = Folder(path), get_args(Records)
         if records not in known:
             raise Refused(f"--from-records {records}", f"take one of {', '.join(known)}")
-        if not folder.summary.exists() or not folder.model.exists():
-            raise Refused(
-                f"--from {path}: no finished run with a model.safetensors is there",
-                "name the folder of a run that came to its end, where its average model was written",
-            )
-        return cls(
-            path, folder.run or "", configs.started(folder.config), ledger_folder(path), cast("Records", records)
-        )
+        if not folder.summary.exists():
+            raise Refused(f"--from {path}: no finished run is there", "name the folder of a run that came to its end")
+        config = configs.started(folder.config)
+        return cls(path, folder.run or "", config, ledger_folder(path), cast("Records", records))
 
     def put_into(self, problem: Problem) -> Problem:
         """Return the problem with the earlier model's weights as x⁰."""
-        model, where = copy.deepcopy(problem.model), Folder(self.folder).model
-        tensors, own = load_file(where), Layout.of(model)
+        model, folder = copy.deepcopy(problem.model), Folder(self.folder)
+        tensors, own = load_file(best_model(folder, read_json(folder.summary, Summary))), Layout.of(model)
         if {name: t.shape for name, t in tensors.items()} != dict(zip(own.names, own.shapes, strict=True)):
             raise Refused(
                 f"--from {self.folder}: its model has other weights than this configuration's",
