@@ -167,7 +167,7 @@ def _train(
     config, settled, plan = planning.settle(config, problem, out, resume=resume)
     for note in [*problems.test_notes(config, settled), *_unknown(loss, correct)]:
         _LOG.warning("%s", note)
-    with watching(config.algorithm.steps, progress) as watch:
+    with watching(config.algorithm.steps, False if join().rank else progress) as watch:
         result = training.run(
             config, settled, out, resume=resume, moved=moved, ledgers=ledger, watch=watch, plan=plan, start=start
         )

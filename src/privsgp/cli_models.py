@@ -36,7 +36,7 @@ def predict(
     from privsgp.runs.rows import encoded_rows
 
     result = load(run)
-    x, _ = encoded_rows(file, result.card)
+    x = encoded_rows(file, result.card)
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows(_said(result, x))
     if out is None:
@@ -68,12 +68,12 @@ def evaluate(
     """Tell what a trained model is worth on public data. No ε covers that: records it was trained on are refused."""
     from privsgp.report.terminal import err, show_metrics
     from privsgp.runs.result import load
-    from privsgp.runs.rows import encoded_rows, refuse_records
+    from privsgp.runs.rows import labelled_rows, refuse_records
 
     result = load(run)
-    refuse_records(run, file)
-    x, y = encoded_rows(file, result.card, labelled=True)
-    found = result.evaluate((x, [] if y is None else y))
+    x, y = labelled_rows(file, result.card)
+    refuse_records(run, file, x, y)
+    found = result.evaluate((x, y))
     err.print("note: no ε covers these: they are for those who may see the samples", markup=False, soft_wrap=True)
     if as_json:
         typer.echo(json.dumps(found))

@@ -178,6 +178,9 @@ def test_evaluation_is_on_public_data_and_never_on_what_was_trained_on(made, dig
         assert (ran.code, ran.out) == (2, "")
         assert "metrics on them no ε covers" in ran.err
     assert runs.command("evaluate", tmp_path / "out", "public.npz").code == 0
+    x, y = digits.x_test, digits.y_test  # at a site, which file it was is known by its records alone
+    (tmp_path / "out" / "private" / "records").write_text(rows.digest(x, y))
+    assert runs.command("evaluate", tmp_path / "out", "public.npz").code == 2
 
 
 @pytest.mark.parametrize("form", list(exporting.ENDINGS))
@@ -241,4 +244,4 @@ def test_rows_come_in_one_form(made, tmp_path):
         rows.encoded_rows(tmp_path / "x.csv", card)
     np.savez(tmp_path / "x.npz", x=np.zeros((2, 64), np.uint8))
     with pytest.raises(Refused, match="no array y"):
-        rows.encoded_rows(tmp_path / "x.npz", card, labelled=True)
+        rows.labelled_rows(tmp_path / "x.npz", card)

@@ -1,11 +1,12 @@
 """Rows for a model that is trained: a file, or arrays, made what the run's records were made before it saw them.
 
-One place decides that, `encoded_rows`: arrays are taken as they are, tables go through the schema that the model's file
+One place decides that, here: arrays are taken as they are, tables go through the schema that the model's file
 carries. Nothing of the rows is kept.
 """
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,28 +23,51 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
 
-def encoded_rows(
-    path: Path, card: dict[str, Any], *, labelled: bool = False
-) -> tuple[NDArray[Any], NDArray[Any] | None]:
-    """Return the samples of a file, and their targets where it has some; `labelled` refuses one without."""
+def encoded_rows(path: Path, card: dict[str, Any]) -> NDArray[np.float32]:
+    """Return the samples of a file."""
+    return checked(_arrays(path, "x")["x"], card)
+
+
+def labelled_rows(path: Path, card: dict[str, Any]) -> tuple[NDArray[np.float32], NDArray[Any]]:
+    """Return the samples of a file, and their targets."""
+    found = _arrays(path, "x", "y")
+    return checked(found["x"], card), labels(found["y"], card)
+
+
+def _arrays(path: Path, *needed: str) -> dict[str, NDArray[Any]]:
     if path.suffix != ".npz":
         raise Refused(f"{path} is no .npz file", "store the samples as x (and targets as y): numpy.savez(path, x=…)")
-    found = read_npz(path, needed=("x", "y") if labelled else ("x",))
-    return checked(found["x"], card), labels(found["y"], card) if "y" in found else None
+    return read_npz(path, needed)
 
 
-def refuse_records(run: Path, path: Path) -> None:
-    """Refuse a file that a private run was trained on: what is measured on it no ε covers."""
+def refuse_records(run: Path, path: Path, x: NDArray[Any], y: NDArray[Any]) -> None:
+    """Refuse samples that a private run was trained on: what is measured on them no ε covers.
+
+    Guarantee: the run's own files, copies, and files with half of their records are refused; at a site, where the file
+    is named elsewhere, the same records in the same order.
+    """
     config = configs.started(Folder(run).config)
     if config.seed is not None or not config.private:
         return
     named = config.data.path or config.data.name
     own = site_paths(named, range(config.data.nodes)) if config.data.path else [Path(named)]
-    if any(same_data(path, file) for file in own):
+    if any(same_data(path, file) for file in own) or digest(x, y) == _at_site(run):
         raise Refused(
             f"{path} holds records that {run} was trained on: metrics on them no ε covers",
             "take public data, or records that nobody trained on",
         )
+
+
+def digest(x: NDArray[Any], y: NDArray[Any]) -> str:
+    """Return the SHA-256 of records, which never leaves private/."""
+    found = hashlib.sha256(np.ascontiguousarray(x).data)
+    found.update(np.ascontiguousarray(y).data)
+    return found.hexdigest()
+
+
+def _at_site(run: Path) -> str:
+    kept = run / "private" / "records"
+    return kept.read_text() if kept.is_file() else ""
 
 
 def checked(x: ArrayLike, card: dict[str, Any]) -> NDArray[np.float32]:

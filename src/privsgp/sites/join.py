@@ -21,7 +21,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from pydantic import BaseModel, ConfigDict
 
 from privsgp import data, models
@@ -33,6 +32,7 @@ from privsgp.files import parsed, read_bytes, write, write_json
 from privsgp.gradients import Layout
 from privsgp.options import Positive, Probability
 from privsgp.runs import card as cards
+from privsgp.runs.rows import digest
 from privsgp.runs.train import PRIVATE_TEST, PUBLIC_TEST, SUMMARY_VERSION, versions
 from privsgp.sites import policy as policies
 from privsgp.sites.agreement import Agreement
@@ -259,9 +259,7 @@ def _spec(agreement: Agreement, file: Path, node: int, device: str) -> tuple[Run
     dataset = data.load(str(file), task=models.task(config.model.loss), classes=config.data.classes)
     spec = agreement.spec(dataset, node, device)
     place = hashlib.sha256(f"privsgp/layout/site/{file.resolve()}".encode()).hexdigest()
-    records = hashlib.sha256(np.ascontiguousarray(dataset.x).data)
-    records.update(np.ascontiguousarray(dataset.y).data)
-    return dataclasses.replace(spec, layout=place, share_metrics=spec.simulation), records.hexdigest()
+    return dataclasses.replace(spec, layout=place, share_metrics=spec.simulation), digest(dataset.x, dataset.y)
 
 
 def _settle(folder: Folder, agreement: Agreement, spec: RunSpec, *, moved: bool) -> None:
