@@ -18,7 +18,7 @@ def test_every_section_is_an_argument_of_its_own():
     taken = inspect.signature(privsgp.train).parameters
     assert set(Config.model_fields) - {"data", "model"} <= set(taken)
     assert not [p for p in taken.values() if p.kind is p.VAR_KEYWORD]
-    for section in ("privacy", "algorithm", "clock", "plan", "engine"):
+    for section in ("features", "privacy", "algorithm", "clock", "plan", "engine"):
         assert f"{section.capitalize()}Section" in taken[section].annotation
 
 
