@@ -11,6 +11,7 @@ slots of a batch point to it and never to a real sample (privacy.md, Randomness)
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from functools import reduce
 from typing import TYPE_CHECKING, Any, Literal
@@ -19,6 +20,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from privsgp import devices
 from privsgp.data.mapped import Mapped, MappedRows, mapped
 from privsgp.errors import Refused
 
@@ -143,6 +145,31 @@ def pool(sites: Sequence[Dataset], name: str, classes: int | None) -> tuple[Data
     for site in sites:  # so that an error names the site's own file and row
         _refuse_outside(site, pooled.classes or 0)
     return pooled, rows
+
+
+def array(given: object, key: str) -> Array:
+    """Return what was given as an array; refuse rows of different lengths, and more than there is memory for."""
+    try:
+        made = np.asarray(given)
+    except ValueError as error:  # rows of different lengths
+        raise Refused(f"{key} is no array: {error}", "give every row the same length, as a NumPy array") from error
+    if made.dtype == object:
+        raise Refused(f"{key} holds objects, not numbers", "give every row the same length, as numbers")
+    return made
+
+
+def _refuse_vast(count: int, what: str) -> None:
+    """Refuse arrays that would not fit, before they are made: the kernel would end the process without a word."""
+    if count > (free := devices.free_memory()):
+        raise Refused(
+            f"{what} take {count / 1e9:.1f} GB, and {free / 1e9:.1f} GB of memory are free",
+            "take fewer samples a node, or smaller ones (float32, features instead of pixels), or a larger machine",
+        )
+
+
+def targets(array: Array, key: str, task: Task) -> Targets:
+    """Check targets and return them as a loss sees them."""
+    return (_labels if task == "classification" else _values)(array, key)
 
 
 def _one_after_the_other(inputs: list[Inputs | Mapped]) -> Inputs | Mapped:
@@ -315,6 +342,7 @@ def _stacked(
         for node, rows in enumerate(parts):
             index[node, : len(rows)] = rows
         return MappedRows(x, index, kind, torch.device("cpu"))
+    _refuse_vast(kind.itemsize * math.prod((*shape, *x.shape[1:])), "the samples of all nodes, padded to the longest,")
     inputs = torch.zeros(shape + x.shape[1:], dtype=kind)
     for node, rows in enumerate(parts):
         inputs.numpy()[node, : len(rows)] = x[rows]

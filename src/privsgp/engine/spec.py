@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -24,7 +24,7 @@ from privsgp.randomness.coins import capacity
 from privsgp.randomness.independent import IndependentNoise
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from numpy.typing import NDArray
     from torch import Tensor
@@ -58,6 +58,7 @@ class Learning:
     test: tuple[Tensor, Tensor] | None
     samples: Sequence[int]  # J_i of these nodes: how many of their rows are theirs
     vocabulary: int | tuple[int, ...] | None = None  # of inputs that are tokens (`data.Dataset`)
+    measure: Callable[[Tensor, Tensor], dict[str, Any]] | None = None  # of all outputs and targets of the test data
 
     def made_up(self) -> tuple[Tensor, Tensor]:
         """Return a few samples of the right shape and range that are nobody's, for the probe."""
@@ -153,6 +154,8 @@ class RunSpec:
     noise: Noise = field(default_factory=IndependentNoise)
     pretraining: str | None = None  # what the samples' encoder was learnt from: it stands beside every number
     sites: Sequence[str] = ()  # what people call the nodes
+    card: Mapping[str, Any] = field(default_factory=dict)  # what a model's file says of the model
+    started_from: Mapping[str, Any] | None = None  # the earlier run whose model x⁰ is, and whether it is counted
     share_metrics: bool = True  # metrics on test data: told to peers and kept for others to read; else in private/
 
     @property

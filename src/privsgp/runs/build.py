@@ -24,6 +24,7 @@ from privsgp.gradients.rules.ruled import positions
 from privsgp.randomness.independent import IndependentNoise
 from privsgp.randomness.pairwise import PairwiseNoise
 from privsgp.runs.budgets import calibrate_nodes, settings, with_scale
+from privsgp.runs.card import card
 from privsgp.runs.config import Config, Schedule
 from privsgp.runs.problem import layout, pooled
 from privsgp.seeds import public_seed
@@ -97,6 +98,7 @@ def build_run(
         sites=config.data.sites or (),
         share_metrics=config.test_is_public,
         pretraining=pretraining(config.features.name),
+        card=card(config, problem),
     )
     refuse_vast(spec, places)
     return spec
@@ -218,7 +220,10 @@ def _learning(problem: Problem, device: torch.device, dtype: torch.dtype) -> Lea
     read = stacked.inputs
     inputs = place(read) if isinstance(read, torch.Tensor) else read.placed(device, dtype)
     targets = place(stacked.targets)
-    return Learning(problem.model, problem.loss, problem.correct, inputs, targets, test, stacked.samples, d.vocabulary)
+    return Learning(
+        problem.model, problem.loss, problem.correct, inputs, targets, test, stacked.samples, d.vocabulary,
+        problem.measure,
+    )  # fmt: skip
 
 
 def _checkpoint_every(config: Config, protection: Protection) -> int:

@@ -21,7 +21,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from pydantic import BaseModel, ConfigDict
 
 from privsgp import data, models
@@ -35,7 +34,9 @@ from privsgp.errors import Interrupted, Refused
 from privsgp.files import parsed, read_bytes, write, write_json
 from privsgp.gradients import Layout
 from privsgp.options import Positive, Probability
-from privsgp.runs.train import MODEL_VERSION, PRIVATE_TEST, PUBLIC_TEST, SUMMARY_VERSION, versions
+from privsgp.runs import card as cards
+from privsgp.runs.rows import digest
+from privsgp.runs.train import PRIVATE_TEST, PUBLIC_TEST, SUMMARY_VERSION, versions
 from privsgp.sites import policy as policies
 from privsgp.sites.agreement import Agreement
 from privsgp.sites.audit import Audit
@@ -65,7 +66,6 @@ _TICK = 0.1
 _NOBODY = -1  # the node of a relay that is no member
 _GOODBYE = 5.0  # seconds in which a site that leaves tells the others
 _FAREWELL = 3.0  # deadlines after which a site that is not there is not waited for at the end
-_ROWS = 4096  # of records that are hashed at a time
 
 
 @dataclass
@@ -283,13 +283,10 @@ def _spec(
     dataset = bring(config, file, test, tell)
     spec = agreement.spec(dataset, node, device)
     place = hashlib.sha256(f"privsgp/layout/site/{file.resolve()}".encode()).hexdigest()
-    records = hashlib.sha256()
-    for start in range(0, len(dataset.x), _ROWS):  # some rows at a time: a mapped file may be larger than memory
-        records.update(np.ascontiguousarray(dataset.x[start : start + _ROWS]).data)
-    records.update(np.ascontiguousarray(dataset.y).data)
     public = spec.simulation or test is not None
     names = tuple(card.name for card in agreement.roster)
-    return dataclasses.replace(spec, layout=place, sites=names, share_metrics=public), records.hexdigest()
+    ours = dataclasses.replace(spec, layout=place, sites=names, share_metrics=public)
+    return ours, digest(dataset.x, dataset.y)
 
 
 def _settle(folder: Folder, agreement: Agreement, spec: RunSpec, *, moved: bool) -> None:
@@ -363,8 +360,9 @@ def _finish(network: Network, folder: Folder, spec: RunSpec, outcome: Outcome) -
     """Write the site's model and its summary."""
     layout, node = Layout.of(spec.learning.model), network.node
     tensors = {name: value.contiguous().cpu() for name, value in layout.views(outcome.state.z[0]).items()}
-    write_tensors(folder.node(node), tensors, {"privsgp": f"model {MODEL_VERSION}"})
+    write_tensors(folder.node(node), tensors, cards.metadata(spec.card))
     summary = _summary(network, spec, outcome)
+    write(folder.path / cards.NAME, cards.markdown(dict(spec.card), summary))
     write_json(folder.summary, summary)
     return summary
 
@@ -386,6 +384,7 @@ def _summary(network: Network, spec: RunSpec, outcome: Outcome) -> dict[str, Any
         "weights": None if spec.weights is None else list(spec.weights), "dim": agreement.weights,
         "difference_scale": getattr(p.mechanisms[node], "difference_scale", None),
         "test_accuracy": last.get("test_accuracy"), "test_loss": last.get("test_loss"), "train_loss": None,
+        **outcome.measured,
         "mean_node_accuracy": None, "worst_node_accuracy": None, "consensus_error": None,  # nobody sees all models
         "epsilon_nominal": None, "pairwise": None, "steps_per_second": None, "peak_memory_bytes": None,
         "epsilon_spent": spent if private else None,

@@ -1,0 +1,95 @@
+"""Rows for a model that is trained: a file, or arrays, made what the run's records were made before it saw them.
+
+One place decides that, here: arrays are taken as they are, tables go through the schema that the model's file
+carries. Nothing of the rows is kept.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from privsgp.data.dataset import inputs, targets, tokens
+from privsgp.data.files import read_npz
+from privsgp.data.loading import same_data, site_paths
+from privsgp.engine.folder import Folder
+from privsgp.errors import Refused
+from privsgp.runs import config as configs
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike, NDArray
+
+    from privsgp.data.mapped import Mapped
+
+_ROWS = 4096  # of records that are hashed at a time
+
+
+def encoded_rows(path: Path, card: dict[str, Any]) -> NDArray[np.float32]:
+    """Return the samples of a file."""
+    return checked(_arrays(path, "x")["x"], card)
+
+
+def labelled_rows(path: Path, card: dict[str, Any]) -> tuple[NDArray[np.float32], NDArray[Any]]:
+    """Return the samples of a file, and their targets."""
+    found = _arrays(path, "x", "y")
+    return checked(found["x"], card), labels(found["y"], card)
+
+
+def _arrays(path: Path, *needed: str) -> dict[str, NDArray[Any]]:
+    if path.suffix != ".npz":
+        raise Refused(f"{path} is no .npz file", "store the samples as x (and targets as y): numpy.savez(path, x=…)")
+    return read_npz(path, needed)
+
+
+def refuse_records(run: Path, path: Path, x: NDArray[Any], y: NDArray[Any]) -> None:
+    """Refuse samples that a private run was trained on: what is measured on them no ε covers.
+
+    Guarantee: the run's own files, copies, and files with half of their records are refused; at a site, where the file
+    is named elsewhere, the same records in the same order.
+    """
+    config = configs.started(Folder(run).config)
+    if config.seed is not None or not config.private:
+        return
+    named = config.data.path or config.data.name
+    base, names = Folder(run).beside(), config.data.sites
+    own = site_paths(named, range(config.data.nodes), base, names) if config.data.path else [base / named, Path(named)]
+    if any(same_data(path, file, config.data.schema) for file in own) or digest(x, y) == _at_site(run):
+        raise Refused(
+            f"{path} holds records that {run} was trained on: metrics on them no ε covers",
+            "take public data, or records that nobody trained on",
+        )
+
+
+def digest(x: NDArray[Any] | Mapped, y: NDArray[Any]) -> str:
+    """Return the SHA-256 of records, which never leaves private/; of mapped files some rows at a time."""
+    found = hashlib.sha256()
+    for start in range(0, len(x), _ROWS):
+        found.update(np.ascontiguousarray(x[start : start + _ROWS]).data)
+    found.update(np.ascontiguousarray(y).data)
+    return found.hexdigest()
+
+
+def _at_site(run: Path) -> str:
+    kept = run / "private" / "records"
+    return kept.read_text() if kept.is_file() else ""
+
+
+def checked(x: ArrayLike, card: dict[str, Any]) -> NDArray[Any]:
+    """Return samples in the run's own form; refuse those of another shape."""
+    given, shape, vocabulary = np.asarray(x), tuple(card["input_shape"]), card.get("vocabulary")
+    rows = inputs(given, "x") if vocabulary is None else tokens(given, "x", vocabulary)
+    if rows.shape[1:] != shape:
+        raise Refused(f"a sample of x has shape {rows.shape[1:]}, the model takes {shape}", "give it [N, …] of that")
+    return rows
+
+
+def labels(y: ArrayLike, card: dict[str, Any]) -> NDArray[Any]:
+    """Return targets in the run's own form; refuse classes that the model does not have."""
+    found = targets(np.asarray(y), "y", "regression" if card["classes"] is None else "classification")
+    if card["classes"] is not None and (outside := (found < 0) | (found >= card["classes"])).any():
+        first = int(outside.argmax())
+        raise Refused(f"y[{first}] = {found[first]} is outside 0..{card['classes'] - 1}", "number the classes from 0")
+    return found
