@@ -133,7 +133,7 @@ def test_a_data_set_of_pairs_of_inputs(tmp_path):
         (Endless(), "no items by number"),
         (X, "data is a ndarray"),
         ((X, Y, X), "tuple of 3"),
-        (([[1.0, 2.0], [3.0]], [0, 1]), "rows of different lengths"),
+        (([[1.0, 2.0], [3.0]], [0, 1]), "x is no array"),
         (((TOKENS, X[:7]), Y), r"fields of \[40, 7\] rows"),
         ([(X, Y, X, Y), (X, Y)], "node 0 brings 4 arrays"),
     ],

@@ -14,6 +14,8 @@ import torch
 from torch.utils import data as torch_data
 
 from privsgp import devices
+from privsgp.data.dataset import array
+from privsgp.data.files import NPZ
 from privsgp.errors import Refused
 
 
@@ -38,25 +40,18 @@ def pair(given: Any) -> tuple[Any, ...]:  # noqa: ANN401 - whatever was brought
             f"data is a {type(given).__name__}" + (f" of {len(given)}" if isinstance(given, Sequence) else ""),
             "give (x, y) or (x, y, x_test, y_test), a torch Dataset, a list of these or a mapping {node: …}",
         )
-    return tuple(plain(part) for part in given)
+    return tuple(plain(part, key) for part, key in zip(given, NPZ, strict=False))
 
 
-def plain(part: Any) -> Any:  # noqa: ANN401 - whatever was brought
+def plain(part: Any, key: str) -> Any:  # noqa: ANN401 - whatever was brought
     """Return arrays in the place of tensors; several inputs stay several, and a mapped file stays where it is."""
     if isinstance(part, Mapping):
-        return {str(key): plain(value) for key, value in part.items()}
-    if isinstance(part, tuple):
-        return tuple(plain(value) for value in part)
+        return {str(name): plain(value, f"{key}[{name!r}]") for name, value in part.items()}
+    if isinstance(part, tuple) and all(hasattr(value, "shape") for value in part):
+        return tuple(plain(value, key) for value in part)
     if isinstance(part, torch.Tensor):
         return part.detach().cpu().numpy()
-    if isinstance(part, np.ndarray):
-        return part
-    try:
-        return np.asarray(part)
-    except ValueError as error:
-        raise Refused(
-            f"data holds rows of different lengths: {error}", "give all samples one shape: fill up or cut, publicly"
-        ) from error
+    return part if isinstance(part, np.memmap) else array(part, key)
 
 
 def _items(given: torch_data.Dataset[Any]) -> tuple[Any, Any]:
