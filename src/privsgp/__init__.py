@@ -13,11 +13,12 @@ if TYPE_CHECKING:
     from privsgp.algorithms import register
     from privsgp.api import train
     from privsgp.data import Dataset
+    from privsgp.data.schema import Schema
     from privsgp.errors import Refused
     from privsgp.runs.result import Result, load
 
 __version__ = "0.1.0"
-__all__ = ["Dataset", "Refused", "Result", "__version__", "load", "register", "train"]
+__all__ = ["Dataset", "Refused", "Result", "Schema", "__version__", "load", "register", "train"]
 
 _WHERE = {
     "train": "api",
@@ -26,6 +27,7 @@ _WHERE = {
     "register": "algorithms",
     "Dataset": "data",
     "Refused": "errors",
+    "Schema": "data.schema",
 }
 
 

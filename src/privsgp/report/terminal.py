@@ -76,6 +76,9 @@ def show_log() -> None:
     log.handlers = [handler]
 
 
+_FIRST = "before the first step: certifying the noise, which takes longest the first time"
+
+
 @contextmanager
 def bar(steps: int) -> Iterator[Watcher]:
     """Show steps, accuracy and time left on stderr; the training loss only where the engine measured it."""
@@ -84,7 +87,7 @@ def bar(steps: int) -> Iterator[Watcher]:
         TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(),
     ]  # fmt: skip
     with Progress(*columns, console=err, transient=not err.is_terminal) as progress:
-        task = progress.add_task("", total=steps, figures="")
+        task = progress.add_task("", total=steps, figures=_FIRST)
 
         def watch(step: int, row: dict[str, Any] | None) -> None:
             progress.update(task, completed=step, figures=figures(row or {}))
@@ -144,22 +147,27 @@ def show_keys(section: str, whose: str, found: list[Key]) -> None:
     out.print(table)
 
 
-def show_plan(formula: Formula, plan: Plan | None) -> None:
-    """Print a plan, or the bound alone."""
+def show_plan(formula: Formula, plan: Plan | None, *, details: bool = False) -> None:
+    """Print a plan, or the bound alone; the paper's bound and its theorems only with `details`."""
     from privsgp.planner import shown as words
+    from privsgp.report.words import site_sentences
 
     with doing("certifying the noise of many K, for the bound"):
         rows = words.formula_rows(formula) if plan is None else words.plan_rows(plan)
         methods = words.method_rows(plan) if plan is not None and len(plan.choices) > 1 else []
         warnings = formula.warnings(formula.steps) if plan is None else plan.warnings
-    show("plan", rows)
+    theory = plan is not None and not details
+    show("plan", [row for row in rows if not theory or row[0] not in words.THEORY])
     if methods:
         table = Table("method", "batch", "steps", "step size", "σ", "noise in the average", "score in rehearsal")
         for row in methods:
             table.add_row(*row)
         out.print(table)
-    for line in warnings:
-        out.print(f"  · {line}", soft_wrap=True)
+    for line in (*warnings, *([] if plan is None else site_sentences(plan))):
+        if not theory or "Theorem" not in line:
+            out.print(f"  · {line}", soft_wrap=True)
+    if theory:
+        out.print("  · --details shows the paper's bound and where its theorems stand", soft_wrap=True)
 
 
 def show_summary(summary: dict[str, Any], folder: Path) -> None:
@@ -273,7 +281,16 @@ def show_statements(statements: Sequence[Statement]) -> None:
         state += f", if {s.honest} nodes are honest" if s.honest else ""
         epsilon = "no finite bound" if math.isinf(s.epsilon) else f"{s.epsilon:.4g}"
         budget = "–" if s.budget is None else f"{s.budget:.4g}"
-        table.add_row(str(s.node), str(s.runs), str(s.releases), epsilon, budget, f"{s.delta:g}", s.relation, state)
+        table.add_row(
+            f"{s.node} {s.site}".strip(),
+            str(s.runs),
+            str(s.releases),
+            epsilon,
+            budget,
+            f"{s.delta:g}",
+            s.relation,
+            state,
+        )
     out.print(table)
 
 

@@ -81,7 +81,7 @@ HEAD = '''"""The sections of run.toml as dictionaries with types, for editors an
 
 Every key of every component is in its section; which of them go together is checked when they are used.
 """
-# ruff: noqa: E501, PYI030, PYI051, F401
+# ruff: noqa: E501, PYI030, PYI051
 # fmt: off
 
 from __future__ import annotations

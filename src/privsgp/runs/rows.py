@@ -7,11 +7,14 @@ carries. Nothing of the rows is kept.
 from __future__ import annotations
 
 import hashlib
+import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from privsgp.data import schema as schemas
+from privsgp.data import tables
 from privsgp.data.dataset import inputs, targets
 from privsgp.data.files import read_npz
 from privsgp.data.loading import same_data, site_paths
@@ -25,19 +28,32 @@ if TYPE_CHECKING:
 
 def encoded_rows(path: Path, card: dict[str, Any]) -> NDArray[np.float32]:
     """Return the samples of a file."""
-    return checked(_arrays(path, "x")["x"], card)
+    return checked(_arrays(path, card, labelled=False)["x"], card)
 
 
 def labelled_rows(path: Path, card: dict[str, Any]) -> tuple[NDArray[np.float32], NDArray[Any]]:
     """Return the samples of a file, and their targets."""
-    found = _arrays(path, "x", "y")
+    found = _arrays(path, card, labelled=True)
     return checked(found["x"], card), labels(found["y"], card)
 
 
-def _arrays(path: Path, *needed: str) -> dict[str, NDArray[Any]]:
+def _arrays(path: Path, card: dict[str, Any], *, labelled: bool) -> dict[str, NDArray[Any]]:
+    if tables.is_table(path.name):
+        table = tables.read(path, schema_of(card), labelled=labelled)
+        return {"x": table.x} | ({} if table.y is None else {"y": table.y})
     if path.suffix != ".npz":
-        raise Refused(f"{path} is no .npz file", "store the samples as x (and targets as y): numpy.savez(path, x=…)")
-    return read_npz(path, needed)
+        raise Refused(
+            f"{path} is no .npz file and no table", "store the samples as x (and targets as y): numpy.savez(path, x=…)"
+        )
+    return read_npz(path, ("x", "y") if labelled else ("x",))
+
+
+def schema_of(card: dict[str, Any]) -> schemas.Schema:
+    """Return the public schema that a model's file carries; refuse a table for a model that has none."""
+    text = card.get("schema_text")
+    if text is None:
+        raise Refused("a table for a model that learnt from arrays", "give arrays, or an .npz file with x")
+    return schemas.parse(tomllib.loads(text), "the model's schema")
 
 
 def refuse_records(run: Path, path: Path, x: NDArray[Any], y: NDArray[Any]) -> None:
@@ -49,9 +65,9 @@ def refuse_records(run: Path, path: Path, x: NDArray[Any], y: NDArray[Any]) -> N
     config = configs.started(Folder(run).config)
     if config.seed is not None or not config.private:
         return
-    named = config.data.path or config.data.name
-    own = site_paths(named, range(config.data.nodes)) if config.data.path else [Path(named)]
-    if any(same_data(path, file) for file in own) or digest(x, y) == _at_site(run):
+    d = config.data
+    own = [Path(d.name)] if d.path is None else site_paths(d.path, range(d.nodes), config.base, d.sites)
+    if any(same_data(path, file, d.schema) for file in own) or digest(x, y) == _at_site(run):
         raise Refused(
             f"{path} holds records that {run} was trained on: metrics on them no ε covers",
             "take public data, or records that nobody trained on",
@@ -71,8 +87,9 @@ def _at_site(run: Path) -> str:
 
 
 def checked(x: ArrayLike, card: dict[str, Any]) -> NDArray[np.float32]:
-    """Return samples in the run's own form; refuse those of another shape."""
-    rows, shape = inputs(np.asarray(x), "x"), tuple(card["input_shape"])
+    """Return samples in the run's own form, those of a data frame by the schema; refuse those of another shape."""
+    given = tables.of_frame(x, schema_of(card), "x", labelled=False).x if tables.is_frame(x) else np.asarray(x)
+    rows, shape = inputs(given, "x"), tuple(card["input_shape"])
     if rows.shape[1:] != shape:
         raise Refused(f"a sample of x has shape {rows.shape[1:]}, the model takes {shape}", "give it [N, …] of that")
     return rows

@@ -27,6 +27,7 @@ def summary_rows(s: dict[str, Any], folder: Path) -> Rows:
         ("training loss", _plain(s["train_loss"])),
         ("consensus error", _plain(s["consensus_error"])),
         ("privacy", _privacy(s)),
+        ("sites", _each_site(s)),
         ("noise σ", span(s["sigma"])),
         ("time", _time(s)),
         ("sent", f"{s['bytes_sent'] / 1e6:.1f} MB by all nodes"),
@@ -89,6 +90,14 @@ def _privacy(s: dict[str, Any]) -> str:
         words += f"; nominal ε = {span(s['epsilon_nominal'])} by the published formula"
     words += _AGAINST.get(s["trust"], "") + _honest(s)
     return words + ("\nsimulation, not private: the config has a seed" if s["simulation"] else "")
+
+
+def _each_site(s: dict[str, Any]) -> str:
+    """Say what each site that has a name has spent."""
+    names, spent = s.get("sites"), s["epsilon_spent"]
+    if not names or spent is None or len(names) != len(spent):
+        return "–"
+    return ", ".join(f"{n} ε = {'?' if e is None else f'{e:.4g}'}" for n, e in zip(names, spent, strict=True))
 
 
 def _honest(s: dict[str, Any]) -> str:

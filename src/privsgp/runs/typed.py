@@ -2,7 +2,7 @@
 
 Every key of every component is in its section; which of them go together is checked when they are used.
 """
-# ruff: noqa: E501, PYI030, PYI051, F401
+# ruff: noqa: E501, PYI030, PYI051
 # fmt: off
 
 from __future__ import annotations
@@ -22,11 +22,14 @@ class Schedule(TypedDict, total=False):
 class DataSection(TypedDict, total=False):
     """What is learnt from, and how it lies on the nodes."""
 
+    schema: Any | None  # tables: the public schema.toml that all sites share
+    sites: list[str] | None  # names of the nodes, in their order
+    test_path: str | None  # public test data: .csv, .parquet, .feather or .npz
     name: str  # digits, mnist, cifar10 or a9a; from Python, your own arrays
     nodes: int  # n: how many nodes
     partition: str  # how a data set is divided among the nodes
     sizes: list[int] | None  # J_i: how many samples each node gets; left out: all of them, evenly
-    path: str | None  # each node its own file: "site-{node}.npz"
+    path: str | None  # each node its own file, "site-{node}.csv" or "{site}.csv": .csv, .parquet, .feather or .npz
     classes: int | None  # how many classes labels in files of one's own have; left out: the file says it, or public test labels
     test: Literal['public', 'private'] | None  # who may see metrics on test data; left out: everybody of built-in data and in simulations, else the site
     alpha: float  # α: smaller is more skewed
@@ -131,7 +134,7 @@ class ClockSection(TypedDict, total=False):
 class PlanSection(TypedDict, total=False):
     """What a plan may look at."""
 
-    data: str  # synthetic stand-ins, public data (a name or an .npz file), or private
+    data: str  # synthetic stand-ins, public data (a name or a file), or private
     may_spend: bool  # whether looking at private data may be paid for
     evaluations: float | None  # gradients that a node may evaluate in the whole run; left out: any
 
