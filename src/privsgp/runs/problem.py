@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 import json
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from torch import nn
 
 from privsgp import data, features, models
 from privsgp.algorithms import ALGORITHMS
+from privsgp.data.loading import site_paths
 from privsgp.devices import chosen_device
 from privsgp.errors import Refused
 from privsgp.features.encode import encoded, make_encoder
@@ -26,7 +28,6 @@ from privsgp.transport.rendezvous import World, blocks, greet, join
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from pathlib import Path
 
     import torch
     from numpy.typing import NDArray
@@ -212,6 +213,14 @@ def layout(config: Config) -> str:
         values |= {"alpha": getattr(d, "alpha", 0.5), "sizes": d.sizes}
         told = f"{config.seed}/{json.dumps(values, separators=(',', ':'))}"
     return hashlib.sha256(f"privsgp/layout/{told}".encode()).hexdigest()
+
+
+def own_files(config: Config, block: range | None) -> list[Path]:
+    """Return the files that records of these nodes come from; none of arrays and of published data."""
+    d = config.data
+    if d.path is None:
+        return [Path(d.name)] if d.name.endswith(".npz") else []
+    return site_paths(d.path, range(d.nodes) if block is None else block)
 
 
 def split(config: Config, dataset: data.Dataset) -> list[NDArray[np.int64]]:
