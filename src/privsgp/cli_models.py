@@ -73,7 +73,7 @@ def evaluate(
 
     result = load(run)
     x, y = labelled_rows(file, result.card)
-    refuse_records(run, file, x, y)
+    refuse_records(run, file, result.card, x, y)
     found = result.evaluate((x, y))
     err.print("note: no ε covers these: they are for those who may see the samples", markup=False, soft_wrap=True)
     if as_json:

@@ -13,7 +13,7 @@ from torch import nn
 
 from privsgp import data, features, models
 from privsgp.algorithms import ALGORITHMS
-from privsgp.data.loading import file_path, same_file, site_paths, with_test
+from privsgp.data.loading import file_path, is_file, same_file, site_paths, with_test
 from privsgp.devices import chosen_device
 from privsgp.errors import Refused
 from privsgp.features.encode import encoded, make_encoder
@@ -231,6 +231,14 @@ def layout(config: Config) -> str:
         values |= {"alpha": getattr(d, "alpha", 0.5), "sizes": d.sizes}
         told = f"{config.seed}/{json.dumps(values, separators=(',', ':'))}"
     return hashlib.sha256(f"privsgp/layout/{told}".encode()).hexdigest()
+
+
+def own_files(config: Config, block: range | None) -> list[Path]:
+    """Return the files that records of these nodes come from; none of arrays and of published data."""
+    d = config.data
+    if d.path is None:
+        return [config.base / d.name] if is_file(d.name) else []
+    return site_paths(d.path, range(d.nodes) if block is None else block, config.base, d.sites)
 
 
 def split(config: Config, dataset: data.Dataset) -> list[NDArray[np.int64]]:

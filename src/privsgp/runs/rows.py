@@ -12,18 +12,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from pydantic import BaseModel
 
 from privsgp.data import schema as schemas
 from privsgp.data import tables
 from privsgp.data.dataset import inputs, targets
 from privsgp.data.files import read_npz
-from privsgp.data.loading import same_data, site_paths
-from privsgp.engine.folder import Folder
+from privsgp.data.loading import same_data
 from privsgp.errors import Refused
-from privsgp.runs import config as configs
+from privsgp.files import read_json, write_json
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
+
+_FILES = "files.json"
 
 
 def encoded_rows(path: Path, card: dict[str, Any]) -> NDArray[np.float32]:
@@ -56,22 +58,29 @@ def schema_of(card: dict[str, Any]) -> schemas.Schema:
     return schemas.parse(tomllib.loads(text), "the model's schema")
 
 
-def refuse_records(run: Path, path: Path, x: NDArray[Any], y: NDArray[Any]) -> None:
+def note_files(run: Path, files: list[Path]) -> None:
+    """Keep in private/ which files a private run learns from, as they are called wherever one looks from."""
+    write_json(run / "private" / _FILES, {"files": [str(file.resolve()) for file in files]})
+
+
+def refuse_records(run: Path, path: Path, card: dict[str, Any], x: NDArray[Any], y: NDArray[Any]) -> None:
     """Refuse samples that a private run was trained on: what is measured on them no ε covers.
 
-    Guarantee: the run's own files, copies, and files with half of their records are refused; at a site, where the file
-    is named elsewhere, the same records in the same order.
+    Guarantee: files that the run learnt from here, copies of them, and files with half of their records are refused;
+    of sites that joined a study, the same records in the same order.
     """
-    config = configs.started(Folder(run).config)
-    if config.seed is not None or not config.private:
-        return
-    d = config.data
-    own = [Path(d.name)] if d.path is None else site_paths(d.path, range(d.nodes), config.base, d.sites)
-    if any(same_data(path, file, d.schema) for file in own) or digest(x, y) == _at_site(run):
+    schema = None if card.get("schema_text") is None else schema_of(card)
+    noted = run / "private" / _FILES
+    own = read_json(noted, _Noted)["files"] if noted.exists() else []
+    if any(same_data(path, Path(file), schema) for file in own) or digest(x, y) == _at_site(run):
         raise Refused(
             f"{path} holds records that {run} was trained on: metrics on them no ε covers",
             "take public data, or records that nobody trained on",
         )
+
+
+class _Noted(BaseModel):
+    files: list[str]
 
 
 def digest(x: NDArray[Any], y: NDArray[Any]) -> str:

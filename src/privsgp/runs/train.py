@@ -34,8 +34,9 @@ from privsgp.runs import config as configs
 from privsgp.runs import starting
 from privsgp.runs.budgets import settings, with_scale
 from privsgp.runs.build import build_run, refuse_faults
-from privsgp.runs.problem import Problem, layout, pooled, refuse_other_configurations
+from privsgp.runs.problem import Problem, layout, own_files, pooled, refuse_other_configurations
 from privsgp.runs.result import Result, load_result
+from privsgp.runs.rows import note_files
 from privsgp.transport import forms
 from privsgp.transport.rendezvous import World, blocks, join, refuse_differences, restarted
 
@@ -133,6 +134,8 @@ def run(
         world.all_gather(None, forms.NOTHING)  # the folder is ready
         world.all_or_none(lambda: _settle(folder, number, secret=ran.private and ran.seed is None))
         if beside[0] == world.rank:  # last: from now on there is a run to resume
+            if ran.private and ran.seed is None:
+                note_files(folder.path, own_files(ran, problem.block))
             write(folder.config, config.toml())
             if plan is not None:
                 write_json(folder.plan, plan)
