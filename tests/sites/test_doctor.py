@@ -181,3 +181,21 @@ def test_what_was_spent_is_said(spent, budget, said):
     from privsgp.cli_sites import _spent
 
     assert said in _spent({"epsilon_spent": spent, "epsilon_budget": budget, "delta": [1e-5, 1e-5]}, 0)
+
+
+def test_join_says_where_no_older_ledger_would_be_noticed(three, tmp_path, monkeypatch):
+    from privsgp.errors import Interrupted
+    from privsgp.sites import join
+
+    def stopped(*_, **__):
+        raise Interrupted(0)
+
+    monkeypatch.setattr(join, "join", stopped)
+    arguments = ("join", three.study, "--data", three.files[0], "--home", three.sites[0].home)
+    monkeypatch.setenv("PRIVSGP_STATE", str(tmp_path / "fine"))
+    assert "state folder" not in command(*arguments).err
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("PRIVSGP_STATE", str(tmp_path / "file"))
+    ran = command(*arguments)
+    assert ran.code == 130
+    assert "nothing can be kept in the state folder" in ran.err
