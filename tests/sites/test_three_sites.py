@@ -26,11 +26,11 @@ def test_undisturbed_a_run_of_sites_is_the_simulated_one_to_the_last_bit(consort
 
 def test_killed_and_restarted_nobody_is_charged_twice_and_a_replay_gives_the_same_bytes(consortium):
     c = consortium(seed=11, limits=Limits(deadline=1.0, staleness=6), algorithm={"steps": 40, "final_mixing": 12})
-    c.start(loss=0.2)
+    c.start(loss=0.2, twice=0.07)
     c.until_step(1, 8)
     c.kill(1)
     c.until_step(0, 12)
-    c.start(1, loss=0.2)
+    c.start(1, loss=0.2, twice=0.07)
     summaries = c.end()
     z, w = replayed(c)
     for i, summary in enumerate(summaries):
