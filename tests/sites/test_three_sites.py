@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -22,6 +24,8 @@ def test_undisturbed_a_run_of_sites_is_the_simulated_one_to_the_last_bit(consort
         np.testing.assert_array_equal(c.model(i), z[i])
         assert summary["site"]["w"] == w[i]
         assert not c.audited(i)
+        head = summary["bytes_sent"] / summary["site"]["messages"]["posted"] - c.agreement.step_bytes
+        assert 0 < head < 600  # nothing was lost: messages were x in float32 and w, and no sums
 
 
 def test_killed_and_restarted_nobody_is_charged_twice_and_a_replay_gives_the_same_bytes(consortium):
@@ -117,6 +121,31 @@ def test_an_older_copy_of_a_folder_does_not_go_on(consortium):
     c.processes[1].join(30)
     assert c.processes[1].exitcode == 2
     assert "older copy" in c.log(1)
+
+
+def test_an_older_copy_of_all_that_a_site_has_is_noticed_by_peers_that_were_restarted_too(consortium):
+    c = consortium(limits=Limits(deadline=1.0, staleness=4), algorithm={"steps": 400})
+    home, state = c.sites[1].home, Path(os.environ["PRIVSGP_STATE"])
+    c.start()
+    c.until_step(1, 3)
+    assert c.ask_to_stop(1) == 130
+    kept = [(place, c.folder / f"copy-{at}") for at, place in enumerate((c.out(1), home, state)) if place.exists()]
+    for place, copy in kept:
+        shutil.copytree(place, copy)
+    c.start(1)
+    c.until_step(1, 9)
+    c.kill(1)
+    for i in (0, 2):
+        c.kill(i)
+    for place, copy in kept:
+        shutil.rmtree(place)
+        shutil.copytree(copy, place)
+    messages = c.sent(1)
+    c.start(0, 1)  # cork stays away
+    c.processes[1].join(30)
+    assert c.processes[1].exitcode == 2
+    assert "older copy" in c.log(1)
+    assert c.sent(1) == messages  # no step was made again
 
 
 def test_a_site_leaves_for_good_and_a_third_of_the_messages_is_lost(consortium):

@@ -229,6 +229,18 @@ class Agreement:
         return 8 * (self.weights + 1)
 
     @property
+    def step_bytes(self) -> int | None:
+        """The exact length of what is new for who has the message before; None where that is no shorter."""
+        size = np.dtype(self.config.engine.dtype).itemsize
+        return size * self.weights + 8 if size < 8 else None
+
+    def share(self, k: int, link: tuple[int, int]) -> float | None:
+        """Return the share that a link carries at step k; None where it is not used then."""
+        edges = self.graph.edges(k)
+        (at,) = np.nonzero((edges.source == link[0]) & (edges.target == link[1]))
+        return float(edges.share[at[0]]) if len(at) else None
+
+    @property
     def algorithm(self) -> str:
         """The algorithm's name."""
         return self.config.algorithm.name

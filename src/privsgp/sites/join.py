@@ -44,6 +44,7 @@ from privsgp.sites.members import Members
 from privsgp.sites.metrics import served
 from privsgp.sites.metrics import text as metrics_text
 from privsgp.sites.relay import Relay
+from privsgp.sites.seen import Seen
 from privsgp.sites.server import Server
 from privsgp.sites.trainer import SiteTrainer, sync_names
 from privsgp.sites.transport import SitesTransport
@@ -82,7 +83,8 @@ class Network:
         node, kept = agreement.node(site), depth(agreement)
         audit = Audit(folder.path / "audit.jsonl")
         members = Members(agreement, node, _incarnation(folder), agreement.sign(site))
-        inbox, outbox = Inbox(agreement, node, kept), Outbox(kept)
+        inbox = Inbox(agreement, node, kept, Seen(agreement, node, folder.path / "private" / "seen"))
+        outbox = Outbox(kept)
         about = (site, agreement, node, inbox, outbox, members, audit)
         relays = agreement.relay is not None and agreement.relay.identity == site.card.identity
         server = Server(*about, relay=Relay() if relays else None)

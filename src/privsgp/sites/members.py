@@ -63,6 +63,7 @@ class Member:
     incarnation: int = 0
     have: dict[str, int] = field(default_factory=dict)  # by source: newest step that it has
     durable: dict[str, int] = field(default_factory=dict)  # by source: newest step that it will have after a crash
+    answered: int = -1  # the newest step of this site's that its process has answered to have
 
 
 class Members:
@@ -131,6 +132,8 @@ class Members:
             member = self.others[peer]
             if said["incarnation"] < member.incarnation:
                 raise Rejected("incarnation", f"process {said['incarnation']} after {member.incarnation}")
+            if said["incarnation"] > member.incarnation:
+                member.answered = -1
             member.heard, member.incarnation = time.monotonic(), said["incarnation"]
             member.step, member.phase = said["step"], said["phase"]
             member.have, member.durable = said["have"], said["durable"]
@@ -158,10 +161,12 @@ class Members:
         A site that was put back to an older copy learns of it here. The word of a peer is not enough for that: it has
         to show what this site signed.
         """
-        if said["newest"] <= max(self.posted(peer), self.proven.get(peer, -1)) or said["proof"] is None:
+        if said["proof"] is None:
             return
         text = said["proof"]["header"].encode()
         header = Header.read(text)
+        if header.step <= max(self.posted(peer), self.proven.get(peer, -1)):
+            return
         try:
             self.agreement.roster[self.node].verify(b"message", text, bytes.fromhex(said["proof"]["signature"]))
         except InvalidSignature:
@@ -229,16 +234,24 @@ class Members:
             new = [i for i, m in self.others.items() if not m.incarnation and self.is_there(i)]
             return [i for i in new if not self.agreement.is_relayed((self.node, i))]
 
-    def have_of(self, target: int) -> int:
-        """Return the newest step of this site's that a target said it has, −1 for none."""
+    def strangers(self) -> list[int]:
+        """Return who could be in touch with this site, has not left, and has not said hello to this process."""
+        closed = self.agreement.roster[self.node].address is None
+        near = [i for i in self.others if not closed or self.agreement.roster[i].address is not None]
         with self.changed:
-            return self.others[target].have.get(str(self.node), -1)
+            return [i for i in near if i not in self.left and not self.others[i].incarnation]
 
-    def took(self, target: int, step: int) -> None:
-        """Note that a target has a message of this site's."""
+    def have_of(self, target: int) -> int:
+        """Return the newest step of this site's that a target said it has, −1 for none; a hello may be older."""
         with self.changed:
-            self.others[target].have[str(self.node)] = step
-            self.others[target].heard = time.monotonic()
+            return max(self.others[target].have.get(str(self.node), -1), self.others[target].answered)
+
+    def took(self, target: int, step: int, answered: int) -> None:
+        """Note that a message of this site's was brought to a target, and which it answered to have."""
+        with self.changed:
+            member = self.others[target]
+            member.have[str(self.node)] = step
+            member.heard, member.answered = time.monotonic(), answered
 
     def is_served(self, target: int, step: int) -> bool:
         """Tell whether a target needs nothing more from this site, whose last message is of `step`."""

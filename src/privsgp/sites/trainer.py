@@ -47,6 +47,7 @@ class SiteTrainer(Trainer):
         self._round = 0  # the first step or round of mixing that was not begun
         self._pays = True
         self._began, self._spent = time.perf_counter(), 0.0
+        self._sent_before = 0  # bytes, by earlier processes as of their last commits
         super().__init__(spec, folder, watch)
         network.commit = self._commit
         network.stop = lambda: self.stopping.asked
@@ -72,7 +73,7 @@ class SiteTrainer(Trainer):
         path, progress = found
         self.state = checkpoint.load_into(path, self.state, self._memory())
         self.algorithm.restored(self.state.z)
-        self.bytes_sent, self._spent = progress.bytes_sent, progress.seconds
+        self._sent_before, self._spent = progress.bytes_sent, progress.seconds
         self._pending = self.budget_guard.committed = progress.step
         self._round = progress.step + 1
         return min(self._round, self.spec.steps), progress.seconds
@@ -116,7 +117,7 @@ class SiteTrainer(Trainer):
         refuse_wild(k, x, self.spec.here)
         spent = self._spent + time.perf_counter() - self._began
         known = heads(self.budget_guard.ledgers)
-        self.bytes_sent += int(self.transport.used.sum()) * self.transport.message_bytes
+        self.bytes_sent = self._sent_before + self._network.outbox.bytes
         progress = Progress(k, 0, spent, self.bytes_sent, self.spec.shared_hash, known)
         checkpoint.save(self.folder.checkpoint, progress, State(x, w, x), self._memory(), self.folder.run or "")
         sync_names(self.folder.checkpoint.parent)  # a power cut must not bring the one before it back
@@ -145,6 +146,7 @@ class SiteTrainer(Trainer):
         self._pays = False
         with self.stopping:
             self._mix_on(max(k, self._round))
+        self.bytes_sent = self._sent_before + self._network.outbox.bytes
         final = self.averaging.released(self.state)
         refuse_no_model(k, final, self.spec.here)
         row = self.evaluator.measured(k, seconds, final)

@@ -15,12 +15,12 @@ import numpy as np
 import torch
 
 from privsgp.errors import Interrupted, Refused
-from privsgp.sites.frames import Frame, Header, body_of
+from privsgp.sites.frames import Frame, Header, Step, body_of, step_body
 from privsgp.transport.link import Incoming, Outgoing
 from privsgp.transport.protocol import Transport, nothing
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -72,13 +72,14 @@ class SitesTransport(Transport):
         self._refuse_older_copy()  # who is there has shown what it has of this site
         rows = _joined(x, w)
         self.outgoing.send(k, links, rows * torch.from_numpy(shares)[:, None])
+        bases = self.last.tolist()
         self.last[links] = k
         self.used.fill_(0)
         self.used[links] = 1
         self.kept.fill_(1 - _sum(shares))
         self.commit(k, x, w)
         self._committed()
-        self._post(links)
+        self._post(links, self._news(x, w), bases)
         meanwhile()
         return self._arrive(k, x, rows)
 
@@ -86,7 +87,17 @@ class SitesTransport(Transport):
         """Finish step k, which was committed: send the same messages again, and take what is there."""
         self._committed()
         self._post(np.arange(len(self.targets)))
+        self._greet(k)
         return self._arrive(k, x, _joined(x, w))
+
+    def _greet(self, k: int) -> None:
+        """Give everybody the time to show what it has of this site, before a restarted process makes a new step."""
+        until = time.monotonic() + self.agreement.limits.deadline
+        while self.members.strangers() and time.monotonic() < until:
+            if self.stop():
+                raise Interrupted(k)
+            time.sleep(min(_TICK, 0.05))
+        self._refuse_older_copy()
 
     def serve(self) -> None:
         """Let the last messages of a run that is over be sent again."""
@@ -131,8 +142,14 @@ class SitesTransport(Transport):
         own = (edges.source == self.node) & (edges.target != self.node) & ~np.isin(edges.target, absent)
         return np.searchsorted(self.targets, edges.target[own]), edges.share[own]
 
-    def _post(self, links: NDArray[np.int64]) -> None:
-        """Sign the newest sums of links and let them be sent."""
+    def _news(self, x: Tensor, w: Tensor) -> bytes | None:
+        """Return what is new in this step's messages, the same for all: who knows the link's share needs no more."""
+        return None if self.agreement.step_bytes is None else step_body(x[0].cpu().numpy(), float(w[0]))
+
+    def _post(
+        self, links: NDArray[np.int64], news: bytes | None = None, bases: Sequence[int] = ()
+    ) -> None:  # fmt: skip
+        """Sign the newest sums of links and let them be sent, with what is new since the messages before, if known."""
         for link in links:
             step = int(self.last[link])
             if step < 0 or self.targets[link] in self.members.gone():
@@ -141,7 +158,7 @@ class SitesTransport(Transport):
             header = Header(
                 self.agreement.run, self.node, self.targets[link], self.members.incarnation, step, len(body), digest
             )
-            self.outbox.post(Frame.make(self.site, header, body))
+            self.outbox.post(Frame.make(self.site, header, body, None if news is None else Step(bases[link], news)))
             self.counts[0] += 1
 
     def _arrive(self, k: int, x: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
