@@ -74,9 +74,9 @@ def rows(turns: int) -> Iterator[Row]:
 
 def _loopback(size: Size, turns: int) -> Row:
     took, cpu, sent = _pair(size, turns, ("committed", "sent", "gloo"))
-    row = {"workload": f"sites, d = {size.dim:,}", "dim": size.dim, "bytes": sent["committed"]}
+    row = {"workload": f"sites, d = {size.dim:,}", "dim": size.dim, "message_bytes": sent["committed"]}
     times = {"ours_ms": took["committed"], "uncommitted_ms": took["sent"], "gloo_ms": took["gloo"]}
-    costs = {f"{key}_cpu_s_per_gb": 1e9 * cpu[key] / sent[key] for key in ("committed", "sent", "gloo")}
+    costs = {f"{key}_cpu_s_per_gb": 1e9 * cpu[key] / (2 * sent[key]) for key in ("committed", "sent", "gloo")}
     return row | times | {"gloo_ratio": took["gloo"] / took["committed"]} | costs
 
 
@@ -90,7 +90,7 @@ def _slow(size: Size, turns: int) -> Row:
 
 
 def _pair(size: Size, turns: int, kinds: tuple[str, ...], wires: tuple[Wire, ...] = ()) -> tuple[Row, Row, Row]:
-    """Return medians of milliseconds, and CPU seconds and bytes of a message, of each kind of step of two processes."""
+    """Return of each kind of step its median milliseconds, both processes' CPU seconds, and the bytes of a message."""
     context = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory() as place:
         folder, rendezvous = Path(place), _free_port()
@@ -109,7 +109,7 @@ def _pair(size: Size, turns: int, kinds: tuple[str, ...], wires: tuple[Wire, ...
     return (
         {kind: statistics.median(took[0][kind] + took[1][kind]) for kind in kinds},
         {kind: sum(one[kind] for one in cpu) for kind in kinds},
-        {kind: sum(one[kind] for one in sent) for kind in kinds},
+        {kind: statistics.mean(one[kind] for one in sent) for kind in kinds},
     )
 
 

@@ -24,12 +24,18 @@ def test_undisturbed_a_run_of_sites_is_the_simulated_one_to_the_last_bit(consort
         np.testing.assert_array_equal(c.model(i), z[i])
         assert summary["site"]["w"] == w[i]
         assert not c.audited(i)
-        head = summary["bytes_sent"] / summary["site"]["messages"]["posted"] - c.agreement.step_bytes
-        assert 0 < head < 600  # nothing was lost: messages were x in float32 and w, and no sums
+        count, size = summary["site"]["messages"]["posted"], c.agreement.step_bytes
+        # nothing was lost: messages were x in float32 and w, and no sums; the last may be on their way
+        assert (count - 2) * size < summary["bytes_sent"] < count * (size + 400)
 
 
-def test_killed_and_restarted_nobody_is_charged_twice_and_a_replay_gives_the_same_bytes(consortium):
-    c = consortium(seed=11, limits=Limits(deadline=1.0, staleness=6), algorithm={"steps": 40, "final_mixing": 12})
+@pytest.mark.parametrize("algorithm", ["privsgp", "privsgp-sag"])
+def test_killed_and_restarted_nobody_is_charged_twice_and_a_replay_gives_the_same_bytes(consortium, algorithm):
+    c = consortium(
+        seed=11,
+        limits=Limits(deadline=1.0, staleness=6),
+        algorithm={"name": algorithm, "steps": 40, "final_mixing": 12},
+    )
     c.start(loss=0.2, twice=0.07)
     c.until_step(1, 8)
     c.kill(1)

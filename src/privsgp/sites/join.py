@@ -372,9 +372,18 @@ def _summary(network: Network, spec: RunSpec, outcome: Outcome) -> dict[str, Any
         "site": {
             "name": network.site.name, "node": node, "run": agreement.run, "w": float(outcome.state.w[0]),
             "incarnation": network.members.incarnation, "messages": outcome.faults, "refused": network.audit.counts(),
-            "roster": [{"name": card.name, "fingerprint": card.fingerprint} for card in agreement.roster],
+            "roster": [
+                {"name": card.name, "fingerprint": card.fingerprint, "newest": _newest(network, i)}
+                for i, card in enumerate(agreement.roster)
+            ],
         },
     }  # fmt: skip
+
+
+def _newest(network: Network, node: int) -> int | None:
+    """Return the step of the last message that a site has signed for this one; None where there was none."""
+    seen = network.inbox.seen.newest(node)
+    return None if seen is None else seen.header.step
 
 
 def _see_off(network: Network, transport: SitesTransport, say: Callable[[str], None]) -> None:
