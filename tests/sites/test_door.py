@@ -216,7 +216,7 @@ def test_hellos_that_are_none_are_refused_and_written_down(house):
             with pytest.raises(grpc.RpcError) as error:
                 hello(said, timeout=5)
             assert code(error) == "INVALID_ARGUMENT"
-        forged = good | {"signatures": {"2": "0" * 128}, "left": {"2": "0" * 128}}
+        forged = good | {"signatures": {"2": "0" * 128}, "left": {"2": {"taken": {}, "signature": "0" * 128}}}
         hello(canonical(forged), timeout=5)
     assert 2 not in network.members.signatures
     assert not network.members.gone()

@@ -10,6 +10,7 @@ from privsgp.errors import Refused
 from privsgp.report import page
 from privsgp.runs.train import SUMMARY_VERSION
 from privsgp.sites import signed
+from privsgp.sites.members import goodbye_text
 
 
 @pytest.fixture
@@ -21,7 +22,8 @@ def folder(three, tmp_path):
         c.agreement.config.toml().replace('name = "privsgp"', 'name = "sgp"').replace("sigma = 0.05", "")
     )
     signatures = [c.agreement.sign(c.sites[i]) for i in (0, 1, 1)]
-    left = c.sites[1].sign(b"leave", c.agreement.run.encode()).hex()
+    text = goodbye_text(c.agreement.run, {"0": 3})
+    left = {"taken": {"0": 3}, "signature": c.sites[1].sign(b"leave", text).hex()}
     sites = [
         {"name": card.name, "identity": card.identity, "signature": one, "left": left if i == 1 else None}
         for i, (card, one) in enumerate(zip(c.agreement.roster, signatures, strict=True))

@@ -8,9 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from oracle import lockstep, replayed
+from oracle import flat, lockstep, replayed
+from safetensors.numpy import load_file
 
 from privsgp.sites.agreement import Limits
+from privsgp.sites.join import leave
 
 
 @pytest.mark.parametrize("algorithm", ["privsgp", "privsgp-vr"])
@@ -173,6 +175,36 @@ def test_a_site_leaves_for_good_and_a_third_of_the_messages_is_lost(consortium):
     c.processes[2].join(20)
     assert c.processes[2].exitcode == 2
     assert "left the run for good" in c.log(2)
+
+
+@pytest.mark.parametrize("running", [True, False])
+def test_who_leaves_takes_its_own_part_and_the_rest_agree_on_the_average_of_theirs(consortium, running):
+    """While sites only mix, Σx and Σw stay what they are; what the one that left held is in its last commit."""
+    c = consortium(
+        seed=7, sizes=(60, 70, 80, 90), graph={"name": "ring"},
+        algorithm={"name": "sgp", "steps": 6, "final_mixing": 120, "step_size": 2.0},
+    )  # fmt: skip
+    c.start()
+    c.until_step(3, 6)
+    if running:
+        assert not leave(c.study, home=c.sites[3].home, out=c.out(3))  # the process in the run does
+        c.processes[3].join(20)
+        assert c.processes[3].exitcode == 130, c.log(3)
+    else:
+        assert c.ask_to_stop(3) == 130
+        assert leave(c.study, home=c.sites[3].home, out=c.out(3))
+    ends = c.end(0, 1, 2)
+    z, w = lockstep(c)  # nobody leaves there: its sums are those of the run until the goodbye
+    held = load_file(c.out(3) / "private" / "checkpoint-3-3.safetensors")
+    kept = float(held["memory.links.kept"][0])
+    rest = sum(w) - kept * float(held["w"][0])
+    np.testing.assert_allclose(sum(end["site"]["w"] for end in ends), rest, rtol=1e-12)
+    own = flat(c, held["x"])[0] * kept
+    right = (np.einsum("i,id->d", w, z) - own) / rest
+    for i in range(3):
+        np.testing.assert_allclose(c.model(i), right, atol=2e-6 * np.abs(right).max())
+    returned = [line["returned"] for i in range(3) for line in c.steps(i).values() if "returned" in line]
+    assert [target for ((target, _),) in returned] in ([3], [3, 3])  # else there was nothing to check
 
 
 def test_who_comes_back_after_all_have_finished_is_served_by_who_joins_again(consortium):

@@ -136,16 +136,22 @@ def step_body(x: NDArray[Any], w: float) -> bytes:
     return np.ascontiguousarray(x, x.dtype.newbyteorder("<")).tobytes() + np.array([w], "<f8").tobytes()
 
 
+def split_step(body: bytes | bytearray, dtype: str) -> tuple[NDArray[Any], float]:
+    """Return x and w of such a body."""
+    size = np.dtype(dtype).itemsize
+    d = (len(body) - 8) // size
+    return np.frombuffer(body, np.dtype(dtype).newbyteorder("<"), d), float(np.frombuffer(body, "<f8", 1, d * size)[0])
+
+
 def grown(body: bytearray, before: NDArray[np.float64] | None, share: float, dtype: str) -> bytearray:
     """Return the running sums after a step: those before it, and a share of its x and w.
 
     Guarantee: operation for operation what the sender's end does (`Outgoing.send`), so the bytes are the same.
     """
-    size = np.dtype(dtype).itemsize
-    d = (len(body) - 8) // size
-    sums = np.zeros(d + 1) if before is None else before.copy()
-    sums[:-1] += np.frombuffer(body, np.dtype(dtype).newbyteorder("<"), d).astype(np.float64) * share
-    sums[-1] += np.frombuffer(body, "<f8", 1, d * size)[0] * share
+    x, w = split_step(body, dtype)
+    sums = np.zeros(len(x) + 1) if before is None else before.copy()
+    sums[:-1] += x.astype(np.float64) * share
+    sums[-1] += w * share
     return bytearray(sums.astype("<f8", copy=False).data)
 
 

@@ -108,7 +108,7 @@ class Journal:
         yield memoryview(_ROWS.pack(len(rows)) + rows.to(torch.int64).cpu().numpy().tobytes())
         for a in self.arrays:
             values = a.index_select(0, rows.to(a.device)).cpu().contiguous()
-            yield memoryview(values.view(-1).view(torch.uint8).numpy()).cast("B")
+            yield values.view(-1).view(torch.uint8).numpy().data
 
     def _take_up(self, file: IO[bytes]) -> None:
         """Read a record; its length is right, since the digest of the whole is."""

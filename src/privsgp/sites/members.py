@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from cryptography.exceptions import InvalidSignature
 
+from privsgp.sites.canonical import canonical
 from privsgp.sites.frames import Header, Rejected
 from privsgp.transport import forms
 
@@ -40,6 +41,15 @@ def _by_node(form: forms.Form, nodes: int) -> forms.Form:
     return forms.Form(f"by node: {form.text}", fits)
 
 
+def _goodbye_form(nodes: int) -> forms.Form:
+    return forms.keys({"taken": _by_node(forms.whole(), nodes), "signature": _SIGNATURE})
+
+
+def goodbye_text(run: str, taken: dict[str, int]) -> bytes:
+    """Return what a site signs that leaves for good: the step of the last message that it took of each source."""
+    return canonical({"run": run, "taken": taken})
+
+
 def hello_form(nodes: int) -> forms.Form:
     """Say what a hello must look like."""
     steps = _by_node(forms.whole(), nodes)
@@ -47,7 +57,7 @@ def hello_form(nodes: int) -> forms.Form:
         {
             "run": forms.text("[0-9a-f]{64}", "a run"), "incarnation": forms.whole(1), "step": forms.whole(),
             "phase": _PHASE, "have": steps, "durable": steps, "signatures": _by_node(_SIGNATURE, nodes),
-            "left": _by_node(_SIGNATURE, nodes), "heard": _by_node(forms.real(0.0, _LONG_AGO), nodes),
+            "left": _by_node(_goodbye_form(nodes), nodes), "heard": _by_node(forms.real(0.0, _LONG_AGO), nodes),
             "yours": NEWEST,
         }
     )  # fmt: skip
@@ -75,7 +85,7 @@ class Members:
         self.others = {i: Member() for i in range(len(agreement.roster)) if i != node}
         self.signatures = {node: signature} if node >= 0 else {}
         self.relay_has: dict[int, int] = {}  # by target: the step of this site's message that the relay keeps for it
-        self.left: dict[int, str] = {}
+        self.left: dict[int, dict[str, Any]] = {}  # goodbyes: what was taken of whom, signed
         self.step, self._phase = 0, "signing"
         self.told: dict[int, str] = {}  # the phase that a site was last told of
         self.version = 0  # grows when there is something that others should hear soon
@@ -188,19 +198,32 @@ class Members:
         self.signatures |= right
         return bool(right)
 
-    def _leave(self, goodbyes: dict[str, str]) -> bool:
+    def _leave(self, goodbyes: dict[str, dict[str, Any]]) -> bool:
         new = {int(i): one for i, one in goodbyes.items() if int(i) not in self.left and int(i) != self.node}
         right = {i: one for i, one in new.items() if self.said_goodbye(i, one)}
         self.left |= right
         return bool(right)
 
-    def said_goodbye(self, node: int, signature: str) -> bool:
-        """Tell whether a node's site signed that it leaves for good."""
+    def said_goodbye(self, node: int, told: dict[str, Any]) -> bool:
+        """Tell whether a node's site signed that it leaves for good, having taken that."""
+        text = goodbye_text(self.agreement.run, told["taken"])
         try:
-            self.agreement.roster[node].verify(b"leave", self.agreement.run.encode(), bytes.fromhex(signature))
+            self.agreement.roster[node].verify(b"leave", text, bytes.fromhex(told["signature"]))
         except (InvalidSignature, ValueError):
             return False
         return True
+
+    def last_taken(self, target: int) -> int | None:
+        """Return the step of the last message that a target took of this site before it left; None where it has not."""
+        with self.changed:
+            told = self.left.get(target)
+            return None if told is None else int(told["taken"].get(str(self.node), -1))
+
+    def has_newest(self, target: int, step: int) -> bool:
+        """Tell whether this site's message of a step is with a target, or where it will fetch it."""
+        if self.agreement.is_relayed((self.node, target)):
+            return self.relay_has.get(target, -1) >= step
+        return self.have_of(target) >= step
 
     def is_there(self, node: int) -> bool:
         """Tell whether a site was heard of lately."""

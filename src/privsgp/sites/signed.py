@@ -17,6 +17,7 @@ from privsgp.files import parsed, read_bytes
 from privsgp.sites.agreement import StudyFile
 from privsgp.sites.canonical import canonical
 from privsgp.sites.identity import Card
+from privsgp.sites.members import goodbye_text
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -26,13 +27,20 @@ _PUBLIC = ("samples", "epsilon", "delta", "sigma")
 _Signature = Annotated[str, Field(pattern=r"^[0-9a-f]{128}$")] | None
 
 
+class _Goodbye(BaseModel):
+    model_config = ConfigDict(strict=True)
+
+    taken: dict[str, int]
+    signature: _Signature
+
+
 class _One(BaseModel):
     model_config = ConfigDict(strict=True)
 
     name: str
     identity: str
     signature: _Signature
-    left: _Signature
+    left: _Goodbye | None
 
 
 class SignaturesFile(BaseModel):
@@ -103,15 +111,16 @@ def read(folder: Path) -> Signed | None:
 
 
 def _signatory(values: dict[str, Any], i: int, card: Card, run: str, told: dict[str, Any]) -> Signatory:
-    public = (values[key][i] for key in _PUBLIC)
-    signed, left = _right(card, b"agreement", run, told.get("signature")), _right(card, b"leave", run, told.get("left"))
-    return Signatory(card.name, card.fingerprint, *public, signed=signed, left=left)
+    J, epsilon, delta, sigma = (values[key][i] for key in _PUBLIC)
+    signed, goodbye = _right(card, b"agreement", run.encode(), told.get("signature")), told.get("left")
+    left = goodbye is not None and _right(card, b"leave", goodbye_text(run, goodbye["taken"]), goodbye["signature"])
+    return Signatory(card.name, card.fingerprint, J, epsilon, delta, sigma, signed=signed, left=left)
 
 
-def _right(card: Card, purpose: bytes, run: str, signature: str | None) -> bool:
-    """Tell whether this is the site's signature for a purpose."""
+def _right(card: Card, purpose: bytes, text: bytes, signature: str | None) -> bool:
+    """Tell whether this is the site's signature of a text for a purpose."""
     try:
-        card.verify(purpose, run.encode(), bytes.fromhex(signature or ""))
+        card.verify(purpose, text, bytes.fromhex(signature or ""))
     except (InvalidSignature, ValueError):
         return False
     return True

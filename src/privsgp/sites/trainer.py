@@ -118,8 +118,9 @@ class SiteTrainer(Trainer):
         if not drawn or not isinstance(self.algorithm, TablePushSum):
             return torch.empty(0, dtype=torch.int64)
         table, last = self.algorithm.table, len(next(iter(self._table_rows().values()))[0]) - 1
-        rows = torch.cat([table.places(one.rows) for one in drawn], 1)[0].unique()
-        return rows[rows != last]
+        rows = torch.unique(torch.cat([table.places(one.rows) for one in drawn], 1)[0])
+        changed: Tensor = rows[rows != last]
+        return changed
 
     def _recover(self) -> None:
         """Send the committed step's messages, again or for the first time, and take what has arrived."""
