@@ -17,7 +17,9 @@ def firsts(c):
 def held_at_the_end(c):
     """Play the logs again; return what each site then holds, x and w."""
     n, held = len(c.sites), firsts(c)
-    halves = {i: _halves(c.steps(i)) for i in range(n)}
+    logs = [c.steps(i) for i in range(n)]
+    last = dict(sorted((j, step) for log in logs for line in log.values() for j, step in sorted(line["taken"])))
+    halves = {i: _halves(log, last[i], {*range(n)} - {i}) for i, log in enumerate(logs)}
     carried = {(j, i): {-1: np.zeros_like(held[0])} for j in range(n) for i in range(n)}  # over a link, up to a step
     had = dict.fromkeys(carried, 0.0)  # what its target has taken of it
 
@@ -36,10 +38,19 @@ def held_at_the_end(c):
                 for j, step in messages:
                     held[i] = held[i] + carried[j, i][step] - had[j, i]
                     had[j, i] = carried[j, i][step]
+                for target, step in halves[i].pop(0):  # who left: what it had not taken comes back
+                    held[i] = held[i] + carried[i, target][k] - carried[i, target][step]
     assert not any(halves.values()), "messages were taken that nobody sent"
     return held
 
 
-def _halves(log):
-    """Return what a site did, in order: at each step it gives, then takes."""
-    return [half for k in sorted(log) for half in (("give", k, log[k]["sent"]), ("take", k, log[k]["taken"]))]
+def _halves(log, last, others):
+    """Return what a site did, in order: at each step it gives, takes, and takes back.
+
+    Who stopped in the middle of a step has sent it and noted nothing: others took it.
+    """
+    halves = []
+    for k in sorted(log.keys() | {last}):
+        line = log.get(k, {"sent": others, "taken": []})
+        halves += [("give", k, line["sent"]), ("take", k, line["taken"]), line.get("returned", ())]
+    return halves

@@ -85,6 +85,21 @@ def test_a_third_is_lost_a_tenth_comes_twice_some_come_late(consortium):
     assert all(c.faults()[what] > least for what, least in (("loss", 30), ("twice", 5), ("late", 5)))
 
 
+def test_the_rest_agree_on_the_average_of_what_a_site_that_left_did_not_take_with_it(consortium):
+    c = consortium(limits=Limits(deadline=0.3, staleness=40), algorithm=MIXING)
+    c.start(loss=0.3, twice=0.1, late=0.1)
+    c.until_step(2, 0)
+    (c.out(2) / "private" / "leaving").touch()  # what `privsgp leave` does while the site is in the run
+    c.processes[2].join(30)
+    assert c.processes[2].exitcode == 130, c.log(2)
+    c.end(0, 1)
+    counted(c, 0, 1)
+    first, held = np.stack(firsts(c)), held_at_the_end(c)
+    rest, spread = first.sum(0) - held[2], np.ptp(first[:, :-1], 0).max()
+    for i in (0, 1):
+        np.testing.assert_allclose(c.flat(i), rest[:-1] / rest[-1], rtol=0, atol=1e-4 * spread)
+
+
 def test_clocks_may_be_hours_apart_and_certificates_renewed_in_the_middle(consortium):
     c = consortium(limits=Limits(deadline=5.0), algorithm=MIXING)
     for i, hours in enumerate((-5.0, 0.0, 5.0)):
