@@ -186,6 +186,13 @@ def check(study: Study, home: Home = None) -> None:
     out.print("σ and x⁰ are computed anew when you join, before anything is signed")
 
 
+def _message(agreement: Agreement) -> str:
+    """Say how long a message is."""
+    if agreement.step_bytes is None:
+        return f"{agreement.message_bytes:,} bytes a message"
+    return f"{agreement.step_bytes:,} bytes a message ({agreement.message_bytes:,} after a loss)"
+
+
 def _show(agreement: Agreement, home: Path | None = None) -> None:
     from privsgp.sites.identity import Site
 
@@ -197,10 +204,7 @@ def _show(agreement: Agreement, home: Path | None = None) -> None:
             f"{v['config']['model']['name']}, d = {agreement.weights:,}, samples of shape {v['sample']['shape']}",
         ),
         ("by", f"{agreement.algorithm}, K = {v['steps']}, then {agreement.rounds - v['steps']} rounds of mixing"),
-        (
-            "graph",
-            f"{agreement.config.graph.name}, {len(agreement.links)} links, {agreement.message_bytes:,} bytes a message",
-        ),
+        ("graph", f"{agreement.config.graph.name}, {len(agreement.links)} links, {_message(agreement)}"),
         (
             "limits",
             f"deadline {limits.deadline:g} s, staleness {limits.staleness} steps, at least {limits.fewest} sites",

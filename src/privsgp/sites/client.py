@@ -56,7 +56,9 @@ class Client:
         self.inbox, self.outbox, self.members, self.audit = inbox, outbox, members, audit
         self.ended = threading.Event()
         self.failures: dict[int, str] = {}
-        self._whole: set[tuple[str, int]] = set()  # whose next message is pushed or fetched as a whole
+        # Peers to whom, and from whom, the next message travels as a whole: what is new in it alone has failed.
+        self._bring_whole: set[int] = set()
+        self._fetch_whole: set[int] = set()
         self._threads: list[threading.Thread] = []
         self._channels: set[grpc.Channel] = set()
         self.seal = Seal(site, agreement, node)
@@ -211,14 +213,14 @@ class Client:
 
     def _push(self, peer: int, channel: grpc.Channel, frame: Frame, *, whole: bool) -> None:
         """Bring a peer a message, as a whole or what is new in it."""
-        after = None if whole or ("push", peer) in self._whole else self.members.have_of(peer)
+        after = None if whole or peer in self._bring_whole else self.members.have_of(peer)
         push = channel.stream_unary(f"/{SERVICE}/Push")
-        self._whole.add(("push", peer))  # where this fails
+        self._bring_whole.add(peer)  # where this fails
         pieces = self.outbox.counted(frame.pieces(after))
         said = _read(push(pieces, timeout=self.agreement.limits.transfer))
         if not NEWEST.fits(said):
             raise Rejected("form", f"no answer: {forms.shown(said)}")
-        self._whole.discard(("push", peer))
+        self._bring_whole.discard(peer)
         self.members.prove(peer, said)
         in_part = frame.step is not None and after == frame.step.base
         step = said["newest"] if in_part else max(said["newest"], frame.header.step)
@@ -228,13 +230,13 @@ class Client:
         """Fetch the next message from a peer, waiting for it there."""
         pull = channel.unary_stream(f"/{SERVICE}/Pull")
         before = self.inbox.newest(peer)
-        request = canonical({"run": self.agreement.run, "after": before, "whole": ("fetch", peer) in self._whole})
+        request = canonical({"run": self.agreement.run, "after": before, "whole": peer in self._fetch_whole})
         pieces = iter(pull(request, timeout=PULL + self.agreement.limits.transfer))
         first = next(pieces, None)
         if first is not None:
-            self._whole.add(("fetch", peer))  # where this fails
+            self._fetch_whole.add(peer)  # where this fails
             receive(self.agreement, self.node, self.inbox, peer, *frames.opened(first), pieces)
-            self._whole.discard(("fetch", peer))
+            self._fetch_whole.discard(peer)
         if self.inbox.newest(peer) == before:
             self.ended.wait(_FIRST)
 
