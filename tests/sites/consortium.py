@@ -116,10 +116,10 @@ class Consortium:
         made.write(folder / "a.study")
         return cls(folder, sites, files, made, None if wires is None else wires.spaces)
 
-    def start_relay(self) -> None:
-        """Start a relay that is no member."""
+    def start_relay(self, tampers: tuple[int, ...] = ()) -> None:
+        """Start a relay that is no member; it changes a bit of the messages of some steps."""
         space = self.spaces and self.spaces[len(self.sites)]
-        args = (self.study, self.folder / "home-relay", self.folder / "relay-audit.jsonl", space)
+        args = (self.study, self.folder / "home-relay", self.folder / "relay-audit.jsonl", space, tampers)
         self.processes[-1] = FORKS.Process(target=_relay, args=args)
         self.processes[-1].start()
 
@@ -250,13 +250,13 @@ def _site(study: Path, file: Path, home: Path, out: Path, state: str, faults: Fa
         sys.exit(1)
 
 
-def _relay(study: Path, home: Path, audit: Path, space: str | None) -> None:
+def _relay(study: Path, home: Path, audit: Path, space: str | None, tampers: tuple[int, ...]) -> None:
     from privsgp.sites.join import relay
     from privsgp.sites.relay import Relay
 
     def noting(kept: Any, link: tuple[int, int], step: int, sealed: bytes) -> None:
         (audit.parent / f"relay-{link[0]}-{link[1]}-{step}").write_bytes(sealed)
-        put(kept, link, step, sealed)
+        put(kept, link, step, sealed[:-1] + bytes([sealed[-1] ^ (step in tampers)]))
 
     put, Relay.put = Relay.put, noting
     if space is not None:
