@@ -21,6 +21,7 @@ import rivals
 import torch
 from workloads import Workload
 
+import sites
 from privsgp.randomness.pairwise import PairStreams
 
 if TYPE_CHECKING:
@@ -145,7 +146,14 @@ def _streams(work: Workload, turns: int) -> Row:
     return row | {"ours_ms": interleaved(drawn, turns, "cpu")["ours"]}
 
 
-TABLES = {"against": _against, "growth": _growth, "parts": _parts, "secret": _secret, "pairwise": _pairwise}
+def _sites(_device: str, turns: int) -> Iterator[Row]:
+    """Two sites against two processes of torch.distributed, and over a slow wire."""
+    yield from sites.rows(max(2, turns // 2))
+
+
+TABLES = {
+    "against": _against, "growth": _growth, "parts": _parts, "secret": _secret, "pairwise": _pairwise, "sites": _sites,
+}  # fmt: skip
 
 
 def _row(work: Workload, took: float) -> Row:

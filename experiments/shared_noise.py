@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 from privsgp.files import write_json
 from privsgp.runs import config as configs
-from privsgp.runs import train as training
 from privsgp.studies.compare import with_step_size
+from privsgp.studies.provenance import provenance
 from privsgp.studies.several import Bench
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ def main() -> None:
     for name in options.only:
         for kind, row in tuned(name, options).items():
             print(name, kind, _cell(row), f"γ={row['step_size']:.3g}", flush=True)
-            keep(options.results, row | {"part": name, "kind": kind})
+            keep(options.results, row | {"part": name, "kind": kind} | provenance(options.device))
 
 
 def tuned(name: str, options: argparse.Namespace) -> dict[str, Row]:
@@ -156,7 +156,7 @@ def keep(path: Path, row: Row) -> None:
     rows = {(r["part"], r["kind"]): r for r in [*told["rows"], row]}
     path.parent.mkdir(parents=True, exist_ok=True)
     about = {"format": "privsgp-shared-noise", "version": 1, "simulation": True, "delta": 1e-5}
-    write_json(path, about | {"versions": training.versions(), "rows": list(rows.values())})
+    write_json(path, about | {"rows": list(rows.values())})
 
 
 def write_page(page: Path, told: dict[str, Any]) -> None:

@@ -60,6 +60,7 @@ _LONGEST = 2**24
 _TICK = 0.1
 _NOBODY = -1  # the node of a relay that is no member
 _GOODBYE = 5.0  # seconds in which a site that leaves tells the others
+_AGAIN = 30.0  # seconds that a site which joins again, having finished, waits at least for anybody to come
 _FAREWELL = 3.0  # deadlines after which a site that is not there is not waited for at the end
 
 
@@ -383,14 +384,18 @@ def _newest(network: Network, node: int) -> int | None:
     return None if seen is None else seen.header.step
 
 
-def _see_off(network: Network, transport: SitesTransport, say: Callable[[str], None]) -> None:
-    """Stay until all have what they need of this site; of those who are not there, not for long."""
-    members, patience = network.members, _FAREWELL * network.agreement.limits.deadline
+def _see_off(network: Network, transport: SitesTransport, say: Callable[[str], None], least: float = 0.0) -> None:
+    """Stay until all have what they need of this site; of those who are not there, not for long.
+
+    Until anybody was there, for `least` seconds.
+    """
+    members, usual = network.members, _FAREWELL * network.agreement.limits.deadline
     began, said, stopping = time.monotonic(), "", Stopping()
     with stopping:
         while waiting := [
             i for link, i in enumerate(transport.targets) if not members.is_served(i, int(transport.last[link]))
         ]:
+            patience = usual if members.has_met_anybody() else max(least, usual)
             if stopping.asked or (not any(map(members.is_there, waiting)) and time.monotonic() - began > patience):
                 names = ", ".join(network.agreement.roster[i].name for i in waiting)
                 say(f"{names} may still need this site's last message: join again when they are back")
@@ -414,7 +419,7 @@ def _serve_again(site: Site, agreement: Agreement, folder: Folder, say: Callable
         network.members.phase = "finished"
         with network.opened(), _status(network, folder):
             transport.serve()
-            _see_off(network, transport, say)
+            _see_off(network, transport, say, _AGAIN)
     return summary
 
 

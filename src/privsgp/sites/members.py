@@ -230,6 +230,11 @@ class Members:
         with self.changed:
             return node not in self.left and time.monotonic() - self.others[node].heard <= self._silence
 
+    def has_met_anybody(self) -> bool:
+        """Tell whether any site has said hello to this process."""
+        with self.changed:
+            return any(member.incarnation for member in self.others.values())
+
     def count(self) -> int:
         """Return how many sites are there, this one included."""
         return 1 + sum(map(self.is_there, self.others))
