@@ -18,7 +18,7 @@ from privsgp.accounting.pairwise import NoiseGraph, solve
 from privsgp.errors import Refused
 from privsgp.randomness import pairwise
 from privsgp.randomness.noise import Keyed, Secure
-from privsgp.randomness.pairwise import PairStreams, PairwiseNoise
+from privsgp.randomness.pairwise import PairStreams, PairwiseNoise, told
 
 NODES, HONEST, D = 6, 4, 5000
 
@@ -27,13 +27,13 @@ def noise(needed=(1.0,) * NODES, weights=None, degree=None) -> PairwiseNoise:
     return PairwiseNoise(solve(needed, HONEST, 2.0, NoiseGraph(NODES, degree), weights), HONEST, "context")
 
 
-def of_nodes(made: PairwiseNoise, source, nodes=range(NODES), gather=None):
+def of_nodes(made: PairwiseNoise, source, nodes=range(NODES), gather=None, identities=None):
     k = made.covariance.graph.partners
     mechanisms = [
         SampledMean(sigma=made.covariance.effective(HONEST)[i], clip=1.0, batch=2, samples=9, honest=HONEST, partners=k)
         for i in nodes
     ]
-    return made.of_nodes(nodes, mechanisms, source, gather)
+    return made.of_nodes(nodes, mechanisms, source, gather and told(gather, identities))
 
 
 def drawn(node_noise, nodes=range(NODES), step=0, attempt=0, dtype=torch.float64) -> torch.Tensor:
