@@ -138,6 +138,7 @@ class PairStreams(Streams):
     """
 
     secret = True
+    remedy = "start all processes again: they then share other secrets"
 
     def __init__(self, keys: dict[int, bytes]) -> None:
         super().__init__({str(pair): key for pair, key in keys.items()})
@@ -157,7 +158,7 @@ class PairStreams(Streams):
             if (attempt, step) <= self._last.get(pair, (-1, -1)):
                 raise Refused(
                     f"noise of pair {pair}, step {step}, attempt {attempt}: already used",
-                    "two messages under one pair's numbers show their difference: start all processes again",
+                    f"two messages under one pair's numbers show their difference; {self.remedy}",
                 )
             self._last[pair] = attempt, step
         host = out if device_of(out).in_host_memory else torch.empty(out.shape, dtype=torch.float64)
@@ -174,7 +175,7 @@ class PairStreams(Streams):
         if clocks_parted(self._offset):
             raise Refused(
                 "the machine's clocks moved against each other: it may have been put back to a snapshot",
-                "start all processes again: they then share other secrets",
+                self.remedy,
             )
 
     def _read(self, words: npt.NDArray[Any], purpose: str, draw: tuple[int, int, int], block: int = 0) -> None:

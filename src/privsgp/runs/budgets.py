@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 
 _ROOM = 1 + 2.0**-17  # for what the sampler of shared noise costs where other nodes add less than a node expects
+_ALIKE = 0.01  # by which shared noise that two sites computed may differ: a minimum is searched for
 _LEAST = 1e-100  # a σ that another process may tell: weights are made of its square
 
 
@@ -88,12 +89,14 @@ def calibrate_nodes(
     world: World | None = None,
     releases: Sequence[int] = (),
     coordinates: int = 0,
+    agreed: dict[str, Any] | None = None,
 ) -> Protection:
     """Give every node its mechanism: σ_i from its own J_i, b_i and budget, or as fixed by hand.
 
     Where earlier runs have spent from the same budget, a Rényi filter counts them and this one together. Of several
     processes each calibrates its own nodes and tells the others: σ is public. `releases` are K_i where nodes release
-    unequally often; else each does at every step. `coordinates` is the length of a message.
+    unequally often; else each does at every step. `coordinates` is the length of a message. `agreed` is what noise that
+    nodes share was agreed to be made of, where that is settled.
     """
     algorithm, p, n = ALGORITHMS[config.algorithm.name], config.privacy, len(samples)
     deltas = per_node(p.delta, n)
@@ -127,7 +130,7 @@ def calibrate_nodes(
 
     covariance = None
     if graph is not None:
-        covariance = share_noise(config, graph, samples, [m.sigma for m in mechanisms], world)
+        covariance = share_noise(config, graph, samples, [m.sigma for m in mechanisms], world, agreed)
         least, worth = min(covariance.own_sigma), covariance.effective(config.honest)
         mechanisms = [replace(m, sigma=sigma, least_own=least) for m, sigma in zip(mechanisms, worth, strict=True)]
 
@@ -153,16 +156,23 @@ def noise_graph(config: Config, nodes: int) -> NoiseGraph | None:
 
 
 def share_noise(
-    config: Config, graph: NoiseGraph, samples: Sequence[int], needed: Sequence[float], world: World
-) -> PairwiseCovariance:
+    config: Config, graph: NoiseGraph, samples: Sequence[int], needed: Sequence[float], world: World,
+    agreed: dict[str, Any] | None = None,
+) -> PairwiseCovariance:  # fmt: skip
     """Return pairwise noise that is worth, before the worst coalition, the σ_i that each node needs.
 
-    Of several processes the first proposes it: machines may round differently, and all must have the same numbers.
+    Of several processes the first proposes it: machines may round differently, and all must have the same numbers. So
+    do sites, in what they sign: `agreed`.
 
     Guarantee: whatever was proposed, it is worth to each node here what it needs, by this process's own count.
     """
     weights = node_weights(config.algorithm.weights, samples, needed, shared=True)
     wanted = (needed, config.honest, config.pair_ratio, graph, weights)
+    if agreed is not None:
+        shared = PairwiseCovariance(graph, tuple(agreed["own"]), agreed["pair"], weights and tuple(weights))
+        _refuse_other_noise(shared, solve(*wanted))
+        _refuse_too_little(shared, config.honest, needed, range(len(needed)), "the agreement has")
+        return shared
     found = world.all_or_none(lambda: solve(*wanted) if world.rank == 0 else None)
     size = forms.real(0.0, 1 / _LEAST)
     form = forms.keys({"own": forms.each(size, len(needed)), "pair": size})
@@ -170,17 +180,29 @@ def share_noise(
     said = world.all_gather_each(proposed, [form] + [forms.NOTHING] * (world.size - 1))[0]
     shared = PairwiseCovariance(graph, tuple(said["own"]), said["pair"], None if weights is None else tuple(weights))
     here = blocks(len(needed), world.size)[world.rank]
-    world.all_or_none(lambda: _refuse_too_little(shared, config.honest, needed, here))
+    world.all_or_none(lambda: _refuse_too_little(shared, config.honest, needed, here, "process 0 proposes"))
     return shared
 
 
-def _refuse_too_little(shared: PairwiseCovariance, honest: int, needed: Sequence[float], here: range) -> None:
+def _refuse_other_noise(agreed: PairwiseCovariance, found: PairwiseCovariance) -> None:
+    """Refuse noise that is not about what comes out here: more than is needed would spoil the model."""
+    for one, other in zip((*agreed.own, agreed.pair), (*found.own, found.pair), strict=True):
+        if not abs(one - other) <= _ALIKE * other:
+            raise Refused(
+                f"the agreement has shared noise of variance {one:g} where {other:g} comes out here",
+                "nothing was signed: ask the proposer how it came about",
+            )
+
+
+def _refuse_too_little(
+    shared: PairwiseCovariance, honest: int, needed: Sequence[float], here: range, whose: str
+) -> None:
     """Refuse noise that is worth less to a node here than it needs."""
     worth = shared.effective(honest)
     for i in here:
         if not worth[i] >= needed[i] * (1 - 2.0**-20):
             raise Refused(
-                f"the noise that process 0 proposes is worth σ = {worth[i]:g} to node {i}, which needs {needed[i]:g}",
+                f"the noise that {whose} is worth σ = {worth[i]:g} to node {i}, which needs {needed[i]:g}",
                 "nothing was sent; ask its site which program runs there",
             )
 

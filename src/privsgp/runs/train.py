@@ -441,7 +441,7 @@ def _summary(
         "delta": list(p.deltas) if private else None,
         "sigma": [m.sigma for m in p.mechanisms],
         "noise": spec.noise.name,
-        "pairwise": _pairwise(spec, spent),
+        "pairwise": shared_noise(spec, _most_spent(spent)),
         "samples": [m.samples for m in p.mechanisms],
         "releases": outcome.releases,
         "reported": reported,
@@ -458,20 +458,23 @@ def _summary(
     }
 
 
-def _pairwise(spec: RunSpec, spent: list[float | None]) -> dict[str, Any] | None:
+def shared_noise(spec: RunSpec, node: int) -> dict[str, Any] | None:
     """Return what shared noise is made of and what it asks one to trust: ε by how many nodes are honest.
 
-    The curve is that of the node that has spent most, for all its releases; None is "no finite bound".
+    The curve is that of a node, for all its releases; None is "no finite bound".
     """
     p = spec.protection
     if p.covariance is None or p.trust_curve is None:
         return None
-    known = [math.inf if epsilon is None else epsilon for epsilon in spent]
-    worst = known.index(max(known))
-    honest, most = p.mechanisms[worst].honest, spec.steps if p.allowance is None else p.allowance[worst]
-    told = {"honest": honest, "partners": p.covariance.graph.partners, "node": worst}
-    curve = [[h, _finite(epsilon)] for h, epsilon in p.trust_curve(worst, most)]
+    honest, most = p.mechanisms[node].honest, spec.steps if p.allowance is None else p.allowance[node]
+    told = {"honest": honest, "partners": p.covariance.graph.partners, "node": node}
+    curve = [[h, _finite(epsilon)] for h, epsilon in p.trust_curve(node, most)]
     return told | p.covariance.to_json(honest) | {"curve": curve}
+
+
+def _most_spent(spent: list[float | None]) -> int:
+    known = [math.inf if epsilon is None else epsilon for epsilon in spent]
+    return known.index(max(known))
 
 
 def _ended(spec: RunSpec, outcome: Outcome) -> str | None:

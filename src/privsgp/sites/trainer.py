@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from privsgp.engine.folder import Folder
     from privsgp.engine.spec import RunSpec
     from privsgp.engine.trainer import Watcher
+    from privsgp.randomness.protocol import Exchange
+    from privsgp.sites.pairs import PairKeys
     from privsgp.sites.transport import SitesTransport
 
 _MOST_TABLE = 256 << 20  # bytes of what an algorithm remembers; a journal of what changed would allow more
@@ -41,8 +43,11 @@ class SiteTrainer(Trainer):
 
     transport: SitesTransport
 
-    def __init__(self, spec: RunSpec, folder: Folder, network: SitesTransport, watch: Watcher | None = None) -> None:
-        self._network = network
+    def __init__(
+        self, spec: RunSpec, folder: Folder, network: SitesTransport, watch: Watcher | None = None,
+        pairs: PairKeys | None = None,
+    ) -> None:  # fmt: skip
+        self._network, self._pairs = network, pairs
         self._pending: int | None = None  # a step that is committed, and whose messages may not have left yet
         self._round = 0  # the first step or round of mixing that was not begun
         self._pays = True
@@ -58,6 +63,9 @@ class SiteTrainer(Trainer):
 
     def _connect(self) -> SitesTransport:
         return self._network
+
+    def _exchange(self) -> Exchange | None:
+        return None if self._pairs is None else self._pairs.streams
 
     def _begin(self, *, fresh_noise: bool = False) -> tuple[int, float]:
         """Take up the last commit; its step counts as done, once `_recover` has finished it."""
@@ -75,6 +83,8 @@ class SiteTrainer(Trainer):
         self.bytes_sent, self._spent = progress.bytes_sent, progress.seconds
         self._pending = self.budget_guard.committed = progress.step
         self._round = progress.step + 1
+        if self._pairs is not None:
+            self._pairs.used(progress.step)
         return min(self._round, self.spec.steps), progress.seconds
 
     def _refuse_large(self) -> None:
@@ -143,6 +153,8 @@ class SiteTrainer(Trainer):
     def _end(self, k: int, rows: list[dict[str, Any]], seconds: float) -> Outcome:
         """Mix without gradients for the rounds that are left; the model is what this site then holds."""
         self._pays = False
+        if self._pairs is not None:
+            self._pairs.forget()
         with self.stopping:
             self._mix_on(max(k, self._round))
         final = self.averaging.released(self.state)
