@@ -169,7 +169,7 @@ def share_noise(
     weights = node_weights(config.algorithm.weights, samples, needed, shared=True)
     wanted = (needed, config.honest, config.pair_ratio, graph, weights)
     if agreed is not None:
-        shared = PairwiseCovariance(graph, tuple(agreed["own"]), agreed["pair"], weights and tuple(weights))
+        shared = _covariance(graph, agreed, weights)
         _refuse_other_noise(shared, solve(*wanted))
         _refuse_too_little(shared, config.honest, needed, range(len(needed)), "the agreement has")
         return shared
@@ -178,10 +178,14 @@ def share_noise(
     form = forms.keys({"own": forms.each(size, len(needed)), "pair": size})
     proposed: Any = None if found is None else {"own": list(found.own), "pair": found.pair}
     said = world.all_gather_each(proposed, [form] + [forms.NOTHING] * (world.size - 1))[0]
-    shared = PairwiseCovariance(graph, tuple(said["own"]), said["pair"], None if weights is None else tuple(weights))
+    shared = _covariance(graph, said, weights)
     here = blocks(len(needed), world.size)[world.rank]
     world.all_or_none(lambda: _refuse_too_little(shared, config.honest, needed, here, "process 0 proposes"))
     return shared
+
+
+def _covariance(graph: NoiseGraph, said: dict[str, Any], weights: Sequence[float] | None) -> PairwiseCovariance:
+    return PairwiseCovariance(graph, tuple(said["own"]), said["pair"], None if weights is None else tuple(weights))
 
 
 def _refuse_other_noise(agreed: PairwiseCovariance, found: PairwiseCovariance) -> None:

@@ -1,6 +1,6 @@
 """The secrets that sites share where noise is pairwise: for each run a key of each site, signed by its identity.
 
-A pair's stream is keyed by HKDF of two X25519 secrets, that of the two run keys and that of the two cards' keys, over the
+A pair's stream is keyed by HKDF of two X25519 secrets, of the two run keys and of the two cards' keys, over the
 agreement's hash. Run keys travel with hellos, each signed together with the run and the node: whoever carries them, a
 relay or a third member, cannot put another in their place, and the roster that all signed is the trust store.
 
