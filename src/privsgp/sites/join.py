@@ -19,10 +19,10 @@ import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from privsgp import data, models
 from privsgp.engine import checkpoint, witness
@@ -183,6 +183,7 @@ class _Signed(BaseModel):
     name: str
     epsilon: Positive | None
     delta: Probability
+    honest: Annotated[int, Field(ge=2)] | None = None  # sites that had to be honest for ε to hold; None: this one alone
     folder: str | None = None  # the token of the folder that the run was begun in; None where it may be begun again
 
 
@@ -210,6 +211,8 @@ def _remember_signature(site: Site, agreement: Agreement, token: str | None = No
         "delta": agreement.delta[node],
         "folder": token,
     }
+    if agreement.honest is not None:
+        line["honest"] = agreement.honest
     descriptor = os.open(site.home / "signed.jsonl", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
