@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 _ROOM = 1 + 2.0**-17  # for what the sampler of shared noise costs where other nodes add less than a node expects
 _ALIKE = 0.01  # by which shared noise that two sites computed may differ: a minimum is searched for
+_APART = 1e12  # by which σ of two nodes may differ: beyond, the weight of one in the average would vanish
 _LEAST = 1e-100  # a σ that another process may tell: weights are made of its square
 
 
@@ -124,6 +125,7 @@ def calibrate_nodes(
         here = blocks(n, world.size)[world.rank]
         own = world.all_or_none(lambda: [calibrated(i) for i in here])
         all_sigmas = world.all_gather_nodes(own, forms.real(_LEAST, 1 / _LEAST), n)
+        _refuse_apart(world, all_sigmas, own)
         if config.trust == "secure aggregation":
             all_sigmas = [max(all_sigmas)] * n  # each node is counted as if all added as much noise as it does
         mechanisms = [bare.with_sigma(sigma) for bare, sigma in zip(mechanisms, all_sigmas, strict=True)]
@@ -146,6 +148,14 @@ def calibrate_nodes(
         mechanisms, budgets, deltas, p.relation, p.accountant, allowance, epsilon, earlier,
         covariance, None if covariance is None else curve,
     )  # fmt: skip
+
+
+def _refuse_apart(world: World, told: Sequence[float], own: Sequence[float]) -> None:
+    """Refuse a peer whose σ no sizes and budgets could set apart from ours so far: weights are made of them."""
+    for rank, block in enumerate(blocks(len(told), world.size)):
+        for i in block:
+            if not min(own) / _APART <= told[i] <= max(own) * _APART:
+                world.refuse(rank, f"says σ = {told[i]:g} of its node {i}, where {own[0]:g} is needed here")
 
 
 def noise_graph(config: Config, nodes: int) -> NoiseGraph | None:
