@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from oracle import lockstep, replayed
 
+from privsgp import data
 from privsgp.sites.agreement import Limits
 
 SHARED = {"noise": "pairwise", "honest": 2, "sigma": 0.05}
@@ -71,3 +72,30 @@ def test_secret_noise_cancels_also_where_a_site_is_killed_at_some_moment(consort
         assert not c.audited(i)
         assert not (c.out(i) / "private" / "pair.key").exists()  # what was hidden stays hidden
     assert length_in_sigmas(c, 12) == pytest.approx(1.0, rel=0.15)
+
+
+def test_a_site_that_leaves_takes_its_halves_along_and_changes_nobodys_epsilon(consortium):
+    """From then on what three others share with it stays in their average: (D + s²)/3 of a step instead of D/4."""
+    c = consortium(
+        sizes=(100, 110, 120, 130), limits=Limits(deadline=1.0, staleness=20), privacy=LOUD | {"honest": 4},
+        algorithm={"steps": 24, "final_mixing": 8},
+    )  # fmt: skip
+    c.start()
+    c.until_step(3, 10)
+    (c.out(3) / "private" / "leaving").touch()
+    c.processes[3].join(30)
+    assert c.processes[3].exitcode == 130, c.log(3)
+    assert not (c.out(3) / "private" / "pair.key").exists()
+    summaries = c.end(0, 1, 2)
+    left = c.sent(3)  # steps in which all four took part
+    shared = c.agreement.values["shared_noise"]
+    D, s2 = shared["own"][0], shared["pair"]
+    expected = 0.5 * np.sqrt(left * D / 4 + (24 - left) * (D + s2) / 3)
+    measured = np.sqrt(np.mean(np.stack([c.model(i) for i in range(3)]).mean(0) ** 2))
+    assert measured == pytest.approx(expected, rel=0.2)
+    assert measured > 1.25 * 0.5 * np.sqrt(24 * D / 4)  # more than if nobody had left
+    for i, summary in enumerate(summaries):
+        spec = c.agreement.spec(data.load(str(c.files[i]), classes=10), i)
+        assert c.ledger(i).header.mechanism == spec.protection.mechanisms[i].describe()
+        assert c.ledger(i).charged == 24
+        assert summary["epsilon_spent"][i] == spec.protection.epsilon(i, 24)
