@@ -54,10 +54,14 @@ def length_in_sigmas(c, steps, step_size=0.5):
     return np.sqrt(np.mean(models.mean(0) ** 2)) / left
 
 
-@pytest.mark.parametrize("moments", [3, 17])
-def test_secret_noise_cancels_also_where_a_site_is_killed_at_some_moment(consortium, moments):
-    """1 where all that is shared cancels; pairs that did not would make it 1.7."""
-    c = consortium(limits=Limits(deadline=1.0, staleness=4), privacy=LOUD, algorithm={"steps": 12, "final_mixing": 12})
+@pytest.mark.parametrize(("moments", "net"), [(3, {}), (17, {"closed": (1, 2), "relay": "rented"})])
+def test_secret_noise_cancels_also_where_a_site_is_killed_at_some_moment(consortium, moments, net):
+    """1 where all that is shared cancels; pairs that did not would make it 1.7. Keys may come by way of a relay."""
+    c = consortium(
+        limits=Limits(deadline=1.0, staleness=4), privacy=LOUD, algorithm={"steps": 12, "final_mixing": 12}, **net
+    )
+    if net:
+        c.start_relay()
     c.start(0, 2)
     c.start(1, moments=moments)
     key = c.out(0) / "private" / "pair.key"

@@ -25,7 +25,6 @@ from privsgp.sites.identity import write_private
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
-    from typing import Any
 
     from torch import Tensor
 
@@ -96,6 +95,8 @@ class PairKeys:
     def forget(self) -> None:
         """Delete the run key: the site's last step with a gradient is committed."""
         self.path.unlink(missing_ok=True)
+        if self._streams is not None:
+            self._streams.forget()
 
     def _own(self) -> X25519PrivateKey:
         if not self.path.exists():
@@ -143,12 +144,16 @@ class SitePairStreams(PairStreams):
                 "committed",
                 "what was sent is in its commit: put the run folder back as it was when the run stopped",
             )
+        for pair in nodes:
+            if str(pair) not in self._keys:
+                self._keys[str(pair)] = self._secret(*self._pairs[pair])
         super().fill_normal(out, nodes, step, attempt)
 
-    def _cipher(self, purpose: str) -> Any:  # noqa: ANN401 - as its base
-        if purpose not in self._keys:
-            self._keys[purpose] = self._secret(*self._pairs[int(purpose)])
-        return super()._cipher(purpose)
+    def forget(self) -> None:
+        """Drop all keys."""
+        self._keys.clear()
+        self._ciphers.clear()
+        self._pairs.clear()
 
 
 def _with_card(site: Site, agreement: Agreement, other: int) -> bytes:
