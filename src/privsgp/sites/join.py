@@ -19,10 +19,10 @@ import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from privsgp import data, models
 from privsgp.engine import checkpoint, witness
@@ -32,7 +32,7 @@ from privsgp.errors import Interrupted, Refused
 from privsgp.files import parsed, read_bytes, write, write_json
 from privsgp.gradients import Layout
 from privsgp.options import Positive, Probability
-from privsgp.runs.train import MODEL_VERSION, PRIVATE_TEST, PUBLIC_TEST, SUMMARY_VERSION, versions
+from privsgp.runs.train import MODEL_VERSION, PRIVATE_TEST, PUBLIC_TEST, SUMMARY_VERSION, shared_noise, versions
 from privsgp.sites import policy as policies
 from privsgp.sites.agreement import Agreement
 from privsgp.sites.audit import Audit
@@ -43,6 +43,7 @@ from privsgp.sites.mailbox import Inbox, Outbox, depth
 from privsgp.sites.members import Members, goodbye_text
 from privsgp.sites.metrics import served
 from privsgp.sites.metrics import text as metrics_text
+from privsgp.sites.pairs import PairKeys, needs_keys
 from privsgp.sites.relay import Relay
 from privsgp.sites.seen import Seen
 from privsgp.sites.server import Server
@@ -126,7 +127,8 @@ def join(
         _remember_signature(site, agreement, _token(folder) if _secret(spec) else None)
         network = Network.make(site, agreement, folder)
         transport = _transport(network, folder)
-        trainer = SiteTrainer(spec, folder, transport, watch)
+        pairs = _pair_keys(network, folder)
+        trainer = SiteTrainer(spec, folder, transport, watch, pairs)
         _take_up_links(folder, transport)
         _leave_on_request(folder, trainer)
         _keep_signatures(network, folder)
@@ -181,6 +183,7 @@ class _Signed(BaseModel):
     name: str
     epsilon: Positive | None
     delta: Probability
+    honest: Annotated[int, Field(ge=2)] | None = None  # sites that had to be honest for ε to hold; None: this one alone
     folder: str | None = None  # the token of the folder that the run was begun in; None where it may be begun again
 
 
@@ -208,6 +211,8 @@ def _remember_signature(site: Site, agreement: Agreement, token: str | None = No
         "delta": agreement.delta[node],
         "folder": token,
     }
+    if agreement.honest is not None:
+        line["honest"] = agreement.honest
     descriptor = os.open(site.home / "signed.jsonl", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -282,6 +287,20 @@ def _refuse_other_run(folder: Folder, agreement: Agreement) -> None:
         raise Refused(f"{folder.path} belongs to another run", "choose another one with --out")
 
 
+def _pair_key(folder: Folder) -> Path:
+    return folder.path / "private" / "pair.key"
+
+
+def _pair_keys(network: Network, folder: Folder) -> PairKeys | None:
+    """Return the secrets that this site shares with others, of which it has made its own half durable."""
+    if not needs_keys(network.agreement):
+        return None
+    found = PairKeys(network.site, network.agreement, network.node, _pair_key(folder), network.members.pair_keys)
+    found.settle(begun=folder.checkpoint.exists())
+    sync_names(folder.path / "private")
+    return found
+
+
 def _incarnation(folder: Folder) -> int:
     """Count the processes of this site in this run, durably."""
     path = folder.path / "private" / "incarnation"
@@ -298,14 +317,20 @@ def _keep_signatures(network: Network, folder: Folder) -> None:
         with members.changed:
             members._sign({str(i): one["signature"] for i, one in enumerate(kept["sites"]) if one["signature"]})
             members._leave({str(i): one["left"] for i, one in enumerate(kept["sites"]) if one["left"]})
+            told = {i: one["pair_key"] for i, one in enumerate(kept["sites"]) if one.get("pair_key")}
+            members.pair_keys |= {network.node: told[network.node]} if network.node in told else {}
+            members._share({str(i): one for i, one in told.items()})
 
     def keep() -> None:
         with members.changed:
-            signatures, left = dict(members.signatures), dict(members.left)
+            signatures, left, pair_keys = dict(members.signatures), dict(members.left), dict(members.pair_keys)
         sites = [
-            {"name": card.name, "identity": card.identity, "signature": signatures.get(i), "left": left.get(i)}
+            {
+                "name": card.name, "identity": card.identity, "signature": signatures.get(i), "left": left.get(i),
+                "pair_key": pair_keys.get(i),
+            }
             for i, card in enumerate(network.agreement.roster)
-        ]
+        ]  # fmt: skip
         with _KEEPING:
             write_json(path, {"run": network.agreement.run, "sites": sites})
 
@@ -357,7 +382,8 @@ def _summary(network: Network, spec: RunSpec, outcome: Outcome) -> dict[str, Any
         "difference_scale": getattr(p.mechanisms[node], "difference_scale", None),
         "test_accuracy": last.get("test_accuracy"), "test_loss": last.get("test_loss"), "train_loss": None,
         "mean_node_accuracy": None, "worst_node_accuracy": None, "consensus_error": None,  # nobody sees all models
-        "epsilon_nominal": None, "pairwise": None, "steps_per_second": None, "peak_memory_bytes": None,
+        "epsilon_nominal": None, "pairwise": shared_noise(spec, node), "steps_per_second": None,
+        "peak_memory_bytes": None,
         "epsilon_spent": spent if private else None,
         "epsilon_budget": list(p.budgets) if private and p.budgets[0] is not None else None,
         "delta": list(p.deltas) if private else None, "sigma": [m.sigma for m in p.mechanisms],
@@ -487,6 +513,7 @@ def _goodbye(network: Network, folder: Folder, transport: SitesTransport) -> Non
     members.phase = "left"
     members.keep()
     _left(folder).touch()
+    _pair_key(folder).unlink(missing_ok=True)
     _until_heard(network, "left")
 
 
