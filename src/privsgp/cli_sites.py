@@ -315,7 +315,7 @@ def _spent(s: dict[str, Any], node: int) -> str:
     if (spent := s["epsilon_spent"][node]) is None:
         return "no finite ε: there is too little noise"
     budget = "" if s["epsilon_budget"] is None else f" of {s['epsilon_budget'][node]:g}"
-    honest = "" if s["pairwise"] is None else f", if {s['pairwise']['honest']} of {s['nodes']} sites are honest"
+    honest = "" if s.get("pairwise") is None else f", if {s['pairwise']['honest']} of {s['nodes']} sites are honest"
     return f"{spent:.4g}{budget}, δ = {s['delta'][node]:g}{honest}"
 
 
