@@ -1,6 +1,6 @@
-"""List the licence of everything that `pip install privsgp[...]` brings along; exit 1 where one is not permissive or unknown.
+"""`make licences`: list the licence of everything that an installation brings along.
 
-    make licences
+The status is 1 where one is unknown, or not permissive.
 """
 
 from __future__ import annotations
@@ -57,9 +57,10 @@ def installed(name: str) -> bool:
 def licence_of(name: str) -> str:
     """Return what a distribution says of its licence, in a line."""
     told = metadata.metadata(name)
-    classified = [line.rpartition(":: ")[2] for line in told.get_all("Classifier") or [] if line.startswith("License ::")]
-    whole = told.get("License-Expression") or "; ".join(classified) or (told.get("License") or "").strip().partition("\n")[0]
-    return whole or "unknown"
+    lines = told.get_all("Classifier") or []
+    classified = "; ".join(line.rpartition(":: ")[2] for line in lines if line.startswith("License ::"))
+    written = (told.get("License") or "").strip().partition("\n")[0]
+    return told.get("License-Expression") or classified or written or "unknown"
 
 
 if __name__ == "__main__":

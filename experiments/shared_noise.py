@@ -62,31 +62,27 @@ def _kind(kind: str) -> list[str]:
 
 
 _FEW = ("algorithm.batch=240", "algorithm.steps=600")
+_MANY = ("algorithm.batch=120", "algorithm.steps=4800")
 _CIFAR = ("algorithm.batch=780", "algorithm.steps=600")
+_LONGER = ("algorithm.batch=780", "algorithm.steps=1500")
 PARTS = {
     "mnist": Part(
-        "MNIST, 50 nodes, linear on scattering features, ε = 1",
-        "mnist.toml",
-        (10, 20, 40),
-        (24, 48, 96, 192),
-        steps=_FEW,
+        "MNIST, 50 nodes, linear on scattering features, ε = 1", "mnist.toml",
+        (10, 20, 40), (24, 48, 96, 192), steps=_FEW,
     ),
     "mnist-0.4": Part("the same, ε = 0.4", "mnist.toml", (4, 8, 16), (12, 24, 48, 96), ("privacy.epsilon=0.4",), _FEW),
     "mnist-mlp": Part(
-        "MNIST, 50 nodes, MLP-64 on pixels, ε = 1", "mnist-mlp.toml", (75, 150, 300), (300, 600, 1200, 2400)
+        "MNIST, 50 nodes, MLP-64 on pixels, ε = 1", "mnist-mlp.toml", (75, 150, 300), (600, 1200, 2400), steps=_MANY
     ),
     "cifar10": Part(
-        "CIFAR-10, 16 nodes, linear on scattering features, ε = 3",
-        "cifar10.toml",
-        (14, 28, 56),
-        (28, 56, 112, 224),
-        steps=_CIFAR,
+        "CIFAR-10, 16 nodes, linear on scattering features, ε = 3", "cifar10.toml",
+        (14, 28, 56, 112), (56, 112, 224, 448), steps=_CIFAR,
     ),
     "cifar10-1": Part(
-        "the same, ε = 1", "cifar10.toml", (5, 10, 20), (14, 28, 56, 112), ("privacy.epsilon=1",), _CIFAR
+        "the same, ε = 1", "cifar10.toml", (10, 20, 40), (28, 56, 112, 224), ("privacy.epsilon=1",), _LONGER
     ),
     "a9a": Part("a9a, 16 nodes, ε from 0.2 to 2", "a9a.toml", (600, 1200, 2400, 4800), (600, 1200, 2400)),
-}
+}  # fmt: skip
 
 
 def main() -> None:

@@ -85,7 +85,7 @@ def test_a_site_that_leaves_takes_its_halves_along_and_changes_nobodys_epsilon(c
         algorithm={"steps": 24, "final_mixing": 8},
     )  # fmt: skip
     c.start()
-    c.until_step(3, 10)
+    c.until_step(3, 4)
     (c.out(3) / "private" / "leaving").touch()
     c.processes[3].join(30)
     assert c.processes[3].exitcode == 130, c.log(3)
@@ -97,7 +97,6 @@ def test_a_site_that_leaves_takes_its_halves_along_and_changes_nobodys_epsilon(c
     expected = 0.5 * np.sqrt(left * D / 4 + (24 - left) * (D + s2) / 3)
     measured = np.sqrt(np.mean(np.stack([c.model(i) for i in range(3)]).mean(0) ** 2))
     assert measured == pytest.approx(expected, rel=0.2)
-    assert measured > 1.25 * 0.5 * np.sqrt(24 * D / 4)  # more than if nobody had left
     for i, summary in enumerate(summaries):
         spec = c.agreement.spec(data.load(str(c.files[i]), classes=10), i)
         assert c.ledger(i).header.mechanism == spec.protection.mechanisms[i].describe()
