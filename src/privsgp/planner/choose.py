@@ -60,6 +60,11 @@ class Network:
     weighting: Weights = "equal"
     sharing: Sharing | None = None  # who shares noise; None: nobody
     pair_ratio: float = 2.0
+    sites: Sequence[str] = ()  # what people call the nodes
+
+    def named(self, node: int) -> str:
+        """What a node is called in a sentence."""
+        return f"node {node}" + (f" ({self.sites[node]})" if self.sites else "")
 
     @cached_property
     def weights(self) -> list[float] | None:

@@ -74,7 +74,7 @@ class Formula:
         said = below_theorem(steps, self.log_least_steps)
         if n.nominal:
             said += outside_theorem_3(steps, n.samples, n.budgets)
-        return said + careless_delta(n.samples, n.budgets)
+        return said + careless_delta(n.samples, n.budgets, n.named)
 
     def comparison(self) -> list[dict[str, Any]]:
         """Return the paper's Table 1 for this network, up to constants."""
@@ -100,7 +100,7 @@ class Formula:
             "least_steps_log10": _finite(self.log_least_steps / math.log(10)),
             "constants": asdict(self.constants),
             "comparison": self.comparison(),
-            "warnings": self.warnings(self.steps) + heavy_nodes(sigmas, n.budgets),
+            "warnings": self.warnings(self.steps) + heavy_nodes(sigmas, n.budgets, n.named),
         }
 
 
@@ -190,9 +190,10 @@ class Plan:
     @cached_property
     def warnings(self) -> list[str]:
         """What a careful colleague would say."""
+        n = self.network
         return [
             *self.formula.warnings(self.chosen.steps),
-            *(heavy_nodes(self.sigmas, self.network.budgets) if self.network.weights is None else []),
+            *(heavy_nodes(self.sigmas, n.budgets, n.named) if n.weights is None else []),
             *large_table(self.table_bytes, estimates.memory_bytes()),
             *more_steps_help(self.chosen.steps, LENGTHS[-1]),
         ]
@@ -286,7 +287,13 @@ def outside_theorem_3(steps: float, samples: Sequence[int], budgets: Sequence[Bu
     ]
 
 
-def heavy_nodes(sigmas: Sequence[float], budgets: Sequence[Budget]) -> list[str]:
+def _numbered(node: int) -> str:
+    return f"node {node}"
+
+
+def heavy_nodes(
+    sigmas: Sequence[float], budgets: Sequence[Budget], named: Callable[[int], str] = _numbered
+) -> list[str]:
     """A node whose noise drags all others: what leaving it out, or giving nodes weights ∝ 1/σ², would give."""
     n, total = len(sigmas), math.fsum(s**2 for s in sigmas)
     if n < 2 or not total:
@@ -298,17 +305,19 @@ def heavy_nodes(sigmas: Sequence[float], budgets: Sequence[Budget]) -> list[str]
     weighted = n / math.sqrt(math.fsum(1 / s**2 for s in sigmas) * total) if min(sigmas) else 0.0
     return [
         (
-            f"node {worst} (ε = {budgets[worst][0]:g}) brings {sigmas[worst] ** 2 / total:.0%} of the average's noise: "
-            f"without it the noise is {without:.2f} times as large, with algorithm.weights = 'noise' {weighted:.2f} "
-            f"times"
+            f"{named(worst)} (ε = {budgets[worst][0]:g}) brings {sigmas[worst] ** 2 / total:.0%} of the average's "
+            f"noise: without it the noise is {without:.2f} times as large, with algorithm.weights = 'noise' "
+            f"{weighted:.2f} times"
         )
     ]
 
 
-def careless_delta(samples: Sequence[int], budgets: Sequence[Budget]) -> list[str]:
+def careless_delta(
+    samples: Sequence[int], budgets: Sequence[Budget], named: Callable[[int], str] = _numbered
+) -> list[str]:
     """δ_i ≥ 1/J_i would allow to publish a sample outright."""
     bad = [i for i, ((_, delta), j) in enumerate(zip(budgets, samples, strict=True)) if delta * j >= 1]
-    return [f"δ of node {bad[0]} is not below 1/J = {1 / samples[bad[0]]:.2g}: it should be, by far"] if bad else []
+    return [f"δ of {named(bad[0])} is not below 1/J = {1 / samples[bad[0]]:.2g}: it should be, by far"] if bad else []
 
 
 def large_table(needed: int, memory: int) -> list[str]:

@@ -17,7 +17,7 @@ import torch
 from privsgp import data, features
 from privsgp.accounting.pairwise import Sharing
 from privsgp.algorithms import Settings
-from privsgp.data.loading import npz_path, same_data, site_paths
+from privsgp.data.loading import file_path, same_data, site_paths
 from privsgp.engine.folder import Folder
 from privsgp.errors import Refused
 from privsgp.gradients import Layout
@@ -173,8 +173,9 @@ def network_of(config: Config, problem: Problem) -> Network:
     graph = protection.noise_graph(config, n)
     sharing = None if graph is None else Sharing(graph, config.honest)
     network = Network(
-        samples, budgets, p.relation, p.spare, p.accountant, p.c2, config.algorithm.weights, sharing, config.pair_ratio
-    )
+        samples, budgets, p.relation, p.spare, p.accountant, p.c2, config.algorithm.weights, sharing, config.pair_ratio,
+        config.data.sites or (),
+    )  # fmt: skip
     if "weights" in config.algorithm.auto:
         return replace(network, weighting="noise" if network.gain < record.HEAVY else "equal")
     return network
@@ -187,9 +188,13 @@ def source_of(config: Config, name: str, data_dir: Path | None = None) -> Source
     """
     if name == "synthetic":
         return Source("synthetic", name)
-    own, looked_at = config.data.path or config.data.name, npz_path(name, data_dir)
-    files = [npz_path(own, data_dir)] if config.data.path is None else site_paths(own, range(config.data.nodes))
-    private = name in ("private", own) or any(same_data(looked_at, file) for file in files)
+    d, own = config.data, config.data.path or config.data.name
+    looked_at = file_path(name, data_dir, config.base)
+    if d.path is None:
+        files = [file_path(own, data_dir, config.base)]
+    else:
+        files = site_paths(own, range(d.nodes), config.base, d.sites)
+    private = name in ("private", own) or any(same_data(looked_at, file, d.schema) for file in files)
     return Source("private", own) if private else Source("public", name)
 
 
@@ -207,7 +212,9 @@ def samples_of(config: Config, source: Source, problem: Problem, data_dir: Path 
         scale = 1.0 if public is None else float(np.sqrt(np.square(public).mean()))
         return stand_in.make(d.x.shape[1:], d.classes, d.y.shape[1:], samples=count, scale=scale or 1.0)
     if source.kind == "public":
-        d = data.load(source.name, data_dir=data_dir, task="regression" if d.classes is None else "classification")
+        task: data.Task = "regression" if d.classes is None else "classification"
+        name = str(file_path(source.name, data_dir, config.base))
+        d = data.load(name, data_dir=data_dir, task=task, schema=config.data.schema)
         if problem.encoder is not None:
             few = np.random.default_rng(1).permutation(len(d.x))[: 5 * count]
             rows = features.encode_once(problem.learnt_from, d.x[few], torch.device("cpu"), None)

@@ -35,6 +35,9 @@ def formula_rows(formula: Formula) -> list[tuple[str, str]]:
     ]
 
 
+THEORY = ("bound on E‖∇f‖²", "K̂ of Theorem 1", "noise between nodes")  # rows that the paper has a use for
+
+
 def plan_rows(plan: Plan) -> list[tuple[str, str]]:
     """Return the rows of a plan to act on."""
     c, n, f = plan.chosen, plan.network, plan.formula
