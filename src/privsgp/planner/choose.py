@@ -24,7 +24,7 @@ from privsgp.algorithms.saga import TableOptions
 from privsgp.algorithms.update_rule import node_weights
 from privsgp.planner import estimates, theorems
 from privsgp.planner.price import Price, common_budget, gaussian_shift, relative_noise
-from privsgp.planner.rehearsal import RehearsalSpec, far_enough
+from privsgp.planner.rehearsal import STEPS, RehearsalSpec, far_enough
 from privsgp.planner.theorems import response
 
 if TYPE_CHECKING:
@@ -301,13 +301,14 @@ class Planner:
 
     def _shortest(self, noise: NoiseNeeded, distance: float, kappa: float) -> tuple[int, float]:
         """Return the smallest K with nearly the least noise that scores like the best, each at its own T ∝ 1/κ."""
-        specs = [self._spec(noise, K) for K in LENGTHS]
-        distances = [distance * kappa / spec.noise for spec in specs]
-        scores = [self.rehearsal.mean_score(spec, T) for spec, T in zip(specs, distances, strict=True)]
-        enough = max(scores) - TIE / 2 * abs(max(scores))
-        quiet = NEARLY * min(spec.noise for spec in specs)
-        good = [s >= enough and spec.noise <= quiet for s, spec in zip(scores, specs, strict=True)]
-        steps, T = next((K, T) for K, T, ok in zip(LENGTHS, distances, [*good[:-1], True], strict=True) if ok)
+        specs = {K: self._spec(noise, K) for K in LENGTHS}
+        quiet = NEARLY * min(spec.noise for spec in specs.values())
+        specs = {K: spec for K, spec in specs.items() if spec.noise <= quiet}
+        distances = {K: distance * kappa / spec.noise for K, spec in specs.items()}
+        scores = {K: self.rehearsal.mean_score(spec, distances[K]) for K, spec in specs.items()}
+        best = max(scores.values())
+        steps = next(K for K, score in scores.items() if score >= best - TIE / 2 * abs(best))
+        T = distances[steps]
         return min(max(steps, math.ceil(SHORT * self.constants.smoothness * T)), LENGTHS[-1]), T
 
     def batch(self) -> float:
@@ -319,7 +320,8 @@ class Planner:
             return Price(plain, n.delta, n.relation, n.releases).sigma(LENGTHS[0], n.epsilon)
 
         candidates = [2**power for power in range(3, J.bit_length()) if 2**power < J]
-        return float(next((batch for batch in candidates if sigma(batch) < CHEAP * sigma(J)), J))
+        enough = CHEAP * sigma(J)
+        return float(next((batch for batch in candidates if sigma(batch) < enough), J))
 
     def allowed(self, method: Method, by: float, limit: float) -> int:
         """Return how many steps of a batch, or how large a batch for so many steps, a limit on evaluations allows."""
@@ -358,7 +360,9 @@ class Planner:
         n = self.network
         kappa = noise.in_average(steps) / math.sqrt(n.nodes * steps)
         visits = steps * noise.batch / n.mean_samples
-        return RehearsalSpec(noise.method.algorithm, noise.settings(steps), kappa, visits)
+        fresh = visits >= STEPS  # every coarse step sees all samples: θ, a second's search, changes nothing
+        settings = noise.method.settings if fresh else noise.settings(steps)
+        return RehearsalSpec(noise.method.algorithm, settings, kappa, visits)
 
 
 def planner(network: Network, rehearsal: Rehearsal, clip: float, *, skewed: bool = False) -> Planner:
