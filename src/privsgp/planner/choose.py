@@ -24,7 +24,7 @@ from privsgp.algorithms.saga import TableOptions
 from privsgp.algorithms.update_rule import node_weights
 from privsgp.planner import estimates, theorems
 from privsgp.planner.price import Price, common_budget, gaussian_shift, relative_noise
-from privsgp.planner.rehearsal import STEPS, RehearsalSpec, far_enough
+from privsgp.planner.rehearsal import STEPS, Rehearsal, RehearsalSpec
 from privsgp.planner.theorems import response
 
 if TYPE_CHECKING:
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from privsgp.accounting.pairwise import PairwiseCovariance, Sharing
     from privsgp.algorithms import Settings
     from privsgp.algorithms.update_rule import Weights
-    from privsgp.planner.rehearsal import Rehearsal
     from privsgp.planner.theorems import Budget, Constants
 
 SPLITS = (1024, 4096, 256, 64)  # K that a limit on evaluations may be divided into; the first among equals
@@ -44,7 +43,6 @@ LENGTHS = (1024, 2048, 4096)  # K to choose from; on scikit-learn's digits accur
 NEARLY = 1.05  # noise this much above the least is not worth more steps
 SHORT = 16  # γ ≤ 1/(16L): short beside the curvature even where real data bends four times as much as the stand-in
 CHEAP = 1.02  # what drawing samples may cost in noise
-TIE = 0.01  # rehearsals differ by as much from chance
 
 
 @dataclass(frozen=True)
@@ -291,7 +289,7 @@ class Planner:
     def _open(self, noise: NoiseNeeded, steps: int | None, step_size: float | None) -> tuple[int, float]:
         """Return (K, T) where at most one of K and γ is given."""
         longest = self._spec(noise, steps or LENGTHS[-1])
-        distance = far_enough(self.rehearsal, longest, self.rehearsal.guess(longest.noise))
+        distance = self.rehearsal.distance(longest)
         if steps is not None:
             return steps, distance
         if step_size is not None:
@@ -306,8 +304,8 @@ class Planner:
         specs = {K: spec for K, spec in specs.items() if spec.noise <= quiet}
         distances = {K: distance * kappa / spec.noise for K, spec in specs.items()}
         scores = {K: self.rehearsal.mean_score(spec, distances[K]) for K, spec in specs.items()}
-        best = max(scores.values())
-        steps = next(K for K, score in scores.items() if score >= best - TIE / 2 * abs(best))
+        enough = self._nearly(max(scores.values()))
+        steps = next(K for K, score in scores.items() if score >= enough)
         T = distances[steps]
         return min(max(steps, math.ceil(SHORT * self.constants.smoothness * T)), LENGTHS[-1]), T
 
@@ -342,10 +340,13 @@ class Planner:
         specs = [self._spec(NoiseNeeded(self.network, method, batch), steps) for batch, steps in splits]
         if not splits:
             return None
-        distance = far_enough(self.rehearsal, specs[0], self.rehearsal.guess(specs[0].noise))
+        distance = self.rehearsal.distance(specs[0])
         scores = [self.rehearsal.mean_score(spec, distance * specs[0].noise / spec.noise) for spec in specs]
-        enough = max(scores) - TIE / 2 * abs(max(scores))
+        enough = self._nearly(max(scores))
         return next(split for split, score in zip(splits, scores, strict=True) if score >= enough)
+
+    def _nearly(self, score: float) -> float:
+        return score - self.rehearsal.tie / 2 * abs(score)
 
     def _left(self, method: Method, limit: float) -> float:
         return limit - (self.network.mean_samples if method.fills_a_table else 0)
@@ -373,10 +374,15 @@ def planner(network: Network, rehearsal: Rehearsal, clip: float, *, skewed: bool
     return Planner(network, rehearsal, found)
 
 
-def best(choices: Sequence[Choice]) -> tuple[Choice, str]:
+def best(choices: Sequence[Choice], stage: type[Rehearsal] | Rehearsal = Rehearsal) -> tuple[Choice, str]:
     """Return the choice that scores best, the simplest among equals, and why."""
     top = max(choice.score for choice in choices)
-    chosen = next(choice for choice in choices if choice.score >= top - TIE * abs(top))
-    others = ", ".join(f"{c.method.label} {c.score:.3g}" for c in choices if c is not chosen)
+    chosen = next(choice for choice in choices if choice.score >= top - stage.tie * abs(top))
+    others = [c for c in choices if c is not chosen]
+    if not stage.rehearsed:
+        nearly = " (nearly the least, and simpler)" if chosen.score < top else ""
+        told = ", ".join(f"{c.method.label} {-c.score:.3g}" for c in others)
+        return chosen, f"{chosen.method.label} has the noise κ = {-chosen.score:.3g}{nearly}; the others: {told}"
     equal = " (as good as the best but for chance, and simpler)" if chosen.score < top else ""
-    return chosen, f"{chosen.method.label} scores {chosen.score:.3g} in rehearsal{equal}; the others: {others}"
+    told = ", ".join(f"{c.method.label} {c.score:.3g}" for c in others)
+    return chosen, f"{chosen.method.label} scores {chosen.score:.3g} in rehearsal{equal}; the others: {told}"

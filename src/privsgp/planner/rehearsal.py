@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch.func import functional_call
@@ -39,6 +39,7 @@ STEPS = 64  # coarse steps of a rehearsal
 SEEDS = 2  # rehearsals that a score is the mean of
 FARTHEST = 12  # doublings of a first guess
 GIVEN_UP = 0.005
+TIE = 0.01  # of a score: rehearsals differ by as much from chance
 NOISES, DISTANCES = 24, 16  # κ and T that are rehearsed, to an octave: within 1.5 and 2.2 % of what is asked
 TOGETHER = 2**23  # numbers in the inputs of stacked runs
 KEPT = 8  # rehearsals whose models are kept
@@ -79,6 +80,9 @@ def _near(value: float, octave: int) -> float:
 
 class Rehearsal:
     """Where rehearsals take place: a model at x⁰, its loss, and samples that are nobody's secret."""
+
+    tie: ClassVar[float] = TIE
+    rehearsed: ClassVar[bool] = True
 
     def __init__(
         self, model: nn.Module, loss: PerSampleFunction, correct: PerSampleFunction | None, samples: Samples
@@ -159,6 +163,10 @@ class Rehearsal:
         self._ends[key] = models.clone()
         while len(self._ends) > KEPT:
             self._ends.popitem(last=False)
+
+    def distance(self, spec: RehearsalSpec) -> float:
+        """Return a good T = γK."""
+        return far_enough(self, spec, self.guess(spec.noise))
 
     def guess(self, noise: float) -> float:
         """Return the distance T at which noise moves a pre-activation by about one: 1 / (κ ‖x‖)."""

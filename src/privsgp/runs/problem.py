@@ -98,11 +98,6 @@ def load_problem(config: Config, data_dir: Path | None = None) -> Problem:
     """
     world = join()
     refuse_other_configurations(config, world)
-    if not world.alone and config.algorithm.auto:
-        raise Refused(
-            f"algorithm.{config.algorithm.auto[0]} = 'auto' with {world.size} processes",
-            "write the number that `privsgp plan` gives",
-        )
     block = blocks(config.data.nodes, world.size)[world.rank]
     problem = world.all_or_none(
         lambda: _read(config, data_dir, block).local_shard(world).encoded(chosen_device(config.engine.device))
@@ -284,4 +279,6 @@ def test_notes(config: Config, problem: Problem) -> list[str]:
 
 def refuse_other_configurations(config: Config, world: World) -> None:
     """Refuse a peer with another shared configuration, or one that would evaluate or stop at other steps."""
-    greet(world, config.shared() | {"engine": config.engine.model_dump(exclude={"device"})})
+    greet(
+        world, config.shared() | {"engine": config.engine.model_dump(exclude={"device"}), "auto": config.algorithm.auto}
+    )
