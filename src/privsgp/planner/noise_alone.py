@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 LEFT, TIMES = 0.3, 1.6  # of the correlation; the noise that can be borne, over that which leaves as much
 MOVED = 1.6  # by which noise may move outputs of a model without hidden layers, root mean square
 SAMPLES = 16  # that are looked at
+_BOTH = range(SEEDS)
 _HALVINGS = 12
 
 
@@ -56,10 +57,8 @@ class NoiseAlone(Rehearsal):
         """The standard deviation of noise on the weights that can be borne."""
         outputs, features = self._seen()
         if torch.equal(features, self.samples.x[:SAMPLES]):
-            return _least(lambda s: _mean(_distance(self._seen(s, seed)[0], outputs) for seed in range(SEEDS)) >= MOVED)
-        return TIMES * _least(
-            lambda s: _mean(_alike(self._seen(s, seed)[1], features) for seed in range(SEEDS)) <= LEFT
-        )
+            return _least(lambda s: _mean(_distance(self._seen(s, seed)[0], outputs) for seed in _BOTH) >= MOVED)
+        return TIMES * _least(lambda s: _mean(_alike(self._seen(s, seed)[1], features) for seed in _BOTH) <= LEFT)
 
     def _seen(self, deviation: float = 0.0, seed: int = 0) -> tuple[Tensor, Tensor]:
         """Return the outputs with noise on the weights at x⁰, and what the last layer with weights was given."""
