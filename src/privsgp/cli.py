@@ -583,12 +583,15 @@ def ledger(
 ) -> None:
     """Check the ledgers of a run and recompute from them what each node has spent; status 1 above a budget."""
     from privsgp.accounting.statements import statements
+    from privsgp.sites import signed
 
     found = statements(place)
     if as_json:
         typer.echo(json.dumps([statement.to_json() for statement in found]))
     else:
         show_statements(found)
+        if (agreed := signed.read(place)) is not None:
+            err.print(agreed.text, soft_wrap=True)
     if above := [f"node {s.node}" for s in found if s.above]:
         err.print(f"privsgp: ε spent is above its budget: {', '.join(above)}", style="bold red", soft_wrap=True)
         raise typer.Exit(1)

@@ -186,6 +186,13 @@ def check(study: Study, home: Home = None) -> None:
     out.print("σ and x⁰ are computed anew when you join, before anything is signed")
 
 
+def _message(agreement: Agreement) -> str:
+    """Say how long a message is."""
+    if agreement.step_bytes is None:
+        return f"{agreement.message_bytes:,} bytes a message"
+    return f"{agreement.step_bytes:,} bytes a message ({agreement.message_bytes:,} after a loss)"
+
+
 def _show(agreement: Agreement, home: Path | None = None) -> None:
     from privsgp.sites.identity import Site
 
@@ -197,10 +204,7 @@ def _show(agreement: Agreement, home: Path | None = None) -> None:
             f"{v['config']['model']['name']}, d = {agreement.weights:,}, samples of shape {v['sample']['shape']}",
         ),
         ("by", f"{agreement.algorithm}, K = {v['steps']}, then {agreement.rounds - v['steps']} rounds of mixing"),
-        (
-            "graph",
-            f"{agreement.config.graph.name}, {len(agreement.links)} links, {agreement.message_bytes:,} bytes a message",
-        ),
+        ("graph", f"{agreement.config.graph.name}, {len(agreement.links)} links, {_message(agreement)}"),
         (
             "limits",
             f"deadline {limits.deadline:g} s, staleness {limits.staleness} steps, at least {limits.fewest} sites",
@@ -243,6 +247,7 @@ def join(
     as_json: Json = False,
 ) -> None:
     """Sign an agreement and take part in its run; again after a crash, to go on."""
+    from privsgp.engine.witness import unusable
     from privsgp.sites.agreement import Agreement
     from privsgp.sites.identity import Site
     from privsgp.sites.join import check_policy, default_out
@@ -255,6 +260,8 @@ def join(
         _say(f"WARNING: {agreement.algorithm} adds no noise: whoever gets a message learns about single records")
     if agreement.config.seed is not None:
         _say("WARNING: the agreement has a seed: this is a simulation, not private")
+    elif agreement.config.private and (lost := unusable()) is not None:
+        _say(f"WARNING: {lost}")
     show_log()
     try:
         with bar(agreement.rounds) as watch:
@@ -272,10 +279,20 @@ def join(
     except Interrupted as stopped:
         _say(f"{stopped}; every step is kept: the same command goes on")
         raise typer.Exit(130) from None
+    place = folder or default_out(agreement)
+    _leave_page(summary, place)
     if as_json:
         typer.echo(json.dumps(summary))
     else:
-        _show_summary(summary, folder or default_out(agreement))
+        _show_summary(summary, place)
+
+
+def _leave_page(summary: dict[str, Any], place: Path) -> None:
+    """Write the run's page where that takes no longer than a moment; `privsgp report` writes it at any time."""
+    from privsgp.report import page
+
+    if summary["steps"] <= page.SOON and not (place / page.NAME).exists():
+        page.write([place], place / page.NAME)
 
 
 def _spent(s: dict[str, Any], node: int) -> str:

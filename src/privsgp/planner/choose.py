@@ -179,14 +179,13 @@ class NoiseNeeded:
         self.method = method.weighted(1.0) if network.nominal and method.scaled else method
         self._prices: dict[float, Price] = {}
         self._scales: dict[int, float] = {}
-        self._more = calibration.MORE if self.method.scaled else 1.0
 
     def common(self, steps: float) -> float:
         """Return σ of a node with J̄ samples and the common budget."""
         n = self.network
         if n.nominal:
             return published.sigma(self._mechanism(), round(steps), n.epsilon, n.delta, n.c2)
-        return self._more * self._price(n.delta).along(steps, n.epsilon)
+        return self._more(steps) * self._price(n.delta).along(steps, n.epsilon)
 
     def in_average(self, steps: float) -> float:
         """Return √n times the noise in the average: what `common` would be if noise were independent."""
@@ -195,7 +194,7 @@ class NoiseNeeded:
     def at(self, steps: int) -> float:
         """Return σ of the same node from values certified at this very K, not from those of the K around it."""
         n = self.network
-        return self.common(steps) if n.nominal else self._more * self._price(n.delta).sigma(steps, n.epsilon)
+        return self.common(steps) if n.nominal else self._more(steps) * self._price(n.delta).sigma(steps, n.epsilon)
 
     def each(self, steps: int) -> list[float]:
         """Return σ_i of every node; σJ/G depends on nothing but the rate and the budget."""
@@ -221,7 +220,13 @@ class NoiseNeeded:
     def _one(self, steps: int, budget: Budget) -> float:
         if self.network.nominal:
             return published.sigma(self._mechanism(), steps, *budget, self.network.c2)
-        return self._more * self._price(budget[1]).sigma(steps, budget[0])
+        return self._more(steps) * self._price(budget[1]).sigma(steps, budget[0])
+
+    def _more(self, steps: float) -> float:
+        """Return what θ costs beside the least σ."""
+        if (weighted := self._mechanism().weighted) is None or not self.method.scaled:
+            return 1.0
+        return calibration.affordable(weighted, steps)
 
     def _price(self, delta: float) -> Price:
         if delta not in self._prices:
@@ -229,7 +234,7 @@ class NoiseNeeded:
         return self._prices[delta]
 
     def _priced(self) -> Mechanism:
-        """Return what is certified: of scaled differences SAG, beside whose σ θ was chosen to cost 2 % at most."""
+        """Return what is certified: of scaled differences SAG, beside whose σ θ was chosen to cost little more."""
         m = self._mechanism()
         if not self.method.scaled:
             return m

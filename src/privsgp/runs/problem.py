@@ -144,7 +144,7 @@ def assembled(
 
 
 def first_model(
-    config: Config, sample: tuple[int, ...], target: tuple[int, ...], classes: int | None
+    config: Config, sample: tuple[int, ...], target: tuple[int, ...], classes: int | None, device: str = "cpu"
 ) -> tuple[nn.Module, nn.Module | None]:
     """Return the model at x⁰ for samples and targets of these shapes, and the map that samples go through first."""
     encoder, shape = make_encoder(config.features.name, config.features.options, sample)
@@ -154,6 +154,7 @@ def first_model(
         outputs=models.outputs(config.model.loss, classes=classes, target_shape=target),
         seed=public_seed(config.seed, config.shared_hash(), "x0"),
         rows=config.views is not None,
+        device=device,
         **config.options("model"),
     )
     return model, encoder

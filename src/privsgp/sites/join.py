@@ -40,10 +40,11 @@ from privsgp.sites.canonical import canonical
 from privsgp.sites.client import Client
 from privsgp.sites.identity import Site
 from privsgp.sites.mailbox import Inbox, Outbox, depth
-from privsgp.sites.members import Members
+from privsgp.sites.members import Members, goodbye_text
 from privsgp.sites.metrics import served
 from privsgp.sites.metrics import text as metrics_text
 from privsgp.sites.relay import Relay
+from privsgp.sites.seen import Seen
 from privsgp.sites.server import Server
 from privsgp.sites.trainer import SiteTrainer, sync_names
 from privsgp.sites.transport import SitesTransport
@@ -82,7 +83,8 @@ class Network:
         node, kept = agreement.node(site), depth(agreement)
         audit = Audit(folder.path / "audit.jsonl")
         members = Members(agreement, node, _incarnation(folder), agreement.sign(site))
-        inbox, outbox = Inbox(agreement, node, kept), Outbox(kept)
+        inbox = Inbox(agreement, node, kept, Seen(agreement, node, folder.path / "private" / "seen"))
+        outbox = Outbox(kept)
         about = (site, agreement, node, inbox, outbox, members, audit)
         relays = agreement.relay is not None and agreement.relay.identity == site.card.identity
         server = Server(*about, relay=Relay() if relays else None)
@@ -122,15 +124,7 @@ def join(
         _refuse_other_records(folder, records)
         _remember_signature(site, agreement, _token(folder) if _secret(spec) else None)
         network = Network.make(site, agreement, folder)
-        transport = SitesTransport(
-            site,
-            agreement,
-            node,
-            network.inbox,
-            network.outbox,
-            network.members,
-            folder.path / "private" / "taken.jsonl",
-        )
+        transport = _transport(network, folder)
         trainer = SiteTrainer(spec, folder, transport, watch)
         _take_up_links(folder, transport)
         _leave_on_request(folder, trainer)
@@ -144,12 +138,17 @@ def join(
             except Interrupted as stopped:
                 stopped.kept = True
                 if _asked_to_leave(folder).exists():
-                    _goodbye(network, folder)
+                    _goodbye(network, folder, transport)
                 raise
             summary = _finish(network, folder, spec, outcome)
             network.members.phase = "finished"
             _see_off(network, transport, say)
         return summary
+
+
+def _transport(network: Network, folder: Folder) -> SitesTransport:
+    n, log = network, folder.path / "private" / "taken.jsonl"
+    return SitesTransport(n.site, n.agreement, n.node, n.inbox, n.outbox, n.members, log)
 
 
 def default_out(agreement: Agreement) -> Path:
@@ -370,9 +369,18 @@ def _summary(network: Network, spec: RunSpec, outcome: Outcome) -> dict[str, Any
         "site": {
             "name": network.site.name, "node": node, "run": agreement.run, "w": float(outcome.state.w[0]),
             "incarnation": network.members.incarnation, "messages": outcome.faults, "refused": network.audit.counts(),
-            "roster": [{"name": card.name, "fingerprint": card.fingerprint} for card in agreement.roster],
+            "roster": [
+                {"name": card.name, "fingerprint": card.fingerprint, "newest": _newest(network, i)}
+                for i, card in enumerate(agreement.roster)
+            ],
         },
     }  # fmt: skip
+
+
+def _newest(network: Network, node: int) -> int | None:
+    """Return the step of the last message that a site has signed for this one; None where there was none."""
+    seen = network.inbox.seen.newest(node)
+    return None if seen is None else seen.header.step
 
 
 def _see_off(network: Network, transport: SitesTransport, say: Callable[[str], None]) -> None:
@@ -400,10 +408,7 @@ def _serve_again(site: Site, agreement: Agreement, folder: Folder, say: Callable
     with folder.locked():
         _refuse_other_run(folder, agreement)
         network = Network.make(site, agreement, folder)
-        transport = SitesTransport(
-            site, agreement, network.node, network.inbox, network.outbox, network.members,
-            folder.path / "private" / "taken.jsonl",
-        )  # fmt: skip
+        transport = _transport(network, folder)
         _take_up_links(folder, transport)
         _keep_signatures(network, folder)
         network.members.phase = "finished"
@@ -452,9 +457,12 @@ def leave(study: Path, *, home: Path, out: Path | None = None) -> bool:
     try:
         with folder.locked():
             network = Network.make(site, agreement, folder)
+            transport = _transport(network, folder)
+            _take_up_links(folder, transport)
             _keep_signatures(network, folder)
             with network.opened():
-                _goodbye(network, folder)
+                transport.serve()
+                _goodbye(network, folder, transport)
     except Refused as refused:
         if "in use by another process" not in refused.what:
             raise
@@ -462,15 +470,26 @@ def leave(study: Path, *, home: Path, out: Path | None = None) -> bool:
     return True
 
 
-def _goodbye(network: Network, folder: Folder) -> None:
-    """Sign that this site leaves, and tell who can be told."""
-    members = network.members
+def _goodbye(network: Network, folder: Folder, transport: SitesTransport) -> None:
+    """Bring who is there this site's last messages; sign that it leaves, and what it took; tell who can be told."""
+    members, until = network.members, time.monotonic() + max(_GOODBYE, network.agreement.limits.deadline)
+    while time.monotonic() < until and not _delivered(members, transport):
+        time.sleep(_TICK)
+    taken = transport.taken()
+    text = goodbye_text(network.agreement.run, taken)
     with members.changed:
-        members.left[network.node] = network.site.sign(b"leave", network.agreement.run.encode()).hex()
+        members.left[network.node] = {"taken": taken, "signature": network.site.sign(b"leave", text).hex()}
     members.phase = "left"
     members.keep()
     _left(folder).touch()
     _until_heard(network, "left")
+
+
+def _delivered(members: Members, transport: SitesTransport) -> bool:
+    """Tell whether all targets that are there, or may be, have this site's last messages."""
+    waited = [(i, step) for i, step in zip(transport.targets, transport.last.tolist(), strict=True) if step >= 0]
+    new = set(members.strangers())
+    return all(members.has_newest(i, step) for i, step in waited if i in new or members.is_there(i))
 
 
 def _until_heard(network: Network, phase: str) -> None:
