@@ -378,6 +378,13 @@ class Config(Options):
     engine: Engine = Engine()
     _base: Path = PrivateAttr(default_factory=Path)
 
+    def __eq__(self, other: object) -> bool:
+        """Compare what is said, wherever it stands."""
+        return isinstance(other, Config) and self.__dict__ == other.__dict__
+
+    def __hash__(self) -> int:
+        return hash(self.shared_hash())
+
     def site(self, node: int) -> str:
         """What a node is called in messages."""
         return f"node {node}" if self.data.sites is None else f"node {node} ({self.data.sites[node]})"
