@@ -165,7 +165,7 @@ def _train(
     def brought() -> tuple[data_room.Dataset, list[NDArray[np.int64]] | None, Fields | None]:
         arrays = data, test, config.data.classes
         if config.data.schema is not None or is_frame(data) or isinstance(data, str | Path):
-            arrays = _encoded(data, test, needed(config.data.schema, "data"), task)
+            arrays = _encoded(data, test, needed(config.data.schema, "data"), task, config.site)
         dataset, parts, fields = _dataset(*arrays, config.data.vocabulary, task, learner)
         problems.refuse_counted(config, dataset)
         return dataset, parts, fields
@@ -218,7 +218,13 @@ def _schema_of(given: Schema | Mapping[str, Any] | str | Path | None) -> dict[st
     }
 
 
-def _encoded(data: Any, test: Any, schema: Schema, task: data_room.Task) -> tuple[Any, Any, int | None]:  # noqa: ANN401
+def _encoded(
+    data: Any,  # noqa: ANN401 - a table, or one for each node
+    test: Any,  # noqa: ANN401 - a table, or nothing
+    schema: Schema,
+    task: data_room.Task,
+    site: Callable[[int], str],
+) -> tuple[Any, Any, int | None]:
     """Put arrays in the place of tables; what happened to single values is logged, for who holds them."""
 
     def arrays(table: Any, where: str) -> tuple[Any, Any]:  # noqa: ANN401 - a frame, or a file's name
@@ -232,7 +238,7 @@ def _encoded(data: Any, test: Any, schema: Schema, task: data_room.Task) -> tupl
 
     public = None if test is None else arrays(test, "test")
     if isinstance(data, Mapping):
-        return {node: arrays(table, f"node {node}") for node, table in data.items()}, public, schema.classes
+        return {node: arrays(table, site(node)) for node, table in data.items()}, public, schema.classes
     return arrays(data, "data"), public, schema.classes
 
 

@@ -38,14 +38,16 @@ if TYPE_CHECKING:
     from privsgp.accounting.accountant import Accountant
     from privsgp.accounting.mechanisms import Mechanism, Saga
     from privsgp.accounting.pairwise import Sharing
+    from privsgp.randomness.pairwise import Identities
+    from privsgp.runs.config import Config
 
 app = typer.Typer(
     help="Private learning without a server.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-cli_data.add_to(app)
 cli_models.add_to(app)
+cli_data.add_to(app)
 cli_sites.add_to(app)
 
 Algorithm = Annotated[str, typer.Option(help="privsgp-vr, privsgp, dp2-sgd, …: any that adds noise.")]
@@ -158,6 +160,11 @@ def train(
     ] = None,
     leave: Annotated[list[str] | None, typer.Option(help="NODE@STEP: leaves for good before that step.")] = None,
     staleness: Annotated[int, typer.Option(help="Steps after which a silent link's message is waited for.")] = 64,
+    cards: Annotated[
+        list[Path] | None,
+        typer.Option("--card", help="Several processes, pairwise noise: the card of each one's site, by rank."),
+    ] = None,
+    home: Annotated[Path | None, typer.Option(help="With --card: this process's site (see `site init`).")] = None,
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Log metrics to <run>/tensorboard.")] = False,
     as_json: Json = False,
 ) -> None:
@@ -196,12 +203,13 @@ def train(
     faults = build.simulated_faults(
         settings, drop=drop, delay=delay, crash=crash or [], leave=leave or [], staleness=staleness
     )
+    identities = _identities(settings, cards or [], home)
     log = Log(place, simulation=settings.seed is not None) if tensorboard else None
     with bar(settings.algorithm.steps) as progress:
         watch = progress if log is None else log.beside(progress)
         result = training.run(
             settings, problem, place, resume=resume, moved=moved, ledgers=ledger, watch=watch, plan=plan, faults=faults,
-            start=begun,
+            start=begun, identities=identities,
         )  # fmt: skip
     if log is not None:
         log.finish(result.metrics[-1])
@@ -212,6 +220,21 @@ def train(
         typer.echo(json.dumps(result.summary))
     else:
         show_summary(result.summary, result.folder)
+
+
+def _identities(settings: Config, cards: list[Path], home: Path | None) -> Identities | None:
+    """Return the long-term keys of the processes; if one of them is refused, none goes on."""
+    from privsgp.transport import rendezvous
+
+    def found() -> Identities | None:
+        if not cards:
+            return None
+        from privsgp.sites.identity import default_home
+        from privsgp.sites.processes import identities
+
+        return identities(settings, rendezvous.join(), cards, home or default_home())
+
+    return rendezvous.join().all_or_none(found)
 
 
 @app.command()

@@ -26,7 +26,7 @@ def add_to(app: typer.Typer) -> None:
 
 def predict(
     run: RunFolder,
-    file: Annotated[Path, typer.Argument(help="Samples as the run had them: .npz with x.")],
+    file: Annotated[Path, typer.Argument(help="Samples as the run had them: .npz with x, or a table.")],
     out: Annotated[Path | None, typer.Option("--out", "-o", help="A .csv file; default: stdout.")] = None,
 ) -> None:
     """Write what a trained model says of each sample: its class and how sure it is, or its values."""
@@ -53,8 +53,9 @@ def _said(result: Result, x: Any) -> list[list[Any]]:  # noqa: ANN401 - an array
     """Return the rows of a table, its head first."""
     if result.card["loss"] in ("cross-entropy", "binary"):
         p = result.predict_proba(x)
-        head = ["row", "class", *(f"p{c}" for c in range(p.shape[1]))]
-        return [head, *([i, int(row.argmax()), *(f"{v:.6g}" for v in row)] for i, row in enumerate(p))]
+        names = result.card.get("class_names") or list(range(p.shape[1]))
+        head = ["row", "class", *(f"p{c}" if isinstance(c, int) else f"p({c})" for c in names)]
+        return [head, *([i, names[int(row.argmax())], *(f"{v:.6g}" for v in row)] for i, row in enumerate(p))]
     outputs = result.outputs(x).flatten(1)
     head = ["row", *(f"value{c}" if outputs.shape[1] > 1 else "value" for c in range(outputs.shape[1]))]
     return [head, *([i, *(f"{v:.6g}" for v in row)] for i, row in enumerate(outputs.tolist()))]
@@ -62,7 +63,7 @@ def _said(result: Result, x: Any) -> list[list[Any]]:  # noqa: ANN401 - an array
 
 def evaluate(
     run: RunFolder,
-    file: Annotated[Path, typer.Argument(help="Public samples with their targets: .npz with x and y.")],
+    file: Annotated[Path, typer.Argument(help="Public samples with targets: .npz with x and y, or a table.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON on stdout, and nothing else there.")] = False,
 ) -> None:
     """Tell what a trained model is worth on public data. No ε covers that: records it was trained on are refused."""
@@ -72,7 +73,7 @@ def evaluate(
 
     result = load(run)
     x, y = labelled_rows(file, result.card)
-    refuse_records(run, file, x, y)
+    refuse_records(run, file, result.card, x, y)
     found = result.evaluate((x, y))
     err.print("note: no ε covers these: they are for those who may see the samples", markup=False, soft_wrap=True)
     if as_json:

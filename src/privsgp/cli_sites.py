@@ -102,9 +102,14 @@ def show_site(
         values |= {
             "home": str(own.home), "listens at": own.listen or "–", "proxy": own.proxy or "–",
             "certificate until": f"{until:%Y-%m-%d}", "policy": str(policy) if policy.exists() else "none",
-            "signed": "; ".join(f"{one['name']} (ε = {one['epsilon']})" for one in signed_before(own)) or "nothing",
+            "signed": "; ".join(_signed(one) for one in signed_before(own)) or "nothing",
         }  # fmt: skip
     _print("site", values, as_json=as_json)
+
+
+def _signed(one: dict[str, Any]) -> str:
+    trust = f", if {one['honest']} sites are honest" if one.get("honest") else ""
+    return f"{one['name']} (ε = {one['epsilon']}{trust})"
 
 
 @agree.command("propose")
@@ -214,6 +219,8 @@ def _show(agreement: Agreement, home: Path | None = None) -> None:
         ),
         ("join until", v["expires"]),
     ]
+    if agreement.honest is not None:
+        rows.insert(3, ("noise", f"shared by pairs of sites: ε holds{_if_honest(agreement)}"))
     if (schema := agreement.config.data.schema) is not None:
         told = f"predicts {schema.target.column!r} from {', '.join(schema.encoded)}"
         rows.append(("schema", f"{schema.digest}\n{told}"))
@@ -305,6 +312,12 @@ def _leave_page(summary: dict[str, Any], place: Path) -> None:
         page.write([place], place / page.NAME)
 
 
+def _if_honest(agreement: Agreement) -> str:
+    """Say what ε rests on besides this site, where noise is shared."""
+    h, n = agreement.honest, len(agreement.roster)
+    return "" if h is None else f" if {h} of the {n} sites are honest, this one included"
+
+
 def _spent(s: dict[str, Any], node: int) -> str:
     """Say what a site has spent of its budget."""
     if s["epsilon_spent"] is None:
@@ -312,7 +325,8 @@ def _spent(s: dict[str, Any], node: int) -> str:
     if (spent := s["epsilon_spent"][node]) is None:
         return "no finite ε: there is too little noise"
     budget = "" if s["epsilon_budget"] is None else f" of {s['epsilon_budget'][node]:g}"
-    return f"{spent:.4g}{budget}, δ = {s['delta'][node]:g}"
+    honest = "" if s.get("pairwise") is None else f", if {s['pairwise']['honest']} of {s['nodes']} sites are honest"
+    return f"{spent:.4g}{budget}, δ = {s['delta'][node]:g}{honest}"
 
 
 def _show_summary(s: dict[str, Any], folder: Path) -> None:
@@ -350,7 +364,7 @@ def status(study: Study, home: Home = None, folder: Out = None, as_json: Json = 
     told = json.loads(read_bytes(place / "status.json"))
     path = place / "ledger" / f"node-{node}.jsonl"
     charged = sum(one.charged for one in ledger.read(path)) if path.exists() else 0
-    told |= {"releases": charged, "epsilon_budget": agreement.epsilon[node]}
+    told |= {"releases": charged, "epsilon_budget": agreement.epsilon[node], "honest": agreement.honest}
     if as_json:
         typer.echo(json.dumps(told))
         return
@@ -361,7 +375,8 @@ def status(study: Study, home: Home = None, folder: Out = None, as_json: Json = 
         there = "there" if one["there"] else "not there" + (f": {one['failure'][:60]}" if one["failure"] else "")
         signed = "" if one["signed"] else ", has not signed"
         rows.append((name, f"{one['phase']}, step {one['step']}; {there}{signed}"))
-    rows.append(("paid for", f"{charged} releases of {agreement.values['steps']}, ε ≤ {agreement.epsilon[node]}"))
+    bound = f"ε ≤ {agreement.epsilon[node]}{_if_honest(agreement)}"
+    rows.append(("paid for", f"{charged} releases of {agreement.values['steps']}, {bound}"))
     rows.append(("refused", ", ".join(f"{count} × {kind}" for kind, count in told["refused"].items()) or "nothing"))
     show(agreement.name, rows)
 

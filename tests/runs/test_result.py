@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import csv
 import json
+import pathlib
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -20,6 +23,7 @@ from privsgp.errors import Refused
 from privsgp.runs import export as exporting
 from privsgp.runs import rows
 
+ROOT = pathlib.Path(__file__).parent.parent.parent
 FEATURES = ("--set=features.name=random-conv", "--set=features.filters=8", "--set=features.patch=3")
 
 
@@ -237,11 +241,37 @@ def test_what_a_run_is_called_is_no_markup(made):
     assert "<script>" not in result._repr_html_()
 
 
+def test_a_table_goes_through_the_schema_that_the_model_carries(tmp_path):
+    pytest.importorskip("pyarrow")
+    hospitals = ROOT / "examples" / "hospitals"
+    for name in ("run.toml", "schema.toml"):
+        (tmp_path / name).write_text((hospitals / name).read_text())
+    subprocess.run([sys.executable, hospitals / "make_data.py", "--out", tmp_path], check=True)
+    out = tmp_path / "runs" / "out"
+    summary = runs.train(tmp_path / "run.toml", out, "--set=algorithm.steps=5")
+    (tmp_path / "schema.toml").unlink()  # the model's file has it
+    ran = runs.command("evaluate", out, tmp_path / "test.csv", "--json")
+    assert json.loads(ran.out)["auc"] == pytest.approx(summary["auc"])
+    assert runs.command("predict", out, tmp_path / "test.csv", "-o", tmp_path / "out.csv").code == 0
+    with (tmp_path / "out.csv").open() as file:
+        first = next(csv.DictReader(file))
+    names = privsgp.load(out).card["class_names"]
+    assert first["class"] in names
+    assert sum(float(first[f"p({name})"]) for name in names) == pytest.approx(1, abs=1e-4)
+    import pyarrow.csv
+
+    frame = pyarrow.csv.read_csv(tmp_path / "test.csv")
+    assert len(privsgp.load(out).predict(frame)) == frame.num_rows
+    assert "by the public schema" in (out / "model-card.md").read_text()
+
+
 def test_rows_come_in_one_form(made, tmp_path):
     card = privsgp.load(made("plain")).card
     (tmp_path / "x.csv").write_text("1,2\n")
-    with pytest.raises(Refused, match=r"\.npz"):
+    with pytest.raises(Refused, match="learnt from arrays"):
         rows.encoded_rows(tmp_path / "x.csv", card)
+    with pytest.raises(Refused, match=r"\.npz"):
+        rows.encoded_rows(tmp_path / "x.txt", card)
     np.savez(tmp_path / "x.npz", x=np.zeros((2, 64), np.uint8))
     with pytest.raises(Refused, match="no array y"):
         rows.labelled_rows(tmp_path / "x.npz", card)

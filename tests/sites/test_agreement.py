@@ -100,8 +100,7 @@ def test_data_of_another_size_is_refused(three):
         ({"algorithm": {"name": "soteriafl-sgd"}}, "push-sum"),
         ({"algorithm": {"average": "tail", "final_mixing": 3}}, "no average"),
         ({"privacy": {"epsilon": 3.0, "accountant": "published"}}, "guarantees nothing"),
-        ({"privacy": {"epsilon": 3.0, "noise": "pairwise"}}, "uncancelled"),
-        ({"privacy": {"epsilon": 3.0, "noise": "auto"}}, "uncancelled"),
+        ({"privacy": {"epsilon": 3.0, "noise": "auto"}}, "whom they have to trust"),
         ({"features": {"name": "random-conv", "filters": 10**6}}, "at most 4096"),
     ],
 )

@@ -52,15 +52,6 @@ class Folder:
         return self.path / "config.toml"
 
     @property
-    def base(self) -> Path:
-        """The folder that paths in the configuration are relative to: that of its run.toml; for the site alone."""
-        return self.path / "private" / "base"
-
-    def beside(self) -> Path:
-        """Return that folder, and the working folder where a run from before does not say."""
-        return Path(self.base.read_text()) if self.base.is_file() else Path()
-
-    @property
     def plan(self) -> Path:
         """What the planner chose, where something was "auto"."""
         return self.path / "plan.json"

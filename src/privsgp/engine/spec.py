@@ -152,10 +152,10 @@ class RunSpec:
     weights: Sequence[float] | None = None  # p_i of all nodes; None: all alike
     final_model: FinalModel = field(default_factory=FinalModel)
     noise: Noise = field(default_factory=IndependentNoise)
-    pretraining: str | None = None  # what the samples' encoder was learnt from: it stands beside every number
-    sites: Sequence[str] = ()  # what people call the nodes
     card: Mapping[str, Any] = field(default_factory=dict)  # what a model's file says of the model
     started_from: Mapping[str, Any] | None = None  # the earlier run whose model x⁰ is, and whether it is counted
+    sites: Sequence[str] = ()  # what people call the nodes
+    pretraining: str | None = None  # what the samples' encoder was learnt from: it stands beside every number
     share_metrics: bool = True  # metrics on test data: told to peers and kept for others to read; else in private/
 
     @property

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.logging import RichHandler
-from rich.markup import escape
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -141,10 +140,10 @@ def show(title: str, rows: list[tuple[str, str]]) -> None:
 
 def show_keys(section: str, whose: str, found: list[Key]) -> None:
     """Print the keys of a section of run.toml, or those that one of its components brings."""
-    title = escape(section) + (f" with {escape(whose)}" if whose else "")
+    title = section + (f" with {whose}" if whose else "")
     table = Table("key", "values", "default", "meaning", title=title, title_justify="left", title_style="bold")
     for key in found:
-        table.add_row(*(escape(text) for text in key))
+        table.add_row(*key)
     out.print(table)
 
 

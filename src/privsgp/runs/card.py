@@ -53,6 +53,7 @@ class Card(BaseModel):
     vocabulary: Annotated[int, Field(ge=1)] | None = None
     dtype: Literal["float32", "float64"]
     schema_text: str | None = None
+    class_names: list[str] | None = None
     privacy: dict[str, Any]
 
     @model_validator(mode="after")
@@ -67,6 +68,7 @@ def card(config: Config, problem: Problem) -> dict[str, Any]:
 
     Guarantee: a function of the configuration, public shapes, and public weights alone.
     """
+    schema = config.data.schema
     encoder = problem.encoder if config.features.name == "module" else None
     return {
         "version": VERSION,
@@ -80,6 +82,8 @@ def card(config: Config, problem: Problem) -> dict[str, Any]:
         "frozen": frozen_digest(problem.model),
         **({} if (tokens := _tokens(config, problem)) is None else {"vocabulary": tokens}),
         "dtype": config.engine.dtype,
+        "schema_text": None if schema is None else schema.toml(),
+        "class_names": None if schema is None else schema.target.classes,
         "privacy": _promise(config),
     }
 
@@ -173,6 +177,8 @@ def _shapes(told: dict[str, Any]) -> list[str]:
     through = told["features"]["name"]
     lines = [f"- a sample: {' × '.join(map(str, told['input_shape']))} numbers", f"- {what}"]
     lines += [f"- features before the model: {through}"] if through != "none" else []
+    lines += ["- a row of a table, by the public schema that the model's file carries"] if told["schema_text"] else []
+    lines += [f"- classes: {', '.join(told['class_names'])}"] if told["class_names"] else []
     return [*lines, f"- network: {told['model']['name']}"]
 
 

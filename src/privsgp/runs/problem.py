@@ -13,7 +13,7 @@ from torch import nn
 
 from privsgp import data, features, models
 from privsgp.algorithms import ALGORITHMS
-from privsgp.data.loading import file_path, same_file, site_paths, with_test
+from privsgp.data.loading import file_path, is_file, same_file, site_paths, with_test
 from privsgp.data.mapped import Mapped
 from privsgp.devices import chosen_device
 from privsgp.errors import Refused
@@ -54,10 +54,10 @@ class Problem:
     sizes: Sequence[int] = ()
     encoder: nn.Module | None = None
     views: str | None = None
-    told: Sequence[str] = ()  # what happened to single values of records here: for those who hold them alone
     measure: Callable[[Tensor, Tensor], dict[str, Any]] | None = None
     loss_name: str | None = None  # None: a loss of the user's own
     raw_shape: tuple[int, ...] | None = None  # of a sample before the encoder
+    told: Sequence[str] = ()  # what happened to single values of records here: for those who hold them alone
 
     @property
     def sample_shape(self) -> tuple[int, ...]:
@@ -117,11 +117,6 @@ def load_problem(config: Config, data_dir: Path | None = None) -> Problem:
     """
     world = join()
     refuse_other_configurations(config, world)
-    if not world.alone and config.algorithm.auto:
-        raise Refused(
-            f"algorithm.{config.algorithm.auto[0]} = 'auto' with {world.size} processes",
-            "write the number that `privsgp plan` gives",
-        )
     block = blocks(config.data.nodes, world.size)[world.rank]
     problem = world.all_or_none(
         lambda: _read(config, data_dir, block).local_shard(world).encoded(chosen_device(config.engine.device))
@@ -243,6 +238,14 @@ def layout(config: Config) -> str:
     return hashlib.sha256(f"privsgp/layout/{told}".encode()).hexdigest()
 
 
+def own_files(config: Config, block: range | None) -> list[Path]:
+    """Return the files that records of these nodes come from; none of arrays and of published data."""
+    d = config.data
+    if d.path is None:
+        return [config.base / d.name] if is_file(d.name) else []
+    return site_paths(d.path, range(d.nodes) if block is None else block, config.base, d.sites)
+
+
 def split(config: Config, dataset: data.Dataset) -> list[NDArray[np.int64]]:
     """Lay a data set out on the nodes, by public randomness."""
     rng = np.random.default_rng(public_seed(config.seed, layout(config), "partition"))
@@ -339,4 +342,5 @@ def refuse_other_configurations(config: Config, world: World) -> None:
     shared = config.shared()
     if config.data.schema is not None:
         shared["data"]["schema"] = config.data.schema.digest
-    greet(world, shared | {"engine": config.engine.model_dump(exclude={"device"})})
+    own = {"engine": config.engine.model_dump(exclude={"device"}), "auto": config.algorithm.auto}
+    greet(world, shared | own)

@@ -7,60 +7,83 @@ carries. Nothing of the rows is kept.
 from __future__ import annotations
 
 import hashlib
+import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from pydantic import BaseModel
 
+from privsgp.data import schema as schemas
+from privsgp.data import tables
 from privsgp.data.dataset import inputs, targets, tokens
 from privsgp.data.files import read_npz
-from privsgp.data.loading import same_data, site_paths
-from privsgp.engine.folder import Folder
+from privsgp.data.loading import same_data
 from privsgp.errors import Refused
-from privsgp.runs import config as configs
+from privsgp.files import read_json, write_json
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
     from privsgp.data.mapped import Mapped
 
+_FILES = "files.json"
 _ROWS = 4096  # of records that are hashed at a time
 
 
 def encoded_rows(path: Path, card: dict[str, Any]) -> NDArray[np.float32]:
     """Return the samples of a file."""
-    return checked(_arrays(path, "x")["x"], card)
+    return checked(_arrays(path, card, labelled=False)["x"], card)
 
 
 def labelled_rows(path: Path, card: dict[str, Any]) -> tuple[NDArray[np.float32], NDArray[Any]]:
     """Return the samples of a file, and their targets."""
-    found = _arrays(path, "x", "y")
+    found = _arrays(path, card, labelled=True)
     return checked(found["x"], card), labels(found["y"], card)
 
 
-def _arrays(path: Path, *needed: str) -> dict[str, NDArray[Any]]:
+def _arrays(path: Path, card: dict[str, Any], *, labelled: bool) -> dict[str, NDArray[Any]]:
+    if tables.is_table(path.name):
+        table = tables.read(path, schema_of(card), labelled=labelled)
+        return {"x": table.x} | ({} if table.y is None else {"y": table.y})
     if path.suffix != ".npz":
-        raise Refused(f"{path} is no .npz file", "store the samples as x (and targets as y): numpy.savez(path, x=…)")
-    return read_npz(path, needed)
+        raise Refused(
+            f"{path} is no .npz file and no table", "store the samples as x (and targets as y): numpy.savez(path, x=…)"
+        )
+    return read_npz(path, ("x", "y") if labelled else ("x",))
 
 
-def refuse_records(run: Path, path: Path, x: NDArray[Any], y: NDArray[Any]) -> None:
+def schema_of(card: dict[str, Any]) -> schemas.Schema:
+    """Return the public schema that a model's file carries; refuse a table for a model that has none."""
+    text = card.get("schema_text")
+    if text is None:
+        raise Refused("a table for a model that learnt from arrays", "give arrays, or an .npz file with x")
+    return schemas.parse(tomllib.loads(text), "the model's schema")
+
+
+def note_files(run: Path, files: list[Path]) -> None:
+    """Keep in private/ which files a private run learns from, as they are called wherever one looks from."""
+    write_json(run / "private" / _FILES, {"files": [str(file.resolve()) for file in files]})
+
+
+def refuse_records(run: Path, path: Path, card: dict[str, Any], x: NDArray[Any], y: NDArray[Any]) -> None:
     """Refuse samples that a private run was trained on: what is measured on them no ε covers.
 
-    Guarantee: the run's own files, copies, and files with half of their records are refused; at a site, where the file
-    is named elsewhere, the same records in the same order.
+    Guarantee: files that the run learnt from here, copies of them, and files with half of their records are refused;
+    of sites that joined a study, the same records in the same order.
     """
-    config = configs.started(Folder(run).config)
-    if config.seed is not None or not config.private:
-        return
-    named = config.data.path or config.data.name
-    base, names = Folder(run).beside(), config.data.sites
-    own = site_paths(named, range(config.data.nodes), base, names) if config.data.path else [base / named, Path(named)]
-    if any(same_data(path, file, config.data.schema) for file in own) or digest(x, y) == _at_site(run):
+    schema = None if card.get("schema_text") is None else schema_of(card)
+    noted = run / "private" / _FILES
+    own = read_json(noted, _Noted)["files"] if noted.exists() else []
+    if any(same_data(path, Path(file), schema) for file in own) or digest(x, y) == _at_site(run):
         raise Refused(
             f"{path} holds records that {run} was trained on: metrics on them no ε covers",
             "take public data, or records that nobody trained on",
         )
+
+
+class _Noted(BaseModel):
+    files: list[str]
 
 
 def digest(x: NDArray[Any] | Mapped, y: NDArray[Any]) -> str:
@@ -78,8 +101,9 @@ def _at_site(run: Path) -> str:
 
 
 def checked(x: ArrayLike, card: dict[str, Any]) -> NDArray[Any]:
-    """Return samples in the run's own form; refuse those of another shape."""
-    given, shape, vocabulary = np.asarray(x), tuple(card["input_shape"]), card.get("vocabulary")
+    """Return samples in the run's own form, those of a data frame by the schema; refuse those of another shape."""
+    given = tables.of_frame(x, schema_of(card), "x", labelled=False).x if tables.is_frame(x) else np.asarray(x)
+    shape, vocabulary = tuple(card["input_shape"]), card.get("vocabulary")
     rows = inputs(given, "x") if vocabulary is None else tokens(given, "x", vocabulary)
     if rows.shape[1:] != shape:
         raise Refused(f"a sample of x has shape {rows.shape[1:]}, the model takes {shape}", "give it [N, …] of that")

@@ -36,14 +36,6 @@ def summary_rows(s: dict[str, Any], folder: Path) -> Rows:
     return [row for row in rows if row[1] != "–"]
 
 
-def _each_site(s: dict[str, Any]) -> str:
-    """Say what each site that has a name has spent."""
-    names, spent = s.get("sites"), s["epsilon_spent"]
-    if not names or spent is None or len(names) != len(spent):
-        return "–"
-    return ", ".join(f"{n} ε = {'?' if e is None else f'{e:.4g}'}" for n, e in zip(names, spent, strict=True))
-
-
 def _accuracy(s: dict[str, Any]) -> str:
     if s["test_accuracy"] is None and s["test_loss"] is not None and s.get("mae") is None:
         return "unknown: the loss is your own, and no `correct` says which outputs are right"
@@ -99,6 +91,14 @@ def _privacy(s: dict[str, Any]) -> str:
         words += f"; nominal ε = {span(s['epsilon_nominal'])} by the published formula"
     words += _AGAINST.get(s["trust"], "") + _honest(s)
     return words + ("\nsimulation, not private: the config has a seed" if s["simulation"] else "")
+
+
+def _each_site(s: dict[str, Any]) -> str:
+    """Say what each site that has a name has spent."""
+    names, spent = s.get("sites"), s["epsilon_spent"]
+    if not names or spent is None or len(names) != len(spent):
+        return "–"
+    return ", ".join(f"{n} ε = {'?' if e is None else f'{e:.4g}'}" for n, e in zip(names, spent, strict=True))
 
 
 def _honest(s: dict[str, Any]) -> str:

@@ -34,8 +34,9 @@ from privsgp.runs import config as configs
 from privsgp.runs import starting
 from privsgp.runs.budgets import settings, with_scale
 from privsgp.runs.build import build_run, refuse_faults
-from privsgp.runs.problem import Problem, layout, pooled, refuse_other_configurations
+from privsgp.runs.problem import Problem, layout, own_files, pooled, refuse_other_configurations
 from privsgp.runs.result import Result, load_result
+from privsgp.runs.rows import note_files
 from privsgp.transport import forms
 from privsgp.transport.rendezvous import World, blocks, join, refuse_differences, restarted
 
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
     from privsgp.accounting.ledger import Header, Segment
     from privsgp.engine.spec import RunSpec
     from privsgp.engine.trainer import Watcher
+    from privsgp.randomness.pairwise import Identities
     from privsgp.runs.config import Config
     from privsgp.runs.starting import Start
     from privsgp.transport.lossy import Faults
@@ -92,6 +94,7 @@ def run(
     plan: dict[str, Any] | None = None,
     faults: Faults | None = None,
     start: Start | None = None,
+    identities: Identities | None = None,
 ) -> Result:
     """Train, and leave a complete run folder behind. On a finished run `resume` changes nothing.
 
@@ -99,7 +102,8 @@ def run(
     `ledgers` is the ledger folder of an earlier run on the same data: its budget is what this run may go on spending.
     `plan` is kept as plan.json: what `planning.settle` put in the place of "auto", and why. `faults` are of a simulated
     network. `start` is the earlier run whose model x⁰ is. Started by torchrun, this is one process's share of the run;
-    after a restart it resumes by itself.
+    after a restart it resumes by itself. `identities` are the long-term keys of all processes: with them nobody sits
+    between two that share noise.
     """
     world, ledgers = join(), None if ledgers is None else starting.ledger_folder(ledgers)
     with world.leaving(), contextlib.ExitStack() as locks:
@@ -109,7 +113,7 @@ def run(
         _refuse_other_model(problem, world)
         folder = Folder(out, "" if problem.block is None else f"-{problem.block.start}-{problem.block.stop - 1}")
         config = world.all_or_none(lambda: _settled(folder, config, problem, resume=resume))
-        around = _circumstances(config, world, faults)
+        around = _circumstances(config, world, faults, identities)
         if start is not None:
             around |= {"start": {"run": start.run, "x0": starting.digest(problem)}}
         done = world.all_or_none(lambda: _finished(folder, config, around, resume=resume, moved=moved))
@@ -122,7 +126,7 @@ def run(
             world.all_or_none(lambda: _warn(folder, ran, earlier))
         spec = build_run(config, problem, earlier, world, faults)
         spec = dataclasses.replace(spec, started_from=starting.told(start, ledgers or folder.ledgers))
-        training = Trainer(spec, folder, watch, world)
+        training = Trainer(spec, folder, watch, world, identities)
         world.all_or_none(lambda: locks.enter_context(folder.locked()))
         number = world.all_gather(folder.run or uuid.uuid4().hex, _RUN)[0]
         world.run = number
@@ -133,7 +137,8 @@ def run(
         world.all_gather(None, forms.NOTHING)  # the folder is ready
         world.all_or_none(lambda: _settle(folder, number, secret=ran.private and ran.seed is None))
         if beside[0] == world.rank:  # last: from now on there is a run to resume
-            write(folder.base, str(config.base.resolve()))
+            if ran.private and ran.seed is None:
+                note_files(folder.path, own_files(ran, problem.block))
             write(folder.config, config.toml())
             if plan is not None:
                 write_json(folder.plan, plan)
@@ -151,7 +156,9 @@ def _settled(folder: Folder, config: Config, problem: Problem, *, resume: bool) 
     return with_scale(config, problem.samples, configs.started(folder.config) if goes_on else None)
 
 
-def _circumstances(config: Config, world: World, faults: Faults | None) -> dict[str, Any]:
+def _circumstances(
+    config: Config, world: World, faults: Faults | None, identities: Identities | None
+) -> dict[str, Any]:
     """Return what a resumed run must find as it was; refuse what the algorithm cannot do with."""
     name, algorithm = config.algorithm.name, ALGORITHMS[config.algorithm.name]
     if algorithm.asynchronous and (faults is not None or not world.alone):
@@ -167,7 +174,10 @@ def _circumstances(config: Config, world: World, faults: Faults | None) -> dict[
         )
     if faults is not None and not world.alone:
         raise Refused(f"faults with {world.size} processes", "faults are for simulation in one process")
-    around: dict[str, Any] = {"processes": world.size, "faults": None if faults is None else dataclasses.asdict(faults)}
+    around: dict[str, Any] = {
+        "processes": world.size, "faults": None if faults is None else dataclasses.asdict(faults),
+        "roster": None if identities is None else identities.roster,
+    }  # fmt: skip
     told: dict[str, Any] = json.loads(json.dumps(around))
     return told
 
@@ -462,7 +472,7 @@ def _summary(
         "delta": list(p.deltas) if private else None,
         "sigma": [m.sigma for m in p.mechanisms],
         "noise": spec.noise.name,
-        "pairwise": _pairwise(spec, spent),
+        "pairwise": shared_noise(spec, _most_spent(spent)),
         "samples": [m.samples for m in p.mechanisms],
         "releases": outcome.releases,
         "reported": reported,
@@ -479,20 +489,23 @@ def _summary(
     }
 
 
-def _pairwise(spec: RunSpec, spent: list[float | None]) -> dict[str, Any] | None:
+def shared_noise(spec: RunSpec, node: int) -> dict[str, Any] | None:
     """Return what shared noise is made of and what it asks one to trust: ε by how many nodes are honest.
 
-    The curve is that of the node that has spent most, for all its releases; None is "no finite bound".
+    The curve is that of a node, for all its releases; None is "no finite bound".
     """
     p = spec.protection
     if p.covariance is None or p.trust_curve is None:
         return None
-    known = [math.inf if epsilon is None else epsilon for epsilon in spent]
-    worst = known.index(max(known))
-    honest, most = p.mechanisms[worst].honest, spec.steps if p.allowance is None else p.allowance[worst]
-    told = {"honest": honest, "partners": p.covariance.graph.partners, "node": worst}
-    curve = [[h, _finite(epsilon)] for h, epsilon in p.trust_curve(worst, most)]
+    honest, most = p.mechanisms[node].honest, spec.steps if p.allowance is None else p.allowance[node]
+    told = {"honest": honest, "partners": p.covariance.graph.partners, "node": node}
+    curve = [[h, _finite(epsilon)] for h, epsilon in p.trust_curve(node, most)]
     return told | p.covariance.to_json(honest) | {"curve": curve}
+
+
+def _most_spent(spent: list[float | None]) -> int:
+    known = [math.inf if epsilon is None else epsilon for epsilon in spent]
+    return known.index(max(known))
 
 
 def _ended(spec: RunSpec, outcome: Outcome) -> str | None:

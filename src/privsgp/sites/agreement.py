@@ -56,6 +56,7 @@ _Hex = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 _Time = Annotated[str, Field(pattern=r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ$")]
 
 
+_Variance = Annotated[float, Field(gt=0, le=1e100, allow_inf_nan=False)]
 _Seconds = Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)]
 
 
@@ -84,6 +85,15 @@ class _Model(BaseModel):
     features: _Hex | None  # the map that samples go through first
 
 
+class _Shared(BaseModel):
+    """What noise that pairs of sites share is made of: variances, each node's own and that of a pair."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    own: list[_Variance]
+    pair: _Variance
+
+
 class StudyFile(BaseModel):
     """What a *.study file must look like."""
 
@@ -105,6 +115,7 @@ class StudyFile(BaseModel):
     epsilon: list[float | None]
     delta: list[float]
     sigma: list[float]
+    shared_noise: _Shared | None
     limits: Limits
     relay: CardFile | None
 
@@ -162,6 +173,9 @@ class Agreement:
             raise Refused(f"{where}: J_i or K differ from its configuration", "ask for a study that `propose` wrote")
         self._refuse_other_names(where)
         self._refuse_other_budgets(where)
+        shared = self.values["shared_noise"]
+        if (shared is not None) != self.config.pairwise or (shared is not None and len(shared["own"]) != n):
+            raise Refused(f"{where}: shared_noise is not of its configuration", "ask for a study that `propose` wrote")
         for key in ("created", "expires"):
             _refuse_no_time(self.values[key], f"{where}: {key}")
         refuse_algorithm(self.config)
@@ -265,6 +279,11 @@ class Agreement:
         return list(self.values["epsilon"])
 
     @property
+    def honest(self) -> int | None:
+        """How many sites have to be honest for ε to hold, oneself included, where noise is shared."""
+        return self.config.honest if self.config.pairwise else None
+
+    @property
     def delta(self) -> list[float]:
         """δ_i of each site."""
         return list(self.values["delta"])
@@ -342,7 +361,7 @@ class Agreement:
         self._refuse_size(node)
         config = _changed(self.config, "engine", device=device)
         problem = assembled(config, dataset, [np.arange(J)], range(node, node + 1), self.values["samples"])
-        spec = build_run(config, problem.encoded(chosen_device(device)))
+        spec = build_run(config, problem.encoded(chosen_device(device)), agreed=self.values["shared_noise"])
         self._refuse_other(spec, problem.encoder)
         return spec
 
@@ -415,7 +434,7 @@ def propose(
         "config": config.shared(), "roster": [card.values for card in roster],
         "graph": graph_hash(make_graph(config)), "sample": sample, "model": _model(model, encoder),
         "steps": config.algorithm.steps, "samples": list(sizes),
-        **_budgets(config), "sigma": _sigmas(config, dataset),
+        **_budgets(config), **_noise(config, dataset),
         "limits": limits.model_dump(), "relay": None if relay is None else relay.values,
     }  # fmt: skip
     StudyFile.model_validate(values)
@@ -429,8 +448,8 @@ def _budgets(config: Config) -> dict[str, list[Any]]:
     return {"epsilon": list(epsilon), "delta": list(per_node(config.privacy.delta, n))}
 
 
-def _sigmas(config: Config, like: Dataset) -> list[float]:
-    """Return every node's σ, calibrated from public numbers alone: the samples here are made up."""
+def _noise(config: Config, like: Dataset) -> dict[str, Any]:
+    """Return every node's noise, calibrated from public numbers alone: the samples here are made up."""
     J = (config.data.sizes or [1])[0]
     blank = dataclasses.replace(
         like, x=np.zeros((J, *like.x.shape[1:]), like.x.dtype), y=np.zeros((J, *like.y.shape[1:]), like.y.dtype),
@@ -438,8 +457,9 @@ def _sigmas(config: Config, like: Dataset) -> list[float]:
     )  # fmt: skip
     config = _changed(config, "engine", device="cpu")
     problem = assembled(config, blank, [np.arange(J)], range(1), config.data.sizes or ())
-    spec = build_run(config, problem.encoded(chosen_device("cpu")))
-    return [m.sigma for m in spec.protection.mechanisms]
+    p = build_run(config, problem.encoded(chosen_device("cpu"))).protection
+    shared = None if p.covariance is None else {"own": list(p.covariance.own), "pair": p.covariance.pair}
+    return {"sigma": [m.sigma for m in p.mechanisms], "shared_noise": shared}
 
 
 def _changed(config: Config, section: str, **values: Any) -> Config:  # noqa: ANN401 - keys of the section
@@ -460,11 +480,10 @@ def refuse_algorithm(config: Config) -> None:
             f"privacy.accountant = {config.privacy.accountant!r} between sites: its ε guarantees nothing",
             "take 'certified': others rely on what is agreed on",
         )
-    if config.pairwise:
+    if config.privacy.noise == "auto":
         raise Refused(
-            f"privacy.noise = {config.privacy.noise!r} between sites: a site that stays away would leave its share of "
-            "the noise uncancelled, and keys for it are not exchanged yet",
-            "take privacy.noise = 'independent'",
+            "privacy.noise = 'auto' between sites",
+            "write 'independent' or 'pairwise': all sign whom they have to trust",
         )
     _refuse_features(config)
     if a.average != "none" and a.final_mixing:

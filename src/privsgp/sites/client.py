@@ -56,10 +56,9 @@ class Client:
         self.inbox, self.outbox, self.members, self.audit = inbox, outbox, members, audit
         self.ended = threading.Event()
         self.failures: dict[int, str] = {}
-        self._bring_whole: set[int] = (
-            set()
-        )  # peers to whom, and from whom, the next message travels as a whole: what is
-        self._fetch_whole: set[int] = set()  # new in it alone has failed
+        # Peers to whom, and from whom, the next message travels as a whole: what is new in it alone has failed.
+        self._bring_whole: set[int] = set()
+        self._fetch_whole: set[int] = set()
         self._threads: list[threading.Thread] = []
         self._channels: set[grpc.Channel] = set()
         self.seal = Seal(site, agreement, node)
@@ -205,11 +204,12 @@ class Client:
         def urgent() -> bool:
             return self.ended.is_set() or self.members.version != version
 
-        frame, whole = self.outbox.wait(peer, self.members.have_of(peer), BEAT, urgent), False
-        while frame is not None and not self.ended.is_set():
-            self._push(peer, channel, frame, whole=whole)
-            before, frame = frame, self.outbox.next(peer, self.members.have_of(peer))
-            whole = frame is before  # it was not taken: the peer has not the message before
+        until, before = time.monotonic() + BEAT, None
+        while not urgent() and (left := until - time.monotonic()) > 0:  # on a long way, a hello costs as much as a step
+            frame = self.outbox.wait(peer, self.members.have_of(peer), left, urgent)
+            if frame is not None:
+                self._push(peer, channel, frame, whole=frame is before)  # again: the peer has not the one before it
+            before = frame
 
     def _push(self, peer: int, channel: grpc.Channel, frame: Frame, *, whole: bool) -> None:
         """Bring a peer a message, as a whole or what is new in it."""

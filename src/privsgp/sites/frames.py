@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 PIECE = 1 << 20  # bytes of a body that travel as one message of gRPC
 SIGNATURE = 64
 PLACE = 2048  # bytes in which any head fits
+_PART = 1 << 15  # numbers that are computed on at a time
 _HEAD = struct.Struct("<H")
 _BASE = struct.Struct("<q")
 _MOST_HEADER = 1024
@@ -149,10 +150,14 @@ def grown(body: bytearray, before: NDArray[np.float64] | None, share: float, dty
     Guarantee: operation for operation what the sender's end does (`Outgoing.send`), so the bytes are the same.
     """
     x, w = split_step(body, dtype)
-    sums = np.zeros(len(x) + 1) if before is None else before.copy()
-    sums[:-1] += x.astype(np.float64) * share
+    after = bytearray(8 * (len(x) + 1))
+    sums = np.frombuffer(after, "<f8")
+    if before is not None:
+        sums[:] = before
+    for part in _parts(len(x)):
+        sums[:-1][part] += x[part].astype(np.float64) * share
     sums[-1] += w * share
-    return bytearray(sums.astype("<f8", copy=False).data)
+    return after
 
 
 def head(header: Header, signature: bytes) -> bytes:
@@ -214,9 +219,16 @@ def refuse_body(frame: Frame, before: NDArray[np.float64] | None, nodes: int, dt
     """
     if hashlib.sha256(frame.body).hexdigest() != frame.header.sha256:
         raise Rejected("hash", "a body that is not the one its header names")
-    sums = frame.sums()
-    brought = sums if before is None else sums - before
-    if not bool(np.all(np.abs(brought) <= math.sqrt(np.finfo(dtype).max))):  # not so where one is not a number
-        raise Rejected("not finite", f"a message of step {frame.header.step} that can be no model")
+    sums, most = frame.sums(), math.sqrt(np.finfo(dtype).max)
+    for part in _parts(len(sums)):
+        brought = sums[part] if before is None else sums[part] - before[part]
+        if not bool(np.all(np.abs(brought) <= most)):  # not so where one is not a number
+            raise Rejected("not finite", f"a message of step {frame.header.step} that can be no model")
     if not 0 < brought[-1] <= nodes * (1 + 1e-9):
         raise Rejected("weight", f"Δw = {brought[-1]:g} at step {frame.header.step}: it lies in (0, {nodes}]")
+
+
+def _parts(length: int) -> Iterator[slice]:
+    """Yield what is computed on at a time: what does not leave the processor's cache."""
+    for at in range(0, length, _PART):
+        yield slice(at, at + _PART)

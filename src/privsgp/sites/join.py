@@ -19,9 +19,9 @@ import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from privsgp import data, models
 from privsgp.data.dataset import settle
@@ -36,7 +36,7 @@ from privsgp.gradients import Layout
 from privsgp.options import Positive, Probability
 from privsgp.runs import card as cards
 from privsgp.runs.rows import digest
-from privsgp.runs.train import PRIVATE_TEST, PUBLIC_TEST, SUMMARY_VERSION, versions
+from privsgp.runs.train import PRIVATE_TEST, PUBLIC_TEST, SUMMARY_VERSION, shared_noise, versions
 from privsgp.sites import policy as policies
 from privsgp.sites.agreement import Agreement
 from privsgp.sites.audit import Audit
@@ -47,6 +47,7 @@ from privsgp.sites.mailbox import Inbox, Outbox, depth
 from privsgp.sites.members import Members, goodbye_text
 from privsgp.sites.metrics import served
 from privsgp.sites.metrics import text as metrics_text
+from privsgp.sites.pairs import PairKeys, needs_keys
 from privsgp.sites.relay import Relay
 from privsgp.sites.seen import Seen
 from privsgp.sites.server import Server
@@ -65,6 +66,7 @@ _LONGEST = 2**24
 _TICK = 0.1
 _NOBODY = -1  # the node of a relay that is no member
 _GOODBYE = 5.0  # seconds in which a site that leaves tells the others
+_AGAIN = 30.0  # seconds that a site which joins again, having finished, waits at least for anybody to come
 _FAREWELL = 3.0  # deadlines after which a site that is not there is not waited for at the end
 
 
@@ -131,7 +133,8 @@ def join(
         _remember_signature(site, agreement, _token(folder) if _secret(spec) else None)
         network = Network.make(site, agreement, folder)
         transport = _transport(network, folder)
-        trainer = SiteTrainer(spec, folder, transport, watch)
+        pairs = _pair_keys(network, folder)
+        trainer = SiteTrainer(spec, folder, transport, watch, pairs)
         _take_up_links(folder, transport)
         _leave_on_request(folder, trainer)
         _keep_signatures(network, folder)
@@ -186,6 +189,7 @@ class _Signed(BaseModel):
     name: str
     epsilon: Positive | None
     delta: Probability
+    honest: Annotated[int, Field(ge=2)] | None = None  # sites that had to be honest for ε to hold; None: this one alone
     folder: str | None = None  # the token of the folder that the run was begun in; None where it may be begun again
 
 
@@ -213,6 +217,8 @@ def _remember_signature(site: Site, agreement: Agreement, token: str | None = No
         "delta": agreement.delta[node],
         "folder": token,
     }
+    if agreement.honest is not None:
+        line["honest"] = agreement.honest
     descriptor = os.open(site.home / "signed.jsonl", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -285,8 +291,8 @@ def _spec(
     place = hashlib.sha256(f"privsgp/layout/site/{file.resolve()}".encode()).hexdigest()
     public = spec.simulation or test is not None
     names = tuple(card.name for card in agreement.roster)
-    ours = dataclasses.replace(spec, layout=place, sites=names, share_metrics=public)
-    return ours, digest(dataset.x, dataset.y)
+    told = dataclasses.replace(spec, layout=place, sites=names, share_metrics=public)
+    return told, digest(dataset.x, dataset.y)
 
 
 def _settle(folder: Folder, agreement: Agreement, spec: RunSpec, *, moved: bool) -> None:
@@ -308,6 +314,20 @@ def _refuse_other_run(folder: Folder, agreement: Agreement) -> None:
         raise Refused(f"{folder.path} belongs to another run", "choose another one with --out")
 
 
+def _pair_key(folder: Folder) -> Path:
+    return folder.path / "private" / "pair.key"
+
+
+def _pair_keys(network: Network, folder: Folder) -> PairKeys | None:
+    """Return the secrets that this site shares with others, of which it has made its own half durable."""
+    if not needs_keys(network.agreement):
+        return None
+    found = PairKeys(network.site, network.agreement, network.node, _pair_key(folder), network.members.pair_keys)
+    found.settle(begun=folder.checkpoint.exists())
+    sync_names(folder.path / "private")
+    return found
+
+
 def _incarnation(folder: Folder) -> int:
     """Count the processes of this site in this run, durably."""
     path = folder.path / "private" / "incarnation"
@@ -324,14 +344,20 @@ def _keep_signatures(network: Network, folder: Folder) -> None:
         with members.changed:
             members._sign({str(i): one["signature"] for i, one in enumerate(kept["sites"]) if one["signature"]})
             members._leave({str(i): one["left"] for i, one in enumerate(kept["sites"]) if one["left"]})
+            told = {i: one["pair_key"] for i, one in enumerate(kept["sites"]) if one.get("pair_key")}
+            members.pair_keys |= {network.node: told[network.node]} if network.node in told else {}
+            members._share({str(i): one for i, one in told.items()})
 
     def keep() -> None:
         with members.changed:
-            signatures, left = dict(members.signatures), dict(members.left)
+            signatures, left, pair_keys = dict(members.signatures), dict(members.left), dict(members.pair_keys)
         sites = [
-            {"name": card.name, "identity": card.identity, "signature": signatures.get(i), "left": left.get(i)}
+            {
+                "name": card.name, "identity": card.identity, "signature": signatures.get(i), "left": left.get(i),
+                "pair_key": pair_keys.get(i),
+            }
             for i, card in enumerate(network.agreement.roster)
-        ]
+        ]  # fmt: skip
         with _KEEPING:
             write_json(path, {"run": network.agreement.run, "sites": sites})
 
@@ -386,7 +412,8 @@ def _summary(network: Network, spec: RunSpec, outcome: Outcome) -> dict[str, Any
         "test_accuracy": last.get("test_accuracy"), "test_loss": last.get("test_loss"), "train_loss": None,
         **outcome.measured,
         "mean_node_accuracy": None, "worst_node_accuracy": None, "consensus_error": None,  # nobody sees all models
-        "epsilon_nominal": None, "pairwise": None, "steps_per_second": None, "peak_memory_bytes": None,
+        "epsilon_nominal": None, "pairwise": shared_noise(spec, node), "steps_per_second": None,
+        "peak_memory_bytes": None,
         "epsilon_spent": spent if private else None,
         "epsilon_budget": list(p.budgets) if private and p.budgets[0] is not None else None,
         "delta": list(p.deltas) if private else None, "sigma": [m.sigma for m in p.mechanisms],
@@ -413,14 +440,18 @@ def _newest(network: Network, node: int) -> int | None:
     return None if seen is None else seen.header.step
 
 
-def _see_off(network: Network, transport: SitesTransport, say: Callable[[str], None]) -> None:
-    """Stay until all have what they need of this site; of those who are not there, not for long."""
-    members, patience = network.members, _FAREWELL * network.agreement.limits.deadline
+def _see_off(network: Network, transport: SitesTransport, say: Callable[[str], None], least: float = 0.0) -> None:
+    """Stay until all have what they need of this site; of those who are not there, not for long.
+
+    Until anybody was there, for `least` seconds.
+    """
+    members, usual = network.members, _FAREWELL * network.agreement.limits.deadline
     began, said, stopping = time.monotonic(), "", Stopping()
     with stopping:
         while waiting := [
             i for link, i in enumerate(transport.targets) if not members.is_served(i, int(transport.last[link]))
         ]:
+            patience = usual if members.has_met_anybody() else max(least, usual)
             if stopping.asked or (not any(map(members.is_there, waiting)) and time.monotonic() - began > patience):
                 names = ", ".join(network.agreement.roster[i].name for i in waiting)
                 say(f"{names} may still need this site's last message: join again when they are back")
@@ -444,7 +475,7 @@ def _serve_again(site: Site, agreement: Agreement, folder: Folder, say: Callable
         network.members.phase = "finished"
         with network.opened(), _status(network, folder):
             transport.serve()
-            _see_off(network, transport, say)
+            _see_off(network, transport, say, _AGAIN)
     return summary
 
 
@@ -512,6 +543,7 @@ def _goodbye(network: Network, folder: Folder, transport: SitesTransport) -> Non
     members.phase = "left"
     members.keep()
     _left(folder).touch()
+    _pair_key(folder).unlink(missing_ok=True)
     _until_heard(network, "left")
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from cryptography.exceptions import InvalidSignature
 
+from privsgp.sites import pairs
 from privsgp.sites.canonical import canonical
 from privsgp.sites.frames import Header, Rejected
 from privsgp.transport import forms
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 PHASES = ("signing", "training", "paused", "mixing", "finished", "left")
 _SIGNATURE = forms.text("[0-9a-f]{128}", "a signature")
+_PAIR_KEY = forms.text(pairs.WORD, "a key for a run, signed")
 _PHASE = forms.text("|".join(PHASES), "a phase")
 _PROOF = forms.keys({"header": forms.text(r"[\x20-\x7e]{2,1024}", "a header"), "signature": _SIGNATURE})
 NEWEST = forms.keys({"newest": forms.whole(-1), "proof": forms.perhaps(_PROOF)})
@@ -58,7 +60,7 @@ def hello_form(nodes: int) -> forms.Form:
             "run": forms.text("[0-9a-f]{64}", "a run"), "incarnation": forms.whole(1), "step": forms.whole(),
             "phase": _PHASE, "have": steps, "durable": steps, "signatures": _by_node(_SIGNATURE, nodes),
             "left": _by_node(_goodbye_form(nodes), nodes), "heard": _by_node(forms.real(0.0, _LONG_AGO), nodes),
-            "yours": NEWEST,
+            "yours": NEWEST, "pair_keys": _by_node(_PAIR_KEY, nodes),
         }
     )  # fmt: skip
 
@@ -86,6 +88,8 @@ class Members:
         self.signatures = {node: signature} if node >= 0 else {}
         self.relay_has: dict[int, int] = {}  # by target: the step of this site's message that the relay keeps for it
         self.left: dict[int, dict[str, Any]] = {}  # goodbyes: what was taken of whom, signed
+        self.pair_keys: dict[int, str] = {}  # where noise is shared: each site's key for this run, signed
+        self._pairs = pairs.needs_keys(agreement)
         self.step, self._phase = 0, "signing"
         self.told: dict[int, str] = {}  # the phase that a site was last told of
         self.version = 0  # grows when there is something that others should hear soon
@@ -129,7 +133,7 @@ class Members:
                 "signatures": {str(i): one for i, one in self.signatures.items()},
                 "left": {str(i): one for i, one in self.left.items()},
                 "heard": {i: age for i, age in ages.items() if age < _LONG_AGO / 2},
-                "yours": self.proof(peer),
+                "yours": self.proof(peer), "pair_keys": {str(i): one for i, one in self.pair_keys.items()},
             }  # fmt: skip
 
     def learn(self, peer: int, said: object) -> None:
@@ -149,7 +153,7 @@ class Members:
             member.have, member.durable = said["have"], said["durable"]
             self.prove(peer, said["yours"])
             self._hear_of(said["heard"])
-            news = self._sign(said["signatures"]) | self._leave(said["left"])
+            news = self._sign(said["signatures"]) | self._leave(said["left"]) | self._share(said["pair_keys"])
             self.changed.notify_all()
         if news:
             self.keep()
@@ -160,7 +164,7 @@ class Members:
             raise Rejected("form", f"no hello: {forms.shown(said)}")
         with self.changed:
             self._hear_of(said["heard"])
-            news = self._sign(said["signatures"]) | self._leave(said["left"])
+            news = self._sign(said["signatures"]) | self._leave(said["left"]) | self._share(said["pair_keys"])
             self.changed.notify_all()
         if news:
             self.keep()
@@ -198,6 +202,13 @@ class Members:
         self.signatures |= right
         return bool(right)
 
+    def _share(self, words: dict[str, str]) -> bool:
+        """Take in keys that are right and new. The first of a site stays: who signs two troubles nobody but itself."""
+        new = {int(i): one for i, one in words.items() if self._pairs and int(i) not in self.pair_keys}
+        right = {i: one for i, one in new.items() if i != self.node and pairs.is_word(self.agreement, i, one)}
+        self.pair_keys |= right
+        return bool(right)
+
     def _leave(self, goodbyes: dict[str, dict[str, Any]]) -> bool:
         new = {int(i): one for i, one in goodbyes.items() if int(i) not in self.left and int(i) != self.node}
         right = {i: one for i, one in new.items() if self.said_goodbye(i, one)}
@@ -230,6 +241,11 @@ class Members:
         with self.changed:
             return node not in self.left and time.monotonic() - self.others[node].heard <= self._silence
 
+    def has_met_anybody(self) -> bool:
+        """Tell whether any site has said hello to this process."""
+        with self.changed:
+            return any(member.incarnation for member in self.others.values())
+
     def count(self) -> int:
         """Return how many sites are there, this one included."""
         return 1 + sum(map(self.is_there, self.others))
@@ -240,9 +256,11 @@ class Members:
             return set(self.left)
 
     def unsigned(self) -> list[str]:
-        """Return the names of those whose signature is missing."""
+        """Return the names of those whose signature, or whose key where noise is shared, is missing."""
         with self.changed:
-            return [card.name for i, card in enumerate(self.agreement.roster) if i not in self.signatures]
+            shared = self.pair_keys if self._pairs else self.signatures
+            known = self.signatures.keys() & shared.keys()
+            return [card.name for i, card in enumerate(self.agreement.roster) if i not in known]
 
     def heard(self, peer: int) -> None:
         """Note that a peer is there; only its hello, which shows what it has of this site, makes it so at first."""

@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from privsgp.engine.folder import Folder
     from privsgp.engine.spec import RunSpec
     from privsgp.engine.trainer import Watcher
+    from privsgp.randomness.protocol import Exchange
+    from privsgp.sites.pairs import PairKeys
     from privsgp.sites.transport import SitesTransport
 
 _REMEMBER = 32  # steps between two notes outside the run's folder of what the ledger holds
@@ -45,8 +47,11 @@ class SiteTrainer(Trainer):
 
     transport: SitesTransport
 
-    def __init__(self, spec: RunSpec, folder: Folder, network: SitesTransport, watch: Watcher | None = None) -> None:
-        self._network = network
+    def __init__(
+        self, spec: RunSpec, folder: Folder, network: SitesTransport, watch: Watcher | None = None,
+        pairs: PairKeys | None = None,
+    ) -> None:  # fmt: skip
+        self._network, self._pairs = network, pairs
         self._pending: int | None = None  # a step that is committed, and whose messages may not have left yet
         self._round = 0  # the first step or round of mixing that was not begun
         self._pays = True
@@ -65,6 +70,9 @@ class SiteTrainer(Trainer):
 
     def _connect(self) -> SitesTransport:
         return self._network
+
+    def _exchange(self) -> Exchange | None:
+        return None if self._pairs is None else self._pairs.streams
 
     def _begin(self, *, fresh_noise: bool = False) -> tuple[int, float]:
         """Take up the last commit; its step counts as done, once `_recover` has finished it."""
@@ -85,6 +93,8 @@ class SiteTrainer(Trainer):
         self._sent_before, self._spent = progress.bytes_sent, progress.seconds
         self._pending = self.budget_guard.committed = progress.step
         self._round = progress.step + 1
+        if self._pairs is not None:
+            self._pairs.used(progress.step)
         return min(self._round, self.spec.steps), progress.seconds
 
     def _block(self) -> Block:
@@ -184,6 +194,8 @@ class SiteTrainer(Trainer):
     def _end(self, k: int, rows: list[dict[str, Any]], seconds: float) -> Outcome:
         """Mix without gradients for the rounds that are left; the model is what this site then holds."""
         self._pays = False
+        if self._pairs is not None:
+            self._pairs.forget()
         with self.stopping:
             self._mix_on(max(k, self._round))
         self.bytes_sent = self._sent_before + self._network.outbox.bytes

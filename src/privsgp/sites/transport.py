@@ -309,7 +309,9 @@ class SitesTransport(Transport):
 
 
 def _joined(x: Tensor, w: Tensor) -> Tensor:
-    return torch.cat([x.double().cpu(), w.double().cpu()[:, None]], 1)
+    rows = torch.empty(len(x), x.shape[1] + 1, dtype=torch.float64)
+    rows[:, :-1], rows[:, -1] = x, w
+    return rows
 
 
 def _sum(shares: NDArray[np.float64]) -> float:
