@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 import typer
 
-from privsgp import cli_sites
+from privsgp import cli_data, cli_sites
 from privsgp.errors import Refused, mending
 from privsgp.report.terminal import (
     bar,
@@ -47,6 +47,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+cli_data.add_to(app)
 cli_sites.add_to(app)
 
 Algorithm = Annotated[str, typer.Option(help="privsgp-vr, privsgp, dp2-sgd, …: any that adds noise.")]
@@ -157,6 +158,8 @@ def train(
         training.refuse_used(place, resume=resume, secret=settings.private and settings.seed is None)
     if resume and not rendezvous.join().rank:
         err.print(f"note: {training.standing(place)}", markup=False, soft_wrap=True)
+    for note in () if rendezvous.join().rank else problems.unsaid(settings):
+        err.print(f"note: {note}", markup=False, soft_wrap=True)
     with doing("reading the data", quiet=rendezvous.join().rank > 0) as say:
         settings, problem, plan = planning.settle(
             settings, lambda c: problems.load_problem(c, data_dir), place, resume=resume, data_dir=data_dir, say=say
@@ -231,6 +234,7 @@ def plan(
     save: Annotated[
         Path | None, typer.Option(help="Draw bound and noise of all methods against K to a picture.")
     ] = None,
+    details: Annotated[bool, typer.Option("--details", help="Show the paper's bound and its theorems too.")] = False,
     as_json: Json = False,
 ) -> None:
     """Tell before anything is trained: how many steps, how much noise, what to expect."""
@@ -242,7 +246,7 @@ def plan(
     from privsgp.runs import config as configs
 
     if config is not None:
-        _refuse_given(context, beside={"config", "changes", "data_dir", "evaluations", "save", "as_json"})
+        _refuse_given(context, beside={"config", "changes", "data_dir", "evaluations", "save", "details", "as_json"})
         limited = evaluations is not None
         settings = configs.read(config, [*(changes or []), *([f"plan.evaluations={evaluations}"] if limited else [])])
         with doing("reading the data", quiet=as_json) as say:
@@ -265,7 +269,7 @@ def plan(
     if as_json:
         typer.echo(json.dumps((made or formula).as_json()))
     else:
-        show_plan(formula, made)
+        show_plan(formula, made, details=details)
 
 
 @app.command()
@@ -578,7 +582,7 @@ def _number(option: str, text: str) -> float:
 @app.command()
 def tune(
     config: Annotated[Path, typer.Argument(help="run.toml: where the search starts.")],
-    public: Annotated[str, typer.Option(help="What to search on: synthetic, a data set's name, or an .npz file.")],
+    public: Annotated[str, typer.Option(help="What to search on: synthetic, a data set's name, or a file.")],
     changes: Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE, as for train.")] = None,
     data_dir: Annotated[Path | None, typer.Option(help="Where MNIST, CIFAR-10, a9a lie (or PRIVSGP_DATA).")] = None,
     save: Annotated[Path, typer.Option("--out", help="Where the configuration with what was found goes.")] = Path(
@@ -592,7 +596,7 @@ def tune(
     from privsgp.studies.tune import tune as search
 
     found = search(configs.read(config, changes or []), public, data_dir, most=trials)
-    save.write_text(found.config.toml())
+    save.write_text(found.config.beside(save.parent).toml())
     err.print(f"written to {save}")
     if as_json:
         typer.echo(json.dumps(found.to_json()))
@@ -616,7 +620,7 @@ def ledger(
         show_statements(found)
         if (agreed := signed.read(place)) is not None:
             err.print(agreed.text, soft_wrap=True)
-    if above := [f"node {s.node}" for s in found if s.above]:
+    if above := [s.name for s in found if s.above]:
         err.print(f"privsgp: ε spent is above its budget: {', '.join(above)}", style="bold red", soft_wrap=True)
         raise typer.Exit(1)
 

@@ -154,8 +154,11 @@ def propose(
 
 def _like(settings: Config, path: Path | None) -> Dataset:
     from privsgp import data, models
+    from privsgp.data.loading import like
 
     task = models.task(settings.model.loss)
+    if settings.data.schema is not None:
+        return like(settings.data.schema)
     if path is not None:
         return data.load(str(path), task=task, classes=settings.data.classes)
     if not settings.data.published:
@@ -218,6 +221,9 @@ def _show(agreement: Agreement, home: Path | None = None) -> None:
     ]
     if agreement.honest is not None:
         rows.insert(3, ("noise", f"shared by pairs of sites: ε holds{_if_honest(agreement)}"))
+    if (schema := agreement.config.data.schema) is not None:
+        told = f"predicts {schema.target.column!r} from {', '.join(schema.encoded)}"
+        rows.append(("schema", f"{schema.digest}\n{told}"))
     if agreement.relay is not None:
         rows.append(("relay", f"{agreement.relay.name}  {agreement.relay.fingerprint}  {agreement.relay.address}"))
     if agreement.config.seed is not None:
@@ -243,7 +249,10 @@ def _show(agreement: Agreement, home: Path | None = None) -> None:
 
 def join(
     study: Study,
-    data: Annotated[Path, typer.Option(help="This site's own .npz file: x, y (and x_test, y_test).")],
+    data: Annotated[
+        Path, typer.Option(help="This site's own file: .csv, .parquet or .feather as the schema says, or .npz.")
+    ],
+    test: Annotated[Path | None, typer.Option(help="Public test data: the site's summary has metrics on them.")] = None,
     home: Home = None,
     folder: Out = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, …")] = "cpu",
@@ -282,6 +291,7 @@ def join(
                 watch=watch,
                 say=_say,
                 metrics=metrics,
+                test=test,
             )
     except Interrupted as stopped:
         _say(f"{stopped}; every step is kept: the same command goes on")

@@ -252,6 +252,7 @@ class BudgetGuard:
             spare=0 if p.allowance is None else p.allowance[i] - releases,
             simulation=spec.simulation,
             layout=spec.layout,
+            site=spec.sites[i] if spec.sites else "",
         )
 
 

@@ -67,6 +67,7 @@ class Summary(_Kept):
     trust: str
     graph: str
     nodes: Annotated[int, Field(ge=1, le=2**20)]
+    sites: list[str] | None = None
     steps: _Whole
     dim: _Whole
     test_accuracy: _Number = None

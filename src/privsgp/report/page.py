@@ -253,7 +253,7 @@ def _privacy(run: Run) -> Section:
 
 
 def _spent(run: Run) -> Figure:
-    spent = [(str(s.node), None if math.isinf(s.epsilon) else s.epsilon, s.budget) for s in run.statements]
+    spent = [(s.site or str(s.node), None if math.isinf(s.epsilon) else s.epsilon, s.budget) for s in run.statements]
     note = "from the ledgers, every line checked" + ("; the line is the budget" if spent[0][2] is not None else "")
     chart = Chart("ε spent by each site", note, x_label="site", write=lambda v: f"{v:.3g}")
     return bars(chart, spent)

@@ -304,6 +304,8 @@ def _commands(g: Group) -> str:
     given = any(word.partition("=")[0] == "--data-dir" for r in g.runs for word in r.identity.get("command", []))
     where = " --data-dir DATA" if given else ""
     options = f"{where}{_fault_options(run)}{seeds}"
+    if run.config.data.path is not None:
+        first += "\n# put config.toml where run.toml was: paths in it are relative to it"
     return f"{first}\n{start} train config.toml --out again{options}   # config.toml is below"
 
 

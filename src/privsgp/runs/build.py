@@ -97,6 +97,7 @@ def build_run(
         weights=_weights(config, problem.samples, protection),
         final_model=_final_model(config, faults),
         noise=_noise(config, protection),
+        sites=config.data.sites or (),
         share_metrics=config.test_is_public,
     )
     refuse_vast(spec, places)

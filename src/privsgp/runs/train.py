@@ -250,7 +250,7 @@ def _warn(folder: Folder, config: Config, earlier: list[list[Segment]]) -> None:
     others = [one for one in witness.elsewhere(folder.path, layout(config)) if one.origin not in counted]
     for one in others[:_MOST_NAMED]:
         budget = "" if one.epsilon is None else f" under ε = {one.epsilon:g}"
-        _LOG.warning("%s has spent %d releases of node %d%s", one.folder, one.charged, one.node, budget)
+        _LOG.warning("%s has spent %d releases of %s%s", one.folder, one.charged, config.site(one.node), budget)
     if others:
         told = "private run(s) on records laid out like these are not counted here: what they and this run spend"
         _LOG.warning("%d %s add up; --ledger <run>/ledger goes on with the budget of one", len(others), told)
@@ -296,8 +296,8 @@ def _refuse_moved(where: Path, before: Header, config: Config, samples: Sequence
     then, now = before.mechanism["samples"], samples[before.node]
     if not config.data.brought and then != now:
         raise Refused(
-            f"{where} is of a run whose records lay on other nodes: node {before.node} held {then} samples, and now "
-            f"holds {now}",
+            f"{where} is of a run whose records lay on other nodes: {config.site(before.node)} held {then} samples, "
+            f"and now holds {now}",
             "go on with the same data: what a record has spent is in its own node's ledger",
         )
 
@@ -430,6 +430,7 @@ def _summary(
         "trust": spec.settings.trust,
         "graph": spec.graph.name,
         "nodes": spec.nodes,
+        "sites": list(spec.sites) or None,
         "steps": outcome.steps,
         "steps_planned": spec.steps,
         "ended": _ended(spec, outcome),

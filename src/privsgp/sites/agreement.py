@@ -171,6 +171,7 @@ class Agreement:
                 raise Refused(f"{where}: two sites have the {what} {min(twice)}", "each site has its own card")
         if self.config.data.sizes != self.values["samples"] or self.config.algorithm.steps != self.values["steps"]:
             raise Refused(f"{where}: J_i or K differ from its configuration", "ask for a study that `propose` wrote")
+        self._refuse_other_names(where)
         self._refuse_other_budgets(where)
         shared = self.values["shared_noise"]
         if (shared is not None) != self.config.pairwise or (shared is not None and len(shared["own"]) != n):
@@ -180,6 +181,14 @@ class Agreement:
         refuse_algorithm(self.config)
         self._refuse_limits()
         self._refuse_unreachable()
+
+    def _refuse_other_names(self, where: str) -> None:
+        names = [card.name for card in self.roster]
+        if self.config.data.sites not in (None, names):
+            raise Refused(
+                f"{where}: data.sites = {self.config.data.sites}, and the cards are those of {names}",
+                "give --site in the order of data.sites, or leave data.sites out",
+            )
 
     def _refuse_other_budgets(self, where: str) -> None:
         """Refuse (ε_i, δ_i) that are shown, and asked the policy about, where noise would be made for others."""

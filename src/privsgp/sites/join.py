@@ -25,6 +25,9 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from privsgp import data, models
+from privsgp.data.dataset import settle
+from privsgp.data.loading import is_file, read_file, same_file, with_test
+from privsgp.data.tables import is_table
 from privsgp.engine import checkpoint, witness
 from privsgp.engine.folder import Folder, write_tensors
 from privsgp.engine.stops import Stopping
@@ -55,6 +58,7 @@ if TYPE_CHECKING:
 
     from privsgp.engine.spec import RunSpec
     from privsgp.engine.trainer import Outcome, Watcher
+    from privsgp.runs.config import Config
 
 _LOG = logging.getLogger(__name__)
 _LONGEST = 2**24
@@ -108,8 +112,9 @@ class Network:
 def join(
     study: Path, file: Path, *, home: Path, out: Path | None = None, device: str = "cpu", moved: bool = False,
     watch: Watcher | None = None, say: Callable[[str], None] = lambda _text: None, metrics: str | None = None,
+    test: Path | None = None,
 ) -> dict[str, Any]:  # fmt: skip
-    """Take part in a run until it ends, and return the site's summary."""
+    """Take part in a run until it ends, and return the site's summary; `test` are public data to try the model on."""
     site, agreement = Site.open(home), Agreement.read(study)
     node = agreement.node(site)
     folder = Folder(out or default_out(agreement), f"-{node}-{node}")
@@ -120,7 +125,7 @@ def join(
     if not folder.checkpoint.exists():
         agreement.refuse_expired()
     check_policy(site, agreement)
-    spec, records = _spec(agreement, file, node, device)
+    spec, records = _spec(agreement, file, test, node, device, lambda line: say(f"note, for this site alone: {line}"))
     with folder.locked():
         _settle(folder, agreement, spec, moved=moved)
         _refuse_other_records(folder, records)
@@ -257,15 +262,37 @@ def _secret(spec: RunSpec) -> bool:
     return spec.algorithm.private and not spec.simulation
 
 
-def _spec(agreement: Agreement, file: Path, node: int, device: str) -> tuple[RunSpec, str]:
+def bring(
+    config: Config, file: Path, test: Path | None = None, tell: Callable[[str], None] = lambda _line: None
+) -> data.Dataset:
+    """Read a site's own file, and public test data; of single values that did not fit, only this site is told."""
+    d, task = config.data, models.task(config.model.loss)
+    if not is_file(file.name):
+        raise Refused(f"--data {file}", "name an .npz, .csv, .parquet or .feather file")
+    if d.schema is not None and not is_table(file.name):
+        raise Refused(f"--data {file}, and the study has a schema", "bring a .csv, .parquet or .feather file")
+    brought = read_file(file, schema=d.schema, task=task)
+    for line in brought.told:
+        tell(line)
+    if test is not None and same_file(file, test):
+        raise Refused(f"--test {test} is this site's own data", "test data named here are public")
+    dataset = brought.dataset if task == "regression" else settle(brought.dataset, d.classes or brought.classes)
+    return with_test(dataset, test, d.schema)
+
+
+def _spec(
+    agreement: Agreement, file: Path, test: Path | None, node: int, device: str, tell: Callable[[str], None]
+) -> tuple[RunSpec, str]:
     """Return the run of this site, and a hash of its records, which stays in the run's private folder."""
     config = agreement.config
-    dataset = data.load(str(file), task=models.task(config.model.loss), classes=config.data.classes)
+    dataset = bring(config, file, test, tell)
     spec = agreement.spec(dataset, node, device)
     place = hashlib.sha256(f"privsgp/layout/site/{file.resolve()}".encode()).hexdigest()
     records = hashlib.sha256(np.ascontiguousarray(dataset.x).data)
     records.update(np.ascontiguousarray(dataset.y).data)
-    return dataclasses.replace(spec, layout=place, share_metrics=spec.simulation), records.hexdigest()
+    public = spec.simulation or test is not None
+    names = tuple(card.name for card in agreement.roster)
+    return dataclasses.replace(spec, layout=place, sites=names, share_metrics=public), records.hexdigest()
 
 
 def _settle(folder: Folder, agreement: Agreement, spec: RunSpec, *, moved: bool) -> None:
@@ -377,6 +404,7 @@ def _summary(network: Network, spec: RunSpec, outcome: Outcome) -> dict[str, Any
     return {
         "version": SUMMARY_VERSION, "name": agreement.name, "simulation": spec.simulation,
         "algorithm": spec.algorithm.name, "trust": spec.settings.trust, "graph": spec.graph.name, "nodes": n,
+        "sites": list(spec.sites),
         "steps": outcome.steps, "steps_planned": spec.steps, "ended": None, "model": spec.final_model.text,
         "weights": None if spec.weights is None else list(spec.weights), "dim": agreement.weights,
         "difference_scale": getattr(p.mechanisms[node], "difference_scale", None),
