@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import time
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -68,6 +68,7 @@ class Outcome:
     bytes_sent: int
     releases: list[int]  # of all nodes
     faults: dict[str, Any] | None = None
+    measured: dict[str, Any] = field(default_factory=dict)  # metrics of the final model, where they may be seen
 
 
 class Trainer:
@@ -168,6 +169,7 @@ class Trainer:
             bytes_sent=sum(self.world.all_gather(self.bytes_sent, forms.whole())),
             releases=self.world.all_gather_nodes(self.budget_guard.releases(), forms.whole(), self.spec.nodes),
             faults=self.transport.report(),
+            measured={} if s is None else self.evaluator.final(k, s),
         )
 
     def _mixed_on(self, k: int, s: State) -> State:
