@@ -142,7 +142,9 @@ class Exact(Positions):
         longest = (w.places * of_delta * of_a).sqrt()
         eta = sum_rounding(a, delta[0, 0].numel())
         if _gram_is_cheaper(delta, a, w):
-            unit = _gram_terms(delta, a, w, of_delta, of_a, GRAM_CHANNELS) / w.places + gram_rounding(delta, a, w.places)
+            unit = _gram_terms(delta, a, w, of_delta, of_a, GRAM_CHANNELS) / w.places + gram_rounding(
+                delta, a, w.places
+            )
             unit = unit.where(torch.minimum(of_delta, of_a) > _SEEN, 1.0)  # squares float32 has no room for
             length = unit.sqrt() * longest
         else:

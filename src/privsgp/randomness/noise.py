@@ -26,6 +26,8 @@ from privsgp.accounting.computed import SIGMAS
 from privsgp.devices import device_of
 from privsgp.errors import Refused
 from privsgp.kernels import have_triton
+from privsgp.randomness.box_muller import box_muller
+from privsgp.randomness.rough import Rough, Roughly, add_rough_
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -151,7 +153,7 @@ class Streams:
         words, *buffers = _divided(room, piece[rows].shape, real)
         for row, node in zip(words, nodes[rows], strict=True):
             self._read(row, "noise", (node, *draw), block)
-        _box_muller(piece[rows], words, *buffers, deep=self.secret)
+        box_muller(piece[rows], words, *buffers, deep=self.secret)
 
 
 class Keyed(Streams):
@@ -253,6 +255,21 @@ class Secure(Streams):
             self._normals(host.numpy(), nodes, step, attempt, np.float64)
             out.copy_(host)
 
+    def rough(self, nodes: Sequence[int], columns: int, step: int, attempt: int) -> Rough:
+        """Return the standard normals of some nodes for `add_rough_`; each can be drawn once."""
+        nodes = self._claim_all("noise", nodes, step, attempt)
+        words = np.empty((len(nodes), columns + columns % 2), np.int32)
+        for row, node in zip(words, nodes, strict=True):
+            self._read(row, "noise", (node, step, attempt))
+        behind, cipher = 1 + words[0].nbytes // _BLOCK_BYTES, self._ciphers["noise"]  # the next draw has another key
+
+        def lower(row: int, before: int, count: int) -> npt.NDArray[np.uint32]:
+            skipped, rest = divmod(4 * before, _BLOCK_BYTES)
+            cipher.reset_nonce(_NONCE.pack(behind + skipped, nodes[row], step, attempt))
+            return np.frombuffer(cipher.update(bytes(rest + 4 * count)), np.uint32)[rest // 4 :]
+
+        return Rough.of(words, columns, lower)
+
     def _device_normals(self, out: torch.Tensor, nodes: Sequence[int], step: int, attempt: int) -> None:
         """Draw on the device itself."""
         from privsgp.kernels import chacha
@@ -338,6 +355,9 @@ def add_noise_(
     Assumes: `g` and `sigma` are what the mechanism says; a row with σ = 0 is returned as it is, unprotected.
     """
     _refuse_shape(g, nodes)
+    if source.secret and isinstance(source, Roughly) and g.dtype == torch.float64 and device_of(g).in_host_memory:
+        add_rough_(g, source.rough(nodes, g.shape[1], step, attempt), sigma, [_spacing(s) if s else 0.0 for s in sigma])
+        return
     dtype = torch.float64 if source.secret else g.dtype
     tall = device_of(g).rows_at_once(g, 4 * _PIECE)
     scratch = torch.empty((min(tall, len(nodes)), g.shape[1]), dtype=dtype, device=g.device)
@@ -392,56 +412,6 @@ def _divided(
     words = room[: 2 * _PIECE].view(np.int32 if real is np.float32 else np.int64)
     reals = (room[k * _PIECE : (k + 1) * _PIECE].view(real) for k in (2, 3, 4))
     return words[: rows * 2 * half].reshape(rows, 2 * half), *(b[: rows * half].reshape(rows, half) for b in reals)
-
-
-def _box_muller(
-    out: npt.NDArray[Any],
-    words: npt.NDArray[Any],
-    radius: npt.NDArray[Any],
-    cosine: npt.NDArray[Any],
-    sine: npt.NDArray[Any],
-    *,
-    deep: bool = False,
-) -> None:
-    """Turn signed words [m, 2h] into normals [m, 2h or 2h − 1]: √(−2 ln u) (cos θ, sin θ), u from |word|, θ from word.
-
-    u = (|word| + ½) / 2^(bits − 1) keeps all bits where u is small, which is where the tails are made. `deep` (64-bit
-    words): the eleven lowest bits of θ's word, which float64 has no room for, stand behind the point of u's, so that
-    u has 75 bits and the tails reach √(150 ln 2) = 10.2 σ.
-    """
-    half = radius.shape[1]
-    unit = 2.0 ** (1 - 8 * words.itemsize)
-    np.copyto(radius, words[:, :half], casting="unsafe")
-    if deep:
-        spare = sine.view(np.int64)
-        np.bitwise_and(words[:, half:], 2047, out=spare)
-        np.copyto(cosine, spare, casting="unsafe")
-        cosine -= 1023.5
-        cosine *= 2.0**-11
-        radius += cosine
-    np.abs(radius, out=radius)
-    radius *= unit
-    if not deep:
-        radius += unit / 2
-    np.log(radius, out=radius)
-    radius *= -2
-    np.sqrt(radius, out=radius)
-    np.copyto(sine, words[:, half:], casting="unsafe")
-    sine *= math.pi * unit
-    _cosine_and_sine(cosine, sine)
-    rest = out.shape[1] - half
-    np.multiply(radius, cosine, out=out[:, :half], casting="same_kind")
-    np.multiply(radius[:, :rest], sine[:, :rest], out=out[:, half:], casting="same_kind")
-
-
-def _cosine_and_sine(cosine: npt.NDArray[Any], angle: npt.NDArray[Any]) -> None:
-    """Write cos of `angle` to `cosine` and sin over `angle`: NumPy is fast in float32, torch in float64."""
-    if angle.dtype == np.float32:
-        np.cos(angle, out=cosine)
-        np.sin(angle, out=angle)
-    else:
-        torch.cos(torch.from_numpy(angle), out=torch.from_numpy(cosine))
-        torch.from_numpy(angle).sin_()
 
 
 def _refuse_wide(**fields: int) -> None:

@@ -14,7 +14,17 @@ import torch
 from torch import Tensor
 
 from privsgp.errors import Refused
-from privsgp.gradients.per_sample import Factors, PerSample, Piece, Plain, clip_pieces_, combined, in_float64, linear, sum_pieces
+from privsgp.gradients.per_sample import (
+    Factors,
+    PerSample,
+    Piece,
+    Plain,
+    clip_pieces_,
+    combined,
+    in_float64,
+    linear,
+    sum_pieces,
+)
 from privsgp.gradients.tables.storage import Storage, clear, gather, gather_like, put, rounded, scatter
 
 if TYPE_CHECKING:
