@@ -1,9 +1,9 @@
 """Secret noise in float32, and in float64 where that could change a cell of the grid that sums are rounded to.
 
-What leaves is the cell of (g + σ N)/s, N made of 128 bits a pair in float64 (`noise._box_muller`, docs/privacy.md, "The
-sampler"). The upper 32 bits of each word give N within `_ERROR` in float32, whatever the lower bits are. A sum that lies
-farther than that from the edges of its cell has its cell; of the few others the lower bits are drawn, and N is computed
-as ever. So every cell is the one that all bits in float64 give: the law is the same, to the last bit.
+What leaves is the cell of (g + σ N)/s, N made of 128 bits a pair in float64 (`box_muller`; docs/privacy.md, "The
+sampler"). The upper 32 bits of each word give N within `_ERROR` in float32, whatever the lower bits are. A sum that
+lies farther than that from the edges of its cell has its cell; of the few others the lower bits are drawn, and N is
+computed as ever. So every cell is the one that all bits in float64 give: the law is the same, to the last bit.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ def add_rough_(g: torch.Tensor, noise: Rough, sigma: Sequence[float], spacing: S
     for rows in _stretches(sigma, tall):
         here = g[rows]
         sure, cells = _cells(here, torch.from_numpy(noise.normals[rows]), *levels[:, rows, None])
-        row, column = sure.logical_not_().nonzero(as_tuple=True)
+        row, column = (torch.from_numpy(at) for at in np.divmod(np.flatnonzero(~sure), g.shape[1]))
         unsure.append((row + rows.start, column, here[row, column]))
         here.copy_(cells)
     if unsure:
@@ -151,16 +151,17 @@ def _stretches(sigma: Sequence[float], tall: int) -> Iterator[slice]:
 
 def _cells(
     g: torch.Tensor, normals: torch.Tensor, sigma: torch.Tensor, grid: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> tuple[npt.NDArray[np.bool_], torch.Tensor]:
     """Return which multiples of the grid are surely those next to g + σ N, and all of them; normals are overwritten.
 
     What is not finite is not sure.
     """
     here, scale = g.float(), sigma / grid
-    largest = torch.linalg.vector_norm(here, torch.inf, dim=1, keepdim=True) / grid + _RADII[1] * scale
+    ends = np.stack([here.numpy().max(1), -here.numpy().min(1)])  # here and below NumPy is much faster than torch
+    largest = torch.from_numpy(ends.max(0))[:, None] / grid + _RADII[1] * scale
     error = _ERROR * scale + _ROUNDED * largest
     fits = (largest <= _LARGEST) & (grid >= _GRIDS[0]) & (grid <= _GRIDS[1])
     y = normals.mul_(scale.float()).add_(here.mul_((1 / grid).float()))
     cells = y.round()
-    sure = y.sub_(cells).abs_() <= (0.5 - error).where(fits, -1.0).float()
-    return sure, cells.mul_(grid.float())
+    off, most = y.sub_(cells).abs_(), (0.5 - error).where(fits, -1.0).float()
+    return off.numpy() <= most.numpy(), cells.mul_(grid.float())
