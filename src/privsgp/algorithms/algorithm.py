@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import torch
 
 from privsgp.algorithms.block import Drawn
-from privsgp.devices import device_of
 from privsgp.gradients.per_sample import minus
 from privsgp.gradients.rounding import chunk
 from privsgp.options import Options
@@ -29,8 +28,6 @@ Network = Literal["directed", "undirected", "server", "alone"]
 # What an adversary sees: every message of a node; only the sum of all nodes' messages; only a curator's model; every
 # message, but not what honest nodes share noise with each other by.
 Trust = Literal["per-node", "secure aggregation", "curator", "honest sites"]
-
-_PIECE = 1 << 18  # numbers that are gone through at once: what they need stays in a core's cache
 
 
 class Algorithm(ABC):
@@ -67,16 +64,6 @@ class Algorithm(ABC):
     @abstractmethod
     def step(self, k: int, s: State) -> State:
         """Take step k; `block.release` is called on what carries its noise before any of it leaves."""
-
-
-def moved(x: Tensor, g: Tensor, step_size: float) -> Tensor:
-    """Return x − γ g, in place; g may be in float64, and is then rounded a few rows at a time."""
-    if g.dtype == x.dtype:
-        return x.sub_(g, alpha=step_size)
-    tall = device_of(x).rows_at_once(x, _PIECE)
-    for rows in (slice(top, top + tall) for top in range(0, len(x), tall)):
-        x[rows].sub_(g[rows].to(x.dtype), alpha=step_size)
-    return x
 
 
 def clipped_mean(block: Block, z: Tensor, batch: list[Drawn], b: Tensor | None = None) -> Tensor:

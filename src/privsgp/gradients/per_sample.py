@@ -14,12 +14,14 @@ from typing import TYPE_CHECKING, Protocol, Self, TypeVar
 import torch
 from torch import Tensor
 
+from privsgp.devices import device_of
 from privsgp.gradients.product import product
 from privsgp.kernels import at_once
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+_LARGE = 1 << 14  # weights of a product that is worth a call
 Factors = dict[str, Tensor]
 AnyPiece = TypeVar("AnyPiece", bound="Piece")
 
@@ -85,16 +87,23 @@ class Outer:
             self.input = self.input.masked_fill((factor == 0)[..., None], 0)
 
     def sum_into(self, out: Tensor) -> None:
-        """Σ_j δ_j ⊗ a_j is one matrix product per model."""
+        """Σ_j δ_j ⊗ a_j is one matrix product per model; in float64 on a CPU large ones are taken one by one."""
         m, _, outputs = self.delta.shape
         weights = outputs * self.input.shape[-1]
-        out[:, :weights] = product(self.delta.transpose(1, 2), self.input).reshape(m, weights)
+        if out.dtype != self.input.dtype and weights >= _LARGE and device_of(out).in_host_memory:
+            for row, delta, a in zip(out, self.delta, self.input, strict=True):  # neither factor is copied as a whole
+                torch.mm(delta.double().t(), a.double(), out=row[:weights].view(outputs, -1))
+        else:
+            out[:, :weights] = self._products(out.dtype).reshape(m, weights)
         if self.bias:
-            out[:, weights:] = self.delta.sum(1)
+            out[:, weights:] = self.delta.sum(1, dtype=out.dtype)
+
+    def _products(self, dtype: torch.dtype) -> Tensor:
+        return product(self.delta.to(dtype).transpose(1, 2), self.input.to(dtype))
 
     def exact(self) -> Outer:
-        """Return products that are multiplied, too, in float64; the factors' lengths float32 has well enough."""
-        return in_float64(self)
+        """Return them as they are: `sum_into` multiplies in the precision of what it is given."""
+        return self
 
     def dense(self) -> Tensor:
         """Multiply the outer products out."""
@@ -180,7 +189,7 @@ class PerSample:
 
     def norm(self) -> Tensor:
         """Return ‖g_j‖ over all layers, [m, b], in float64 (float32 squares overflow at 1.8e19)."""
-        return norm([_measured(piece) for piece in self.pieces] if self.exact else self.pieces)
+        return norm([piece.exact() for piece in self.pieces] if self.exact else self.pieces)
 
     def clip_(self, radius: float, mask: Tensor) -> None:
         """Scale every gradient into the ball of `radius`; samples outside `mask` count as 0.
@@ -250,7 +259,7 @@ def clip_pieces_(pieces: Sequence[Piece], radius: float, mask: Tensor | None = N
 
     Return the factors, [m, b].
     """
-    length = norm([_measured(piece) for piece in pieces] if exact else pieces)
+    length = norm([piece.exact() for piece in pieces] if exact else pieces)
     kept = length.isfinite() if mask is None else length.isfinite() & mask
     factor = (radius / length).clamp(max=1)
     first = next(iter(pieces[0].factors().values()))
@@ -258,11 +267,6 @@ def clip_pieces_(pieces: Sequence[Piece], radius: float, mask: Tensor | None = N
     for piece in pieces:
         piece.scale_(factor)
     return factor
-
-
-def _measured(piece: Piece) -> Piece:
-    """Return a piece as it is measured exactly: to know the lengths of outer products takes no float64 copy."""
-    return piece if isinstance(piece, Outer) else piece.exact()
 
 
 def sum_pieces(pieces: Sequence[Piece], *, exact: bool = False) -> Tensor:

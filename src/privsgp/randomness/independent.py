@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from privsgp.randomness.noise import Keyed, add_noise_
+from privsgp.randomness.noise import Keyed, add_noise_, step_
 from privsgp.randomness.prefetch import PrefetchedNoise
 from privsgp.randomness.protocol import NodeNoise, Noise
 
@@ -56,6 +56,11 @@ class _OfNodes(NodeNoise):
         sigma = [self._mechanisms[i].at(step).sigma for i in nodes]
         if any(sigma):
             add_noise_(g, self._ahead, nodes, step, sigma=sigma, attempt=attempt)
+
+    def step_(self, x: Tensor, g: Tensor, nodes: Sequence[int], step: int, attempt: int, step_size: float) -> bool:
+        """Take γ (g + noise) from x where one pass does it."""
+        sigma = [self._mechanisms[i].at(step).sigma for i in nodes]
+        return step_(x, g, self._ahead, nodes, step, sigma=sigma, attempt=attempt, step_size=step_size)
 
     def prepare(self, like: Tensor, step: int, attempt: int) -> None:
         """Draw the noise of a step now."""

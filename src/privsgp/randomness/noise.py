@@ -17,7 +17,7 @@ import os
 import struct
 import time
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeGuard
 
 import numpy as np
 import torch
@@ -27,7 +27,7 @@ from privsgp.devices import device_of
 from privsgp.errors import Refused
 from privsgp.kernels import have_triton
 from privsgp.randomness.box_muller import box_muller
-from privsgp.randomness.rough import Rough, Roughly, add_rough_
+from privsgp.randomness.rough import Rough, Roughly, add_rough_, step_rough_
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -227,6 +227,7 @@ class Secure(Streams):
     """
 
     secret = True
+    can_be_rough = True
 
     def __init__(self) -> None:
         super().__init__({p: os.urandom(32) for p in PURPOSES})
@@ -355,8 +356,8 @@ def add_noise_(
     Assumes: `g` and `sigma` are what the mechanism says; a row with σ = 0 is returned as it is, unprotected.
     """
     _refuse_shape(g, nodes)
-    if source.secret and isinstance(source, Roughly) and g.dtype == torch.float64 and device_of(g).in_host_memory:
-        add_rough_(g, source.rough(nodes, g.shape[1], step, attempt), sigma, [_spacing(s) if s else 0.0 for s in sigma])
+    if _goes_roughly(source, g):
+        add_rough_(g, source.rough(nodes, g.shape[1], step, attempt), sigma, _spacings(sigma))
         return
     dtype = torch.float64 if source.secret else g.dtype
     tall = device_of(g).rows_at_once(g, 4 * _PIECE)
@@ -374,6 +375,23 @@ def add_noise_(
             g[rows].add_(noised)
 
 
+def step_(
+    x: torch.Tensor, g: torch.Tensor, source: Normals, nodes: Sequence[int], step: int, *,
+    sigma: Sequence[float], attempt: int, step_size: float,
+) -> bool:  # fmt: skip
+    """Take γ times what `add_noise_` makes of g from x, if that can be done in one pass; g is as it was then."""
+    if not _goes_roughly(source, g) or not all(sigma):
+        return False
+    step_rough_(x, g, source.rough(nodes, g.shape[1], step, attempt), sigma, _spacings(sigma), step_size)
+    return True
+
+
+def _goes_roughly(source: Normals, g: torch.Tensor) -> TypeGuard[Roughly]:
+    """Tell whether secret noise for g can be drawn in float32, and refined where that matters."""
+    suits = g.dtype == torch.float64 and device_of(g).in_host_memory
+    return suits and source.secret and isinstance(source, Roughly) and source.can_be_rough
+
+
 def snap_(y: torch.Tensor, sigma: Sequence[float]) -> None:
     """Round each row of the noised `y` [m, d] to a public grid of spacing 2^(round(log₂ σ_r) − 4), in place.
 
@@ -387,15 +405,19 @@ def snap_(y: torch.Tensor, sigma: Sequence[float]) -> None:
 
     Assumes: `y` was summed in float64; log, sqrt, cos and sin err by at most 4 ulp. No claim about timing.
     """
-    spacings = [_spacing(s) if s > 0 else None for s in sigma]
+    spacings = _spacings(sigma)
     if len(spacings) != len(y):
         raise ValueError(f"{len(spacings)} σ for {len(y)} rows")
     start = 0
     for grid, alike in groupby(spacings):
         stop = start + len(list(alike))
-        if grid is not None:
+        if grid:
             y[start:stop].div_(grid).round_().mul_(grid)
         start = stop
+
+
+def _spacings(sigma: Sequence[float]) -> list[float]:
+    return [_spacing(s) if s > 0 else 0.0 for s in sigma]
 
 
 def _spacing(sigma: float) -> float:

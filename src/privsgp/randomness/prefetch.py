@@ -44,10 +44,15 @@ class PrefetchedNoise:
         """Whether nobody else can draw the same."""
         return self.source.secret
 
+    @property
+    def can_be_rough(self) -> bool:
+        """Whether the source can be drawn roughly."""
+        return isinstance(self.source, Roughly) and self.source.can_be_rough
+
     def prepare(self, like: torch.Tensor, step: int, attempt: int) -> None:
         """Draw the noise of a step for rows shaped like `like`."""
         self._offset = clock_offset()
-        if isinstance(self.source, Roughly) and device_of(like).in_host_memory:
+        if self.can_be_rough and device_of(like).in_host_memory:
             self._rough = self.source.rough(self.nodes, like.shape[1], step, attempt)
         else:
             dtype = torch.float64 if self.secret else like.dtype

@@ -38,6 +38,11 @@ class NodeNoise(Protocol):
         Assumes: no two different g meet one (node, step, attempt).
         """
 
+    def step_(self, x: Tensor, g: Tensor, nodes: Sequence[int], step: int, attempt: int, step_size: float) -> bool:
+        """Take γ times what `add_` makes of g from x, in place, where one pass does it; tell whether that was done."""
+        del x, g, nodes, step, attempt, step_size
+        return False
+
     def prepare(self, like: Tensor, step: int, attempt: int) -> None:
         """Draw the noise of a step now, for rows shaped like `like`: it is waited for less when it is added."""
 

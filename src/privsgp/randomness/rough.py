@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     Words = npt.NDArray[np.uint32]
+    Where = tuple[slice, slice] | tuple[torch.Tensor, torch.Tensor]
     Lower = Callable[[int, int, int], Words]  # (row, words read before, count): words that nothing else is made of
 
 _ERROR = 2.0**-16  # of a normal in float32, for radii between these; docs/privacy.md, "The sampler, roughly"
@@ -36,7 +37,11 @@ _NUMBERS = 1 << 17  # added at a time
 
 @runtime_checkable
 class Roughly(Protocol):
-    """A source of secret noise that can be drawn roughly."""
+    """A source of secret noise that may be drawn roughly."""
+
+    @property
+    def can_be_rough(self) -> bool:
+        """Whether it can."""
 
     def rough(self, nodes: Sequence[int], columns: int, step: int, attempt: int) -> Rough:
         """Return the standard normals of some nodes; each can be drawn once."""
@@ -123,45 +128,73 @@ def add_rough_(g: torch.Tensor, noise: Rough, sigma: Sequence[float], spacing: S
 
     Guarantee: as if N were `noise.everything()` and all were computed in float64. A row with σ = 0 stays as it is.
     """
-    levels = torch.tensor([sigma, spacing], dtype=torch.float64)
-    tall = max(1, _NUMBERS // g.shape[1])
-    unsure: list[tuple[torch.Tensor, ...]] = []  # rows, columns and what stands there
-    for rows in _stretches(sigma, tall):
-        here = g[rows]
-        sure, cells = _cells(here, torch.from_numpy(noise.normals[rows]), *levels[:, rows, None])
-        row, column = (torch.from_numpy(at) for at in np.divmod(np.flatnonzero(~sure), g.shape[1]))
-        unsure.append((row + rows.start, column, here[row, column]))
-        here.copy_(cells)
+    for where, noised in _noised(g, noise, sigma, spacing):
+        g[where] = noised.double()
+
+
+def step_rough_(
+    x: torch.Tensor, g: torch.Tensor, noise: Rough, sigma: Sequence[float], spacing: Sequence[float], step_size: float
+) -> None:
+    """Take from x what `add_rough_` would make of g, times a step size: one pass instead of three.
+
+    Assumes: every σ is above 0.
+    """
+    for where, noised in _noised(g, noise, sigma, spacing):
+        if isinstance(where[0], slice):
+            x[where].sub_(noised, alpha=step_size)
+        else:  # 0 was taken there
+            x[where] -= noised.mul_(step_size).to(x.dtype)
+
+
+def _noised(
+    g: torch.Tensor, noise: Rough, sigma: Sequence[float], spacing: Sequence[float]
+) -> Iterator[tuple[Where, torch.Tensor]]:
+    """Yield (where, what g + σ N is there on its grid): tiles, with 0 where float32 was not enough, and then those."""
+    levels, wide = np.array([sigma, spacing]), min(_NUMBERS, g.shape[1])
+    room = np.empty((3, min(len(g), _NUMBERS // wide), wide), np.float32)
+    unsure: list[tuple[npt.NDArray[Any], ...]] = []  # rows, columns and what stands there
+    for rows, columns in _tiles(sigma, room.shape[1], g.shape[1]):
+        here = g.numpy()[rows, columns]
+        cells, sure = _cells(
+            here, noise.normals[rows, columns], *levels[:, rows, None], room[:, : len(here), : here.shape[1]]
+        )
+        row, column = np.divmod(np.flatnonzero(~sure), here.shape[1])
+        unsure.append((row + rows.start, column + columns.start, here[row, column]))
+        cells[row, column] = 0
+        yield (rows, columns), torch.from_numpy(cells)
     if unsure:
-        row, column, before = (torch.cat(parts) for parts in zip(*unsure, strict=True))
-        normals = torch.from_numpy(noise.exact(row.numpy(), column.numpy()))
+        row, column, before = (np.concatenate(parts) for parts in zip(*unsure, strict=True))
         s, grid = levels[:, row]
-        g[row, column] = normals.mul_(s).add_(before).div_(grid).round_().mul_(grid)
+        exact = np.rint((noise.exact(row, column) * s + before) / grid) * grid
+        yield (torch.from_numpy(row), torch.from_numpy(column)), torch.from_numpy(exact)
 
 
-def _stretches(sigma: Sequence[float], tall: int) -> Iterator[slice]:
-    """Yield neighbouring rows with noise, so many at a time."""
+def _tiles(sigma: Sequence[float], tall: int, columns: int) -> Iterator[tuple[slice, slice]]:
+    """Yield the rows with noise tile by tile: some short ones, or a stretch of a long one."""
     start = 0
     for noised, alike in itertools.groupby(s > 0 for s in sigma):
         stop = start + len(list(alike))
-        for top in range(start, stop, tall) if noised else ():
-            yield slice(top, min(stop, top + tall))
+        tops = range(start, stop, tall) if noised else ()
+        for top, left in itertools.product(tops, range(0, columns, _NUMBERS)):
+            yield slice(top, min(stop, top + tall)), slice(left, min(columns, left + _NUMBERS))
         start = stop
 
 
 def _cells(
-    g: torch.Tensor, normals: torch.Tensor, sigma: torch.Tensor, grid: torch.Tensor
-) -> tuple[npt.NDArray[np.bool_], torch.Tensor]:
-    """Return which multiples of the grid are surely those next to g + σ N, and all of them; normals are overwritten.
-
-    What is not finite is not sure.
-    """
-    here, scale = g.float(), sigma / grid
-    ends = np.stack([here.numpy().max(1), -here.numpy().min(1)])  # here and below NumPy is much faster than torch
-    largest = torch.from_numpy(ends.max(0))[:, None] / grid + _RADII[1] * scale
-    error = _ERROR * scale + _ROUNDED * largest
+    g: npt.NDArray[np.float64], normals: npt.NDArray[np.float32], sigma: npt.NDArray[Any], grid: npt.NDArray[Any],
+    room: npt.NDArray[np.float32],
+) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.bool_]]:  # fmt: skip
+    """Return multiples of the grid, and which of them are surely those next to g + σ N; what is not finite is not."""
+    (here, y, cells), scale = room, sigma / grid
+    np.copyto(here, g, casting="same_kind")
+    largest = np.maximum(here.max(1, keepdims=True), -here.min(1, keepdims=True)) / grid + _RADII[1] * scale
     fits = (largest <= _LARGEST) & (grid >= _GRIDS[0]) & (grid <= _GRIDS[1])
-    y = normals.mul_(scale.float()).add_(here.mul_((1 / grid).float()))
-    cells = y.round()
-    off, most = y.sub_(cells).abs_(), (0.5 - error).where(fits, -1.0).float()
-    return off.numpy() <= most.numpy(), cells.mul_(grid.float())
+    most = np.where(fits, 0.5 - _ERROR * scale - _ROUNDED * largest, -1.0).astype(np.float32)
+    np.multiply(here, (1 / grid).astype(np.float32), out=here)
+    np.multiply(normals, scale.astype(np.float32), out=y)
+    np.add(y, here, out=y)
+    np.rint(y, out=cells)
+    np.subtract(y, cells, out=y)
+    np.abs(y, out=y)
+    np.multiply(cells, grid.astype(np.float32), out=cells)
+    return cells, y <= most
