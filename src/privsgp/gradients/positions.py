@@ -174,7 +174,7 @@ def _exact_sums(delta: Tensor, a: Tensor, w: Window) -> Tensor:
     m = delta.shape[1]
     some = max(1, _CHUNK["cpu"] // (m * a.shape[2] * w.places * delta[0, 0, 0].numel()))
     total: Tensor | None = None
-    parts = zip(delta.split(some), a.split(some), strict=True)
+    parts = zip(torch.split(delta, some), torch.split(a, some), strict=True)
     rows = (_by_itself(d.flatten(0, 1), x.flatten(0, 1), w).view(len(d), m, -1) for d, x in parts)
     total = next(rows).sum(0, dtype=torch.float64)
     for more in rows:
@@ -334,7 +334,7 @@ def _gram(v: Tensor, squared: Tensor, groups: int, channels: int | None) -> Tens
     v = v.reshape(len(v) * groups, -1, v[0, 0].numel())
     unit = (1 / squared).where(squared > 0, 0.0).repeat_interleave(groups)
     with no_tf32():
-        first, *rest = (torch.bmm(some.mT, some) for some in v.split(channels or v.shape[1], 1))
+        first, *rest = (torch.bmm(some.mT, some) for some in torch.split(v, channels or v.shape[1], 1))
     products = sum((part.double() for part in rest), first.double()) if rest else first
     return products.mul_(unit.to(products.dtype)[:, None, None])
 

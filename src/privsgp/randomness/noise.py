@@ -41,7 +41,7 @@ _PIECE = 1 << 16
 _BLOCK_BYTES = 64
 _NONCE = struct.Struct("<4I")
 _WIDE = 1 << 32
-_LONGEST = 1 << 30  # columns that a GPU draws
+LONGEST = 1 << 30  # columns that a GPU draws
 _ZEROS = memoryview(bytes(8 * _PIECE))
 _PARTED = 1.0  # seconds by which clocks may part while nothing but time passes: slewing needs half an hour for it
 
@@ -249,7 +249,7 @@ class Secure(Streams):
         nodes = self._claim_all("noise", nodes, step, attempt)
         if device_of(out).in_host_memory:
             self._normals(out.numpy(), nodes, step, attempt, np.float64)
-        elif out.dtype == torch.float64 and out.is_contiguous() and out.shape[1] < _LONGEST and have_triton():
+        elif out.dtype == torch.float64 and out.is_contiguous() and out.shape[1] < LONGEST and have_triton():
             self._device_normals(out, nodes, step, attempt)
         else:
             host = self._host(out)
@@ -277,9 +277,29 @@ class Secure(Streams):
 
         for node in nodes:
             _refuse_wide(node=node, step=step, attempt=attempt)
-        key = torch.from_numpy(np.frombuffer(self._keys["noise"], "<i4").copy()).to(out.device)
         here = torch.tensor(list(nodes), dtype=torch.int64, device=out.device)
-        chacha.fill_normal(out, here, key, step, attempt)
+        chacha.fill_normal(out, here, self._device_key(out.device), step, attempt)
+
+    def device_step_(
+        self, x: torch.Tensor, g: torch.Tensor, nodes: range, step: int, attempt: int, *,
+        levels: torch.Tensor, step_size: float,
+    ) -> None:  # fmt: skip
+        """Take γ times g [m, d] with its noise, rounded to its grid, from x, in one kernel; see `chacha.step`.
+
+        Guarantee: that of `add_noise_`; nothing waits for the device.
+        """
+        from privsgp.kernels import chacha
+
+        for node in (nodes[0], nodes[-1]):
+            _refuse_wide(node=node, step=step, attempt=attempt)
+        self._claim_all("noise", nodes, step, attempt)
+        here = torch.arange(nodes.start, nodes.stop, device=x.device)
+        chacha.step(x, g, here, levels, self._device_key(x.device), step, attempt, step_size)
+
+    def _device_key(self, device: torch.device) -> torch.Tensor:
+        """Return a copy of the key on a device; from page-locked memory nobody waits for it."""
+        key = torch.from_numpy(np.frombuffer(self._keys["noise"], "<i4").copy())
+        return key.pin_memory().to(device, non_blocking=True) if device_of(device).pins else key.to(device)
 
     def coins(self, nodes: Sequence[int], step: int, count: int, attempt: int = 0) -> npt.NDArray[np.uint64]:
         """Return the `uniforms` of several nodes; those of one (node, step, attempt) can be drawn once."""
@@ -414,6 +434,12 @@ def snap_(y: torch.Tensor, sigma: Sequence[float]) -> None:
         if grid:
             y[start:stop].div_(grid).round_().mul_(grid)
         start = stop
+
+
+def levels(sigma: Sequence[float], device: torch.device) -> torch.Tensor:
+    """Return each σ, the spacing of its grid and one over that, [m, 3]: what `Secure.device_step_` wants."""
+    grid = [_spacing(s) for s in sigma]
+    return torch.tensor(list(zip(sigma, grid, [1 / s for s in grid], strict=True)), dtype=torch.float64, device=device)
 
 
 def _spacings(sigma: Sequence[float]) -> list[float]:

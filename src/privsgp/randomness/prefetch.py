@@ -52,8 +52,8 @@ class PrefetchedNoise:
     def prepare(self, like: torch.Tensor, step: int, attempt: int) -> None:
         """Draw the noise of a step for rows shaped like `like`."""
         self._offset = clock_offset()
-        if self.can_be_rough and device_of(like).in_host_memory:
-            self._rough = self.source.rough(self.nodes, like.shape[1], step, attempt)
+        if device_of(like).in_host_memory and self.can_be_rough:
+            self._rough = _rough(self.source, self.nodes, like.shape[1], step, attempt)
         else:
             dtype = torch.float64 if self.secret else like.dtype
             if self._normals.shape != like.shape:
@@ -90,7 +90,7 @@ class PrefetchedNoise:
         """Return the same for `add_rough_`, of a source that can be drawn roughly."""
         rows = self._ready(nodes, step, attempt)
         if rows is None or self._rough is None:
-            return self.source.rough(nodes, columns, step, attempt)
+            return _rough(self.source, nodes, columns, step, attempt)
         return self._rough.rows(*rows)
 
     def _ready(self, nodes: Sequence[int], step: int, attempt: int) -> tuple[int, int] | None:
@@ -106,3 +106,9 @@ class PrefetchedNoise:
         if self._given == len(self.nodes):
             self._drawn = None
         return first, self._given
+
+
+def _rough(source: Prefetchable, nodes: Sequence[int], columns: int, step: int, attempt: int) -> Rough:
+    if not isinstance(source, Roughly):
+        raise TypeError(f"{type(source).__name__} cannot be drawn roughly")
+    return source.rough(nodes, columns, step, attempt)

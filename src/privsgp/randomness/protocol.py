@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from privsgp.accounting.mechanisms import Mechanism
-    from privsgp.randomness.noise import Keyed, Source
+    from privsgp.randomness.noise import Keyed, Secure, Source
 
     Gather = Callable[[list[str]], list[str]]  # 32 bytes of each node here, in hexadecimal, to those of all nodes
 
@@ -27,7 +27,7 @@ class NodeNoise(Protocol):
         """Whether there is none to add, at any step."""
 
     @property
-    def kernel_source(self) -> Keyed | None:
+    def kernel_source(self) -> Keyed | Secure | None:
         """The source that a GPU's kernel may draw each node's own N(0, σ_i² I) from; None: `add_` alone adds it."""
 
     def add_(self, g: Tensor, nodes: Sequence[int], step: int, attempt: int) -> None:

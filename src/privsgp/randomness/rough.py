@@ -32,7 +32,7 @@ _ROUNDED = 2.0**-21  # of a sum, as a share of what its terms add up to
 _LARGEST = 2.0**14  # cells from 0 up to which that is worth it
 _GRIDS = 2.0**-60, 2.0**60  # on which float32 has room for all that matters
 _PAIRS = 1 << 15  # made at a time: what they need stays in a core's cache
-_NUMBERS = 1 << 17  # added at a time
+_NUMBERS = 1 << 18  # added at a time
 
 
 @runtime_checkable
@@ -155,9 +155,8 @@ def _noised(
     unsure: list[tuple[npt.NDArray[Any], ...]] = []  # rows, columns and what stands there
     for rows, columns in _tiles(sigma, room.shape[1], g.shape[1]):
         here = g.numpy()[rows, columns]
-        cells, sure = _cells(
-            here, noise.normals[rows, columns], *levels[:, rows, None], room[:, : len(here), : here.shape[1]]
-        )
+        some, (s, grid) = room[:, : len(here), : here.shape[1]], levels[:, rows, None]
+        cells, sure = _cells(here, noise.normals[rows, columns], s, grid, some)
         row, column = np.divmod(np.flatnonzero(~sure), here.shape[1])
         unsure.append((row + rows.start, column + columns.start, here[row, column]))
         cells[row, column] = 0

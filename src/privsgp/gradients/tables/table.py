@@ -151,7 +151,9 @@ class Table:
 
     @staticmethod
     def _minus(new: Piece, old: Piece, g: PerSample) -> Piece:
-        return combined(*(in_float64(p, data=False) for p in (new, old)), -1) if g.exact else combined(new, old, -1)
+        if g.exact:
+            new, old = in_float64(new, data=False), in_float64(old, data=False)
+        return combined(new, old, -1)
 
     def _like_parts(self, g: PerSample) -> Sequence[Piece]:
         pieces = g.pieces if len(self.parts) == len(g.pieces) else [Plain(g.dense())]
