@@ -3,7 +3,7 @@
 A block of the key stream, numbered (place, node, step, attempt), has eight 64-bit words, which make four pairs of
 normals: those of the columns p, p + E, … p + 7E of a row of d, with E = 32 ⌈d / 256⌉, so that neighbouring threads
 touch neighbouring memory. The words are those that `cryptography` gives under the same key and nonce; what is made of
-them is in `privacy.noise`. Import this module only where there are CUDA and Triton.
+them is in `randomness.noise`. Import this module only where there are CUDA and Triton.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def _word(key, index: tl.constexpr, zero):
 
 @triton.jit
 def _normals(low_u, high_u, low_v, high_v):
-    # See `noise._box_muller`: u = |word + f| / 2⁶³ and θ = π word / 2⁶³ of signed words; f has θ's eleven lowest bits.
+    # See `box_muller`: u = |word + f| / 2⁶³ and θ = π word / 2⁶³ of signed words; f has θ's eleven lowest bits.
     u = (low_u.to(tl.uint64) | (high_u.to(tl.uint64) << 32)).to(tl.int64, bitcast=True).to(tl.float64)
     v = (low_v.to(tl.uint64) | (high_v.to(tl.uint64) << 32)).to(tl.int64, bitcast=True).to(tl.float64)
     u += ((low_v & 2047).to(tl.float64) - 1023.5) * 0.00048828125
