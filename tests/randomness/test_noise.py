@@ -16,7 +16,7 @@ from scipy import stats
 
 from privsgp import kernels
 from privsgp.errors import Refused
-from privsgp.randomness import box_muller, noise
+from privsgp.randomness import box_muller
 from privsgp.randomness.noise import Keyed, Secure, Source, add_noise_, snap_
 
 # Statistical bounds are this many standard errors wide: a correct source fails one of them about once in 10⁸ runs.
