@@ -164,7 +164,8 @@ def _noised(
     if unsure:
         row, column, before = (np.concatenate(parts) for parts in zip(*unsure, strict=True))
         s, grid = levels[:, row]
-        exact = np.rint((noise.exact(row, column) * s + before) / grid) * grid
+        with np.errstate(over="ignore"):
+            exact = np.rint((noise.exact(row, column) * s + before) / grid) * grid
         yield (torch.from_numpy(row), torch.from_numpy(column)), torch.from_numpy(exact)
 
 
@@ -179,6 +180,7 @@ def _tiles(sigma: Sequence[float], tall: int, columns: int) -> Iterator[tuple[sl
         start = stop
 
 
+@np.errstate(over="ignore", invalid="ignore")  # then nothing is sure
 def _cells(
     g: npt.NDArray[np.float64], normals: npt.NDArray[np.float32], sigma: npt.NDArray[Any], grid: npt.NDArray[Any],
     room: npt.NDArray[np.float32],
