@@ -68,6 +68,25 @@ def test_every_cell_is_that_of_all_bits_in_float64(kind, lower):
 
 
 @pytest.mark.parametrize("lower", LOWER)
+def test_sums_that_are_aimed_at_edges_have_their_cells(lower):
+    """All lie within a few errors of an edge, seen from the noise that other lower bits would give."""
+    words = np.random.default_rng(6).integers(-(2**31), 2**31, (M, D + 1), np.int32)
+    sigma, told = [0.01, 1.0, 2.0**-20, 1.414], {}
+    grid, s = (torch.tensor(v, dtype=torch.float64)[:, None] for v in (_spacings(sigma), sigma))
+    every = torch.from_numpy(_drawn(words, lower).everything())
+    aside = torch.rand(M, D, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).sub_(0.5).mul_(6)
+    g = ((every * s / grid).round() + 0.5) * grid - every * s + aside * rough._ERROR * s
+    found = g.clone()
+    add_rough_(found, _drawn(words, "random", told), sigma, _spacings(sigma))
+    ((rows, columns),) = told
+    every[list(rows), list(columns)] = torch.from_numpy(told[rows, columns])
+    wanted = every * s + g
+    snap_(wanted, sigma)
+    assert torch.equal(found, wanted)
+    assert 0.2 < len(rows) / (M * D) < 0.8
+
+
+@pytest.mark.parametrize("lower", LOWER)
 def test_float32_is_within_its_error(lower):
     rng = np.random.default_rng(3)
     pairs = 1 << 17
