@@ -21,6 +21,7 @@ from privsgp.kernels import at_once
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+_AT_ONCE = 1 << 23  # numbers of products that lie in memory beside their sum
 _LARGE = 1 << 14  # weights of a product that is worth a call
 Factors = dict[str, Tensor]
 AnyPiece = TypeVar("AnyPiece", bound="Piece")
@@ -94,12 +95,12 @@ class Outer:
             for row, delta, a in zip(out, self.delta, self.input, strict=True):  # neither factor is copied as a whole
                 torch.mm(delta.double().t(), a.double(), out=row[:weights].view(outputs, -1))
         else:
-            out[:, :weights] = self._products(out.dtype).reshape(m, weights)
+            some = max(2, _AT_ONCE // weights) if device_of(out).in_host_memory else m  # bits do not depend on it
+            for rows in (slice(top, top + some) for top in range(0, m, some)):
+                products = product(self.delta[rows].to(out.dtype).mT, self.input[rows].to(out.dtype))
+                out[rows, :weights] = products.reshape(-1, weights)
         if self.bias:
             out[:, weights:] = self.delta.sum(1, dtype=out.dtype)
-
-    def _products(self, dtype: torch.dtype) -> Tensor:
-        return product(self.delta.to(dtype).transpose(1, 2), self.input.to(dtype))
 
     def exact(self) -> Outer:
         """Return them as they are: `sum_into` multiplies in the precision of what it is given."""

@@ -289,10 +289,10 @@ def fill(table: Memory, gradients: Gradients, samples: Tensor, *, rows: int, chu
 
     `gradients(index)` returns the clipped gradients of the samples `index` [m, chunk]; `samples` [m] holds J_i.
     """
-    total = torch.zeros_like(table.mean)
+    table.mean.zero_()  # its memory serves for the sum
     for index in _every(samples, rows, chunk):
-        total += table.set(index, gradients(index))
-    table.mean.copy_(total / samples[:, None])
+        table.mean += table.set(index, gradients(index))
+    table.mean /= samples[:, None]
 
 
 def restore(table: Memory, gradients: Gradients, samples: Tensor, radius: float, *, rows: int, chunk: int) -> Tensor:
@@ -309,7 +309,7 @@ def restore(table: Memory, gradients: Gradients, samples: Tensor, radius: float,
     total = torch.zeros_like(table.mean)
     for index in _every(samples, rows, chunk):
         total += table.keep_within(radius, index, gradients)
-    return total / samples[:, None]
+    return total.div_(samples[:, None])
 
 
 def _every(samples: Tensor, rows: int, chunk: int) -> Iterator[Tensor]:
