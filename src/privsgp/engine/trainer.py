@@ -281,6 +281,7 @@ class Trainer:
             gradient=gradient,
             sample=self.randomness.sample,
             noise=self.randomness.noise,
+            noised_step=self.randomness.noised_step,
             mix=self._mix,
             release=self._release,
             step_size=spec.step_size,
