@@ -73,13 +73,13 @@ def test_a_secret_step_is_the_algorithm_s_own_but_for_noise(tmp_path, small_job,
     from privsgp.engine.trainer import Trainer
 
     def state(name, *, plain):
-        monkeypatch.setattr(noise.os, "urandom", lambda count: bytes(range(count)))
-        monkeypatch.setattr(noise.time, "time_ns", lambda: 0)
-        monkeypatch.setattr(noise.time, "perf_counter_ns", lambda: 0)
         folder = Folder(tmp_path / name)
-        with folder.locked():
+        with folder.locked(), monkeypatch.context() as same:
             folder.prepare()
             folder.identify({}, None)
+            same.setattr(noise.os, "urandom", lambda count: bytes(range(count)))
+            same.setattr(noise.time, "time_ns", lambda: 0)
+            same.setattr(noise.time, "perf_counter_ns", lambda: 0)
             run = Trainer(small_job("privsgp-vr", 8, seed=None), folder)
             assert isinstance(run.step, SecretOnDevice)
             if plain:
