@@ -143,8 +143,8 @@ def _pairwise(device: str, turns: int) -> Iterator[Row]:
             one = work.but(device=device, name=f"{'secret ' if seed is None else ''}pairwise, {work.name}")
             _forget()
             # Two tables of ResNet-18 do not fit one GPU, and noise is the same without.
-            kind = "privsgp" if work is RESNET else "privsgp-vr"
-            pair = (ours.engine(w, kind, seed=seed) for w in (one.but(shared=True), one))
+            kind, bare = ("privsgp", one.but(table_dtype=None)) if work is RESNET else ("privsgp-vr", one)
+            pair = (ours.engine(w, kind, seed=seed) for w in (bare.but(shared=True), bare))
             with next(pair) as shared, next(pair) as alone:
                 steps = {"ours": ours.stepper(shared), "floor": ours.stepper(alone)}
                 took = interleaved(steps, max(3, turns // 2), device)
