@@ -5,7 +5,7 @@ export MPLBACKEND := Agg
 export PRIVSGP_CACHE ?= $(CURDIR)/.venv/cache
 export PRIVSGP_STATE ?= $(CURDIR)/.venv/state
 
-.PHONY: setup demo demo-pairwise test test-faults test-gpu test-browser browser audit bench docs lint clean
+.PHONY: setup demo demo-pairwise test test-faults test-gpu test-browser browser audit bench docs lint licences clean
 
 setup: .venv/.ready
 
@@ -73,6 +73,10 @@ lint: .venv/.ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy --strict src
+
+# The licence of everything that an installation brings along; fails where one is not permissive.
+licences: .venv/.ready
+	$(BIN)/python .ci/licences.py
 
 clean:
 	rm -rf .venv build runs .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -2,7 +2,7 @@
 
 Four kinds of run at the same (ε, δ): every node's noise its own (`local`), noise that pairs share where three quarters
 of the nodes are honest, where all are, and DP-SGD on all data in one place, which everybody has to trust. Each has its
-own best of three step sizes, chosen on seed 0 by test accuracy; what is reported are fresh seeds. Runs that are done
+own best of several step sizes, chosen on seed 0 by test accuracy; what is reported are fresh seeds. Runs that are done
 are not made again, and rows of other parts in the JSON stay.
 
     python experiments/shared_noise.py --data-dir DATA --out RUNS [--only mnist] [--device cuda] [--jobs 4] [--seeds 3]
@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 from privsgp.files import write_json
 from privsgp.runs import config as configs
-from privsgp.runs import train as training
 from privsgp.studies.compare import with_step_size
+from privsgp.studies.provenance import provenance
 from privsgp.studies.several import Bench
 
 if TYPE_CHECKING:
@@ -62,23 +62,27 @@ def _kind(kind: str) -> list[str]:
 
 
 _FEW = ("algorithm.batch=240", "algorithm.steps=600")
+_MANY = ("algorithm.batch=120", "algorithm.steps=4800")
 _CIFAR = ("algorithm.batch=780", "algorithm.steps=600")
+_LONGER = ("algorithm.batch=780", "algorithm.steps=1500")
 PARTS = {
     "mnist": Part(
-        "MNIST, 50 nodes, linear on scattering features, ε = 1", "mnist.toml", (10, 20, 40), (24, 48, 96), steps=_FEW
+        "MNIST, 50 nodes, linear on scattering features, ε = 1", "mnist.toml",
+        (10, 20, 40), (24, 48, 96, 192), steps=_FEW,
     ),
-    "mnist-0.4": Part("the same, ε = 0.4", "mnist.toml", (4, 8, 16), (12, 24, 48), ("privacy.epsilon=0.4",), _FEW),
-    "mnist-mlp": Part("MNIST, 50 nodes, MLP-64 on pixels, ε = 1", "mnist-mlp.toml", (75, 150, 300), (150, 300, 600)),
+    "mnist-0.4": Part("the same, ε = 0.4", "mnist.toml", (4, 8, 16), (12, 24, 48, 96), ("privacy.epsilon=0.4",), _FEW),
+    "mnist-mlp": Part(
+        "MNIST, 50 nodes, MLP-64 on pixels, ε = 1", "mnist-mlp.toml", (75, 150, 300), (600, 1200, 2400), steps=_MANY
+    ),
     "cifar10": Part(
-        "CIFAR-10, 16 nodes, linear on scattering features, ε = 3",
-        "cifar10.toml",
-        (14, 28, 56),
-        (28, 56, 112),
-        steps=_CIFAR,
+        "CIFAR-10, 16 nodes, linear on scattering features, ε = 3", "cifar10.toml",
+        (14, 28, 56, 112), (56, 112, 224, 448), steps=_CIFAR,
     ),
-    "cifar10-1": Part("the same, ε = 1", "cifar10.toml", (5, 10, 20), (14, 28, 56), ("privacy.epsilon=1",), _CIFAR),
-    "a9a": Part("a9a, 16 nodes, ε from 0.2 to 2", "a9a.toml", (600, 1200, 2400), (600, 1200, 2400)),
-}
+    "cifar10-1": Part(
+        "the same, ε = 1", "cifar10.toml", (10, 20, 40), (28, 56, 112, 224), ("privacy.epsilon=1",), _LONGER
+    ),
+    "a9a": Part("a9a, 16 nodes, ε from 0.2 to 2", "a9a.toml", (600, 1200, 2400, 4800), (600, 1200, 2400)),
+}  # fmt: skip
 
 
 def main() -> None:
@@ -101,7 +105,7 @@ def main() -> None:
     for name in options.only:
         for kind, row in tuned(name, options).items():
             print(name, kind, _cell(row), f"γ={row['step_size']:.3g}", flush=True)
-            keep(options.results, row | {"part": name, "kind": kind})
+            keep(options.results, row | {"part": name, "kind": kind} | provenance(options.device))
 
 
 def tuned(name: str, options: argparse.Namespace) -> dict[str, Row]:
@@ -148,7 +152,7 @@ def keep(path: Path, row: Row) -> None:
     rows = {(r["part"], r["kind"]): r for r in [*told["rows"], row]}
     path.parent.mkdir(parents=True, exist_ok=True)
     about = {"format": "privsgp-shared-noise", "version": 1, "simulation": True, "delta": 1e-5}
-    write_json(path, about | {"versions": training.versions(), "rows": list(rows.values())})
+    write_json(path, about | {"rows": list(rows.values())})
 
 
 def write_page(page: Path, told: dict[str, Any]) -> None:

@@ -27,8 +27,8 @@ from privsgp.algorithms.saga import TableOptions
 from privsgp.files import write_json
 from privsgp.paper import picture
 from privsgp.runs import config as configs
-from privsgp.runs import train as training
 from privsgp.studies.compare import with_step_size
+from privsgp.studies.provenance import provenance
 from privsgp.studies.several import Bench
 
 if TYPE_CHECKING:
@@ -162,7 +162,7 @@ def run_part(name: str, options: argparse.Namespace) -> None:
             bare = {m: part.config(m, batch, steps, options.device, changes) for m in methods}
             grid = options.step_sizes or [distance / steps for distance in part.distances]
             found = tuned(bare, part.samples, grid, bench, options.seeds, options.wider)
-            rows = [row | {"method": m} for m, row in found.items()]
+            rows = [row | {"method": m} | provenance(options.device) for m, row in found.items()]
             for row in rows:
                 print(" ".join(_cells(row)), flush=True)
             keep(path, name, rows, changes)
@@ -240,7 +240,7 @@ def keep(path: Path, name: str, rows: list[Row], changes: list[str]) -> None:
     about = {"format": "privsgp-what-it-buys", "version": 1, "simulation": True, "name": path.stem}
     about |= {"words": part.words + shared}
     budget = {"epsilon": part.epsilon, "delta": 1e-5, "clip": part.clip, "samples": part.samples}
-    told = about | budget | {"changes": changes, "versions": training.versions()}
+    told = about | budget | {"changes": changes}
     told |= {"rows": [by_key[key] for key in sorted(by_key)]}
     path.parent.mkdir(parents=True, exist_ok=True)
     write_json(path, told)

@@ -13,13 +13,17 @@ if TYPE_CHECKING:
     from privsgp.algorithms import register
     from privsgp.api import train
     from privsgp.data import Dataset
+    from privsgp.data.schema import Schema
     from privsgp.errors import Refused
     from privsgp.runs.train import Result
 
 __version__ = "0.1.0"
-__all__ = ["Dataset", "Refused", "Result", "__version__", "register", "train"]
+__all__ = ["Dataset", "Refused", "Result", "Schema", "__version__", "register", "train"]
 
-_WHERE = {"train": "api", "Result": "runs.train", "register": "algorithms", "Dataset": "data", "Refused": "errors"}
+_WHERE = {
+    "train": "api", "Result": "runs.train", "register": "algorithms", "Dataset": "data", "Refused": "errors",
+    "Schema": "data.schema",
+}  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:  # noqa: ANN401 - whatever the name stands for

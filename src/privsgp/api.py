@@ -15,6 +15,9 @@ from torch import nn
 from privsgp import data as data_room
 from privsgp import models
 from privsgp.data.dataset import pool, settle, unsettled
+from privsgp.data.loading import needed, of_table, read_file
+from privsgp.data.schema import Schema
+from privsgp.data.tables import is_frame, of_frame
 from privsgp.errors import Refused
 from privsgp.features import frozen
 from privsgp.features.encode import make_encoder
@@ -47,9 +50,10 @@ def train(
     out: str | Path,
     loss: str | PerSampleFunction = "cross-entropy",
     correct: PerSampleFunction | None = None,
-    test: tuple[Any, Any] | None = None,
+    test: object = None,
     test_is_public: bool = False,
     classes: int | None = None,
+    schema: Schema | Mapping[str, Any] | str | Path | None = None,
     features: nn.Module | Mapping[str, Any] | None = None,
     resume: bool = False,
     ledger: str | Path | None = None,
@@ -59,10 +63,12 @@ def train(
     """Train `model` from the weights it has; the run folder `out` is as from the command line.
 
     `data` is a `Dataset`, arrays (x, y) or (x, y, x_test, y_test) to be partitioned over `nodes` nodes, or a mapping
-    {node: (x, y)} where every node brings its own. Without a seed, metrics on test data stay in private/ unless
-    `test_is_public`, and the number of `classes` is to be given unless public test labels show it. `ledger` is the
-    ledger folder of an earlier run on this data: both spend from one budget. `settings` are the sections of run.toml:
-    `seed=0`, `nodes=16`, `graph="ring"`, `privacy={"epsilon": 1.0}`, `algorithm={"name": "privsgp-vr", "steps": 300}`,
+    {node: (x, y)} where every node brings its own; its keys are numbers, or names of sites. In the place of arrays may
+    stand data frames of pandas or polars, Arrow tables, or paths of .csv, .parquet and .feather files, with the public
+    `schema` of their columns; `test` is then one too. Without a seed, metrics on test data stay in private/ unless
+    `test_is_public`, and the number of `classes` is to be given unless a schema or public test labels show it. `ledger`
+    is the ledger folder of an earlier run on this data: both spend from one budget. `settings` are the sections of
+    run.toml: `seed=0`, `nodes=16`, `graph="ring"`, `privacy={"epsilon": 1.0}`, `algorithm={"name": "privsgp-vr"}`,
     `engine={…}`. `features` is the section of that name, or any encoder: a frozen module, each sample by itself, whose
     outputs `model` is trained on. A `loss` of your own maps (outputs, targets) to one number per sample; `correct`
     likewise to 0 or 1. `moved` goes with `resume`: the run folder comes from another disk, and is no copy.
@@ -72,16 +78,23 @@ def train(
     """
     given = {"name": "module"} if isinstance(features, nn.Module) else dict(features or {})
     sites = len(data) if isinstance(data, Mapping) else None
-    own = {"classes": classes, "test": "public" if test_is_public else None}
+    own = {"classes": classes, "test": "public" if test_is_public else None} | _schema_of(schema)
+    if isinstance(data, Mapping) and all(isinstance(name, str) for name in data):
+        own["sites"], data = list(map(str, data)), dict(enumerate(data.values()))
     config = configs.parse(_sections(settings | {"features": given}, sites, loss, own))
-    task: data_room.Task = "regression" if loss == "mse" else "classification"
+    task = task_of(loss)
 
     def brought() -> tuple[data_room.Dataset, list[NDArray[np.int64]] | None]:
-        dataset, parts = _dataset(data, test, config.data.classes, task)
+        arrays = data, test, config.data.classes
+        if config.data.schema is not None or is_frame(data) or isinstance(data, str | Path):
+            arrays = _encoded(data, test, needed(config.data.schema, "data"), task, config.site)
+        dataset, parts = _dataset(*arrays, task)
         problems.refuse_counted(config, dataset)
         return dataset, parts
 
     dataset, parts = join().all_or_none(brought)
+    for note in problems.unsaid(config):
+        _LOG.warning("%s", note)
 
     def problem(config: configs.Config) -> problems.Problem:
         alone = problems.Problem(
@@ -106,6 +119,43 @@ def train(
     if not join().rank:
         page.leave(result)
     return result
+
+
+def task_of(loss: object) -> data_room.Task:
+    """Tell what kind of targets a loss is for."""
+    return "regression" if loss == "mse" else "classification"
+
+
+def _schema_of(given: Schema | Mapping[str, Any] | str | Path | None) -> dict[str, Any]:
+    if given is None:
+        return {}
+    return {
+        "schema": str(given) if isinstance(given, Path) else given.model_dump() if isinstance(given, Schema) else given
+    }
+
+
+def _encoded(
+    data: Any,  # noqa: ANN401 - a table, or one for each node
+    test: Any,  # noqa: ANN401 - a table, or nothing
+    schema: Schema,
+    task: data_room.Task,
+    site: Callable[[int], str],
+) -> tuple[Any, Any, int | None]:
+    """Put arrays in the place of tables; what happened to single values is logged, for who holds them."""
+
+    def arrays(table: Any, where: str) -> tuple[Any, Any]:  # noqa: ANN401 - a frame, or a file's name
+        if is_frame(table):
+            made = of_table(of_frame(table, schema, where), schema, where, task)
+        else:
+            made = read_file(Path(table), schema=schema, task=task)
+        for line in made.told:
+            _LOG.warning("%s", line)
+        return made.dataset.x, made.dataset.y
+
+    public = None if test is None else arrays(test, "test")
+    if isinstance(data, Mapping):
+        return {node: arrays(table, site(node)) for node, table in data.items()}, public, schema.classes
+    return arrays(data, "data"), public, schema.classes
 
 
 def _encoder(given: object, config: configs.Config, shape: tuple[int, ...]) -> nn.Module | None:
@@ -136,7 +186,7 @@ def _sections(settings: dict[str, Any], nodes: int | None, loss: object, own: di
 
 def _dataset(
     data: data_room.Dataset | Arrays | Mapping[int, Arrays],
-    test: tuple[Any, Any] | None,
+    test: Any,  # noqa: ANN401 - a pair of arrays
     classes: int | None,
     task: data_room.Task,
 ) -> tuple[data_room.Dataset, list[NDArray[np.int64]] | None]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 import typer
 
-from privsgp import cli_sites
+from privsgp import cli_data, cli_sites
 from privsgp.errors import Refused, mending
 from privsgp.report.terminal import (
     bar,
@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from privsgp.accounting.accountant import Accountant
     from privsgp.accounting.mechanisms import Mechanism, Saga
     from privsgp.accounting.pairwise import Sharing
+    from privsgp.randomness.pairwise import Identities
+    from privsgp.runs.config import Config
 
 app = typer.Typer(
     help="Private learning without a server.",
@@ -45,6 +47,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+cli_data.add_to(app)
 cli_sites.add_to(app)
 
 Algorithm = Annotated[str, typer.Option(help="privsgp-vr, privsgp, dp2-sgd, …: any that adds noise.")]
@@ -131,6 +134,11 @@ def train(
     ] = None,
     leave: Annotated[list[str] | None, typer.Option(help="NODE@STEP: leaves for good before that step.")] = None,
     staleness: Annotated[int, typer.Option(help="Steps after which a silent link's message is waited for.")] = 64,
+    cards: Annotated[
+        list[Path] | None,
+        typer.Option("--card", help="Several processes, pairwise noise: the card of each one's site, by rank."),
+    ] = None,
+    home: Annotated[Path | None, typer.Option(help="With --card: this process's site (see `site init`).")] = None,
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Log metrics to <run>/tensorboard.")] = False,
     as_json: Json = False,
 ) -> None:
@@ -150,6 +158,8 @@ def train(
         training.refuse_used(place, resume=resume, secret=settings.private and settings.seed is None)
     if resume and not rendezvous.join().rank:
         err.print(f"note: {training.standing(place)}", markup=False, soft_wrap=True)
+    for note in () if rendezvous.join().rank else problems.unsaid(settings):
+        err.print(f"note: {note}", markup=False, soft_wrap=True)
     with doing("reading the data", quiet=rendezvous.join().rank > 0) as say:
         settings, problem, plan = planning.settle(
             settings, lambda c: problems.load_problem(c, data_dir), place, resume=resume, data_dir=data_dir, say=say
@@ -162,12 +172,14 @@ def train(
     faults = build.simulated_faults(
         settings, drop=drop, delay=delay, crash=crash or [], leave=leave or [], staleness=staleness
     )
+    identities = _identities(settings, cards or [], home)
     log = Log(place, simulation=settings.seed is not None) if tensorboard else None
     with bar(settings.algorithm.steps) as progress:
         watch = progress if log is None else log.beside(progress)
         result = training.run(
-            settings, problem, place, resume=resume, moved=moved, ledgers=ledger, watch=watch, plan=plan, faults=faults
-        )
+            settings, problem, place, resume=resume, moved=moved, ledgers=ledger, watch=watch, plan=plan, faults=faults,
+            identities=identities,
+        )  # fmt: skip
     if log is not None:
         log.finish(result.metrics[-1])
     if rendezvous.join().rank:
@@ -177,6 +189,21 @@ def train(
         typer.echo(json.dumps(result.summary))
     else:
         show_summary(result.summary, result.folder)
+
+
+def _identities(settings: Config, cards: list[Path], home: Path | None) -> Identities | None:
+    """Return the long-term keys of the processes; if one of them is refused, none goes on."""
+    from privsgp.transport import rendezvous
+
+    def found() -> Identities | None:
+        if not cards:
+            return None
+        from privsgp.sites.identity import default_home
+        from privsgp.sites.processes import identities
+
+        return identities(settings, rendezvous.join(), cards, home or default_home())
+
+    return rendezvous.join().all_or_none(found)
 
 
 @app.command()
@@ -207,6 +234,7 @@ def plan(
     save: Annotated[
         Path | None, typer.Option(help="Draw bound and noise of all methods against K to a picture.")
     ] = None,
+    details: Annotated[bool, typer.Option("--details", help="Show the paper's bound and its theorems too.")] = False,
     as_json: Json = False,
 ) -> None:
     """Tell before anything is trained: how many steps, how much noise, what to expect."""
@@ -218,7 +246,7 @@ def plan(
     from privsgp.runs import config as configs
 
     if config is not None:
-        _refuse_given(context, beside={"config", "changes", "data_dir", "evaluations", "save", "as_json"})
+        _refuse_given(context, beside={"config", "changes", "data_dir", "evaluations", "save", "details", "as_json"})
         limited = evaluations is not None
         settings = configs.read(config, [*(changes or []), *([f"plan.evaluations={evaluations}"] if limited else [])])
         with doing("reading the data", quiet=as_json) as say:
@@ -241,7 +269,7 @@ def plan(
     if as_json:
         typer.echo(json.dumps((made or formula).as_json()))
     else:
-        show_plan(formula, made)
+        show_plan(formula, made, details=details)
 
 
 @app.command()
@@ -554,7 +582,7 @@ def _number(option: str, text: str) -> float:
 @app.command()
 def tune(
     config: Annotated[Path, typer.Argument(help="run.toml: where the search starts.")],
-    public: Annotated[str, typer.Option(help="What to search on: synthetic, a data set's name, or an .npz file.")],
+    public: Annotated[str, typer.Option(help="What to search on: synthetic, a data set's name, or a file.")],
     changes: Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE, as for train.")] = None,
     data_dir: Annotated[Path | None, typer.Option(help="Where MNIST, CIFAR-10, a9a lie (or PRIVSGP_DATA).")] = None,
     save: Annotated[Path, typer.Option("--out", help="Where the configuration with what was found goes.")] = Path(
@@ -568,7 +596,7 @@ def tune(
     from privsgp.studies.tune import tune as search
 
     found = search(configs.read(config, changes or []), public, data_dir, most=trials)
-    save.write_text(found.config.toml())
+    save.write_text(found.config.beside(save.parent).toml())
     err.print(f"written to {save}")
     if as_json:
         typer.echo(json.dumps(found.to_json()))
@@ -583,13 +611,16 @@ def ledger(
 ) -> None:
     """Check the ledgers of a run and recompute from them what each node has spent; status 1 above a budget."""
     from privsgp.accounting.statements import statements
+    from privsgp.sites import signed
 
     found = statements(place)
     if as_json:
         typer.echo(json.dumps([statement.to_json() for statement in found]))
     else:
         show_statements(found)
-    if above := [f"node {s.node}" for s in found if s.above]:
+        if (agreed := signed.read(place)) is not None:
+            err.print(agreed.text, soft_wrap=True)
+    if above := [s.name for s in found if s.above]:
         err.print(f"privsgp: ε spent is above its budget: {', '.join(above)}", style="bold red", soft_wrap=True)
         raise typer.Exit(1)
 

@@ -102,9 +102,14 @@ def show_site(
         values |= {
             "home": str(own.home), "listens at": own.listen or "–", "proxy": own.proxy or "–",
             "certificate until": f"{until:%Y-%m-%d}", "policy": str(policy) if policy.exists() else "none",
-            "signed": "; ".join(f"{one['name']} (ε = {one['epsilon']})" for one in signed_before(own)) or "nothing",
+            "signed": "; ".join(_signed(one) for one in signed_before(own)) or "nothing",
         }  # fmt: skip
     _print("site", values, as_json=as_json)
+
+
+def _signed(one: dict[str, Any]) -> str:
+    trust = f", if {one['honest']} sites are honest" if one.get("honest") else ""
+    return f"{one['name']} (ε = {one['epsilon']}{trust})"
 
 
 @agree.command("propose")
@@ -149,8 +154,11 @@ def propose(
 
 def _like(settings: Config, path: Path | None) -> Dataset:
     from privsgp import data, models
+    from privsgp.data.loading import like
 
     task = models.task(settings.model.loss)
+    if settings.data.schema is not None:
+        return like(settings.data.schema)
     if path is not None:
         return data.load(str(path), task=task, classes=settings.data.classes)
     if not settings.data.published:
@@ -186,6 +194,13 @@ def check(study: Study, home: Home = None) -> None:
     out.print("σ and x⁰ are computed anew when you join, before anything is signed")
 
 
+def _message(agreement: Agreement) -> str:
+    """Say how long a message is."""
+    if agreement.step_bytes is None:
+        return f"{agreement.message_bytes:,} bytes a message"
+    return f"{agreement.step_bytes:,} bytes a message ({agreement.message_bytes:,} after a loss)"
+
+
 def _show(agreement: Agreement, home: Path | None = None) -> None:
     from privsgp.sites.identity import Site
 
@@ -197,16 +212,18 @@ def _show(agreement: Agreement, home: Path | None = None) -> None:
             f"{v['config']['model']['name']}, d = {agreement.weights:,}, samples of shape {v['sample']['shape']}",
         ),
         ("by", f"{agreement.algorithm}, K = {v['steps']}, then {agreement.rounds - v['steps']} rounds of mixing"),
-        (
-            "graph",
-            f"{agreement.config.graph.name}, {len(agreement.links)} links, {agreement.message_bytes:,} bytes a message",
-        ),
+        ("graph", f"{agreement.config.graph.name}, {len(agreement.links)} links, {_message(agreement)}"),
         (
             "limits",
             f"deadline {limits.deadline:g} s, staleness {limits.staleness} steps, at least {limits.fewest} sites",
         ),
         ("join until", v["expires"]),
     ]
+    if agreement.honest is not None:
+        rows.insert(3, ("noise", f"shared by pairs of sites: ε holds{_if_honest(agreement)}"))
+    if (schema := agreement.config.data.schema) is not None:
+        told = f"predicts {schema.target.column!r} from {', '.join(schema.encoded)}"
+        rows.append(("schema", f"{schema.digest}\n{told}"))
     if agreement.relay is not None:
         rows.append(("relay", f"{agreement.relay.name}  {agreement.relay.fingerprint}  {agreement.relay.address}"))
     if agreement.config.seed is not None:
@@ -232,7 +249,10 @@ def _show(agreement: Agreement, home: Path | None = None) -> None:
 
 def join(
     study: Study,
-    data: Annotated[Path, typer.Option(help="This site's own .npz file: x, y (and x_test, y_test).")],
+    data: Annotated[
+        Path, typer.Option(help="This site's own file: .csv, .parquet or .feather as the schema says, or .npz.")
+    ],
+    test: Annotated[Path | None, typer.Option(help="Public test data: the site's summary has metrics on them.")] = None,
     home: Home = None,
     folder: Out = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, …")] = "cpu",
@@ -243,6 +263,7 @@ def join(
     as_json: Json = False,
 ) -> None:
     """Sign an agreement and take part in its run; again after a crash, to go on."""
+    from privsgp.engine.witness import unusable
     from privsgp.sites.agreement import Agreement
     from privsgp.sites.identity import Site
     from privsgp.sites.join import check_policy, default_out
@@ -255,6 +276,8 @@ def join(
         _say(f"WARNING: {agreement.algorithm} adds no noise: whoever gets a message learns about single records")
     if agreement.config.seed is not None:
         _say("WARNING: the agreement has a seed: this is a simulation, not private")
+    elif agreement.config.private and (lost := unusable()) is not None:
+        _say(f"WARNING: {lost}")
     show_log()
     try:
         with bar(agreement.rounds) as watch:
@@ -268,14 +291,31 @@ def join(
                 watch=watch,
                 say=_say,
                 metrics=metrics,
+                test=test,
             )
     except Interrupted as stopped:
         _say(f"{stopped}; every step is kept: the same command goes on")
         raise typer.Exit(130) from None
+    place = folder or default_out(agreement)
+    _leave_page(summary, place)
     if as_json:
         typer.echo(json.dumps(summary))
     else:
-        _show_summary(summary, folder or default_out(agreement))
+        _show_summary(summary, place)
+
+
+def _leave_page(summary: dict[str, Any], place: Path) -> None:
+    """Write the run's page where that takes no longer than a moment; `privsgp report` writes it at any time."""
+    from privsgp.report import page
+
+    if summary["steps"] <= page.SOON and not (place / page.NAME).exists():
+        page.write([place], place / page.NAME)
+
+
+def _if_honest(agreement: Agreement) -> str:
+    """Say what ε rests on besides this site, where noise is shared."""
+    h, n = agreement.honest, len(agreement.roster)
+    return "" if h is None else f" if {h} of the {n} sites are honest, this one included"
 
 
 def _spent(s: dict[str, Any], node: int) -> str:
@@ -285,7 +325,8 @@ def _spent(s: dict[str, Any], node: int) -> str:
     if (spent := s["epsilon_spent"][node]) is None:
         return "no finite ε: there is too little noise"
     budget = "" if s["epsilon_budget"] is None else f" of {s['epsilon_budget'][node]:g}"
-    return f"{spent:.4g}{budget}, δ = {s['delta'][node]:g}"
+    honest = "" if s.get("pairwise") is None else f", if {s['pairwise']['honest']} of {s['nodes']} sites are honest"
+    return f"{spent:.4g}{budget}, δ = {s['delta'][node]:g}{honest}"
 
 
 def _show_summary(s: dict[str, Any], folder: Path) -> None:
@@ -323,7 +364,7 @@ def status(study: Study, home: Home = None, folder: Out = None, as_json: Json = 
     told = json.loads(read_bytes(place / "status.json"))
     path = place / "ledger" / f"node-{node}.jsonl"
     charged = sum(one.charged for one in ledger.read(path)) if path.exists() else 0
-    told |= {"releases": charged, "epsilon_budget": agreement.epsilon[node]}
+    told |= {"releases": charged, "epsilon_budget": agreement.epsilon[node], "honest": agreement.honest}
     if as_json:
         typer.echo(json.dumps(told))
         return
@@ -334,7 +375,8 @@ def status(study: Study, home: Home = None, folder: Out = None, as_json: Json = 
         there = "there" if one["there"] else "not there" + (f": {one['failure'][:60]}" if one["failure"] else "")
         signed = "" if one["signed"] else ", has not signed"
         rows.append((name, f"{one['phase']}, step {one['step']}; {there}{signed}"))
-    rows.append(("paid for", f"{charged} releases of {agreement.values['steps']}, ε ≤ {agreement.epsilon[node]}"))
+    bound = f"ε ≤ {agreement.epsilon[node]}{_if_honest(agreement)}"
+    rows.append(("paid for", f"{charged} releases of {agreement.values['steps']}, {bound}"))
     rows.append(("refused", ", ".join(f"{count} × {kind}" for kind, count in told["refused"].items()) or "nothing"))
     show(agreement.name, rows)
 

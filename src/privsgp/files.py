@@ -11,9 +11,11 @@ import errno
 import json
 import math
 import os
+import re
 import shutil
 import stat
 import tempfile
+import tomllib
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -26,6 +28,9 @@ if TYPE_CHECKING:
 
 LONGEST = 2**26  # bytes of a JSON file
 _DIGITS = 100  # of a whole number; seeds have 78
+_DOTS = 64  # in one line of TOML
+_NUMBER = re.compile(r"(?<![\w.])[+-]?\d[\d_]*\.\d[\d_]*(?:[eE][+-]?\d+)?(?![\w.])")
+_QUOTED = re.compile(r'"(?:[^"\\]|\\.)*"|\'[^\']*\'')
 UNFINISHED = ".privsgp-tmp"  # what a killed process may leave behind ends in this
 
 
@@ -67,6 +72,33 @@ def parsed(text: bytes, shape: type[BaseModel], where: str) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:  # UnicodeDecodeError is a ValueError too
         raise _damaged(where, str(error)[:200]) from error
     return found
+
+
+def read_toml(path: Path, what: str, see: str, most: int = 2**20) -> dict[str, Any]:
+    """Return what a TOML file says; `what` it is, and where to `see` how it is written, go into a refusal."""
+    try:
+        text = read_bytes(path, most).decode("utf-8-sig")
+        _refuse_endless_keys(path, text, see)
+        return tomllib.loads(text)
+    except OSError as error:
+        raise Refused(f"cannot read the {what} {path}: {error.strerror}", f"name one that is there; {see}") from error
+    except Refused:
+        raise
+    except (ValueError, RecursionError) as error:  # bytes or digits that are none, brackets without an end
+        raise Refused(f"{path} is not TOML: {error}", see) from error
+
+
+def _refuse_endless_keys(path: Path, text: str, see: str) -> None:
+    """Refuse keys of many parts, which take tomllib a time that grows with their square.
+
+    Numbers have dots too, and so have texts; where one goes on over lines, nobody tells what stands in it.
+    """
+    spread = '"""' in text or "'''" in text
+    for number, line in enumerate(text.splitlines(), 1):
+        if line.count(".") > _DOTS:
+            keys = _NUMBER.sub("", line if spread else _QUOTED.sub("", line))
+            if keys.count(".") > _DOTS:
+                raise Refused(f"{path}, line {number}: more than {_DOTS} dots", see)
 
 
 def _damaged(where: str, why: str) -> Refused:

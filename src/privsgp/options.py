@@ -69,5 +69,8 @@ def _values(schema: dict[str, Any]) -> str:
     return " ".join([_KINDS.get(schema.get("type", ""), "a value"), *limits])
 
 
-_KINDS = {"number": "a number", "integer": "a whole number", "string": "text", "boolean": "true or false"}
+_KINDS = {
+    "object": "a table",
+    "number": "a number", "integer": "a whole number", "string": "text", "boolean": "true or false",
+}  # fmt: skip
 _LIMITS = (("exclusiveMinimum", ">"), ("minimum", "≥"), ("exclusiveMaximum", "<"), ("maximum", "≤"))

@@ -133,3 +133,23 @@ def leave_at_connect(rank: int, *, victim: int) -> None:
 
     if rank == victim:
         distributed._connect = lambda *_: os._exit(9)
+
+
+def between(rank: int) -> None:
+    """Let the meeting place show each process other keys than were told, and its own last word as everybody's."""
+    from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+
+    from privsgp.transport.rendezvous import World
+
+    del rank
+    gather, rounds = World.all_gather_nodes, iter((True, False))
+
+    def changed(self: Any, own: Any, form: Any, nodes: int) -> Any:
+        said, keys = gather(self, own, form, nodes), "hexadecimal" in form.text and next(rounds, None)
+        if not said or keys is None or "hexadecimal" not in form.text:
+            return said
+        here = [place for place, word in enumerate(said) if word in own]
+        false = [X25519PrivateKey.generate().public_key().public_bytes_raw().hex() if keys else own[0] for _ in said]
+        return [word if place in here else false[place] for place, word in enumerate(said)]
+
+    World.all_gather_nodes = changed

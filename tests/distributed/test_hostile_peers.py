@@ -50,6 +50,16 @@ def test_noise_that_cannot_be_is_refused_and_its_sender_named(tmp_path, word):
     _no_traceback(all_ended)
 
 
+def test_noise_so_small_that_others_would_not_count_is_refused_and_its_sender_named(tmp_path):
+    text = BUDGETS.replace("[algorithm]", '[algorithm]\nweights = "noise"')
+    told = {"liar": 1, "about": 1, "pattern": r"\[0\.\d+, 0\.\d+\]", "word": "[1e-100, 1e100]"}
+    all_ended = _ran(tmp_path, text, "hostile.say", **told)
+    assert all_ended[0].code == 2, all_ended[0].err
+    assert "process 1 says σ = 1e-100" in all_ended[0].err
+    _no_traceback(all_ended)
+    assert not list((tmp_path / "out0").glob("ledger/*"))
+
+
 def _sites(tmp_path):
     rng = np.random.default_rng(0)
     for node in range(4):

@@ -267,3 +267,18 @@ def test_a_commit_that_is_older_than_the_ledger_is_refused(tmp_path):
         raise Crash
     with pytest.raises(Refused, match="a mixture"), _committing(tmp_path, 2) as guard:
         guard.settle(2, _message(2))
+
+
+@pytest.mark.parametrize("simulation", [False, True])
+def test_a_commit_with_another_message_than_the_ledger_knows_is_refused(tmp_path, simulation):
+    """Where noise is shared, two messages of one step would be under the same numbers."""
+    with contextlib.suppress(Crash), _committing(tmp_path, -1, simulation=simulation) as guard:
+        _take(guard, 0, 3)
+        raise Crash
+    with _committing(tmp_path, 2, simulation=simulation) as guard:
+        guard.settle(2, _message(2))
+    with (
+        pytest.raises(Refused, match="another message of step 2"),
+        _committing(tmp_path, 2, simulation=simulation) as guard,
+    ):
+        guard.settle(2, _message(2) + 1)

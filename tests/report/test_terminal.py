@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import logging
 
 import pytest
@@ -90,3 +91,15 @@ def test_a_report_says_where_it_was_written(tmp_path, monkeypatch):
     assert "[/b]" in shown.out.replace("\n", "")
     written = runs.command("report", place, "--out", tmp_path / "[red]r.html")
     assert (written.code, "[red]r.html" in written.err) == (0, True)
+
+
+def test_before_the_first_step_it_is_said_what_takes_so_long(monkeypatch):
+    written = io.StringIO()
+    monkeypatch.setattr(terminal, "err", terminal.Plain(file=written, force_terminal=True, width=160))
+    with terminal.bar(5):
+        pass
+    assert "certifying the noise" in written.getvalue()
+    written.truncate(0)
+    with terminal.bar(5) as watch:
+        watch(1, None)
+    assert "certifying the noise" not in written.getvalue().rpartition("1/5")[2]

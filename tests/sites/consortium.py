@@ -10,11 +10,13 @@ import signal
 import socket
 import sys
 import time
+from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from wires import enter
 
 from privsgp import data
 from privsgp.accounting import ledger
@@ -54,6 +56,19 @@ def digits(folder: Path, sizes: list[int]) -> list[Path]:
     return files
 
 
+@dataclass(frozen=True)
+class Faults:
+    """What is wrong with a site's machine, and where it stands."""
+
+    moments: int | None = None  # it kills itself after so many writes and messages
+    full: bool = False  # or its disk is full from then on
+    loss: float = 0.0  # the share of messages that are lost there
+    twice: float = 0.0  # the share that comes twice
+    late: float = 0.0  # the share that comes after the next one
+    hours: float = 0.0  # its clock is ahead by so many
+    space: str | None = None  # its network namespace
+
+
 @dataclass
 class Consortium:
     """n sites, their data and their study."""
@@ -62,19 +77,28 @@ class Consortium:
     sites: list[Site]
     files: list[Path]
     agreement: Agreement
+    spaces: list[str] | None = None  # the network namespace of each site
     processes: dict[int, Any] = field(default_factory=dict)
 
     @classmethod
     def make(
-        cls, folder: Path, sizes=(100, 120, 140), closed=(), limits=None, relay=None, **changes: Any
-    ) -> Consortium:
-        """Make a consortium whose run differs from `RUN` in sections; `closed` sites only dial out."""
+        cls, folder: Path, sizes=(100, 120, 140), closed=(), limits=None, relay=None, wires=None, proxies=(),
+        **changes: Any,
+    ) -> Consortium:  # fmt: skip
+        """Make a consortium whose run differs from `RUN` in sections; `closed` sites only dial out.
+
+        With `wires` each site is in the namespace of its number, and a rented relay in the next.
+        """
         folder.mkdir(exist_ok=True)
         ports = free_ports(len(sizes))
+        hosts = ["127.0.0.1"] * (len(sizes) + 1) if wires is None else wires.hosts
         sites = [
-            Site.create(folder / f"home-{name}", name, address=None if i in closed else f"127.0.0.1:{port}")
+            Site.create(
+                folder / f"home-{name}", name, address=None if i in closed else f"{hosts[i]}:{port}",
+                proxy=dict(proxies).get(i),
+            )
             for i, (name, port) in enumerate(zip(NAMES, ports, strict=False))
-        ]
+        ]  # fmt: skip
         files = digits(folder, list(sizes))
         values = {key: RUN.get(key, {}) | changes.get(key, {}) for key in RUN.keys() | changes.keys() - {"seed"}}
         values["data"] |= {"nodes": len(sizes), "sizes": list(sizes)}
@@ -84,16 +108,18 @@ class Consortium:
         cards = [site.card for site in sites]
         if relay == "rented":
             (port,) = free_ports(1)
-            cards.append(Site.create(folder / "home-relay", "relay", address=f"127.0.0.1:{port}").card)
+            address = f"{hosts[len(sizes)]}:{port}"
+            cards.append(Site.create(folder / "home-relay", "relay", address=address).card)
         card = {None: None, "rented": cards[-1]}.get(relay, cards[relay] if isinstance(relay, int) else None)
         limits = limits or Limits(deadline=30.0)
         made = propose(configs.parse(values), cards[: len(sites)], like, name="study", limits=limits, relay=card)
         made.write(folder / "a.study")
-        return cls(folder, sites, files, made)
+        return cls(folder, sites, files, made, None if wires is None else wires.spaces)
 
-    def start_relay(self) -> None:
-        """Start a relay that is no member."""
-        args = (self.study, self.folder / "home-relay", self.folder / "relay-audit.jsonl")
+    def start_relay(self, tampers: tuple[int, ...] = ()) -> None:
+        """Start a relay that is no member; it changes a bit of the messages of some steps."""
+        space = self.spaces and self.spaces[len(self.sites)]
+        args = (self.study, self.folder / "home-relay", self.folder / "relay-audit.jsonl", space, tampers)
         self.processes[-1] = FORKS.Process(target=_relay, args=args)
         self.processes[-1].start()
 
@@ -104,16 +130,12 @@ class Consortium:
     def out(self, i: int) -> Path:
         return self.folder / f"run-{self.sites[i].name}"
 
-    def start(self, *which: int, moments: int | None = None, loss: float = 0.0, full: bool = False) -> None:
-        """Start sites as processes; one with `moments` kills itself after so many writes and messages.
-
-        Or its disk is `full` from then on.
-
-        With `loss`, that share of the messages that reach a site is lost there, and a third of it comes twice.
-        """
+    def start(self, *which: int, **faults: Any) -> None:
+        """Start sites as processes, with `Faults`."""
         for i in which or range(len(self.sites)):
             args = (self.study, self.files[i], self.sites[i].home, self.out(i), os.environ["PRIVSGP_STATE"])
-            self.processes[i] = FORKS.Process(target=_site, args=(*args, moments, loss, full))
+            bad = Faults(space=self.spaces and self.spaces[i], **faults)
+            self.processes[i] = FORKS.Process(target=_site, args=(*args, bad))
             self.processes[i].start()
 
     def ask_to_stop(self, i: int) -> int:
@@ -175,9 +197,27 @@ class Consortium:
         lines = [json.loads(t) for t in (self.out(i) / "ledger" / f"node-{i}.jsonl").read_text().splitlines()]
         return sum(isinstance(line, str) or line["kind"] == "sent" for line in lines)
 
+    def faults(self) -> Counter[str]:
+        """Count what became of messages on their way."""
+        logs = [Path(f"{self.out(i)}.faults") for i in range(len(self.sites))]
+        return Counter(line for log in logs if log.exists() for line in log.read_text().splitlines())
+
     def audited(self, i: int) -> list[dict[str, Any]]:
         path = self.out(i) / "audit.jsonl"
         return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+    def flat(self, i: int) -> np.ndarray:
+        """Return a site's model as the vector that messages carry."""
+        from safetensors.numpy import load_file
+
+        from privsgp.gradients import Layout
+        from privsgp.runs.problem import first_model
+
+        sample = self.agreement.values["sample"]
+        shapes = tuple(sample["shape"]), tuple(sample["target"]), sample["classes"]
+        layout = Layout.of(first_model(self.agreement.config, *shapes)[0])
+        tensors = load_file(self.out(i) / "nodes" / f"{i}.safetensors")
+        return np.concatenate([tensors[name].ravel() for name in layout.names])
 
     def model(self, i: int) -> np.ndarray:
         from safetensors.numpy import load_file
@@ -186,9 +226,7 @@ class Consortium:
         return np.concatenate([tensors[name].ravel() for name in sorted(tensors)])
 
 
-def _site(
-    study: Path, file: Path, home: Path, out: Path, state: str, moments: int | None, loss: float, full: bool
-) -> None:
+def _site(study: Path, file: Path, home: Path, out: Path, state: str, faults: Faults) -> None:
     import logging
 
     import torch
@@ -200,10 +238,8 @@ def _site(
     os.environ["PRIVSGP_STATE"] = state
     sys.stdout = sys.stderr = Path(f"{out}.log").open("a", buffering=1)  # noqa: SIM115 - to the end
     logging.basicConfig(stream=sys.stderr, level=logging.INFO)
-    if moments is not None:
-        _die_after(moments, full=full)
-    if loss:
-        _lose(loss)
+    _afflict(faults, Path(f"{out}.faults"))
+    _note_first(Path(f"{out}.first.npy"))
     try:
         join(study, file, home=home, out=out, say=print)
     except (Refused, Interrupted) as error:
@@ -214,10 +250,53 @@ def _site(
         sys.exit(1)
 
 
-def _relay(study: Path, home: Path, audit: Path) -> None:
+def _relay(study: Path, home: Path, audit: Path, space: str | None, tampers: tuple[int, ...]) -> None:
     from privsgp.sites.join import relay
+    from privsgp.sites.relay import Relay
 
+    def noting(kept: Any, link: tuple[int, int], step: int, sealed: bytes) -> None:
+        (audit.parent / f"relay-{link[0]}-{link[1]}-{step}").write_bytes(sealed)
+        put(kept, link, step, sealed[:-1] + bytes([sealed[-1] ^ (step in tampers)]))
+
+    put, Relay.put = Relay.put, noting
+    if space is not None:
+        enter(space)
     relay(study, home=home, audit=audit, ended=lambda: False)
+
+
+def _afflict(faults: Faults, log: Path) -> None:
+    if faults.space is not None:
+        enter(faults.space)
+    if faults.hours:
+        _set_clock(faults.hours)
+    if faults.moments is not None:
+        _die_after(faults.moments, full=faults.full)
+    if faults.loss or faults.twice or faults.late:
+        _lose(faults, log)
+
+
+def _note_first(path: Path) -> None:
+    """Keep what this site holds before the first mixing: the average of all sites' is what mixing must lead to."""
+    from privsgp.sites.transport import SitesTransport
+
+    def begin(transport: Any, k: int, x: Any, w: Any, *args: Any) -> Any:
+        if k == 0:
+            np.save(path, np.append(x.double().numpy(), w.numpy()))
+        return mix(transport, k, x, w, *args)
+
+    mix, SitesTransport.mix = SitesTransport.mix, begin
+
+
+def _set_clock(hours: float) -> None:
+    """Let this process's wall clock be wrong; what only measures how long things take stays as it is."""
+    import datetime as dt
+
+    class Wrong(dt.datetime):
+        @classmethod
+        def now(cls, tz: Any = None) -> Any:
+            return right.now(tz) + dt.timedelta(hours=hours)
+
+    right, dt.datetime = dt.datetime, Wrong  # not time.time: gRPC takes the ends of calls from it
 
 
 def _die_after(moments: int, *, full: bool) -> None:
@@ -250,19 +329,30 @@ def _die_after(moments: int, *, full: bool) -> None:
     mix, SitesTransport.mix = SitesTransport.mix, begin
 
 
-def _lose(loss: float) -> None:
+def _lose(faults: Faults, log: Path) -> None:
     import random
 
     from privsgp.sites import client, server
 
     rng, receive = random.Random(os.getpid()), server.receive
+    held: dict[int, list[Any]] = {}
+    file = log.open("a", buffering=1)
+
+    def happens(what: str) -> bool:
+        happened = rng.random() < getattr(faults, what)
+        file.write(f"{what}\n" * happened)
+        return happened
 
     def sometimes(*args: Any) -> None:
         *about, pieces = args
-        pieces = list(pieces)
-        if rng.random() >= loss:
-            receive(*about, iter(pieces))
-        if rng.random() < loss / 3:
-            receive(*about, iter(pieces))
+        here = [*about, list(pieces)]
+        before = held.pop(about[3], None)
+        if before is None and happens("late"):
+            held[about[3]] = here
+            return
+        for one in (here, before):
+            if one is not None and not happens("loss"):
+                for _ in range(1 + happens("twice")):
+                    receive(*one[:-1], iter(one[-1]))
 
     server.receive = client.receive = sometimes

@@ -42,7 +42,7 @@ def lockstep(c):
         folder.prepare()
         folder.identify({}, None)
         s = Simulated(spec, folder).run().state
-    return _flat(c, s), s.w.tolist()
+    return flat(c, s.z), s.w.tolist()
 
 
 class Replayed(Transport):
@@ -57,7 +57,7 @@ class Replayed(Transport):
         width = c.agreement.weights + 1
         self.message_bytes = 8 * width
         self.outgoing, self.incoming = Outgoing(len(self.targets), width), Incoming(len(self.sources), width)
-        self.log = c.steps(node)
+        self.log, self.sent = c.steps(node), {}
 
     def messages(self, k):
         return len(self.log[k]["sent"])
@@ -70,11 +70,14 @@ class Replayed(Transport):
             link = self.targets.index(target)
             self.outgoing.send(k, [link], rows * share[target])
             given += share[target]
+            self.sent.setdefault(target, {})[k] = rows * share[target]
             self.sky.put((self.node, target, k), self.outgoing.message(k, [link]).clone())
         mixed = rows * (1 - given)
         for source, step in self.log[k]["taken"]:
             news = self.sky.get((source, self.node, step))
             mixed += self.incoming.receive(step, [self.sources.index(source)], news)
+        for target, taken in self.log[k].get("returned", []):  # to who left; what it had not taken comes back
+            mixed += sum(brought for step, brought in self.sent[target].items() if step > taken)
         return mixed[:, :-1].to(x.dtype), mixed[:, -1].clone().reshape(-1)[:1].contiguous()
 
 
@@ -118,14 +121,15 @@ def replayed(c):
 
     with ThreadPoolExecutor(n) as pool:
         states = list(pool.map(play, range(n)))
-    return [_flat(c, s)[0] for s in states], [float(s.w[0]) for s in states]
+    return [flat(c, s.z)[0] for s in states], [float(s.w[0]) for s in states]
 
 
-def _flat(c, s):
+def flat(c, z):
+    """Return rows of parameters in the order of a model's file."""
     from privsgp.gradients import Layout
     from privsgp.runs.problem import first_model
 
     sample = c.agreement.values["sample"]
     model, _ = first_model(c.agreement.config, tuple(sample["shape"]), tuple(sample["target"]), sample["classes"])
-    views = Layout.of(model).views(s.z)
-    return np.concatenate([views[name].reshape(len(s.z), -1).numpy() for name in sorted(views)], 1)
+    views = Layout.of(model).views(torch.as_tensor(z))
+    return np.concatenate([views[name].reshape(len(z), -1).numpy() for name in sorted(views)], 1)

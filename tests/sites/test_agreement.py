@@ -100,9 +100,8 @@ def test_data_of_another_size_is_refused(three):
         ({"algorithm": {"name": "soteriafl-sgd"}}, "push-sum"),
         ({"algorithm": {"average": "tail", "final_mixing": 3}}, "no average"),
         ({"privacy": {"epsilon": 3.0, "accountant": "published"}}, "guarantees nothing"),
-        ({"privacy": {"epsilon": 3.0, "noise": "pairwise"}}, "uncancelled"),
-        ({"privacy": {"epsilon": 3.0, "noise": "auto"}}, "uncancelled"),
-        ({"features": {"name": "random-conv"}}, "not encoded"),
+        ({"privacy": {"epsilon": 3.0, "noise": "auto"}}, "whom they have to trust"),
+        ({"features": {"name": "random-conv", "filters": 10**6}}, "at most 4096"),
     ],
 )
 def test_what_sites_could_not_promise_or_go_on_with_is_refused(three, changes, why):
@@ -195,3 +194,40 @@ def test_the_commands_of_agreements(budgeted, tmp_path, monkeypatch):
     assert shown["run"] == Agreement.read(tmp_path / "x.study").run
     assert "aachen" in command("agree", "show", "x.study", "--home", budgeted.sites[0].home).out
     assert command("agree", "propose", "run.toml", *cards[:2], "-o", "y.study").code == 2
+
+
+@pytest.mark.parametrize(
+    ("hidden", "weights", "why"),
+    [
+        (10**9, 650, "has 75000000010 weights, and it says 650"),  # 300 GB
+        (10**19, 650, "more than can be counted"),
+        (2 * 10**8, 75 * 2 * 10**8 + 10, "GB or more"),
+    ],
+)
+def test_a_huge_model_is_refused_before_it_takes_memory(three, hidden, weights, why):
+    """A proposer may write any size beside its configuration; the policy is asked about the one that it has."""
+    values = copy.deepcopy(three.agreement.values)
+    values["model"]["weights"] = weights
+    values["config"]["model"] |= {"name": "mlp", "hidden": hidden}
+    huge = Agreement(values, three.agreement.roster, configs.parse(values["config"]))
+    with pytest.raises(Refused, match=why):
+        huge.spec(data.load(str(three.files[0]), classes=10), 0)
+
+
+def test_features_are_made_anew_and_compared(three, tmp_path, monkeypatch):
+    monkeypatch.setenv("PRIVSGP_CACHE", str(tmp_path / "cache"))
+    d = data.load(str(three.files[0]), classes=10)
+    d = dataclasses.replace(d, x=d.x.reshape(-1, 1, 8, 8), x_test=d.x_test.reshape(-1, 1, 8, 8))
+    made = {"name": "random-conv", "filters": 6, "patch": 3, "grid": 2}
+    values = three.agreement.config.shared() | {"features": made}
+    agreement = propose(
+        configs.parse(values), [site.card for site in three.sites], d, name="images", limits=Limits(deadline=30.0)
+    )
+    spec = agreement.spec(d, 0)
+    assert agreement.values["model"]["features"] is not None
+    assert agreement.weights == spec.learning.model[1].in_features * 10 + 10
+    assert spec.learning.inputs.shape[2:].numel() == spec.learning.model[1].in_features
+    other = copy.deepcopy(agreement.values)
+    other["model"]["features"] = "0" * 64
+    with pytest.raises(Refused, match="comes out here as"):
+        dataclasses.replace(agreement, values=other).spec(d, 0)

@@ -341,3 +341,22 @@ def test_half_a_sealed_message_is_not_kept(house):
         with channel(c, c.sites[1]) as opened, pytest.raises(grpc.RpcError):
             opened.stream_unary("/privsgp.Sites/Drop")(iter(parts), timeout=5)
     assert network.server.relay.newest((1, 2)) == -1
+
+
+def test_half_a_message_of_a_process_that_was_killed_is_nobodys_fault(house):
+    """gRPC tells that there are no more pieces, and only then that the connection is gone."""
+    _, network = house
+
+    class Late:
+        until = time.monotonic() + 0.1
+
+        def is_active(self):
+            return time.monotonic() < self.until
+
+        def abort(self, *said):
+            raise AssertionError(said)
+
+    before = network.audit.counts()
+    with pytest.raises(grpc.RpcError), network.server._border(1, Late()):
+        raise Rejected("length", "0 of 5208 bytes")
+    assert network.audit.counts() == before

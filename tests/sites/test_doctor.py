@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import socket
-import threading
 import time
 from urllib.error import HTTPError
 from urllib.request import urlopen
@@ -13,6 +11,7 @@ from urllib.request import urlopen
 import pytest
 from consortium import free_ports
 from test_mailbox import frame
+from wires import ConnectProxy
 
 from privsgp.engine.folder import Folder
 from privsgp.errors import Refused
@@ -47,7 +46,7 @@ def test_a_site_that_is_there_answers_with_its_key(consortium):
         c.sites[1].rotate(days=-0.1)
         assert "rotate" in findings(c)["basel"].text
         c.sites[1].rotate()
-        with connect_proxy() as (url, asked):
+        with ConnectProxy() as (url, asked):
             settings = c.sites[2].home / "site.json"
             settings.write_text(json.dumps(json.loads(settings.read_text()) | {"proxy": url}))
             found = {one.what: one for one in examine(Site.open(c.sites[2].home), c.agreement)}
@@ -122,57 +121,6 @@ def test_an_expired_certificate_and_a_taken_door_show(consortium):
     assert not found["own door"].fine
 
 
-class connect_proxy:  # noqa: N801 - a with block
-    """An HTTP CONNECT proxy that notes what it was asked for."""
-
-    def __enter__(self):
-        self.asked, self.threads = [], []
-        (port,) = free_ports(1)
-        self.server = socket.create_server(("127.0.0.1", port))
-        threading.Thread(target=self._serve, daemon=True).start()
-        return f"http://127.0.0.1:{port}", self.asked
-
-    def __exit__(self, *_):
-        self.server.close()
-        for thread in self.threads:
-            thread.join(10)
-
-    def _serve(self):
-        while True:
-            try:
-                one, _ = self.server.accept()
-            except OSError:
-                return
-            self.threads.append(threading.Thread(target=self._tunnel, args=(one,), daemon=True))
-            self.threads[-1].start()
-
-    def _tunnel(self, one):
-        target = one.recv(4096).split()[1].decode()
-        self.asked.append(target)
-        host, port = target.split(":")
-        try:
-            other = socket.create_connection((host, int(port)), 5)
-        except OSError:
-            one.sendall(b"HTTP/1.1 502 Bad Gateway\r\n\r\n")
-            one.close()
-            return
-        one.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
-        with one, other:
-            back = threading.Thread(target=self._copy, args=(other, one), daemon=True)
-            back.start()
-            self._copy(one, other)
-            back.join()
-
-    @staticmethod
-    def _copy(source, sink):
-        with contextlib.suppress(OSError):
-            while part := source.recv(65536):
-                sink.sendall(part)
-        for end in (source, sink):
-            with contextlib.suppress(OSError):
-                end.shutdown(socket.SHUT_RDWR)
-
-
 @pytest.mark.parametrize(
     ("spent", "budget", "said"),
     [(None, None, "not private"), ([None, 1.0], None, "no finite"), ([2.5, None], [3.0, 3.0], "2.5 of 3, δ = 1e-05")],
@@ -181,3 +129,21 @@ def test_what_was_spent_is_said(spent, budget, said):
     from privsgp.cli_sites import _spent
 
     assert said in _spent({"epsilon_spent": spent, "epsilon_budget": budget, "delta": [1e-5, 1e-5]}, 0)
+
+
+def test_join_says_where_no_older_ledger_would_be_noticed(three, tmp_path, monkeypatch):
+    from privsgp.errors import Interrupted
+    from privsgp.sites import join
+
+    def stopped(*_, **__):
+        raise Interrupted(0)
+
+    monkeypatch.setattr(join, "join", stopped)
+    arguments = ("join", three.study, "--data", three.files[0], "--home", three.sites[0].home)
+    monkeypatch.setenv("PRIVSGP_STATE", str(tmp_path / "fine"))
+    assert "state folder" not in command(*arguments).err
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("PRIVSGP_STATE", str(tmp_path / "file"))
+    ran = command(*arguments)
+    assert ran.code == 130
+    assert "nothing can be kept in the state folder" in ran.err

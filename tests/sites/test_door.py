@@ -101,6 +101,30 @@ def test_a_member_cannot_speak_for_another(house):
     assert network.inbox.newest(1) < 7
 
 
+def test_the_text_of_an_error_stays_here(house, monkeypatch):
+    c, network = house
+
+    def full(*_):
+        raise OSError(28, "No space left on device", "/srv/patients/seen")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(network.inbox.seen, "note", full)
+        with pytest.raises(grpc.RpcError) as error:
+            push(c, c.sites[2], frame(c, 0, 0.4, source=2).pieces())
+    assert (code(error), error.value.details()) == ("INTERNAL", "this site could not answer")
+    assert network.inbox.newest(2) == -1  # what cannot be noted is not let in
+    monkeypatch.setattr(network.members, "hello", full)
+    with channel(c, c.sites[2]) as opened, pytest.raises(grpc.RpcError) as error:
+        opened.unary_unary("/privsgp.Sites/Hello")(canonical(_hello(c)), timeout=5.0)
+    assert error.value.details() == "this site could not answer"
+
+
+def _hello(c):
+    from privsgp.sites.members import Members
+
+    return Members(c.agreement, 2, 1, "0" * 128).hello(0)
+
+
 def test_a_member_whose_certificate_names_another_is_refused(house, monkeypatch):
     c, network = house
     from privsgp.sites import identity
@@ -192,7 +216,7 @@ def test_hellos_that_are_none_are_refused_and_written_down(house):
             with pytest.raises(grpc.RpcError) as error:
                 hello(said, timeout=5)
             assert code(error) == "INVALID_ARGUMENT"
-        forged = good | {"signatures": {"2": "0" * 128}, "left": {"2": "0" * 128}}
+        forged = good | {"signatures": {"2": "0" * 128}, "left": {"2": {"taken": {}, "signature": "0" * 128}}}
         hello(canonical(forged), timeout=5)
     assert 2 not in network.members.signatures
     assert not network.members.gone()
@@ -204,11 +228,11 @@ def test_a_member_that_nobody_can_dial_fetches_its_messages(house):
     network.outbox.post(frame(c, 4, 0.5, source=0, target=1, x=1.5))
     with channel(c, c.sites[1]) as opened:
         pull = opened.unary_stream("/privsgp.Sites/Pull")
-        head, body = pull(canonical({"run": c.agreement.run, "after": -1}), timeout=5)
+        head, body = pull(canonical({"run": c.agreement.run, "after": -1, "whole": False}), timeout=5)
         assert np.frombuffer(body)[0] == 1.5
         assert b'"step":4' in head
         with pytest.raises(grpc.RpcError):
-            list(pull(canonical({"run": "0" * 64, "after": -1}), timeout=5))
+            list(pull(canonical({"run": "0" * 64, "after": -1, "whole": False}), timeout=5))
 
 
 def test_a_port_that_is_taken_is_refused(house):

@@ -7,6 +7,7 @@ import json
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,6 +16,9 @@ from privsgp.sites import frames
 from privsgp.sites.audit import Audit, check
 from privsgp.sites.frames import Frame, Header, Rejected
 from privsgp.sites.mailbox import Inbox, Outbox
+from privsgp.sites.seen import Seen
+from privsgp.sites.server import receive
+from privsgp.transport.link import Outgoing
 
 
 def frame(c, step=0, w=0.5, source=1, target=0, incarnation=1, x=0.0, **changes):
@@ -28,10 +32,7 @@ def frame(c, step=0, w=0.5, source=1, target=0, incarnation=1, x=0.0, **changes)
 def let_in(c, inbox, one, peer=1, pieces=None):
     """Bring a frame through the border as the server does."""
     head, *body = one.pieces()
-    header, signature = frames.opened(head)
-    frames.refuse_head(c.agreement, peer, inbox.node, header, signature)
-    if inbox.is_news(header, signature):
-        inbox.put(Frame(header, signature, frames.read_body(header, iter(body if pieces is None else pieces))))
+    receive(c.agreement, inbox.node, inbox, peer, *frames.opened(head), iter(body if pieces is None else pieces))
 
 
 HEADS = {
@@ -129,6 +130,79 @@ def test_an_older_process_is_not_heard_after_a_newer_one(three):
     with pytest.raises(Rejected) as rejected:
         let_in(three, inbox, frame(three, 4, 0.7, incarnation=1))
     assert rejected.value.kind == "incarnation"
+
+
+def test_what_is_new_makes_the_same_sums_bit_by_bit(three):
+    """The sender's end is the link's own arithmetic; half the bytes travel."""
+    rng, link, inbox = np.random.default_rng(1), Outgoing(1, three.agreement.weights + 1), Inbox(three.agreement, 0, 4)
+    for step in range(5):
+        x, w = rng.normal(size=(1, three.agreement.weights)).astype(np.float32), 0.9**step
+        share = three.agreement.share(step, (1, 0))
+        link.send(step, [0], torch.from_numpy(np.append(x.astype(float), [[w]], 1)) * share)
+        body, digest = frames.body_of(link.sums[0, 0].numpy())
+        header = Header(three.agreement.run, 1, 0, 1, step, len(body), digest)
+        news = frames.Step(step - 1, frames.step_body(x[0], w))
+        one = Frame.make(three.sites[1], header, body, news)
+        pieces = list(one.pieces(step - 1))
+        assert sum(map(len, pieces[1:])) == three.agreement.step_bytes == 4 * three.agreement.weights + 8
+        assert sum(map(len, list(one.pieces(step - 2))[1:])) == three.agreement.message_bytes  # it lacks one: the sums
+        receive(three.agreement, 0, inbox, 1, *frames.opened(pieces[0]), iter(pieces[1:]))
+        (taken,) = inbox.take(step)
+        assert bytes(taken.body) == body
+
+
+def in_part(c, step, base, x=0.0, w=0.5, **changes):
+    """Return the pieces of a message of what is new: the sums that it says it leads to may be others."""
+    x = np.full(c.agreement.weights, x, np.float32)
+    one = frame(c, step, **changes)
+    return list(dataclasses.replace(one, step=frames.Step(base, frames.step_body(x, w))).pieces(base))
+
+
+def test_what_is_new_after_another_message_is_not_read_and_the_answer_says_what_is_here(three):
+    inbox = Inbox(three.agreement, 0, 4)
+    let_in(three, inbox, frame(three, 3, 0.5))
+    head, *_ = in_part(three, 5, base=4)
+    receive(three.agreement, 0, inbox, 1, *frames.opened(head), iter([]))
+    assert inbox.proof(1)["newest"] == 3
+
+
+@pytest.mark.parametrize(("pieces", "kind"), [(None, "hash"), ([bytes(100)], "length"), ([bytes(5000)], "length")])
+def test_what_is_new_and_leads_to_other_sums_than_were_signed_is_refused(three, pieces, kind):
+    inbox = Inbox(three.agreement, 0, 4)
+    head, *body = in_part(three, 0, base=-1)
+    with pytest.raises(Rejected) as rejected:
+        receive(three.agreement, 0, inbox, 1, *frames.opened(head), iter(pieces or body))
+    assert rejected.value.kind == kind
+    assert inbox.newest(1) == -1
+
+
+def test_headers_outlive_the_process_and_a_write_that_was_cut_short(three, tmp_path):
+    path = tmp_path / "seen"
+    first = Seen(three.agreement, 0, path)
+    frames_ = [frame(three, step, 0.5 + step) for step in range(3)]
+    for one in frames_:
+        first.note(one)
+    first.note(frames_[0])  # old: nothing
+    assert Seen(three.agreement, 0, path).newest(1).header == frames_[2].header
+    assert Seen(three.agreement, 0, path).newest(2) is None
+    raw, place = path.read_bytes(), 2 * 2048 + 0  # of source 1, the newest is in the first place
+    for cut in (0, 1, 40, 250):
+        path.write_bytes(raw[: place + cut] + bytes(2048 - cut) + raw[place + 2048 :])
+        assert Seen(three.agreement, 0, path).newest(1).header == frames_[1].header
+    forged = dataclasses.replace(frames_[2], signature=bytes(64))
+    path.write_bytes(
+        raw[:place] + frames.head(forged.header, forged.signature).ljust(2048, b"\0") + raw[place + 2048 :]
+    )
+    assert Seen(three.agreement, 0, path).newest(1).header == frames_[1].header
+
+
+def test_two_messages_of_one_step_are_noticed_after_a_restart_too(three, tmp_path):
+    let_in(three, Inbox(three.agreement, 0, 4, Seen(three.agreement, 0, tmp_path / "seen")), frame(three, 3, 0.5))
+    inbox = Inbox(three.agreement, 0, 4, Seen(three.agreement, 0, tmp_path / "seen"))
+    with pytest.raises(Rejected, match="two messages of step 3"):
+        let_in(three, inbox, frame(three, 3, 0.6))
+    let_in(three, inbox, frame(three, 3, 0.5))
+    assert inbox.newest(1) == 3
 
 
 def test_a_step_takes_its_own_message_and_a_later_one_where_that_is_lost(three):

@@ -11,6 +11,7 @@ import time
 import pytest
 
 import runs
+from privsgp.engine.budget_guard import BudgetGuard
 from privsgp.engine.folder import Folder
 from privsgp.errors import Refused
 from privsgp.runs import config as configs
@@ -51,6 +52,18 @@ def test_a_half_done_run_goes_on_to_the_same_end(tmp_path):
     (found,) = pool.run_all([task])
     assert found.summary["test_loss"] == whole["test_loss"]
     assert not (tmp_path / "half" / "private").exists()
+
+
+def test_a_run_whose_crash_left_no_budget_is_made_again_whole(tmp_path, monkeypatch):
+    """As on a GPU, where nobody can tell that a step made again is the same message."""
+    path = runs.small(tmp_path, runs.SMALL.replace("sigma = 0.05", "epsilon = 1.0\nspare = 0.0") + "\n")
+    path.write_text(path.read_text().replace("checkpoint_every = 7", "checkpoint_every = 0"))
+    assert runs.killed("train", path, "--out", tmp_path / "half", steps=20)
+    monkeypatch.setattr(BudgetGuard, "_may_be_hashed", lambda *_: False)
+    pool._run(Task(configs.read(path), tmp_path / "half"), None, lambda *_: None)
+    monkeypatch.undo()
+    (found,) = pool.run_all([Task(configs.read(path), tmp_path / "half")])
+    assert (found.summary["steps"], found.summary["ended"]) == (30, None)
 
 
 def test_a_run_that_diverges_is_finished_and_says_so(tmp_path):

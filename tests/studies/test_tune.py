@@ -10,7 +10,9 @@ import pytest
 
 import runs
 from privsgp.errors import Refused
+from privsgp.planner import settle as planning
 from privsgp.runs import config as configs
+from privsgp.runs import problem as problems
 from privsgp.studies import tune as tuning
 from privsgp.studies.tune import Trial, applied, search, start, tune
 
@@ -95,3 +97,14 @@ def test_a_search_needs_a_budget_and_somewhere_to_start(tmp_path, change):
     changes = [change] if change.startswith("algorithm") else [change, "privacy.sigma=0.1"]
     with pytest.raises(Refused, match="tune with"):
         tune(_config(tmp_path, *changes), "synthetic")
+
+
+def test_the_largest_batch_is_one_that_every_node_can_draw(tmp_path):
+    """Sixteen nodes share 1442 digits: their mean, 90.125, is more than most of them have."""
+    config = _config(tmp_path, "data.nodes=16", "data.sizes=", "algorithm.batch=90")
+    problem = problems.load_problem(config)
+    rehearse = tuning.Rehearse(config, planning.network_of(config, problem), None)
+    assert rehearse.network.mean_samples == 90.125
+    larger = list(tuning._neighbours(start(config), rehearse.largest_batch))[-1]
+    assert larger.batch == 90
+    assert rehearse._spec(larger).settings.clip == 1.0  # its noise has a price

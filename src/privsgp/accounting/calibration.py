@@ -127,18 +127,27 @@ def _between(lower: Point, upper: Point, within: float) -> float:
 MORE = 1.02  # σ that a larger weight may cost, beside the least
 
 
+def affordable(mechanism: Saga, steps: float) -> float:
+    """Return how much σ a larger θ may cost: 2 %, and more where samples are drawn less than every other run.
+
+    There the table stays what it was at x⁰, and its lag costs more than noise (docs/algorithms.md).
+    """
+    return max(MORE, 1 / (2 * mechanism.rate * steps))
+
+
 def largest(mechanism: Saga, steps: int, epsilon: float, delta: float, relation: Relation = "zero-out") -> float:
-    """Return the largest θ, of two digits, whose σ for this budget is within 2 % of the least; q where none is.
+    """Return the largest θ, of two digits, whose σ for this budget is `affordable` beside the least; q where none is.
 
     `mechanism.sigma` and its own θ are not looked at. Guarantee: none is needed, θ is counted like any other.
     """
-    noise = MORE * gaussian_sigma(mechanism, steps, epsilon, delta, sides=_sides(relation))
+    noise = affordable(mechanism, steps) * gaussian_sigma(mechanism, steps, epsilon, delta, sides=_sides(relation))
     return _kept(mechanism, steps, noise, epsilon, delta, relation)
 
 
 def largest_at(mechanism: Saga, steps: int, delta: float, relation: Relation = "zero-out") -> float:
-    """Return the largest θ whose ε at the mechanism's σ is no more than the least one for 2 % less noise."""
-    least = dataclasses.replace(mechanism, difference_scale=mechanism.rate, sigma=mechanism.sigma / MORE)
+    """Return the largest θ whose ε at the mechanism's σ is no more than the least one for so much less noise."""
+    sigma = mechanism.sigma / affordable(mechanism, steps)
+    least = dataclasses.replace(mechanism, difference_scale=mechanism.rate, sigma=sigma)
     epsilon = accountant.rough(least, steps, delta, relation)
     return 1.0 if math.isinf(epsilon) else _kept(mechanism, steps, mechanism.sigma, epsilon, delta, relation)
 

@@ -109,12 +109,16 @@ def refuse_vast(mechanism: Mechanism, steps: int, delta: float) -> None:
         )
     cost = Cost.of(mechanism, steps, 0.0)
     highest = 10.0 if mechanism.honest else 100.0
-    if cost.tail > delta / 4 or 3 * cost.variation > ASIDE[-1] * delta or cost.ratio(delta, highest) > SHARE / 2:
-        raise Refused(
-            f"{mechanism.coordinates:,} coordinates and {steps:,} releases at δ = {delta:g}",
-            f"the tail of the sampler alone may cost {cost.tail_at(0.0):.2g}: take fewer steps, a smaller model, a "
-            "larger δ" + (", or share noise with fewer nodes" if mechanism.honest else ""),
+    what = f"{mechanism.coordinates:,} coordinates and {steps:,} releases at δ = {delta:g}"
+    fewer = ", or share noise with fewer nodes" if mechanism.honest else ""
+    if cost.tail > delta / 4 or 3 * cost.variation > ASIDE[-1] * delta:
+        alone = f"the tail of the sampler alone may cost {cost.tail_at(0.0):.2g}"
+        raise Refused(what, f"{alone}: take fewer steps, a smaller model, a larger δ{fewer}")
+    if cost.ratio(delta, highest) > SHARE / 2:
+        alone = (
+            f"with {mechanism.batch:g} of {mechanism.samples} samples a step, rounding may cost more than is set aside"
         )
+        raise Refused(what, f"{alone}: take a larger batch, fewer steps, a smaller model{fewer}")
 
 
 def _length(mechanism: Mechanism) -> float:

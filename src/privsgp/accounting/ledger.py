@@ -140,7 +140,7 @@ class Ledger:
             self.segment.header.refuse_odd()
         except ValueError as reason:
             raise Refused(f"{self.path}: {reason}", "nothing is written that could not be read again") from None
-        self._write({"kind": "open", "format": FORMATS[-1]} | dataclasses.asdict(self.segment.header))
+        self._write({"kind": "open", "format": FORMATS[-1]} | self.segment.header.to_json())
         self._sync()
         self._on_disk(lambda _: _sync_folders(self.path))
 

@@ -8,6 +8,7 @@ Whole numbers by step that stay the same over long stretches of steps: what a le
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import re
 from base64 import b64encode
@@ -84,7 +85,8 @@ class Header:
 
     `mechanism` is `Mechanism.describe()`; `budget` is {"epsilon", "delta"}, or None where σ was given and ε is only
     reported; `steps` is K and `spare` the further releases that the noise was calibrated for. `layout` stands for what
-    decides which record lies on which node: another run may go on only where each record is where it has spent.
+    decides which record lies on which node: another run may go on only where each record is where it has spent. `site`
+    is what people call the node; "" where it has a number only.
     """
 
     node: int
@@ -96,6 +98,12 @@ class Header:
     spare: int
     simulation: bool
     layout: str = ""
+    site: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain values; of a node without a name none."""
+        values = dataclasses.asdict(self)
+        return values if self.site else {key: value for key, value in values.items() if key != "site"}
 
     @property
     def allowance(self) -> int | None:
@@ -126,6 +134,7 @@ class Header:
             "spare": _whole(self.spare),
             "simulation": isinstance(self.simulation, bool),
             "layout": _letters(self.layout),
+            "site": isinstance(self.site, str) and re.fullmatch(r"(\w[\w.-]{0,63})?", self.site) is not None,
         }
         if wrong := [key for key, right in checks.items() if not right]:
             raise ValueError(f"{wrong[0]} = {getattr(self, wrong[0])!r:.80} cannot be")
@@ -221,7 +230,12 @@ class Segment:
         """Count the message after the last one noted."""
         if self.closed:
             raise ValueError("it follows the segment's close")
-        self.note(*self.following, digest)
+        step, attempt = self.following
+        if self.since is None and not self._digests and self._paid[step] == attempt + 1:  # nearly always
+            self._sent.put(step, step + 1, attempt + 1)
+            self.following = step + 1, attempt
+        else:
+            self.note(step, attempt, digest)
 
     def _note_many(self, first: int, count: int, attempt: int) -> None:
         unpaid = [step for step, _, paid in self._paid.between(first, first + count) if attempt >= paid]

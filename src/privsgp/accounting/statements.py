@@ -39,6 +39,12 @@ class Statement:
     complete: bool
     aggregated: int = 1  # so many nodes' messages are seen as one sum only
     honest: int = 0  # where nodes share noise, ε holds if so many of them are honest; 0: whoever is
+    site: str = ""  # what people call the node
+
+    @property
+    def name(self) -> str:
+        """What the node is called in a sentence."""
+        return f"node {self.node}" + (f" ({self.site})" if self.site else "")
 
     @property
     def above(self) -> bool:
@@ -103,6 +109,7 @@ def _statement(segments: Sequence[Segment]) -> Statement:
         complete=all(segment.closed for segment in segments),
         aggregated=max(segment.header.mechanism.get("aggregated", 1) for segment in segments),
         honest=max(segment.header.mechanism.get("honest", 0) for segment in segments),
+        site=last.site,
     )
 
 

@@ -74,13 +74,20 @@ def unsettled(x: Array, y: Array, x_test: Array | None, y_test: Array | None, *,
     if x_test is None or y_test is None:
         return Dataset(name, *train, None, None, None)
     test = _pair(x_test, y_test, f"{name}: x_test", f"{name}: y_test", task)
-    for key, ours, theirs in zip("xy", train, test, strict=True):
-        if ours.shape[1:] != theirs.shape[1:]:
+    dataset = Dataset(name, *train, *test, None)
+    refuse_other_shapes(dataset, name)
+    return dataset
+
+
+def refuse_other_shapes(dataset: Dataset, name: str) -> None:
+    """Refuse test samples that are not like those that are learnt from."""
+    pairs = (("x", dataset.x, dataset.x_test), ("y", dataset.y, dataset.y_test))
+    for key, ours, theirs in pairs:
+        if theirs is not None and ours.shape[1:] != theirs.shape[1:]:
             raise Refused(
                 f"{name}: a sample of {key} has shape {ours.shape[1:]}, one of {key}_test {theirs.shape[1:]}",
                 "give training and test samples the same shape",
             )
-    return Dataset(name, *train, *test, None)
 
 
 def settle(dataset: Dataset, classes: int | None) -> Dataset:

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import filecmp
 import os
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from privsgp.data.dataset import Dataset, Task, from_arrays, pool, unsettled
+from privsgp.data import tables
+from privsgp.data.dataset import Dataset, Task, from_arrays, pool, refuse_other_shapes, settle, unsettled
 from privsgp.data.files import find, read_cifar, read_idx, read_libsvm, read_npz
+from privsgp.data.tables import is_table
 from privsgp.errors import Refused
 
 if TYPE_CHECKING:
@@ -22,81 +25,175 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from privsgp.data.dataset import Array, Inputs
+    from privsgp.data.dataset import Array, Inputs, Targets
+    from privsgp.data.schema import Schema
 
     Arrays = tuple[Array, Array, Array, Array]
+    Tell = Callable[[str], None]
 
 MNIST_MEAN, MNIST_STD = 0.1307, 0.3081
 CIFAR_MEAN, CIFAR_STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
 DIGITS_MEAN, DIGITS_STD = 0.3, 0.37
 A9A_FEATURES = 123
+_KINDS = ".npz, .csv, .parquet or .feather"
+_HERE = Path()
+
+
+def _nobody(_line: str) -> None:
+    """Tell nobody."""
 
 
 def load(
-    name: str, *, data_dir: Path | None = None, task: Task = "classification", classes: int | None = None
-) -> Dataset:
-    """The data set `name`: digits, mnist, cifar10, a9a, or the path of an .npz file with x, y (and x_test, y_test).
+    name: str, *, data_dir: Path | None = None, task: Task = "classification", classes: int | None = None,
+    schema: Schema | None = None,
+) -> Dataset:  # fmt: skip
+    """The data set `name`: digits, mnist, cifar10, a9a, or the path of a file: .npz, or a table with its `schema`.
 
     `classes` is for .npz files, where it stands above the file's own number `classes`. With `task="regression"` labels
     become real targets.
     """
-    if name.endswith(".npz"):
-        x, y, x_test, y_test, declared = _npz(npz_path(name, data_dir))
-        return from_arrays(x, y, x_test, y_test, name=name, task=task, classes=classes or declared)
+    if is_file(name):
+        return _whole(read_file(file_path(name, data_dir), schema=schema, task=task), name, classes)
     if name not in _KNOWN:
-        raise Refused(f"data.name = {name!r} is unknown", f"use {', '.join(_KNOWN)} or the path of an .npz file")
+        raise Refused(f"data.name = {name!r} is unknown", f"use {', '.join(_KNOWN)} or the path of a file: {_KINDS}")
     read, known_classes = _KNOWN[name]
     if classes not in (None, known_classes):
         raise Refused(f"data.classes = {classes} with data.name = {name!r}", f"leave it out: it has {known_classes}")
     return from_arrays(*read(data_dir), name=name, task=task, classes=known_classes)
 
 
-def load_sites(
-    template: str, nodes: Sequence[int], *, task: Task = "classification", classes: int | None = None
-) -> tuple[Dataset, list[NDArray[np.int64]]]:
-    """Each node's own .npz file (`template` with {node} replaced by its number), pooled, and which rows are whose.
+def is_file(name: str) -> bool:
+    """Tell whether a name is that of a file with records."""
+    return name.endswith(".npz") or is_table(name)
 
-    Test sets are pooled too; a site may have none.
+
+@dataclass(frozen=True, eq=False)
+class Brought:
+    """What a file or frame holds, but for the range of its labels; `classes` where it says how many there are.
+
+    `told` is what happened to single values of it, for the site's own eyes.
     """
-    if "{node}" not in template:
-        raise Refused(f"data.path = {template!r} has no {{node}}", 'write it like "site-{node}.npz"')
-    sites: list[Dataset] = []
-    declared: set[int] = set()
-    for path in site_paths(template, nodes):
-        x, y, x_test, y_test, own = _npz(path)
-        sites.append(unsettled(x, y, x_test, y_test, name=str(path), task=task))
-        declared |= set() if own is None else {own}
+
+    dataset: Dataset
+    classes: int | None
+    told: list[str]
+
+
+def read_file(path: Path, *, schema: Schema | None, task: Task) -> Brought:
+    """Read an .npz file, or a table by its schema."""
+    if is_table(path.name):
+        return of_table(tables.read(path, needed(schema, str(path))), needed(schema, str(path)), str(path), task)
+    x, y, x_test, y_test, own = _npz(path)
+    return Brought(unsettled(x, y, x_test, y_test, name=str(path), task=task), own, [])
+
+
+def needed(schema: Schema | None, where: str) -> Schema:
+    """Refuse a table without a schema."""
+    if schema is None:
+        raise Refused(f"{where} without a schema", 'name the public schema of its columns: schema = "schema.toml"')
+    return schema
+
+
+def of_table(table: tables.Table, schema: Schema, where: str, task: Task) -> Brought:
+    """Take an encoded table as a data set without a test set."""
+    if schema.task != task or table.y is None:
+        says = "classes" if schema.task == "classification" else "numbers"
+        raise Refused(
+            f"{where}: the schema's target {schema.target.column!r} has {says}, and the loss is for {task}",
+            "take model.loss = 'mse' for numbers, 'cross-entropy' or 'binary' for classes",
+        )
+    told = [f"{where}: {line}" for line in table.told(schema)]
+    return Brought(Dataset(where, table.x, table.y, None, None, None), schema.classes, told)
+
+
+def like(schema: Schema, records: int = 1) -> Dataset:
+    """Return records of nobody, with the shape that a schema gives: zeros, of the first class."""
+    x = np.zeros((records, schema.width), np.float32)
+    y: Targets = np.zeros(records, np.float32) if schema.classes is None else np.zeros(records, np.int64)
+    return Dataset("schema", x, y, None, None, schema.classes)
+
+
+def _whole(brought: Brought, name: str, classes: int | None) -> Dataset:
+    dataset = replace(brought.dataset, name=name)
+    return dataset if dataset.y.dtype != np.int64 else settle(dataset, classes or brought.classes)
+
+
+def with_test(dataset: Dataset, path: Path | None, schema: Schema | None) -> Dataset:
+    """Put public test data in the place of the test set."""
+    if path is None:
+        return dataset
+    task: Task = "regression" if dataset.classes is None else "classification"
+    found = read_file(path, schema=schema, task=task).dataset
+    x, y = (found.x, found.y) if found.x_test is None or found.y_test is None else (found.x_test, found.y_test)
+    refuse_other_shapes(replace(dataset, x_test=x, y_test=y), f"data.test_path = {str(path)!r}")
+    tested = replace(dataset, x_test=x, y_test=y)
+    return tested if dataset.classes is None else replace(settle(tested, dataset.classes), counted=dataset.counted)
+
+
+def load_sites(
+    template: str, nodes: Sequence[int], *, task: Task = "classification", classes: int | None = None,
+    schema: Schema | None = None, base: Path = _HERE, names: Sequence[str] | None = None, tell: Tell = _nobody,
+) -> tuple[Dataset, list[NDArray[np.int64]]]:  # fmt: skip
+    """Each node's own file (see `site_paths`), pooled, and which rows are whose.
+
+    Test sets are pooled too; a site may have none. What happened to single values is for who holds them, by `tell`.
+    """
+    brought = [read_file(path, schema=schema, task=task) for path in site_paths(template, nodes, base, names)]
+    declared = {one.classes for one in brought if one.classes is not None}
     if classes is None and len(declared) > 1:
         raise Refused(f"{template}: `classes` is {sorted(declared)} in different files", "store one number in all")
-    return pool(sites, template, classes or next(iter(declared), None))
+    for line in (line for one in brought for line in one.told):
+        tell(line)
+    return pool([one.dataset for one in brought], template, classes or next(iter(declared), None))
 
 
-def site_paths(template: str, nodes: Sequence[int]) -> list[Path]:
-    """Each node's file."""
-    return [Path(template.replace("{node}", str(node))) for node in nodes]
+def site_paths(
+    template: str, nodes: Sequence[int], base: Path = _HERE, names: Sequence[str] | None = None
+) -> list[Path]:
+    """Each node's file: `template` with {node} replaced by its number and {site} by its name, relative to `base`."""
+    if "{node}" not in template and not (names and "{site}" in template):
+        raise Refused(
+            f"data.path = {template!r} has no {{node}}" + (" or {site}" if names else ""),
+            'write it like "site-{node}.csv"' + (' or "{site}.csv"' if names else ""),
+        )
+    return [base / template.replace("{node}", str(i)).replace("{site}", names[i] if names else "{site}") for i in nodes]
 
 
-def same_data(one: Path, other: Path) -> bool:
+def same_data(one: Path, other: Path, schema: Schema | None = None) -> bool:
     """Whether two names stand for one file, by whatever path, link or copy, or most records of one are the other's."""
-    if os.path.realpath(one) == os.path.realpath(other):
-        return True
     try:
-        return one.samefile(other) or filecmp.cmp(one, other, shallow=False) or _same_records(one, other)
-    except (OSError, Refused):  # one of them is not there, or no npz
+        return same_file(one, other) or _same_records(one, other, schema)
+    except (OSError, Refused):  # one of them is not there, or cannot be read
         return False
 
 
-def _same_records(one: Path, other: Path) -> bool:
+def same_file(one: Path, other: Path) -> bool:
+    """Whether two names stand for one file, by whatever path, link or copy."""
+    if os.path.realpath(one) == os.path.realpath(other):
+        return True
+    try:
+        return one.samefile(other) or filecmp.cmp(one, other, shallow=False)
+    except OSError:  # one of them is not there
+        return False
+
+
+def _same_records(one: Path, other: Path, schema: Schema | None) -> bool:
     """Tell whether half of one file's records stand in the other: saved anew, in another order, some left out."""
-    mine, theirs = ([row.tobytes() for row in read_npz(path)["x"].astype(np.float32)] for path in (one, other))
+    mine, theirs = ([row.tobytes() for row in _inputs(path, schema)] for path in (one, other))
     common = set(mine) & set(theirs)
     return any(2 * sum(row in common for row in rows) >= len(rows) for rows in (mine, theirs))
 
 
-def npz_path(name: str, data_dir: Path | None) -> Path:
-    """Where an .npz file lies: as it is named, else in the data folder."""
-    path, folder = Path(name), _folder(data_dir)
-    return folder / path if folder and not path.is_file() and (folder / path).is_file() else path
+def _inputs(path: Path, schema: Schema | None) -> NDArray[np.float32]:
+    if is_table(path.name) and schema is not None:
+        return tables.read(path, schema, labelled=False).x
+    return read_npz(path)["x"].astype(np.float32)
+
+
+def file_path(name: str, data_dir: Path | None, base: Path | None = None) -> Path:
+    """Where a file lies: beside run.toml, as it is named, else in the data folder."""
+    folders = [folder for folder in (base, Path(), _folder(data_dir)) if folder is not None]
+    return next((folder / name for folder in folders if (folder / name).is_file()), Path(name))
 
 
 def _npz(path: Path) -> tuple[Array, Array, Array | None, Array | None, int | None]:

@@ -70,7 +70,9 @@ class BudgetGuard:
         """Open a node's ledger: what the run's folder knows of it, and what is known outside, must be in it."""
         header, earlier = self._header(i), self.spec.protection.after(i)
         first = (earlier[0].header if earlier else header).run
-        since = self.spec.released(i, self.since) if self.spec.simulation else None
+        since = self.committed
+        if since is None and self.spec.simulation:
+            since = self.spec.released(i, self.since)
         seen = known + self.witness.outside(first, i)
         return Ledger.open(self.folder.ledger(i), header, earlier, seen, since, self.committed)
 
@@ -109,7 +111,8 @@ class BudgetGuard:
     def settle(self, k: int, x: Tensor) -> None:
         """Note the messages of the last committed step where a crash came between the two; x are the committed ones.
 
-        Guarantee: steps after the commit were not sent. A ledger that knows of one has a commit that was put back.
+        Guarantee: steps after the commit were not sent. A ledger that knows of one has a commit that was put back, and
+        one that knows another message of its step has a commit of another life of the run.
         """
         for place, ledger in enumerate(self.ledgers):
             if (noted := ledger.segment.following[0] - 1) > k:
@@ -119,8 +122,15 @@ class BudgetGuard:
                     f"{held}, and {ledger.path} knows of step {noted}",
                     "restore the run folder as it was when the run stopped: this one is a mixture",
                 )
+            digest = _digest(x[place]) if self._may_be_hashed(x) else ""
             if ledger.holds(k):
-                ledger.sent(k, 0, _digest(x[place]) if self._may_be_hashed(x) else "")
+                ledger.sent(k, 0, digest)
+            elif digest and ledger.digest_of(k) not in (None, "", short(digest)):
+                self._announced = True
+                raise Refused(
+                    f"{self.folder.checkpoint} holds another message of step {k} than {ledger.path} knows of",
+                    "restore the run folder as it was when the run stopped: two messages of one step are two releases",
+                )
 
     def record(self, k: int, x: Tensor) -> None:
         """Note the messages of step k, just before they leave."""
@@ -246,6 +256,7 @@ class BudgetGuard:
             spare=0 if p.allowance is None else p.allowance[i] - releases,
             simulation=spec.simulation,
             layout=spec.layout,
+            site=spec.sites[i] if spec.sites else "",
         )
 
 

@@ -32,6 +32,7 @@ class _Faults(_Kept):
 class _Circumstances(_Kept):
     processes: _Whole = 1
     faults: _Faults | None = None
+    roster: str | None = None
 
 
 class Identity(_Kept):
@@ -66,6 +67,7 @@ class Summary(_Kept):
     trust: str
     graph: str
     nodes: Annotated[int, Field(ge=1, le=2**20)]
+    sites: list[str] | None = None
     steps: _Whole
     dim: _Whole
     test_accuracy: _Number = None

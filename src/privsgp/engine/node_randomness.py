@@ -22,23 +22,23 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from privsgp.engine.spec import RunSpec
-    from privsgp.randomness.protocol import Gather
+    from privsgp.randomness.protocol import Exchange
 
 
 class NodeRandomness:
     """The coins and the noise of a run's nodes here, x being like `like`; `alone`: no messages travel to others.
 
-    `gather` exchanges public keys with other processes, where there are some.
+    `exchange` agrees on secrets with nodes elsewhere, where there are some.
 
     Guarantee: sampler and σ are those of the mechanism that is counted. Without a seed coins and noise are secret.
 
     Assumes: `attempt` grows before a step is made again that may differ from what was sent.
     """
 
-    def __init__(self, spec: RunSpec, like: Tensor, *, alone: bool, gather: Gather | None = None) -> None:
+    def __init__(self, spec: RunSpec, like: Tensor, *, alone: bool, exchange: Exchange | None = None) -> None:
         self.spec, self.alone = spec, alone
         self.source = Secure() if spec.seed is None else Keyed(spec.seed)
-        self.node_noise = spec.noise.of_nodes(spec.here, spec.mechanisms, self.source, gather)
+        self.node_noise = spec.noise.of_nodes(spec.here, spec.mechanisms, self.source, exchange)
         self.attempt = 0
         self._dummy = spec.learning.inputs.shape[1] - 1
         self._samples = np.array(spec.learning.samples)[:, None]

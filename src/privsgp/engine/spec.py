@@ -139,6 +139,7 @@ class RunSpec:
     weights: Sequence[float] | None = None  # p_i of all nodes; None: all alike
     final_model: FinalModel = field(default_factory=FinalModel)
     noise: Noise = field(default_factory=IndependentNoise)
+    sites: Sequence[str] = ()  # what people call the nodes
     share_metrics: bool = True  # metrics on test data: told to peers and kept for others to read; else in private/
 
     @property

@@ -30,6 +30,7 @@ from privsgp.engine.step import chosen, recorder
 from privsgp.engine.stops import Stopping, refuse_no_model
 from privsgp.errors import Diverged, Interrupted, ReplayDiffers
 from privsgp.gradients import Layout, stack
+from privsgp.randomness.pairwise import told
 from privsgp.threads import leave_one_core
 from privsgp.transport import forms
 from privsgp.transport.checks import refuse_wild
@@ -44,13 +45,14 @@ if TYPE_CHECKING:
 
     from privsgp.engine.folder import Folder
     from privsgp.engine.spec import RunSpec
-    from privsgp.randomness.protocol import Gather
+    from privsgp.randomness.pairwise import Identities
+    from privsgp.randomness.protocol import Exchange
     from privsgp.transport.protocol import Transport
 
     Watcher = Callable[[int, dict[str, Any] | None], None]
 
 _MOST_ATTEMPTS = 2**20
-_KEY = forms.text("[0-9a-f]{64}", "32 bytes in hexadecimal")
+_KEY = forms.text("[0-9a-f]{64}|[0-9a-f]{128}", "32 or 64 bytes in hexadecimal")
 _WITHOUT = 64  # steps between two looks at whether to stop, where there are no checkpoints
 
 
@@ -71,16 +73,19 @@ class Outcome:
 class Trainer:
     """One run of a job in a folder; with others in `world`, this process's share of it."""
 
-    def __init__(self, spec: RunSpec, folder: Folder, watch: Watcher | None = None, world: World | None = None) -> None:
+    def __init__(
+        self, spec: RunSpec, folder: Folder, watch: Watcher | None = None, world: World | None = None,
+        identities: Identities | None = None,
+    ) -> None:  # fmt: skip
         self.spec, self.folder = spec, folder
-        self.world = world or World()
+        self.world, self.identities = world or World(), identities
         self.watch = watch or (lambda _step, _row: None)
         self.bytes_sent = 0
         self.layout = Layout.of(spec.learning.model)
         self.model = copy.deepcopy(spec.learning.model).to(spec.device, spec.dtype)
         self.state = self._start()
         self.transport = self._connect()
-        self.randomness = NodeRandomness(spec, self.state.x, alone=self.transport.local, gather=self._gather())
+        self.randomness = NodeRandomness(spec, self.state.x, alone=self.transport.local, exchange=self._exchange())
         self.budget_guard = BudgetGuard(spec, folder, self.world)
         self.update_rule = self._update_rule()
         self.averaging = Averaging(spec.final_model, spec.steps, self.state)
@@ -137,11 +142,11 @@ class Trainer:
         said = self.world.all_gather(own, forms.whole(0, _MOST_ATTEMPTS))
         return max(said) if self.spec.simulation or self.spec.noise.shared else own
 
-    def _gather(self) -> Gather | None:
-        """Return how nodes tell each other public keys; None where all are here."""
+    def _exchange(self) -> Exchange | None:
+        """Return how nodes agree on secrets with those elsewhere; None where all are here."""
         if self.world.alone:
             return None
-        return lambda own: self.world.all_gather_nodes(own, _KEY, self.spec.nodes)
+        return told(lambda own: self.world.all_gather_nodes(own, _KEY, self.spec.nodes), self.identities)
 
     def _end(self, k: int, rows: list[dict[str, Any]], seconds: float) -> Outcome:
         """Put together what came out; of several processes only the first sees all nodes, and only now."""

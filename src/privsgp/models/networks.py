@@ -53,9 +53,11 @@ def make(
     hidden: int | Sequence[int] = 64,
     activation: str = "relu",
     rows: bool = False,
+    device: str = "cpu",
 ) -> nn.Module:
-    """The model `name` on the CPU, the same bits for the same `seed`; torch's global generators are left as they were.
+    """The model `name`, the same bits for the same `seed`; torch's global generators are left as they were.
 
+    It is on the CPU, or on "meta", where it takes no memory: to count its weights.
     "logistic" and "linear" are one linear layer (the loss tells them apart); "mlp" has one layer with `activation` for
     each width in `hidden`, for which the others have no use; "cnn" and "resnet18" are for images (see `images`). With
     `rows` a sample is several rows of `input_shape`, each of which has its outputs.
@@ -63,7 +65,7 @@ def make(
     if name not in NAMES:
         raise Refused(f"model.name = {name!r} is unknown", f"use one of {', '.join(NAMES)}")
     # `torch.manual_seed` would reseed the CUDA generators too.
-    with torch.random.fork_rng(devices=[]), torch.device("cpu"):
+    with torch.random.fork_rng(devices=[]), torch.device(device):
         torch.default_generator.manual_seed(seed % 2**64)
         if rows and (name in ("cnn", "resnet18") or len(input_shape) != 1):
             raise Refused(f"model.name = {name!r} for several views", "use 'logistic', 'linear' or 'mlp' on features")

@@ -17,8 +17,8 @@ from privsgp.paper import picture
 from privsgp.paper.claims import Found
 from privsgp.paper.figures import FIGURES, NAMES, SETTINGS
 from privsgp.runs import config as configs
-from privsgp.runs import train as training
 from privsgp.studies import compare, small_data
+from privsgp.studies.provenance import provenance
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -70,7 +70,7 @@ def reproduce(
         "mode": mode,
         "seeds": seeds,
         "changes": list(changes),
-        "versions": training.versions(),
+        **provenance(chosen[curves[0].key].engine.device),
         "curves": [_told(curve, runs[curve.key]) for curve in curves],
     })  # fmt: skip
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from privsgp.graph import constants as graph_constants
 from privsgp.planner import comparison, estimates, theorems
-from privsgp.planner.choose import FURTHER, LENGTHS, TIE
+from privsgp.planner.choose import FURTHER, LENGTHS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -74,7 +74,7 @@ class Formula:
         said = below_theorem(steps, self.log_least_steps)
         if n.nominal:
             said += outside_theorem_3(steps, n.samples, n.budgets)
-        return said + careless_delta(n.samples, n.budgets)
+        return said + careless_delta(n.samples, n.budgets, n.named)
 
     def comparison(self) -> list[dict[str, Any]]:
         """Return the paper's Table 1 for this network, up to constants."""
@@ -100,7 +100,7 @@ class Formula:
             "least_steps_log10": _finite(self.log_least_steps / math.log(10)),
             "constants": asdict(self.constants),
             "comparison": self.comparison(),
-            "warnings": self.warnings(self.steps) + heavy_nodes(sigmas, n.budgets),
+            "warnings": self.warnings(self.steps) + heavy_nodes(sigmas, n.budgets, n.named),
         }
 
 
@@ -130,9 +130,17 @@ class Plan:
 
     @cached_property
     def seconds(self) -> float:
-        """Time of the steps on this machine, all nodes in one process."""
-        c = self.chosen
-        return c.steps * estimates.seconds_per_step(self.planner.rehearsal, c.method, self.network.nodes, c.batch)
+        """Time of the steps on this machine, all nodes in one process; of a large model, n times that of one node."""
+        c, stage, n = self.chosen, self.planner.rehearsal, self.network.nodes
+        if self.rehearsed:
+            return c.steps * estimates.seconds_per_step(stage, c.method, n, c.batch)
+        few = min(c.batch, len(stage.samples.y))
+        return c.steps * n * c.batch / few * estimates.seconds_per_step(stage, c.method, 1, few)
+
+    @property
+    def rehearsed(self) -> bool:
+        """Whether the model was small enough for rehearsals."""
+        return self.planner.rehearsal.rehearsed
 
     @property
     def network(self) -> Network:
@@ -146,7 +154,9 @@ class Plan:
             return ""
         c, more = self.chosen, self.more
         used = f"{c.evaluations:,.0f} of {self.limit:,.0f} allowed"
-        if more.score <= c.score + TIE / 2 * abs(c.score):
+        if not self.rehearsed:
+            return used
+        if more.score <= c.score + self.planner.rehearsal.tie / 2 * abs(c.score):
             return f"{used}; with {FURTHER} times as many a rehearsal gains nothing"
         how = f"{more.method.label}, {more.steps} steps, batch {more.batch:g}"
         return f"{used}; {more.evaluations:,.0f} would score {more.score:.3g} instead of {c.score:.3g} ({how})"
@@ -190,11 +200,13 @@ class Plan:
     @cached_property
     def warnings(self) -> list[str]:
         """What a careful colleague would say."""
+        n = self.network
         return [
             *self.formula.warnings(self.chosen.steps),
-            *(heavy_nodes(self.sigmas, self.network.budgets) if self.network.weights is None else []),
+            *(heavy_nodes(self.sigmas, n.budgets, n.named) if n.weights is None else []),
             *large_table(self.table_bytes, estimates.memory_bytes()),
             *more_steps_help(self.chosen.steps, LENGTHS[-1]),
+            *([] if self.rehearsed else not_rehearsed(self.formula.dim)),
         ]
 
     def as_json(self) -> dict[str, Any]:
@@ -223,7 +235,8 @@ class Plan:
             "noise_in_average": self.deviation(c),
             "pairwise": self.shared,
             "noise_between_nodes": self.spread(),
-            "rehearsal_score": c.score,
+            "rehearsed": self.rehearsed,
+            "rehearsal_score": self._score(c),
             "bound": f.bound(c.steps),
             "bound_steps": f.steps,
             "published_steps": f.published_steps,
@@ -237,6 +250,9 @@ class Plan:
             "warnings": self.warnings,
         }
 
+    def _score(self, choice: Choice) -> float | None:
+        return choice.score if self.rehearsed else None
+
     def _short(self, choice: Choice) -> dict[str, Any]:
         return {
             "method": choice.method.label,
@@ -247,7 +263,7 @@ class Plan:
             "evaluations": choice.evaluations,
             "sigma": choice.noise.at(choice.steps),
             "noise_in_average": self.deviation(choice),
-            "score": choice.score,
+            "score": self._score(choice),
         }
 
     def _method(self, choice: Choice) -> dict[str, Any]:
@@ -286,7 +302,13 @@ def outside_theorem_3(steps: float, samples: Sequence[int], budgets: Sequence[Bu
     ]
 
 
-def heavy_nodes(sigmas: Sequence[float], budgets: Sequence[Budget]) -> list[str]:
+def _numbered(node: int) -> str:
+    return f"node {node}"
+
+
+def heavy_nodes(
+    sigmas: Sequence[float], budgets: Sequence[Budget], named: Callable[[int], str] = _numbered
+) -> list[str]:
     """A node whose noise drags all others: what leaving it out, or giving nodes weights ∝ 1/σ², would give."""
     n, total = len(sigmas), math.fsum(s**2 for s in sigmas)
     if n < 2 or not total:
@@ -298,17 +320,19 @@ def heavy_nodes(sigmas: Sequence[float], budgets: Sequence[Budget]) -> list[str]
     weighted = n / math.sqrt(math.fsum(1 / s**2 for s in sigmas) * total) if min(sigmas) else 0.0
     return [
         (
-            f"node {worst} (ε = {budgets[worst][0]:g}) brings {sigmas[worst] ** 2 / total:.0%} of the average's noise: "
-            f"without it the noise is {without:.2f} times as large, with algorithm.weights = 'noise' {weighted:.2f} "
-            f"times"
+            f"{named(worst)} (ε = {budgets[worst][0]:g}) brings {sigmas[worst] ** 2 / total:.0%} of the average's "
+            f"noise: without it the noise is {without:.2f} times as large, with algorithm.weights = 'noise' "
+            f"{weighted:.2f} times"
         )
     ]
 
 
-def careless_delta(samples: Sequence[int], budgets: Sequence[Budget]) -> list[str]:
+def careless_delta(
+    samples: Sequence[int], budgets: Sequence[Budget], named: Callable[[int], str] = _numbered
+) -> list[str]:
     """δ_i ≥ 1/J_i would allow to publish a sample outright."""
     bad = [i for i, ((_, delta), j) in enumerate(zip(budgets, samples, strict=True)) if delta * j >= 1]
-    return [f"δ of node {bad[0]} is not below 1/J = {1 / samples[bad[0]]:.2g}: it should be, by far"] if bad else []
+    return [f"δ of {named(bad[0])} is not below 1/J = {1 / samples[bad[0]]:.2g}: it should be, by far"] if bad else []
 
 
 def large_table(needed: int, memory: int) -> list[str]:
@@ -328,3 +352,13 @@ def more_steps_help(steps: int, most: int) -> list[str]:
     if steps < most:
         return []
     return [f"K was cut at {most}: more steps would still help, a larger batch more"]
+
+
+def not_rehearsed(dim: int) -> list[str]:
+    """T was guessed."""
+    return [
+        (
+            f"{dim:,} parameters are too many to rehearse with here: method, K and step size are by noise alone, the "
+            "step size to a factor of two at best"
+        )
+    ]

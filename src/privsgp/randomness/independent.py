@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from privsgp.accounting.mechanisms import Mechanism
     from privsgp.randomness.noise import Source
-    from privsgp.randomness.protocol import Gather
+    from privsgp.randomness.protocol import Exchange
 
 
 @dataclass(frozen=True)
@@ -29,10 +29,10 @@ class IndependentNoise(Noise):
         return "independent"
 
     def of_nodes(
-        self, nodes: range, mechanisms: Sequence[Mechanism], source: Source, gather: Gather | None = None
+        self, nodes: range, mechanisms: Sequence[Mechanism], source: Source, exchange: Exchange | None = None
     ) -> NodeNoise:
         """Return the noise of a process's nodes: there is nothing to agree on."""
-        del gather
+        del exchange
         return _OfNodes(nodes, mechanisms, source)
 
 

@@ -22,7 +22,7 @@ import logging
 import math
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 import numpy as np
 import torch
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from privsgp.accounting.mechanisms import Mechanism
     from privsgp.accounting.pairwise import NoiseGraph, Pair, PairwiseCovariance
     from privsgp.randomness.noise import Source
-    from privsgp.randomness.protocol import Gather
+    from privsgp.randomness.protocol import Exchange, Gather
 
 
 _LOG = logging.getLogger(__name__)
@@ -89,23 +89,24 @@ class PairwiseNoise(Noise):
         return True
 
     def of_nodes(
-        self, nodes: range, mechanisms: Sequence[Mechanism], source: Source, gather: Gather | None = None
+        self, nodes: range, mechanisms: Sequence[Mechanism], source: Source, exchange: Exchange | None = None
     ) -> NodeNoise:
-        """Return the noise of a process's nodes; `gather` exchanges public keys where others are elsewhere."""
-        here = _Ends(self.covariance.graph, nodes)
-        return _OfNodes(self, here, mechanisms, source, _pair_source(self, here, source, gather))
+        """Return the noise of a process's nodes; `exchange` agrees on secrets where others are elsewhere."""
+        here = Ends(self.covariance.graph, nodes)
+        return _OfNodes(self, here, mechanisms, source, _pair_source(self, here, source, exchange))
 
-    def transcript(self, keys: Sequence[str]) -> bytes:
+    def transcript(self, keys: Sequence[str], roster: str = "") -> bytes:
         """Return what must be the same at both ends of every pair: the noise of all, who shares it, and their keys."""
         c = self.covariance
         told = {
             "context": self.context, "honest": self.honest, "own": c.own, "pair": c.pair, "weights": c.weights,
             "pairs": c.graph.pairs, "keys": list(keys),
+            "roster": roster,
         }  # fmt: skip
         return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).digest()
 
 
-class _Ends:
+class Ends:
     """The pairs that have an end among the nodes of a process, in order, and the rows of these nodes."""
 
     def __init__(self, graph: NoiseGraph, nodes: range) -> None:
@@ -137,6 +138,7 @@ class PairStreams(Streams):
     """
 
     secret = True
+    remedy = "start all processes again: they then share other secrets"
 
     def __init__(self, keys: dict[int, bytes]) -> None:
         super().__init__({str(pair): key for pair, key in keys.items()})
@@ -156,7 +158,7 @@ class PairStreams(Streams):
             if (attempt, step) <= self._last.get(pair, (-1, -1)):
                 raise Refused(
                     f"noise of pair {pair}, step {step}, attempt {attempt}: already used",
-                    "two messages under one pair's numbers show their difference: start all processes again",
+                    f"two messages under one pair's numbers show their difference; {self.remedy}",
                 )
             self._last[pair] = attempt, step
         host = out if device_of(out).in_host_memory else torch.empty(out.shape, dtype=torch.float64)
@@ -173,7 +175,7 @@ class PairStreams(Streams):
         if clocks_parted(self._offset):
             raise Refused(
                 "the machine's clocks moved against each other: it may have been put back to a snapshot",
-                "start all processes again: they then share other secrets",
+                self.remedy,
             )
 
     def _read(self, words: npt.NDArray[Any], purpose: str, draw: tuple[int, int, int], block: int = 0) -> None:
@@ -181,42 +183,61 @@ class PairStreams(Streams):
         super()._read(words, str(draw[0]), draw, block)
 
 
-def _pair_source(noise: PairwiseNoise, here: _Ends, source: Source, gather: Gather | None) -> Source:
+def _pair_source(noise: PairwiseNoise, here: Ends, source: Source, exchange: Exchange | None) -> Source:
     """Return where the numbers of pairs come from."""
     if isinstance(source, Keyed):
         return source.derived("pairs")
-    if gather is None and len(here.nodes) < here.graph.nodes:
+    if exchange is None and len(here.nodes) < here.graph.nodes:
         raise Refused(
             f"noise that nodes {here.nodes.start} … {here.nodes.stop - 1} share with nodes elsewhere, and no way to "
             "tell these a key",
             "take privacy.noise = 'independent': what one end adds the other could not subtract",
         )
-    if gather is None:
-        return Secure()
-    return PairStreams(exchange(noise, here, gather))
+    return Secure() if exchange is None else exchange(noise, here)
 
 
-def exchange(noise: PairwiseNoise, here: _Ends, gather: Gather) -> dict[int, bytes]:
+class Identities(Protocol):
+    """The long-term keys of those whose processes share noise, as this one has them by another way than the run's."""
+
+    @property
+    def roster(self) -> str:
+        """A hash of all public keys, in order."""
+
+    def sign(self, text: bytes) -> str:
+        """Sign with one's own key."""
+
+    def signed(self, node: int, text: bytes, signature: str) -> bool:
+        """Tell whether a node's owner signed this."""
+
+    def common(self, node: int) -> bytes:
+        """Return a secret that only a node's owner has in common with this process's."""
+
+
+def told(gather: Gather, identities: Identities | None = None) -> Exchange:
+    """Return how secrets are agreed on where processes tell each other public keys."""
+    return lambda noise, here: PairStreams(exchange(noise, here, gather, identities))
+
+
+def exchange(
+    noise: PairwiseNoise, here: Ends, gather: Gather, identities: Identities | None = None
+) -> dict[int, bytes]:
     """Agree on a secret with the other end of every pair; return the pairs' keys by number.
 
     Guarantee: the key of a pair is HKDF-SHA256 of X25519 between its two ends, over the transcript of all public keys
     and all noise levels. Ends that were shown different transcripts are refused here, or, where they were lied to about
-    that too, have different keys.
+    that too, have different keys. With `identities` nobody can lie about it: each end signs the transcript that it saw,
+    and a secret of the two long-term keys goes into the key too.
 
-    Assumes: who carries the public keys (under torchrun process 0 keeps the meeting place) does not put its own in
-    their place *and* lie to both ends about the transcript. Compare its fingerprint, which every process logs, by
-    another way where that is to be feared.
+    Assumes: without `identities`, that who carries the public keys (under torchrun process 0 keeps the meeting place)
+    does not put its own in their place *and* lie to both ends about the transcript. Compare its fingerprint, which
+    every process logs, by another way where that is to be feared. With them, that they were handed over by another way.
     """
     from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 
     own = {i: X25519PrivateKey.generate() for i in here.nodes}
     keys = gather([own[i].public_key().public_bytes_raw().hex() for i in here.nodes])
-    transcript = noise.transcript(keys)
-    if any(said != transcript.hex() for said in gather([transcript.hex()] * len(here.nodes))):
-        raise Refused(
-            "the processes were shown different keys or noise levels: their transcripts differ",
-            "nothing was sent; somebody changes what processes tell each other: find out who, and start again",
-        )
+    transcript = noise.transcript(keys, "" if identities is None else identities.roster)
+    _refuse_other_transcript(transcript, here, gather, identities)
     if len(set(keys)) < len(keys):
         raise Refused("two nodes have the same public key", "each makes its own: ask the sites, and start again")
     secrets = {}
@@ -226,25 +247,45 @@ def exchange(noise: PairwiseNoise, here: _Ends, gather: Gather) -> dict[int, byt
             shared = own[mine].exchange(X25519PublicKey.from_public_bytes(bytes.fromhex(keys[other])))
         except ValueError as error:
             raise Refused(f"the public key of node {other} is of no use: {error}", "ask its site") from error
-        secrets[here.number((i, j))] = _derived(shared, transcript, (i, j))
-    _LOG.info(
-        "pair secrets are agreed on: transcript %s; unless process 0 is trusted, compare it with the other sites' by "
-        "another way", transcript.hex()[:32],
-    )  # fmt: skip
+        lasting = b"" if identities is None or other in own else identities.common(other)
+        secrets[here.number((i, j))] = derived(shared + lasting, transcript, f"privsgp 1 pair {i} {j}".encode())
+    trusting = "unless process 0 is trusted, compare it with the other sites' by another way"
+    how = trusting if identities is None else "all have signed it"
+    _LOG.info("pair secrets are agreed on: transcript %s; %s", transcript.hex()[:32], how)
     return secrets
 
 
-def _derived(shared: bytes, transcript: bytes, pair: Pair) -> bytes:
+def _refuse_other_transcript(transcript: bytes, here: Ends, gather: Gather, identities: Identities | None) -> None:
+    """Refuse to go on where another process was shown other keys or noise levels."""
+    own, signs = transcript.hex(), identities is not None
+    words = [own if identities is None else identities.sign(_to_sign(transcript, i)) for i in here.nodes]
+    for node, said in enumerate(gather(words)):
+        if node in here.nodes:
+            continue
+        if said != own if identities is None else not identities.signed(node, _to_sign(transcript, node), said):
+            whose = f"node {node} has not signed the transcript that is seen here: " if signs else ""
+            raise Refused(
+                f"{whose}the processes were shown different keys or noise levels: their transcripts differ",
+                "nothing was sent; somebody changes what processes tell each other: find out who, and start again",
+            )
+
+
+def _to_sign(transcript: bytes, node: int) -> bytes:
+    return f"{transcript.hex()}/{node}".encode()
+
+
+def derived(secret: bytes, salt: bytes, info: bytes) -> bytes:
+    """Return the key of a pair's stream: HKDF-SHA256."""
     from cryptography.hazmat.primitives.hashes import SHA256
     from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-    return HKDF(SHA256(), 32, salt=transcript, info=f"privsgp 1 pair {pair[0]} {pair[1]}".encode()).derive(shared)
+    return HKDF(SHA256(), 32, salt=salt, info=info).derive(secret)
 
 
 class _Sum:
     """All noise of the nodes here, as `PrefetchedNoise` draws it: pairs in order, then the nodes' own."""
 
-    def __init__(self, noise: PairwiseNoise, here: _Ends, source: Source, pairs: Source) -> None:
+    def __init__(self, noise: PairwiseNoise, here: Ends, source: Source, pairs: Source) -> None:
         self.here, self.source, self.pairs = here, source, pairs
         c = noise.covariance
         self.own = [c.own_sigma[i] for i in here.nodes]
@@ -343,7 +384,7 @@ def _summed(u: Tensor) -> Tensor:
 
 class _OfNodes(NodeNoise):
     def __init__(
-        self, noise: PairwiseNoise, here: _Ends, mechanisms: Sequence[Mechanism], source: Source, pairs: Source
+        self, noise: PairwiseNoise, here: Ends, mechanisms: Sequence[Mechanism], source: Source, pairs: Source
     ) -> None:
         _refuse_uncounted(noise, here.nodes, mechanisms)
         self._sum = _Sum(noise, here, source, pairs)

@@ -15,8 +15,10 @@ if TYPE_CHECKING:
 
     from privsgp.accounting.mechanisms import Mechanism
     from privsgp.randomness.noise import Keyed, Secure, Source
+    from privsgp.randomness.pairwise import Ends, PairStreams, PairwiseNoise
 
-    Gather = Callable[[list[str]], list[str]]  # 32 bytes of each node here, in hexadecimal, to those of all nodes
+    Gather = Callable[[list[str]], list[str]]  # bytes of each node here, in hexadecimal, to those of all nodes
+    Exchange = Callable[[PairwiseNoise, Ends], PairStreams]  # agrees on secrets with nodes elsewhere
 
 
 class NodeNoise(Protocol):
@@ -63,9 +65,9 @@ class Noise(Protocol):
         return False
 
     def of_nodes(
-        self, nodes: range, mechanisms: Sequence[Mechanism], source: Source, gather: Gather | None = None
+        self, nodes: range, mechanisms: Sequence[Mechanism], source: Source, exchange: Exchange | None = None
     ) -> NodeNoise:
         """Return the noise of a process's nodes, one mechanism each, drawn from `source`.
 
-        `gather` tells the other processes public keys; None where all nodes are here.
+        `exchange` agrees on secrets with nodes that are elsewhere; None where all are here.
         """

@@ -316,7 +316,8 @@ def _bar(i: int, account: Account, x: Axis, y: Axis, chart: Chart) -> Iterator[M
 
 
 def _names(spent: Sequence[Account], x: Axis) -> list[Markup]:
-    most = int(x.end - x.start) // 32
+    longest = max(len(name) for name, _, _ in spent)
+    most = int(x.end - x.start) // max(32, 7 * longest + 8)
     stride = int(_round_step(len(spent) / most)) if len(spent) > most else 1
     low = HEIGHT - _BOTTOM + 17
     return [_text("tick", x.at(i + 0.5), low, spent[i][0]) for i in range(0, len(spent), stride)]

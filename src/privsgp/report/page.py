@@ -128,8 +128,9 @@ def _figures(g: Group) -> list[tuple[str, str]]:
     cells.append((_epsilon(g), _epsilon_words(run)))
     if run.summary is not None:
         cells.append((_time(run.summary["seconds"]), f"for {run.length}"))
-        sent = run.summary["bytes_sent"] / run.config.data.nodes
-        cells.append((_bytes(sent), "sent by each site"))
+        own = "site" in run.summary  # the folder of one site, which knows of its own messages
+        sent = run.summary["bytes_sent"] / (1 if own else run.config.data.nodes)
+        cells.append((_bytes(sent), "sent by this site" if own else "sent by each site"))
     else:
         cells.append(("unfinished", f"evaluated up to step {run.steps:,}"))
     return cells
@@ -234,7 +235,13 @@ def _metric(chart: Chart, metrics: dict[str, str], groups: Sequence[Group]) -> F
 def _sections(g: Group, groups: int) -> list[Section]:
     """Return what is told of one configuration, in the order of the page."""
     room = sections.MOST_NUMBERS // groups
-    told = [_privacy(g.first), _network(g.first, room), sections.plan(g.first.plan), sections.repeat(g)]
+    told = [
+        _privacy(g.first),
+        sections.agreed(g.first),
+        _network(g.first, room),
+        sections.plan(g.first.plan),
+        sections.repeat(g),
+    ]
     return [section for section in told if section is not None]
 
 
@@ -245,7 +252,7 @@ def _privacy(run: Run) -> Section:
 
 
 def _spent(run: Run) -> Figure:
-    spent = [(str(s.node), None if math.isinf(s.epsilon) else s.epsilon, s.budget) for s in run.statements]
+    spent = [(s.site or str(s.node), None if math.isinf(s.epsilon) else s.epsilon, s.budget) for s in run.statements]
     note = "from the ledgers, every line checked" + ("; the line is the budget" if spent[0][2] is not None else "")
     chart = Chart("ε spent by each site", note, x_label="site", write=lambda v: f"{v:.3g}")
     return bars(chart, spent)

@@ -7,6 +7,8 @@ those of the run because the engine's own mixing computes them, on models withou
 
 What the planner saw, from plan.json: the bound and the noise against K, and the methods it chose from.
 
+Who agreed to a run between sites, and who was heard of.
+
 How to have a run again: versions, commands, and the configuration in full.
 """
 
@@ -27,6 +29,7 @@ from privsgp.planner import settle as planning
 from privsgp.report.charts import Chart, Table, curves, number
 from privsgp.runs import build
 from privsgp.runs import config as configs
+from privsgp.sites import signed as signatures
 from privsgp.transport.connect import connect
 from privsgp.transport.rendezvous import World
 
@@ -36,6 +39,7 @@ if TYPE_CHECKING:
     from privsgp.graph import Graph
     from privsgp.report.charts import Figure
     from privsgp.report.reading import Run
+    from privsgp.sites.signed import Signatory
 
 
 MOST_POINTS = 200
@@ -253,6 +257,32 @@ def _by_method(chart: Chart, plan: dict[str, Any], key: str) -> Figure:
     return curves(chart, [Series(m["method"], x, m[key], m[key], m[key]) for m in plan["methods"]])
 
 
+def agreed(run: Run) -> Section | None:
+    """Return who signed a run between sites, and what was agreed on; nothing of other runs."""
+    signed = signatures.read(run.path)
+    if signed is None:
+        return None
+    site = (run.summary or {}).get("site") or {}
+    newest = [one.get("newest") for one in site.get("roster", [])] or [None] * len(signed.signatories)
+    head = ["site", "fingerprint", "signature", "records", "ε", "δ", "σ", "last message to this site"]
+    rows = [
+        [
+            one.name, one.fingerprint, "right" if one.signed else "missing or wrong", f"{one.samples:,}",
+            "–" if one.epsilon is None else number(one.epsilon), number(one.delta), number(one.sigma),
+            "this site" if i == site.get("node") else _heard(one, step),
+        ]
+        for i, (one, step) in enumerate(zip(signed.signatories, newest, strict=False))
+    ]  # fmt: skip
+    whose = f" This is the report of {site['name']}, who knows no model but its own." if site else ""
+    said = f"{signed.name}, proposed {signed.created}; every signature was checked for this page.{whose}"
+    return Section("agreed", {"run": signed.run, "said": said, "complete": signed.complete, "sites": Table(head, rows)})
+
+
+def _heard(one: Signatory, step: int | None) -> str:
+    told = "none" if step is None else f"step {step:,}"
+    return f"{told}; left for good" if one.left else told
+
+
 def repeat(g: Group) -> Section:
     """Return the part of the page that tells how to have the runs again."""
     made = Table(["run", "seed", "started", "privsgp", "Python", "torch"], [_made(run) for run in g.runs])
@@ -264,6 +294,8 @@ def _commands(g: Group) -> str:
     """Return what to type to have the run again."""
     run, made = g.first, g.first.identity.get("versions", {})
     first = f"# privsgp {made.get('privsgp')}, torch {made.get('torch')}, Python {made.get('python')}"
+    if run.summary is not None and "site" in run.summary:
+        return f"{first}\nprivsgp join agreement.study --data FILE   # each site, under a new agreement (agree propose)"
     if run.config.model.name == "module":
         return f"{first}\n# run the Python program again that called privsgp.train; its configuration is below"
     seeds = "" if len(g.runs) == 1 or run.config.seed is None else " --set seed=…"
@@ -272,6 +304,8 @@ def _commands(g: Group) -> str:
     given = any(word.partition("=")[0] == "--data-dir" for r in g.runs for word in r.identity.get("command", []))
     where = " --data-dir DATA" if given else ""
     options = f"{where}{_fault_options(run)}{seeds}"
+    if run.config.data.path is not None:
+        first += "\n# put config.toml where run.toml was: paths in it are relative to it"
     return f"{first}\n{start} train config.toml --out again{options}   # config.toml is below"
 
 

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.logging import RichHandler
-from rich.markup import escape
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -74,6 +73,9 @@ def show_log() -> None:
     log.handlers = [handler]
 
 
+_FIRST = "before the first step: certifying the noise, which takes longest the first time"
+
+
 @contextmanager
 def bar(steps: int) -> Iterator[Watcher]:
     """Show steps, accuracy and time left on stderr; the training loss only where the engine measured it."""
@@ -82,7 +84,7 @@ def bar(steps: int) -> Iterator[Watcher]:
         TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(),
     ]  # fmt: skip
     with Progress(*columns, console=err, transient=not err.is_terminal) as progress:
-        task = progress.add_task("", total=steps, figures="")
+        task = progress.add_task("", total=steps, figures=_FIRST)
 
         def watch(step: int, row: dict[str, Any] | None) -> None:
             progress.update(task, completed=step, figures=_figures(row or {}))
@@ -134,29 +136,34 @@ def show(title: str, rows: list[tuple[str, str]]) -> None:
 
 def show_keys(section: str, whose: str, found: list[Key]) -> None:
     """Print the keys of a section of run.toml, or those that one of its components brings."""
-    title = escape(section) + (f" with {escape(whose)}" if whose else "")
+    title = section + (f" with {whose}" if whose else "")
     table = Table("key", "values", "default", "meaning", title=title, title_justify="left", title_style="bold")
     for key in found:
-        table.add_row(*(escape(text) for text in key))
+        table.add_row(*key)
     out.print(table)
 
 
-def show_plan(formula: Formula, plan: Plan | None) -> None:
-    """Print a plan, or the bound alone."""
+def show_plan(formula: Formula, plan: Plan | None, *, details: bool = False) -> None:
+    """Print a plan, or the bound alone; the paper's bound and its theorems only with `details`."""
     from privsgp.planner import shown as words
+    from privsgp.report.words import site_sentences
 
     with doing("certifying the noise of many K, for the bound"):
         rows = words.formula_rows(formula) if plan is None else words.plan_rows(plan)
         methods = words.method_rows(plan) if plan is not None and len(plan.choices) > 1 else []
         warnings = formula.warnings(formula.steps) if plan is None else plan.warnings
-    show("plan", rows)
+    theory = plan is not None and not details
+    show("plan", [row for row in rows if not theory or row[0] not in words.THEORY])
     if methods:
         table = Table("method", "batch", "steps", "step size", "σ", "noise in the average", "score in rehearsal")
         for row in methods:
             table.add_row(*row)
         out.print(table)
-    for line in warnings:
-        out.print(f"  · {line}", soft_wrap=True)
+    for line in (*warnings, *([] if plan is None else site_sentences(plan))):
+        if not theory or "Theorem" not in line:
+            out.print(f"  · {line}", soft_wrap=True)
+    if theory:
+        out.print("  · --details shows the paper's bound and where its theorems stand", soft_wrap=True)
 
 
 def show_summary(summary: dict[str, Any], folder: Path) -> None:
@@ -174,6 +181,7 @@ def show_summary(summary: dict[str, Any], folder: Path) -> None:
         ("training loss", _plain(s["train_loss"])),
         ("consensus error", _plain(s["consensus_error"])),
         ("privacy", _privacy(s)),
+        ("sites", _each_site(s)),
         ("noise σ", _range(s["sigma"])),
         ("time", _time(s)),
         ("sent", f"{s['bytes_sent'] / 1e6:.1f} MB by all nodes"),
@@ -210,6 +218,14 @@ def _privacy(s: dict[str, Any]) -> str:
         words += f"; nominal ε = {_range(s['epsilon_nominal'])} by the published formula"
     words += _AGAINST.get(s["trust"], "") + _honest(s)
     return words + ("\nsimulation, not private: the config has a seed" if s["simulation"] else "")
+
+
+def _each_site(s: dict[str, Any]) -> str:
+    """Say what each site that has a name has spent."""
+    names, spent = s.get("sites"), s["epsilon_spent"]
+    if not names or spent is None or len(names) != len(spent):
+        return "–"
+    return ", ".join(f"{n} ε = {'?' if e is None else f'{e:.4g}'}" for n, e in zip(names, spent, strict=True))
 
 
 def _honest(s: dict[str, Any]) -> str:
@@ -314,7 +330,16 @@ def show_statements(statements: Sequence[Statement]) -> None:
         state += f", if {s.honest} nodes are honest" if s.honest else ""
         epsilon = "no finite bound" if math.isinf(s.epsilon) else f"{s.epsilon:.4g}"
         budget = "–" if s.budget is None else f"{s.budget:.4g}"
-        table.add_row(str(s.node), str(s.runs), str(s.releases), epsilon, budget, f"{s.delta:g}", s.relation, state)
+        table.add_row(
+            f"{s.node} {s.site}".strip(),
+            str(s.runs),
+            str(s.releases),
+            epsilon,
+            budget,
+            f"{s.delta:g}",
+            s.relation,
+            state,
+        )
     out.print(table)
 
 

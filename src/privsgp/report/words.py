@@ -14,6 +14,7 @@ from privsgp.algorithms import ALGORITHMS
 
 if TYPE_CHECKING:
     from privsgp.accounting.statements import Statement
+    from privsgp.planner.record import Plan
     from privsgp.report.reading import Run
 
 SIMULATION = (
@@ -82,6 +83,38 @@ def paragraphs(run: Run) -> list[str]:
     return [*opening, *_promise(run), *_trusted(run), _counted(run), _not_covered(run)]
 
 
+def site(statement: Statement) -> str:
+    """Call a site by its name, or by its number."""
+    return statement.site or f"site {statement.node}"
+
+
+def site_sentences(plan: Plan) -> list[str]:
+    """Say of each site what a plan asks of it and gives it; sites without names that are alike share a sentence."""
+    n, sigmas = plan.network, plan.sigmas
+    weights = n.weights or [1 / n.nodes] * n.nodes
+    noise = [(p * sigma) ** 2 for p, sigma in zip(weights, sigmas, strict=True)]
+    groups: dict[object, list[int]] = {}
+    for i, budget in enumerate(n.budgets):
+        groups.setdefault(n.sites[i] if n.sites else budget, []).append(i)
+    return [_of_a_plan(plan, nodes, math.fsum(noise[i] for i in nodes) / math.fsum(noise)) for nodes in groups.values()]
+
+
+def _of_a_plan(plan: Plan, nodes: list[int], share: float) -> str:
+    n, first = plan.network, nodes[0]
+    (epsilon, delta), sizes = n.budgets[first], sorted(n.samples[i] for i in nodes)
+    records = f"{sizes[0]:,}" if sizes[0] == sizes[-1] else f"{sizes[0]:,} to {sizes[-1]:,}"
+    who = n.sites[first] if n.sites else f"node {first}" if len(nodes) == 1 else f"each of {len(nodes)} nodes"
+    trusted = "" if n.sharing is None else f", as long as {n.sharing.honest} of {n.nodes} nodes are honest"
+    bound = "" if n.nominal else (
+        f" Whoever sees all that it sends, and must say whether a record of it took part, is right at "
+        f"most {_percent_up(guess(epsilon, delta))} of the time{trusted}; a coin is right half of the time."
+    )  # fmt: skip
+    whose = "its" if len(nodes) == 1 else "theirs"
+    noise = f" {share:.0%} of the noise in the average model is {whose}." if len(nodes) < n.nodes else ""
+    nominal = " by the published formula, which guarantees nothing" if n.nominal else ""
+    return f"{who}: {records} records, ε = {epsilon:g}, δ = {small(delta)}{nominal}.{bound}{noise}"
+
+
 def _promise(run: Run) -> list[str]:
     budgets = {s: promised(run, s) for s in run.statements}
     best, worst = (end(budgets, key=lambda s: (guess(budgets[s], s.delta), budgets[s])) for end in (min, max))
@@ -92,7 +125,7 @@ def _promise(run: Run) -> list[str]:
     means = (
         f"Suppose someone {sees}. They must say {question}. Tossing a coin is right half of the time. With "
         f"all they have seen they are right at most {_percent_up(guess(budgets[worst], worst.delta))} of the time, at "
-        f"the site that is worst off (site {worst.node}: ε = {up(budgets[worst])}, δ = {small(worst.delta)})."
+        f"the site that is worst off ({site(worst)}: ε = {up(budgets[worst])}, δ = {small(worst.delta)})."
     )
     if budgets[worst] > WEAK:
         means += " So large an ε promises next to nothing: treat what that site sent as you treat its records."
@@ -136,7 +169,12 @@ def _trusted(run: Run) -> list[str]:
         "cancels when all are summed; whoever has another site's secrets can take that part away. The secrets rest on "
         "cryptography (X25519, ChaCha20)."
     )
-    if run.processes > 1:
+    if run.roster is not None:
+        said += (
+            " Each process signed what it saw of the public keys, and knew the others' signatures from their cards "
+            f"(SHA-256 of all cards: {run.roster[:16]}…)."
+        )
+    elif run.processes > 1:
         said += " The first process passed on the public keys: it is honest too, unless transcripts were compared."
     curve = known_curve(run)
     if not curve:
@@ -169,7 +207,7 @@ def _best(budgets: dict[Statement, float], best: Statement, worst: Statement) ->
     most, least = (_percent_up(guess(budgets[s], s.delta)) for s in (best, worst))
     if most == least:
         return []
-    return [f"Sites differ. At the best protected, site {best.node}, it is {most} (ε = {up(budgets[best])})."]
+    return [f"Sites differ. At the best protected, {site(best)}, it is {most} (ε = {up(budgets[best])})."]
 
 
 def _replaced(run: Run) -> bool:

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 
 _ROOM = 1 + 2.0**-17  # for what the sampler of shared noise costs where other nodes add less than a node expects
+_ALIKE = 0.01  # by which shared noise that two sites computed may differ: a minimum is searched for
+_APART = 1e12  # by which σ of two nodes may differ: beyond, the weight of one in the average would vanish
 _LEAST = 1e-100  # a σ that another process may tell: weights are made of its square
 
 
@@ -88,12 +90,14 @@ def calibrate_nodes(
     world: World | None = None,
     releases: Sequence[int] = (),
     coordinates: int = 0,
+    agreed: dict[str, Any] | None = None,
 ) -> Protection:
     """Give every node its mechanism: σ_i from its own J_i, b_i and budget, or as fixed by hand.
 
     Where earlier runs have spent from the same budget, a Rényi filter counts them and this one together. Of several
     processes each calibrates its own nodes and tells the others: σ is public. `releases` are K_i where nodes release
-    unequally often; else each does at every step. `coordinates` is the length of a message.
+    unequally often; else each does at every step. `coordinates` is the length of a message. `agreed` is what noise that
+    nodes share was agreed to be made of, where that is settled.
     """
     algorithm, p, n = ALGORITHMS[config.algorithm.name], config.privacy, len(samples)
     deltas = per_node(p.delta, n)
@@ -121,13 +125,14 @@ def calibrate_nodes(
         here = blocks(n, world.size)[world.rank]
         own = world.all_or_none(lambda: [calibrated(i) for i in here])
         all_sigmas = world.all_gather_nodes(own, forms.real(_LEAST, 1 / _LEAST), n)
+        _refuse_apart(world, all_sigmas, own)
         if config.trust == "secure aggregation":
             all_sigmas = [max(all_sigmas)] * n  # each node is counted as if all added as much noise as it does
         mechanisms = [bare.with_sigma(sigma) for bare, sigma in zip(mechanisms, all_sigmas, strict=True)]
 
     covariance = None
     if graph is not None:
-        covariance = share_noise(config, graph, samples, [m.sigma for m in mechanisms], world)
+        covariance = share_noise(config, graph, samples, [m.sigma for m in mechanisms], world, agreed)
         least, worth = min(covariance.own_sigma), covariance.effective(config.honest)
         mechanisms = [replace(m, sigma=sigma, least_own=least) for m, sigma in zip(mechanisms, worth, strict=True)]
 
@@ -145,6 +150,14 @@ def calibrate_nodes(
     )  # fmt: skip
 
 
+def _refuse_apart(world: World, told: Sequence[float], own: Sequence[float]) -> None:
+    """Refuse a peer whose σ no sizes and budgets could set apart from ours so far: weights are made of them."""
+    for rank, block in enumerate(blocks(len(told), world.size)):
+        for i in block:
+            if not min(own) / _APART <= told[i] <= max(own) * _APART:
+                world.refuse(rank, f"says σ = {told[i]:g} of its node {i}, where {own[0]:g} is needed here")
+
+
 def noise_graph(config: Config, nodes: int) -> NoiseGraph | None:
     """Return which pairs of nodes share noise; None where none do. It is public."""
     if not config.pairwise:
@@ -153,34 +166,57 @@ def noise_graph(config: Config, nodes: int) -> NoiseGraph | None:
 
 
 def share_noise(
-    config: Config, graph: NoiseGraph, samples: Sequence[int], needed: Sequence[float], world: World
-) -> PairwiseCovariance:
+    config: Config, graph: NoiseGraph, samples: Sequence[int], needed: Sequence[float], world: World,
+    agreed: dict[str, Any] | None = None,
+) -> PairwiseCovariance:  # fmt: skip
     """Return pairwise noise that is worth, before the worst coalition, the σ_i that each node needs.
 
-    Of several processes the first proposes it: machines may round differently, and all must have the same numbers.
+    Of several processes the first proposes it: machines may round differently, and all must have the same numbers. So
+    do sites, in what they sign: `agreed`.
 
     Guarantee: whatever was proposed, it is worth to each node here what it needs, by this process's own count.
     """
     weights = node_weights(config.algorithm.weights, samples, needed, shared=True)
     wanted = (needed, config.honest, config.pair_ratio, graph, weights)
+    if agreed is not None:
+        shared = _covariance(graph, agreed, weights)
+        _refuse_other_noise(shared, solve(*wanted))
+        _refuse_too_little(shared, config.honest, needed, range(len(needed)), "the agreement has")
+        return shared
     found = world.all_or_none(lambda: solve(*wanted) if world.rank == 0 else None)
     size = forms.real(0.0, 1 / _LEAST)
     form = forms.keys({"own": forms.each(size, len(needed)), "pair": size})
     proposed: Any = None if found is None else {"own": list(found.own), "pair": found.pair}
     said = world.all_gather_each(proposed, [form] + [forms.NOTHING] * (world.size - 1))[0]
-    shared = PairwiseCovariance(graph, tuple(said["own"]), said["pair"], None if weights is None else tuple(weights))
+    shared = _covariance(graph, said, weights)
     here = blocks(len(needed), world.size)[world.rank]
-    world.all_or_none(lambda: _refuse_too_little(shared, config.honest, needed, here))
+    world.all_or_none(lambda: _refuse_too_little(shared, config.honest, needed, here, "process 0 proposes"))
     return shared
 
 
-def _refuse_too_little(shared: PairwiseCovariance, honest: int, needed: Sequence[float], here: range) -> None:
+def _covariance(graph: NoiseGraph, said: dict[str, Any], weights: Sequence[float] | None) -> PairwiseCovariance:
+    return PairwiseCovariance(graph, tuple(said["own"]), said["pair"], None if weights is None else tuple(weights))
+
+
+def _refuse_other_noise(agreed: PairwiseCovariance, found: PairwiseCovariance) -> None:
+    """Refuse noise that is not about what comes out here: more than is needed would spoil the model."""
+    for one, other in zip((*agreed.own, agreed.pair), (*found.own, found.pair), strict=True):
+        if not abs(one - other) <= _ALIKE * other:
+            raise Refused(
+                f"the agreement has shared noise of variance {one:g} where {other:g} comes out here",
+                "nothing was signed: ask the proposer how it came about",
+            )
+
+
+def _refuse_too_little(
+    shared: PairwiseCovariance, honest: int, needed: Sequence[float], here: range, whose: str
+) -> None:
     """Refuse noise that is worth less to a node here than it needs."""
     worth = shared.effective(honest)
     for i in here:
         if not worth[i] >= needed[i] * (1 - 2.0**-20):
             raise Refused(
-                f"the noise that process 0 proposes is worth σ = {worth[i]:g} to node {i}, which needs {needed[i]:g}",
+                f"the noise that {whose} is worth σ = {worth[i]:g} to node {i}, which needs {needed[i]:g}",
                 "nothing was sent; ask its site which program runs there",
             )
 

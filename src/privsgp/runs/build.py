@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -48,8 +48,12 @@ def build_run(
     earlier: Sequence[Sequence[Segment]] = (),
     world: World | None = None,
     faults: Faults | None = None,
+    agreed: dict[str, Any] | None = None,
 ) -> RunSpec:
-    """Decide everything: σ_i from budgets, the graph, the device. What is impossible is refused here."""
+    """Decide everything: σ_i from budgets, the graph, the device. What is impossible is refused here.
+
+    `agreed` is what noise that sites share was agreed to be made of.
+    """
     config, problem = pooled(config, problem)
     if config.algorithm.auto:
         raise Refused(
@@ -67,7 +71,7 @@ def build_run(
     places = positions(learning.model, learning.made_up()[0])
     slack = kappa(dtype, device, positions=places)
     dim = Layout.of(problem.model).dim
-    protection = calibrate_nodes(config, problem.samples, slack, earlier, world, releases, dim)
+    protection = calibrate_nodes(config, problem.samples, slack, earlier, world, releases, dim, agreed)
     _refuse_short(protection.mechanisms[0], least_difference_clip(config.privacy.clip, dtype, places))
     spec = RunSpec(
         name=config.name,
@@ -93,6 +97,7 @@ def build_run(
         weights=_weights(config, problem.samples, protection),
         final_model=_final_model(config, faults),
         noise=_noise(config, protection),
+        sites=config.data.sites or (),
         share_metrics=config.test_is_public,
     )
     refuse_vast(spec, places)

@@ -13,8 +13,11 @@ import functools
 import hashlib
 import json
 import math
+import os
 import re
 import tomllib
+import warnings
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Self
 
 from pydantic import (
@@ -23,6 +26,7 @@ from pydantic import (
     ModelWrapValidatorHandler,
     PrivateAttr,
     ValidationError,
+    WithJsonSchema,
     create_model,
     model_validator,
 )
@@ -33,13 +37,15 @@ from privsgp.algorithms import ALGORITHMS, PushSum, load_plugins
 from privsgp.algorithms.algorithm import Trust  # noqa: TC001 - a field has this type
 from privsgp.algorithms.gossip import DP2SGD
 from privsgp.algorithms.update_rule import UpdateOptions
+from privsgp.data import schema as schemas
 from privsgp.data.loading import BUILT_IN
 from privsgp.data.partitions import PARTITIONS
 from privsgp.data.partitions import check as check_partition
+from privsgp.data.tables import is_table
 from privsgp.engine.averaging import FinalModelOptions
 from privsgp.errors import Refused
 from privsgp.features.maps import FEATURES
-from privsgp.files import read_bytes
+from privsgp.files import read_toml
 from privsgp.graph import GRAPHS
 from privsgp.models.networks import MODELS
 from privsgp.options import Count, NotNegative, Options, Positive, Probability, option
@@ -47,13 +53,10 @@ from privsgp.randomness import NOISES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
-    from pathlib import Path
 
     from pydantic_core import ErrorDetails
 
 
-_LONGEST, _DOTS = 2**20, 64  # bytes of a run.toml, and dots in one line of it
-_NUMBER = re.compile(r"(?<![\w.])[+-]?\d[\d_]*\.\d[\d_]*(?:[eE][+-]?\d+)?(?![\w.])")
 PLANNED = ("privsgp", "privsgp-vr", "privsgp-sag")  # what the planner rehearses and chooses from
 AUTO = ("name", "steps", "step_size", "batch", "weights")  # of [algorithm]: what can be left to it
 
@@ -76,20 +79,45 @@ def _one_of(known: Collection[str], *, unsaid: str | None = None) -> AfterValida
     return AfterValidator(check)
 
 
+def _site_name(value: str) -> str:
+    if not re.fullmatch(r"\w[\w.-]{0,63}", value):
+        raise ValueError("a site's name has up to 64 letters, digits, '_', '-' and '.'")
+    return value
+
+
 def _folder_name(value: str) -> str:
     if not re.fullmatch(r"\w[\w.-]*", value):
         raise ValueError("it names a folder: use letters, digits, '_', '-' and '.'")
     return value
 
 
-class Data(Options):
+_FILE_OR_TABLE = WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "object"}, {"type": "null"}]})
+
+with warnings.catch_warnings():  # pydantic has a method `schema`, deprecated for years, that this key hides
+    warnings.simplefilter("ignore", UserWarning)
+
+    class _Tables(Options):
+        """What tables of one's own are, and whose."""
+
+        schema: Annotated[schemas.Schema | None, _FILE_OR_TABLE] = option(  # type: ignore[assignment]
+            None, "tables: the public schema.toml that all sites share"
+        )
+        sites: list[Annotated[str, AfterValidator(_site_name)]] | None = option(
+            None, "names of the nodes, in their order"
+        )
+        test_path: str | None = option(None, "public test data: .csv, .parquet, .feather or .npz")
+
+
+class Data(_Tables):
     """What is learnt from, and how it lies on the nodes."""
 
     name: str = option("digits", "digits, mnist, cifar10 or a9a; from Python, your own arrays")
     nodes: Count = option(16, "n: how many nodes")
     partition: str = option("even", "how a data set is divided among the nodes")
     sizes: list[int] | None = option(None, "J_i: how many samples each node gets; left out: all of them, evenly")
-    path: str | None = option(None, 'each node its own file: "site-{node}.npz"')
+    path: str | None = option(
+        None, 'each node its own file, "site-{node}.csv" or "{site}.csv": .csv, .parquet, .feather or .npz'
+    )
     classes: Count | None = option(
         None, "how many classes labels in files of one's own have; left out: the file says it, or public test labels"
     )
@@ -106,6 +134,38 @@ class Data(Options):
     def brought(self) -> bool:
         """Whether each node brings its own records, and none is moved by how many there are elsewhere."""
         return self.path is not None or self.name == SITES
+
+    @model_validator(mode="before")
+    @classmethod
+    def _as_many_as_sites(cls, values: Any) -> Any:  # noqa: ANN401 - whatever was given
+        """Take the number of names for the number of nodes, where nothing else is said."""
+        if isinstance(values, dict) and "nodes" not in values and isinstance(values.get("sites"), list):
+            return values | {"nodes": len(values["sites"])}
+        return values
+
+    @model_validator(mode="after")
+    def _sites_fit(self) -> Self:
+        if self.sites is not None and len(self.sites) != self.nodes:
+            raise Refused(f"data.sites has {len(self.sites)} names for data.nodes = {self.nodes}", "give one per node")
+        if self.sites is not None and (twice := {name for name in self.sites if self.sites.count(name) > 1}):
+            raise Refused(f"data.sites has {min(twice)!r} twice", "give each site a name of its own")
+        return self
+
+    @model_validator(mode="after")
+    def _schema_fits(self) -> Self:
+        """Refuse a schema without a table, and a table without a schema."""
+        for key in ("path", "test_path"):
+            name = getattr(self, key)
+            if name is not None and is_table(name) and self.schema is None:
+                raise Refused(
+                    f"data.{key} = {name!r} without data.schema",
+                    'name the public schema.toml that all sites share: schema = "schema.toml"',
+                )
+        if self.schema is not None and self.path is not None and not is_table(self.path):
+            raise Refused(f"data.schema beside data.path = {self.path!r}", "a schema is of .csv, .parquet or .feather")
+        if self.schema is not None and self.classes is not None:
+            raise Refused(f"data.classes = {self.classes} beside data.schema", "leave it out: the schema lists them")
+        return self
 
     @model_validator(mode="after")
     def _sizes_fit(self) -> Self:
@@ -284,7 +344,7 @@ class Clock(Options):
 class PlanSection(Options):
     """What a plan may look at."""
 
-    data: str = option("synthetic", "synthetic stand-ins, public data (a name or an .npz file), or private")
+    data: str = option("synthetic", "synthetic stand-ins, public data (a name or a file), or private")
     may_spend: bool = option(default=False, meaning="whether looking at private data may be paid for")
     evaluations: Positive | None = option(None, "gradients that a node may evaluate in the whole run; left out: any")
 
@@ -316,6 +376,31 @@ class Config(Options):
     clock: Clock = Clock()
     plan: PlanSection = PlanSection()
     engine: Engine = Engine()
+    _base: Path = PrivateAttr(default_factory=Path)
+
+    def __eq__(self, other: object) -> bool:
+        """Compare what is said, wherever it stands."""
+        return isinstance(other, Config) and self.__dict__ == other.__dict__
+
+    def __hash__(self) -> int:
+        return hash(self.shared_hash())
+
+    def site(self, node: int) -> str:
+        """What a node is called in messages."""
+        return f"node {node}" if self.data.sites is None else f"node {node} ({self.data.sites[node]})"
+
+    @property
+    def base(self) -> Path:
+        """The folder that paths in it are relative to: that of run.toml."""
+        return self._base
+
+    def beside(self, folder: Path) -> Config:
+        """Return the same configuration for a run.toml in another folder: its paths lead to the same files."""
+        named = {key: getattr(self.data, key) for key in ("path", "test_path")}
+        moved = {key: os.path.relpath(self.base / name, folder) for key, name in named.items() if name is not None}
+        if folder.resolve() == self.base.resolve() or not moved:
+            return self
+        return self.with_values({"data": self.data.model_dump() | moved})
 
     @model_validator(mode="after")
     def _one_per_node(self) -> Self:
@@ -468,11 +553,11 @@ class Config(Options):
     def test_is_public(self) -> bool:
         """Whether metrics on test data may be told to peers and stand in what a run leaves for others.
 
-        As `data.test` says; else in simulations, and where the test set is a published one.
+        As `data.test` says; else in simulations, and where the test set is a published one or `data.test_path`.
         """
         if self.data.test is not None and self.seed is None:
             return self.data.test == "public"
-        return self.seed is not None or self.data.published
+        return self.seed is not None or self.data.published or self.data.test_path is not None
 
     @property
     def trust(self) -> Trust:
@@ -503,7 +588,10 @@ class Config(Options):
         values = self.model_dump(mode="json")
         del values["name"]
         del values["data"]["path"]
-        del values["data"]["test"]  # each site's own choice
+        del values["data"]["test"], values["data"]["test_path"]  # each site's own choice
+        for key in ("schema", "sites"):  # keys that came later, as below
+            if values["data"][key] is None:
+                del values["data"][key]
         if self.privacy.noise == "independent":
             del values["privacy"]["noise"]
         if self.data.classes is None:  # a key that came later: what was shared before is shared still
@@ -522,12 +610,16 @@ class Config(Options):
         section, before = SECTIONS[which], getattr(self, which).model_dump()
         own = section.components().get(str(values.get(section.key, before[section.key])), Options).model_fields
         kept = {key: value for key, value in before.items() if key in section.base.model_fields or key in own}
-        return parse(self.model_dump() | {which: kept | values})
+        return self.with_values({which: kept | values})
 
-    def __reduce__(self) -> tuple[Callable[..., Config], tuple[dict[str, Any]]]:
+    def with_values(self, changed: dict[str, Any]) -> Config:
+        """Return the same configuration with other sections, checked anew."""
+        return parse(self.model_dump() | changed, base=self._base)
+
+    def __reduce__(self) -> tuple[Callable[..., Config], tuple[dict[str, Any], tuple[str, ...], Path]]:
         """Pickle the values: the class is made of the components that they name."""
         algorithm = self.algorithm.model_dump() | dict.fromkeys(self.algorithm.auto, "auto")
-        return parse, (self.model_dump() | {"algorithm": algorithm},)
+        return parse, (self.model_dump() | {"algorithm": algorithm}, (), self._base)
 
     def shared_hash(self) -> str:
         """Return the SHA-256 of the shared part, on which public randomness hangs without a seed.
@@ -541,13 +633,15 @@ class Config(Options):
     def toml(self) -> str:
         """Write the configuration out in full, defaults included."""
         values = self.model_dump(mode="json", exclude_none=True)
+        schema = "" if self.data.schema is None else "\n" + self.data.schema.toml("data.schema.")
+        values["data"].pop("schema", None)
         top = [f"{key} = {_toml(value)}" for key, value in values.items() if not isinstance(value, dict)]
         for section, keys in values.items():
             if isinstance(keys, dict):
                 own = SECTIONS[section].base.model_fields if section in SECTIONS else keys
                 ordered = sorted(keys.items(), key=lambda item: item[0] not in own)  # a component's keys come last
                 top += ["", f"[{section}]", *(f"{key} = {_toml(value)}" for key, value in ordered)]
-        return "\n".join(top) + "\n"
+        return "\n".join(top) + "\n" + schema
 
 
 class Section(NamedTuple):
@@ -602,18 +696,11 @@ def _positive(sigma: float | list[float]) -> bool:
 
 
 def read(path: Path, changes: Sequence[str] = ()) -> Config:
-    """Read run.toml and apply `--set KEY=VALUE` changes (VALUE is TOML, else a string; nothing takes the key out)."""
-    try:
-        text = read_bytes(path, _LONGEST).decode()
-        _refuse_endless_keys(path, text)
-        values = tomllib.loads(text)
-    except OSError as error:
-        raise Refused(f"cannot read the config {path}: {error.strerror}", "name a run.toml that is there") from error
-    except Refused:
-        raise
-    except (ValueError, RecursionError) as error:  # bytes or digits that are none, brackets without an end
-        raise Refused(f"{path} is not TOML: {error}", "see run.toml in the README") from error
-    return parse(values, changes)
+    """Read run.toml and apply `--set KEY=VALUE` changes (VALUE is TOML, else a string; nothing takes the key out).
+
+    Paths in it are relative to the folder it lies in.
+    """
+    return parse(read_toml(path, "config", "see run.toml in the README"), changes, path.parent)
 
 
 def started(path: Path) -> Config:
@@ -623,25 +710,29 @@ def started(path: Path) -> Config:
     return config.with_algorithm(difference_scale=1.0) if old else config
 
 
-def _refuse_endless_keys(path: Path, text: str) -> None:
-    """Refuse keys of many parts, which take tomllib a time that grows with their square; numbers have dots too."""
-    for number, line in enumerate(text.splitlines(), 1):
-        if line.count(".") > _DOTS and _NUMBER.sub("", line).count(".") > _DOTS:
-            raise Refused(f"{path}, line {number}: more than {_DOTS} dots", "see run.toml in the README")
-
-
-def parse(values: dict[str, Any], changes: Sequence[str] = ()) -> Config:
-    """Turn plain values into a checked configuration, after `--set KEY=VALUE` changes."""
+def parse(values: dict[str, Any], changes: Sequence[str] = (), base: Path | None = None) -> Config:
+    """Turn plain values into a checked configuration, after `--set KEY=VALUE` changes; paths are relative to `base`."""
     try:
         values = copy.deepcopy(values) if changes else values
         for change in changes:
             _apply(values, change)
+        values = _with_schema(values, base or Path())
         kind = _config_for(values)
-        return kind.model_validate(values)
+        made = kind.model_validate(values)
     except ValidationError as error:
         raise _refusal(error, kind, values) from error
     except RecursionError as error:
         raise Refused("a value without an end: brackets in brackets", "see run.toml in the README") from error
+    made._base = base or Path()
+    return made
+
+
+def _with_schema(values: dict[str, Any], base: Path) -> dict[str, Any]:
+    """Put what a schema says in the place of its file's name: a configuration is complete by itself."""
+    data = values.get("data")
+    if not isinstance(data, dict) or not isinstance(name := data.get("schema"), str):
+        return values
+    return values | {"data": data | {"schema": schemas.read(base / name).model_dump()}}
 
 
 def differences(old: Config, new: Config) -> list[str]:

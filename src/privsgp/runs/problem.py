@@ -13,11 +13,11 @@ from torch import nn
 
 from privsgp import data, features, models
 from privsgp.algorithms import ALGORITHMS
+from privsgp.data.loading import file_path, same_file, site_paths, with_test
 from privsgp.devices import chosen_device
 from privsgp.errors import Refused
 from privsgp.features.encode import encoded, make_encoder
 from privsgp.features.views import of_the_mean_view, over_views
-from privsgp.runs import config as configs
 from privsgp.runs.budgets import per_node
 from privsgp.seeds import public_seed
 from privsgp.transport import forms
@@ -52,6 +52,7 @@ class Problem:
     sizes: Sequence[int] = ()
     encoder: nn.Module | None = None
     views: str | None = None
+    told: Sequence[str] = ()  # what happened to single values of records here: for those who hold them alone
 
     @property
     def samples(self) -> list[int]:
@@ -98,11 +99,6 @@ def load_problem(config: Config, data_dir: Path | None = None) -> Problem:
     """
     world = join()
     refuse_other_configurations(config, world)
-    if not world.alone and config.algorithm.auto:
-        raise Refused(
-            f"algorithm.{config.algorithm.auto[0]} = 'auto' with {world.size} processes",
-            "write the number that `privsgp plan` gives",
-        )
     block = blocks(config.data.nodes, world.size)[world.rank]
     problem = world.all_or_none(
         lambda: _read(config, data_dir, block).local_shard(world).encoded(chosen_device(config.engine.device))
@@ -115,14 +111,32 @@ def load_problem(config: Config, data_dir: Path | None = None) -> Problem:
 
 def _read(config: Config, data_dir: Path | None, block: range) -> Problem:
     """Read the files of the nodes in `block`, or a data set that is divided among all nodes."""
-    task = models.task(config.model.loss)
-    if config.data.path is not None:
-        dataset, parts = data.load_sites(config.data.path, block, task=task, classes=config.data.classes)
+    task, d, told = models.task(config.model.loss), config.data, list[str]()
+    if d.path is not None:
+        dataset, parts = data.load_sites(
+            d.path, block, task=task, classes=d.classes, schema=d.schema, base=config.base, names=d.sites,
+            tell=told.append,
+        )  # fmt: skip
     else:
-        dataset = data.load(config.data.name, data_dir=data_dir, task=task, classes=config.data.classes)
+        name = str(file_path(d.name, data_dir, config.base))
+        dataset = data.load(name, data_dir=data_dir, task=task, classes=d.classes, schema=d.schema)
         parts = split(config, dataset)
-    apart = len(parts) < config.data.nodes
-    return assembled(config, dataset, parts, block if apart else None)
+    dataset = with_test(dataset, _public_test(config, block), d.schema)
+    apart = len(parts) < d.nodes
+    problem = assembled(config, dataset, parts, block if apart else None)
+    return dataclasses.replace(problem, told=told)
+
+
+def _public_test(config: Config, block: range) -> Path | None:
+    """Return where public test data lie; refuse a node's own file under that name."""
+    d = config.data
+    if d.test_path is None:
+        return None
+    path = config.base / d.test_path
+    own = [] if d.path is None else site_paths(d.path, block, config.base, d.sites)
+    if any(same_file(path, file) for file in own):
+        raise Refused(f"data.test_path = {d.test_path!r} is a node's own file", "test data named here are public")
+    return path
 
 
 def assembled(
@@ -149,7 +163,7 @@ def assembled(
 
 
 def first_model(
-    config: Config, sample: tuple[int, ...], target: tuple[int, ...], classes: int | None
+    config: Config, sample: tuple[int, ...], target: tuple[int, ...], classes: int | None, device: str = "cpu"
 ) -> tuple[nn.Module, nn.Module | None]:
     """Return the model at x⁰ for samples and targets of these shapes, and the map that samples go through first."""
     encoder, shape = make_encoder(config.features.name, config.features.options, sample)
@@ -159,6 +173,7 @@ def first_model(
         outputs=models.outputs(config.model.loss, classes=classes, target_shape=target),
         seed=public_seed(config.seed, config.shared_hash(), "x0"),
         rows=config.views is not None,
+        device=device,
         **config.options("model"),
     )
     return model, encoder
@@ -220,16 +235,16 @@ def pooled(config: Config, problem: Problem) -> tuple[Config, Problem]:
     if p.sigma is not None:
         strictest["sigma"] = max(per_node(p.sigma, n))
     values = config.model_dump()
-    values["data"] |= {"nodes": 1, "sizes": None}
+    values["data"] |= {"nodes": 1, "sizes": None, "sites": None}
     values["clock"] |= {"stragglers": 0.0, "slowdown": 1.0}  # slow nodes have handed their data over
     values["privacy"] |= strictest
     values["algorithm"] |= {"batch": n * config.algorithm.batch}
-    return configs.parse(values), dataclasses.replace(problem, parts=[np.concatenate(problem.parts)])
+    return config.with_values(values), dataclasses.replace(problem, parts=[np.concatenate(problem.parts)])
 
 
 def notes(config: Config, problem: Problem) -> list[str]:
     """Say what a careful colleague would say before the run; of several processes the first says what holds for all."""
-    said = test_notes(config, problem)
+    said = [*test_notes(config, problem), *problem.told]
     if join().rank:
         return said
     config, problem = pooled(config, problem)
@@ -238,7 +253,7 @@ def notes(config: Config, problem: Problem) -> list[str]:
     large = [i for i, J in enumerate(samples) if config.private and deltas[i] * J >= 1]
     if large:
         said.append(
-            f"privacy.delta = {deltas[large[0]]:g} is not below 1/J of node {large[0]} ({samples[large[0]]} "
+            f"privacy.delta = {deltas[large[0]]:g} is not below 1/J of {config.site(large[0])} ({samples[large[0]]} "
             f"samples; {len(large)} such nodes): publishing a whole record with that probability would be allowed"
         )
     if config.seed is not None:
@@ -272,16 +287,28 @@ def _outsiders(nodes: int, honest: int) -> str:
     return f"; it holds against those outside alone: another site by itself learns what it says for {nodes - 1}"
 
 
+def unsaid(config: Config) -> list[str]:
+    """Say what was left out of a configuration that matters most; to be asked before anything is put in its place."""
+    if "nodes" in config.data.model_fields_set:
+        return []
+    return [f"data.nodes is left out: there are {config.data.nodes} nodes"]
+
+
 def test_notes(config: Config, problem: Problem) -> list[str]:
     """Say who gets to see metrics on test data of one's own; every process says it of its own."""
     if config.seed is not None or problem.dataset.x_test is None or (config.data.published and not config.data.test):
         return []
     if config.test_is_public:
-        return ["data.test = 'public': peers, summary and report get to see metrics on test data; no ε covers them"]
+        how = "data.test_path" if config.data.test is None else "data.test = 'public'"
+        return [f"{how}: peers, summary and report get to see metrics on test data; no ε covers them"]
     kept = "data.test = 'private': metrics on test data stay in private/metrics.jsonl, and no ε covers them"
     return [f"{kept}; if anybody may see them, say data.test = 'public'"]
 
 
 def refuse_other_configurations(config: Config, world: World) -> None:
     """Refuse a peer with another shared configuration, or one that would evaluate or stop at other steps."""
-    greet(world, config.shared() | {"engine": config.engine.model_dump(exclude={"device"})})
+    shared = config.shared()
+    if config.data.schema is not None:
+        shared["data"]["schema"] = config.data.schema.digest
+    own = {"engine": config.engine.model_dump(exclude={"device"}), "auto": config.algorithm.auto}
+    greet(world, shared | own)

@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from privsgp.accounting.ledger import Header, Segment
     from privsgp.engine.spec import RunSpec
     from privsgp.engine.trainer import Watcher
+    from privsgp.randomness.pairwise import Identities
     from privsgp.runs.config import Config
     from privsgp.transport.lossy import Faults
 
@@ -101,6 +102,7 @@ def run(
     watch: Watcher | None = None,
     plan: dict[str, Any] | None = None,
     faults: Faults | None = None,
+    identities: Identities | None = None,
 ) -> Result:
     """Train, and leave a complete run folder behind. On a finished run `resume` changes nothing.
 
@@ -108,6 +110,7 @@ def run(
     `ledgers` is the ledger folder of an earlier run on the same data: its budget is what this run may go on spending.
     `plan` is kept as plan.json: what `planning.settle` put in the place of "auto", and why. `faults` are of a simulated
     network. Started by torchrun, this is one process's share of the run; after a restart it resumes by itself.
+    `identities` are the long-term keys of all processes: with them nobody sits between two that share noise.
     """
     world = join()
     with world.leaving(), contextlib.ExitStack() as locks:
@@ -117,7 +120,7 @@ def run(
         _refuse_other_model(problem, world)
         folder = Folder(out, "" if problem.block is None else f"-{problem.block.start}-{problem.block.stop - 1}")
         config = world.all_or_none(lambda: _settled(folder, config, problem, resume=resume))
-        around = _circumstances(config, world, faults)
+        around = _circumstances(config, world, faults, identities)
         done = world.all_or_none(lambda: _finished(folder, config, around, resume=resume, moved=moved))
         if all(world.all_gather(done, forms.FLAG)):
             return load_result(folder, problem.model)
@@ -126,7 +129,7 @@ def run(
         if ran.private and ran.seed is None:
             world.all_or_none(lambda: _warn(folder, ran, earlier))
         spec = build_run(config, problem, earlier, world, faults)
-        training = Trainer(spec, folder, watch, world)
+        training = Trainer(spec, folder, watch, world, identities)
         world.all_or_none(lambda: locks.enter_context(folder.locked()))
         number = world.all_gather(folder.run or uuid.uuid4().hex, _RUN)[0]
         world.run = number
@@ -154,7 +157,9 @@ def _settled(folder: Folder, config: Config, problem: Problem, *, resume: bool) 
     return with_scale(config, problem.samples, configs.started(folder.config) if goes_on else None)
 
 
-def _circumstances(config: Config, world: World, faults: Faults | None) -> dict[str, Any]:
+def _circumstances(
+    config: Config, world: World, faults: Faults | None, identities: Identities | None
+) -> dict[str, Any]:
     """Return what a resumed run must find as it was; refuse what the algorithm cannot do with."""
     name, algorithm = config.algorithm.name, ALGORITHMS[config.algorithm.name]
     if algorithm.asynchronous and (faults is not None or not world.alone):
@@ -170,7 +175,10 @@ def _circumstances(config: Config, world: World, faults: Faults | None) -> dict[
         )
     if faults is not None and not world.alone:
         raise Refused(f"faults with {world.size} processes", "faults are for simulation in one process")
-    around: dict[str, Any] = {"processes": world.size, "faults": None if faults is None else dataclasses.asdict(faults)}
+    around: dict[str, Any] = {
+        "processes": world.size, "faults": None if faults is None else dataclasses.asdict(faults),
+        "roster": None if identities is None else identities.roster,
+    }  # fmt: skip
     told: dict[str, Any] = json.loads(json.dumps(around))
     return told
 
@@ -242,7 +250,7 @@ def _warn(folder: Folder, config: Config, earlier: list[list[Segment]]) -> None:
     others = [one for one in witness.elsewhere(folder.path, layout(config)) if one.origin not in counted]
     for one in others[:_MOST_NAMED]:
         budget = "" if one.epsilon is None else f" under ε = {one.epsilon:g}"
-        _LOG.warning("%s has spent %d releases of node %d%s", one.folder, one.charged, one.node, budget)
+        _LOG.warning("%s has spent %d releases of %s%s", one.folder, one.charged, config.site(one.node), budget)
     if others:
         told = "private run(s) on records laid out like these are not counted here: what they and this run spend"
         _LOG.warning("%d %s add up; --ledger <run>/ledger goes on with the budget of one", len(others), told)
@@ -288,8 +296,8 @@ def _refuse_moved(where: Path, before: Header, config: Config, samples: Sequence
     then, now = before.mechanism["samples"], samples[before.node]
     if not config.data.brought and then != now:
         raise Refused(
-            f"{where} is of a run whose records lay on other nodes: node {before.node} held {then} samples, and now "
-            f"holds {now}",
+            f"{where} is of a run whose records lay on other nodes: {config.site(before.node)} held {then} samples, "
+            f"and now holds {now}",
             "go on with the same data: what a record has spent is in its own node's ledger",
         )
 
@@ -422,6 +430,7 @@ def _summary(
         "trust": spec.settings.trust,
         "graph": spec.graph.name,
         "nodes": spec.nodes,
+        "sites": list(spec.sites) or None,
         "steps": outcome.steps,
         "steps_planned": spec.steps,
         "ended": _ended(spec, outcome),
@@ -441,7 +450,7 @@ def _summary(
         "delta": list(p.deltas) if private else None,
         "sigma": [m.sigma for m in p.mechanisms],
         "noise": spec.noise.name,
-        "pairwise": _pairwise(spec, spent),
+        "pairwise": shared_noise(spec, _most_spent(spent)),
         "samples": [m.samples for m in p.mechanisms],
         "releases": outcome.releases,
         "reported": reported,
@@ -458,20 +467,23 @@ def _summary(
     }
 
 
-def _pairwise(spec: RunSpec, spent: list[float | None]) -> dict[str, Any] | None:
+def shared_noise(spec: RunSpec, node: int) -> dict[str, Any] | None:
     """Return what shared noise is made of and what it asks one to trust: ε by how many nodes are honest.
 
-    The curve is that of the node that has spent most, for all its releases; None is "no finite bound".
+    The curve is that of a node, for all its releases; None is "no finite bound".
     """
     p = spec.protection
     if p.covariance is None or p.trust_curve is None:
         return None
-    known = [math.inf if epsilon is None else epsilon for epsilon in spent]
-    worst = known.index(max(known))
-    honest, most = p.mechanisms[worst].honest, spec.steps if p.allowance is None else p.allowance[worst]
-    told = {"honest": honest, "partners": p.covariance.graph.partners, "node": worst}
-    curve = [[h, _finite(epsilon)] for h, epsilon in p.trust_curve(worst, most)]
+    honest, most = p.mechanisms[node].honest, spec.steps if p.allowance is None else p.allowance[node]
+    told = {"honest": honest, "partners": p.covariance.graph.partners, "node": node}
+    curve = [[h, _finite(epsilon)] for h, epsilon in p.trust_curve(node, most)]
     return told | p.covariance.to_json(honest) | {"curve": curve}
+
+
+def _most_spent(spent: list[float | None]) -> int:
+    known = [math.inf if epsilon is None else epsilon for epsilon in spent]
+    return known.index(max(known))
 
 
 def _ended(spec: RunSpec, outcome: Outcome) -> str | None:

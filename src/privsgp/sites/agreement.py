@@ -19,7 +19,8 @@ import numpy as np
 from cryptography.exceptions import InvalidSignature
 from pydantic import BaseModel, ConfigDict, Field
 
-from privsgp import __version__
+from privsgp import __version__, devices, features
+from privsgp.devices import chosen_device
 from privsgp.errors import Refused
 from privsgp.files import parsed, read_bytes, replace
 from privsgp.gradients import Layout
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from numpy.typing import NDArray
+    from torch import nn
 
     from privsgp.data import Dataset
     from privsgp.engine.spec import RunSpec
@@ -46,12 +48,15 @@ if TYPE_CHECKING:
 
 FORMAT, VERSION = "privsgp-study", 1
 ALLOWED = ("privsgp", "privsgp-vr", "privsgp-sag", "sgp")
+FEATURES = ("none", "scattering", "random-conv")
+_MOST_FEATURES = 4096  # of filters, of directions, …: what is made before it can be compared with a size
 _LONGEST = 2**22
 _CLOSE = 1e-6  # by which noise that two sites computed may differ
 _Hex = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 _Time = Annotated[str, Field(pattern=r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ$")]
 
 
+_Variance = Annotated[float, Field(gt=0, le=1e100, allow_inf_nan=False)]
 _Seconds = Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)]
 
 
@@ -77,6 +82,16 @@ class _Model(BaseModel):
 
     weights: Annotated[int, Field(ge=1, le=2**34)]
     x0: _Hex
+    features: _Hex | None  # the map that samples go through first
+
+
+class _Shared(BaseModel):
+    """What noise that pairs of sites share is made of: variances, each node's own and that of a pair."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    own: list[_Variance]
+    pair: _Variance
 
 
 class StudyFile(BaseModel):
@@ -100,6 +115,7 @@ class StudyFile(BaseModel):
     epsilon: list[float | None]
     delta: list[float]
     sigma: list[float]
+    shared_noise: _Shared | None
     limits: Limits
     relay: CardFile | None
 
@@ -155,12 +171,24 @@ class Agreement:
                 raise Refused(f"{where}: two sites have the {what} {min(twice)}", "each site has its own card")
         if self.config.data.sizes != self.values["samples"] or self.config.algorithm.steps != self.values["steps"]:
             raise Refused(f"{where}: J_i or K differ from its configuration", "ask for a study that `propose` wrote")
+        self._refuse_other_names(where)
         self._refuse_other_budgets(where)
+        shared = self.values["shared_noise"]
+        if (shared is not None) != self.config.pairwise or (shared is not None and len(shared["own"]) != n):
+            raise Refused(f"{where}: shared_noise is not of its configuration", "ask for a study that `propose` wrote")
         for key in ("created", "expires"):
             _refuse_no_time(self.values[key], f"{where}: {key}")
         refuse_algorithm(self.config)
         self._refuse_limits()
         self._refuse_unreachable()
+
+    def _refuse_other_names(self, where: str) -> None:
+        names = [card.name for card in self.roster]
+        if self.config.data.sites not in (None, names):
+            raise Refused(
+                f"{where}: data.sites = {self.config.data.sites}, and the cards are those of {names}",
+                "give --site in the order of data.sites, or leave data.sites out",
+            )
 
     def _refuse_other_budgets(self, where: str) -> None:
         """Refuse (ε_i, δ_i) that are shown, and asked the policy about, where noise would be made for others."""
@@ -229,6 +257,18 @@ class Agreement:
         return 8 * (self.weights + 1)
 
     @property
+    def step_bytes(self) -> int | None:
+        """The exact length of what is new for who has the message before; None where that is no shorter."""
+        size = np.dtype(self.config.engine.dtype).itemsize
+        return size * self.weights + 8 if size < 8 else None
+
+    def share(self, k: int, link: tuple[int, int]) -> float | None:
+        """Return the share that a link carries at step k; None where it is not used then."""
+        edges = self.graph.edges(k)
+        (at,) = np.nonzero((edges.source == link[0]) & (edges.target == link[1]))
+        return float(edges.share[at[0]]) if len(at) else None
+
+    @property
     def algorithm(self) -> str:
         """The algorithm's name."""
         return self.config.algorithm.name
@@ -237,6 +277,11 @@ class Agreement:
     def epsilon(self) -> list[float | None]:
         """ε_i of each site; None where noise is fixed by hand, or there is none."""
         return list(self.values["epsilon"])
+
+    @property
+    def honest(self) -> int | None:
+        """How many sites have to be honest for ε to hold, oneself included, where noise is shared."""
+        return self.config.honest if self.config.pairwise else None
 
     @property
     def delta(self) -> list[float]:
@@ -313,14 +358,39 @@ class Agreement:
             raise Refused(
                 f"the data is like {shape}, and {self.name} says {self.values['sample']}", "bring data like that"
             )
+        self._refuse_size(node)
         config = _changed(self.config, "engine", device=device)
         problem = assembled(config, dataset, [np.arange(J)], range(node, node + 1), self.values["samples"])
-        spec = build_run(config, problem)
-        self._refuse_other(spec)
+        spec = build_run(config, problem.encoded(chosen_device(device)), agreed=self.values["shared_noise"])
+        self._refuse_other(spec, problem.encoder)
         return spec
 
-    def _refuse_other(self, spec: RunSpec) -> None:
-        told = {"model": _model(spec.learning.model), "graph": graph_hash(spec.graph)}
+    def _refuse_size(self, node: int) -> None:
+        """Refuse a model of another size than was agreed on, or too large for this machine, before it takes memory.
+
+        Guarantee: the policy was asked about the size that the model has.
+        """
+        sample = self.values["sample"]
+        try:
+            shapes = tuple(sample["shape"]), tuple(sample["target"])
+            model, _ = first_model(self.config, *shapes, sample["classes"], device="meta")
+            weights: int | str = sum(value.numel() for value in model.parameters())
+        except (RuntimeError, OverflowError, TypeError, MemoryError):
+            weights = "more than can be counted"
+        if weights != self.weights:
+            raise Refused(
+                f"{self.name}: its model has {weights} weights, and it says {self.weights}",
+                "nothing was signed, and no memory taken: ask the proposer how it came about",
+            )
+        need = (4 + sum(node in link for link in self.links)) * self.message_bytes
+        if need > (free := devices.free_memory()):
+            raise Refused(
+                f"{self.name}: {self.weights:,} weights need {need / 1e9:.1f} GB or more; {free / 1e9:.1f} are free",
+                "nothing was signed: take a machine with more memory, or agree on a smaller model or graph",
+            )
+
+    def _refuse_other(self, spec: RunSpec, encoder: nn.Module | None) -> None:
+        told = {"model": _model(spec.learning.model, encoder), "graph": graph_hash(spec.graph)}
         for key, value in told.items():
             if value != self.values[key]:
                 raise Refused(
@@ -356,15 +426,15 @@ def propose(
     # A step that was sent is never made again: no noise is needed for repeats.
     sizes, config = config.data.sizes, configs.parse(_changed(config, "privacy", spare=0.0).shared())
     sample = {"shape": list(dataset.x.shape[1:]), "target": list(dataset.y.shape[1:]), "classes": dataset.classes}
-    model, _ = first_model(config, dataset.x.shape[1:], dataset.y.shape[1:], dataset.classes)
+    model, encoder = first_model(config, dataset.x.shape[1:], dataset.y.shape[1:], dataset.classes)
     now = dt.datetime.now(dt.UTC)
     values = {
         "format": FORMAT, "version": VERSION, "release": __version__, "name": name,
         "created": _text(now), "expires": _text(now + dt.timedelta(days=days)),
         "config": config.shared(), "roster": [card.values for card in roster],
-        "graph": graph_hash(make_graph(config)), "sample": sample, "model": _model(model),
+        "graph": graph_hash(make_graph(config)), "sample": sample, "model": _model(model, encoder),
         "steps": config.algorithm.steps, "samples": list(sizes),
-        **_budgets(config), "sigma": _sigmas(config, dataset),
+        **_budgets(config), **_noise(config, dataset),
         "limits": limits.model_dump(), "relay": None if relay is None else relay.values,
     }  # fmt: skip
     StudyFile.model_validate(values)
@@ -378,8 +448,8 @@ def _budgets(config: Config) -> dict[str, list[Any]]:
     return {"epsilon": list(epsilon), "delta": list(per_node(config.privacy.delta, n))}
 
 
-def _sigmas(config: Config, like: Dataset) -> list[float]:
-    """Return every node's σ, calibrated from public numbers alone: the samples here are made up."""
+def _noise(config: Config, like: Dataset) -> dict[str, Any]:
+    """Return every node's noise, calibrated from public numbers alone: the samples here are made up."""
     J = (config.data.sizes or [1])[0]
     blank = dataclasses.replace(
         like, x=np.zeros((J, *like.x.shape[1:]), like.x.dtype), y=np.zeros((J, *like.y.shape[1:]), like.y.dtype),
@@ -387,7 +457,9 @@ def _sigmas(config: Config, like: Dataset) -> list[float]:
     )  # fmt: skip
     config = _changed(config, "engine", device="cpu")
     problem = assembled(config, blank, [np.arange(J)], range(1), config.data.sizes or ())
-    return [m.sigma for m in build_run(config, problem).protection.mechanisms]
+    p = build_run(config, problem.encoded(chosen_device("cpu"))).protection
+    shared = None if p.covariance is None else {"own": list(p.covariance.own), "pair": p.covariance.pair}
+    return {"sigma": [m.sigma for m in p.mechanisms], "shared_noise": shared}
 
 
 def _changed(config: Config, section: str, **values: Any) -> Config:  # noqa: ANN401 - keys of the section
@@ -408,22 +480,29 @@ def refuse_algorithm(config: Config) -> None:
             f"privacy.accountant = {config.privacy.accountant!r} between sites: its ε guarantees nothing",
             "take 'certified': others rely on what is agreed on",
         )
-    if config.pairwise:
+    if config.privacy.noise == "auto":
         raise Refused(
-            f"privacy.noise = {config.privacy.noise!r} between sites: a site that stays away would leave its share of "
-            "the noise uncancelled, and keys for it are not exchanged yet",
-            "take privacy.noise = 'independent'",
+            "privacy.noise = 'auto' between sites",
+            "write 'independent' or 'pairwise': all sign whom they have to trust",
         )
-    if config.features.name != "none":
-        raise Refused(
-            f"features.name = {config.features.name!r} between sites: samples are not encoded there yet",
-            "let every site bring encoded samples, or leave [features] out",
-        )
+    _refuse_features(config)
     if a.average != "none" and a.final_mixing:
         raise Refused(
             f"algorithm.average = {a.average!r} with algorithm.final_mixing = {a.final_mixing} between sites",
             "leave one of them out: what is on its way between sites is no average",
         )
+
+
+def _refuse_features(config: Config) -> None:
+    """Refuse maps of samples that are not made anew, and alike, from what all have signed."""
+    if config.features.name not in FEATURES:
+        raise Refused(
+            f"features.name = {config.features.name!r} between sites: its weights do not travel",
+            f"take {', '.join(map(repr, FEATURES))}, or let every site bring encoded samples",
+        )
+    for key, value in config.features.options.items():
+        if isinstance(value, int) and value > _MOST_FEATURES:
+            raise Refused(f"features.{key} = {value} between sites", f"take at most {_MOST_FEATURES}")
 
 
 def graph_hash(graph: Graph) -> str:
@@ -443,9 +522,10 @@ def _links(graph: Graph) -> set[tuple[int, int]]:
     return {(int(j), int(i)) for j, i in np.concatenate(pairs)}
 
 
-def _model(model: Any) -> dict[str, Any]:  # noqa: ANN401 - a module
+def _model(model: nn.Module, encoder: nn.Module | None) -> dict[str, Any]:
     x0 = Layout.of(model).flatten(model)
-    return {"weights": x0.numel(), "x0": hashlib.sha256(x0.cpu().numpy().tobytes()).hexdigest()}
+    told = None if encoder is None else features.digest(encoder)
+    return {"weights": x0.numel(), "x0": hashlib.sha256(x0.cpu().numpy().tobytes()).hexdigest(), "features": told}
 
 
 def _refuse_no_time(text: str, where: str) -> None:

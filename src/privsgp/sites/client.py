@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
     from privsgp.sites.agreement import Agreement
     from privsgp.sites.audit import Audit
+    from privsgp.sites.frames import Frame
     from privsgp.sites.identity import Card, Site
     from privsgp.sites.mailbox import Inbox, Outbox
     from privsgp.sites.members import Members
@@ -55,6 +56,9 @@ class Client:
         self.inbox, self.outbox, self.members, self.audit = inbox, outbox, members, audit
         self.ended = threading.Event()
         self.failures: dict[int, str] = {}
+        # Peers to whom, and from whom, the next message travels as a whole: what is new in it alone has failed.
+        self._bring_whole: set[int] = set()
+        self._fetch_whole: set[int] = set()
         self._threads: list[threading.Thread] = []
         self._channels: set[grpc.Channel] = set()
         self.seal = Seal(site, agreement, node)
@@ -115,6 +119,8 @@ class Client:
                 self._failed(peer, f"{error.code().name}: {error.details()}")
             except ValueError:  # the channel was closed: this is the end
                 return
+            except OSError as error:
+                self._failed(peer, f"what came cannot be noted: {error.strerror}")
             except Rejected as rejected:
                 self.audit.note(rejected.kind, name, str(rejected), **rejected.evidence)
                 self._failed(peer, str(rejected))
@@ -172,7 +178,7 @@ class Client:
         asked = canonical({"run": self.agreement.run, "node": target, "after": step})
         sealed = b"" if frame is None else self.seal.close(frame)
         drop = channel.stream_unary(f"/{SERVICE}/Drop")
-        said = _read(drop(chain([asked], pieces(sealed)), timeout=self.agreement.limits.transfer))
+        said = _read(drop(chain([asked], self.outbox.counted(pieces(sealed))), timeout=self.agreement.limits.transfer))
         if not _KEPT.fits(said):
             raise Rejected("form", f"no answer: {forms.shown(said)}")
         self.members.relay_has[target] = said["newest"]
@@ -198,25 +204,42 @@ class Client:
         def urgent() -> bool:
             return self.ended.is_set() or self.members.version != version
 
-        frame = self.outbox.wait(peer, self.members.have_of(peer), BEAT, urgent)
-        while frame is not None and not self.ended.is_set():
-            push = channel.stream_unary(f"/{SERVICE}/Push")
-            said = _read(push(frame.pieces(), timeout=self.agreement.limits.transfer))
-            if not NEWEST.fits(said):
-                raise Rejected("form", f"no answer: {forms.shown(said)}")
-            self.members.prove(peer, said)
-            self.members.took(peer, max(said["newest"], frame.header.step))
-            frame = self.outbox.next(peer, self.members.have_of(peer))
+        until, before = time.monotonic() + BEAT, None
+        while not urgent() and (left := until - time.monotonic()) > 0:  # on a long way, a hello costs as much as a step
+            frame = self.outbox.wait(peer, self.members.have_of(peer), left, urgent)
+            if frame is not None:
+                self._push(peer, channel, frame, whole=frame is before)  # again: the peer has not the one before it
+            before = frame
+
+    def _push(self, peer: int, channel: grpc.Channel, frame: Frame, *, whole: bool) -> None:
+        """Bring a peer a message, as a whole or what is new in it."""
+        after = None if whole or peer in self._bring_whole else self.members.have_of(peer)
+        push = channel.stream_unary(f"/{SERVICE}/Push")
+        self._bring_whole.add(peer)  # where this fails
+        pieces = self.outbox.counted(frame.pieces(after))
+        said = _read(push(pieces, timeout=self.agreement.limits.transfer))
+        if not NEWEST.fits(said):
+            raise Rejected("form", f"no answer: {forms.shown(said)}")
+        self._bring_whole.discard(peer)
+        self.members.prove(peer, said)
+        in_part = frame.step is not None and after == frame.step.base
+        step = said["newest"] if in_part else max(said["newest"], frame.header.step)
+        self.members.took(peer, step, said["newest"])
 
     def _fetch(self, peer: int, channel: grpc.Channel) -> None:
-        """Fetch the next message from a peer, waiting for it there."""
+        """Fetch the next message from a peer, waiting for it there; first it is shown what this site has of it."""
+        if not self.members.others[peer].incarnation:
+            self.ended.wait(_FIRST)
+            return
         pull = channel.unary_stream(f"/{SERVICE}/Pull")
         before = self.inbox.newest(peer)
-        request = canonical({"run": self.agreement.run, "after": before})
+        request = canonical({"run": self.agreement.run, "after": before, "whole": peer in self._fetch_whole})
         pieces = iter(pull(request, timeout=PULL + self.agreement.limits.transfer))
         first = next(pieces, None)
         if first is not None:
+            self._fetch_whole.add(peer)  # where this fails
             receive(self.agreement, self.node, self.inbox, peer, *frames.opened(first), pieces)
+            self._fetch_whole.discard(peer)
         if self.inbox.newest(peer) == before:
             self.ended.wait(_FIRST)
 

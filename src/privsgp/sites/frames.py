@@ -2,8 +2,12 @@
 
 A message is a header, its sender's signature of it, and the body: the running sums of x and w that one link has carried
 (transport/link.py), d + 1 float64. The header holds the body's SHA-256, so the signature is of both: two headers of one
-step with different hashes prove that their sender said two things. The length is known from the agreement; no memory is
-taken for another one.
+step with different hashes prove that their sender said two things. Lengths are known from the agreement; no memory is
+taken for others.
+
+Who has the link's message before this one needs half of that: x of this step as it is, d float32, and w. The share that
+the link carries of them is public, so the receiver makes the same sums of it, bit by bit, and the header's hash shows
+that they are the same.
 """
 
 from __future__ import annotations
@@ -31,7 +35,10 @@ if TYPE_CHECKING:
 
 PIECE = 1 << 20  # bytes of a body that travel as one message of gRPC
 SIGNATURE = 64
+PLACE = 2048  # bytes in which any head fits
+_PART = 1 << 15  # numbers that are computed on at a time
 _HEAD = struct.Struct("<H")
+_BASE = struct.Struct("<q")
 _MOST_HEADER = 1024
 _HASH = forms.text("[0-9a-f]{64}", "a SHA-256")
 _FORM = forms.keys(
@@ -79,23 +86,34 @@ class Header:
 
 
 @dataclass(frozen=True)
+class Step:
+    """What a message brings to who has the one before it: x in the model's precision, w in float64."""
+
+    base: int  # the step of the message before, −1 where this is the first
+    body: bytes
+
+
+@dataclass(frozen=True)
 class Frame:
-    """A message: its header, signed, and its body."""
+    """A message: its header, signed, and its body; where it is known, also what is new in it."""
 
     header: Header
     signature: bytes
     body: bytes | bytearray | memoryview
+    step: Step | None = None
 
     @classmethod
-    def make(cls, site: Site, header: Header, body: bytes) -> Frame:
+    def make(cls, site: Site, header: Header, body: bytes, step: Step | None = None) -> Frame:
         """Sign a message."""
-        return cls(header, site.sign(b"message", header.text()), body)
+        return cls(header, site.sign(b"message", header.text()), body, step)
 
-    def pieces(self) -> Iterator[bytes]:
-        """Yield what goes over a stream: the head, then the body a piece at a time."""
-        text = self.header.text()
-        yield _HEAD.pack(len(text)) + text + self.signature
-        view = memoryview(self.body)
+    def pieces(self, after: int | None = None) -> Iterator[bytes]:
+        """Yield what goes over a stream: the head, then a body, a piece at a time; what is new for who has `after`."""
+        first, body = head(self.header, self.signature), self.body
+        if self.step is not None and after == self.step.base:
+            first, body = first + _BASE.pack(self.step.base), self.step.body
+        yield first
+        view = memoryview(body)
         for at in range(0, len(view), PIECE):
             yield bytes(view[at : at + PIECE])
 
@@ -114,11 +132,55 @@ def body_of(sums: NDArray[np.float64]) -> tuple[bytes, str]:
     return body, hashlib.sha256(body).hexdigest()
 
 
-def opened(piece: bytes) -> tuple[Header, bytes]:
-    """Read the first piece of a stream: the header and its signature."""
-    if len(piece) < _HEAD.size or len(piece) != _HEAD.size + (size := _HEAD.unpack(piece[: _HEAD.size])[0]) + SIGNATURE:
+def step_body(x: NDArray[Any], w: float) -> bytes:
+    """Return x and w of a step as the body for who has the message before."""
+    return np.ascontiguousarray(x, x.dtype.newbyteorder("<")).tobytes() + np.array([w], "<f8").tobytes()
+
+
+def split_step(body: bytes | bytearray, dtype: str) -> tuple[NDArray[Any], float]:
+    """Return x and w of such a body."""
+    size = np.dtype(dtype).itemsize
+    d = (len(body) - 8) // size
+    return np.frombuffer(body, np.dtype(dtype).newbyteorder("<"), d), float(np.frombuffer(body, "<f8", 1, d * size)[0])
+
+
+def grown(body: bytearray, before: NDArray[np.float64] | None, share: float, dtype: str) -> bytearray:
+    """Return the running sums after a step: those before it, and a share of its x and w.
+
+    Guarantee: operation for operation what the sender's end does (`Outgoing.send`), so the bytes are the same.
+    """
+    x, w = split_step(body, dtype)
+    after = bytearray(8 * (len(x) + 1))
+    sums = np.frombuffer(after, "<f8")
+    if before is not None:
+        sums[:] = before
+    for part in _parts(len(x)):
+        sums[:-1][part] += x[part].astype(np.float64) * share
+    sums[-1] += w * share
+    return after
+
+
+def head(header: Header, signature: bytes) -> bytes:
+    """Return a header and its signature as they travel, and are kept."""
+    text = header.text()
+    return _HEAD.pack(len(text)) + text + signature
+
+
+def opened(piece: bytes) -> tuple[Header, bytes, int | None]:
+    """Read the first piece of a stream: the header, its signature, and the step that a body of what is new is after."""
+    end = _HEAD.size + (_HEAD.unpack(piece[: _HEAD.size])[0] if len(piece) >= _HEAD.size else 0)
+    base = piece[end + SIGNATURE :]
+    if len(piece) < _HEAD.size + SIGNATURE or len(piece) < end + SIGNATURE or len(base) not in (0, _BASE.size):
         raise Rejected("form", f"a first piece of {len(piece)} bytes")
-    return Header.read(piece[_HEAD.size : _HEAD.size + size]), piece[_HEAD.size + size :]
+    after = _BASE.unpack(base)[0] if base else None
+    return Header.read(piece[_HEAD.size : end]), piece[end : end + SIGNATURE], after
+
+
+def kept(text: bytes) -> Frame:
+    """Read a head that was kept, whatever is after it."""
+    size = _HEAD.unpack(text[: _HEAD.size])[0] if len(text) >= _HEAD.size else PLACE
+    header, signature, _ = opened(text[: _HEAD.size + size + SIGNATURE])
+    return Frame(header, signature, b"")
 
 
 def refuse_head(agreement: Agreement, peer: int, node: int, header: Header, signature: bytes) -> None:
@@ -137,16 +199,16 @@ def refuse_head(agreement: Agreement, peer: int, node: int, header: Header, sign
         raise Rejected("signature", "a header that its sender did not sign") from None
 
 
-def read_body(header: Header, pieces: Iterator[bytes]) -> bytearray:
-    """Collect a body of exactly the length that the header, which was checked, says; count across the stream."""
-    body, filled = bytearray(header.length), 0
+def read_body(length: int, pieces: Iterator[bytes]) -> bytearray:
+    """Collect a body of exactly the length that was agreed on; count across the stream."""
+    body, filled = bytearray(length), 0
     for piece in pieces:
-        if filled + len(piece) > header.length:
-            raise Rejected("length", f"more than the {header.length} bytes that were agreed on")
+        if filled + len(piece) > length:
+            raise Rejected("length", f"more than the {length} bytes that were agreed on")
         body[filled : filled + len(piece)] = piece
         filled += len(piece)
-    if filled != header.length:
-        raise Rejected("length", f"{filled} of {header.length} bytes")
+    if filled != length:
+        raise Rejected("length", f"{filled} of {length} bytes")
     return body
 
 
@@ -157,9 +219,16 @@ def refuse_body(frame: Frame, before: NDArray[np.float64] | None, nodes: int, dt
     """
     if hashlib.sha256(frame.body).hexdigest() != frame.header.sha256:
         raise Rejected("hash", "a body that is not the one its header names")
-    sums = frame.sums()
-    brought = sums if before is None else sums - before
-    if not bool(np.all(np.abs(brought) <= math.sqrt(np.finfo(dtype).max))):  # not so where one is not a number
-        raise Rejected("not finite", f"a message of step {frame.header.step} that can be no model")
+    sums, most = frame.sums(), math.sqrt(np.finfo(dtype).max)
+    for part in _parts(len(sums)):
+        brought = sums[part] if before is None else sums[part] - before[part]
+        if not bool(np.all(np.abs(brought) <= most)):  # not so where one is not a number
+            raise Rejected("not finite", f"a message of step {frame.header.step} that can be no model")
     if not 0 < brought[-1] <= nodes * (1 + 1e-9):
         raise Rejected("weight", f"Δw = {brought[-1]:g} at step {frame.header.step}: it lies in (0, {nodes}]")
+
+
+def _parts(length: int) -> Iterator[slice]:
+    """Yield what is computed on at a time: what does not leave the processor's cache."""
+    for at in range(0, length, _PART):
+        yield slice(at, at + _PART)

@@ -212,7 +212,7 @@ class Site:
         certificate = _certificate(
             f"{name} authority", authority, authority, f"{name} authority", _AUTHORITY_DAYS, ca=True
         )
-        _write(home / "authority.crt", _pem(certificate))
+        write_private(home / "authority.crt", _pem(certificate))
         site._keep("site.json", canonical({"name": name, "listen": listen or address, "proxy": proxy}))
         site._card(identity, name, address, exchange, certificate).write(home / "own.card")
         site.rotate()
@@ -325,7 +325,7 @@ class Site:
             raise Refused(f"{self.home / file} is damaged", "put the site's home folder back as it was") from error
 
     def _keep(self, file: str, text: bytes) -> None:
-        _write(self.home / file, text)
+        write_private(self.home / file, text)
 
 
 class _SiteFile(BaseModel):
@@ -347,7 +347,7 @@ def tls_name(name: str) -> str:
     return f"{name}.sites.privsgp.internal"
 
 
-def _write(path: Path, text: bytes) -> None:
+def write_private(path: Path, text: bytes) -> None:
     """Write a file for its owner alone, whole or not at all."""
 
     def save(temporary: Path) -> None:

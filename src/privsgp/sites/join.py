@@ -19,12 +19,15 @@ import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from privsgp import data, models
+from privsgp.data.dataset import settle
+from privsgp.data.loading import is_file, read_file, same_file, with_test
+from privsgp.data.tables import is_table
 from privsgp.engine import checkpoint, witness
 from privsgp.engine.folder import Folder, write_tensors
 from privsgp.engine.stops import Stopping
@@ -32,7 +35,7 @@ from privsgp.errors import Interrupted, Refused
 from privsgp.files import parsed, read_bytes, write, write_json
 from privsgp.gradients import Layout
 from privsgp.options import Positive, Probability
-from privsgp.runs.train import MODEL_VERSION, PRIVATE_TEST, PUBLIC_TEST, SUMMARY_VERSION, versions
+from privsgp.runs.train import MODEL_VERSION, PRIVATE_TEST, PUBLIC_TEST, SUMMARY_VERSION, shared_noise, versions
 from privsgp.sites import policy as policies
 from privsgp.sites.agreement import Agreement
 from privsgp.sites.audit import Audit
@@ -40,10 +43,12 @@ from privsgp.sites.canonical import canonical
 from privsgp.sites.client import Client
 from privsgp.sites.identity import Site
 from privsgp.sites.mailbox import Inbox, Outbox, depth
-from privsgp.sites.members import Members
+from privsgp.sites.members import Members, goodbye_text
 from privsgp.sites.metrics import served
 from privsgp.sites.metrics import text as metrics_text
+from privsgp.sites.pairs import PairKeys, needs_keys
 from privsgp.sites.relay import Relay
+from privsgp.sites.seen import Seen
 from privsgp.sites.server import Server
 from privsgp.sites.trainer import SiteTrainer, sync_names
 from privsgp.sites.transport import SitesTransport
@@ -53,12 +58,14 @@ if TYPE_CHECKING:
 
     from privsgp.engine.spec import RunSpec
     from privsgp.engine.trainer import Outcome, Watcher
+    from privsgp.runs.config import Config
 
 _LOG = logging.getLogger(__name__)
 _LONGEST = 2**24
 _TICK = 0.1
 _NOBODY = -1  # the node of a relay that is no member
 _GOODBYE = 5.0  # seconds in which a site that leaves tells the others
+_AGAIN = 30.0  # seconds that a site which joins again, having finished, waits at least for anybody to come
 _FAREWELL = 3.0  # deadlines after which a site that is not there is not waited for at the end
 
 
@@ -82,7 +89,8 @@ class Network:
         node, kept = agreement.node(site), depth(agreement)
         audit = Audit(folder.path / "audit.jsonl")
         members = Members(agreement, node, _incarnation(folder), agreement.sign(site))
-        inbox, outbox = Inbox(agreement, node, kept), Outbox(kept)
+        inbox = Inbox(agreement, node, kept, Seen(agreement, node, folder.path / "private" / "seen"))
+        outbox = Outbox(kept)
         about = (site, agreement, node, inbox, outbox, members, audit)
         relays = agreement.relay is not None and agreement.relay.identity == site.card.identity
         server = Server(*about, relay=Relay() if relays else None)
@@ -104,8 +112,9 @@ class Network:
 def join(
     study: Path, file: Path, *, home: Path, out: Path | None = None, device: str = "cpu", moved: bool = False,
     watch: Watcher | None = None, say: Callable[[str], None] = lambda _text: None, metrics: str | None = None,
+    test: Path | None = None,
 ) -> dict[str, Any]:  # fmt: skip
-    """Take part in a run until it ends, and return the site's summary."""
+    """Take part in a run until it ends, and return the site's summary; `test` are public data to try the model on."""
     site, agreement = Site.open(home), Agreement.read(study)
     node = agreement.node(site)
     folder = Folder(out or default_out(agreement), f"-{node}-{node}")
@@ -116,22 +125,15 @@ def join(
     if not folder.checkpoint.exists():
         agreement.refuse_expired()
     check_policy(site, agreement)
-    spec, records = _spec(agreement, file, node, device)
+    spec, records = _spec(agreement, file, test, node, device, lambda line: say(f"note, for this site alone: {line}"))
     with folder.locked():
         _settle(folder, agreement, spec, moved=moved)
         _refuse_other_records(folder, records)
         _remember_signature(site, agreement, _token(folder) if _secret(spec) else None)
         network = Network.make(site, agreement, folder)
-        transport = SitesTransport(
-            site,
-            agreement,
-            node,
-            network.inbox,
-            network.outbox,
-            network.members,
-            folder.path / "private" / "taken.jsonl",
-        )
-        trainer = SiteTrainer(spec, folder, transport, watch)
+        transport = _transport(network, folder)
+        pairs = _pair_keys(network, folder)
+        trainer = SiteTrainer(spec, folder, transport, watch, pairs)
         _take_up_links(folder, transport)
         _leave_on_request(folder, trainer)
         _keep_signatures(network, folder)
@@ -144,12 +146,17 @@ def join(
             except Interrupted as stopped:
                 stopped.kept = True
                 if _asked_to_leave(folder).exists():
-                    _goodbye(network, folder)
+                    _goodbye(network, folder, transport)
                 raise
             summary = _finish(network, folder, spec, outcome)
             network.members.phase = "finished"
             _see_off(network, transport, say)
         return summary
+
+
+def _transport(network: Network, folder: Folder) -> SitesTransport:
+    n, log = network, folder.path / "private" / "taken.jsonl"
+    return SitesTransport(n.site, n.agreement, n.node, n.inbox, n.outbox, n.members, log)
 
 
 def default_out(agreement: Agreement) -> Path:
@@ -181,6 +188,7 @@ class _Signed(BaseModel):
     name: str
     epsilon: Positive | None
     delta: Probability
+    honest: Annotated[int, Field(ge=2)] | None = None  # sites that had to be honest for ε to hold; None: this one alone
     folder: str | None = None  # the token of the folder that the run was begun in; None where it may be begun again
 
 
@@ -208,6 +216,8 @@ def _remember_signature(site: Site, agreement: Agreement, token: str | None = No
         "delta": agreement.delta[node],
         "folder": token,
     }
+    if agreement.honest is not None:
+        line["honest"] = agreement.honest
     descriptor = os.open(site.home / "signed.jsonl", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -252,15 +262,37 @@ def _secret(spec: RunSpec) -> bool:
     return spec.algorithm.private and not spec.simulation
 
 
-def _spec(agreement: Agreement, file: Path, node: int, device: str) -> tuple[RunSpec, str]:
+def bring(
+    config: Config, file: Path, test: Path | None = None, tell: Callable[[str], None] = lambda _line: None
+) -> data.Dataset:
+    """Read a site's own file, and public test data; of single values that did not fit, only this site is told."""
+    d, task = config.data, models.task(config.model.loss)
+    if not is_file(file.name):
+        raise Refused(f"--data {file}", "name an .npz, .csv, .parquet or .feather file")
+    if d.schema is not None and not is_table(file.name):
+        raise Refused(f"--data {file}, and the study has a schema", "bring a .csv, .parquet or .feather file")
+    brought = read_file(file, schema=d.schema, task=task)
+    for line in brought.told:
+        tell(line)
+    if test is not None and same_file(file, test):
+        raise Refused(f"--test {test} is this site's own data", "test data named here are public")
+    dataset = brought.dataset if task == "regression" else settle(brought.dataset, d.classes or brought.classes)
+    return with_test(dataset, test, d.schema)
+
+
+def _spec(
+    agreement: Agreement, file: Path, test: Path | None, node: int, device: str, tell: Callable[[str], None]
+) -> tuple[RunSpec, str]:
     """Return the run of this site, and a hash of its records, which stays in the run's private folder."""
     config = agreement.config
-    dataset = data.load(str(file), task=models.task(config.model.loss), classes=config.data.classes)
+    dataset = bring(config, file, test, tell)
     spec = agreement.spec(dataset, node, device)
     place = hashlib.sha256(f"privsgp/layout/site/{file.resolve()}".encode()).hexdigest()
     records = hashlib.sha256(np.ascontiguousarray(dataset.x).data)
     records.update(np.ascontiguousarray(dataset.y).data)
-    return dataclasses.replace(spec, layout=place, share_metrics=spec.simulation), records.hexdigest()
+    public = spec.simulation or test is not None
+    names = tuple(card.name for card in agreement.roster)
+    return dataclasses.replace(spec, layout=place, sites=names, share_metrics=public), records.hexdigest()
 
 
 def _settle(folder: Folder, agreement: Agreement, spec: RunSpec, *, moved: bool) -> None:
@@ -282,6 +314,20 @@ def _refuse_other_run(folder: Folder, agreement: Agreement) -> None:
         raise Refused(f"{folder.path} belongs to another run", "choose another one with --out")
 
 
+def _pair_key(folder: Folder) -> Path:
+    return folder.path / "private" / "pair.key"
+
+
+def _pair_keys(network: Network, folder: Folder) -> PairKeys | None:
+    """Return the secrets that this site shares with others, of which it has made its own half durable."""
+    if not needs_keys(network.agreement):
+        return None
+    found = PairKeys(network.site, network.agreement, network.node, _pair_key(folder), network.members.pair_keys)
+    found.settle(begun=folder.checkpoint.exists())
+    sync_names(folder.path / "private")
+    return found
+
+
 def _incarnation(folder: Folder) -> int:
     """Count the processes of this site in this run, durably."""
     path = folder.path / "private" / "incarnation"
@@ -298,14 +344,20 @@ def _keep_signatures(network: Network, folder: Folder) -> None:
         with members.changed:
             members._sign({str(i): one["signature"] for i, one in enumerate(kept["sites"]) if one["signature"]})
             members._leave({str(i): one["left"] for i, one in enumerate(kept["sites"]) if one["left"]})
+            told = {i: one["pair_key"] for i, one in enumerate(kept["sites"]) if one.get("pair_key")}
+            members.pair_keys |= {network.node: told[network.node]} if network.node in told else {}
+            members._share({str(i): one for i, one in told.items()})
 
     def keep() -> None:
         with members.changed:
-            signatures, left = dict(members.signatures), dict(members.left)
+            signatures, left, pair_keys = dict(members.signatures), dict(members.left), dict(members.pair_keys)
         sites = [
-            {"name": card.name, "identity": card.identity, "signature": signatures.get(i), "left": left.get(i)}
+            {
+                "name": card.name, "identity": card.identity, "signature": signatures.get(i), "left": left.get(i),
+                "pair_key": pair_keys.get(i),
+            }
             for i, card in enumerate(network.agreement.roster)
-        ]
+        ]  # fmt: skip
         with _KEEPING:
             write_json(path, {"run": network.agreement.run, "sites": sites})
 
@@ -352,12 +404,14 @@ def _summary(network: Network, spec: RunSpec, outcome: Outcome) -> dict[str, Any
     return {
         "version": SUMMARY_VERSION, "name": agreement.name, "simulation": spec.simulation,
         "algorithm": spec.algorithm.name, "trust": spec.settings.trust, "graph": spec.graph.name, "nodes": n,
+        "sites": list(spec.sites),
         "steps": outcome.steps, "steps_planned": spec.steps, "ended": None, "model": spec.final_model.text,
         "weights": None if spec.weights is None else list(spec.weights), "dim": agreement.weights,
         "difference_scale": getattr(p.mechanisms[node], "difference_scale", None),
         "test_accuracy": last.get("test_accuracy"), "test_loss": last.get("test_loss"), "train_loss": None,
         "mean_node_accuracy": None, "worst_node_accuracy": None, "consensus_error": None,  # nobody sees all models
-        "epsilon_nominal": None, "pairwise": None, "steps_per_second": None, "peak_memory_bytes": None,
+        "epsilon_nominal": None, "pairwise": shared_noise(spec, node), "steps_per_second": None,
+        "peak_memory_bytes": None,
         "epsilon_spent": spent if private else None,
         "epsilon_budget": list(p.budgets) if private and p.budgets[0] is not None else None,
         "delta": list(p.deltas) if private else None, "sigma": [m.sigma for m in p.mechanisms],
@@ -370,19 +424,32 @@ def _summary(network: Network, spec: RunSpec, outcome: Outcome) -> dict[str, Any
         "site": {
             "name": network.site.name, "node": node, "run": agreement.run, "w": float(outcome.state.w[0]),
             "incarnation": network.members.incarnation, "messages": outcome.faults, "refused": network.audit.counts(),
-            "roster": [{"name": card.name, "fingerprint": card.fingerprint} for card in agreement.roster],
+            "roster": [
+                {"name": card.name, "fingerprint": card.fingerprint, "newest": _newest(network, i)}
+                for i, card in enumerate(agreement.roster)
+            ],
         },
     }  # fmt: skip
 
 
-def _see_off(network: Network, transport: SitesTransport, say: Callable[[str], None]) -> None:
-    """Stay until all have what they need of this site; of those who are not there, not for long."""
-    members, patience = network.members, _FAREWELL * network.agreement.limits.deadline
+def _newest(network: Network, node: int) -> int | None:
+    """Return the step of the last message that a site has signed for this one; None where there was none."""
+    seen = network.inbox.seen.newest(node)
+    return None if seen is None else seen.header.step
+
+
+def _see_off(network: Network, transport: SitesTransport, say: Callable[[str], None], least: float = 0.0) -> None:
+    """Stay until all have what they need of this site; of those who are not there, not for long.
+
+    Until anybody was there, for `least` seconds.
+    """
+    members, usual = network.members, _FAREWELL * network.agreement.limits.deadline
     began, said, stopping = time.monotonic(), "", Stopping()
     with stopping:
         while waiting := [
             i for link, i in enumerate(transport.targets) if not members.is_served(i, int(transport.last[link]))
         ]:
+            patience = usual if members.has_met_anybody() else max(least, usual)
             if stopping.asked or (not any(map(members.is_there, waiting)) and time.monotonic() - began > patience):
                 names = ", ".join(network.agreement.roster[i].name for i in waiting)
                 say(f"{names} may still need this site's last message: join again when they are back")
@@ -400,16 +467,13 @@ def _serve_again(site: Site, agreement: Agreement, folder: Folder, say: Callable
     with folder.locked():
         _refuse_other_run(folder, agreement)
         network = Network.make(site, agreement, folder)
-        transport = SitesTransport(
-            site, agreement, network.node, network.inbox, network.outbox, network.members,
-            folder.path / "private" / "taken.jsonl",
-        )  # fmt: skip
+        transport = _transport(network, folder)
         _take_up_links(folder, transport)
         _keep_signatures(network, folder)
         network.members.phase = "finished"
         with network.opened(), _status(network, folder):
             transport.serve()
-            _see_off(network, transport, say)
+            _see_off(network, transport, say, _AGAIN)
     return summary
 
 
@@ -452,9 +516,12 @@ def leave(study: Path, *, home: Path, out: Path | None = None) -> bool:
     try:
         with folder.locked():
             network = Network.make(site, agreement, folder)
+            transport = _transport(network, folder)
+            _take_up_links(folder, transport)
             _keep_signatures(network, folder)
             with network.opened():
-                _goodbye(network, folder)
+                transport.serve()
+                _goodbye(network, folder, transport)
     except Refused as refused:
         if "in use by another process" not in refused.what:
             raise
@@ -462,15 +529,27 @@ def leave(study: Path, *, home: Path, out: Path | None = None) -> bool:
     return True
 
 
-def _goodbye(network: Network, folder: Folder) -> None:
-    """Sign that this site leaves, and tell who can be told."""
-    members = network.members
+def _goodbye(network: Network, folder: Folder, transport: SitesTransport) -> None:
+    """Bring who is there this site's last messages; sign that it leaves, and what it took; tell who can be told."""
+    members, until = network.members, time.monotonic() + max(_GOODBYE, network.agreement.limits.deadline)
+    while time.monotonic() < until and not _delivered(members, transport):
+        time.sleep(_TICK)
+    taken = transport.taken()
+    text = goodbye_text(network.agreement.run, taken)
     with members.changed:
-        members.left[network.node] = network.site.sign(b"leave", network.agreement.run.encode()).hex()
+        members.left[network.node] = {"taken": taken, "signature": network.site.sign(b"leave", text).hex()}
     members.phase = "left"
     members.keep()
     _left(folder).touch()
+    _pair_key(folder).unlink(missing_ok=True)
     _until_heard(network, "left")
+
+
+def _delivered(members: Members, transport: SitesTransport) -> bool:
+    """Tell whether all targets that are there, or may be, have this site's last messages."""
+    waited = [(i, step) for i, step in zip(transport.targets, transport.last.tolist(), strict=True) if step >= 0]
+    new = set(members.strangers())
+    return all(members.has_newest(i, step) for i, step in waited if i in new or members.is_there(i))
 
 
 def _until_heard(network: Network, phase: str) -> None:

@@ -12,9 +12,10 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from privsgp.sites.frames import Frame, Rejected, refuse_body
+from privsgp.sites.seen import Seen
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     import numpy as np
     from numpy.typing import NDArray
@@ -36,7 +37,15 @@ class Outbox:
     def __init__(self, kept: int) -> None:
         self.kept = kept
         self.changed = threading.Condition()
+        self.bytes = 0  # that have left
         self._frames: dict[int, list[Frame]] = {}
+
+    def counted(self, pieces: Iterator[bytes]) -> Iterator[bytes]:
+        """Yield what leaves, and count it."""
+        for piece in pieces:
+            yield piece
+            with self.changed:
+                self.bytes += len(piece)
 
     def post(self, frame: Frame) -> None:
         """Let a message be sent; it stands for all before it."""
@@ -71,8 +80,9 @@ class Outbox:
 class Inbox:
     """The messages that have arrived over each link and were not taken yet, behind the border."""
 
-    def __init__(self, agreement: Agreement, node: int, kept: int) -> None:
+    def __init__(self, agreement: Agreement, node: int, kept: int, seen: Seen | None = None) -> None:
         self.agreement, self.node, self.kept = agreement, node, kept
+        self.seen = seen or Seen(agreement, node)
         self.changed = threading.Condition()
         self._frames: dict[int, list[Frame]] = {}
         self._last: dict[int, Frame] = {}  # the newest of each source, taken or not
@@ -91,10 +101,22 @@ class Inbox:
             return last.header.step if last is not None else self._taken.get(source, (-1, None))[0]
 
     def proof(self, source: int) -> dict[str, Any]:
-        """Return what this site has of a source: the step, and the source's own signed word for it."""
+        """Return what this site has of a source, and the source's own signed word for how far it was.
+
+        After a crash the word may be of a later step: the message itself was not in the last commit.
+        """
         with self.changed:
-            last = self._last.get(source)
-            return {"newest": self.newest(source), "proof": None if last is None else last.evidence()}
+            seen = self.seen.newest(source)
+            return {"newest": self.newest(source), "proof": None if seen is None else seen.evidence()}
+
+    def sums(self, source: int, step: int) -> tuple[NDArray[np.float64] | None] | None:
+        """Return the sums of a source's newest message, if that is of `step`; None where it is another."""
+        with self.changed:
+            return (self._before(source),) if self.newest(source) == step else None
+
+    def _before(self, source: int) -> NDArray[np.float64] | None:
+        last = self._last.get(source)
+        return last.sums() if last is not None else self._taken.get(source, (-1, None))[1]
 
     def is_news(self, header: Header, signature: bytes) -> bool:
         """Tell, before the body is read, whether a message is newer than all that came; reject two of one step.
@@ -102,7 +124,7 @@ class Inbox:
         Guarantee: of one link and step, one message is ever let in.
         """
         with self.changed:
-            last = self._last.get(header.source)
+            last = self.seen.newest(header.source)
             if last is not None and last.header.step == header.step and last.header.sha256 != header.sha256:
                 other = Frame(header, signature, b"").evidence()
                 raise Rejected(
@@ -122,9 +144,9 @@ class Inbox:
         with self.changed:
             if not self.is_news(frame.header, frame.signature):
                 return
-            last = self._last.get(source)
-            before = last.sums() if last is not None else self._taken.get(source, (-1, None))[1]
-            refuse_body(frame, before, len(self.agreement.roster), self.agreement.config.engine.dtype)
+            roster, dtype = self.agreement.roster, self.agreement.config.engine.dtype
+            refuse_body(frame, self._before(source), len(roster), dtype)
+            self.seen.note(frame)
             self._last[source] = frame
             self._incarnation[source] = frame.header.incarnation
             frames = self._frames.setdefault(source, [])

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from cryptography.exceptions import InvalidSignature
 
+from privsgp.sites import pairs
+from privsgp.sites.canonical import canonical
 from privsgp.sites.frames import Header, Rejected
 from privsgp.transport import forms
 
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 
 PHASES = ("signing", "training", "paused", "mixing", "finished", "left")
 _SIGNATURE = forms.text("[0-9a-f]{128}", "a signature")
+_PAIR_KEY = forms.text(pairs.WORD, "a key for a run, signed")
 _PHASE = forms.text("|".join(PHASES), "a phase")
 _PROOF = forms.keys({"header": forms.text(r"[\x20-\x7e]{2,1024}", "a header"), "signature": _SIGNATURE})
 NEWEST = forms.keys({"newest": forms.whole(-1), "proof": forms.perhaps(_PROOF)})
@@ -40,6 +43,15 @@ def _by_node(form: forms.Form, nodes: int) -> forms.Form:
     return forms.Form(f"by node: {form.text}", fits)
 
 
+def _goodbye_form(nodes: int) -> forms.Form:
+    return forms.keys({"taken": _by_node(forms.whole(), nodes), "signature": _SIGNATURE})
+
+
+def goodbye_text(run: str, taken: dict[str, int]) -> bytes:
+    """Return what a site signs that leaves for good: the step of the last message that it took of each source."""
+    return canonical({"run": run, "taken": taken})
+
+
 def hello_form(nodes: int) -> forms.Form:
     """Say what a hello must look like."""
     steps = _by_node(forms.whole(), nodes)
@@ -47,8 +59,8 @@ def hello_form(nodes: int) -> forms.Form:
         {
             "run": forms.text("[0-9a-f]{64}", "a run"), "incarnation": forms.whole(1), "step": forms.whole(),
             "phase": _PHASE, "have": steps, "durable": steps, "signatures": _by_node(_SIGNATURE, nodes),
-            "left": _by_node(_SIGNATURE, nodes), "heard": _by_node(forms.real(0.0, _LONG_AGO), nodes),
-            "yours": NEWEST,
+            "left": _by_node(_goodbye_form(nodes), nodes), "heard": _by_node(forms.real(0.0, _LONG_AGO), nodes),
+            "yours": NEWEST, "pair_keys": _by_node(_PAIR_KEY, nodes),
         }
     )  # fmt: skip
 
@@ -63,6 +75,7 @@ class Member:
     incarnation: int = 0
     have: dict[str, int] = field(default_factory=dict)  # by source: newest step that it has
     durable: dict[str, int] = field(default_factory=dict)  # by source: newest step that it will have after a crash
+    answered: int = -1  # the newest step of this site's that its process has answered to have
 
 
 class Members:
@@ -74,7 +87,9 @@ class Members:
         self.others = {i: Member() for i in range(len(agreement.roster)) if i != node}
         self.signatures = {node: signature} if node >= 0 else {}
         self.relay_has: dict[int, int] = {}  # by target: the step of this site's message that the relay keeps for it
-        self.left: dict[int, str] = {}
+        self.left: dict[int, dict[str, Any]] = {}  # goodbyes: what was taken of whom, signed
+        self.pair_keys: dict[int, str] = {}  # where noise is shared: each site's key for this run, signed
+        self._pairs = pairs.needs_keys(agreement)
         self.step, self._phase = 0, "signing"
         self.told: dict[int, str] = {}  # the phase that a site was last told of
         self.version = 0  # grows when there is something that others should hear soon
@@ -118,7 +133,7 @@ class Members:
                 "signatures": {str(i): one for i, one in self.signatures.items()},
                 "left": {str(i): one for i, one in self.left.items()},
                 "heard": {i: age for i, age in ages.items() if age < _LONG_AGO / 2},
-                "yours": self.proof(peer),
+                "yours": self.proof(peer), "pair_keys": {str(i): one for i, one in self.pair_keys.items()},
             }  # fmt: skip
 
     def learn(self, peer: int, said: object) -> None:
@@ -131,12 +146,14 @@ class Members:
             member = self.others[peer]
             if said["incarnation"] < member.incarnation:
                 raise Rejected("incarnation", f"process {said['incarnation']} after {member.incarnation}")
+            if said["incarnation"] > member.incarnation:
+                member.answered = -1
             member.heard, member.incarnation = time.monotonic(), said["incarnation"]
             member.step, member.phase = said["step"], said["phase"]
             member.have, member.durable = said["have"], said["durable"]
             self.prove(peer, said["yours"])
             self._hear_of(said["heard"])
-            news = self._sign(said["signatures"]) | self._leave(said["left"])
+            news = self._sign(said["signatures"]) | self._leave(said["left"]) | self._share(said["pair_keys"])
             self.changed.notify_all()
         if news:
             self.keep()
@@ -147,7 +164,7 @@ class Members:
             raise Rejected("form", f"no hello: {forms.shown(said)}")
         with self.changed:
             self._hear_of(said["heard"])
-            news = self._sign(said["signatures"]) | self._leave(said["left"])
+            news = self._sign(said["signatures"]) | self._leave(said["left"]) | self._share(said["pair_keys"])
             self.changed.notify_all()
         if news:
             self.keep()
@@ -158,10 +175,12 @@ class Members:
         A site that was put back to an older copy learns of it here. The word of a peer is not enough for that: it has
         to show what this site signed.
         """
-        if said["newest"] <= max(self.posted(peer), self.proven.get(peer, -1)) or said["proof"] is None:
+        if said["proof"] is None:
             return
         text = said["proof"]["header"].encode()
         header = Header.read(text)
+        if header.step <= max(self.posted(peer), self.proven.get(peer, -1)):
+            return
         try:
             self.agreement.roster[self.node].verify(b"message", text, bytes.fromhex(said["proof"]["signature"]))
         except InvalidSignature:
@@ -183,24 +202,49 @@ class Members:
         self.signatures |= right
         return bool(right)
 
-    def _leave(self, goodbyes: dict[str, str]) -> bool:
+    def _share(self, words: dict[str, str]) -> bool:
+        """Take in keys that are right and new. The first of a site stays: who signs two troubles nobody but itself."""
+        new = {int(i): one for i, one in words.items() if self._pairs and int(i) not in self.pair_keys}
+        right = {i: one for i, one in new.items() if i != self.node and pairs.is_word(self.agreement, i, one)}
+        self.pair_keys |= right
+        return bool(right)
+
+    def _leave(self, goodbyes: dict[str, dict[str, Any]]) -> bool:
         new = {int(i): one for i, one in goodbyes.items() if int(i) not in self.left and int(i) != self.node}
         right = {i: one for i, one in new.items() if self.said_goodbye(i, one)}
         self.left |= right
         return bool(right)
 
-    def said_goodbye(self, node: int, signature: str) -> bool:
-        """Tell whether a node's site signed that it leaves for good."""
+    def said_goodbye(self, node: int, told: dict[str, Any]) -> bool:
+        """Tell whether a node's site signed that it leaves for good, having taken that."""
+        text = goodbye_text(self.agreement.run, told["taken"])
         try:
-            self.agreement.roster[node].verify(b"leave", self.agreement.run.encode(), bytes.fromhex(signature))
+            self.agreement.roster[node].verify(b"leave", text, bytes.fromhex(told["signature"]))
         except (InvalidSignature, ValueError):
             return False
         return True
+
+    def last_taken(self, target: int) -> int | None:
+        """Return the step of the last message that a target took of this site before it left; None where it has not."""
+        with self.changed:
+            told = self.left.get(target)
+            return None if told is None else int(told["taken"].get(str(self.node), -1))
+
+    def has_newest(self, target: int, step: int) -> bool:
+        """Tell whether this site's message of a step is with a target, or where it will fetch it."""
+        if self.agreement.is_relayed((self.node, target)):
+            return self.relay_has.get(target, -1) >= step
+        return self.have_of(target) >= step
 
     def is_there(self, node: int) -> bool:
         """Tell whether a site was heard of lately."""
         with self.changed:
             return node not in self.left and time.monotonic() - self.others[node].heard <= self._silence
+
+    def has_met_anybody(self) -> bool:
+        """Tell whether any site has said hello to this process."""
+        with self.changed:
+            return any(member.incarnation for member in self.others.values())
 
     def count(self) -> int:
         """Return how many sites are there, this one included."""
@@ -212,9 +256,11 @@ class Members:
             return set(self.left)
 
     def unsigned(self) -> list[str]:
-        """Return the names of those whose signature is missing."""
+        """Return the names of those whose signature, or whose key where noise is shared, is missing."""
         with self.changed:
-            return [card.name for i, card in enumerate(self.agreement.roster) if i not in self.signatures]
+            shared = self.pair_keys if self._pairs else self.signatures
+            known = self.signatures.keys() & shared.keys()
+            return [card.name for i, card in enumerate(self.agreement.roster) if i not in known]
 
     def heard(self, peer: int) -> None:
         """Note that a peer is there; only its hello, which shows what it has of this site, makes it so at first."""
@@ -229,16 +275,24 @@ class Members:
             new = [i for i, m in self.others.items() if not m.incarnation and self.is_there(i)]
             return [i for i in new if not self.agreement.is_relayed((self.node, i))]
 
-    def have_of(self, target: int) -> int:
-        """Return the newest step of this site's that a target said it has, −1 for none."""
+    def strangers(self) -> list[int]:
+        """Return who could be in touch with this site, has not left, and has not said hello to this process."""
+        closed = self.agreement.roster[self.node].address is None
+        near = [i for i in self.others if not closed or self.agreement.roster[i].address is not None]
         with self.changed:
-            return self.others[target].have.get(str(self.node), -1)
+            return [i for i in near if i not in self.left and not self.others[i].incarnation]
 
-    def took(self, target: int, step: int) -> None:
-        """Note that a target has a message of this site's."""
+    def have_of(self, target: int) -> int:
+        """Return the newest step of this site's that a target said it has, −1 for none; a hello may be older."""
         with self.changed:
-            self.others[target].have[str(self.node)] = step
-            self.others[target].heard = time.monotonic()
+            return max(self.others[target].have.get(str(self.node), -1), self.others[target].answered)
+
+    def took(self, target: int, step: int, answered: int) -> None:
+        """Note that a message of this site's was brought to a target, and which it answered to have."""
+        with self.changed:
+            member = self.others[target]
+            member.have[str(self.node)] = step
+            member.heard, member.answered = time.monotonic(), answered
 
     def is_served(self, target: int, step: int) -> bool:
         """Tell whether a target needs nothing more from this site, whose last message is of `step`."""

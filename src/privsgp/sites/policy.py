@@ -30,16 +30,30 @@ class Policy(Options):
     weights: Count | None = option(None, "largest number of weights of a model")
     peers: list[str] | None = option(None, "fingerprints of the sites with whom to learn")
     fewest: Count | None = option(None, "least number of sites that must be there while steps are taken")
+    honest: Count | None = option(
+        None,
+        "most sites, this one included, that may have to be honest for ε to hold; 1: no pairwise noise; left out: 1 "
+        "where ε or δ is limited",
+    )
     simulation: bool | None = option(
         None,
         "whether agreements with a seed, which protect nothing, may be signed; left out: not where ε or δ is limited",
     )
 
     @property
+    def limited(self) -> bool:
+        """Whether ε or δ is limited: then what weakens them has to be allowed by name."""
+        return (self.epsilon_run, self.epsilon_total, self.delta_run) != (None, None, None)
+
+    @property
     def allows_seeds(self) -> bool:
         """Whether what has a seed may be signed: its noise is known, so that no ε holds."""
-        limited = (self.epsilon_run, self.epsilon_total, self.delta_run) != (None, None, None)
-        return not limited if self.simulation is None else self.simulation
+        return not self.limited if self.simulation is None else self.simulation
+
+    @property
+    def most_honest(self) -> int | None:
+        """How many sites may have to be honest, this one included; None: all."""
+        return 1 if self.honest is None and self.limited else self.honest
 
 
 def read(path: Path) -> Policy | None:
@@ -78,6 +92,11 @@ def refuse_against(policy: Policy, agreement: Agreement, node: int, signed: floa
         raise _refused(f"algorithms = {policy.algorithms}, and the agreement's is {agreement.algorithm!r}")
     if policy.fewest is not None and agreement.limits.fewest < policy.fewest:
         raise _refused(f"fewest = {policy.fewest}, and the agreement goes on with {agreement.limits.fewest} sites")
+    if policy.most_honest is not None and (agreement.honest or 1) > policy.most_honest:
+        raise _refused(
+            f"honest = {policy.most_honest}, and ε of the agreement holds if {agreement.honest} of "
+            f"{len(agreement.roster)} sites are honest"
+        )
     if agreement.config.seed is not None and not policy.allows_seeds:
         raise _refused(f"simulation is not true, and the agreement has the seed {agreement.config.seed}: no ε holds")
     for card in agreement.roster if policy.peers is not None else ():

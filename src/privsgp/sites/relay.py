@@ -64,9 +64,9 @@ class Seal:
         if len(text) < _HEAD.size:
             raise Rejected("seal", f"a sealed message of {len(text)} bytes")
         size = _HEAD.size + _HEAD.unpack_from(text)[0]
-        header, signature = frames.opened(text[_HEAD.size : size])
+        header, signature, _ = frames.opened(text[_HEAD.size : size])
         frames.refuse_head(self.agreement, source, self.node, header, signature)
-        return Frame(header, signature, frames.read_body(header, iter([text[size:]])))
+        return Frame(header, signature, frames.read_body(header.length, iter([text[size:]])))
 
     def _cipher(self, link: Link) -> ChaCha20Poly1305:
         """Return the cipher of a link: each direction has a key of its own."""

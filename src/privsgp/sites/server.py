@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +31,7 @@ os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what matters is said in this 
 import grpc
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from privsgp.sites.agreement import Agreement
     from privsgp.sites.audit import Audit
@@ -44,10 +46,14 @@ HELLO = 10.0
 PULL = 15.0  # seconds that a member may wait for a message that is not there yet
 _ROOM = 4096  # bytes of a message of gRPC's besides a piece
 _MOST_HELLO = 1 << 18
-_PULL_FORM = forms.keys({"run": forms.text("[0-9a-f]{64}", "a run"), "after": forms.whole(-1)})
+_PULL_FORM = forms.keys(
+    {"run": forms.text("[0-9a-f]{64}", "a run"), "after": forms.whole(-1), "whole": forms.FLAG}
+)  # fmt: skip
 _DROP_FORM = forms.keys({"run": forms.text("[0-9a-f]{64}", "a run"), "node": forms.whole(), "after": forms.whole(-1)})
 _BYE = 2.0
+_LOG = logging.getLogger(__name__)
 _CUT = ("form", "length")  # what half a message looks like
+_MOMENT = 0.5  # seconds in which a connection that broke shows as such
 
 
 class Server:
@@ -85,13 +91,11 @@ class Server:
         ]  # fmt: skip
         self._server = grpc.server(ThreadPoolExecutor(calls, "server"), options=options, maximum_concurrent_rpcs=calls)
         # All take streams, also of one message: gRPC would wait for it in a thread, without an end.
-        handlers = {"Hello": grpc.stream_unary_rpc_method_handler(self._hello)}
+        handlers = {"Hello": _answer(self._hello)}
         if self.node >= 0:
-            handlers["Push"] = grpc.stream_unary_rpc_method_handler(self._push)
-            handlers["Pull"] = grpc.stream_stream_rpc_method_handler(self._pull)
+            handlers |= {"Push": _answer(self._push), "Pull": _stream(self._pull)}
         if self.relay is not None:
-            handlers["Drop"] = grpc.stream_unary_rpc_method_handler(self._drop)
-            handlers["Collect"] = grpc.stream_stream_rpc_method_handler(self._collect)
+            handlers |= {"Drop": _answer(self._drop), "Collect": _stream(self._collect)}
         self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
         credentials = grpc.dynamic_ssl_server_credentials(
             self._certificates(), self._certificates, require_client_authentication=True
@@ -126,8 +130,8 @@ class Server:
         """Let a member's message in; of one that is not newer than what is here, the body is not read."""
         peer = self._who(context)
         with self._border(peer, context), self._alone(peer, "push", context, self.agreement.limits.transfer):
-            header, signature = frames.opened(next(pieces, b""))
-            receive(self.agreement, self.node, self.inbox, peer, header, signature, pieces)
+            head = frames.opened(next(pieces, b""))
+            receive(self.agreement, self.node, self.inbox, peer, *head, pieces)
             self.members.heard(peer)
         return canonical(self.inbox.proof(peer))
 
@@ -140,7 +144,7 @@ class Server:
             self.members.heard(peer)
             frame = self.outbox.wait(peer, said["after"], PULL, lambda: self.ended.is_set() or stream.over.is_set())
             if frame is not None:
-                yield from frame.pieces()
+                yield from self.outbox.counted(frame.pieces(None if said["whole"] else said["after"]))
 
     def _drop(self, parts: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
         """Keep a member's sealed message for another; say what is kept."""
@@ -204,10 +208,10 @@ class Server:
         try:
             yield
         except Rejected as rejected:
-            if rejected.kind in _CUT and not context.is_active():  # a connection that broke is nobody's fault
+            if rejected.kind in _CUT and _broke(context):  # nobody's fault
                 raise grpc.RpcError from rejected
             self.audit.note(rejected.kind, self.agreement.roster[peer].name, str(rejected), **rejected.evidence)
-            context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"{rejected.kind}: {rejected}")
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, rejected.kind)
 
     @contextlib.contextmanager
     def _alone(
@@ -232,6 +236,36 @@ class Server:
                     streams.remove(stream)
 
 
+def _answer(handler: Callable[[Iterator[bytes], grpc.ServicerContext], bytes]) -> grpc.RpcMethodHandler:
+    def call(parts: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
+        with _in_few_words(context):
+            return handler(parts, context)
+
+    return grpc.stream_unary_rpc_method_handler(call)
+
+
+def _stream(handler: Callable[[Iterator[bytes], grpc.ServicerContext], Iterator[bytes]]) -> grpc.RpcMethodHandler:
+    def call(parts: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+        with _in_few_words(context):
+            yield from handler(parts, context)
+
+    return grpc.stream_stream_rpc_method_handler(call)
+
+
+@contextlib.contextmanager
+def _in_few_words(context: grpc.ServicerContext) -> Iterator[None]:
+    """Keep the text of an error here: gRPC would send it to the peer, whatever it says of files and values."""
+    try:
+        yield
+    except grpc.RpcError:
+        raise
+    except Exception:
+        if context.code() is None:  # else it was said already
+            _LOG.exception("a call failed")
+            context.abort(grpc.StatusCode.INTERNAL, "this site could not answer")
+        raise
+
+
 class _Stream:
     """A call that can be ended."""
 
@@ -253,12 +287,32 @@ class _Stream:
 
 def receive(
     agreement: Agreement, node: int, inbox: Inbox, peer: int, header: frames.Header, signature: bytes,
-    pieces: Iterator[bytes],
+    base: int | None, pieces: Iterator[bytes],
 ) -> None:  # fmt: skip
-    """Read a message of a peer's through all checks into the inbox; one that is not news is not read."""
+    """Read a message of a peer's through all checks into the inbox; one that is not news is not read.
+
+    Nor is what is new after another message than the one that is here: the answer says which that is.
+    """
     frames.refuse_head(agreement, peer, node, header, signature)
-    if inbox.is_news(header, signature):
-        inbox.put(Frame(header, signature, frames.read_body(header, pieces)))
+    if not inbox.is_news(header, signature):
+        return
+    if base is None:
+        inbox.put(Frame(header, signature, frames.read_body(header.length, pieces)))
+    elif (before := inbox.sums(peer, base)) is not None:
+        share = agreement.share(header.step, (peer, node))
+        if share is None or agreement.step_bytes is None:
+            raise Rejected("link", f"a step that the link does not carry: {header.step}")
+        body = frames.read_body(agreement.step_bytes, pieces)
+        grown = frames.grown(body, before[0], share, agreement.config.engine.dtype)
+        inbox.put(Frame(header, signature, grown))
+
+
+def _broke(context: grpc.ServicerContext) -> bool:
+    """Tell whether a call's connection is gone; gRPC tells that its messages have ended a moment before it."""
+    until = time.monotonic() + _MOMENT
+    while context.is_active() and time.monotonic() < until:
+        time.sleep(_MOMENT / 50)
+    return not context.is_active()
 
 
 def _member(roster: tuple[Card, ...], pem: bytes) -> int | None:

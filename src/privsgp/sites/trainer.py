@@ -1,7 +1,7 @@
 """The same Trainer at a site: every step is committed before it is sent, and a restarted site goes on from there.
 
 A commit is a checkpoint in the middle of a step: x^{k+½} with its noise, w, the sums of all links, what has arrived,
-and what the algorithm remembers, a table as a whole.
+and what the algorithm remembers; of a table what has changed (journal.py).
 After a crash the same messages go out again, from the commit: no fresh noise, no second charge. What was computed and
 not committed was not sent, and is made again (privacy.md, "Crashes").
 """
@@ -13,13 +13,17 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from privsgp.algorithms import State
+from privsgp.algorithms.saga import TablePushSum
 from privsgp.engine import checkpoint
 from privsgp.engine.checkpoint import Progress
 from privsgp.engine.stops import refuse_no_model
 from privsgp.engine.trainer import Outcome, Trainer
 from privsgp.engine.witness import heads
 from privsgp.errors import Refused
+from privsgp.sites.journal import Journal
 from privsgp.transport.checks import refuse_wild
 
 if TYPE_CHECKING:
@@ -27,12 +31,14 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from privsgp.algorithms.block import Block, Drawn
     from privsgp.engine.folder import Folder
     from privsgp.engine.spec import RunSpec
     from privsgp.engine.trainer import Watcher
+    from privsgp.randomness.protocol import Exchange
+    from privsgp.sites.pairs import PairKeys
     from privsgp.sites.transport import SitesTransport
 
-_MOST_TABLE = 256 << 20  # bytes of what an algorithm remembers; a journal of what changed would allow more
 _REMEMBER = 32  # steps between two notes outside the run's folder of what the ledger holds
 
 
@@ -41,12 +47,18 @@ class SiteTrainer(Trainer):
 
     transport: SitesTransport
 
-    def __init__(self, spec: RunSpec, folder: Folder, network: SitesTransport, watch: Watcher | None = None) -> None:
-        self._network = network
+    def __init__(
+        self, spec: RunSpec, folder: Folder, network: SitesTransport, watch: Watcher | None = None,
+        pairs: PairKeys | None = None,
+    ) -> None:  # fmt: skip
+        self._network, self._pairs = network, pairs
         self._pending: int | None = None  # a step that is committed, and whose messages may not have left yet
         self._round = 0  # the first step or round of mixing that was not begun
         self._pays = True
+        self._journal: Journal | None = None
+        self._drawn: list[Drawn] = []  # the samples of the step that is being made
         self._began, self._spent = time.perf_counter(), 0.0
+        self._sent_before = 0  # bytes, by earlier processes as of their last commits
         super().__init__(spec, folder, watch)
         network.commit = self._commit
         network.stop = lambda: self.stopping.asked
@@ -59,11 +71,15 @@ class SiteTrainer(Trainer):
     def _connect(self) -> SitesTransport:
         return self._network
 
+    def _exchange(self) -> Exchange | None:
+        return None if self._pairs is None else self._pairs.streams
+
     def _begin(self, *, fresh_noise: bool = False) -> tuple[int, float]:
         """Take up the last commit; its step counts as done, once `_recover` has finished it."""
         del fresh_noise
         self.algorithm.begin(self._start().z)
-        self._refuse_large()
+        if isinstance(self.algorithm, TablePushSum):
+            self._journal = Journal(self.folder.checkpoint.parent, self._table_rows())
         found = checkpoint.last_common(self.folder, self.world, self.spec.shared_hash)
         self.budget_guard.committed = -1
         if found is None:
@@ -71,20 +87,50 @@ class SiteTrainer(Trainer):
             return 0, 0.0
         path, progress = found
         self.state = checkpoint.load_into(path, self.state, self._memory())
+        if self._journal is not None:
+            self._journal.replay()
         self.algorithm.restored(self.state.z)
-        self.bytes_sent, self._spent = progress.bytes_sent, progress.seconds
+        self._sent_before, self._spent = progress.bytes_sent, progress.seconds
         self._pending = self.budget_guard.committed = progress.step
         self._round = progress.step + 1
+        if self._pairs is not None:
+            self._pairs.used(progress.step)
         return min(self._round, self.spec.steps), progress.seconds
 
-    def _refuse_large(self) -> None:
-        """Refuse a table that takes too long to write at each step: it has to be durable before a message leaves."""
-        size = sum(value.nbytes for value in self.algorithm.arrays().values())
-        if size > _MOST_TABLE:
-            raise Refused(
-                f"the table of {self.spec.algorithm.name} has {size / 1e6:.0f} MB, which every step would write",
-                f"take 'privsgp', or a smaller model: at most {_MOST_TABLE / 1e6:.0f} MB; nothing was sent",
-            )
+    def _block(self) -> Block:
+        """Note which samples a step draws: their rows of a table change."""
+        block = super()._block()
+        sample = block.sample
+
+        def noted(k: int) -> list[Drawn]:
+            self._drawn = sample(k)
+            return self._drawn
+
+        block.sample = noted
+        return block
+
+    def _memory(self) -> dict[str, Tensor]:
+        """Return what a commit must hold: of a table where its journal is, and its mean."""
+        memory = super()._memory()
+        if self._journal is None:
+            return memory
+        rows = self._table_rows()
+        place = {f"journal.{name}": value for name, value in self._journal.place().items()}
+        return {name: value for name, value in memory.items() if name not in rows} | place
+
+    def _table_rows(self) -> dict[str, Tensor]:
+        """Return the arrays of the algorithm's table that have a row for each entry."""
+        return {name: value for name, value in self.algorithm.arrays().items() if name != "mean"}
+
+    def _changed(self) -> Tensor:
+        """Return which rows of the table the step that is being made has changed."""
+        drawn, self._drawn = self._drawn, []
+        if not drawn or not isinstance(self.algorithm, TablePushSum):
+            return torch.empty(0, dtype=torch.int64)
+        table, last = self.algorithm.table, len(next(iter(self._table_rows().values()))[0]) - 1
+        rows = torch.unique(torch.cat([table.places(one.rows) for one in drawn], 1)[0])
+        changed: Tensor = rows[rows != last]
+        return changed
 
     def _recover(self) -> None:
         """Send the committed step's messages, again or for the first time, and take what has arrived."""
@@ -116,10 +162,15 @@ class SiteTrainer(Trainer):
         refuse_wild(k, x, self.spec.here)
         spent = self._spent + time.perf_counter() - self._began
         known = heads(self.budget_guard.ledgers)
-        self.bytes_sent += int(self.transport.used.sum()) * self.transport.message_bytes
+        self.bytes_sent = self._sent_before + self._network.outbox.bytes
+        if self._journal is not None:
+            self._journal.write(self._changed())
+            sync_names(self.folder.checkpoint.parent)
         progress = Progress(k, 0, spent, self.bytes_sent, self.spec.shared_hash, known)
         checkpoint.save(self.folder.checkpoint, progress, State(x, w, x), self._memory(), self.folder.run or "")
         sync_names(self.folder.checkpoint.parent)  # a power cut must not bring the one before it back
+        if self._journal is not None:
+            self._journal.committed()
         if self._pays:
             self.budget_guard.record(k, x)
         if self._pays and k % _REMEMBER == 0:
@@ -143,8 +194,11 @@ class SiteTrainer(Trainer):
     def _end(self, k: int, rows: list[dict[str, Any]], seconds: float) -> Outcome:
         """Mix without gradients for the rounds that are left; the model is what this site then holds."""
         self._pays = False
+        if self._pairs is not None:
+            self._pairs.forget()
         with self.stopping:
             self._mix_on(max(k, self._round))
+        self.bytes_sent = self._sent_before + self._network.outbox.bytes
         final = self.averaging.released(self.state)
         refuse_no_model(k, final, self.spec.here)
         row = self.evaluator.measured(k, seconds, final)

@@ -9,18 +9,20 @@ from __future__ import annotations
 import json
 import logging
 import time
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections import deque
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
 
 from privsgp.errors import Interrupted, Refused
-from privsgp.sites.frames import Frame, Header, body_of
+from privsgp.sites.frames import Frame, Header, Step, body_of, split_step, step_body
+from privsgp.sites.mailbox import depth
 from privsgp.transport.link import Incoming, Outgoing
 from privsgp.transport.protocol import Transport, nothing
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -33,6 +35,14 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger(__name__)
 _TICK = 0.25  # seconds between two looks at who is there
+
+
+class _Sent(NamedTuple):
+    """What was sent at a step: x and w, and the share of them that went over each link."""
+
+    step: int
+    body: bytes
+    shares: dict[int, float]
 
 
 class SitesTransport(Transport):
@@ -53,6 +63,7 @@ class SitesTransport(Transport):
         self.outgoing, self.incoming = Outgoing(len(self.targets), width), Incoming(len(self.sources), width)
         self.last = torch.full((len(self.targets),), -1)  # the step of each link's newest message
         self.used = torch.zeros(len(self.targets), dtype=torch.int64)  # the links that the last step used
+        self.settled = torch.zeros(len(self.targets), dtype=torch.int64)  # links to sites that left, taken back from
         self.kept = torch.ones(1, dtype=torch.float64)  # the share that the node kept of itself at the last step
         self.counts = torch.zeros(3, dtype=torch.int64)  # messages posted, taken, missed at the deadline
         self.commit: Callable[[int, Tensor, Tensor], None] = lambda _k, _x, _w: None
@@ -62,6 +73,9 @@ class SitesTransport(Transport):
         members.durable = self._durable_steps
         members.proof, members.posted = inbox.proof, outbox.newest
         self._durable = dict[str, int]()
+        self._recent: deque[_Sent] = deque()  # the last steps' messages, which a site that leaves may not have taken
+        self._since = -1  # steps up to this one are not in it
+        self._most = depth(agreement) + 2
 
     def mix(self, k: int, x: Tensor, w: Tensor, meanwhile: Callable[[], None] = nothing) -> tuple[Tensor, Tensor]:
         """Return what the node holds after step k: its share is split, committed and sent, and what is there is added.
@@ -72,21 +86,34 @@ class SitesTransport(Transport):
         self._refuse_older_copy()  # who is there has shown what it has of this site
         rows = _joined(x, w)
         self.outgoing.send(k, links, rows * torch.from_numpy(shares)[:, None])
+        bases = self.last.tolist()
         self.last[links] = k
         self.used.fill_(0)
         self.used[links] = 1
         self.kept.fill_(1 - _sum(shares))
         self.commit(k, x, w)
         self._committed()
-        self._post(links)
+        self._post(links, self._remember(k, links, shares, x, w), bases)
         meanwhile()
         return self._arrive(k, x, rows)
 
     def resume(self, k: int, x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
         """Finish step k, which was committed: send the same messages again, and take what is there."""
         self._committed()
+        links = np.flatnonzero(self.used.numpy())
+        shares = [self.agreement.share(k, (self.node, self.targets[link])) or 0.0 for link in links]
+        self._since = k - 1
+        self._remember(k, links, np.array(shares), x, w)
         self._post(np.arange(len(self.targets)))
+        self._greet(k)
         return self._arrive(k, x, _joined(x, w))
+
+    def _greet(self, k: int) -> None:
+        """Give everybody the time to show what it has of this site, before a restarted process makes a new step."""
+        until = time.monotonic() + self.agreement.limits.deadline
+        while not self._asked_to_stop(k) and self.members.strangers() and time.monotonic() < until:
+            time.sleep(min(_TICK, 0.05))
+        self._refuse_older_copy()
 
     def serve(self) -> None:
         """Let the last messages of a run that is over be sent again."""
@@ -100,6 +127,11 @@ class SitesTransport(Transport):
                 sums = self.incoming.arrived[link].numpy().copy()
                 self.inbox.restore(source, int(self.incoming.newest[link]), sums)
 
+    def taken(self) -> dict[str, int]:
+        """Return the step of the last message that was taken of each source."""
+        steps = zip(self.sources, self.incoming.newest.tolist(), strict=True)
+        return {str(j): step for j, step in steps if step >= 0}
+
     def messages(self, k: int) -> int:
         """Count the messages to other sites at step k."""
         return len(self._shares(k)[0])
@@ -109,6 +141,7 @@ class SitesTransport(Transport):
         return {
             "sums": self.outgoing.sums, "last": self.last, "used": self.used, "kept": self.kept,
             "arrived": self.incoming.arrived, "newest": self.incoming.newest, "counts": self.counts,
+            "settled": self.settled,
         }  # fmt: skip
 
     def restart(self, x: Tensor, w: Tensor) -> None:
@@ -131,8 +164,52 @@ class SitesTransport(Transport):
         own = (edges.source == self.node) & (edges.target != self.node) & ~np.isin(edges.target, absent)
         return np.searchsorted(self.targets, edges.target[own]), edges.share[own]
 
-    def _post(self, links: NDArray[np.int64]) -> None:
-        """Sign the newest sums of links and let them be sent."""
+    def _remember(
+        self, k: int, links: NDArray[np.int64], shares: NDArray[np.float64], x: Tensor, w: Tensor
+    ) -> bytes | None:
+        """Keep this step's x and w for a while; return them if they are a shorter message, the same for all links.
+
+        Who knows the link's share needs no more.
+        """
+        news = step_body(x[0].cpu().numpy(), float(w[0]))
+        self._recent.append(_Sent(k, news, dict(zip(links.tolist(), shares.tolist(), strict=True))))
+        while len(self._recent) > self._most:
+            self._since = self._recent.popleft().step
+        return None if self.agreement.step_bytes is None else news
+
+    def _returned(self, mixed: Tensor) -> list[tuple[int, int]]:
+        """Take back what was on its way to sites that have left; return (target, last step that it took) of each.
+
+        It is this site's own, and was noised when it was sent. A step that is made again takes it back again: until the
+        next commit, the commit before knows nothing of it.
+        """
+        back = []
+        for link, target in enumerate(self.targets):
+            taken = self.members.last_taken(target)
+            if taken is None or taken >= self.last[link] or self.settled[link]:
+                continue
+            self.settled[link] = 1
+            if taken < self._since:
+                name = self.agreement.roster[target].name
+                _LOG.warning("%s left: what was on its way to it after step %d is lost with it", name, taken)
+                continue
+            mixed += self._sent_after(link, taken)
+            back.append((target, taken))
+        return back
+
+    def _sent_after(self, link: int, step: int) -> Tensor:
+        """Return what was sent over a link after a step, [1, d + 1]."""
+        total = torch.zeros(1, self.agreement.weights + 1, dtype=torch.float64)
+        for sent in self._recent:
+            if sent.step > step and link in sent.shares:
+                x, w = split_step(sent.body, self.agreement.config.engine.dtype)
+                total += torch.from_numpy(np.append(x.astype(np.float64), w))[None] * sent.shares[link]
+        return total
+
+    def _post(
+        self, links: NDArray[np.int64], news: bytes | None = None, bases: Sequence[int] = ()
+    ) -> None:  # fmt: skip
+        """Sign the newest sums of links and let them be sent, with what is new since the messages before, if known."""
         for link in links:
             step = int(self.last[link])
             if step < 0 or self.targets[link] in self.members.gone():
@@ -141,7 +218,7 @@ class SitesTransport(Transport):
             header = Header(
                 self.agreement.run, self.node, self.targets[link], self.members.incarnation, step, len(body), digest
             )
-            self.outbox.post(Frame.make(self.site, header, body))
+            self.outbox.post(Frame.make(self.site, header, body, None if news is None else Step(bases[link], news)))
             self.counts[0] += 1
 
     def _arrive(self, k: int, x: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
@@ -154,16 +231,17 @@ class SitesTransport(Transport):
             sums = torch.from_numpy(frame.sums().copy())[None]
             mixed += self.incoming.receive(frame.header.step, [link], sums)
         self.counts[1] += len(taken)
-        self._write(k, [(frame.header.source, frame.header.step) for frame in taken])
+        self._write(k, [(frame.header.source, frame.header.step) for frame in taken], self._returned(mixed))
         self.members.step = k + 1
         # Of one number, any stride counts as contiguous: it is copied into memory of its own.
         return mixed[:, :-1].to(x.dtype, copy=True), torch.tensor([float(mixed[0, -1])], dtype=torch.float64)
 
-    def _write(self, k: int, taken: list[tuple[int, int]]) -> None:
+    def _write(self, k: int, taken: list[tuple[int, int]], returned: list[tuple[int, int]]) -> None:
         """Note what was taken when: with it a simulation can make the same run again."""
+        more = {"returned": returned} if returned else {}
         sent = [target for target, used in zip(self.targets, self.used.tolist(), strict=True) if used]
         with self.log.open("a") as file:
-            file.write(json.dumps({"step": k, "sent": sent, "taken": taken}) + "\n")
+            file.write(json.dumps({"step": k, "sent": sent, "taken": taken} | more) + "\n")
 
     def _wait(self, k: int) -> None:
         """Wait for this step's messages until the deadline; longer for links that were silent for too long.
@@ -173,9 +251,7 @@ class SitesTransport(Transport):
         edges, phase = self.graph.edges(k), self.members.phase
         due = [int(j) for j in edges.source[edges.target == self.node] if j != self.node]
         began, said = time.monotonic(), ""
-        while (why := self._holds(k, due, time.monotonic() - began)) is not None:
-            if self.stop():
-                raise Interrupted(k)
+        while not self._asked_to_stop(k) and (why := self._holds(k, due, time.monotonic() - began)) is not None:
             if why and why != said:
                 _LOG.warning("step %d waits: %s", k, why)
                 self.members.phase = "paused"
@@ -185,6 +261,11 @@ class SitesTransport(Transport):
         if said:
             _LOG.warning("step %d goes on", k)
         self.members.phase = phase
+
+    def _asked_to_stop(self, k: int) -> bool:
+        if self.stop():
+            raise Interrupted(k)
+        return False
 
     def _holds(self, k: int, due: list[int], waited: float) -> str | None:
         """Say what step k waits for: "" for messages that may still be in time, None where it can go on."""
@@ -212,7 +293,8 @@ class SitesTransport(Transport):
                 raise Refused(
                     f"{name} has this site's message of step {shown}, and this folder knows of none after step "
                     f"{int(self.last[link])}",
-                    "this is an older copy: put the folder back that went on; nothing was sent from this one",
+                    "this is an older copy: put the folder back that went on. If this one has made steps since it was "
+                    "put back, these are spent twice",
                 )
 
     def _have(self) -> dict[str, int]:
@@ -220,16 +302,16 @@ class SitesTransport(Transport):
 
     def _committed(self) -> None:
         """Note what a restarted process would still have."""
-        self._durable = {
-            str(j): int(step) for j, step in zip(self.sources, self.incoming.newest, strict=True) if step >= 0
-        }
+        self._durable = self.taken()
 
     def _durable_steps(self) -> dict[str, int]:
         return dict(self._durable)
 
 
 def _joined(x: Tensor, w: Tensor) -> Tensor:
-    return torch.cat([x.double().cpu(), w.double().cpu()[:, None]], 1)
+    rows = torch.empty(len(x), x.shape[1] + 1, dtype=torch.float64)
+    rows[:, :-1], rows[:, -1] = x, w
+    return rows
 
 
 def _sum(shares: NDArray[np.float64]) -> float:

@@ -8,11 +8,16 @@ theorem, what remains is N(0, σ_eff,i²), independent of all that (docs/privacy
 
 from __future__ import annotations
 
+import math
+from functools import partial
+from itertools import combinations
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from scipy import stats
+
+from privsgp.accounting.pairwise import conditional
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -22,6 +27,7 @@ if TYPE_CHECKING:
     from privsgp.accounting.pairwise import Pair, PairwiseCovariance
     from privsgp.randomness.noise import Source
 
+_TRIED = 300  # coalitions against a node that are all looked at
 ROUNDING = 1.02  # by which the grid may add to the variance of a sum of own noise
 
 
@@ -92,9 +98,21 @@ class Collusion:
 
 
 def worst(covariance: PairwiseCovariance, node: int, honest: int) -> list[int]:
-    """Return the honest nodes that leave a node the least, itself first: those with the least noise of their own."""
-    others = sorted((D, j) for j, D in enumerate(covariance.own) if j != node)
-    return [node, *(j for _, j in others[: honest - 1])]
+    """Return the honest nodes that leave a node the least, itself first.
+
+    Where all pairs share noise these are the nodes with the least noise of their own (privacy.md). On a public graph it
+    matters who colludes, a node's partners first: of few coalitions all are tried; of many, nodes are taken in one by
+    one, each time the one that leaves least. An attack need not be the best there is: a weaker one finds less.
+    """
+    others = [j for j in range(covariance.graph.nodes) if j != node]
+    if covariance.graph.complete:
+        return [node, *sorted(others, key=lambda j: (covariance.own[j], j))[: honest - 1]]
+    if math.comb(len(others), honest - 1) <= _TRIED:
+        return min(([node, *H] for H in combinations(others, honest - 1)), key=partial(conditional, covariance))
+    H = [node, *others]
+    while len(H) > honest:
+        H = min(([*H[:at], *H[at + 1 :]] for at in range(1, len(H))), key=partial(conditional, covariance))
+    return H
 
 
 def _regression(covariance: PairwiseCovariance, honest: Sequence[int]) -> list[float]:

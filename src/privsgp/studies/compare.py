@@ -17,8 +17,8 @@ from privsgp.algorithms import ALGORITHMS
 from privsgp.devices import device_name
 from privsgp.errors import Refused, refuse_below_one
 from privsgp.runs import build
-from privsgp.runs import train as training
 from privsgp.runs.config import Schedule
+from privsgp.studies.provenance import provenance
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -78,7 +78,7 @@ class Comparison:
             "version": VERSION,
             "simulation": True,
             "note": NOTE,
-            "versions": training.versions(),
+            **provenance(self.config.engine.device),
             "config": self.config.model_dump(mode="json"),
             "rows": [row.as_json() for row in self.rows],
         }

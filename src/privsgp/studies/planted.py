@@ -134,7 +134,8 @@ def same_sign(self: pairwise._Sum, out: Tensor, group: Sequence[Pair], u: Tensor
     mirrored = u.clone()
     _share(self, out, group, u)
     for row, (_, j) in zip(mirrored, group, strict=True):
-        out[j - self.here.nodes.start].add_(row, alpha=2 * self._pair[j])
+        if j in self.here.nodes:
+            out[j - self.here.nodes.start].add_(row, alpha=2 * self._pair[j])
 
 
 def larger_coalition(covariance: PairwiseCovariance, node: int, honest: int) -> list[int]:

@@ -185,6 +185,9 @@ def _work(task: Task, data_dir: Path | None, pipe: Connection) -> None:
 def _run(task: Task, data_dir: Path | None, tell: Callable[[int, dict[str, Any] | None], None]) -> None:
     problem = problems.load_problem(task.config, data_dir)
     training.run(task.config, problem, task.folder, resume=True, watch=tell)
+    if _cut_short(task):  # a simulation has released nothing: it begins anew, and is the whole run that was asked for
+        shutil.rmtree(task.folder)
+        training.run(task.config, problem, task.folder, resume=True, watch=tell)
     for name in ("private", "nodes"):  # gigabytes, for large models, that nobody will ask for
         shutil.rmtree(task.folder / name)
 
@@ -193,6 +196,11 @@ def _tell(pipe: Connection, last: list[float], step: int, _row: dict[str, Any] |
     if time.monotonic() - last[0] > _PAUSE:
         last[0] = time.monotonic()
         pipe.send(step)
+
+
+def _cut_short(task: Task) -> bool:
+    """Tell whether steps that crashes undid left a run no budget for its last ones."""
+    return read_json(Folder(task.folder).summary, Summary)["ended"] is not None
 
 
 def _diverged(task: Task) -> Path:

@@ -18,7 +18,6 @@ from privsgp.planner import settle as planning
 from privsgp.planner.choose import Method, NoiseNeeded
 from privsgp.planner.rehearsal import Rehearsal, RehearsalSpec
 from privsgp.runs import budgets as protection
-from privsgp.runs import config as configs
 from privsgp.runs import problem as problems
 from privsgp.runs.config import Schedule
 
@@ -105,8 +104,8 @@ def applied(config: Config, trial: Trial) -> Config:
     if (c := protection.settings(config).difference_clip) is not None:
         a["difference_clip"] = c * t.clip / config.privacy.clip
     values = config.model_dump()
-    return configs.parse(
-        values | {"algorithm": values["algorithm"] | a | tail, "privacy": values["privacy"] | {"clip": t.clip}}
+    return config.with_values(
+        {"algorithm": values["algorithm"] | a | tail, "privacy": values["privacy"] | {"clip": t.clip}}
     )
 
 
@@ -148,8 +147,8 @@ class Rehearse:
 
     @property
     def largest_batch(self) -> float:
-        """The samples of a node."""
-        return self.network.mean_samples
+        """The samples of a node, as a whole number: where J_i differ by one, no node has their mean."""
+        return float(math.floor(self.network.mean_samples))
 
 
 def search(rehearse: Rehearse, best: Trial, most: int) -> Trial:

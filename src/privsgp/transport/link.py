@@ -36,8 +36,9 @@ class Outgoing:
     def send(self, k: int, links: Rows, shares: Tensor) -> None:
         """Add what goes over some of the links at step k; each link occurs once. Steps come one after the other."""
         now = self.sums[k % len(self.sums)]
-        now.copy_(self.sums[k % len(self.sums) - 1])
-        now[links] += shares
+        if len(self.sums) > 1:
+            now.copy_(self.sums[k % len(self.sums) - 1])
+        now.index_add_(0, torch.as_tensor(links, device=now.device), shares)
 
     def message(self, k: int, links: Rows) -> Tensor:
         """Return what travels over some of the links at step k: all that was ever sent over each, [links, width]."""
@@ -58,8 +59,9 @@ class Incoming:
     def receive(self, step: int, links: Rows, messages: Tensor) -> Tensor:
         """Return what messages that were sent at `step` bring, [links, width]: nothing new where they are old."""
         newer = torch.from_numpy(self.is_news(step, links)).to(messages.device)
-        before = self.arrived[links]
-        now = torch.where(newer[:, None], messages, before)
+        before = self.arrived[links[0] : links[0] + 1] if len(links) == 1 else self.arrived[links]  # one: not copied
+        now = messages if bool(newer.all()) else torch.where(newer[:, None], messages, before)
+        news = now - before
         self.arrived[links] = now
         self.newest[links] = self.newest[links].clamp(min=step)
-        return now - before
+        return news

@@ -49,17 +49,18 @@ class BlockTable:
     def set(self, rows: Tensor, g: PerSample) -> Tensor:
         """Make the clipped gradients g the entries of their blocks; return Σ_j g_j, [m, d]."""
         new = self._sums(g)
-        scatter(self.sums, self._blocks(rows), new)
+        scatter(self.sums, self.places(rows), new)
         return new.sum(1)
 
     def replace(self, rows: Tensor, g: PerSample) -> Tensor:
         """Replace the entries of the drawn blocks; return the sum of new minus old, [m, d]."""
-        blocks, new = self._blocks(rows), self._sums(g)
+        blocks, new = self.places(rows), self._sums(g)
         old = gather(self.sums, blocks)
         scatter(self.sums, blocks, new)
         return new.sub_(old).sum(1)
 
-    def _blocks(self, rows: Tensor) -> Tensor:
+    def places(self, rows: Tensor) -> Tensor:
+        """Return which blocks the samples `rows` make up, [m, slots / size]."""
         first = rows[:, :: self.size]
         return (first // self.size).where(first < self.samples, self.blocks)
 
@@ -71,7 +72,7 @@ class BlockTable:
     def keep_within(self, radius: float, rows: Tensor, gradients: Gradients) -> Tensor:
         """Let sums longer than those of as many gradients of `radius` count as 0; return the sum of all, [m, d]."""
         del gradients
-        blocks = self._blocks(rows)
+        blocks = self.places(rows)
         most = radius * (rows < self.samples).view(*blocks.shape, self.size).sum(-1)
         inside = torch.linalg.vector_norm(gather(self.sums, blocks), dim=-1, dtype=torch.float64) <= most
         clear(self.sums, blocks.where(~inside, self.blocks))

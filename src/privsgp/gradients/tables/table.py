@@ -52,6 +52,9 @@ class Memory(Protocol):
     def keep_within(self, radius: float, rows: Tensor, gradients: Gradients) -> Tensor:
         """Let entries of the samples `rows` [m, b] outside the ball of `radius` count as 0; return Σ_j t_j, [m, d]."""
 
+    def places(self, rows: Tensor) -> Tensor:
+        """Return in which rows of the arrays the entries of the samples `rows` [m, b] are."""
+
     def arrays(self) -> dict[str, Tensor]:
         """Return everything a checkpoint must keep, by name; of each but the mean the last row belongs to no sample."""
 
@@ -183,6 +186,10 @@ class Table:
             if name != "mean":
                 clear(a, rows.where(~inside, a.shape[1] - 1))
         return sum_pieces(self._entries(rows, like), exact=g.exact)
+
+    def places(self, rows: Tensor) -> Tensor:
+        """Return the samples' numbers: each has an entry of its own."""
+        return rows
 
     def arrays(self) -> dict[str, Tensor]:
         """Return everything a checkpoint must keep, by name."""

@@ -1,0 +1,67 @@
+"""`make licences`: list the licence of everything that an installation brings along.
+
+The status is 1 where one is unknown, or not permissive.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from importlib import metadata
+
+EXTRAS = ("sites", "tables", "encoders", "export", "tensorboard")
+PERMISSIVE = re.compile(r"Apache|MIT|BSD|ISC|PSF|Python Software|HPND|Zlib|MPL|Mozilla|Unlicense|CNRI", re.IGNORECASE)
+COPYLEFT = re.compile(r"\b[AL]?GPL|GNU (Affero|General|Lesser)", re.IGNORECASE)
+
+
+def main() -> int:
+    """Print a table, and what has to be looked at by a person."""
+    bad = []
+    for name in sorted(needed("privsgp", EXTRAS), key=str.lower):
+        licence = licence_of(name)
+        print(f"{name:32} {metadata.version(name):16} {licence}")
+        if not PERMISSIVE.search(licence) or COPYLEFT.search(licence):
+            bad.append(name)
+    if bad:
+        print(f"\nnot known to be permissive: {', '.join(bad)}", file=sys.stderr)
+    return bool(bad)
+
+
+def needed(name: str, extras: tuple[str, ...] = ()) -> set[str]:
+    """Return the installed distributions that one needs, itself left out."""
+    found: set[str] = set()
+    waiting = [(name, extras)]
+    while waiting:
+        one, wanted = waiting.pop()
+        for line in metadata.requires(one) or []:
+            extra = re.search(r"extra\s*==\s*['\"]([^'\"]+)", line)
+            other = re.match(r"[A-Za-z0-9._-]+", line)
+            if (extra and extra[1] not in wanted) or other is None or not installed(other[0]):
+                continue
+            proper = metadata.metadata(other[0])["Name"]
+            if proper not in found:
+                found.add(proper)
+                waiting.append((proper, ()))
+    return found - {name}
+
+
+def installed(name: str) -> bool:
+    """Tell whether a distribution is here: one for another platform is not."""
+    try:
+        metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+def licence_of(name: str) -> str:
+    """Return what a distribution says of its licence, in a line."""
+    told = metadata.metadata(name)
+    lines = told.get_all("Classifier") or []
+    classified = "; ".join(line.rpartition(":: ")[2] for line in lines if line.startswith("License ::"))
+    written = (told.get("License") or "").strip().partition("\n")[0]
+    return told.get("License-Expression") or classified or written or "unknown"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,122 @@
+"""The commands that help with tables and first configurations: `privsgp data …` and `privsgp init`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from privsgp.errors import Refused
+from privsgp.report.terminal import err, out, show
+
+if TYPE_CHECKING:
+    from privsgp.data.schema import Schema
+    from privsgp.data.tables import Table
+
+data = typer.Typer(help="Tables: draft a schema, check a table against it.", no_args_is_help=True)
+SchemaFile = Annotated[Path, typer.Argument(help="schema.toml, the same at every site.")]
+TableFile = Annotated[Path, typer.Argument(help=".csv, .parquet or .feather")]
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add these commands to the command line."""
+    app.add_typer(data, name="data")
+    app.command()(init)
+
+
+@data.command("schema")
+def schema(
+    public: Annotated[
+        Path, typer.Argument(help="A public table, or a data dictionary: column, type, min, max, values.")
+    ],
+    target: Annotated[str, typer.Option(help="The column to predict.")],
+) -> None:
+    """Draft a schema from public data, to stdout; never from private rows: it tells what it was drafted from."""
+    from privsgp.data.draft import draft
+    from privsgp.data.tables import read_arrow
+
+    typer.echo(draft(read_arrow(public), target, public.name), nl=False)
+    err.print("read every line, then give the same file to all sites: it must come from public data alone")
+
+
+@data.command("check")
+def check(
+    schema_file: SchemaFile,
+    table: TableFile,
+    no_target: Annotated[bool, typer.Option("--no-target", help="For prediction: without the target.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON on stdout, and nothing else there.")] = False,
+) -> None:
+    """Tell this site, and nobody else, what would happen to its table; nothing is written and nothing leaves."""
+    from privsgp.data import schema as schemas
+    from privsgp.data import tables
+
+    found = schemas.read(schema_file)
+    encoded = tables.read(table, found, labelled=not no_target)
+    if as_json:
+        counts = {name: count._asdict() for name, count in encoded.counts.items()}
+        told = {"schema": found.digest, "rows": len(encoded.x), "features": found.features, "counts": counts}
+        typer.echo(json.dumps(told | {"classes": _per_class(found, encoded)}))
+        return
+    show(f"{table.name}, for this site alone", _rows(found, encoded))
+    for line in encoded.told(found) or ["every value fits"]:
+        out.print(f"  · {line}", soft_wrap=True)
+
+
+def _rows(schema: Schema, table: Table) -> list[tuple[str, str]]:
+    classes = _per_class(schema, table)
+    rows = [
+        ("rows", f"{len(table.x):,}"),
+        ("columns", f"{len(schema.encoded)} become {schema.width} numbers each row"),
+        ("schema", schema.digest),
+    ]
+    return rows if not classes else [*rows, ("classes", ", ".join(f"{n:,} {name}" for name, n in classes.items()))]
+
+
+def _per_class(schema: Schema, table: Table) -> dict[str, int]:
+    if schema.target.classes is None or table.y is None:
+        return {}
+    return {name: int((table.y == i).sum()) for i, name in enumerate(schema.target.classes)}
+
+
+def init(
+    public: Annotated[
+        Path | None, typer.Option(help="A public table, or a data dictionary, to draft schema.toml from.")
+    ] = None,
+    target: Annotated[str | None, typer.Option(help="The column to predict.")] = None,
+    sites: Annotated[str | None, typer.Option(help="Names of the sites, with commas between.")] = None,
+    path: Annotated[str | None, typer.Option(help='Each site\'s file: "{site}.csv" or "site-{node}.csv".')] = None,
+    epsilon: Annotated[str | None, typer.Option(help="ε: one for all, or one per site with commas between.")] = None,
+    test: Annotated[Path | None, typer.Option(help="Public test data.")] = None,
+    folder: Annotated[Path, typer.Option("--out", help="Where run.toml and schema.toml go.")] = Path(),
+) -> None:
+    """Write a commented run.toml, and a schema.toml beside it; what is not given is asked for."""
+    from privsgp.runs.first import write_first
+
+    public = public or Path(_asked("a public table (or data dictionary) with the columns of every site's"))
+    target = target or _asked("the column to predict")
+    names = (sites or _asked("names of the sites, with commas between")).split(",")
+    path = path or _asked("each site's file", "{site}.csv")
+    budgets = epsilon or _asked("ε of each site, one for all or with commas between", "2.0")
+    files = write_first(folder, public, target, [name.strip() for name in names], path, _numbers(budgets), test)
+    for file in files:
+        out.print(f"written: {file}", soft_wrap=True)
+    out.print(f"next: read both; each site: privsgp data check {files[1]} ITS.csv; then: privsgp plan {files[0]}")
+
+
+def _asked(what: str, default: str | None = None) -> str:
+    """Ask at a terminal; elsewhere refuse, for nobody would answer."""
+    import sys
+
+    if not sys.stdin.isatty():
+        raise Refused(f"init without {what}", "give it as an option: privsgp init --help")
+    answer: str = typer.prompt(what, default=default, err=True)
+    return answer
+
+
+def _numbers(text: str) -> list[float]:
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError:
+        raise Refused(f"--epsilon {text}", "give numbers with commas between") from None

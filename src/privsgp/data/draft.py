@@ -1,0 +1,155 @@
+"""Drafts a schema from public data or a data dictionary, for somebody who knows the columns to read and correct.
+
+Everything in a draft is a statistic of what it was drafted from: drafted from private rows, it would tell of them.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import tomllib
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from privsgp.data import schema as schemas
+from privsgp.data.schema import MISSING, YesNo, toml_key, toml_value
+from privsgp.data.tables import as_number
+from privsgp.errors import Refused
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_CLASSES = 50  # distinct whole numbers or texts that still look like a list
+_DICTIONARY = ("column", "type", "min", "max", "values", "missing")
+_HEAD = """# schema.toml: what the columns of a table are. It is public, and the same at every site: its hash is part of
+# what they agree on. Drafted from {source}.
+# Read every line: ranges and lists must hold for all sites, and come from no private row.
+#
+# number    range = [smallest, largest] becomes -1 … 1, or centre 0 and centre + scale 1; what lies outside is clipped
+# category  values: the public list; anything else becomes "other"
+# yes/no    ±1
+# ignored   not used; may be left out of the table
+# missing   what a missing value becomes, with an indicator; without it a missing value is refused
+
+"""
+
+
+class Draft(NamedTuple):
+    """One column's line: what it seems to be, and why."""
+
+    values: dict[str, Any]
+    why: str
+    kinds: tuple[str, ...] = ()  # the values there are, where they are few
+
+
+def draft(table: Any, target: str, source: str) -> str:  # noqa: ANN401 - Arrow's
+    """Return the text of a schema for a public table, or by a data dictionary with the columns of `_DICTIONARY`."""
+    columns = {name: list(map(_text, table.column(name).to_pylist())) for name in table.column_names}
+    if _is_dictionary(columns):
+        found = _by_dictionary(columns)
+    else:
+        found = {name: _column(values) for name, values in columns.items()}
+    if target not in found:
+        raise Refused(f"--target {target}: {source} has no such column", f"take one of {', '.join(found)}")
+    target_draft = found.pop(target)
+    text = _written(target, _as_target(target_draft, target), found, source)
+    schemas.parse(tomllib.loads(text), source)  # what is drafted can be read
+    return text
+
+
+def _written(target: str, values: dict[str, Any], columns: dict[str, Draft], source: str) -> str:
+    lines = ["[target]", f"column = {toml_value(target)}"]
+    lines += [f"{key} = {toml_value(value)}" for key, value in values.items()]
+    lines += ["", "[columns]"]
+    lines += [f"{toml_key(name)} = {toml_value(one.values)}  # {one.why}" for name, one in columns.items()]
+    return _HEAD.format(source=json.dumps(source, ensure_ascii=False)) + "\n".join(lines) + "\n"
+
+
+def _text(value: object) -> str:
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return ""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f"{value:.0f}" if isinstance(value, float) and value.is_integer() else str(value).strip()
+
+
+def _column(values: Sequence[str]) -> Draft:
+    """Guess what a public column is."""
+    there = [value for value in values if value not in MISSING]
+    gaps = len(values) - len(there)
+    missing = f", {gaps} of {len(values)} missing" if gaps else ""
+    if not there:
+        return Draft({"type": "ignored"}, "all values are missing")
+    kinds = sorted(set(there))
+    if len(kinds) <= 2 and _yes_no(kinds):
+        said = {"type": "yes/no", "missing": False} if gaps else {"type": "yes/no"}
+        return Draft(said, f"{', '.join(kinds)}{missing}", tuple(kinds))
+    numbers = [as_number(value) for value in there]
+    if None not in numbers:
+        return _number([number for number in numbers if number is not None], gaps, missing)
+    if len(kinds) > _CLASSES or len(kinds) > max(2, len(there) // 2):
+        return Draft({"type": "ignored"}, f"{len(kinds)} different texts in {len(there)} rows{missing}")
+    given = {"missing": schemas.OTHER} if gaps else {}
+    return Draft({"type": "category", "values": kinds} | given, f"{len(kinds)} values{missing}")
+
+
+def _yes_no(kinds: Sequence[str]) -> bool:
+    words = YesNo(type="yes/no")
+    return all(kind.lower() in (*words.yes, *words.no) for kind in kinds)
+
+
+def _number(numbers: list[float], gaps: int, missing: str) -> Draft:
+    low, high, mean = min(numbers), max(numbers), math.fsum(numbers) / len(numbers)
+    seen = f"{low:g} … {high:g}{missing}"
+    deviation = math.sqrt(math.fsum((v - mean) ** 2 for v in numbers) / len(numbers))
+    if not deviation or not math.isfinite(deviation):
+        return Draft({"type": "ignored"}, f"always {low:g}{missing}" if low == high else seen)
+    step = 10 ** math.floor(math.log10(deviation)) / 10
+    centre, scale = _tidy(round(mean / step) * step), _tidy(round(deviation / step) * step)
+    least = max(0.0, low - deviation) if low >= 0 else low - deviation  # others have seen more than these rows
+    limits = [_tidy(math.floor(least / step) * step), _tidy(math.ceil((high + deviation) / step) * step)]
+    given = {"missing": centre} if gaps else {}
+    return Draft({"type": "number", "centre": centre, "scale": scale, "range": limits} | given, seen)
+
+
+def _tidy(value: float) -> float:
+    return float(f"{value:.6g}")
+
+
+def _as_target(found: Draft, target: str) -> dict[str, Any]:
+    """Return what the target's section says."""
+    values = found.values
+    if values["type"] == "number":
+        return {key: values[key] for key in ("range", "centre", "scale") if key in values}
+    if values["type"] == "category":
+        return {"classes": values["values"]}
+    if values["type"] == "yes/no":
+        return {"classes": list(found.kinds) if len(found.kinds) == 2 else ["no", "yes"]}
+    raise Refused(f"--target {target}: {found.why}", "name a column with classes or numbers")
+
+
+def _is_dictionary(columns: dict[str, list[str]]) -> bool:
+    return {"column", "type"} <= set(columns) <= set(_DICTIONARY)
+
+
+def _by_dictionary(columns: dict[str, list[str]]) -> dict[str, Draft]:
+    """Return what a data dictionary says: a row a column; values with | between them."""
+    rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+    return {row["column"]: Draft(_described(row), "by the data dictionary") for row in rows}
+
+
+def _described(row: dict[str, str]) -> dict[str, Any]:
+    values: dict[str, Any] = {"type": row["type"]}
+    missing = row.get("missing", "")
+    if row["type"] == "number":
+        ends = [as_number(row.get(key, "")) for key in ("min", "max")]
+        if None in ends:
+            raise Refused(
+                f"the data dictionary gives no min and max of {row['column']!r}", "give both: they are public"
+            )
+        values["range"] = ends
+        return values | ({"missing": as_number(missing)} if missing else {})
+    if row["type"] == "category":
+        values["values"] = [value.strip() for value in row.get("values", "").split("|") if value.strip()]
+    if missing:
+        values["missing"] = missing.lower() in YesNo(type="yes/no").yes if row["type"] == "yes/no" else missing
+    return values

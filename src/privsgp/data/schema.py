@@ -1,0 +1,294 @@
+"""What a table's columns are: a public file, the same at every site, that alone decides how records become numbers.
+
+`schema.toml` names the target and the type of each column, with public ranges, lists and what a missing value becomes.
+Nothing is ever learnt from private rows: no mean, no list of values, no width. Columns are encoded in the order of
+their names, so that two schemas that say the same give the same numbers, in whatever order they say it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+
+from pydantic import BeforeValidator, Field, ValidationError, field_validator, model_validator
+
+from privsgp.errors import Refused
+from privsgp.files import read_toml
+from privsgp.options import Options, Positive, option
+
+if TYPE_CHECKING:
+    from privsgp.data.dataset import Task
+
+OTHER = "other"
+REACH = 10.0  # scales around the centre within which numbers are taken where no range is given
+_LONGEST = 2**22
+_MOST = 100_000  # encoded features
+
+
+def _as_text(value: object) -> object:
+    """Take 1 for "1" and true for "true": a list of codes is often written without quotes."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return str(value) if isinstance(value, int) else value
+
+
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+Text = Annotated[str, BeforeValidator(_as_text), Field(min_length=1, max_length=1000)]
+
+
+class Scaled(Options):
+    """A number on a public scale: `range` becomes −1 … 1, or `centre` 0 and `centre + scale` 1."""
+
+    range: Annotated[list[Finite], Field(min_length=2, max_length=2)] | None = option(
+        None, "[smallest, largest]: what lies outside is clipped"
+    )
+    centre: Finite | None = option(None, "what becomes 0; needs scale")
+    scale: Positive | None = option(None, "how far from the centre becomes 1; needs centre")
+
+    @model_validator(mode="after")
+    def _is_a_scale(self) -> Self:
+        if (self.centre is None) != (self.scale is None):
+            raise Refused("of centre and scale only one is there", "give both, or a range")
+        if self.range is not None and not self.range[0] < self.range[1]:
+            raise Refused(f"range = {self.range}", "write [smallest, largest]")
+        return self
+
+    @property
+    def limits(self) -> tuple[float, float]:
+        """What values are clipped to."""
+        if self.range is not None:
+            return self.range[0], self.range[1]
+        centre, scale = self.centre or 0.0, self.scale or 1.0
+        return centre - REACH * scale, centre + REACH * scale
+
+    @property
+    def affine(self) -> tuple[float, float]:
+        """(c, s) of v ↦ (v − c) / s."""
+        if self.centre is not None and self.scale is not None:
+            return self.centre, self.scale
+        low, high = self.limits
+        return (low + high) / 2, (high - low) / 2
+
+
+class Number(Scaled):
+    """A column of numbers."""
+
+    type: Literal["number"]
+    missing: Finite | None = option(None, "what a missing value becomes, with an indicator; left out: it is refused")
+
+    @model_validator(mode="after")
+    def _has_a_scale(self) -> Self:
+        if self.range is None and self.centre is None:
+            raise Refused("a number without a range", "give range = [smallest, largest], or centre and scale")
+        low, high = self.limits
+        if self.missing is not None and not low <= self.missing <= high:
+            raise Refused(f"missing = {self.missing:g}", f"take a number from {low:g} to {high:g}")
+        return self
+
+    def features(self, name: str) -> list[str]:
+        """Name what the column becomes."""
+        return [name]
+
+
+class Category(Options):
+    """A column with a public list of values; whatever else is there is "other"."""
+
+    type: Literal["category"]
+    values: Annotated[list[Text], Field(min_length=1)] = option(..., "the public list")
+    missing: Text | None = option(None, "the value that a missing one becomes, with an indicator")
+
+    @field_validator("values")
+    @classmethod
+    def _once_each(cls, values: list[str]) -> list[str]:
+        return _distinct(values, "values")
+
+    @model_validator(mode="after")
+    def _missing_is_known(self) -> Self:
+        if self.missing is not None and self.missing not in self.known:
+            raise Refused(f"missing = {self.missing!r}", f"take one of the values, or {OTHER!r}")
+        return self
+
+    @property
+    def known(self) -> list[str]:
+        """The values that can be told apart, the last or its own place for all others."""
+        return self.values if OTHER in self.values else [*self.values, OTHER]
+
+    def features(self, name: str) -> list[str]:
+        """Name what the column becomes."""
+        return [f"{name} = {value}" for value in self.known]
+
+
+class YesNo(Options):
+    """A column that says yes or no; any other word in it is refused."""
+
+    type: Literal["yes/no"]
+    yes: list[Text] = option(["yes", "y", "true", "t", "1"], "words for yes, in small or capital letters")
+    no: list[Text] = option(["no", "n", "false", "f", "0"], "words for no")
+    missing: bool | None = option(None, "what a missing value becomes, with an indicator")
+
+    @model_validator(mode="after")
+    def _are_told_apart(self) -> Self:
+        both = {word.lower() for word in self.yes} & {word.lower() for word in self.no}
+        if both or not self.yes or not self.no:
+            raise Refused(f"yes = {self.yes}, no = {self.no}", "give words for both, and none for both at once")
+        return self
+
+    def features(self, name: str) -> list[str]:
+        """Name what the column becomes."""
+        return [name]
+
+
+class Ignored(Options):
+    """A column that is not looked at; it may also not be there."""
+
+    type: Literal["ignored"]
+
+
+class Target(Scaled):
+    """What is to be predicted: one of the public classes, or a number on a public scale."""
+
+    column: str = option(..., "its name")
+    classes: Annotated[list[Text], Field(min_length=2)] | None = option(None, "the public list: the first is class 0")
+
+    @model_validator(mode="after")
+    def _one_of_both(self) -> Self:
+        numbers = self.range is not None or self.centre is not None
+        if numbers == (self.classes is not None):
+            raise Refused(
+                f"the target {self.column!r} has {'both' if numbers else 'neither'} classes and a scale",
+                'give classes = ["no", "yes"], or for numbers range = [smallest, largest]',
+            )
+        if self.classes is not None:
+            _distinct(self.classes, "classes")
+        return self
+
+
+Column = Annotated[Number | Category | YesNo | Ignored, Field(discriminator="type")]
+Encoded = Number | Category | YesNo
+MISSING = ["", "NA", "N/A", "na", "n/a", "NaN", "nan", "NULL", "null", "None"]
+
+
+class Schema(Options):
+    """A whole table. Guarantee: `features` and their scales hang on this alone, never on a row."""
+
+    target: Target
+    columns: Annotated[dict[str, Column], Field(min_length=1)]
+    missing: list[str] = option(MISSING, "texts that stand for a missing value, unless a category lists them")
+
+    @model_validator(mode="after")
+    def _can_be_encoded(self) -> Self:
+        if self.target.column in self.columns:
+            raise Refused(f"{self.target.column!r} is the target and one of [columns]", "leave it out of [columns]")
+        if not self.encoded:
+            raise Refused("all of [columns] are ignored", "say what at least one of them is")
+        if self.width > _MOST:
+            raise Refused(f"{self.width:,} features", f"take at most {_MOST:,}: shorten lists of values")
+        return self
+
+    @classmethod
+    def read(cls, path: Path | str) -> Schema:
+        """Read a schema.toml."""
+        return read(Path(path))
+
+    @property
+    def encoded(self) -> dict[str, Encoded]:
+        """The columns that are used, in the order of their names."""
+        return {name: c for name, c in sorted(self.columns.items()) if not isinstance(c, Ignored)}
+
+    @property
+    def features(self) -> list[str]:
+        """What the numbers of an encoded record are, in their order."""
+        names: list[str] = []
+        for name, column in self.encoded.items():
+            names += column.features(name)
+            names += [f"{name} is missing"] if column.missing is not None else []
+        return names
+
+    @property
+    def width(self) -> int:
+        """How many numbers a record becomes."""
+        return len(self.features)
+
+    @property
+    def task(self) -> Task:
+        """Whether the target is a class or a number."""
+        return "regression" if self.target.classes is None else "classification"
+
+    @property
+    def classes(self) -> int | None:
+        """How many classes there are; None for numbers."""
+        return None if self.target.classes is None else len(self.target.classes)
+
+    @property
+    def digest(self) -> str:
+        """The SHA-256 of what the schema says; comments and the order of columns have no part in it."""
+        told = json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(told.encode()).hexdigest()
+
+    def toml(self, prefix: str = "") -> str:
+        """Write it out; `prefix` is the section it stands in."""
+        lines = [] if self.missing == MISSING else [f"missing = {toml_value(self.missing)}", ""]
+        lines = ([f"[{prefix[:-1]}]", *lines] if prefix and lines else lines) + [f"[{prefix}target]"]
+        lines += [f"{key} = {toml_value(value)}" for key, value in _given(self.target).items()]
+        lines += ["", f"[{prefix}columns]"]
+        lines += [f"{toml_key(name)} = {toml_value(_given(column))}" for name, column in self.columns.items()]
+        return "\n".join(lines) + "\n"
+
+
+def _given(section: Options) -> dict[str, Any]:
+    """Return what a section says beyond its defaults, its type first."""
+    values = section.model_dump(exclude_defaults=True)
+    return {"type": values.pop("type")} | values if "type" in values else values
+
+
+def toml_key(name: str) -> str:
+    """Write a name as a key of TOML."""
+    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else json.dumps(name, ensure_ascii=False)
+
+
+def toml_value(value: object) -> str:
+    """Write a value as TOML has it."""
+    if isinstance(value, dict):
+        return "{ " + ", ".join(f"{key} = {toml_value(v)}" for key, v in value.items()) + " }"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(toml_value, value)) + "]"
+    if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
+        return str(int(value))
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _distinct(values: list[str], what: str) -> list[str]:
+    if twice := {value for value in values if values.count(value) > 1}:
+        raise Refused(f"{what} has {min(twice)!r} twice", "give each value once")
+    return values
+
+
+def read(path: Path) -> Schema:
+    """Read schema.toml."""
+    see = "`privsgp data schema public.csv --target COLUMN` drafts one"
+    return parse(read_toml(path, "schema", see, _LONGEST), str(path))
+
+
+def parse(values: object, where: str = "schema") -> Schema:
+    """Check plain values; the first that is wrong is named."""
+    try:
+        return Schema.model_validate(values)
+    except ValidationError as error:
+        raise _refusal(error, where) from error
+
+
+def _refusal(error: ValidationError, where: str) -> Refused:
+    first = error.errors(include_url=False)[0]
+    tags = ("number", "category", "yes/no", "ignored")  # pydantic names the type it took
+    at = [str(part) for i, part in enumerate(first["loc"]) if not (i == 2 and part in tags)]
+    cause = first.get("ctx", {}).get("error")
+    place = ".".join(at) or "it"
+    if isinstance(cause, Refused):
+        return Refused(f"{where}: {place}: {cause.what}", cause.remedy)
+    if first["type"].startswith("union_tag"):
+        return Refused(f"{where}: {place} has no such type", f"take type = {' or '.join(map(repr, tags))}")
+    told = first["msg"].replace("Input should", "it should").replace("Extra inputs are not permitted", "unknown key")
+    return Refused(f"{where}: {place} = {first['input']!r:.80}: {told}", "see docs/howto/tables.md")

@@ -1,0 +1,445 @@
+"""Tables: CSV, Parquet and Feather files, data frames and Arrow tables become arrays, by a schema and nothing else.
+
+What does not fit is refused by the column's name and the row's number, at the site that holds the table: rows count
+from 1, below the header. What was clipped, missing or unknown is counted, for that site alone (`Counts`): no count may
+be written where others read. Needs pyarrow: `pip install 'privsgp[tables]'`.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from privsgp import devices
+from privsgp.data.schema import OTHER, Category, Number, YesNo
+from privsgp.errors import Refused
+from privsgp.files import opened
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import ModuleType
+
+    from numpy.typing import NDArray
+
+    from privsgp.data.schema import Encoded, Scaled, Schema
+
+    Flags = NDArray[np.bool_]
+    Floats = NDArray[np.float64]
+
+SUFFIXES = (".csv", ".parquet", ".feather")
+_DELIMITERS = (",", ";", "\t")
+_INDEX = re.compile(r"__index_level_\d+__")  # what pandas makes of row labels
+_NUMBER = r"^[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?$"
+_SHOWN = 40  # letters of a value in a refusal
+
+
+def is_table(name: str) -> bool:
+    """Tell whether a file of this name is a table."""
+    return Path(name).suffix.lower() in SUFFIXES
+
+
+def is_frame(data: object) -> bool:
+    """Tell whether something is a data frame or an Arrow table: whatever speaks Arrow's C interface."""
+    return hasattr(data, "__arrow_c_stream__")
+
+
+class Count(NamedTuple):
+    """What happened to the values of one column."""
+
+    missing: int = 0
+    clipped: int = 0
+    other: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """An encoded table: inputs [N, width], targets [N] (None where there was no target), and what was counted.
+
+    Guarantee: row i of `x` and `y` hangs on row i of the table and on the schema alone. `counts` are of private rows,
+    and for the site that holds them.
+    """
+
+    x: NDArray[np.float32]
+    y: NDArray[np.int64] | NDArray[np.float32] | None
+    counts: dict[str, Count]
+
+    def told(self, schema: Schema) -> list[str]:
+        """Say what was clipped, filled in or unknown, column by column; for the site's own eyes."""
+        columns = {**schema.columns, schema.target.column: schema.target}
+        return [line for name, count in self.counts.items() for line in _told(name, count, columns[name])]
+
+
+def _told(name: str, count: Count, column: object) -> list[str]:
+    said = []
+    if count.missing and isinstance(column, Number | Category | YesNo):
+        said.append(f"{name}: {count.missing} missing, taken as {_word(column.missing)} and marked")
+    if count.clipped:
+        low, high = column.limits  # type: ignore[attr-defined]
+        said.append(f"{name}: {count.clipped} outside {low:g} … {high:g}, clipped")
+    if count.other:
+        said.append(f"{name}: {count.other} not in the list, taken as {OTHER!r}")
+    return said
+
+
+def _word(value: object) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:g}" if isinstance(value, float) else repr(value)
+
+
+def read(path: Path, schema: Schema, *, labelled: bool = True) -> Table:
+    """Read a file and encode it; without `labelled` it needs no target, and one that is there is not looked at."""
+    return encode(read_arrow(path), schema, str(path), labelled=labelled)
+
+
+def of_frame(frame: object, schema: Schema, where: str = "data", *, labelled: bool = True) -> Table:
+    """Encode a data frame of pandas or polars, or an Arrow table."""
+    return encode(as_arrow(frame, where), schema, where, labelled=labelled)
+
+
+def as_arrow(frame: object, where: str = "data") -> Any:  # noqa: ANN401 - pyarrow has no types
+    """Return a frame as an Arrow table, without row labels that have no name."""
+    pa = _pyarrow()
+    try:
+        table = pa.table(frame)
+    except (pa.ArrowException, TypeError, ValueError) as error:
+        raise Refused(f"{where}: {_brief(error)}", "give each column values of one type") from error
+    return table.drop_columns([name for name in table.column_names if _INDEX.fullmatch(name)])
+
+
+def read_arrow(path: Path) -> Any:  # noqa: ANN401 - pyarrow has no types
+    """Read a file's columns: of a CSV file as texts, of others as they are."""
+    pa, suffix = _pyarrow(), path.suffix.lower()
+    if suffix not in SUFFIXES:
+        raise Refused(f"data: {path} is no table", f"name a file that ends in {', '.join(SUFFIXES)}")
+    try:
+        return {".csv": _csv, ".parquet": _parquet, ".feather": _feather}[suffix](path)
+    except FileNotFoundError:
+        raise Refused(
+            f"data: {path} does not exist", "name an existing file; data.path is relative to run.toml"
+        ) from None
+    except Refused:
+        raise
+    except (pa.ArrowException, OSError, ValueError, OverflowError, MemoryError) as error:
+        raise Refused(
+            f"data: {path} cannot be read as {suffix[1:]}: {_brief(error)}", "write it anew, or as a .csv file"
+        ) from error
+
+
+def _csv(path: Path) -> Any:  # noqa: ANN401 - pyarrow has no types
+    from pyarrow import BufferReader, string
+    from pyarrow.csv import ConvertOptions, ParseOptions, ReadOptions, read_csv
+
+    with opened(path) as file:
+        _refuse_vast(path, 3 * path.stat().st_size)
+        raw = file.read()
+    raw = _utf8(path, raw)
+    names, delimiter = _header(path, raw)
+    problems: list[str] = []
+
+    def odd(row: Any) -> str:  # noqa: ANN401 - pyarrow's own
+        problems.append(f"row {row.number - 1 if row.number else '?'} has {row.actual_columns} values")
+        return "skip"
+
+    table = read_csv(
+        BufferReader(raw),
+        read_options=ReadOptions(column_names=names, skip_rows=1, use_threads=False),  # one thread: rows have numbers
+        parse_options=ParseOptions(delimiter=delimiter, newlines_in_values=b'"' in raw, invalid_row_handler=odd),
+        convert_options=ConvertOptions(column_types=dict.fromkeys(names, string()), null_values=[]),
+    )
+    if problems:
+        raise Refused(
+            f"{path}: {problems[0]} for {len(names)} columns ({len(problems)} such rows)",
+            f"give each row one value a column, with {delimiter!r} between and quotes around texts that have one",
+        )
+    return table
+
+
+def _utf8(path: Path, raw: bytes) -> bytes:
+    """Return the text without a byte-order mark; refuse other encodings, and what a text does not have."""
+    if raw[:2] in (b"\xff\xfe", b"\xfe\xff"):
+        raise Refused(f"{path} is encoded as UTF-16", "save it as CSV in UTF-8")
+    raw = raw.removeprefix(b"\xef\xbb\xbf")
+    try:
+        raw.decode()
+    except UnicodeDecodeError as error:
+        line = raw.count(b"\n", 0, error.start) + 1
+        raise Refused(
+            f"{path}, line {line}: byte {raw[error.start]:#04x} is not UTF-8", "save it as CSV in UTF-8"
+        ) from None
+    if (at := raw.find(b"\0")) >= 0:
+        raise Refused(
+            f"{path}, line {raw.count(bytes([10]), 0, at) + 1}: a zero byte", "it is no text: name a CSV file"
+        )
+    if raw.count(b'"') % 2:
+        line = next(i for i, text in enumerate(raw.split(b"\n"), 1) if text.count(b'"') % 2)
+        raise Refused(f"{path}, line {line}: a quote is not closed", 'write a quote inside a quoted text twice: ""')
+    return raw
+
+
+def _header(path: Path, raw: bytes) -> tuple[list[str], str]:
+    """Return the names in the first line, and what stands between them."""
+    first = raw.split(b"\n", 1)[0].decode().rstrip("\r")
+    if not first.strip():
+        raise Refused(f"{path} has no header", "begin with a line of column names")
+    delimiter = max(_DELIMITERS, key=first.count)
+    return [name.strip() for name in next(csv.reader([first], delimiter=delimiter))], delimiter
+
+
+def _parquet(path: Path) -> Any:  # noqa: ANN401 - pyarrow has no types
+    from pyarrow.parquet import ParquetFile
+
+    with opened(path) as file:
+        found = ParquetFile(file)
+        m = found.metadata
+        claimed = sum(m.row_group(i).total_byte_size for i in range(m.num_row_groups))
+        _refuse_vast(path, max(claimed, 8 * m.num_rows * m.num_columns))
+        return found.read(use_threads=False)
+
+
+def _feather(path: Path) -> Any:  # noqa: ANN401 - pyarrow has no types
+    from pyarrow.feather import read_table
+
+    with opened(path) as file:
+        _refuse_vast(path, path.stat().st_size)
+        return read_table(file, use_threads=False)
+
+
+def _refuse_vast(path: Path, claimed: int) -> None:
+    if claimed > (free := devices.free_memory()):
+        raise Refused(
+            f"data: {path} unpacks to {claimed / 1e6:.1f} MB, and {free / 1e6:.1f} MB of memory are free",
+            "name another file, or a machine with more memory",
+        )
+
+
+def encode(table: Any, schema: Schema, where: str, *, labelled: bool = True) -> Table:  # noqa: ANN401 - Arrow's
+    """Turn an Arrow table into arrays; refuse columns and values that are not as the schema says."""
+    refuse_other_columns(table.column_names, schema, where, labelled=labelled)
+    if not table.num_rows:
+        raise Refused(f"{where} has no rows", "give at least one record")
+    counts: dict[str, Count] = {}
+    blocks: list[NDArray[np.float32]] = []
+    for name, column in schema.encoded.items():
+        values = _Values(table.column(name), schema, f"{where}: column {name!r}")
+        block, counts[name] = _encoded(values, column)
+        blocks.append(block)
+    y = None
+    if labelled:
+        values = _Values(table.column(schema.target.column), schema, f"{where}: target {schema.target.column!r}")
+        y, counts[schema.target.column] = _target(values, schema)
+    return Table(np.concatenate(blocks, 1), y, counts)
+
+
+def refuse_other_columns(names: list[str], schema: Schema, where: str, *, labelled: bool = True) -> None:
+    """Refuse a table whose columns are not the schema's, by their names."""
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise Refused(f"{where}: two columns are called {twice[0]!r}", "give each column a name of its own")
+    needed = [*schema.encoded, *([schema.target.column] if labelled else [])]
+    if missing := [name for name in needed if name not in names]:
+        raise Refused(
+            f"{where} has no column {_names(missing)}; it has {_names(names)}",
+            "bring the columns that the schema lists, under the same names",
+        )
+    known = {schema.target.column, *schema.columns}
+    if extra := [name for name in names if name not in known]:
+        raise Refused(
+            f"{where} has a column {_names(extra)} that is not in the schema",
+            'leave it out of the table, or agree on it in the schema (type = "ignored" is enough)',
+        )
+
+
+def _names(names: list[str]) -> str:
+    return ", ".join(map(repr, names[:8])) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+
+
+class _Values:
+    """One column of a table, to be read as the schema says."""
+
+    def __init__(self, column: Any, schema: Schema, where: str) -> None:  # noqa: ANN401 - Arrow's
+        column = column.combine_chunks()
+        if _any(column.type, "dictionary"):
+            words = column.dictionary  # polars' are views of texts, of which Arrow cannot take some
+            words = words.cast("large_string") if _any(words.type, "string_view") else words
+            column = words.take(column.indices)
+        self.column, self.type, self.where, self._gaps = column, column.type, where, list(schema.missing)
+        self.is_text = _any(self.type, "string", "large_string", "string_view")
+        self.is_bool, self.is_whole = _any(self.type, "boolean"), _any(self.type, "integer")
+        self.is_real = _any(self.type, "floating", "decimal")
+        self.is_null = _any(self.type, "null")
+
+    def wrong_type(self, wanted: str) -> Refused:
+        """Say that the whole column is of another type."""
+        return Refused(
+            f"{self.where} is of type {self.type}, and the schema says {wanted}", "store it as the schema says"
+        )
+
+    def wrong(self, bad: Flags, what: str, remedy: str) -> Refused:
+        """Say which row is wrong, and how many."""
+        row = int(bad.argmax())
+        value = str(self.column[row].as_py())
+        more = f" ({int(bad.sum())} such rows)" if bad.sum() > 1 else ""
+        return Refused(f"{self.where}, row {row + 1}: {value[:_SHOWN]!r} {what}{more}", remedy)
+
+    def texts(self, kept: tuple[str, ...] = ()) -> tuple[Any, Flags]:
+        """Return texts without blanks around them, and where one is missing; those `kept` are never."""
+        import pyarrow.compute as pc
+
+        column = self.column if self.is_text else self.column.cast(self._written())
+        texts = pc.utf8_trim_whitespace(column.cast("string"))
+        gaps = pc.is_in(texts, _pyarrow().array([gap for gap in self._gaps if gap not in kept], "string"))
+        missing = pc.or_(pc.fill_null(gaps, fill_value=False), pc.is_null(texts))
+        return pc.fill_null(texts, ""), _flags(missing)
+
+    def _written(self) -> Any:  # noqa: ANN401 - Arrow's
+        """Return the type that a column is written out through: 1.0 of a column with gaps is the code 1."""
+        return self.column.type if self.is_bool or self.is_whole or self.is_null else _pyarrow().int64()
+
+    def numbers(self) -> tuple[Floats, Flags]:
+        """Return numbers, and where one is missing; refuse what is none, and what has no end."""
+        import pyarrow.compute as pc
+
+        if self.is_text:
+            texts, missing = self.texts()
+            bad = ~missing & ~_flags(pc.match_substring_regex(texts, _NUMBER))
+            if bad.any():
+                raise self.wrong(
+                    bad, "is no number", "write decimals with a point, nothing between thousands, no units"
+                )
+            written = np.where(missing, "0", np.asarray(texts.to_pylist(), dtype=object)).astype(np.str_)
+            return written.astype(np.float64), missing
+        if not (self.is_whole or self.is_real or self.is_null):
+            raise self.wrong_type("number")
+        values = self.column.cast("float64", safe=False)
+        missing = _flags(pc.is_null(values, nan_is_null=True))
+        found = np.where(missing, 0.0, values.fill_null(0.0).to_numpy(zero_copy_only=False))
+        if (bad := ~np.isfinite(found)).any():
+            raise self.wrong(bad, "is not finite", "correct it, or leave the value out")
+        return found, missing
+
+
+def _any(kind: Any, *names: str) -> bool:  # noqa: ANN401 - Arrow's
+    types: ModuleType = _pyarrow().types
+    return any(getattr(types, f"is_{name}", lambda _: False)(kind) for name in names)
+
+
+def _flags(column: Any) -> Flags:  # noqa: ANN401 - Arrow's
+    return np.asarray(column.to_numpy(zero_copy_only=False), dtype=bool)
+
+
+def _encoded(values: _Values, column: Encoded) -> tuple[NDArray[np.float32], Count]:
+    """Return the features [N, ·] of a column, its indicator last, and what was counted."""
+    encoders: dict[type, Callable[..., tuple[Floats, Flags, Count]]] = {
+        Number: _number, Category: _category, YesNo: _yes_no,
+    }  # fmt: skip
+    features, missing, count = encoders[type(column)](values, column)
+    if missing.any() and column.missing is None:
+        raise values.wrong(
+            missing, "is a missing value", "add missing = … to the column in the schema, or leave the row out"
+        )
+    marked = [features] if column.missing is None else [features, missing[:, None]]
+    return np.concatenate(marked, 1).astype(np.float32), count._replace(missing=int(missing.sum()))
+
+
+def _number(values: _Values, column: Number) -> tuple[Floats, Flags, Count]:
+    found, missing = values.numbers()
+    scaled, clipped = _scaled(np.where(missing, column.missing or 0.0, found), column)
+    return scaled[:, None], missing, Count(clipped=int((clipped & ~missing).sum()))
+
+
+def _scaled(values: Floats, column: Scaled) -> tuple[Floats, Flags]:
+    """Clip to the public range and put on the public scale."""
+    (low, high), (centre, scale) = column.limits, column.affine
+    return (np.clip(values, low, high) - centre) / scale, (values < low) | (values > high)
+
+
+def _category(values: _Values, column: Category) -> tuple[Floats, Flags, Count]:
+    codes, missing = _codes(values, column.known, "category")
+    other = column.known.index(OTHER)
+    unknown = (codes < 0) & ~missing
+    if column.missing is not None:
+        codes[missing] = column.known.index(column.missing)
+    codes[unknown] = other
+    return np.eye(len(column.known))[np.maximum(codes, 0)], missing, Count(other=int(unknown.sum()))
+
+
+def _codes(values: _Values, known: list[str], wanted: str) -> tuple[NDArray[np.int64], Flags]:
+    """Return each value's place in a list, −1 where it has none, and where one is missing."""
+    import pyarrow.compute as pc
+
+    if not (values.is_text or values.is_bool or values.is_whole or values.is_real or values.is_null):
+        raise values.wrong_type(wanted)
+    if values.is_real:
+        found, gone = values.numbers()
+        if (bad := (found != np.rint(found)) & ~gone).any():
+            raise values.wrong(bad, "is no code", f"the schema says {wanted}: store texts or whole numbers")
+        values = _whole(values, found, gone)
+    texts, missing = values.texts(tuple(known))
+    codes = pc.fill_null(pc.index_in(texts, _pyarrow().array(known, "string")), -1)
+    return np.where(missing, -1, codes.to_numpy(zero_copy_only=False)).astype(np.int64), missing
+
+
+def _whole(values: _Values, found: Floats, missing: Flags) -> _Values:
+    """Return a column of real numbers that are whole as whole numbers."""
+    values.column = _pyarrow().array(found.astype(np.int64), mask=missing)
+    values.is_whole, values.is_real = True, False
+    return values
+
+
+def _yes_no(values: _Values, column: YesNo) -> tuple[Floats, Flags, Count]:
+    words = [word.lower() for word in (*column.yes, *column.no)]
+    if values.is_text:
+        import pyarrow.compute as pc
+
+        values.column = pc.utf8_lower(values.column.cast("string"))
+        values._gaps = [gap.lower() for gap in values._gaps]
+    codes, missing = _codes(values, words, "yes/no")
+    if (bad := (codes < 0) & ~missing).any():
+        raise values.wrong(bad, "is neither yes nor no", 'correct it, or list the word in the schema: yes = ["ja"]')
+    yes = codes < len(column.yes)
+    taken = np.where(missing, column.missing or False, yes)
+    return np.where(taken, 1.0, -1.0)[:, None], missing, Count()
+
+
+def _target(values: _Values, schema: Schema) -> tuple[NDArray[np.int64] | NDArray[np.float32], Count]:
+    target = schema.target
+    if target.classes is None:
+        found, missing = values.numbers()
+        _refuse_unlabelled(values, missing)
+        scaled, clipped = _scaled(found, target)
+        return scaled.astype(np.float32), Count(clipped=int(clipped.sum()))
+    codes, missing = _codes(values, target.classes, "classes")
+    _refuse_unlabelled(values, missing)
+    if (bad := codes < 0).any():
+        raise values.wrong(bad, "is none of the classes", f"the schema lists {_names(target.classes)}")
+    return codes, Count()
+
+
+def _refuse_unlabelled(values: _Values, missing: Flags) -> None:
+    if missing.any():
+        raise values.wrong(missing, "is a missing value", "leave out rows whose target is not known")
+
+
+def as_number(text: str) -> float | None:
+    """Return the number that a text is; None where it is none, or has no end."""
+    value = float(text) if re.match(_NUMBER, text) else math.inf
+    return value if math.isfinite(value) else None
+
+
+def _brief(error: BaseException) -> str:
+    """Return what an error says, in one short line."""
+    return " ".join((str(error) or type(error).__name__).split())[:200]
+
+
+def _pyarrow() -> Any:  # noqa: ANN401 - it has no types
+    try:
+        import pyarrow as pa
+    except ImportError as error:
+        raise Refused("tables need pyarrow, which is not installed", "pip install 'privsgp[tables]'") from error
+    return pa

@@ -1,0 +1,85 @@
+"""A first run.toml with comments, and the schema.toml it names, for somebody who has tables and no configuration."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import TYPE_CHECKING
+
+from privsgp.data import draft, tables
+from privsgp.errors import Refused
+from privsgp.files import write
+from privsgp.runs import config as configs
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+_TEXT = """# A run of {count} sites. `privsgp options` lists every key, `privsgp plan run.toml` says what to expect,
+# `privsgp train run.toml` trains with all files on this machine, and docs/sites.md between organisations.
+name = {name}
+# seed = 0                  # makes a simulation that anyone can repeat, and that is not private
+
+[data]                      # paths are relative to this file
+schema = "schema.toml"      # public, and the same at every site
+sites = {sites}
+path = {path}
+{test}
+
+[model]
+name = "logistic"           # logistic | mlp …; a number as target: name = "linear", loss = "mse"
+loss = {loss}
+
+[graph]
+name = "exponential"
+
+[privacy]                   # one value, or a list with one per site, in the order of data.sites
+epsilon = {epsilon}
+delta = 1e-5                # far below 1 / records of a site
+clip = 1.0
+
+[algorithm]
+name = "privsgp-sag"        # "auto" tries several
+batch = "auto"
+steps = "auto"              # the planner chooses, on made-up data
+step_size = "auto"
+"""
+
+
+def write_first(
+    folder: Path, public: Path, target: str, sites: Sequence[str], path: str, epsilon: Sequence[float],
+    test: Path | None = None,
+) -> list[Path]:  # fmt: skip
+    """Write run.toml and schema.toml, or refuse: nothing that is there is overwritten."""
+    files = [folder / "run.toml", folder / "schema.toml"]
+    if there := [file for file in files if file.exists()]:
+        raise Refused(f"{there[0]} is there already", "choose another --out, or move it away")
+    schema = draft.draft(tables.read_arrow(public), target, public.name)
+    folder.mkdir(parents=True, exist_ok=True)
+    write(files[1], schema)
+    try:
+        text = _run(files[1], sites, path, epsilon, None if test is None else os.path.relpath(test, folder))
+        write(files[0], text)
+        configs.read(files[0])
+    except Refused:
+        for file in files:
+            file.unlink(missing_ok=True)
+        raise
+    return files
+
+
+def _run(schema: Path, sites: Sequence[str], path: str, epsilon: Sequence[float], test: str | None) -> str:
+    from privsgp.data.schema import read
+
+    regression = read(schema).classes is None
+    text = _TEXT.replace('"logistic"           #', '"linear"             #') if regression else _TEXT
+    said = '# test_path = "test.csv"    # public test data: anybody may see metrics on them'
+    return text.format(
+        count=len(sites),
+        name=json.dumps(schema.resolve().parent.name if schema.resolve().parent.name.isidentifier() else "run"),
+        sites=json.dumps(list(sites), ensure_ascii=False),
+        path=json.dumps(path, ensure_ascii=False),
+        test=said if test is None else f"test_path = {json.dumps(test, ensure_ascii=False)}",
+        loss=json.dumps("mse" if regression else "cross-entropy"),
+        epsilon=epsilon[0] if len(epsilon) == 1 else list(epsilon),
+    )

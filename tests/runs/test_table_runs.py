@@ -1,0 +1,283 @@
+"""Runs on tables: from files beside run.toml, from Python, with names of sites; what was counted stays at the site."""
+
+from __future__ import annotations
+
+import copy
+import json
+import shutil
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from torch import nn
+
+import privsgp
+import runs
+from privsgp.accounting.statements import statements
+from privsgp.data import tables
+from privsgp.errors import Refused
+from privsgp.runs import config as configs
+from privsgp.runs import problem as problems
+
+SCHEMA = """
+[target]
+column = "back"
+classes = ["no", "yes"]
+[columns]
+age = { type = "number", range = [0, 100], missing = 50 }
+ward = { type = "category", values = ["a", "b.1"] }
+id = { type = "ignored" }
+"""
+RUN = """
+name = "tables"
+seed = 1
+[data]
+schema = "schema.toml"
+sites = ["aachen", "basel", "cork"]
+path = "{site}.csv"
+test_path = "test.csv"
+[model]
+name = "logistic"
+[graph]
+name = "complete"
+[privacy]
+sigma = 0.05
+[algorithm]
+name = "privsgp"
+batch = 8
+steps = 6
+[engine]
+device = "cpu"
+"""
+
+
+def rows(count, seed):
+    rng = np.random.default_rng(seed)
+    age, ward = rng.integers(0, 120, count), rng.choice(["a", "b.1", "odd"], count)
+    return [f"secret-{i},{'' if i == 3 else age[i]},{ward[i]},{'yes' if age[i] > 50 else 'no'}" for i in range(count)]
+
+
+def write(folder, name, count, seed):
+    (folder / name).write_text("\n".join(["id,age,ward,back", *rows(count, seed)]) + "\n")
+
+
+@pytest.fixture
+def place(tmp_path):
+    folder = tmp_path / "study"
+    folder.mkdir()
+    (folder / "schema.toml").write_text(SCHEMA)
+    (folder / "run.toml").write_text(RUN)
+    for seed, (name, count) in enumerate({"aachen": 40, "basel": 30, "cork": 20, "test": 50}.items()):
+        write(folder, f"{name}.csv", count, seed)
+    return folder
+
+
+def train(place, *options, out="run"):
+    return runs.command("train", place / "run.toml", "--out", place / out, *options)
+
+
+def test_paths_are_relative_to_run_toml_and_sites_have_names(place, monkeypatch):
+    monkeypatch.chdir("/")
+    ran = train(place)
+    assert ran.code == 0, ran.err
+    summary = json.loads((place / "run" / "summary.json").read_text())
+    assert summary["sites"] == ["aachen", "basel", "cork"]
+    assert summary["samples"] == [40, 30, 20]
+    assert summary["test_accuracy"] is not None
+    assert [s.name for s in statements(place / "run")] == ["node 0 (aachen)", "node 1 (basel)", "node 2 (cork)"]
+    assert "0 aachen" in runs.command("ledger", place / "run").out
+    assert "aachen ε = " in ran.out
+    page = (place / "run" / "report.html").read_text()
+    assert "cork" in page
+
+
+def test_what_was_counted_is_told_on_the_sites_own_terminal_and_is_in_no_file(place):
+    ran = train(place, "--set", "seed=")  # a private run
+    assert ran.code == 0, ran.err
+    assert "aachen.csv: age: 1 missing, taken as 50 and marked" in ran.err
+    assert "cork.csv: ward:" in ran.err
+    for file in (file for file in (place / "run").rglob("*") if file.is_file()):
+        text = file.read_bytes().decode(errors="replace")
+        for word in ("secret-", "clipped", "taken as", "1 missing", "not in the list"):
+            assert word not in text.replace("is clipped", ""), file
+
+
+def test_the_run_folder_knows_the_schema_and_goes_on_with_no_other(place):
+    assert train(place, "--set", "algorithm.steps=3", out="a").code == 0
+    config = configs.started(place / "a" / "config.toml")
+    assert config.data.schema == privsgp.Schema.read(place / "schema.toml")
+    (place / "schema.toml").write_text(SCHEMA.replace("[0, 100]", "[0, 90]"))
+    ran = train(place, "--set", "algorithm.steps=3", "--resume", out="a")
+    assert ran.code == 2
+    assert "data.schema.columns.age.range" in ran.err
+
+
+def test_a_schema_is_shared_and_a_path_is_not(place):
+    config = configs.read(place / "run.toml")
+    shared = config.shared()
+    assert shared["data"]["schema"]["columns"]["age"]["range"] == [0, 100]
+    assert not {"path", "test_path", "test"} & set(shared["data"])
+    (place / "schema.toml").write_text(SCHEMA.replace("[0, 100]", "[0, 90]"))
+    assert configs.read(place / "run.toml").shared_hash() != config.shared_hash()
+    assert configs.parse(shared).shared() == shared  # as an agreement of sites asks
+    assert (
+        "schema" not in configs.parse({"privacy": {"sigma": 1.0}}).shared()["data"]
+    )  # what was shared before is shared still
+
+
+def test_a_configuration_keeps_where_its_paths_start(place):
+    config = configs.read(place / "run.toml")
+    assert config.base == place
+    assert config.with_algorithm(steps=9).base == place
+    assert configs.started(place / "run.toml").base == place
+    assert copy.deepcopy(config).base == place
+    assert problems.load_problem(config.with_algorithm(steps=9)).samples == [40, 30, 20]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ("data.schema=", "data.path = '{site}.csv' without data.schema"),
+        ("data.classes=2", "data.classes = 2 beside data.schema"),
+        ("data.path=site.csv", "has no {node} or {site}"),
+        ("data.path={site}.npz", "data.schema beside data.path"),
+        ("data.nodes=4", "data.sites has 3 names for data.nodes = 4"),
+        ('data.sites=["a","a","b"]', "data.sites has 'a' twice"),
+        ('data.sites=["a","../b","c"]', "data.sites.1 = '../b'"),
+        ("data.schema=gone.toml", "cannot read the schema"),
+        ("data.test_path=cork.csv", "is a node's own file"),
+        ("data.path={site}-gone.csv", "aachen-gone.csv does not exist"),
+        ("model.loss=mse", "the loss is for regression"),
+    ],
+)
+def test_what_cannot_be_is_refused(place, change, said):
+    ran = train(place, "--set", change)
+    assert ran.code == 2
+    assert said in ran.err
+    assert not (place / "run").exists()
+
+
+def test_a_copy_of_a_sites_file_is_no_public_test_data(place):
+    shutil.copy(place / "basel.csv", place / "public.csv")
+    assert "is a node's own file" in train(place, "--set", "data.test_path=public.csv").err
+
+
+def test_a_configuration_in_another_folder_leads_to_the_same_files(place, tmp_path):
+    config = configs.read(place / "run.toml")
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "run.toml").write_text(config.beside(tmp_path / "other").toml())
+    moved = configs.read(tmp_path / "other" / "run.toml")
+    assert moved.data.path == "../study/{site}.csv"
+    assert problems.load_problem(moved).samples == [40, 30, 20]
+    assert config.beside(place) is config
+
+
+def test_public_test_data_are_said_to_be(place):
+    config = configs.read(place / "run.toml", ["seed="])
+    assert config.test_is_public
+    assert not configs.read(place / "run.toml", ["seed=", "data.test=private"]).test_is_public
+    assert "data.test_path: peers" in problems.test_notes(config, problems.load_problem(config))[0]
+
+
+def test_a_plan_looks_at_public_tables_and_at_no_sites_own(place):
+    write(place, "public.csv", 60, 9)
+    planned = ["plan", place / "run.toml", "--set", "privacy.sigma=", "--set", "privacy.epsilon=[1.0,2.0,2.0]"]
+    ran = runs.command(*planned, "--set", "plan.data=public.csv")
+    assert ran.code == 0, ran.err
+    for name, count in (("aachen", 40), ("basel", 30), ("cork", 20)):
+        assert f"{name}: {count} records, ε = " in ran.out
+    assert "Theorem" not in ran.out
+    assert "--details" in ran.out
+    ran = runs.command(*planned, "--set", "plan.data=basel.csv")
+    assert ran.code == 2
+    assert "may_spend" in ran.err
+
+
+def test_one_table_can_be_divided(place):
+    ran = train(
+        place, "--set", "data.path=", "--set", "data.sites=", "--set", "data.nodes=2", "--set", "data.name=aachen.csv"
+    )
+    assert ran.code == 0, ran.err
+    assert json.loads((place / "run" / "summary.json").read_text())["samples"] == [20, 20]
+
+
+SETTINGS = {"seed": 1, "privacy": {"sigma": 0.05}, "graph": "complete", "engine": {"device": "cpu"}}
+
+
+def model(width):
+    torch.manual_seed(0)
+    return nn.Linear(width, 2)
+
+
+def test_frames_and_files_from_python_are_the_same(place):
+    schema = privsgp.Schema.read(place / "schema.toml")
+    settings = SETTINGS | {"algorithm": {"name": "privsgp", "batch": 8, "steps": 6}}
+    names = ("aachen", "basel", "cork")
+    frames = {name: tables.read_arrow(place / f"{name}.csv") for name in names}
+    files = {i: place / f"{name}.csv" for i, name in enumerate(names)}
+    test = place / "test.csv"
+    of_frames = privsgp.train(
+        model(schema.width), frames, test=tables.read_arrow(test), schema=schema, out=place / "a", **settings
+    )
+    of_files = privsgp.train(
+        model(schema.width), files, test=test, schema=place / "schema.toml", out=place / "b", **settings
+    )
+    assert of_frames.summary["sites"] == list(names)
+    assert of_frames.summary["test_accuracy"] == of_files.summary["test_accuracy"]
+    torch.testing.assert_close(of_frames.model.weight, of_files.model.weight, rtol=0, atol=0)
+
+
+def test_a_frame_without_a_schema_is_refused(place):
+    with pytest.raises(Refused, match="data without a schema"):
+        privsgp.train(model(4), pa.table({"a": [1]}), out=place / "a", nodes=1, **SETTINGS)
+
+
+def test_check_tells_the_site_what_would_happen(place):
+    ran = runs.command("data", "check", place / "schema.toml", place / "aachen.csv")
+    assert ran.code == 0, ran.err
+    assert "for this site alone" in ran.out
+    assert "age: 1 missing" in ran.out
+    told = json.loads(runs.command("data", "check", place / "schema.toml", place / "aachen.csv", "--json").out)
+    assert told["rows"] == 40
+    assert told["counts"]["age"]["missing"] == 1
+    assert sum(told["classes"].values()) == 40
+    assert sorted(file.name for file in place.iterdir()) == [
+        "aachen.csv",
+        "basel.csv",
+        "cork.csv",
+        "run.toml",
+        "schema.toml",
+        "test.csv",
+    ]
+
+
+def init(place, folder, *options):
+    given = ["--target=back", "--sites=aachen,basel,cork", f"--path={place}/{{site}}.csv", "--epsilon=1,2,2"]
+    return runs.command("init", "--public", place / "test.csv", *given, "--out", folder, *options)
+
+
+def test_what_init_writes_can_be_trained(place):
+    ran = init(place, place / "first", "--test", place / "test.csv")
+    assert ran.code == 0, ran.err
+    changes = [f"--set=algorithm.{key}" for key in ("steps=4", "batch=8", "step_size=0.1")]
+    ran = runs.command("train", place / "first" / "run.toml", "--set=seed=0", *changes, "--out", place / "run")
+    assert ran.code == 0, ran.err
+    again = init(place, place / "first")
+    assert again.code == 2
+    assert "run.toml is there already" in again.err
+
+
+def test_init_leaves_nothing_behind_where_it_refuses(place):
+    for options in (("--epsilon=1,2",), ("--sites=a",), ("--path=x.npz",)):
+        assert init(place, place / "first", *options).code == 2
+        assert not list((place / "first").glob("*"))
+    assert "init without" in runs.command("init").err
+
+
+def test_leaving_out_nodes_is_said(place):
+    text = runs.SMALL.replace("nodes = 4\nsizes = [300, 300, 300, 300]\n", "")
+    (place / "small.toml").write_text(text)
+    ran = runs.command("train", place / "small.toml", "--out", place / "run", "--set", "algorithm.steps=2")
+    assert "data.nodes is left out: there are 16 nodes" in ran.err
+    assert "data.nodes is left out" not in train(place, out="named").err

@@ -1,0 +1,108 @@
+"""Sites bring tables: the schema travels in the study, each site's rows and what was counted in them stay there."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from consortium import NAMES, Consortium, free_ports
+
+import runs
+from privsgp.accounting import ledger
+from privsgp.data.loading import like
+from privsgp.errors import Refused
+from privsgp.runs import config as configs
+from privsgp.sites.agreement import Agreement, Limits, propose
+from privsgp.sites.identity import Site
+from privsgp.sites.join import bring
+
+SIZES = [40, 30, 20]
+SCHEMA = {
+    "target": {"column": "back", "classes": ["no", "yes"]},
+    "columns": {
+        "age": {"type": "number", "range": [0, 100], "missing": 50},
+        "ward": {"type": "category", "values": ["b", "a"]},
+        "id": {"type": "ignored"},
+    },
+}
+RUN = {
+    "data": {"schema": SCHEMA, "nodes": 3, "sizes": SIZES},
+    "model": {"name": "logistic", "loss": "binary"},
+    "graph": {"name": "complete"},
+    "privacy": {"sigma": 0.05},
+    "algorithm": {"name": "privsgp", "steps": 6, "batch": 8, "final_mixing": 2},
+}
+
+
+def table(folder, name, count, seed):
+    rng, path = np.random.default_rng(seed), folder / f"{name}.csv"
+    age, ward = rng.integers(0, 130, count), rng.choice(["a", "b", "odd"], count)
+    rows = [f"p{i},{'' if i == 1 else age[i]},{ward[i]},{'yes' if age[i] > 50 else 'no'}" for i in range(count)]
+    path.write_text("\n".join(["id,age,ward,back", *rows]) + "\n")
+    return path
+
+
+@pytest.fixture
+def hospitals(tmp_path):
+    sites = [
+        Site.create(tmp_path / f"home-{name}", name, address=f"127.0.0.1:{port}")
+        for name, port in zip(NAMES, free_ports(3), strict=False)
+    ]
+    files = [table(tmp_path, name, J, seed) for seed, (name, J) in enumerate(zip(NAMES, SIZES, strict=False))]
+    config = configs.parse(RUN)
+    cards = [site.card for site in sites]
+    made = propose(config, cards, like(config.data.schema), name="study", limits=Limits(deadline=30.0))
+    made.write(tmp_path / "a.study")
+    one = Consortium(tmp_path, sites, files, made)
+    yield one
+    one.stop()
+
+
+def test_tables_train_between_sites_and_counts_stay(hospitals):
+    hospitals.start()
+    for i, summary in enumerate(hospitals.end()):
+        assert summary["releases"][i] == 6
+        assert summary["sites"] == list(NAMES[:3])
+        assert f"{NAMES[i]}.csv: age: 1 missing" in hospitals.log(i)
+        (segment,) = ledger.read(hospitals.out(i) / "ledger" / f"node-{i}.jsonl")
+        assert segment.header.site == NAMES[i]
+        for other in set(range(3)) - {i}:
+            assert f"{NAMES[i]}.csv" not in hospitals.log(other)
+    told = [file for file in hospitals.folder.glob("run-*/*") if file.is_file()]
+    assert not [file for file in told if "1 missing" in file.read_bytes().decode(errors="replace")]
+
+
+def test_the_study_holds_the_schema_and_another_table_is_refused_before_signing(hospitals):
+    agreement = Agreement.read(hospitals.study)
+    assert agreement.config.data.schema == configs.parse(RUN).data.schema
+    assert agreement.values["sample"] == {"shape": [5], "target": [], "classes": 2}
+    text = hospitals.files[0].read_text().replace("ward", "station")
+    hospitals.files[0].write_text(text)
+    with pytest.raises(Refused, match="has no column 'ward'"):
+        bring(agreement.config, hospitals.files[0])
+    with pytest.raises(Refused, match="the study has a schema"):
+        bring(agreement.config, hospitals.folder / "my.npz")
+    with pytest.raises(Refused, match="is this site's own data"):
+        bring(agreement.config, hospitals.files[1], hospitals.files[1])
+    tested = bring(agreement.config, hospitals.files[1], hospitals.files[2])
+    assert len(tested.y_test) == SIZES[2]
+
+
+def test_names_of_sites_are_those_on_their_cards(hospitals):
+    config = configs.parse(RUN | {"data": RUN["data"] | {"sites": ["cork", "basel", "aachen"]}})
+    cards = [site.card for site in hospitals.sites]
+    with pytest.raises(Refused, match=r"data\.sites = \['cork'"):
+        propose(config, cards, like(config.data.schema), name="study", limits=Limits(deadline=30.0))
+
+
+def test_a_study_with_a_schema_is_proposed_without_any_data(hospitals, tmp_path):
+    (tmp_path / "run.toml").write_text(configs.parse(RUN).toml())
+    cards = []
+    for site in hospitals.sites:
+        cards += ["--site", tmp_path / f"{site.name}.card"]
+        site.card.write(cards[-1])
+    ran = runs.command("agree", "propose", tmp_path / "run.toml", *cards, "-o", tmp_path / "b.study")
+    assert ran.code == 0, ran.err
+    assert "predicts 'back' from age, ward" in ran.out
+    assert json.loads((tmp_path / "b.study").read_text())["config"]["data"]["schema"]["target"]["column"] == "back"
