@@ -102,9 +102,7 @@ def _growth(device: str, turns: int) -> Iterator[Row]:
     changes += [{"batch": b} for b in (12, 24, 96)]
     for change in changes:
         work = base.but(**change)
-        with ours.engine(work) as training:
-            took = interleaved({"ours": ours.stepper(training)}, turns, device)
-        yield _row(work.but(name=f"growth, {next(iter(change))}"), took["ours"])
+        yield _row(work.but(name=f"growth, {next(iter(change))}"), _alone(work, 0, turns))
 
 
 def _parts(device: str, turns: int) -> Iterator[Row]:

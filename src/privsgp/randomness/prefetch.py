@@ -53,6 +53,7 @@ class PrefetchedNoise:
         """Draw the noise of a step for rows shaped like `like`."""
         self._offset = clock_offset()
         if device_of(like).in_host_memory and self.can_be_rough:
+            self._rough = None  # two steps' would be too much
             self._rough = _rough(self.source, self.nodes, like.shape[1], step, attempt)
         else:
             dtype = torch.float64 if self.secret else like.dtype
