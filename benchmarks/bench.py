@@ -1,7 +1,7 @@
 """`make bench`: time per iteration of n private nodes against what else could be run, all in this one process.
 
 Contestants take turns, so that whatever else the machine does hits all of them; figures are medians over the turns.
-Prints tables and writes build/bench.json, a list of flat rows.
+Prints tables and whether the machine was busy, and writes build/bench.json, a list of flat rows.
 """
 
 from __future__ import annotations
@@ -11,13 +11,17 @@ import gc
 import json
 import resource
 import statistics
+import sys
 import time
 import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import busy
 import ours
 import rivals
+import scale
+import shown
 import torch
 from workloads import Workload
 
@@ -51,11 +55,13 @@ def main() -> None:
     warnings.filterwarnings("ignore", message="Full backward hook|Secure RNG|Optimal order", category=UserWarning)
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
     rows: list[Row] = []
+    watch = busy.Watch()
     for name, table in TABLES.items():
         if chosen.only in (None, name):
             for row in table(chosen.device, chosen.turns):
-                print("  ".join(f"{k} {_short(v)}" for k, v in row.items()), flush=True)
-                rows.append(row)
+                rows.append(row | watch.lap())
+                print("  ".join(f"{k} {_short(v)}" for k, v in rows[-1].items()), file=sys.stderr, flush=True)
+    print(f"\n{shown.page(rows)}\n\n{busy.words(watch.load, rows)}")
     chosen.out.parent.mkdir(parents=True, exist_ok=True)
     chosen.out.write_text(json.dumps(rows, indent=1) + "\n")
 
@@ -122,6 +128,14 @@ def _alone(work: Workload, seed: int | None, turns: int) -> float:
         return interleaved({"ours": ours.stepper(training)}, turns, work.device)["ours"]
 
 
+def _scale(device: str, turns: int) -> Iterator[Row]:
+    """From few nodes to thousands, and a ledger of a million releases."""
+    _forget()
+    yield from scale.nodes(MLP.but(device=device), lambda steps: interleaved(steps, turns, device), _row)
+    if device == "cpu":
+        yield scale.ledger()
+
+
 def _pairwise(device: str, turns: int) -> Iterator[Row]:
     """What noise that pairs share costs: the same steps with independent noise; and the streams of one site."""
     for work in (MLP.but(hidden=64),) if device == "cpu" else (MLP.but(hidden=64), RESNET):
@@ -152,7 +166,8 @@ def _sites(_device: str, turns: int) -> Iterator[Row]:
 
 
 TABLES = {
-    "against": _against, "growth": _growth, "parts": _parts, "secret": _secret, "pairwise": _pairwise, "sites": _sites,
+    "against": _against, "growth": _growth, "parts": _parts, "secret": _secret, "pairwise": _pairwise, "scale": _scale,
+    "sites": _sites,
 }  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""What is timed is the engine's own step, ledger included."""
+"""What is timed is the engine's own step, ledger included; what is printed is what was timed."""
 
 from __future__ import annotations
 
@@ -47,3 +47,39 @@ def test_a_slow_wire_carries_all_and_no_faster_than_it_says(monkeypatch):
             with there, there.makefile("rb") as read:
                 assert read.read() == text
     assert time.monotonic() - began >= 8 * len(text) / 4e6
+
+
+PLACE = {"device": "cpu", "n": 50, "batch": 48, "samples": 1200, "dim": 79510, "memory_mb": 1.0}
+RATIOS = {"opacus_ms": 300.0, "opacus_ratio": 6.0, "ghost_ratio": 2.0, "sgd_ratio": 0.7, "floor_ratio": 0.2}
+
+
+def test_one_line_has_ours_with_a_seed_and_without_beside_the_others(monkeypatch):
+    monkeypatch.syspath_prepend(pathlib.Path(__file__).parent.parent / "benchmarks")
+    shown = importlib.import_module("shown")
+    rows = [{"workload": "mlp", "ours_ms": 50.0} | PLACE | RATIOS]
+    rows += [{"workload": "secret, mlp", "ours_ms": 80.0, "seeded_ms": 40.0} | PLACE]
+    rows += [{"workload": "scale, mlp", "ours_ms": ms, "node_step_us": us} | PLACE for ms, us in ((1, 1e3), (9, 1500))]
+    rows += [{"workload": "ledger", "n": 1, "ours_ms": 5.0, "bytes_per_release": 33.5}]
+    main, below, scale, rest = shown.page(rows).split("\n\n")
+    (line,) = main.splitlines()[2:]
+    cells = [cell.strip() for cell in line.strip("|").split("|")]
+    assert cells == ["mlp, cpu", "50 × 48", "1,200", "79,510", "50", "80", "2.00", "300 (6)", "35 (0.7)", "10 (0.2)"]
+    assert "In brackets" in below
+    assert [line.split("|")[4].strip() for line in scale.splitlines()[2:]] == ["1.00", "1.50"]
+    assert "bytes_per_release 33.5" in rest
+
+
+def test_a_busy_machine_is_told_from_an_idle_one(monkeypatch):
+    monkeypatch.syspath_prepend(pathlib.Path(__file__).parent.parent / "benchmarks")
+    busy = importlib.import_module("busy")
+    assert "BUSY" in busy.words(0.1, [{"others": 0.0}, {"others": 0.4}])
+    assert "BUSY" in busy.words(1e3, [])
+    assert "idle" in busy.words(0.0, [{"others": 0.01, "steal": 0.0}])
+    monkeypatch.setattr(busy, "_look", iter([(10.0, 1.0, 20.0, 3.0), (14.0, 2.0, 30.0, 4.0)]).__next__)
+    assert busy.Watch().lap() == {"others": 0.3, "steal": 0.1}
+
+
+def test_the_ledger_of_a_long_run_takes_34_bytes_a_release(monkeypatch):
+    monkeypatch.syspath_prepend(pathlib.Path(__file__).parent.parent / "benchmarks")
+    row = importlib.import_module("scale").ledger(6400)
+    assert 31 < row["bytes_per_release"] < 34

@@ -3,7 +3,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-import torch
 
 from privsgp.accounting import calibration, published
 from privsgp.algorithms import Settings
@@ -120,10 +119,9 @@ def test_what_is_rehearsed_has_the_weight_of_the_run(small_planner):
     noise = NoiseNeeded(small_planner.network, SCALED, 5.0)
     spec = small_planner._spec(noise, 300)
     assert spec.settings.difference_scale == noise.scale(300)
-    rehearsal, generator = small_planner.rehearsal, torch.Generator()
     often = replace(spec, visits=1000.0)  # at every coarse step: SAG's weight there is 1
     for one, weight in ((spec, noise.scale(300)), (often, 1.0)):
-        (mechanism,) = rehearsal._block(one, 1.0, 64, generator).mechanisms
+        (mechanism,) = small_planner.rehearsal._block(one, [(1.0, 0)], 64).mechanisms
         assert mechanism.difference_scale == pytest.approx(max(weight, mechanism.rate))
 
 

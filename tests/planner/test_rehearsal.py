@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -24,6 +26,41 @@ def plain(noise, visits=1e9, algorithm="privsgp", **settings):
 def test_the_same_seed_is_the_same_rehearsal(rehearsal):
     assert torch.equal(rehearsal.end(plain(0.01), 5.0, seed=3), rehearsal.end(plain(0.01), 5.0, seed=3))
     assert not torch.equal(rehearsal.end(plain(0.01), 5.0, seed=3), rehearsal.end(plain(0.01), 5.0, seed=4))
+
+
+@pytest.mark.parametrize("algorithm", ["privsgp", "privsgp-vr", "privsgp-sag"])
+def test_stacked_candidates_are_those_that_run_alone(rehearsal, algorithm):
+    spec = plain(0.01, 20.0, algorithm)
+    candidates = [(2.0, 0), (2.0, 1), (8.0, 0)]
+    stacked = rehearsal.ends(spec, candidates)
+    for x, (distance, seed) in zip(stacked, candidates, strict=True):
+        assert torch.allclose(x, rehearsal.end(spec, distance, seed=seed), atol=1e-4)
+
+
+@pytest.mark.parametrize("algorithm", ["privsgp", "privsgp-vr", "privsgp-sag"])
+@pytest.mark.parametrize(("visits", "scale", "same"), [(1e9, 0.4, "privsgp"), (30.0, 0.4, "privsgp-sag")])
+def test_what_stands_for_a_method_ends_where_it_does(rehearsal, algorithm, visits, scale, same):
+    """At θ ≤ q scaled differences are SAG; where all samples are seen, all methods are one."""
+    changes = {"difference_scale": scale} if algorithm == "privsgp-vr" else {}
+    spec = replace(plain(0.01, visits, algorithm, **changes), noise=0.01).alike
+    assert spec.algorithm == ("privsgp" if algorithm == "privsgp" else same)
+    own = replace(plain(0.01, visits, algorithm, **changes), noise=spec.noise)
+    assert torch.allclose(rehearsal.end(spec, 5.0), rehearsal.end(own, 5.0), atol=1e-4)
+
+
+@pytest.mark.parametrize("changes", [{"difference_clip": 0.5}, {"difference_scale": 0.7}])
+def test_what_takes_other_steps_is_rehearsed_itself(changes):
+    spec = plain(0.01, 30.0, "privsgp-vr", **changes)
+    assert spec.alike.algorithm == "privsgp-vr"
+    assert spec.alike.noise == pytest.approx(0.01, rel=0.015)
+
+
+def test_what_hardly_differs_is_rehearsed_once(rehearsal, monkeypatch):
+    rehearsal = Rehearsal(rehearsal.model, rehearsal.loss, rehearsal.correct, rehearsal.samples)
+    grid = 2.0**-6
+    first = rehearsal.mean_scores(plain(grid), [4.0, 8.0])
+    monkeypatch.setattr(rehearsal, "ends", None)
+    assert rehearsal.mean_scores(plain(1.01 * grid, 100.0, "privsgp-sag"), [8.1, 4.0]) == first[::-1]
 
 
 def test_noise_of_the_end_is_kappa_times_the_distance(rehearsal):

@@ -160,10 +160,29 @@ def test_a_planned_run_and_its_resumption(tmp_path):
     assert again == settled
 
 
-def test_a_model_too_large_to_rehearse():
-    config = configs.parse(VALUES | {"model": {"name": "mlp", "hidden": 30_000}, "algorithm": {"steps": "auto"}})
+def test_a_model_too_large_to_rehearse_is_planned_by_noise_alone():
+    algorithm = {"name": "auto", "steps": "auto", "step_size": "auto", "batch": 40}
+    config = configs.parse(VALUES | {"model": {"name": "mlp", "hidden": 30_000}, "algorithm": algorithm})
+    plan = planning.make(config, problems.load_problem(config))
+    told = plan.as_json()
+    assert (told["rehearsed"], told["rehearsal_score"], told["methods"][0]["score"]) == (False, None, None)
+    assert any("by noise alone" in said for said in plan.warnings)
+    assert "noise κ" in plan.why
+    assert dict(shown.plan_rows(plan))["score in rehearsal"].startswith("not rehearsed")
     with pytest.raises(Refused, match="too large"):
-        planning.make(config, problems.load_problem(config))
+        planning.samples_of(config, plan.source, problems.load_problem(config), None)
+
+
+@pytest.mark.parametrize("hidden", [None, 64])
+def test_noise_alone_is_within_a_factor_of_rehearsals(monkeypatch, hidden):
+    """What it is for cannot be rehearsed: these can be."""
+    model = {"name": "logistic"} if hidden is None else {"name": "mlp", "hidden": hidden}
+    config = configs.parse(VALUES | {"model": model, "algorithm": {"name": "privsgp", "step_size": "auto"}})
+    rehearsed = planning.make(config, problem := problems.load_problem(config))
+    monkeypatch.setattr(planning, "LARGEST", 0)
+    alone = planning.make(config, problem)
+    assert (rehearsed.rehearsed, alone.rehearsed) == (True, False)
+    assert 0.4 < alone.chosen.step_size / rehearsed.chosen.step_size < 2.5
 
 
 @pytest.mark.parametrize(("epsilon", "chosen"), [([3.0, 3.0, 3.0, 0.2], "noise"), (3.0, "equal")])

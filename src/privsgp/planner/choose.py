@@ -24,7 +24,7 @@ from privsgp.algorithms.saga import TableOptions
 from privsgp.algorithms.update_rule import node_weights
 from privsgp.planner import estimates, theorems
 from privsgp.planner.price import Price, common_budget, gaussian_shift, relative_noise
-from privsgp.planner.rehearsal import RehearsalSpec, far_enough
+from privsgp.planner.rehearsal import STEPS, Rehearsal, RehearsalSpec
 from privsgp.planner.theorems import response
 
 if TYPE_CHECKING:
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from privsgp.accounting.pairwise import PairwiseCovariance, Sharing
     from privsgp.algorithms import Settings
     from privsgp.algorithms.update_rule import Weights
-    from privsgp.planner.rehearsal import Rehearsal
     from privsgp.planner.theorems import Budget, Constants
 
 SPLITS = (1024, 4096, 256, 64)  # K that a limit on evaluations may be divided into; the first among equals
@@ -44,7 +43,6 @@ LENGTHS = (1024, 2048, 4096)  # K to choose from; on scikit-learn's digits accur
 NEARLY = 1.05  # noise this much above the least is not worth more steps
 SHORT = 16  # γ ≤ 1/(16L): short beside the curvature even where real data bends four times as much as the stand-in
 CHEAP = 1.02  # what drawing samples may cost in noise
-TIE = 0.01  # rehearsals differ by as much from chance
 
 
 @dataclass(frozen=True)
@@ -301,7 +299,7 @@ class Planner:
     def _open(self, noise: NoiseNeeded, steps: int | None, step_size: float | None) -> tuple[int, float]:
         """Return (K, T) where at most one of K and γ is given."""
         longest = self._spec(noise, steps or LENGTHS[-1])
-        distance = far_enough(self.rehearsal, longest, self.rehearsal.guess(longest.noise))
+        distance = self.rehearsal.distance(longest)
         if steps is not None:
             return steps, distance
         if step_size is not None:
@@ -311,13 +309,14 @@ class Planner:
 
     def _shortest(self, noise: NoiseNeeded, distance: float, kappa: float) -> tuple[int, float]:
         """Return the smallest K with nearly the least noise that scores like the best, each at its own T ∝ 1/κ."""
-        specs = [self._spec(noise, K) for K in LENGTHS]
-        distances = [distance * kappa / spec.noise for spec in specs]
-        scores = [self.rehearsal.mean_score(spec, T) for spec, T in zip(specs, distances, strict=True)]
-        enough = max(scores) - TIE / 2 * abs(max(scores))
-        quiet = NEARLY * min(spec.noise for spec in specs)
-        good = [s >= enough and spec.noise <= quiet for s, spec in zip(scores, specs, strict=True)]
-        steps, T = next((K, T) for K, T, ok in zip(LENGTHS, distances, [*good[:-1], True], strict=True) if ok)
+        specs = {K: self._spec(noise, K) for K in LENGTHS}
+        quiet = NEARLY * min(spec.noise for spec in specs.values())
+        specs = {K: spec for K, spec in specs.items() if spec.noise <= quiet}
+        distances = {K: distance * kappa / spec.noise for K, spec in specs.items()}
+        scores = {K: self.rehearsal.mean_score(spec, distances[K]) for K, spec in specs.items()}
+        enough = self._nearly(max(scores.values()))
+        steps = next(K for K, score in scores.items() if score >= enough)
+        T = distances[steps]
         return min(max(steps, math.ceil(SHORT * self.constants.smoothness * T)), LENGTHS[-1]), T
 
     def batch(self) -> float:
@@ -329,7 +328,8 @@ class Planner:
             return Price(plain, n.delta, n.relation, n.releases).sigma(LENGTHS[0], n.epsilon)
 
         candidates = [2**power for power in range(3, J.bit_length()) if 2**power < J]
-        return float(next((batch for batch in candidates if sigma(batch) < CHEAP * sigma(J)), J))
+        enough = CHEAP * sigma(J)
+        return float(next((batch for batch in candidates if sigma(batch) < enough), J))
 
     def allowed(self, method: Method, by: float, limit: float) -> int:
         """Return how many steps of a batch, or how large a batch for so many steps, a limit on evaluations allows."""
@@ -350,10 +350,13 @@ class Planner:
         specs = [self._spec(NoiseNeeded(self.network, method, batch), steps) for batch, steps in splits]
         if not splits:
             return None
-        distance = far_enough(self.rehearsal, specs[0], self.rehearsal.guess(specs[0].noise))
+        distance = self.rehearsal.distance(specs[0])
         scores = [self.rehearsal.mean_score(spec, distance * specs[0].noise / spec.noise) for spec in specs]
-        enough = max(scores) - TIE / 2 * abs(max(scores))
+        enough = self._nearly(max(scores))
         return next(split for split, score in zip(splits, scores, strict=True) if score >= enough)
+
+    def _nearly(self, score: float) -> float:
+        return score - self.rehearsal.tie / 2 * abs(score)
 
     def _left(self, method: Method, limit: float) -> float:
         return limit - (self.network.mean_samples if method.fills_a_table else 0)
@@ -368,7 +371,9 @@ class Planner:
         n = self.network
         kappa = noise.in_average(steps) / math.sqrt(n.nodes * steps)
         visits = steps * noise.batch / n.mean_samples
-        return RehearsalSpec(noise.method.algorithm, noise.settings(steps), kappa, visits)
+        fresh = visits >= STEPS  # every coarse step sees all samples: θ, a second's search, changes nothing
+        settings = noise.method.settings if fresh else noise.settings(steps)
+        return RehearsalSpec(noise.method.algorithm, settings, kappa, visits)
 
 
 def planner(network: Network, rehearsal: Rehearsal, clip: float, *, skewed: bool = False) -> Planner:
@@ -379,10 +384,15 @@ def planner(network: Network, rehearsal: Rehearsal, clip: float, *, skewed: bool
     return Planner(network, rehearsal, found)
 
 
-def best(choices: Sequence[Choice]) -> tuple[Choice, str]:
+def best(choices: Sequence[Choice], stage: type[Rehearsal] | Rehearsal = Rehearsal) -> tuple[Choice, str]:
     """Return the choice that scores best, the simplest among equals, and why."""
     top = max(choice.score for choice in choices)
-    chosen = next(choice for choice in choices if choice.score >= top - TIE * abs(top))
-    others = ", ".join(f"{c.method.label} {c.score:.3g}" for c in choices if c is not chosen)
+    chosen = next(choice for choice in choices if choice.score >= top - stage.tie * abs(top))
+    others = [c for c in choices if c is not chosen]
+    if not stage.rehearsed:
+        nearly = " (nearly the least, and simpler)" if chosen.score < top else ""
+        told = ", ".join(f"{c.method.label} {-c.score:.3g}" for c in others)
+        return chosen, f"{chosen.method.label} has the noise κ = {-chosen.score:.3g}{nearly}; the others: {told}"
     equal = " (as good as the best but for chance, and simpler)" if chosen.score < top else ""
-    return chosen, f"{chosen.method.label} scores {chosen.score:.3g} in rehearsal{equal}; the others: {others}"
+    told = ", ".join(f"{c.method.label} {c.score:.3g}" for c in others)
+    return chosen, f"{chosen.method.label} scores {chosen.score:.3g} in rehearsal{equal}; the others: {told}"

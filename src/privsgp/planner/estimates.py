@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 
 TRAJECTORY, SAMPLES = 16, 256  # steps along which L and b² are looked for, and samples that are looked at
+FEW = 4  # steps with a model that is too large to rehearse
 
 
 @dataclass(frozen=True)
@@ -71,14 +72,17 @@ def constants(rehearsal: Rehearsal, clip: float, distance: float, samples: float
 
     `skewed` is for partitions by label, where a node may hold a single class.
     """
-    step, x = distance / TRAJECTORY, rehearsal.x0.clone()
-    before, smoothness, heterogeneity = _mean(rehearsal, x, clip), 1e-6, 0.0
-    for _ in range(TRAJECTORY):
-        heterogeneity = max(heterogeneity, _heterogeneity(rehearsal, x, clip, samples, skewed=skewed))
-        x = x - step * before
-        after = _mean(rehearsal, x, clip)
-        smoothness = max(smoothness, float((after - before).norm() / (step * before).norm().clamp(min=1e-12)))
-        before = after
+    steps = TRAJECTORY if rehearsal.rehearsed else FEW
+    step, x = distance / steps, rehearsal.x0.clone()
+    before, smoothness, heterogeneity = None, 1e-6, 0.0
+    for _ in range(steps + 1):
+        gradients = _gradients(rehearsal, x, clip)
+        lengths, mean = gradients.norm(), gradients.sum()[0] / gradients.norm().numel()
+        heterogeneity = max(heterogeneity, _heterogeneity(rehearsal, x, clip, samples, lengths, mean, skewed=skewed))
+        if before is not None:
+            moved = (step * before).norm().clamp(min=1e-12)
+            smoothness = max(smoothness, float((mean - before).norm() / moved))
+        before, x = mean, x - step * mean
     return Constants(smoothness, _initial_loss(rehearsal), heterogeneity, float(rehearsal.x0.double().square().sum()))
 
 
@@ -91,17 +95,17 @@ def _gradients(rehearsal: Rehearsal, x: Tensor, clip: float, keep: Tensor | None
     return g
 
 
-def _mean(rehearsal: Rehearsal, x: Tensor, clip: float, keep: Tensor | None = None) -> Tensor:
-    count = min(SAMPLES, len(rehearsal.samples.y)) if keep is None else int(keep.sum())
-    return _gradients(rehearsal, x, clip, keep).sum()[0] / count
+def _mean(rehearsal: Rehearsal, x: Tensor, clip: float, keep: Tensor) -> Tensor:
+    return _gradients(rehearsal, x, clip, keep).sum()[0] / int(keep.sum())
 
 
-def _heterogeneity(rehearsal: Rehearsal, x: Tensor, clip: float, samples: float, *, skewed: bool) -> float:
+def _heterogeneity(
+    rehearsal: Rehearsal, x: Tensor, clip: float, samples: float, lengths: Tensor, mean: Tensor, *, skewed: bool
+) -> float:
     """Return ‖∇f_i − ∇f‖²: for an even partition what chance makes of J samples, for a skewed one that of one class."""
-    mean, targets = _mean(rehearsal, x, clip), rehearsal.samples.y[:SAMPLES]
+    targets = rehearsal.samples.y[:SAMPLES]
     if not skewed or targets.is_floating_point():
-        lengths = _gradients(rehearsal, x, clip).norm().square().mean()
-        return max(float(lengths - mean.square().sum()), 0.0) / samples
+        return max(float(lengths.square().mean() - mean.square().sum()), 0.0) / samples
     return max(float((_mean(rehearsal, x, clip, targets == c) - mean).square().sum()) for c in set(targets.tolist()))
 
 

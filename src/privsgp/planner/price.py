@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, insort
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from privsgp.accounting import accountant
@@ -26,6 +27,7 @@ SPAN = 0.7  # ln ε between two certified values that a straight line may join
 Point = tuple[float, float]  # (ln certified ε, ln σ)
 
 
+@lru_cache(maxsize=1024)
 def gaussian_shift(epsilon: float, delta: float) -> float:
     """Return μ such that a Gaussian with a shift of μσ is exactly (ε, δ)-private: what K releases may add up to."""
     return 1 / bisect(lambda inverse: Gaussian(1 / inverse).epsilon(delta) <= epsilon, 1e9, 1e-9)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from privsgp.graph import constants as graph_constants
 from privsgp.planner import comparison, estimates, theorems
-from privsgp.planner.choose import FURTHER, LENGTHS, TIE
+from privsgp.planner.choose import FURTHER, LENGTHS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -130,9 +130,17 @@ class Plan:
 
     @cached_property
     def seconds(self) -> float:
-        """Time of the steps on this machine, all nodes in one process."""
-        c = self.chosen
-        return c.steps * estimates.seconds_per_step(self.planner.rehearsal, c.method, self.network.nodes, c.batch)
+        """Time of the steps on this machine, all nodes in one process; of a large model, n times that of one node."""
+        c, stage, n = self.chosen, self.planner.rehearsal, self.network.nodes
+        if self.rehearsed:
+            return c.steps * estimates.seconds_per_step(stage, c.method, n, c.batch)
+        few = min(c.batch, len(stage.samples.y))
+        return c.steps * n * c.batch / few * estimates.seconds_per_step(stage, c.method, 1, few)
+
+    @property
+    def rehearsed(self) -> bool:
+        """Whether the model was small enough for rehearsals."""
+        return self.planner.rehearsal.rehearsed
 
     @property
     def network(self) -> Network:
@@ -146,7 +154,9 @@ class Plan:
             return ""
         c, more = self.chosen, self.more
         used = f"{c.evaluations:,.0f} of {self.limit:,.0f} allowed"
-        if more.score <= c.score + TIE / 2 * abs(c.score):
+        if not self.rehearsed:
+            return used
+        if more.score <= c.score + self.planner.rehearsal.tie / 2 * abs(c.score):
             return f"{used}; with {FURTHER} times as many a rehearsal gains nothing"
         how = f"{more.method.label}, {more.steps} steps, batch {more.batch:g}"
         return f"{used}; {more.evaluations:,.0f} would score {more.score:.3g} instead of {c.score:.3g} ({how})"
@@ -196,6 +206,7 @@ class Plan:
             *(heavy_nodes(self.sigmas, n.budgets, n.named) if n.weights is None else []),
             *large_table(self.table_bytes, estimates.memory_bytes()),
             *more_steps_help(self.chosen.steps, LENGTHS[-1]),
+            *([] if self.rehearsed else not_rehearsed(self.formula.dim)),
         ]
 
     def as_json(self) -> dict[str, Any]:
@@ -224,7 +235,8 @@ class Plan:
             "noise_in_average": self.deviation(c),
             "pairwise": self.shared,
             "noise_between_nodes": self.spread(),
-            "rehearsal_score": c.score,
+            "rehearsed": self.rehearsed,
+            "rehearsal_score": self._score(c),
             "bound": f.bound(c.steps),
             "bound_steps": f.steps,
             "published_steps": f.published_steps,
@@ -238,6 +250,9 @@ class Plan:
             "warnings": self.warnings,
         }
 
+    def _score(self, choice: Choice) -> float | None:
+        return choice.score if self.rehearsed else None
+
     def _short(self, choice: Choice) -> dict[str, Any]:
         return {
             "method": choice.method.label,
@@ -248,7 +263,7 @@ class Plan:
             "evaluations": choice.evaluations,
             "sigma": choice.noise.at(choice.steps),
             "noise_in_average": self.deviation(choice),
-            "score": choice.score,
+            "score": self._score(choice),
         }
 
     def _method(self, choice: Choice) -> dict[str, Any]:
@@ -337,3 +352,13 @@ def more_steps_help(steps: int, most: int) -> list[str]:
     if steps < most:
         return []
     return [f"K was cut at {most}: more steps would still help, a larger batch more"]
+
+
+def not_rehearsed(dim: int) -> list[str]:
+    """T was guessed."""
+    return [
+        (
+            f"{dim:,} parameters are too many to rehearse with here: method, K and step size are by noise alone, the "
+            "step size to a factor of two at best"
+        )
+    ]

@@ -4,22 +4,27 @@ The average of all nodes moves by the average of their directions, so a rehearsa
 noise, σ/√n. What counts is the distance travelled, T = γK: with σ = κ√(nK), what privacy adds to the average model has
 the standard deviation κT per coordinate however many steps T is divided into, and a sample is seen qK times. So a few
 coarse steps with the same T, κ and number of visits tell how a long run will end.
+
+Candidates of one kind run stacked, as the nodes of one block, with the same coins and the same noise but for its size;
+what would hardly differ is rehearsed once (`RehearsalSpec.alike`).
 """
 
 from __future__ import annotations
 
 import math
+from collections import OrderedDict
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch.func import functional_call
+from torch.nn.utils.rnn import pad_sequence
 
 from privsgp.algorithms import ALGORITHMS, Block, Drawn, State, UpdateRule
 from privsgp.gradients import Layout, stack
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from torch import Tensor, nn
 
@@ -28,10 +33,16 @@ if TYPE_CHECKING:
 
     PerSampleFunction = Callable[[Tensor, Tensor], Tensor]
 
+Candidate = tuple[float, int]  # T, and the seed of coins and noise
+
 STEPS = 64  # coarse steps of a rehearsal
 SEEDS = 2  # rehearsals that a score is the mean of
 FARTHEST = 12  # doublings of a first guess
 GIVEN_UP = 0.005
+TIE = 0.01  # of a score: rehearsals differ by as much from chance
+NOISES, DISTANCES = 24, 16  # κ and T that are rehearsed, to an octave: within 1.5 and 2.2 % of what is asked
+TOGETHER = 2**23  # numbers in the inputs of stacked runs
+KEPT = 8  # rehearsals whose models are kept
 
 
 @dataclass(frozen=True)
@@ -43,9 +54,35 @@ class RehearsalSpec:
     noise: float
     visits: float
 
+    @property
+    def rate(self) -> float:
+        """The share of the samples that a coarse step sees."""
+        return min(1.0, self.visits / STEPS)
+
+    @property
+    def alike(self) -> RehearsalSpec:
+        """Return what is rehearsed in its place: κ rounded, and the simplest method that takes the same coarse steps.
+
+        Where a step sees all samples no entry of a table is old, and where θ ≤ q the estimate is SAG's.
+        """
+        name, weighed = self.algorithm, self.algorithm == "privsgp-vr" and self.settings.difference_clip is None
+        if self.rate == 1 and (weighed or name == "privsgp-sag"):
+            name = "privsgp"
+        elif weighed and self.settings.difference_scale <= self.rate:
+            name = "privsgp-sag"
+        settings = self.settings if name == self.algorithm else self.settings.carried_to(ALGORITHMS[name].Options)
+        return RehearsalSpec(name, settings, _near(self.noise, NOISES), min(self.visits, STEPS))
+
+
+def _near(value: float, octave: int) -> float:
+    return math.exp2(round(math.log2(value) * octave) / octave) if value > 0 else value
+
 
 class Rehearsal:
     """Where rehearsals take place: a model at x⁰, its loss, and samples that are nobody's secret."""
+
+    tie: ClassVar[float] = TIE
+    rehearsed: ClassVar[bool] = True
 
     def __init__(
         self, model: nn.Module, loss: PerSampleFunction, correct: PerSampleFunction | None, samples: Samples
@@ -54,21 +91,32 @@ class Rehearsal:
         self.layout = Layout.of(model)
         self.x0 = self.layout.flatten(model).float()
         self.gradient = stack(model, loss, (samples.x[:4], samples.y[:4]))
+        self._scores: dict[str, float] = {}
+        self._ends: OrderedDict[str, Tensor] = OrderedDict()
 
     def end(self, spec: RehearsalSpec, distance: float, steps: int = STEPS, seed: int = 0) -> Tensor:
         """Return the average model after a run of γK = `distance`."""
-        *_, last = self.states(spec, distance, steps, seed)
-        return last.z[0]
+        return self.ends(spec, [(distance, seed)], steps)[0]
+
+    def ends(self, spec: RehearsalSpec, candidates: Sequence[Candidate], steps: int = STEPS) -> Tensor:
+        """Return the average models of runs that differ in T and seed, [m, d]."""
+        *_, last = self._states(spec, candidates, steps)
+        return last.z
 
     def states(
         self, spec: RehearsalSpec, distance: float, steps: int = STEPS, seed: int = 0, *, momentum: float = 0.0
     ) -> Iterator[State]:
         """Go through the steps of a run; each overwrites the state before."""
-        generator = torch.Generator().manual_seed(seed)
-        block = self._block(spec, distance, steps, generator)
-        if momentum:
-            block.update_rule = UpdateRule(self.x0[None], momentum=momentum)
-        algorithm, state = ALGORITHMS[spec.algorithm](block, spec.settings), State.start(self.x0, 1)
+        yield from self._states(spec, [(distance, seed)], steps, momentum)
+
+    def _states(
+        self, spec: RehearsalSpec, candidates: Sequence[Candidate], steps: int, momentum: float = 0.0
+    ) -> Iterator[State]:
+        block = self._block(spec, candidates, steps)
+        state = State.start(self.x0, len(candidates))
+        scale = [distance / candidates[0][0] for distance, _ in candidates]
+        block.update_rule = UpdateRule(state.x, momentum=momentum, scale=scale)
+        algorithm = ALGORITHMS[spec.algorithm](block, spec.settings)
         algorithm.begin(state.z)
         for k in range(steps):
             state = algorithm.step(k, state)
@@ -83,25 +131,67 @@ class Rehearsal:
             return -float(self.loss(outputs, self.samples.y_test).double().mean())
 
     def mean_score(self, spec: RehearsalSpec, distance: float) -> float:
-        """Return the mean score of a few rehearsals."""
-        return sum(self.score(self.end(spec, distance, seed=seed)) for seed in range(SEEDS)) / SEEDS
+        """Return the mean score of a few rehearsals of nearly this."""
+        return self.mean_scores(spec, [distance])[0]
+
+    def mean_scores(self, spec: RehearsalSpec, distances: Sequence[float]) -> list[float]:
+        """Return the mean scores by T, of what was not rehearsed before as one stacked run where memory allows it."""
+        spec, distances = spec.alike, [_near(T, DISTANCES) for T in distances]
+        new = [T for T in dict.fromkeys(distances) if _key(spec, T) not in self._scores]
+        fits = max(1, TOGETHER // (SEEDS * self.samples.x.numel()))
+        for some in (new[i : i + fits] for i in range(0, len(new), fits)):
+            models = self.ends(spec, [(T, seed) for T in some for seed in range(SEEDS)])
+            for T, runs in zip(some, torch.split(models, SEEDS), strict=True):
+                self._scores[_key(spec, T)] = math.fsum(self.score(x) for x in runs) / SEEDS
+                self._keep(_key(spec, T), runs)
+        return [self._scores[_key(spec, T)] for T in distances]
+
+    def moved(self, spec: RehearsalSpec, distance: float) -> float:
+        """Return the mean square by which noise moves a coordinate, over κ²T²: the same runs with noise and without."""
+        spec, distance = spec.alike, _near(distance, DISTANCES)
+        runs = [(distance, seed) for seed in range(SEEDS)]
+        noisy, quiet = (self._kept(s, runs) for s in (spec, replace(spec, noise=0.0)))
+        return float((noisy - quiet).double().square().mean()) / (spec.noise * distance) ** 2
+
+    def _kept(self, spec: RehearsalSpec, runs: Sequence[Candidate]) -> Tensor:
+        key = _key(spec, runs[0][0])
+        if key not in self._ends:
+            self._keep(key, self.ends(spec, runs))
+        return self._ends[key]
+
+    def _keep(self, key: str, models: Tensor) -> None:
+        self._ends[key] = models.clone()
+        while len(self._ends) > KEPT:
+            self._ends.popitem(last=False)
+
+    def distance(self, spec: RehearsalSpec) -> float:
+        """Return a good T = γK."""
+        return far_enough(self, spec, self.guess(spec.noise))
 
     def guess(self, noise: float) -> float:
         """Return the distance T at which noise moves a pre-activation by about one: 1 / (κ ‖x‖)."""
         length = float(self.samples.x.flatten(1).square().sum(1).mean().sqrt())
         return min(max(1 / (max(noise, 1e-12) * max(length, 1e-12)), 1e-3), 1e6)
 
-    def _block(self, spec: RehearsalSpec, distance: float, steps: int, generator: torch.Generator) -> Block:
-        rows = len(self.samples.y)
+    def _block(self, spec: RehearsalSpec, candidates: Sequence[Candidate], steps: int) -> Block:
+        rows, runs = len(self.samples.y), len(candidates)
+        nobody = torch.tensor([rows])
         rate = min(1.0, spec.visits / steps)
+        sources = {seed: torch.Generator().manual_seed(seed) for _, seed in candidates}  # common random numbers
+
+        def each(make: Callable[[torch.Generator], Tensor]) -> list[Tensor]:
+            made = {seed: make(source) for seed, source in sources.items()}
+            return [made[seed] for _, seed in candidates]
 
         def sample(_k: int) -> list[Drawn]:
-            drawn = (torch.rand(rows, generator=generator) < rate).nonzero()[:, 0]
-            padded = torch.cat([drawn, torch.tensor([rows])])  # the row that is nobody's: a batch is never empty
-            return [Drawn(padded[None], padded[None] < rows)]
+            drawn = each(lambda source: (torch.rand(rows, generator=source) < rate).nonzero()[:, 0])
+            # The row that is nobody's comes last: a batch is never empty, and all are as long as the longest.
+            padded = pad_sequence([torch.cat([one, nobody]) for one in drawn], batch_first=True, padding_value=rows)
+            return [Drawn(padded, padded < rows)]
 
         def noise(_k: int, g: Tensor) -> None:
-            g.add_(torch.randn(g.shape, generator=generator), alpha=spec.noise * math.sqrt(steps))
+            for row, one in zip(g, each(lambda source: torch.randn(g.shape[1], generator=source)), strict=True):
+                row.add_(one, alpha=spec.noise * math.sqrt(steps))
 
         settings = replace(spec.settings, sampling="poisson")
         if settings.difference_scale < rate:  # a coarse step renews more of the table: SAG's weight is the least
@@ -110,20 +200,24 @@ class Rehearsal:
             settings, sigma=0.0, batch=rate * rows, samples=rows, kappa=0.0
         )
         return Block(
-            mechanisms=[mechanism],
-            inputs=_with_padding(self.samples.x),
-            targets=_with_padding(self.samples.y),
+            mechanisms=[mechanism] * runs,
+            inputs=_with_padding(self.samples.x, runs),
+            targets=_with_padding(self.samples.y, runs),
             gradient=self.gradient,
             sample=sample,
             noise=noise,
             mix=lambda _k, x, w: (x, w),
             release=lambda _k, _x: None,
-            step_size=lambda _k: distance / steps,
+            step_size=lambda _k: candidates[0][0] / steps,
         )
 
 
-def _with_padding(t: Tensor) -> Tensor:
-    return torch.cat([t, torch.zeros_like(t[:1])])[None]
+def _key(spec: RehearsalSpec, distance: float) -> str:
+    return f"{spec!r} {distance!r}"
+
+
+def _with_padding(t: Tensor, runs: int) -> Tensor:
+    return torch.cat([t, torch.zeros_like(t[:1])]).expand(runs, -1, *t.shape[1:])
 
 
 def far_enough(rehearsal: Rehearsal, spec: RehearsalSpec, guess: float) -> float:
@@ -134,15 +228,16 @@ def far_enough(rehearsal: Rehearsal, spec: RehearsalSpec, guess: float) -> float
     """
     scores: dict[int, float] = {}
 
-    def score(power: int) -> float:
-        if power not in scores:
-            scores[power] = rehearsal.mean_score(spec, guess * 2.0**power)
-        return scores[power]
+    def around(power: int) -> dict[int, float]:
+        new = [p for p in (power - 1, power, power + 1) if p not in scores]
+        scores.update(zip(new, rehearsal.mean_scores(spec, [guess * 2.0**p for p in new]), strict=True))
+        return scores
 
     top = 0
-    while abs(top) < FARTHEST and (better := max((top, top - 1, top + 1), key=score)) != top:
+    while abs(top) < FARTHEST and (better := max((top, top - 1, top + 1), key=around(top).__getitem__)) != top:
         top = better
-    return guess * math.exp2(top + _beyond(score(top - 1), score(top), score(top + 1)))
+    left, middle, right = (around(top)[p] for p in (top - 1, top, top + 1))
+    return guess * math.exp2(top + _beyond(left, middle, right))
 
 
 def _beyond(left: float, middle: float, right: float) -> float:

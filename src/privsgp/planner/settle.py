@@ -8,7 +8,10 @@ so, and the plan records it.
 from __future__ import annotations
 
 import math
+import threading
+from concurrent.futures import Future
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,9 +24,10 @@ from privsgp.data.loading import file_path, same_data, site_paths
 from privsgp.engine.folder import Folder
 from privsgp.errors import Refused
 from privsgp.gradients import Layout
-from privsgp.planner import record, stand_in
+from privsgp.planner import noise_alone, record, stand_in
 from privsgp.planner.choose import FURTHER, LENGTHS, Method, Network, NoiseNeeded, best, methods, planner
 from privsgp.planner.estimates import Source, permit
+from privsgp.planner.noise_alone import NoiseAlone
 from privsgp.planner.record import Formula, Plan
 from privsgp.planner.rehearsal import Rehearsal
 from privsgp.planner.stand_in import Samples
@@ -32,9 +36,11 @@ from privsgp.runs import build
 from privsgp.runs import config as configs
 from privsgp.runs import problem as problems
 from privsgp.runs.config import AUTO, PLANNED, Schedule
+from privsgp.transport import forms
+from privsgp.transport.rendezvous import join, restarted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from privsgp.graph import Graph
@@ -42,6 +48,7 @@ if TYPE_CHECKING:
     from privsgp.planner.theorems import Budget, Constants
     from privsgp.runs.config import Config
     from privsgp.runs.problem import Problem
+    from privsgp.transport.rendezvous import World
 
     Say = Callable[[str], None]
 
@@ -67,7 +74,9 @@ def make(
     network, settings = network_of(config, problem), protection.settings(config)
     source = source_of(config, config.plan.data, data_dir)
     permit(source, may_spend=config.plan.may_spend)
-    rehearsal = Rehearsal(problem.model, problem.loss, problem.correct, samples_of(config, source, problem, data_dir))
+    if source.kind == "private" and problem.block is not None:
+        raise Refused(f"plan.data = {source.name!r} with several processes", "plan with 'synthetic' or public data")
+    rehearsal = _stage(config, source, problem, data_dir)
     skewed = config.data.partition == "dirichlet"
     say("estimating the constants of the bound")
     p = planner(network, rehearsal, settings.clip, skewed=skewed)
@@ -80,7 +89,7 @@ def make(
     mine = choices if auto else [choice for choice in choices if choice.method == own]
     if not mine:
         raise _too_little(config, p, own)
-    chosen, why = best(mine) if auto else (mine[0], "the configuration says so")
+    chosen, why = best(mine, rehearsal) if auto else (mine[0], "the configuration says so")
     more = None
     if limit is not None:
         say(f"rehearsing with {FURTHER} times the evaluations")
@@ -163,12 +172,12 @@ def _choice(config: Config, p: Planner, method: Method, batch: float, steps: int
 
 def network_of(config: Config, problem: Problem) -> Network:
     """Return who takes part and what each may spend."""
-    p, n = config.privacy, len(problem.parts)
+    p, samples = config.privacy, problem.samples
+    n = len(samples)
     if p.epsilon is None:
         raise Refused("a plan without privacy.epsilon", "give a budget (privacy.epsilon = 3.0) to plan for")
     epsilons = p.epsilon if isinstance(p.epsilon, list) else [p.epsilon] * n
     deltas = p.delta if isinstance(p.delta, list) else [p.delta] * n
-    samples = [len(rows) for rows in problem.parts]
     budgets = list(zip(epsilons, deltas, strict=True))
     graph = protection.noise_graph(config, n)
     sharing = None if graph is None else Sharing(graph, config.honest)
@@ -198,15 +207,24 @@ def source_of(config: Config, name: str, data_dir: Path | None = None) -> Source
     return Source("private", own) if private else Source("public", name)
 
 
-def samples_of(config: Config, source: Source, problem: Problem, data_dir: Path | None) -> Samples:
+def _stage(config: Config, source: Source, problem: Problem, data_dir: Path | None) -> Rehearsal:
+    """Return where rehearsals take place, or what stands for them where the model is too large."""
+    large = Layout.of(problem.model).dim > LARGEST
+    samples = samples_of(config, source, problem, data_dir, noise_alone.SAMPLES if large else None)
+    return (NoiseAlone if large else Rehearsal)(problem.model, problem.loss, problem.correct, samples)
+
+
+def samples_of(
+    config: Config, source: Source, problem: Problem, data_dir: Path | None, count: int | None = None
+) -> Samples:
     """Return samples in the shape of the nodes', to rehearse with; stand-ins on the scale of public test inputs."""
     d, dim = problem.dataset, Layout.of(problem.model).dim
-    if dim > LARGEST:
+    if count is None and dim > LARGEST:
         raise Refused(
-            f"a plan for a model with {dim:,} parameters, which is too large to rehearse here",
-            "give numbers for what is 'auto'; `privsgp plan --dim …` without a run.toml evaluates the bound",
+            f"a model with {dim:,} parameters, which is too large to rehearse here",
+            f"take one with at most {LARGEST:,}, or give numbers",
         )
-    count = max(64, min(REHEARSED, REHEARSED * WEIGHTS // dim))
+    count = count or max(64, min(REHEARSED, REHEARSED * WEIGHTS // dim))
     if source.kind == "synthetic":
         public = d.x_test if config.test_is_public else None
         scale = 1.0 if public is None else float(np.sqrt(np.square(public).mean()))
@@ -244,31 +262,93 @@ def settle(
     """Return the configuration without "auto", its problem, and the plan that settled it (None if there was none).
 
     A resumed run keeps the numbers it was started with. `load` makes the problem of a configuration: without a seed
-    public randomness hangs on the numbers that were chosen.
+    public randomness hangs on the numbers that were chosen. Of several processes the first plans and tells the others.
     """
     if not config.algorithm.auto:
         return config, load(config), None
-    started = Folder(folder).config
-    if resume and started.exists():
-        old, auto = configs.started(started), config.algorithm.auto
-        own = old.options("algorithm") if "name" in auto else {}
-        config = config.with_algorithm(**{key: getattr(old.algorithm, key) for key in auto} | own)
+    world, started = join(), Folder(folder).config
+    goes_on = (resume or restarted()) and started.exists()
+    public = load(config) if not (world.alone and goes_on) else None  # several processes meet there
+    if any(world.all_gather(goes_on, forms.FLAG)):
+        config = world.all_or_none(lambda: _as_started(config, started))
         return config, load(config), None
-    plan = make(config, load(config), data_dir, say=say)
-    say("certifying the noise of many K, for the bound")
-    config, told = apply(config, plan), plan.as_json()
-    return config, load(config), told
+    plan = None if world.rank or public is None else _Planning(config, public, data_dir, say)
+    chosen = _told(world, plan, config.algorithm.auto)
+    config = world.all_or_none(lambda: config.with_algorithm(**chosen))
+    return config, load(config), None if plan is None else plan.result()
+
+
+def _as_started(config: Config, started: Path) -> Config:
+    """Return the configuration with the numbers that a run began with."""
+    if not started.exists():
+        raise Refused(f"{started} is not there, and other processes have theirs", "bring this process's folder back")
+    old, auto = configs.started(started), config.algorithm.auto
+    own = old.options("algorithm") if "name" in auto else {}
+    return config.with_algorithm(**{key: getattr(old.algorithm, key) for key in auto} | own)
+
+
+class _Planning:
+    """A plan that is made while others wait: in one process there are none, and it is made at once."""
+
+    def __init__(self, config: Config, problem: Problem, data_dir: Path | None, say: Say) -> None:
+        self._config, self._made = config, Future[dict[str, Any]]()
+        self.chosen: dict[str, Any] = {}
+        work = partial(self._make, problem, data_dir, say)
+        work() if join().alone else threading.Thread(target=work, daemon=True).start()
+
+    def _make(self, problem: Problem, data_dir: Path | None, say: Say) -> None:
+        try:
+            plan = make(self._config, problem, data_dir, say=say)
+            say("certifying the noise of many K, for the bound")
+            told = plan.as_json()
+            self.chosen = _values(self._config, plan)
+        except BaseException as error:  # noqa: BLE001 - it is raised where the result is asked for
+            self._made.set_exception(error)
+        else:
+            self._made.set_result(told)
+
+    def result(self, seconds: float | None = None) -> dict[str, Any]:
+        """Return the plan as plan.json has it; TimeoutError where it takes longer than that."""
+        return self._made.result(seconds)
+
+    def so_far(self, seconds: float) -> dict[str, Any] | None:
+        """Return what was chosen, None where it is not known within so many seconds."""
+        try:
+            self.result(seconds)
+        except TimeoutError:
+            return None
+        return self.chosen
+
+
+def _told(world: World, plan: _Planning | None, auto: Sequence[str]) -> dict[str, Any]:
+    """Return what process 0 chose, in every process; the others wait for as long as it goes on.
+
+    Guarantee: a choice costs no privacy, whoever made it: every node's noise is certified for it where the node lives.
+    """
+    known = {
+        "name": forms.text("|".join(PLANNED), "a method"),
+        "batch": forms.real(above=True),
+        "steps": forms.whole(1),
+        "step_size": forms.real(above=True),
+        "weights": forms.text("equal|noise", "how nodes count"),
+    }
+    form, found = forms.perhaps(forms.keys({key: known[key] for key in auto})), None
+    while found is None:
+        mine = world.all_or_none(lambda: None if plan is None else plan.so_far(world.patience / 4))
+        found = world.all_gather(mine, form)[0]
+    return found
 
 
 def apply(config: Config, plan: Plan) -> Config:
     """Put the plan's choices where the configuration says "auto"."""
-    c, auto = plan.chosen, config.algorithm.auto
-    values = {"name": c.method.algorithm, "batch": c.batch, "steps": c.steps, "step_size": c.step_size}
-    values["weights"] = plan.network.weighting
-    chosen = {key: value for key, value in values.items() if key in auto}
-    if "name" in auto and c.method.settings.difference_clip is not None:
-        chosen["difference_clip"] = c.method.settings.difference_clip
-    return config.with_algorithm(**chosen)
+    return config.with_algorithm(**_values(config, plan))
+
+
+def _values(config: Config, plan: Plan) -> dict[str, Any]:
+    c = plan.chosen
+    values = {"name": c.method.algorithm, "batch": float(c.batch), "steps": int(c.steps)}
+    values |= {"step_size": float(c.step_size), "weights": plan.network.weighting}
+    return {key: values[key] for key in config.algorithm.auto}
 
 
 def described(plan: dict[str, Any]) -> str:

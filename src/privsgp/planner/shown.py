@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from matplotlib.axes import Axes
 
-    from privsgp.planner.choose import NoiseNeeded
+    from privsgp.planner.choose import Choice, NoiseNeeded
     from privsgp.planner.record import Formula, Plan
 
 
@@ -58,7 +58,7 @@ def plan_rows(plan: Plan) -> list[tuple[str, str]]:
         ("noise in the average model", f"{plan.deviation(c):.3g} per coordinate{_instead(plan)}"),
         *_trust(plan),
         ("noise between nodes", f"{plan.spread():.3g} per coordinate"),
-        ("score in rehearsal", f"{c.score:.3g} on {plan.source.text}"),
+        ("score in rehearsal", f"{_score(plan, c)} on {plan.source.text}"),
         ("bound on E‖∇f‖²", f"{f.bound(c.steps):.4g} at K*; smallest at K = {f.steps}, published K = {_count(f)}"),
         ("K̂ of Theorem 1", _least(f.log_least_steps)),
         ("sent by a node", f"{estimates.bytes_sent_per_node(f.graph, f.dim, c.steps) / 1e6:.1f} MB"),
@@ -87,10 +87,14 @@ def method_rows(plan: Plan) -> list[tuple[str, ...]]:
     return [
         (
             c.method.label, f"{c.batch:g}", str(c.steps), f"{c.step_size:.3g}", f"{c.noise.at(c.steps):.4g}",
-            f"{plan.deviation(c):.3g}", f"{c.score:.3g}",
+            f"{plan.deviation(c):.3g}", _score(plan, c),
         )
         for c in plan.choices
     ]  # fmt: skip
+
+
+def _score(plan: Plan, choice: Choice) -> str:
+    return f"{choice.score:.3g}" if plan.rehearsed else "not rehearsed"
 
 
 def span(values: Sequence[float]) -> str:

@@ -14,11 +14,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from scipy import fft
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
+WIDEST = 4096  # coordinates of a sample that a matrix turns
 BETWEEN = 0.45  # share of the variance, in a direction that matters, that lies between classes
 
 
@@ -51,9 +53,17 @@ def make(
     spectrum *= scale * math.sqrt(size / np.square(spectrum).sum())
     latent = rng.standard_normal((count, size))
     y, latent = _classes(rng, latent, classes) if classes is not None else _values(rng, latent, target)
-    rotation, _ = np.linalg.qr(rng.standard_normal((size, size)))
-    x = torch.from_numpy((latent * spectrum) @ rotation).float().reshape(count, *shape)
+    x = torch.from_numpy(_rotated(rng, latent * spectrum)).float().reshape(count, *shape)
     return Samples(x[:samples], y[:samples], x[samples:], y[samples:])
+
+
+def _rotated(rng: np.random.Generator, x: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Turn the rows: by any rotation or, where its matrix would be vast, by a cosine transform with random signs."""
+    size = x.shape[1]
+    if size <= WIDEST:
+        rotation, _ = np.linalg.qr(rng.standard_normal((size, size)))
+        return np.asarray(x @ rotation)
+    return np.asarray(fft.dct(x * rng.choice([-1.0, 1.0], size), norm="ortho")[:, rng.permutation(size)])
 
 
 def _classes(rng: np.random.Generator, latent: NDArray[np.float64], classes: int) -> tuple[Tensor, NDArray[np.float64]]:

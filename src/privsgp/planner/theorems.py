@@ -14,13 +14,12 @@ pulls a little of it back (`response`, measured in a rehearsal). The graph decid
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from privsgp.errors import Refused
-from privsgp.planner.rehearsal import SEEDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -155,13 +154,7 @@ def response(rehearsal: Rehearsal, spec: RehearsalSpec, distance: float) -> floa
     Rehearsals with the same coins, with noise and without: curvature makes it less than 1, and so does everything
     in which noise moves a model less (or more) than it moves a point on a plain.
     """
-    if not spec.noise:
-        return 1.0
-    moved = []
-    for seed in range(SEEDS):
-        noisy, quiet = (rehearsal.end(s, distance, seed=seed) for s in (spec, replace(spec, noise=0.0)))
-        moved.append(float((noisy - quiet).double().square().mean()))
-    return math.fsum(moved) / SEEDS / (spec.noise * distance) ** 2
+    return rehearsal.moved(spec, distance) if spec.noise else 1.0
 
 
 def spread(

@@ -99,11 +99,6 @@ def load_problem(config: Config, data_dir: Path | None = None) -> Problem:
     """
     world = join()
     refuse_other_configurations(config, world)
-    if not world.alone and config.algorithm.auto:
-        raise Refused(
-            f"algorithm.{config.algorithm.auto[0]} = 'auto' with {world.size} processes",
-            "write the number that `privsgp plan` gives",
-        )
     block = blocks(config.data.nodes, world.size)[world.rank]
     problem = world.all_or_none(
         lambda: _read(config, data_dir, block).local_shard(world).encoded(chosen_device(config.engine.device))
@@ -315,4 +310,5 @@ def refuse_other_configurations(config: Config, world: World) -> None:
     shared = config.shared()
     if config.data.schema is not None:
         shared["data"]["schema"] = config.data.schema.digest
-    greet(world, shared | {"engine": config.engine.model_dump(exclude={"device"})})
+    own = {"engine": config.engine.model_dump(exclude={"device"}), "auto": config.algorithm.auto}
+    greet(world, shared | own)
