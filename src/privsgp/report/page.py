@@ -18,6 +18,7 @@ from privsgp.report.charts import Chart, Table, bars, curves, number, percent
 from privsgp.report.reading import read
 from privsgp.report.sections import Group, Section, Series, group
 from privsgp.report.tested import tested
+from privsgp.sites import signed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -288,7 +289,9 @@ def _network(run: Run, room: int) -> Section | None:
     agreed = _metric(chart, {"consensus_error": "consensus error"}, [Group("", [run])])
     if moving is None:
         return sections.charted("Agreement", agreed)
-    return Section("network", {"moving": moving, "first": _first_links(moving), "agreed": agreed})
+    planned = signed.is_between_sites(run.path)
+    moving |= {"weights": None} if planned else {}  # those of the sites, not of the graph, are what they had
+    return Section("network", {"moving": moving, "first": _first_links(moving), "agreed": agreed, "planned": planned})
 
 
 def _first_links(told: dict[str, Any]) -> Table:

@@ -218,12 +218,13 @@ def layout(config: Config) -> str:
     Guarantee: nothing else moves a record. What it has spent is in its node's ledger, where a later run looks for it.
     Assumes: with `data.path` each file keeps its name and its records. No hash of them may stand in a ledger.
     """
-    if config.data.path is not None:
-        told = config.data.model_dump_json(include={"path", "nodes"})
-    else:
-        d = config.data  # in the words it was always told in: ledgers of earlier runs are compared with it
+    d = config.data
+    names = {} if d.sites is None else {"sites": d.sites}  # where they decide whose records a node has
+    if d.path is not None:
+        told = d.model_dump_json(include={"path", "nodes"} | (names.keys() if "{site}" in d.path else set()))
+    else:  # in the words it was always told in: ledgers of earlier runs are compared with it
         values = {"name": d.name, "nodes": d.nodes, "partition": d.partition}
-        values |= {"alpha": getattr(d, "alpha", 0.5), "sizes": d.sizes}
+        values |= {"alpha": getattr(d, "alpha", 0.5), "sizes": d.sizes} | (names if d.brought else {})
         told = f"{config.seed}/{json.dumps(values, separators=(',', ':'))}"
     return hashlib.sha256(f"privsgp/layout/{told}".encode()).hexdigest()
 
