@@ -88,7 +88,7 @@ def test_a_sum_is_that_of_what_each_sample_is_by_itself(window, chunk, monkeypat
 @settings(max_examples=40, deadline=None)
 @given(
     seed=st.integers(0, 2**32), samples=st.integers(1, 9), out=st.integers(1, 40), pixels=st.integers(1, 9),
-    window=st.sampled_from(WINDOWS[:1] + [Window((3, 3), (2, 2), (1, 1)), Window()]),
+    window=st.sampled_from([WINDOWS[0], Window((3, 3), (2, 2), (1, 1)), Window()]),
 )  # fmt: skip
 def test_a_sample_has_the_same_bits_whoever_stands_beside_it(seed, samples, out, pixels, window):
     """Else a table's mean would keep what its entries differ by between being put in and taken out."""
