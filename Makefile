@@ -5,7 +5,7 @@ export MPLBACKEND := Agg
 export PRIVSGP_CACHE ?= $(CURDIR)/.venv/cache
 export PRIVSGP_STATE ?= $(CURDIR)/.venv/state
 
-.PHONY: setup demo demo-pairwise test test-faults test-gpu test-browser browser audit bench docs lint licences clean
+.PHONY: setup demo demo-pairwise test test-faults test-gpu test-browser browser audit bench docs lint typed licences clean
 
 setup: .venv/.ready
 
@@ -32,7 +32,8 @@ demo-pairwise: .venv/.ready
 test: .venv/.ready
 	$(BIN)/python -m pytest
 
-# A hundred SIGKILLs of a run, twenty of one process among eight, fifty of a site among three: minutes.
+# A hundred SIGKILLs of a run, twenty of one process among eight, a hundred of sites among three, eight sites, a wire that is cut
+# (PRIVSGP_CUT seconds), a soak (PRIVSGP_SOAK): many minutes.
 test-faults: .venv/.ready
 	$(BIN)/python -m pytest -m slow tests/engine tests/transport tests/distributed tests/sites
 
@@ -68,6 +69,10 @@ bench: .venv/.bench
 # The site in site/; a broken link or an undocumented name ends it.
 docs: .venv/.docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+typed: .venv/.ready        # the types of all settings, after one was added
+	.venv/bin/python -c "from privsgp.runs.reference import typed; print(typed(), end='')" > src/privsgp/runs/typed.new
+	mv src/privsgp/runs/typed.new src/privsgp/runs/typed.py
 
 lint: .venv/.ready
 	$(BIN)/ruff check .

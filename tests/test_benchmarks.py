@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import pathlib
+import socket
+import time
 
 import pytest
 
@@ -67,3 +69,17 @@ def test_the_ledger_of_a_long_run_takes_34_bytes_a_release(monkeypatch):
     monkeypatch.syspath_prepend(pathlib.Path(__file__).parent.parent / "benchmarks")
     row = importlib.import_module("scale").ledger(6400)
     assert 31 < row["bytes_per_release"] < 34
+
+
+def test_a_slow_wire_carries_all_and_no_faster_than_it_says(monkeypatch):
+    monkeypatch.syspath_prepend(pathlib.Path(__file__).parent.parent / "benchmarks")
+    sites, text = importlib.import_module("sites"), bytes(range(256)) * 200
+    with socket.create_server(("127.0.0.1", 0)) as far, sites.wire(4e6, 0.02) as wire:
+        wire.target = far.getsockname()[1]
+        with socket.create_connection(("127.0.0.1", wire.port)) as near:
+            began, there = time.monotonic(), far.accept()[0]
+            near.sendall(text)
+            near.shutdown(socket.SHUT_WR)
+            with there, there.makefile("rb") as read:
+                assert read.read() == text
+    assert time.monotonic() - began >= 8 * len(text) / 4e6

@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import load_file
 
 import runs
-from privsgp import cli
+from privsgp import __version__, cli
 from privsgp.accounting import ledger
 from privsgp.algorithms import ALGORITHMS, Settings
 from privsgp.engine import folder as folders
@@ -425,3 +425,18 @@ def test_account_takes_one_kind_of_noise():
 )
 def test_account_wants_the_noise_of_one_kind(given, what):
     _refused(runs.command("account", "--algorithm=privsgp", "--samples=100", "--batch=10", "--steps=10", *given), what)
+
+
+def test_it_tells_its_version():
+    ran = runs.command("--version")
+    assert (ran.code, ran.out) == (0, f"privsgp {__version__}\n")
+
+
+def test_a_shell_can_complete_it(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-m", "privsgp"],
+        env=os.environ | {"_PYTHON _M PRIVSGP_COMPLETE": "", "_PYTHON_M_PRIVSGP_COMPLETE": "complete_bash",
+                          "COMP_WORDS": "privsgp eval", "COMP_CWORD": "1"},
+        capture_output=True, text=True, check=False, timeout=60,
+    )  # fmt: skip
+    assert "evaluate" in done.stdout

@@ -72,6 +72,7 @@ def test_what_a_page_shows_is_what_happens(page, tmp_path, monkeypatch):
 
 
 def test_the_pages_that_show_code_are_run():
+    assert {"howto/model.md", "howto/notebook.md"} <= set(PAGES)
     assert {"tutorial.md", "howto/plan.md", "howto/report.md", "howto/algorithm.md", "howto/layer-rule.md"} <= set(
         PAGES
     )

@@ -15,15 +15,20 @@ if TYPE_CHECKING:
     from privsgp.data import Dataset
     from privsgp.data.schema import Schema
     from privsgp.errors import Refused
-    from privsgp.runs.train import Result
+    from privsgp.runs.result import Result, load
 
 __version__ = "0.1.0"
-__all__ = ["Dataset", "Refused", "Result", "Schema", "__version__", "register", "train"]
+__all__ = ["Dataset", "Refused", "Result", "Schema", "__version__", "load", "register", "train"]
 
 _WHERE = {
-    "train": "api", "Result": "runs.train", "register": "algorithms", "Dataset": "data", "Refused": "errors",
+    "train": "api",
+    "load": "runs.result",
+    "Result": "runs.result",
+    "register": "algorithms",
+    "Dataset": "data",
+    "Refused": "errors",
     "Schema": "data.schema",
-}  # fmt: skip
+}
 
 
 def __getattr__(name: str) -> Any:  # noqa: ANN401 - whatever the name stands for

@@ -5,8 +5,9 @@ from __future__ import annotations
 import copy
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
@@ -14,18 +15,22 @@ from torch import nn
 
 from privsgp import data as data_room
 from privsgp import models
-from privsgp.data.dataset import pool, settle, unsettled
+from privsgp.data.dataset import array, pool, settle, unsettled
 from privsgp.data.loading import needed, of_table, read_file
 from privsgp.data.schema import Schema
 from privsgp.data.tables import is_frame, of_frame
-from privsgp.errors import Refused
+from privsgp.errors import Refused, called_from_python
 from privsgp.features import frozen
 from privsgp.features.encode import make_encoder
+from privsgp.metrics import Measure
 from privsgp.planner import settle as planning
 from privsgp.report import page
+from privsgp.report.notebook import watching
 from privsgp.runs import config as configs
 from privsgp.runs import problem as problems
 from privsgp.runs import train as training
+from privsgp.runs.result import MARK, Result
+from privsgp.runs.starting import Start
 from privsgp.transport.rendezvous import join
 
 if TYPE_CHECKING:
@@ -34,13 +39,24 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
-    from privsgp.runs.train import Result
+    from privsgp.metrics import Kind, Metric
+    from privsgp.runs.starting import Records
+    from privsgp.runs.typed import (
+        AlgorithmSection,
+        ClockSection,
+        EngineSection,
+        FeaturesSection,
+        GraphSection,
+        PlanSection,
+        PrivacySection,
+    )
 
     PerSampleFunction = Callable[[Tensor, Tensor], Tensor]
 
 _LOG = logging.getLogger(__name__)
 
 Arrays = Sequence[Any]  # (x, y) or (x, y, x_test, y_test)
+_KEYS = ("x", "y", "x_test", "y_test")
 
 
 def train(
@@ -54,11 +70,23 @@ def train(
     test_is_public: bool = False,
     classes: int | None = None,
     schema: Schema | Mapping[str, Any] | str | Path | None = None,
-    features: nn.Module | Mapping[str, Any] | None = None,
+    features: nn.Module | FeaturesSection | None = None,
     resume: bool = False,
     ledger: str | Path | None = None,
+    start: str | Path | Result | None = None,
+    start_records: Records = "these",
     moved: bool = False,
-    **settings: Any,  # noqa: ANN401 - the sections of run.toml
+    metrics: Mapping[str, Metric] | None = None,
+    progress: bool | None = None,
+    name: str = "run",
+    seed: int | None = None,
+    nodes: int | None = None,
+    graph: str | GraphSection | None = None,
+    privacy: PrivacySection | None = None,
+    algorithm: str | AlgorithmSection | None = None,
+    clock: ClockSection | None = None,
+    plan: PlanSection | None = None,
+    engine: EngineSection | None = None,
 ) -> Result:
     """Train `model` from the weights it has; the run folder `out` is as from the command line.
 
@@ -67,15 +95,53 @@ def train(
     stand data frames of pandas or polars, Arrow tables, or paths of .csv, .parquet and .feather files, with the public
     `schema` of their columns; `test` is then one too. Without a seed, metrics on test data stay in private/ unless
     `test_is_public`, and the number of `classes` is to be given unless a schema or public test labels show it. `ledger`
-    is the ledger folder of an earlier run on this data: both spend from one budget. `settings` are the sections of
-    run.toml: `seed=0`, `nodes=16`, `graph="ring"`, `privacy={"epsilon": 1.0}`, `algorithm={"name": "privsgp-vr"}`,
-    `engine={…}`. `features` is the section of that name, or any encoder: a frozen module, each sample by itself, whose
-    outputs `model` is trained on. A `loss` of your own maps (outputs, targets) to one number per sample; `correct`
-    likewise to 0 or 1. `moved` goes with `resume`: the run folder comes from another disk, and is no copy.
+    is an earlier run on this data: both spend from one budget. `start` is one whose model to start from
+    (`start_records`: made of "these" records, which takes its ledger, of "others", or of "public" ones). `name` to
+    `engine` are the sections of run.toml: `graph="ring"`, `privacy={"epsilon": 1.0}`, `algorithm={"name": "privsgp-vr",
+    "steps": 300}`. `metrics` are your own, each of all outputs and targets of the test data at once. `features` is the
+    section of that name, or any encoder: a frozen module, each sample by itself, whose outputs `model` is trained on. A
+    `loss` of your own maps (outputs, targets) to one number per sample; `correct` likewise to 0 or 1. `moved` goes with
+    `resume`: the run folder comes from another disk, and is no copy. `progress` shows a bar; left out, where somebody
+    can see it.
 
     Guarantee: as from the command line: each node's certified (ε_i, δ_i) is in `summary["epsilon_spent"]`.
     Assumes: the weights that `model` starts from are public, and those of an encoder not learnt from the nodes' data.
     """
+    with called_from_python():
+        _refuse_no_module(model)
+        settings = {
+            "name": name, "seed": seed, "nodes": nodes, "graph": graph, "privacy": privacy, "algorithm": algorithm,
+            "clock": clock, "plan": plan, "engine": engine,
+        }  # fmt: skip
+        return _train(
+            model, data, {key: value for key, value in settings.items() if value is not None}, Path(out), loss=loss,
+            correct=correct, test=test, test_is_public=test_is_public, classes=classes, schema=schema,
+            features=features, resume=resume, ledger=None if ledger is None else Path(ledger),
+            start=_start(model, start, start_records, seed), moved=moved, metrics=metrics or {}, progress=progress,
+        )  # fmt: skip
+
+
+def _train(
+    model: nn.Module,
+    data: data_room.Dataset | Arrays | Mapping[int, Arrays],
+    settings: dict[str, Any],
+    out: Path,
+    *,
+    loss: str | PerSampleFunction,
+    correct: PerSampleFunction | None,
+    test: object,
+    test_is_public: bool,
+    classes: int | None,
+    schema: Schema | Mapping[str, Any] | str | Path | None,
+    features: nn.Module | Mapping[str, Any] | None,
+    resume: bool,
+    ledger: Path | None,
+    start: Start | None,
+    moved: bool,
+    metrics: Mapping[str, Metric],
+    progress: bool | None,
+) -> Result:
+    """Train, once the sections are put together."""
     given = {"name": "module"} if isinstance(features, nn.Module) else dict(features or {})
     sites = len(data) if isinstance(data, Mapping) else None
     own = {"classes": classes, "test": "public" if test_is_public else None} | _schema_of(schema)
@@ -105,20 +171,54 @@ def train(
             correct=models.correct(loss) if isinstance(loss, str) else correct,
             encoder=_encoder(features, config, dataset.x.shape[1:]),
             views=config.views,
+            measure=measure,
+            loss_name=measure.kind,
         )
         home = problems.brought_home(config, alone)
-        if loss == "cross-entropy":
-            _refuse_few_outputs(home)
-        return home
+        _refuse_unfit(home, measure)
+        return home if start is None or not start.named else start.put_into(home)
 
-    config, settled, plan = planning.settle(config, problem, Path(out), resume=resume)
-    for note in problems.test_notes(config, settled):
+    known = cast("Kind", loss) if isinstance(loss, str) else None
+    measure = Measure(known, dataset.classes, None if known else correct, metrics)
+    config, settled, plan = planning.settle(config, problem, out, resume=resume)
+    for note in [*problems.test_notes(config, settled), *_unknown(loss, correct)]:
         _LOG.warning("%s", note)
-    ledgers = None if ledger is None else Path(ledger)
-    result = training.run(config, settled, Path(out), resume=resume, moved=moved, ledgers=ledgers, plan=plan)
+    with watching(config.algorithm.steps, False if join().rank else progress) as watch:
+        result = training.run(
+            config, settled, out, resume=resume, moved=moved, ledgers=ledger, watch=watch, plan=plan, start=start
+        )
     if not join().rank:
         page.leave(result)
     return result
+
+
+def _start(model: nn.Module, given: str | Path | Result | None, records: Records, seed: int | None) -> Start | None:
+    """Return the run that is started from: the one that is named, else the one that the model says it comes from."""
+    if given is not None:
+        return Start.of(given.folder if isinstance(given, Result) else Path(given), records)
+    came = {getattr(part, MARK) for part in model.modules() if hasattr(part, MARK)}
+    if not came or seed is not None:  # a simulation protects nobody, wherever it starts
+        return None
+    if len(came) > 1:
+        raise Refused(f"a model of parts from {len(came)} runs: {', '.join(sorted(came))}", "start from one of them")
+    return replace(Start.of(Path(came.pop()), records), named=False)
+
+
+def _refuse_no_module(model: object) -> None:
+    if isinstance(model, str):
+        raise Refused(
+            f"model={model!r}: a name", "give a torch.nn.Module; privsgp.models.make('mlp', input_shape=(10,), "
+            "outputs=2, seed=0) makes those that run.toml has names for",
+        )  # fmt: skip
+    if not isinstance(model, nn.Module):
+        raise Refused(f"model={type(model).__name__}", "give a torch.nn.Module: an instance, not its class")
+
+
+def _unknown(loss: object, correct: object) -> list[str]:
+    """Say what a loss of the user's own leaves open."""
+    if isinstance(loss, str) or correct is not None:
+        return []
+    return ["accuracy is unknown: the loss is your own, and no correct=… says which outputs are right"]
 
 
 def task_of(loss: object) -> data_room.Task:
@@ -165,13 +265,30 @@ def _encoder(given: object, config: configs.Config, shape: tuple[int, ...]) -> n
     return frozen(given, torch.from_numpy(made_up))
 
 
-def _refuse_few_outputs(problem: problems.Problem) -> None:
-    """Refuse a model with fewer outputs than classes: else a record of the class without one would end the run."""
-    classes, still = problem.dataset.classes or 0, copy.deepcopy(problem.model).cpu().eval()
-    with torch.no_grad():
-        outputs = still(torch.zeros(1, *problem.dataset.x.shape[1:])).shape[-1]
-    if outputs < classes:
-        raise Refused(f"a model with {outputs} outputs for {classes} classes", "give it one for each class")
+def _refuse_unfit(problem: problems.Problem, measure: Measure) -> None:
+    """Refuse a model that does not take these samples, or has fewer outputs than classes, and metrics that fail.
+
+    Else a record of the class without an output would end the run. Tried on made-up samples and public ones alone.
+    """
+    shape, still = problem.dataset.x.shape[1:], copy.deepcopy(problem.model).cpu().eval()
+    try:
+        with torch.no_grad():
+            outputs = still(torch.zeros(2, *shape).to(_first(still)))
+    except (RuntimeError, ValueError, IndexError) as error:
+        raise Refused(
+            f"the model does not take samples of shape {tuple(shape)}: {error}",
+            "give its first layer the width of a sample, or samples the shape that it takes",
+        ) from error
+    classes = problem.dataset.classes or 0
+    if measure.kind == "cross-entropy" and outputs.shape[-1] < classes:
+        raise Refused(f"a model with {outputs.shape[-1]} outputs for {classes} classes", "give it one for each class")
+    if measure.own and (y := problem.dataset.y_test) is not None:
+        measure.refuse_failing(outputs[:1].expand(len(y), *outputs.shape[1:]), torch.from_numpy(y))
+
+
+def _first(model: nn.Module) -> torch.dtype:
+    """Return the type of numbers that a model computes in."""
+    return next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
 
 
 def _sections(settings: dict[str, Any], nodes: int | None, loss: object, own: dict[str, Any]) -> dict[str, Any]:
@@ -194,12 +311,12 @@ def _dataset(
     if isinstance(data, data_room.Dataset):
         return data if classes is None or data.classes is None else settle(data, classes), None
     if not isinstance(data, Mapping):
-        arrays = [np.asarray(a) for a in (*data, *(test or ()))]
+        arrays = [array(a, key) for a, key in zip((*data, *(test or ())), _KEYS, strict=False)]
         return data_room.from_arrays(*arrays, task=task, classes=classes), None
     if sorted(data) != list(range(len(data))):
         raise Refused(f"data has the keys {sorted(data)}", "number the nodes 0, 1, 2, …")
-    public = [None, None] if test is None else [np.asarray(a) for a in test]
-    own = [[np.asarray(a) for a in data[i]] for i in range(len(data))]
+    public = [None, None] if test is None else [array(a, key) for a, key in zip(test, _KEYS[2:], strict=False)]
+    own = [[array(a, f"node {i}: {key}") for a, key in zip(data[i], _KEYS, strict=False)] for i in range(len(data))]
     sites = [
         unsettled(x, y, *(public if i == 0 else (None, None)), name=f"node {i}", task=task)
         for i, (x, y) in enumerate(own)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 import typer
 
-from privsgp import cli_data, cli_sites
+from privsgp import __version__, cli_data, cli_models, cli_sites
 from privsgp.errors import Refused, mending
 from privsgp.report.terminal import (
     bar,
@@ -44,9 +44,9 @@ if TYPE_CHECKING:
 app = typer.Typer(
     help="Private learning without a server.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
+cli_models.add_to(app)
 cli_data.add_to(app)
 cli_sites.add_to(app)
 
@@ -112,6 +112,25 @@ def main() -> None:
         sys.exit(1)
 
 
+def _version(asked: bool) -> None:  # noqa: FBT001 - typer hands it in
+    if asked:
+        typer.echo(f"privsgp {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def privsgp(
+    *,
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", help="Print the version.", callback=lambda asked: _version(asked=asked), is_eager=True
+        ),
+    ] = False,
+) -> None:
+    """Private learning without a server."""
+
+
 @app.command()
 def train(
     config: Annotated[Path, typer.Argument(help="run.toml")],
@@ -125,8 +144,15 @@ def train(
         bool, typer.Option("--moved", help="With --resume: the run folder is from another disk or machine, no copy.")
     ] = False,
     ledger: Annotated[
-        Path | None, typer.Option(help="Ledger folder of an earlier run on this data, to go on spending its budget.")
+        Path | None, typer.Option(help="An earlier run on this data, or its ledger folder: to go on with its budget.")
     ] = None,
+    start: Annotated[
+        Path | None,
+        typer.Option("--from", help="An earlier run whose model to start from; on its data: with --ledger."),
+    ] = None,
+    records: Annotated[
+        str, typer.Option("--from-records", help="What that model was made of: these, others or public records.")
+    ] = "these",
     drop: Annotated[float, typer.Option(help="Simulated network: the chance that a message is lost.")] = 0.0,
     delay: Annotated[int, typer.Option(help="Simulated network: messages are late by 0 to so many steps.")] = 0,
     crash: Annotated[
@@ -150,6 +176,7 @@ def train(
     from privsgp.runs import config as configs
     from privsgp.runs import problem as problems
     from privsgp.runs import train as training
+    from privsgp.runs.starting import Start
     from privsgp.transport import rendezvous
 
     settings = configs.read(config, changes or [])
@@ -160,10 +187,14 @@ def train(
         err.print(f"note: {training.standing(place)}", markup=False, soft_wrap=True)
     for note in () if rendezvous.join().rank else problems.unsaid(settings):
         err.print(f"note: {note}", markup=False, soft_wrap=True)
+    begun = None if start is None else Start.of(start, records)
+
+    def loaded(c: configs.Config) -> problems.Problem:
+        problem = problems.load_problem(c, data_dir)
+        return problem if begun is None else begun.put_into(problem)
+
     with doing("reading the data", quiet=rendezvous.join().rank > 0) as say:
-        settings, problem, plan = planning.settle(
-            settings, lambda c: problems.load_problem(c, data_dir), place, resume=resume, data_dir=data_dir, say=say
-        )
+        settings, problem, plan = planning.settle(settings, loaded, place, resume=resume, data_dir=data_dir, say=say)
     if plan is not None:
         err.print(f"planned: {planning.described(plan)}", soft_wrap=True)
     for note in problems.notes(settings, problem):
@@ -178,7 +209,7 @@ def train(
         watch = progress if log is None else log.beside(progress)
         result = training.run(
             settings, problem, place, resume=resume, moved=moved, ledgers=ledger, watch=watch, plan=plan, faults=faults,
-            identities=identities,
+            start=begun, identities=identities,
         )  # fmt: skip
     if log is not None:
         log.finish(result.metrics[-1])
@@ -267,7 +298,8 @@ def plan(
             shown.draw(formula, save, made)
         err.print(f"drawn to {save}")
     if as_json:
-        typer.echo(json.dumps((made or formula).as_json()))
+        rehearsed = {} if made is None else {"rehearsal_metrics": made.metrics}
+        typer.echo(json.dumps((made or formula).as_json() | rehearsed))
     else:
         show_plan(formula, made, details=details)
 

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import re
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 # What a terminal would obey or hide instead of showing it: C0 (but for tab and newline), C1, marks that turn the
 # direction of what follows, other ends of a line; and halves of characters, which cannot be written at all.
@@ -25,6 +30,40 @@ class Refused(ValueError):
     def __init__(self, what: str, remedy: str) -> None:
         self.what, self.remedy = visible(what), visible(remedy)
         super().__init__(f"{self.what}\n  → {self.remedy}")
+
+
+# What the command line calls an option, and a caller from Python an argument.
+_ARGUMENTS = {
+    "resume": "resume=True", "moved": "moved=True", "out": "out=…", "ledger": "ledger=…", "from": "start=…",
+    "from-records": "start_records=…", "data-dir": "the folder that PRIVSGP_DATA names", "format": "form",
+}  # fmt: skip
+_NAMES = "|".join(sorted(_ARGUMENTS, key=len, reverse=True))
+_OPTION = re.compile(rf"--({_NAMES})(?![\w-])(?: (?=(\S*/\S+|these|others|public)))?")
+
+
+def in_pythons_terms(text: str) -> str:
+    """Put arguments of `privsgp.train` in the place of the command line's options."""
+    return _OPTION.sub(lambda found: _ARGUMENTS[found[1]].removesuffix("…") if found[2] else _ARGUMENTS[found[1]], text)
+
+
+@contextlib.contextmanager
+def called_from_python() -> Iterator[None]:
+    """Say refusals, stops and divergences as a caller from Python would put them right."""
+    try:
+        yield
+    except Refused as refused:
+        refused.what, refused.remedy = in_pythons_terms(refused.what), in_pythons_terms(refused.remedy)
+        refused.args = (f"{refused.what}\n  → {refused.remedy}",)
+        raise
+    except Interrupted as stopped:
+        there = (
+            "call again with resume=True to go on" if stopped.kept else "there is no checkpoint: call again to begin"
+        )
+        stopped.args = (f"{stopped}; {there}",)
+        raise
+    except Diverged as diverged:
+        diverged.args = (in_pythons_terms(str(diverged)),)
+        raise
 
 
 def refuse_below_one(**counts: int | None) -> None:

@@ -26,6 +26,8 @@ from privsgp.errors import Refused
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+# A list of numbers is one line, not one for each; no string has a line's end in it.
+_NUMBERS = re.compile(r"\[\n\s+[-+.eE\d]+(?:,\n\s+[-+.eE\d]+)*\n\s*\]")
 LONGEST = 2**26  # bytes of a JSON file
 _DIGITS = 100  # of a whole number; seeds have 78
 _DOTS = 64  # in one line of TOML
@@ -126,7 +128,10 @@ def write(path: Path, text: str) -> None:
 
 def write_json(path: Path, value: dict[str, Any]) -> None:
     """Write JSON whole or not at all; what is not a finite number must already be None."""
-    write(path, json.dumps(value, indent=2, allow_nan=False) + "\n")
+    text = json.dumps(value, indent=2, allow_nan=False)
+    write(
+        path, _NUMBERS.sub(lambda found: " ".join(found[0].split()).replace("[ ", "[").replace(" ]", "]"), text) + "\n"
+    )
 
 
 def replace(path: Path, save: Callable[[Path], object]) -> None:

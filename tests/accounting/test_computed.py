@@ -13,7 +13,7 @@ from privsgp.accounting import accountant, calibration, computed
 from privsgp.accounting.counting import Filter
 from privsgp.accounting.mechanisms import Anchored, Sag, Saga, SampledMean, described
 from privsgp.errors import Refused
-from privsgp.randomness import noise
+from privsgp.randomness import box_muller, noise
 
 RESNET = SampledMean(sigma=0.4, clip=10.0, batch=125, samples=3125, coordinates=11_173_962)
 SMALL = Sag(sigma=0.05, clip=1.0, batch=120, samples=1200, coordinates=650)
@@ -154,7 +154,7 @@ def drawn(first, second):
     """The normals of two signed 64-bit words, as secret noise makes them."""
     words = np.array([first, second], np.int64)[None]
     out = np.empty((1, 2))
-    noise._box_muller(out, words, *np.empty((3, 1, 1)), deep=True)
+    box_muller.box_muller(out, words, *np.empty((3, 1, 1)), deep=True)
     return out[0]
 
 

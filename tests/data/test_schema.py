@@ -70,7 +70,7 @@ def test_a_mistake_is_refused_by_its_key(old, new, said):
 
 
 def test_a_list_of_many_codes_with_dots_can_be_read_again(tmp_path):
-    codes = [f"I{i}.{i}" for i in range(200)]
+    codes = [*(f"I{i}.{i}" for i in range(200)), "\x7f", "a\tb", 'say "x"', "ä"]
     values = tomllib.loads(TEXT)
     values["columns"]["code"] = {"type": "category", "values": codes}
     (tmp_path / "s.toml").write_text(schemas.parse(values).toml())

@@ -89,6 +89,7 @@ def test_it_does_not_matter_how_a_csv_file_is_written(tmp_path, text):
         (HEADER.encode() + b"a,5,5,1,n\0,no\n", "line 2: a zero byte"),
         (HEADER, "has no rows"),
         ("", "has no header"),
+        ((HEADER + ROWS).replace("\n", "\r"), "line 1: a carriage return among the names"),
     ],
 )
 def test_what_does_not_fit_is_refused_by_column_and_row(tmp_path, text, said):
@@ -177,6 +178,15 @@ def test_parquet_and_feather_are_read(tmp_path):
         (tmp_path / name).write_bytes(whole[: len(whole) // 2])
         with pytest.raises(Refused, match=f"{name} cannot be read as {name[2:]}"):
             tables.read(tmp_path / name, SCHEMA)
+
+
+def test_a_damaged_text_in_a_file_is_refused(tmp_path):
+    pa.feather.write_feather(arrow(), tmp_path / "t.feather", compression="uncompressed")
+    whole = (tmp_path / "t.feather").read_bytes()
+    at = whole.index(b"K.1")
+    (tmp_path / "t.feather").write_bytes(whole[:at] + b"\xff" + whole[at + 1 :])
+    with pytest.raises(Refused, match=r"t\.feather cannot be read"):
+        tables.read(tmp_path / "t.feather", SCHEMA)
 
 
 def test_a_file_that_claims_to_be_vast_is_refused_before_memory_is_taken(tmp_path, monkeypatch):

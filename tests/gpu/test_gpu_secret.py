@@ -14,7 +14,9 @@ import torch
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 
 from privsgp.errors import Refused
-from privsgp.randomness.noise import Secure, _box_muller, add_noise_
+from privsgp.randomness import noise
+from privsgp.randomness.box_muller import box_muller as _box_muller
+from privsgp.randomness.noise import Secure, add_noise_, levels, snap_
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 CUDA = torch.device("cuda")
@@ -43,6 +45,50 @@ def test_normals_are_those_of_the_cipher(d, step, attempt):
         wanted = _reference(source._keys["noise"], d, node, step, attempt)
         torch.testing.assert_close(row, wanted, rtol=1e-13, atol=1e-15)
     assert room[[0, -1]].isnan().all()
+
+
+@pytest.mark.skipif(not torch.cuda.is_available() and not INTERPRETED, reason="needs a GPU, or Triton's interpreter")
+@pytest.mark.parametrize("d", [1, 257, 3001])
+def test_lines_8_and_9_in_one_kernel(d):
+    from privsgp.kernels import chacha
+
+    device = torch.device("cpu") if INTERPRETED else CUDA
+    key = torch.arange(8, dtype=torch.int32, device=device) * 0x1234567 - 2**30
+    x, g = torch.randn(3, d, device=device), torch.randn(3, d, dtype=torch.float64, device=device)
+    g[0, 0], nodes = 2.0**50, torch.tensor([0, 3, 2**32 - 1], device=device)
+    sigma, normals = [0.3, 0.01, 3.0], torch.empty_like(g)
+    chacha.fill_normal(normals, nodes, key, 7, 2)
+    wanted = normals * torch.tensor(sigma, dtype=torch.float64, device=device)[:, None] + g
+    snap_(wanted, sigma)
+    wanted = x - 0.5 * wanted.float()
+    chacha.step(x, g, nodes, levels(sigma, device), key, 7, 2, 0.5)
+    off = (x - wanted).abs() > 1e-6 * (1 + wanted.abs())
+    assert float(off.double().mean()) < 1e-3  # a sum at a cell's edge may round either way
+
+
+@needs_gpu
+def test_a_secret_step_is_the_algorithm_s_own_but_for_noise(tmp_path, small_job, monkeypatch):
+    from privsgp.engine.folder import Folder
+    from privsgp.engine.step import SecretOnDevice
+    from privsgp.engine.trainer import Trainer
+
+    def state(name, *, plain):
+        folder = Folder(tmp_path / name)
+        with folder.locked(), monkeypatch.context() as same:
+            folder.prepare()
+            folder.identify({}, None)
+            same.setattr(noise.os, "urandom", lambda count: bytes(range(count)))
+            same.setattr(noise.time, "time_ns", lambda: 0)
+            same.setattr(noise.time, "perf_counter_ns", lambda: 0)
+            run = Trainer(small_job("privsgp-vr", 8, seed=None), folder)
+            assert isinstance(run.step, SecretOnDevice)
+            if plain:
+                run.step = run.algorithm.step
+            return run.run().state
+
+    fast, plain = state("fast", plain=False), state("plain", plain=True)
+    torch.testing.assert_close(fast.x, plain.x, rtol=0, atol=1e-4)
+    torch.testing.assert_close(fast.z, plain.z, rtol=0, atol=1e-4)
 
 
 @needs_gpu

@@ -48,7 +48,7 @@ def test_it_is_zero_where_every_sigma_is_and_then_nothing_is_drawn():
 def test_a_kernel_may_draw_a_simulations_noise_alone():
     source = Keyed(1)
     assert _of_nodes(source).kernel_source is source
-    assert _of_nodes(Secure()).kernel_source is None
+    assert _of_nodes(source := Secure()).kernel_source is source
 
 
 def test_it_is_a_value_with_a_name():

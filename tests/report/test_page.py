@@ -249,4 +249,5 @@ def test_a_server_is_no_graph(made):
 def test_no_heading_stands_over_nothing(made):
     run = read(made("sees-ldp-svrg", algorithm__name="ldp-svrg", algorithm__steps=3))
     headings = [re.findall("<h2>(.*?)</h2>", page.page([r])) for r in (run, dataclasses.replace(run, metrics=[]))]
-    assert headings == [["Training", "Privacy", "Agreement", "Repeat it"], ["Privacy", "Repeat it"]]
+    tested = "The model on test data"
+    assert headings == [["Training", tested, "Privacy", "Agreement", "Repeat it"], [tested, "Privacy", "Repeat it"]]

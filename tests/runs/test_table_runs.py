@@ -281,3 +281,23 @@ def test_leaving_out_nodes_is_said(place):
     ran = runs.command("train", place / "small.toml", "--out", place / "run", "--set", "algorithm.steps=2")
     assert "data.nodes is left out: there are 16 nodes" in ran.err
     assert "data.nodes is left out" not in train(place, out="named").err
+
+
+def test_sites_in_another_order_are_other_records_on_a_node(place):
+    """What aachen has spent must not pass for what basel has: --ledger goes on where each record is where it was."""
+    given = ["--set=seed=", "--set=privacy.sigma=", "--set=privacy.epsilon=5.0", "--set=algorithm.steps=2"]
+    assert train(place, *given).code == 0
+    turned = '--set=data.sites=["basel","aachen","cork"]'
+    ran = train(place, *given, turned, "--ledger", place / "run" / "ledger", out="second")
+    assert ran.code == 2
+    assert "records lay on other nodes" in ran.err
+    named = configs.read(place / "run.toml", [turned[6:], "data.path=site-{node}.csv"])
+    as_before = configs.read(place / "run.toml", ["data.path=site-{node}.csv"])
+    assert problems.layout(named) == problems.layout(as_before)  # files by number: names move nothing
+
+
+def test_names_from_python_say_whose_records_lie_where(place):
+    one, other = (
+        {"privacy": {"sigma": 1.0}, "data": {"name": "sites", "sites": names}} for names in (["a", "b"], ["b", "a"])
+    )
+    assert problems.layout(configs.parse(one)) != problems.layout(configs.parse(other))

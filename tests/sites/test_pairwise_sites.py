@@ -102,3 +102,15 @@ def test_a_site_that_leaves_takes_its_halves_along_and_changes_nobodys_epsilon(c
         assert c.ledger(i).header.mechanism == spec.protection.mechanisms[i].describe()
         assert c.ledger(i).charged == 24
         assert summary["epsilon_spent"][i] == spec.protection.epsilon(i, 24)
+
+
+def test_a_site_that_restarts_while_all_mix_needs_its_key_no_more(consortium):
+    c = consortium(limits=Limits(deadline=1.0, staleness=30), privacy=LOUD, algorithm={"steps": 4, "final_mixing": 60})
+    c.start()
+    c.until_step(1, 6)
+    c.kill(1)
+    assert not (c.out(1) / "private" / "pair.key").exists()
+    c.start(1)
+    for i, summary in enumerate(c.end()):
+        assert summary["releases"][i] == 4 == c.ledger(i).charged == c.sent(i)
+    assert length_in_sigmas(c, 4) == pytest.approx(1.0, rel=0.15)

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from privsgp.devices import device_of
 from privsgp.gradients.product import aligned_rows
 from privsgp.gradients.tables.storage import gather
 from privsgp.options import Options
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     Direction = Callable[[Tensor, list["Drawn"]], Tensor]  # the nodes' gradient estimates at z, by drawn samples
     Kept = Callable[[], dict[str, Tensor]]  # what a direction remembers, and changes in place
 
+_PIECE = 1 << 18  # numbers that are gone through at once: what they need stays in a core's cache
 OwnOptions = TypeVar("OwnOptions", bound=Options)
 
 
@@ -49,6 +51,11 @@ def _public(purpose: str, k: int) -> np.random.Philox:
 def as_it_is(direction: Direction, _kept: Kept) -> Direction:
     """Let a direction be computed whenever it is asked for."""
     return direction
+
+
+def not_at_once(_k: int, _g: Tensor, _x: Tensor, _step_size: float) -> bool:
+    """Let noise be added first."""
+    return False
 
 
 class Drawn(NamedTuple):
@@ -137,6 +144,7 @@ class Block:
     mix: Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor]]  # lines 10-13
     release: Callable[[int, Tensor], None]  # pays for what carries the noise of step k, before any of it leaves
     step_size: Callable[[int], float]
+    noised_step: Callable[[int, Tensor, Tensor, float], bool] = not_at_once  # lines 8 and 9, where one pass does both
     average: Callable[[int, Tensor, int], Tensor] = _average  # what a server makes of messages of so many bytes
     public: Callable[[str, int], np.random.Philox] = _public  # randomness of a purpose at step k that all may know
     async_tools: AsyncTools | None = None  # where nodes act one at a time
@@ -179,6 +187,13 @@ class Block:
         """Return room for estimates shaped like z, in the precision that they have until noise is added."""
         return torch.zeros_like(z, dtype=torch.float64 if self.exact else z.dtype)
 
+    def descend(self, k: int, g: Tensor, x: Tensor) -> Tensor:
+        """Return x − γ (g + N(0, σ_i² I)), in place, or what `update_rule` makes of it; g is overwritten."""
+        if self.update_rule is None and self.noised_step(k, g, x, self.step_size(k)):
+            return x
+        self.noise(k, g)
+        return moved(x, g if self.update_rule is None else self.update_rule(g), self.step_size(k))
+
     def gradients(self, z: Tensor, drawn: Drawn) -> PerSample:
         """Return clip_G(∇f_i(z_i; j)) for the drawn samples j; padding counts as 0."""
         g = self.gradient(z, gather(self.inputs, drawn.rows), gather(self.targets, drawn.rows))
@@ -187,3 +202,13 @@ class Block:
         g.exact = self.exact
         g.clip_(self.mechanisms[0].clip, drawn.mask)
         return g
+
+
+def moved(x: Tensor, g: Tensor, step_size: float) -> Tensor:
+    """Return x − γ g, in place; g may be in float64, and is then rounded a few rows at a time."""
+    if g.dtype == x.dtype:
+        return x.sub_(g, alpha=step_size)
+    tall = device_of(x).rows_at_once(x, _PIECE)
+    for rows in (slice(top, top + tall) for top in range(0, len(x), tall)):
+        x[rows].sub_(g[rows].to(x.dtype), alpha=step_size)
+    return x

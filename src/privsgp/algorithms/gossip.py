@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 from privsgp.algorithms.algorithm import Algorithm, Network, clipped_mean
-from privsgp.algorithms.block import State
+from privsgp.algorithms.block import State, moved
 from privsgp.algorithms.push_sum import SGP, PrivSGP
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class DP2SGD(Algorithm):
         self.block.noise(k, g)
         # x_i ← Σ_j W_ij x_j − γ g_i
         x, _ = self.block.mix(k, s.x, s.w)
-        x.sub_(g, alpha=self.block.step_size(k))
+        moved(x, g, self.block.step_size(k))
         self.block.release(k, x)
         return State(x, s.w, s.z.copy_(x))
 

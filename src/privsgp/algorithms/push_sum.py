@@ -43,9 +43,7 @@ class PushSum(Algorithm):
         batch = self.block.sample(k)  # 5
         g = self.recorded(s.z, batch)  # 6-7: `direction`
         with self.block.leave_one_core():
-            self.block.noise(k, g)  # 8
-            g = g if self.block.update_rule is None else self.block.update_rule(g)
-            x = s.x.sub_(g, alpha=self.block.step_size(k))  # 9
+            x = self.block.descend(k, g, s.x)  # 8-9
             self.block.release(k, x)
             x, w = self.block.mix(k, x, s.w)  # 10-13
             return State(x, w, torch.div(x, w.to(x.dtype)[:, None], out=s.z))  # 14

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 from privsgp.algorithms.algorithm import Algorithm, Network, clipped_mean
-from privsgp.algorithms.block import State
+from privsgp.algorithms.block import State, moved
 from privsgp.algorithms.push_sum import PrivSGP
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ class Local(Algorithm):
         g = clipped_mean(self.block, s.z, self.block.sample(k))
         self.block.noise(k, g)
         # x_i ← x_i − γ g_i
-        x = s.x.sub_(g, alpha=self.block.step_size(k))
+        x = moved(s.x, g, self.block.step_size(k))
         self.block.release(k, x)
         return State(x, s.w, s.z.copy_(x))
 

@@ -11,6 +11,7 @@ slots of a batch point to it and never to a real sample (privacy.md, Randomness)
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -18,6 +19,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from privsgp import devices
 from privsgp.errors import Refused
 
 if TYPE_CHECKING:
@@ -123,6 +125,36 @@ def pool(sites: Sequence[Dataset], name: str, classes: int | None) -> tuple[Data
     for site in sites:  # so that an error names the site's own file and row
         _refuse_outside(site, pooled.classes or 0)
     return pooled, rows
+
+
+def array(given: object, key: str) -> Array:
+    """Return what was given as an array; refuse rows of different lengths, and more than there is memory for."""
+    try:
+        made = np.asarray(given)
+    except ValueError as error:  # rows of different lengths
+        raise Refused(f"{key} is no array: {error}", "give every row the same length, as a NumPy array") from error
+    if made.dtype == object:
+        raise Refused(f"{key} holds objects, not numbers", "give every row the same length, as numbers")
+    return made
+
+
+def _refuse_vast(count: int, what: str) -> None:
+    """Refuse arrays that would not fit, before they are made: the kernel would end the process without a word."""
+    if count > (free := devices.free_memory()):
+        raise Refused(
+            f"{what} take {count / 1e9:.1f} GB, and {free / 1e9:.1f} GB of memory are free",
+            "take fewer samples a node, or smaller ones (float32, features instead of pixels), or a larger machine",
+        )
+
+
+def inputs(array: Array, key: str) -> Inputs:
+    """Check samples and return them as a model sees them."""
+    return _inputs(array, key)
+
+
+def targets(array: Array, key: str, task: Task) -> Targets:
+    """Check targets and return them as a loss sees them."""
+    return (_labels if task == "classification" else _values)(array, key)
 
 
 def _pair(x: Array, y: Array, x_key: str, y_key: str, task: Task) -> tuple[Inputs, Targets]:
@@ -234,6 +266,7 @@ def stack(dataset: Dataset, parts: Sequence[NDArray[np.int64]]) -> StackedData:
     """Node r of the block holds the rows `parts[r]` of the data set, in that order."""
     samples = [len(rows) for rows in parts]
     shape = (len(parts), max(samples) + 1)
+    _refuse_vast(4 * math.prod((*shape, *dataset.x.shape[1:])), "the samples of all nodes, padded to the longest,")
     inputs = torch.zeros(shape + dataset.x.shape[1:], dtype=torch.float32)
     whole = dataset.classes is not None
     targets = torch.zeros(shape + dataset.y.shape[1:], dtype=torch.int64 if whole else torch.float32)

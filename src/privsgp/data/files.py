@@ -85,7 +85,7 @@ def read_libsvm(path: Path, features: int) -> tuple[NDArray[np.float32], NDArray
     return x, y
 
 
-def read_npz(path: Path) -> dict[str, Array]:
+def read_npz(path: Path, needed: tuple[str, ...] = ("x", "y")) -> dict[str, Array]:
     """The arrays x, y, x_test, y_test and classes of an npz file, as far as it has them; nothing else is opened.
 
     Pickled objects are never loaded, and what an array says of its size is compared with what lies there, and with the
@@ -97,7 +97,7 @@ def read_npz(path: Path) -> dict[str, Array]:
             members = {key: archive.getinfo(f"{key}.npy") for key in NPZ if f"{key}.npy" in there}
             _refuse_vast(path, sum(member.file_size for member in members.values()))
             found = {key: _array(archive, member) for key, member in members.items()}
-            _refuse_without(path, there)
+            _refuse_without(path, there, needed)
             return found
     except FileNotFoundError:
         raise Refused(
@@ -112,8 +112,8 @@ def read_npz(path: Path) -> dict[str, Array]:
         ) from error
 
 
-def _refuse_without(path: Path, there: list[str]) -> None:
-    for key in ("x", "y"):
+def _refuse_without(path: Path, there: list[str], needed: tuple[str, ...]) -> None:
+    for key in needed:
         if f"{key}.npy" not in there:
             names = ", ".join(name.removesuffix(".npy") for name in there[:8]) or "nothing"
             raise Refused(f"{path} has no array {key}; it holds {names}", "store x, y (and x_test, y_test)")

@@ -119,7 +119,9 @@ def read_arrow(path: Path) -> Any:  # noqa: ANN401 - pyarrow has no types
     if suffix not in SUFFIXES:
         raise Refused(f"data: {path} is no table", f"name a file that ends in {', '.join(SUFFIXES)}")
     try:
-        return {".csv": _csv, ".parquet": _parquet, ".feather": _feather}[suffix](path)
+        table = {".csv": _csv, ".parquet": _parquet, ".feather": _feather}[suffix](path)
+        table.validate(full=True)  # a crafted file may say that a text lies beyond its end
+        refuse_doubles(table.column_names, str(path))
     except FileNotFoundError:
         raise Refused(
             f"data: {path} does not exist", "name an existing file; data.path is relative to run.toml"
@@ -130,6 +132,13 @@ def read_arrow(path: Path) -> Any:  # noqa: ANN401 - pyarrow has no types
         raise Refused(
             f"data: {path} cannot be read as {suffix[1:]}: {_brief(error)}", "write it anew, or as a .csv file"
         ) from error
+    return table
+
+
+def refuse_doubles(names: list[str], where: str) -> None:
+    """Refuse two columns of one name."""
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise Refused(f"{where}: two columns are called {twice[0]!r}", "give each column a name of its own")
 
 
 def _csv(path: Path) -> Any:  # noqa: ANN401 - pyarrow has no types
@@ -188,6 +197,8 @@ def _header(path: Path, raw: bytes) -> tuple[list[str], str]:
     first = raw.split(b"\n", 1)[0].decode().rstrip("\r")
     if not first.strip():
         raise Refused(f"{path} has no header", "begin with a line of column names")
+    if "\r" in first:
+        raise Refused(f"{path}, line 1: a carriage return among the names", "end lines with LF, or CR and LF")
     delimiter = max(_DELIMITERS, key=first.count)
     return [name.strip() for name in next(csv.reader([first], delimiter=delimiter))], delimiter
 
@@ -239,8 +250,7 @@ def encode(table: Any, schema: Schema, where: str, *, labelled: bool = True) -> 
 
 def refuse_other_columns(names: list[str], schema: Schema, where: str, *, labelled: bool = True) -> None:
     """Refuse a table whose columns are not the schema's, by their names."""
-    if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise Refused(f"{where}: two columns are called {twice[0]!r}", "give each column a name of its own")
+    refuse_doubles(names, where)
     needed = [*schema.encoded, *([schema.target.column] if labelled else [])]
     if missing := [name for name in needed if name not in names]:
         raise Refused(

@@ -150,9 +150,13 @@ class BudgetGuard:
             self._note(place, k, digest)
 
     def _may_be_hashed(self, message: Tensor) -> bool:
-        """From a GPU the bytes never come to the host; of what only a sum may be seen, a hash would be seen too."""
-        reached = device_of(message).in_host_memory
-        return reached and (self.spec.simulation or self.spec.mechanisms[0].may_be_hashed)
+        """From a GPU the bytes never come to the host; of what only a sum may be seen, a hash would be seen too.
+
+        Secret noise never comes again: of messages that nobody else gets, there is nothing to compare a hash with.
+        """
+        if not device_of(message).in_host_memory or (self.world.alone and not self._knows_unsent):
+            return False
+        return self.spec.simulation or self.spec.mechanisms[0].may_be_hashed
 
     def record_one(self, node: int, number: int, message: Tensor) -> None:
         """Note one node's message, by the number of its release."""

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from privsgp import metrics
 from privsgp.transport import forms
 
 if TYPE_CHECKING:
@@ -78,6 +79,24 @@ class Evaluator:
         if spec.simulation and self.world.alone and not spec.apart:  # nodes on their own have no f(x̄)
             row["train_loss"] = _number(self._train_loss(models[0]))
         return row
+
+    def final(self, k: int, s: State) -> dict[str, Any]:
+        """Return all metrics of the final model on test data, if anybody may see them; else keep them here."""
+        learning = self.spec.learning
+        if learning.test is None or learning.measure is None:
+            return {}
+        models = s.z[present(s)] if self.spec.apart else average(s)[None]
+        inputs, targets = learning.test
+        measured = metrics.mean([learning.measure(self.outputs(x, inputs), targets) for x in models])
+        if not self.spec.share_metrics and measured:
+            self.keep({"final": k} | measured)  # not a step of its own
+        return measured if self.spec.share_metrics else {}
+
+    def outputs(self, x: Tensor, inputs: Tensor) -> Tensor:
+        """Return what a model makes of all samples."""
+        parameters = self.layout.views(x)
+        with torch.no_grad():
+            return torch.cat([functional_call(self.model, parameters, (a,)) for a in torch.split(inputs, _CHUNK)])
 
     def _shared(self, row: dict[str, Any], tested: dict[str, Any]) -> dict[str, Any]:
         """Return the row with what the test data say, if anybody may see that; else keep it here."""

@@ -57,6 +57,11 @@ class _Pairwise(_Kept):
         return self
 
 
+_Part = Annotated[float, Field(ge=0, le=1)]
+_Point = Annotated[list[_Part], Field(min_length=2, max_length=2)]
+_Bin = Annotated[list[float], Field(min_length=3, max_length=3)]
+
+
 class Summary(_Kept):
     """summary.json."""
 
@@ -76,6 +81,21 @@ class Summary(_Kept):
     test_loss: _Number = None
     train_loss: _Number = None
     consensus_error: _Number = None
+    accuracy: _Number = None
+    balanced_accuracy: _Number = None
+    f1: _Number = None
+    auc: _Number = None
+    log_loss: _Number = None
+    calibration_error: _Number = None
+    r2: _Number = None
+    mae: _Number = None
+    rmse: _Number = None
+    baseline: dict[str, _Number] | None = None
+    own_metrics: dict[str, _Number] | None = None
+    dull: list[str] | None = None
+    confusion: Annotated[list[list[_Whole]], Field(max_length=100)] | None = None
+    roc: Annotated[list[_Point], Field(min_length=2, max_length=100)] | None = None
+    calibration: Annotated[list[_Bin], Field(max_length=64)] | None = None
     epsilon_spent: _Numbers = None
     epsilon_nominal: _Numbers = None
     delta: _Numbers = None

@@ -73,6 +73,17 @@ class NodeRandomness:
     def noise(self, k: int, g: Tensor) -> None:
         """Add the noise of step k to every node's row of g, in place."""
         self.node_noise.add_(g, self.spec.here, k, self.attempt)
+        self._ahead(k)
+
+    def noised_step(self, k: int, g: Tensor, x: Tensor, step_size: float) -> bool:
+        """Take γ (g + noise of step k) from x, in place, where one pass does it; tell whether that was done."""
+        done = self.node_noise.step_(x, g, self.spec.here, k, self.attempt, step_size)
+        if done:
+            self._ahead(k)
+        return done
+
+    def _ahead(self, k: int) -> None:
+        """Let the next step's noise be drawn."""
         if self.alone and k + 1 < self.spec.steps and not self.node_noise.zero:  # others draw `meanwhile`
             self.node_noise.begin(self._like, k + 1, self.attempt)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -24,7 +24,7 @@ from privsgp.randomness.coins import capacity
 from privsgp.randomness.independent import IndependentNoise
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from torch import Tensor
 
@@ -55,6 +55,7 @@ class Learning:
     targets: Tensor
     test: tuple[Tensor, Tensor] | None
     samples: Sequence[int]  # J_i of these nodes: how many of their rows are theirs
+    measure: Callable[[Tensor, Tensor], dict[str, Any]] | None = None  # of all outputs and targets of the test data
 
     def made_up(self) -> tuple[Tensor, Tensor]:
         """Return a few samples of the right shape and range that are nobody's, for the probe."""
@@ -139,6 +140,8 @@ class RunSpec:
     weights: Sequence[float] | None = None  # p_i of all nodes; None: all alike
     final_model: FinalModel = field(default_factory=FinalModel)
     noise: Noise = field(default_factory=IndependentNoise)
+    card: Mapping[str, Any] = field(default_factory=dict)  # what a model's file says of the model
+    started_from: Mapping[str, Any] | None = None  # the earlier run whose model x⁰ is, and whether it is counted
     sites: Sequence[str] = ()  # what people call the nodes
     share_metrics: bool = True  # metrics on test data: told to peers and kept for others to read; else in private/
 

@@ -1,7 +1,8 @@
 """One step on a GPU, where all nodes are here: the lines of `PushSum.step`, with fewer launches.
 
 Lines 6 and 7 of a small model are a hundred little kernels, whose launches would take longer than they do: they are
-recorded once as a CUDA graph and replayed. Lines 8 to 14 of a simulation are one kernel (`privsgp.kernels.push`).
+recorded once as a CUDA graph and replayed. Lines 8 to 14 of a simulation are one kernel (`privsgp.kernels.push`), with
+secret noise, which costs more and is drawn once, two (`privsgp.kernels.chacha`).
 Nothing there waits for the device; buffers are allocated once.
 """
 
@@ -9,7 +10,8 @@ from __future__ import annotations
 
 import logging
 import warnings
-from typing import TYPE_CHECKING
+from functools import cached_property
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 import numpy as np
 import torch
@@ -20,6 +22,7 @@ from privsgp.algorithms.push_sum import PushSum
 from privsgp.devices import device_of
 from privsgp.gradients.rules.ruled import Ruled
 from privsgp.kernels import runs_on
+from privsgp.randomness.noise import LONGEST, Keyed, Secure, levels
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,7 +33,6 @@ if TYPE_CHECKING:
     from privsgp.algorithms.block import Direction, Kept
     from privsgp.gradients import Stacked
     from privsgp.graph import Graph
-    from privsgp.randomness.noise import Keyed
 
     Announce = Callable[[int, Tensor], int]
     Step = Callable[[int, State], State]
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
 # A receiver draws its senders' noise again: beyond a few of them, to write messages down is cheaper.
 _MOST_SENDERS = 4
 _WARM_UP = 3
+AnySource = TypeVar("AnySource", Keyed, Secure)
 _LOG = logging.getLogger(__name__)
 
 
@@ -46,9 +49,14 @@ def recorder(gradient: Stacked, device: torch.device) -> Callable[[Direction, Ke
     return Recorded if device_of(device).records and isinstance(gradient, Ruled) else as_it_is
 
 
-def chosen(algorithm: PushSum, graph: Graph, source: Keyed, x: Tensor, announce: Announce) -> Step:
+def chosen(algorithm: PushSum, graph: Graph, source: Keyed | Secure, x: Tensor, announce: Announce) -> Step:
     """Return what takes the steps on x's device, where a kernel may draw the noise from `source`."""
-    return OnDevice(algorithm, graph, source, x, announce) if suits(algorithm, graph, x) else algorithm.step
+    if not suits(algorithm, graph, x):
+        return algorithm.step
+    if isinstance(source, Keyed):
+        return OnDevice(algorithm, graph, source, x, announce)
+    noised = all(m.sigma for m in algorithm.block.mechanisms) and x.shape[1] < LONGEST
+    return SecretOnDevice(algorithm, graph, source, x, announce) if noised else algorithm.step
 
 
 def suits(algorithm: PushSum, graph: Graph, x: Tensor) -> bool:
@@ -60,17 +68,17 @@ def suits(algorithm: PushSum, graph: Graph, x: Tensor) -> bool:
     return all(np.bincount(graph.edges(k).target).max() <= _MOST_SENDERS for k in range(graph.period))
 
 
-class OnDevice:
+class _OnDevice(Generic[AnySource]):
     """Takes steps as `PushSum.step` does.
 
     `announce(k, x)` is called before the messages of step k exist and returns the attempt they are made at. Each call
     overwrites the z of the state before, and its x at the next but one.
     """
 
-    def __init__(self, algorithm: PushSum, graph: Graph, source: Keyed, like: Tensor, announce: Announce) -> None:
+    def __init__(self, algorithm: PushSum, graph: Graph, source: AnySource, like: Tensor, announce: Announce) -> None:
         self.algorithm, self.block, self.graph, self.announce = algorithm, algorithm.block, graph, announce
-        self._key = source.philox_key(like.device)
-        self._sigma = torch.tensor([m.sigma for m in self.block.mechanisms], device=like.device)
+        self.source: AnySource = source
+        self.sigma = [m.sigma for m in self.block.mechanisms]
         period = range(graph.period or 1)
         self._peers = [[torch.from_numpy(a).to(like.device) for a in peers(graph, k)] for k in period]
         self._spare: tuple[Tensor, Tensor] | None = None
@@ -79,19 +87,50 @@ class OnDevice:
         """Take step k."""
         batch = self.block.sample(k)  # 5
         g = self.algorithm.recorded(s.z, batch)  # 6-7
-        return self._push(k, s, g, self.announce(k, s.x))  # 8-14
-
-    def _push(self, k: int, s: State, g: Tensor, attempt: int) -> State:
-        from privsgp.kernels.push import push
-
         x, w = self._spare or (torch.empty_like(s.x), torch.empty_like(s.w))
-        source, share = self._peers[k % len(self._peers)]
-        push(
-            s.x, g, s.w, out=(x, w, s.z), sigma=self._sigma, source=source, share=share, key=self._key,
-            step=k, attempt=attempt, gamma=self.block.step_size(k),
-        )  # fmt: skip
+        self._push(k, s, g, self.announce(k, s.x), (x, w, s.z))  # 8-14
         self._spare = s.x, s.w
         return State(x, w, s.z)
+
+    def _push(self, k: int, s: State, g: Tensor, attempt: int, out: tuple[Tensor, Tensor, Tensor]) -> None:
+        """Write the next (x, w, z) to `out`; the state's own x may be overwritten."""
+        raise NotImplementedError
+
+
+class OnDevice(_OnDevice[Keyed]):
+    """Steps of a simulation."""
+
+    @cached_property
+    def _levels(self) -> tuple[Tensor, Tensor]:
+        device = self._peers[0][0].device
+        return self.source.philox_key(device), torch.tensor(self.sigma, device=device)
+
+    def _push(self, k: int, s: State, g: Tensor, attempt: int, out: tuple[Tensor, Tensor, Tensor]) -> None:
+        from privsgp.kernels.push import push
+
+        (key, sigma), (source, share) = self._levels, self._peers[k % len(self._peers)]
+        push(
+            s.x, g, s.w, out=out, sigma=sigma, source=source, share=share, key=key,
+            step=k, attempt=attempt, gamma=self.block.step_size(k),
+        )  # fmt: skip
+
+
+class SecretOnDevice(_OnDevice[Secure]):
+    """Steps with secret noise, which goes to g in float64 and is rounded to its grid before anything else sees it."""
+
+    @cached_property
+    def _levels(self) -> Tensor:
+        return levels(self.sigma, self._peers[0][0].device)
+
+    def _push(self, k: int, s: State, g: Tensor, attempt: int, out: tuple[Tensor, Tensor, Tensor]) -> None:
+        from privsgp.kernels.push import mix
+
+        if g.dtype != torch.float64 or not g.is_contiguous():
+            raise RuntimeError(f"an estimate in {g.dtype} where noise is secret: report this")
+        gamma, nodes = self.block.step_size(k), range(len(g))  # all are here
+        self.source.device_step_(s.x, g, nodes, k, attempt, levels=self._levels, step_size=gamma)
+        source, share = self._peers[k % len(self._peers)]
+        mix(s.x, s.w, out=out, source=source, share=share)
 
 
 class Recorded:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import time
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -68,6 +68,7 @@ class Outcome:
     bytes_sent: int
     releases: list[int]  # of all nodes
     faults: dict[str, Any] | None = None
+    measured: dict[str, Any] = field(default_factory=dict)  # metrics of the final model, where they may be seen
 
 
 class Trainer:
@@ -168,6 +169,7 @@ class Trainer:
             bytes_sent=sum(self.world.all_gather(self.bytes_sent, forms.whole())),
             releases=self.world.all_gather_nodes(self.budget_guard.releases(), forms.whole(), self.spec.nodes),
             faults=self.transport.report(),
+            measured={} if s is None else self.evaluator.final(k, s),
         )
 
     def _mixed_on(self, k: int, s: State) -> State:
@@ -186,6 +188,14 @@ class Trainer:
 
     def _start(self) -> State:
         return State.start(self.layout.flatten(self.model), len(self.spec.here))
+
+    def _back_at_the_start(self) -> State:
+        """Return the first state, in the memory of the present one where it has its own: both need not fit."""
+        x, w, z = self.state
+        if not (x.is_contiguous() and z.stride(-1) == 1 and z.stride(0) >= z.shape[1]):
+            return self._start()
+        x0 = self.layout.flatten(self.model)
+        return State(x.copy_(x0), torch.ones_like(w), z.copy_(x0))
 
     def _start_metrics(self, k: int) -> list[dict[str, Any]]:
         """Begin the metrics, or go on with those of an earlier attempt; they are kept by the first process."""
@@ -206,7 +216,7 @@ class Trainer:
             self.update_rule.forget()
         found = checkpoint.last_common(self.folder, self.world, self.spec.shared_hash)
         if found is None:
-            self.state = self._start()
+            self.state = self._back_at_the_start()
             self.transport.restart(self.state.x, self.state.w)
             progress = Progress(0, 0, 0.0, 0, self.spec.shared_hash)
         else:
@@ -279,6 +289,7 @@ class Trainer:
             gradient=gradient,
             sample=self.randomness.sample,
             noise=self.randomness.noise,
+            noised_step=self.randomness.noised_step,
             mix=self._mix,
             release=self._release,
             step_size=spec.step_size,

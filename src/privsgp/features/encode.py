@@ -41,8 +41,6 @@ if TYPE_CHECKING:
     Array = NDArray[np.float32]
     from collections.abc import Mapping, Sequence
 
-    from torch import nn
-
     from privsgp.data import Dataset
 
 
@@ -100,10 +98,29 @@ def encode(module: nn.Module, x: Array, device: torch.device) -> Array:
     with torch.no_grad():
         for start in range(0, len(x), chunk):
             part = torch.from_numpy(x[start : start + chunk]).to(device)
-            out = module(part).float().clamp(-_LARGEST, _LARGEST).nan_to_num(0.0).half().cpu().numpy()
+            out = as_kept(module(part)).cpu().numpy()
             rows = rows if start else np.empty((len(x), *out.shape[1:]), np.float16)
             rows[start : start + len(out)] = out
     return rows.astype(np.float32)
+
+
+def as_kept(rows: Tensor) -> Tensor:
+    """Return features in the float16 that they are kept in."""
+    return rows.float().clamp(-_LARGEST, _LARGEST).nan_to_num(0.0).half()
+
+
+class Encoded(nn.Module):
+    """A model with its feature map before it: what it makes of a sample is what it made of it in the run."""
+
+    def __init__(self, encoder: nn.Module, model: nn.Module) -> None:
+        super().__init__()
+        self.encoder, self.model = encoder, model
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the outputs for samples as they are brought."""
+        kept = as_kept(self.encoder(x))
+        out: Tensor = self.model(kept.to(next(self.model.parameters()).dtype))
+        return out
 
 
 def encode_once(module: nn.Module, x: Array, device: torch.device, folder: Path | None) -> Array:

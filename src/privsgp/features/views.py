@@ -8,7 +8,7 @@ Guarantee: the mean over the views of a sample is clipped as one, so the sample 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     PerSampleFunction = Callable[[Tensor, Tensor], Tensor]
+
+T = TypeVar("T")
 
 
 def _mirror(x: Tensor) -> list[Tensor]:
@@ -59,6 +61,6 @@ def over_views(loss: PerSampleFunction) -> PerSampleFunction:
     return mean
 
 
-def of_the_mean_view(function: PerSampleFunction) -> PerSampleFunction:
+def of_the_mean_view(function: Callable[[Tensor, Tensor], T]) -> Callable[[Tensor, Tensor], T]:
     """Return a function of outputs [..., views, k]: that of their mean over the views."""
     return lambda outputs, targets: function(outputs.mean(-2), targets)

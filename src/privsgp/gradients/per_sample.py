@@ -9,18 +9,22 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, Self, TypeVar
 
 import torch
 from torch import Tensor
 
+from privsgp.devices import device_of
 from privsgp.gradients.product import product
 from privsgp.kernels import at_once
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+_AT_ONCE = 1 << 23  # numbers of products that lie in memory beside their sum
+_LARGE = 1 << 14  # weights of a product that is worth a call
 Factors = dict[str, Tensor]
+AnyPiece = TypeVar("AnyPiece", bound="Piece")
 
 
 class Piece(Protocol):
@@ -39,6 +43,13 @@ class Piece(Protocol):
     def sum_into(self, out: Tensor) -> None:
         """Write Σ_j g_j into out [m, size]."""
 
+    def exact(self) -> Piece:
+        """Return the same gradients, to be measured and added where a sum must not tell who is in it.
+
+        Guarantee: what `sum_into` adds, in float64, is for each sample a function of its own factors alone, and no
+        longer than `squared_norm` says by more than κ/2, now and scaled by a factor of at most 1.
+        """
+
     def dense(self) -> Tensor:
         """Return the plain gradients, [m, b, size]: the obvious version."""
 
@@ -48,7 +59,7 @@ class Piece(Protocol):
         A factor that is the data, which the node holds anyway, comes only with `data`.
         """
 
-    def with_factors(self, factors: Mapping[str, Tensor]) -> Piece:
+    def with_factors(self, factors: Mapping[str, Tensor]) -> Self:
         """Return the piece of the same layer with these factors; an input that is the data stays."""
 
 
@@ -77,12 +88,23 @@ class Outer:
             self.input = self.input.masked_fill((factor == 0)[..., None], 0)
 
     def sum_into(self, out: Tensor) -> None:
-        """Σ_j δ_j ⊗ a_j is one matrix product per model."""
+        """Σ_j δ_j ⊗ a_j is one matrix product per model; in float64 on a CPU large ones are taken one by one."""
         m, _, outputs = self.delta.shape
         weights = outputs * self.input.shape[-1]
-        out[:, :weights] = product(self.delta.transpose(1, 2), self.input).reshape(m, weights)
+        if out.dtype != self.input.dtype and weights >= _LARGE and device_of(out).in_host_memory:
+            for row, delta, a in zip(out, self.delta, self.input, strict=True):  # neither factor is copied as a whole
+                torch.mm(delta.double().t(), a.double(), out=row[:weights].view(outputs, -1))
+        else:
+            some = max(2, _AT_ONCE // weights) if device_of(out).in_host_memory else m  # bits do not depend on it
+            for rows in (slice(top, top + some) for top in range(0, m, some)):
+                products = product(self.delta[rows].to(out.dtype).mT, self.input[rows].to(out.dtype))
+                out[rows, :weights] = products.reshape(-1, weights)
         if self.bias:
-            out[:, weights:] = self.delta.sum(1)
+            out[:, weights:] = self.delta.sum(1, dtype=out.dtype)
+
+    def exact(self) -> Outer:
+        """Return them as they are: `sum_into` multiplies in the precision of what it is given."""
+        return self
 
     def dense(self) -> Tensor:
         """Multiply the outer products out."""
@@ -93,7 +115,7 @@ class Outer:
         """Return δ and a."""
         return {"delta": self.delta} if self.input_is_data and not data else {"delta": self.delta, "input": self.input}
 
-    def with_factors(self, factors: Mapping[str, Tensor]) -> Outer:
+    def with_factors(self, factors: Mapping[str, Tensor]) -> Self:
         """Return other outer products."""
         return replace(self, **factors)  # type: ignore[arg-type]
 
@@ -118,8 +140,15 @@ class Plain:
         self.value = scaled(self.value, factor)
 
     def sum_into(self, out: Tensor) -> None:
-        """Sum over the samples."""
-        torch.sum(self.value, 1, out=out) if out.is_contiguous() else out.copy_(self.value.sum(1))
+        """Sum over the samples, in the precision of `out`."""
+        if out.is_contiguous():
+            torch.sum(self.value, 1, dtype=out.dtype, out=out)
+        else:
+            out.copy_(self.value.sum(1, dtype=out.dtype))
+
+    def exact(self) -> Plain:
+        """Return them as they are: to add them in float64 takes no copy."""
+        return self
 
     def dense(self) -> Tensor:
         """It already is."""
@@ -130,9 +159,9 @@ class Plain:
         del data
         return {"value": self.value}
 
-    def with_factors(self, factors: Mapping[str, Tensor]) -> Plain:
+    def with_factors(self, factors: Mapping[str, Tensor]) -> Self:
         """Return other gradients."""
-        return Plain(factors["value"])
+        return replace(self, value=factors["value"])
 
 
 class PerSample:
@@ -161,7 +190,7 @@ class PerSample:
 
     def norm(self) -> Tensor:
         """Return ‖g_j‖ over all layers, [m, b], in float64 (float32 squares overflow at 1.8e19)."""
-        return norm(self.pieces)
+        return norm([piece.exact() for piece in self.pieces] if self.exact else self.pieces)
 
     def clip_(self, radius: float, mask: Tensor) -> None:
         """Scale every gradient into the ball of `radius`; samples outside `mask` count as 0.
@@ -177,10 +206,10 @@ class PerSample:
 
     def sum(self) -> Tensor:
         """Return Σ_j g_j for each model, [m, d]."""
-        return sum_pieces(self.wide(self.pieces))
+        return sum_pieces(self.pieces, exact=self.exact)
 
     def wide(self, pieces: Sequence[Piece]) -> Sequence[Piece]:
-        """Return pieces of these samples in the precision in which they are added and subtracted."""
+        """Return pieces of these samples in the precision in which they are subtracted."""
         return [in_float64(piece) for piece in pieces] if self.exact else pieces
 
     def dense(self) -> Tensor:
@@ -206,9 +235,9 @@ def combined(a: Piece, b: Piece, sign: int) -> Piece:
     return a.with_factors({name: value + other if sign > 0 else value - other})
 
 
-def in_float64(piece: Piece) -> Piece:
-    """Return the same gradients in float64."""
-    factors = piece.factors(data=True).items()
+def in_float64(piece: AnyPiece, *, data: bool = True) -> AnyPiece:
+    """Return the same gradients in float64; a factor that is the data may wait."""
+    factors = piece.factors(data=data).items()
     return piece.with_factors({name: f.double() if f.is_floating_point() else f for name, f in factors})
 
 
@@ -231,9 +260,8 @@ def clip_pieces_(pieces: Sequence[Piece], radius: float, mask: Tensor | None = N
 
     Return the factors, [m, b].
     """
-    length = norm([in_float64(piece) for piece in pieces]) if exact else norm(pieces)
-    kept = length.isfinite() & _can_be_scaled(pieces) if exact else length.isfinite()
-    kept = kept if mask is None else kept & mask
+    length = norm([piece.exact() for piece in pieces] if exact else pieces)
+    kept = length.isfinite() if mask is None else length.isfinite() & mask
     factor = (radius / length).clamp(max=1)
     first = next(iter(pieces[0].factors().values()))
     factor = factor.where(kept & (factor >= torch.finfo(first.dtype).tiny), 0.0)  # smaller ones have few bits
@@ -242,19 +270,13 @@ def clip_pieces_(pieces: Sequence[Piece], radius: float, mask: Tensor | None = N
     return factor
 
 
-def _can_be_scaled(pieces: Sequence[Piece]) -> Tensor:
-    """Tell whose factors `squared_norm` finds short enough in their own precision, in which they are scaled; [m, b]."""
-    factors = [f for piece in pieces for f in piece.factors(data=True).values() if f.is_floating_point()]
-    return torch.stack([squared_norm(f.flatten(2)).isfinite() for f in factors]).all(0)
-
-
-def sum_pieces(pieces: Sequence[Piece]) -> Tensor:
-    """Return the sum over the samples of a batch, all layers side by side, [m, d]."""
+def sum_pieces(pieces: Sequence[Piece], *, exact: bool = False) -> Tensor:
+    """Return the sum over the samples of a batch, all layers side by side, [m, d]; see `Piece.exact`."""
     first = next(iter(pieces[0].factors().values()))
-    out = first.new_empty(first.shape[0], sum(p.size for p in pieces))
+    out = first.new_empty(first.shape[0], sum(p.size for p in pieces), dtype=torch.float64 if exact else None)
     start = 0
     for piece in pieces:
-        piece.sum_into(out[:, start : start + piece.size])
+        (piece.exact() if exact else piece).sum_into(out[:, start : start + piece.size])
         start += piece.size
     return out
 

@@ -8,7 +8,7 @@ sees. It has as many numbers as the weight or as its two factors: the smaller of
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 import torch
 from torch import Tensor
@@ -17,14 +17,15 @@ from torch.nn.grad import conv2d_weight
 
 from privsgp.devices import device_of
 from privsgp.gradients.per_sample import Factors, scaled, squared_norm
-from privsgp.gradients.product import no_tf32
-from privsgp.gradients.rounding import cancelled, product_error
+from privsgp.gradients.product import no_tf32, product
+from privsgp.gradients.rounding import GRAM_CHANNELS, cancelled, gram_rounding, product_error, sum_rounding
 from privsgp.kernels import runs_on
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 Pair = tuple[int, int]
+_SEEN = 2.0**-90  # squared lengths in which float32 loses no square that matters
 _CHUNK = {"cpu": 2**26, "cuda": 2**28}  # numbers of patches made at a time
 
 
@@ -100,6 +101,12 @@ class Positions:
         if self.bias:
             out[:, weight.shape[1] :] = self.delta.sum((0, -2, -1))
 
+    def exact(self) -> Positions:
+        """Return `Exact` ones; those of float64 are so already."""
+        if self.delta.dtype == torch.float64:
+            return replace(self, input=self.input.double())
+        return Exact(self.delta, self.input, self.window, self.bias, self.input_is_data)
+
     def dense(self) -> Tensor:
         """Multiply and sum the outer products out."""
         samples = self.delta.shape[:2]
@@ -112,10 +119,75 @@ class Positions:
         delta, a = self.delta.transpose(0, 1), self.input.transpose(0, 1)
         return {"delta": delta} if self.input_is_data and not data else {"delta": delta, "input": a}
 
-    def with_factors(self, factors: Mapping[str, Tensor]) -> Positions:
+    def with_factors(self, factors: Mapping[str, Tensor]) -> Self:
         """Return other products."""
         changed = {name: value.transpose(0, 1) for name, value in factors.items()}
         return replace(self, **changed)  # type: ignore[arg-type]
+
+
+@dataclass
+class Exact(Positions):
+    """Gradients in float32, each multiplied out by itself and added to the others in float64.
+
+    Guarantee: what is added for a sample, F, has the same bits whichever samples stand beside it, and
+    ‖F − Σ_p δ_p ⊗ a_p‖ ≤ η L with η = `sum_rounding` and L as above; L bounds what the absolute values add up to. The
+    norm counts all that: it is no shorter than F, nor is that of scaled factors, which round anew. The more a sample's
+    positions cancel, the more it is clipped. (docs/privacy.md, "Positions".)
+    """
+
+    def squared_norm(self) -> Tensor:
+        """Return (‖Σ_p δ_p ⊗ a_p‖ + 2 η L)² + ‖Σ_p δ_p‖², the first by whichever of two ways is cheaper."""
+        delta, a, w = self.delta.flatten(0, 1), self.input.flatten(0, 1), self.window
+        of_delta, of_a = (squared_norm(v.flatten(1)) for v in (delta, a))
+        longest = (w.places * of_delta * of_a).sqrt()
+        eta = sum_rounding(a, delta[0, 0].numel())
+        if _gram_is_cheaper(delta, a, w):
+            unit = _gram_terms(delta, a, w, of_delta, of_a, GRAM_CHANNELS) / w.places + gram_rounding(
+                delta, a, w.places
+            )
+            unit = unit.where(torch.minimum(of_delta, of_a) > _SEEN, 1.0)  # squares float32 has no room for
+            length = unit.sqrt() * longest
+        else:
+            squares = [squared_norm(gradients) for gradients in _some_at_a_time(delta, a, w)]
+            length = torch.cat(squares).sqrt() + eta * longest
+        total = (length + (2 * eta) * longest).square()
+        if self.bias:
+            total = total + delta.sum((-2, -1), dtype=torch.float64).square().sum(-1)
+        return total.view(self.delta.shape[:2]).transpose(0, 1)
+
+    def sum_into(self, out: Tensor) -> None:
+        """Add up F of every sample."""
+        weights = self.size - self.bias * self.delta.shape[2]
+        out[:, :weights] = _exact_sums(self.delta, self.input, self.window)
+        if self.bias:
+            out[:, weights:] = self.delta.sum((0, -2, -1), dtype=torch.float64)
+
+
+def _exact_sums(delta: Tensor, a: Tensor, w: Window) -> Tensor:
+    """Return Σ_j F_j in float64, [m, weights]; a few samples of all models at a time."""
+    if _at_once(delta, a, w):
+        from privsgp.kernels.positions import exact_sums
+
+        return exact_sums(delta.contiguous(), a.contiguous(), w.geometry)
+    if not device_of(delta).in_host_memory:
+        return _weight_sums(delta.double().contiguous(), a.double().contiguous(), w)
+    m = delta.shape[1]
+    some = max(1, _CHUNK["cpu"] // (m * a.shape[2] * w.places * delta[0, 0, 0].numel()))
+    total: Tensor | None = None
+    parts = zip(torch.split(delta, some), torch.split(a, some), strict=True)
+    rows = (_by_itself(d.flatten(0, 1), x.flatten(0, 1), w).view(len(d), m, -1) for d, x in parts)
+    total = next(rows).sum(0, dtype=torch.float64)
+    for more in rows:
+        total += more.sum(0, dtype=torch.float64)
+    return total
+
+
+def _by_itself(delta: Tensor, a: Tensor, w: Window) -> Tensor:
+    """Return F of every sample, [samples, weights], by `product`, whose bits do not depend on the stack."""
+    positions = delta[0, 0].numel()
+    d = delta.reshape(len(delta) * w.groups, -1, positions)
+    patches = _patches(a, delta.shape[-2:], w).reshape(len(d), -1, positions)
+    return product(d, patches.transpose(1, 2)).reshape(len(delta), -1)
 
 
 def _weight_sums(delta: Tensor, a: Tensor, w: Window) -> Tensor:
@@ -233,29 +305,38 @@ def _by_gram(delta: Tensor, a: Tensor, window: Window, of_delta: Tensor, of_a: T
     pixels, and as many shifted sums as a window has places. No patch is made. The products are never TF32: of a norm
     squared, an error of 2⁻⁹ would be one of 2⁻⁴ of the norm.
     """
+    terms = _gram_terms(delta, a, window, of_delta, of_a)
+    eps = torch.finfo(a.dtype).eps
+    unit = terms + 4 * eps * window.places
+    if (error := product_error(a)) > 2 * eps:  # what the sum's products may add; else the line above covers it
+        unit = (unit.sqrt() + error * window.places**0.5).square()
+    return unit * of_delta * of_a
+
+
+def _gram_terms(
+    delta: Tensor, a: Tensor, window: Window, of_delta: Tensor, of_a: Tensor, channels: int | None = None
+) -> Tensor:
+    """Return `_by_gram`'s sum for δ/‖δ‖ and a/‖a‖, as it is computed; of so many channels at a time in float32."""
     (h, w), (height, width) = delta.shape[-2:], a.shape[-2:]
-    positions = _gram(delta, of_delta, window.groups)
-    pixels = _padded(_gram(a, of_a, window.groups).view(-1, height, width, height, width), window, 2)
+    positions = _gram(delta, of_delta, window.groups, channels)
+    pixels = _padded(_gram(a, of_a, window.groups, channels).view(-1, height, width, height, width), window, 2)
     patches = pixels.new_zeros(len(pixels), h, w, h, w)
     for i in range(window.kernel[0]):
         for j in range(window.kernel[1]):
             rows, columns = _seen(i, h, window, 0), _seen(j, w, window, 1)
             patches += pixels[:, rows, columns, rows, columns]
     terms = positions.mul_(patches.view(positions.shape)).flatten(1).sum(1, dtype=torch.float64)
-    eps = torch.finfo(a.dtype).eps
-    unit = terms.view(len(delta), -1).sum(1).clamp(min=0) + 4 * eps * window.places
-    if (error := product_error(a)) > 2 * eps:  # what the sum's products may add; else the line above covers it
-        unit = (unit.sqrt() + error * window.places**0.5).square()
-    return unit * of_delta * of_a
+    return terms.view(len(delta), -1).sum(1).clamp(min=0)
 
 
-def _gram(v: Tensor, squared: Tensor, groups: int) -> Tensor:
+def _gram(v: Tensor, squared: Tensor, groups: int, channels: int | None) -> Tensor:
     """Return the inner products of the positions of v/‖v‖, given ‖v‖² [samples]: no product of two such overflows."""
     v = v.reshape(len(v) * groups, -1, v[0, 0].numel())
     unit = (1 / squared).where(squared > 0, 0.0).repeat_interleave(groups)
     with no_tf32():
-        products = torch.bmm(v.transpose(1, 2), v)
-    return products.mul_(unit.to(v.dtype)[:, None, None])
+        first, *rest = (torch.bmm(some.mT, some) for some in torch.split(v, channels or v.shape[1], 1))
+    products = sum((part.double() for part in rest), first.double()) if rest else first
+    return products.mul_(unit.to(products.dtype)[:, None, None])
 
 
 def _seen(place: int, positions: int, window: Window, axis: int) -> slice:

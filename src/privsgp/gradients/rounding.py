@@ -16,6 +16,7 @@ from privsgp.devices import device_of
 if TYPE_CHECKING:
     from torch import Tensor
 
+GRAM_CHANNELS = 128  # of a product of positions that are added up in float32, where that is to be exact
 CHUNK = 64  # samples whose gradients are added at once where all of a node's are
 _EPS = torch.finfo(torch.float64).eps / 2  # what an addition rounds by
 # How many times longer than a gradient its terms may be, at most; in ResNet-18 images from CIFAR-10 have 2 to 20.
@@ -77,3 +78,23 @@ def product_error(v: Tensor) -> float:
     With TF32 both lose all but 10 bits behind the point.
     """
     return 2.0**-9 if v.dtype == torch.float32 and device_of(v).uses_tf32 else 2 * torch.finfo(v.dtype).eps
+
+
+def sum_rounding(v: Tensor, positions: int) -> float:
+    """Return η: a sample's Σ_p δ_p ⊗ a_p, multiplied out in v's precision, is off by at most η L (`positions.Exact`).
+
+    Guarantee: P products, added in any order, round by at most P eps/2 of what their absolute values add up to; tensor
+    cores, which may cut off where others round, by twice that; scaled factors by eps/2 more. L bounds that sum's
+    length by Cauchy and Schwarz.
+    """
+    return (product_error(v) if device_of(v).uses_tf32 else 0.0) + (positions + 3) * torch.finfo(v.dtype).eps
+
+
+def gram_rounding(delta: Tensor, a: Tensor, places: int) -> float:
+    """Return by how much Σ_{p,p'} ⟨δ_p, δ_p'⟩ ⟨a_p, a_p'⟩, computed in float32 proper, may be off, as a share of L².
+
+    Guarantee: inner products over some channels at a time and the sum over a window's places have as many terms, and
+    eight roundings are for scaling and multiplying them; Σ_{p,p'} of all lengths is at most L², as above.
+    """
+    terms = min(delta.shape[1], GRAM_CHANNELS) + min(a.shape[1], GRAM_CHANNELS) + places + 8
+    return terms * torch.finfo(a.dtype).eps / 2

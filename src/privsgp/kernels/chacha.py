@@ -3,7 +3,7 @@
 A block of the key stream, numbered (place, node, step, attempt), has eight 64-bit words, which make four pairs of
 normals: those of the columns p, p + E, … p + 7E of a row of d, with E = 32 ⌈d / 256⌉, so that neighbouring threads
 touch neighbouring memory. The words are those that `cryptography` gives under the same key and nonce; what is made of
-them is in `privacy.noise`. Import this module only where there are CUDA and Triton.
+them is in `randomness.noise`. Import this module only where there are CUDA and Triton.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def _word(key, index: tl.constexpr, zero):
 
 @triton.jit
 def _normals(low_u, high_u, low_v, high_v):
-    # See `noise._box_muller`: u = |word + f| / 2⁶³ and θ = π word / 2⁶³ of signed words; f has θ's eleven lowest bits.
+    # See `box_muller`: u = |word + f| / 2⁶³ and θ = π word / 2⁶³ of signed words; f has θ's eleven lowest bits.
     u = (low_u.to(tl.uint64) | (high_u.to(tl.uint64) << 32)).to(tl.int64, bitcast=True).to(tl.float64)
     v = (low_v.to(tl.uint64) | (high_v.to(tl.uint64) << 32)).to(tl.int64, bitcast=True).to(tl.float64)
     u += ((low_v & 2047).to(tl.float64) - 1023.5) * 0.00048828125
@@ -54,16 +54,11 @@ def _normals(low_u, high_u, low_v, high_v):
     return radius * tl.cos(angle), radius * tl.sin(angle)
 
 
-@triton.jit(do_not_specialize=["step", "attempt"])
-def _fill(out, nodes, key, d, eighth, step, attempt, BLOCK: tl.constexpr):
-    row = tl.program_id(1)
-    place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    zero = place.to(tl.uint32, bitcast=True) * 0
+@triton.jit
+def _eight(k0, k1, k2, k3, k4, k5, k6, k7, n0, n1, n2, n3):
+    # The eight normals of the block numbered n0, n1, n2, n3; all are blocks of 32-bit words.
+    zero = n0 * 0
     i0, i1, i2, i3 = zero + 0x61707865, zero + 0x3320646E, zero + 0x79622D32, zero + 0x6B206574
-    k0, k1, k2, k3 = _word(key, 0, zero), _word(key, 1, zero), _word(key, 2, zero), _word(key, 3, zero)
-    k4, k5, k6, k7 = _word(key, 4, zero), _word(key, 5, zero), _word(key, 6, zero), _word(key, 7, zero)
-    n0, n1 = place.to(tl.uint32, bitcast=True), zero + tl.load(nodes + row).to(tl.uint32)
-    n2, n3 = zero + step.to(tl.uint32), zero + attempt.to(tl.uint32)
     x0, x1, x2, x3, x4, x5, x6, x7 = i0, i1, i2, i3, k0, k1, k2, k3
     x8, x9, xa, xb, xc, xd, xe, xf = k4, k5, k6, k7, n0, n1, n2, n3
     for _ in range(10):
@@ -79,10 +74,45 @@ def _fill(out, nodes, key, d, eighth, step, attempt, BLOCK: tl.constexpr):
     b0, b1 = _normals(x4 + k0, x5 + k1, x6 + k2, x7 + k3)
     c0, c1 = _normals(x8 + k4, x9 + k5, xa + k6, xb + k7)
     d0, d1 = _normals(xc + n0, xd + n1, xe + n2, xf + n3)
-    drawn = (a0, a1, b0, b1, c0, c1, d0, d1)
+    return a0, a1, b0, b1, c0, c1, d0, d1
+
+
+@triton.jit(do_not_specialize=["step", "attempt"])
+def _fill(out, nodes, key, d, eighth, step, attempt, BLOCK: tl.constexpr):
+    row = tl.program_id(1)
+    place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    zero = place.to(tl.uint32, bitcast=True) * 0
+    k0, k1, k2, k3 = _word(key, 0, zero), _word(key, 1, zero), _word(key, 2, zero), _word(key, 3, zero)
+    k4, k5, k6, k7 = _word(key, 4, zero), _word(key, 5, zero), _word(key, 6, zero), _word(key, 7, zero)
+    n0, n1 = place.to(tl.uint32, bitcast=True), zero + tl.load(nodes + row).to(tl.uint32)
+    n2, n3 = zero + step.to(tl.uint32), zero + attempt.to(tl.uint32)
+    drawn = _eight(k0, k1, k2, k3, k4, k5, k6, k7, n0, n1, n2, n3)
     for t in tl.static_range(8):
         column = place + t * eighth
         tl.store(out + row.to(tl.int64) * d + column, drawn[t], (place < eighth) & (column < d))
+
+
+@triton.jit(do_not_specialize=["step", "attempt"])
+def _step(x, g, nodes, levels, key, d, eighth, step, attempt, gamma, BLOCK: tl.constexpr):
+    row = tl.program_id(1)
+    place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    zero = place.to(tl.uint32, bitcast=True) * 0
+    k0, k1, k2, k3 = _word(key, 0, zero), _word(key, 1, zero), _word(key, 2, zero), _word(key, 3, zero)
+    k4, k5, k6, k7 = _word(key, 4, zero), _word(key, 5, zero), _word(key, 6, zero), _word(key, 7, zero)
+    n0, n1 = place.to(tl.uint32, bitcast=True), zero + tl.load(nodes + row).to(tl.uint32)
+    n2, n3 = zero + step.to(tl.uint32), zero + attempt.to(tl.uint32)
+    drawn = _eight(k0, k1, k2, k3, k4, k5, k6, k7, n0, n1, n2, n3)
+    sigma, grid, inverse = tl.load(levels + 3 * row), tl.load(levels + 3 * row + 1), tl.load(levels + 3 * row + 2)
+    for t in tl.static_range(8):
+        column = place + t * eighth
+        at, inside = row.to(tl.int64) * d + column, (place < eighth) & (column < d)
+        y = (tl.load(g + at, inside, other=0.0) + sigma * drawn[t]) * inverse  # the spacing is a power of two
+        # to the next whole number, halves to even, as torch.round: adding 1.5 · 2⁵² leaves no bit behind the point
+        cell = tl.where(
+            tl.abs(y) < 2251799813685248.0, (y + 6755399441055744.0) - 6755399441055744.0, tl.floor(y + 0.5)
+        )
+        before = tl.load(x + at, inside, other=0.0)
+        tl.store(x + at, before - gamma * (cell * grid).to(tl.float32), inside)
 
 
 def eighth(columns: int) -> int:
@@ -98,3 +128,18 @@ def fill_normal(out: Tensor, nodes: Tensor, key: Tensor, step: int, attempt: int
     m, d = out.shape
     with torch.cuda.device_of(out):  # else it would run beside what reads it
         _fill[triton.cdiv(eighth(d), _BLOCK), m](out, nodes, key, d, eighth(d), step, attempt, BLOCK=_BLOCK)
+
+
+def step(
+    x: Tensor, g: Tensor, nodes: Tensor, levels: Tensor, key: Tensor, step: int, attempt: int, gamma: float
+) -> None:
+    """Take γ times g + σ N, rounded to its grid, from x [m, d] in place (Algorithm 1, lines 8 and 9).
+
+    x is float32, g float64; `levels` [m, 3] has each row's σ, the spacing of its grid and one over that. Assumes: as
+    `fill_normal`.
+    """
+    m, d = x.shape
+    with torch.cuda.device_of(x):
+        _step[triton.cdiv(eighth(d), _BLOCK), m](
+            x, g, nodes, levels, key, d, eighth(d), step, attempt, gamma, BLOCK=_BLOCK
+        )

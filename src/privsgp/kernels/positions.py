@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 _PROGRAMS = 512  # enough to fill a large GPU a few times over
 _TILE = {"BM": 128, "BN": 64, "BK": 32, "num_warps": 4, "num_stages": 3}  # the fastest of those tried on an H200
 
+_EXACT = {"BM": 64, "BN": 64, "num_warps": 4, "num_stages": 3}  # a tile in float64 takes twice the registers
+
 
 @triton.jit
 def _sums(
@@ -52,6 +54,58 @@ def _sums(
         tile = tl.dot(d, tl.trans(v), tile, input_precision=PRECISION)
     out += (part * tl.num_programs(2) + model) * outputs * columns
     tl.store(out + o[:, None] * columns + n[None, :], tile, (o < outputs)[:, None] & (n < columns)[None, :])
+
+
+@triton.jit
+def _exact(
+    delta, a, out, samples, outputs, columns, d_model, d_sample, a_model, a_sample, share,
+    POSITIONS: tl.constexpr, WIDTH: tl.constexpr, IN_HEIGHT: tl.constexpr, IN_WIDTH: tl.constexpr,
+    KH: tl.constexpr, KW: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr,
+    DH: tl.constexpr, DW: tl.constexpr, PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    model, part = tl.program_id(2).to(tl.int64), tl.program_id(1)
+    wide = tl.cdiv(columns, BN)
+    o = (tl.program_id(0) // wide) * BM + tl.arange(0, BM)
+    n = (tl.program_id(0) % wide) * BN + tl.arange(0, BN)
+    channel, place = n // (KH * KW), n % (KH * KW)
+    below, right = (place // KW) * DH - PH, (place % KW) * DW - PW
+    delta += model * d_model + o[:, None] * POSITIONS
+    a += model * a_model + (channel * (IN_HEIGHT * IN_WIDTH) + below * IN_WIDTH + right)[:, None]
+    total = tl.zeros([BM, BN], tl.float64)
+    first = part * share
+    for sample in range(first, min(first + share, samples)):
+        tile = tl.zeros([BM, BN], tl.float32)  # of this sample alone: the others' bits do not depend on it
+        for start in range(0, POSITIONS, BK):
+            p = start + tl.arange(0, BK)
+            y, x = (p // WIDTH) * SH, (p % WIDTH) * SW
+            real = (p < POSITIONS)[None, :]
+            d = tl.load(delta + sample * d_sample + p[None, :], real & (o < outputs)[:, None], other=0.0)
+            row, column = y[None, :] + below[:, None], x[None, :] + right[:, None]
+            seen = (row >= 0) & (row < IN_HEIGHT) & (column >= 0) & (column < IN_WIDTH) & real & (n < columns)[:, None]
+            v = tl.load(a + sample * a_sample + (y * IN_WIDTH + x)[None, :], seen, other=0.0)
+            tile = tl.dot(d, tl.trans(v), tile, input_precision=PRECISION)
+        total += tile.to(tl.float64)
+    out += (part * tl.num_programs(2) + model) * outputs * columns
+    tl.store(out + o[:, None] * columns + n[None, :], total, (o < outputs)[:, None] & (n < columns)[None, :])
+
+
+def exact_sums(delta: Tensor, a: Tensor, window: Sequence[tuple[int, int]]) -> Tensor:
+    """Return what `weight_sums` does with each sample multiplied out in float32 by itself, and added in float64."""
+    b, m, outputs, height, width = delta.shape
+    (KH, KW), (SH, SW), (PH, PW), (DH, DW) = window
+    columns = a.shape[2] * KH * KW
+    tiles = -(-outputs // _EXACT["BM"]) * -(-columns // _EXACT["BN"])
+    parts = max(1, min(_PROGRAMS // (m * tiles), b // 4))
+    out = torch.empty(parts, m, outputs * columns, device=delta.device, dtype=torch.float64)
+    _exact[tiles, parts, m](
+        delta, a, out, b, outputs, columns,
+        delta.stride(1), delta.stride(0), a.stride(1), a.stride(0), triton.cdiv(b, parts),
+        POSITIONS=height * width, WIDTH=width, IN_HEIGHT=a.shape[3], IN_WIDTH=a.shape[4],
+        KH=KH, KW=KW, SH=SH, SW=SW, PH=PH, PW=PW, DH=DH, DW=DW,
+        PRECISION="tf32" if torch.backends.cudnn.allow_tf32 else "ieee",
+        BK=16 if height * width <= 16 else 32, **_EXACT,
+    )  # fmt: skip
+    return out[0] if parts == 1 else out.sum(0)
 
 
 def weight_sums(delta: Tensor, a: Tensor, window: Sequence[tuple[int, int]]) -> Tensor:

@@ -81,6 +81,25 @@ def _push(
     tl.store(z_out + to + c3, x3 * inverse, m3)
 
 
+@triton.jit
+def _mix(x, w, source, share, x_out, z_out, w_out, d, DEGREE: tl.constexpr, BLOCK: tl.constexpr):
+    i = tl.program_id(0)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = column < d
+    total = tl.zeros([BLOCK], tl.float32)
+    weight = tl.zeros([], tl.float64)
+    for r in tl.static_range(DEGREE):
+        j = tl.load(source + i * DEGREE + r)
+        p = tl.load(share + i * DEGREE + r)
+        weight += p.to(tl.float64) * tl.load(w + j)
+        total += p * tl.load(x + j * d + column, inside, other=0.0)
+    if tl.program_id(1) == 0:
+        tl.store(w_out + i, weight)
+    to = i.to(tl.int64) * d + column
+    tl.store(x_out + to, total, inside)
+    tl.store(z_out + to, total * (1.0 / weight).to(tl.float32), inside)
+
+
 @triton.jit(do_not_specialize=["step", "attempt"])
 def _fill(out, nodes, key, d, q, step, attempt, BLOCK: tl.constexpr):
     row = tl.program_id(0)
@@ -109,6 +128,15 @@ def push(
         x, g, w, sigma, source, share, key, x_out, z_out, w_out, d, q, step, attempt, gamma,
         DEGREE=source.shape[1], BLOCK=_BLOCK,
     )  # fmt: skip
+
+
+def mix(x: Tensor, w: Tensor, *, out: tuple[Tensor, Tensor, Tensor], source: Tensor, share: Tensor) -> None:
+    """Write what `push` does for messages x that are there already: lines 10 to 14."""
+    n, d = x.shape
+    x_out, w_out, z_out = out
+    _mix[n, triton.cdiv(d, 4 * _BLOCK)](
+        x, w, source, share, x_out, z_out, w_out, d, DEGREE=source.shape[1], BLOCK=4 * _BLOCK
+    )
 
 
 def fill_normal(out: Tensor, nodes: Tensor, key: Tensor, step: int, attempt: int) -> None:

@@ -292,13 +292,13 @@ class Planner:
             steps, distance = self._open(noise, steps, step_size)
         else:
             distance = steps * step_size
-        spec = self._spec(noise, steps)
+        spec = self.spec(noise, steps)
         score, left = self.rehearsal.mean_score(spec, distance), response(self.rehearsal, spec, distance)
         return Choice(method, batch, steps, distance / steps, noise, score, left)
 
     def _open(self, noise: NoiseNeeded, steps: int | None, step_size: float | None) -> tuple[int, float]:
         """Return (K, T) where at most one of K and γ is given."""
-        longest = self._spec(noise, steps or LENGTHS[-1])
+        longest = self.spec(noise, steps or LENGTHS[-1])
         distance = self.rehearsal.distance(longest)
         if steps is not None:
             return steps, distance
@@ -309,7 +309,7 @@ class Planner:
 
     def _shortest(self, noise: NoiseNeeded, distance: float, kappa: float) -> tuple[int, float]:
         """Return the smallest K with nearly the least noise that scores like the best, each at its own T ∝ 1/κ."""
-        specs = {K: self._spec(noise, K) for K in LENGTHS}
+        specs = {K: self.spec(noise, K) for K in LENGTHS}
         quiet = NEARLY * min(spec.noise for spec in specs.values())
         specs = {K: spec for K, spec in specs.items() if spec.noise <= quiet}
         distances = {K: distance * kappa / spec.noise for K, spec in specs.items()}
@@ -347,7 +347,7 @@ class Planner:
     def best_split(self, method: Method, limit: float) -> tuple[float, int] | None:
         """Return the first split that scores like the best, each at its own T ∝ 1/κ; None where no step is allowed."""
         splits = self.splits(method, limit)
-        specs = [self._spec(NoiseNeeded(self.network, method, batch), steps) for batch, steps in splits]
+        specs = [self.spec(NoiseNeeded(self.network, method, batch), steps) for batch, steps in splits]
         if not splits:
             return None
         distance = self.rehearsal.distance(specs[0])
@@ -367,7 +367,8 @@ class Planner:
         found = theorems.best_steps(self.constants, self.rehearsal.layout.dim, clip, n.budgets, n.samples, n.c2)
         return max(1, round(found))
 
-    def _spec(self, noise: NoiseNeeded, steps: int) -> RehearsalSpec:
+    def spec(self, noise: NoiseNeeded, steps: int) -> RehearsalSpec:
+        """Return what is rehearsed of a run of so many steps."""
         n = self.network
         kappa = noise.in_average(steps) / math.sqrt(n.nodes * steps)
         visits = steps * noise.batch / n.mean_samples

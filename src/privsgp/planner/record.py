@@ -20,6 +20,8 @@ from privsgp.planner.choose import FURTHER, LENGTHS
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from torch import Tensor
+
     from privsgp.graph import Graph
     from privsgp.planner.choose import Choice, Network, NoiseNeeded, Planner
     from privsgp.planner.estimates import Source
@@ -117,6 +119,16 @@ class Plan:
     asked: dict[str, Any]  # what the configuration says of all that can be chosen: a value, or "auto"
     limit: float | None = None  # on gradient evaluations of a node
     more: Choice | None = None  # what would be chosen with a larger one
+    measure: Callable[[Tensor, Tensor], dict[str, Any]] | None = None
+
+    @cached_property
+    def metrics(self) -> dict[str, Any]:
+        """Metrics of the chosen rehearsal's model, on samples it has not seen: of stand-ins, or as public as those."""
+        c, rehearsal = self.chosen, self.planner.rehearsal
+        if self.measure is None:
+            return {}
+        x = rehearsal.end(self.planner.spec(c.noise, c.steps), c.distance)
+        return self.measure(rehearsal.outputs(x), rehearsal.samples.y_test)
 
     @cached_property
     def sigmas(self) -> list[float]:

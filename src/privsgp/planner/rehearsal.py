@@ -124,11 +124,16 @@ class Rehearsal:
 
     def score(self, x: Tensor) -> float:
         """Return how good a model is: its accuracy on samples it has not seen, or minus its loss in a regression."""
+        outputs = self.outputs(x)
+        if self.correct is not None:
+            return float(self.correct(outputs, self.samples.y_test).double().mean())
+        return -float(self.loss(outputs, self.samples.y_test).double().mean())
+
+    def outputs(self, x: Tensor) -> Tensor:
+        """Return what a model makes of samples it has not seen."""
         with torch.no_grad():
-            outputs = functional_call(self.model, self.layout.views(x), (self.samples.x_test,))
-            if self.correct is not None:
-                return float(self.correct(outputs, self.samples.y_test).double().mean())
-            return -float(self.loss(outputs, self.samples.y_test).double().mean())
+            outputs: Tensor = functional_call(self.model, self.layout.views(x), (self.samples.x_test,))
+        return outputs
 
     def mean_score(self, spec: RehearsalSpec, distance: float) -> float:
         """Return the mean score of a few rehearsals of nearly this."""

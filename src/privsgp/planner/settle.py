@@ -97,7 +97,7 @@ def make(
         more = max(further, key=lambda choice: choice.score)
     graph = build.make_graph(config)
     formula = Formula(network, graph, p.constants, Layout.of(problem.model).dim, settings.clip, chosen.noise)
-    return Plan(p, formula, source, chosen, choices, why, _asked(config), limit, more)
+    return Plan(p, formula, source, chosen, choices, why, _asked(config), limit, more, problem.measure)
 
 
 def _choices(config: Config, p: Planner, looked_at: list[Method], limit: float | None, say: Say) -> list[Choice]:

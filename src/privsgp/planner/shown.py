@@ -9,9 +9,11 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from privsgp import metrics
 from privsgp.errors import Refused
 from privsgp.planner import estimates
 from privsgp.planner.record import SHOWN
+from privsgp.runs.shown import LABELS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -59,12 +61,24 @@ def plan_rows(plan: Plan) -> list[tuple[str, str]]:
         *_trust(plan),
         ("noise between nodes", f"{plan.spread():.3g} per coordinate"),
         ("score in rehearsal", f"{_score(plan, c)} on {plan.source.text}"),
+        *_metrics(plan),
         ("bound on E‖∇f‖²", f"{f.bound(c.steps):.4g} at K*; smallest at K = {f.steps}, published K = {_count(f)}"),
         ("K̂ of Theorem 1", _least(f.log_least_steps)),
         ("sent by a node", f"{estimates.bytes_sent_per_node(f.graph, f.dim, c.steps) / 1e6:.1f} MB"),
         ("time on this machine", f"about {plan.seconds:.0f} s"),
         ("table", f"{plan.table_bytes / 2**20:.1f} MiB for all nodes"),
     ]
+
+
+def _metrics(plan: Plan) -> list[tuple[str, str]]:
+    """Return what the metrics of a rehearsal are, and what a guess gets on the same samples."""
+    found, guess = plan.metrics, plan.metrics.get(metrics.BASELINE, {})
+    said = [
+        f"{LABELS.get(name, name)} {metrics.shown(name, found[name])} ({metrics.shown(name, guess.get(name))})"
+        for name in ("accuracy", "balanced_accuracy", "f1", "auc", "r2", "mae", "rmse")
+        if found.get(name) is not None
+    ]
+    return [("there, and of a guess", ", ".join(said))] if said else []
 
 
 def _instead(plan: Plan) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from privsgp.randomness.noise import Keyed, add_noise_
+from privsgp.randomness.noise import Keyed, Secure, add_noise_, step_
 from privsgp.randomness.prefetch import PrefetchedNoise
 from privsgp.randomness.protocol import NodeNoise, Noise
 
@@ -47,15 +47,20 @@ class _OfNodes(NodeNoise):
         return not any(m.sigma for m in self._mechanisms.values())
 
     @property
-    def kernel_source(self) -> Keyed | None:
-        """The source itself, where a simulation's noise comes from it."""
-        return self._source if isinstance(self._source, Keyed) else None
+    def kernel_source(self) -> Keyed | Secure | None:
+        """The source itself."""
+        return self._source if isinstance(self._source, Keyed | Secure) else None
 
     def add_(self, g: Tensor, nodes: Sequence[int], step: int, attempt: int) -> None:
         """Add N(0, σ_i² I) to each node's row of g, in place."""
         sigma = [self._mechanisms[i].at(step).sigma for i in nodes]
         if any(sigma):
             add_noise_(g, self._ahead, nodes, step, sigma=sigma, attempt=attempt)
+
+    def step_(self, x: Tensor, g: Tensor, nodes: Sequence[int], step: int, attempt: int, step_size: float) -> bool:
+        """Take γ (g + noise) from x where one pass does it."""
+        sigma = [self._mechanisms[i].at(step).sigma for i in nodes]
+        return step_(x, g, self._ahead, nodes, step, sigma=sigma, attempt=attempt, step_size=step_size)
 
     def prepare(self, like: Tensor, step: int, attempt: int) -> None:
         """Draw the noise of a step now."""

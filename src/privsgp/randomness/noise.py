@@ -17,7 +17,7 @@ import os
 import struct
 import time
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeGuard
 
 import numpy as np
 import torch
@@ -26,6 +26,8 @@ from privsgp.accounting.computed import SIGMAS
 from privsgp.devices import device_of
 from privsgp.errors import Refused
 from privsgp.kernels import have_triton
+from privsgp.randomness.box_muller import box_muller
+from privsgp.randomness.rough import Rough, Roughly, add_rough_, step_rough_
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -39,7 +41,7 @@ _PIECE = 1 << 16
 _BLOCK_BYTES = 64
 _NONCE = struct.Struct("<4I")
 _WIDE = 1 << 32
-_LONGEST = 1 << 30  # columns that a GPU draws
+LONGEST = 1 << 30  # columns that a GPU draws
 _ZEROS = memoryview(bytes(8 * _PIECE))
 _PARTED = 1.0  # seconds by which clocks may part while nothing but time passes: slewing needs half an hour for it
 
@@ -151,7 +153,7 @@ class Streams:
         words, *buffers = _divided(room, piece[rows].shape, real)
         for row, node in zip(words, nodes[rows], strict=True):
             self._read(row, "noise", (node, *draw), block)
-        _box_muller(piece[rows], words, *buffers, deep=self.secret)
+        box_muller(piece[rows], words, *buffers, deep=self.secret)
 
 
 class Keyed(Streams):
@@ -225,6 +227,7 @@ class Secure(Streams):
     """
 
     secret = True
+    can_be_rough = True
 
     def __init__(self) -> None:
         super().__init__({p: os.urandom(32) for p in PURPOSES})
@@ -246,12 +249,27 @@ class Secure(Streams):
         nodes = self._claim_all("noise", nodes, step, attempt)
         if device_of(out).in_host_memory:
             self._normals(out.numpy(), nodes, step, attempt, np.float64)
-        elif out.dtype == torch.float64 and out.is_contiguous() and out.shape[1] < _LONGEST and have_triton():
+        elif out.dtype == torch.float64 and out.is_contiguous() and out.shape[1] < LONGEST and have_triton():
             self._device_normals(out, nodes, step, attempt)
         else:
             host = self._host(out)
             self._normals(host.numpy(), nodes, step, attempt, np.float64)
             out.copy_(host)
+
+    def rough(self, nodes: Sequence[int], columns: int, step: int, attempt: int) -> Rough:
+        """Return the standard normals of some nodes for `add_rough_`; each can be drawn once."""
+        nodes = self._claim_all("noise", nodes, step, attempt)
+        words = np.empty((len(nodes), columns + columns % 2), np.int32)
+        for row, node in zip(words, nodes, strict=True):
+            self._read(row, "noise", (node, step, attempt))
+        behind, cipher = 1 + words[0].nbytes // _BLOCK_BYTES, self._ciphers["noise"]  # the next draw has another key
+
+        def lower(row: int, before: int, count: int) -> npt.NDArray[np.uint32]:
+            skipped, rest = divmod(4 * before, _BLOCK_BYTES)
+            cipher.reset_nonce(_NONCE.pack(behind + skipped, nodes[row], step, attempt))
+            return np.frombuffer(cipher.update(bytes(rest + 4 * count)), np.uint32)[rest // 4 :]
+
+        return Rough.of(words, columns, lower)
 
     def _device_normals(self, out: torch.Tensor, nodes: Sequence[int], step: int, attempt: int) -> None:
         """Draw on the device itself."""
@@ -259,9 +277,29 @@ class Secure(Streams):
 
         for node in nodes:
             _refuse_wide(node=node, step=step, attempt=attempt)
-        key = torch.from_numpy(np.frombuffer(self._keys["noise"], "<i4").copy()).to(out.device)
         here = torch.tensor(list(nodes), dtype=torch.int64, device=out.device)
-        chacha.fill_normal(out, here, key, step, attempt)
+        chacha.fill_normal(out, here, self._device_key(out.device), step, attempt)
+
+    def device_step_(
+        self, x: torch.Tensor, g: torch.Tensor, nodes: range, step: int, attempt: int, *,
+        levels: torch.Tensor, step_size: float,
+    ) -> None:  # fmt: skip
+        """Take γ times g [m, d] with its noise, rounded to its grid, from x, in one kernel; see `chacha.step`.
+
+        Guarantee: that of `add_noise_`; nothing waits for the device.
+        """
+        from privsgp.kernels import chacha
+
+        for node in (nodes[0], nodes[-1]):
+            _refuse_wide(node=node, step=step, attempt=attempt)
+        self._claim_all("noise", nodes, step, attempt)
+        here = torch.arange(nodes.start, nodes.stop, device=x.device)
+        chacha.step(x, g, here, levels, self._device_key(x.device), step, attempt, step_size)
+
+    def _device_key(self, device: torch.device) -> torch.Tensor:
+        """Return a copy of the key on a device; from page-locked memory nobody waits for it."""
+        key = torch.from_numpy(np.frombuffer(self._keys["noise"], "<i4").copy())
+        return key.pin_memory().to(device, non_blocking=True) if device_of(device).pins else key.to(device)
 
     def coins(self, nodes: Sequence[int], step: int, count: int, attempt: int = 0) -> npt.NDArray[np.uint64]:
         """Return the `uniforms` of several nodes; those of one (node, step, attempt) can be drawn once."""
@@ -338,6 +376,9 @@ def add_noise_(
     Assumes: `g` and `sigma` are what the mechanism says; a row with σ = 0 is returned as it is, unprotected.
     """
     _refuse_shape(g, nodes)
+    if _goes_roughly(source, g):
+        add_rough_(g, source.rough(nodes, g.shape[1], step, attempt), sigma, _spacings(sigma))
+        return
     dtype = torch.float64 if source.secret else g.dtype
     tall = device_of(g).rows_at_once(g, 4 * _PIECE)
     scratch = torch.empty((min(tall, len(nodes)), g.shape[1]), dtype=dtype, device=g.device)
@@ -354,6 +395,23 @@ def add_noise_(
             g[rows].add_(noised)
 
 
+def step_(
+    x: torch.Tensor, g: torch.Tensor, source: Normals, nodes: Sequence[int], step: int, *,
+    sigma: Sequence[float], attempt: int, step_size: float,
+) -> bool:  # fmt: skip
+    """Take γ times what `add_noise_` makes of g from x, if that can be done in one pass; g is as it was then."""
+    if not _goes_roughly(source, g) or not all(sigma):
+        return False
+    step_rough_(x, g, source.rough(nodes, g.shape[1], step, attempt), sigma, _spacings(sigma), step_size)
+    return True
+
+
+def _goes_roughly(source: Normals, g: torch.Tensor) -> TypeGuard[Roughly]:
+    """Tell whether secret noise for g can be drawn in float32, and refined where that matters."""
+    suits = g.dtype == torch.float64 and device_of(g).in_host_memory
+    return suits and source.secret and isinstance(source, Roughly) and source.can_be_rough
+
+
 def snap_(y: torch.Tensor, sigma: Sequence[float]) -> None:
     """Round each row of the noised `y` [m, d] to a public grid of spacing 2^(round(log₂ σ_r) − 4), in place.
 
@@ -367,15 +425,25 @@ def snap_(y: torch.Tensor, sigma: Sequence[float]) -> None:
 
     Assumes: `y` was summed in float64; log, sqrt, cos and sin err by at most 4 ulp. No claim about timing.
     """
-    spacings = [_spacing(s) if s > 0 else None for s in sigma]
+    spacings = _spacings(sigma)
     if len(spacings) != len(y):
         raise ValueError(f"{len(spacings)} σ for {len(y)} rows")
     start = 0
     for grid, alike in groupby(spacings):
         stop = start + len(list(alike))
-        if grid is not None:
+        if grid:
             y[start:stop].div_(grid).round_().mul_(grid)
         start = stop
+
+
+def levels(sigma: Sequence[float], device: torch.device) -> torch.Tensor:
+    """Return each σ, the spacing of its grid and one over that, [m, 3]: what `Secure.device_step_` wants."""
+    grid = [_spacing(s) for s in sigma]
+    return torch.tensor(list(zip(sigma, grid, [1 / s for s in grid], strict=True)), dtype=torch.float64, device=device)
+
+
+def _spacings(sigma: Sequence[float]) -> list[float]:
+    return [_spacing(s) if s > 0 else 0.0 for s in sigma]
 
 
 def _spacing(sigma: float) -> float:
@@ -392,56 +460,6 @@ def _divided(
     words = room[: 2 * _PIECE].view(np.int32 if real is np.float32 else np.int64)
     reals = (room[k * _PIECE : (k + 1) * _PIECE].view(real) for k in (2, 3, 4))
     return words[: rows * 2 * half].reshape(rows, 2 * half), *(b[: rows * half].reshape(rows, half) for b in reals)
-
-
-def _box_muller(
-    out: npt.NDArray[Any],
-    words: npt.NDArray[Any],
-    radius: npt.NDArray[Any],
-    cosine: npt.NDArray[Any],
-    sine: npt.NDArray[Any],
-    *,
-    deep: bool = False,
-) -> None:
-    """Turn signed words [m, 2h] into normals [m, 2h or 2h − 1]: √(−2 ln u) (cos θ, sin θ), u from |word|, θ from word.
-
-    u = (|word| + ½) / 2^(bits − 1) keeps all bits where u is small, which is where the tails are made. `deep` (64-bit
-    words): the eleven lowest bits of θ's word, which float64 has no room for, stand behind the point of u's, so that
-    u has 75 bits and the tails reach √(150 ln 2) = 10.2 σ.
-    """
-    half = radius.shape[1]
-    unit = 2.0 ** (1 - 8 * words.itemsize)
-    np.copyto(radius, words[:, :half], casting="unsafe")
-    if deep:
-        spare = sine.view(np.int64)
-        np.bitwise_and(words[:, half:], 2047, out=spare)
-        np.copyto(cosine, spare, casting="unsafe")
-        cosine -= 1023.5
-        cosine *= 2.0**-11
-        radius += cosine
-    np.abs(radius, out=radius)
-    radius *= unit
-    if not deep:
-        radius += unit / 2
-    np.log(radius, out=radius)
-    radius *= -2
-    np.sqrt(radius, out=radius)
-    np.copyto(sine, words[:, half:], casting="unsafe")
-    sine *= math.pi * unit
-    _cosine_and_sine(cosine, sine)
-    rest = out.shape[1] - half
-    np.multiply(radius, cosine, out=out[:, :half], casting="same_kind")
-    np.multiply(radius[:, :rest], sine[:, :rest], out=out[:, half:], casting="same_kind")
-
-
-def _cosine_and_sine(cosine: npt.NDArray[Any], angle: npt.NDArray[Any]) -> None:
-    """Write cos of `angle` to `cosine` and sin over `angle`: NumPy is fast in float32, torch in float64."""
-    if angle.dtype == np.float32:
-        np.cos(angle, out=cosine)
-        np.sin(angle, out=angle)
-    else:
-        torch.cos(torch.from_numpy(angle), out=torch.from_numpy(cosine))
-        torch.from_numpy(angle).sin_()
 
 
 def _refuse_wide(**fields: int) -> None:

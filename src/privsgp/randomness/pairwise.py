@@ -397,7 +397,7 @@ class _OfNodes(NodeNoise):
         return False
 
     @property
-    def kernel_source(self) -> Keyed | None:
+    def kernel_source(self) -> Keyed | Secure | None:
         """None: a kernel draws a node's own noise alone."""
         return None
 

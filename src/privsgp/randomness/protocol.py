@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from privsgp.accounting.mechanisms import Mechanism
-    from privsgp.randomness.noise import Keyed, Source
+    from privsgp.randomness.noise import Keyed, Secure, Source
     from privsgp.randomness.pairwise import Ends, PairStreams, PairwiseNoise
 
     Gather = Callable[[list[str]], list[str]]  # bytes of each node here, in hexadecimal, to those of all nodes
@@ -29,7 +29,7 @@ class NodeNoise(Protocol):
         """Whether there is none to add, at any step."""
 
     @property
-    def kernel_source(self) -> Keyed | None:
+    def kernel_source(self) -> Keyed | Secure | None:
         """The source that a GPU's kernel may draw each node's own N(0, σ_i² I) from; None: `add_` alone adds it."""
 
     def add_(self, g: Tensor, nodes: Sequence[int], step: int, attempt: int) -> None:
@@ -39,6 +39,11 @@ class NodeNoise(Protocol):
 
         Assumes: no two different g meet one (node, step, attempt).
         """
+
+    def step_(self, x: Tensor, g: Tensor, nodes: Sequence[int], step: int, attempt: int, step_size: float) -> bool:
+        """Take γ times what `add_` makes of g from x, in place, where one pass does it; tell whether that was done."""
+        del x, g, nodes, step, attempt, step_size
+        return False
 
     def prepare(self, like: Tensor, step: int, attempt: int) -> None:
         """Draw the noise of a step now, for rows shaped like `like`: it is waited for less when it is added."""

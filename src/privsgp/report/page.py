@@ -17,6 +17,8 @@ from privsgp.report import sections, words
 from privsgp.report.charts import Chart, Table, bars, curves, number, percent
 from privsgp.report.reading import read
 from privsgp.report.sections import Group, Section, Series, group
+from privsgp.report.tested import tested
+from privsgp.sites import signed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
 
     from privsgp.report.charts import Figure
     from privsgp.report.reading import Run
-    from privsgp.runs.train import Result
+    from privsgp.runs.result import Result
 
 NAME = "report.html"
 SOON = 20_000  # releases whose ledgers are read again in about 0.3 s
@@ -122,7 +124,11 @@ def _figures(g: Group) -> list[tuple[str, str]]:
     run, cells = g.first, []
     if g.last("test_accuracy"):
         cells.append((_mean(g, "test_accuracy", percent), "test accuracy, average model"))
+        if g.last("auc"):
+            cells.append((_mean(g, "auc", _loss), "AUC, average model"))
         cells.append((_mean(g, "worst_node_accuracy", percent), "worst site's own model"))
+    elif g.last("r2"):
+        cells.append((_mean(g, "r2", _loss), "R² on test data, average model"))
     elif g.last("test_loss"):
         cells.append((_mean(g, "test_loss", _loss), "test loss, average model"))
     cells.append((_epsilon(g), _epsilon_words(run)))
@@ -183,11 +189,14 @@ def _bytes(count: float) -> str:
 
 def _comparison(groups: Sequence[Group]) -> Table:
     head = ["configuration", "private?", "differs from the first in", "runs", "privacy", "test accuracy", "worst site",
-            "test loss", "time"]  # fmt: skip
+            *(["AUC"] if any(g.last("auc") for g in groups) else []),
+            *(["R²"] if any(g.last("r2") for g in groups) else []), "test loss", "time"]  # fmt: skip
     rows = [
         [
             g.label, words.standing(g.first), "; ".join(g.changes(groups[0])) or "–", str(len(g.runs)), _epsilon(g),
-            _mean(g, "test_accuracy", percent), _mean(g, "worst_node_accuracy", percent), _mean(g, "test_loss", _loss),
+            _mean(g, "test_accuracy", percent), _mean(g, "worst_node_accuracy", percent),
+            *([_mean(g, "auc", _loss)] if "AUC" in head else []), *([_mean(g, "r2", _loss)] if "R²" in head else []),
+            _mean(g, "test_loss", _loss),
             _mean(g, "seconds", _time),
         ]
         for g in groups
@@ -235,11 +244,13 @@ def _metric(chart: Chart, metrics: dict[str, str], groups: Sequence[Group]) -> F
 def _sections(g: Group, groups: int) -> list[Section]:
     """Return what is told of one configuration, in the order of the page."""
     room = sections.MOST_NUMBERS // groups
+    run = g.first
     told = [
-        _privacy(g.first),
-        sections.agreed(g.first),
-        _network(g.first, room),
-        sections.plan(g.first.plan),
+        tested(run),
+        _privacy(run),
+        sections.agreed(run),
+        _network(run, room),
+        sections.plan(run.plan),
         sections.repeat(g),
     ]
     return [section for section in told if section is not None]
@@ -278,7 +289,9 @@ def _network(run: Run, room: int) -> Section | None:
     agreed = _metric(chart, {"consensus_error": "consensus error"}, [Group("", [run])])
     if moving is None:
         return sections.charted("Agreement", agreed)
-    return Section("network", {"moving": moving, "first": _first_links(moving), "agreed": agreed})
+    planned = signed.is_between_sites(run.path)
+    moving |= {"weights": None} if planned else {}  # those of the sites, not of the graph, are what they had
+    return Section("network", {"moving": moving, "first": _first_links(moving), "agreed": agreed, "planned": planned})
 
 
 def _first_links(told: dict[str, Any]) -> Table:

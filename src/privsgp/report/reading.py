@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from privsgp import metrics
 from privsgp.accounting.statements import Statement, statements
 from privsgp.engine.folder import Folder, read_metrics
 from privsgp.engine.formats import Plan, Summary
@@ -22,8 +23,9 @@ if TYPE_CHECKING:
 
     from privsgp.runs.config import Config
 
-TESTED = ("test_accuracy", "mean_node_accuracy", "worst_node_accuracy", "test_loss")  # public if test data are
-PUBLIC = (*TESTED, "consensus_error")
+CURVES = ("test_accuracy", "mean_node_accuracy", "worst_node_accuracy", "test_loss")  # over the steps
+TESTED = (*CURVES, *metrics.KEYS)  # public if test data are
+PUBLIC = (*CURVES, "consensus_error")
 SIMULATED = ("train_loss",)  # computed from records: privacy.md, Artefacts
 
 

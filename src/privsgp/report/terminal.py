@@ -23,8 +23,10 @@ from rich.progress import (
 )
 from rich.table import Table
 
+from privsgp import metrics
 from privsgp.errors import visible
 from privsgp.paper import claims
+from privsgp.runs.shown import LABELS, metric_rows, span, summary_rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -87,7 +89,7 @@ def bar(steps: int) -> Iterator[Watcher]:
         task = progress.add_task("", total=steps, figures=_FIRST)
 
         def watch(step: int, row: dict[str, Any] | None) -> None:
-            progress.update(task, completed=step, figures=_figures(row or {}))
+            progress.update(task, completed=step, figures=figures(row or {}))
 
         yield watch
 
@@ -117,7 +119,8 @@ def _description() -> TextColumn:
     return TextColumn("{task.description}", markup=False)
 
 
-def _figures(row: dict[str, Any]) -> str:
+def figures(row: dict[str, Any]) -> str:
+    """Write the few numbers of an evaluation that stand beside a bar."""
     words = []
     if row.get("test_accuracy") is not None:
         words.append(f"accuracy {row['test_accuracy']:.1%}")
@@ -168,90 +171,19 @@ def show_plan(formula: Formula, plan: Plan | None, *, details: bool = False) -> 
 
 def show_summary(summary: dict[str, Any], folder: Path) -> None:
     """Print what a run came to."""
-    s = summary
-    rows = [
-        ("algorithm", f"{s['algorithm']} on {s['graph']}, {s['nodes']} nodes, {_steps(s)}, d = {s['dim']:,}"),
-        ("ended early", s.get("ended") or "–"),
-        ("test accuracy", _percent(s["test_accuracy"], _whose(s))),
-        (
-            "worst node's model",
-            _percent(s["worst_node_accuracy"], f" ({_percent(s['mean_node_accuracy'])} on average)"),
-        ),
-        ("test loss", _plain(s["test_loss"])),
-        ("training loss", _plain(s["train_loss"])),
-        ("consensus error", _plain(s["consensus_error"])),
-        ("privacy", _privacy(s)),
-        ("sites", _each_site(s)),
-        ("noise σ", _range(s["sigma"])),
-        ("time", _time(s)),
-        ("sent", f"{s['bytes_sent'] / 1e6:.1f} MB by all nodes"),
-        ("folder", str(folder)),
-    ]
-    show(s["name"], [row for row in rows if row[1] != "–"])
+    show(summary["name"], summary_rows(summary, folder))
+    for words in summary.get(metrics.DULL) or ():
+        out.print(f"  · {words}", soft_wrap=True)
 
 
-def _steps(s: dict[str, Any]) -> str:
-    return f"{s['steps']} steps" if s.get("ended") is None else f"{s['steps']} of {s['steps_planned']} steps"
-
-
-def _time(s: dict[str, Any]) -> str:
-    rate = "" if s["steps_per_second"] is None else f", {s['steps_per_second']} steps/s"
-    return f"{s['seconds']:.1f} s{rate}; {s['virtual_seconds']:.4g} virtual s"
-
-
-_AGAINST = {
-    "secure aggregation": "\nagainst those who see only sums of all nodes' messages, and not what the others added",
-    "curator": "\nagainst all but the one node that holds everybody's records",
-}
-
-
-def _whose(s: dict[str, Any]) -> str:
-    return " (mean of the nodes' own models)" if s["graph"] == "alone" and s["nodes"] > 1 else " (average model)"
-
-
-def _privacy(s: dict[str, Any]) -> str:
-    if s["epsilon_spent"] is None:
-        return "none: this method adds no noise"
-    spent = "no finite bound" if None in s["epsilon_spent"] else f"ε = {_range(s['epsilon_spent'])}"
-    words = f"{spent}, δ = {_range(s['delta'])} for each record of a node ({s['relation']}, certified)"
-    if s["epsilon_nominal"] is not None:
-        words += f"; nominal ε = {_range(s['epsilon_nominal'])} by the published formula"
-    words += _AGAINST.get(s["trust"], "") + _honest(s)
-    return words + ("\nsimulation, not private: the config has a seed" if s["simulation"] else "")
-
-
-def _each_site(s: dict[str, Any]) -> str:
-    """Say what each site that has a name has spent."""
-    names, spent = s.get("sites"), s["epsilon_spent"]
-    if not names or spent is None or len(names) != len(spent):
-        return "–"
-    return ", ".join(f"{n} ε = {'?' if e is None else f'{e:.4g}'}" for n, e in zip(names, spent, strict=True))
-
-
-def _honest(s: dict[str, Any]) -> str:
-    """Say what shared noise asks one to trust, and what is left of ε where fewer are honest."""
-    pairwise = s.get("pairwise")
-    if not pairwise:
-        return ""
-    curve = {h: "no bound" if epsilon is None else f"{epsilon:.4g}" for h, epsilon in pairwise["curve"]}
-    alone, all_of_them = curve[1], curve[s["nodes"]]
-    return (
-        f"\nas long as {pairwise['honest']} of {s['nodes']} nodes are honest, whatever the others do together; "
-        f"if all are, ε = {all_of_them}, if none but the node itself is, {alone}"
-    )
-
-
-def _range(values: list[float]) -> str:
-    low, high = f"{min(values):.4g}", f"{max(values):.4g}"
-    return low if low == high else f"{low} … {high}"
-
-
-def _percent(value: float | None, after: str = "") -> str:
-    return "–" if value is None else f"{value:.2%}{after}"
-
-
-def _plain(value: float | None) -> str:
-    return "–" if value is None else f"{value:.4g}"
+def show_metrics(title: str, found: dict[str, Any]) -> None:
+    """Print metrics, each with what a guess without a model gets."""
+    guess = (found.get(metrics.BASELINE) or {}).get("accuracy")
+    beside = "" if guess is None else f" (a guess: {metrics.shown('accuracy', guess)})"
+    accuracy = metrics.shown("accuracy", found.get("accuracy"))
+    show(title, [*([("accuracy", accuracy + beside)] if accuracy != "–" else []), *metric_rows(found)])
+    for words in found.get(metrics.DULL) or ():
+        out.print(f"  · {words}", soft_wrap=True)
 
 
 def show_audit(report: AuditReport) -> None:
@@ -273,14 +205,27 @@ def show_audit(report: AuditReport) -> None:
 def show_comparison(comparison: dict[str, Any]) -> None:
     """Print a comparison, as comparison.json holds it, method by method."""
     clock = any(row["virtual_seconds"] for row in comparison["rows"])
-    columns = ("method", "accuracy %", "loss", "ε", "step", "steps", "msgs", "MB", *(["time"] if clock else []))
+    extra = [name for name in ("auc", "r2") if any(name in row.get("metrics", {}) for row in comparison["rows"])]
+    columns = (
+        "method",
+        "accuracy %",
+        *(LABELS[name] for name in extra),
+        "loss",
+        "ε",
+        "step",
+        "steps",
+        "msgs",
+        "MB",
+        *(["time"] if clock else []),
+    )
     table = Table(title=comparison["config"]["name"], title_justify="left", title_style="bold", box=SIMPLE_HEAD)
     for column in columns:
         table.add_column(column, no_wrap=True, justify="left" if column == "method" else "right")
     for row in comparison["rows"]:
         loss, time = row["test_loss"], row["virtual_seconds"]
         cells = [
-            row["algorithm"], _accuracy(row), _three(loss and loss["mean"]), _three(row["epsilon"]),
+            row["algorithm"], _accuracy(row), *(_three(_mean(row, name)) for name in extra),
+            _three(loss and loss["mean"]), _three(row["epsilon"]),
             _three(row["step_size"]), str(row["steps"]), str(row["messages"] or 0),
             f"{(row['bytes_sent'] or 0) / 1e6:.1f}",
         ]  # fmt: skip
@@ -302,7 +247,7 @@ def show_figure(told: dict[str, Any]) -> None:
     for verdict, found in claims.stated(told).items():
         out.print(f"  {verdict}: {found}", soft_wrap=True, highlight=False)
     spent = [c["epsilon_certified"] for c in told["curves"]]
-    words = "no finite bound for some" if None in spent else f"ε = {_range(spent)}"
+    words = "no finite bound for some" if None in spent else f"ε = {span(spent)}"
     seeds = "one seed" if told["seeds"] == 1 else f"{told['seeds']} seeds"
     out.print(f"  certified: {words}; {seeds}", soft_wrap=True, highlight=False)
 
@@ -313,6 +258,11 @@ def _accuracy(row: dict[str, Any]) -> str:
         return "–"
     lost = f", {row['diverged']} diverged" if row["diverged"] else ""
     return f"{100 * found['mean']:.2f} ± {100 * found['sd']:.2f}{lost}"
+
+
+def _mean(row: dict[str, Any], name: str) -> float | None:
+    found = row.get("metrics", {}).get(name)
+    return None if found is None else float(found["mean"])
 
 
 def _three(value: float | None) -> str:

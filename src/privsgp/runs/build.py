@@ -23,6 +23,7 @@ from privsgp.gradients.rules.ruled import positions
 from privsgp.randomness.independent import IndependentNoise
 from privsgp.randomness.pairwise import PairwiseNoise
 from privsgp.runs.budgets import calibrate_nodes, settings, with_scale
+from privsgp.runs.card import card
 from privsgp.runs.config import Config, Schedule
 from privsgp.runs.problem import layout, pooled
 from privsgp.seeds import public_seed
@@ -99,6 +100,7 @@ def build_run(
         noise=_noise(config, protection),
         sites=config.data.sites or (),
         share_metrics=config.test_is_public,
+        card=card(config, problem),
     )
     refuse_vast(spec, places)
     return spec
@@ -218,7 +220,9 @@ def _learning(problem: Problem, device: torch.device, dtype: torch.dtype) -> Lea
     if d.x_test is not None and d.y_test is not None:
         test = place(torch.from_numpy(d.x_test)), place(torch.from_numpy(d.y_test))
     inputs, targets = place(stacked.inputs), place(stacked.targets)
-    return Learning(problem.model, problem.loss, problem.correct, inputs, targets, test, stacked.samples)
+    return Learning(
+        problem.model, problem.loss, problem.correct, inputs, targets, test, stacked.samples, problem.measure
+    )
 
 
 def _checkpoint_every(config: Config, protection: Protection) -> int:

@@ -6,18 +6,19 @@ import dataclasses
 import hashlib
 import json
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from torch import nn
 
 from privsgp import data, features, models
 from privsgp.algorithms import ALGORITHMS
-from privsgp.data.loading import file_path, same_file, site_paths, with_test
+from privsgp.data.loading import file_path, is_file, same_file, site_paths, with_test
 from privsgp.devices import chosen_device
 from privsgp.errors import Refused
 from privsgp.features.encode import encoded, make_encoder
 from privsgp.features.views import of_the_mean_view, over_views
+from privsgp.metrics import Measure
 from privsgp.runs.budgets import per_node
 from privsgp.seeds import public_seed
 from privsgp.transport import forms
@@ -52,7 +53,15 @@ class Problem:
     sizes: Sequence[int] = ()
     encoder: nn.Module | None = None
     views: str | None = None
+    measure: Callable[[Tensor, Tensor], dict[str, Any]] | None = None
+    loss_name: str | None = None  # None: a loss of the user's own
+    raw_shape: tuple[int, ...] | None = None  # of a sample before the encoder
     told: Sequence[str] = ()  # what happened to single values of records here: for those who hold them alone
+
+    @property
+    def sample_shape(self) -> tuple[int, ...]:
+        """The shape of a sample as people bring it."""
+        return tuple(self.dataset.x.shape[1:]) if self.raw_shape is None else self.raw_shape
 
     @property
     def samples(self) -> list[int]:
@@ -80,14 +89,17 @@ class Problem:
         if self.encoder is None:
             return self
         dataset = encoded(self.dataset, self.parts, self.learnt_from, self.encoder, device)
+        raw = self.sample_shape
         if self.views is None:
-            return dataclasses.replace(self, dataset=dataset)
+            return dataclasses.replace(self, dataset=dataset, raw_shape=raw)
         one_view = None if dataset.x_test is None else dataset.x_test[:, None]
         return dataclasses.replace(
             self,
             dataset=dataclasses.replace(dataset, x_test=one_view),
+            raw_shape=raw,
             loss=over_views(self.loss),
             correct=None if self.correct is None else of_the_mean_view(self.correct),
+            measure=None if self.measure is None else of_the_mean_view(self.measure),
         )
 
 
@@ -159,6 +171,8 @@ def assembled(
         sizes=sizes,
         encoder=encoder,
         views=config.views,
+        measure=Measure(config.model.loss, dataset.classes),
+        loss_name=config.model.loss,
     )
 
 
@@ -204,14 +218,23 @@ def layout(config: Config) -> str:
     Guarantee: nothing else moves a record. What it has spent is in its node's ledger, where a later run looks for it.
     Assumes: with `data.path` each file keeps its name and its records. No hash of them may stand in a ledger.
     """
-    if config.data.path is not None:
-        told = config.data.model_dump_json(include={"path", "nodes"})
-    else:
-        d = config.data  # in the words it was always told in: ledgers of earlier runs are compared with it
+    d = config.data
+    names = {} if d.sites is None else {"sites": d.sites}  # where they decide whose records a node has
+    if d.path is not None:
+        told = d.model_dump_json(include={"path", "nodes"} | (names.keys() if "{site}" in d.path else set()))
+    else:  # in the words it was always told in: ledgers of earlier runs are compared with it
         values = {"name": d.name, "nodes": d.nodes, "partition": d.partition}
-        values |= {"alpha": getattr(d, "alpha", 0.5), "sizes": d.sizes}
+        values |= {"alpha": getattr(d, "alpha", 0.5), "sizes": d.sizes} | (names if d.brought else {})
         told = f"{config.seed}/{json.dumps(values, separators=(',', ':'))}"
     return hashlib.sha256(f"privsgp/layout/{told}".encode()).hexdigest()
+
+
+def own_files(config: Config, block: range | None) -> list[Path]:
+    """Return the files that records of these nodes come from; none of arrays and of published data."""
+    d = config.data
+    if d.path is None:
+        return [config.base / d.name] if is_file(d.name) else []
+    return site_paths(d.path, range(d.nodes) if block is None else block, config.base, d.sites)
 
 
 def split(config: Config, dataset: data.Dataset) -> list[NDArray[np.int64]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import dataclasses
 import hashlib
 import json
@@ -13,36 +12,36 @@ import platform
 import resource
 import time
 import uuid
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import nn
 
-from privsgp import __version__, features
+from privsgp import __version__, features, metrics
 from privsgp.accounting import ledger
 from privsgp.algorithms import ALGORITHMS
 from privsgp.engine import witness
 from privsgp.engine.evaluate import present
-from privsgp.engine.folder import Folder, read_metrics, write_tensors
-from privsgp.engine.formats import Summary
+from privsgp.engine.folder import Folder, write_tensors
 from privsgp.engine.spec import RunSpec
 from privsgp.engine.trainer import Outcome, Trainer
 from privsgp.errors import Interrupted, Refused
-from privsgp.files import read_json, write, write_json
+from privsgp.files import write, write_json
 from privsgp.gradients import Layout
+from privsgp.runs import card as cards
 from privsgp.runs import config as configs
+from privsgp.runs import starting
 from privsgp.runs.budgets import settings, with_scale
 from privsgp.runs.build import build_run, refuse_faults
-from privsgp.runs.problem import Problem, layout, pooled, refuse_other_configurations
+from privsgp.runs.problem import Problem, layout, own_files, pooled, refuse_other_configurations
+from privsgp.runs.result import Result, load_result
+from privsgp.runs.rows import note_files
 from privsgp.transport import forms
 from privsgp.transport.rendezvous import World, blocks, join, refuse_differences, restarted
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from torch import Tensor
 
@@ -51,6 +50,7 @@ if TYPE_CHECKING:
     from privsgp.engine.trainer import Watcher
     from privsgp.randomness.pairwise import Identities
     from privsgp.runs.config import Config
+    from privsgp.runs.starting import Start
     from privsgp.transport.lossy import Faults
 
 _LOG = logging.getLogger(__name__)
@@ -58,7 +58,6 @@ _MOST_NAMED = 5
 SUMMARY_VERSION = 1
 PUBLIC_TEST = "public: metrics on it are not covered by the guarantee"
 PRIVATE_TEST = "private: metrics on it are in private/ alone, and not covered by the guarantee"
-MODEL_VERSION = 1
 _RUN = forms.text("[0-9a-f]{32}", "the number of a run")
 _PLACE = forms.text("[0-9a-f]{64}", "the SHA-256 of a place")
 _NUMBER = forms.perhaps(forms.real(-math.inf))
@@ -67,7 +66,10 @@ _MEASURED = (
     "test_accuracy", "mean_node_accuracy", "worst_node_accuracy", "test_loss", "train_loss", "consensus_error",
     "virtual_seconds", "seconds", "steps_per_second",
 )  # fmt: skip
+# Numbers of the final model on test data; pictures, lists and the user's own metrics stay in the first one's folder.
+_SCORES = dict.fromkeys([*metrics.NAMES, *(f"{metrics.BASELINE}.{name}" for name in metrics.NAMES)], _NUMBER)
 _SEEN = dict.fromkeys(_MEASURED, _NUMBER) | {
+    "scores": forms.keys(_SCORES),
     "virtual_seconds": forms.real(),
     "seconds": forms.real(),
     "peak_memory_bytes": forms.perhaps(forms.whole()),
@@ -78,17 +80,6 @@ _PROMISED = (
     "simulation", "relation", "accountant", "trust", "epsilon_spent", "epsilon_budget", "delta", "sigma", "samples",
     "releases",
 )  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Result:
-    """What came out of a run: `summary` as in summary.json, the average model, each node's, and where it all lies."""
-
-    summary: dict[str, Any]
-    metrics: list[dict[str, Any]]
-    model: nn.Module
-    nodes: Tensor
-    folder: Path
 
 
 def run(
@@ -102,6 +93,7 @@ def run(
     watch: Watcher | None = None,
     plan: dict[str, Any] | None = None,
     faults: Faults | None = None,
+    start: Start | None = None,
     identities: Identities | None = None,
 ) -> Result:
     """Train, and leave a complete run folder behind. On a finished run `resume` changes nothing.
@@ -109,10 +101,11 @@ def run(
     `moved` says that the run's folder was taken to another disk or machine, and that no copy of it goes on elsewhere.
     `ledgers` is the ledger folder of an earlier run on the same data: its budget is what this run may go on spending.
     `plan` is kept as plan.json: what `planning.settle` put in the place of "auto", and why. `faults` are of a simulated
-    network. Started by torchrun, this is one process's share of the run; after a restart it resumes by itself.
-    `identities` are the long-term keys of all processes: with them nobody sits between two that share noise.
+    network. `start` is the earlier run whose model x⁰ is. Started by torchrun, this is one process's share of the run;
+    after a restart it resumes by itself. `identities` are the long-term keys of all processes: with them nobody sits
+    between two that share noise.
     """
-    world = join()
+    world, ledgers = join(), None if ledgers is None else starting.ledger_folder(ledgers)
     with world.leaving(), contextlib.ExitStack() as locks:
         if problem.block is None:  # it was not `load_problem` that made it
             refuse_other_configurations(config, world)
@@ -121,14 +114,18 @@ def run(
         folder = Folder(out, "" if problem.block is None else f"-{problem.block.start}-{problem.block.stop - 1}")
         config = world.all_or_none(lambda: _settled(folder, config, problem, resume=resume))
         around = _circumstances(config, world, faults, identities)
+        if start is not None:
+            around |= {"start": {"run": start.run, "x0": starting.digest(problem)}}
         done = world.all_or_none(lambda: _finished(folder, config, around, resume=resume, moved=moved))
         if all(world.all_gather(done, forms.FLAG)):
-            return load_result(folder, problem.model)
+            return load_result(folder, problem.model, problem.encoder, cards.card(config, problem))
         ran, whole = pooled(config, problem)
+        world.all_or_none(lambda: starting.refuse_uncounted(start, ran, ledgers or folder.ledgers))
         earlier = world.all_or_none(lambda: earlier_runs(folder, ledgers, ran, problem.block, whole.samples))
         if ran.private and ran.seed is None:
             world.all_or_none(lambda: _warn(folder, ran, earlier))
         spec = build_run(config, problem, earlier, world, faults)
+        spec = dataclasses.replace(spec, started_from=starting.told(start, ledgers or folder.ledgers))
         training = Trainer(spec, folder, watch, world, identities)
         world.all_or_none(lambda: locks.enter_context(folder.locked()))
         number = world.all_gather(folder.run or uuid.uuid4().hex, _RUN)[0]
@@ -140,6 +137,8 @@ def run(
         world.all_gather(None, forms.NOTHING)  # the folder is ready
         world.all_or_none(lambda: _settle(folder, number, secret=ran.private and ran.seed is None))
         if beside[0] == world.rank:  # last: from now on there is a run to resume
+            if ran.private and ran.seed is None:
+                note_files(folder.path, own_files(ran, problem.block))
             write(folder.config, config.toml())
             if plan is not None:
                 write_json(folder.plan, plan)
@@ -148,7 +147,7 @@ def run(
         except Interrupted as stopped:
             stopped.kept = folder.checkpoint.exists() or folder.checkpoint_before.exists()
             raise
-        return _finish(spec, folder, outcome, world, beside)
+        return _finish(spec, folder, outcome, world, beside, problem.encoder)
 
 
 def _settled(folder: Folder, config: Config, problem: Problem, *, resume: bool) -> Config:
@@ -351,7 +350,8 @@ def _finished(folder: Folder, config: Config, around: dict[str, Any], *, resume:
             "resume with the configuration of the run, or choose another --out",
         )
     before = folder.identity.get("circumstances") or around
-    if changed := [f"{key}: {before.get(key)} → {around[key]}" for key in around if before.get(key) != around[key]]:
+    keys = [key for key in before | around if before.get(key) != around.get(key)]
+    if changed := [f"{key}: {before.get(key)} → {around.get(key)}" for key in keys]:
         raise Refused(f"--resume with other {'; '.join(changed)}", "resume as the run was started")
     if folder.summary.exists():
         return True
@@ -360,17 +360,19 @@ def _finished(folder: Folder, config: Config, around: dict[str, Any], *, resume:
     return False
 
 
-def _finish(spec: RunSpec, folder: Folder, outcome: Outcome, world: World, beside: list[int]) -> Result:
+def _finish(
+    spec: RunSpec, folder: Folder, outcome: Outcome, world: World, beside: list[int], encoder: nn.Module | None
+) -> Result:
     """Write the nodes' models, the average model where it is known, and a summary in each of the run's folders.
 
     Guarantee: what a summary says of a folder's own nodes is what their processes counted by their own ledgers.
     """
     layout = Layout.of(spec.learning.model)
     if outcome.average is not None:
-        _save_model(folder.model, layout, outcome.average)
+        _save_model(folder.model, layout, outcome.average, spec.card)
     for i, z, stayed in zip(spec.here, outcome.state.z, present(outcome.state), strict=True):
         if stayed:
-            _save_model(folder.node(i), layout, z)
+            _save_model(folder.node(i), layout, z, spec.card)
     own = [
         _finite(spec.protection.epsilon(i, outcome.releases[i])) if spec.algorithm.private else None for i in spec.here
     ]
@@ -379,10 +381,11 @@ def _finish(spec: RunSpec, folder: Folder, outcome: Outcome, world: World, besid
     seen = world.all_gather_each(_seen(spec, outcome) if world.rank == 0 else None, [first, *rest])[0]
     summary = _summary(spec, outcome, spent, seen or {}, _elsewhere(spec, world, beside))
     if beside[0] == world.rank:
+        write(folder.path / cards.NAME, cards.markdown(dict(spec.card), summary))
         write_json(folder.summary, summary)
     world.all_gather(None, forms.NOTHING)
     world.all_or_none(lambda: _refuse_other_summary(folder, summary))
-    return load_result(folder, spec.learning.model)
+    return load_result(folder, spec.learning.model, encoder, dict(spec.card))
 
 
 def _elsewhere(spec: RunSpec, world: World, beside: list[int]) -> list[int]:
@@ -403,10 +406,9 @@ def _refuse_other_summary(folder: Folder, expected: dict[str, Any]) -> None:
         )
 
 
-def _save_model(path: Path, layout: Layout, x: Tensor) -> None:
+def _save_model(path: Path, layout: Layout, x: Tensor, card: Mapping[str, Any]) -> None:
     tensors = {name: value.contiguous().cpu() for name, value in layout.views(x).items()}
-    # One entry: safetensors writes several in any order, and the same model is to be the same bytes.
-    write_tensors(path, tensors, {"privsgp": f"model {MODEL_VERSION}"})
+    write_tensors(path, tensors, cards.metadata(card))
 
 
 def _seen(spec: RunSpec, outcome: Outcome) -> dict[str, Any]:
@@ -414,7 +416,24 @@ def _seen(spec: RunSpec, outcome: Outcome) -> dict[str, Any]:
     last, finished = outcome.metrics[-1], time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     measured: dict[str, Any] = {key: last.get(key) for key in _MEASURED} | _effort(spec, outcome)
     numbers = {key: None if measured[key] is None else float(measured[key]) for key in _MEASURED}
-    return measured | numbers | {"finished": finished}
+    return measured | numbers | {"scores": _scores(outcome), "finished": finished}
+
+
+def _scores(outcome: Outcome) -> dict[str, float | None]:
+    """Return the numbers among the final model's metrics, and their baselines, with fixed keys."""
+    found, guess = outcome.measured, outcome.measured.get(metrics.BASELINE, {})
+    return {name: found.get(name) for name in metrics.NAMES} | {
+        f"{metrics.BASELINE}.{name}": guess.get(name) for name in metrics.NAMES
+    }
+
+
+def _tested(outcome: Outcome, scores: dict[str, float | None]) -> dict[str, Any]:
+    """Return the final model's metrics: all of them where they were computed, elsewhere the numbers that were told."""
+    if outcome.measured:
+        return outcome.measured
+    known = {name: value for name, value in scores.items() if value is not None}
+    guess = {name: known[key] for name in metrics.NAMES if (key := f"{metrics.BASELINE}.{name}") in known}
+    return {name: known[name] for name in metrics.NAMES if name in known} | ({metrics.BASELINE: guess} if guess else {})
 
 
 def _summary(
@@ -435,6 +454,7 @@ def _summary(
         "steps_planned": spec.steps,
         "ended": _ended(spec, outcome),
         "model": spec.final_model.text,
+        "started_from": spec.started_from,
         "weights": None if spec.weights is None else list(spec.weights),
         "difference_scale": getattr(p.mechanisms[0], "difference_scale", None),
         "dim": outcome.state.x.shape[1],
@@ -444,6 +464,7 @@ def _summary(
         "test_loss": seen["test_loss"],
         "train_loss": seen["train_loss"],
         "consensus_error": seen["consensus_error"],
+        **_tested(outcome, seen["scores"]),
         "epsilon_spent": spent if private else None,
         "epsilon_budget": list(p.budgets) if private and p.budgets[0] is not None else None,
         "epsilon_nominal": list(p.budgets) if spec.algorithm.private and p.nominal else None,
@@ -510,32 +531,3 @@ def _effort(spec: RunSpec, outcome: Outcome) -> dict[str, Any]:
 
 def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
-
-
-def _read_model(path: Path, layout: Layout) -> dict[str, Tensor]:
-    """Read the parameters that a model's file holds; refuse one that is damaged, or another model's."""
-    try:
-        tensors = load_file(path)
-    except (SafetensorError, OSError) as error:
-        raise _damaged_model(path, f"cannot be read: {error}") from error
-    if {name: t.shape for name, t in tensors.items()} != dict(zip(layout.names, layout.shapes, strict=True)):
-        raise _damaged_model(path, "does not hold this model's parameters")
-    return tensors
-
-
-def _damaged_model(path: Path, how: str) -> Refused:
-    return Refused(f"{path} {how}", "put a copy of it back, or begin again with another --out")
-
-
-def load_result(folder: Folder, model: nn.Module) -> Result:
-    """Read a finished run back; where the average model is on another machine, `model` is the first node's here."""
-    summary = read_json(folder.summary, Summary)
-    trained = copy.deepcopy(model)
-    layout = Layout.of(model)
-    here = [folder.node(i) for i in range(summary["nodes"]) if folder.node(i).exists()]
-    best = folder.model if folder.model.exists() else here[0]
-    trained.load_state_dict(_read_model(best, layout), strict=False)  # what is frozen is not in the file
-    nodes = [_read_model(path, layout) for path in here]
-    models = [torch.cat([t[name].reshape(-1) for name in layout.names]) for t in nodes]
-    z = torch.stack(models) if models else torch.empty(0, layout.dim)  # a comparison keeps the average model alone
-    return Result(summary, read_metrics(folder.metrics), trained, z, folder.path)

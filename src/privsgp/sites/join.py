@@ -21,7 +21,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from privsgp import data, models
@@ -35,7 +34,9 @@ from privsgp.errors import Interrupted, Refused
 from privsgp.files import parsed, read_bytes, write, write_json
 from privsgp.gradients import Layout
 from privsgp.options import Positive, Probability
-from privsgp.runs.train import MODEL_VERSION, PRIVATE_TEST, PUBLIC_TEST, SUMMARY_VERSION, shared_noise, versions
+from privsgp.runs import card as cards
+from privsgp.runs.rows import digest
+from privsgp.runs.train import PRIVATE_TEST, PUBLIC_TEST, SUMMARY_VERSION, shared_noise, versions
 from privsgp.sites import policy as policies
 from privsgp.sites.agreement import Agreement
 from privsgp.sites.audit import Audit
@@ -288,11 +289,10 @@ def _spec(
     dataset = bring(config, file, test, tell)
     spec = agreement.spec(dataset, node, device)
     place = hashlib.sha256(f"privsgp/layout/site/{file.resolve()}".encode()).hexdigest()
-    records = hashlib.sha256(np.ascontiguousarray(dataset.x).data)
-    records.update(np.ascontiguousarray(dataset.y).data)
     public = spec.simulation or test is not None
     names = tuple(card.name for card in agreement.roster)
-    return dataclasses.replace(spec, layout=place, sites=names, share_metrics=public), records.hexdigest()
+    told = dataclasses.replace(spec, layout=place, sites=names, share_metrics=public)
+    return told, digest(dataset.x, dataset.y)
 
 
 def _settle(folder: Folder, agreement: Agreement, spec: RunSpec, *, moved: bool) -> None:
@@ -386,8 +386,9 @@ def _finish(network: Network, folder: Folder, spec: RunSpec, outcome: Outcome) -
     """Write the site's model and its summary."""
     layout, node = Layout.of(spec.learning.model), network.node
     tensors = {name: value.contiguous().cpu() for name, value in layout.views(outcome.state.z[0]).items()}
-    write_tensors(folder.node(node), tensors, {"privsgp": f"model {MODEL_VERSION}"})
+    write_tensors(folder.node(node), tensors, cards.metadata(spec.card))
     summary = _summary(network, spec, outcome)
+    write(folder.path / cards.NAME, cards.markdown(dict(spec.card), summary))
     write_json(folder.summary, summary)
     return summary
 
@@ -409,6 +410,7 @@ def _summary(network: Network, spec: RunSpec, outcome: Outcome) -> dict[str, Any
         "weights": None if spec.weights is None else list(spec.weights), "dim": agreement.weights,
         "difference_scale": getattr(p.mechanisms[node], "difference_scale", None),
         "test_accuracy": last.get("test_accuracy"), "test_loss": last.get("test_loss"), "train_loss": None,
+        **outcome.measured,
         "mean_node_accuracy": None, "worst_node_accuracy": None, "consensus_error": None,  # nobody sees all models
         "epsilon_nominal": None, "pairwise": shared_noise(spec, node), "steps_per_second": None,
         "peak_memory_bytes": None,

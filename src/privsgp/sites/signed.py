@@ -88,10 +88,15 @@ class Signed:
         return f"agreement {self.run}, signed by {', '.join(signed) or 'nobody'}{without}"
 
 
+def is_between_sites(folder: Path) -> bool:
+    """Tell whether a folder is a site's, of a run between organisations."""
+    return (folder / "agreement.study").exists()
+
+
 def read(folder: Path) -> Signed | None:
     """Return who agreed to the run in a folder; None where it is no run between sites."""
     study, kept = folder / "agreement.study", folder / "signatures.json"
-    if not study.exists():
+    if not is_between_sites(folder):
         return None
     values = parsed(read_bytes(study, _LONGEST), StudyFile, str(study))
     if any(len(values[key]) != len(values["roster"]) for key in _PUBLIC):

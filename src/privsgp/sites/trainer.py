@@ -214,6 +214,7 @@ class SiteTrainer(Trainer):
             bytes_sent=self.bytes_sent,
             releases=self.budget_guard.releases(),
             faults=self.transport.report(),
+            measured=self.evaluator.final(k, final),
         )
 
     def _mix_on(self, first: int) -> None:

@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.func import functional_call
 
 from privsgp.algorithms import Block, Drawn
-from privsgp.algorithms.block import as_it_is
+from privsgp.algorithms.block import as_it_is, not_at_once
 from privsgp.data import Dataset
 from privsgp.engine.trainer import Trainer
 from privsgp.errors import Refused
@@ -101,7 +101,7 @@ class Attacked(Trainer):
         present = torch.ones(block.inputs.shape[:2], dtype=torch.bool)
         present[:, : self.canaries.count] = torch.from_numpy(self.canaries.present)
         values = {field.name: getattr(block, field.name) for field in fields(block)}
-        values |= {"sample": self._sample, "noise": self._noise, "record": as_it_is}
+        values |= {"sample": self._sample, "noise": self._noise, "noised_step": not_at_once, "record": as_it_is}
         return ZeroedOut(**values, present=present.to(block.inputs.device))
 
     def _stepper(self) -> Callable[[int, State], State]:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from privsgp import metrics
 from privsgp.algorithms import ALGORITHMS
 from privsgp.devices import device_name
 from privsgp.errors import Refused, refuse_below_one
@@ -57,6 +58,7 @@ class Row:
             "tried": [_tried(step_size, self.tried[step_size]) for step_size in sorted(self.tried)],
             "seeds": [run.config.seed for run in r.runs], "diverged": r.diverged,
             **{key: None if spread is None else spread.as_json() for key, spread in spreads.items()},
+            "metrics": {name: s.as_json() for name in metrics.NAMES if (s := r.of(name)) is not None},
             "epsilon": r.epsilon, "sigma": summary.get("sigma"), "steps": r.config.algorithm.steps,
             "messages": messages(r), "bytes_sent": summary.get("bytes_sent"),
             "accuracy_of": r.accuracy_key,

@@ -6,7 +6,7 @@ It is kept as the indices and δ, one row of δ for each; a row that was looked 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 import torch
 from torch import Tensor, nn
@@ -61,6 +61,11 @@ class Lookups:
         add_rows(total, self.index.flatten(1), self.delta.flatten(1, 2).double())
         out.copy_(total.flatten(1))
 
+    def exact(self) -> Lookups:
+        """Return them in float64; what float32 could not scale stays too long to be kept."""
+        too_long = squared_norm(self.delta.flatten(2)).isinf()[..., None, None]
+        return replace(self, delta=self.delta.double().masked_fill(too_long, torch.inf))
+
     def dense(self) -> Tensor:
         """Write every sample's whole gradient out."""
         m, b, _, width = self.delta.shape
@@ -72,7 +77,7 @@ class Lookups:
         """Return δ and the indices."""
         return {"delta": self.delta} if self.index_is_data and not data else {"delta": self.delta, "index": self.index}
 
-    def with_factors(self, factors: Mapping[str, Tensor]) -> Lookups:
+    def with_factors(self, factors: Mapping[str, Tensor]) -> Self:
         """Return other lookups."""
         return replace(self, **factors)  # type: ignore[arg-type]
 

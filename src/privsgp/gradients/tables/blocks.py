@@ -66,7 +66,7 @@ class BlockTable:
 
     def _sums(self, g: PerSample) -> Tensor:
         """Return Σ g_j over every `size` slots, [m, slots / size, d]: as many small batches as there are blocks."""
-        sums = sum_pieces([_split(piece, self.size) for piece in g.wide(g.pieces)])
+        sums = sum_pieces([_split(piece, self.size) for piece in g.pieces], exact=g.exact)
         return sums.view(g.models, -1, g.dim)
 
     def keep_within(self, radius: float, rows: Tensor, gradients: Gradients) -> Tensor:

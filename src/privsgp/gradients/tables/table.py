@@ -14,7 +14,17 @@ import torch
 from torch import Tensor
 
 from privsgp.errors import Refused
-from privsgp.gradients.per_sample import Factors, PerSample, Piece, Plain, clip_pieces_, combined, linear, sum_pieces
+from privsgp.gradients.per_sample import (
+    Factors,
+    PerSample,
+    Piece,
+    Plain,
+    clip_pieces_,
+    combined,
+    in_float64,
+    linear,
+    sum_pieces,
+)
 from privsgp.gradients.tables.storage import Storage, clear, gather, gather_like, put, rounded, scatter
 
 if TYPE_CHECKING:
@@ -117,7 +127,7 @@ class Table:
         """Make the clipped gradients g the entries of the samples `rows` [m, b]; return Σ_j g_j, [m, d]."""
         new = self._like_parts(g)
         self._store(rows, new, g)
-        return sum_pieces(g.wide(new))
+        return sum_pieces(new, exact=g.exact)
 
     def replace(self, rows: Tensor, g: PerSample) -> Tensor:
         """Move the entries of the samples `rows` [m, b] towards their clipped gradients g; return Σ_j c_j, [m, d].
@@ -130,18 +140,23 @@ class Table:
         if self.difference_clip is not None:
             new = self._towards(g.wide(old), g.wide(new), self.difference_clip)
         self._store(rows, new, g)
-        new, old = g.wide(new), g.wide(old)
         pairs, start = zip(new, old, strict=True), 0
-        total = sum_pieces([combined(n, o, -1) if self._subtracted(n) else n for n, o in pairs])
+        total = sum_pieces([self._minus(n, o, g) if self._subtracted(n, g) else n for n, o in pairs], exact=g.exact)
         for piece in old:
-            if not self._subtracted(piece):
-                total[:, start : start + piece.size] -= sum_pieces([piece])
+            if not self._subtracted(piece, g):
+                total[:, start : start + piece.size] -= sum_pieces([piece], exact=g.exact)
             start += piece.size
         return total
 
-    def _subtracted(self, piece: Piece) -> bool:
-        """Tell whether gradients are subtracted before they are summed, and not their sums."""
-        return linear(piece)
+    def _subtracted(self, piece: Piece, g: PerSample) -> bool:
+        """Tell whether gradients are subtracted before they are summed, and not their sums, which takes no copy."""
+        return linear(piece) and not (g.exact and isinstance(piece, Plain))
+
+    @staticmethod
+    def _minus(new: Piece, old: Piece, g: PerSample) -> Piece:
+        if g.exact:
+            new, old = in_float64(new, data=False), in_float64(old, data=False)
+        return combined(new, old, -1)
 
     def _like_parts(self, g: PerSample) -> Sequence[Piece]:
         pieces = g.pieces if len(self.parts) == len(g.pieces) else [Plain(g.dense())]
@@ -166,11 +181,11 @@ class Table:
         """Let entries of the samples `rows` [m, b] outside the ball of `radius` count as 0; return Σ_j t_j, [m, d]."""
         g = gradients(rows)
         like = self._like_parts(g)
-        inside = PerSample(g.wide(self._entries(rows, like))).norm() <= radius  # what is not finite is not inside
+        inside = PerSample(self._entries(rows, like), exact=g.exact).norm() <= radius  # not finite: not inside
         for name, a in self.arrays().items():
             if name != "mean":
                 clear(a, rows.where(~inside, a.shape[1] - 1))
-        return sum_pieces(g.wide(self._entries(rows, like)))
+        return sum_pieces(self._entries(rows, like), exact=g.exact)
 
     def places(self, rows: Tensor) -> Tensor:
         """Return the samples' numbers: each has an entry of its own."""
@@ -200,7 +215,7 @@ class RoundedTable(Table):
         """Round the gradients to what can be kept of them."""
         return _Rounded([_rounded(piece, part) for piece, part in zip(self._like_parts(g), self.parts, strict=True)])
 
-    def _subtracted(self, piece: Piece) -> bool:
+    def _subtracted(self, piece: Piece, g: PerSample) -> bool:  # noqa: ARG002 - whichever they are
         """Such tables are large, and to subtract plain gradients is to go through all of them once more."""
         return linear(piece) and not isinstance(piece, Plain)
 
@@ -281,10 +296,10 @@ def fill(table: Memory, gradients: Gradients, samples: Tensor, *, rows: int, chu
 
     `gradients(index)` returns the clipped gradients of the samples `index` [m, chunk]; `samples` [m] holds J_i.
     """
-    total = torch.zeros_like(table.mean)
+    table.mean.zero_()  # its memory serves for the sum
     for index in _every(samples, rows, chunk):
-        total += table.set(index, gradients(index))
-    table.mean.copy_(total / samples[:, None])
+        table.mean += table.set(index, gradients(index))
+    table.mean /= samples[:, None]
 
 
 def restore(table: Memory, gradients: Gradients, samples: Tensor, radius: float, *, rows: int, chunk: int) -> Tensor:
@@ -301,7 +316,7 @@ def restore(table: Memory, gradients: Gradients, samples: Tensor, radius: float,
     total = torch.zeros_like(table.mean)
     for index in _every(samples, rows, chunk):
         total += table.keep_within(radius, index, gradients)
-    return total / samples[:, None]
+    return total.div_(samples[:, None])
 
 
 def _every(samples: Tensor, rows: int, chunk: int) -> Iterator[Tensor]:

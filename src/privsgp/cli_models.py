@@ -1,0 +1,98 @@
+"""The commands for a model that is trained: predict, evaluate, export."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from privsgp.errors import Refused
+
+if TYPE_CHECKING:
+    from privsgp.runs.result import Result
+
+RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a finished run.")]
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add the commands."""
+    for command in (predict, evaluate, export):
+        app.command()(command)
+
+
+def predict(
+    run: RunFolder,
+    file: Annotated[Path, typer.Argument(help="Samples as the run had them: .npz with x, or a table.")],
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="A .csv file; default: stdout.")] = None,
+) -> None:
+    """Write what a trained model says of each sample: its class and how sure it is, or its values."""
+    from privsgp.files import write
+    from privsgp.report.terminal import err
+    from privsgp.runs.result import load
+    from privsgp.runs.rows import encoded_rows
+
+    result = load(run)
+    x = encoded_rows(file, result.card)
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(_said(result, x))
+    if out is None:
+        typer.echo(text.getvalue(), nl=False)
+        return
+    try:
+        write(out, text.getvalue())
+    except OSError as error:
+        raise Refused(f"cannot write {out}: {error.strerror}", "name a file in a folder that exists") from error
+    err.print(f"written to {out}: {len(x):,} rows", soft_wrap=True)
+
+
+def _said(result: Result, x: Any) -> list[list[Any]]:  # noqa: ANN401 - an array
+    """Return the rows of a table, its head first."""
+    if result.card["loss"] in ("cross-entropy", "binary"):
+        p = result.predict_proba(x)
+        names = result.card.get("class_names") or list(range(p.shape[1]))
+        head = ["row", "class", *(f"p{c}" if isinstance(c, int) else f"p({c})" for c in names)]
+        return [head, *([i, names[int(row.argmax())], *(f"{v:.6g}" for v in row)] for i, row in enumerate(p))]
+    outputs = result.outputs(x).flatten(1)
+    head = ["row", *(f"value{c}" if outputs.shape[1] > 1 else "value" for c in range(outputs.shape[1]))]
+    return [head, *([i, *(f"{v:.6g}" for v in row)] for i, row in enumerate(outputs.tolist()))]
+
+
+def evaluate(
+    run: RunFolder,
+    file: Annotated[Path, typer.Argument(help="Public samples with targets: .npz with x and y, or a table.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON on stdout, and nothing else there.")] = False,
+) -> None:
+    """Tell what a trained model is worth on public data. No ε covers that: records it was trained on are refused."""
+    from privsgp.report.terminal import err, show_metrics
+    from privsgp.runs.result import load
+    from privsgp.runs.rows import labelled_rows, refuse_records
+
+    result = load(run)
+    x, y = labelled_rows(file, result.card)
+    refuse_records(run, file, result.card, x, y)
+    found = result.evaluate((x, y))
+    err.print("note: no ε covers these: they are for those who may see the samples", markup=False, soft_wrap=True)
+    if as_json:
+        typer.echo(json.dumps(found))
+    else:
+        show_metrics(f"{file.name}, {len(x):,} samples", found)
+
+
+def export(
+    run: RunFolder,
+    form: Annotated[str, typer.Option("--format", help="onnx, torchscript or state-dict (safetensors).")],
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Default: model with its ending, in RUN.")] = None,
+) -> None:
+    """Write a trained model, feature map included, for other programs; it is read back and compared first."""
+    from privsgp.report.terminal import err
+    from privsgp.runs import export as exporting
+    from privsgp.runs.result import load
+
+    ending = exporting.ENDINGS.get(form, "")
+    place = out or run / ("model-whole.safetensors" if form == "state-dict" else f"model{ending}")
+    exporting.export(load(run), form, place)
+    err.print(f"written to {place}: it gives the same outputs", soft_wrap=True)

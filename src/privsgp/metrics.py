@@ -1,0 +1,252 @@
+"""Metrics of a model's outputs on public test data, beside what a guess without a model would get.
+
+All of scikit-learn's, on all samples at once: they are computed at the end of a run, never in between. What they are
+computed on must be public (`data.test`), or they stay at the site: no ε covers a metric.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from privsgp.errors import Refused
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from numpy.typing import NDArray
+    from torch import Tensor
+
+    Metric = Callable[[Tensor, Tensor], Any]
+    Probabilities = NDArray[np.float64]
+    Labels = NDArray[np.int64]
+
+_LOG = logging.getLogger(__name__)
+
+Kind = Literal["cross-entropy", "binary", "mse"]
+CLASSES = ("accuracy", "balanced_accuracy", "f1", "auc", "log_loss", "calibration_error")
+VALUES = ("r2", "mae", "rmse")
+NAMES = (*CLASSES, *VALUES)
+PICTURES = ("confusion", "roc", "calibration")
+BASELINE, OWN, DULL = "baseline", "own_metrics", "dull"
+KEYS = (*NAMES, *PICTURES, BASELINE, OWN, DULL)  # all that stands in a summary because of test data
+BINS = 15
+_GRID = [float(v) for v in np.linspace(0, 1, 33) ** 2]  # false positive rates that a ROC curve is kept at
+_LARGEST = 100  # classes whose confusion is kept
+
+
+@dataclass(frozen=True)
+class Measure:
+    """What is measured of a model in the end.
+
+    `kind` is the loss that says what outputs mean; None for a loss of the user's own, of which `correct` alone is
+    known, if that. `own` are the user's metrics, each of all outputs and targets at once.
+    """
+
+    kind: Kind | None = None
+    classes: int | None = None
+    correct: Metric | None = None
+    own: Mapping[str, Metric] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if taken := [name for name in self.own if name in KEYS]:
+            raise Refused(f"a metric of your own is called {taken[0]!r}", "give it a name that is not taken")
+
+    def __call__(self, outputs: Tensor, targets: Tensor) -> dict[str, Any]:
+        """Return metrics by their names; those that cannot be computed are left out, or None."""
+        found = self._known(outputs, targets)
+        if self.own:
+            found[OWN] = {name: _own(name, metric, outputs, targets) for name, metric in self.own.items()}
+        if words := dull(found, len(targets)):
+            found[DULL] = words
+        return found
+
+    def refuse_failing(self, outputs: Tensor, targets: Tensor) -> None:
+        """Refuse, before anything is trained, a metric of the user's own that fails."""
+        for name, metric in self.own.items():
+            try:
+                float(metric(outputs, targets))
+            except Exception as error:
+                raise Refused(
+                    f"metrics[{name!r}] fails on outputs {tuple(outputs.shape)} and targets {tuple(targets.shape)}: "
+                    f"{type(error).__name__}: {error}",
+                    "let it map all outputs and all targets to one number",
+                ) from error
+
+    def _known(self, outputs: Tensor, targets: Tensor) -> dict[str, Any]:
+        values, y = outputs.detach().double().cpu().numpy(), targets.cpu().numpy()
+        if not np.isfinite(values).all():
+            return {}
+        if self.kind == "mse":
+            return _with_baseline(of_values(values, y), of_values(np.full_like(values, y.mean(0)), y))
+        if self.kind is not None and self.classes is not None and values.ndim == 2 and y.ndim == 1:
+            p = probabilities(values, self.kind)
+            guess = np.bincount(y, minlength=self.classes) / len(y)
+            return _with_baseline(of_classes(p, y) | pictures(p, y), of_classes(np.tile(guess, (len(y), 1)), y))
+        return self._counted(outputs, targets, y)
+
+    def _counted(self, outputs: Tensor, targets: Tensor, y: NDArray[Any]) -> dict[str, Any]:
+        """Return what a loss of the user's own leaves: how often `correct` says so."""
+        if self.correct is None:
+            return {}
+        accuracy = {"accuracy": float(self.correct(outputs, targets).double().mean())}
+        whole = y.ndim == 1 and y.dtype.kind in "iu"
+        return _with_baseline(
+            accuracy, {"accuracy": np.unique(y, return_counts=True)[1].max() / len(y)} if whole else {}
+        )
+
+
+def _own(name: str, metric: Metric, outputs: Tensor, targets: Tensor) -> float | None:
+    """Return a metric of the user's own; the run is over, and not to be lost to it."""
+    try:
+        value = float(metric(outputs, targets))
+    except Exception as error:  # noqa: BLE001 - whatever the user's code may raise
+        _LOG.warning("metrics[%r] failed: %s: %s", name, type(error).__name__, error)
+        return None
+    return value if math.isfinite(value) else None
+
+
+def probabilities(outputs: NDArray[np.float64], kind: Kind) -> Probabilities:
+    """Return a probability for each class [N, k]; "binary" has one logit, that of class 1."""
+    from scipy.special import expit, softmax
+
+    if kind == "binary":
+        return np.concatenate([expit(-outputs), expit(outputs)], 1)
+    found: Probabilities = softmax(outputs, 1)
+    return found
+
+
+def of_classes(p: Probabilities, y: Labels) -> dict[str, float | None]:
+    """Return metrics of classification; F1 is that of class 1, or the mean over classes where there are more.
+
+    A class that no test sample has counts nowhere, and leaves AUC, the mean of one class against the rest, unknown.
+    """
+    from sklearn import metrics
+
+    said, classes, present = p.argmax(1), range(p.shape[1]), np.unique(y)
+    two = len(classes) == 2
+    each = {"labels": [1]} if two else {"labels": present}
+    return {
+        "accuracy": float(metrics.accuracy_score(y, said)),
+        "balanced_accuracy": float(metrics.recall_score(y, said, labels=present, average="macro", zero_division=0)),
+        "f1": float(metrics.f1_score(y, said, average="macro", zero_division=0, **each)),
+        "auc": None if len(present) < len(classes) else float(_auc(p, y, two=two)),
+        "log_loss": float(metrics.log_loss(y, p, labels=list(classes))),
+        "calibration_error": _calibration_error(_bins(p, y)),
+    }
+
+
+def _auc(p: Probabilities, y: Labels, *, two: bool) -> float:
+    from sklearn.metrics import roc_auc_score
+
+    return float(roc_auc_score(y, p[:, 1]) if two else roc_auc_score(y, p, multi_class="ovr"))
+
+
+def of_values(said: NDArray[np.float64], y: NDArray[Any]) -> dict[str, float | None]:
+    """Return metrics of regression, means over the targets of a sample where it has several."""
+    from sklearn import metrics
+
+    y = y.astype(np.float64).reshape(said.shape)
+    varies = len(y) > 1 and bool((y != y[0]).any(0).all())
+    return {
+        "r2": float(metrics.r2_score(y, said)) if varies else None,
+        "mae": float(metrics.mean_absolute_error(y, said)),
+        "rmse": float(np.sqrt(metrics.mean_squared_error(y, said))),
+    }
+
+
+def pictures(p: Probabilities, y: Labels) -> dict[str, Any]:
+    """Return what is drawn: confusion (a row for each true class), the ROC curve, and confidence against frequency.
+
+    Of more than two classes the curve is the mean of one class against the rest, as AUC is.
+    """
+    from sklearn.metrics import confusion_matrix
+
+    classes = p.shape[1]
+    drawn: dict[str, Any] = {"calibration": [[round(c, 4), round(f, 4), n] for c, f, n in _bins(p, y)]}
+    if classes <= _LARGEST:
+        drawn["confusion"] = confusion_matrix(y, p.argmax(1), labels=list(range(classes))).tolist()
+    counted = [c for c in ([1] if classes == 2 else range(classes)) if 0 < (y == c).sum() < len(y)]
+    if counted:
+        curves = np.array([_roc(p[:, c], y == c) for c in counted])
+        drawn["roc"] = [[0.0, 0.0], *([round(x, 4), round(v, 4)] for x, v in zip(_GRID, curves.mean(0), strict=True))]
+    return drawn
+
+
+def _roc(score: NDArray[np.float64], positive: NDArray[np.bool_]) -> NDArray[np.float64]:
+    """Return the true positive rate of one class against the rest at each false positive rate of the grid."""
+    from sklearn.metrics import roc_curve
+
+    wrong, right, _ = roc_curve(positive, score)
+    found: NDArray[np.float64] = right[np.searchsorted(wrong, _GRID, side="right") - 1]
+    return found
+
+
+def _bins(p: Probabilities, y: Labels) -> list[tuple[float, float, int]]:
+    """Return (mean confidence, how often it is right, samples) of each bin of confidence that has samples.
+
+    Of two classes confidence is that in class 1; of more, that in the class which is said.
+    """
+    two = p.shape[1] == 2
+    confidence, right = (p[:, 1], y == 1) if two else (p.max(1), p.argmax(1) == y)
+    place = np.minimum((confidence * BINS).astype(int), BINS - 1)
+    inside = [place == b for b in range(BINS)]
+    return [(float(confidence[b].mean()), float(right[b].mean()), int(b.sum())) for b in inside if b.any()]
+
+
+def _calibration_error(bins: Sequence[tuple[float, float, int]]) -> float:
+    """Return the expected calibration error: how far confidence and frequency are apart, weighed by samples."""
+    total = sum(n for _, _, n in bins)
+    return sum(n * abs(confidence - frequency) for confidence, frequency, n in bins) / total
+
+
+def _with_baseline(found: dict[str, Any], guess: Mapping[str, float | None]) -> dict[str, Any]:
+    return found | {BASELINE: {name: None if v is None else float(v) for name, v in guess.items()}}
+
+
+def mean(found: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return the means of several models' metrics, for nodes that keep to themselves; pictures are of one model."""
+    first = found[0]
+    if len(found) == 1:
+        return first
+    shared = {name: _mean([one.get(name) for one in found]) for name in NAMES if name in first}
+    own = {OWN: {name: _mean([one[OWN][name] for one in found]) for name in first[OWN]}} if OWN in first else {}
+    return shared | own | ({BASELINE: first[BASELINE]} if BASELINE in first else {})
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if len(known) == len(values) else None
+
+
+def dull(found: Mapping[str, Any], samples: int) -> list[str]:
+    """Say which metrics are no better than a guess that never looks at a sample: two standard errors count as none."""
+    guess = found.get(BASELINE, {})
+    told = []
+    for name in ("accuracy", "balanced_accuracy", "auc", "r2"):
+        value, base = found.get(name), guess.get(name)
+        if value is None or base is None:
+            continue
+        room = 2 * math.sqrt(base * (1 - base) / samples) if name == "accuracy" else 0.0
+        if value <= base + room:
+            told.append(f"{name} is dull: {shown(name, value)}, and {_GUESSES[name]} gets {shown(name, base)}")
+    return told
+
+
+_GUESSES = {
+    "accuracy": "who always says the most frequent class",
+    "balanced_accuracy": "who always says one class",
+    "auc": "who tosses a coin",
+    "r2": "who always says the mean",
+}
+
+
+def shown(name: str, value: float | None) -> str:
+    """Write a metric for people: accuracies in percent, all else with four digits."""
+    if value is None:
+        return "–"
+    return f"{value:.1%}".replace("%", " %") if name.endswith("accuracy") else f"{value:.4g}"

@@ -1,0 +1,212 @@
+"""What a model's file says of the model: shapes, classes, how outputs are read, and the promise it was trained under.
+
+It stands in the file's metadata, so that a file by itself can be made a model again without unpickling anything.
+Nothing in it depends on records, crashes or clocks: the same configuration gives the same bytes. model-card.md, written
+with the run, says the same in words, with what was spent and what came out.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+from safetensors import SafetensorError, safe_open
+
+from privsgp import __version__, features, metrics
+from privsgp.errors import Refused
+from privsgp.files import parsed
+from privsgp.runs.budgets import per_node
+from privsgp.runs.shown import metric_rows, span
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from torch import nn
+
+    from privsgp.runs.config import Config
+    from privsgp.runs.problem import Problem
+
+NAME = "model-card.md"
+VERSION = 2
+_MOST = 2**26  # numbers in a sample
+
+Shape = Annotated[list[Annotated[int, Field(ge=1)]], Field(max_length=8)]
+
+
+class Card(BaseModel):
+    """The metadata of a model's file."""
+
+    model_config = ConfigDict(strict=True, extra="ignore", protected_namespaces=())
+
+    version: Literal[2]
+    input_shape: Annotated[Shape, Field(min_length=1)]
+    target_shape: Shape
+    classes: Annotated[int, Field(ge=1, le=2**20)] | None
+    loss: Literal["cross-entropy", "binary", "mse"] | None
+    model: dict[str, Any]
+    features: dict[str, Any]
+    encoder: str | None
+    frozen: str | None
+    dtype: Literal["float32", "float64"]
+    schema_text: str | None = None
+    class_names: list[str] | None = None
+    privacy: dict[str, Any]
+
+    @model_validator(mode="after")
+    def _is_a_sample(self) -> Card:
+        if math.prod(self.input_shape) > _MOST:
+            raise ValueError(f"a sample of {math.prod(self.input_shape):,} numbers")
+        return self
+
+
+def card(config: Config, problem: Problem) -> dict[str, Any]:
+    """Return what the files of a run's models say.
+
+    Guarantee: a function of the configuration, public shapes, and public weights alone.
+    """
+    schema = config.data.schema
+    encoder = problem.encoder if config.features.name == "module" else None
+    return {
+        "version": VERSION,
+        "input_shape": list(problem.sample_shape),
+        "target_shape": list(problem.dataset.y.shape[1:]),
+        "classes": problem.dataset.classes,
+        "loss": problem.loss_name,
+        "model": config.model.model_dump(exclude={"loss"}),
+        "features": config.features.model_dump(exclude_none=True),
+        "encoder": None if encoder is None else features.digest(encoder),
+        "frozen": frozen_digest(problem.model),
+        "dtype": config.engine.dtype,
+        "schema_text": None if schema is None else schema.toml(),
+        "class_names": None if schema is None else schema.target.classes,
+        "privacy": _promise(config),
+    }
+
+
+def frozen_digest(model: nn.Module) -> str | None:
+    """Return the SHA-256 of what is in a model and not learnt: constants, which a model's file leaves out."""
+    learnt = {name for name, p in model.named_parameters() if p.requires_grad}
+    constants = {name: value for name, value in model.state_dict().items() if name not in learnt}
+    if not constants:
+        return None
+    parts = hashlib.sha256()
+    for name, value in sorted(constants.items()):
+        parts.update(name.encode())
+        parts.update(value.detach().cpu().contiguous().numpy().tobytes())
+    return parts.hexdigest()
+
+
+def _promise(config: Config) -> dict[str, Any]:
+    """Return the budget that the run may not exceed; of noise fixed by hand there is none, and model-card.md says ε."""
+    p, n = config.privacy, config.data.nodes
+    bounded = config.private and p.epsilon is not None and not p.nominal
+    return {
+        "simulation": config.seed is not None,
+        "noise": config.private,
+        "epsilon": max(per_node(p.epsilon, n)) if bounded and p.epsilon is not None else None,
+        "delta": max(per_node(p.delta, n)) if config.private else None,
+        "relation": p.relation,
+        "trust": config.trust,
+    }
+
+
+def metadata(told: Any) -> dict[str, str]:  # noqa: ANN401 - a mapping, frozen or not
+    """Return a card as the metadata of a file: one entry, since several are written in any order."""
+    return {"privsgp": json.dumps(dict(told), sort_keys=True, ensure_ascii=False)}
+
+
+def read(path: Path) -> dict[str, Any]:
+    """Return the card of a model's file; refuse one that has none."""
+    try:
+        with safe_open(path, "pt") as file:
+            text = (file.metadata() or {}).get("privsgp", "")
+    except (SafetensorError, OSError) as error:
+        raise Refused(f"{path} cannot be read: {error}", "name a folder that `privsgp train` wrote") from error
+    if not text.startswith("{"):
+        raise Refused(f"{path} does not say what model it holds", "it is older than this, or not a run's: train again")
+    return parsed(text.encode(), Card, str(path))
+
+
+def markdown(told: dict[str, Any], summary: dict[str, Any]) -> str:
+    """Return model-card.md: what the model is, what it is worth, what it promises and what it does not."""
+    s = summary
+    lines = [
+        f"# {s['name']}", "", *([f"**{_SIMULATION}**", ""] if s["simulation"] else []),
+        (f"Trained by privsgp {__version__}: {s['algorithm']}, {s['nodes']} sites, {s['steps']} steps, "
+        f"{s['dim']:,} weights. The model is that {s['model']}."), "",
+        "## What goes in and comes out", "", *_shapes(told), "",
+        "## What it is worth", "", *_worth(s), "",
+        "## What it promises", "", *_privacy(s), "",
+        "## What it does not", "", *(f"- {line}" for line in _LIMITS), "",
+        "## How to use it", "", "```python", "import privsgp", "", 'result = privsgp.load("this folder")',
+        "result.predict(x)  # result.model is a torch.nn.Module", "```", "",
+    ]  # fmt: skip
+    return "\n".join(lines)
+
+
+_SIMULATION = "A simulation, not private: the configuration has a seed, and anyone can compute its noise again."
+_LIMITS = (
+    "Several records of one person add up; each is protected for itself.",
+    "Metrics are on test data that are taken to be public; no ε covers them.",
+    (
+        "Another run on the same records adds to what was spent, unless it went on with the same ledgers. So does "
+        "a run that starts from this model on the same records."
+    ),
+    "Settings that were chosen by looking at results on these records were chosen at a cost that is not counted.",
+)
+
+
+def _shapes(told: dict[str, Any]) -> list[str]:
+    what = {
+        "cross-entropy": f"{told['classes']} outputs, one for each class: logits",
+        "binary": "1 output: the logit of class 1",
+        "mse": "the predicted values",
+        None: "outputs as the loss of its authors reads them",
+    }[told["loss"]]
+    through = told["features"]["name"]
+    lines = [f"- a sample: {' × '.join(map(str, told['input_shape']))} numbers", f"- {what}"]
+    lines += [f"- features before the model: {through}"] if through != "none" else []
+    lines += ["- a row of a table, by the public schema that the model's file carries"] if told["schema_text"] else []
+    lines += [f"- classes: {', '.join(told['class_names'])}"] if told["class_names"] else []
+    return [*lines, f"- network: {told['model']['name']}"]
+
+
+def _worth(s: dict[str, Any]) -> list[str]:
+    accuracy = metrics.shown("accuracy", s.get("accuracy", s.get("test_accuracy")))
+    rows = [("accuracy", accuracy)] if accuracy != "–" else []
+    rows += metric_rows(s)
+    if not rows:
+        return ["No metrics: there were no public test data, or none that the loss has."]
+    table = ["| metric on public test data | value |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows)]
+    return [*table, *(f"\n{words}." for words in s.get(metrics.DULL) or ())]
+
+
+def _privacy(s: dict[str, Any]) -> list[str]:
+    if s["epsilon_spent"] is None:
+        return ["Nothing: this method adds no noise. Treat the model as you treat the records."]
+    known = [epsilon for epsilon in s["epsilon_spent"] if epsilon is not None]
+    elsewhere = len(s["epsilon_spent"]) - len(known) if s.get("site") else 0
+    if not known or (len(known) < len(s["epsilon_spent"]) and not elsewhere):
+        return ["No finite bound is known for at least one site."]
+    whose = "the site's own" if elsewhere else "every site's"
+    promise = f"ε = {span(known)}, δ = {span(s['delta'])} for {whose} records, each by itself ({s['relation']})"
+    would = "Without a seed it would be " if s["simulation"] else ""
+    return [f"{would}{promise}, by the ledgers; against {_AGAINST[s['trust']]}.", *_before(s.get("started_from"))]
+
+
+_AGAINST = {
+    "per-node": "whoever reads every message of a site and works together with all others",
+    "secure aggregation": "those who see only sums of all sites' messages",
+    "curator": "all but the one that holds everybody's records",
+    "honest sites": "whoever works together with fewer sites than were taken to be dishonest",
+}
+
+
+def _before(start: dict[str, Any] | None) -> list[str]:
+    if start is None:
+        return []
+    said = "whose spending is counted in" if start["counted"] else "whose spending on its own records is not counted"
+    return ["", f"It started from the model of run {start['run'][:8]}, {said}."]

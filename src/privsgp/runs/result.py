@@ -1,0 +1,220 @@
+"""What a run leaves for those who use its model: a module that is ready, predictions, metrics, pictures.
+
+A model is read from the files of a finished run alone, released models all of them: whatever is done with one is
+post-processing, and costs no privacy. Nothing is unpickled. The one exception is training: a run that starts from a
+model on the records it was made of adds to what they have spent (`starting.py`).
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from markupsafe import Markup
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import nn
+
+from privsgp import features as maps
+from privsgp import metrics as measures
+from privsgp import models
+from privsgp.engine.folder import Folder, read_metrics
+from privsgp.engine.formats import Summary
+from privsgp.errors import Refused
+from privsgp.features.encode import make_encoder
+from privsgp.files import read_json
+from privsgp.gradients import Layout
+from privsgp.runs import card as cards
+from privsgp.runs.picture import Picture, drawn
+from privsgp.runs.rows import checked, labels
+from privsgp.runs.shown import summary_rows
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import numpy as np
+    from numpy.typing import ArrayLike, NDArray
+    from torch import Tensor
+
+    from privsgp.metrics import Metric
+
+_CHUNK = 256
+MARK = "privsgp_run"  # the attribute of a module that names the run which it comes from
+
+
+@dataclass(frozen=True, repr=False)
+class Result:
+    """A finished run: `summary` as in summary.json, the average model, each node's weights, and where it all lies.
+
+    `model` is a `torch.nn.Module` in evaluation mode, the feature map included where there is one; `card` is what its
+    file says of shapes, classes and privacy.
+    """
+
+    summary: dict[str, Any]
+    metrics: list[dict[str, Any]]
+    model: nn.Module
+    nodes: Tensor
+    folder: Path
+    card: dict[str, Any] = field(default_factory=dict)
+
+    def outputs(self, x: ArrayLike) -> Tensor:
+        """Return what the model makes of samples [N, …], whatever its loss makes of that."""
+        rows = torch.from_numpy(checked(x, self.card))
+        first = next(self.model.parameters())
+        still = self.model.eval()
+        with torch.no_grad():
+            return torch.cat([still(part.to(first.device, first.dtype)).cpu() for part in torch.split(rows, _CHUNK)])
+
+    def predict(self, x: ArrayLike) -> NDArray[Any]:
+        """Return the class of each sample, or its predicted values; of a loss of one's own the outputs."""
+        outputs, loss = self.outputs(x), self.card["loss"]
+        if loss == "mse" and not self.card["target_shape"]:
+            return outputs[:, 0].numpy()
+        if loss in ("mse", None):
+            return outputs.numpy()
+        classes: NDArray[Any] = self._probabilities(outputs).argmax(1)
+        return classes
+
+    def predict_proba(self, x: ArrayLike) -> NDArray[np.float64]:
+        """Return a probability for each class [N, k]; refused where outputs are no classes."""
+        if self.card["loss"] not in ("cross-entropy", "binary"):
+            raise Refused(f"probabilities of a model with loss {self.card['loss']!r}", "take predict(x) or outputs(x)")
+        return self._probabilities(self.outputs(x))
+
+    def _probabilities(self, outputs: Tensor) -> NDArray[np.float64]:
+        return measures.probabilities(outputs.double().numpy(), self.card["loss"])
+
+    def evaluate(
+        self, data: tuple[ArrayLike, ArrayLike], metrics: Mapping[str, Metric] | None = None
+    ) -> dict[str, Any]:
+        """Return metrics on samples and their targets (x, y), by the names of summary.json; nothing is written.
+
+        Guarantee: none. No ε covers a metric: show it only to those who may see the records it was computed on.
+        Assumes: (x, y) are public, or stay with whoever holds them. Choosing settings by metrics on records that were
+        trained on spends privacy that is not counted.
+        """
+        x, y = data
+        outputs, targets = self.outputs(x), torch.from_numpy(labels(y, self.card))
+        if len(outputs) != len(targets):
+            raise Refused(f"{len(outputs)} samples and {len(targets)} targets", "give one target to each sample")
+        return measures.Measure(self.card["loss"], self.card["classes"], own=metrics or {})(outputs, targets)
+
+    def plot(self) -> Picture:
+        """Draw metrics over the steps and, where test data were public, the ROC curve and calibration."""
+        return Picture(drawn(self.summary, self.metrics))
+
+    def __repr__(self) -> str:
+        """Return the rows that a terminal shows."""
+        rows = summary_rows(self.summary, self.folder)
+        return "\n".join([self.summary["name"], *(f"  {label}: {value}" for label, value in rows)])
+
+    def _repr_html_(self) -> str:
+        """Return the table that a notebook shows."""
+        row = Markup(
+            '<tr><th style="text-align:left">%s</th><td style="text-align:left;white-space:pre-wrap">%s</td></tr>'
+        )
+        rows = Markup().join(row % pair for pair in summary_rows(self.summary, self.folder))
+        said = Markup().join(Markup("<p>%s</p>") % words for words in self.summary.get(measures.DULL) or ())
+        return str(Markup("<table><caption>%s</caption>%s</table>%s") % (self.summary["name"], rows, said))
+
+
+def load(run: str | Path, model: nn.Module | None = None, features: nn.Module | None = None) -> Result:
+    """Read a finished run back: `load("runs/mine").predict(x)`.
+
+    A run of a module of one's own needs that module as `model`, with any weights where it learns and the same where it
+    is frozen; one whose features were a module needs that as `features`.
+
+    Guarantee: post-processing of what the run released; nothing is unpickled.
+    """
+    folder = Folder(Path(run))
+    if not folder.summary.exists():
+        there = "is not finished" if folder.config.exists() else "is no run folder"
+        raise Refused(f"{run} {there}: it has no summary.json", "name the folder of a run that came to its end")
+    summary = read_json(folder.summary, Summary)
+    card = cards.read(best_model(folder, summary))
+    return load_result(folder, _bare(card, model), _encoder(card, features), card)
+
+
+def best_model(folder: Folder, summary: dict[str, Any]) -> Path:
+    """Return the file of the average model; where that is on another machine, of the first node here."""
+    here = [folder.node(i) for i in range(summary["nodes"]) if folder.node(i).exists()]
+    if not folder.model.exists() and not here:
+        raise Refused(f"{folder.path} has no model", "put model.safetensors back")
+    return folder.model if folder.model.exists() else here[0]
+
+
+def _bare(card: dict[str, Any], model: nn.Module | None) -> nn.Module:
+    """Return the network that weights are put into."""
+    name = card["model"].get("name")
+    if name == "module":
+        if not isinstance(model, nn.Module):
+            raise Refused("a run of a module of one's own", "give that module too: load(run, model=MyModule())")
+        if cards.frozen_digest(model) != card["frozen"]:
+            raise Refused(
+                f"what is frozen in {type(model).__name__} is not what it was in the run",
+                "give the module with the same frozen weights and buffers, and the same layers frozen",
+            )
+        return model
+    if model is not None:
+        raise Refused(f"model={type(model).__name__} for a run of model.name = {name!r}", "leave it out")
+    shape = tuple(card["input_shape"])
+    _, shape = make_encoder(card["features"]["name"], _options(card), shape)
+    return models.make(
+        str(name),
+        input_shape=shape,
+        outputs=models.outputs(card["loss"], classes=card["classes"], target_shape=tuple(card["target_shape"])),
+        seed=0,
+        rows=card["features"].get("views") is not None,
+        **{key: value for key, value in card["model"].items() if key != "name"},
+    )
+
+
+def _encoder(card: dict[str, Any], given: nn.Module | None) -> nn.Module | None:
+    name = card["features"]["name"]
+    if name != "module":
+        if given is not None:
+            raise Refused(f"features={type(given).__name__} for a run of features.name = {name!r}", "leave it out")
+        return make_encoder(name, _options(card), tuple(card["input_shape"]))[0]
+    if given is None:
+        raise Refused("a run whose features were a module", "give that module too: load(run, …, features=encoder)")
+    still = maps.frozen(given, torch.zeros(2, *card["input_shape"]))
+    if maps.digest(still) != card["encoder"]:
+        raise Refused(f"{type(given).__name__} is not the encoder of the run", "give the module with the same weights")
+    return still
+
+
+def _options(card: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in card["features"].items() if key not in ("name", "views")}
+
+
+def load_result(folder: Folder, model: nn.Module, encoder: nn.Module | None, card: dict[str, Any]) -> Result:
+    """Read a finished run back into a copy of `model`, which it was trained from."""
+    summary = read_json(folder.summary, Summary)
+    trained, layout = copy.deepcopy(model), Layout.of(model)
+    tensors = _read_model(best_model(folder, summary), layout)
+    trained.load_state_dict(tensors, strict=False)  # what is frozen is not in the file
+    here = [folder.node(i) for i in range(summary["nodes"]) if folder.node(i).exists()]
+    nodes = [_read_model(path, layout) for path in here]
+    flat = [torch.cat([t[name].reshape(-1) for name in layout.names]) for t in nodes]
+    z = torch.stack(flat) if flat else torch.empty(0, layout.dim)  # a comparison keeps the average model alone
+    ready = trained if encoder is None else maps.Encoded(encoder, trained)
+    setattr(ready, MARK, str(folder.path.resolve()))  # a run that starts from it must know
+    return Result(summary, read_metrics(folder.metrics), ready, z, folder.path, card)
+
+
+def _read_model(path: Path, layout: Layout) -> dict[str, Tensor]:
+    """Read the parameters that a model's file holds; refuse one that is damaged, or another model's."""
+    try:
+        tensors = load_file(path)
+    except (SafetensorError, OSError) as error:
+        raise _damaged_model(path, f"cannot be read: {error}") from error
+    if {name: t.shape for name, t in tensors.items()} != dict(zip(layout.names, layout.shapes, strict=True)):
+        raise _damaged_model(path, "does not hold this model's parameters")
+    return tensors
+
+
+def _damaged_model(path: Path, how: str) -> Refused:
+    return Refused(f"{path} {how}", "put a copy of it back, or begin again with another --out")

@@ -1,0 +1,127 @@
+"""What a run came to, as rows of words and numbers: a terminal prints them, a notebook makes a table of them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from privsgp import metrics
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+Rows = list[tuple[str, str]]
+
+
+def summary_rows(s: dict[str, Any], folder: Path) -> Rows:
+    """Return label and value of all that a summary tells people."""
+    rows = [
+        ("algorithm", f"{s['algorithm']} on {s['graph']}, {s['nodes']} nodes, {_steps(s)}, d = {s['dim']:,}"),
+        ("ended early", s.get("ended") or "–"),
+        ("test accuracy", _accuracy(s)),
+        (
+            "worst node's model",
+            _percent(s["worst_node_accuracy"], f" ({_percent(s['mean_node_accuracy'])} on average)"),
+        ),
+        *metric_rows(s),
+        ("test loss", _plain(s["test_loss"])),
+        ("training loss", _plain(s["train_loss"])),
+        ("consensus error", _plain(s["consensus_error"])),
+        ("privacy", _privacy(s)),
+        ("sites", _each_site(s)),
+        ("noise σ", span(s["sigma"])),
+        ("time", _time(s)),
+        ("sent", f"{s['bytes_sent'] / 1e6:.1f} MB by all nodes"),
+        ("folder", str(folder)),
+    ]
+    return [row for row in rows if row[1] != "–"]
+
+
+def _accuracy(s: dict[str, Any]) -> str:
+    if s["test_accuracy"] is None and s["test_loss"] is not None and s.get("mae") is None:
+        return "unknown: the loss is your own, and no `correct` says which outputs are right"
+    guess = (s.get(metrics.BASELINE) or {}).get("accuracy")
+    beside = "" if guess is None else f"; {metrics.shown('accuracy', guess)} by always saying the most frequent class"
+    return _percent(s["test_accuracy"], f" ({_whose(s)}{beside})")
+
+
+LABELS = {
+    "balanced_accuracy": "balanced accuracy", "f1": "F1", "auc": "AUC", "log_loss": "log loss",
+    "calibration_error": "calibration error", "r2": "R²", "mae": "mean absolute error", "rmse": "RMSE",
+}  # fmt: skip
+
+
+def metric_rows(s: dict[str, Any]) -> Rows:
+    """Return label and value of the metrics beyond accuracy, each with what a guess without a model gets."""
+    guess, own = s.get(metrics.BASELINE) or {}, s.get(metrics.OWN) or {}
+    known = [(name, label, s[name]) for name, label in LABELS.items() if s.get(name) is not None]
+    rows = [(label, metrics.shown(name, value) + _beside(name, guess.get(name))) for name, label, value in known]
+    return rows + [(name, "none" if value is None else f"{value:.4g}") for name, value in own.items()]
+
+
+def _beside(name: str, guess: float | None) -> str:
+    return "" if guess is None or name == "calibration_error" else f" (a guess: {metrics.shown(name, guess)})"
+
+
+def _steps(s: dict[str, Any]) -> str:
+    return f"{s['steps']} steps" if s.get("ended") is None else f"{s['steps']} of {s['steps_planned']} steps"
+
+
+def _time(s: dict[str, Any]) -> str:
+    rate = "" if s["steps_per_second"] is None else f", {s['steps_per_second']} steps/s"
+    return f"{s['seconds']:.1f} s{rate}; {s['virtual_seconds']:.4g} virtual s"
+
+
+_AGAINST = {
+    "secure aggregation": "\nagainst those who see only sums of all nodes' messages, and not what the others added",
+    "curator": "\nagainst all but the one node that holds everybody's records",
+}
+
+
+def _whose(s: dict[str, Any]) -> str:
+    return "mean of the nodes' own models" if s["graph"] == "alone" and s["nodes"] > 1 else "average model"
+
+
+def _privacy(s: dict[str, Any]) -> str:
+    if s["epsilon_spent"] is None:
+        return "none: this method adds no noise"
+    spent = "no finite bound" if None in s["epsilon_spent"] else f"ε = {span(s['epsilon_spent'])}"
+    words = f"{spent}, δ = {span(s['delta'])} for each record of a node ({s['relation']}, certified)"
+    if s["epsilon_nominal"] is not None:
+        words += f"; nominal ε = {span(s['epsilon_nominal'])} by the published formula"
+    words += _AGAINST.get(s["trust"], "") + _honest(s)
+    return words + ("\nsimulation, not private: the config has a seed" if s["simulation"] else "")
+
+
+def _each_site(s: dict[str, Any]) -> str:
+    """Say what each site that has a name has spent."""
+    names, spent = s.get("sites"), s["epsilon_spent"]
+    if not names or spent is None or len(names) != len(spent):
+        return "–"
+    return ", ".join(f"{n} ε = {'?' if e is None else f'{e:.4g}'}" for n, e in zip(names, spent, strict=True))
+
+
+def _honest(s: dict[str, Any]) -> str:
+    """Say what shared noise asks one to trust, and what is left of ε where fewer are honest."""
+    pairwise = s.get("pairwise")
+    if not pairwise:
+        return ""
+    curve = {h: "no bound" if epsilon is None else f"{epsilon:.4g}" for h, epsilon in pairwise["curve"]}
+    alone, all_of_them = curve[1], curve[s["nodes"]]
+    return (
+        f"\nas long as {pairwise['honest']} of {s['nodes']} nodes are honest, whatever the others do together; "
+        f"if all are, ε = {all_of_them}, if none but the node itself is, {alone}"
+    )
+
+
+def span(values: list[float]) -> str:
+    """Write one number, or the smallest and the largest."""
+    low, high = f"{min(values):.4g}", f"{max(values):.4g}"
+    return low if low == high else f"{low} … {high}"
+
+
+def _percent(value: float | None, after: str = "") -> str:
+    return "–" if value is None else f"{value:.2%}{after}"
+
+
+def _plain(value: float | None) -> str:
+    return "–" if value is None else f"{value:.4g}"

@@ -1,0 +1,133 @@
+"""A run that starts from an earlier run's model, and what that costs.
+
+The earlier model is a release about the records it was made of. A run on the same records that starts from it composes
+with it, so both must be paid for by one budget: `--ledger`. A run on other records does not: to them the model is a
+constant, and to the earlier records the new run is post-processing (privacy.md, "Starting from an earlier model").
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import logging
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal, cast, get_args
+
+from safetensors.torch import load_file
+
+from privsgp.engine.folder import Folder
+from privsgp.engine.formats import Summary
+from privsgp.errors import Refused
+from privsgp.files import read_json
+from privsgp.gradients import Layout
+from privsgp.runs import config as configs
+from privsgp.runs.result import best_model
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from privsgp.runs.config import Config
+    from privsgp.runs.problem import Problem
+
+Records = Literal["these", "others", "public"]  # of the run that is started from: those of this run, or not
+_LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Start:
+    """The run whose model another starts from; `records` says what it was made of, as far as that is known."""
+
+    folder: Path
+    run: str
+    config: Config
+    ledgers: Path
+    records: Records = "these"
+    named: bool = True  # else the model that is given has its weights already
+
+    @classmethod
+    def of(cls, path: Path, records: str = "these") -> Start:
+        """Read what an earlier run was."""
+        folder, known = Folder(path), get_args(Records)
+        if records not in known:
+            raise Refused(f"--from-records {records}", f"take one of {', '.join(known)}")
+        if not folder.summary.exists():
+            raise Refused(f"--from {path}: no finished run is there", "name the folder of a run that came to its end")
+        config = configs.started(folder.config)
+        return cls(path, folder.run or "", config, ledger_folder(path), cast("Records", records))
+
+    def put_into(self, problem: Problem) -> Problem:
+        """Return the problem with the earlier model's weights as x⁰."""
+        model, folder = copy.deepcopy(problem.model), Folder(self.folder)
+        tensors, own = load_file(best_model(folder, read_json(folder.summary, Summary))), Layout.of(model)
+        if {name: t.shape for name, t in tensors.items()} != dict(zip(own.names, own.shapes, strict=True)):
+            raise Refused(
+                f"--from {self.folder}: its model has other weights than this configuration's",
+                "take the same [model], [features] and data shapes as that run",
+            )
+        model.load_state_dict(tensors, strict=False)
+        return replace(problem, model=model)
+
+
+def ledger_folder(path: Path) -> Path:
+    """Return where the ledgers of a run lie: `path` may be the run folder, or the ledger folder itself."""
+    if not (path / "run.json").exists():
+        return path
+    return Folder(path).ledgers or path / "ledger"
+
+
+def refuse_uncounted(start: Start | None, config: Config, ledgers: Path | None) -> None:
+    """Refuse a private run that starts from what its own records have paid for, unless one budget counts both.
+
+    Guarantee: unless the earlier model's ledgers are continued, or somebody said that its records are others or public,
+    nothing is started from; and never from a model that protects nobody, unless its records are public.
+    Assumes: who says "others" or "public" is right; data that are visibly the same are refused all the same.
+    """
+    if start is None or config.seed is not None or not config.private or _counted(start, ledgers):
+        return
+    if start.records == "these" or _visibly_same(start.config, config):
+        raise Refused(
+            f"--from {start.folder} without --ledger: to the records of that run its model is a release, and what it "
+            "spent and what this run spends add up",
+            f"add --ledger {start.folder}, so that one budget pays for both; if its records are none of these, say "
+            "--from-records others (or public)",
+        )
+    before = start.config
+    if start.records == "others" and (before.seed is not None or not before.private):
+        why = "is a simulation" if before.seed is not None else "added no noise"
+        raise Refused(
+            f"--from {start.folder}, which {why}: its model protects nobody, and every site sends what it starts from",
+            "start from a private run; if the records it was made of are public, say --from-records public",
+        )
+    _LOG.warning("%s", _loudly(start))
+
+
+def _visibly_same(before: Config, config: Config) -> bool:
+    """Tell whether two configurations name one data set; arrays from Python have no name."""
+    ours, theirs = config.data, before.data
+    return (ours.path or (ours.published and ours.name)) == (theirs.path or (theirs.published and theirs.name)) and (
+        ours.path is not None or ours.published
+    )
+
+
+def _counted(start: Start, ledgers: Path | None) -> bool:
+    return ledgers is not None and ledgers.resolve() == start.ledgers.resolve()
+
+
+def _loudly(start: Start) -> str:
+    if start.records == "public":
+        return f"starts from {start.folder}, whose records are said to be public"
+    return (
+        f"starts from {start.folder}, whose budget is not counted here: its records are said to be others than these. "
+        f"A record in both has spent the ε of both, added up; --ledger {start.folder} counts them together"
+    )
+
+
+def told(start: Start | None, ledgers: Path | None) -> dict[str, Any] | None:
+    """Return what a summary says of where a run started."""
+    return None if start is None else {"run": start.run, "counted": _counted(start, ledgers)}
+
+
+def digest(problem: Problem) -> str:
+    """Return the SHA-256 of x⁰: a resumed run must start from the same."""
+    x0 = Layout.of(problem.model).flatten(problem.model)
+    return hashlib.sha256(x0.cpu().numpy().tobytes()).hexdigest()

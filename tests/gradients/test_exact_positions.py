@@ -1,0 +1,114 @@
+"""Positions of secret runs: float32 where that is proved to be enough, against float64 and against each other."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_positions import WINDOWS, piece, plain
+
+from privsgp.gradients import PerSample, positions
+from privsgp.gradients.per_sample import sum_pieces
+from privsgp.gradients.positions import Exact, Positions, Window, _by_itself
+from privsgp.gradients.tables.table import make_table
+
+
+def _added(p):
+    """What is added of each sample alone, [samples, models, size]."""
+    return torch.stack([sum_pieces([_some(p, [j])], exact=True) for j in range(len(p.delta))])
+
+
+def _some(p, samples):
+    return Positions(p.delta[samples], p.input[samples], p.window, p.bias)
+
+
+def _attacks():
+    """Gradients that cancel, overflow, vanish, or lie in one number."""
+    generator = torch.Generator().manual_seed(0)
+    even = torch.randn(3, 2, 4, 1, 1, generator=generator).expand(3, 2, 4, 5, 4)
+    delta = torch.randn(3, 2, 6, 5, 4, generator=generator)
+    balanced = delta - delta.mean((-2, -1), keepdim=True)
+    one = torch.zeros_like(delta)
+    one[..., 0, 0] = 1e3
+    mixed = delta * 10.0 ** torch.randint(-30, 13, delta.shape, generator=generator)
+    window = Window()
+    return {
+        "cancels": Positions(balanced, even.contiguous(), window, bias=True),
+        "cancels by pairs": Positions(torch.cat([delta, -delta], -1), torch.cat([even, even], -1), window, bias=False),
+        "one number": Positions(one, even.contiguous(), window, bias=True),
+        "mixed": Positions(mixed, even.contiguous(), window, bias=True),
+        "vanishes": Positions(1e-22 * delta, 1e12 * even, window, bias=False),
+        "subnormal": Positions(1e-42 * delta, even.contiguous(), window, bias=True),
+    }
+
+
+@pytest.mark.parametrize("gram", [True, False])
+@pytest.mark.parametrize("attack", _attacks())
+def test_nothing_longer_than_the_clip_is_added(attack, gram, monkeypatch):
+    monkeypatch.setattr(positions, "_gram_is_cheaper", lambda *_: gram)
+    for radius in (1e-3, 1.0, 1e9):
+        p = _attacks()[attack]
+        raw = _added(p).norm(dim=-1).t()
+        g = PerSample([p], exact=True)
+        assert (raw <= g.norm() * (1 + 1e-6) + 1e-40).all()
+        g.clip_(radius, torch.ones(2, 3, dtype=torch.bool))
+        assert (_added(g.pieces[0]).norm(dim=-1) <= radius * (1 + 1e-6)).all()
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 2**32), exponent=st.floats(-44, 38), window=st.sampled_from(WINDOWS), bias=st.booleans())
+def test_no_size_of_gradient_escapes_the_ball(seed, exponent, window, bias):
+    p = piece(window, seed=seed, dtype=torch.float32, scale=10.0**exponent, bias=bias)
+    PerSample([p], exact=True).clip_(1.0, torch.ones(2, 3, dtype=torch.bool))
+    assert (_added(p).norm(dim=-1) <= 1 + 1e-6).all()
+    assert (plain(p).norm(dim=-1) <= 1 + 1e-6).all()
+
+
+@pytest.mark.parametrize("window", WINDOWS)
+def test_the_norm_is_hardly_longer_than_it_is(window):
+    p = piece(window, dtype=torch.float32)
+    true = plain(p).norm(dim=-1)
+    found = PerSample([p], exact=True).norm()
+    assert isinstance(p.exact(), Exact)
+    assert (found >= true).all()
+    torch.testing.assert_close(found, true, rtol=1e-3, atol=0)
+
+
+@pytest.mark.parametrize("chunk", [1, 2**26])
+@pytest.mark.parametrize("window", WINDOWS)
+def test_a_sum_is_that_of_what_each_sample_is_by_itself(window, chunk, monkeypatch):
+    p = piece(window, dtype=torch.float32)
+    alone = _added(p)
+    monkeypatch.setitem(positions._CHUNK, "cpu", chunk)
+    torch.testing.assert_close(sum_pieces([p], exact=True), alone.sum(0), rtol=0, atol=1e-13)
+    torch.testing.assert_close(alone.transpose(0, 1), plain(p), rtol=1e-4, atol=1e-5)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    seed=st.integers(0, 2**32), samples=st.integers(1, 9), out=st.integers(1, 40), pixels=st.integers(1, 9),
+    window=st.sampled_from([WINDOWS[0], Window((3, 3), (2, 2), (1, 1)), Window()]),
+)  # fmt: skip
+def test_a_sample_has_the_same_bits_whoever_stands_beside_it(seed, samples, out, pixels, window):
+    """Else a table's mean would keep what its entries differ by between being put in and taken out."""
+    generator = torch.Generator().manual_seed(seed)
+    a = torch.randn(samples, 12, pixels, pixels, generator=generator)
+    h = (pixels + 2 * window.padding[0] - window.kernel[0]) // window.stride[0] + 1
+    delta = torch.randn(samples, out, h, h, generator=generator)
+    together = _by_itself(delta, a, window)
+    for j in range(samples):
+        assert torch.equal(_by_itself(delta[j : j + 1], a[j : j + 1], window)[0], together[j])
+
+
+def test_what_leaves_a_table_is_what_came_in():
+    """Ten thousand replacements by the same gradients leave the mean where it was."""
+    p = piece(WINDOWS[0], height=2, width=2, dtype=torch.float32)
+    g = PerSample([p], exact=True)
+    g.clip_(1.0, torch.ones(2, 3, dtype=torch.bool))
+    table = make_table("factored", g, 3, clip=1.0)
+    table.set(torch.tensor([[0, 1, 2]] * 2), g)
+    for order in ([[0, 1, 2]] * 2, [[2, 0, 1]] * 2):
+        rows = torch.tensor(order)
+        same = PerSample([_some(g.pieces[0], order[0])], exact=True)
+        assert float(table.replace(rows, same).abs().max()) == 0

@@ -1,0 +1,133 @@
+"""From a notebook: mistakes are refused with a remedy in Python's terms, and a bar shows how far a run is."""
+
+from __future__ import annotations
+
+import ast
+import pathlib
+import re
+import sys
+import types
+
+import numpy as np
+import pytest
+from torch import nn
+
+import privsgp
+from privsgp import devices, errors
+from privsgp.errors import Refused, in_pythons_terms
+from privsgp.report import notebook
+
+rng = np.random.default_rng(0)
+X, Y = rng.normal(size=(80, 10)).astype(np.float32), np.arange(80) % 2
+QUICK = {"nodes": 2, "seed": 0, "privacy": {"sigma": 0.1}, "algorithm": {"name": "privsgp", "steps": 3}}
+
+
+def _train(out, model=None, data=(X, Y, X, Y), **more):
+    return privsgp.train(nn.Linear(10, 2) if model is None else model, data, out=out, **QUICK | more)
+
+
+@pytest.mark.parametrize(
+    ("model", "data", "what", "remedy"),
+    [
+        ("mlp", (X, Y), "model='mlp': a name", "privsgp.models.make('mlp'"),
+        (nn.Linear, (X, Y), "model=type", "an instance, not its class"),
+        (nn.Linear(11, 2), (X, Y), "does not take samples of shape (10,)", "first layer the width of a sample"),
+        (nn.Linear(10, 1), (X, Y), "1 outputs for 2 classes", "one for each class"),
+        (nn.Linear(10, 2), ([[1.0, 2.0], [3.0]], [0, 1]), "x is no array", "every row the same length"),
+        (nn.Linear(10, 2), (np.array([[1, "a"]], dtype=object), [0]), "holds objects", "as numbers"),
+    ],
+)
+def test_a_mistake_is_refused_with_a_remedy(tmp_path, model, data, what, remedy):
+    with pytest.raises(Refused) as refused:
+        _train(tmp_path / "out", model, data)
+    assert what in refused.value.what
+    assert remedy in refused.value.remedy
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_the_remedy_names_is_there():
+    model = privsgp.models.make("mlp", input_shape=(10,), outputs=2, seed=0)
+    assert isinstance(model, nn.Module)
+
+
+def test_more_than_there_is_memory_for_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(devices, "free_memory", lambda: 2000)
+    with pytest.raises(Refused, match="of memory are free") as refused:
+        _train(tmp_path / "out")
+    assert "fewer samples" in refused.value.remedy
+
+
+def test_a_folder_in_use_is_said_without_the_command_lines_options(tmp_path):
+    _train(tmp_path / "out")
+    with pytest.raises(Refused) as refused:
+        _train(tmp_path / "out")
+    assert refused.value.remedy == "add resume=True to continue it, or choose another out=…"
+    assert str(refused.value).endswith(refused.value.remedy)
+    assert "--" not in str(refused.value)
+
+
+def test_options_become_arguments():
+    assert in_pythons_terms("add --ledger runs/a, so") == "add ledger=runs/a, so"
+    assert in_pythons_terms("say --from-records others (or public)") == "say start_records=others (or public)"
+    assert in_pythons_terms("--resume with --out x") == "resume=True with out=… x"
+
+
+ROOMS = ("accounting", "data", "engine", "features", "runs", "transport", "graph", "errors")
+ELSEWHERE = {"--target", "--set", "--drop", "--delay", "--crash", "--leave", "--noise", "--own-sigma", "--pair-sigma"}
+
+
+def test_every_option_that_a_refusal_names_has_an_argument():
+    package = pathlib.Path(errors.__file__).parent
+    files = [path for path in package.rglob("*.py") if path.relative_to(package).parts[0].removesuffix(".py") in ROOMS]
+    texts = [n.value for f in files for n in ast.walk(ast.parse(f.read_text())) if isinstance(n, ast.Constant)]
+    named = {option for text in texts if isinstance(text, str) for option in re.findall(r"--[a-z][a-z-]+", text)}
+    assert named <= {f"--{name}" for name in errors._ARGUMENTS} | ELSEWHERE
+
+
+def test_a_loss_of_ones_own_without_correct_says_that_accuracy_is_unknown(tmp_path, caplog):
+    loss = nn.CrossEntropyLoss(reduction="none")
+    result = _train(tmp_path / "out", loss=loss)
+    assert "accuracy is unknown" in caplog.text
+    assert "test accuracy: unknown" in repr(result)
+    assert "accuracy" not in result.summary
+
+
+def test_metrics_of_ones_own_are_in_summary_and_report(tmp_path):
+    result = _train(tmp_path / "out", metrics={"margin": lambda o, t: (o[:, 1] - o[:, 0]).abs().mean()})
+    assert result.summary["own_metrics"]["margin"] > 0
+    assert "margin" in (tmp_path / "out" / "report.html").read_text()
+    with pytest.raises(Refused, match="metrics\\['wrong'\\] fails"):
+        _train(tmp_path / "no", metrics={"wrong": lambda o, t: o + t})
+
+
+class _Handle:
+    def __init__(self, shown):
+        self.seen = [shown._repr_html_()]
+
+    def update(self, shown):
+        self.seen.append(shown._repr_html_())
+
+
+def test_a_notebook_shows_a_bar_that_ends_at_the_last_step(tmp_path, monkeypatch):
+    handles = []
+
+    def display(shown, display_id):
+        assert display_id
+        handles.append(_Handle(shown))
+        return handles[-1]
+
+    for name in ("ipykernel", "IPython", "IPython.display"):
+        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+    sys.modules["IPython.display"].display = display
+    assert notebook.in_notebook()
+    _train(tmp_path / "out")
+    assert "step 0 of 3" in handles[0].seen[0]
+    assert "step 3 of 3" in handles[0].seen[-1]
+    assert "accuracy" in handles[0].seen[-1]
+    _train(tmp_path / "silent", progress=False)
+    assert len(handles) == 1
+
+
+def test_without_a_screen_nothing_is_shown(tmp_path, capsys):
+    _train(tmp_path / "out")
+    assert capsys.readouterr().err == ""
