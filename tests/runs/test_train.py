@@ -20,7 +20,6 @@ from privsgp.runs import config as configs
 from privsgp.runs import problem as problems
 from privsgp.runs import train as training
 from privsgp.runs.budgets import batch_sizes, calibrate_nodes
-from privsgp.runs.result import load
 
 QUICK = runs.SMALL.replace("steps = 30", "steps = 8").replace("sigma = 0.05", "sigma = 0")
 
