@@ -25,7 +25,6 @@ from rich.table import Table
 
 from privsgp import metrics
 from privsgp.errors import visible
-from privsgp.features.maps import pretraining
 from privsgp.paper import claims
 from privsgp.runs.shown import LABELS, metric_rows, span, summary_rows
 
@@ -205,6 +204,8 @@ def show_audit(report: AuditReport) -> None:
 
 def show_comparison(comparison: dict[str, Any]) -> None:
     """Print a comparison, as comparison.json holds it, method by method."""
+    from privsgp.features.maps import pretraining  # brings torch, which counting privacy goes without
+
     clock = any(row["virtual_seconds"] for row in comparison["rows"])
     extra = [name for name in ("auc", "r2") if any(name in row.get("metrics", {}) for row in comparison["rows"])]
     columns = (
