@@ -60,9 +60,11 @@ class Scaled(Options):
         if self.range is not None and not self.range[0] < self.range[1]:
             raise Refused(f"range = {self.range}", "write [smallest, largest]")
         (low, high), (centre, scale) = self.limits, self.affine
-        if not (0 < scale < math.inf and max(abs(low - centre), abs(high - centre)) <= _FARTHEST * scale):
+        far = max(abs(low - centre), abs(high - centre))
+        if not (0 < scale < math.inf and far < math.inf and far <= _FARTHEST * scale):
             raise Refused(
-                f"a scale that takes {low:g} … {high:g} to what is no number, or vast", "give a scale of the range's order"
+                f"a scale that takes {low:g} … {high:g} to what is no number, or vast",
+                "give a scale of the range's order",
             )
         return self
 

@@ -201,7 +201,8 @@ def load_result(folder: Folder, model: nn.Module, encoder: nn.Module | None, car
     flat = [torch.cat([t[name].reshape(-1) for name in layout.names]) for t in nodes]
     z = torch.stack(flat) if flat else torch.empty(0, layout.dim)  # a comparison keeps the average model alone
     ready = trained if encoder is None else maps.Encoded(encoder, trained)
-    setattr(ready, MARK, str(folder.path.resolve()))  # a run that starts from it must know
+    for part in {ready, *trained.modules()}:  # a run that starts from it, or from a layer of it, must know
+        setattr(part, MARK, str(folder.path.resolve()))
     return Result(summary, read_metrics(folder.metrics), ready, z, folder.path, card)
 
 
