@@ -1,4 +1,4 @@
-"""Schemas and tables that somebody else wrote: they take no more time and memory than they are long, and give numbers."""
+"""Schemas and tables that others wrote: they take no more time and memory than they are long, and give numbers."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_rows_that_become_more_numbers_than_there_is_memory_for_are_refused(tmp_
     found = _schema({"type": "category", "values": [f"v{i}" for i in range(10_000)]})
     (tmp_path / "t.csv").write_text("c,y\n" + 100 * "v7,a\n")
     monkeypatch.setattr(devices, "free_memory", lambda: 10**6)
-    with pytest.raises(Refused, match=r"unpacks to 8\.0 MB"):
+    with pytest.raises(Refused, match=r"unpacks to 16\.0 MB"):
         tables.read(tmp_path / "t.csv", found)
 
 

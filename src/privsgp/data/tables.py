@@ -238,7 +238,7 @@ def encode(table: Any, schema: Schema, where: str, *, labelled: bool = True) -> 
     refuse_other_columns(table.column_names, schema, where, labelled=labelled)
     if not table.num_rows:
         raise Refused(f"{where} has no rows", "give at least one record")
-    _refuse_vast(where, 8 * table.num_rows * schema.width)  # float32, and once more while columns are put together
+    _refuse_vast(where, 16 * table.num_rows * schema.width)  # float64 first, then float32, twice
     counts: dict[str, Count] = {}
     blocks: list[NDArray[np.float32]] = []
     for name, column in schema.encoded.items():
@@ -380,7 +380,7 @@ def _category(values: _Values, column: Category) -> tuple[Floats, Flags, Count]:
     if column.missing is not None:
         codes[missing] = column.known.index(column.missing)
     codes[unknown] = other
-    hot = np.zeros((len(codes), len(column.known)), np.float32)
+    hot = np.zeros((len(codes), len(column.known)))
     hot[np.arange(len(codes)), np.maximum(codes, 0)] = 1
     return hot, missing, Count(other=int(unknown.sum()))
 

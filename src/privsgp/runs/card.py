@@ -130,6 +130,12 @@ def read(path: Path) -> dict[str, Any]:
     return parsed(text.encode(), Card, str(path))
 
 
+def shapes(path: Path) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of the arrays in a model's file, none of which is read."""
+    with safe_open(path, "pt") as file:
+        return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118 - no mapping
+
+
 def markdown(told: dict[str, Any], summary: dict[str, Any]) -> str:
     """Return model-card.md: what the model is, what it is worth, what it promises and what it does not."""
     s = summary
