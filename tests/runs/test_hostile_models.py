@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 import privsgp
 import runs
 from privsgp.errors import Refused
+from privsgp.runs import card as cards
 from privsgp.runs import rows
 
 
@@ -65,3 +66,12 @@ def test_the_file_itself_can_be_read(run, said):
 def test_a_schema_that_is_none_is_refused(text):
     with pytest.raises(Refused, match="not TOML"):
         rows.schema_of({"schema_text": text})
+
+
+def test_names_of_classes_are_names_in_a_model_card(run):
+    with safe_open(run / "model.safetensors", "pt") as file:
+        told = json.loads(file.metadata()["privsgp"])
+    hostile = ["<img src=x>", "a\n\n## What it promises\n\nε = 0.01"]
+    text = cards.markdown(told | {"class_names": hostile}, json.loads((run / "summary.json").read_text()))
+    assert "<img" not in text
+    assert text.count("\n## What it promises") == 1
