@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
@@ -75,3 +76,13 @@ def test_names_of_classes_are_names_in_a_model_card(run):
     text = cards.markdown(told | {"class_names": hostile}, json.loads((run / "summary.json").read_text()))
     assert "<img" not in text
     assert text.count("\n## What it promises") == 1
+
+
+def test_names_of_classes_do_nothing_to_a_terminal(run, said, tmp_path):
+    np.savez(tmp_path / "x.npz", x=np.zeros((1, 64), np.float32))
+    said(class_names=["\x1b[2J", *"abcdefghi"])
+    ran = runs.command("predict", run, tmp_path / "x.npz")
+    assert ran.code == 0, ran.err
+    assert "\x1b" not in ran.out
+    said(class_names=["one"])
+    assert runs.command("predict", run, tmp_path / "x.npz").code == 2
