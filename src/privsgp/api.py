@@ -124,7 +124,8 @@ def train(
             model, data, {key: value for key, value in settings.items() if value is not None}, Path(out), loss=loss,
             correct=correct, test=test, test_is_public=test_is_public, classes=classes, vocabulary=vocabulary,
             schema=schema, features=features, resume=resume, ledger=None if ledger is None else Path(ledger),
-            start=_start(model, start, start_records, seed), moved=moved, metrics=metrics or {}, progress=progress,
+            start=_start(model, features, start, start_records, seed), moved=moved, metrics=metrics or {},
+            progress=progress,
         )  # fmt: skip
 
 
@@ -242,16 +243,31 @@ def _encoded(
     return arrays(data, "data"), public, schema.classes
 
 
-def _start(model: nn.Module, given: str | Path | Result | None, records: Records, seed: int | None) -> Start | None:
-    """Return the run that is started from: the one that is named, else the one that the model says it comes from."""
+def _start(
+    model: nn.Module, features: object, given: str | Path | Result | None, records: Records, seed: int | None
+) -> Start | None:
+    """Return the run that is started from: the one that is named, else the one that the model says it comes from.
+
+    What samples go through first may come from a run too: it is as much a part of what is started from.
+    """
+    came = _runs_of(features)
     if given is not None:
-        return Start.of(given.folder if isinstance(given, Result) else Path(given), records)
-    came = {getattr(part, MARK) for part in model.modules() if hasattr(part, MARK)}
+        start = Start.of(given.folder if isinstance(given, Result) else Path(given), records)
+        if seed is None and (other := came - {str(start.folder.resolve())}):
+            raise Refused(f"start={start.folder}, and features from {min(other)}", "take both from one run")
+        return start  # the model's own weights are not used
+    came |= _runs_of(model)
     if not came or seed is not None:  # a simulation protects nobody, wherever it starts
         return None
     if len(came) > 1:
         raise Refused(f"a model of parts from {len(came)} runs: {', '.join(sorted(came))}", "start from one of them")
     return replace(Start.of(Path(came.pop()), records), named=False)
+
+
+def _runs_of(module: object) -> set[str]:
+    """Return the runs whose models a module has parts of."""
+    parts = module.modules() if isinstance(module, nn.Module) else ()
+    return {getattr(part, MARK) for part in parts if hasattr(part, MARK)}
 
 
 def _refuse_no_module(model: object) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from privsgp.errors import Refused
+from privsgp.errors import Refused, visible
 
 if TYPE_CHECKING:
     from privsgp.runs.result import Result
@@ -53,7 +53,10 @@ def _said(result: Result, x: Any) -> list[list[Any]]:  # noqa: ANN401 - an array
     """Return the rows of a table, its head first."""
     if result.card["loss"] in ("cross-entropy", "binary"):
         p = result.predict_proba(x)
-        names = result.card.get("class_names") or list(range(p.shape[1]))
+        said = result.card.get("class_names")
+        names: list[Any] = list(range(p.shape[1])) if said is None else list(map(visible, said))
+        if len(names) != p.shape[1]:
+            raise Refused(f"{len(names)} names of {p.shape[1]} classes", "put a copy of the model's file back")
         head = ["row", "class", *(f"p{c}" if isinstance(c, int) else f"p({c})" for c in names)]
         return [head, *([i, names[int(row.argmax())], *(f"{v:.6g}" for v in row)] for i, row in enumerate(p))]
     outputs = result.outputs(x).flatten(1)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch import nn
 
 import privsgp
 import runs
@@ -138,3 +140,30 @@ def test_a_module_from_a_private_run_is_known_for_what_it_is(place, tmp_path):
     again = privsgp.train(result.model, arrays, start=tmp_path / "a", ledger=tmp_path / "a", out=tmp_path / "c",
                           **settings | {"privacy": {"epsilon": 9.0}})  # fmt: skip
     assert again.summary["started_from"]["counted"]
+
+
+def test_layers_of_a_private_model_and_features_made_by_one_are_known_too(place, tmp_path):
+    model, rng = privsgp.load(place / "secret").model, np.random.default_rng(0)
+    arrays = rng.normal(size=(100, 64)).astype(np.float32), np.arange(100) % 10
+    settings = {"nodes": 2, "classes": 10, "privacy": {"epsilon": 1.0}, "algorithm": {"name": "privsgp", "steps": 2}}
+    layers = nn.Sequential(*model.children(), nn.Linear(10, 10))
+    for name, given in {
+        "layers": {"model": layers},
+        "features": {"model": nn.Linear(10, 10), "features": model},
+    }.items():
+        with pytest.raises(Refused, match="add up"):
+            privsgp.train(data=arrays, out=tmp_path / name, **given, **settings)
+        assert not (tmp_path / name).exists()
+
+
+def test_a_ledger_that_does_not_know_the_run_that_is_started_from_pays_for_nothing(place, tmp_path):
+    other = tmp_path / "other"
+    assert _train(place, other, *SECRET).code == 0
+    copy = tmp_path / "copy"
+    shutil.copytree(place / "secret", copy)
+    shutil.rmtree(copy / "ledger")
+    shutil.copytree(other / "ledger", copy / "ledger")  # of the same records, and of another run
+    more = ("--set=privacy.epsilon=4.0", "--from", copy, "--ledger", copy)
+    ran = _train(place, tmp_path / "on", *SECRET, *more)
+    assert ran.code == 2
+    assert "knows nothing of the run" in ran.err

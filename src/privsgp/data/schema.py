@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
@@ -20,12 +22,15 @@ from privsgp.files import read_toml
 from privsgp.options import Options, Positive, option
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from privsgp.data.dataset import Task
 
 OTHER = "other"
 REACH = 10.0  # scales around the centre within which numbers are taken where no range is given
 _LONGEST = 2**22
 _MOST = 100_000  # encoded features
+_FARTHEST = 1e9  # scales from the centre that the ends of a range may be: float32 can still square it
 
 
 def _as_text(value: object) -> object:
@@ -54,6 +59,13 @@ class Scaled(Options):
             raise Refused("of centre and scale only one is there", "give both, or a range")
         if self.range is not None and not self.range[0] < self.range[1]:
             raise Refused(f"range = {self.range}", "write [smallest, largest]")
+        (low, high), (centre, scale) = self.limits, self.affine
+        far = max(abs(low - centre), abs(high - centre))
+        if not (0 < scale < math.inf and far < math.inf and far <= _FARTHEST * scale):
+            raise Refused(
+                f"a scale that takes {low:g} … {high:g} to what is no number, or vast",
+                "give a scale of the range's order",
+            )
         return self
 
     @property
@@ -261,9 +273,14 @@ def toml_value(value: object) -> str:
 
 
 def _distinct(values: list[str], what: str) -> list[str]:
-    if twice := {value for value in values if values.count(value) > 1}:
-        raise Refused(f"{what} has {min(twice)!r} twice", "give each value once")
+    if twice := doubles(values):
+        raise Refused(f"{what} has {twice[0]!r} twice", "give each value once")
     return values
+
+
+def doubles(names: Sequence[str]) -> list[str]:
+    """Return what is there more than once, sorted."""
+    return sorted(name for name, count in Counter(names).items() if count > 1)
 
 
 def read(path: Path) -> Schema:

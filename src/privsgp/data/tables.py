@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from privsgp import devices
-from privsgp.data.schema import OTHER, Category, Number, YesNo
+from privsgp.data.schema import OTHER, Category, Number, YesNo, doubles
 from privsgp.errors import Refused
 from privsgp.files import opened
 
@@ -36,6 +36,7 @@ SUFFIXES = (".csv", ".parquet", ".feather")
 _DELIMITERS = (",", ";", "\t")
 _INDEX = re.compile(r"__index_level_\d+__")  # what pandas makes of row labels
 _NUMBER = r"^[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?$"
+_MOST_COLUMNS = 100_000  # each takes kilobytes, however few rows there are
 _SHOWN = 40  # letters of a value in a refusal
 
 
@@ -137,7 +138,7 @@ def read_arrow(path: Path) -> Any:  # noqa: ANN401 - pyarrow has no types
 
 def refuse_doubles(names: list[str], where: str) -> None:
     """Refuse two columns of one name."""
-    if twice := sorted({name for name in names if names.count(name) > 1}):
+    if twice := doubles(names):
         raise Refused(f"{where}: two columns are called {twice[0]!r}", "give each column a name of its own")
 
 
@@ -200,6 +201,8 @@ def _header(path: Path, raw: bytes) -> tuple[list[str], str]:
     if "\r" in first:
         raise Refused(f"{path}, line 1: a carriage return among the names", "end lines with LF, or CR and LF")
     delimiter = max(_DELIMITERS, key=first.count)
+    if (count := first.count(delimiter) + 1) > _MOST_COLUMNS:
+        raise Refused(f"{path} has {count:,} columns", f"take at most {_MOST_COLUMNS:,}")
     return [name.strip() for name in next(csv.reader([first], delimiter=delimiter))], delimiter
 
 
@@ -222,7 +225,7 @@ def _feather(path: Path) -> Any:  # noqa: ANN401 - pyarrow has no types
         return read_table(file, use_threads=False)
 
 
-def _refuse_vast(path: Path, claimed: int) -> None:
+def _refuse_vast(path: Path | str, claimed: int) -> None:
     if claimed > (free := devices.free_memory()):
         raise Refused(
             f"data: {path} unpacks to {claimed / 1e6:.1f} MB, and {free / 1e6:.1f} MB of memory are free",
@@ -235,6 +238,7 @@ def encode(table: Any, schema: Schema, where: str, *, labelled: bool = True) -> 
     refuse_other_columns(table.column_names, schema, where, labelled=labelled)
     if not table.num_rows:
         raise Refused(f"{where} has no rows", "give at least one record")
+    _refuse_vast(where, 16 * table.num_rows * schema.width)  # float64 first, then float32, twice
     counts: dict[str, Count] = {}
     blocks: list[NDArray[np.float32]] = []
     for name, column in schema.encoded.items():
@@ -251,8 +255,8 @@ def encode(table: Any, schema: Schema, where: str, *, labelled: bool = True) -> 
 def refuse_other_columns(names: list[str], schema: Schema, where: str, *, labelled: bool = True) -> None:
     """Refuse a table whose columns are not the schema's, by their names."""
     refuse_doubles(names, where)
-    needed = [*schema.encoded, *([schema.target.column] if labelled else [])]
-    if missing := [name for name in needed if name not in names]:
+    needed, there = [*schema.encoded, *([schema.target.column] if labelled else [])], set(names)
+    if missing := [name for name in needed if name not in there]:
         raise Refused(
             f"{where} has no column {_names(missing)}; it has {_names(names)}",
             "bring the columns that the schema lists, under the same names",
@@ -376,7 +380,9 @@ def _category(values: _Values, column: Category) -> tuple[Floats, Flags, Count]:
     if column.missing is not None:
         codes[missing] = column.known.index(column.missing)
     codes[unknown] = other
-    return np.eye(len(column.known))[np.maximum(codes, 0)], missing, Count(other=int(unknown.sum()))
+    hot = np.zeros((len(codes), len(column.known)))
+    hot[np.arange(len(codes)), np.maximum(codes, 0)] = 1
+    return hot, missing, Count(other=int(unknown.sum()))
 
 
 def _codes(values: _Values, known: list[str], wanted: str) -> tuple[NDArray[np.int64], Flags]:

@@ -8,6 +8,7 @@ with the run, says the same in words, with what was spent and what came out.
 from __future__ import annotations
 
 import hashlib
+import html
 import json
 import math
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -16,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from safetensors import SafetensorError, safe_open
 
 from privsgp import __version__, features, metrics
-from privsgp.errors import Refused
+from privsgp.errors import Refused, visible
 from privsgp.files import parsed
 from privsgp.runs.budgets import per_node
 from privsgp.runs.shown import metric_rows, span
@@ -138,6 +139,12 @@ def read(path: Path) -> dict[str, Any]:
     return parsed(text.encode(), Card, str(path))
 
 
+def shapes(path: Path) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of the arrays in a model's file, none of which is read."""
+    with safe_open(path, "pt") as file:
+        return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118 - no mapping
+
+
 def markdown(told: dict[str, Any], summary: dict[str, Any]) -> str:
     """Return model-card.md: what the model is, what it is worth, what it promises and what it does not."""
     s = summary
@@ -178,8 +185,13 @@ def _shapes(told: dict[str, Any]) -> list[str]:
     lines = [f"- a sample: {' × '.join(map(str, told['input_shape']))} numbers", f"- {what}"]
     lines += [f"- features before the model: {through}"] if through != "none" else []
     lines += ["- a row of a table, by the public schema that the model's file carries"] if told["schema_text"] else []
-    lines += [f"- classes: {', '.join(told['class_names'])}"] if told["class_names"] else []
+    lines += [f"- classes: {', '.join(map(_in_a_line, told['class_names']))}"] if told["class_names"] else []
     return [*lines, f"- network: {told['model']['name']}"]
+
+
+def _in_a_line(name: str) -> str:
+    """Return a name from a schema that nobody can take for a heading or a tag."""
+    return html.escape(" ".join(visible(name).split()))
 
 
 def _worth(s: dict[str, Any]) -> list[str]:

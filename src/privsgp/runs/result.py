@@ -7,7 +7,10 @@ model on the records it was made of adds to what they have spent (`starting.py`)
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import functools
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,9 +21,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
 
+from privsgp import devices, models
 from privsgp import features as maps
 from privsgp import metrics as measures
-from privsgp import models
 from privsgp.engine.folder import Folder, read_metrics
 from privsgp.engine.formats import Summary
 from privsgp.errors import Refused
@@ -33,7 +36,7 @@ from privsgp.runs.rows import checked, labels
 from privsgp.runs.shown import summary_rows
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     import numpy as np
     from numpy.typing import ArrayLike, NDArray
@@ -134,8 +137,21 @@ def load(run: str | Path, model: nn.Module | None = None, features: nn.Module | 
         there = "is not finished" if folder.config.exists() else "is no run folder"
         raise Refused(f"{run} {there}: it has no summary.json", "name the folder of a run that came to its end")
     summary = read_json(folder.summary, Summary)
-    card = cards.read(best_model(folder, summary))
-    return load_result(folder, _bare(card, model), _encoder(card, features), card)
+    path = best_model(folder, summary)
+    card = cards.read(path)
+    with _as_it_says(path):
+        return load_result(folder, _bare(card, model, path), _encoder(card, features), card)
+
+
+@contextlib.contextmanager
+def _as_it_says(path: Path) -> Iterator[None]:
+    """Refuse a file whose card describes no model that can be made."""
+    try:
+        yield
+    except Refused:
+        raise
+    except (TypeError, ValueError, KeyError, RuntimeError, MemoryError, OverflowError) as error:
+        raise _damaged_model(path, f"says of itself what cannot be: {str(error).strip()[:200]}") from error
 
 
 def best_model(folder: Folder, summary: dict[str, Any]) -> Path:
@@ -146,8 +162,11 @@ def best_model(folder: Folder, summary: dict[str, Any]) -> Path:
     return folder.model if folder.model.exists() else here[0]
 
 
-def _bare(card: dict[str, Any], model: nn.Module | None) -> nn.Module:
-    """Return the network that weights are put into."""
+def _bare(card: dict[str, Any], model: nn.Module | None, path: Path) -> nn.Module:
+    """Return the network that weights are put into.
+
+    Guarantee: nothing larger is made than the weights that the file has, whatever its card says.
+    """
     name = card["model"].get("name")
     if name == "module":
         if not isinstance(model, nn.Module):
@@ -160,16 +179,30 @@ def _bare(card: dict[str, Any], model: nn.Module | None) -> nn.Module:
         return model
     if model is not None:
         raise Refused(f"model={type(model).__name__} for a run of model.name = {name!r}", "leave it out")
-    shape = tuple(card["input_shape"])
-    _, shape = make_encoder(card["features"]["name"], _options(card), shape)
-    return models.make(
+    there, options = cards.shapes(path), {key: value for key, value in card["model"].items() if key != "name"}
+    if isinstance(hidden := options.get("hidden"), list) and len(hidden) >= len(there):
+        raise _damaged_model(path, f"says that it has {len(hidden)} hidden layers, and has {len(there)} arrays")
+    _refuse_vast_map(card, path)
+    _, shape = make_encoder(card["features"]["name"], _options(card), tuple(card["input_shape"]))
+    made = functools.partial(
+        models.make,
         str(name),
         input_shape=shape,
         outputs=models.outputs(card["loss"], classes=card["classes"], target_shape=tuple(card["target_shape"])),
         seed=0,
         rows=card["features"].get("views") is not None,
-        **{key: value for key, value in card["model"].items() if key != "name"},
     )
+    layout = Layout.of(made(device="meta", **options))
+    if there != {name: tuple(shape) for name, shape in zip(layout.names, layout.shapes, strict=True)}:
+        raise _damaged_model(path, "does not hold this model's parameters")
+    return made(device="cpu", **options)
+
+
+def _refuse_vast_map(card: dict[str, Any], path: Path) -> None:
+    """Refuse a feature map that would make more of a sample than there is memory for."""
+    most = max((value for value in _options(card).values() if isinstance(value, int)), default=0)
+    if 8 * math.prod(card["input_shape"]) * most > devices.free_memory():
+        raise _damaged_model(path, f"has features of {most:,} kinds of a sample of {card['input_shape']}")
 
 
 def _encoder(card: dict[str, Any], given: nn.Module | None) -> nn.Module | None:
@@ -201,7 +234,8 @@ def load_result(folder: Folder, model: nn.Module, encoder: nn.Module | None, car
     flat = [torch.cat([t[name].reshape(-1) for name in layout.names]) for t in nodes]
     z = torch.stack(flat) if flat else torch.empty(0, layout.dim)  # a comparison keeps the average model alone
     ready = trained if encoder is None else maps.Encoded(encoder, trained)
-    setattr(ready, MARK, str(folder.path.resolve()))  # a run that starts from it must know
+    for part in {ready, *trained.modules()}:  # a run that starts from it, or from a layer of it, must know
+        setattr(part, MARK, str(folder.path.resolve()))
     return Result(summary, read_metrics(folder.metrics), ready, z, folder.path, card)
 
 

@@ -58,7 +58,10 @@ def schema_of(card: dict[str, Any]) -> schemas.Schema:
     text = card.get("schema_text")
     if text is None:
         raise Refused("a table for a model that learnt from arrays", "give arrays, or an .npz file with x")
-    return schemas.parse(tomllib.loads(text), "the model's schema")
+    try:
+        return schemas.parse(tomllib.loads(text), "the model's schema")
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise Refused(f"the model's schema is not TOML: {error}", "put a copy of the model back") from error
 
 
 def note_files(run: Path, files: list[Path]) -> None:

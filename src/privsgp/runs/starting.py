@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 from safetensors.torch import load_file
 
+from privsgp.data.loading import is_file
 from privsgp.engine.folder import Folder
 from privsgp.engine.formats import Summary
 from privsgp.errors import Refused
@@ -24,8 +25,10 @@ from privsgp.runs import config as configs
 from privsgp.runs.result import best_model
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
+    from privsgp.accounting.ledger import Segment
     from privsgp.runs.config import Config
     from privsgp.runs.problem import Problem
 
@@ -101,12 +104,28 @@ def refuse_uncounted(start: Start | None, config: Config, ledgers: Path | None) 
     _LOG.warning("%s", _loudly(start))
 
 
+def refuse_other_ledgers(
+    start: Start | None, config: Config, ledgers: Path | None, earlier: Sequence[Sequence[Segment]]
+) -> None:
+    """Refuse ledgers in the started run's folder that are another's: what its model cost is not in them.
+
+    `earlier` are those of the nodes here.
+    """
+    if start is None or config.seed is not None or not config.private or not _counted(start, ledgers):
+        return
+    for segments in earlier:
+        if segments and start.run not in [segment.header.run for segment in segments]:
+            raise Refused(
+                f"the ledger of node {segments[0].header.node} in {start.ledgers} knows nothing of the run in "
+                f"{start.folder}",
+                "put the ledgers back that the run wrote: what its model cost must be counted",
+            )
+
+
 def _visibly_same(before: Config, config: Config) -> bool:
     """Tell whether two configurations name one data set; arrays from Python have no name."""
-    ours, theirs = config.data, before.data
-    return (ours.path or (ours.published and ours.name)) == (theirs.path or (theirs.published and theirs.name)) and (
-        ours.path is not None or ours.published
-    )
+    ours, theirs = (d.path or (d.name if d.published or is_file(d.name) else None) for d in (config.data, before.data))
+    return ours is not None and ours == theirs
 
 
 def _counted(start: Start, ledgers: Path | None) -> bool:

@@ -122,6 +122,7 @@ def run(
         ran, whole = pooled(config, problem)
         world.all_or_none(lambda: starting.refuse_uncounted(start, ran, ledgers or folder.ledgers))
         earlier = world.all_or_none(lambda: earlier_runs(folder, ledgers, ran, problem.block, whole.samples))
+        world.all_or_none(lambda: starting.refuse_other_ledgers(start, ran, ledgers or folder.ledgers, earlier))
         if ran.private and ran.seed is None:
             world.all_or_none(lambda: _warn(folder, ran, earlier))
         spec = build_run(config, problem, earlier, world, faults)

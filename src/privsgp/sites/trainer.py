@@ -39,8 +39,6 @@ if TYPE_CHECKING:
     from privsgp.sites.pairs import PairKeys
     from privsgp.sites.transport import SitesTransport
 
-_REMEMBER = 32  # steps between two notes outside the run's folder of what the ledger holds
-
 
 class SiteTrainer(Trainer):
     """One site's part of a run."""
@@ -173,8 +171,7 @@ class SiteTrainer(Trainer):
             self._journal.committed()
         if self._pays:
             self.budget_guard.record(k, x)
-        if self._pays and k % _REMEMBER == 0:
-            self.budget_guard.heads()
+            self.budget_guard.heads()  # before it is sent: a folder put back by one step is older than what is known
 
     def _keep(self, k: int, seconds: float) -> bool:
         del seconds

@@ -1,0 +1,39 @@
+"""A site that leaves and lies about what it took: no message is sent anew, and nothing is given back twice."""
+
+from __future__ import annotations
+
+import json
+
+import torch
+
+from privsgp.sites.canonical import canonical
+from privsgp.sites.mailbox import Inbox, Outbox
+from privsgp.sites.members import Members, goodbye_text
+from privsgp.sites.transport import SitesTransport
+
+
+def _goodbye(c, taken):
+    text = goodbye_text(c.agreement.run, taken)
+    return {"2": {"taken": taken, "signature": c.sites[2].sign(b"leave", text).hex()}}
+
+
+def test_a_lie_about_what_was_taken_changes_no_message_and_counts_once(three, tmp_path):
+    members = Members(three.agreement, 0, 1, three.agreement.sign(three.sites[0]))
+    outbox, log = Outbox(9), tmp_path / "taken.jsonl"
+    transport = SitesTransport(three.sites[0], three.agreement, 0, Inbox(three.agreement, 0, 2), outbox, members, log)
+    transport._wait = lambda _k: None
+    for node in (1, 2):
+        peer = Members(three.agreement, node, 1, three.agreement.sign(three.sites[node]))
+        members.learn(node, json.loads(canonical(peer.hello(0))))
+    x, w = torch.ones(1, three.agreement.weights), torch.ones(1, dtype=torch.float64)
+    for k in range(2):
+        x, w = transport.mix(k, x, w)
+    sent = {i: list(outbox._frames[i]) for i in (1, 2)}
+    assert members._leave(_goodbye(three, {}))  # it has taken both
+    for k in (2, 3):
+        x, w = transport.mix(k, x, w)
+        assert not members._leave(_goodbye(three, {"0": 0}))  # the first word stays
+    assert outbox._frames[1][:2] == sent[1]
+    assert outbox._frames[2] == sent[2]
+    returned = [one["returned"] for line in log.read_text().splitlines() if "returned" in (one := json.loads(line))]
+    assert returned == [[[2, -1]]]
