@@ -76,8 +76,8 @@ def bare(wheel, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def privsgp(bare):
-    kept = {key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "PRIVSGP", "PYTEST"))}
-    own = kept | {"PRIVSGP_STATE": str(bare / "state"), "PRIVSGP_CACHE": str(bare / "cache"), "OMP_NUM_THREADS": "1"}
+    kept = {key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "PRIVSGP_D", "PYTEST"))}
+    own = kept | {"PRIVSGP_STATE": str(bare / "state"), "OMP_NUM_THREADS": "1"}
     return lambda *words: _run(bare / "venv" / "bin" / "privsgp", *words, cwd=bare, env=own)
 
 
