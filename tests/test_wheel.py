@@ -98,7 +98,7 @@ def test_it_says_its_version_and_completes(bare, privsgp):
     assert "_PRIVSGP_COMPLETE" in shown
 
 
-def test_the_demo_runs_and_its_ledgers_and_report_are_read(bare, privsgp):
+def test_the_demo_runs_and_leaves_its_report(bare, privsgp):
     shutil.copy(ROOT / "examples" / "digits.toml", bare)
     privsgp("train", "digits.toml", "--set", "algorithm.steps=3", "--out", "runs/demo")
     assert "<svg" in (bare / "runs" / "demo" / "report.html").read_text()
