@@ -5,7 +5,7 @@ export MPLBACKEND := Agg
 export PRIVSGP_CACHE ?= $(CURDIR)/.venv/cache
 export PRIVSGP_STATE ?= $(CURDIR)/.venv/state
 
-.PHONY: setup demo demo-pairwise test test-faults test-gpu test-browser browser audit bench docs lint typed licences clean
+.PHONY: setup demo demo-pairwise test test-faults test-gpu test-pythons wheel test-browser browser audit bench docs lint typed licences clean
 
 setup: .venv/.ready
 
@@ -44,6 +44,14 @@ browser:
 
 test-browser: .venv/.ready browser
 	$(BIN)/python -m pytest -n 0 tests/report/test_browser.py
+
+# The tests on every Python from 3.11 to 3.14 that is here, each in an environment of its own; says which is not. TESTS= for some of them.
+test-pythons:
+	.ci/pythons $(TESTS)
+
+# The sdist and the wheel, in dist/; that they live outside the checkout is tests/test_wheel.py.
+wheel: .venv/.ready
+	$(BIN)/python -m hatchling build -d dist
 
 # Every planted bug over twenty seeds, and the code as it is: minutes.
 audit: .venv/.ready
@@ -84,4 +92,4 @@ licences: .venv/.ready
 	$(BIN)/python .ci/licences.py
 
 clean:
-	rm -rf .venv build runs .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv build dist runs .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from privsgp.errors import Refused
     from privsgp.runs.result import Result, load
 
-__version__ = "0.1.0"
+__version__ = "1.0.0rc1"
 __all__ = ["Dataset", "Refused", "Result", "Schema", "__version__", "load", "register", "train"]
 
 _WHERE = {

@@ -92,6 +92,11 @@ def parsed(text: bytes, shape: type[BaseModel], where: str) -> dict[str, Any]:
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         key = ".".join(map(str, first["loc"])) or "it"
+        if key == "version":
+            raise Refused(
+                f"{where} is of version {first['input']!r:.80}: {first['msg']}",
+                "another release wrote it: read it with that one (run.json names it), or install a newer one",
+            ) from error
         raise _damaged(where, f"{key} = {first['input']!r:.80}: {first['msg']}") from error
     except (ValueError, RecursionError) as error:  # UnicodeDecodeError is a ValueError too
         raise _damaged(where, str(error)[:200]) from error

@@ -5,7 +5,7 @@ Keys beyond these are left as they are: releases may add some, and nobody relies
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -38,6 +38,7 @@ class _Circumstances(_Kept):
 class Identity(_Kept):
     """run.json."""
 
+    version: Literal[1] = 1
     run: str
     started: str = ""
     ledgers: str | None = None
@@ -65,6 +66,7 @@ _Bin = Annotated[list[float], Field(min_length=3, max_length=3)]
 class Summary(_Kept):
     """summary.json."""
 
+    version: Literal[1] = 1
     name: str
     simulation: bool
     not_dp: str | None = None
@@ -112,6 +114,7 @@ class Summary(_Kept):
 class Evaluation(_Kept):
     """A line of metrics.jsonl; its first has no step."""
 
+    version: Literal[1] = 1
     step: _Whole | None = None
     virtual_seconds: _Number = None
     test_accuracy: _Number = None

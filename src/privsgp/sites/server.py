@@ -28,7 +28,10 @@ from privsgp.sites.frames import PIECE, Frame, Rejected
 from privsgp.transport import forms
 
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what matters is said in this program's words
-import grpc
+try:
+    import grpc
+except ImportError as missing:
+    raise Refused("sites need grpcio, which is not installed", "pip install 'privsgp[sites]'") from missing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

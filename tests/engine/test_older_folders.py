@@ -1,0 +1,54 @@
+"""A folder of an earlier release is read, and what a later one wrote is refused by its version.
+
+`run-0.1.0` is what release 0.1.0 left of three nodes and eight steps, without its report.
+"""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import shutil
+
+import numpy as np
+import pytest
+
+import privsgp
+import runs
+from privsgp.accounting import segment
+
+OLD = pathlib.Path(__file__).parent / "run-0.1.0"
+
+
+@pytest.fixture
+def old(tmp_path):
+    return shutil.copytree(OLD, tmp_path / "old")
+
+
+def test_a_folder_of_the_release_before_is_read(old, tmp_path):
+    assert json.loads((old / "run.json").read_text())["versions"]["privsgp"] == "0.1.0"
+    assert runs.command("ledger", old).code == 0
+    ran = runs.command("report", old)
+    assert ran.code == 0, ran.err
+    assert "0.1.0" in (old / "report.html").read_text()
+    np.savez(tmp_path / "new.npz", x=np.zeros((2, 64), np.float32))
+    ran = runs.command("predict", old, tmp_path / "new.npz")
+    assert (ran.code, len(ran.out.splitlines())) == (0, 3), ran.err
+    assert privsgp.load(old).summary["steps"] == 8
+
+
+@pytest.mark.parametrize("name", ["run.json", "summary.json", "metrics.jsonl"])
+def test_what_a_later_release_wrote_is_refused_by_its_version(old, name):
+    text = (old / name).read_text()
+    assert '"version": 1' in text
+    (old / name).write_text(text.replace('"version": 1', '"version": 2', 1))
+    ran = runs.command("report", old)
+    assert ran.code == 2
+    assert "is of version 2" in ran.err
+    assert "another release wrote it" in ran.err
+
+
+def test_a_ledger_of_a_later_release_is_refused_by_its_format(old, monkeypatch):
+    monkeypatch.setattr(segment, "FORMATS", (0, 1))  # what a release before this ledger's would know
+    ran = runs.command("ledger", old)
+    assert ran.code == 2
+    assert "format 0 or 1" in ran.err

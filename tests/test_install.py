@@ -1,0 +1,63 @@
+"""What an installation is told: one version, extras by the command that brings them, the container's steps."""
+
+from __future__ import annotations
+
+import pathlib
+import re
+import subprocess
+import sys
+import tomllib
+
+import pytest
+
+from privsgp import __version__
+
+ROOT = pathlib.Path(__file__).parent.parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+EXTRAS = ("sites", "tables", "encoders", "export", "tensorboard")
+WITHOUT = """
+import sys
+sys.modules[sys.argv.pop(1)] = None  # as if it were not installed
+from privsgp import cli
+cli.main()
+"""
+
+
+def test_the_version_stands_in_one_place():
+    assert "version" not in PROJECT["project"]
+    assert PROJECT["tool"]["hatch"]["version"]["path"] == "src/privsgp/__init__.py"
+    assert f"\n## {__version__}\n" in (ROOT / "CHANGELOG.md").read_text()
+
+
+@pytest.mark.parametrize("extra", EXTRAS)
+def test_an_extra_exists_and_is_in_the_readme(extra):
+    assert extra in PROJECT["project"]["optional-dependencies"]
+    assert re.search(rf"^\| `{extra}` \|", (ROOT / "README.md").read_text(), re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    ("package", "extra", "command"),
+    [
+        ("grpc", "sites", ("relay", "lung.study")),
+        ("pyarrow", "tables", ("data", "check", str(ROOT / "examples/hospitals/schema.toml"), "site.csv")),
+    ],
+)
+def test_a_missing_extra_is_refused_with_the_command_that_brings_it(package, extra, command, tmp_path):
+    """Those of `encoders`, `export` and `tensorboard` are beside the tests of what needs them."""
+    (tmp_path / "site.csv").write_text("y\n0\n")
+    command = [sys.executable, "-c", WITHOUT, package, *command]
+    ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert ran.returncode == 2, ran.stderr
+    assert f"pip install 'privsgp[{extra}]'" in ran.stderr
+    assert "Traceback" not in ran.stderr
+
+
+def test_the_container_takes_the_steps_of_the_readme():
+    steps = re.findall(r"^pip (install --constraint .*?)(?: +#.*)?$", (ROOT / "README.md").read_text(), re.MULTILINE)
+    file = (ROOT / "deploy" / "Containerfile").read_text()
+    values = dict(re.findall(r"^ARG (\w+)=(\S+)", file, re.MULTILINE))
+    said = re.sub(r"\$\{?(\w+)\}?", lambda found: values.get(found[1], ""), file)
+    assert len(steps) == 2
+    for step in steps:
+        assert f"RUN pip {step}\n".replace("'", '"') in said
+    assert said.index("RUN pip") < said.index("USER privsgp")

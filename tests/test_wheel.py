@@ -1,0 +1,115 @@
+"""The life of the package outside its checkout: built, installed beside what is there already, and used."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import venv
+import zipfile
+
+import numpy as np
+import pytest
+
+from privsgp import __version__
+
+ROOT = pathlib.Path(__file__).parent.parent
+KEPT = {
+    "py.typed",
+    "report/page.css",
+    "report/page.js",
+    *(f"report/templates/{n}.html" for n in ("page", "parts", "sections")),
+}
+OWN = """
+name = "own"
+[data]
+path = "site-{node}.npz"
+nodes = 2
+classes = 2
+[model]
+name = "logistic"
+[privacy]
+epsilon = 3.0
+[algorithm]
+name = "privsgp"
+batch = 10
+steps = 4
+step_size = 0.5
+"""
+
+
+def _run(*command, **where):
+    ran = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False, **where)
+    assert ran.returncode == 0, ran.stderr
+    return ran.stdout
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    """Build the sdist of the checkout, and the wheel of the sdist."""
+    place = tmp_path_factory.mktemp("built")
+    _run(sys.executable, "-m", "hatchling", "build", "-t", "sdist", "-d", place, cwd=ROOT)
+    with tarfile.open(place / f"privsgp-{__version__}.tar.gz") as packed:
+        packed.extractall(place, filter="data")
+    _run(sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", place, cwd=place / f"privsgp-{__version__}")
+    return place / f"privsgp-{__version__}-py3-none-any.whl"
+
+
+@pytest.fixture(scope="module")
+def bare(wheel, tmp_path_factory):
+    """A new environment with the wheel; what it depends on is lent by this one, and not fetched again."""
+    place = tmp_path_factory.mktemp("bare")
+    venv.create(place / "venv", symlinks=True)
+    python = place / "venv" / "bin" / "python"
+    _run(sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-deps", "--no-index", wheel)
+    here = _run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip()
+    lent = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
+    pathlib.Path(here, "lent.pth").write_text(
+        "".join(f"{path}\n" for path in lent)
+    )  # behind its own, and no .pth of theirs
+    return place
+
+
+@pytest.fixture(scope="module")
+def privsgp(bare):
+    kept = {key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "PRIVSGP_D", "PYTEST"))}
+    own = kept | {"PRIVSGP_STATE": str(bare / "state"), "OMP_NUM_THREADS": "1"}
+    return lambda *words: _run(bare / "venv" / "bin" / "privsgp", *words, cwd=bare, env=own)
+
+
+def test_the_wheel_has_what_the_package_reads_and_nothing_else(wheel):
+    inside = set(zipfile.ZipFile(wheel).namelist())
+    package = {str(path.relative_to(ROOT / "src")) for path in (ROOT / "src").rglob("*.py")}
+    assert {f"privsgp/{name}" for name in KEPT} | package == {n for n in inside if n.startswith("privsgp/")}
+    assert f"privsgp-{__version__}.dist-info/licenses/LICENSE" in inside
+
+
+def test_it_says_its_version_and_completes(bare, privsgp):
+    assert privsgp("--version") == f"privsgp {__version__}\n"
+    where = _run(bare / "venv/bin/python", "-I", "-c", "import privsgp; print(privsgp.__file__)", cwd=bare)
+    assert str(bare) in where
+    shown = _run(
+        "bash", "-c", f"{bare}/venv/bin/privsgp --show-completion; true", cwd=bare
+    )  # it looks at who called it
+    assert "_PRIVSGP_COMPLETE" in shown
+
+
+def test_the_demo_runs_and_leaves_its_report(bare, privsgp):
+    shutil.copy(ROOT / "examples" / "digits.toml", bare)
+    privsgp("train", "digits.toml", "--set", "algorithm.steps=3", "--out", "runs/demo")
+    assert "<svg" in (bare / "runs" / "demo" / "report.html").read_text()
+
+
+def test_own_data_are_trained_on_and_predicted(bare, privsgp):
+    draw = np.random.default_rng(0)
+    for node in range(2):
+        np.savez(bare / f"site-{node}.npz", x=draw.normal(size=(60, 5)).astype("f4"), y=draw.integers(0, 2, 60))
+    np.savez(bare / "new.npz", x=np.zeros((3, 5), np.float32))
+    (bare / "own.toml").write_text(OWN)
+    privsgp("train", "own.toml", "--out", "runs/own")
+    privsgp("report", "runs/own")
+    assert len(privsgp("predict", "runs/own", "new.npz").splitlines()) == 4
