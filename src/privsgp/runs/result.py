@@ -69,7 +69,7 @@ class Result:
         Samples are as `privsgp.train` takes them, several inputs too, or the path of a file as the run had them.
         """
         named = isinstance(x, str | Path)
-        rows = torch.from_numpy(encoded_rows(Path(x), self.card) if named else checked(x, self.card))  # type: ignore[arg-type]
+        rows = torch.from_numpy(encoded_rows(Path(x), self.card) if named else checked(x, self.card))
         first = next(self.model.parameters())
         kind = first.dtype if rows.is_floating_point() else rows.dtype  # tokens stay whole
         still = self.model.eval()

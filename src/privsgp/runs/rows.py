@@ -169,13 +169,13 @@ def fields_of(card: dict[str, Any]) -> Fields | None:
 def _packed(x: Any, fields: Fields | None) -> NDArray[np.float32]:  # noqa: ANN401 - whatever was brought
     """Lay several inputs side by side; refuse others than the model takes."""
     given = plain(pair(x)[0] if is_dataset(x) else x, "x")
-    wanted = None if fields is None else fields.names or tuple(range(len(fields.shapes)))
+    wanted: tuple[Any, ...] = () if fields is None else fields.names or tuple(range(len(fields.shapes)))
     if (
         fields is None
         or not are_fields(given)
-        or set(wanted or ()) != set(given if isinstance(given, dict) else range(len(given)))
+        or set(wanted) != set(given if isinstance(given, dict) else range(len(given)))
     ):
-        said = ", ".join(map(repr, wanted or ()))
+        said = ", ".join(map(repr, wanted))
         raise Refused(f"x has other inputs than the model, which takes {said}", "give a mapping, or a tuple, of all")
     ordered = given if fields.names is None else {name: given[name] for name in fields.names}
     return fields.pack(field_arrays(ordered), "x")
