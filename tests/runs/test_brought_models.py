@@ -167,7 +167,7 @@ def test_images(tmp_path):
     assert "was trained on" in own.err
     (tmp_path / "empty").mkdir()
     assert "is no folder with images" in runs.command("predict", run, tmp_path / "empty").err
-    assert "no .npz file and not a folder of images" in runs.command("predict", run, tmp_path / "out.txt").err
+    assert "no .npz file and not a folder of images" in runs.command("predict", run, tmp_path / "run.toml").err
 
 
 class Words(nn.Module):

@@ -69,6 +69,8 @@ def _refuse_unreadable(path: Path, card: dict[str, Any]) -> None:
     form = form_of(card)
     if card.get("fields") is not None:
         raise Refused(f"{path} for a model of several inputs", "call predict or evaluate from Python, with all inputs")
+    if not path.exists():
+        raise Refused(f"{path} does not exist", "name samples that are there, as the run had them")
     if path.is_dir() and form.images is None and not (path / "x.npy").exists():
         raise Refused(f"{path} is a folder, and the model learnt from no images", "give a file as the run had them")
     if not path.is_dir() and not form.fits(path) and path.suffix != ".npz" and not tables.is_table(path.name):
