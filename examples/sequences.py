@@ -99,18 +99,18 @@ def texts(count: int, seed: int, shift: int = 0) -> tuple[np.ndarray, np.ndarray
     return np.where(marked, 10 * (2 * y[:, None] + shift) + x % 10, x), y
 
 
-def train(name: str, model: nn.Module, out: Path, steps: int, shift: int = 0) -> nn.Module:
+def train(name: str, model: nn.Module, out: Path, steps: int, records: int, shift: int = 0) -> nn.Module:
     """Train at four sites, say how it went, and return the model."""
     result = privsgp.train(
         model,
-        [texts(2000, seed, shift) for seed in range(4)],
-        test=texts(1000, 9, shift),
+        [texts(records, seed, shift) for seed in range(4)],
+        test=texts(records // 2, 9, shift),
         classes=2,
         out=out / name,
         seed=0,  # leave it out for noise that is secret
         graph="exponential",
         privacy={"epsilon": 3.0, "delta": 1e-5, "clip": 1.0},
-        algorithm={"name": "privsgp", "batch": 200, "steps": steps, "step_size": 1.0, "momentum": 0.9},
+        algorithm={"name": "privsgp", "batch": records // 10, "steps": steps, "step_size": 1.0, "momentum": 0.9},
     )
     s, whole = result.summary, sum(p.numel() for p in model.parameters())
     print(
@@ -123,13 +123,15 @@ def train(name: str, model: nn.Module, out: Path, steps: int, shift: int = 0) ->
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--records", type=int, default=2000, help="of each site")
     parser.add_argument("--out", type=Path, help="where run folders go; default: a temporary folder")
     options = parser.parse_args()
     out = options.out or Path(tempfile.mkdtemp(prefix="sequences-"))
     torch.manual_seed(0)  # the weights a model starts from are public
-    train("lstm", Recurrent(), out, options.steps)
-    base = train("transformer", Transformer(), out, options.steps)
-    train("adapters", adapted(base), out, options.steps, shift=1)
+    asked = out, options.steps, options.records
+    train("lstm", Recurrent(), *asked)
+    base = train("transformer", Transformer(), *asked)
+    train("adapters", adapted(base), *asked, shift=1)
 
 
 if __name__ == "__main__":

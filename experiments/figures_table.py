@@ -28,7 +28,7 @@ Figures = dict[tuple[str, str, str], dict[str, Any]]
 def main() -> None:
     """Judge and draw what is there, and put it between the page's two marks."""
     folder, page = map(Path, sys.argv[1:])
-    for path in sorted(folder.glob("*.json")):
+    for path in sorted(folder.glob("*-*.json")):
         told = judged(json.loads(path.read_text()))
         write_json(path, told)
         picture.draw_figure(told, path.with_suffix(".svg"))
@@ -39,7 +39,7 @@ def main() -> None:
 
 def written(folder: Path) -> str:
     """Return a table of all verdicts, and a section for each figure."""
-    read = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
+    read = [json.loads(path.read_text()) for path in sorted(folder.glob("*-*.json"))]
     figures = {(one["name"], one["scale"], one["mode"]): one for one in read}
     sections = [section(name, figures, folder.name) for name in NAMES]
     return plain(table(figures)) + "\n" + plain("\n".join(sections))

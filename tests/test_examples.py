@@ -52,7 +52,7 @@ def test_the_results_page_has_what_hospitals_says(monkeypatch, tmp_path, capsys)
 
 
 def test_sequences(monkeypatch, tmp_path, capsys):
-    _run(monkeypatch, "sequences.py", "--steps", 3, "--out", tmp_path)
+    _run(monkeypatch, "sequences.py", "--steps", 2, "--records", 200, "--out", tmp_path)
     lstm, transformer, adapters = capsys.readouterr().out.splitlines()
     assert "3,170 of 3,170 numbers learn, 12,680 bytes a message" in lstm
     assert transformer.startswith("transformer: ")

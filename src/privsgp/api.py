@@ -187,6 +187,7 @@ def _train(
             views=config.views,
             measure=measure,
             loss_name=measure.kind,
+            fields=fields,
         )
         home = problems.brought_home(config, alone)
         _refuse_unfit(home, measure)

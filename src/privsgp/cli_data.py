@@ -94,23 +94,24 @@ def init(
     """Write a commented run.toml, and a schema.toml beside it; what is not given is asked for."""
     from privsgp.runs.first import write_first
 
-    public = public or Path(_asked("a public table (or data dictionary) with the columns of every site's"))
-    target = target or _asked("the column to predict")
-    names = (sites or _asked("names of the sites, with commas between")).split(",")
-    path = path or _asked("each site's file", "{site}.csv")
-    budgets = epsilon or _asked("ε of each site, one for all or with commas between", "2.0")
+    public = public or Path(_asked("a public table (or data dictionary) with the columns of every site's", "--public"))
+    target = target or _asked("the column to predict", "--target")
+    names = (sites or _asked("names of the sites, with commas between", "--sites")).split(",")
+    path = path or _asked("each site's file", "--path", "{site}.csv")
+    budgets = epsilon or _asked("ε of each site, one for all or with commas between", "--epsilon", "2.0")
     files = write_first(folder, public, target, [name.strip() for name in names], path, _numbers(budgets), test)
     for file in files:
         out.print(f"written: {file}", soft_wrap=True)
     out.print(f"next: read both; each site: privsgp data check {files[1]} ITS.csv; then: privsgp plan {files[0]}")
 
 
-def _asked(what: str, default: str | None = None) -> str:
+def _asked(what: str, called: str, default: str | None = None) -> str:
     """Ask at a terminal; elsewhere refuse, for nobody would answer."""
     import sys
 
     if not sys.stdin.isatty():
-        raise Refused(f"init without {what}", "give it as an option: privsgp init --help")
+        example = "" if default is None else f" '{default}'"
+        raise Refused(f"init without {what}", f"give it as an option: {called}{example}")
     answer: str = typer.prompt(what, default=default, err=True)
     return answer
 

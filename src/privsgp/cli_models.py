@@ -26,7 +26,9 @@ def add_to(app: typer.Typer) -> None:
 
 def predict(
     run: RunFolder,
-    file: Annotated[Path, typer.Argument(help="Samples as the run had them: .npz with x, or a table.")],
+    file: Annotated[
+        Path, typer.Argument(help="Samples as the run had them: .npz with x, a table, texts, a folder of images.")
+    ],
     out: Annotated[Path | None, typer.Option("--out", "-o", help="A .csv file; default: stdout.")] = None,
 ) -> None:
     """Write what a trained model says of each sample: its class and how sure it is, or its values."""
@@ -66,7 +68,7 @@ def _said(result: Result, x: Any) -> list[list[Any]]:  # noqa: ANN401 - an array
 
 def evaluate(
     run: RunFolder,
-    file: Annotated[Path, typer.Argument(help="Public samples with targets: .npz with x and y, or a table.")],
+    file: Annotated[Path, typer.Argument(help="Public samples with targets, as the run had them; .npz with x and y.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON on stdout, and nothing else there.")] = False,
 ) -> None:
     """Tell what a trained model is worth on public data. No ε covers that: records it was trained on are refused."""

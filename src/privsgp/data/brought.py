@@ -7,6 +7,7 @@ of a loader is used but its data set: batches are drawn here, by secret coins.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,8 +26,9 @@ def is_dataset(given: object) -> bool:
 
 
 def are_sites(given: object) -> bool:
-    """Tell whether this is a list of what each node brings: data sets, or pairs (x, y)."""
-    return isinstance(given, list) and bool(given) and all(is_dataset(one) or isinstance(one, tuple) for one in given)
+    """Tell whether this is a list of what each node brings: data sets, pairs (x, y), or files."""
+    kinds = (torch_data.Dataset, torch_data.DataLoader, tuple, str, Path)
+    return isinstance(given, list) and bool(given) and all(isinstance(one, kinds) for one in given)
 
 
 def pair(given: Any) -> tuple[Any, ...]:  # noqa: ANN401 - whatever was brought
@@ -35,6 +37,11 @@ def pair(given: Any) -> tuple[Any, ...]:  # noqa: ANN401 - whatever was brought
         given = given.dataset
     if isinstance(given, torch_data.Dataset):
         return _items(given)
+    if isinstance(given, str | Path):
+        raise Refused(
+            f"data is a path, {str(given)!r}",
+            "for tables give their schema too; of images and texts bring a torch Dataset, or train from a run.toml",
+        )
     if not isinstance(given, Sequence) or len(given) not in (2, 4):
         raise Refused(
             f"data is a {type(given).__name__}" + (f" of {len(given)}" if isinstance(given, Sequence) else ""),

@@ -54,18 +54,30 @@ def read_images(folder: Path, options: ImageOptions) -> tuple[NDArray[np.uint8],
         raise Refused(
             f"{folder} has no image in {', '.join(labels[:8])}", f"put files that end in {', '.join(ENDINGS)} there"
         )
-    first = _image(paths[0][0], options)
-    _refuse_vast(folder, first, len(paths))
+    x = _images([path for path, _ in paths], options)
+    return x, np.array([number for _, number in paths], np.int64)
+
+
+def read_bare_images(folder: Path, options: ImageOptions) -> NDArray[np.uint8]:
+    """Read the images of a folder whose classes nobody knows, in the order of their names."""
+    if not folder.is_dir() or not (paths := _files(folder)):
+        raise Refused(f"{folder} is no folder with images", f"put files that end in {', '.join(ENDINGS)} there")
+    return _images(paths, options)
+
+
+def _images(paths: list[Path], options: ImageOptions) -> NDArray[np.uint8]:
+    first = _image(paths[0], options)
+    _refuse_vast(paths[0].parent, first, len(paths))
     x = np.empty((len(paths), *first.shape), np.uint8)
-    for row, (path, _) in enumerate(paths):
+    for row, path in enumerate(paths):
         image = _image(path, options)
         if image.shape != first.shape:
             raise Refused(
-                f"{path} has {list(image.shape[1:])} pixels, {paths[0][0]} {list(first.shape[1:])}",
+                f"{path} has {list(image.shape[1:])} pixels, {paths[0]} {list(first.shape[1:])}",
                 "say what size images are brought to: data.images.size",
             )
         x[row] = image
-    return x, np.array([number for _, number in paths], np.int64)
+    return x
 
 
 def _files(folder: Path) -> list[Path]:

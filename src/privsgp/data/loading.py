@@ -17,7 +17,7 @@ import numpy as np
 from privsgp.data import tables
 from privsgp.data.dataset import Dataset, Task, from_arrays, pool, refuse_other_shapes, settle, unsettled
 from privsgp.data.files import NPZ, find, read_cifar, read_idx, read_libsvm, read_npz
-from privsgp.data.images import ImageOptions, class_folders, read_images
+from privsgp.data.images import ImageOptions, class_folders, read_bare_images, read_images
 from privsgp.data.mapped import open_array
 from privsgp.data.tables import is_table
 from privsgp.data.text import ENDINGS as TEXTS
@@ -113,7 +113,7 @@ def read_file(path: Path, *, schema: Schema | None, task: Task, form: Form = PLA
 def _read_texts(path: Path, form: Form, task: Task) -> Brought:
     options = form.text or TextOptions()
     x, y = read_texts(path, options)
-    dataset = unsettled(x, y, None, None, name=str(path), task=task, vocabulary=options.size)
+    dataset = unsettled(x, np.asarray(y), None, None, name=str(path), task=task, vocabulary=options.size)
     return Brought(dataset, None if options.labels is None else len(options.labels), [])
 
 
@@ -209,10 +209,10 @@ def site_paths(
     return [base / template.replace("{node}", str(i)).replace("{site}", names[i] if names else "{site}") for i in nodes]
 
 
-def same_data(one: Path, other: Path, schema: Schema | None = None) -> bool:
+def same_data(one: Path, other: Path, schema: Schema | None = None, form: Form = PLAIN) -> bool:
     """Whether two names stand for one file, by whatever path, link or copy, or most records of one are the other's."""
     try:
-        return same_file(one, other) or _same_records(one, other, schema)
+        return same_file(one, other) or _same_records(one, other, schema, form)
     except (OSError, Refused):  # one of them is not there, or cannot be read
         return False
 
@@ -227,17 +227,26 @@ def same_file(one: Path, other: Path) -> bool:
         return False
 
 
-def _same_records(one: Path, other: Path, schema: Schema | None) -> bool:
+def _same_records(one: Path, other: Path, schema: Schema | None, form: Form) -> bool:
     """Tell whether half of one file's records stand in the other: saved anew, in another order, some left out."""
-    mine, theirs = ([row.tobytes() for row in _inputs(path, schema)] for path in (one, other))
+    mine, theirs = (
+        [row.astype(np.float32).tobytes() for row in unlabelled(path, schema, form)] for path in (one, other)
+    )
     common = set(mine) & set(theirs)
     return any(2 * sum(row in common for row in rows) >= len(rows) for rows in (mine, theirs))
 
 
-def _inputs(path: Path, schema: Schema | None) -> NDArray[np.float32]:
+def unlabelled(path: Path, schema: Schema | None, form: Form = PLAIN) -> Array:
+    """Return the samples of a file or folder, as bytes, tokens or numbers; targets need not be there."""
+    if form.text is not None and path.suffix in TEXTS:
+        return read_texts(path, form.text, labelled=False)[0]
+    if (path / "x.npy").exists():
+        return open_array(path / "x.npy")
+    if form.images is not None:
+        return read_images(path, form.images)[0] if class_folders(path) else read_bare_images(path, form.images)
     if is_table(path.name) and schema is not None:
         return tables.read(path, schema, labelled=False).x
-    return read_npz(path)["x"].astype(np.float32)
+    return read_npz(path, ("x",))["x"]
 
 
 def file_path(name: str, data_dir: Path | None, base: Path | None = None) -> Path:

@@ -72,8 +72,10 @@ def _token(word: str, vocabulary: int) -> int:
     return 1 + int.from_bytes(digest, "little") % (vocabulary - 1)
 
 
-def read_texts(path: Path, options: TextOptions) -> tuple[NDArray[np.int64], NDArray[Any]]:
-    """Read a file's texts as tokens, and their classes."""
+def read_texts(
+    path: Path, options: TextOptions, *, labelled: bool = True
+) -> tuple[NDArray[np.int64], NDArray[Any] | None]:
+    """Read a file's texts as tokens, and their classes unless they are not asked for."""
     try:
         with opened(path) as file:
             raw = file.read(_LONGEST + 1)
@@ -83,12 +85,12 @@ def read_texts(path: Path, options: TextOptions) -> tuple[NDArray[np.int64], NDA
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise Refused(f"{path} cannot be read: {error}", "write it as UTF-8 .jsonl, .csv or .tsv") from error
     if not found:
-        raise Refused(f"{path} has no text", "give at least one, with its class")
-    texts, labels = [], []
-    for number, row in found:
-        texts.append(_value(path, number, row, options.column))
-        labels.append(_class(path, number, _value(path, number, row, options.label), options.labels))
-    return options.encoded([str(text) for text in texts]), np.array(labels)
+        raise Refused(f"{path} has no text", "give at least one" + (", with its class" if labelled else ""))
+    texts = [str(_value(path, number, row, options.column)) for number, row in found]
+    if not labelled:
+        return options.encoded(texts), None
+    labels = [_class(path, number, _value(path, number, row, options.label), options.labels) for number, row in found]
+    return options.encoded(texts), np.array(labels)
 
 
 def _rows(path: Path, text: str) -> Iterator[tuple[int, dict[str, Any]]]:

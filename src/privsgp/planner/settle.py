@@ -203,7 +203,7 @@ def source_of(config: Config, name: str, data_dir: Path | None = None) -> Source
         files = [file_path(own, data_dir, config.base)]
     else:
         files = site_paths(own, range(d.nodes), config.base, d.sites)
-    private = name in ("private", own) or any(same_data(looked_at, file, d.schema) for file in files)
+    private = name in ("private", own) or any(same_data(looked_at, file, d.schema, d.form) for file in files)
     return Source("private", own) if private else Source("public", name)
 
 

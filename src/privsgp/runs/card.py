@@ -7,6 +7,7 @@ with the run, says the same in words, with what was spent and what came out.
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import html
 import json
@@ -17,6 +18,8 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from safetensors import SafetensorError, safe_open
 
 from privsgp import __version__, features, metrics
+from privsgp.data.images import ImageOptions
+from privsgp.data.text import TextOptions
 from privsgp.errors import Refused, visible
 from privsgp.files import parsed
 from privsgp.runs.budgets import per_node
@@ -37,6 +40,16 @@ _MOST = 2**26  # numbers in a sample
 Shape = Annotated[list[Annotated[int, Field(ge=1)]], Field(max_length=8)]
 
 
+class Parts(BaseModel):
+    """What a sample of several inputs is made of."""
+
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+    names: Annotated[list[str], Field(max_length=64)] | None
+    shapes: Annotated[list[Shape], Field(max_length=64)]
+    vocabulary: Annotated[list[Annotated[int, Field(ge=0)]], Field(max_length=64)]
+
+
 class Card(BaseModel):
     """The metadata of a model's file."""
 
@@ -54,6 +67,9 @@ class Card(BaseModel):
     vocabulary: Annotated[int, Field(ge=1)] | None = None
     dtype: Literal["float32", "float64"]
     schema_text: str | None = None
+    text: TextOptions | None = None
+    images: ImageOptions | None = None
+    fields: Parts | None = None
     class_names: list[str] | None = None
     privacy: dict[str, Any]
 
@@ -84,9 +100,26 @@ def card(config: Config, problem: Problem) -> dict[str, Any]:
         **({} if (tokens := _tokens(config, problem)) is None else {"vocabulary": tokens}),
         "dtype": config.engine.dtype,
         "schema_text": None if schema is None else schema.toml(),
-        "class_names": None if schema is None else schema.target.classes,
+        **_read_as(config, problem),
+        "class_names": _class_names(config),
         "privacy": _promise(config),
     }
+
+
+def _read_as(config: Config, problem: Problem) -> dict[str, Any]:
+    """Return the public settings that samples are read by, as far as there are any."""
+    d, fields = config.data, problem.fields
+    return {
+        **({} if d.text is None else {"text": d.text.model_dump()}),
+        **({} if d.images is None else {"images": d.images.model_dump()}),
+        **({} if fields is None else {"fields": dataclasses.asdict(fields)}),
+    }
+
+
+def _class_names(config: Config) -> list[str] | None:
+    d = config.data
+    named = d.images or d.text
+    return d.schema.target.classes if d.schema is not None else None if named is None else named.labels
 
 
 def _tokens(config: Config, problem: Problem) -> int | None:

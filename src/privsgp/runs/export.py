@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from privsgp.errors import Refused
 from privsgp.files import replace
 from privsgp.runs import card as cards
+from privsgp.runs.rows import fields_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -63,8 +64,13 @@ def _checked(result: Result, path: Path, write: Callable[[Result, Path], None], 
 
 def made_up(result: Result, count: int) -> Tensor:
     """Return samples of the right shape that are nobody's."""
-    generator = torch.Generator().manual_seed(count)
-    x = torch.randn(count, *result.card["input_shape"], generator=generator)
+    generator, shape = torch.Generator().manual_seed(count), (count, *result.card["input_shape"])
+    if (most := result.card.get("vocabulary")) is not None:
+        return torch.randint(most, shape, generator=generator)
+    x = torch.randn(shape, generator=generator)
+    if (fields := fields_of(result.card)) is not None:  # tokens among real numbers
+        tokens = torch.tensor(fields.columns)
+        x = torch.where(tokens > 0, torch.rand(shape, generator=generator).mul(tokens).floor(), x)
     return x.to(next(result.model.parameters()).dtype)
 
 

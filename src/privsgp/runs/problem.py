@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 import json
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,12 +28,12 @@ from privsgp.transport.rendezvous import World, blocks, greet, join
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from pathlib import Path
 
     import torch
     from numpy.typing import NDArray
     from torch import Tensor
 
+    from privsgp.data.fields import Fields
     from privsgp.runs.config import Config
 
 
@@ -57,6 +58,7 @@ class Problem:
     measure: Callable[[Tensor, Tensor], dict[str, Any]] | None = None
     loss_name: str | None = None  # None: a loss of the user's own
     raw_shape: tuple[int, ...] | None = None  # of a sample before the encoder
+    fields: Fields | None = None  # of a sample that is several inputs
     told: Sequence[str] = ()  # what happened to single values of records here: for those who hold them alone
 
     @property
@@ -239,11 +241,13 @@ def layout(config: Config) -> str:
     return hashlib.sha256(f"privsgp/layout/{told}".encode()).hexdigest()
 
 
-def own_files(config: Config, block: range | None) -> list[Path]:
+def own_files(config: Config, problem: Problem) -> list[Path]:
     """Return the files that records of these nodes come from; none of arrays and of published data."""
-    d = config.data
+    d, block = config.data, problem.block
     if d.path is None:
-        return [config.base / d.name] if is_file(d.name) else []
+        here = Path(problem.dataset.name)  # where it was found: beside run.toml, or in the data folder
+        named = here.name == Path(d.name).name  # arrays from Python have none
+        return [here] if not d.published and (is_file(d.name) or (named and d.form.fits(here))) else []
     return site_paths(d.path, range(d.nodes) if block is None else block, config.base, d.sites)
 
 

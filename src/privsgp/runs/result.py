@@ -24,6 +24,7 @@ from torch import nn
 from privsgp import devices, models
 from privsgp import features as maps
 from privsgp import metrics as measures
+from privsgp.data.brought import is_dataset, pair, plain
 from privsgp.engine.folder import Folder, read_metrics
 from privsgp.engine.formats import Summary
 from privsgp.errors import Refused
@@ -32,7 +33,7 @@ from privsgp.files import read_json
 from privsgp.gradients import Layout
 from privsgp.runs import card as cards
 from privsgp.runs.picture import Picture, drawn
-from privsgp.runs.rows import checked, labels
+from privsgp.runs.rows import checked, encoded_rows, fields_of, labelled_rows, labels, refuse_records
 from privsgp.runs.shown import summary_rows
 
 if TYPE_CHECKING:
@@ -43,6 +44,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from privsgp.metrics import Metric
+
+    Samples = Any  # arrays, one or several, tensors, a data frame, a torch Dataset, or the path of a file
 
 _CHUNK = 256
 MARK = "privsgp_run"  # the attribute of a module that names the run which it comes from
@@ -63,15 +66,20 @@ class Result:
     folder: Path
     card: dict[str, Any] = field(default_factory=dict)
 
-    def outputs(self, x: ArrayLike) -> Tensor:
-        """Return what the model makes of samples [N, …], whatever its loss makes of that."""
-        rows = torch.from_numpy(checked(x, self.card))
+    def outputs(self, x: Samples) -> Tensor:
+        """Return what the model makes of samples [N, …], whatever its loss makes of that.
+
+        Samples are as `privsgp.train` takes them, several inputs too, or the path of a file as the run had them.
+        """
+        named = isinstance(x, str | Path)
+        rows = torch.from_numpy(encoded_rows(Path(x), self.card) if named else checked(x, self.card))
         first = next(self.model.parameters())
+        kind = first.dtype if rows.is_floating_point() else rows.dtype  # tokens stay whole
         still = self.model.eval()
         with torch.no_grad():
-            return torch.cat([still(part.to(first.device, first.dtype)).cpu() for part in torch.split(rows, _CHUNK)])
+            return torch.cat([still(part.to(first.device, kind)).cpu() for part in torch.split(rows, _CHUNK)])
 
-    def predict(self, x: ArrayLike) -> NDArray[Any]:
+    def predict(self, x: Samples) -> NDArray[Any]:
         """Return the class of each sample, or its predicted values; of a loss of one's own the outputs."""
         outputs, loss = self.outputs(x), self.card["loss"]
         if loss == "mse" and not self.card["target_shape"]:
@@ -81,7 +89,7 @@ class Result:
         classes: NDArray[Any] = self._probabilities(outputs).argmax(1)
         return classes
 
-    def predict_proba(self, x: ArrayLike) -> NDArray[np.float64]:
+    def predict_proba(self, x: Samples) -> NDArray[np.float64]:
         """Return a probability for each class [N, k]; refused where outputs are no classes."""
         if self.card["loss"] not in ("cross-entropy", "binary"):
             raise Refused(f"probabilities of a model with loss {self.card['loss']!r}", "take predict(x) or outputs(x)")
@@ -91,19 +99,33 @@ class Result:
         return measures.probabilities(outputs.double().numpy(), self.card["loss"])
 
     def evaluate(
-        self, data: tuple[ArrayLike, ArrayLike], metrics: Mapping[str, Metric] | None = None
+        self, data: tuple[Samples, ArrayLike] | Samples, metrics: Mapping[str, Metric] | None = None
     ) -> dict[str, Any]:
-        """Return metrics on samples and their targets (x, y), by the names of summary.json; nothing is written.
+        """Return metrics on samples and their targets, by the names of summary.json; nothing is written.
+
+        `data` is (x, y), a torch `Dataset` of such pairs, or the path of a file as the run had them.
 
         Guarantee: none. No ε covers a metric: show it only to those who may see the records it was computed on.
         Assumes: (x, y) are public, or stay with whoever holds them. Choosing settings by metrics on records that were
         trained on spends privacy that is not counted.
         """
-        x, y = data
+        x, y = self._measured(data)
         outputs, targets = self.outputs(x), torch.from_numpy(labels(y, self.card))
         if len(outputs) != len(targets):
             raise Refused(f"{len(outputs)} samples and {len(targets)} targets", "give one target to each sample")
         return measures.Measure(self.card["loss"], self.card["classes"], own=metrics or {})(outputs, targets)
+
+    def _measured(self, data: Any) -> tuple[Any, Any]:  # noqa: ANN401 - whatever was brought
+        """Return samples and targets; of a file, refuse records that a private run was trained on."""
+        if isinstance(data, str | Path):
+            found = labelled_rows(Path(data), self.card)
+            refuse_records(self.folder, Path(data), self.card, *found)
+            return found
+        if is_dataset(data):
+            return pair(data)[:2]
+        if not isinstance(data, tuple | list) or len(data) != 2:
+            raise Refused(f"data is a {type(data).__name__}", "give (x, y), a torch Dataset, or the path of a file")
+        return data[0], plain(data[1], "y")
 
     def plot(self) -> Picture:
         """Draw metrics over the steps and, where test data were public, the ROC curve and calibration."""
@@ -170,13 +192,17 @@ def _bare(card: dict[str, Any], model: nn.Module | None, path: Path) -> nn.Modul
     name = card["model"].get("name")
     if name == "module":
         if not isinstance(model, nn.Module):
-            raise Refused("a run of a module of one's own", "give that module too: load(run, model=MyModule())")
+            raise Refused(
+                "a run of a module of one's own",
+                "give that module too, from Python: privsgp.load(run, model=MyModule())",
+            )
         if cards.frozen_digest(model) != card["frozen"]:
             raise Refused(
                 f"what is frozen in {type(model).__name__} is not what it was in the run",
                 "give the module with the same frozen weights and buffers, and the same layers frozen",
             )
-        return model
+        fields = fields_of(card)
+        return model if fields is None else fields.given_to(model)
     if model is not None:
         raise Refused(f"model={type(model).__name__} for a run of model.name = {name!r}", "leave it out")
     there, options = cards.shapes(path), {key: value for key, value in card["model"].items() if key != "name"}
@@ -191,6 +217,7 @@ def _bare(card: dict[str, Any], model: nn.Module | None, path: Path) -> nn.Modul
         outputs=models.outputs(card["loss"], classes=card["classes"], target_shape=tuple(card["target_shape"])),
         seed=0,
         rows=card["features"].get("views") is not None,
+        vocabulary=card.get("vocabulary") if card["features"]["name"] == "none" else None,
     )
     layout = Layout.of(made(device="meta", **options))
     if there != {name: tuple(shape) for name, shape in zip(layout.names, layout.shapes, strict=True)}:

@@ -1,7 +1,7 @@
 """Rows for a model that is trained: a file, or arrays, made what the run's records were made before it saw them.
 
-One place decides that, here: arrays are taken as they are, tables go through the schema that the model's file
-carries. Nothing of the rows is kept.
+One place decides that, here: arrays are taken as they are; tables go through the schema that the model's file
+carries, texts and images through its settings. Nothing of the rows is kept.
 """
 
 from __future__ import annotations
@@ -16,9 +16,14 @@ from pydantic import BaseModel
 
 from privsgp.data import schema as schemas
 from privsgp.data import tables
+from privsgp.data.brought import is_dataset, pair, plain
 from privsgp.data.dataset import inputs, targets, tokens
+from privsgp.data.fields import Fields, are_fields, field_arrays
 from privsgp.data.files import read_npz
-from privsgp.data.loading import same_data
+from privsgp.data.images import ImageOptions, read_images
+from privsgp.data.loading import Form, same_data, unlabelled
+from privsgp.data.mapped import open_array
+from privsgp.data.text import TextOptions, read_texts
 from privsgp.errors import Refused
 from privsgp.files import read_json, write_json
 
@@ -33,31 +38,70 @@ _ROWS = 4096  # of records that are hashed at a time
 
 def encoded_rows(path: Path, card: dict[str, Any]) -> NDArray[np.float32]:
     """Return the samples of a file."""
-    return checked(_arrays(path, card, labelled=False)["x"], card)
+    _refuse_unreadable(path, card)
+    return checked(unlabelled(path, _schema(path, card), form_of(card)), card)
 
 
 def labelled_rows(path: Path, card: dict[str, Any]) -> tuple[NDArray[np.float32], NDArray[Any]]:
     """Return the samples of a file, and their targets."""
-    found = _arrays(path, card, labelled=True)
-    return checked(found["x"], card), labels(found["y"], card)
+    _refuse_unreadable(path, card)
+    x, y = _pair(path, card)
+    return checked(x, card), labels(y, card)
 
 
-def _arrays(path: Path, card: dict[str, Any], *, labelled: bool) -> dict[str, NDArray[Any]]:
+def _pair(path: Path, card: dict[str, Any]) -> tuple[Any, Any]:
+    form = form_of(card)
+    if form.text is not None and form.fits(path) and not path.is_dir():
+        return read_texts(path, form.text)
+    if path.is_dir():
+        if (path / "x.npy").exists():
+            return open_array(path / "x.npy"), open_array(path / "y.npy")
+        return read_images(path, form.images or ImageOptions(labels=[]))
     if tables.is_table(path.name):
-        table = tables.read(path, schema_of(card), labelled=labelled)
-        return {"x": table.x} | ({} if table.y is None else {"y": table.y})
-    if path.suffix != ".npz":
+        table = tables.read(path, schema_of(card))
+        return table.x, table.y
+    found = read_npz(path)
+    return found["x"], found["y"]
+
+
+def _refuse_unreadable(path: Path, card: dict[str, Any]) -> None:
+    """Refuse what this model has no way to read, by the name of what it is."""
+    form = form_of(card)
+    if card.get("fields") is not None:
+        raise Refused(f"{path} for a model of several inputs", "call predict or evaluate from Python, with all inputs")
+    if not path.exists():
+        raise Refused(f"{path} does not exist", "name samples that are there, as the run had them")
+    if path.is_dir() and form.images is None and not (path / "x.npy").exists():
+        raise Refused(f"{path} is a folder, and the model learnt from no images", "give a file as the run had them")
+    if not path.is_dir() and not form.fits(path) and path.suffix != ".npz" and not tables.is_table(path.name):
+        like = "a file of texts" if form.text is not None else "a folder of images" if form.images else "a table"
         raise Refused(
-            f"{path} is no .npz file and no table", "store the samples as x (and targets as y): numpy.savez(path, x=…)"
+            f"{path} is no .npz file and not {like}",
+            "give samples as the run had them, or as x (and targets as y): numpy.savez(path, x=…)",
         )
-    return read_npz(path, ("x", "y") if labelled else ("x",))
+
+
+def form_of(card: dict[str, Any]) -> Form:
+    """Return how the files of a run were read that are no tables: public settings, which its model's file carries."""
+    text, images = card.get("text"), card.get("images")
+    return Form(
+        card.get("vocabulary"),
+        None if text is None else TextOptions(**text),
+        None if images is None else ImageOptions(**images),
+    )
+
+
+def _schema(path: Path, card: dict[str, Any]) -> schemas.Schema | None:
+    return schema_of(card) if tables.is_table(path.name) and not form_of(card).fits(path) else None
 
 
 def schema_of(card: dict[str, Any]) -> schemas.Schema:
     """Return the public schema that a model's file carries; refuse a table for a model that has none."""
     text = card.get("schema_text")
     if text is None:
-        raise Refused("a table for a model that learnt from arrays", "give arrays, or an .npz file with x")
+        raise Refused(
+            "a table for a model that learnt from no tables", "give samples as the run had them: arrays, .npz"
+        )
     try:
         return schemas.parse(tomllib.loads(text), "the model's schema")
     except (tomllib.TOMLDecodeError, RecursionError) as error:
@@ -78,7 +122,7 @@ def refuse_records(run: Path, path: Path, card: dict[str, Any], x: NDArray[Any],
     schema = None if card.get("schema_text") is None else schema_of(card)
     noted = run / "private" / _FILES
     own = read_json(noted, _Noted)["files"] if noted.exists() else []
-    if any(same_data(path, Path(file), schema) for file in own) or digest(x, y) == _at_site(run):
+    if any(same_data(path, Path(file), schema, form_of(card)) for file in own) or digest(x, y) == _at_site(run):
         raise Refused(
             f"{path} holds records that {run} was trained on: metrics on them no ε covers",
             "take public data, or records that nobody trained on",
@@ -105,12 +149,41 @@ def _at_site(run: Path) -> str:
 
 def checked(x: ArrayLike, card: dict[str, Any]) -> NDArray[Any]:
     """Return samples in the run's own form, those of a data frame by the schema; refuse those of another shape."""
-    given = tables.of_frame(x, schema_of(card), "x", labelled=False).x if tables.is_frame(x) else np.asarray(x)
+    if tables.is_frame(x):
+        given = tables.of_frame(x, schema_of(card), "x", labelled=False).x
+    elif card.get("fields") is not None:
+        given = _packed(x, fields_of(card))
+    else:
+        given = np.asarray(plain(pair(x)[0] if is_dataset(x) else x, "x"))
     shape, vocabulary = tuple(card["input_shape"]), card.get("vocabulary")
     rows = inputs(given, "x") if vocabulary is None else tokens(given, "x", vocabulary)
     if rows.shape[1:] != shape:
         raise Refused(f"a sample of x has shape {rows.shape[1:]}, the model takes {shape}", "give it [N, …] of that")
     return rows
+
+
+def fields_of(card: dict[str, Any]) -> Fields | None:
+    """Return what a sample of several inputs is made of."""
+    told = card.get("fields")
+    if told is None:
+        return None
+    names = None if told["names"] is None else tuple(told["names"])
+    return Fields(names, tuple(map(tuple, told["shapes"])), tuple(told["vocabulary"]))
+
+
+def _packed(x: Any, fields: Fields | None) -> NDArray[np.float32]:  # noqa: ANN401 - whatever was brought
+    """Lay several inputs side by side; refuse others than the model takes."""
+    given = plain(pair(x)[0] if is_dataset(x) else x, "x")
+    wanted: tuple[Any, ...] = () if fields is None else fields.names or tuple(range(len(fields.shapes)))
+    if (
+        fields is None
+        or not are_fields(given)
+        or set(wanted) != set(given if isinstance(given, dict) else range(len(given)))
+    ):
+        said = ", ".join(map(repr, wanted))
+        raise Refused(f"x has other inputs than the model, which takes {said}", "give a mapping, or a tuple, of all")
+    ordered = given if fields.names is None else {name: given[name] for name in fields.names}
+    return fields.pack(field_arrays(ordered), "x")
 
 
 def labels(y: ArrayLike, card: dict[str, Any]) -> NDArray[Any]:

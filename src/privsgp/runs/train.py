@@ -139,7 +139,7 @@ def run(
         world.all_or_none(lambda: _settle(folder, number, secret=ran.private and ran.seed is None))
         if beside[0] == world.rank:  # last: from now on there is a run to resume
             if ran.private and ran.seed is None:
-                note_files(folder.path, own_files(ran, problem.block))
+                note_files(folder.path, own_files(ran, problem))
             write(folder.config, config.toml())
             if plan is not None:
                 write_json(folder.plan, plan)

@@ -1,0 +1,241 @@
+"""Models of texts, images, tokens and several inputs predict, and are measured, on what they learnt from, or refuse."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+from torch.utils.data import TensorDataset
+
+import privsgp
+import runs
+from privsgp.errors import Refused
+from privsgp.runs.export import export
+
+REST = """
+[graph]
+name = "ring"
+[privacy]
+epsilon = 3.0
+delta = 1e-3
+[algorithm]
+name = "privsgp"
+batch = 10
+steps = 5
+step_size = 1.0
+[engine]
+device = "cpu"
+"""
+TEXTS = (
+    """
+[data]
+nodes = 2
+path = "reviews-{node}.jsonl"
+text = { column = "text", label = "mood", labels = ["bad", "good"], vocabulary = 64, length = 4 }
+[model]
+name = "embedding"
+width = 4
+"""
+    + REST
+)
+IMAGES = (
+    """
+[data]
+nodes = 2
+path = "site-{node}"
+images = { labels = ["cat", "dog"], size = 4 }
+[model]
+name = "logistic"
+"""
+    + REST
+)
+SETTINGS = {
+    "seed": 0,
+    "graph": "ring",
+    "privacy": {"epsilon": 3.0},
+    "algorithm": {"name": "privsgp", "batch": 30, "steps": 3, "step_size": 0.3},
+    "engine": {"device": "cpu"},
+}
+
+
+def lines(path, count, start=0):
+    rows = [
+        {"text": f"{'fine' if i % 2 else 'mess'} {i + start}", "mood": "good" if i % 2 else "bad"} for i in range(count)
+    ]
+    path.write_text("\n".join(map(json.dumps, rows)))
+
+
+def pictures(folder, seed, count=10):
+    rng = np.random.default_rng(seed)
+    for name, light in (("cat", 40), ("dog", 180)):
+        (folder / name).mkdir(parents=True)
+        for i in range(count):
+            pixels = light + rng.integers(0, 60, (6, 6, 3))
+            Image.fromarray(pixels.astype(np.uint8)).save(folder / name / f"{name}-{i}.png")
+
+
+def rows_of(path):
+    with path.open() as file:
+        return list(csv.reader(file))
+
+
+def trained(folder, text, *options):
+    (folder / "run.toml").write_text(text)
+    ran = runs.command("train", folder / "run.toml", "--out", folder / "run", *options)
+    assert ran.code == 0, ran.err
+    return folder / "run"
+
+
+def test_texts(tmp_path):
+    for node in range(2):
+        lines(tmp_path / f"reviews-{node}.jsonl", 30, 100 * node)
+    lines(tmp_path / "public.jsonl", 20, 1000)
+    run = trained(tmp_path, TEXTS)
+    assert runs.command("predict", run, tmp_path / "public.jsonl", "-o", tmp_path / "out.csv").code == 0
+    head, *rows = rows_of(tmp_path / "out.csv")
+    assert head == ["row", "class", "p(bad)", "p(good)"]
+    assert len(rows) == 20
+    (tmp_path / "bare.csv").write_text("text\nfine\nmess\n")  # without classes, in another form
+    assert len(runs.command("predict", run, tmp_path / "bare.csv").out.splitlines()) == 3
+    found = json.loads(runs.command("evaluate", run, tmp_path / "public.jsonl", "--json").out)
+    assert 0 <= found["auc"] <= 1
+    assert found == privsgp.load(run).evaluate(tmp_path / "public.jsonl")
+    bare = runs.command("evaluate", run, tmp_path / "bare.csv")
+    assert bare.code == 2
+    assert "has no 'mood'" in bare.err
+    for form in ("torchscript", "state-dict"):
+        assert runs.command("export", run, "--format", form).code == 0
+
+
+def test_records_in_other_words_are_refused_too(tmp_path):
+    """Half of the texts, in another order and another kind of file, are still those that were trained on."""
+    for node in range(2):
+        lines(tmp_path / f"reviews-{node}.jsonl", 30, 100 * node)
+    run = trained(tmp_path, TEXTS)
+    rows = [json.loads(line) for line in (tmp_path / "reviews-1.jsonl").read_text().splitlines()]
+    with (tmp_path / "again.csv").open("w") as file:
+        table = csv.DictWriter(file, ["text", "mood"])
+        table.writeheader()
+        table.writerows(rows[20:5:-1])
+    ran = runs.command("evaluate", run, tmp_path / "again.csv")
+    assert ran.code == 2
+    assert "was trained on" in ran.err
+
+
+def test_the_records_of_one_file_of_texts_are_refused(tmp_path):
+    lines(tmp_path / "all.jsonl", 60)
+    config = TEXTS.replace('path = "reviews-{node}.jsonl"', 'name = "all.jsonl"')
+    run = trained(tmp_path, config)
+    ran = runs.command("evaluate", run, tmp_path / "all.jsonl")
+    assert ran.code == 2
+    assert "was trained on" in ran.err
+
+
+def test_a_file_from_the_data_folder_is_refused(tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    rng = np.random.default_rng(0)
+    np.savez(tmp_path / "elsewhere" / "own.npz", x=rng.standard_normal((60, 3)), y=np.arange(60) % 2, classes=2)
+    config = '[data]\nnodes = 2\nname = "own.npz"\n[model]\nname = "logistic"\n' + REST
+    run = trained(tmp_path, config, "--data-dir", str(tmp_path / "elsewhere"))
+    ran = runs.command("evaluate", run, tmp_path / "elsewhere" / "own.npz")
+    assert ran.code == 2
+    assert "was trained on" in ran.err
+
+
+def test_images(tmp_path):
+    for number, name in enumerate(("site-0", "site-1", "public")):
+        pictures(tmp_path / name, number)
+    run = trained(tmp_path, IMAGES)
+    found = json.loads(runs.command("evaluate", run, tmp_path / "public", "--json").out)
+    assert 0 <= found["auc"] <= 1
+    (tmp_path / "flat").mkdir()
+    for path in (tmp_path / "public").rglob("*.png"):
+        shutil.copy(path, tmp_path / "flat")
+    said = [runs.command("predict", run, tmp_path / name).out.splitlines() for name in ("public", "flat")]
+    assert said[0][0] == "row,class,p(cat),p(dog)"
+    assert len(said[0]) == 21
+    assert said[0] == said[1]
+    shutil.copytree(tmp_path / "site-1", tmp_path / "copy")
+    own = runs.command("evaluate", run, tmp_path / "copy")
+    assert own.code == 2
+    assert "was trained on" in own.err
+    (tmp_path / "empty").mkdir()
+    assert "is no folder with images" in runs.command("predict", run, tmp_path / "empty").err
+    assert "no .npz file and not a folder of images" in runs.command("predict", run, tmp_path / "run.toml").err
+
+
+class Words(nn.Module):
+    """Mean embedding of tokens."""
+
+    def __init__(self):
+        super().__init__()
+        self.words, self.out = nn.Embedding(30, 4), nn.Linear(4, 2)
+
+    def forward(self, x):
+        return self.out(self.words(x).mean(1))
+
+
+class Visit(nn.Module):
+    """Tokens and real numbers."""
+
+    def __init__(self):
+        super().__init__()
+        self.codes, self.out = nn.Embedding(20, 4), nn.Linear(7, 2)
+
+    def forward(self, codes, vitals):
+        return self.out(torch.cat([self.codes(codes).mean(1), vitals], 1))
+
+
+@pytest.mark.parametrize("form", ["torchscript", "state-dict"])
+def test_tokens(tmp_path, form):
+    x = np.random.default_rng(0).integers(0, 30, (100, 5))
+    result = privsgp.train(Words(), (x, x[:, 0] % 2), classes=2, nodes=2, out=tmp_path / "run", **SETTINGS)
+    loaded = privsgp.load(tmp_path / "run", Words())
+    assert (loaded.predict(x) == result.predict(torch.from_numpy(x))).all()
+    with pytest.raises(Refused, match="outside the vocabulary"):
+        loaded.predict(x + 30)
+    with pytest.raises(Refused, match="dtype float"):
+        loaded.predict(x / 2)
+    export(loaded, form, tmp_path / "model")
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_several_inputs(tmp_path, named):
+    rng = np.random.default_rng(0)
+    parts = {"codes": rng.integers(0, 20, (100, 6)), "vitals": rng.standard_normal((100, 3)).astype(np.float32)}
+    visits = parts if named else tuple(parts.values())
+    y = (parts["vitals"][:, 0] > 0).astype(int)
+    result = privsgp.train(Visit(), (visits, y), test=(visits, y), classes=2, nodes=2, out=tmp_path / "run", **SETTINGS)
+    loaded = privsgp.load(tmp_path / "run", Visit())
+    turned = dict(reversed(visits.items())) if named else visits
+    assert loaded.evaluate((turned, y))["auc"] == pytest.approx(result.summary["auc"])
+    assert loaded.predict(visits).shape == (100,)
+    for other in ({"codes": parts["codes"]}, parts["codes"], (parts["codes"],)):
+        with pytest.raises(Refused, match="other inputs than the model"):
+            loaded.predict(other)
+    with pytest.raises(Refused, match="several inputs"):
+        loaded.predict(tmp_path / "x.npz")
+    export(loaded, "torchscript", tmp_path / "model.pt")
+
+
+def test_data_sets_and_tensors_that_learn(tmp_path):
+    x = torch.randn(60, 3, generator=torch.Generator().manual_seed(0))
+    y = (x[:, 0] > 0).long()
+    result = privsgp.train(nn.Linear(3, 2), (x, y), classes=2, nodes=2, out=tmp_path / "run", **SETTINGS)
+    data = TensorDataset(x, y)
+    assert (result.predict(data) == result.predict(x.clone().requires_grad_())).all()
+    assert result.evaluate(data) == result.evaluate((x, y))
+    with pytest.raises(Refused, match="data is a Tensor"):
+        result.evaluate(x)
+
+
+def test_a_path_from_python_is_refused_by_name(tmp_path):
+    for data in (["site-0", "site-1"], [tmp_path, tmp_path]):
+        with pytest.raises(Refused, match="data is a path"):
+            privsgp.train(nn.Linear(3, 2), data, classes=2, out=tmp_path / "run", **SETTINGS)
