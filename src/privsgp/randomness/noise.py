@@ -432,7 +432,7 @@ def snap_(y: torch.Tensor, sigma: Sequence[float]) -> None:
     for grid, alike in groupby(spacings):
         stop = start + len(list(alike))
         if grid:
-            y[start:stop].div_(grid).round_().mul_(grid)
+            y[start:stop].div_(grid).round_().mul_(grid).add_(0.0)  # −0 would tell more than its cell
         start = stop
 
 
