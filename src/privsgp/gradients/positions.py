@@ -136,11 +136,15 @@ class Exact(Positions):
     """
 
     def squared_norm(self) -> Tensor:
-        """Return (‖Σ_p δ_p ⊗ a_p‖ + 2 η L)² + ‖Σ_p δ_p‖², the first by whichever of two ways is cheaper."""
+        """Return (‖Σ_p δ_p ⊗ a_p‖ + 2 η L)² + the biases', the first by whichever of two ways is cheaper.
+
+        Biases are added up in float64 with those of other samples: they may cancel as far as `rounding` counts with.
+        """
         delta, a, w = self.delta.flatten(0, 1), self.input.flatten(0, 1), self.window
         of_delta, of_a = (squared_norm(v.flatten(1)) for v in (delta, a))
         longest = (w.places * of_delta * of_a).sqrt()
-        eta = sum_rounding(a, delta[0, 0].numel())
+        positions = delta[0, 0].numel()
+        eta = sum_rounding(a, positions)
         if _gram_is_cheaper(delta, a, w):
             unit = _gram_terms(delta, a, w, of_delta, of_a, GRAM_CHANNELS) / w.places + gram_rounding(
                 delta, a, w.places
@@ -152,8 +156,16 @@ class Exact(Positions):
             length = torch.cat(squares).sqrt() + eta * longest
         total = (length + (2 * eta) * longest).square()
         if self.bias:
-            total = total + delta.sum((-2, -1), dtype=torch.float64).square().sum(-1)
+            total = total + self._squared_biases(delta, of_delta)
+            total = torch.maximum(total, positions * of_delta / cancelled(torch.float64, positions) ** 2)
         return total.view(self.delta.shape[:2]).transpose(0, 1)
+
+    @staticmethod
+    def _squared_biases(delta: Tensor, of_delta: Tensor) -> Tensor:
+        """Return (‖Σ_p δ_p‖ + 2u √P ‖δ‖)²: each δ_p is rounded when it is scaled, and they may cancel."""
+        rounding = torch.finfo(delta.dtype).eps * (delta[0, 0].numel() * of_delta).sqrt()
+        total: Tensor = delta.sum((-2, -1), dtype=torch.float64).square().sum(-1).sqrt() + rounding
+        return total.square()
 
     def sum_into(self, out: Tensor) -> None:
         """Add up F of every sample."""
