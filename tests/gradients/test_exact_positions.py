@@ -142,3 +142,16 @@ def test_biases_that_cancel_do_not_round_by_who_else_is_there():
     )
     off = (g.sum()[:, -6:].t() - exact).norm(dim=0)
     assert float(off.max()) <= sum_error(60, 60, 40)
+
+
+def test_what_a_table_adds_in_float64_cancels_no_further_than_is_counted():
+    """Where the input is the data, differences of δ are multiplied out in float64, all samples together."""
+    generator = torch.Generator().manual_seed(2)
+    delta = torch.randn(3, 2, 6, 1, 20, generator=generator)
+    delta[..., -1] -= delta.double().sum(-1)  # cancels but for rounding, where the input is even
+    even = torch.randn(3, 2, 4, 1, 1, generator=generator).expand(3, 2, 4, 1, 20).contiguous()
+    g = PerSample([Positions(1e9 * delta, even, Window(), bias=False, input_is_data=True)], exact=True)
+    g.clip_(1.0, torch.ones(2, 3, dtype=torch.bool))
+    clipped = g.pieces[0]
+    longest = clipped.delta.flatten(2).double().norm(dim=-1) * clipped.input.flatten(2).double().norm(dim=-1)
+    assert (longest <= 256 * (1 + 1e-6)).all()

@@ -138,7 +138,8 @@ class Exact(Positions):
     def squared_norm(self) -> Tensor:
         """Return (‖Σ_p δ_p ⊗ a_p‖ + 2 η L)² + the biases', the first by whichever of two ways is cheaper.
 
-        Biases are added up in float64 with those of other samples: they may cancel as far as `rounding` counts with.
+        Biases, and differences of a table whose input is the data, are added up in float64 with those of other samples:
+        positions may cancel as far as `rounding` counts with.
         """
         delta, a, w = self.delta.flatten(0, 1), self.input.flatten(0, 1), self.window
         of_delta, of_a = (squared_norm(v.flatten(1)) for v in (delta, a))
@@ -154,11 +155,11 @@ class Exact(Positions):
         else:
             squares = [squared_norm(gradients) for gradients in _some_at_a_time(delta, a, w)]
             length = torch.cat(squares).sqrt() + eta * longest
-        total = (length + (2 * eta) * longest).square()
+        total, most = (length + (2 * eta) * longest).square(), w.places * of_a
         if self.bias:
-            total = total + self._squared_biases(delta, of_delta)
-            total = torch.maximum(total, positions * of_delta / cancelled(torch.float64, positions) ** 2)
-        return total.view(self.delta.shape[:2]).transpose(0, 1)
+            total, most = total + self._squared_biases(delta, of_delta), most + positions
+        least = of_delta * most / cancelled(torch.float64, positions) ** 2
+        return torch.maximum(total, least).view(self.delta.shape[:2]).transpose(0, 1)
 
     @staticmethod
     def _squared_biases(delta: Tensor, of_delta: Tensor) -> Tensor:
