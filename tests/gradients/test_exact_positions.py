@@ -155,3 +155,18 @@ def test_what_a_table_adds_in_float64_cancels_no_further_than_is_counted():
     clipped = g.pieces[0]
     longest = clipped.delta.flatten(2).double().norm(dim=-1) * clipped.input.flatten(2).double().norm(dim=-1)
     assert (longest <= 256 * (1 + 1e-6)).all()
+
+
+@pytest.mark.parametrize("data", [True, False])
+def test_a_table_takes_out_what_it_was_filled_with(data):
+    """Else its mean keeps, of each sample, what the first entry was rounded by."""
+    p = piece(WINDOWS[0], height=2, width=2, dtype=torch.float32)
+    p.input_is_data = data
+    g = PerSample([p], exact=True)
+    g.clip_(1.0, torch.ones(2, 3, dtype=torch.bool))
+    table, rows = make_table("factored", g, 3, clip=1.0), torch.tensor([[0, 1, 2]] * 2)
+    put_in = table.set(rows, g)
+    found = table.keep_within(1.01, rows, lambda _: g)
+    nothing = PerSample([Positions(0 * p.delta, p.input, p.window, p.bias, data)], exact=True)
+    torch.testing.assert_close(found, put_in, rtol=0, atol=1e-15)
+    torch.testing.assert_close(table.replace(rows, nothing), -put_in, rtol=0, atol=1e-14)
