@@ -266,6 +266,7 @@ class Secure(Streams):
 
         def lower(row: int, before: int, count: int) -> npt.NDArray[np.uint32]:
             skipped, rest = divmod(4 * before, _BLOCK_BYTES)
+            _refuse_wide(block=behind + skipped + (rest + 4 * count) // _BLOCK_BYTES)  # the next field is the node
             cipher.reset_nonce(_NONCE.pack(behind + skipped, nodes[row], step, attempt))
             return np.frombuffer(cipher.update(bytes(rest + 4 * count)), np.uint32)[rest // 4 :]
 
