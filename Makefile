@@ -32,7 +32,8 @@ demo-pairwise: .venv/.ready
 test: .venv/.ready
 	$(BIN)/python -m pytest
 
-# A hundred SIGKILLs of a run, twenty of one process among eight, fifty of a site among three: minutes.
+# A hundred SIGKILLs of a run, twenty of one process among eight, a hundred of sites among three, eight sites, a wire that is cut
+# (PRIVSGP_CUT seconds), a soak (PRIVSGP_SOAK): many minutes.
 test-faults: .venv/.ready
 	$(BIN)/python -m pytest -m slow tests/engine tests/transport tests/distributed tests/sites
 

@@ -60,7 +60,10 @@ def licence_of(name: str) -> str:
     lines = told.get_all("Classifier") or []
     classified = "; ".join(line.rpartition(":: ")[2] for line in lines if line.startswith("License ::"))
     written = (told.get("License") or "").strip().partition("\n")[0]
-    return told.get("License-Expression") or classified or written or "unknown"
+    whole = told.get("License-Expression") or classified or written
+    if whole.lower() in ("", "unknown"):
+        whole = ((metadata.distribution(name).read_text("LICENSE") or "").strip() or "unknown").partition("\n")[0]
+    return whole
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ def _run(monkeypatch, name, *options):
 
 def test_every_example_can_be_read_in_one_sitting():
     lines = {path.name: len(path.read_text().splitlines()) for path in EXAMPLES.glob("*.py")}
-    assert sorted(lines) == ["hospitals.py", "own_module.py", "three_sites.py", "two_machines.py"]
+    assert sorted(lines) == ["hospitals.py", "own_module.py", "sequences.py", "three_sites.py", "two_machines.py"]
     assert max(lines.values()) <= 150
 
 
@@ -49,6 +49,16 @@ def test_the_results_page_has_what_hospitals_says(monkeypatch, tmp_path, capsys)
     page = (EXAMPLES.parent / "docs" / "results.md").read_text()
     for number, records, epsilon, *_, alone, _sign in rows:
         assert f"| {number} | {records} | {epsilon} | {alone} % | {first[1]} % |" in page
+
+
+def test_sequences(monkeypatch, tmp_path, capsys):
+    _run(monkeypatch, "sequences.py", "--steps", 3, "--out", tmp_path)
+    lstm, transformer, adapters = capsys.readouterr().out.splitlines()
+    assert "3,170 of 3,170 numbers learn, 12,680 bytes a message" in lstm
+    assert transformer.startswith("transformer: ")
+    assert "194 of 3,330 numbers learn, 776 bytes a message" in adapters
+    for name in ("lstm", "transformer", "adapters"):
+        assert all(s.epsilon <= 3.0 for s in statements(tmp_path / name))
 
 
 def test_own_module(monkeypatch, tmp_path, capsys):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -12,10 +13,13 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 import torch
 from torch import nn
+from torch.utils import data as torch_data
 
 from privsgp import data as data_room
 from privsgp import models
-from privsgp.data.dataset import array, pool, settle, unsettled
+from privsgp.data.brought import are_sites, pair
+from privsgp.data.dataset import pool, settle, unsettled
+from privsgp.data.fields import Fields, are_fields, field_arrays, fields_of
 from privsgp.data.loading import needed, of_table, read_file
 from privsgp.data.schema import Schema
 from privsgp.data.tables import is_frame, of_frame
@@ -56,12 +60,12 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger(__name__)
 
 Arrays = Sequence[Any]  # (x, y) or (x, y, x_test, y_test)
-_KEYS = ("x", "y", "x_test", "y_test")
+Brought = Arrays | torch_data.Dataset[Any] | torch_data.DataLoader[Any]
 
 
 def train(
     model: nn.Module,
-    data: data_room.Dataset | Arrays | Mapping[int, Arrays],
+    data: data_room.Dataset | Brought | Mapping[int, Brought],
     *,
     out: str | Path,
     loss: str | PerSampleFunction = "cross-entropy",
@@ -69,6 +73,7 @@ def train(
     test: object = None,
     test_is_public: bool = False,
     classes: int | None = None,
+    vocabulary: int | None = None,
     schema: Schema | Mapping[str, Any] | str | Path | None = None,
     features: nn.Module | FeaturesSection | None = None,
     resume: bool = False,
@@ -90,19 +95,21 @@ def train(
 ) -> Result:
     """Train `model` from the weights it has; the run folder `out` is as from the command line.
 
-    `data` is a `Dataset`, arrays (x, y) or (x, y, x_test, y_test) to be partitioned over `nodes` nodes, or a mapping
-    {node: (x, y)} where every node brings its own; its keys are numbers, or names of sites. In the place of arrays may
-    stand data frames of pandas or polars, Arrow tables, or paths of .csv, .parquet and .feather files, with the public
-    `schema` of their columns; `test` is then one too. Without a seed, metrics on test data stay in private/ unless
-    `test_is_public`, and the number of `classes` is to be given unless a schema or public test labels show it. `ledger`
-    is an earlier run on this data: both spend from one budget. `start` is one whose model to start from
+    `data` is a `Dataset`, arrays (x, y) or (x, y, x_test, y_test), or a torch `Dataset` of such pairs, to be divided
+    among `nodes` nodes; or a list or a mapping {node: …} of these, where every node brings its own; its keys are
+    numbers, or names of sites. x may be several inputs, a tuple or a mapping of arrays, and a mapped .npy file larger
+    than memory. Whole numbers that the model looks up in an embedding are tokens of its `vocabulary`. In the place of
+    arrays may stand data frames of pandas or polars, Arrow tables, or paths of .csv, .parquet and .feather files, with
+    the public `schema` of their columns; `test` is then one too. Without a seed, metrics on test data stay in private/
+    unless `test_is_public`, and the number of `classes` is to be given unless a schema or public test labels show it.
+    `ledger` is an earlier run on this data: both spend from one budget. `start` is one whose model to start from
     (`start_records`: made of "these" records, which takes its ledger, of "others", or of "public" ones). `name` to
-    `engine` are the sections of run.toml: `graph="ring"`, `privacy={"epsilon": 1.0}`, `algorithm={"name": "privsgp-vr",
-    "steps": 300}`. `metrics` are your own, each of all outputs and targets of the test data at once. `features` is the
-    section of that name, or any encoder: a frozen module, each sample by itself, whose outputs `model` is trained on. A
-    `loss` of your own maps (outputs, targets) to one number per sample; `correct` likewise to 0 or 1. `moved` goes with
-    `resume`: the run folder comes from another disk, and is no copy. `progress` shows a bar; left out, where somebody
-    can see it.
+    `engine` are the sections of run.toml: `graph="ring"`, `privacy={"epsilon": 1.0}`, `algorithm={"name":
+    "privsgp-vr", "steps": 300}`. `metrics` are your own, each of all outputs and targets of the test data at once.
+    `features` is the section of that name, or any encoder: a frozen module, each sample by itself, whose outputs
+    `model` is trained on. A `loss` of your own maps (outputs, targets) to one number per sample; `correct` likewise to
+    0 or 1. `moved` goes with `resume`: the run folder comes from another disk, and is no copy. `progress` shows a bar;
+    left out, where somebody can see it.
 
     Guarantee: as from the command line: each node's certified (ε_i, δ_i) is in `summary["epsilon_spent"]`.
     Assumes: the weights that `model` starts from are public, and those of an encoder not learnt from the nodes' data.
@@ -115,23 +122,24 @@ def train(
         }  # fmt: skip
         return _train(
             model, data, {key: value for key, value in settings.items() if value is not None}, Path(out), loss=loss,
-            correct=correct, test=test, test_is_public=test_is_public, classes=classes, schema=schema,
-            features=features, resume=resume, ledger=None if ledger is None else Path(ledger),
+            correct=correct, test=test, test_is_public=test_is_public, classes=classes, vocabulary=vocabulary,
+            schema=schema, features=features, resume=resume, ledger=None if ledger is None else Path(ledger),
             start=_start(model, start, start_records, seed), moved=moved, metrics=metrics or {}, progress=progress,
         )  # fmt: skip
 
 
 def _train(
     model: nn.Module,
-    data: data_room.Dataset | Arrays | Mapping[int, Arrays],
+    data: data_room.Dataset | Brought | Mapping[Any, Brought],
     settings: dict[str, Any],
     out: Path,
     *,
     loss: str | PerSampleFunction,
     correct: PerSampleFunction | None,
-    test: object,
+    test: Any,  # noqa: ANN401 - a pair of arrays, or a table
     test_is_public: bool,
     classes: int | None,
+    vocabulary: int | None,
     schema: Schema | Mapping[str, Any] | str | Path | None,
     features: nn.Module | Mapping[str, Any] | None,
     resume: bool,
@@ -142,23 +150,28 @@ def _train(
     progress: bool | None,
 ) -> Result:
     """Train, once the sections are put together."""
+    data = dict(enumerate(data)) if are_sites(data) else data  # type: ignore[arg-type]
     given = {"name": "module"} if isinstance(features, nn.Module) else dict(features or {})
     sites = len(data) if isinstance(data, Mapping) else None
-    own = {"classes": classes, "test": "public" if test_is_public else None} | _schema_of(schema)
+    own: dict[str, Any] = {"classes": classes, "test": "public" if test_is_public else None, "vocabulary": vocabulary}
+    own |= _schema_of(schema)
     if isinstance(data, Mapping) and all(isinstance(name, str) for name in data):
         own["sites"], data = list(map(str, data)), dict(enumerate(data.values()))
     config = configs.parse(_sections(settings | {"features": given}, sites, loss, own))
     task = task_of(loss)
 
-    def brought() -> tuple[data_room.Dataset, list[NDArray[np.int64]] | None]:
+    learner = None if features is not None else model  # an encoder stands between samples and model
+
+    def brought() -> tuple[data_room.Dataset, list[NDArray[np.int64]] | None, Fields | None]:
         arrays = data, test, config.data.classes
         if config.data.schema is not None or is_frame(data) or isinstance(data, str | Path):
             arrays = _encoded(data, test, needed(config.data.schema, "data"), task, config.site)
-        dataset, parts = _dataset(*arrays, task)
+        dataset, parts, fields = _dataset(*arrays, config.data.vocabulary, task, learner)
         problems.refuse_counted(config, dataset)
-        return dataset, parts
+        return dataset, parts, fields
 
-    dataset, parts = join().all_or_none(brought)
+    dataset, parts, fields = join().all_or_none(brought)
+    model = model if fields is None else fields.given_to(model)
     for note in problems.unsaid(config):
         _LOG.warning("%s", note)
 
@@ -167,9 +180,9 @@ def _train(
             dataset=dataset,
             parts=problems.split(config, dataset) if parts is None else parts,
             model=model,
-            loss=models.per_sample(loss) if isinstance(loss, str) else loss,
+            loss=models.per_sample(loss) if isinstance(loss, str) else models.in_any_precision(loss),
             correct=models.correct(loss) if isinstance(loss, str) else correct,
-            encoder=_encoder(features, config, dataset.x.shape[1:]),
+            encoder=_encoder(features, config, dataset),
             views=config.views,
             measure=measure,
             loss_name=measure.kind,
@@ -190,35 +203,6 @@ def _train(
     if not join().rank:
         page.leave(result)
     return result
-
-
-def _start(model: nn.Module, given: str | Path | Result | None, records: Records, seed: int | None) -> Start | None:
-    """Return the run that is started from: the one that is named, else the one that the model says it comes from."""
-    if given is not None:
-        return Start.of(given.folder if isinstance(given, Result) else Path(given), records)
-    came = {getattr(part, MARK) for part in model.modules() if hasattr(part, MARK)}
-    if not came or seed is not None:  # a simulation protects nobody, wherever it starts
-        return None
-    if len(came) > 1:
-        raise Refused(f"a model of parts from {len(came)} runs: {', '.join(sorted(came))}", "start from one of them")
-    return replace(Start.of(Path(came.pop()), records), named=False)
-
-
-def _refuse_no_module(model: object) -> None:
-    if isinstance(model, str):
-        raise Refused(
-            f"model={model!r}: a name", "give a torch.nn.Module; privsgp.models.make('mlp', input_shape=(10,), "
-            "outputs=2, seed=0) makes those that run.toml has names for",
-        )  # fmt: skip
-    if not isinstance(model, nn.Module):
-        raise Refused(f"model={type(model).__name__}", "give a torch.nn.Module: an instance, not its class")
-
-
-def _unknown(loss: object, correct: object) -> list[str]:
-    """Say what a loss of the user's own leaves open."""
-    if isinstance(loss, str) or correct is not None:
-        return []
-    return ["accuracy is unknown: the loss is your own, and no correct=… says which outputs are right"]
 
 
 def task_of(loss: object) -> data_room.Task:
@@ -258,11 +242,42 @@ def _encoded(
     return arrays(data, "data"), public, schema.classes
 
 
-def _encoder(given: object, config: configs.Config, shape: tuple[int, ...]) -> nn.Module | None:
+def _start(model: nn.Module, given: str | Path | Result | None, records: Records, seed: int | None) -> Start | None:
+    """Return the run that is started from: the one that is named, else the one that the model says it comes from."""
+    if given is not None:
+        return Start.of(given.folder if isinstance(given, Result) else Path(given), records)
+    came = {getattr(part, MARK) for part in model.modules() if hasattr(part, MARK)}
+    if not came or seed is not None:  # a simulation protects nobody, wherever it starts
+        return None
+    if len(came) > 1:
+        raise Refused(f"a model of parts from {len(came)} runs: {', '.join(sorted(came))}", "start from one of them")
+    return replace(Start.of(Path(came.pop()), records), named=False)
+
+
+def _refuse_no_module(model: object) -> None:
+    if isinstance(model, str):
+        raise Refused(
+            f"model={model!r}: a name", "give a torch.nn.Module; privsgp.models.make('mlp', input_shape=(10,), "
+            "outputs=2, seed=0) makes those that run.toml has names for",
+        )  # fmt: skip
+    if not isinstance(model, nn.Module):
+        raise Refused(f"model={type(model).__name__}", "give a torch.nn.Module: an instance, not its class")
+
+
+def _unknown(loss: object, correct: object) -> list[str]:
+    """Say what a loss of the user's own leaves open."""
+    if isinstance(loss, str) or correct is not None:
+        return []
+    return ["accuracy is unknown: the loss is your own, and no correct=… says which outputs are right"]
+
+
+def _encoder(given: object, config: configs.Config, dataset: data_room.Dataset) -> nn.Module | None:
+    shape, rng = dataset.x.shape[1:], np.random.default_rng(0)
     if not isinstance(given, nn.Module):
         return make_encoder(config.features.name, config.features.options, shape)[0]
-    made_up = np.random.default_rng(0).standard_normal((4, *shape), np.float32)
-    return frozen(given, torch.from_numpy(made_up))
+    if isinstance(dataset.vocabulary, int):
+        return frozen(given, torch.from_numpy(rng.integers(0, dataset.vocabulary, (4, *shape))))
+    return frozen(given, torch.from_numpy(rng.standard_normal((4, *shape), np.float32)))
 
 
 def _refuse_unfit(problem: problems.Problem, measure: Measure) -> None:
@@ -273,7 +288,8 @@ def _refuse_unfit(problem: problems.Problem, measure: Measure) -> None:
     shape, still = problem.dataset.x.shape[1:], copy.deepcopy(problem.model).cpu().eval()
     try:
         with torch.no_grad():
-            outputs = still(torch.zeros(2, *shape).to(_first(still)))
+            kind = torch.int64 if problem.dataset.x.dtype == np.int64 else _first(still)
+            outputs = still(torch.zeros(2, *shape, dtype=kind))
     except (RuntimeError, ValueError, IndexError) as error:
         raise Refused(
             f"the model does not take samples of shape {tuple(shape)}: {error}",
@@ -302,23 +318,64 @@ def _sections(settings: dict[str, Any], nodes: int | None, loss: object, own: di
 
 
 def _dataset(
-    data: data_room.Dataset | Arrays | Mapping[int, Arrays],
+    data: data_room.Dataset | Brought | Mapping[int, Brought],
     test: Any,  # noqa: ANN401 - a pair of arrays
     classes: int | None,
+    vocabulary: int | None,
     task: data_room.Task,
-) -> tuple[data_room.Dataset, list[NDArray[np.int64]] | None]:
-    """Return the data set, and who holds which rows where the caller has decided that."""
+    learner: nn.Module | None,
+) -> tuple[data_room.Dataset, list[NDArray[np.int64]] | None, Fields | None]:
+    """Return the data set, who holds which rows where the caller has decided that, and what a sample is made of."""
     if isinstance(data, data_room.Dataset):
-        return data if classes is None or data.classes is None else settle(data, classes), None
-    if not isinstance(data, Mapping):
-        arrays = [array(a, key) for a, key in zip((*data, *(test or ())), _KEYS, strict=False)]
-        return data_room.from_arrays(*arrays, task=task, classes=classes), None
-    if sorted(data) != list(range(len(data))):
+        return data if classes is None or data.classes is None else settle(data, classes), None, None
+    if isinstance(data, Mapping) and sorted(data) != list(range(len(data))):
         raise Refused(f"data has the keys {sorted(data)}", "number the nodes 0, 1, 2, …")
-    public = [None, None] if test is None else [array(a, key) for a, key in zip(test, _KEYS[2:], strict=False)]
-    own = [[array(a, f"node {i}: {key}") for a, key in zip(data[i], _KEYS, strict=False)] for i in range(len(data))]
+    given = [pair(data[i]) for i in range(len(data))] if isinstance(data, Mapping) else [pair(data)]
+    public = None if test is None else pair(test)
+    fields, vocabulary = _kind(given[0][0], vocabulary, learner)
+    if fields is not None:
+        given = [_packed(arrays, fields, f"node {i}") for i, arrays in enumerate(given)]
+        public = None if public is None else _packed(public, fields, "test")
+    if not isinstance(data, Mapping):
+        dataset = data_room.from_arrays(*given[0], *(public or ()), task=task, classes=classes, vocabulary=vocabulary)
+        return _made_of(dataset, fields), None, fields
+    for i, arrays in enumerate(given):
+        if len(arrays) != 2:
+            raise Refused(f"node {i} brings {len(arrays)} arrays", "give each node (x, y), and test data as `test`")
     sites = [
-        unsettled(x, y, *(public if i == 0 else (None, None)), name=f"node {i}", task=task)
-        for i, (x, y) in enumerate(own)
+        unsettled(
+            x, y, *((public if i == 0 else None) or (None, None)), name=f"node {i}", task=task, vocabulary=vocabulary
+        )
+        for i, (x, y) in enumerate(given)
     ]
-    return pool(sites, "arrays", classes)
+    dataset, parts = pool(sites, "arrays", classes)
+    return _made_of(dataset, fields), parts, fields
+
+
+def _kind(x: Any, vocabulary: int | None, model: nn.Module | None) -> tuple[Fields | None, int | None]:  # noqa: ANN401
+    """Tell what a sample is made of, where it is several inputs, and which vocabulary its tokens have, if any."""
+    if are_fields(x):
+        if model is None:
+            raise Refused("features of several inputs per sample", "bring what the encoder makes of them, as one array")
+        return fields_of(x, model), None
+    if vocabulary is not None or model is None:
+        return None, vocabulary
+    found = models.looked_up(model, x.shape[1:])
+    if found is not None and x.dtype.kind not in "iu":
+        raise Refused(
+            f"x has dtype {x.dtype}, and the model looks its numbers up in an embedding of {found} rows",
+            f"give tokens as whole numbers from 0 to {found - 1}",
+        )
+    return None, found
+
+
+def _packed(arrays: tuple[Any, ...], fields: Fields, name: str) -> tuple[Any, ...]:
+    """Lay several inputs of (x, y), and of test data, side by side."""
+    return tuple(
+        fields.pack(field_arrays(part), f"{name}: x") if number % 2 == 0 else part for number, part in enumerate(arrays)
+    )
+
+
+def _made_of(dataset: data_room.Dataset, fields: Fields | None) -> data_room.Dataset:
+    tokens = fields is not None and any(fields.vocabulary)
+    return dataclasses.replace(dataset, vocabulary=fields.columns) if fields is not None and tokens else dataset

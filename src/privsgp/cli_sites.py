@@ -160,7 +160,7 @@ def _like(settings: Config, path: Path | None) -> Dataset:
     if settings.data.schema is not None:
         return like(settings.data.schema)
     if path is not None:
-        return data.load(str(path), task=task, classes=settings.data.classes)
+        return data.load(str(path), task=task, classes=settings.data.classes, form=settings.data.form)
     if not settings.data.published:
         raise Refused("no --data", "name a file whose samples are like everybody's: their shape decides on the model")
     return data.load(settings.data.name, task=task)

@@ -8,6 +8,8 @@ renamed into it.
 from __future__ import annotations
 
 import errno
+import hashlib
+import importlib.util
 import json
 import math
 import os
@@ -55,6 +57,26 @@ def read_bytes(path: Path, most: int = LONGEST) -> bytes:
     if len(content) > most:
         raise Refused(f"{path} has more than {most:,} bytes", "that is not what it should be: name another file")
     return content
+
+
+def packaged(package: str, name: str, sha256: str, install: str) -> bytes:
+    """Return a file that lies inside an installed package, if it is the one that is known.
+
+    Guarantee: no code of the package is run, and no other bytes are returned.
+    """
+    spec = importlib.util.find_spec(package)
+    if spec is None or not spec.submodule_search_locations:
+        raise Refused(
+            f"{name} of the package {package} is not here", f"install it: {install}; nothing is fetched later"
+        )
+    path = Path(spec.submodule_search_locations[0]) / name
+    try:
+        raw = read_bytes(path)
+    except OSError as error:
+        raise Refused(f"{path} cannot be read: {error.strerror}", f"install it again: {install}") from error
+    if hashlib.sha256(raw).hexdigest() != sha256:
+        raise Refused(f"{path} is not the file that is known by this name", f"install it again: {install}")
+    return raw
 
 
 def read_json(path: Path, shape: type[BaseModel]) -> dict[str, Any]:

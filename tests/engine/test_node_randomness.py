@@ -29,13 +29,13 @@ def _drawing(*, alone=True):
 def _step(drawing, k):
     passes, g = drawing.sample(k), torch.zeros(4, 650)
     drawing.noise(k, g)
-    return [rows for rows, _ in passes], g
+    return [drawn.rows for drawn in passes], g
 
 
 def test_unequal_nodes_draw_from_their_own_rows_only():
     drawing = _drawing()
     for k in range(20):
-        for rows, mask in drawing.sample(k):
+        for rows, mask, _ in drawing.sample(k):
             assert ((rows < torch.tensor(SIZES)[:, None]) | ~mask).all()
             assert (rows[~mask] == 300).all()
 
@@ -44,12 +44,12 @@ def test_a_row_that_is_not_the_nodes_own_is_never_gathered():
     """Whatever J_i somebody says: the rows after a node's own are another node's."""
     drawing = _drawing()
     none = np.empty(0, np.int64)
-    assert drawing._passes([np.array([299]), np.array([39, 300]), none, none])
+    assert drawing._passes([np.array([299]), np.array([39, 300]), none, none], [0] * 4)
     for wrong in (np.array([300, 301]), np.array([-1])):
         with pytest.raises(RuntimeError, match="not its node's"):
-            drawing._passes([wrong, none, none, none])
+            drawing._passes([wrong, none, none, none], [0] * 4)
     with pytest.raises(RuntimeError, match="not its node's"):
-        drawing._passes([none, none, np.array([7]), none])
+        drawing._passes([none, none, np.array([7]), none], [0] * 4)
 
 
 def test_sizes_that_are_not_the_datas_are_refused():

@@ -34,7 +34,7 @@ def test_rules_can_be_switched_off():
         (lambda: nn.BatchNorm1d(5, track_running_stats=False).eval(), "layer '1' is a BatchNorm1d", "GroupNorm"),
         (lambda: nn.SyncBatchNorm(5), "layer '1' is a SyncBatchNorm", "GroupNorm"),
         (lambda: nn.InstanceNorm1d(5, track_running_stats=True), "layer '1' is a InstanceNorm1d", "GroupNorm"),
-        (lambda: nn.Dropout(0.25), r"layer '1' is a Dropout with p = 0\.25", "p = 0"),
+        (lambda: nn.FeatureAlphaDropout(0.25), r"layer '1' is a FeatureAlphaDropout with p = 0\.25", "p = 0"),
         (lambda: nn.AlphaDropout(0.1), r"layer '1' is a AlphaDropout with p = 0\.1", "p = 0"),
     ],
 )

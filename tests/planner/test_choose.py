@@ -117,7 +117,7 @@ def test_the_published_formula_has_no_other_weight_than_the_papers(small_planner
 
 def test_what_is_rehearsed_has_the_weight_of_the_run(small_planner):
     noise = NoiseNeeded(small_planner.network, SCALED, 5.0)
-    spec = small_planner._spec(noise, 300)
+    spec = small_planner.spec(noise, 300)
     assert spec.settings.difference_scale == noise.scale(300)
     often = replace(spec, visits=1000.0)  # at every coarse step: SAG's weight there is 1
     for one, weight in ((spec, noise.scale(300)), (often, 1.0)):

@@ -168,6 +168,7 @@ def test_a_model_too_large_to_rehearse_is_planned_by_noise_alone():
     assert (told["rehearsed"], told["rehearsal_score"], told["methods"][0]["score"]) == (False, None, None)
     assert any("by noise alone" in said for said in plan.warnings)
     assert "noise κ" in plan.why
+    assert plan.metrics == {}  # they would be a rehearsal's
     assert dict(shown.plan_rows(plan))["score in rehearsal"].startswith("not rehearsed")
     with pytest.raises(Refused, match="too large"):
         planning.samples_of(config, plan.source, problems.load_problem(config), None)

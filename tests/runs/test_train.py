@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+import privsgp
 import runs
 from privsgp.errors import Refused
 from privsgp.runs import build
@@ -220,7 +221,7 @@ def test_without_test_data_there_is_nothing_to_tell_but_the_consensus(tmp_path):
 def test_the_result_is_what_lies_in_the_folder(tmp_path):
     config = _config(model={"name": "mlp", "hidden": [16, 8]})
     result = _run(config, tmp_path / "x")
-    again = training.load_result(training.Folder(tmp_path / "x"), problems.load_problem(config).model)
+    again = privsgp.load(tmp_path / "x")
     assert again.summary == result.summary == json.loads((tmp_path / "x" / "summary.json").read_text())
     assert [row["step"] for row in result.metrics] == [6, 8]
     assert torch.equal(again.nodes, result.nodes)

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from privsgp.algorithms.async_gossip import AsyncTools
     from privsgp.algorithms.update_rule import UpdateRule
     from privsgp.gradients import PerSample, Stacked
+    from privsgp.gradients.tables.storage import Rows
 
     Direction = Callable[[Tensor, list["Drawn"]], Tensor]  # the nodes' gradient estimates at z, by drawn samples
     Kept = Callable[[], dict[str, Tensor]]  # what a direction remembers, and changes in place
@@ -63,6 +64,7 @@ class Drawn(NamedTuple):
 
     rows: Tensor
     mask: Tensor
+    keys: Tensor | None = None  # of each sample's dropout at this step, where a model has some
 
 
 class State(NamedTuple):
@@ -136,7 +138,7 @@ class Block:
     """
 
     mechanisms: Sequence[Mechanism]
-    inputs: Tensor
+    inputs: Tensor | Rows
     targets: Tensor
     gradient: Stacked
     sample: Callable[[int], list[Drawn]]  # line 5: the samples drawn at step k, in one pass or more
@@ -162,7 +164,7 @@ class Block:
 
     def column(self, values: Sequence[float]) -> Tensor:
         """One value per node, shaped to multiply [m, d]."""
-        return torch.tensor(values, dtype=torch.float64, device=self.inputs.device)[:, None]
+        return torch.tensor(values, dtype=torch.float64, device=self.targets.device)[:, None]
 
     @cached_property
     def b(self) -> Tensor:
@@ -196,7 +198,8 @@ class Block:
 
     def gradients(self, z: Tensor, drawn: Drawn) -> PerSample:
         """Return clip_G(∇f_i(z_i; j)) for the drawn samples j; padding counts as 0."""
-        g = self.gradient(z, gather(self.inputs, drawn.rows), gather(self.targets, drawn.rows))
+        inputs, targets = gather(self.inputs, drawn.rows), gather(self.targets, drawn.rows)
+        g = self.gradient(z, inputs, targets) if drawn.keys is None else self.gradient(z, inputs, targets, drawn.keys)
         if self.prepare is not None:
             g = self.prepare(g)
         g.exact = self.exact

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import reduce
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -20,6 +21,7 @@ import torch
 from numpy.typing import NDArray
 
 from privsgp import devices
+from privsgp.data.mapped import Mapped, MappedRows, mapped
 from privsgp.errors import Refused
 
 if TYPE_CHECKING:
@@ -28,7 +30,8 @@ if TYPE_CHECKING:
 
 Task = Literal["classification", "regression"]
 Array = NDArray[Any]
-Inputs = NDArray[np.float32]
+Inputs = NDArray[np.float32] | NDArray[np.int64]
+Vocabulary = int | tuple[int, ...]
 Targets = NDArray[np.int64] | NDArray[np.float32]
 
 
@@ -36,17 +39,21 @@ Targets = NDArray[np.int64] | NDArray[np.float32]
 class Dataset:
     """Inputs `x` [N, ...] with class labels (int64 [N]) or targets (float32 [N] or [N, k]) `y`.
 
+    Inputs are real numbers (float32), or tokens (int64) from 0 to `vocabulary` − 1, which is public and may be one
+    number for each of a sample's (0: that one is real; all are then float32, which holds tokens below 2²⁴ exactly).
+
     `x_test, y_test` are public, or their metrics are not covered by any guarantee (privacy.md, Artefacts); both are
     None without a test set. `classes` is None for regression; `counted` names the labels it was counted in, if any.
     """
 
     name: str
-    x: Inputs
+    x: Inputs | Mapped
     y: Targets
     x_test: Inputs | None
     y_test: Targets | None
     classes: int | None
     counted: Literal["", "y", "y_test"] = ""
+    vocabulary: Vocabulary | None = None
 
 
 def from_arrays(
@@ -58,25 +65,37 @@ def from_arrays(
     name: str = "data",
     task: Task = "classification",
     classes: int | None = None,
+    vocabulary: int | None = None,
 ) -> Dataset:
     """Check the arrays and make them a `Dataset`; uint8 inputs are divided by 255, others are taken as they are.
+
+    With a `vocabulary` inputs are tokens, whole numbers below it, and stay so.
 
     Assumes: the number of classes is public. Without `classes` it is counted in `y_test`, and only where there is no
     test set in `y`, which is for simulations: one record of a node must not change the shape of the model.
     """
-    dataset = unsettled(x, y, x_test, y_test, name=name, task=task)
+    dataset = unsettled(x, y, x_test, y_test, name=name, task=task, vocabulary=vocabulary)
     return dataset if task == "regression" else settle(dataset, classes)
 
 
-def unsettled(x: Array, y: Array, x_test: Array | None, y_test: Array | None, *, name: str, task: Task) -> Dataset:
+def unsettled(
+    x: Array,
+    y: Array,
+    x_test: Array | None,
+    y_test: Array | None,
+    *,
+    name: str,
+    task: Task,
+    vocabulary: int | None = None,
+) -> Dataset:
     """Check everything but the range of the labels, for which one site's labels may not be enough; see `settle`."""
     if (x_test is None) != (y_test is None):
         raise Refused(f"{name}: of x_test and y_test only one is there", "give both, or neither")
-    train = _pair(x, y, f"{name}: x", f"{name}: y", task)
+    train = _pair(x, y, f"{name}: x", f"{name}: y", task, vocabulary)
     if x_test is None or y_test is None:
-        return Dataset(name, *train, None, None, None)
-    test = _pair(x_test, y_test, f"{name}: x_test", f"{name}: y_test", task)
-    dataset = Dataset(name, *train, *test, None)
+        return Dataset(name, *train, None, None, None, vocabulary=vocabulary)
+    test = _in_memory(x_test, y_test, f"{name}: x_test", f"{name}: y_test", task, vocabulary)
+    dataset = Dataset(name, *train, *test, None, vocabulary=vocabulary)
     refuse_other_shapes(dataset, name)
     return dataset
 
@@ -111,11 +130,12 @@ def pool(sites: Sequence[Dataset], name: str, classes: int | None) -> tuple[Data
     tests = [(s.x_test, s.y_test) for s in sites if s.x_test is not None and s.y_test is not None]
     pooled = Dataset(
         name,
-        np.concatenate([s.x for s in sites]),
+        _one_after_the_other([s.x for s in sites]),
         np.concatenate([s.y for s in sites]),
         np.concatenate([x for x, _ in tests]) if tests else None,
         np.concatenate([y for _, y in tests]) if tests else None,
         None,
+        vocabulary=sites[0].vocabulary,
     )
     ends = np.cumsum([len(s.x) for s in sites])
     rows = [np.arange(end - len(s.x), end, dtype=np.int64) for s, end in zip(sites, ends, strict=True)]
@@ -147,25 +167,65 @@ def _refuse_vast(count: int, what: str) -> None:
         )
 
 
-def inputs(array: Array, key: str) -> Inputs:
-    """Check samples and return them as a model sees them."""
-    return _inputs(array, key)
-
-
 def targets(array: Array, key: str, task: Task) -> Targets:
     """Check targets and return them as a loss sees them."""
     return (_labels if task == "classification" else _values)(array, key)
 
 
-def _pair(x: Array, y: Array, x_key: str, y_key: str, task: Task) -> tuple[Inputs, Targets]:
-    inputs = _inputs(np.asarray(x), x_key)
+def _one_after_the_other(inputs: list[Inputs | Mapped]) -> Inputs | Mapped:
+    """Return all sites' inputs; mapped files stay where they are, and an array among them is mapped as well as any."""
+    if not any(isinstance(x, Mapped) for x in inputs):
+        return np.concatenate(inputs)  # type: ignore[arg-type]
+    parts = [x if isinstance(x, Mapped) else Mapped([x], tokens=x.dtype == np.int64) for x in inputs]
+    return reduce(Mapped.beside, parts)
+
+
+def _pair(
+    x: Array, y: Array, x_key: str, y_key: str, task: Task, vocabulary: int | None
+) -> tuple[Inputs | Mapped, Targets]:
+    found = checked(x, x_key, vocabulary)
     targets = (_labels if task == "classification" else _values)(np.asarray(y), y_key)
-    if len(inputs) != len(targets):
-        raise Refused(f"{x_key} has {len(inputs)} rows, {y_key} has {len(targets)}", "give one row of y to each of x")
-    return inputs, targets
+    if len(found) != len(targets):
+        raise Refused(f"{x_key} has {len(found)} rows, {y_key} has {len(targets)}", "give one row of y to each of x")
+    return found, targets
 
 
-def _inputs(array: Array, key: str) -> Inputs:
+def _in_memory(
+    x: Array, y: Array, x_key: str, y_key: str, task: Task, vocabulary: int | None
+) -> tuple[Inputs, Targets]:
+    """Check test data, which are used whole, from a mapped file too."""
+    found, targets = _pair(np.array(x), y, x_key, y_key, task, vocabulary)
+    return found[:], targets
+
+
+def checked(x: Array, key: str, vocabulary: int | None) -> Inputs | Mapped:
+    """Check inputs: real numbers in float32, tokens of a vocabulary; a mapped file stays where it is."""
+    if isinstance(x, np.memmap):
+        return mapped(x, key, vocabulary)
+    given = np.asarray(x)
+    return inputs(given, key) if vocabulary is None else tokens(given, key, vocabulary)
+
+
+def tokens(array: Array, key: str, vocabulary: int) -> NDArray[np.int64]:
+    """Check that inputs are tokens of a vocabulary.
+
+    This is said at the site itself: a record's tokens are well-formed or it is none (`_refuse_outside`).
+    """
+    if array.ndim < 2 or array.size == 0:
+        raise Refused(f"{key} has shape {array.shape}", "give at least one sample, one row of tokens each: [N, T]")
+    if array.dtype.kind not in "iu":
+        raise Refused(f"{key} has dtype {array.dtype}", f"give tokens as whole numbers from 0 to {vocabulary - 1}")
+    if (outside := (array < 0) | (array >= vocabulary)).any():
+        first = tuple(int(axis) for axis in np.unravel_index(int(outside.argmax()), outside.shape))
+        raise Refused(
+            f"{key}{list(first)} = {array[first]} is outside the vocabulary, 0..{vocabulary - 1}",
+            "give the model an embedding with a row for every token, or map rare tokens to one",
+        )
+    return array.astype(np.int64)
+
+
+def inputs(array: Array, key: str) -> NDArray[np.float32]:
+    """Check that inputs are finite; bytes are brought to 0 … 1."""
     if array.ndim < 2 or array.size == 0:
         raise Refused(f"{key} has shape {array.shape}", "give at least one sample, one row each: [N, ...]")
     scale = np.float32(255 if array.dtype == np.uint8 else 1)
@@ -252,7 +312,7 @@ def _gap(labels: Targets) -> int | None:
 class StackedData:
     """`inputs` [m, Jmax + 1, ...], `targets` [m, Jmax + 1, ...] and the number of real rows of each node, J_i."""
 
-    inputs: torch.Tensor
+    inputs: torch.Tensor | MappedRows
     targets: torch.Tensor
     samples: list[int]
 
@@ -266,11 +326,24 @@ def stack(dataset: Dataset, parts: Sequence[NDArray[np.int64]]) -> StackedData:
     """Node r of the block holds the rows `parts[r]` of the data set, in that order."""
     samples = [len(rows) for rows in parts]
     shape = (len(parts), max(samples) + 1)
-    _refuse_vast(4 * math.prod((*shape, *dataset.x.shape[1:])), "the samples of all nodes, padded to the longest,")
-    inputs = torch.zeros(shape + dataset.x.shape[1:], dtype=torch.float32)
     whole = dataset.classes is not None
     targets = torch.zeros(shape + dataset.y.shape[1:], dtype=torch.int64 if whole else torch.float32)
     for node, rows in enumerate(parts):
-        inputs.numpy()[node, : len(rows)] = dataset.x[rows]
         targets.numpy()[node, : len(rows)] = dataset.y[rows]
-    return StackedData(inputs, targets, samples)
+    return StackedData(_stacked(dataset.x, parts, shape), targets, samples)
+
+
+def _stacked(
+    x: Inputs | Mapped, parts: Sequence[NDArray[np.int64]], shape: tuple[int, int]
+) -> torch.Tensor | MappedRows:
+    kind = torch.int64 if x.dtype == np.int64 else torch.float32
+    if isinstance(x, Mapped):
+        index = np.full(shape, -1)
+        for node, rows in enumerate(parts):
+            index[node, : len(rows)] = rows
+        return MappedRows(x, index, kind, torch.device("cpu"))
+    _refuse_vast(kind.itemsize * math.prod((*shape, *x.shape[1:])), "the samples of all nodes, padded to the longest,")
+    inputs = torch.zeros(shape + x.shape[1:], dtype=kind)
+    for node, rows in enumerate(parts):
+        inputs.numpy()[node, : len(rows)] = x[rows]
+    return inputs

@@ -10,14 +10,18 @@ import filecmp
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from privsgp.data import tables
 from privsgp.data.dataset import Dataset, Task, from_arrays, pool, refuse_other_shapes, settle, unsettled
-from privsgp.data.files import find, read_cifar, read_idx, read_libsvm, read_npz
+from privsgp.data.files import NPZ, find, read_cifar, read_idx, read_libsvm, read_npz
+from privsgp.data.images import ImageOptions, class_folders, read_images
+from privsgp.data.mapped import open_array
 from privsgp.data.tables import is_table
+from privsgp.data.text import ENDINGS as TEXTS
+from privsgp.data.text import TextOptions, read_texts
 from privsgp.errors import Refused
 
 if TYPE_CHECKING:
@@ -39,27 +43,43 @@ _KINDS = ".npz, .csv, .parquet or .feather"
 _HERE = Path()
 
 
+@dataclass(frozen=True)
+class Form:
+    """How files of one's own are to be read, but for tables: tokens of a vocabulary, texts, images. All is public."""
+
+    vocabulary: int | None = None
+    text: TextOptions | None = None
+    images: ImageOptions | None = None
+
+    def fits(self, path: Path) -> bool:
+        """Tell whether a path is read in one of these forms: a folder, or a file of texts."""
+        return path.is_dir() or (self.text is not None and path.suffix in TEXTS)
+
+
+PLAIN = Form()
+
+
 def _nobody(_line: str) -> None:
     """Tell nobody."""
 
 
 def load(
     name: str, *, data_dir: Path | None = None, task: Task = "classification", classes: int | None = None,
-    schema: Schema | None = None,
+    schema: Schema | None = None, form: Form = PLAIN, pixels: bool = False,
 ) -> Dataset:  # fmt: skip
     """The data set `name`: digits, mnist, cifar10, a9a, or the path of a file: .npz, or a table with its `schema`.
 
     `classes` is for .npz files, where it stands above the file's own number `classes`. With `task="regression"` labels
-    become real targets.
+    become real targets. With `pixels` built-in images have values from 0 to 1 instead of scaled ones.
     """
-    if is_file(name):
-        return _whole(read_file(file_path(name, data_dir), schema=schema, task=task), name, classes)
+    if name not in _KNOWN and (is_file(name) or form.fits(Path(name))):
+        return _whole(read_file(file_path(name, data_dir), schema=schema, task=task, form=form), name, classes)
     if name not in _KNOWN:
         raise Refused(f"data.name = {name!r} is unknown", f"use {', '.join(_KNOWN)} or the path of a file: {_KINDS}")
     read, known_classes = _KNOWN[name]
     if classes not in (None, known_classes):
         raise Refused(f"data.classes = {classes} with data.name = {name!r}", f"leave it out: it has {known_classes}")
-    return from_arrays(*read(data_dir), name=name, task=task, classes=known_classes)
+    return from_arrays(*read(data_dir, pixels), name=name, task=task, classes=known_classes)
 
 
 def is_file(name: str) -> bool:
@@ -79,12 +99,40 @@ class Brought:
     told: list[str]
 
 
-def read_file(path: Path, *, schema: Schema | None, task: Task) -> Brought:
-    """Read an .npz file, or a table by its schema."""
+def read_file(path: Path, *, schema: Schema | None, task: Task, form: Form = PLAIN) -> Brought:
+    """Read an .npz file, a table by its schema, texts, or a folder: of mapped arrays, or of class folders."""
+    if form.fits(path):
+        return _read_folder(path, form, task) if path.is_dir() else _read_texts(path, form, task)
     if is_table(path.name):
         return of_table(tables.read(path, needed(schema, str(path))), needed(schema, str(path)), str(path), task)
     x, y, x_test, y_test, own = _npz(path)
-    return Brought(unsettled(x, y, x_test, y_test, name=str(path), task=task), own, [])
+    dataset = unsettled(x, y, x_test, y_test, name=str(path), task=task, vocabulary=form.vocabulary)
+    return Brought(dataset, own, [])
+
+
+def _read_texts(path: Path, form: Form, task: Task) -> Brought:
+    options = form.text or TextOptions()
+    x, y = read_texts(path, options)
+    dataset = unsettled(x, y, None, None, name=str(path), task=task, vocabulary=options.size)
+    return Brought(dataset, None if options.labels is None else len(options.labels), [])
+
+
+def _read_folder(path: Path, form: Form, task: Task) -> Brought:
+    """Read x.npy, y.npy (and x_test.npy, y_test.npy), the first by batch; else PNG and JPEG images by class folder."""
+    if (path / "x.npy").exists():
+        found = {key: open_array(path / f"{key}.npy") for key in NPZ[:4] if (path / f"{key}.npy").exists()}
+        if "y" not in found:
+            raise Refused(f"{path} has x.npy and no y.npy", "store both with numpy.save")
+        y, tests = np.array(found["y"]), [found.get(key) for key in NPZ[2:4]]
+        dataset = unsettled(found["x"], y, *tests, name=str(path), task=task, vocabulary=form.vocabulary)
+        return Brought(dataset, None, [])
+    if form.images is None:
+        there = ", ".join(f'"{name}"' for name in class_folders(path)[:8])
+        raise Refused(
+            f"data: {path} is a folder without x.npy", f"images in class folders want [data.images] labels = [{there}]"
+        )
+    x, y = read_images(path, form.images)
+    return Brought(unsettled(x, y, None, None, name=str(path), task=task), len(form.images.labels), [])
 
 
 def needed(schema: Schema | None, where: str) -> Schema:
@@ -118,13 +166,13 @@ def _whole(brought: Brought, name: str, classes: int | None) -> Dataset:
     return dataset if dataset.y.dtype != np.int64 else settle(dataset, classes or brought.classes)
 
 
-def with_test(dataset: Dataset, path: Path | None, schema: Schema | None) -> Dataset:
+def with_test(dataset: Dataset, path: Path | None, schema: Schema | None, form: Form = PLAIN) -> Dataset:
     """Put public test data in the place of the test set."""
     if path is None:
         return dataset
     task: Task = "regression" if dataset.classes is None else "classification"
-    found = read_file(path, schema=schema, task=task).dataset
-    x, y = (found.x, found.y) if found.x_test is None or found.y_test is None else (found.x_test, found.y_test)
+    found = read_file(path, schema=schema, task=task, form=form).dataset
+    x, y = (found.x[:], found.y) if found.x_test is None or found.y_test is None else (found.x_test, found.y_test)
     refuse_other_shapes(replace(dataset, x_test=x, y_test=y), f"data.test_path = {str(path)!r}")
     tested = replace(dataset, x_test=x, y_test=y)
     return tested if dataset.classes is None else replace(settle(tested, dataset.classes), counted=dataset.counted)
@@ -132,13 +180,15 @@ def with_test(dataset: Dataset, path: Path | None, schema: Schema | None) -> Dat
 
 def load_sites(
     template: str, nodes: Sequence[int], *, task: Task = "classification", classes: int | None = None,
-    schema: Schema | None = None, base: Path = _HERE, names: Sequence[str] | None = None, tell: Tell = _nobody,
+    schema: Schema | None = None, form: Form = PLAIN, base: Path = _HERE,
+    names: Sequence[str] | None = None, tell: Tell = _nobody,
 ) -> tuple[Dataset, list[NDArray[np.int64]]]:  # fmt: skip
     """Each node's own file (see `site_paths`), pooled, and which rows are whose.
 
     Test sets are pooled too; a site may have none. What happened to single values is for who holds them, by `tell`.
     """
-    brought = [read_file(path, schema=schema, task=task) for path in site_paths(template, nodes, base, names)]
+    paths = site_paths(template, nodes, base, names)
+    brought = [read_file(path, schema=schema, task=task, form=form) for path in paths]
     declared = {one.classes for one in brought if one.classes is not None}
     if classes is None and len(declared) > 1:
         raise Refused(f"{template}: `classes` is {sorted(declared)} in different files", "store one number in all")
@@ -193,7 +243,7 @@ def _inputs(path: Path, schema: Schema | None) -> NDArray[np.float32]:
 def file_path(name: str, data_dir: Path | None, base: Path | None = None) -> Path:
     """Where a file lies: beside run.toml, as it is named, else in the data folder."""
     folders = [folder for folder in (base, Path(), _folder(data_dir)) if folder is not None]
-    return next((folder / name for folder in folders if (folder / name).is_file()), Path(name))
+    return next((folder / name for folder in folders if (folder / name).exists()), Path(name))
 
 
 def _npz(path: Path) -> tuple[Array, Array, Array | None, Array | None, int | None]:
@@ -223,36 +273,41 @@ def _files(name: str, data_dir: Path | None, subfolder: str, files: tuple[str, .
     return [find(file, [folder / subfolder, folder], remedy) for file in files]
 
 
-def _digits(data_dir: Path | None) -> Arrays:  # noqa: ARG001 - comes with scikit-learn
+def _digits(_data_dir: Path | None, pixels: bool) -> Arrays:  # noqa: FBT001 - as all readers
     from sklearn.datasets import load_digits
 
     x, y = load_digits(return_X_y=True)
     test = np.zeros(len(y), bool)
     for digit in range(10):  # a public split: each fifth of a class
         test[np.flatnonzero(y == digit)[4::5]] = True
-    x = _scaled(x, 16, DIGITS_MEAN, DIGITS_STD)
+    x = _scaled(x, 16, *_constants(DIGITS_MEAN, DIGITS_STD, pixels))
     return x[~test], y[~test], x[test], y[test]
 
 
-def _mnist(data_dir: Path | None) -> Arrays:
+def _mnist(data_dir: Path | None, pixels: bool) -> Arrays:  # noqa: FBT001 - as all readers
     files = tuple(f"{part}-{kind}-ubyte" for part in ("train", "t10k") for kind in ("images-idx3", "labels-idx1"))
     source = "put the four original idx files of MNIST (.gz or unpacked) in its MNIST/raw/, torchvision's layout"
     train, y, test, y_test = map(read_idx, _files("mnist", data_dir, "MNIST/raw", files, source))
-    x, x_test = (_scaled(images[:, None], 255, MNIST_MEAN, MNIST_STD) for images in (train, test))
+    scale = _constants(MNIST_MEAN, MNIST_STD, pixels)
+    x, x_test = (_scaled(images[:, None], 255, *scale) for images in (train, test))
     return x, y, x_test, y_test
 
 
-def _cifar10(data_dir: Path | None) -> Arrays:
+def _cifar10(data_dir: Path | None, pixels: bool) -> Arrays:  # noqa: FBT001 - as all readers
     files = (*(f"data_batch_{number}.bin" for number in range(1, 6)), "test_batch.bin")
     source = "unpack the official binary version of CIFAR-10 (cifar-10-binary.tar.gz, University of Toronto) there"
     *train, test = map(read_cifar, _files("cifar10", data_dir, "cifar-10-batches-bin", files, source))
-    mean, std = (np.array(constants, np.float32).reshape(3, 1, 1) for constants in (CIFAR_MEAN, CIFAR_STD))
+    mean, std = (np.array(c, np.float32).reshape(-1, 1, 1) for c in _constants(CIFAR_MEAN, CIFAR_STD, pixels))
     x = np.concatenate([images for images, _ in train])
     y = np.concatenate([labels for _, labels in train])
     return _scaled(x, 255, mean, std), y, _scaled(test[0], 255, mean, std), test[1]
 
 
-def _a9a(data_dir: Path | None) -> Arrays:
+def _constants(mean: Any, std: Any, pixels: bool) -> tuple[Any, Any]:  # noqa: ANN401, FBT001 - one number or three
+    return (0.0, 1.0) if pixels else (mean, std)
+
+
+def _a9a(data_dir: Path | None, _pixels: bool) -> Arrays:  # noqa: FBT001 - as all readers
     source = "get a9a and a9a.t from the LIBSVM binary classification data sets (.gz or not) into its a9a/"
     train, test = _files("a9a", data_dir, "a9a", ("a9a", "a9a.t"), source)
     return *read_libsvm(train, A9A_FEATURES), *read_libsvm(test, A9A_FEATURES)
@@ -266,7 +321,7 @@ def _scaled(x: Array, full: float, mean: float | Inputs, std: float | Inputs) ->
     return scaled
 
 
-_KNOWN: dict[str, tuple[Callable[[Path | None], Arrays], int]] = {
+_KNOWN: dict[str, tuple[Callable[[Path | None, bool], Arrays], int]] = {
     "digits": (_digits, 10),
     "mnist": (_mnist, 10),
     "cifar10": (_cifar10, 10),

@@ -102,6 +102,7 @@ class Summary(_Kept):
     sigma: Annotated[list[float], Field(min_length=1)]
     pairwise: _Pairwise | None = None
     relation: str
+    pretraining: str | None = None
     virtual_seconds: float
     bytes_sent: _Whole
     seconds: float

@@ -12,6 +12,7 @@ import torch
 
 from privsgp.algorithms import Drawn
 from privsgp.devices import device_of
+from privsgp.gradients.dropout import sample_keys, tosses
 from privsgp.randomness.coins import batches, capacity, draw, draw_all, draw_blocks
 from privsgp.randomness.noise import Keyed, Secure, clock_offset, clocks_parted
 from privsgp.seeds import public_seed
@@ -40,6 +41,7 @@ class NodeRandomness:
         self.source = Secure() if spec.seed is None else Keyed(spec.seed)
         self.node_noise = spec.noise.of_nodes(spec.here, spec.mechanisms, self.source, exchange)
         self.attempt = 0
+        self._dropout = public_seed(spec.seed, spec.shared_hash, "dropout") if tosses(spec.learning.model) else None
         self._dummy = spec.learning.inputs.shape[1] - 1
         self._samples = np.array(spec.learning.samples)[:, None]
         # By the mechanisms of all nodes: a batch has one size wherever a node lives.
@@ -68,7 +70,8 @@ class NodeRandomness:
         """Draw for some nodes, each by the number of its own gradient."""
         nothing, mechanisms = np.empty(0, np.int64), self.spec.protection.mechanisms
         draws = {i: draw(self.source, mechanisms[i], i, number, self.attempt) for i, number in numbers.items()}
-        return self._passes([draws.get(i, nothing) for i in self.spec.here])
+        steps = [numbers.get(i, 0) for i in self.spec.here]
+        return self._passes([draws.get(i, nothing) for i in self.spec.here], steps)
 
     def noise(self, k: int, g: Tensor) -> None:
         """Add the noise of step k to every node's row of g, in place."""
@@ -108,18 +111,27 @@ class NodeRandomness:
         spec, block = self.spec, self.spec.settings.block_size
         if block == 1:
             releases = [mechanism.at(k) for mechanism in spec.mechanisms]
-            return self._passes(draw_all(self.source, releases, spec.here, k, self.attempt))
+            return self._passes(draw_all(self.source, releases, spec.here, k, self.attempt), [k] * len(spec.here))
         each = zip(spec.here, spec.mechanisms, strict=True)
         draws = [draw_blocks(self.source, m, i, k, self.attempt, size=block, dummy=self._dummy) for i, m in each]
-        return self._passes(draws)
+        return self._passes(draws, [k] * len(spec.here))
 
-    def _passes(self, draws: Sequence[np.ndarray[Any, Any]]) -> list[Drawn]:
+    def _passes(self, draws: Sequence[np.ndarray[Any, Any]], steps: Sequence[int]) -> list[Drawn]:
+        """Lay draws into passes; `steps` are the numbers of the nodes' own gradients, for dropout."""
         passes = [rows for rows, _ in batches(draws, self._slots, self._dummy)]
         for rows in passes:  # others' rows follow a node's own in memory, whoever says what J_i is
             if np.any((rows < 0) | ((rows >= self._samples) & (rows != self._dummy))):
                 raise RuntimeError("a sample was drawn that is not its node's")
         placed = [self._placed(rows) for rows in passes]
-        return [Drawn(rows, rows != self._dummy) for rows in placed]
+        keys = [self._keys(rows, steps) for rows in passes]
+        return [Drawn(rows, rows != self._dummy, key) for rows, key in zip(placed, keys, strict=True)]
+
+    def _keys(self, rows: np.ndarray[Any, Any], steps: Sequence[int]) -> Tensor | None:
+        """Return what each sample's dropout is decided by at this step: public, and nothing of any data."""
+        if self._dropout is None:
+            return None
+        nodes = np.array(self.spec.here)
+        return self._placed(sample_keys(self._dropout, nodes, np.array(steps), rows).numpy())
 
     def _placed(self, values: np.ndarray[Any, Any]) -> Tensor:
         """Copy to the device; from page-locked memory nobody has to wait for the copy."""

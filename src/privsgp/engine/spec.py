@@ -26,6 +26,7 @@ from privsgp.randomness.independent import IndependentNoise
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from numpy.typing import NDArray
     from torch import Tensor
 
     from privsgp.accounting.accountant import Accountant
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from privsgp.accounting.pairwise import PairwiseCovariance
     from privsgp.algorithms import Algorithm, Settings
     from privsgp.clock import Waiting
+    from privsgp.data.mapped import MappedRows
     from privsgp.graph import Graph
     from privsgp.randomness.protocol import Noise
     from privsgp.transport.lossy import Faults
@@ -51,19 +53,29 @@ class Learning:
     model: nn.Module
     loss: PerSampleFunction
     correct: PerSampleFunction | None
-    inputs: Tensor
+    inputs: Tensor | MappedRows
     targets: Tensor
     test: tuple[Tensor, Tensor] | None
     samples: Sequence[int]  # J_i of these nodes: how many of their rows are theirs
+    vocabulary: int | tuple[int, ...] | None = None  # of inputs that are tokens (`data.Dataset`)
     measure: Callable[[Tensor, Tensor], dict[str, Any]] | None = None  # of all outputs and targets of the test data
 
     def made_up(self) -> tuple[Tensor, Tensor]:
         """Return a few samples of the right shape and range that are nobody's, for the probe."""
         rng = np.random.Generator(np.random.Philox(0))
-        x = torch.from_numpy(rng.standard_normal((4, *self.inputs.shape[2:])))
+        x = torch.from_numpy(self._tokens(rng.standard_normal((4, *self.inputs.shape[2:])), rng))
         shape, real = (4, *self.targets.shape[2:]), self.targets.is_floating_point()
         y = torch.from_numpy(rng.standard_normal(shape) if real else np.arange(np.prod(shape)).reshape(shape) % 2)
-        return x.to(self.inputs), y.to(self.targets)
+        return x.to(self.targets.device, self.inputs.dtype), y.to(self.targets)
+
+    def _tokens(self, x: NDArray[np.float64], rng: np.random.Generator) -> NDArray[np.float64]:
+        """Return the samples with tokens of the vocabulary where the model looks them up."""
+        if self.vocabulary is None:
+            return x
+        most = np.broadcast_to(
+            np.reshape(self.vocabulary, (-1,) if isinstance(self.vocabulary, tuple) else ()), x.shape
+        )
+        return np.where(most > 0, rng.integers(0, np.maximum(most, 1)), x)
 
 
 @dataclass(frozen=True)
@@ -143,6 +155,7 @@ class RunSpec:
     card: Mapping[str, Any] = field(default_factory=dict)  # what a model's file says of the model
     started_from: Mapping[str, Any] | None = None  # the earlier run whose model x⁰ is, and whether it is counted
     sites: Sequence[str] = ()  # what people call the nodes
+    pretraining: str | None = None  # what the samples' encoder was learnt from: it stands beside every number
     share_metrics: bool = True  # metrics on test data: told to peers and kept for others to read; else in private/
 
     @property

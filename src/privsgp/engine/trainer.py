@@ -30,6 +30,7 @@ from privsgp.engine.step import chosen, recorder
 from privsgp.engine.stops import Stopping, refuse_no_model
 from privsgp.errors import Diverged, Interrupted, ReplayDiffers
 from privsgp.gradients import Layout, stack
+from privsgp.gradients.dropout import without_coins
 from privsgp.randomness.pairwise import told
 from privsgp.threads import leave_one_core
 from privsgp.transport import forms
@@ -83,7 +84,7 @@ class Trainer:
         self.watch = watch or (lambda _step, _row: None)
         self.bytes_sent = 0
         self.layout = Layout.of(spec.learning.model)
-        self.model = copy.deepcopy(spec.learning.model).to(spec.device, spec.dtype)
+        self.model = without_coins(copy.deepcopy(spec.learning.model).to(spec.device, spec.dtype))
         self.state = self._start()
         self.transport = self._connect()
         self.randomness = NodeRandomness(spec, self.state.x, alone=self.transport.local, exchange=self._exchange())
@@ -282,6 +283,7 @@ class Trainer:
     def _block(self) -> Block:
         spec, learning = self.spec, self.spec.learning
         gradient = stack(self.model, learning.loss, learning.made_up(), rules=spec.rules)
+        in_memory = isinstance(learning.inputs, torch.Tensor)
         return Block(
             mechanisms=spec.mechanisms,
             inputs=learning.inputs,
@@ -299,7 +301,7 @@ class Trainer:
             update_rule=self.update_rule,
             leave_one_core=leave_one_core if self.randomness.beside else nullcontext,
             private=self.folder.checkpoint.parent,
-            record=recorder(gradient, spec.device) if self.transport.plain else as_it_is,
+            record=recorder(gradient, spec.device) if self.transport.plain and in_memory else as_it_is,
             exact=not spec.simulation,
         )
 

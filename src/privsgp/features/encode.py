@@ -29,7 +29,9 @@ import torch
 from torch import Tensor, nn
 
 from privsgp import features
+from privsgp.data.mapped import Mapped
 from privsgp.errors import Refused
+from privsgp.features import wordllama
 from privsgp.files import cache_folder, own_folder, replace
 from privsgp.seeds import public_seed
 
@@ -38,7 +40,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    Array = NDArray[np.float32]
+    Array = NDArray[np.float32] | NDArray[np.int64]
     from collections.abc import Mapping, Sequence
 
     from privsgp.data import Dataset
@@ -46,6 +48,7 @@ if TYPE_CHECKING:
 
 _CHUNK = {"cpu": 8, "cuda": 256}  # samples at a time: what a core's cache holds, what a GPU is busy with
 _LARGEST = 65504.0  # of float16
+_ROWS = 4096  # of a file that is larger than memory
 
 
 def frozen(module: nn.Module, sample: Tensor) -> nn.Module:
@@ -87,7 +90,7 @@ def digest(module: nn.Module) -> str:
     return parts.hexdigest()
 
 
-def encode(module: nn.Module, x: Array, device: torch.device) -> Array:
+def encode(module: nn.Module, x: Array, device: torch.device) -> NDArray[np.float32]:
     """Return the features of samples, rounded to float16's 11 bits: what is read from disk later is the same.
 
     Guarantee: row j depends on sample j alone.
@@ -123,7 +126,7 @@ class Encoded(nn.Module):
         return out
 
 
-def encode_once(module: nn.Module, x: Array, device: torch.device, folder: Path | None) -> Array:
+def encode_once(module: nn.Module, x: Array, device: torch.device, folder: Path | None) -> NDArray[np.float32]:
     """Return `encode`'s features, from the folder if they are there; a folder that cannot be used is left alone.
 
     Assumes: where there is a folder, the module is what its weights and its shape of output say.
@@ -151,11 +154,14 @@ def make_encoder(
 
     They alone decide which map it is: whoever has them can make the map that a model needs, whatever the run.
     """
-    if name not in ("scattering", "random-conv"):
+    if name in ("none", "module"):
         return None, shape
+    if name == wordllama.NAME:
+        words = wordllama.make(shape)
+        return words, features.output_shape(words, shape)
     # Keys that came later and are not given are left out: a map stays what it was.
     values = {"name": name} | {key: options.get(key) for key in _KEYS}
-    values |= {key: options[key] for key in ("mirror",) if key in options}
+    values |= {key: options[key] for key in ("mirror", "size") if key in options}
     seed = public_seed(None, json.dumps(values, separators=(",", ":")), "features")
     encoder = features.make(features.Choice(name, **options), shape, seed, _private_folder())
     return encoder, features.output_shape(encoder, shape)
@@ -173,14 +179,27 @@ def encoded(
     d: Dataset, parts: Sequence[NDArray[np.int64]], learnt_from: nn.Module, encoder: nn.Module, device: torch.device
 ) -> Dataset:
     """Put features in the place of samples: `learnt_from` of each node's own, `encoder` of the test set."""
+    if isinstance(encoder, features.FeatureMap):
+        encoder.refuse_other_values(d)
     # A module of the user's may be more than its weights say: what it makes is not kept.
-    kept = _private_folder() if isinstance(encoder, features.FeatureMap) else None
-    nodes = [features.encode_once(learnt_from, d.x[rows], device, kept) for rows in parts]
+    known = isinstance(encoder, features.FeatureMap | wordllama.WordLlama)
+    kept = _private_folder() if known else None
+    nodes = [_encoded_rows(d, rows, learnt_from, device, kept) for rows in parts]
     x = np.zeros((len(d.x), *nodes[0].shape[1:]), np.float32)
     for rows, own in zip(parts, nodes, strict=True):
         x[rows] = own
     x_test = None if d.x_test is None else features.encode_once(encoder, d.x_test, device, kept)
-    return dataclasses.replace(d, x=x, x_test=x_test)
+    return dataclasses.replace(d, x=x, x_test=x_test, vocabulary=None)
+
+
+def _encoded_rows(
+    d: Dataset, rows: NDArray[np.int64], module: nn.Module, device: torch.device, folder: Path | None
+) -> NDArray[np.float32]:
+    """Return features of some rows; of a mapped file, so many at a time that memory is not filled."""
+    at_once = _ROWS if isinstance(d.x, Mapped) else max(1, len(rows))
+    parts = [rows[start : start + at_once] for start in range(0, max(1, len(rows)), at_once)]
+    found = [features.encode_once(module, d.x[part], device, folder) for part in parts]
+    return found[0] if len(found) == 1 else np.concatenate(found)
 
 
 def read(path: Path) -> dict[str, NDArray[Any]] | None:

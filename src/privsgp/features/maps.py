@@ -1,8 +1,8 @@
 """Feature maps by name: a fixed map of each sample alone, made of an image's shape and public randomness.
 
-An image goes through scattering or random convolutions, is brought to mean 0 and variance 1 within the sample, and is
-then shortened and brought to one scale by `whitening`. No statistic of the nodes' data enters, so this costs no
-privacy.
+An image goes through scattering, random convolutions or a network with public weights (`efficientnet`), is brought to
+mean 0 and variance 1 within the sample (by a network: to its mean on ImageNet), and is then shortened and brought to
+one scale by `whitening`. No statistic of the nodes' data enters, so this costs no privacy.
 
 Random convolutional features: fixed random filters over small patches, both signs kept, averaged over a grid.
 
@@ -33,17 +33,25 @@ from torch import Tensor, nn
 from torch.nn.functional import adaptive_avg_pool2d, conv2d, group_norm, relu
 
 from privsgp.errors import Refused
-from privsgp.features import synthetic
+from privsgp.features import efficientnet, synthetic, wordllama
 from privsgp.features.encode import keep, read
 from privsgp.features.scattering import Scattering
 from privsgp.options import Count, Options, option
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from typing import TypeAlias
+
+    from privsgp.data import Dataset
+    from privsgp.data.dataset import Inputs
+    from privsgp.data.mapped import Mapped
+
+    Base: TypeAlias = "Scattering | efficientnet.EfficientNetLite | RandomConv"
 
 
 MADE_UP = 2048  # images that means and directions are measured on
 _CHUNK = 8
+_ROWS = 4096
 
 
 class MapOptions(Options):
@@ -83,11 +91,20 @@ class RandomConvOptions(MapOptions):
     grid: Count | None = option(None, "cells a side that responses are averaged over; left out: 4")
 
 
+class EfficientNetOptions(MapOptions):
+    """A frozen network with public ImageNet weights, for images whose pixels go from 0 to 1."""
+
+    size: Count | None = option(
+        None, "pixels a side that images are brought to; left out: what the network was trained on, 224, 240 or 260"
+    )
+
+
 FEATURES: dict[str, type[Options]] = {
     "none": Options,
     "scattering": ScatteringOptions,
     "random-conv": RandomConvOptions,
-}
+    wordllama.NAME: Options,
+} | dict.fromkeys(efficientnet.SIZES, EfficientNetOptions)
 
 
 @dataclass(frozen=True)
@@ -105,20 +122,44 @@ class Choice:
     components: int = 512
     power: float = 1.0
     mirror: bool = False  # an image and its mirror image have the same features
+    size: int | None = None  # pixels a side that an encoder is shown
+
+
+def pretraining(name: str) -> str | None:
+    """Say what a map was learnt from before it was frozen; this stands beside every number that rests on it."""
+    if name == wordllama.NAME:
+        return f"{wordllama.PRETRAINING} ({name})"
+    return f"{efficientnet.PRETRAINING} ({name})" if name in efficientnet.SIZES else None
 
 
 class FeatureMap(nn.Module):
     """[B, C, H, W] or [B, H, W] → [B, F], rows of length √F."""
 
-    def __init__(
-        self, base: Scattering | RandomConv, whitening: Whitening | None = None, *, mirror: bool = False
-    ) -> None:
+    def __init__(self, base: Base, whitening: Whitening | None = None, *, mirror: bool = False) -> None:
         super().__init__()
         self.base, self.whitening, self.mirror = base, whitening, mirror
 
     def extra_repr(self) -> str:
         """Name what is in no buffer."""
         return "mirror" if self.mirror else ""
+
+    def refuse_other_values(self, dataset: Dataset) -> None:
+        """Refuse images that are not in pixels from 0 to 1, where a network was trained on those.
+
+        This is said at the site itself, before anything has left it: how images are written down is what a record is.
+        """
+        for key, x in (("x", dataset.x), ("x_test", dataset.x_test)) if self.pretrained else ():
+            low, high = (0.0, 1.0) if x is None else _bounds(x)
+            if not 0 <= low <= high <= 1:
+                raise Refused(
+                    f"{dataset.name}: {key} goes from {low:g} to {high:g}, and the encoder takes 0 to 1",
+                    "give images as uint8 (they are divided by 255), or divide them yourself",
+                )
+
+    @property
+    def pretrained(self) -> bool:
+        """Whether the map was learnt from public images."""
+        return isinstance(self.base, efficientnet.EfficientNetLite)
 
     def normalised(self, x: Tensor) -> Tensor:
         """Return all features there are, [B, F]."""
@@ -168,10 +209,19 @@ def _version() -> str:
     return f"{torch.__version__} {hashlib.sha256(sources).hexdigest()}"
 
 
-def _base(choice: Choice, image: tuple[int, int, int], seed: int) -> Scattering | RandomConv:
+def _base(choice: Choice, image: tuple[int, int, int], seed: int) -> Base:
+    if choice.name in efficientnet.SIZES:
+        return efficientnet.make(choice.name, image, choice.size)
     if choice.name == "scattering":
         return Scattering(*image[1:], scales=choice.scales, angles=choice.angles, order=choice.order)
     return RandomConv(*image, filters=choice.filters, patch=choice.patch, grid=choice.grid, seed=seed)
+
+
+def _bounds(x: Inputs | Mapped) -> tuple[float, float]:
+    """Return the least and the largest value, some rows at a time."""
+    parts = (x[start : start + _ROWS] for start in range(0, len(x), _ROWS))
+    ends = [(float(part.min()), float(part.max())) for part in parts]
+    return min(low for low, _ in ends), max(high for _, high in ends)
 
 
 def _image(name: str, shape: tuple[int, ...]) -> tuple[int, int, int]:

@@ -17,8 +17,10 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from privsgp.errors import Refused
+from privsgp.gradients.dropout import is_keyed, keyed, keys_of
 from privsgp.gradients.layout import Layout
 from privsgp.gradients.per_sample import PerSample, Plain
+from privsgp.gradients.rules.recurrent import unrolled
 from privsgp.gradients.rules.ruled import Ruled, covers
 
 if TYPE_CHECKING:
@@ -32,8 +34,8 @@ class Stacked(Protocol):
 
     layout: Layout
 
-    def __call__(self, z: Tensor, inputs: Tensor, targets: Tensor) -> PerSample:
-        """Return the gradients of model z[i] on inputs[i, j], for all i and j."""
+    def __call__(self, z: Tensor, inputs: Tensor, targets: Tensor, keys: Tensor | None = None) -> PerSample:
+        """Return the gradients of model z[i] on inputs[i, j], for all i and j; `keys` [m, b] are for dropout."""
 
 
 def stack(model: nn.Module, loss: Loss, sample: tuple[Tensor, Tensor], *, rules: bool = True) -> Stacked:
@@ -46,8 +48,9 @@ def stack(model: nn.Module, loss: Loss, sample: tuple[Tensor, Tensor], *, rules:
     layout = Layout.of(model)
     if not layout.dim:
         raise Refused("the model has no trainable parameter", "give it at least one layer with requires_grad=True")
+    model = keyed(model)
     refuse_mixing(model, loss, sample)
-    functional = Functional(model, layout, loss)
+    functional = Functional(unrolled(model), layout, loss)
     _probe_functional(functional, model, sample)
     if rules and covers(model, layout):
         rule = Ruled(model, layout, loss)
@@ -60,12 +63,32 @@ def refuse_mixing_layers(model: nn.Module) -> None:
     """Refuse, by name, layers whose output for a sample depends on more than the sample and the parameters."""
     for name, layer in model.named_modules():
         kind, label = type(layer).__name__, f"layer '{name}'" if name else "the model"
+        if _is_frozen_norm(layer):
+            continue
         if "BatchNorm" in kind:
-            raise Refused(f"{label} is a {kind}: it averages over the batch", "use nn.GroupNorm or nn.LayerNorm")
+            raise Refused(
+                f"{label} is a {kind}: it averages over the batch",
+                "use nn.GroupNorm or nn.LayerNorm; with public statistics that do not change it is fine: call eval()",
+            )
         if getattr(layer, "track_running_stats", False):
             raise Refused(f"{label} is a {kind} that keeps statistics of the data", "use nn.GroupNorm")
-        if "Dropout" in kind and getattr(layer, "p", 0.0) != 0.0:
-            raise Refused(f"{label} is a {kind} with p = {layer.p}: its coins are not keyed", "leave it out, or p = 0")
+        if "Dropout" in kind and getattr(layer, "p", 0.0) != 0.0 and not is_keyed(layer):
+            raise Refused(
+                f"{label} is a {kind} with p = {layer.p}: its coins are not keyed", "use nn.Dropout, or p = 0"
+            )
+        if isinstance(inner := getattr(layer, "dropout", None), float) and inner > 0:
+            raise Refused(
+                f"{label} is a {kind} with dropout = {inner} inside: its coins are not keyed",
+                "take dropout = 0 there, and nn.Dropout layers of their own",
+            )
+
+
+def _is_frozen_norm(layer: nn.Module) -> bool:
+    """Tell whether a normalisation has statistics of its own that no longer change: a fixed map of each sample.
+
+    Assumes: as of all that a model starts from, that they are public.
+    """
+    return not layer.training and getattr(layer, "running_mean", None) is not None
 
 
 def refuse_mixing(model: nn.Module, loss: Loss, sample: tuple[Tensor, Tensor]) -> None:
@@ -75,14 +98,16 @@ def refuse_mixing(model: nn.Module, loss: Loss, sample: tuple[Tensor, Tensor]) -
     """
     probe = copy.deepcopy(model).double()
     inputs, targets = (_real(t, torch.float64) for t in sample)
+    keys = torch.arange(len(targets), device=targets.device)
     with torch.no_grad():
-        together = loss(probe(inputs), targets)
+        with keys_of(probe, keys):
+            together = loss(probe(inputs), targets)
         if together.shape != targets.shape[:1]:
             raise Refused(
                 f"the loss gives a tensor of shape {tuple(together.shape)} for {targets.shape[0]} samples",
                 "return one number per sample (reduction='none', averaged over everything but the first axis)",
             )
-        alone = torch.cat([loss(probe(x[None]), y[None]) for x, y in zip(inputs, targets, strict=True)])
+        alone = torch.cat([_alone(probe, loss, *one) for one in zip(keys, inputs, targets, strict=True)])
     if not torch.allclose(together, alone, rtol=1e-9, atol=1e-12, equal_nan=True):
         raise Refused(
             f"the loss of a sample depends on the other samples of its batch (by {_largest(together - alone):.3g})",
@@ -90,10 +115,17 @@ def refuse_mixing(model: nn.Module, loss: Loss, sample: tuple[Tensor, Tensor]) -
         )
 
 
+def _alone(model: nn.Module, loss: Loss, key: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    """Return the loss of one sample that is a batch by itself."""
+    with keys_of(model, key[None]):
+        return loss(model(x[None]), y[None])
+
+
 def _probe_functional(functional: Functional, model: nn.Module, sample: tuple[Tensor, Tensor]) -> None:
     z = functional.layout.flatten(model)[None]
+    keys = torch.arange(2, device=z.device)[None, : len(sample[1])]
     try:
-        functional(z, _real(sample[0][None, :2], z.dtype), sample[1][None, :2])
+        functional(z, _real(sample[0][None, :2], z.dtype), sample[1][None, :2], keys)
     except (RuntimeError, ValueError) as error:
         raise Refused(
             f"torch.func cannot differentiate this model sample by sample: {error}",
@@ -105,14 +137,15 @@ def _agree(model: nn.Module, loss: Loss, sample: tuple[Tensor, Tensor]) -> bool:
     """Tell whether the rule gives torch.func's gradients, for two different models at once, in float64."""
     double = copy.deepcopy(model).double()
     layout = Layout.of(double)
-    rule, functional = Ruled(double, layout, loss), Functional(double, layout, loss)
+    rule, functional = Ruled(double, layout, loss), Functional(unrolled(double), layout, loss)
     z = layout.flatten(double) * torch.tensor([[1.0], [0.5]], dtype=torch.float64, device=sample[0].device)
     x, y = sample[0][:2], sample[1][:2]
     inputs, targets = (_real(torch.stack([t, t.flip(0)]), torch.float64) for t in (x, y))
+    keys = torch.arange(targets.shape[0] * targets.shape[1], device=targets.device).view(targets.shape[:2])
     try:
         if not rule.called_once(z, inputs):
             return False
-        fast, plain = rule(z, inputs, targets), functional.one_by_one(z, inputs, targets)
+        fast, plain = rule(z, inputs, targets, keys), functional.one_by_one(z, inputs, targets, keys)
     except (RuntimeError, AttributeError, ValueError, TypeError):
         return False  # a forward that uses its layers in some other way than calling them
     same = torch.allclose(fast.dense(), plain, rtol=1e-9, atol=1e-12)
@@ -134,22 +167,25 @@ class Functional:
     def __init__(self, model: nn.Module, layout: Layout, loss: Callable[[Tensor, Tensor], Tensor]) -> None:
         self.layout = layout
 
-        def one(parameters: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
-            return loss(functional_call(model, parameters, (x[None],)), y[None]).sum()
+        def one(parameters: dict[str, Tensor], x: Tensor, y: Tensor, key: Tensor | None) -> Tensor:
+            with keys_of(model, None if key is None else key[None]):
+                return loss(functional_call(model, parameters, (x[None],)), y[None]).sum()
 
         self._gradient = grad(one)
-        per_sample = vmap(self._gradient, in_dims=(None, 0, 0))
-        self._gradients = vmap(per_sample, in_dims=(0, 0, 0))
 
-    def __call__(self, z: Tensor, inputs: Tensor, targets: Tensor) -> PerSample:
-        """Return the gradients of model z[i] on inputs[i, j], for all i and j."""
+    def __call__(self, z: Tensor, inputs: Tensor, targets: Tensor, keys: Tensor | None = None) -> PerSample:
+        """Return the gradients of model z[i] on inputs[i, j], for all i and j; `keys` [m, b] are for dropout."""
         views = {name: v.contiguous() for name, v in self.layout.views(z).items()}
-        gradients = self._gradients(views, inputs, targets)
+        key = None if keys is None else 0
+        per_sample = vmap(self._gradient, in_dims=(None, 0, 0, key))
+        gradients = vmap(per_sample, in_dims=(0, 0, 0, key))(views, inputs, targets, keys)
         return PerSample([Plain(torch.cat([gradients[name].flatten(2) for name in self.layout.names], -1))])
 
-    def one_by_one(self, z: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
+    def one_by_one(self, z: Tensor, inputs: Tensor, targets: Tensor, keys: Tensor | None = None) -> Tensor:
         """Return the same as [m, b, d], one model and one sample after the other: for models too big to map over."""
-        samples = zip(z.repeat_interleave(inputs.shape[1], 0), inputs.flatten(0, 1), targets.flatten(0, 1), strict=True)
-        gradients = [self._gradient(self.layout.views(row), x, y) for row, x, y in samples]
+        models = z.repeat_interleave(inputs.shape[1], 0)
+        flat = [None] * len(models) if keys is None else keys.flatten()
+        samples = zip(models, inputs.flatten(0, 1), targets.flatten(0, 1), flat, strict=True)
+        gradients = [self._gradient(self.layout.views(row), x, y, key) for row, x, y, key in samples]
         rows = [torch.cat([g[name].flatten() for name in self.layout.names]) for g in gradients]
         return torch.stack(rows).view(*inputs.shape[:2], -1)

@@ -6,11 +6,13 @@ leading axes: a batch, a batch of each of m nodes, or the single sample that `to
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
+from torch import nn
 from torch.nn.functional import binary_cross_entropy_with_logits, log_softmax
 
 from privsgp.errors import Refused
@@ -28,6 +30,26 @@ class _Loss:
 def per_sample(name: str) -> PerSample:
     """The loss `name` of each sample: "cross-entropy", "binary" (one logit, labels 0 and 1) or "mse"."""
     return _known(name).per_sample
+
+
+def in_any_precision(loss: PerSample) -> PerSample:
+    """Return a loss of the user's whose own numbers, weights of classes say, are in the precision of the outputs.
+
+    Probes run in float64 and steps in float32: nn.CrossEntropyLoss(weight=…) would refuse one of them.
+    """
+    if not isinstance(loss, nn.Module):
+        return loss
+    known: dict[tuple[torch.dtype, torch.device], nn.Module] = {}
+
+    def value(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        kind = outputs.dtype, outputs.device
+        if kind not in known:
+            known[kind] = copy.deepcopy(loss).to(*kind[::-1])
+        real = targets.to(outputs.dtype) if targets.is_floating_point() else targets
+        found: torch.Tensor = known[kind](outputs, real)
+        return found
+
+    return value
 
 
 def correct(name: str) -> PerSample | None:

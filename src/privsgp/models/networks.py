@@ -16,6 +16,7 @@ from torch import nn
 from torch.nn.functional import relu
 
 from privsgp.errors import Refused
+from privsgp.models.tokens import embedding
 from privsgp.options import Count, Options, option
 
 if TYPE_CHECKING:
@@ -34,12 +35,19 @@ class MLPOptions(Options):
     activation: Literal["relu", "sigmoid", "tanh"] = option("relu", "after each hidden layer")
 
 
+class EmbeddingOptions(Options):
+    """A linear model of the mean embedding of a sequence of tokens."""
+
+    width: Count = option(32, "numbers that stand for a token")
+
+
 MODELS: dict[str, type[Options]] = {
     "logistic": Options,
     "linear": Options,
     "mlp": MLPOptions,
     "cnn": Options,
     "resnet18": Options,
+    "embedding": EmbeddingOptions,
 }
 NAMES = tuple(MODELS)
 
@@ -52,23 +60,33 @@ def make(
     seed: int,
     hidden: int | Sequence[int] = 64,
     activation: str = "relu",
+    width: int = 32,
     rows: bool = False,
+    vocabulary: int | None = None,
     device: str = "cpu",
 ) -> nn.Module:
     """The model `name`, the same bits for the same `seed`; torch's global generators are left as they were.
 
     It is on the CPU, or on "meta", where it takes no memory: to count its weights.
     "logistic" and "linear" are one linear layer (the loss tells them apart); "mlp" has one layer with `activation` for
-    each width in `hidden`, for which the others have no use; "cnn" and "resnet18" are for images (see `images`). With
-    `rows` a sample is several rows of `input_shape`, each of which has its outputs.
+    each width in `hidden`, for which the others have no use; "cnn" and "resnet18" are for images (see `images`),
+    "embedding" for tokens of a `vocabulary` (see `tokens`). With `rows` a sample is several rows of `input_shape`, each
+    of which has its outputs.
     """
     if name not in NAMES:
         raise Refused(f"model.name = {name!r} is unknown", f"use one of {', '.join(NAMES)}")
+    if vocabulary is not None and name != "embedding":
+        raise Refused(
+            f"model.name = {name!r} with data.vocabulary = {vocabulary}",
+            "tokens are names, not numbers: take 'embedding', or a module of your own from Python",
+        )
     # `torch.manual_seed` would reseed the CUDA generators too.
     with torch.random.fork_rng(devices=[]), torch.device(device):
         torch.default_generator.manual_seed(seed % 2**64)
-        if rows and (name in ("cnn", "resnet18") or len(input_shape) != 1):
+        if rows and (name in ("cnn", "resnet18", "embedding") or len(input_shape) != 1):
             raise Refused(f"model.name = {name!r} for several views", "use 'logistic', 'linear' or 'mlp' on features")
+        if name == "embedding":
+            return embedding(input_shape, outputs, vocabulary, width)
         if name in ("cnn", "resnet18"):
             return (cnn if name == "cnn" else resnet18)(input_shape, outputs)
         widths = [math.prod(input_shape), *(_widths(hidden) if name == "mlp" else []), outputs]

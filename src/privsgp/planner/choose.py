@@ -199,7 +199,7 @@ class NoiseNeeded:
     def at(self, steps: int) -> float:
         """Return σ of the same node from values certified at this very K, not from those of the K around it."""
         n = self.network
-        return self.common(steps) if n.nominal else self._more(steps) * self._price(n.delta).sigma(steps, n.epsilon)
+        return self.common(steps) if n.nominal else self._one(steps, (n.epsilon, n.delta))
 
     def each(self, steps: int) -> list[float]:
         """Return σ_i of every node; σJ/G depends on nothing but the rate and the budget."""
@@ -231,7 +231,7 @@ class NoiseNeeded:
         """Return what θ costs beside the least σ."""
         if (weighted := self._mechanism().weighted) is None or not self.method.scaled:
             return 1.0
-        return calibration.affordable(weighted, steps)
+        return calibration.affordable(weighted, self.network.releases(round(steps)))
 
     def _price(self, delta: float) -> Price:
         if delta not in self._prices:

@@ -125,7 +125,7 @@ class Plan:
     def metrics(self) -> dict[str, Any]:
         """Metrics of the chosen rehearsal's model, on samples it has not seen: of stand-ins, or as public as those."""
         c, rehearsal = self.chosen, self.planner.rehearsal
-        if self.measure is None:
+        if self.measure is None or not self.rehearsed:
             return {}
         x = rehearsal.end(self.planner.spec(c.noise, c.steps), c.distance)
         return self.measure(rehearsal.outputs(x), rehearsal.samples.y_test)

@@ -175,7 +175,8 @@ class Rehearsal:
 
     def guess(self, noise: float) -> float:
         """Return the distance T at which noise moves a pre-activation by about one: 1 / (κ ‖x‖)."""
-        length = float(self.samples.x.flatten(1).square().sum(1).mean().sqrt())
+        x = self.samples.x.flatten(1)
+        length = float(x.square().sum(1).mean().sqrt()) if x.is_floating_point() else x.shape[1] ** 0.5
         return min(max(1 / (max(noise, 1e-12) * max(length, 1e-12)), 1e-3), 1e6)
 
     def _block(self, spec: RehearsalSpec, candidates: Sequence[Candidate], steps: int) -> Block:

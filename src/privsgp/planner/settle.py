@@ -228,11 +228,25 @@ def samples_of(
     if source.kind == "synthetic":
         public = d.x_test if config.test_is_public else None
         scale = 1.0 if public is None else float(np.sqrt(np.square(public).mean()))
+        if isinstance(d.vocabulary, tuple):
+            raise Refused(
+                "a plan with several inputs per sample, for which there are no stand-ins",
+                "give numbers for what is 'auto', or public data of the same kind (plan.data)",
+            )
+        if d.vocabulary is not None:
+            return stand_in.tokens(d.x.shape[1:], d.classes, d.y.shape[1:], samples=count, vocabulary=d.vocabulary)
         return stand_in.make(d.x.shape[1:], d.classes, d.y.shape[1:], samples=count, scale=scale or 1.0)
     if source.kind == "public":
         task: data.Task = "regression" if d.classes is None else "classification"
         name = str(file_path(source.name, data_dir, config.base))
-        d = data.load(name, data_dir=data_dir, task=task, schema=config.data.schema)
+        d = data.load(
+            name,
+            data_dir=data_dir,
+            task=task,
+            schema=config.data.schema,
+            form=config.data.form,
+            pixels=config.takes_pixels,
+        )
         if problem.encoder is not None:
             few = np.random.default_rng(1).permutation(len(d.x))[: 5 * count]
             rows = features.encode_once(problem.learnt_from, d.x[few], torch.device("cpu"), None)
@@ -246,8 +260,8 @@ def samples_of(
     order = np.random.default_rng(0).permutation(len(d.x))
     count = min(count, len(order) // 2)
     learn, test = order[:count], order[count : 5 * count]
-    x, y = torch.from_numpy(d.x), torch.from_numpy(d.y)
-    return Samples(x[learn], y[learn], x[test], y[test])
+    x, x_test, y, y_test = (torch.from_numpy(values[rows]) for values in (d.x, d.y) for rows in (learn, test))
+    return Samples(x, y, x_test, y_test)
 
 
 def settle(

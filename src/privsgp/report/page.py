@@ -12,6 +12,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from privsgp.algorithms import ALGORITHMS
 from privsgp.errors import Refused
+from privsgp.features.maps import pretraining
 from privsgp.files import write as write_whole
 from privsgp.report import sections, words
 from privsgp.report.charts import Chart, Table, bars, curves, number, percent
@@ -123,9 +124,9 @@ def _figures(g: Group) -> list[tuple[str, str]]:
     """Return the few numbers one asks for first, with their names."""
     run, cells = g.first, []
     if g.last("test_accuracy"):
-        cells.append((_mean(g, "test_accuracy", percent), "test accuracy, average model"))
+        cells.append((_mean(g, "test_accuracy", percent), f"test accuracy, average model{_rests_on(g)}"))
         if g.last("auc"):
-            cells.append((_mean(g, "auc", _loss), "AUC, average model"))
+            cells.append((_mean(g, "auc", _loss), f"AUC, average model{_rests_on(g)}"))
         cells.append((_mean(g, "worst_node_accuracy", percent), "worst site's own model"))
     elif g.last("r2"):
         cells.append((_mean(g, "r2", _loss), "R² on test data, average model"))
@@ -140,6 +141,12 @@ def _figures(g: Group) -> list[tuple[str, str]]:
     else:
         cells.append(("unfinished", f"evaluated up to step {run.steps:,}"))
     return cells
+
+
+def _rests_on(g: Group) -> str:
+    """Say what public pre-training a number rests on, if any."""
+    learnt = pretraining(g.first.config.features.name)
+    return "" if learnt is None else f"; {learnt}"
 
 
 def _mean(g: Group, key: str, write: Callable[[float], str]) -> str:
@@ -193,11 +200,10 @@ def _comparison(groups: Sequence[Group]) -> Table:
             *(["R²"] if any(g.last("r2") for g in groups) else []), "test loss", "time"]  # fmt: skip
     rows = [
         [
-            g.label, words.standing(g.first), "; ".join(g.changes(groups[0])) or "–", str(len(g.runs)), _epsilon(g),
-            _mean(g, "test_accuracy", percent), _mean(g, "worst_node_accuracy", percent),
+            g.label + _rests_on(g), words.standing(g.first), "; ".join(g.changes(groups[0])) or "–", str(len(g.runs)),
+            _epsilon(g), _mean(g, "test_accuracy", percent), _mean(g, "worst_node_accuracy", percent),
             *([_mean(g, "auc", _loss)] if "AUC" in head else []), *([_mean(g, "r2", _loss)] if "R²" in head else []),
-            _mean(g, "test_loss", _loss),
-            _mean(g, "seconds", _time),
+            _mean(g, "test_loss", _loss), _mean(g, "seconds", _time),
         ]
         for g in groups
     ]  # fmt: skip

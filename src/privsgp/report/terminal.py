@@ -25,6 +25,7 @@ from rich.table import Table
 
 from privsgp import metrics
 from privsgp.errors import visible
+from privsgp.features.maps import pretraining
 from privsgp.paper import claims
 from privsgp.runs.shown import LABELS, metric_rows, span, summary_rows
 
@@ -238,6 +239,8 @@ def show_comparison(comparison: dict[str, Any]) -> None:
         settings.setdefault(f"network {row['graph']}, trust {row['trust']}", []).append(row["algorithm"])
     for words, names in settings.items():
         out.print(f"  · {words}: {', '.join(names)}", soft_wrap=True)
+    if rests_on := pretraining(comparison["config"].get("features", {}).get("name", "none")):
+        out.print(f"  · {rests_on}", soft_wrap=True)
     out.print(f"  · {comparison['note']}", soft_wrap=True)
 
 

@@ -11,6 +11,7 @@ from decimal import Decimal
 from typing import TYPE_CHECKING
 
 from privsgp.algorithms import ALGORITHMS
+from privsgp.features.maps import pretraining
 
 if TYPE_CHECKING:
     from privsgp.accounting.statements import Statement
@@ -237,8 +238,16 @@ def _not_covered(run: Run) -> str:
     return (
         "Not covered: several records of one person, at one site or at several, add up and are protected less than one "
         "is. Choosing settings by looking at results on the same records spends privacy that is not counted here. So "
-        "does a second run on the same records, unless it continued the same ledgers." + (public if tested else "")
+        "does a second run on the same records, unless it continued the same ledgers."
+        + (public if tested else "")
+        + _encoder(run)
     )
+
+
+def _encoder(run: Run) -> str:
+    """Say of an encoder with weights of its own that the records they were learnt from have no protection here."""
+    learnt = pretraining(run.config.features.name)
+    return "" if learnt is None else f" The encoder rests on {learnt}; images that it was learnt from are not covered."
 
 
 def up(epsilon: float) -> str:

@@ -17,6 +17,7 @@ from privsgp.devices import chosen_device, use_tensor_cores
 from privsgp.engine.averaging import FinalModel
 from privsgp.engine.spec import Learning, RunSpec, refuse_vast
 from privsgp.errors import Refused
+from privsgp.features.maps import pretraining
 from privsgp.gradients import Layout
 from privsgp.gradients.rounding import kappa, least_difference_clip
 from privsgp.gradients.rules.ruled import positions
@@ -100,6 +101,7 @@ def build_run(
         noise=_noise(config, protection),
         sites=config.data.sites or (),
         share_metrics=config.test_is_public,
+        pretraining=pretraining(config.features.name),
         card=card(config, problem),
     )
     refuse_vast(spec, places)
@@ -219,10 +221,13 @@ def _learning(problem: Problem, device: torch.device, dtype: torch.dtype) -> Lea
     test = None
     if d.x_test is not None and d.y_test is not None:
         test = place(torch.from_numpy(d.x_test)), place(torch.from_numpy(d.y_test))
-    inputs, targets = place(stacked.inputs), place(stacked.targets)
+    read = stacked.inputs
+    inputs = place(read) if isinstance(read, torch.Tensor) else read.placed(device, dtype)
+    targets = place(stacked.targets)
     return Learning(
-        problem.model, problem.loss, problem.correct, inputs, targets, test, stacked.samples, problem.measure
-    )
+        problem.model, problem.loss, problem.correct, inputs, targets, test, stacked.samples, d.vocabulary,
+        problem.measure,
+    )  # fmt: skip
 
 
 def _checkpoint_every(config: Config, protection: Protection) -> int:

@@ -50,6 +50,7 @@ class Card(BaseModel):
     features: dict[str, Any]
     encoder: str | None
     frozen: str | None
+    vocabulary: Annotated[int, Field(ge=1)] | None = None
     dtype: Literal["float32", "float64"]
     schema_text: str | None = None
     class_names: list[str] | None = None
@@ -79,11 +80,18 @@ def card(config: Config, problem: Problem) -> dict[str, Any]:
         "features": config.features.model_dump(exclude_none=True),
         "encoder": None if encoder is None else features.digest(encoder),
         "frozen": frozen_digest(problem.model),
+        **({} if (tokens := _tokens(config, problem)) is None else {"vocabulary": tokens}),
         "dtype": config.engine.dtype,
         "schema_text": None if schema is None else schema.toml(),
         "class_names": None if schema is None else schema.target.classes,
         "privacy": _promise(config),
     }
+
+
+def _tokens(config: Config, problem: Problem) -> int | None:
+    """Return how many tokens a sample is made of before any encoder; None where it is made of numbers."""
+    own = problem.dataset.vocabulary
+    return config.data.tokens if config.data.tokens is not None else own if isinstance(own, int) else None
 
 
 def frozen_digest(model: nn.Module) -> str | None:

@@ -38,12 +38,15 @@ from privsgp.algorithms.algorithm import Trust  # noqa: TC001 - a field has this
 from privsgp.algorithms.gossip import DP2SGD
 from privsgp.algorithms.update_rule import UpdateOptions
 from privsgp.data import schema as schemas
-from privsgp.data.loading import BUILT_IN
+from privsgp.data.images import ImageOptions
+from privsgp.data.loading import BUILT_IN, Form
 from privsgp.data.partitions import PARTITIONS
 from privsgp.data.partitions import check as check_partition
 from privsgp.data.tables import is_table
+from privsgp.data.text import TextOptions
 from privsgp.engine.averaging import FinalModelOptions
 from privsgp.errors import Refused
+from privsgp.features import efficientnet
 from privsgp.features.maps import FEATURES
 from privsgp.files import read_toml
 from privsgp.graph import GRAPHS
@@ -121,6 +124,12 @@ class Data(_Tables):
     classes: Count | None = option(
         None, "how many classes labels in files of one's own have; left out: the file says it, or public test labels"
     )
+    vocabulary: Count | None = option(
+        None,
+        "inputs are tokens, whole numbers from 0 to vocabulary − 1, and stay so; left out: inputs are real numbers",
+    )
+    text: TextOptions | None = option(None, "files are texts: .jsonl, .csv or .tsv with a column of text")
+    images: ImageOptions | None = option(None, "each node's path is a folder of class folders with PNG and JPEG images")
     test: Literal["public", "private"] | None = option(
         None, "who may see metrics on test data; left out: everybody of built-in data and in simulations, else the site"
     )
@@ -129,6 +138,16 @@ class Data(_Tables):
     def published(self) -> bool:
         """Whether this is a data set that anybody can have, its test set too."""
         return self.path is None and self.name in BUILT_IN
+
+    @property
+    def form(self) -> Form:
+        """How files are read that are no tables."""
+        return Form(self.tokens, self.text, self.images)
+
+    @property
+    def tokens(self) -> int | None:
+        """How many tokens there are, where inputs are some: as given, or those of texts."""
+        return self.vocabulary if self.text is None else self.text.size
 
     @property
     def brought(self) -> bool:
@@ -156,7 +175,7 @@ class Data(_Tables):
         """Refuse a schema without a table, and a table without a schema."""
         for key in ("path", "test_path"):
             name = getattr(self, key)
-            if name is not None and is_table(name) and self.schema is None:
+            if name is not None and is_table(name) and self.schema is None and self.text is None:
                 raise Refused(
                     f"data.{key} = {name!r} without data.schema",
                     'name the public schema.toml that all sites share: schema = "schema.toml"',
@@ -540,6 +559,17 @@ class Config(Options):
         return degree
 
     @model_validator(mode="after")
+    def _encoder_fits_tokens(self) -> Self:
+        made = "wordllama" if self.data.text is not None and self.data.text.tokens == "wordllama" else "other"
+        wanted = "wordllama" if self.features.name == "wordllama" else "other"
+        if made != wanted and "wordllama" in (made, wanted):
+            raise Refused(
+                f"features.name = {self.features.name!r} with data.text.tokens of another kind",
+                'take both: [data.text] tokens = "wordllama" and [features] name = "wordllama", or neither',
+            )
+        return self
+
+    @model_validator(mode="after")
     def _labels_move_no_record(self) -> Self:
         if self.seed is None and self.data.path is None and self.data.partition != "even":
             raise Refused(
@@ -577,6 +607,11 @@ class Config(Options):
         views: str | None = getattr(self.features, "views", None)
         return views
 
+    @property
+    def takes_pixels(self) -> bool:
+        """Whether samples go through a network that was trained on images with values from 0 to 1."""
+        return self.features.name in efficientnet.SIZES
+
     def options(self, section: str) -> dict[str, Any]:
         """Return the values of the keys that the chosen component brings to a section."""
         chosen = getattr(self, section)
@@ -594,8 +629,9 @@ class Config(Options):
                 del values["data"][key]
         if self.privacy.noise == "independent":
             del values["privacy"]["noise"]
-        if self.data.classes is None:  # a key that came later: what was shared before is shared still
-            del values["data"]["classes"]
+        for key in ("classes", "vocabulary", "text", "images"):  # these too: what was shared before is shared still
+            if values["data"][key] is None:
+                del values["data"][key]
         del values["plan"]
         values["algorithm"].pop("table_place", None)
         values["engine"] = {"dtype": self.engine.dtype}

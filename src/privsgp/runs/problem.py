@@ -14,6 +14,7 @@ from torch import nn
 from privsgp import data, features, models
 from privsgp.algorithms import ALGORITHMS
 from privsgp.data.loading import file_path, is_file, same_file, site_paths, with_test
+from privsgp.data.mapped import Mapped
 from privsgp.devices import chosen_device
 from privsgp.errors import Refused
 from privsgp.features.encode import encoded, make_encoder
@@ -78,6 +79,11 @@ class Problem:
         """Keep of all nodes' data what this process's nodes hold."""
         if world.alone or self.block is not None:
             return self
+        if isinstance(self.dataset.x, Mapped):
+            raise Refused(
+                f"{self.dataset.name}: mapped files of all nodes in {world.size} processes",
+                "give each node a folder of its own, with x.npy and y.npy: data.path",
+            )
         block = blocks(len(self.parts), world.size)[world.rank]
         rows = np.concatenate([self.parts[i] for i in block])
         parts = np.split(np.arange(len(rows)), np.cumsum([len(self.parts[i]) for i in block])[:-1])
@@ -126,14 +132,17 @@ def _read(config: Config, data_dir: Path | None, block: range) -> Problem:
     task, d, told = models.task(config.model.loss), config.data, list[str]()
     if d.path is not None:
         dataset, parts = data.load_sites(
-            d.path, block, task=task, classes=d.classes, schema=d.schema, base=config.base, names=d.sites,
+            d.path, block, task=task, classes=d.classes, schema=d.schema, form=d.form, base=config.base, names=d.sites,
             tell=told.append,
         )  # fmt: skip
     else:
         name = str(file_path(d.name, data_dir, config.base))
-        dataset = data.load(name, data_dir=data_dir, task=task, classes=d.classes, schema=d.schema)
+        dataset = data.load(
+            name, data_dir=data_dir, task=task, classes=d.classes, schema=d.schema, form=d.form,
+            pixels=config.takes_pixels,
+        )  # fmt: skip
         parts = split(config, dataset)
-    dataset = with_test(dataset, _public_test(config, block), d.schema)
+    dataset = with_test(dataset, _public_test(config, block), d.schema, d.form)
     apart = len(parts) < d.nodes
     problem = assembled(config, dataset, parts, block if apart else None)
     return dataclasses.replace(problem, told=told)
@@ -187,6 +196,7 @@ def first_model(
         outputs=models.outputs(config.model.loss, classes=classes, target_shape=target),
         seed=public_seed(config.seed, config.shared_hash(), "x0"),
         rows=config.views is not None,
+        vocabulary=config.data.tokens if encoder is None else None,
         device=device,
         **config.options("model"),
     )

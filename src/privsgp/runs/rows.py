@@ -16,7 +16,7 @@ from pydantic import BaseModel
 
 from privsgp.data import schema as schemas
 from privsgp.data import tables
-from privsgp.data.dataset import inputs, targets
+from privsgp.data.dataset import inputs, targets, tokens
 from privsgp.data.files import read_npz
 from privsgp.data.loading import same_data
 from privsgp.errors import Refused
@@ -25,7 +25,10 @@ from privsgp.files import read_json, write_json
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
+    from privsgp.data.mapped import Mapped
+
 _FILES = "files.json"
+_ROWS = 4096  # of records that are hashed at a time
 
 
 def encoded_rows(path: Path, card: dict[str, Any]) -> NDArray[np.float32]:
@@ -83,9 +86,11 @@ class _Noted(BaseModel):
     files: list[str]
 
 
-def digest(x: NDArray[Any], y: NDArray[Any]) -> str:
-    """Return the SHA-256 of records, which never leaves private/."""
-    found = hashlib.sha256(np.ascontiguousarray(x).data)
+def digest(x: NDArray[Any] | Mapped, y: NDArray[Any]) -> str:
+    """Return the SHA-256 of records, which never leaves private/; of mapped files some rows at a time."""
+    found = hashlib.sha256()
+    for start in range(0, len(x), _ROWS):
+        found.update(np.ascontiguousarray(x[start : start + _ROWS]).data)
     found.update(np.ascontiguousarray(y).data)
     return found.hexdigest()
 
@@ -95,10 +100,11 @@ def _at_site(run: Path) -> str:
     return kept.read_text() if kept.is_file() else ""
 
 
-def checked(x: ArrayLike, card: dict[str, Any]) -> NDArray[np.float32]:
+def checked(x: ArrayLike, card: dict[str, Any]) -> NDArray[Any]:
     """Return samples in the run's own form, those of a data frame by the schema; refuse those of another shape."""
     given = tables.of_frame(x, schema_of(card), "x", labelled=False).x if tables.is_frame(x) else np.asarray(x)
-    rows, shape = inputs(given, "x"), tuple(card["input_shape"])
+    shape, vocabulary = tuple(card["input_shape"]), card.get("vocabulary")
+    rows = inputs(given, "x") if vocabulary is None else tokens(given, "x", vocabulary)
     if rows.shape[1:] != shape:
         raise Refused(f"a sample of x has shape {rows.shape[1:]}, the model takes {shape}", "give it [N, …] of that")
     return rows

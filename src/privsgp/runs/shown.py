@@ -78,7 +78,8 @@ _AGAINST = {
 
 
 def _whose(s: dict[str, Any]) -> str:
-    return "mean of the nodes' own models" if s["graph"] == "alone" and s["nodes"] > 1 else "average model"
+    whose = "mean of the nodes' own models" if s["graph"] == "alone" and s["nodes"] > 1 else "average model"
+    return whose + (f"; {s['pretraining']}" if s.get("pretraining") else "")
 
 
 def _privacy(s: dict[str, Any]) -> str:

@@ -441,7 +441,8 @@ def _summary(
 ) -> dict[str, Any]:
     """Return what came out: `seen` by the first process, of the nodes `reported` by others what they told."""
     p, private = spec.protection, spec.algorithm.private
-    return {
+    rests_on = {} if spec.pretraining is None else {"pretraining": spec.pretraining}
+    return rests_on | {
         "version": SUMMARY_VERSION,
         "name": spec.name,
         "simulation": spec.simulation,

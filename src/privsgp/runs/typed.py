@@ -31,6 +31,9 @@ class DataSection(TypedDict, total=False):
     sizes: list[int] | None  # J_i: how many samples each node gets; left out: all of them, evenly
     path: str | None  # each node its own file, "site-{node}.csv" or "{site}.csv": .csv, .parquet, .feather or .npz
     classes: int | None  # how many classes labels in files of one's own have; left out: the file says it, or public test labels
+    vocabulary: int | None  # inputs are tokens, whole numbers from 0 to vocabulary − 1, and stay so; left out: inputs are real numbers
+    text: Any | None  # files are texts: .jsonl, .csv or .tsv with a column of text
+    images: Any | None  # each node's path is a folder of class folders with PNG and JPEG images
     test: Literal['public', 'private'] | None  # who may see metrics on test data; left out: everybody of built-in data and in simulations, else the site
     alpha: float  # α: smaller is more skewed
 
@@ -50,6 +53,7 @@ class FeaturesSection(TypedDict, total=False):
     filters: int | None  # how many; left out: 256
     patch: int | None  # their width in pixels; left out: 6
     grid: int | None  # cells a side that responses are averaged over; left out: 4
+    size: int | None  # pixels a side that images are brought to; left out: what the network was trained on, 224, 240 or 260
 
 
 class ModelSection(TypedDict, total=False):
@@ -59,6 +63,7 @@ class ModelSection(TypedDict, total=False):
     loss: Literal['cross-entropy', 'binary', 'mse']  # what a sample's outputs cost
     hidden: int | list[int]  # width of the hidden layer, or a list with one width per layer
     activation: Literal['relu', 'sigmoid', 'tanh']  # after each hidden layer
+    width: int  # numbers that stand for a token
 
 
 class GraphSection(TypedDict, total=False):

@@ -268,17 +268,17 @@ def bring(
 ) -> data.Dataset:
     """Read a site's own file, and public test data; of single values that did not fit, only this site is told."""
     d, task = config.data, models.task(config.model.loss)
-    if not is_file(file.name):
+    if not is_file(file.name) and not d.form.fits(file):
         raise Refused(f"--data {file}", "name an .npz, .csv, .parquet or .feather file")
     if d.schema is not None and not is_table(file.name):
         raise Refused(f"--data {file}, and the study has a schema", "bring a .csv, .parquet or .feather file")
-    brought = read_file(file, schema=d.schema, task=task)
+    brought = read_file(file, schema=d.schema, task=task, form=d.form)
     for line in brought.told:
         tell(line)
     if test is not None and same_file(file, test):
         raise Refused(f"--test {test} is this site's own data", "test data named here are public")
     dataset = brought.dataset if task == "regression" else settle(brought.dataset, d.classes or brought.classes)
-    return with_test(dataset, test, d.schema)
+    return with_test(dataset, test, d.schema, d.form)
 
 
 def _spec(

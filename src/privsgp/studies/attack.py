@@ -56,7 +56,7 @@ class ZeroedOut(Block):
     def gradients(self, z: Tensor, drawn: Drawn) -> PerSample:
         """Return the clipped gradients of the drawn samples, 0 for absent ones."""
         nodes = torch.arange(len(self.present), device=z.device)[:, None]
-        return super().gradients(z, Drawn(drawn.rows, drawn.mask & self.present[nodes, drawn.rows]))
+        return super().gradients(z, drawn._replace(mask=drawn.mask & self.present[nodes, drawn.rows]))
 
 
 SIDES = 8  # directions looked at per canary: its own, and some across it that show the same noise without the canary
@@ -89,6 +89,8 @@ class Attacked(Trainer):
     def losses(self, x: Tensor) -> NDArray[np.float64]:
         """Return the canaries' losses under one model, [n, M]."""
         learning, M = self.spec.learning, self.canaries.count
+        if not isinstance(learning.inputs, torch.Tensor):
+            raise TypeError("canaries lie in memory")
         with torch.no_grad():
             outputs = torch.func.functional_call(
                 self.model, self.layout.views(x), (learning.inputs[:, :M].flatten(0, 1),)

@@ -41,7 +41,7 @@ def make(name: str, samples: int, path: Path, data_dir: Path | None) -> None:
     replace(path, save)
 
 
-def _halved(images: NDArray[np.float32]) -> NDArray[np.float32]:
+def _halved(images: NDArray[Any]) -> NDArray[np.float32]:
     """Average squares of two by two pixels."""
     n, channels, height, width = images.shape
     squares = images.reshape(n, channels, height // 2, 2, width // 2, 2)

@@ -13,11 +13,13 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from privsgp.gradients.dropout import keys_of
 from privsgp.gradients.per_sample import PerSample
 from privsgp.gradients.rules.conv import StackedConv2d
 from privsgp.gradients.rules.embedding import StackedEmbedding
 from privsgp.gradients.rules.linear import StackedLinear
 from privsgp.gradients.rules.norm import StackedGroupNorm, StackedLayerNorm
+from privsgp.gradients.rules.recurrent import KINDS, StackedRecurrent
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -31,6 +33,7 @@ RULES: dict[type[nn.Module], type[StackedLayer]] = {
     nn.GroupNorm: StackedGroupNorm,
     nn.LayerNorm: StackedLayerNorm,
     nn.Embedding: StackedEmbedding,
+    **dict.fromkeys(KINDS, StackedRecurrent),
 }
 
 
@@ -56,9 +59,9 @@ class Ruled:
             self.model = stacked
         return stacked
 
-    def __call__(self, z: Tensor, inputs: Tensor, targets: Tensor) -> PerSample:
-        """Return the gradients of model z[i] on inputs[i, j], for all i and j."""
-        with torch.enable_grad():
+    def __call__(self, z: Tensor, inputs: Tensor, targets: Tensor, keys: Tensor | None = None) -> PerSample:
+        """Return the gradients of model z[i] on inputs[i, j], for all i and j; `keys` [m, b] are for dropout."""
+        with torch.enable_grad(), keys_of(self.model, None if keys is None else self._long(keys)):
             data, wanted = self._long(inputs), self._long(targets)
             losses = self.loss(self._forward(z, data), wanted)
             calls = [layer.calls.pop() for layer in self.layers]

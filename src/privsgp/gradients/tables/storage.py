@@ -12,7 +12,7 @@ import os
 import shutil
 import tempfile
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, Protocol
 
 import torch
 
@@ -106,8 +106,25 @@ def _bytes(size: float) -> str:
     return f"{size:,.3g} GB" if size < 1000 else f"{size:,.0f} GB"
 
 
-def gather(table: Tensor, rows: Tensor) -> Tensor:
+class Rows(Protocol):
+    """What is read by rows and lies in no tensor, such as files larger than memory."""
+
+    @property
+    def shape(self) -> torch.Size:
+        """As a tensor's, [m, J + 1, …]."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where rows are read to."""
+
+    def read(self, rows: Tensor) -> Tensor:
+        """Return the rows [m, b] of each node."""
+
+
+def gather(table: Tensor | Rows, rows: Tensor) -> Tensor:
     """Return table[i, rows[i, j]] on the device of `rows`, wherever the table lies."""
+    if not isinstance(table, torch.Tensor):
+        return table.read(rows)
     return table.flatten(0, 1).index_select(0, _flat(table, rows)).view(*rows.shape, *table.shape[2:]).to(rows.device)
 
 

@@ -1,0 +1,125 @@
+"""What people bring, as arrays: tensors, lists, torch's map-style data sets, a loader's data set.
+
+A data set is read once, from its first item to its last; what random transforms make of an item is then fixed. Nothing
+of a loader is used but its data set: batches are drawn here, by secret coins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils import data as torch_data
+
+from privsgp import devices
+from privsgp.data.dataset import array
+from privsgp.data.files import NPZ
+from privsgp.errors import Refused
+
+
+def is_dataset(given: object) -> bool:
+    """Tell whether this is torch's: a data set, or a loader that has one."""
+    return isinstance(given, torch_data.Dataset | torch_data.DataLoader)
+
+
+def are_sites(given: object) -> bool:
+    """Tell whether this is a list of what each node brings: data sets, or pairs (x, y)."""
+    return isinstance(given, list) and bool(given) and all(is_dataset(one) or isinstance(one, tuple) for one in given)
+
+
+def pair(given: Any) -> tuple[Any, ...]:  # noqa: ANN401 - whatever was brought
+    """Return (x, y), or (x, y, x_test, y_test), of what one node or all of them together bring."""
+    if isinstance(given, torch_data.DataLoader):
+        given = given.dataset
+    if isinstance(given, torch_data.Dataset):
+        return _items(given)
+    if not isinstance(given, Sequence) or len(given) not in (2, 4):
+        raise Refused(
+            f"data is a {type(given).__name__}" + (f" of {len(given)}" if isinstance(given, Sequence) else ""),
+            "give (x, y) or (x, y, x_test, y_test), a torch Dataset, a list of these or a mapping {node: …}",
+        )
+    return tuple(plain(part, key) for part, key in zip(given, NPZ, strict=False))
+
+
+def plain(part: Any, key: str) -> Any:  # noqa: ANN401 - whatever was brought
+    """Return arrays in the place of tensors; several inputs stay several, and a mapped file stays where it is."""
+    if isinstance(part, Mapping):
+        return {str(name): plain(value, f"{key}[{name!r}]") for name, value in part.items()}
+    if isinstance(part, tuple) and all(hasattr(value, "shape") for value in part):
+        return tuple(plain(value, key) for value in part)
+    if isinstance(part, torch.Tensor):
+        return part.detach().cpu().numpy()
+    return part if isinstance(part, np.memmap) else array(part, key)
+
+
+def _items(given: torch_data.Dataset[Any]) -> tuple[Any, Any]:
+    """Read a map-style data set whole."""
+    if isinstance(given, torch_data.IterableDataset) or not hasattr(given, "__len__"):
+        raise Refused(
+            f"data is a {type(given).__name__}, which has no items by number",
+            "give a map-style Dataset (__getitem__ and __len__): each sample is drawn by a coin of its own",
+        )
+    count = len(given)
+    if not count:
+        raise Refused(f"data is a {type(given).__name__} without items", "give at least one sample")
+    first = _sample(given[0])
+    _refuse_vast(first, count)
+    rows = [first, *(_sample(given[i]) for i in range(1, count))]
+    return _stacked([x for x, _ in rows]), np.stack([y for _, y in rows])
+
+
+def _sample(item: object) -> tuple[Any, Any]:
+    """Return input and target of an item."""
+    if not isinstance(item, tuple | list) or len(item) != 2:
+        raise Refused(f"an item of the data set is a {type(item).__name__}", "let it give pairs: (input, target)")
+    x, y = item
+    return _input(x), _number(y)
+
+
+def _input(x: Any) -> Any:  # noqa: ANN401 - whatever was brought
+    if isinstance(x, Mapping):
+        return {str(key): _input(value) for key, value in x.items()}
+    if isinstance(x, tuple | list) and x and not isinstance(x[0], int | float):
+        return tuple(_input(value) for value in x)
+    return _channels_first(np.asarray(x)) if hasattr(x, "getbands") else _number(x)
+
+
+def _channels_first(image: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Return an image of Pillow's as torch has it, [C, H, W] or [H, W]."""
+    return image.transpose(2, 0, 1) if image.ndim == 3 else image
+
+
+def _number(value: Any) -> np.ndarray[Any, Any]:  # noqa: ANN401 - whatever was brought
+    return value.detach().cpu().numpy() if isinstance(value, torch.Tensor) else np.asarray(value)
+
+
+def _stacked(inputs: list[Any]) -> Any:  # noqa: ANN401 - arrays, one or several
+    first = inputs[0]
+    if isinstance(first, dict):
+        return {key: _stacked([one[key] for one in inputs]) for key in first}
+    if isinstance(first, tuple):
+        return tuple(_stacked([one[i] for one in inputs]) for i in range(len(first)))
+    for number, one in enumerate(inputs):
+        if one.shape != first.shape:
+            raise Refused(
+                f"item {number} of the data set has shape {list(one.shape)}, the first {list(first.shape)}",
+                "give all samples one shape: fill up or cut, publicly",
+            )
+    return np.stack(inputs)
+
+
+def _refuse_vast(first: tuple[Any, Any], count: int) -> None:
+    size = _bytes(first[0]) * count
+    if size > (free := devices.free_memory()):
+        raise Refused(
+            f"a data set of {count:,} items takes {size / 1e9:.1f} GB, and {free / 1e9:.1f} GB of memory are free",
+            'write it to a file once (numpy.lib.format.open_memmap) and bring numpy.load("x.npy", mmap_mode="r")',
+        )
+
+
+def _bytes(x: Any) -> int:  # noqa: ANN401 - arrays, one or several
+    if isinstance(x, dict):
+        return sum(map(_bytes, x.values()))
+    return sum(map(_bytes, x)) if isinstance(x, tuple) else x.size * 4

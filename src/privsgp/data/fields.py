@@ -1,0 +1,143 @@
+"""Several inputs per sample: a tuple or a mapping of arrays, carried as one row and taken apart for the model.
+
+The engine knows one array of inputs. Fields are laid side by side in float32, which holds tokens below 2²⁴ exactly, and
+the model's own call takes them apart again: it is given (a, b, …) or (name=…), as it was written for.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from privsgp.errors import Refused
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+_EXACT = 2**24  # whole numbers below are float32's own
+
+
+@dataclass(frozen=True)
+class Fields:
+    """What a sample is made of, in order: names (None: by position), shapes, and which are whole numbers.
+
+    `vocabulary` is the number of tokens of each field that the model looks up; 0: real numbers.
+    """
+
+    names: tuple[str, ...] | None
+    shapes: tuple[tuple[int, ...], ...]
+    vocabulary: tuple[int, ...] = ()
+
+    @property
+    def widths(self) -> list[int]:
+        """How many numbers each field has."""
+        return [math.prod(shape) for shape in self.shapes]
+
+    @property
+    def columns(self) -> tuple[int, ...]:
+        """The vocabulary of each number of a sample."""
+        return tuple(most for most, width in zip(self.vocabulary, self.widths, strict=True) for _ in range(width))
+
+    def pack(self, parts: Sequence[NDArray[Any]], key: str) -> NDArray[np.float32]:
+        """Lay the fields of N samples side by side, [N, width]; they are checked by `from_arrays` later."""
+        from privsgp.data.dataset import tokens
+
+        rows = []
+        for number, (part, most) in enumerate(zip(parts, self.vocabulary, strict=True)):
+            name = f"{key}[{number if self.names is None else repr(self.names[number])}]"
+            if part.shape[1:] != self.shapes[number]:
+                raise Refused(
+                    f"{name} has samples of shape {part.shape[1:]}, others have {self.shapes[number]}",
+                    "give the samples of all sites, and of the test data, the same shape",
+                )
+            flat = part.reshape(len(part), -1)
+            if most:
+                tokens(flat, name, most)
+            scale = np.float32(255 if part.dtype == np.uint8 and not most else 1)
+            rows.append(flat.astype(np.float32) / scale)
+        if len({len(row) for row in rows}) > 1:
+            raise Refused(f"{key} has fields of {[len(row) for row in rows]} rows", "give one row of each to a sample")
+        return np.concatenate(rows, 1)
+
+    def apart(self, x: Tensor) -> list[Tensor]:
+        """Take rows [B, width] apart; tokens are whole numbers again."""
+        parts = torch.split(x, self.widths, dim=1)
+        shaped = [part.reshape(-1, *shape) for part, shape in zip(parts, self.shapes, strict=True)]
+        return [part.long() if most else part for part, most in zip(shaped, self.vocabulary, strict=True)]
+
+    def __call__(
+        self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Give the model its fields where it is called with a row of all; a call as it was written for stays."""
+        x = args[0] if len(args) == 1 and not kwargs else None
+        if not isinstance(x, Tensor) or x.ndim != 2 or x.shape[1] != sum(self.widths):
+            return args, kwargs
+        parts = self.apart(x)
+        return (tuple(parts), {}) if self.names is None else ((), dict(zip(self.names, parts, strict=True)))
+
+    def given_to(self, model: nn.Module) -> nn.Module:
+        """Return a copy of the model that takes rows of all fields, and still what it was written for."""
+        made = copy.deepcopy(model)
+        made.register_forward_pre_hook(self, with_kwargs=True)
+        return made
+
+
+def are_fields(x: object) -> bool:
+    """Tell whether inputs are several: a mapping, or a tuple of arrays."""
+    if isinstance(x, Mapping):
+        return True
+    return isinstance(x, tuple) and len(x) > 1 and all(hasattr(part, "shape") and len(part.shape) > 0 for part in x)
+
+
+def fields_of(x: Mapping[str, Any] | tuple[Any, ...], model: nn.Module) -> Fields:
+    """Read off what samples are made of, and off the model which whole numbers it looks up."""
+    names = tuple(map(str, x)) if isinstance(x, Mapping) else None
+    parts = field_arrays(x)
+    bare = Fields(names, tuple(part.shape[1:] for part in parts), (0,) * len(parts))
+    found = [
+        _looked_up(bare, parts, model, number) if part.dtype.kind in "iu" else 0 for number, part in enumerate(parts)
+    ]
+    if max(found) > _EXACT:
+        raise Refused(f"a vocabulary of {max(found)} among several inputs", f"take at most {_EXACT}")
+    return Fields(names, bare.shapes, tuple(found))
+
+
+def field_arrays(x: Mapping[str, Any] | tuple[Any, ...]) -> list[NDArray[Any]]:
+    """Return the fields as arrays, each [N, …]; a field of one number a sample is [N, 1]."""
+    parts = [np.asarray(part) for part in (x.values() if isinstance(x, Mapping) else x)]
+    return [part[:, None] if part.ndim == 1 else part for part in parts]
+
+
+def _looked_up(bare: Fields, parts: Sequence[NDArray[Any]], model: nn.Module, number: int) -> int:
+    """Return the smallest embedding that is shown ones where this field alone is ones; 0 where there is none."""
+    still, seen = copy.deepcopy(model).cpu().eval(), []
+
+    def note(layer: nn.Module, given: tuple[Any, ...], _out: object) -> None:
+        if given and isinstance(given[0], Tensor) and bool((given[0] == 1).all()):
+            seen.append(int(layer.num_embeddings))  # type: ignore[arg-type]
+
+    for layer in still.modules():
+        if isinstance(layer, nn.Embedding | nn.EmbeddingBag):
+            layer.register_forward_hook(note)
+    shown = []
+    for index, (part, shape) in enumerate(zip(parts, bare.shapes, strict=True)):
+        kind = torch.int64 if part.dtype.kind in "iu" else torch.float32
+        shown.append(torch.full((2, *shape), int(index == number), dtype=kind))
+    try:
+        with torch.no_grad():
+            still(*shown) if bare.names is None else still(**dict(zip(bare.names, shown, strict=True)))
+    except (RuntimeError, TypeError, ValueError, IndexError) as error:
+        raise Refused(
+            f"the model cannot be called with inputs of shapes {[list(s) for s in bare.shapes]}: {error}",
+            "give its forward one argument for each input, by position or by name",
+        ) from error
+    return min(seen, default=0)

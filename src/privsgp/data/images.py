@@ -1,0 +1,105 @@
+"""Images in class folders: `FOLDER/CLASS/*.png`, as most people have them; PNG and JPEG, by Pillow.
+
+Which classes there are, and what size images are brought to, is public and the same at all sites: a site that has no
+image of a class must still number the others as everybody does.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from privsgp import devices
+from privsgp.errors import Refused
+from privsgp.files import opened
+from privsgp.options import Count, Options, option
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+ENDINGS = (".png", ".jpg", ".jpeg")
+_PIXELS = 2**26  # of one image: more is a bomb, or nothing to learn from a few hundred of
+_SPOILT = (OSError, ValueError, SyntaxError, TypeError, EOFError, MemoryError)  # what Pillow makes of a damaged file
+
+
+class ImageOptions(Options):
+    """Folders of class folders with PNG and JPEG images."""
+
+    labels: list[str] = option(..., "names of the class folders, in the order of their numbers, public")
+    size: Count | None = option(None, "pixels a side that images are brought to; left out: all have one size already")
+    grey: bool = option(default=False, meaning="one channel instead of three")
+
+
+def class_folders(folder: Path) -> list[str]:
+    """Return the names of the class folders in a folder."""
+    try:
+        return sorted(path.name for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
+    except OSError as error:
+        raise Refused(f"data: {folder} cannot be read: {error.strerror}", "name a folder of class folders") from error
+
+
+def read_images(folder: Path, options: ImageOptions) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """Read a folder's images [N, C, H, W] and the numbers of their classes, in the order of their names."""
+    labels = options.labels
+    if unknown := [name for name in class_folders(folder) if name not in labels]:
+        raise Refused(
+            f"{folder} has a class folder {unknown[0]!r}, and the public classes are {', '.join(labels)}",
+            "name it in data.images.labels at all sites, or move it away",
+        )
+    paths = [(path, number) for number, name in enumerate(labels) for path in _files(folder / name)]
+    if not paths:
+        raise Refused(
+            f"{folder} has no image in {', '.join(labels[:8])}", f"put files that end in {', '.join(ENDINGS)} there"
+        )
+    first = _image(paths[0][0], options)
+    _refuse_vast(folder, first, len(paths))
+    x = np.empty((len(paths), *first.shape), np.uint8)
+    for row, (path, _) in enumerate(paths):
+        image = _image(path, options)
+        if image.shape != first.shape:
+            raise Refused(
+                f"{path} has {list(image.shape[1:])} pixels, {paths[0][0]} {list(first.shape[1:])}",
+                "say what size images are brought to: data.images.size",
+            )
+        x[row] = image
+    return x, np.array([number for _, number in paths], np.int64)
+
+
+def _files(folder: Path) -> list[Path]:
+    found = folder.iterdir() if folder.is_dir() else ()
+    return sorted(path for path in found if path.suffix.lower() in ENDINGS)
+
+
+def _image(path: Path, options: ImageOptions) -> NDArray[np.uint8]:
+    """Read one image, [C, H, W]; refuse one that is damaged, or vast."""
+    from PIL import Image
+
+    try:
+        with opened(path) as file, Image.open(file, formats=("PNG", "JPEG")) as image:
+            _refuse_large(path, image.width, image.height)
+            shown: Any = image.convert("L" if options.grey else "RGB")
+            if options.size is not None:
+                shown = shown.resize((options.size, options.size), Image.Resampling.BILINEAR)
+            pixels = np.asarray(shown, np.uint8)
+    except Refused:
+        raise
+    except _SPOILT as error:
+        raise Refused(f"{path} cannot be read as an image: {error}", "replace it, or move it away") from error
+    return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
+
+
+def _refuse_large(path: Path, width: int, height: int) -> None:
+    if width * height > _PIXELS:
+        raise Refused(f"{path} has {width} × {height} pixels", f"take at most {_PIXELS:,} together")
+
+
+def _refuse_vast(folder: Path, first: NDArray[np.uint8], count: int) -> None:
+    needed = 5 * first.size * count  # bytes, and the same as float32
+    if needed > (free := devices.free_memory()):
+        raise Refused(
+            f"{folder}: {count:,} images take {needed / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free",
+            "take a smaller data.images.size, or write them to x.npy once, which is read by batch",
+        )

@@ -1,0 +1,123 @@
+"""Dropout whose coins are public and keyed: which units a sample loses at a step is decided before any data is seen.
+
+torch's own coins are drawn for a batch as a whole: what one sample loses would depend on who else was drawn, and
+clipping would bound nobody's share. Here a sample's coins are a hash of a key, and that of the run's public seed, the
+node, the step and the number of the sample. At a given step its gradient is then a function of that sample alone.
+"""
+
+from __future__ import annotations
+
+import copy
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+_ODD = (-7046029254386353131, -4658895280553007687, -7723592293110705685)  # of splitmix64 (Steele et al. 2014)
+_BITS = 53
+
+
+class KeyedDropout(nn.Module):
+    """Dropout of samples [rows, …] by `keys` [rows]; without keys it lets everything through, as in evaluation.
+
+    With `channels` whole channels are lost, [rows, C, …].
+    """
+
+    def __init__(self, p: float, number: int, *, channels: bool) -> None:
+        super().__init__()
+        self.p, self.number, self.channels = p, number, channels
+        self.keys: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Keep each unit with probability 1 − p, and make up for it."""
+        if self.keys is None:
+            return x
+        if x.shape[0] != self.keys.shape[0]:
+            raise RuntimeError(f"dropout of {x.shape[0]} rows where there are {self.keys.shape[0]} samples")
+        units = x.shape[1:2] if self.channels else x.shape[1:]
+        kept = uniforms(self.keys, self.number, units.numel()) >= int(self.p * 2.0**_BITS)
+        kept = kept.view(-1, *units, *[1] * (x.ndim - 1 - len(units)))
+        return x * kept.to(x.dtype) / (1 - self.p) if self.p < 1 else x * 0
+
+
+_KINDS: dict[type[nn.Module], bool] = {
+    nn.Dropout: False,
+    nn.Dropout1d: True,
+    nn.Dropout2d: True,
+    nn.Dropout3d: True,
+}
+
+
+def is_keyed(layer: nn.Module) -> bool:
+    """Tell whether this is a kind of dropout that keys can be given to."""
+    return type(layer) in _KINDS
+
+
+def tosses(model: nn.Module) -> bool:
+    """Tell whether a model has dropout that is to be keyed."""
+    return any(is_keyed(layer) and bool(layer.p) for layer in model.modules())
+
+
+def keyed(model: nn.Module) -> nn.Module:
+    """Return a copy with keyed dropout in the place of torch's; the model itself where it has none."""
+    if not tosses(model):
+        return model
+    made = copy.deepcopy(model)
+    for number, (name, layer) in enumerate(list(made.named_modules())):
+        if is_keyed(layer):
+            place = KeyedDropout(float(layer.p), number, channels=_KINDS[type(layer)])
+            if not name:
+                return place
+            parent, _, child = name.rpartition(".")
+            setattr(made.get_submodule(parent), child, place)
+    return made
+
+
+def without_coins(model: nn.Module) -> nn.Module:
+    """Put torch's dropout into evaluation mode, in place: models are measured whole."""
+    for layer in model.modules():
+        if is_keyed(layer):
+            layer.eval()
+    return model
+
+
+@contextmanager
+def keys_of(model: nn.Module, keys: Tensor | None) -> Iterator[None]:
+    """Give every dropout of a model the keys of the samples that it is shown meanwhile."""
+    layers = [layer for layer in model.modules() if isinstance(layer, KeyedDropout)] if keys is not None else []
+    for layer in layers:
+        layer.keys = keys
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.keys = None
+
+
+def uniforms(keys: Tensor, number: int, count: int) -> Tensor:
+    """Return `count` whole numbers below 2⁵³ for each key, [rows, count], of layer `number`."""
+    units = torch.arange(count, device=keys.device) + (number << 40)
+    mixed = _mixed(keys[:, None] + units * _ODD[0])
+    return mixed & ((1 << _BITS) - 1)
+
+
+def _mixed(x: Tensor) -> Tensor:
+    """Return splitmix64's finaliser; shifts of negative numbers bring ones along, which are masked off."""
+    x = (x ^ ((x >> 30) & ((1 << 34) - 1))) * _ODD[1]
+    x = (x ^ ((x >> 27) & ((1 << 37) - 1))) * _ODD[2]
+    return x ^ ((x >> 31) & ((1 << 33) - 1))
+
+
+def sample_keys(seed: int, nodes: NDArray[np.int64], steps: NDArray[np.int64], rows: NDArray[np.int64]) -> Tensor:
+    """Return the key of each drawn sample, [m, b]: of node nodes[i], at its step steps[i], the sample rows[i, j]."""
+    start = torch.tensor([seed % 2**63], dtype=torch.int64)
+    key = _mixed(start + torch.from_numpy(nodes) * _ODD[0])
+    key = _mixed(key + torch.from_numpy(steps) * _ODD[0])
+    return _mixed(key[:, None] + torch.from_numpy(rows) * _ODD[0])
