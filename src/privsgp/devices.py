@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _TRIM_THRESHOLD, _MMAP_MAX = -1, -4  # glibc's malloc.h
+_FEWER_BITS = ("DNNL_DEFAULT_FPMATH_MODE", "ONEDNN_DEFAULT_FPMATH_MODE")
 _EMULATED = ("CUBLAS_EMULATE_DOUBLE_PRECISION", "CUBLAS_EMULATION_STRATEGY")
 
 
@@ -44,6 +45,18 @@ class Device:
         """The setting by which cuBLAS may make float64 up of something else; None where there is none."""
         found = (name for name in _EMULATED if os.environ.get(name, "0") != "0")
         return next(found, None) if self.has_cudnn else None
+
+    @property
+    def coarsens_float32(self) -> str | None:
+        """The setting by which a CPU that can may multiply float32 in fewer bits; None where there is none."""
+        if not self.in_host_memory:
+            return None
+        onednn = getattr(torch.backends.mkldnn, "matmul", None)  # from torch 2.9 on
+        precision = torch.get_float32_matmul_precision() if onednn is None else onednn.fp32_precision
+        if precision not in ("none", "ieee", "highest"):
+            return f"torch's precision of float32 products = {precision!r}"
+        found = (name for name in _FEWER_BITS if os.environ.get(name, "STRICT").upper() != "STRICT")
+        return next((f"{name} = {os.environ[name]!r}" for name in found), None)
 
     def rows_at_once(self, x: Tensor, numbers: int) -> int:
         """Return how many rows of x to go through at a time: as many numbers as a core's cache holds; else all."""

@@ -45,6 +45,7 @@ def _payments(folder, *, simulation=False, spare=40, budget=True, private=True):
         until=lambda _node, releases: min(STEPS, releases),
         algorithm=SimpleNamespace(private=private),
         layout="",
+        sites=(),
     )
     place = Folder(folder)
     place.prepare()

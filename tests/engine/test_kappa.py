@@ -48,6 +48,25 @@ def test_float64_that_is_made_up_is_no_float64(name, monkeypatch):
     refuse_coarser(spec)
 
 
+@pytest.mark.parametrize("precision", ["high", "medium"])
+def test_float32_in_fewer_bits_is_no_float32(precision, monkeypatch):
+    spec = _spec([2**-8], model=nn.Linear(3, 2), shape=(5, 3))
+    spec.simulation = False
+    refuse_coarser(spec)
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(precision)
+    try:
+        with pytest.raises(Refused, match="a CPU may multiply float32 in fewer bits"):
+            refuse_coarser(spec)
+    finally:
+        torch.set_float32_matmul_precision(before)
+    monkeypatch.setenv("ONEDNN_DEFAULT_FPMATH_MODE", "BF16")
+    with pytest.raises(Refused, match="ONEDNN_DEFAULT_FPMATH_MODE = 'BF16': a CPU may"):
+        refuse_coarser(spec)
+    spec.simulation = True
+    refuse_coarser(spec)
+
+
 def test_a_method_without_noise_may_compute_as_it_likes():
     refuse_coarser(_spec([0.0], "sgp"))
 

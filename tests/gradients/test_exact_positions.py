@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -11,6 +13,7 @@ from test_positions import WINDOWS, piece, plain
 from privsgp.gradients import PerSample, positions
 from privsgp.gradients.per_sample import sum_pieces
 from privsgp.gradients.positions import Exact, Positions, Window, _by_itself
+from privsgp.gradients.rounding import sum_error
 from privsgp.gradients.tables.table import make_table
 
 
@@ -21,6 +24,15 @@ def _added(p):
 
 def _some(p, samples):
     return Positions(p.delta[samples], p.input[samples], p.window, p.bias)
+
+
+def _cancelling(size, generator):
+    """Return δ [3, 2, 6, 5, 4] of a size whose positions add up to 1.5, as nearly as float32 can."""
+    delta = size * torch.randn(3, 2, 6, 20, generator=generator)
+    for p in range(-6, 0):
+        delta[..., p] = 0
+        delta[..., p] = 1.5 - delta[..., :p].double().sum(-1)
+    return delta.view(3, 2, 6, 5, 4)
 
 
 def _attacks():
@@ -39,6 +51,8 @@ def _attacks():
         "one number": Positions(one, even.contiguous(), window, bias=True),
         "mixed": Positions(mixed, even.contiguous(), window, bias=True),
         "vanishes": Positions(1e-22 * delta, 1e12 * even, window, bias=False),
+        "biases alone": Positions(_cancelling(1e10, generator), 0 * even, window, bias=True),
+        "biases": Positions(_cancelling(1e6, generator), 1e-6 * even, window, bias=True),
         "subnormal": Positions(1e-42 * delta, even.contiguous(), window, bias=True),
     }
 
@@ -112,3 +126,47 @@ def test_what_leaves_a_table_is_what_came_in():
         rows = torch.tensor(order)
         same = PerSample([_some(g.pieces[0], order[0])], exact=True)
         assert float(table.replace(rows, same).abs().max()) == 0
+
+
+def test_biases_that_cancel_do_not_round_by_who_else_is_there():
+    """Their sum goes over samples and positions in float64: it must not be long beside what it comes to."""
+    generator = torch.Generator().manual_seed(1)
+    delta = torch.cat([_cancelling(1e10, generator) for _ in range(20)])
+    delta = torch.cat([delta, torch.randn(60, 2, 6, 5, 4, generator=generator)], -1)  # has bits that the sum has not
+    p = Positions(delta, torch.zeros(60, 2, 4, 5, 8), Window(), bias=True)
+    g = PerSample([p], exact=True)
+    g.clip_(1.0, torch.ones(2, 60, dtype=torch.bool))
+    clipped = g.pieces[0].delta.transpose(0, 2).flatten(2)
+    exact = torch.tensor(
+        [[math.fsum(of_model.tolist()) for of_model in channel] for channel in clipped], dtype=torch.float64
+    )
+    off = (g.sum()[:, -6:].t() - exact).norm(dim=0)
+    assert float(off.max()) <= sum_error(60, 60, 40)
+
+
+def test_what_a_table_adds_in_float64_cancels_no_further_than_is_counted():
+    """Where the input is the data, differences of δ are multiplied out in float64, all samples together."""
+    generator = torch.Generator().manual_seed(2)
+    delta = torch.randn(3, 2, 6, 1, 20, generator=generator)
+    delta[..., -1] -= delta.double().sum(-1)  # cancels but for rounding, where the input is even
+    even = torch.randn(3, 2, 4, 1, 1, generator=generator).expand(3, 2, 4, 1, 20).contiguous()
+    g = PerSample([Positions(1e9 * delta, even, Window(), bias=False, input_is_data=True)], exact=True)
+    g.clip_(1.0, torch.ones(2, 3, dtype=torch.bool))
+    clipped = g.pieces[0]
+    longest = clipped.delta.flatten(2).double().norm(dim=-1) * clipped.input.flatten(2).double().norm(dim=-1)
+    assert (longest <= 256 * (1 + 1e-6)).all()
+
+
+@pytest.mark.parametrize("data", [True, False])
+def test_a_table_takes_out_what_it_was_filled_with(data):
+    """Else its mean keeps, of each sample, what the first entry was rounded by."""
+    p = piece(WINDOWS[0], height=2, width=2, dtype=torch.float32)
+    p.input_is_data = data
+    g = PerSample([p], exact=True)
+    g.clip_(1.0, torch.ones(2, 3, dtype=torch.bool))
+    table, rows = make_table("factored", g, 3, clip=1.0), torch.tensor([[0, 1, 2]] * 2)
+    put_in = table.set(rows, g)
+    found = table.keep_within(1.01, rows, lambda _: g)
+    nothing = PerSample([Positions(0 * p.delta, p.input, p.window, p.bias, data)], exact=True)
+    torch.testing.assert_close(found, put_in, rtol=0, atol=1e-15)
+    torch.testing.assert_close(table.replace(rows, nothing), -put_in, rtol=0, atol=1e-14)

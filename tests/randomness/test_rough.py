@@ -144,3 +144,38 @@ def test_rows_without_noise_stay_and_others_have_theirs():
     torch.testing.assert_close(g.std(1)[1:3], torch.tensor([0.5, 2.0], dtype=torch.float64), rtol=2e-2, atol=0)
     assert torch.equal(g[2] * 8, (g[2] * 8).round())
     assert float(torch.corrcoef(g[1:3])[0, 1].abs()) < 0.03
+
+
+def _all_refined(words):
+    """The same noise, of which float32 is never enough."""
+    noise = _drawn(words, "zeros")
+    noise.normals[:] = np.nan
+    return noise
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("step_size", [0.1, 1.0, 1e-3, 1e-30])
+def test_a_message_does_not_tell_which_numbers_were_refined(dtype, step_size):
+    """Refined are those whose radius is next to 0, among others: who saw that would know g."""
+    words = np.random.default_rng(7).integers(-(2**31), 2**31, (M, D + 1), np.int32)
+    sigma, g = [0.01, 0.02, 0.5, 2.0**-61], _gradients("small")
+    start = 0.05 * torch.randn(M, D, dtype=dtype, generator=torch.Generator().manual_seed(0))
+    start[:, ::10] = -0.0
+    some, every = start.clone(), start.clone()
+    step_rough_(some, g, _drawn(words, "zeros"), sigma, _spacings(sigma), step_size)
+    step_rough_(every, g, _all_refined(words), sigma, _spacings(sigma), step_size)
+    assert torch.equal(some, every)
+    assert torch.equal(some.signbit(), every.signbit())
+
+
+def test_no_cell_has_a_sign_of_its_own():
+    words = np.random.default_rng(8).integers(-(2**31), 2**31, (M, D + 1), np.int32)
+    sigma = [1.0] * M
+    for noise in (_drawn(words, "zeros"), _all_refined(words)):
+        g = torch.zeros(M, D, dtype=torch.float64)
+        add_rough_(g, noise, sigma, _spacings(sigma))
+        assert (g == 0).sum() > 100
+        assert not g[g == 0].signbit().any()
+    y = torch.tensor([[-0.01, 0.01]], dtype=torch.float64)
+    snap_(y, [1.0])
+    assert not y.signbit().any()

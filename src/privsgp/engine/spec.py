@@ -205,7 +205,8 @@ def refuse_coarser(spec: RunSpec) -> None:
     """Refuse to compute in a coarser arithmetic than the one the noise was calibrated for."""
     if not spec.algorithm.private:
         return
-    now = kappa(spec.dtype, spec.device, positions=positions(spec.learning.model, spec.learning.made_up()[0]))
+    places = positions(spec.learning.model, spec.learning.made_up()[0])
+    now = kappa(spec.dtype, spec.device, positions=places)
     counted = min(mechanism.kappa for mechanism in spec.mechanisms)
     if now > counted:
         raise Refused(
@@ -215,6 +216,11 @@ def refuse_coarser(spec: RunSpec) -> None:
     emulated = device_of(spec.device).emulates_float64
     if emulated and not spec.simulation:
         raise Refused(f"{emulated} = {os.environ[emulated]!r}: cuBLAS may make up float64", "leave it unset")
+    coarse = device_of(spec.device).coarsens_float32
+    if places > 1 and coarse and not spec.simulation:  # `positions.Exact` counts what float32 proper rounds by
+        raise Refused(
+            f"{coarse}: a CPU may multiply float32 in fewer bits", "leave it unset, or take float32_matmul 'highest'"
+        )
 
 
 def refuse_vast(spec: RunSpec, places: int) -> None:

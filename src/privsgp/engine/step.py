@@ -125,8 +125,8 @@ class SecretOnDevice(_OnDevice[Secure]):
     def _push(self, k: int, s: State, g: Tensor, attempt: int, out: tuple[Tensor, Tensor, Tensor]) -> None:
         from privsgp.kernels.push import mix
 
-        if g.dtype != torch.float64 or not g.is_contiguous():
-            raise RuntimeError(f"an estimate in {g.dtype} where noise is secret: report this")
+        if g.dtype != torch.float64 or not g.is_contiguous() or not s.x.is_contiguous():
+            raise RuntimeError(f"an estimate in {g.dtype} where noise is secret, or rows apart: report this")
         gamma, nodes = self.block.step_size(k), range(len(g))  # all are here
         self.source.device_step_(s.x, g, nodes, k, attempt, levels=self._levels, step_size=gamma)
         source, share = self._peers[k % len(self._peers)]

@@ -136,11 +136,16 @@ class Exact(Positions):
     """
 
     def squared_norm(self) -> Tensor:
-        """Return (‖Σ_p δ_p ⊗ a_p‖ + 2 η L)² + ‖Σ_p δ_p‖², the first by whichever of two ways is cheaper."""
+        """Return (‖Σ_p δ_p ⊗ a_p‖ + 2 η L)² + the biases', the first by whichever of two ways is cheaper.
+
+        Biases, and differences of a table whose input is the data, are added up in float64 with those of other samples:
+        positions may cancel as far as `rounding` counts with.
+        """
         delta, a, w = self.delta.flatten(0, 1), self.input.flatten(0, 1), self.window
         of_delta, of_a = (squared_norm(v.flatten(1)) for v in (delta, a))
         longest = (w.places * of_delta * of_a).sqrt()
-        eta = sum_rounding(a, delta[0, 0].numel())
+        positions = delta[0, 0].numel()
+        eta = sum_rounding(a, positions)
         if _gram_is_cheaper(delta, a, w):
             unit = _gram_terms(delta, a, w, of_delta, of_a, GRAM_CHANNELS) / w.places + gram_rounding(
                 delta, a, w.places
@@ -150,10 +155,18 @@ class Exact(Positions):
         else:
             squares = [squared_norm(gradients) for gradients in _some_at_a_time(delta, a, w)]
             length = torch.cat(squares).sqrt() + eta * longest
-        total = (length + (2 * eta) * longest).square()
+        total, most = (length + (2 * eta) * longest).square(), w.places * of_a
         if self.bias:
-            total = total + delta.sum((-2, -1), dtype=torch.float64).square().sum(-1)
-        return total.view(self.delta.shape[:2]).transpose(0, 1)
+            total, most = total + self._squared_biases(delta, of_delta), most + positions
+        least = of_delta * most / cancelled(torch.float64, positions) ** 2
+        return torch.maximum(total, least).view(self.delta.shape[:2]).transpose(0, 1)
+
+    @staticmethod
+    def _squared_biases(delta: Tensor, of_delta: Tensor) -> Tensor:
+        """Return (‖Σ_p δ_p‖ + 2u √P ‖δ‖)²: each δ_p is rounded when it is scaled, and they may cancel."""
+        rounding = torch.finfo(delta.dtype).eps * (delta[0, 0].numel() * of_delta).sqrt()
+        total: Tensor = delta.sum((-2, -1), dtype=torch.float64).square().sum(-1).sqrt() + rounding
+        return total.square()
 
     def sum_into(self, out: Tensor) -> None:
         """Add up F of every sample."""

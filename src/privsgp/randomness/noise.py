@@ -266,6 +266,7 @@ class Secure(Streams):
 
         def lower(row: int, before: int, count: int) -> npt.NDArray[np.uint32]:
             skipped, rest = divmod(4 * before, _BLOCK_BYTES)
+            _refuse_wide(block=behind + skipped + (rest + 4 * count) // _BLOCK_BYTES)  # the next field is the node
             cipher.reset_nonce(_NONCE.pack(behind + skipped, nodes[row], step, attempt))
             return np.frombuffer(cipher.update(bytes(rest + 4 * count)), np.uint32)[rest // 4 :]
 
@@ -432,7 +433,7 @@ def snap_(y: torch.Tensor, sigma: Sequence[float]) -> None:
     for grid, alike in groupby(spacings):
         stop = start + len(list(alike))
         if grid:
-            y[start:stop].div_(grid).round_().mul_(grid)
+            y[start:stop].div_(grid).round_().mul_(grid).add_(0.0)  # −0 would tell more than its cell
         start = stop
 
 

@@ -137,13 +137,17 @@ def step_rough_(
 ) -> None:
     """Take from x what `add_rough_` would make of g, times a step size: one pass instead of three.
 
+    Guarantee: x is a function of the cells, to the last bit: which of them float32 was not enough for, and with that
+    how near to 0 or to an edge the noise was, is not seen in how the product was rounded.
+
     Assumes: every σ is above 0.
     """
     for where, noised in _noised(g, noise, sigma, spacing):
+        moved = noised.to(x.dtype).mul_(step_size)  # not `alpha`: whether that is rounded once or twice is torch's
         if isinstance(where[0], slice):
-            x[where].sub_(noised, alpha=step_size)
+            x[where].sub_(moved)
         else:  # 0 was taken there
-            x[where] -= noised.mul_(step_size).to(x.dtype)
+            x[where] -= moved
 
 
 def _noised(
@@ -165,7 +169,7 @@ def _noised(
         row, column, before = (np.concatenate(parts) for parts in zip(*unsure, strict=True))
         s, grid = levels[:, row]
         with np.errstate(over="ignore"):
-            exact = np.rint((noise.exact(row, column) * s + before) / grid) * grid
+            exact = np.rint((noise.exact(row, column) * s + before) / grid) * grid + 0.0
         yield (torch.from_numpy(row), torch.from_numpy(column)), torch.from_numpy(exact)
 
 
@@ -197,5 +201,6 @@ def _cells(
     np.rint(y, out=cells)
     np.subtract(y, cells, out=y)
     np.abs(y, out=y)
+    np.add(cells, np.float32(0), out=cells)  # −0 would tell more than its cell
     np.multiply(cells, grid.astype(np.float32), out=cells)
     return cells, y <= most

@@ -127,7 +127,7 @@ class Table:
         """Make the clipped gradients g the entries of the samples `rows` [m, b]; return Σ_j g_j, [m, d]."""
         new = self._like_parts(g)
         self._store(rows, new, g)
-        return sum_pieces(new, exact=g.exact)
+        return self._sum(new, g)
 
     def replace(self, rows: Tensor, g: PerSample) -> Tensor:
         """Move the entries of the samples `rows` [m, b] towards their clipped gradients g; return Σ_j c_j, [m, d].
@@ -151,6 +151,11 @@ class Table:
     def _subtracted(self, piece: Piece, g: PerSample) -> bool:
         """Tell whether gradients are subtracted before they are summed, and not their sums, which takes no copy."""
         return linear(piece) and not (g.exact and isinstance(piece, Plain))
+
+    def _sum(self, pieces: Sequence[Piece], g: PerSample) -> Tensor:
+        """Return the sum of entries, to the bits that `replace` takes out again: where it subtracts, in float64."""
+        wide = [in_float64(p, data=False) if g.exact and self._subtracted(p, g) else p for p in pieces]
+        return sum_pieces(wide, exact=g.exact)
 
     @staticmethod
     def _minus(new: Piece, old: Piece, g: PerSample) -> Piece:
@@ -185,7 +190,7 @@ class Table:
         for name, a in self.arrays().items():
             if name != "mean":
                 clear(a, rows.where(~inside, a.shape[1] - 1))
-        return sum_pieces(self._entries(rows, like), exact=g.exact)
+        return self._sum(self._entries(rows, like), g)
 
     def places(self, rows: Tensor) -> Tensor:
         """Return the samples' numbers: each has an entry of its own."""
