@@ -153,7 +153,7 @@ class Exact(Positions):
             unit = unit.where(torch.minimum(of_delta, of_a) > _SEEN, 1.0)  # squares float32 has no room for
             length = unit.sqrt() * longest
         else:
-            squares = [squared_norm(gradients) for gradients in _some_at_a_time(delta, a, w)]
+            squares = [squared_norm(gradients) for gradients in _some_at_a_time(delta, a, w, plain=True)]
             length = torch.cat(squares).sqrt() + eta * longest
         total, most = (length + (2 * eta) * longest).square(), w.places * of_a
         if self.bias:
@@ -249,22 +249,26 @@ def weight_gradients(delta: Tensor, a: Tensor, window: Window) -> Tensor:
     return torch.cat(list(_some_at_a_time(delta, a, window)))
 
 
-def _some_at_a_time(delta: Tensor, a: Tensor, window: Window) -> Iterator[Tensor]:
-    """Yield the gradients of a few samples after the other: their patches are larger than all that is kept."""
+def _some_at_a_time(delta: Tensor, a: Tensor, window: Window, *, plain: bool = False) -> Iterator[Tensor]:
+    """Yield the gradients of a few samples after the other: their patches are larger than all that is kept.
+
+    `plain`: as sums of products, which `sum_rounding` is about. cuDNN may take Winograd's or Fourier's way.
+    """
     each = a.shape[1] * window.places * delta[0, 0].numel()
     parts = (torch.split(t, max(1, _CHUNK[a.device.type] // each)) for t in (delta, a))
-    return (_weight_gradients(d, x, window) for d, x in zip(*parts, strict=True))
+    return (_weight_gradients(d, x, window, plain=plain) for d, x in zip(*parts, strict=True))
 
 
-def _weight_gradients(delta: Tensor, a: Tensor, window: Window) -> Tensor:
+def _weight_gradients(delta: Tensor, a: Tensor, window: Window, *, plain: bool) -> Tensor:
     samples, groups = len(delta), window.groups
     # measured: only for many equally many channels at stride 1 is the convolution below faster
-    slow = window.stride == (1, 1) and a.shape[1] >= 16 and delta.shape[1] < 128
+    slow = window.stride == (1, 1) and a.shape[1] >= 16 and delta.shape[1] < 128 and not plain
     if _at_once(delta, a, window) and not slow and delta[0, 0].numel() % 32 == 0:
         from privsgp.kernels.positions import sample_gradients
 
         return sample_gradients(delta.contiguous(), a.contiguous(), window.geometry)
-    if device_of(delta).has_cudnn and window.stride == (1, 1) and window.places > 1 and not _by_products(delta):
+    convolved = device_of(delta).has_cudnn and not plain and not _by_products(delta)
+    if convolved and window.stride == (1, 1) and window.places > 1:
         # one group a sample: twice as fast as patches here, and many times slower for strides
         shape = (samples * delta.shape[1], a.shape[1] // groups, *window.kernel)
         return _grouped(delta.flatten(0, 1)[None], a.flatten(0, 1)[None], shape, window, samples).view(samples, -1)
