@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -140,7 +140,11 @@ def _returned(cell: str, output: Tensor, states: list[State]) -> tuple[Tensor, A
 class StackedRecurrent(StackedLayer):
     """A recurrent layer of m models."""
 
-    positional: ClassVar[bool] = False
+    @classmethod
+    def positions(cls, output: object) -> int:  # a pair: the output, and the last state
+        """Return the safe side: a sample's time steps may cancel, and its gradients are plain."""
+        del output
+        return 2
 
     def __init__(self, name: str, layer: nn.RNNBase) -> None:
         super().__init__(name, layer)
