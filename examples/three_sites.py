@@ -121,8 +121,9 @@ def main() -> None:
     for node, (name, home) in enumerate(homes.items()):
         s = json.loads((home / "run" / "summary.json").read_text())
         private = [json.loads(line) for line in (home / "run" / "private" / f"metrics-{node}-{node}.jsonl").open()]
+        accuracy = [row["test_accuracy"] for row in private if "test_accuracy" in row][-1]
         print(
-            f"{name:7}{private[-1]['test_accuracy']:.1%}, {s['releases'][node]} releases, "
+            f"{name:7}{accuracy:.1%}, {s['releases'][node]} releases, "
             f"ε = {s['epsilon_spent'][node]:.3f} of {s['epsilon_budget'][node]:g}, process {s['site']['incarnation']}"
         )
     print(f"in {homes['aachen'].parent}")

@@ -51,13 +51,13 @@ def test_a_ledger_is_continued_only_where_its_records_lie(tmp_path):
     assert runs.train(path, tmp_path / "second", *again)["releases"] == [5] * 4
 
 
-@pytest.mark.parametrize(("trust", "hashed"), [("secure aggregation", False), ("per-node", True)])
-def test_what_only_a_sum_may_show_is_not_hashed(trust, hashed, tmp_path):
+@pytest.mark.parametrize(("trust", "together"), [("secure aggregation", 4), ("per-node", 1)])
+def test_what_only_a_sum_may_show_is_counted_as_a_sum_and_no_secret_is_hashed(trust, together, tmp_path):
     path = runs.small(tmp_path, UNSEEDED.replace('name = "privsgp"', f'name = "dp-srm"\ntrust = "{trust}"'))
     runs.train(path, tmp_path / "out", "--set=algorithm.steps=3")
-    assert [bool(digest) for _, _, digest in runs.sent(tmp_path / "out")] == [hashed] * 3
+    assert [digest for _, _, digest in runs.sent(tmp_path / "out")] == [""] * 3
     told = json.loads(runs.command("ledger", tmp_path / "out", "--json").out)
-    assert [node["aggregated"] for node in told] == [1 if hashed else 4] * 4
+    assert [node["aggregated"] for node in told] == [together] * 4
 
 
 def test_resume_says_what_there_is_to_resume(tmp_path):

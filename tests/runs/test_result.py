@@ -135,7 +135,7 @@ def test_a_model_file_that_lies_about_its_shape_is_refused(made, tmp_path):
     card = cards.read(folder / "model.safetensors")
     for wrong in ({"input_shape": [2**40]}, {"input_shape": []}, {"loss": "pickle"}, {"version": 9}):
         save_file(load_file(folder / "model.safetensors"), path, cards.metadata(card | wrong))
-        with pytest.raises(Refused, match="damaged"):
+        with pytest.raises(Refused, match=r"damaged|is of version 9"):
             cards.read(path)
     save_file(load_file(folder / "model.safetensors"), path, {"privsgp": "model 1"})
     with pytest.raises(Refused, match="does not say what model it holds"):
