@@ -95,3 +95,8 @@ def test_no_two_test_modules_have_one_name():
     """Pytest imports them by their name alone: of two, the whole suite would not start."""
     names = [path.name for path in (ROOT / "tests").rglob("test_*.py")]
     assert sorted(set(names)) == sorted(names)
+
+
+def test_every_module_says_what_it_is_for():
+    left = [path for path in (ROOT / "src").rglob("*.py") if '"""TODO' in path.read_text()]
+    assert left == []

@@ -50,3 +50,11 @@ def test_refuses_what_no_noise_can_protect():
         calibration.sigma(Unprotected(batch=1, samples=10), 10, 1.0, 1e-5)
     with pytest.raises(Refused, match="clip"):
         calibration.sigma(SampledMean(**NODE | {"clip": math.inf}), 10, 1.0, 1e-5)
+
+
+def test_in_a_run_too_short_to_renew_its_table_a_larger_weight_is_affordable():
+    """Its lag costs more than noise there: 0.029 would be within 2 % of the least σ."""
+    one = Saga(sigma=0.0, clip=1.0, batch=1, samples=1200)
+    assert calibration.affordable(one, 1000) == calibration.MORE
+    assert calibration.affordable(one, 125) == pytest.approx(4.8)
+    assert calibration.largest(one, 125, 1.0, 1e-5) == pytest.approx(0.14, abs=0.03)

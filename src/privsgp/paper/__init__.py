@@ -1,1 +1,1 @@
-"""TODO."""
+"""The paper's ten figures and whether their claims hold."""

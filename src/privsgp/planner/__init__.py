@@ -1,1 +1,1 @@
-"""TODO."""
+"""How many steps, how much noise, which method: before anything is trained."""

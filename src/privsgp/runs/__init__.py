@@ -1,1 +1,1 @@
-"""TODO."""
+"""From run.toml to a finished run folder."""
