@@ -26,7 +26,7 @@ import torch
 
 from privsgp.accounting.counting import nominal
 from privsgp.planner import settle as planning
-from privsgp.report.charts import Chart, Table, curves, number
+from privsgp.report.charts import Chart, Figure, Table, curves, number
 from privsgp.runs import build
 from privsgp.runs import config as configs
 from privsgp.sites import signed as signatures
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from privsgp.graph import Graph
-    from privsgp.report.charts import Figure
     from privsgp.report.reading import Run
     from privsgp.sites.signed import Signatory
 
@@ -211,7 +210,7 @@ def plan(planned: dict[str, Any] | None) -> Section | None:
     if planned is None or planned.get("asked") is None:  # plans of older releases do not tell what was given
         return None
     said = [f"Planned: {planning.described(planned)}.", f"{_steps(planned)} {SCORE}"]
-    rows = [[m["method"], number(m["steps"]), *(number(m[key]) for key in _COLUMNS)] for m in planned["methods"]]
+    rows = [[m["method"], number(m["steps"]), *(_or_none(m[key]) for key in _COLUMNS)] for m in planned["methods"]]
     told = {"said": _sites(said), "figures": _drawn(planned), "warned": _sites(planned["warnings"])}
     return Section("plan", told | {"methods": Table(["method", "steps", *_COLUMNS.values()], rows)})
 
@@ -221,6 +220,10 @@ SCORE = (
     "not seen, in a regression minus the loss."
 )
 _COLUMNS = {"step_size": "step size", "sigma": "σ", "noise_in_average": "noise in the average", "score": "score"}
+
+
+def _or_none(value: float | None) -> str:
+    return "–" if value is None else number(value)
 
 
 def _sites(lines: Sequence[str]) -> list[str]:
@@ -268,7 +271,7 @@ def agreed(run: Run) -> Section | None:
     rows = [
         [
             one.name, one.fingerprint, "right" if one.signed else "missing or wrong", f"{one.samples:,}",
-            "–" if one.epsilon is None else number(one.epsilon), number(one.delta), number(one.sigma),
+            _or_none(one.epsilon), number(one.delta), number(one.sigma),
             "this site" if i == site.get("node") else _heard(one, step),
         ]
         for i, (one, step) in enumerate(zip(signed.signatories, newest, strict=False))
