@@ -153,6 +153,11 @@ def write(path: Path, text: str) -> None:
     replace(path, lambda temporary: temporary.write_text(text))
 
 
+def finite(value: float) -> float | None:
+    """Return a number as JSON may hold it: None where it is infinite."""
+    return value if math.isfinite(value) else None
+
+
 def write_json(path: Path, value: dict[str, Any]) -> None:
     """Write JSON whole or not at all; what is not a finite number must already be None."""
     text = json.dumps(value, indent=2, allow_nan=False)

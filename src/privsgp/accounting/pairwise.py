@@ -24,6 +24,7 @@ from scipy import linalg, optimize
 from privsgp.accounting import accountant
 from privsgp.accounting.computed import LARGEST_PAIR
 from privsgp.errors import Refused
+from privsgp.files import finite
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -322,7 +323,7 @@ class Sharing:
         def epsilon(at: Mechanism) -> float:
             return accountant.epsilon(at, steps, delta, relation).epsilon
 
-        curve = [[h, e if math.isfinite(e) else None] for h, e in trust_curve(covariance, 0, mechanism, epsilon)]
+        curve = [[h, finite(e)] for h, e in trust_curve(covariance, 0, mechanism, epsilon)]
         said = {"trust": "honest sites", "nodes": self.graph.nodes, "honest": self.honest}
         return said | covariance.to_json(self.honest) | {"curve": curve}
 
