@@ -5,14 +5,14 @@ from __future__ import annotations
 import copy
 import dataclasses
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils import data as torch_data
 
 from privsgp import data as data_room
@@ -34,17 +34,13 @@ from privsgp.runs import config as configs
 from privsgp.runs import problem as problems
 from privsgp.runs import train as training
 from privsgp.runs.result import MARK, Result
-from privsgp.runs.starting import Start
+from privsgp.runs.starting import Records, Start
 from privsgp.transport.rendezvous import join
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from numpy.typing import NDArray
-    from torch import Tensor
 
     from privsgp.metrics import Kind, Metric
-    from privsgp.runs.starting import Records
     from privsgp.runs.typed import (
         AlgorithmSection,
         ClockSection,

@@ -11,13 +11,11 @@ from typing import TYPE_CHECKING
 
 from privsgp.accounting import rdp
 from privsgp.accounting.curve import bisect
-from privsgp.accounting.mechanisms import Saga, SampledMean
+from privsgp.accounting.mechanisms import Mechanism, Saga, SampledMean
 from privsgp.errors import Refused
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from privsgp.accounting.mechanisms import Mechanism
 
     Product = Callable[[Mechanism, int, float, float], float]
 

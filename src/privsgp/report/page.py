@@ -15,8 +15,8 @@ from privsgp.errors import Refused
 from privsgp.features.maps import pretraining
 from privsgp.files import write as write_whole
 from privsgp.report import sections, words
-from privsgp.report.charts import Chart, Table, bars, curves, number, percent
-from privsgp.report.reading import read
+from privsgp.report.charts import Chart, Figure, Table, bars, curves, number, percent
+from privsgp.report.reading import Run, read
 from privsgp.report.sections import Group, Section, Series, group
 from privsgp.report.tested import tested
 from privsgp.sites import signed
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from privsgp.report.charts import Figure
-    from privsgp.report.reading import Run
     from privsgp.runs.result import Result
 
 NAME = "report.html"

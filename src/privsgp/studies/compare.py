@@ -18,13 +18,12 @@ from privsgp.algorithms import ALGORITHMS
 from privsgp.devices import device_name
 from privsgp.errors import Refused, refuse_below_one
 from privsgp.runs import build
-from privsgp.runs.config import Schedule
+from privsgp.runs.config import Config, Schedule
 from privsgp.studies.provenance import provenance
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from privsgp.runs.config import Config
     from privsgp.studies.several import Bench, Several
     from privsgp.studies.spread import Spread
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from privsgp.algorithms import ALGORITHMS
 from privsgp.errors import refuse_below_one
-from privsgp.studies.pool import Task, run_all
+from privsgp.studies.pool import Run, Task, run_all
 from privsgp.studies.spread import Spread
 
 if TYPE_CHECKING:
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from privsgp.runs.config import Config
-    from privsgp.studies.pool import Run
 
     Stage = Callable[[str, int], AbstractContextManager[Callable[[int], None] | None]]
 

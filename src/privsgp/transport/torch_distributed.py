@@ -33,7 +33,7 @@ from torch.distributed.distributed_c10d import PrefixStore
 from privsgp.devices import device_of
 from privsgp.transport.checks import refuse_wild, wild
 from privsgp.transport.protocol import Transport, nothing
-from privsgp.transport.rendezvous import blocks
+from privsgp.transport.rendezvous import World, blocks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from privsgp.graph import Edges, Graph
-    from privsgp.transport.rendezvous import World
 
 
 _END = 5  # words of 8 bytes at the end of a message: run, step, sender, length, check value
