@@ -41,11 +41,7 @@ if TYPE_CHECKING:
     from privsgp.randomness.pairwise import Identities
     from privsgp.runs.config import Config
 
-app = typer.Typer(
-    help="Private learning without a server.",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-)
+app = typer.Typer(help="Private learning without a server.", no_args_is_help=True, pretty_exceptions_enable=False)
 cli_models.add_to(app)
 cli_data.add_to(app)
 cli_sites.add_to(app)

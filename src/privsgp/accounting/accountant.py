@@ -18,15 +18,7 @@ import numpy as np
 
 from privsgp.accounting import cache, computed, lower, opinion, rdp
 from privsgp.accounting.curve import Curve, Gaussian, Group, Sampled, Tailed
-from privsgp.accounting.mechanisms import (
-    Anchored,
-    Mechanism,
-    Relation,
-    Sag,
-    Saga,
-    SampledMean,
-    Unprotected,
-)
+from privsgp.accounting.mechanisms import Anchored, Mechanism, Relation, Sag, Saga, SampledMean, Unprotected
 from privsgp.accounting.saga import Ends, Geometry
 from privsgp.errors import Refused
 

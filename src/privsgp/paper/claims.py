@@ -61,10 +61,7 @@ def stated(told: Mapping[str, Any]) -> dict[str, str]:
     if "scaled" not in told:
         return {printed: told["found"]}
     ours = told["scaled"]
-    return {
-        f"{printed} as printed": told["found"],
-        f"{WORDS[ours['holds']]} with scaled differences": ours["found"],
-    }
+    return {f"{printed} as printed": told["found"], f"{WORDS[ours['holds']]} with scaled differences": ours["found"]}
 
 
 Claim = Callable[[Mapping[str, Found]], Verdict]
