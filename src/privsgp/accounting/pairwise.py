@@ -185,6 +185,15 @@ class PairwiseCovariance:
         covariance: Array = np.diag(self.own) + self.pair * self.graph.laplacian
         return covariance
 
+    def among(self, honest: Sequence[int]) -> Array:
+        """Return S_H: the covariance of some nodes' noise without what they share with all others."""
+        H = list(honest)
+        L = self.graph.laplacian[np.ix_(H, H)].copy()
+        np.fill_diagonal(L, 0.0)
+        np.fill_diagonal(L, -L.sum(1))
+        covariance: Array = self.pair * L + np.diag([self.own[i] for i in H])
+        return covariance
+
     def effective(self, honest: int) -> list[float]:
         """Return σ_eff of every node before the worst coalition of all but `honest` nodes, itself one of these.
 
@@ -261,12 +270,8 @@ def _bounded(noise: PairwiseCovariance, h: int) -> list[float]:
 
 def conditional(noise: PairwiseCovariance, honest: Sequence[int]) -> float:
     """Return the variance of the noise of the first of these honest nodes that is left when the others' is known."""
-    H = list(honest)
-    L = noise.graph.laplacian[np.ix_(H, H)].copy()
-    np.fill_diagonal(L, 0.0)
-    np.fill_diagonal(L, -L.sum(1))
-    S = noise.pair * L + np.diag([noise.own[i] for i in H])
-    if len(H) == 1:
+    S = noise.among(honest)
+    if len(S) == 1:
         return float(S[0, 0])
     return float(S[0, 0] - S[0, 1:] @ linalg.cho_solve(linalg.cho_factor(S[1:, 1:]), S[1:, 0]))
 
