@@ -120,7 +120,7 @@ def train(
     }  # fmt: skip
     own = {"classes": classes, "test": "public" if test_is_public else None, "vocabulary": vocabulary}
     given, config = _configured(data, sections, loss, own | _schema_of(schema))
-    task = task_of(loss)
+    task: data_room.Task = "regression" if loss == "mse" else "classification"
 
     learner = None if features is not None else model  # an encoder stands between samples and model
 
@@ -182,11 +182,6 @@ def _configured(
         own["sites"], given = list(map(str, given)), dict(enumerate(given.values()))
     values = {key: value for key, value in sections.items() if value is not None}
     return given, configs.parse(_sections(values, sites, loss, own))
-
-
-def task_of(loss: object) -> data_room.Task:
-    """Tell what kind of targets a loss is for."""
-    return "regression" if loss == "mse" else "classification"
 
 
 def _schema_of(given: Schema | Mapping[str, Any] | str | Path | None) -> dict[str, Any]:

@@ -1,15 +1,8 @@
-"""Runs side by side: those that differ in nothing but their seed are one group, with a mean and a band.
+"""The parts of a page: runs side by side, the network over time, the plan, who agreed, and how to have a run again.
 
-The network over time: who sent to whom at a step, what got lost, and the push-sum weights.
-
-All of it is public and follows from the configuration: the graph and, on a simulated network, its faults. Weights are
-those of the run because the engine's own mixing computes them, on models without parameters to speak of.
-
-What the planner saw, from plan.json: the bound and the noise against K, and the methods it chose from.
-
-Who agreed to a run between sites, and who was heard of.
-
-How to have a run again: versions, commands, and the configuration in full.
+Runs that differ in nothing but their seed are one group, with a mean and a band. What is shown of the network is public
+and follows from the configuration: the graph and, on a simulated network, its faults. Weights are those of the run
+because the engine's own mixing computes them, on models without parameters to speak of.
 """
 
 from __future__ import annotations
@@ -142,7 +135,8 @@ def moving(run: Run, room: int = MOST_NUMBERS) -> dict[str, Any] | None:
     """Return what the page's script draws: the steps it can show, links by step, lost ones, absent nodes, weights.
 
     About `room` numbers at most: a run of many steps is shown at some of them.
-    `links` has one list [source, target, source, target, …] for each phase, and `phase` says which one a step has.
+    `links` has one list [source, target, source, target, …] for each phase, and `phase` says which one a step has;
+    `lost` are places among the links of a step.
     """
     graph = build.make_graph(run.config)
     if graph.nodes > NODES or run.steps == 0 or graph.name in ("server", "alone"):
@@ -155,7 +149,7 @@ def moving(run: Run, room: int = MOST_NUMBERS) -> dict[str, Any] | None:
         "steps": shown,
         "links": [_links(run, graph, k) for k in phases],
         "phase": [k % len(phases) for k in shown] if repeats else list(range(len(shown))),
-        "lost": [] if repeats else [_lost(run, graph, k) for k in shown],
+        "lost": [] if repeats else [np.flatnonzero(_messages(run, graph, k)[2]).tolist() for k in shown],
         "absent": [] if run.faults is None else [[*run.faults.down(k), *run.faults.left(k)] for k in shown],
         "weights": _weights(run, graph, shown),
     }
@@ -171,11 +165,6 @@ def _shown(graph: Graph, steps: int, room: int, *, repeats: bool) -> list[int]:
 def _links(run: Run, graph: Graph, k: int) -> list[int]:
     source, target, _ = _messages(run, graph, k)
     return [int(i) for pair in zip(source, target, strict=True) for i in pair]
-
-
-def _lost(run: Run, graph: Graph, k: int) -> list[int]:
-    """Return the places of lost messages among the links of step k."""
-    return [int(i) for i in np.flatnonzero(_messages(run, graph, k)[2])]
 
 
 def _messages(run: Run, graph: Graph, k: int) -> tuple[np.ndarray[Any, Any], ...]:
