@@ -138,7 +138,7 @@ def _read(config: Config, data_dir: Path | None, block: range) -> Problem:
             tell=told.append,
         )  # fmt: skip
     else:
-        name = d.name if d.published else str(file_path(d.name, data_dir, config.base))
+        name = str(file_path(d.name, data_dir, config.base))
         dataset = data.load(
             name, data_dir=data_dir, task=task, classes=d.classes, schema=d.schema, form=d.form,
             pixels=config.takes_pixels,
