@@ -42,4 +42,5 @@ def commits(told: Iterable[Mapping[str, Any]]) -> str:
 
 def _words(commit: str, device: str, many: str) -> str:
     where = f" on {device}" if device else ""
-    return (f"commit `{commit[:12]}`{where}" if commit else f"before commits were kept beside them{where}") + many
+    short = commit if commit.endswith("+") else commit[:12]
+    return (f"commit `{short}`{where}" if commit else f"before commits were kept beside them{where}") + many
