@@ -86,7 +86,7 @@ SOURCES = {
     "mnist": Source(
         "MNIST, 50 sites, linear on scattering features", "mnist.toml", (80, 1.0), (600, 0.2),
         {"local": _by_epsilon(8, 20, 60), "pairwise": _by_epsilon(48, 96, 192),
-         "pooled": _by_epsilon(48, 96, 192), "none": 48.0},
+         "pooled": _by_epsilon(48, 96, 192), "none": 192.0},
         {"as configured": (), "half the whitening": ("features.power=0.5",), "clip halved": ("privacy.clip=2.25",),
          "clip doubled": ("privacy.clip=9.0",), "256 directions": ("features.components=256", "privacy.clip=3.2"),
          "no whitening": ("features.like=", "features.components=", "privacy.clip=12.6")},
@@ -94,7 +94,7 @@ SOURCES = {
     "cifar10": Source(
         "CIFAR-10, 16 sites, linear on scattering features", "cifar10.toml", (100, 1.0), (600, 0.25),
         {"local": _by_epsilon(8, 20, 56), "pairwise": _by_epsilon(28, 56, 112),
-         "pooled": _by_epsilon(56, 112, 224), "none": 48.0},
+         "pooled": _by_epsilon(56, 112, 224), "none": 192.0},
         {"as configured": (), "half the whitening": ("features.power=0.5",), "clip halved": ("privacy.clip=3.2",),
          "clip doubled": ("privacy.clip=12.8",), "not mirrored": ("features.mirror=",),
          "512 directions": ("features.components=512", "privacy.clip=4.5")},
@@ -111,7 +111,7 @@ SOURCES = {
         "CIFAR-10, 16 sites, linear on EfficientNet-Lite0, **public pre-training on ImageNet**",
         "cifar10-efficientnet.toml", (90, 1.0), (600, 0.25),
         {"local": _by_epsilon(34, 84, 252), "pairwise": _by_epsilon(84, 252, 504),
-         "pooled": _by_epsilon(168, 504, 1008), "none": 504.0},
+         "pooled": _by_epsilon(168, 504, 1008), "none": 192.0},
         {"as configured": (), "clip halved": ("privacy.clip=0.7",), "clip doubled": ("privacy.clip=2.8",)},
         chosen_at=3.0,
     ),
@@ -175,7 +175,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--epsilons", type=float, nargs="+", default=list(EPSILONS), choices=EPSILONS)
     parser.add_argument("--choose", action="store_true", help="choose features and clip on held-out training records")
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--wider", type=int, default=1, help="times that step sizes beyond an edge are tried")
+    parser.add_argument("--wider", type=int, default=2, help="times that step sizes beyond an edge are tried")
     parser.add_argument("--steps", type=int, help="another K than the table's, for a try")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--jobs", type=int, default=1)
