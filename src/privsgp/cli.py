@@ -728,8 +728,6 @@ def _scaled(mechanism: Mechanism, algorithm: str, given: str | None, auto: Calla
         return mechanism
     if (saga := mechanism.weighted) is None:
         raise Refused(f"--difference-scale {given} with --algorithm {algorithm}", "leave it out")
-    if given == "auto" and saga.difference_clip is not None:
-        return saga
     return replace(saga, difference_scale=auto(saga) if given == "auto" else _weight(given))
 
 
