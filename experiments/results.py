@@ -35,6 +35,7 @@ PAGES = (
     "experiments/what_it_buys.py --page docs/results-accuracy.md",
     "experiments/shared_noise.py --page docs/trust.md docs/index.md README.md",
     "experiments/first_picture.py",
+    "experiments/planner_mnist.py --page docs/planner.md",
     "experiments/record.py --page docs/results-accuracy.md --short README.md",
 )
 
