@@ -88,6 +88,19 @@ PARTS = {
 
 def main() -> None:
     """Run what is asked for, or write the page."""
+    options = arguments()
+    if options.page is not None:
+        for page in options.page:
+            pages.put(page, "shared noise", shown(json.loads(options.results.read_text())["rows"]))
+        return
+    for name in options.only:
+        for kind, row in tuned(name, options).items():
+            print(name, kind, _cell(row), f"γ={row['step_size']:.3g}", flush=True)
+            keep(options.results, row | {"part": name, "kind": kind} | provenance(options.device))
+
+
+def arguments() -> argparse.Namespace:
+    """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data-dir", type=Path)
     parser.add_argument("--out", type=Path, default=Path("runs/shared-noise"), help="folder of the runs")
@@ -98,15 +111,7 @@ def main() -> None:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--page", type=Path, nargs="+", help="run nothing: write the table of the JSON file into these")
-    options = parser.parse_args()
-    if options.page is not None:
-        for page in options.page:
-            pages.put(page, "shared noise", shown(json.loads(options.results.read_text())["rows"]))
-        return
-    for name in options.only:
-        for kind, row in tuned(name, options).items():
-            print(name, kind, _cell(row), f"γ={row['step_size']:.3g}", flush=True)
-            keep(options.results, row | {"part": name, "kind": kind} | provenance(options.device))
+    return parser.parse_args()
 
 
 def tuned(name: str, options: argparse.Namespace) -> dict[str, Row]:

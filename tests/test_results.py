@@ -19,6 +19,7 @@ import pytest
 from privsgp.errors import Refused
 
 ROOT = pathlib.Path(__file__).parent.parent
+GIVEN = {"data": "data", "out": "runs", "device": "cpu", "jobs": 2}
 PLAN = """
 [[step]]
 name = "first"
@@ -97,7 +98,7 @@ def test_another_commit_has_runs_of_its_own_and_one_that_nobody_has_is_refused(s
             script.folder_of(made_by, uncommitted=False)
 
 
-def test_every_step_says_what_it_is_and_runs_what_is_there(script):
+def test_every_step_says_what_it_is_and_runs_what_is_there(script, monkeypatch):
     plan = tomllib.loads(script.PLAN.read_text())["step"]
     for step in plan:
         assert {"name", "words", "rough", "pages", "commands"} <= step.keys() <= {*step, "copies"}
@@ -108,5 +109,8 @@ def test_every_step_says_what_it_is_and_runs_what_is_there(script):
             assert "{out}" in command
             assert "{data}" in command
             assert parts[1] == "-m" or (ROOT / parts[1]).exists()
+            if parts[1] != "-m":
+                monkeypatch.setattr(sys, "argv", [part.format(**GIVEN) for part in parts[1:]])
+                importlib.import_module(pathlib.Path(parts[1]).stem).arguments()
     written = set(re.findall(r"[\w./-]+\.md", " ".join(script.PAGES)))
     assert {page for step in plan for page in step["pages"]} <= written
