@@ -114,7 +114,7 @@ def test_every_cell_and_candidate_is_a_configuration(experiment, name, kind, tmp
     source, options = experiment.SOURCES[name], argparse.Namespace(steps=None, device="cpu")
     for more in source.candidates.values():
         data = experiment.Prepared("some.npz", 8000)
-        tuning = experiment.Tuning(source, (), more, data, Bench(tmp_path), options)
+        tuning = experiment.Tuning(source, (), {"": experiment.Variant(more, data)}, Bench(tmp_path), options)
         for partition in experiment.PARTITIONS:
             config = tuning.config(experiment.Cell(partition, kind, None if kind == "none" else 1.0), 8.0)
             assert (config.privacy.noise == "pairwise") == (kind == "pairwise")
