@@ -434,7 +434,7 @@ def short(told: dict[str, Any]) -> str:
             if any(row["partition"] == partition for row in here):
                 line = _line(here, PARTITIONS[partition][0], 1.0, "").removesuffix(" |  |")
                 lines.append(f"| {source.words} {line.replace(' | 1 |', ' |')} |")
-    return "\n".join(lines)
+    return "\n".join([*lines, "", pages.commits(told["rows"])]) if told["rows"] else "Not run yet."
 
 
 def _cell(row: Row) -> str:
