@@ -32,7 +32,7 @@ from privsgp.runs import config as configs
 from privsgp.sites.agreement import Agreement, Limits, propose
 from privsgp.sites.identity import Site
 from privsgp.sites.join import Network
-from privsgp.sites.trainer import sync_names
+from privsgp.sites.journal import sync_names
 from privsgp.sites.transport import SitesTransport
 
 if TYPE_CHECKING:

@@ -43,6 +43,7 @@ from privsgp.sites.audit import Audit
 from privsgp.sites.canonical import canonical
 from privsgp.sites.client import Client
 from privsgp.sites.identity import Site
+from privsgp.sites.journal import sync_names
 from privsgp.sites.mailbox import Inbox, Outbox, depth
 from privsgp.sites.members import Members, goodbye_text
 from privsgp.sites.metrics import served
@@ -51,7 +52,7 @@ from privsgp.sites.pairs import PairKeys, needs_keys
 from privsgp.sites.relay import Relay
 from privsgp.sites.seen import Seen
 from privsgp.sites.server import Server
-from privsgp.sites.trainer import SiteTrainer, sync_names
+from privsgp.sites.trainer import SiteTrainer
 from privsgp.sites.transport import SitesTransport
 
 if TYPE_CHECKING:
@@ -482,9 +483,9 @@ def _serve_again(site: Site, agreement: Agreement, folder: Folder, say: Callable
 def _take_up_links(folder: Folder, transport: SitesTransport) -> None:
     """Take up what earlier processes had taken from links: what arrives is compared with it, from the first moment."""
     if folder.checkpoint.exists():
-        checkpoint.verified(folder.checkpoint, transport.agreement.run)
+        step = checkpoint.verified(folder.checkpoint, transport.agreement.run).step
         checkpoint.load_arrays(folder.checkpoint, {f"links.{k}": v for k, v in transport.arrays().items()})
-        transport.restored()
+        transport.restored(step, *checkpoint.load_state(folder.checkpoint))
 
 
 def _asked_to_leave(folder: Folder) -> Path:
