@@ -71,7 +71,7 @@ class SitesTransport(Transport):
         self.device = torch.device("cpu")
         members.have = self._have
         members.durable = self._durable_steps
-        members.proof, members.posted = inbox.proof, outbox.newest
+        members.proof, members.posted, members.seen = inbox.proof, outbox.newest, inbox.seen.newest
         self._durable = dict[str, int]()
         self._recent: deque[_Sent] = deque()  # the last steps' messages, which a site that leaves may not have taken
         self._since = -1  # steps up to this one are not in it
@@ -286,7 +286,7 @@ class SitesTransport(Transport):
             if (shown := self.members.proven.get(target, -1)) > self.last[link]:
                 name = self.agreement.roster[target].name
                 raise Refused(
-                    f"{name} has this site's message of step {shown}, and this folder knows of none after step "
+                    f"{name} was sent this site's message of step {shown}, and this folder knows of none after step "
                     f"{int(self.last[link])}",
                     "this is an older copy: put the folder back that went on. If this one has made steps since it was "
                     "put back, these are spent twice",
