@@ -160,8 +160,10 @@ def _process(
         if "gloo" in kinds:
             mixes["gloo"] = _gloo(agreement, node, rendezvous, x, w)
         took, cpu, sent = _timed({kind: mixes[kind] for kind in kinds}, steps, turns, network)
+        while network.members.have_of(1 - node) < int(transport.last[0]):  # the other may still need the last message
+            time.sleep(0.01)
         told.put((took | {"message": pushes[len(pushes) // (turns + 1) :]}, cpu, sent))
-        time.sleep(2.0)  # the other may still need the last message
+        time.sleep(2.0)
 
 
 def _timed(mixes: dict[str, Mix], steps: int, turns: int, network: Network) -> tuple[Row, Row, Row]:
@@ -245,7 +247,7 @@ class Wire:
             await ended.wait()
 
     async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError), contextlib.closing(writer):  # also where nobody listens there yet
             far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self.target, limit=1 << 16)
             await asyncio.gather(self._flow(reader, far_writer, "there"), self._flow(far_reader, writer, "back"))
 
