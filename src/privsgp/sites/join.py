@@ -25,7 +25,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from privsgp import data, models
 from privsgp.data.dataset import settle
-from privsgp.data.loading import is_file, read_file, same_file, with_test
+from privsgp.data.loading import is_file, read_file, same_data, with_test
 from privsgp.data.tables import is_table
 from privsgp.engine import checkpoint, witness
 from privsgp.engine.folder import Folder, write_tensors
@@ -277,8 +277,10 @@ def bring(
     brought = read_file(file, schema=d.schema, task=task, form=d.form)
     for line in brought.told:
         tell(line)
-    if test is not None and same_file(file, test):
-        raise Refused(f"--test {test} is this site's own data", "test data named here are public")
+    if test is not None and same_data(file, test, d.schema, d.form):
+        raise Refused(
+            f"--test {test} is this site's own data, or half of its records are", "test data named here are public"
+        )
     dataset = brought.dataset if task == "regression" else settle(brought.dataset, d.classes or brought.classes)
     return with_test(dataset, test, d.schema, d.form)
 
@@ -564,7 +566,9 @@ def _until_heard(network: Network, phase: str) -> None:
         time.sleep(_TICK)
 
 
-def relay(study: Path, *, home: Path, audit: Path, ended: Callable[[], bool]) -> None:
+def relay(
+    study: Path, *, home: Path, audit: Path, ended: Callable[[], bool], say: Callable[[str], None] = lambda _text: None
+) -> None:
     """Carry sealed messages of a run between sites that cannot be dialled, until the end is asked for."""
     site, agreement = Site.open(home), Agreement.read(study)
     if agreement.relay is None or agreement.relay.values != site.card.values:
@@ -574,6 +578,7 @@ def relay(study: Path, *, home: Path, audit: Path, ended: Callable[[], bool]) ->
     members, nothing = Members(agreement, _NOBODY, 1, ""), Inbox(agreement, _NOBODY, 1)
     server = Server(site, agreement, _NOBODY, nothing, Outbox(1), members, Audit(audit), relay=Relay())
     server.start(site.listen or "")
+    say(f"relaying at {site.listen}; Ctrl-C ends it. Messages are sealed: this machine cannot read them")
     try:
         while not ended():
             time.sleep(_TICK)
