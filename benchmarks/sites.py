@@ -36,7 +36,7 @@ from privsgp.sites.journal import sync_names
 from privsgp.sites.transport import SitesTransport
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
     from multiprocessing.context import SpawnProcess
 
     from torch import Tensor
@@ -205,11 +205,12 @@ def _mixes(transport: SitesTransport, run: Folder, x: Tensor, w: Tensor) -> dict
         checkpoint.save(run.checkpoint, Progress(k, 0, 0.0, 0, "", {}), State(x, w, x), memory, transport.agreement.run)
         sync_names(run.checkpoint.parent)
 
-    def mix(make: Callable[[int, Tensor, Tensor], None]) -> object:
-        transport.commit = make
+    def mix(make: Callable[[int, Tensor, Tensor], None], write: Callable[[Iterable[memoryview]], None]) -> object:
+        transport.commit, transport.links.append = make, write  # type: ignore[method-assign]
         return transport.mix(next(counter), x, w)
 
-    return {"committed": lambda: mix(commit), "sent": lambda: mix(lambda _k, _x, _w: None)}
+    append = transport.links.append
+    return {"committed": lambda: mix(commit, append), "sent": lambda: mix(lambda _k, _x, _w: None, lambda _texts: None)}
 
 
 def _gloo(agreement: Agreement, node: int, port: int, x: Tensor, w: Tensor) -> Mix:
