@@ -395,7 +395,7 @@ def table(told: dict[str, Any]) -> str:
 
 
 def _section(name: str, rows: list[Row]) -> str:
-    lines = [f"**{SOURCES[name].words}**", ""]
+    lines = ["**" + SOURCES[name].words.replace("**", "") + "**", ""]
     columns = ["data at the sites", "ε", *KINDS.values(), "central training in the literature"]
     lines += ["| " + " | ".join(columns) + " |", "|---" * len(columns) + "|"]
     for partition, (words, _) in PARTITIONS.items():
