@@ -203,6 +203,8 @@ def earlier_runs(
         )
     if not where.is_dir():
         raise Refused(f"--ledger {where} is no folder", "name the ledger folder of a run: runs/<name>/ledger")
+    if not any(where.glob("node-*.jsonl")):
+        raise Refused(f"--ledger {where} holds no ledger", "name a run's folder, or its ledger folder")
     here = range(nodes) if block is None else block
     found = [_spent(where / f"node-{i}.jsonl", i, config) if i in here else [] for i in range(nodes)]
     for segment in (segment for segments in found for segment in segments):
