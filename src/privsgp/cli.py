@@ -18,12 +18,12 @@ from privsgp.report.terminal import (
     bar,
     doing,
     err,
-    out,
     show,
     show_audit,
     show_comparison,
     show_figure,
     show_keys,
+    show_lines,
     show_log,
     show_plan,
     show_statements,
@@ -806,8 +806,7 @@ def _answer(answer: dict[str, Any], assumptions: tuple[str, ...], *, as_json: bo
         typer.echo(json.dumps(answer))
         return
     show("privacy", [(key, "no finite bound" if value is None else str(value)) for key, value in answer.items()])
-    for line in assumptions:
-        out.print(f"  · {line}", soft_wrap=True)
+    show_lines(assumptions)
 
 
 def _finite(value: float) -> float | None:
