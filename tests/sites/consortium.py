@@ -302,7 +302,7 @@ def _set_clock(hours: float) -> None:
 
 
 def _die_after(moments: int, *, full: bool) -> None:
-    """Let this process kill itself at a moment: before any write, or any message that is about to be sent.
+    """Let this process kill itself at a moment: before any write, or removal, or message that is about to be sent.
 
     With `full`, writes fail from that moment on, as on a full disk.
     """
@@ -323,8 +323,8 @@ def _die_after(moments: int, *, full: bool) -> None:
 
     def begin(transport: Any, k: int, *args: Any) -> Any:  # from the first step on
         if k == 1:
-            sends = () if full else ((Outbox, "post"),)
-            for holder, name in ((os, "write"), (os, "fsync"), (os, "replace"), *sends):
+            more = () if full else ((os, "pwrite"), (os, "unlink"), (Outbox, "post"))
+            for holder, name in ((os, "write"), (os, "fsync"), (os, "replace"), *more):
                 setattr(holder, name, dying(getattr(holder, name)))
         return mix(transport, k, *args)
 
