@@ -6,6 +6,7 @@ import contextlib
 import errno
 import json
 import os
+import random
 import signal
 import socket
 import sys
@@ -37,12 +38,16 @@ RUN = {
 
 
 def free_ports(count: int) -> list[int]:
-    """Return ports that nobody listens at."""
+    """Return ports that nobody listens at, and that no outgoing connection is given while a site is away."""
     with contextlib.ExitStack() as opened:
-        sockets = [opened.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
+        found = []
+        for port in random.SystemRandom().sample(range(12000, 32000), 1000):
+            with contextlib.suppress(OSError):
+                opened.enter_context(socket.socket()).bind(("127.0.0.1", port))
+                found.append(port)
+            if len(found) == count:
+                break
+        return found
 
 
 def digits(folder: Path, sizes: list[int]) -> list[Path]:
@@ -332,8 +337,6 @@ def _die_after(moments: int, *, full: bool) -> None:
 
 
 def _lose(faults: Faults, log: Path) -> None:
-    import random
-
     from privsgp.sites import client, server
 
     rng, receive = random.Random(os.getpid()), server.receive
