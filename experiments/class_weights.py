@@ -1,7 +1,7 @@
 """What weights of classes do under a clip: sensitivity and specificity where one record in ten is positive.
 
-    python experiments/class_weights.py                              # run, write the JSON and the table of the page
-    python experiments/class_weights.py --page docs/howto/data.md    # write the table alone
+python experiments/class_weights.py                              # run, write the JSON and the table of the page
+python experiments/class_weights.py --page docs/howto/data.md    # write the table alone
 """
 
 from __future__ import annotations

@@ -5,6 +5,8 @@ from __future__ import annotations
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin
 
+from privsgp.data.images import ImageOptions
+from privsgp.data.text import TextOptions
 from privsgp.options import Key, Options, keys
 from privsgp.runs.config import AUTO, SECTIONS, Config, Schedule
 
@@ -12,6 +14,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from pydantic.fields import FieldInfo
+
+
+TABLES: dict[tuple[str, str], type[Options]] = {  # within a section
+    ("data", "images = { … }"): ImageOptions,
+    ("data", "text = { … }"): TextOptions,
+    ("algorithm", "step_size = { … }"): Schedule,
+}
 
 
 def sections() -> dict[str, type[Options]]:
@@ -25,13 +34,19 @@ def reference() -> list[tuple[str, str, list[tuple[str, list[Key]]]]]:
     top = [key for key in keys(Config) if key.name not in sections()]
     told = [("", "Of the whole run.", [("", top)])]
     for name, base in sections().items():
-        groups = [("", keys(base))]
+        groups = [("", [_named(name, key) for key in keys(base)])]
         if name in SECTIONS:
             groups += _of_components(name)
-        if name == "algorithm":
-            groups.append(("a table in place of step_size", keys(Schedule)))
+        groups += [(where, keys(kind)) for (section, where), kind in TABLES.items() if section == name]
         told.append((name, base.__doc__ or "", groups))
     return told
+
+
+def _named(section: str, key: Key) -> Key:
+    """Say which components there are, of the key that chooses one."""
+    if section not in SECTIONS or key.name != SECTIONS[section].key:
+        return key
+    return key._replace(values=", ".join(f'"{name}"' for name in SECTIONS[section].components()))
 
 
 def _of_components(section: str) -> list[tuple[str, list[Key]]]:
@@ -92,7 +107,7 @@ from typing import Any, Literal, TypedDict
 
 def typed() -> str:
     """Return the source of typed.py: a TypedDict for each section, with what each key means."""
-    parts = [_dictionary("Schedule", Schedule, {})]
+    parts = [_dictionary(name, kind, {}) for kind, name in _TABLES.items()]
     for name, base in sections().items():
         components = SECTIONS[name].components().values() if name in SECTIONS else ()
         parts.append(_dictionary(f"{name.capitalize()}Section", base, _merged(components)))
@@ -128,8 +143,11 @@ def _kinds(kind: object) -> list[str]:
         return [f"Literal[{', '.join(map(repr, inside))}]"]
     if origin is list:
         return [f"list[{' | '.join(dict.fromkeys(_kinds(inside[0])))}]"]
-    plain = {Schedule: "Schedule", NoneType: "None", str: "str", int: "int", float: "float", bool: "bool"}
+    plain = {NoneType: "None", str: "str", int: "int", float: "float", bool: "bool"} | _TABLES
     return [plain.get(kind, "Any") if isinstance(kind, type) else "Any"]
+
+
+_TABLES: dict[type, str] = {Schedule: "Schedule", ImageOptions: "ImagesSection", TextOptions: "TextSection"}
 
 
 _TYPED = ("type", "exclusiveMinimum", "minimum", "exclusiveMaximum", "maximum", "enum")

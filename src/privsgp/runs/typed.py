@@ -19,6 +19,25 @@ class Schedule(TypedDict, total=False):
     hold: float  # share of the steps before it begins to fall
 
 
+class ImagesSection(TypedDict, total=False):
+    """Folders of class folders with PNG and JPEG images."""
+
+    labels: list[str]  # names of the class folders, in the order of their numbers, public
+    size: int | None  # pixels a side that images are brought to; left out: all have one size already
+    grey: bool  # one channel instead of three
+
+
+class TextSection(TypedDict, total=False):
+    """Texts with a class each: .jsonl, .csv or .tsv."""
+
+    column: str  # the key or column that holds the text
+    label: str  # the one that holds the class: a number, or one of labels
+    labels: list[str] | None  # names of the classes, in the order of their numbers, public
+    tokens: Literal['hashed', 'wordllama']  # words by their hashes, or the sub-words of the wordllama package, for features of that name
+    vocabulary: int  # hashed tokens there are, 0 for nothing among them
+    length: int  # tokens of a text; longer ones are cut, shorter ones filled up
+
+
 class DataSection(TypedDict, total=False):
     """What is learnt from, and how it lies on the nodes."""
 
@@ -32,8 +51,8 @@ class DataSection(TypedDict, total=False):
     path: str | None  # each node its own file, "site-{node}.csv" or "{site}.csv": .csv, .parquet, .feather or .npz
     classes: int | None  # how many classes labels in files of one's own have; left out: the file says it, or public test labels
     vocabulary: int | None  # inputs are tokens, whole numbers from 0 to vocabulary − 1, and stay so; left out: inputs are real numbers
-    text: Any | None  # files are texts: .jsonl, .csv or .tsv with a column of text
-    images: Any | None  # each node's path is a folder of class folders with PNG and JPEG images
+    text: TextSection | None  # files are texts: .jsonl, .csv or .tsv with a column of text
+    images: ImagesSection | None  # each node's path is a folder of class folders with PNG and JPEG images
     test: Literal['public', 'private'] | None  # who may see metrics on test data; left out: everybody of built-in data and in simulations, else the site
     alpha: float  # α: smaller is more skewed
 
