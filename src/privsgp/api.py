@@ -5,14 +5,14 @@ from __future__ import annotations
 import copy
 import dataclasses
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils import data as torch_data
 
 from privsgp import data as data_room
@@ -34,17 +34,13 @@ from privsgp.runs import config as configs
 from privsgp.runs import problem as problems
 from privsgp.runs import train as training
 from privsgp.runs.result import MARK, Result
-from privsgp.runs.starting import Start
+from privsgp.runs.starting import Records, Start
 from privsgp.transport.rendezvous import join
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from numpy.typing import NDArray
-    from torch import Tensor
 
     from privsgp.metrics import Kind, Metric
-    from privsgp.runs.starting import Records
     from privsgp.runs.typed import (
         AlgorithmSection,
         ClockSection,
@@ -66,6 +62,7 @@ Brought = Arrays | torch_data.Dataset[Any] | torch_data.DataLoader[Any] | Frame 
 Sites = Mapping[int, Brought] | Mapping[str, Brought]
 
 
+@called_from_python()
 def train(
     model: nn.Module,
     data: data_room.Dataset | Brought | Sites,
@@ -124,60 +121,23 @@ def train(
     Guarantee: as from the command line: each node's certified (ε_i, δ_i) is in `summary["epsilon_spent"]`.
     Assumes: the weights that `model` starts from are public, and those of an encoder not learnt from the nodes' data.
     """
-    with called_from_python():
-        _refuse_no_module(model)
-        settings = {
-            "name": name, "seed": seed, "nodes": nodes, "graph": graph, "privacy": privacy, "algorithm": algorithm,
-            "clock": clock, "plan": plan, "engine": engine,
-        }  # fmt: skip
-        return _train(
-            model, data, {key: value for key, value in settings.items() if value is not None}, Path(out), loss=loss,
-            correct=correct, test=test, test_is_public=test_is_public, classes=classes, vocabulary=vocabulary,
-            task=task, read_as=_read_as(schema, images, text), features=features, resume=resume,
-            ledger=None if ledger is None else Path(ledger),
-            start=_start(model, features, start, start_records, seed), moved=moved, metrics=metrics or {},
-            progress=progress,
-        )  # fmt: skip
-
-
-def _train(
-    model: nn.Module,
-    data: data_room.Dataset | Brought | Sites,
-    settings: dict[str, Any],
-    out: Path,
-    *,
-    loss: str | PerSampleFunction,
-    correct: PerSampleFunction | None,
-    test: Any,  # noqa: ANN401 - a pair of arrays, or a table
-    test_is_public: bool,
-    classes: int | None,
-    vocabulary: int | None,
-    task: data_room.Task | None,
-    read_as: dict[str, Any],
-    features: nn.Module | Mapping[str, Any] | None,
-    resume: bool,
-    ledger: Path | None,
-    start: Start | None,
-    moved: bool,
-    metrics: Mapping[str, Metric],
-    progress: bool | None,
-) -> Result:
-    """Train, once the sections are put together."""
-    data = dict(enumerate(data)) if are_sites(data) else data  # type: ignore[arg-type]
-    given = {"name": "module"} if isinstance(features, nn.Module) else dict(features or {})
-    sites = len(data) if isinstance(data, Mapping) else None
-    own: dict[str, Any] = {"classes": classes, "test": "public" if test_is_public else None, "vocabulary": vocabulary}
-    own |= read_as
-    if isinstance(data, Mapping) and all(isinstance(name, str) for name in data):
-        own["sites"], data = list(map(str, data)), dict(enumerate(data.values()))
+    _refuse_no_module(model)
+    begun, folder = _start(model, features, start, start_records, seed), Path(out)
+    sections = {
+        "name": name, "seed": seed, "nodes": nodes, "graph": graph, "privacy": privacy, "algorithm": algorithm,
+        "clock": clock, "plan": plan, "engine": engine,
+        "features": {"name": "module"} if isinstance(features, nn.Module) else dict(features or {}),
+    }  # fmt: skip
+    own = {"classes": classes, "test": "public" if test_is_public else None, "vocabulary": vocabulary}
     kind = _kind_of(loss, correct, task)
-    config = configs.parse(_sections(settings | {"features": given}, sites, kind, own))
-    task = task or ("regression" if kind == "mse" else "classification")
+    given, config = _configured(data, sections, kind, own | _read_as(schema, images, text))
+    targets: data_room.Task = task or ("regression" if kind == "mse" else "classification")
+
     learner = None if features is not None else model  # an encoder stands between samples and model
 
     def brought() -> tuple[data_room.Dataset, list[NDArray[np.int64]] | None, Fields | None]:
-        arrays, public, classes = _read(data, test, config, task)
-        dataset, parts, fields = _dataset(arrays, public, classes, config.data.tokens, task, learner)
+        arrays, public, count = _read(given, test, config, targets)
+        dataset, parts, fields = _dataset(arrays, public, count, config.data.tokens, targets, learner)
         problems.refuse_counted(config, dataset)
         return dataset, parts, fields
 
@@ -199,22 +159,38 @@ def _train(
             measure=measure,
             loss_name=measure.kind,
             fields=fields,
-            files=_paths(data),
+            files=_paths(given),
         )
         home = problems.brought_home(config, alone)
         _refuse_unfit(home, measure)
-        return home if start is None or not start.named else start.put_into(home)
+        return home if begun is None or not begun.named else begun.put_into(home)
 
-    measure = Measure(kind, dataset.classes, None if kind else correct, metrics)
-    config, settled, plan = planning.settle(config, problem, out, resume=resume)
-    _say([*problems.test_notes(config, settled), *_unknown(kind, correct, task)])
+    measure = Measure(kind, dataset.classes, None if kind else correct, metrics or {})
+    config, settled, planned = planning.settle(config, problem, folder, resume=resume)
+    _say([*problems.test_notes(config, settled), *_unknown(kind, correct, targets)])
     with watching(config.algorithm.steps, False if join().rank else progress) as watch:
         result = training.run(
-            config, settled, out, resume=resume, moved=moved, ledgers=ledger, watch=watch, plan=plan, start=start
-        )
+            config, settled, folder, resume=resume, moved=moved, ledgers=None if ledger is None else Path(ledger),
+            watch=watch, plan=planned, start=begun,
+        )  # fmt: skip
     if not join().rank:
         page.leave(result)
     return result
+
+
+def _configured(
+    data: Any,  # noqa: ANN401 - whatever was brought
+    sections: dict[str, Any],
+    kind: Kind | None,
+    own: dict[str, Any],
+) -> tuple[Any, configs.Config]:
+    """Number the nodes that bring their own data, and put the sections of run.toml together."""
+    given = dict(enumerate(data)) if are_sites(data) else data
+    sites = len(given) if isinstance(given, Mapping) else None
+    if isinstance(given, Mapping) and all(isinstance(name, str) for name in given):
+        own["sites"], given = list(map(str, given)), dict(enumerate(given.values()))
+    values = {key: value for key, value in sections.items() if value is not None}
+    return given, configs.parse(_sections(values, sites, kind, own))
 
 
 def _say(notes: Sequence[str]) -> None:
