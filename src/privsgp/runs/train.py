@@ -22,7 +22,7 @@ from privsgp.engine import witness
 from privsgp.engine.evaluate import present
 from privsgp.engine.folder import Folder, write_tensors
 from privsgp.engine.trainer import Outcome, Trainer
-from privsgp.errors import Interrupted, Refused
+from privsgp.errors import Interrupted, Refused, in_callers_terms
 from privsgp.files import finite, write, write_json
 from privsgp.gradients import Layout
 from privsgp.runs import card as cards
@@ -230,7 +230,8 @@ def _warn(folder: Folder, config: Config, earlier: list[list[Segment]]) -> None:
         _LOG.warning("%s has spent %d releases of %s%s", one.folder, one.charged, config.site(one.node), budget)
     if others:
         told = "private run(s) on records laid out like these are not counted here: what they and this run spend"
-        _LOG.warning("%d %s add up; --ledger <run>/ledger goes on with the budget of one", len(others), told)
+        how = in_callers_terms("--ledger <run>/ledger goes on with the budget of one")
+        _LOG.warning("%d %s add up; %s", len(others), told, how)
     if (lost := witness.unusable()) is not None:
         _LOG.warning("%s", lost)
 

@@ -19,6 +19,25 @@ class Schedule(TypedDict, total=False):
     hold: float  # share of the steps before it begins to fall
 
 
+class ImagesSection(TypedDict, total=False):
+    """Folders of class folders with PNG and JPEG images."""
+
+    labels: list[str]  # names of the class folders, in the order of their numbers, public
+    size: int | None  # pixels a side that images are brought to; left out: all have one size already
+    grey: bool  # one channel instead of three
+
+
+class TextSection(TypedDict, total=False):
+    """Texts with a class each: .jsonl, .csv or .tsv."""
+
+    column: str  # the key or column that holds the text
+    label: str  # the one that holds the class: a number, or one of labels
+    labels: list[str] | None  # names of the classes, in the order of their numbers, public
+    tokens: Literal['hashed', 'wordllama']  # words by their hashes, or the sub-words of the wordllama package, for features of that name
+    vocabulary: int  # hashed tokens there are, 0 for nothing among them
+    length: int  # tokens of a text; longer ones are cut, shorter ones filled up
+
+
 class FeaturesSection(TypedDict, total=False):
     """What the model sees of a sample: the sample, or a fixed map of it."""
 
