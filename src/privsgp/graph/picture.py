@@ -43,6 +43,11 @@ def draw(graph: Graph, path: str | Path, *, steps: int | None = None) -> None:
     figure.suptitle(_title(graph, shown), color=_INK, fontsize=13)
     for axis, (title, together) in zip(axes, panels.items(), strict=False):
         _panel(axis, graph, together, title)
+    save(figure, path)
+
+
+def save(figure: Figure, path: str | Path) -> None:
+    """Write a picture to a file whose name tells its kind."""
     try:
         figure.savefig(Path(path), dpi=150)
     except (OSError, ValueError) as error:

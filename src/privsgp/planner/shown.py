@@ -6,17 +6,17 @@ A picture of a plan: the bound and the noise in the average model against K, one
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from privsgp import metrics
-from privsgp.errors import Refused
+from privsgp.graph.picture import save
 from privsgp.planner import estimates
 from privsgp.planner.record import SHOWN
 from privsgp.runs.shown import LABELS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
     from matplotlib.axes import Axes
 
@@ -145,12 +145,7 @@ def draw(formula: Formula, path: str | Path, plan: Plan | None = None) -> None:
     _bound(axes[0], formula, noises, plan)
     if plan:
         _noise(axes[1], plan)
-    try:
-        figure.savefig(Path(path), dpi=150)
-    except (OSError, ValueError) as error:
-        raise Refused(
-            f"the picture {str(path)!r} cannot be written: {error}", "give a .png in a folder that exists"
-        ) from error
+    save(figure, path)
 
 
 def _bound(axis: Axes, formula: Formula, noises: dict[str, NoiseNeeded], plan: Plan | None) -> None:

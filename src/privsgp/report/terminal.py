@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
     from rich.text import Text
 
+    from privsgp.accounting.observer import View
     from privsgp.accounting.statements import Statement
     from privsgp.engine.trainer import Watcher
     from privsgp.options import Key
@@ -295,6 +296,28 @@ def show_statements(statements: Sequence[Statement]) -> None:
             state,
         )
     out.print(table)
+
+
+_MOST_COLUMNS = 12  # of sites in a table for eighty characters
+
+
+def show_view(view: View, guarantee: float) -> None:
+    """Print what each site learns of each other: the matrix where it fits, else the most and the least of each."""
+    from privsgp.accounting.observer import NOTE
+
+    words = f"what one site learns of another: ε at δ = {view.delta:g}; against everybody {guarantee:.4g}"
+    out.print(words, style="bold", soft_wrap=True, highlight=False)
+    table = Table(box=SIMPLE_HEAD)
+    if len(view.epsilon) <= _MOST_COLUMNS:
+        columns, rows = [f"of {j}" for j in range(len(view.epsilon))], view.epsilon.tolist()
+    else:
+        columns, rows = ["the most", "of site", "the least", "of site"], view.extremes()
+    for column in ("observer", *columns):
+        table.add_column(column, justify="right", no_wrap=True)
+    for i, row in enumerate(rows):
+        table.add_row(str(i), *("–" if math.isnan(value) else f"{value:.3g}" for value in row))
+    out.print(table)
+    out.print(f"  · {NOTE}", soft_wrap=True)
 
 
 def show_tuned(found: Tuned) -> None:
