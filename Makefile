@@ -55,7 +55,7 @@ wheel: .venv/.ready
 
 # Every planted bug over twenty seeds, and the code as it is: minutes.
 audit: .venv/.ready
-	$(BIN)/python -m privsgp.studies.planted
+	$(BIN)/python tests/planted.py
 
 # What needs a GPU; skipped without one.
 test-gpu: .venv/.ready
@@ -80,7 +80,7 @@ docs: .venv/.docs
 	$(BIN)/python .ci/links.py site
 
 typed: .venv/.ready        # the types of all settings, after one was added
-	.venv/bin/python -c "from privsgp.runs.reference import typed; print(typed(), end='')" > src/privsgp/runs/typed.new
+	$(BIN)/python docs/typed.py > src/privsgp/runs/typed.new
 	mv src/privsgp/runs/typed.new src/privsgp/runs/typed.py
 
 lint: .venv/.ready

@@ -61,7 +61,7 @@ def _kind(kind: str) -> list[str]:
     return ["privacy.noise=pairwise"]
 
 
-_FEW = ("algorithm.batch=240", "algorithm.steps=600")
+_FEW = ("algorithm.batch=240", "algorithm.steps=1500")
 _MANY = ("algorithm.batch=120", "algorithm.steps=4800")
 _CIFAR = ("algorithm.batch=780", "algorithm.steps=600")
 _LONGER = ("algorithm.batch=780", "algorithm.steps=1500")

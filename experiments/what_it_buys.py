@@ -257,7 +257,7 @@ def draw(told: dict[str, Any], path: Path) -> None:
     picture.lines(axis, {label: points for label, points in lines.items() if points}, marker="o")
     picture.dress(axis, "gradient evaluations per node", f"test accuracy at a certified ε = {told['epsilon']:g}")
     axis.set(xscale="log", title=told["words"])
-    picture.save(figure, path)
+    picture.save(figure, path, dpi=100)
 
 
 def write_page(page: Path, folder: Path) -> None:

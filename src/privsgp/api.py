@@ -63,6 +63,7 @@ Arrays = Sequence[Any]  # (x, y) or (x, y, x_test, y_test)
 Brought = Arrays | torch_data.Dataset[Any] | torch_data.DataLoader[Any]
 
 
+@called_from_python()
 def train(
     model: nn.Module,
     data: data_room.Dataset | Brought | Mapping[int, Brought],
@@ -114,59 +115,23 @@ def train(
     Guarantee: as from the command line: each node's certified (ε_i, δ_i) is in `summary["epsilon_spent"]`.
     Assumes: the weights that `model` starts from are public, and those of an encoder not learnt from the nodes' data.
     """
-    with called_from_python():
-        _refuse_no_module(model)
-        settings = {
-            "name": name, "seed": seed, "nodes": nodes, "graph": graph, "privacy": privacy, "algorithm": algorithm,
-            "clock": clock, "plan": plan, "engine": engine,
-        }  # fmt: skip
-        return _train(
-            model, data, {key: value for key, value in settings.items() if value is not None}, Path(out), loss=loss,
-            correct=correct, test=test, test_is_public=test_is_public, classes=classes, vocabulary=vocabulary,
-            schema=schema, features=features, resume=resume, ledger=None if ledger is None else Path(ledger),
-            start=_start(model, features, start, start_records, seed), moved=moved, metrics=metrics or {},
-            progress=progress,
-        )  # fmt: skip
-
-
-def _train(
-    model: nn.Module,
-    data: data_room.Dataset | Brought | Mapping[Any, Brought],
-    settings: dict[str, Any],
-    out: Path,
-    *,
-    loss: str | PerSampleFunction,
-    correct: PerSampleFunction | None,
-    test: Any,  # noqa: ANN401 - a pair of arrays, or a table
-    test_is_public: bool,
-    classes: int | None,
-    vocabulary: int | None,
-    schema: Schema | Mapping[str, Any] | str | Path | None,
-    features: nn.Module | Mapping[str, Any] | None,
-    resume: bool,
-    ledger: Path | None,
-    start: Start | None,
-    moved: bool,
-    metrics: Mapping[str, Metric],
-    progress: bool | None,
-) -> Result:
-    """Train, once the sections are put together."""
-    data = dict(enumerate(data)) if are_sites(data) else data  # type: ignore[arg-type]
-    given = {"name": "module"} if isinstance(features, nn.Module) else dict(features or {})
-    sites = len(data) if isinstance(data, Mapping) else None
-    own: dict[str, Any] = {"classes": classes, "test": "public" if test_is_public else None, "vocabulary": vocabulary}
-    own |= _schema_of(schema)
-    if isinstance(data, Mapping) and all(isinstance(name, str) for name in data):
-        own["sites"], data = list(map(str, data)), dict(enumerate(data.values()))
-    config = configs.parse(_sections(settings | {"features": given}, sites, loss, own))
+    _refuse_no_module(model)
+    begun, folder = _start(model, features, start, start_records, seed), Path(out)
+    sections = {
+        "name": name, "seed": seed, "nodes": nodes, "graph": graph, "privacy": privacy, "algorithm": algorithm,
+        "clock": clock, "plan": plan, "engine": engine,
+        "features": {"name": "module"} if isinstance(features, nn.Module) else dict(features or {}),
+    }  # fmt: skip
+    own = {"classes": classes, "test": "public" if test_is_public else None, "vocabulary": vocabulary}
+    given, config = _configured(data, sections, loss, own | _schema_of(schema))
     task = task_of(loss)
 
     learner = None if features is not None else model  # an encoder stands between samples and model
 
     def brought() -> tuple[data_room.Dataset, list[NDArray[np.int64]] | None, Fields | None]:
-        arrays = data, test, config.data.classes
-        if config.data.schema is not None or is_frame(data) or isinstance(data, str | Path):
-            arrays = _encoded(data, test, needed(config.data.schema, "data"), task, config.site)
+        arrays = given, test, config.data.classes
+        if config.data.schema is not None or is_frame(given) or isinstance(given, str | Path):
+            arrays = _encoded(given, test, needed(config.data.schema, "data"), task, config.site)
         dataset, parts, fields = _dataset(*arrays, config.data.vocabulary, task, learner)
         problems.refuse_counted(config, dataset)
         return dataset, parts, fields
@@ -191,20 +156,36 @@ def _train(
         )
         home = problems.brought_home(config, alone)
         _refuse_unfit(home, measure)
-        return home if start is None or not start.named else start.put_into(home)
+        return home if begun is None or not begun.named else begun.put_into(home)
 
     known = cast("Kind", loss) if isinstance(loss, str) else None
-    measure = Measure(known, dataset.classes, None if known else correct, metrics)
-    config, settled, plan = planning.settle(config, problem, out, resume=resume)
+    measure = Measure(known, dataset.classes, None if known else correct, metrics or {})
+    config, settled, planned = planning.settle(config, problem, folder, resume=resume)
     for note in [*problems.test_notes(config, settled), *_unknown(loss, correct)]:
         _LOG.warning("%s", note)
     with watching(config.algorithm.steps, False if join().rank else progress) as watch:
         result = training.run(
-            config, settled, out, resume=resume, moved=moved, ledgers=ledger, watch=watch, plan=plan, start=start
-        )
+            config, settled, folder, resume=resume, moved=moved, ledgers=None if ledger is None else Path(ledger),
+            watch=watch, plan=planned, start=begun,
+        )  # fmt: skip
     if not join().rank:
         page.leave(result)
     return result
+
+
+def _configured(
+    data: Any,  # noqa: ANN401 - whatever was brought
+    sections: dict[str, Any],
+    loss: object,
+    own: dict[str, Any],
+) -> tuple[Any, configs.Config]:
+    """Number the nodes that bring their own data, and put the sections of run.toml together."""
+    given = dict(enumerate(data)) if are_sites(data) else data
+    sites = len(given) if isinstance(given, Mapping) else None
+    if isinstance(given, Mapping) and all(isinstance(name, str) for name in given):
+        own["sites"], given = list(map(str, given)), dict(enumerate(given.values()))
+    values = {key: value for key, value in sections.items() if value is not None}
+    return given, configs.parse(_sections(values, sites, loss, own))
 
 
 def task_of(loss: object) -> data_room.Task:

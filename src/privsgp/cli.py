@@ -18,12 +18,12 @@ from privsgp.report.terminal import (
     bar,
     doing,
     err,
-    out,
     show,
     show_audit,
     show_comparison,
     show_figure,
     show_keys,
+    show_lines,
     show_log,
     show_plan,
     show_statements,
@@ -757,8 +757,6 @@ def _scaled(mechanism: Mechanism, algorithm: str, given: str | None, auto: Calla
         return mechanism
     if (saga := mechanism.weighted) is None:
         raise Refused(f"--difference-scale {given} with --algorithm {algorithm}", "leave it out")
-    if given == "auto" and saga.difference_clip is not None:
-        return saga
     return replace(saga, difference_scale=auto(saga) if given == "auto" else _weight(given))
 
 
@@ -858,8 +856,7 @@ def _answer(answer: dict[str, Any], assumptions: tuple[str, ...], *, as_json: bo
         typer.echo(json.dumps(answer | ({} if seen is None else seen.as_json())))
         return
     show("privacy", [(key, "no finite bound" if value is None else str(value)) for key, value in answer.items()])
-    for line in assumptions:
-        out.print(f"  · {line}", soft_wrap=True)
+    show_lines(assumptions)
     if seen is not None:
         show_view(seen, answer["epsilon"])
 

@@ -209,7 +209,7 @@ class PrivSGPVR(TablePushSum):
         """(θ/b) Σ_{j∈B} clip(g_j − t_j, C) + (1/J) Σ_j t_j + N(0, σ²)."""
         return Saga(
             sigma=sigma, clip=settings.clip, batch=batch, samples=samples, sampling=settings.sampling, kappa=kappa,
-            difference_clip=settings.own(SagaOptions).difference_clip, difference_scale=settings.difference_scale,
+            difference_clip=settings.difference_clip, difference_scale=settings.difference_scale,
         )  # fmt: skip
 
     def direction(self, z: Tensor, batch: list[Drawn]) -> Tensor:

@@ -250,7 +250,9 @@ def unlabelled(path: Path, schema: Schema | None, form: Form = PLAIN) -> Array:
 
 
 def file_path(name: str, data_dir: Path | None, base: Path | None = None) -> Path:
-    """Where a file lies: beside run.toml, as it is named, else in the data folder."""
+    """Where a file lies: beside run.toml, as it is named, else in the data folder. A built-in name is no file."""
+    if name in _KNOWN:
+        return Path(name)  # the data folder has a folder a9a of its own
     folders = [folder for folder in (base, Path(), _folder(data_dir)) if folder is not None]
     return next((folder / name for folder in folders if (folder / name).exists()), Path(name))
 

@@ -660,10 +660,13 @@ class Config(Options):
     def shared_hash(self) -> str:
         """Return the SHA-256 of the shared part, on which public randomness hangs without a seed.
 
-        θ has no share in it: "auto" is settled once the sizes J_i are known, and x⁰ is drawn before.
+        θ, and C = G beside it, have no share in it: "auto" is settled once J_i are known, and x⁰ is drawn before.
         """
         values = self.shared()
-        values["algorithm"].pop("difference_scale", None)
+        a = values["algorithm"]
+        a.pop("difference_scale", None)
+        if a.get("difference_clip") == self.privacy.clip:
+            a["difference_clip"] = None
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
     def toml(self) -> str:

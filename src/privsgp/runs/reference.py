@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-from types import NoneType, UnionType
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Any
 
 from privsgp.options import Key, Options, keys
 from privsgp.runs.config import AUTO, SECTIONS, Config, Schedule
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from pydantic.fields import FieldInfo
 
 
 def sections() -> dict[str, type[Options]]:
@@ -75,61 +69,6 @@ def schema() -> dict[str, Any]:
         given = field.pop("anyOf", None) or [{k: field.pop(k) for k in list(field) if k in _TYPED}]
         field["anyOf"] = [*given, {"const": "auto"}]
     return {"$schema": "http://json-schema.org/draft-07/schema#", "title": "run.toml of privsgp"} | whole
-
-
-HEAD = '''"""The sections of run.toml as dictionaries with types, for editors and mypy. Made by `make typed`.
-
-Every key of every component is in its section; which of them go together is checked when they are used.
-"""
-# ruff: noqa: E501, PYI030, PYI051
-# fmt: off
-
-from __future__ import annotations
-
-from typing import Any, Literal, TypedDict
-'''
-
-
-def typed() -> str:
-    """Return the source of typed.py: a TypedDict for each section, with what each key means."""
-    parts = [_dictionary("Schedule", Schedule, {})]
-    for name, base in sections().items():
-        components = SECTIONS[name].components().values() if name in SECTIONS else ()
-        parts.append(_dictionary(f"{name.capitalize()}Section", base, _merged(components)))
-    return HEAD + "".join(parts)
-
-
-def _merged(components: Iterable[type[Options]]) -> dict[str, list[FieldInfo]]:
-    found: dict[str, list[FieldInfo]] = {}
-    for own in components:
-        for key, field in own.model_fields.items():
-            found.setdefault(key, []).append(field)
-    return found
-
-
-def _dictionary(name: str, base: type[Options], more: dict[str, list[FieldInfo]]) -> str:
-    fields = {key: [field] for key, field in base.model_fields.items()} | more
-    lines = ["", "", f"class {name}(TypedDict, total=False):", f'    """{(base.__doc__ or "").splitlines()[0]}"""', ""]
-    for key, each in fields.items():
-        auto = ["Literal['auto']"] if name == "AlgorithmSection" and key in AUTO else []
-        kinds = [part for field in each for part in _kinds(field.annotation)]
-        lines.append(f"    {key}: {' | '.join(dict.fromkeys([*kinds, *auto]))}  # {each[0].description or ''}")
-    return "\n".join(lines) + "\n"
-
-
-def _kinds(kind: object) -> list[str]:
-    """Write a field's type as the types that a caller may give; limits are checked when it is used."""
-    origin, inside = get_origin(kind), get_args(kind)
-    if origin is Annotated:
-        return _kinds(inside[0])
-    if origin in (Union, UnionType):
-        return [part for one in inside for part in _kinds(one)]
-    if origin is Literal:
-        return [f"Literal[{', '.join(map(repr, inside))}]"]
-    if origin is list:
-        return [f"list[{' | '.join(dict.fromkeys(_kinds(inside[0])))}]"]
-    plain = {Schedule: "Schedule", NoneType: "None", str: "str", int: "int", float: "float", bool: "bool"}
-    return [plain.get(kind, "Any") if isinstance(kind, type) else "Any"]
 
 
 _TYPED = ("type", "exclusiveMinimum", "minimum", "exclusiveMaximum", "maximum", "enum")

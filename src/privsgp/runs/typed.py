@@ -7,7 +7,7 @@ Every key of every component is in its section; which of them go together is che
 
 from __future__ import annotations
 
-from typing import Any, Literal, TypedDict
+from typing import Literal, TypedDict
 
 
 class Schedule(TypedDict, total=False):
@@ -17,25 +17,6 @@ class Schedule(TypedDict, total=False):
     start: float  # γ at the first step
     end: float  # γ at the last step
     hold: float  # share of the steps before it begins to fall
-
-
-class DataSection(TypedDict, total=False):
-    """What is learnt from, and how it lies on the nodes."""
-
-    schema: Any | None  # tables: the public schema.toml that all sites share
-    sites: list[str] | None  # names of the nodes, in their order
-    test_path: str | None  # public test data: .csv, .parquet, .feather or .npz
-    name: str  # digits, mnist, cifar10 or a9a; from Python, your own arrays
-    nodes: int  # n: how many nodes
-    partition: str  # how a data set is divided among the nodes
-    sizes: list[int] | None  # J_i: how many samples each node gets; left out: all of them, evenly
-    path: str | None  # each node its own file, "site-{node}.csv" or "{site}.csv": .csv, .parquet, .feather or .npz
-    classes: int | None  # how many classes labels in files of one's own have; left out: the file says it, or public test labels
-    vocabulary: int | None  # inputs are tokens, whole numbers from 0 to vocabulary − 1, and stay so; left out: inputs are real numbers
-    text: Any | None  # files are texts: .jsonl, .csv or .tsv with a column of text
-    images: Any | None  # each node's path is a folder of class folders with PNG and JPEG images
-    test: Literal['public', 'private'] | None  # who may see metrics on test data; left out: everybody of built-in data and in simulations, else the site
-    alpha: float  # α: smaller is more skewed
 
 
 class FeaturesSection(TypedDict, total=False):
@@ -54,16 +35,6 @@ class FeaturesSection(TypedDict, total=False):
     patch: int | None  # their width in pixels; left out: 6
     grid: int | None  # cells a side that responses are averaged over; left out: 4
     size: int | None  # pixels a side that images are brought to; left out: what the network was trained on, 224, 240 or 260
-
-
-class ModelSection(TypedDict, total=False):
-    """What is learnt."""
-
-    name: str  # the network; from Python, any module
-    loss: Literal['cross-entropy', 'binary', 'mse']  # what a sample's outputs cost
-    hidden: int | list[int]  # width of the hidden layer, or a list with one width per layer
-    activation: Literal['relu', 'sigmoid', 'tanh']  # after each hidden layer
-    width: int  # numbers that stand for a token
 
 
 class GraphSection(TypedDict, total=False):

@@ -98,11 +98,6 @@ class LossyNetwork(Transport):
         sums, arrived, newest = self.outgoing.sums, self.incoming.arrived, self.incoming.newest
         return {"sums": sums, "arrived": arrived, "stamp": newest, "held": self.held, "counts": self.counts}
 
-    def in_flight(self, k: int) -> tuple[Tensor, Tensor]:
-        """Return Σ_links (s − g) of x and of w after step k."""
-        total = (self.outgoing.message(k, np.arange(len(self.links))) - self.incoming.arrived).sum(0)
-        return total[:-1], total[-1]
-
     def report(self) -> dict[str, Any]:
         """Return what happened, in words and numbers."""
         sent, lost, late, waited = self.counts.tolist()

@@ -1,6 +1,6 @@
 """Planted bugs: each is a patch to the shipped code path that breaks a promise, and the audit has to notice.
 
-`python -m privsgp.studies.planted` (make audit) audits every bug with 20 seeds, and the unpatched code too, prints
+`python tests/planted.py` (make audit) audits every bug with 20 seeds, and the unpatched code too, prints
 a table, and fails unless each bug is caught at least 19 times in 20 and the unpatched code gives at most one alarm.
 """
 
@@ -58,7 +58,7 @@ class Bug:
     shared: bool = False  # of noise that nodes share
 
 
-def no_noise(g: Tensor, source: Normals, nodes: Sequence[int], step: int, **kept: Any) -> None:  # noqa: ANN401
+def no_noise(g: Tensor, source: Normals, nodes: Sequence[int], step: int, **kept: Any) -> None:
     """Leave line 8 out."""
     del g, source, nodes, step, kept
 
@@ -91,7 +91,7 @@ def bare_mean(self: PushSum, k: int, s: State) -> State:
         return _step(self, k, s)
 
 
-def eager_draw(*drawn: Any) -> list[np.ndarray[Any, Any]]:  # noqa: ANN401 - as `draw_all`
+def eager_draw(*drawn: Any) -> list[np.ndarray[Any, Any]]:
     """Draw the canaries, which are the first samples of every node, at every step."""
     return [np.union1d(samples, np.arange(CANARIES)) for samples in draw_all(*drawn)]
 
