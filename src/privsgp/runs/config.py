@@ -18,7 +18,7 @@ import re
 import tomllib
 import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Self, get_args
 
 from pydantic import (
     AfterValidator,
@@ -862,13 +862,13 @@ def _path(location: tuple[int | str, ...]) -> list[str]:
     return [str(p) for p in location if isinstance(p, int) or (p.isidentifier() and p not in tried)]
 
 
-_TABLES = {"step_size": Schedule, "images": ImageOptions, "text": TextOptions}  # within a section
 
 
 def _known_keys(sections: list[str], last: str, kind: type[Config]) -> str:
     section: Any = kind
     for part in sections:
-        section = _TABLES.get(part, section.model_fields[part].annotation)
+        told = section.model_fields[part].annotation  # a section, or a union with one: a schedule, or None for no such
+        section = next(one for one in (told, *get_args(told)) if hasattr(one, "model_fields"))
     known = list(section.model_fields)
     close = difflib.get_close_matches(last, known, 1)
     return (f"did you mean {close[0]!r}? " if close else "") + f"known keys here: {', '.join(known)}"
