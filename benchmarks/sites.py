@@ -25,6 +25,7 @@ import torch
 
 from privsgp.algorithms import State
 from privsgp.data import Dataset
+from privsgp.devices import keep_memory
 from privsgp.engine import checkpoint
 from privsgp.engine.checkpoint import Progress
 from privsgp.engine.folder import Folder
@@ -141,6 +142,7 @@ def _process(
 ) -> None:  # fmt: skip
     """Mix by each kind in turns; tell milliseconds of steps, CPU seconds and bytes sent."""
     torch.set_num_threads(1)
+    keep_memory()  # as a Trainer does
     site, agreement = Site.open(folder / NAMES[node]), Agreement.read(folder / "bench.study")
     run = Folder(folder / f"run-{node}", f"-{node}-{node}")
     run.path.mkdir()

@@ -209,6 +209,27 @@ def test_an_older_copy_sends_nothing_once_a_peer_has_shown_a_later_message(three
     assert outbox.newest(1) == -1
 
 
+def test_what_could_not_be_committed_is_not_sent(three, tmp_path):
+    """Messages are made while the commit is written, and wait for it."""
+    members, outbox = Members(three.agreement, 0, 1, three.agreement.sign(three.sites[0])), Outbox(2)
+    for peer in (1, 2):
+        other = Members(three.agreement, peer, 1, three.agreement.sign(three.sites[peer]))
+        members.learn(peer, json.loads(canonical(other.hello(0))))
+    log = tmp_path / "taken.jsonl"
+    transport = SitesTransport(three.sites[0], three.agreement, 0, Inbox(three.agreement, 0, 2), outbox, members, log)
+    seen = []
+
+    def full(*_):
+        time.sleep(0.2)  # the messages are made by now
+        seen.append(outbox.newest(1))
+        raise OSError(errno.ENOSPC, "No space left")
+
+    transport.commit = full
+    with pytest.raises(OSError, match="No space left"):
+        transport.mix(0, torch.zeros(1, three.agreement.weights), torch.ones(1, dtype=torch.float64))
+    assert [*seen, outbox.newest(1), outbox.newest(2)] == [-1, -1, -1]
+
+
 def acquainted(c, node, *others, **seen):
     """Return what a site knows that has heard the hellos of others, which have seen headers of messages."""
     members = Members(c.agreement, node, 1, c.agreement.sign(c.sites[node]))

@@ -10,20 +10,22 @@ import json
 import logging
 import time
 from collections import deque
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
 
 from privsgp.errors import Interrupted, Refused
-from privsgp.sites.frames import Frame, Header, Step, body_of, split_step, step_body
+from privsgp.sites.frames import PIECE, Frame, Header, Step, body_of, split_step, step_body
 from privsgp.sites.link_journal import LinkJournal
 from privsgp.sites.mailbox import depth
 from privsgp.transport.link import gathered
 from privsgp.transport.protocol import Transport, nothing
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -85,16 +87,17 @@ class SitesTransport(Transport):
         links, shares = self._shares(k)  # asked once: who is there may change at any moment
         self._refuse_older_copy()  # who is there has shown what it has of this site
         body = step_body(x[0].cpu().numpy(), float(w[0]))
-        self.links.grow(k, body, links)
         bases = self.last.tolist()
         self.last[links] = k
         self.used.fill_(0)
         self.used[links] = 1
         self.kept.fill_(1 - _sum(shares))
-        self.links.sync()
-        self.commit(k, x, w)
-        self._committed()
-        self._post(links, None if self.agreement.step_bytes is None else body, bases)
+        with ThreadPoolExecutor(1) as other:  # sums are hashed while the disk is waited for
+            frames = other.map(partial(self._grown, k, body, bases), links.tolist())
+            self.links.sync()
+            self.commit(k, x, w)
+            self._committed()
+            self._post(frames)
         self._remember(k, links, shares, body)
         meanwhile()
         return self._arrive(k, x, w)
@@ -105,7 +108,7 @@ class SitesTransport(Transport):
         links = np.flatnonzero(self.used.numpy())
         shares = [self.agreement.share(k, (self.node, self.targets[link])) or 0.0 for link in links]
         self._since = k - 1
-        self._post(np.arange(len(self.targets)))
+        self._post_again()
         self._remember(k, links, np.array(shares), step_body(x[0].cpu().numpy(), float(w[0])))
         self._greet(k)
         return self._arrive(k, x, w)
@@ -120,7 +123,7 @@ class SitesTransport(Transport):
     def serve(self) -> None:
         """Let the last messages of a run that is over be sent again."""
         self._durable = self._have()
-        self._post(np.arange(len(self.targets)))
+        self._post_again()
 
     def restored(self, k: int, x: Tensor, w: Tensor) -> None:
         """Take up the links as they were when step k was committed; tell the inbox what had been taken."""
@@ -170,6 +173,8 @@ class SitesTransport(Transport):
         """Keep what this step has sent, on the disk and, for a while, at hand."""
         self.links.committed()
         self.links.sent(k, body, links.tolist())
+        if len(body) > PIECE:  # while messages travel, and not when the next commit waits for it
+            self.links.sync()
         self._recent.append(_Sent(k, body, dict(zip(links.tolist(), shares.tolist(), strict=True))))
         while len(self._recent) > self._most:
             self._since = self._recent.popleft().step
@@ -202,20 +207,29 @@ class SitesTransport(Transport):
                 total += np.append(x.astype(np.float64), w) * sent.shares[link]
         return total
 
-    def _post(
-        self, links: NDArray[np.int64], news: memoryview | None = None, bases: Sequence[int] = ()
-    ) -> None:  # fmt: skip
-        """Sign the newest sums of links and let them be sent, with what is new since the messages before, if known."""
-        for link in links:
-            step, sums = int(self.last[link]), self.links.sums[link]
-            if sums is None or self.targets[link] in self.members.gone():
-                continue
-            body, digest = body_of(sums)
-            header = Header(
-                self.agreement.run, self.node, self.targets[link], self.members.incarnation, step, len(body), digest
-            )
-            self.outbox.post(Frame.make(self.site, header, body, None if news is None else Step(bases[link], news)))
-            self.counts[0] += 1
+    def _grown(self, k: int, body: memoryview, bases: Sequence[int], link: int) -> Frame:
+        """Return a link's message of step k; nothing of it leaves yet."""
+        self.links.grow(k, body, [link])
+        return self._signed(link, None if self.agreement.step_bytes is None else Step(bases[link], body))
+
+    def _signed(self, link: int, news: Step | None = None) -> Frame:
+        """Sign the newest sums of a link, with what is new since the message before, if known."""
+        sums = self.links.sums[link]
+        assert sums is not None  # noqa: S101 - something was sent over it
+        body, digest = body_of(sums)
+        about = self.agreement.run, self.node, self.targets[link], self.members.incarnation, int(self.last[link])
+        return Frame.make(self.site, Header(*about, len(body), digest), body, news)
+
+    def _post(self, frames: Iterable[Frame]) -> None:
+        """Let messages be sent, but to who has left."""
+        for frame in frames:
+            if frame.header.target not in self.members.gone():
+                self.outbox.post(frame)
+                self.counts[0] += 1
+
+    def _post_again(self) -> None:
+        """Let the newest message of every link be sent again."""
+        self._post(self._signed(link) for link, step in enumerate(self.last.tolist()) if step >= 0)
 
     def _arrive(self, k: int, x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
         """Wait for the messages of step k, and add all that are there."""
