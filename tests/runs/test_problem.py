@@ -78,6 +78,10 @@ def test_what_is_no_ledger_folder_is_refused(tmp_path):
     ran = runs.command("train", runs.small(tmp_path), "--out", tmp_path / "out", "--ledger", tmp_path / "nowhere")
     assert ran.code == 2
     assert f"--ledger {tmp_path / 'nowhere'} is no folder" in ran.err
+    (tmp_path / "empty").mkdir()
+    ran = runs.command("train", runs.small(tmp_path), "--out", tmp_path / "out", "--ledger", tmp_path / "empty")
+    assert ran.code == 2
+    assert f"--ledger {tmp_path / 'empty'} holds no ledger" in ran.err
 
 
 def test_a_plan_of_a_configuration_takes_no_numbers_beside_it(tmp_path):
