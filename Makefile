@@ -5,7 +5,7 @@ export MPLBACKEND := Agg
 export PRIVSGP_CACHE ?= $(CURDIR)/.venv/cache
 export PRIVSGP_STATE ?= $(CURDIR)/.venv/state
 
-.PHONY: setup demo demo-pairwise test test-faults test-gpu test-pythons wheel test-browser browser audit bench docs lint typed licences clean
+.PHONY: setup demo demo-pairwise test test-faults test-gpu test-pythons wheel test-browser browser audit bench results docs lint typed licences clean
 
 setup: .venv/.ready
 
@@ -69,6 +69,14 @@ test-gpu: .venv/.ready
 # Minutes, on a machine that does nothing else: see docs/performance.md. BENCH=--device=cuda for a GPU.
 bench: .venv/.bench
 	$(BIN)/python benchmarks/bench.py $(BENCH)
+
+# Every number of the result pages from one commit, in the order of experiments/results.toml: hours on a GPU. The same command goes on
+# after a kill. `make results ONLY=record`; what there is and how long it takes: .venv/bin/python experiments/results.py --list
+DATA ?= data
+DEVICE ?= auto
+JOBS ?= 1
+results: .venv/.ready
+	$(BIN)/python experiments/results.py --data-dir $(DATA) --device $(DEVICE) --jobs $(JOBS) --only $(ONLY)
 
 .venv/.docs: .venv/.ready
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[docs]'

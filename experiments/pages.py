@@ -9,6 +9,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+KEPT = "583ebe5"  # the commit from which on results name theirs
+
+
 def put(page: Path, mark: str, text: str) -> None:
     """Put text between a page's two marks: `<!-- mark -->` and `<!-- end of mark -->`."""
     page.write_text(replaced(page.read_text(), mark, text))
@@ -43,4 +46,4 @@ def commits(told: Iterable[Mapping[str, Any]]) -> str:
 def _words(commit: str, device: str, many: str) -> str:
     where = f" on {device}" if device else ""
     short = commit if commit.endswith("+") else commit[:12]
-    return (f"commit `{short}`{where}" if commit else f"before commits were kept beside them{where}") + many
+    return (f"commit `{short}`{where}" if commit else f"before `{KEPT}`, not run again since{where}") + many

@@ -6,7 +6,9 @@ means over the others, of the grid as of the planner. The planner looks at synth
 
     python experiments/planner_mnist.py --data-dir DATA --out planner.json [--workers 2] [--batches 1 48 240]
     python experiments/planner_mnist.py --data-dir DATA --out planner.json --workers 14 --quick
+    python experiments/planner_mnist.py --page docs/planner.md          # write the tables of docs/results/planner.json
 
+Cells that are done lie in a folder beside the JSON and are not made again.
 `--quick` is four cells, two methods at two batches with one K and three step sizes, and one fresh seed: some minutes on
 16 cores instead of half an hour. Both fill the tables of docs/planner.md, "Does it hold?".
 """
@@ -14,6 +16,7 @@ means over the others, of the grid as of the planner. The planner looks at synth
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import multiprocessing
 import os
@@ -22,6 +25,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pages
+
+RESULTS = Path(__file__).parent.parent / "docs" / "results" / "planner.json"
 METHODS: dict[str, dict[str, Any]] = {
     "privsgp": {"name": "privsgp"},
     "privsgp-sag": {"name": "privsgp-sag"},
@@ -40,13 +46,17 @@ QUICK = {
 def main() -> None:
     """Run everything and print the tables."""
     options = arguments()
+    if options.page is not None:
+        pages.put(options.page, "planner", written(options.out))
+        return
     grid, planned = options.methods, [*options.methods, "auto"]
     tasks: list[Task] = [(options, b, method, "auto") for b in options.batches for method in planned]
     tasks += [(options, b, method, K) for b in options.batches for method in grid for K in options.steps[::-1]]
     with multiprocessing.get_context("spawn").Pool(options.workers) as pool:
-        rows = [row for found in pool.imap_unordered(work, tasks, chunksize=1) for row in found]
+        rows = [row for found in pool.imap_unordered(done, tasks, chunksize=1) for row in found]
     rows.sort(key=lambda row: (row["batch"], row["method"], str(row["asked"]), row["step_size"]))
-    options.out.write_text(json.dumps(rows, indent=1) + "\n")
+    about = {"format": "privsgp-planner", "version": 1, "simulation": True, "rows": rows}
+    options.out.write_text(json.dumps(about, indent=1) + "\n")
     print(tables(rows))
 
 
@@ -64,10 +74,28 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--distances", type=float, nargs="+", default=DISTANCES, help="γK of the step sizes tried")
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--quick", action="store_true", help="four cells and one fresh seed, unless told otherwise")
-    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--page", type=Path, help="run nothing: write the tables of --out into this page")
     if parser.parse_known_args()[0].quick:
         parser.set_defaults(**QUICK)
     return parser.parse_args()
+
+
+def done(task: Task) -> list[dict[str, Any]]:
+    """Return a cell's rows: those of a run that was killed later, or made now."""
+    from privsgp.files import write_json
+    from privsgp.studies.provenance import provenance
+
+    options, batch, method, asked = task
+    about = [options.data, options.nodes, options.epsilon, list(options.seeds), list(options.distances)]
+    folder = options.out.with_suffix("") / hashlib.sha256(json.dumps(about).encode()).hexdigest()[:8]
+    kept = folder / f"{batch:g}-{method}-{asked}.json"
+    if not kept.exists():
+        rows = [row | provenance("auto") for row in work(task)]
+        folder.mkdir(parents=True, exist_ok=True)
+        write_json(kept, {"rows": rows})
+    found: list[dict[str, Any]] = json.loads(kept.read_text())["rows"]
+    return found
 
 
 def work(task: Task) -> list[dict[str, Any]]:
@@ -143,6 +171,12 @@ def train(config: Any, seeds: list[int], options: argparse.Namespace) -> dict[st
         "epsilon": max(max(summary["epsilon_spent"]) for summary in summaries),
         "seconds": time.perf_counter() - started,
     }
+
+
+def written(path: Path) -> str:
+    """Return what the page shows of a JSON, where there is one."""
+    rows = json.loads(path.read_text())["rows"] if path.exists() else []
+    return tables(rows) + "\n\n" + pages.commits(rows)
 
 
 def tables(rows: list[dict[str, Any]]) -> str:

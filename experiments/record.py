@@ -36,7 +36,7 @@ from privsgp.studies.provenance import provenance
 from privsgp.studies.several import Bench
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from privsgp.runs.config import Config
     from privsgp.studies.several import Several
@@ -75,7 +75,7 @@ class Source:
     def distance(self, kind: str, epsilon: float | None) -> float:
         """Return the γK that a grid is laid around."""
         known = self.distances[kind]
-        return known if epsilon is None or not isinstance(known, dict) else known[epsilon]
+        return known[epsilon or 0.0] if isinstance(known, dict) else known
 
 
 def _by_epsilon(*distances: float) -> dict[float, float]:
@@ -128,16 +128,18 @@ is one for which no number at that ε was found and read, not one that nobody ha
 
 
 class Cell(NamedTuple):
-    """One number of the table; ε is None without privacy."""
+    """One number of the table, or of a choice among candidates; ε is None without privacy."""
 
     partition: str
     kind: str
     epsilon: float | None
+    candidate: str = ""
 
     @property
     def key(self) -> str:
         """Name the folder of its runs."""
-        return f"{self.partition}/{self.kind}" + ("" if self.epsilon is None else f"-{self.epsilon:g}")
+        which = f"{self.candidate.replace(' ', '-')}/" if self.candidate else ""
+        return f"{which}{self.partition}/{self.kind}" + ("" if self.epsilon is None else f"-{self.epsilon:g}")
 
 
 class Prepared(NamedTuple):
@@ -186,12 +188,15 @@ def arguments() -> argparse.Namespace:
 
 def choose(name: str, options: argparse.Namespace) -> None:
     """Try every candidate, each with its own best step size, on held-out records; keep which one is best."""
-    source, cell, found = SOURCES[name], Cell("even", "local", SOURCES[name].chosen_at), {}
-    for words, more in source.candidates.items():
-        held = prepared(name, more, options, held=True)
-        stage = Tuning(source, (cell,), more, held, bench(name, held, options), options)
-        found[words] = stage.chosen(key=words.replace(" ", "-") + "/")[cell]
-        say(f"{name}: {words}: {100 * found[words].score:.2f} at γK = {found[words].distance:g}, held out")
+    source = SOURCES[name]
+    variants = {
+        words: Variant(more, prepared(name, more, options, held=True)) for words, more in source.candidates.items()
+    }
+    cells = {words: Cell("even", "local", source.chosen_at, words) for words in variants}
+    best_of_each = Tuning(source, tuple(cells.values()), variants, bench(name, options), options).chosen()
+    found = {words: best_of_each[cell] for words, cell in cells.items()}
+    for words, one in found.items():
+        say(f"{name}: {words}: {100 * one.score:.2f} at γK = {one.distance:g}, held out")
     best = max(found, key=lambda words: found[words].score)
     tried = {words: {"held_out": one.score, "distance": one.distance} for words, one in found.items()}
     choice = {"data": name, "epsilon": source.chosen_at, "tried": tried, "chosen": best}
@@ -201,12 +206,11 @@ def choose(name: str, options: argparse.Namespace) -> None:
 def run(name: str, options: argparse.Namespace) -> None:
     """Fill the cells of a data set, one partition after the other; each is kept as soon as it is there."""
     source, more = SOURCES[name], chosen_changes(name, read(options.results))
-    held, whole = (prepared(name, more, options, held=held) for held in (True, False))
+    held, whole = ({"": Variant(more, prepared(name, more, options, held=held))} for held in (True, False))
     for partition in options.partitions:
         cells = cells_of(partition, options)
-        tuning = Tuning(source, cells, more, held, bench(name, held, options), options)
-        best = tuning.chosen()
-        last = Tuning(source, cells, more, whole, bench(name, whole, options), options)
+        best = Tuning(source, cells, held, bench(name, options), options).chosen()
+        last = Tuning(source, cells, whole, bench(name, options), options)
         runs = last.several({cell: [best[cell].distance] for cell in cells}, range(1, 1 + options.seeds), "fresh seeds")
         for cell in cells:
             row = row_of(runs[cell][best[cell].distance], best[cell]) | provenance(options.device)
@@ -234,25 +238,31 @@ class Best(NamedTuple):
     tried: dict[float, float]
 
 
+class Variant(NamedTuple):
+    """What differs from the configuration, and the data with its features."""
+
+    more: Sequence[str]
+    data: Prepared
+
+
 @dataclass(frozen=True)
 class Tuning:
-    """Cells that are run together on one prepared data set."""
+    """Cells that are run together, each with its candidate's variant."""
 
     source: Source
     cells: tuple[Cell, ...]
-    more: Sequence[str]
-    data: Prepared
+    variants: Mapping[str, Variant]
     bench: Bench
     options: argparse.Namespace
 
-    def chosen(self, key: str = "") -> dict[Cell, Best]:
+    def chosen(self) -> dict[Cell, Best]:
         """Choose each cell's distance on seed 0, and one beyond where an edge of the grid is best."""
         tried: dict[Cell, dict[float, Several]] = {cell: {} for cell in self.cells}
         asked = {
             cell: [factor * self.source.distance(cell.kind, cell.epsilon) for factor in FACTORS] for cell in self.cells
         }
         for _ in range(1 + self.options.wider):
-            for cell, found in self.several(asked, [0], "step sizes", key).items():
+            for cell, found in self.several(asked, [0], "step sizes").items():
                 tried[cell] |= found
             asked = {cell: [T] for cell in self.cells if (T := beyond_edge(tried[cell])) is not None}
             if not asked:
@@ -260,12 +270,12 @@ class Tuning:
         return {cell: _best(found) for cell, found in tried.items()}
 
     def several(
-        self, asked: dict[Cell, list[float]], seeds: Sequence[int], words: str, key: str = ""
+        self, asked: dict[Cell, list[float]], seeds: Sequence[int], words: str
     ) -> dict[Cell, dict[float, Several]]:
         """Run cells at distances with seeds."""
         wanted = {(cell, T): self.config(cell, T) for cell, distances in asked.items() for T in distances}
         names = {
-            (cell, T): f"{key}{cell.key}-K{config.algorithm.steps}/distance-{T:g}"
+            (cell, T): f"{Path(config.data.name).stem}/{cell.key}-K{config.algorithm.steps}/distance-{T:g}"
             for (cell, T), config in wanted.items()
         }
         runs = self.bench.several({names[one]: config for one, config in wanted.items()}, seeds, words)
@@ -274,13 +284,13 @@ class Tuning:
     def config(self, cell: Cell, distance: float) -> Config:
         """Return the configuration of a run but for its seed."""
         steps, share = self.source.own if cell.kind == "local" else self.source.shared
-        steps = self.options.steps or steps
-        changes = [*self.more, f"data.name={self.data.file}", "features=", *PARTITIONS[cell.partition][1]]
+        steps, (more, data) = self.options.steps or steps, self.variants[cell.candidate]
+        changes = [*more, f"data.name={data.file}", "features=", *PARTITIONS[cell.partition][1]]
         changes += [] if cell.epsilon is None else [f"privacy.epsilon={cell.epsilon}"]
         changes += ["algorithm.weights=samples", f"algorithm.steps={steps}", f"engine.device={self.options.device}"]
         changes += [f"engine.evaluate_every={steps}", "engine.checkpoint_every=0", *_kind(cell.kind)]
         bare = self.source.bare([change for change in changes if not change.startswith("features.")])
-        bare = bare.with_algorithm(batch=share * self.data.samples / bare.data.nodes)
+        bare = bare.with_algorithm(batch=share * data.samples / bare.data.nodes)
         return with_step_size(bare, distance / steps)
 
 
@@ -296,9 +306,9 @@ def _best(tried: dict[float, Several]) -> Best:
     return Best(distance, scores[distance], scores)
 
 
-def bench(name: str, data: Prepared, options: argparse.Namespace) -> Bench:
-    """Return where the runs on a prepared data set are made."""
-    return Bench(options.out / name / Path(data.file).stem, options.out / "data", options.jobs, _told)
+def bench(name: str, options: argparse.Namespace) -> Bench:
+    """Return where the runs on a data set are made."""
+    return Bench(options.out / name, options.out / "data", options.jobs, _told)
 
 
 @contextlib.contextmanager
@@ -385,7 +395,7 @@ def table(told: dict[str, Any]) -> str:
 
 
 def _section(name: str, rows: list[Row]) -> str:
-    lines = [f"**{SOURCES[name].words}**", ""]
+    lines = ["**" + SOURCES[name].words.replace("**", "") + "**", ""]
     columns = ["data at the sites", "ε", *KINDS.values(), "central training in the literature"]
     lines += ["| " + " | ".join(columns) + " |", "|---" * len(columns) + "|"]
     for partition, (words, _) in PARTITIONS.items():
@@ -424,7 +434,7 @@ def short(told: dict[str, Any]) -> str:
             if any(row["partition"] == partition for row in here):
                 line = _line(here, PARTITIONS[partition][0], 1.0, "").removesuffix(" |  |")
                 lines.append(f"| {source.words} {line.replace(' | 1 |', ' |')} |")
-    return "\n".join(lines)
+    return "\n".join([*lines, "", pages.commits(told["rows"])]) if told["rows"] else "Not run yet."
 
 
 def _cell(row: Row) -> str:

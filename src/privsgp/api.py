@@ -5,14 +5,14 @@ from __future__ import annotations
 import copy
 import dataclasses
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils import data as torch_data
 
 from privsgp import data as data_room
@@ -34,17 +34,13 @@ from privsgp.runs import config as configs
 from privsgp.runs import problem as problems
 from privsgp.runs import train as training
 from privsgp.runs.result import MARK, Result
-from privsgp.runs.starting import Start
+from privsgp.runs.starting import Records, Start
 from privsgp.transport.rendezvous import join
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from numpy.typing import NDArray
-    from torch import Tensor
 
     from privsgp.metrics import Kind, Metric
-    from privsgp.runs.starting import Records
     from privsgp.runs.typed import (
         AlgorithmSection,
         ClockSection,
@@ -124,7 +120,7 @@ def train(
     }  # fmt: skip
     own = {"classes": classes, "test": "public" if test_is_public else None, "vocabulary": vocabulary}
     given, config = _configured(data, sections, loss, own | _schema_of(schema))
-    task = task_of(loss)
+    task: data_room.Task = "regression" if loss == "mse" else "classification"
 
     learner = None if features is not None else model  # an encoder stands between samples and model
 
@@ -186,11 +182,6 @@ def _configured(
         own["sites"], given = list(map(str, given)), dict(enumerate(given.values()))
     values = {key: value for key, value in sections.items() if value is not None}
     return given, configs.parse(_sections(values, sites, loss, own))
-
-
-def task_of(loss: object) -> data_room.Task:
-    """Tell what kind of targets a loss is for."""
-    return "regression" if loss == "mse" else "classification"
 
 
 def _schema_of(given: Schema | Mapping[str, Any] | str | Path | None) -> dict[str, Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +13,7 @@ import typer
 
 from privsgp import __version__, cli_data, cli_models, cli_sites
 from privsgp.errors import Refused, mending
+from privsgp.files import finite
 from privsgp.report.terminal import (
     bar,
     doing,
@@ -41,11 +41,7 @@ if TYPE_CHECKING:
     from privsgp.randomness.pairwise import Identities
     from privsgp.runs.config import Config
 
-app = typer.Typer(
-    help="Private learning without a server.",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-)
+app = typer.Typer(help="Private learning without a server.", no_args_is_help=True, pretty_exceptions_enable=False)
 cli_models.add_to(app)
 cli_data.add_to(app)
 cli_sites.add_to(app)
@@ -385,12 +381,12 @@ def account(
         mechanism = shared.counted(mechanism, covariance)
     spent = accountants.epsilon(mechanism, steps, delta, related)
     answer: dict[str, Any] = {
-        "epsilon": _finite(spent.epsilon), "delta": delta, "relation": relation, "accountant": accountant,
-        "rdp_epsilon": _finite(spent.rdp_epsilon),
+        "epsilon": finite(spent.epsilon), "delta": delta, "relation": relation, "accountant": accountant,
+        "rdp_epsilon": finite(spent.rdp_epsilon),
     }  # fmt: skip
     if nominal(kind):
         claimed = published.epsilon(mechanism, steps, delta, c2, algorithm)
-        answer |= {"epsilon": _finite(claimed), "certified_epsilon": _finite(spent.epsilon), "c2": c2}
+        answer |= {"epsilon": finite(claimed), "certified_epsilon": finite(spent.epsilon), "c2": c2}
     if difference_scale is not None:
         answer["difference_scale"] = cast("Saga", mechanism).difference_scale
     if shared is not None and covariance is not None:
@@ -447,11 +443,11 @@ def calibrate(
         mechanism = shared.counted(mechanism, covariance)
     spent = accountants.epsilon(mechanism.with_sigma(sigma), steps, delta, related)
     answer: dict[str, Any] = {
-        "sigma": sigma, "epsilon": _finite(spent.epsilon), "target_epsilon": epsilon, "delta": delta,
-        "relation": relation, "accountant": accountant, "rdp_epsilon": _finite(spent.rdp_epsilon),
+        "sigma": sigma, "epsilon": finite(spent.epsilon), "target_epsilon": epsilon, "delta": delta,
+        "relation": relation, "accountant": accountant, "rdp_epsilon": finite(spent.rdp_epsilon),
     }  # fmt: skip
     if nominal(kind):
-        answer |= {"epsilon": epsilon, "certified_epsilon": _finite(spent.epsilon), "c2": c2}
+        answer |= {"epsilon": epsilon, "certified_epsilon": finite(spent.epsilon), "c2": c2}
     if difference_scale is not None:
         answer["difference_scale"] = cast("Saga", mechanism).difference_scale
     if shared is not None and covariance is not None:
@@ -807,7 +803,3 @@ def _answer(answer: dict[str, Any], assumptions: tuple[str, ...], *, as_json: bo
         return
     show("privacy", [(key, "no finite bound" if value is None else str(value)) for key, value in answer.items()])
     show_lines(assumptions)
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None

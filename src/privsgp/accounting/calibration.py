@@ -18,13 +18,11 @@ from typing import TYPE_CHECKING
 
 from privsgp.accounting import accountant, cache, computed
 from privsgp.accounting.curve import Gaussian, bisect
-from privsgp.accounting.mechanisms import Unprotected
+from privsgp.accounting.mechanisms import Mechanism, Relation, Saga, Unprotected
 from privsgp.errors import Refused
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from privsgp.accounting.mechanisms import Mechanism, Relation, Saga
 
 
 WITHIN = math.log(1.004)  # the σ returned exceeds the smallest one by at most this much

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
-from privsgp.algorithms.algorithm import Algorithm, clipped_mean
-from privsgp.algorithms.block import State
+from privsgp.algorithms.algorithm import Algorithm, Network, clipped_mean
+from privsgp.algorithms.block import Block, Drawn, Settings, State
 from privsgp.algorithms.push_sum import SGP, PrivSGP
 from privsgp.errors import Refused
 from privsgp.gradients.product import aligned_rows
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from privsgp.algorithms.algorithm import Network
-    from privsgp.algorithms.block import Block, Drawn, Settings
     from privsgp.clock import Event
 
 

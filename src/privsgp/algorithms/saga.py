@@ -11,25 +11,22 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Self
 import torch
 from pydantic import model_validator
 
-from privsgp.accounting.mechanisms import Sag, Saga
-from privsgp.algorithms.block import Drawn
+from privsgp.accounting.mechanisms import Mechanism, Sag, Saga
+from privsgp.algorithms.block import Block, Drawn, Settings
 from privsgp.algorithms.push_sum import PushSum
 from privsgp.devices import device_of
 from privsgp.errors import Refused
 from privsgp.gradients.rounding import chunk
 from privsgp.gradients.tables.blocks import BlockTable
 from privsgp.gradients.tables.storage import Place, Storage
-from privsgp.gradients.tables.table import fill, make_table, restore
+from privsgp.gradients.tables.table import Memory, fill, make_table, restore
 from privsgp.kernels import at_once
 from privsgp.options import Count, Options, Positive, Share, option
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from privsgp.accounting.mechanisms import Mechanism
-    from privsgp.algorithms.block import Block, Settings
     from privsgp.gradients import PerSample
-    from privsgp.gradients.tables.table import Memory
 
 
 _PIECE = 1 << 18  # numbers of a mean that are moved at once: what they need stays in a core's cache

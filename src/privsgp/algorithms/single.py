@@ -8,14 +8,11 @@ A node's model is what it may show others, so all K steps are counted as if each
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
-from privsgp.algorithms.algorithm import Algorithm, Network, clipped_mean
+from privsgp.algorithms.algorithm import Algorithm, Network, Trust, clipped_mean
 from privsgp.algorithms.block import State, moved
 from privsgp.algorithms.push_sum import PrivSGP
-
-if TYPE_CHECKING:
-    from privsgp.algorithms.algorithm import Trust
 
 
 class Local(Algorithm):

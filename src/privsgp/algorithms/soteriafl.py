@@ -18,7 +18,7 @@ import torch
 from pydantic import Field
 
 from privsgp.algorithms.algorithm import Algorithm, Network, clipped_mean, difference_mean, full_mean
-from privsgp.algorithms.block import State
+from privsgp.algorithms.block import Drawn, State
 from privsgp.algorithms.compressors import CompressionOptions
 from privsgp.algorithms.push_sum import PrivSGP
 from privsgp.algorithms.saga import PrivSGPVR, SagaOptions, init_table, restore_table, saga_estimate
@@ -28,7 +28,6 @@ from privsgp.options import Options, Positive, Share, option
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from privsgp.algorithms.block import Drawn
     from privsgp.gradients.tables.table import Memory
 
 

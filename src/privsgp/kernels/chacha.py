@@ -77,22 +77,16 @@ def _eight(k0, k1, k2, k3, k4, k5, k6, k7, n0, n1, n2, n3):
     return a0, a1, b0, b1, c0, c1, d0, d1
 
 
-@triton.jit
-def _drawn(key, place, node, step, attempt):
-    # The eight normals of each place, under the key in memory.
-    zero = place.to(tl.uint32, bitcast=True) * 0
-    k0, k1, k2, k3 = _word(key, 0, zero), _word(key, 1, zero), _word(key, 2, zero), _word(key, 3, zero)
-    k4, k5, k6, k7 = _word(key, 4, zero), _word(key, 5, zero), _word(key, 6, zero), _word(key, 7, zero)
-    n0, n1 = place.to(tl.uint32, bitcast=True), zero + node.to(tl.uint32)
-    n2, n3 = zero + step.to(tl.uint32), zero + attempt.to(tl.uint32)
-    return _eight(k0, k1, k2, k3, k4, k5, k6, k7, n0, n1, n2, n3)
-
-
 @triton.jit(do_not_specialize=["step", "attempt"])
 def _fill(out, nodes, key, d, eighth, step, attempt, BLOCK: tl.constexpr):
     row = tl.program_id(1)
     place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    drawn = _drawn(key, place, tl.load(nodes + row), step, attempt)
+    zero = place.to(tl.uint32, bitcast=True) * 0
+    k0, k1, k2, k3 = _word(key, 0, zero), _word(key, 1, zero), _word(key, 2, zero), _word(key, 3, zero)
+    k4, k5, k6, k7 = _word(key, 4, zero), _word(key, 5, zero), _word(key, 6, zero), _word(key, 7, zero)
+    n0, n1 = place.to(tl.uint32, bitcast=True), zero + tl.load(nodes + row).to(tl.uint32)
+    n2, n3 = zero + step.to(tl.uint32), zero + attempt.to(tl.uint32)
+    drawn = _eight(k0, k1, k2, k3, k4, k5, k6, k7, n0, n1, n2, n3)
     for t in tl.static_range(8):
         column = place + t * eighth
         tl.store(out + row.to(tl.int64) * d + column, drawn[t], (place < eighth) & (column < d))
@@ -102,7 +96,12 @@ def _fill(out, nodes, key, d, eighth, step, attempt, BLOCK: tl.constexpr):
 def _step(x, g, nodes, levels, key, d, eighth, step, attempt, gamma, BLOCK: tl.constexpr):
     row = tl.program_id(1)
     place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    drawn = _drawn(key, place, tl.load(nodes + row), step, attempt)
+    zero = place.to(tl.uint32, bitcast=True) * 0
+    k0, k1, k2, k3 = _word(key, 0, zero), _word(key, 1, zero), _word(key, 2, zero), _word(key, 3, zero)
+    k4, k5, k6, k7 = _word(key, 4, zero), _word(key, 5, zero), _word(key, 6, zero), _word(key, 7, zero)
+    n0, n1 = place.to(tl.uint32, bitcast=True), zero + tl.load(nodes + row).to(tl.uint32)
+    n2, n3 = zero + step.to(tl.uint32), zero + attempt.to(tl.uint32)
+    drawn = _eight(k0, k1, k2, k3, k4, k5, k6, k7, n0, n1, n2, n3)
     sigma, grid, inverse = tl.load(levels + 3 * row), tl.load(levels + 3 * row + 1), tl.load(levels + 3 * row + 2)
     for t in tl.static_range(8):
         column = place + t * eighth

@@ -138,12 +138,7 @@ def response(rehearsal: Rehearsal, spec: RehearsalSpec, distance: float) -> floa
     return rehearsal.moved(spec, distance) if spec.noise else 1.0
 
 
-def spread(
-    graph: Graph,
-    step_size: Callable[[int], float],
-    steps: int,
-    noise: NDArray[np.float64],
-) -> float:
+def spread(graph: Graph, step_size: Callable[[int], float], steps: int, noise: NDArray[np.float64]) -> float:
     """Return (1/n) Σ_i E(z_i − x̄)² of one coordinate after `steps` steps, by following the covariance of the x_i.
 
     `noise` is the covariance N of what the nodes add to x for each unit of γ. X ← P (X + γ² N) Pᵀ and w ← P w, exactly;

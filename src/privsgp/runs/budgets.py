@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from privsgp.accounting import calibration
-from privsgp.accounting.counting import After, Filter, count, nominal
+from privsgp.accounting.counting import After, Count, Filter, count, nominal
 from privsgp.accounting.mechanisms import Saga
 from privsgp.accounting.pairwise import NoiseGraph, PairwiseCovariance, solve, trust_curve
 from privsgp.algorithms import ALGORITHMS, Settings
@@ -21,7 +21,6 @@ from privsgp.transport.rendezvous import World, blocks
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from privsgp.accounting.counting import Count
     from privsgp.accounting.ledger import Segment
     from privsgp.runs.config import Config
 

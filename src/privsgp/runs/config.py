@@ -68,7 +68,7 @@ _FINEST = 2.0**-60  # of a clip: the squares of entries far below have no relati
 SITES = "sites"  # the data.name of arrays that each node brings, from Python
 
 
-_SCALE = ("algorithm", "difference_scale")
+_SCALE, _DIFFERENCE = ("algorithm", "difference_scale"), ("algorithm", "difference_clip")
 
 
 def _one_of(known: Collection[str], *, unsaid: str | None = None) -> AfterValidator:
@@ -780,7 +780,7 @@ def differences(old: Config, new: Config) -> list[str]:
     free |= {("engine", key) for key in ("device", "evaluate_every", "checkpoint_every")}
     a, b = _flat(old.model_dump(mode="json")), _flat(new.model_dump(mode="json"))
     if b.get(_SCALE) == "auto":  # settled by the rest, or as the run that goes on has it
-        free.add(_SCALE)
+        free |= {_SCALE} if b.get(_DIFFERENCE) is not None else {_SCALE, _DIFFERENCE}
     keys = [key for key in a | b if key not in free and a.get(key) != b.get(key)]
     return [f"{'.'.join(key)}: {a.get(key)} → {b.get(key)}" for key in keys]
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from torch import nn
+from torch import Tensor, nn
 
 from privsgp import data, features, models
 from privsgp.algorithms import ALGORITHMS
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
     import torch
     from numpy.typing import NDArray
-    from torch import Tensor
 
     from privsgp.data.fields import Fields
     from privsgp.runs.config import Config

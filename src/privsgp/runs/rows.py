@@ -22,7 +22,7 @@ from privsgp.data.fields import Fields, are_fields, field_arrays
 from privsgp.data.files import read_npz
 from privsgp.data.images import ImageOptions, read_images
 from privsgp.data.loading import Form, same_data, unlabelled
-from privsgp.data.mapped import open_array
+from privsgp.data.mapped import Mapped, open_array
 from privsgp.data.text import TextOptions, read_texts
 from privsgp.errors import Refused
 from privsgp.files import read_json, write_json
@@ -30,7 +30,6 @@ from privsgp.files import read_json, write_json
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
-    from privsgp.data.mapped import Mapped
 
 _FILES = "files.json"
 _ROWS = 4096  # of records that are hashed at a time

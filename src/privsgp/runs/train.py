@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from privsgp import __version__, features, metrics
 from privsgp.accounting import ledger
@@ -24,10 +24,9 @@ from privsgp.algorithms import ALGORITHMS
 from privsgp.engine import witness
 from privsgp.engine.evaluate import present
 from privsgp.engine.folder import Folder, write_tensors
-from privsgp.engine.spec import RunSpec
 from privsgp.engine.trainer import Outcome, Trainer
 from privsgp.errors import Interrupted, Refused
-from privsgp.files import write, write_json
+from privsgp.files import finite, write, write_json
 from privsgp.gradients import Layout
 from privsgp.runs import card as cards
 from privsgp.runs import config as configs
@@ -42,8 +41,6 @@ from privsgp.transport.rendezvous import World, blocks, join, refuse_differences
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-
-    from torch import Tensor
 
     from privsgp.accounting.ledger import Header, Segment
     from privsgp.engine.spec import RunSpec
@@ -62,10 +59,10 @@ _RUN = forms.text("[0-9a-f]{32}", "the number of a run")
 _PLACE = forms.text("[0-9a-f]{64}", "the SHA-256 of a place")
 _NUMBER = forms.perhaps(forms.real(-math.inf))
 # What the first process alone can see of a run, and tells the others when it has ended.
-_MEASURED = (
+_EVALUATED = (
     "test_accuracy", "mean_node_accuracy", "worst_node_accuracy", "test_loss", "train_loss", "consensus_error",
-    "virtual_seconds", "seconds", "steps_per_second",
 )  # fmt: skip
+_MEASURED = (*_EVALUATED, "virtual_seconds", "seconds", "steps_per_second")
 # Numbers of the final model on test data; pictures, lists and the user's own metrics stay in the first one's folder.
 _SCORES = dict.fromkeys([*metrics.NAMES, *(f"{metrics.BASELINE}.{name}" for name in metrics.NAMES)], _NUMBER)
 _SEEN = dict.fromkeys(_MEASURED, _NUMBER) | {
@@ -195,11 +192,9 @@ def _refuse_other_model(problem: Problem, world: World) -> None:
     """Refuse a peer whose model has another size or other weights at x⁰, which are public."""
     if world.alone:
         return
-    x0 = Layout.of(problem.model).flatten(problem.model)
-    digest = hashlib.sha256(x0.cpu().numpy().tobytes()).hexdigest()
-    encoder = None if problem.encoder is None else features.digest(problem.encoder)
-    told = {"number of weights": x0.numel(), "SHA-256 of the first weights": digest, "SHA-256 of the features": encoder}
-    refuse_differences(world, told)
+    size, encoder = Layout.of(problem.model).dim, problem.encoder
+    made = {"number of weights": size, "SHA-256 of the first weights": starting.digest(problem)}
+    refuse_differences(world, made | {"SHA-256 of the features": None if encoder is None else features.digest(encoder)})
 
 
 def _settle(folder: Folder, number: str, *, secret: bool) -> None:
@@ -377,7 +372,7 @@ def _finish(
         if stayed:
             _save_model(folder.node(i), layout, z, spec.card)
     own = [
-        _finite(spec.protection.epsilon(i, outcome.releases[i])) if spec.algorithm.private else None for i in spec.here
+        finite(spec.protection.epsilon(i, outcome.releases[i])) if spec.algorithm.private else None for i in spec.here
     ]
     spent = world.all_gather_nodes(own, forms.perhaps(forms.real()), spec.nodes)
     first, rest = forms.keys(_SEEN), [forms.NOTHING] * (world.size - 1)
@@ -462,12 +457,7 @@ def _summary(
         "weights": None if spec.weights is None else list(spec.weights),
         "difference_scale": getattr(p.mechanisms[0], "difference_scale", None),
         "dim": outcome.state.x.shape[1],
-        "test_accuracy": seen["test_accuracy"],
-        "mean_node_accuracy": seen["mean_node_accuracy"],
-        "worst_node_accuracy": seen["worst_node_accuracy"],
-        "test_loss": seen["test_loss"],
-        "train_loss": seen["train_loss"],
-        "consensus_error": seen["consensus_error"],
+        **{key: seen[key] for key in _EVALUATED},
         **_tested(outcome, seen["scores"]),
         "epsilon_spent": spent if private else None,
         "epsilon_budget": list(p.budgets) if private and p.budgets[0] is not None else None,
@@ -485,10 +475,7 @@ def _summary(
         "virtual_seconds": seen["virtual_seconds"],
         "bytes_sent": outcome.bytes_sent,
         "faults": outcome.faults,
-        "finished": seen["finished"],
-        "seconds": seen["seconds"],
-        "steps_per_second": seen["steps_per_second"],
-        "peak_memory_bytes": seen["peak_memory_bytes"],
+        **{key: seen[key] for key in ("finished", "seconds", "steps_per_second", "peak_memory_bytes")},
     }
 
 
@@ -502,7 +489,7 @@ def shared_noise(spec: RunSpec, node: int) -> dict[str, Any] | None:
         return None
     honest, most = p.mechanisms[node].honest, spec.steps if p.allowance is None else p.allowance[node]
     told = {"honest": honest, "partners": p.covariance.graph.partners, "node": node}
-    curve = [[h, _finite(epsilon)] for h, epsilon in p.trust_curve(node, most)]
+    curve = [[h, finite(epsilon)] for h, epsilon in p.trust_curve(node, most)]
     return told | p.covariance.to_json(honest) | {"curve": curve}
 
 
@@ -531,7 +518,3 @@ def _effort(spec: RunSpec, outcome: Outcome) -> dict[str, Any]:
         "steps_per_second": round(outcome.steps / outcome.seconds, 3) if outcome.seconds else None,
         "peak_memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
     }
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None

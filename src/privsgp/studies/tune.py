@@ -16,19 +16,17 @@ from privsgp.algorithms import ALGORITHMS, Settings
 from privsgp.engine.averaging import Averaging, FinalModel
 from privsgp.errors import Refused, refuse_below_one
 from privsgp.planner import settle as planning
-from privsgp.planner.choose import Method, NoiseNeeded
+from privsgp.planner.choose import Method, Network, NoiseNeeded
 from privsgp.planner.rehearsal import Rehearsal, RehearsalSpec
 from privsgp.runs import budgets as protection
 from privsgp.runs import problem as problems
-from privsgp.runs.config import Schedule
+from privsgp.runs.config import Config, Schedule
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from privsgp.planner.choose import Network
     from privsgp.planner.estimates import Source
-    from privsgp.runs.config import Config
 
 LONGEST = 128  # steps of a rehearsal; a longer run takes as many coarser ones
 SEEDS = 3
