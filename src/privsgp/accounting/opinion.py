@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from privsgp.accounting.mechanisms import Mechanism, Relation
+    from privsgp.accounting.schedule import Schedule
 
     Cumulants = NDArray[np.float64]
 
@@ -40,6 +41,8 @@ def renyi(mechanism: Mechanism, steps: int, relation: Relation) -> rdp.Renyi:
     sides = 2 if relation == "replace-one" and not in_pairs(mechanism, relation) else 1
     if isinstance(mechanism, Anchored):
         return rdp.Renyi(_anchored(mechanism, steps, sides))
+    if mechanism.schedule is not None:
+        return rdp.Renyi(_step_by_step(mechanism, steps, mechanism.schedule, sides))
     return rdp.Renyi(steps * _one(mechanism, sides))
 
 
@@ -63,6 +66,18 @@ def _one(mechanism: Mechanism, sides: int) -> Cumulants:
     if not secret:
         return plain
     return np.minimum(rdp.saga(mechanism.batch / mechanism.samples, reach, g / mechanism.samples, scale), plain)
+
+
+def _step_by_step(mechanism: Mechanism, steps: int, schedule: Schedule, sides: int) -> Cumulants:
+    """Add up the steps one after the other; of those that may be repeats, each order takes the most of any step."""
+    again = min(steps, schedule.spare)
+    total = np.zeros_like(rdp.ORDERS)
+    for k in range(steps - again):
+        total = total + _one(mechanism.at(k), sides)
+    if again:
+        most = np.max([_one(mechanism.at(k), sides) for k in range(schedule.steps)], axis=0)
+        total = total + again * most
+    return total
 
 
 def _anchored(mechanism: Anchored, steps: int, sides: int) -> Cumulants:
