@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, ClassVar, Literal
 
 from privsgp.accounting.schedule import Schedule, Stretch
@@ -135,7 +136,12 @@ class Mechanism:
 
     def at(self, step: int) -> Mechanism:
         """Return what is released at one step, where not all are alike: its rate is drawn with, its noise added."""
-        return self if self.schedule is None else self.alike(self.schedule.at(step))
+        return self if self.schedule is None else self._by_stretch[self.schedule.place(step)]
+
+    @cached_property
+    def _by_stretch(self) -> list[Mechanism]:
+        """The releases of the schedule's stretches: asked for at every step, made once."""
+        return [] if self.schedule is None else [self.alike(one) for one in self.schedule.stretches]
 
     def alike(self, stretch: Stretch) -> Mechanism:
         """Return what is released at every step of a stretch of the schedule."""

@@ -76,10 +76,10 @@ class Schedule:
     def _ends(self) -> list[int]:
         return list(accumulate(one.steps for one in self.stretches))
 
-    def at(self, step: int) -> Stretch:
-        """Return the stretch that a step belongs to; one beyond the last is refused: nothing was planned for it."""
+    def place(self, step: int) -> int:
+        """Return the number of the stretch that a step belongs to; one beyond the last is refused: it has no plan."""
         self._refuse_more(step + 1)
-        return self.stretches[bisect_right(self._ends, step)]
+        return bisect_right(self._ends, step)
 
     def of(self, steps: int) -> list[Stretch]:
         """Return the stretches of the first `steps` steps."""

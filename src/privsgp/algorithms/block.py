@@ -65,6 +65,7 @@ class Drawn(NamedTuple):
     rows: Tensor
     mask: Tensor
     keys: Tensor | None = None  # of each sample's dropout at this step, where a model has some
+    clip: float | None = None  # of this step, where a schedule changes it
 
 
 class State(NamedTuple):
@@ -203,7 +204,7 @@ class Block:
         if self.prepare is not None:
             g = self.prepare(g)
         g.exact = self.exact
-        g.clip_(self.mechanisms[0].clip, drawn.mask)
+        g.clip_(self.mechanisms[0].clip if drawn.clip is None else drawn.clip, drawn.mask)
         return g
 
 

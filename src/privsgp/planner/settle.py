@@ -35,6 +35,7 @@ from privsgp.runs import budgets as protection
 from privsgp.runs import build
 from privsgp.runs import config as configs
 from privsgp.runs import problem as problems
+from privsgp.runs import schedules
 from privsgp.runs.config import AUTO, PLANNED, Schedule
 from privsgp.transport import forms
 from privsgp.transport.rendezvous import join, restarted
@@ -71,6 +72,7 @@ def make(
     Guarantee: nothing here depends on the nodes' samples, except with `plan.may_spend`, which the plan records.
     Assumes: the sizes J_i and the model at x⁰ are public, and test inputs where `data.test` says so.
     """
+    schedules.refuse_planning(config, "a plan")
     network, settings = network_of(config, problem), protection.settings(config)
     source = source_of(config, config.plan.data, data_dir)
     permit(source, may_spend=config.plan.may_spend)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,7 @@ from privsgp.algorithms import ALGORITHMS, Settings
 from privsgp.algorithms.update_rule import node_weights
 from privsgp.engine.spec import Protection
 from privsgp.errors import Refused
+from privsgp.runs import schedules
 from privsgp.seeds import public_seed
 from privsgp.transport import forms
 from privsgp.transport.rendezvous import World, blocks
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 
     from privsgp.accounting.counting import Count
     from privsgp.accounting.ledger import Segment
+    from privsgp.accounting.mechanisms import Mechanism
     from privsgp.runs.config import Config
 
 
@@ -36,7 +39,7 @@ def settings(config: Config) -> Settings:
     """Return the algorithm's share of the configuration."""
     a = config.algorithm
     return Settings(
-        clip=config.privacy.clip, sampling=a.sampling, batch=a.batch, nodes=config.data.nodes, trust=config.trust,
+        clip=schedules.largest_clip(config), sampling=a.sampling, batch=a.batch, nodes=config.data.nodes, trust=config.trust,
         spare=spare(config), options=ALGORITHMS[a.name].Options(**config.options("algorithm")),
     )  # fmt: skip
 
@@ -107,19 +110,23 @@ def calibrate_nodes(
     allowance = None if budgets[0] is None else [K + math.ceil(p.spare * K) for K in releases]
     batches = batch_sizes(config, samples)
     counts = [_count(config, budgets[i], deltas[i], earlier[i] if earlier else ()) for i in range(n)]
+    own, schedule = settings(config), schedules.schedule(config, spare(config))
     bare = [
-        algorithm.mechanism(settings(config), sigma=sigmas[i], batch=batches[i], samples=samples[i], kappa=slack)
-        for i in range(n)
+        algorithm.mechanism(own, sigma=sigmas[i], batch=batches[i], samples=samples[i], kappa=slack) for i in range(n)
     ]
     graph = noise_graph(config, n)
     shared: dict[str, Any] = {} if graph is None else {"honest": config.honest, "partners": graph.partners}
-    mechanisms = [replace(m, coordinates=coordinates, **shared) for m in bare]
+    mechanisms = [replace(m, coordinates=coordinates, schedule=schedule, **shared) for m in bare]
 
     world = world or World()
     if allowance is not None:
 
+        @functools.cache
+        def needed(count: Count, mechanism: Mechanism, releases: int, epsilon: float, delta: float) -> float:
+            return count.sigma(mechanism, releases, epsilon, delta)  # nodes that are alike need the same
+
         def calibrated(i: int) -> float:
-            found = counts[i].sigma(mechanisms[i], max(1, allowance[i]), budgets[i], deltas[i])
+            found = needed(counts[i], mechanisms[i], max(1, allowance[i]), budgets[i], deltas[i])
             return found if graph is None else found * _ROOM
 
         here = blocks(n, world.size)[world.rank]

@@ -7,11 +7,16 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_
 
 from privsgp.options import Key, Options, keys
 from privsgp.runs.config import AUTO, SECTIONS, Config, Schedule
+from privsgp.runs.schedules import Clips
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from pydantic.fields import FieldInfo
+
+
+# Keys that take a number or a table, by their section.
+TABLES: dict[str, tuple[str, type[Options]]] = {"privacy": ("clip", Clips), "algorithm": ("step_size", Schedule)}
 
 
 def sections() -> dict[str, type[Options]]:
@@ -28,8 +33,9 @@ def reference() -> list[tuple[str, str, list[tuple[str, list[Key]]]]]:
         groups = [("", keys(base))]
         if name in SECTIONS:
             groups += _of_components(name)
-        if name == "algorithm":
-            groups.append(("a table in place of step_size", keys(Schedule)))
+        if name in TABLES:
+            key, kind = TABLES[name]
+            groups.append((f"a table in place of {key}", keys(kind)))
         told.append((name, base.__doc__ or "", groups))
     return told
 
@@ -92,7 +98,7 @@ from typing import Any, Literal, TypedDict
 
 def typed() -> str:
     """Return the source of typed.py: a TypedDict for each section, with what each key means."""
-    parts = [_dictionary("Schedule", Schedule, {})]
+    parts = [_dictionary(kind.__name__, kind, {}) for _, kind in TABLES.values()]
     for name, base in sections().items():
         components = SECTIONS[name].components().values() if name in SECTIONS else ()
         parts.append(_dictionary(f"{name.capitalize()}Section", base, _merged(components)))
@@ -128,8 +134,9 @@ def _kinds(kind: object) -> list[str]:
         return [f"Literal[{', '.join(map(repr, inside))}]"]
     if origin is list:
         return [f"list[{' | '.join(dict.fromkeys(_kinds(inside[0])))}]"]
-    plain = {Schedule: "Schedule", NoneType: "None", str: "str", int: "int", float: "float", bool: "bool"}
-    return [plain.get(kind, "Any") if isinstance(kind, type) else "Any"]
+    if kind in (Schedule, Clips, str, int, float, bool):
+        return [getattr(kind, "__name__", "Any")]
+    return ["None" if kind is NoneType else "Any"]
 
 
 _TYPED = ("type", "exclusiveMinimum", "minimum", "exclusiveMaximum", "maximum", "enum")

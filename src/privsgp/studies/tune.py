@@ -19,6 +19,7 @@ from privsgp.planner.choose import Method, NoiseNeeded
 from privsgp.planner.rehearsal import Rehearsal, RehearsalSpec
 from privsgp.runs import budgets as protection
 from privsgp.runs import problem as problems
+from privsgp.runs import schedules
 from privsgp.runs.config import Schedule
 
 if TYPE_CHECKING:
@@ -68,6 +69,7 @@ def tune(config: Config, public: str, data_dir: Path | None = None, *, most: int
     Assumes: the sizes J_i and the model at x⁰ are public, and so is what is called so.
     """
     refuse_below_one(trials=most)
+    schedules.refuse_planning(config, "tune")
     source = planning.source_of(config, public, data_dir)
     if source.kind == "private":
         raise Refused(
