@@ -54,12 +54,14 @@ def asked(kind: str, distance: float) -> Config:
     fading = {"noise_curvature": 2 / distance} if kind == "fading" else {}
     return configs.parse(
         {
-            "name": f"schedules-{kind}", "seed": 0, "data": {"name": "mnist", "nodes": 50},
+            "name": f"schedules-{kind}",
+            "seed": 0,
+            "data": {"name": "mnist", "nodes": 50},
             "model": {"name": "logistic"},
             "privacy": {"epsilon": 1.0, "delta": 1e-5, "clip": 1.0, "spare": 0.0, **privacy, **fading},
             "algorithm": {"name": "privsgp", "batch": 60, "steps": STEPS, "step_size": step_size, **algorithm},
             "engine": {"device": "cpu", "checkpoint_every": 0, "evaluate_every": STEPS},
-        }  # fmt: skip
+        }
     )
 
 

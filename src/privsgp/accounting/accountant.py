@@ -166,7 +166,7 @@ def assumptions(mechanism: Mechanism, steps: int, relation: Relation) -> tuple[s
     neighbours = "is zeroed out" if relation == "zero-out" else "is replaced by any other"
     words = [
         f"neighbours differ in one sample of this node, which {neighbours}; the number of samples is public",
-        f"{steps} releases with fresh noise of standard deviation {_noise_span(mechanism)} per coordinate, and no others",
+        f"{steps} releases with fresh noise of standard deviation {_span(mechanism)} per coordinate, and no others",
         "clip, batch, noise and number of releases were fixed before the run",
     ]
     if isinstance(mechanism, Unprotected):
@@ -187,7 +187,7 @@ def assumptions(mechanism: Mechanism, steps: int, relation: Relation) -> tuple[s
     return tuple(words)
 
 
-def _noise_span(mechanism: Mechanism) -> str:
+def _span(mechanism: Mechanism) -> str:
     least, most = mechanism.sigma, mechanism.largest_sigma
     return f"{least:g}" if least == most else f"{least:g} to {most:g}, by a public schedule,"
 

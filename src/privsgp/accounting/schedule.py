@@ -11,7 +11,7 @@ import math
 from bisect import bisect_right
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
 from privsgp.errors import Refused
@@ -126,7 +126,7 @@ def _mean(values: list[float]) -> float:
 def _groups(values: list[tuple[float, float]], most: int) -> list[tuple[int, int]]:
     """Return (first, stop) of what is laid together: equal neighbours, then as much movement in each as in another."""
     moved = [0.0]
-    for (c, s), (d, t) in zip(values, values[1:], strict=False):
+    for (c, s), (d, t) in pairwise(values):
         moved.append(moved[-1] + abs(math.log(d / c)) + abs(math.log(t / s)))
     changes = [k for k in range(1, len(values)) if values[k] != values[k - 1]]
     if len(changes) >= most:

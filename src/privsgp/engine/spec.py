@@ -191,11 +191,6 @@ class RunSpec:
         return self.protection.mechanisms[self.here.start : self.here.stop]
 
     @property
-    def scheduled(self) -> bool:
-        """Whether clip or noise change from step to step: no kernel that was given one σ may take the steps."""
-        return any(m.schedule is not None for m in self.protection.mechanisms)
-
-    @property
     def clip_changes(self) -> bool:
         """Whether the clip changes from step to step: then no direction may be recorded with one clip in it."""
         return any(m.schedule is not None and m.schedule.clips for m in self.protection.mechanisms)

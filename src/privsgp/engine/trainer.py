@@ -364,7 +364,7 @@ class Trainer:
 
     def _stepper(self) -> Callable[[int, State], State]:
         """Choose who takes the steps: the algorithm itself, or the same on a GPU in fewer launches."""
-        source = None if self.spec.scheduled else self.randomness.node_noise.kernel_source
+        source = self.randomness.node_noise.kernel_source
         if self.transport.plain and source is not None and isinstance(self.algorithm, PushSum):
             return chosen(self.algorithm, self.spec.graph, source, self.state.x, self._announce)
         return self.algorithm.step

@@ -32,10 +32,9 @@ from privsgp.planner.record import Formula, Plan
 from privsgp.planner.rehearsal import Rehearsal
 from privsgp.planner.stand_in import Samples
 from privsgp.runs import budgets as protection
-from privsgp.runs import build
+from privsgp.runs import build, schedules
 from privsgp.runs import config as configs
 from privsgp.runs import problem as problems
-from privsgp.runs import schedules
 from privsgp.runs.config import AUTO, PLANNED, Schedule
 from privsgp.transport import forms
 from privsgp.transport.rendezvous import join, restarted

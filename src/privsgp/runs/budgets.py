@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
 
     from privsgp.accounting.counting import Count
     from privsgp.accounting.ledger import Segment
-    from privsgp.accounting.mechanisms import Mechanism
     from privsgp.runs.config import Config
 
 
@@ -39,8 +37,8 @@ def settings(config: Config) -> Settings:
     """Return the algorithm's share of the configuration."""
     a = config.algorithm
     return Settings(
-        clip=schedules.largest_clip(config), sampling=a.sampling, batch=a.batch, nodes=config.data.nodes, trust=config.trust,
-        spare=spare(config), options=ALGORITHMS[a.name].Options(**config.options("algorithm")),
+        clip=schedules.largest_clip(config), sampling=a.sampling, batch=a.batch, nodes=config.data.nodes,
+        trust=config.trust, spare=spare(config), options=ALGORITHMS[a.name].Options(**config.options("algorithm")),
     )  # fmt: skip
 
 
@@ -110,9 +108,9 @@ def calibrate_nodes(
     allowance = None if budgets[0] is None else [K + math.ceil(p.spare * K) for K in releases]
     batches = batch_sizes(config, samples)
     counts = [_count(config, budgets[i], deltas[i], earlier[i] if earlier else ()) for i in range(n)]
-    own, schedule = settings(config), schedules.schedule(config, spare(config))
+    made, schedule = settings(config), schedules.schedule(config, spare(config))
     bare = [
-        algorithm.mechanism(own, sigma=sigmas[i], batch=batches[i], samples=samples[i], kappa=slack) for i in range(n)
+        algorithm.mechanism(made, sigma=sigmas[i], batch=batches[i], samples=samples[i], kappa=slack) for i in range(n)
     ]
     graph = noise_graph(config, n)
     shared: dict[str, Any] = {} if graph is None else {"honest": config.honest, "partners": graph.partners}
@@ -120,14 +118,13 @@ def calibrate_nodes(
 
     world = world or World()
     if allowance is not None:
-
-        @functools.cache
-        def needed(count: Count, mechanism: Mechanism, releases: int, epsilon: float, delta: float) -> float:
-            return count.sigma(mechanism, releases, epsilon, delta)  # nodes that are alike need the same
+        found: dict[Any, float] = {}  # nodes that are alike need the same
 
         def calibrated(i: int) -> float:
-            found = needed(counts[i], mechanisms[i], max(1, allowance[i]), budgets[i], deltas[i])
-            return found if graph is None else found * _ROOM
+            asked = mechanisms[i], max(1, allowance[i]), budgets[i], deltas[i]
+            if (key := (counts[i], *asked)) not in found:
+                found[key] = counts[i].sigma(*asked)
+            return found[key] if graph is None else found[key] * _ROOM
 
         here = blocks(n, world.size)[world.rank]
         own = world.all_or_none(lambda: [calibrated(i) for i in here])

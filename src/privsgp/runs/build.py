@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from typing import TYPE_CHECKING, Any
 
@@ -25,14 +24,13 @@ from privsgp.randomness.independent import IndependentNoise
 from privsgp.randomness.pairwise import PairwiseNoise
 from privsgp.runs.budgets import calibrate_nodes, settings, with_scale
 from privsgp.runs.card import card
-from privsgp.runs.config import Config
 from privsgp.runs.problem import layout, pooled
 from privsgp.runs.schedules import largest_clip, step_size
 from privsgp.seeds import public_seed
 from privsgp.transport.lossy import Faults
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from torch import Tensor
 
@@ -41,6 +39,7 @@ if TYPE_CHECKING:
     from privsgp.clock import Hears
     from privsgp.engine.spec import Protection
     from privsgp.randomness.protocol import Noise
+    from privsgp.runs.config import Config
     from privsgp.runs.problem import Problem
     from privsgp.transport.rendezvous import World
 

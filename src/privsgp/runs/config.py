@@ -229,7 +229,7 @@ class Privacy(Options):
     epsilon: Positive | list[Positive] | None = option(None, "ε_i: the budget that noise is calibrated for")
     delta: Probability | list[Probability] = option(1e-5, "δ_i; below 1/J_i")
     sigma: NotNegative | list[NotNegative] | None = option(None, "σ_i instead of a budget: ε is then reported")
-    clip: Positive | Clips = option(1.0, "G: the largest norm of one sample's gradient; a table: it changes over the run")
+    clip: Positive | Clips = option(1.0, "G: the largest norm of one sample's gradient; a table: a public schedule")
     accountant: Accountant = option("certified", "who turns ε into σ; ε is always certified")
     relation: Literal["zero-out", "replace-one"] = option("zero-out", "which data sets count as neighbours")
     c2: Positive = option(0.3724, "c₂ of the published formula")
@@ -238,7 +238,8 @@ class Privacy(Options):
         "independent", "each node's own; pairwise: shared by pairs of nodes, it cancels in the average"
     )
     noise_schedule: NoiseSchedule = option(
-        "constant", "σ_k; proportional: to the clip; optimal: least noise in the released model (sigma is the least σ_k)"
+        "constant",
+        "σ_k; proportional: to the clip; optimal: for the least noise in the released model; σ is then the least of any",
     )
     noise_curvature: NotNegative = option(
         0.0, "λ of optimal: the noise of a step fades by e^(−λγ) with each step after it; a public guess, 0: it stays"

@@ -95,7 +95,7 @@ def start(config: Config) -> Trial:
     else:
         step_size = math.sqrt(config.data.nodes / a.steps) if a.step_size == "theory" else float(a.step_size)
     share = (a.average_share or FinalModel.share) if a.average == "tail" else 0.0
-    return Trial(step_size, config.privacy.clip, float(a.batch), a.steps, a.momentum, share)
+    return Trial(step_size, protection.settings(config).clip, float(a.batch), a.steps, a.momentum, share)
 
 
 def applied(config: Config, trial: Trial) -> Config:
@@ -104,7 +104,7 @@ def applied(config: Config, trial: Trial) -> Config:
     tail = {"average": "tail", "average_share": t.share} if t.share else {"average": "none", "average_share": None}
     a = {"step_size": t.step_size, "batch": t.batch, "steps": t.steps, "momentum": t.momentum, "average_decay": None}
     if (c := protection.settings(config).difference_clip) is not None:
-        a["difference_clip"] = c * t.clip / config.privacy.clip
+        a["difference_clip"] = c * t.clip / protection.settings(config).clip
     values = config.model_dump()
     return config.with_values(
         {"algorithm": values["algorithm"] | a | tail, "privacy": values["privacy"] | {"clip": t.clip}}
