@@ -239,7 +239,7 @@ class Privacy(Options):
     )
     noise_schedule: NoiseSchedule = option(
         "constant",
-        "σ_k; proportional: to the clip; optimal: for the least noise in the released model; σ is then the least of any",
+        "σ_k; proportional: to the clip; optimal: least noise in the released model; sigma is then the least of any",
     )
     noise_curvature: NotNegative = option(
         0.0, "λ of optimal: the noise of a step fades by e^(−λγ) with each step after it; a public guess, 0: it stays"

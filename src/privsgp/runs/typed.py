@@ -94,7 +94,7 @@ class PrivacySection(TypedDict, total=False):
     c2: float  # c₂ of the published formula
     spare: float  # share of K that may be made again after crashes
     noise: str  # each node's own; pairwise: shared by pairs of nodes, it cancels in the average
-    noise_schedule: Literal['constant', 'proportional', 'optimal']  # σ_k; proportional: to the clip; optimal: for the least noise in the released model; σ is then the least of any
+    noise_schedule: Literal['constant', 'proportional', 'optimal']  # σ_k; proportional: to the clip; optimal: least noise in the released model; sigma is then the least of any
     noise_curvature: float  # λ of optimal: the noise of a step fades by e^(−λγ) with each step after it; a public guess, 0: it stays
     honest: int | None  # h: of all nodes so many are honest, oneself included; left out: three quarters of them, rounded up
     pair_ratio: float  # ρ: more noise in each message for less in the average; D + h s² = ρσ²
