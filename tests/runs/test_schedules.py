@@ -20,7 +20,7 @@ from privsgp.gradients.per_sample import PerSample
 from privsgp.randomness import independent
 from privsgp.runs import config as configs
 from privsgp.runs import schedules
-from runs import command, small, train
+from runs import command, killed, small, train
 
 BOTH = ("privacy.clip={schedule='linear',start=1.0,end=0.2}", "privacy.noise_schedule=optimal")
 COSINE = "algorithm.step_size={schedule='cosine',start=0.5}"

@@ -53,6 +53,14 @@ class Schedule:
         """Return the schedule that `describe` wrote down."""
         return cls(tuple(Stretch(*one) for one in values["stretches"]), values["spare"])
 
+    @property
+    def text(self) -> str:
+        """Say in words what changes, for people."""
+        least = min(one.clip for one in self.stretches)
+        clip = "one clip" if least == 1 else f"clip down to {least:.3g} of the largest"
+        noise = "one σ" if self.largest_sigma == 1 else f"σ up to {self.largest_sigma:.3g} times the least"
+        return f"{clip}, {noise}, in {len(self.stretches)} stretches of steps; known to all"
+
     def describe(self) -> dict[str, Any]:
         """Return plain values for ledgers and JSON."""
         return {"spare": self.spare, "stretches": [list(one) for one in self.stretches]}
