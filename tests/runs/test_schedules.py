@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
+import types
 
 import numpy as np
 import pytest
@@ -11,9 +13,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from privsgp import graph
 from privsgp.accounting import accountant, ledger, statements
-from privsgp.accounting.mechanisms import described
-from privsgp.algorithms import State
+from privsgp.accounting.mechanisms import SampledMean, described
+from privsgp.accounting.schedule import Schedule, Stretch
+from privsgp.algorithms import Drawn, State
+from privsgp.algorithms.push_sum import PrivSGP
+from privsgp.engine import step
 from privsgp.engine.averaging import Averaging, FinalModel
 from privsgp.errors import Refused
 from privsgp.gradients.per_sample import PerSample
@@ -232,3 +238,19 @@ def test_tuning_and_planning_refuse_schedules(tmp_path):
         ended = command(*asked, config, f"--set={BOTH[0]}", "--set=privacy.sigma=", "--set=privacy.epsilon=1.0")
         assert ended.code == 2
         assert "equal steps" in ended.err or "schedule" in ended.err
+
+
+def test_no_kernel_that_has_one_sigma_takes_the_steps(monkeypatch):
+    monkeypatch.setattr(step, "runs_on", lambda _x: True)
+    algorithm, x = object.__new__(PrivSGP), torch.zeros(4, 3)
+    plain = SampledMean(sigma=0.1, clip=1.0, batch=1, samples=10)
+    made = dataclasses.replace(plain, schedule=Schedule((Stretch(5), Stretch(5, 1.0, 2.0))))
+    for mechanism, suits in ((plain, True), (made, False)):
+        algorithm.block = types.SimpleNamespace(mechanisms=[mechanism] * 4, update_rule=None)
+        assert step.suits(algorithm, graph.make("exponential", 4), x) is suits
+
+
+def test_no_clip_that_changes_is_recorded():
+    drawn = Drawn(torch.zeros(1, 1), torch.zeros(1, 1), clip=0.5)
+    with pytest.raises(RuntimeError, match="cannot be recorded"):
+        step.Recorded(lambda z, _batch: z, dict)._record(torch.zeros(1), drawn)
