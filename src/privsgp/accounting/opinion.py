@@ -42,7 +42,7 @@ def renyi(mechanism: Mechanism, steps: int, relation: Relation) -> rdp.Renyi:
     if isinstance(mechanism, Anchored):
         return rdp.Renyi(_anchored(mechanism, steps, sides))
     if mechanism.schedule is not None:
-        return rdp.Renyi(_step_by_step(mechanism, steps, mechanism.schedule, sides))
+        return rdp.Renyi(_scheduled(mechanism, steps, mechanism.schedule, sides))
     return rdp.Renyi(steps * _one(mechanism, sides))
 
 
@@ -68,16 +68,15 @@ def _one(mechanism: Mechanism, sides: int) -> Cumulants:
     return np.minimum(rdp.saga(mechanism.batch / mechanism.samples, reach, g / mechanism.samples, scale), plain)
 
 
-def _step_by_step(mechanism: Mechanism, steps: int, schedule: Schedule, sides: int) -> Cumulants:
-    """Add up the steps one after the other; of those that may be repeats, each order takes the most of any step."""
+def _scheduled(mechanism: Mechanism, steps: int, schedule: Schedule, sides: int) -> Cumulants:
+    """Add up the steps in order; of those that may be repeats, each order takes the most of any step."""
     again = min(steps, schedule.spare)
-    total = np.zeros_like(rdp.ORDERS)
-    for k in range(steps - again):
-        total = total + _one(mechanism.at(k), sides)
-    if again:
-        most = np.max([_one(mechanism.at(k), sides) for k in range(schedule.steps)], axis=0)
-        total = total + again * most
-    return total
+    kinds = [(_one(mechanism.alike(one), sides), one.steps) for one in schedule.stretches]
+    total, left = again * np.max([cumulants for cumulants, _ in kinds], axis=0), steps - again
+    for cumulants, length in kinds:
+        total = total + min(left, length) * cumulants
+        left -= min(left, length)
+    return np.asarray(total)
 
 
 def _anchored(mechanism: Anchored, steps: int, sides: int) -> Cumulants:
