@@ -21,6 +21,7 @@ from privsgp.algorithms import Drawn, State
 from privsgp.algorithms.push_sum import PrivSGP
 from privsgp.engine import step
 from privsgp.engine.averaging import Averaging, FinalModel
+from privsgp.engine.node_randomness import NodeRandomness
 from privsgp.errors import Refused
 from privsgp.gradients.per_sample import PerSample
 from privsgp.randomness import independent
@@ -254,3 +255,11 @@ def test_no_clip_that_changes_is_recorded():
     drawn = Drawn(torch.zeros(1, 1), torch.zeros(1, 1), clip=0.5)
     with pytest.raises(RuntimeError, match="cannot be recorded"):
         step.Recorded(lambda z, _batch: z, dict)._record(torch.zeros(1), drawn)
+
+
+def test_samples_that_lost_the_clip_of_their_step_are_refused(tmp_path, monkeypatch):
+    draw = NodeRandomness._draw
+    monkeypatch.setattr(NodeRandomness, "_draw", lambda self, k: [d._replace(clip=None) for d in draw(self, k)])
+    ended = command("train", small(tmp_path), "--out", tmp_path / "a", f"--set={BOTH[0]}")
+    assert ended.code == 2
+    assert "clip of their step" in ended.err

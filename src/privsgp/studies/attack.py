@@ -166,7 +166,8 @@ class Attacked(Trainer):
         """Return every canary's clipped gradient in its own column, up to the factor AMPLITUDE: [n, units, M]."""
         n, M = self.canaries.present.shape
         rows = torch.arange(M, device=z.device).expand(n, M)
-        gradients = Block.gradients(self.algorithm.block, z, Drawn(rows, torch.ones_like(rows, dtype=torch.bool)))
+        drawn = Drawn(rows, torch.ones_like(rows, dtype=torch.bool), clip=self.spec.mechanisms[0].clip)
+        gradients = Block.gradients(self.algorithm.block, z, drawn)
         first = gradients.pieces[0]
         if not (isinstance(first, Outer) and first.input_is_data):
             raise Refused(

@@ -126,7 +126,7 @@ def equal_noise(self: independent._OfNodes, g: Tensor, nodes: Sequence[int], ste
 
 def equal_clip(self: node_randomness.NodeRandomness, k: int) -> list[Drawn]:
     """Clip at every step to what a schedule has as its largest."""
-    return [drawn._replace(clip=None) for drawn in _draw(self, k)]
+    return [drawn._replace(clip=self.spec.mechanisms[0].clip) for drawn in _draw(self, k)]
 
 
 def own_left_out(self: pairwise._Sum, out: Tensor, nodes: Sequence[int], step: int, attempt: int = 0) -> None:
