@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
 NODES = {"cpu": (16, 64, 256, 1024), "cud": (16, 64, 256, 1024, 4096)}
 SAMPLES = 60
-EACH = 256  # steps of nodes in a turn, or one step of more
+EACH = {"cpu": 256, "cud": 4096}  # steps of nodes in a turn, or one step of more
+WARM_UP = {"cpu": 0, "cud": 12}  # steps until kernels are chosen and launches recorded
 RELEASES = 1_000_000
 
 
@@ -36,9 +37,12 @@ def nodes(base: Workload, timed: Timed, row: Callable[[Workload, float], Row]) -
     `timed` gives the milliseconds of each of several functions that take turns.
     """
     with ExitStack() as engines:
-        works = [base.but(nodes=n, samples=SAMPLES, name=f"scale, {base.name}") for n in NODES[base.device[:3]]]
-        turns = {work.nodes: max(1, EACH // work.nodes) for work in works}
+        kind = base.device[:3]
+        works = [base.but(nodes=n, samples=SAMPLES, name=f"scale, {base.name}") for n in NODES[kind]]
+        turns = {work.nodes: max(1, EACH[kind] // work.nodes) for work in works}
         steps = {work.nodes: ours.stepper(engines.enter_context(ours.engine(work))) for work in works}
+        for step in steps.values():
+            _repeated(step, WARM_UP[kind])()
         took = timed({str(n): _repeated(step, turns[n]) for n, step in steps.items()})
         for work in works:
             ms = took[str(work.nodes)] / turns[work.nodes]

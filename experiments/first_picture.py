@@ -21,6 +21,7 @@ KINDS = {"local": ("own noise", "#e07b39"), "pairwise": ("shared by pairs", "#2f
 SHOWN = {
     "mnist": "MNIST, 50 sites, ε = 1",
     "mnist-0.4": "MNIST, 50 sites, ε = 0.4",
+    "mnist-mlp": "MNIST, pixels, ε = 1",
     "cifar10": "CIFAR-10, 16 sites, ε = 3",
     "cifar10-1": "CIFAR-10, 16 sites, ε = 1",
     "a9a": "a9a, 16 sites, ε = 0.2 … 2",

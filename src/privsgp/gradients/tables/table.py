@@ -108,11 +108,6 @@ class Table:
         self.difference_clip = difference_clip
 
     @property
-    def entry_size(self) -> int:
-        """Numbers stored per sample."""
-        return sum(a[0, 0].numel() for part in self.parts for a in part.arrays.values())
-
-    @property
     def entry_bytes(self) -> float:
         """Memory per sample."""
         kept = self.arrays()

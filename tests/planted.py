@@ -1,6 +1,6 @@
 """Planted bugs: each is a patch to the shipped code path that breaks a promise, and the audit has to notice.
 
-`python -m privsgp.studies.planted` (make audit) audits every bug with 20 seeds, and the unpatched code too, prints
+`python tests/planted.py` (make audit) audits every bug with 20 seeds, and the unpatched code too, prints
 a table, and fails unless each bug is caught at least 19 times in 20 and the unpatched code gives at most one alarm.
 """
 
@@ -24,6 +24,7 @@ from privsgp.algorithms.algorithm import clipped_mean
 from privsgp.algorithms.gossip import DP2SGD
 from privsgp.engine import node_randomness
 from privsgp.gradients.per_sample import PerSample
+from privsgp.gradients.tables.table import Table
 from privsgp.randomness import independent, pairwise
 from privsgp.randomness.coins import draw_all
 from privsgp.randomness.noise import add_noise_
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from privsgp.accounting.pairwise import Pair, PairwiseCovariance
+    from privsgp.gradients.per_sample import Piece
     from privsgp.randomness.noise import Normals
 
 CANARIES = 24
@@ -48,6 +50,7 @@ WEIGHTED = {"difference_scale": 0.1, "batch": 2}  # few samples a step: a differ
 FADING = {"noise_schedule": "optimal", "noise_curvature": 0.05}  # σ falls to half over the run
 FALLING = {"clip": {"schedule": "steps", "start": 1.0, "end": 0.1}}
 FEW = {"batch": 4}
+CLIPPED = {"difference_scale": 0.9, "difference_clip": 0.05, "batch": 2}  # so does one of full length
 
 
 @dataclass(frozen=True)
@@ -62,7 +65,7 @@ class Bug:
     privacy: dict[str, Any] = field(default_factory=dict)  # keys of [privacy] that bring it out
 
 
-def no_noise(g: Tensor, source: Normals, nodes: Sequence[int], step: int, **kept: Any) -> None:  # noqa: ANN401
+def no_noise(g: Tensor, source: Normals, nodes: Sequence[int], step: int, **kept: Any) -> None:
     """Leave line 8 out."""
     del g, source, nodes, step, kept
 
@@ -95,7 +98,7 @@ def bare_mean(self: PushSum, k: int, s: State) -> State:
         return _step(self, k, s)
 
 
-def eager_draw(*drawn: Any) -> list[np.ndarray[Any, Any]]:  # noqa: ANN401 - as `draw_all`
+def eager_draw(*drawn: Any) -> list[np.ndarray[Any, Any]]:
     """Draw the canaries, which are the first samples of every node, at every step."""
     return [np.union1d(samples, np.arange(CANARIES)) for samples in draw_all(*drawn)]
 
@@ -129,6 +132,12 @@ def equal_clip(self: node_randomness.NodeRandomness, k: int) -> list[Drawn]:
     return [drawn._replace(clip=self.spec.mechanisms[0].clip) for drawn in _draw(self, k)]
 
 
+def unclipped(self: Table, old: Sequence[Piece], new: Sequence[Piece], C: float) -> list[Piece]:
+    """Replace entries, however far that is."""
+    del C
+    return _towards(self, old, new, 2 * self.clip)
+
+
 def own_left_out(self: pairwise._Sum, out: Tensor, nodes: Sequence[int], step: int, attempt: int = 0) -> None:
     """Add what pairs share, and nothing of one's own."""
     del nodes
@@ -157,7 +166,7 @@ def larger_coalition(covariance: PairwiseCovariance, node: int, honest: int) -> 
     return worst(covariance, node, honest // 2)
 
 
-_step = PushSum.step  # the patch calls what it replaces
+_step, _towards = PushSum.step, Table._towards  # patches call what they replace
 
 _draw = node_randomness.NodeRandomness._draw
 
@@ -169,6 +178,7 @@ QUIET = (
     Bug("nothing, weight θ = 0.1", nullcontext, ("privsgp-vr",), WEIGHTED),
     Bug("nothing, schedule of noise", nullcontext, ("privsgp", "privsgp-sag"), privacy=FADING),
     Bug("nothing, schedule of clip", nullcontext, ("privsgp",), FEW, privacy=FALLING),
+    Bug("nothing, weight θ = 0.9 and clip C = 0.05", nullcontext, ("privsgp-vr",), CLIPPED),
 )
 BUGS = (
     Bug("noise left out", lambda: patch.object(independent, "add_noise_", no_noise)),
@@ -181,6 +191,12 @@ BUGS = (
         lambda: patch.object(Block, "b_over_scale", property(no_weight)),
         ("privsgp-vr",),
         WEIGHTED,
+    ),
+    Bug(
+        "difference clip counted, not applied",
+        lambda: patch.object(Table, "_towards", unclipped),
+        ("privsgp-vr",),
+        CLIPPED,
     ),
     Bug("canary always drawn", lambda: patch.object(node_randomness, "draw_all", eager_draw)),
     Bug(
