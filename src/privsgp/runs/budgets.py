@@ -88,7 +88,7 @@ def difference_clip(config: Config) -> float | None:
     A clipped entry is a mixture of two gradients: of a linear layer that sees a sample once it keeps its factors, of
     others it would not; nor can it be rounded, or have several views.
     """
-    a, G = config.algorithm, config.privacy.clip
+    a, G = config.algorithm, schedules.largest_clip(config)
     if (given := getattr(a, "difference_clip", None)) is not None:
         return float(given)
     plain = config.views is None and getattr(a, "table_dtype", None) != "bfloat16" and math.isfinite(G)

@@ -24,7 +24,6 @@ from privsgp.randomness.independent import IndependentNoise
 from privsgp.randomness.pairwise import PairwiseNoise
 from privsgp.runs.budgets import calibrate_nodes, settings, with_scale
 from privsgp.runs.card import card
-from privsgp.runs.config import Config
 from privsgp.runs.problem import Problem, layout, pooled
 from privsgp.runs.schedules import largest_clip, step_size
 from privsgp.seeds import public_seed
@@ -38,6 +37,7 @@ if TYPE_CHECKING:
     from privsgp.accounting.ledger import Segment
     from privsgp.accounting.mechanisms import Mechanism
     from privsgp.randomness.protocol import Noise
+    from privsgp.runs.config import Config
     from privsgp.transport.rendezvous import World
 
 
