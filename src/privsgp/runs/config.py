@@ -885,8 +885,6 @@ def _path(location: tuple[int | str, ...]) -> list[str]:
     return [str(p) for p in location if isinstance(p, int) or (p.isidentifier() and p not in tried)]
 
 
-
-
 def _known_keys(sections: list[str], last: str, kind: type[Config]) -> str:
     section: Any = kind
     for part in sections:
