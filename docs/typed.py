@@ -5,6 +5,8 @@ from __future__ import annotations
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Annotated, Literal, Union, get_args, get_origin
 
+from privsgp.data.images import ImageOptions
+from privsgp.data.text import TextOptions
 from privsgp.runs.config import AUTO, SECTIONS, Schedule
 from privsgp.runs.reference import sections
 
@@ -15,6 +17,11 @@ if TYPE_CHECKING:
 
     from privsgp.options import Options
 
+TABLES: dict[type[Options], str] = {  # within sections
+    Schedule: "Schedule",
+    ImageOptions: "ImagesSection",
+    TextOptions: "TextSection",
+}
 HEAD = '''"""The sections of run.toml as dictionaries with types, for editors and mypy. Made by `make typed`.
 
 Every key of every component is in its section; which of them go together is checked when they are used.
@@ -30,7 +37,7 @@ from typing import Literal, TypedDict
 
 def typed() -> str:
     """Return the source of typed.py: a TypedDict for each section, with what each key means."""
-    parts = [_dictionary("Schedule", Schedule, {})]
+    parts = [_dictionary(name, kind, {}) for kind, name in TABLES.items()]
     taken = {name: base for name, base in sections().items() if name not in ("data", "model")}  # those are brought
     for name, base in taken.items():
         components = SECTIONS[name].components().values() if name in SECTIONS else ()
@@ -67,7 +74,7 @@ def _kinds(kind: object) -> list[str]:
         return [f"Literal[{', '.join(map(repr, inside))}]"]
     if origin is list:
         return [f"list[{' | '.join(dict.fromkeys(_kinds(inside[0])))}]"]
-    plain = {Schedule: "Schedule", NoneType: "None", str: "str", int: "int", float: "float", bool: "bool"}
+    plain = {NoneType: "None", str: "str", int: "int", float: "float", bool: "bool"} | TABLES
     return [plain.get(kind, "Any") if isinstance(kind, type) else "Any"]
 
 

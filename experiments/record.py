@@ -108,7 +108,7 @@ SOURCES = {
         changes=("data.sizes=", "privacy.epsilon=1.0"),
     ),
     "cifar10-efficientnet": Source(
-        "CIFAR-10, 16 sites, linear on EfficientNet-Lite0, **public pre-training on ImageNet**",
+        "CIFAR-10, 16 sites, linear on EfficientNet-Lite0: public pre-training on ImageNet",
         "cifar10-efficientnet.toml", (90, 1.0), (600, 0.25),
         {"local": _by_epsilon(34, 84, 252), "pairwise": _by_epsilon(84, 252, 504),
          "pooled": _by_epsilon(168, 504, 1008), "none": 192.0},
@@ -391,7 +391,7 @@ def table(told: dict[str, Any]) -> str:
     """Return a table for each data set that has been run, what was chosen, and where the numbers come from."""
     rows = told["rows"]
     parts = [_section(name, rows) for name in SOURCES if any(row["data"] == name for row in rows)]
-    return "\n".join([*parts, *_choices(told["choices"]), READ_UP, "", pages.commits(rows)])
+    return "\n".join([*parts, *_choices(told), READ_UP, "", pages.commits(rows)])
 
 
 def _section(name: str, rows: list[Row]) -> str:
@@ -411,11 +411,11 @@ def _line(rows: list[Row], words: str, epsilon: float, beside: str) -> str:
     return f"| {words} | {epsilon:g} | " + " | ".join(cells.get(kind, "") for kind in KINDS) + f" | {beside} |"
 
 
-def _choices(choices: list[Row]) -> list[str]:
-    if not choices:
-        return ["Features and clip are those of the configurations: not yet chosen anew on held-out records.", ""]
-    lines = []
-    for choice in choices:
+def _choices(told: dict[str, Any]) -> list[str]:
+    run = [name for name in SOURCES if any(row["data"] == name for row in told["rows"])]
+    left = [name for name in run if all(choice["data"] != name for choice in told["choices"])]
+    lines = [f"- {name}: as configured, by what had been seen on test records; not chosen anew." for name in left]
+    for choice in told["choices"]:
         tried = ", ".join(f"{words} {100 * one['held_out']:.2f}" for words, one in choice["tried"].items())
         where = SOURCES[choice["data"]].words.partition(",")[0]
         lines.append(
@@ -426,14 +426,15 @@ def _choices(choices: list[Row]) -> list[str]:
 
 
 def short(told: dict[str, Any]) -> str:
-    """Return the lines at ε = 1 for evenly spread and for very skewed data."""
+    """Return the lines at ε = 1 for evenly spread data and for the most skewed that were run."""
     lines = ["| ε = 1 | data at the sites | " + " | ".join(KINDS.values()) + " |", "|---" * (2 + len(KINDS)) + "|"]
     for name, source in SOURCES.items():
-        for partition in ("even", "0.1"):
-            here = [row for row in told["rows"] if row["data"] == name and row["partition"] in (partition, None)]
-            if any(row["partition"] == partition for row in here):
-                line = _line(here, PARTITIONS[partition][0], 1.0, "").removesuffix(" |  |")
-                lines.append(f"| {source.words} {line.replace(' | 1 |', ' |')} |")
+        rows = [row for row in told["rows"] if row["data"] == name]
+        run = [partition for partition in PARTITIONS if any(row["partition"] == partition for row in rows)]
+        for partition in dict.fromkeys([*run[:1], *run[-1:]]):
+            here = [row for row in rows if row["partition"] in (partition, None)]
+            line = _line(here, PARTITIONS[partition][0], 1.0, "").removesuffix(" |  |")
+            lines.append(f"| {source.words} {line.replace(' | 1 |', ' |')} |")
     return "\n".join([*lines, "", pages.commits(told["rows"])]) if told["rows"] else "Not run yet."
 
 

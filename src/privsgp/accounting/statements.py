@@ -53,8 +53,7 @@ class Statement:
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values; "no finite bound" is None."""
-        values = dataclasses.asdict(self)
-        return values | {"epsilon": finite(self.epsilon)}
+        return dataclasses.asdict(self) | {"epsilon": finite(self.epsilon)}
 
 
 def statements(place: Path) -> list[Statement]:

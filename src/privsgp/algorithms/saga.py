@@ -45,7 +45,9 @@ class TableOptions(Options):
 class SagaOptions(TableOptions):
     """SAGA's estimator."""
 
-    difference_clip: Positive | None = option(None, "C: clips each g_j − t_j; left out: 2G, no clip")
+    difference_clip: Positive | None = option(
+        None, "C: clips each g_j − t_j; left out: G beside auto where a table is no larger for it, else 2G, no clip"
+    )
     difference_scale: Share | Literal["auto"] = option(
         "auto", "θ: the weight of differences; 1 is the paper's; auto: the largest that costs hardly any noise"
     )

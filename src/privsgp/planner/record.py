@@ -329,7 +329,7 @@ def heavy_nodes(
     weighted = n / math.sqrt(math.fsum(1 / s**2 for s in sigmas) * total) if min(sigmas) else 0.0
     return [
         (
-            f"{named(worst)} (ε = {budgets[worst][0]:g}) brings {sigmas[worst] ** 2 / total:.0%} of the average's "
+            f"{named(worst)}, at ε = {budgets[worst][0]:g}, brings {sigmas[worst] ** 2 / total:.0%} of the average's "
             f"noise: without it the noise is {without:.2f} times as large, with algorithm.weights = 'noise' "
             f"{weighted:.2f} times"
         )

@@ -12,10 +12,9 @@ from privsgp import metrics
 from privsgp.pictures import COLOURS, INK, panes, save
 from privsgp.planner import estimates
 from privsgp.planner.record import SHOWN
-from privsgp.runs.shown import LABELS
+from privsgp.runs.shown import LABELS, span
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from pathlib import Path
 
     from matplotlib.axes import Axes
@@ -109,12 +108,6 @@ def method_rows(plan: Plan) -> list[tuple[str, ...]]:
 
 def _score(plan: Plan, choice: Choice) -> str:
     return f"{choice.score:.3g}" if plan.rehearsed else "not rehearsed"
-
-
-def span(values: Sequence[float]) -> str:
-    """One number, or the smallest and the largest."""
-    low, high = min(values), max(values)
-    return f"{low:.4g}" if high <= low * (1 + 1e-9) else f"{low:.4g} … {high:.4g}"
 
 
 def _count(formula: Formula) -> str:

@@ -831,6 +831,8 @@ def _told(e: ErrorDetails, kind: type[Config], values: dict[str, Any]) -> tuple[
         return cause.what, cause.remedy
     if e["type"] == "extra_forbidden":
         return _unknown([*_path(e["loc"][:-1]), str(e["loc"][-1])], e["input"], kind, values)
+    if e["type"] == "missing":
+        return f"{'.'.join(_path(e['loc'][:-1]))} without {e['loc'][-1]}", f"give {e['loc'][-1]}"
     message = e["msg"].removeprefix("Value error, ").replace("Input should", "it should")
     message = re.sub("a valid dictionary or instance of .*", "a section with keys of its own", message)
     return f"{'.'.join(_path(e['loc']))} = {e['input']!r}", message
@@ -860,10 +862,13 @@ def _path(location: tuple[int | str, ...]) -> list[str]:
     return [str(p) for p in location if isinstance(p, int) or (p.isidentifier() and p not in tried)]
 
 
+_TABLES = {"step_size": Schedule, "images": ImageOptions, "text": TextOptions}  # within a section
+
+
 def _known_keys(sections: list[str], last: str, kind: type[Config]) -> str:
     section: Any = kind
     for part in sections:
-        section = Schedule if part == "step_size" else section.model_fields[part].annotation
+        section = _TABLES.get(part, section.model_fields[part].annotation)
     known = list(section.model_fields)
     close = difflib.get_close_matches(last, known, 1)
     return (f"did you mean {close[0]!r}? " if close else "") + f"known keys here: {', '.join(known)}"

@@ -4,8 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
+from privsgp.data.images import ImageOptions
+from privsgp.data.text import TextOptions
 from privsgp.options import Key, Options, keys
 from privsgp.runs.config import AUTO, SECTIONS, Config, Schedule
+
+TABLES: dict[tuple[str, str], type[Options]] = {  # within a section
+    ("data", "images = { … }"): ImageOptions,
+    ("data", "text = { … }"): TextOptions,
+    ("algorithm", "step_size = { … }"): Schedule,
+}
 
 
 def sections() -> dict[str, type[Options]]:
@@ -19,13 +27,19 @@ def reference() -> list[tuple[str, str, list[tuple[str, list[Key]]]]]:
     top = [key for key in keys(Config) if key.name not in sections()]
     told = [("", "Of the whole run.", [("", top)])]
     for name, base in sections().items():
-        groups = [("", keys(base))]
+        groups = [("", [_named(name, key) for key in keys(base)])]
         if name in SECTIONS:
             groups += _of_components(name)
-        if name == "algorithm":
-            groups.append(("a table in place of step_size", keys(Schedule)))
+        groups += [(where, keys(kind)) for (section, where), kind in TABLES.items() if section == name]
         told.append((name, base.__doc__ or "", groups))
     return told
+
+
+def _named(section: str, key: Key) -> Key:
+    """Say which components there are, of the key that chooses one."""
+    if section not in SECTIONS or key.name != SECTIONS[section].key:
+        return key
+    return key._replace(values=", ".join(f'"{name}"' for name in SECTIONS[section].components()))
 
 
 def _of_components(section: str) -> list[tuple[str, list[Key]]]:

@@ -19,6 +19,25 @@ class Schedule(TypedDict, total=False):
     hold: float  # share of the steps before it begins to fall
 
 
+class ImagesSection(TypedDict, total=False):
+    """Folders of class folders with PNG and JPEG images."""
+
+    labels: list[str]  # names of the class folders, in the order of their numbers, public
+    size: int | None  # pixels a side that images are brought to; left out: all have one size already
+    grey: bool  # one channel instead of three
+
+
+class TextSection(TypedDict, total=False):
+    """Texts with a class each: .jsonl, .csv or .tsv."""
+
+    column: str  # the key or column that holds the text
+    label: str  # the one that holds the class: a number, or one of labels
+    labels: list[str] | None  # names of the classes, in the order of their numbers, public
+    tokens: Literal['hashed', 'wordllama']  # words by their hashes, or the sub-words of the wordllama package, for features of that name
+    vocabulary: int  # hashed tokens there are, 0 for nothing among them
+    length: int  # tokens of a text; longer ones are cut, shorter ones filled up
+
+
 class FeaturesSection(TypedDict, total=False):
     """What the model sees of a sample: the sample, or a fixed map of it."""
 
@@ -81,7 +100,7 @@ class AlgorithmSection(TypedDict, total=False):
     table_init: Literal['gradients', 'zeros']  # the entries at the start: gradients at x⁰, or 0
     table_dtype: Literal['float32', 'bfloat16'] | None  # precision of entries; left out: engine.dtype
     table_place: Literal['auto', 'device', 'host', 'disk']  # where the table lies; the numbers are the same
-    difference_clip: float | None  # C: clips each g_j − t_j; left out: 2G, no clip
+    difference_clip: float | None  # C: clips each g_j − t_j; left out: G beside auto where a table is no larger for it, else 2G, no clip
     difference_scale: float | Literal['auto']  # θ: the weight of differences; 1 is the paper's; auto: the largest that costs hardly any noise
     block: int | None  # samples per entry of a block table
     anchor_batch: float | None  # expected samples of an anchor, at the mean size; left out: all

@@ -36,7 +36,8 @@ from privsgp.gradients import Layout
 from privsgp.options import Positive, Probability
 from privsgp.runs import card as cards
 from privsgp.runs.rows import digest
-from privsgp.runs.train import PRIVATE_TEST, PUBLIC_TEST, SUMMARY_VERSION, shared_noise, versions
+from privsgp.runs.summary import PRIVATE_TEST, PUBLIC_TEST, SUMMARY_VERSION, shared_noise
+from privsgp.runs.train import versions
 from privsgp.sites import policy as policies
 from privsgp.sites.agreement import Agreement
 from privsgp.sites.audit import Audit
