@@ -49,7 +49,7 @@ OWN_SHARE = 1 / 3  # of a node in a ring
 WEIGHTED = {"difference_scale": 0.1, "batch": 2}  # few samples a step: a difference of full weight stands out
 FADING = {"noise_schedule": "optimal", "noise_curvature": 0.05}  # σ falls to half over the run
 FALLING = {"clip": {"schedule": "steps", "start": 1.0, "end": 0.1}}
-FEW = {"batch": 8}
+FEW = {"batch": 4}
 CLIPPED = {"difference_scale": 0.9, "difference_clip": 0.05, "batch": 2}  # so does one of full length
 
 
@@ -177,7 +177,6 @@ QUIET = (
     NOTHING,
     Bug("nothing, weight θ = 0.1", nullcontext, ("privsgp-vr",), WEIGHTED),
     Bug("nothing, schedule of noise", nullcontext, ("privsgp", "privsgp-sag"), privacy=FADING),
-    Bug("nothing, schedule of clip", nullcontext, ("privsgp",), FEW, privacy=FALLING),
     Bug("nothing, weight θ = 0.9 and clip C = 0.05", nullcontext, ("privsgp-vr",), CLIPPED),
 )
 BUGS = (
