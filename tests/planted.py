@@ -177,7 +177,6 @@ QUIET = (
     NOTHING,
     Bug("nothing, weight θ = 0.1", nullcontext, ("privsgp-vr",), WEIGHTED),
     Bug("nothing, schedule of noise", nullcontext, ("privsgp", "privsgp-sag"), privacy=FADING),
-    Bug("nothing, schedule of clip", nullcontext, ("privsgp",), FEW, privacy=FALLING),
     Bug("nothing, weight θ = 0.9 and clip C = 0.05", nullcontext, ("privsgp-vr",), CLIPPED),
 )
 BUGS = (
