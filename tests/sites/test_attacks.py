@@ -424,3 +424,32 @@ def test_half_a_message_of_a_process_that_was_killed_is_nobodys_fault(house):
     with pytest.raises(grpc.RpcError), network.server._border(1, Late()):
         raise Rejected("length", "0 of 5208 bytes")
     assert network.audit.counts() == before
+
+
+def told(c, node, to, heads, incarnation=1):
+    """Return the hello of a site that tells of these headers."""
+    members = Members(c.agreement, node, incarnation, c.agreement.sign(c.sites[node]))
+    return json.loads(canonical(members.hello(to))) | {"heads": heads}
+
+
+def test_a_header_that_goes_round_does_not_turn_honest_sites_against_each_other(three):
+    """Basel signs it in another spelling: who passes it on in its own would show a signature that is not of it."""
+    header = frame(three, 5, 0.5, source=1, target=2).header
+    spelt = json.dumps(json.loads(header.text()), indent=1).replace("\n", " ")
+    signature = three.sites[1].sign(b"message", spelt.encode()).hex()
+    aachen = Members(three.agreement, 0, 1, three.agreement.sign(three.sites[0]))
+    with pytest.raises(Rejected, match="did not sign"):
+        aachen.learn(1, told(three, 1, 0, {"1": {"header": spelt, "signature": signature}}))
+    cork = Members(three.agreement, 2, 1, three.agreement.sign(three.sites[2]))
+    cork.learn(0, json.loads(canonical(aachen.hello(2))))
+
+
+@pytest.mark.parametrize("wrong", [{"target": 99}, {"target": 1}, {"step": 2**50}, {"length": 8}])
+def test_a_header_of_no_message_of_the_run_does_not_go_round(three, wrong):
+    """Two to a target that nobody is, each told to another site, would end the thread in which these talk."""
+    members = Members(three.agreement, 0, 1, three.agreement.sign(three.sites[0]))
+    for w in (0.5, 0.6):
+        head = frame(three, w=w, **{"step": 5, "source": 1, "target": 2} | wrong).evidence()
+        with pytest.raises(Rejected):
+            members.learn(2, told(three, 2, 0, {"1": head}))
+    assert "1" not in members.hello(2)["heads"]
