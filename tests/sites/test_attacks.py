@@ -27,8 +27,9 @@ from privsgp.sites.frames import Rejected
 from privsgp.sites.identity import Card, Site, _certificate, _p256, _pem, _private_pem, _to_sign
 from privsgp.sites.join import Network, _remember_signature, check_policy, join, leave
 from privsgp.sites.mailbox import Inbox, Outbox
-from privsgp.sites.members import Members
+from privsgp.sites.members import Members, hello_form
 from privsgp.sites.relay import Seal
+from privsgp.sites.server import _MOST_HELLO, _read
 from privsgp.sites.transport import SitesTransport
 
 
@@ -453,3 +454,13 @@ def test_a_header_of_no_message_of_the_run_does_not_go_round(three, wrong):
         with pytest.raises(Rejected):
             members.learn(2, told(three, 2, 0, {"1": head}))
     assert "1" not in members.hello(2)["heads"]
+
+
+def test_a_hello_of_the_largest_roster_is_read(three):
+    """Of each of 1024 sites it has a header, a signature and a key."""
+    said = Members(three.agreement, 0, 1, "0" * 128).hello(1)
+    head = frame(three, 2**31, 0.5, source=1, target=2, incarnation=2**31).evidence()
+    steps = {"have": 2**31, "durable": 2**31, "heard": 1 / 3}
+    each = steps | {"signatures": "0" * 128, "pair_keys": "0" * 192, "heads": head}
+    hello = said | {key: dict.fromkeys(map(str, range(1024)), value) for key, value in each.items()}
+    assert hello_form(1024).fits(_read(canonical(hello), _MOST_HELLO))
