@@ -213,13 +213,13 @@ class Trainer:
 
     def _begin(self, *, fresh_noise: bool = False) -> tuple[int, float]:
         """Return (steps done, seconds spent): from the last checkpoint that all processes have, or from x⁰."""
-        self.algorithm.begin(self._start().z)
+        self.state = self._back_at_the_start()
+        self.algorithm.begin(self.state.z)
         self.averaging.forget()
         if self.update_rule is not None:
             self.update_rule.forget()
         found = checkpoint.last_common(self.folder, self.world, self.spec.shared_hash)
         if found is None:
-            self.state = self._back_at_the_start()
             self.transport.restart(self.state.x, self.state.w)
             progress = Progress(0, 0, 0.0, 0, self.spec.shared_hash)
         else:
