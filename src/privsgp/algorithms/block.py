@@ -90,6 +90,10 @@ class State(NamedTuple):
         """Put z = x / w beside them."""
         return cls(x, w, x / w.to(x.dtype)[:, None])
 
+    def debias_(self, nodes: slice) -> None:
+        """Write x / w of some nodes over their z."""
+        torch.div(self.x[nodes], self.w[nodes].to(self.x.dtype)[:, None], out=self.z[nodes])
+
     @classmethod
     def start(cls, x0: Tensor, nodes: int) -> State:
         """All nodes start from the same x⁰ with weight 1."""

@@ -15,11 +15,9 @@ from abc import abstractmethod
 from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar, Self, TypeVar
 
-import torch
-
 from privsgp.accounting.mechanisms import SampledMean, Unprotected
 from privsgp.algorithms.algorithm import Algorithm, clipped_mean
-from privsgp.algorithms.block import State
+from privsgp.algorithms.block import EVERYONE, State
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -58,7 +56,9 @@ class PushSum(Algorithm):
         with self.block.leave_one_core():
             self.block.release(k, s.x)
             x, w = self.block.mix(k, s.x, s.w)  # 10-13
-            return State(x, w, torch.div(x, w.to(x.dtype)[:, None], out=s.z))  # 14
+            new = State(x, w, s.z)
+            self.block.each(new.debias_, self.block.parts or [EVERYONE])  # 14
+            return new
 
     def descend(self, k: int, s: State, batch: list[Drawn]) -> None:
         """Move x of this block's nodes, in place."""

@@ -302,7 +302,7 @@ class Trainer:
             public=self.randomness.public,
             async_tools=self._async_tools(),
             update_rule=self.update_rule,
-            leave_one_core=leave_one_core if self.randomness.beside or (parts and spec.simulation) else nullcontext,
+            leave_one_core=leave_one_core if self.randomness.beside else nullcontext,
             private=self.folder.checkpoint.parent,
             record=recorder(gradient, spec.device) if self.transport.plain and in_memory else as_it_is,
             exact=not spec.simulation,
