@@ -5,7 +5,7 @@ export MPLBACKEND := Agg
 export PRIVSGP_CACHE ?= $(CURDIR)/.venv/cache
 export PRIVSGP_STATE ?= $(CURDIR)/.venv/state
 
-.PHONY: setup demo demo-pairwise test test-faults test-gpu test-pythons wheel test-browser browser audit bench docs lint typed licences clean
+.PHONY: setup demo demo-pairwise test test-faults test-gpu test-pythons wheel test-browser browser audit bench results docs lint typed licences clean
 
 setup: .venv/.ready
 
@@ -55,7 +55,7 @@ wheel: .venv/.ready
 
 # Every planted bug over twenty seeds, and the code as it is: minutes.
 audit: .venv/.ready
-	$(BIN)/python -m privsgp.studies.planted
+	$(BIN)/python tests/planted.py
 
 # What needs a GPU; skipped without one.
 test-gpu: .venv/.ready
@@ -70,6 +70,14 @@ test-gpu: .venv/.ready
 bench: .venv/.bench
 	$(BIN)/python benchmarks/bench.py $(BENCH)
 
+# Every number of the result pages from one commit, in the order of experiments/results.toml: hours on a GPU. The same command goes on
+# after a kill. `make results ONLY=record`; what there is and how long it takes: .venv/bin/python experiments/results.py --list
+DATA ?= data
+DEVICE ?= auto
+JOBS ?= 1
+results: .venv/.ready
+	$(BIN)/python experiments/results.py --data-dir $(DATA) --device $(DEVICE) --jobs $(JOBS) --only $(ONLY)
+
 .venv/.docs: .venv/.ready
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[docs]'
 	touch $@
@@ -79,7 +87,7 @@ docs: .venv/.docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 typed: .venv/.ready        # the types of all settings, after one was added
-	.venv/bin/python -c "from privsgp.runs.reference import typed; print(typed(), end='')" > src/privsgp/runs/typed.new
+	$(BIN)/python docs/typed.py > src/privsgp/runs/typed.new
 	mv src/privsgp/runs/typed.new src/privsgp/runs/typed.py
 
 lint: .venv/.ready

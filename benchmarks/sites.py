@@ -25,6 +25,7 @@ import torch
 
 from privsgp.algorithms import State
 from privsgp.data import Dataset
+from privsgp.devices import keep_memory
 from privsgp.engine import checkpoint
 from privsgp.engine.checkpoint import Progress
 from privsgp.engine.folder import Folder
@@ -32,11 +33,11 @@ from privsgp.runs import config as configs
 from privsgp.sites.agreement import Agreement, Limits, propose
 from privsgp.sites.identity import Site
 from privsgp.sites.join import Network
-from privsgp.sites.trainer import sync_names
+from privsgp.sites.journal import sync_names
 from privsgp.sites.transport import SitesTransport
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
     from multiprocessing.context import SpawnProcess
 
     from torch import Tensor
@@ -141,6 +142,7 @@ def _process(
 ) -> None:  # fmt: skip
     """Mix by each kind in turns; tell milliseconds of steps, CPU seconds and bytes sent."""
     torch.set_num_threads(1)
+    keep_memory()  # as a Trainer does
     site, agreement = Site.open(folder / NAMES[node]), Agreement.read(folder / "bench.study")
     run = Folder(folder / f"run-{node}", f"-{node}-{node}")
     run.path.mkdir()
@@ -160,8 +162,10 @@ def _process(
         if "gloo" in kinds:
             mixes["gloo"] = _gloo(agreement, node, rendezvous, x, w)
         took, cpu, sent = _timed({kind: mixes[kind] for kind in kinds}, steps, turns, network)
+        while network.members.have_of(1 - node) < int(transport.last[0]):  # the other may still need the last message
+            time.sleep(0.01)
         told.put((took | {"message": pushes[len(pushes) // (turns + 1) :]}, cpu, sent))
-        time.sleep(2.0)  # the other may still need the last message
+        time.sleep(2.0)
 
 
 def _timed(mixes: dict[str, Mix], steps: int, turns: int, network: Network) -> tuple[Row, Row, Row]:
@@ -203,11 +207,12 @@ def _mixes(transport: SitesTransport, run: Folder, x: Tensor, w: Tensor) -> dict
         checkpoint.save(run.checkpoint, Progress(k, 0, 0.0, 0, "", {}), State(x, w, x), memory, transport.agreement.run)
         sync_names(run.checkpoint.parent)
 
-    def mix(make: Callable[[int, Tensor, Tensor], None]) -> object:
-        transport.commit = make
+    def mix(make: Callable[[int, Tensor, Tensor], None], write: Callable[[Iterable[memoryview]], None]) -> object:
+        transport.commit, transport.links.append = make, write  # type: ignore[method-assign]
         return transport.mix(next(counter), x, w)
 
-    return {"committed": lambda: mix(commit), "sent": lambda: mix(lambda _k, _x, _w: None)}
+    append = transport.links.append
+    return {"committed": lambda: mix(commit, append), "sent": lambda: mix(lambda _k, _x, _w: None, lambda _texts: None)}
 
 
 def _gloo(agreement: Agreement, node: int, port: int, x: Tensor, w: Tensor) -> Mix:
@@ -245,7 +250,7 @@ class Wire:
             await ended.wait()
 
     async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError), contextlib.closing(writer):  # also where nobody listens there yet
             far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self.target, limit=1 << 16)
             await asyncio.gather(self._flow(reader, far_writer, "there"), self._flow(far_reader, writer, "back"))
 

@@ -13,12 +13,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pages
+
 from privsgp.files import write_json
 from privsgp.paper import claims, picture
 from privsgp.paper.figures import MODES, NAMES
 from privsgp.paper.reproduce import judged, known
 
-BEGIN, END = "<!-- figures -->\n", "<!-- end of figures -->\n"
 SCALES = ("full", "small")
 NOISE = {"published": "published noise", "certified": "certified budget"}
 
@@ -32,9 +33,7 @@ def main() -> None:
         told = judged(json.loads(path.read_text()))
         write_json(path, told)
         picture.draw_figure(told, path.with_suffix(".svg"))
-    before, _, rest = page.read_text().partition(BEGIN)
-    after = rest.partition(END)[2]
-    page.write_text(before + BEGIN + "\n" + written(folder) + "\n" + END + after)
+    pages.put(page, "figures", written(folder))
 
 
 def written(folder: Path) -> str:
@@ -42,7 +41,7 @@ def written(folder: Path) -> str:
     read = [json.loads(path.read_text()) for path in sorted(folder.glob("*-*.json"))]
     figures = {(one["name"], one["scale"], one["mode"]): one for one in read}
     sections = [section(name, figures, folder.name) for name in NAMES]
-    return plain(table(figures)) + "\n" + plain("\n".join(sections))
+    return "\n".join([plain(table(figures)), pages.commits(read), "", plain("\n".join(sections))])
 
 
 def plain(text: str) -> str:
@@ -85,7 +84,8 @@ def cell(one: dict[str, Any], folder: str) -> str:
     epsilon = "no finite bound" if None in spent else f"{min(spent):.3g} … {max(spent):.3g}"
     seeds = "one seed" if one["seeds"] == 1 else f"{one['seeds']} seeds"
     told = "; ".join(f"**{verdict}**: {found}" for verdict, found in claims.stated(one).items())
-    words = f"{told} (certified ε {epsilon}; {seeds})"
+    made = f"; commit `{one['commit']}`" if one.get("commit") else ""
+    words = f"{told} (certified ε {epsilon}; {seeds}{made})"
     return f"[{one['scale']}, {NOISE[one['mode']]}]({picture}): {words}"
 
 

@@ -5,11 +5,18 @@ and the method the planner picks against all of them. Step sizes are tuned on th
 means over the others, of the grid as of the planner. The planner looks at synthetic stand-in data alone.
 
     python experiments/planner_mnist.py --data-dir DATA --out planner.json [--workers 2] [--batches 1 48 240]
+    python experiments/planner_mnist.py --data-dir DATA --out planner.json --workers 14 --quick
+    python experiments/planner_mnist.py --page docs/planner.md          # write the tables of docs/results/planner.json
+
+Cells that are done lie in a folder beside the JSON and are not made again.
+`--quick` is four cells, two methods at two batches with one K and three step sizes, and one fresh seed: some minutes on
+16 cores instead of half an hour. Both fill the tables of docs/planner.md, "Does it hold?".
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import multiprocessing
 import os
@@ -18,6 +25,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pages
+
+RESULTS = Path(__file__).parent.parent / "docs" / "results" / "planner.json"
 METHODS: dict[str, dict[str, Any]] = {
     "privsgp": {"name": "privsgp"},
     "privsgp-sag": {"name": "privsgp-sag"},
@@ -27,17 +37,26 @@ METHODS: dict[str, dict[str, Any]] = {
 }
 Task = tuple[argparse.Namespace, float, str, int | str]
 DISTANCES = (12.5, 25, 50, 75, 100, 150, 200)  # γK: the step sizes tried are these over K
+QUICK = {
+    "batches": [1.0, 48.0], "methods": ["privsgp", "scaled"], "steps": [1200], "distances": (50, 100, 150),
+    "seeds": [0, 1],
+}  # fmt: skip
 
 
 def main() -> None:
     """Run everything and print the tables."""
     options = arguments()
-    tasks: list[Task] = [(options, b, method, "auto") for b in options.batches for method in [*METHODS, "auto"]]
-    tasks += [(options, b, method, K) for b in options.batches for method in METHODS for K in options.steps[::-1]]
+    if options.page is not None:
+        pages.put(options.page, "planner", written(options.out))
+        return
+    grid, planned = options.methods, [*options.methods, "auto"]
+    tasks: list[Task] = [(options, b, method, "auto") for b in options.batches for method in planned]
+    tasks += [(options, b, method, K) for b in options.batches for method in grid for K in options.steps[::-1]]
     with multiprocessing.get_context("spawn").Pool(options.workers) as pool:
-        rows = [row for found in pool.imap_unordered(work, tasks, chunksize=1) for row in found]
+        rows = [row for found in pool.imap_unordered(done, tasks, chunksize=1) for row in found]
     rows.sort(key=lambda row: (row["batch"], row["method"], str(row["asked"]), row["step_size"]))
-    options.out.write_text(json.dumps(rows, indent=1) + "\n")
+    about = {"format": "privsgp-planner", "version": 1, "simulation": True, "rows": rows}
+    options.out.write_text(json.dumps(about, indent=1) + "\n")
     print(tables(rows))
 
 
@@ -51,9 +70,32 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--batches", type=float, nargs="+", default=[1.0, 48.0, 240.0])
     parser.add_argument("--steps", type=int, nargs="*", default=[125, 270, 575, 1200, 2075])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=list(METHODS))
+    parser.add_argument("--distances", type=float, nargs="+", default=DISTANCES, help="γK of the step sizes tried")
     parser.add_argument("--workers", type=int, default=1)
-    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--quick", action="store_true", help="four cells and one fresh seed, unless told otherwise")
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--page", type=Path, help="run nothing: write the tables of --out into this page")
+    if parser.parse_known_args()[0].quick:
+        parser.set_defaults(**QUICK)
     return parser.parse_args()
+
+
+def done(task: Task) -> list[dict[str, Any]]:
+    """Return a cell's rows: those of a run that was killed later, or made now."""
+    from privsgp.files import write_json
+    from privsgp.studies.provenance import provenance
+
+    options, batch, method, asked = task
+    about = [options.data, options.nodes, options.epsilon, list(options.seeds), list(options.distances)]
+    folder = options.out.with_suffix("") / hashlib.sha256(json.dumps(about).encode()).hexdigest()[:8]
+    kept = folder / f"{batch:g}-{method}-{asked}.json"
+    if not kept.exists():
+        rows = [row | provenance("auto") for row in work(task)]
+        folder.mkdir(parents=True, exist_ok=True)
+        write_json(kept, {"rows": rows})
+    found: list[dict[str, Any]] = json.loads(kept.read_text())["rows"]
+    return found
 
 
 def work(task: Task) -> list[dict[str, Any]]:
@@ -81,7 +123,8 @@ def work(task: Task) -> list[dict[str, Any]]:
         rows, best = [], planning.apply(config, plan)
     else:
         tried = [
-            configs.parse(values | {"algorithm": values["algorithm"] | {"step_size": T / asked}}) for T in DISTANCES
+            configs.parse(values | {"algorithm": values["algorithm"] | {"step_size": T / asked}})
+            for T in options.distances
         ]
         rows = [row | train(config, options.seeds[:1], options) for config in tried]
         best = max(zip(rows, tried, strict=True), key=lambda pair: pair[0]["accuracy"])[1]
@@ -130,6 +173,12 @@ def train(config: Any, seeds: list[int], options: argparse.Namespace) -> dict[st
     }
 
 
+def written(path: Path) -> str:
+    """Return what the page shows of a JSON, where there is one."""
+    rows = json.loads(path.read_text())["rows"] if path.exists() else []
+    return tables(rows) + "\n\n" + pages.commits(rows)
+
+
 def tables(rows: list[dict[str, Any]]) -> str:
     """Write one table per batch: the best step size at every K, and the planner's choice."""
     lines = []
@@ -139,7 +188,7 @@ def tables(rows: list[dict[str, Any]]) -> str:
         asked = [*sorted({row["asked"] for row in here if row["asked"] != "auto"}), "auto"]
         lines += ["", f"batch {batch:g}", "", f"| method | {' | '.join(f'K = {K}' for K in asked)} | planner's K, γ |"]
         lines.append("|---" * (len(asked) + 2) + "|")
-        for method in [*METHODS, "auto"]:
+        for method in [m for m in [*METHODS, "auto"] if any(row["method"] == m for row in here)]:
             own = {K: [row for row in here if row["method"] == method and row["asked"] == K] for K in asked}
             cells = [f"{max(row['accuracy'] for row in own[K]):.2%}" if own[K] else "" for K in asked]
             plan = own["auto"][0]

@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pages
+
 from privsgp.files import write_json
 from privsgp.runs import config as configs
 from privsgp.studies.compare import with_step_size
@@ -28,7 +30,6 @@ if TYPE_CHECKING:
     from privsgp.studies.several import Several
 
 Row = dict[str, Any]
-BEGIN, END = "<!-- shared noise -->\n", "<!-- end of shared noise -->\n"
 HERE = Path(__file__).parent
 RESULTS = HERE.parent / "docs" / "results" / "shared-noise" / "accuracy.json"
 KINDS = {"local": "own noise", "pairwise": "shared, ¾ honest", "all": "shared, all honest", "pooled": "pooled `dp-sgd`"}
@@ -87,6 +88,19 @@ PARTS = {
 
 def main() -> None:
     """Run what is asked for, or write the page."""
+    options = arguments()
+    if options.page is not None:
+        for page in options.page:
+            pages.put(page, "shared noise", shown(json.loads(options.results.read_text())["rows"]))
+        return
+    for name in options.only:
+        for kind, row in tuned(name, options).items():
+            print(name, kind, _cell(row), f"γ={row['step_size']:.3g}", flush=True)
+            keep(options.results, row | {"part": name, "kind": kind} | provenance(options.device))
+
+
+def arguments() -> argparse.Namespace:
+    """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data-dir", type=Path)
     parser.add_argument("--out", type=Path, default=Path("runs/shared-noise"), help="folder of the runs")
@@ -97,15 +111,7 @@ def main() -> None:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--page", type=Path, nargs="+", help="run nothing: write the table of the JSON file into these")
-    options = parser.parse_args()
-    if options.page is not None:
-        for page in options.page:
-            write_page(page, json.loads(options.results.read_text()))
-        return
-    for name in options.only:
-        for kind, row in tuned(name, options).items():
-            print(name, kind, _cell(row), f"γ={row['step_size']:.3g}", flush=True)
-            keep(options.results, row | {"part": name, "kind": kind} | provenance(options.device))
+    return parser.parse_args()
 
 
 def tuned(name: str, options: argparse.Namespace) -> dict[str, Row]:
@@ -155,10 +161,9 @@ def keep(path: Path, row: Row) -> None:
     write_json(path, about | {"rows": list(rows.values())})
 
 
-def write_page(page: Path, told: dict[str, Any]) -> None:
-    """Put the table between the page's two marks."""
-    before, _, rest = page.read_text().partition(BEGIN)
-    page.write_text(before + BEGIN + "\n" + table(told["rows"]) + "\n" + END + rest.partition(END)[2])
+def shown(rows: list[Row]) -> str:
+    """Return what pages show: the table, and where its numbers come from."""
+    return table(rows) + "\n" + pages.commits(rows)
 
 
 def table(rows: list[Row]) -> str:

@@ -22,6 +22,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pages
+
 from privsgp.algorithms import ALGORITHMS
 from privsgp.algorithms.saga import TableOptions
 from privsgp.files import write_json
@@ -38,7 +40,6 @@ if TYPE_CHECKING:
     from privsgp.studies.several import Several
 
 Row = dict[str, Any]
-BEGIN, END = "<!-- what it buys -->\n", "<!-- end of what it buys -->\n"
 RESULTS = Path(__file__).parent.parent / "docs" / "results" / "what-it-buys"
 LABELS = {
     "privsgp": "PrivSGP", "paper": "PrivSGP-VR as printed", "clipped": "clipped differences", "sag": "SAG",
@@ -124,7 +125,7 @@ def main() -> None:
     """Run what is asked for, or write the page."""
     options = arguments()
     if options.page is not None:
-        write_page(options.page, options.results)
+        pages.put(options.page, "what it buys", written(options.results))
         return
     for name in options.only:
         run_part(name, options)
@@ -257,13 +258,7 @@ def draw(told: dict[str, Any], path: Path) -> None:
     picture.lines(axis, {label: points for label, points in lines.items() if points}, marker="o")
     picture.dress(axis, "gradient evaluations per node", f"test accuracy at a certified ε = {told['epsilon']:g}")
     axis.set(xscale="log", title=told["words"])
-    picture.save(figure, path)
-
-
-def write_page(page: Path, folder: Path) -> None:
-    """Put the tables between the page's two marks."""
-    before, _, rest = page.read_text().partition(BEGIN)
-    page.write_text(before + BEGIN + "\n" + written(folder) + "\n" + END + rest.partition(END)[2])
+    picture.save(figure, path, dpi=100)
 
 
 def written(folder: Path) -> str:
@@ -289,7 +284,7 @@ def section(told: dict[str, Any], folder: Path) -> str:
             f"| {steps} | {batch:g} | {_counts(here)} | {' | '.join(cells)} | {'' if theta is None else f'{theta:g}'} |"
         ]
     drawn = f"{re.sub(r'.*/docs/', '', folder.resolve().as_posix())}/{told['name']}.svg"
-    return "\n".join([*lines, "", f"![{told['words']}]({drawn}){{ loading=lazy }}", ""])
+    return "\n".join([*lines, "", pages.commits(rows), "", f"![{told['words']}]({drawn}){{ loading=lazy }}", ""])
 
 
 def _counts(here: dict[str, Row]) -> str:

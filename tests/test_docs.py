@@ -65,7 +65,7 @@ def test_the_page_of_accuracies_says_what_was_measured(monkeypatch):
     monkeypatch.syspath_prepend(ROOT / "experiments")
     made = importlib.import_module("what_it_buys")
     text = made.written(made.RESULTS)
-    assert made.BEGIN + "\n" + text + "\n" + made.END in (ROOT / "docs" / "results-accuracy.md").read_text()
+    assert made.pages.shown((ROOT / "docs" / "results-accuracy.md").read_text(), "what it buys") == text.strip()
     for path in made.RESULTS.glob("*.json"):
         assert path.stem.removesuffix("-pairwise") in made.PARTS
         assert f"(results/what-it-buys/{path.stem}.svg)" in text
@@ -82,4 +82,11 @@ def test_the_results_page_says_what_its_figures_say(monkeypatch):
     text = made.written(folder)
     assert text.count("![") == 2 * len(figures.NAMES)
     assert "K*" not in text  # it would begin to slant
-    assert made.BEGIN + "\n" + text + "\n" + made.END in (ROOT / "docs" / "results.md").read_text()
+    assert made.pages.shown((ROOT / "docs" / "results.md").read_text(), "figures") == text.strip()
+
+
+def test_the_results_page_compares_methods_as_their_runs_did(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "experiments")
+    made = importlib.import_module("comparison_table")
+    text = made.written(ROOT / "docs" / "results" / "comparison")
+    assert made.pages.shown((ROOT / "docs" / "results.md").read_text(), "comparison") == text

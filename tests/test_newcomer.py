@@ -11,6 +11,8 @@ import json
 import pathlib
 import shlex
 import shutil
+import subprocess
+import sys
 import time
 
 import pytest
@@ -23,8 +25,14 @@ FEW = runs.changes(algorithm__steps=8, algorithm__batch=32, algorithm__step_size
 
 @pytest.fixture
 def clone(tmp_path, monkeypatch):
-    for name in ("README.md", "Makefile", "examples"):
+    """Copy what a clone has that the path needs; this Python stands for the environment that `make` sets up."""
+    for name in ("README.md", "Makefile", "pyproject.toml", "constraints.txt", "examples"):
         (shutil.copytree if (ROOT / name).is_dir() else shutil.copy)(ROOT / name, tmp_path / name)
+    called = tmp_path / ".venv" / "bin" / "privsgp"
+    called.parent.mkdir(parents=True)
+    called.write_text(f'#!/bin/sh\nexec {sys.executable} -m privsgp "$@" --set algorithm.steps=8\n')
+    called.chmod(0o755)
+    (tmp_path / ".venv" / ".ready").touch()
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -34,9 +42,9 @@ def timed(record_property):
     """Return a function that runs a command, and notes how long it took."""
     times = {}
 
-    def run(*arguments):
+    def run(*arguments, call=runs.command):
         begin = time.perf_counter()
-        ran = runs.command(*arguments)
+        ran = call(*arguments)
         times[arguments[0]] = times.get(arguments[0], 0) + time.perf_counter() - begin
         assert ran.code == 0, ran.err
         return ran
@@ -65,22 +73,30 @@ def told(command):
     return shlex.split(lines[0], comments=True)[1:]
 
 
+def made(*arguments):
+    """Call make, as the README tells to."""
+    ran = subprocess.run(arguments, capture_output=True, text=True, check=False)
+    return runs.Ran(ran.returncode, ran.stdout, ran.stderr)
+
+
 def test_from_a_clone_to_predictions(clone, timed):
-    assert "train examples/digits.toml" in pathlib.Path("Makefile").read_text()
-    timed("train", "examples/digits.toml", "--set=algorithm.steps=8", "--out", "runs/demo")
-    assert pathlib.Path("runs/demo/report.html").exists()
+    assert "\nmake demo " in pathlib.Path("README.md").read_text()
+    assert "test accuracy" in timed("make", "demo", call=made).out
+    assert pathlib.Path("runs/digits-16/report.html").exists()
 
     own_tables(clone)
     asked = ["readmitted" if word == "COLUMN" else word for word in told("init")]
     timed(*asked, "--path", "{site}.csv", "--epsilon", 2, "--test", "public.csv")
     assert "300" in timed(*told("data check")).out
+    planned = timed(*told("plan run.toml &&")[:2], *FEW).out
+    assert "cork: 150 records, ε = 2" in planned.replace("\n", " ")
     timed("train", "run.toml", "--set=name=mine", *FEW)
     summary = json.loads(pathlib.Path("runs/mine/summary.json").read_text())
     assert summary["sites"] == ["aachen", "basel", "cork"]
     assert all(0 < spent <= 2 for spent in summary["epsilon_spent"])
     assert not summary["simulation"]
 
-    timed("report", "runs/demo", "runs/mine", "--out", "both.html")
+    timed("report", "runs/digits-16", "runs/mine", "--out", "both.html")
     assert "AUC" in pathlib.Path("runs/mine/report.html").read_text()
     found = json.loads(timed("evaluate", "runs/mine", "public.csv", "--json").out)
     assert found["auc"] == pytest.approx(summary["auc"])

@@ -10,11 +10,13 @@ import types
 
 import numpy as np
 import pytest
+import torch
 from torch import nn
 
 import privsgp
 from privsgp import devices, errors
 from privsgp.errors import Refused, in_pythons_terms
+from privsgp.models import in_any_precision
 from privsgp.report import notebook
 
 rng = np.random.default_rng(0)
@@ -32,7 +34,9 @@ def _train(out, model=None, data=(X, Y, X, Y), **more):
         ("mlp", (X, Y), "model='mlp': a name", "privsgp.models.make('mlp'"),
         (nn.Linear, (X, Y), "model=type", "an instance, not its class"),
         (nn.Linear(11, 2), (X, Y), "does not take samples of shape (10,)", "first layer the width of a sample"),
-        (nn.Linear(10, 1), (X, Y), "1 outputs for 2 classes", "one for each class"),
+        (nn.Linear(10, 1), (X, Y), "1 output for 2 classes", "one for each class, or take loss='binary'"),
+        (nn.LSTM(10, 2), (X, Y), "the model returns a tuple", "one tensor"),
+        (nn.Linear(10, 2), (X, Y + 0.5), "is no class number", "task='regression'"),
         (nn.Linear(10, 2), ([[1.0, 2.0], [3.0]], [0, 1]), "x is no array", "every row the same length"),
         (nn.Linear(10, 2), (np.array([[1, "a"]], dtype=object), [0]), "holds objects", "as numbers"),
     ],
@@ -85,11 +89,43 @@ def test_every_option_that_a_refusal_names_has_an_argument():
 
 
 def test_a_loss_of_ones_own_without_correct_says_that_accuracy_is_unknown(tmp_path, caplog):
-    loss = nn.CrossEntropyLoss(reduction="none")
-    result = _train(tmp_path / "out", loss=loss)
+    result = _train(tmp_path / "out", loss=lambda o, t: nn.functional.cross_entropy(o, t, reduction="none"))
     assert "accuracy is unknown" in caplog.text
     assert "test accuracy: unknown" in repr(result)
     assert "accuracy" not in result.summary
+
+
+@pytest.mark.parametrize(
+    ("loss", "outputs", "y", "metric"),
+    [
+        (nn.CrossEntropyLoss(weight=torch.tensor([1.0, 9.0], dtype=torch.float64), reduction="none"), 2, Y, "auc"),
+        (nn.BCEWithLogitsLoss(pos_weight=torch.tensor(9.0), reduction="none"), 1, Y, "auc"),
+        (nn.HuberLoss(reduction="none"), 1, X[:, 0], "r2"),
+        (nn.L1Loss(reduction="none"), 2, X[:, :2], "r2"),
+    ],
+)
+def test_what_outputs_mean_is_known_of_torchs_own_losses(tmp_path, caplog, loss, outputs, y, metric):
+    result = _train(tmp_path / "out", nn.Linear(10, outputs), (X, y, X, y), loss=loss)
+    assert metric in result.summary
+    assert result.predict(X).shape == y.shape
+    assert "unknown" not in caplog.text
+
+
+def test_a_loss_of_numbers_for_one_output_is_that_of_each_sample():
+    loss = in_any_precision(nn.L1Loss(reduction="none"))
+    outputs, targets = torch.tensor([[1.0], [4.0]]), torch.tensor([0.0, 1.0])
+    assert loss(outputs, targets).tolist() == [1.0, 3.0]
+    assert loss(outputs[:, 0], targets).tolist() == [1.0, 3.0]  # of a model whose outputs have no second axis
+    assert loss(outputs[0], targets[0]).item() == 1.0  # as `torch.func.vmap` shows it
+
+
+def test_a_loss_of_ones_own_may_be_of_numbers(tmp_path):
+    asked = {"loss": lambda o, t: (o[..., 0] - t).abs(), "data": (X, X[:, 0])}
+    assert _train(tmp_path / "out", nn.Linear(10, 1), task="regression", **asked).predict(X).shape == (80, 1)
+    with pytest.raises(Refused, match="task='regression' with loss='binary'"):
+        _train(tmp_path / "no", nn.Linear(10, 1), loss="binary", task="regression")
+    with pytest.raises(Refused, match="the loss fails on outputs"):
+        _train(tmp_path / "no", nn.Linear(10, 3), (X, X[:, 0]), loss=nn.L1Loss(reduction="none"))
 
 
 def test_metrics_of_ones_own_are_in_summary_and_report(tmp_path):

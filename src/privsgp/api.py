@@ -5,14 +5,14 @@ from __future__ import annotations
 import copy
 import dataclasses
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils import data as torch_data
 
 from privsgp import data as data_room
@@ -20,10 +20,10 @@ from privsgp import models
 from privsgp.data.brought import are_sites, pair
 from privsgp.data.dataset import pool, settle, unsettled
 from privsgp.data.fields import Fields, are_fields, field_arrays, fields_of
-from privsgp.data.loading import needed, of_table, read_file
+from privsgp.data.loading import mapped_files, needed, of_table, read_file
 from privsgp.data.schema import Schema
-from privsgp.data.tables import is_frame, of_frame
-from privsgp.errors import Refused, called_from_python
+from privsgp.data.tables import Frame, is_frame, of_frame
+from privsgp.errors import Refused, called_from_python, in_callers_terms
 from privsgp.features import frozen
 from privsgp.features.encode import make_encoder
 from privsgp.metrics import Measure
@@ -34,25 +34,23 @@ from privsgp.runs import config as configs
 from privsgp.runs import problem as problems
 from privsgp.runs import train as training
 from privsgp.runs.result import MARK, Result
-from privsgp.runs.starting import Start
+from privsgp.runs.starting import Records, Start
 from privsgp.transport.rendezvous import join
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from numpy.typing import NDArray
-    from torch import Tensor
 
     from privsgp.metrics import Kind, Metric
-    from privsgp.runs.starting import Records
     from privsgp.runs.typed import (
         AlgorithmSection,
         ClockSection,
         EngineSection,
         FeaturesSection,
         GraphSection,
+        ImagesSection,
         PlanSection,
         PrivacySection,
+        TextSection,
     )
 
     PerSampleFunction = Callable[[Tensor, Tensor], Tensor]
@@ -60,12 +58,14 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger(__name__)
 
 Arrays = Sequence[Any]  # (x, y) or (x, y, x_test, y_test)
-Brought = Arrays | torch_data.Dataset[Any] | torch_data.DataLoader[Any]
+Brought = Arrays | torch_data.Dataset[Any] | torch_data.DataLoader[Any] | Frame | str | Path
+Sites = Mapping[int, Brought] | Mapping[str, Brought]
 
 
+@called_from_python()
 def train(
     model: nn.Module,
-    data: data_room.Dataset | Brought | Mapping[int, Brought],
+    data: data_room.Dataset | Brought | Sites,
     *,
     out: str | Path,
     loss: str | PerSampleFunction = "cross-entropy",
@@ -74,7 +74,10 @@ def train(
     test_is_public: bool = False,
     classes: int | None = None,
     vocabulary: int | None = None,
+    task: data_room.Task | None = None,
     schema: Schema | Mapping[str, Any] | str | Path | None = None,
+    images: ImagesSection | None = None,
+    text: TextSection | None = None,
     features: nn.Module | FeaturesSection | None = None,
     resume: bool = False,
     ledger: str | Path | None = None,
@@ -100,148 +103,170 @@ def train(
     numbers, or names of sites. x may be several inputs, a tuple or a mapping of arrays, and a mapped .npy file larger
     than memory. Whole numbers that the model looks up in an embedding are tokens of its `vocabulary`. In the place of
     arrays may stand data frames of pandas or polars, Arrow tables, or paths of .csv, .parquet and .feather files, with
-    the public `schema` of their columns; `test` is then one too. Without a seed, metrics on test data stay in private/
-    unless `test_is_public`, and the number of `classes` is to be given unless a schema or public test labels show it.
+    the public `schema` of their columns; paths of folders of class folders, with `images={"labels": ["cat", "dog"],
+    "size": 64}`; paths of .jsonl, .csv or .tsv files of texts, with `text={"column": "text", "label": "stars"}`; and of
+    .npz files or folders with x.npy and y.npy. `test` is then one too. Without a seed, metrics on test data stay in
+    private/ unless `test_is_public`, and the number of `classes` is to be given unless a schema, public names of
+    classes or public test labels show it.
     `ledger` is an earlier run on this data: both spend from one budget. `start` is one whose model to start from
     (`start_records`: made of "these" records, which takes its ledger, of "others", or of "public" ones). `name` to
     `engine` are the sections of run.toml: `graph="ring"`, `privacy={"epsilon": 1.0}`, `algorithm={"name":
     "privsgp-vr", "steps": 300}`. `metrics` are your own, each of all outputs and targets of the test data at once.
     `features` is the section of that name, or any encoder: a frozen module, each sample by itself, whose outputs
     `model` is trained on. A `loss` of your own maps (outputs, targets) to one number per sample; `correct` likewise to
-    0 or 1. `moved` goes with `resume`: the run folder comes from another disk, and is no copy. `progress` shows a bar;
-    left out, where somebody can see it.
+    0 or 1. With torch's own (reduction="none") it is known what outputs mean; with another, targets are classes unless
+    `task="regression"`. `moved` goes with `resume`: the run folder comes from another disk, and is no copy. `progress`
+    shows a bar; left out, where somebody can see it.
 
     Guarantee: as from the command line: each node's certified (ε_i, δ_i) is in `summary["epsilon_spent"]`.
     Assumes: the weights that `model` starts from are public, and those of an encoder not learnt from the nodes' data.
     """
-    with called_from_python():
-        _refuse_no_module(model)
-        settings = {
-            "name": name, "seed": seed, "nodes": nodes, "graph": graph, "privacy": privacy, "algorithm": algorithm,
-            "clock": clock, "plan": plan, "engine": engine,
-        }  # fmt: skip
-        return _train(
-            model, data, {key: value for key, value in settings.items() if value is not None}, Path(out), loss=loss,
-            correct=correct, test=test, test_is_public=test_is_public, classes=classes, vocabulary=vocabulary,
-            schema=schema, features=features, resume=resume, ledger=None if ledger is None else Path(ledger),
-            start=_start(model, features, start, start_records, seed), moved=moved, metrics=metrics or {},
-            progress=progress,
-        )  # fmt: skip
-
-
-def _train(
-    model: nn.Module,
-    data: data_room.Dataset | Brought | Mapping[Any, Brought],
-    settings: dict[str, Any],
-    out: Path,
-    *,
-    loss: str | PerSampleFunction,
-    correct: PerSampleFunction | None,
-    test: Any,  # noqa: ANN401 - a pair of arrays, or a table
-    test_is_public: bool,
-    classes: int | None,
-    vocabulary: int | None,
-    schema: Schema | Mapping[str, Any] | str | Path | None,
-    features: nn.Module | Mapping[str, Any] | None,
-    resume: bool,
-    ledger: Path | None,
-    start: Start | None,
-    moved: bool,
-    metrics: Mapping[str, Metric],
-    progress: bool | None,
-) -> Result:
-    """Train, once the sections are put together."""
-    data = dict(enumerate(data)) if are_sites(data) else data  # type: ignore[arg-type]
-    given = {"name": "module"} if isinstance(features, nn.Module) else dict(features or {})
-    sites = len(data) if isinstance(data, Mapping) else None
-    own: dict[str, Any] = {"classes": classes, "test": "public" if test_is_public else None, "vocabulary": vocabulary}
-    own |= _schema_of(schema)
-    if isinstance(data, Mapping) and all(isinstance(name, str) for name in data):
-        own["sites"], data = list(map(str, data)), dict(enumerate(data.values()))
-    config = configs.parse(_sections(settings | {"features": given}, sites, loss, own))
-    task = task_of(loss)
+    _refuse_no_module(model)
+    begun, folder = _start(model, features, start, start_records, seed), Path(out)
+    sections = {
+        "name": name, "seed": seed, "nodes": nodes, "graph": graph, "privacy": privacy, "algorithm": algorithm,
+        "clock": clock, "plan": plan, "engine": engine,
+        "features": {"name": "module"} if isinstance(features, nn.Module) else dict(features or {}),
+    }  # fmt: skip
+    own = {"classes": classes, "test": "public" if test_is_public else None, "vocabulary": vocabulary}
+    kind = _kind_of(loss, correct, task)
+    given, config = _configured(data, sections, kind, own | _read_as(schema, images, text))
+    targets: data_room.Task = task or ("regression" if kind == "mse" else "classification")
 
     learner = None if features is not None else model  # an encoder stands between samples and model
 
     def brought() -> tuple[data_room.Dataset, list[NDArray[np.int64]] | None, Fields | None]:
-        arrays = data, test, config.data.classes
-        if config.data.schema is not None or is_frame(data) or isinstance(data, str | Path):
-            arrays = _encoded(data, test, needed(config.data.schema, "data"), task, config.site)
-        dataset, parts, fields = _dataset(*arrays, config.data.vocabulary, task, learner)
+        arrays, public, count = _read(given, test, config, targets)
+        dataset, parts, fields = _dataset(arrays, public, count, config.data.tokens, targets, learner)
         problems.refuse_counted(config, dataset)
         return dataset, parts, fields
 
     dataset, parts, fields = join().all_or_none(brought)
     model = model if fields is None else fields.given_to(model)
-    for note in problems.unsaid(config):
-        _LOG.warning("%s", note)
+    _say(problems.unsaid(config))
 
     def problem(config: configs.Config) -> problems.Problem:
         alone = problems.Problem(
             dataset=dataset,
             parts=problems.split(config, dataset) if parts is None else parts,
             model=model,
-            loss=models.per_sample(loss) if isinstance(loss, str) else models.in_any_precision(loss),
-            correct=models.correct(loss) if isinstance(loss, str) else correct,
+            loss=models.per_sample(loss)
+            if isinstance(loss, str)
+            else models.in_any_precision(loss, dataset.y.ndim - 1),
+            correct=correct if kind is None else models.correct(kind),
             encoder=_encoder(features, config, dataset),
             views=config.views,
             measure=measure,
             loss_name=measure.kind,
             fields=fields,
+            files=_paths(given),
         )
         home = problems.brought_home(config, alone)
         _refuse_unfit(home, measure)
-        return home if start is None or not start.named else start.put_into(home)
+        return home if begun is None or not begun.named else begun.put_into(home)
 
-    known = cast("Kind", loss) if isinstance(loss, str) else None
-    measure = Measure(known, dataset.classes, None if known else correct, metrics)
-    config, settled, plan = planning.settle(config, problem, out, resume=resume)
-    for note in [*problems.test_notes(config, settled), *_unknown(loss, correct)]:
-        _LOG.warning("%s", note)
+    measure = Measure(kind, dataset.classes, None if kind else correct, metrics or {})
+    config, settled, planned = planning.settle(config, problem, folder, resume=resume)
+    _say([*problems.test_notes(config, settled), *_unknown(kind, correct, targets)])
     with watching(config.algorithm.steps, False if join().rank else progress) as watch:
         result = training.run(
-            config, settled, out, resume=resume, moved=moved, ledgers=ledger, watch=watch, plan=plan, start=start
-        )
+            config, settled, folder, resume=resume, moved=moved, ledgers=None if ledger is None else Path(ledger),
+            watch=watch, plan=planned, start=begun,
+        )  # fmt: skip
     if not join().rank:
         page.leave(result)
     return result
 
 
-def task_of(loss: object) -> data_room.Task:
-    """Tell what kind of targets a loss is for."""
-    return "regression" if loss == "mse" else "classification"
+def _configured(
+    data: Any,  # noqa: ANN401 - whatever was brought
+    sections: dict[str, Any],
+    kind: Kind | None,
+    own: dict[str, Any],
+) -> tuple[Any, configs.Config]:
+    """Number the nodes that bring their own data, and put the sections of run.toml together."""
+    given = dict(enumerate(data)) if are_sites(data) else data
+    sites = len(given) if isinstance(given, Mapping) else None
+    if isinstance(given, Mapping) and all(isinstance(name, str) for name in given):
+        own["sites"], given = list(map(str, given)), dict(enumerate(given.values()))
+    values = {key: value for key, value in sections.items() if value is not None}
+    return given, configs.parse(_sections(values, sites, kind, own))
 
 
-def _schema_of(given: Schema | Mapping[str, Any] | str | Path | None) -> dict[str, Any]:
-    if given is None:
-        return {}
-    return {
-        "schema": str(given) if isinstance(given, Path) else given.model_dump() if isinstance(given, Schema) else given
-    }
+def _say(notes: Sequence[str]) -> None:
+    for note in notes:
+        _LOG.warning("%s", in_callers_terms(note))
 
 
-def _encoded(
-    data: Any,  # noqa: ANN401 - a table, or one for each node
-    test: Any,  # noqa: ANN401 - a table, or nothing
-    schema: Schema,
+def _kind_of(loss: object, correct: object, task: data_room.Task | None) -> Kind | None:
+    """Tell what outputs mean; None where the caller's own loss or `correct` says it. Refuse a task of another loss."""
+    kind = models.meaning(loss)
+    if kind is not None and task is not None and models.task(kind) != task:
+        if not isinstance(loss, nn.BCEWithLogitsLoss):  # which takes shares, and several, as well as classes
+            raise Refused(f"task={task!r} with loss={loss!r}", "leave task out: the loss says it")
+        return None
+    return kind if correct is None or isinstance(loss, str) else None
+
+
+def _read_as(
+    schema: Schema | Mapping[str, Any] | str | Path | None, images: ImagesSection | None, text: TextSection | None
+) -> dict[str, Any]:
+    """Return the keys of [data] that say how files and frames are read."""
+    if isinstance(schema, Path | Schema):
+        schema = str(schema) if isinstance(schema, Path) else schema.model_dump()
+    given = {"schema": schema, "images": images, "text": text}
+    return {key: value for key, value in given.items() if value is not None}
+
+
+def _paths(data: object) -> list[Path]:
+    """Return the files and folders among what nodes bring."""
+    given = data.values() if isinstance(data, Mapping) else (data,)
+    return [Path(one) for one in given if isinstance(one, str | Path)]
+
+
+def _read(
+    data: Any,  # noqa: ANN401 - what is brought, or a mapping of that for each node
+    test: Any,  # noqa: ANN401 - what is brought, or nothing
+    config: configs.Config,
     task: data_room.Task,
-    site: Callable[[int], str],
 ) -> tuple[Any, Any, int | None]:
-    """Put arrays in the place of tables; what happened to single values is logged, for who holds them."""
+    """Put arrays in the place of frames, files and folders, and tell how many classes these have.
 
-    def arrays(table: Any, where: str) -> tuple[Any, Any]:  # noqa: ANN401 - a frame, or a file's name
-        if is_frame(table):
-            made = of_table(of_frame(table, schema, where), schema, where, task)
+    What happened to single values is logged, for who holds them.
+    """
+    d, said = config.data, list[int | None]()
+
+    def arrays(given: Any, where: str) -> Any:  # noqa: ANN401 - whatever was brought
+        if not is_frame(given) and not isinstance(given, str | Path):
+            _refuse_read_as(d, given, where)
+            return given
+        if not is_frame(given) and (files := mapped_files(Path(given))):
+            return tuple(files.values())
+        if is_frame(given):
+            schema = needed(d.schema, where)
+            made = of_table(of_frame(given, schema, where), schema, where, task)
         else:
-            made = read_file(Path(table), schema=schema, task=task)
-        for line in made.told:
-            _LOG.warning("%s", line)
-        return made.dataset.x, made.dataset.y
+            made = read_file(Path(given), schema=d.schema, task=task, form=d.form)
+        _say(made.told)
+        said.append(made.classes)
+        found = made.dataset
+        return (found.x, found.y) if found.x_test is None else (found.x, found.y, found.x_test, found.y_test)
 
-    public = None if test is None else arrays(test, "test")
     if isinstance(data, Mapping):
-        return {node: arrays(table, site(node)) for node, table in data.items()}, public, schema.classes
-    return arrays(data, "data"), public, schema.classes
+        brought = {node: arrays(one, config.site(node)) for node, one in data.items()}
+    else:
+        brought = arrays(data, "data")
+    public = None if test is None else arrays(test, "test")
+    return brought, public, d.classes or next((count for count in said if count is not None), None)
+
+
+def _refuse_read_as(d: configs.Data, given: object, where: str) -> None:
+    """Refuse settings of files and frames for arrays, which are taken as they are."""
+    for key, kinds in (("schema", "tables"), ("images", "folders of images"), ("text", "files of texts")):
+        if getattr(d, key) is not None:
+            raise Refused(
+                f"{where} is a {type(given).__name__} beside {key}=…", f"give paths of {kinds}, or leave {key} out"
+            )
 
 
 def _start(
@@ -281,9 +306,9 @@ def _refuse_no_module(model: object) -> None:
         raise Refused(f"model={type(model).__name__}", "give a torch.nn.Module: an instance, not its class")
 
 
-def _unknown(loss: object, correct: object) -> list[str]:
+def _unknown(kind: Kind | None, correct: object, task: data_room.Task) -> list[str]:
     """Say what a loss of the user's own leaves open."""
-    if isinstance(loss, str) or correct is not None:
+    if kind is not None or correct is not None or task == "regression":
         return []
     return ["accuracy is unknown: the loss is your own, and no correct=… says which outputs are right"]
 
@@ -307,16 +332,40 @@ def _refuse_unfit(problem: problems.Problem, measure: Measure) -> None:
         with torch.no_grad():
             kind = torch.int64 if problem.dataset.x.dtype == np.int64 else _first(still)
             outputs = still(torch.zeros(2, *shape, dtype=kind))
-    except (RuntimeError, ValueError, IndexError) as error:
+    except (RuntimeError, ValueError, IndexError, TypeError, AttributeError, AssertionError) as error:
         raise Refused(
             f"the model does not take samples of shape {tuple(shape)}: {error}",
             "give its first layer the width of a sample, or samples the shape that it takes",
         ) from error
+    if not isinstance(outputs, torch.Tensor):
+        raise Refused(
+            f"the model returns a {type(outputs).__name__}",
+            "let forward return one tensor [B, …]: of an LSTM, say, out[:, -1]",
+        )
     classes = problem.dataset.classes or 0
-    if measure.kind == "cross-entropy" and outputs.shape[-1] < classes:
-        raise Refused(f"a model with {outputs.shape[-1]} outputs for {classes} classes", "give it one for each class")
+    if measure.kind == "cross-entropy" and (count := outputs.shape[-1]) < classes:
+        or_binary = ", or take loss='binary' for two classes" if (count, classes) == (1, 2) else ""
+        raise Refused(
+            f"a model with {count} output{'s' * (count > 1)} for {classes} classes",
+            f"give it one for each class{or_binary}",
+        )
+    _refuse_failing_loss(problem, outputs)
     if measure.own and (y := problem.dataset.y_test) is not None:
         measure.refuse_failing(outputs[:1].expand(len(y), *outputs.shape[1:]), torch.from_numpy(y))
+
+
+def _refuse_failing_loss(problem: problems.Problem, outputs: Tensor) -> None:
+    """Refuse a loss that does not take outputs and targets of these shapes, on targets that are nobody's."""
+    y = problem.dataset.y
+    targets = torch.zeros(len(outputs), *y.shape[1:], dtype=torch.int64 if y.dtype == np.int64 else outputs.dtype)
+    try:
+        with torch.no_grad():
+            problem.loss(outputs, targets)
+    except (RuntimeError, ValueError, IndexError, TypeError) as error:
+        raise Refused(
+            f"the loss fails on outputs {list(outputs.shape)} and targets {list(targets.shape)}: {error}",
+            "let it return one number per sample; for targets that are numbers say task='regression'",
+        ) from error
 
 
 def _first(model: nn.Module) -> torch.dtype:
@@ -324,14 +373,14 @@ def _first(model: nn.Module) -> torch.dtype:
     return next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
 
 
-def _sections(settings: dict[str, Any], nodes: int | None, loss: object, own: dict[str, Any]) -> dict[str, Any]:
+def _sections(settings: dict[str, Any], nodes: int | None, kind: Kind | None, own: dict[str, Any]) -> dict[str, Any]:
     """Return the values of a config: names stand for sections that have nothing but a name."""
     values = {k: {"name": v} if k in ("graph", "algorithm") and isinstance(v, str) else v for k, v in settings.items()}
     count = values.pop("nodes", nodes)
     where = {"name": "arrays" if nodes is None else configs.SITES} | own | ({} if count is None else {"nodes": count})
     if nodes is not None and where["nodes"] != nodes:
         raise Refused(f"nodes = {count} with data for {nodes} nodes", "leave nodes out")
-    return values | {"data": where, "model": {"name": "module"} | ({"loss": loss} if isinstance(loss, str) else {})}
+    return values | {"data": where, "model": {"name": "module"} | ({} if kind is None else {"loss": kind})}
 
 
 def _dataset(
@@ -375,9 +424,16 @@ def _kind(x: Any, vocabulary: int | None, model: nn.Module | None) -> tuple[Fiel
         if model is None:
             raise Refused("features of several inputs per sample", "bring what the encoder makes of them, as one array")
         return fields_of(x, model), None
-    if vocabulary is not None or model is None:
+    if model is None:
         return None, vocabulary
     found = models.looked_up(model, x.shape[1:])
+    if vocabulary is not None:
+        if found is not None and found < vocabulary:
+            raise Refused(
+                f"an embedding of {found} rows for a vocabulary of {vocabulary}",
+                f"give it {vocabulary} rows, or texts and tokens a smaller vocabulary",
+            )
+        return None, vocabulary
     if found is not None and x.dtype.kind not in "iu":
         raise Refused(
             f"x has dtype {x.dtype}, and the model looks its numbers up in an embedding of {found} rows",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -14,16 +13,17 @@ import typer
 
 from privsgp import __version__, cli_data, cli_models, cli_sites
 from privsgp.errors import Refused, mending
+from privsgp.files import finite
 from privsgp.report.terminal import (
     bar,
     doing,
     err,
-    out,
     show,
     show_audit,
     show_comparison,
     show_figure,
     show_keys,
+    show_lines,
     show_log,
     show_plan,
     show_statements,
@@ -41,11 +41,7 @@ if TYPE_CHECKING:
     from privsgp.randomness.pairwise import Identities
     from privsgp.runs.config import Config
 
-app = typer.Typer(
-    help="Private learning without a server.",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-)
+app = typer.Typer(help="Private learning without a server.", no_args_is_help=True, pretty_exceptions_enable=False)
 cli_models.add_to(app)
 cli_data.add_to(app)
 cli_sites.add_to(app)
@@ -385,12 +381,12 @@ def account(
         mechanism = shared.counted(mechanism, covariance)
     spent = accountants.epsilon(mechanism, steps, delta, related)
     answer: dict[str, Any] = {
-        "epsilon": _finite(spent.epsilon), "delta": delta, "relation": relation, "accountant": accountant,
-        "rdp_epsilon": _finite(spent.rdp_epsilon),
+        "epsilon": finite(spent.epsilon), "delta": delta, "relation": relation, "accountant": accountant,
+        "rdp_epsilon": finite(spent.rdp_epsilon),
     }  # fmt: skip
     if nominal(kind):
         claimed = published.epsilon(mechanism, steps, delta, c2, algorithm)
-        answer |= {"epsilon": _finite(claimed), "certified_epsilon": _finite(spent.epsilon), "c2": c2}
+        answer |= {"epsilon": finite(claimed), "certified_epsilon": finite(spent.epsilon), "c2": c2}
     if difference_scale is not None:
         answer["difference_scale"] = cast("Saga", mechanism).difference_scale
     if shared is not None and covariance is not None:
@@ -447,11 +443,11 @@ def calibrate(
         mechanism = shared.counted(mechanism, covariance)
     spent = accountants.epsilon(mechanism.with_sigma(sigma), steps, delta, related)
     answer: dict[str, Any] = {
-        "sigma": sigma, "epsilon": _finite(spent.epsilon), "target_epsilon": epsilon, "delta": delta,
-        "relation": relation, "accountant": accountant, "rdp_epsilon": _finite(spent.rdp_epsilon),
+        "sigma": sigma, "epsilon": finite(spent.epsilon), "target_epsilon": epsilon, "delta": delta,
+        "relation": relation, "accountant": accountant, "rdp_epsilon": finite(spent.rdp_epsilon),
     }  # fmt: skip
     if nominal(kind):
-        answer |= {"epsilon": epsilon, "certified_epsilon": _finite(spent.epsilon), "c2": c2}
+        answer |= {"epsilon": epsilon, "certified_epsilon": finite(spent.epsilon), "c2": c2}
     if difference_scale is not None:
         answer["difference_scale"] = cast("Saga", mechanism).difference_scale
     if shared is not None and covariance is not None:
@@ -732,8 +728,6 @@ def _scaled(mechanism: Mechanism, algorithm: str, given: str | None, auto: Calla
         return mechanism
     if (saga := mechanism.weighted) is None:
         raise Refused(f"--difference-scale {given} with --algorithm {algorithm}", "leave it out")
-    if given == "auto" and saga.difference_clip is not None:
-        return saga
     return replace(saga, difference_scale=auto(saga) if given == "auto" else _weight(given))
 
 
@@ -808,9 +802,4 @@ def _answer(answer: dict[str, Any], assumptions: tuple[str, ...], *, as_json: bo
         typer.echo(json.dumps(answer))
         return
     show("privacy", [(key, "no finite bound" if value is None else str(value)) for key, value in answer.items()])
-    for line in assumptions:
-        out.print(f"  · {line}", soft_wrap=True)
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
+    show_lines(assumptions)

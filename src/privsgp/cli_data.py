@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from privsgp.errors import Refused
-from privsgp.report.terminal import err, out, show
+from privsgp.report.terminal import err, out, show, show_lines
 
 if TYPE_CHECKING:
     from privsgp.data.schema import Schema
@@ -60,8 +60,7 @@ def check(
         typer.echo(json.dumps(told | {"classes": _per_class(found, encoded)}))
         return
     show(f"{table.name}, for this site alone", _rows(found, encoded))
-    for line in encoded.told(found) or ["every value fits"]:
-        out.print(f"  · {line}", soft_wrap=True)
+    show_lines(encoded.told(found) or ["every value fits"])
 
 
 def _rows(schema: Schema, table: Table) -> list[tuple[str, str]]:

@@ -27,7 +27,8 @@ def add_to(app: typer.Typer) -> None:
 def predict(
     run: RunFolder,
     file: Annotated[
-        Path, typer.Argument(help="Samples as the run had them: .npz with x, a table, texts, a folder of images.")
+        Path,
+        typer.Argument(help="Samples as the run had them: .npz with x, a table, texts, an image or a folder of them."),
     ],
     out: Annotated[Path | None, typer.Option("--out", "-o", help="A .csv file; default: stdout.")] = None,
 ) -> None:
@@ -35,12 +36,12 @@ def predict(
     from privsgp.files import write
     from privsgp.report.terminal import err
     from privsgp.runs.result import load
-    from privsgp.runs.rows import encoded_rows
+    from privsgp.runs.rows import encoded_rows, file_names
 
     result = load(run)
     x = encoded_rows(file, result.card)
     text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows(_said(result, x))
+    csv.writer(text, lineterminator="\n").writerows(_said(result, x, file_names(file, result.card)))
     if out is None:
         typer.echo(text.getvalue(), nl=False)
         return
@@ -51,19 +52,23 @@ def predict(
     err.print(f"written to {out}: {len(x):,} rows", soft_wrap=True)
 
 
-def _said(result: Result, x: Any) -> list[list[Any]]:  # noqa: ANN401 - an array
-    """Return the rows of a table, its head first."""
+def _said(result: Result, x: Any, files: list[str] | None) -> list[list[Any]]:  # noqa: ANN401 - an array
+    """Return the rows of a table, its head first; a row is called by its file's name where it has one."""
+    first, called = ("row", range(len(x))) if files is None else ("file", list(map(visible, files)))
     if result.card["loss"] in ("cross-entropy", "binary"):
         p = result.predict_proba(x)
         said = result.card.get("class_names")
         names: list[Any] = list(range(p.shape[1])) if said is None else list(map(visible, said))
         if len(names) != p.shape[1]:
             raise Refused(f"{len(names)} names of {p.shape[1]} classes", "put a copy of the model's file back")
-        head = ["row", "class", *(f"p{c}" if isinstance(c, int) else f"p({c})" for c in names)]
-        return [head, *([i, names[int(row.argmax())], *(f"{v:.6g}" for v in row)] for i, row in enumerate(p))]
+        head = [first, "class", *(f"p{c}" if isinstance(c, int) else f"p({c})" for c in names)]
+        return [
+            head,
+            *([i, names[int(row.argmax())], *(f"{v:.6g}" for v in row)] for i, row in zip(called, p, strict=True)),
+        ]
     outputs = result.outputs(x).flatten(1)
-    head = ["row", *(f"value{c}" if outputs.shape[1] > 1 else "value" for c in range(outputs.shape[1]))]
-    return [head, *([i, *(f"{v:.6g}" for v in row)] for i, row in enumerate(outputs.tolist()))]
+    head = [first, *(f"value{c}" if outputs.shape[1] > 1 else "value" for c in range(outputs.shape[1]))]
+    return [head, *([i, *(f"{v:.6g}" for v in row)] for i, row in zip(called, outputs.tolist(), strict=True))]
 
 
 def evaluate(

@@ -69,6 +69,7 @@ def card(home: Home = None) -> None:
     path = Path(f"{found.name}.card")
     found.card.write(path)
     out.print(f"{path}, fingerprint {found.card.fingerprint}")
+    out.print("next: send it to whoever proposes the study, and read the fingerprint out by telephone")
 
 
 @site.command("rotate")
@@ -79,6 +80,7 @@ def rotate(home: Home = None) -> None:
     found = Site.open(_home(home))
     found.rotate()
     out.print(f"{found.name}: a new certificate, good until {found.certificate.not_valid_after_utc:%Y-%m-%d}")
+    out.print("next: nothing; others trust it by the card they have, and runs that go on show it to them")
 
 
 @site.command("show")
@@ -176,6 +178,10 @@ def show_agreement(study: Study, home: Home = None, as_json: Json = False) -> No
         typer.echo(json.dumps({"run": agreement.run} | agreement.values))
         return
     _show(agreement, home)
+    out.print(
+        f"next: compare fingerprints by telephone, then privsgp agree check {study}, and privsgp doctor {study}",
+        soft_wrap=True,
+    )
 
 
 @agree.command("check")
@@ -192,6 +198,7 @@ def check(study: Study, home: Home = None) -> None:
     allowed = f"{own.home / 'policy.toml'} allows it" if has_policy else f"there is no policy.toml in {own.home}"
     out.print(f"{agreement.name}: {own.name} is node {node}; {allowed}", soft_wrap=True)
     out.print("σ and x⁰ are computed anew when you join, before anything is signed")
+    out.print(f"next: privsgp join {study} --data FILE", soft_wrap=True)
 
 
 def _message(agreement: Agreement) -> str:
@@ -347,6 +354,8 @@ def _show_summary(s: dict[str, Any], folder: Path) -> None:
     if s["test_accuracy"] is not None:
         rows.insert(2, ("test accuracy", f"{s['test_accuracy']:.1%}"))
     show(s["name"], rows)
+    model = folder / "nodes" / f"{node}.safetensors"
+    out.print(f"next: the model is {model}; privsgp report {folder} writes what to show others", soft_wrap=True)
 
 
 def status(study: Study, home: Home = None, folder: Out = None, as_json: Json = False) -> None:
@@ -379,6 +388,8 @@ def status(study: Study, home: Home = None, folder: Out = None, as_json: Json = 
     rows.append(("paid for", f"{charged} releases of {agreement.values['steps']}, {bound}"))
     rows.append(("refused", ", ".join(f"{count} × {kind}" for kind, count in told["refused"].items()) or "nothing"))
     show(agreement.name, rows)
+    if age >= 5 and told["own"]["phase"] not in ("finished", "left"):
+        out.print(f"next: privsgp join {study} --data FILE goes on; nothing is charged twice", soft_wrap=True)
 
 
 def leave(study: Study, home: Home = None, folder: Out = None) -> None:
@@ -399,9 +410,8 @@ def relay(
     from privsgp.sites.join import relay as carry
 
     stopping = Stopping()
-    _say("relaying; Ctrl-C ends it. Messages are sealed: this machine cannot read them")
     with stopping:
-        carry(study, home=_home(home), audit=audit, ended=lambda: stopping.asked)
+        carry(study, home=_home(home), audit=audit, ended=lambda: stopping.asked, say=_say)
 
 
 def doctor(study: Study, home: Home = None) -> None:
@@ -414,6 +424,7 @@ def doctor(study: Study, home: Home = None) -> None:
     show("doctor", [(one.what, ("" if one.fine else "✗ ") + one.text) for one in found])
     if not all(one.fine for one in found):
         raise typer.Exit(1)
+    out.print(f"next: privsgp join {study} --data FILE", soft_wrap=True)
 
 
 def _home(given: Path | None) -> Path:

@@ -1,24 +1,18 @@
 """A virtual clock: how long gradients and messages take, who waits for whom, and who acts when nobody waits.
 
-How long things take on the virtual clock: a node's gradient, and a message on its way.
-
 Times are public randomness, keyed by the node and by the number of its gradient alone. They depend neither on data nor
 on how many samples were drawn, so that who acts when reveals nothing, and is known before the run.
 
-Synchronous methods on the virtual clock: a node begins a step when all it needs for it has arrived.
+In synchronous methods (`Waiting`) a node begins a step when all it needs for it has arrived:
 
     t_i(k+1) = max over i itself and all j that send to i at step k of  t_j(k) + gradient_j(k) + message_ji
 
 With a server everyone waits for the slowest, and for the way there and back; who is alone waits for nobody.
 
-Asynchronous methods on the virtual clock: the list of events, in the order in which they happen.
-
-A node reads its model, computes a gradient there for as long as `Times` says, exchanges models with one neighbour,
-drawn anew each time, and begins again. Nobody waits for a node that computes: others average with it meanwhile, so that
-its gradient is of an older model than the one it changes. n events are called a step, whoever they are of.
-
-The list depends on public randomness alone. How often each node acts is known before the run, and so is what each
-node's noise must be calibrated for.
+In asynchronous ones (`Events`) a node reads its model, computes a gradient there for as long as `Times` says, exchanges
+models with one neighbour, drawn anew each time, and begins again. Nobody waits for a node that computes: others average
+with it meanwhile, so that its gradient is of an older model than the one it changes. n events are called a step,
+whoever they are of. How often each node acts is known before the run, and so is what its noise must be calibrated for.
 """
 
 from __future__ import annotations

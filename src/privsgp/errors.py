@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import re
+from contextvars import ContextVar
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -37,18 +38,33 @@ _ARGUMENTS = {
     "resume": "resume=True", "moved": "moved=True", "out": "out=…", "ledger": "ledger=…", "from": "start=…",
     "from-records": "start_records=…", "data-dir": "the folder that PRIVSGP_DATA names", "format": "form",
 }  # fmt: skip
+_SETTINGS = {
+    "data.test = 'public'": "test_is_public=True", "data.test = 'private'": "test_is_public=False",
+    "data.nodes is left out": "nodes=… is left out",
+}  # fmt: skip
 _NAMES = "|".join(sorted(_ARGUMENTS, key=len, reverse=True))
-_OPTION = re.compile(rf"--({_NAMES})(?![\w-])(?: (?=(\S*/\S+|these|others|public)))?")
+_OPTION = re.compile(rf"--({_NAMES})(?![\w-])(?: (?=(\S*/\S+|these|others|public|\S+: |\S+ is no |<)))?")
 
 
 def in_pythons_terms(text: str) -> str:
-    """Put arguments of `privsgp.train` in the place of the command line's options."""
+    """Put arguments of `privsgp.train` in the place of the command line's options and of keys of run.toml."""
+    for key, argument in _SETTINGS.items():
+        text = text.replace(key, argument)
     return _OPTION.sub(lambda found: _ARGUMENTS[found[1]].removesuffix("…") if found[2] else _ARGUMENTS[found[1]], text)
+
+
+_FROM_PYTHON: ContextVar[bool] = ContextVar("from_python", default=False)
+
+
+def in_callers_terms(text: str) -> str:
+    """Say a note as whoever called would put it right: from Python, or at a terminal."""
+    return in_pythons_terms(text) if _FROM_PYTHON.get() else text
 
 
 @contextlib.contextmanager
 def called_from_python() -> Iterator[None]:
-    """Say refusals, stops and divergences as a caller from Python would put them right."""
+    """Say refusals, stops, divergences and notes as a caller from Python would put them right."""
+    before = _FROM_PYTHON.set(True)
     try:
         yield
     except Refused as refused:
@@ -64,6 +80,8 @@ def called_from_python() -> Iterator[None]:
     except Diverged as diverged:
         diverged.args = (in_pythons_terms(str(diverged)),)
         raise
+    finally:
+        _FROM_PYTHON.reset(before)
 
 
 def refuse_below_one(**counts: int | None) -> None:

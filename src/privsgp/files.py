@@ -153,6 +153,20 @@ def write(path: Path, text: str) -> None:
     replace(path, lambda temporary: temporary.write_text(text))
 
 
+def in_units(size: float) -> str:
+    """Write a number of bytes for people."""
+    for unit in ("B", "kB", "MB"):
+        if size < 1000:
+            return f"{size:.3g} {unit}"
+        size /= 1000
+    return f"{size:,.3g} GB" if size < 1000 else f"{size:,.0f} GB"
+
+
+def finite(value: float) -> float | None:
+    """Return a number as JSON may hold it: None where it is infinite."""
+    return value if math.isfinite(value) else None
+
+
 def write_json(path: Path, value: dict[str, Any]) -> None:
     """Write JSON whole or not at all; what is not a finite number must already be None."""
     text = json.dumps(value, indent=2, allow_nan=False)

@@ -62,7 +62,7 @@ def _values(schema: dict[str, Any]) -> str:
     if "enum" in schema or "const" in schema:
         return ", ".join(json.dumps(value) for value in schema.get("enum", [schema.get("const")]))
     if "$ref" in schema:
-        return f"a table of {schema['$ref'].rsplit('/', 1)[-1]}"
+        return "a table"
     if schema.get("type") == "array":
         return f"a list of {_values(schema['items'])}"
     limits = [f"{sign} {schema[key]:g}" for key, sign in _LIMITS if key in schema]

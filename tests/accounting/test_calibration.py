@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import pytest
@@ -55,6 +56,23 @@ def test_refuses_what_no_noise_can_protect():
 def test_in_a_run_too_short_to_renew_its_table_a_larger_weight_is_affordable():
     """Its lag costs more than noise there: 0.029 would be within 2 % of the least σ."""
     one = Saga(sigma=0.0, clip=1.0, batch=1, samples=1200)
-    assert calibration.affordable(one, 1000) == calibration.MORE
-    assert calibration.affordable(one, 125) == pytest.approx(4.8)
-    assert calibration.largest(one, 125, 1.0, 1e-5) == pytest.approx(0.14, abs=0.03)
+    assert calibration.affordable(one, 1200) == calibration.MORE
+    assert calibration.affordable(one, 125) == pytest.approx(9.6)
+    assert calibration.largest(one, 125, 1.0, 1e-5) == pytest.approx(0.29, abs=0.03)
+
+
+def test_a_clip_of_g_doubles_the_weight_that_is_affordable():
+    """And the cache tells clips apart by what they are beside G."""
+    node = {"sigma": 0.0, "batch": 4, "samples": 1200}
+    free, clipped = Saga(**node, clip=1.0), Saga(**node, clip=1.0, difference_clip=1.0)
+    short, wide = Saga(**node, clip=2.0, difference_clip=1.0), Saga(**node, clip=2.0, difference_clip=2.0)
+    least, taken, more, same = (calibration.largest(m, 1000, 1.0, 1e-5) for m in (free, clipped, short, wide))
+    assert taken == same
+    assert 1.7 * least < taken < more
+
+
+def test_what_a_weight_costs_is_what_it_was_chosen_for():
+    one = Saga(sigma=0.0, clip=1.0, batch=1, samples=1200, difference_clip=1.0)
+    scaled = dataclasses.replace(one, difference_scale=calibration.largest(one, 250, 1.0, 1e-5))
+    assert calibration.cost(scaled, 250, 1.0, 1e-5) == pytest.approx(calibration.affordable(one, 250), rel=0.05)
+    assert calibration.cost(scaled, 250, 0.3, 1e-5) < 0.9 * calibration.cost(scaled, 250, 1.0, 1e-5)

@@ -51,6 +51,7 @@ MECHANISMS = [
     Saga(sigma=1e3, clip=1.0, batch=1e-3, samples=1000),
     Saga(sigma=1e-2, clip=1.0, batch=50, samples=1000, difference_scale=0.3),
     Saga(sigma=1e-1, clip=1.0, batch=5, samples=1000, difference_scale=0.0051, difference_clip=1.0),
+    Saga(sigma=1e-2, clip=1.0, batch=50, samples=1000, difference_scale=0.4, difference_clip=1.0),
     Saga(sigma=1e-2, clip=1.0, batch=50, samples=1000, difference_scale=0.02),
     Saga(sigma=1e-2, clip=1.0, batch=50, samples=1000, difference_scale=0.3, sampling="fixed"),
     Anchored(sigma=1e-2, clip=1.0, batch=50, samples=1000, period=7, anchor_batch=500, spare=3),

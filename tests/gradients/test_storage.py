@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from privsgp.errors import Refused
+from privsgp.files import in_units
 from privsgp.gradients.tables import storage
 from privsgp.gradients.tables.storage import Storage, gather, scatter
 
@@ -138,4 +139,4 @@ def test_the_first_place_with_room_to_spare_is_taken(memory, disk, place, taken,
 
 
 def test_sizes_are_told_in_words():
-    assert [storage._bytes(n) for n in (17, 4200, 69_612_000_000, 2.2e12)] == ["17 B", "4.2 kB", "69.6 GB", "2,200 GB"]
+    assert [in_units(n) for n in (17, 4200, 69_612_000_000, 2.2e12)] == ["17 B", "4.2 kB", "69.6 GB", "2,200 GB"]

@@ -219,7 +219,6 @@ def test_numbers_kept_per_sample(name, kind, difference_clip, size):
     gradient = stack(model, cross_entropy, (torch.randn(4, 28, 28), torch.zeros(4, dtype=torch.int64)))
     example = gradient(gradient.layout.flatten(model)[None], inputs, targets)
     table = make_table(kind, example, 3, clip=1.0, difference_clip=difference_clip)
-    assert table.entry_size == size
     kept = table.arrays()
     assert sum(a.numel() for name, a in kept.items() if name != "mean") == size * 4
     assert kept["mean"].shape == (1, example.dim)

@@ -6,7 +6,7 @@ import pytest
 
 from privsgp.paper import claims
 from privsgp.paper.claims import Found
-from privsgp.studies.spread import Spread
+from privsgp.studies.several import Spread
 
 
 def results(*accuracies, sd=0.0, losses=None, line=""):

@@ -38,7 +38,7 @@ def test_a_node_that_drags_all_others():
     sigmas = [0.1] * 9 + [1.0]
     (said,) = heavy_nodes(sigmas, [(1.0, 1e-5)] * 9 + [(0.1, 1e-5)])
     total = 9 * 0.01 + 1
-    assert "node 9 (ε = 0.1)" in said
+    assert "node 9, at ε = 0.1, brings" in said
     assert f"{math.sqrt(0.09 / total) * 10 / 9:.2f} times as large" in said
     assert f"{10 / math.sqrt(901 * total):.2f} times" in said
 

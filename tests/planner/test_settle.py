@@ -6,9 +6,11 @@ import shutil
 import numpy as np
 import pytest
 
+from privsgp.engine import formats
 from privsgp.errors import Refused
 from privsgp.planner import choose, rehearsal, shown
 from privsgp.planner import settle as planning
+from privsgp.report import sections
 from privsgp.runs import build
 from privsgp.runs import config as configs
 from privsgp.runs import problem as problems
@@ -166,6 +168,8 @@ def test_a_model_too_large_to_rehearse_is_planned_by_noise_alone():
     plan = planning.make(config, problems.load_problem(config))
     told = plan.as_json()
     assert (told["rehearsed"], told["rehearsal_score"], told["methods"][0]["score"]) == (False, None, None)
+    drawn = sections.plan(formats.Plan.model_validate(json.loads(json.dumps(told))).model_dump())
+    assert drawn.told["methods"].rows[0][-1] == "–"
     assert any("by noise alone" in said for said in plan.warnings)
     assert "noise κ" in plan.why
     assert plan.metrics == {}  # they would be a rehearsal's

@@ -6,17 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from privsgp.accounting import published
+from privsgp.accounting.mechanisms import Saga
 from privsgp.errors import Refused
 from privsgp.planner.theorems import (
     Constants,
-    best_bound,
     best_steps,
-    best_variance,
     bound,
     hardness,
     log_least_steps,
     minimise,
-    noise_scale,
 )
 
 # The paper's ResNet-18 numbers (Experiments); c₂ is ours (privacy.md, "Facts to check in tests").
@@ -26,6 +25,22 @@ D, G, J, N, C2 = 11_173_962, 10.0, 3125, 16, 0.3724
 positive = st.floats(1e-2, 1e3)
 constants = st.builds(Constants, positive, positive, positive, positive)
 budget = st.tuples(st.floats(0.1, 10), st.floats(1e-9, 0.1))
+
+
+def noise_scale(K, G, J, budget, c2):
+    """Theorem 3: σ_i = 3 c₂ G √(K ln(1/δ_i)) / (J ε_i)."""
+    return published.sigma(Saga(sigma=0, clip=G, batch=1, samples=J), 1, *budget, c2) * math.sqrt(K)
+
+
+def best_bound(constants, d, G, budgets, J, c2):
+    """Corollary 1: 12 c₂ G √(6Ld (13F⁰ + 6L‖x⁰‖² + 18Lb²) Σ ln(1/δ_i)/ε_i²) / (nJ), what the bound is at the best K."""
+    inside = 6 * constants.smoothness * d * constants.start * hardness(budgets, J)
+    return 12 * c2 * G * math.sqrt(inside) / len(budgets)
+
+
+def best_variance(constants, d):
+    """(1/n) Σσ_i² at the best K: (13F⁰ + 6L‖x⁰‖² + 18Lb²) / (24Ld), whatever the budgets are."""
+    return constants.start / (24 * constants.smoothness * d)
 
 
 def resnet_steps(epsilon, n=N):

@@ -158,16 +158,22 @@ def test_images(tmp_path):
     for path in (tmp_path / "public").rglob("*.png"):
         shutil.copy(path, tmp_path / "flat")
     said = [runs.command("predict", run, tmp_path / name).out.splitlines() for name in ("public", "flat")]
-    assert said[0][0] == "row,class,p(cat),p(dog)"
+    assert said[0][0] == "file,class,p(cat),p(dog)"
     assert len(said[0]) == 21
-    assert said[0] == said[1]
+    assert [row.split(",")[0] for row in said[0][1:3]] == ["cat/cat-0.png", "cat/cat-1.png"]
+    assert [row.split("/")[-1] for row in said[0]] == said[1]
+    alone = runs.command("predict", run, tmp_path / "flat" / "dog-3.png").out.splitlines()[1]
+    assert alone.split(",")[:2] == said[1][14].split(",")[:2]
+    assert "an image without a class" in runs.command("evaluate", run, tmp_path / "flat" / "dog-3.png").err
     shutil.copytree(tmp_path / "site-1", tmp_path / "copy")
     own = runs.command("evaluate", run, tmp_path / "copy")
     assert own.code == 2
     assert "was trained on" in own.err
     (tmp_path / "empty").mkdir()
-    assert "is no folder with images" in runs.command("predict", run, tmp_path / "empty").err
-    assert "no .npz file and not a folder of images" in runs.command("predict", run, tmp_path / "run.toml").err
+    assert "empty has no image" in runs.command("predict", run, tmp_path / "empty").err
+    assert (
+        "no .npz file and not an image or a folder of them" in runs.command("predict", run, tmp_path / "run.toml").err
+    )
 
 
 class Words(nn.Module):
@@ -235,7 +241,70 @@ def test_data_sets_and_tensors_that_learn(tmp_path):
         result.evaluate(x)
 
 
-def test_a_path_from_python_is_refused_by_name(tmp_path):
-    for data in (["site-0", "site-1"], [tmp_path, tmp_path]):
-        with pytest.raises(Refused, match="data is a path"):
-            privsgp.train(nn.Linear(3, 2), data, classes=2, out=tmp_path / "run", **SETTINGS)
+def linear(pixels=3 * 4 * 4):
+    return nn.Sequential(nn.Flatten(), nn.Linear(pixels, 2))
+
+
+def test_folders_of_images_from_python(tmp_path):
+    for number, name in enumerate(("site-0", "site-1", "public")):
+        pictures(tmp_path / name, number)
+    sites = {"aachen": tmp_path / "site-0", "basel": str(tmp_path / "site-1")}
+    images = {"labels": ["cat", "dog"], "size": 4}
+    settings = SETTINGS | {"algorithm": {"name": "privsgp", "batch": 10, "steps": 3}}
+    private = settings | {"seed": None}
+    result = privsgp.train(
+        linear(), sites, images=images, test=tmp_path / "public", test_is_public=True, out=tmp_path / "run", **private
+    )
+    assert result.summary["samples"] == [20, 20]
+    again = privsgp.load(tmp_path / "run", linear())
+    assert again.evaluate(tmp_path / "public")["auc"] == result.summary["auc"]
+    assert again.predict(tmp_path / "public" / "cat" / "cat-0.png").shape == (1,)
+    with pytest.raises(Refused, match="was trained on"):
+        again.evaluate(tmp_path / "site-1")
+    divided = privsgp.train(linear(), tmp_path / "site-0", images=images, nodes=2, out=tmp_path / "divided", **settings)
+    assert divided.summary["samples"] == [10, 10]
+
+
+def test_files_of_texts_from_python(tmp_path):
+    for node in range(2):
+        lines(tmp_path / f"reviews-{node}.jsonl", 40, start=100 * node)
+    files = [tmp_path / f"reviews-{node}.jsonl" for node in range(2)]
+    text = {"label": "mood", "labels": ["bad", "good"], "vocabulary": 30, "length": 2}
+    result = privsgp.train(Words(), files, text=text, out=tmp_path / "run", **SETTINGS)
+    assert result.summary["samples"] == [40, 40]
+    np.testing.assert_array_equal(result.predict(["fine 0", "mess 1"]), result.predict(np.array(["fine 0", "mess 1"])))
+    (tmp_path / "new.csv").write_text("text\nfine 0\nmess 1\n")
+    np.testing.assert_array_equal(result.predict(["fine 0", "mess 1"]), result.predict(tmp_path / "new.csv"))
+    with pytest.raises(Refused, match="an embedding of 30 rows for a vocabulary of 31"):
+        privsgp.train(Words(), files, text=text | {"vocabulary": 31}, out=tmp_path / "no", **SETTINGS)
+
+
+def test_a_private_runs_own_table_is_refused_from_python_too(tmp_path):
+    x = np.random.default_rng(0).normal(size=(60, 3))
+    for node in range(2):
+        np.savez(tmp_path / f"{node}.npz", x=x[node::2], y=np.arange(30) % 2)
+    files = [tmp_path / "0.npz", tmp_path / "1.npz"]
+    privsgp.train(nn.Linear(3, 2), files, classes=2, out=tmp_path / "run", **SETTINGS | {"seed": None})
+    with pytest.raises(Refused, match="was trained on"):
+        privsgp.load(tmp_path / "run", nn.Linear(3, 2)).evaluate(tmp_path / "1.npz")
+
+
+@pytest.mark.parametrize(
+    ("data", "more", "what"),
+    [
+        (["site-0"], {}, "without x.npy"),
+        (["site-9"], {"images": {"labels": ["cat", "dog"]}}, "site-9 does not exist"),
+        (["a.jsonl"], {}, "without a column of texts"),
+        (["a.csv"], {}, "a.csv without a schema"),
+        ([(np.zeros((4, 3)), np.zeros(4))], {"text": {}}, "a tuple beside text=…"),
+        (["site-0"], {"images": {"label": ["cat"]}}, "unknown key data.images.label"),
+        (["site-0"], {"images": {"label": ["cat"]}}, "data.images without labels"),
+    ],
+)
+def test_files_that_cannot_be_read_are_refused_by_name(tmp_path, monkeypatch, data, more, what):
+    monkeypatch.chdir(tmp_path)
+    pictures(tmp_path / "site-0", 0)
+    lines(tmp_path / "a.jsonl", 4)
+    with pytest.raises(Refused) as refused:
+        privsgp.train(linear(), data, classes=2, out=tmp_path / "run", **more, **SETTINGS)
+    assert what in refused.value.what

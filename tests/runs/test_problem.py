@@ -41,6 +41,14 @@ def test_without_a_seed_records_stay_where_they_are_whatever_else_changes(change
         assert np.array_equal(before, after)
 
 
+def test_a_folder_of_the_name_of_a_built_in_data_set_is_where_its_files_lie(tmp_path):
+    (tmp_path / "a9a").mkdir()
+    (tmp_path / "a9a" / "a9a").write_text("-1 3:1\n+1 123:1\n" * 4)
+    (tmp_path / "a9a" / "a9a.t").write_text("+1 1:1\n")
+    asked = config.parse(tomllib.loads(runs.SMALL), ["data.name=a9a", "data.sizes=", "model.loss=binary"])
+    assert problems.load_problem(asked, tmp_path).samples == [2, 2, 2, 2]
+
+
 def test_a_ledger_is_continued_only_where_its_records_lie(tmp_path):
     path = runs.small(tmp_path, UNSEEDED.replace('"privsgp"', '"privsgp-sag"'))
     runs.train(path, tmp_path / "first", "--set=algorithm.steps=5")
@@ -70,6 +78,10 @@ def test_what_is_no_ledger_folder_is_refused(tmp_path):
     ran = runs.command("train", runs.small(tmp_path), "--out", tmp_path / "out", "--ledger", tmp_path / "nowhere")
     assert ran.code == 2
     assert f"--ledger {tmp_path / 'nowhere'} is no folder" in ran.err
+    (tmp_path / "empty").mkdir()
+    ran = runs.command("train", runs.small(tmp_path), "--out", tmp_path / "out", "--ledger", tmp_path / "empty")
+    assert ran.code == 2
+    assert f"--ledger {tmp_path / 'empty'} holds no ledger" in ran.err
 
 
 def test_a_plan_of_a_configuration_takes_no_numbers_beside_it(tmp_path):

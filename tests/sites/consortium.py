@@ -6,6 +6,7 @@ import contextlib
 import errno
 import json
 import os
+import random
 import signal
 import socket
 import sys
@@ -37,12 +38,16 @@ RUN = {
 
 
 def free_ports(count: int) -> list[int]:
-    """Return ports that nobody listens at."""
+    """Return ports that nobody listens at, and that no outgoing connection is given while a site is away."""
     with contextlib.ExitStack() as opened:
-        sockets = [opened.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
+        found = []
+        for port in random.SystemRandom().sample(range(12000, 32000), 1000):
+            with contextlib.suppress(OSError):
+                opened.enter_context(socket.socket()).bind(("127.0.0.1", port))
+                found.append(port)
+            if len(found) == count:
+                break
+        return found
 
 
 def digits(folder: Path, sizes: list[int]) -> list[Path]:
@@ -232,8 +237,10 @@ def _site(study: Path, file: Path, home: Path, out: Path, state: str, faults: Fa
     import torch
 
     from privsgp.errors import Interrupted, Refused
+    from privsgp.sites import link_journal
     from privsgp.sites.join import join
 
+    link_journal._LEAST, link_journal.GROWTH = 0, 1  # a new file every few steps, as where models are large
     torch.set_num_threads(1)
     os.environ["PRIVSGP_STATE"] = state
     sys.stdout = sys.stderr = Path(f"{out}.log").open("a", buffering=1)  # noqa: SIM115 - to the end
@@ -300,7 +307,7 @@ def _set_clock(hours: float) -> None:
 
 
 def _die_after(moments: int, *, full: bool) -> None:
-    """Let this process kill itself at a moment: before any write, or any message that is about to be sent.
+    """Let this process kill itself at a moment: before any write, or removal, or message that is about to be sent.
 
     With `full`, writes fail from that moment on, as on a full disk.
     """
@@ -321,8 +328,8 @@ def _die_after(moments: int, *, full: bool) -> None:
 
     def begin(transport: Any, k: int, *args: Any) -> Any:  # from the first step on
         if k == 1:
-            sends = () if full else ((Outbox, "post"),)
-            for holder, name in ((os, "write"), (os, "fsync"), (os, "replace"), *sends):
+            more = () if full else ((os, "pwrite"), (os, "unlink"), (Outbox, "post"))
+            for holder, name in ((os, "write"), (os, "fsync"), (os, "replace"), *more):
                 setattr(holder, name, dying(getattr(holder, name)))
         return mix(transport, k, *args)
 
@@ -330,8 +337,6 @@ def _die_after(moments: int, *, full: bool) -> None:
 
 
 def _lose(faults: Faults, log: Path) -> None:
-    import random
-
     from privsgp.sites import client, server
 
     rng, receive = random.Random(os.getpid()), server.receive

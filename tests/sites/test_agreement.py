@@ -192,7 +192,13 @@ def test_the_commands_of_agreements(budgeted, tmp_path, monkeypatch):
     assert ran.code == 0, ran.err
     shown = json.loads(command("agree", "show", "x.study", "--json").out)
     assert shown["run"] == Agreement.read(tmp_path / "x.study").run
-    assert "aachen" in command("agree", "show", "x.study", "--home", budgeted.sites[0].home).out
+    home = "--home", budgeted.sites[0].home
+    assert "aachen" in (told := command("agree", "show", "x.study", *home).out)
+    assert "next: compare fingerprints by telephone, then privsgp agree check x.study" in told
+    assert "next: privsgp join x.study --data FILE" in command("agree", "check", "x.study", *home).out
+    ran = command("relay", "x.study", *home)
+    assert (ran.code, "relaying" in ran.err) == (2, False)
+    assert "is not the relay" in ran.err
     assert command("agree", "propose", "run.toml", *cards[:2], "-o", "y.study").code == 2
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import json
 import os
@@ -206,6 +207,69 @@ def test_an_older_copy_sends_nothing_once_a_peer_has_shown_a_later_message(three
         transport.mix(0, torch.zeros(1, three.agreement.weights), torch.ones(1, dtype=torch.float64))
     assert not committed
     assert outbox.newest(1) == -1
+
+
+def test_what_could_not_be_committed_is_not_sent(three, tmp_path):
+    """Messages are made while the commit is written, and wait for it."""
+    members, outbox = Members(three.agreement, 0, 1, three.agreement.sign(three.sites[0])), Outbox(2)
+    for peer in (1, 2):
+        other = Members(three.agreement, peer, 1, three.agreement.sign(three.sites[peer]))
+        members.learn(peer, json.loads(canonical(other.hello(0))))
+    log = tmp_path / "taken.jsonl"
+    transport = SitesTransport(three.sites[0], three.agreement, 0, Inbox(three.agreement, 0, 2), outbox, members, log)
+    seen = []
+
+    def full(*_):
+        time.sleep(0.2)  # the messages are made by now
+        seen.append(outbox.newest(1))
+        raise OSError(errno.ENOSPC, "No space left")
+
+    transport.commit = full
+    with pytest.raises(OSError, match="No space left"):
+        transport.mix(0, torch.zeros(1, three.agreement.weights), torch.ones(1, dtype=torch.float64))
+    assert [*seen, outbox.newest(1), outbox.newest(2)] == [-1, -1, -1]
+
+
+def acquainted(c, node, *others, **seen):
+    """Return what a site knows that has heard the hellos of others, which have seen headers of messages."""
+    members = Members(c.agreement, node, 1, c.agreement.sign(c.sites[node]))
+    for other in others:
+        peer = Members(c.agreement, other, 1, c.agreement.sign(c.sites[other]))
+        peer.seen = lambda source, heads=seen[f"by_{other}"]: heads.get(source)
+        members.learn(other, json.loads(canonical(peer.hello(node))))
+    return members
+
+
+def test_an_older_copy_is_noticed_by_who_only_heard_of_the_later_message(three):
+    """Basel tells cork of aachen's message to it, and is away when cork tells aachen."""
+    sent = frame(three, 5, 0.5, source=0, target=1)
+    cork = acquainted(three, 2, 1, by_1={0: sent})
+    aachen = Members(three.agreement, 0, 1, three.agreement.sign(three.sites[0]))
+    aachen.posted = lambda _peer: 3
+    aachen.learn(2, json.loads(canonical(cork.hello(0))))
+    assert aachen.proven == {1: 5}
+    forged = dataclasses.replace(sent, signature=bytes(64))
+    cork._heads[0] = dataclasses.replace(forged, header=dataclasses.replace(sent.header, step=9))
+    with pytest.raises(Rejected, match="did not sign"):
+        aachen.learn(2, json.loads(canonical(cork.hello(0))))
+    assert aachen.proven == {1: 5}
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_two_messages_of_one_step_to_a_third_site_are_evidence_here_too(three, same):
+    first, accused = frame(three, 5, 0.5, source=1, target=2), []
+    second = frame(three, 5, 0.5 if same else 0.6, source=1, target=2, incarnation=2)
+    members = acquainted(three, 0, 2, by_2={1: first})
+    members.accuse = lambda node, evidence: accused.append((node, evidence))
+    other = Members(three.agreement, 2, 2, three.agreement.sign(three.sites[2]))
+    other.seen = {1: second}.get
+    for _ in range(2):
+        members.learn(2, json.loads(canonical(other.hello(0))))
+    assert [node for node, _ in accused] == ([] if same else [1])
+    for _, evidence in accused:
+        for told in evidence.evidence.values():  # anybody can see who said both
+            signature = bytes.fromhex(told["signature"])
+            three.sites[1].card.verify(b"message", told["header"].encode(), signature)
 
 
 def test_who_is_known_by_hearsay_is_waited_for_until_it_says_hello(three):

@@ -99,11 +99,12 @@ def test_init_refuses(tmp_path, monkeypatch, options, why):
 def test_the_commands_of_a_site(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PRIVSGP_SITE", str(tmp_path / "h"))
-    assert "fingerprint" in command("site", "init", "--name=cork", "--outbound-only").out
+    assert "next: send cork.card" in command("site", "init", "--name=cork", "--outbound-only").out
     shown = json.loads(command("site", "show", "--json").out)
     assert shown["name"] == "cork"
     assert json.loads(command("site", "show", "cork.card", "--json").out)["fingerprint"] == shown["fingerprint"]
     (tmp_path / "cork.card").unlink()
-    assert shown["fingerprint"] in command("site", "card").out
+    assert "next: send it" in (told := command("site", "card").out)
+    assert shown["fingerprint"] in told
     assert (tmp_path / "cork.card").exists()
     assert "good until" in command("site", "rotate").out

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 
@@ -18,7 +19,7 @@ from privsgp.sites.frames import Frame, Header, Rejected
 from privsgp.sites.mailbox import Inbox, Outbox
 from privsgp.sites.seen import Seen
 from privsgp.sites.server import receive
-from privsgp.transport.link import Outgoing
+from privsgp.transport.link import Outgoing, grown
 
 
 def frame(c, step=0, w=0.5, source=1, target=0, incarnation=1, x=0.0, **changes):
@@ -149,6 +150,43 @@ def test_what_is_new_makes_the_same_sums_bit_by_bit(three):
         receive(three.agreement, 0, inbox, 1, *frames.opened(pieces[0]), iter(pieces[1:]))
         (taken,) = inbox.take(step)
         assert bytes(taken.body) == body
+
+
+@given(st.lists(st.integers(1, 3000), min_size=1, max_size=30), st.booleans(), st.sampled_from(["", "x", "w", "hash"]))
+def test_however_a_message_is_cut_into_pieces_the_same_is_let_in_and_refused(three, cuts, whole, wrong):
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(frames, "_PART", 64)
+        inbox, d = Inbox(three.agreement, 0, 4), three.agreement.weights
+        x, w = np.linspace(-1, 1, d).astype(np.float32), 0.0 if wrong == "w" else 0.5
+        x[17] = np.nan if wrong == "x" else 0.25
+        sums = grown(None, x, w, three.agreement.share(0, (1, 0)))
+        body, digest = frames.body_of(sums)
+        header = Header(three.agreement.run, 1, 0, 1, 0, len(body), "0" * 64 if wrong == "hash" else digest)
+        one = Frame.make(three.sites[1], header, body, frames.Step(-1, frames.step_body(x, w)))
+        head, *rest = one.pieces(None if whole else -1)
+        text, ends = b"".join(rest), np.cumsum(cuts).tolist()
+        pieces = [text[a:b] for a, b in zip([0, *ends], [*ends, len(text)], strict=True)]
+        kinds = {"x": "not finite", "w": "weight", "hash": "hash"}
+        with contextlib.ExitStack() as refused:
+            if wrong:
+                refused.enter_context(pytest.raises(Rejected, check=lambda error: error.kind == kinds[wrong]))
+            receive(three.agreement, 0, inbox, 1, *frames.opened(head), iter(pieces))
+        assert [bytes(taken.body) == bytes(body) for taken in inbox.take(0)] == ([] if wrong else [True])
+
+
+def test_a_message_that_arrived_while_another_was_let_in_is_checked_against_that(three):
+    """Two streams of one peer: the second to end was checked against sums that are not the newest any more."""
+    inbox = Inbox(three.agreement, 0, 4)
+    slow = frame(three, 2, 0.9)
+
+    def other_comes_first():
+        yield bytes(slow.body)[:100]
+        let_in(three, inbox, frame(three, 1, 1.0))
+        yield bytes(slow.body)[100:]
+
+    with pytest.raises(Rejected, match="Δw"):
+        let_in(three, inbox, slow, pieces=other_comes_first())
+    assert inbox.newest(1) == 1
 
 
 def in_part(c, step, base, x=0.0, w=0.5, **changes):

@@ -10,6 +10,7 @@ import torch
 from consortium import Consortium
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
+import planted
 from privsgp import data
 from privsgp.errors import Refused
 from privsgp.randomness import pairwise
@@ -20,7 +21,7 @@ from privsgp.sites.agreement import Agreement
 from privsgp.sites.members import Members
 from privsgp.sites.pairs import PairKeys, is_word
 from privsgp.sites.policy import Policy
-from privsgp.studies import collusion, planted
+from privsgp.studies import collusion
 
 N, HONEST, D = 6, 4, 400
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import time
+from pathlib import Path
 
 from privsgp.sites.agreement import Limits
 
@@ -25,4 +28,33 @@ def test_a_folder_alone_that_was_put_back_by_a_few_steps_makes_none_again(consor
     c.start(1, 2)  # aachen, which could tell, is away; cork was put back too, or lies
     c.processes[1].join(15)
     assert c.processes[1].exitcode == 2, c.log(1)
+    assert c.sent(1) == messages
+
+
+def test_an_older_copy_is_noticed_by_sites_that_never_had_a_message_of_it(consortium):
+    """On a ring only the next site gets messages; it is away. All that the site has was put back."""
+    c = consortium(
+        sizes=(60, 70, 80), graph={"name": "ring-directed"}, limits=Limits(deadline=1.0, staleness=4, fewest=2),
+        algorithm={"steps": 400},
+    )  # fmt: skip
+    places = c.out(1), c.sites[1].home, Path(os.environ["PRIVSGP_STATE"])
+    c.start()
+    c.until_step(1, 3)
+    assert c.ask_to_stop(1) == 130
+    kept = [(place, c.folder / f"copy-{at}") for at, place in enumerate(places) if place.exists()]
+    for place, copy in kept:
+        shutil.copytree(place, copy)
+    c.start(1)
+    c.until_step(1, 9)
+    time.sleep(3.0)  # the next site has said hello to the others
+    for i in (1, 2):
+        c.kill(i)
+    for place, copy in kept:
+        shutil.rmtree(place)
+        shutil.copytree(copy, place)
+    messages = c.sent(1)
+    c.start(1)
+    c.processes[1].join(30)
+    assert c.processes[1].exitcode == 2, c.log(1)
+    assert "older copy" in c.log(1)
     assert c.sent(1) == messages

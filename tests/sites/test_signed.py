@@ -8,7 +8,7 @@ import pytest
 
 from privsgp.errors import Refused
 from privsgp.report import page
-from privsgp.runs.train import SUMMARY_VERSION
+from privsgp.runs.summary import SUMMARY_VERSION
 from privsgp.sites import signed
 from privsgp.sites.members import goodbye_text
 

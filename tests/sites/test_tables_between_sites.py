@@ -85,6 +85,10 @@ def test_the_study_holds_the_schema_and_another_table_is_refused_before_signing(
         bring(agreement.config, hospitals.folder / "my.npz")
     with pytest.raises(Refused, match="is this site's own data"):
         bring(agreement.config, hospitals.files[1], hospitals.files[1])
+    head, *rows = hospitals.files[1].read_text().splitlines()
+    (hospitals.folder / "again.csv").write_text("\n".join([head, *rows[::-1][: len(rows) // 2]]) + "\n")
+    with pytest.raises(Refused, match="or half of its records are"):
+        bring(agreement.config, hospitals.files[1], hospitals.folder / "again.csv")
     tested = bring(agreement.config, hospitals.files[1], hospitals.files[2])
     assert len(tested.y_test) == SIZES[2]
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from planted import BUGS, QUIET, SHARED_BUGS, SHARED_NOTHING, attack
 from privsgp.algorithms import Block, Drawn
 from privsgp.engine.folder import Folder
 from privsgp.errors import Refused
@@ -19,7 +20,6 @@ from privsgp.runs import problem as problems
 from privsgp.studies import attack as canary
 from privsgp.studies.attack import Attacked, _turn, _unit
 from privsgp.studies.audit import audit
-from privsgp.studies.planted import BUGS, QUIET, SHARED_BUGS, SHARED_NOTHING, attack
 
 
 def configured(algorithm="privsgp", *, seed=0, model="logistic", loss="cross-entropy", **more):

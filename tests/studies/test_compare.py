@@ -14,8 +14,7 @@ from privsgp.errors import Refused
 from privsgp.runs import config as configs
 from privsgp.studies import compare as comparing
 from privsgp.studies.pool import Run
-from privsgp.studies.several import Bench, Several
-from privsgp.studies.spread import Spread
+from privsgp.studies.several import Bench, Several, Spread
 
 CONFIG = runs.SMALL.replace("sigma = 0.05", "epsilon = 8.0")
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from privsgp.transport.link import Incoming, Outgoing
+from privsgp.transport import link as links
+from privsgp.transport.link import Incoming, Outgoing, gathered, grown
 
 WHOLE = st.integers(-(2**20), 2**20)  # sums of these are exact
 
@@ -53,3 +56,27 @@ def test_many_links_are_many_times_one_link(arrivals):
         assert torch.equal(many.receive(step, [link], message), alone[link].receive(step, [0], message))
     assert torch.equal(many.arrived, torch.cat([one.arrived for one in alone]))
     assert torch.equal(many.newest, torch.cat([one.newest for one in alone]))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@given(st.integers(1, 70), st.integers(1, 4), st.integers(0, 2**32 - 1))
+def test_one_link_in_parts_is_a_row_of_many_bit_by_bit(dtype, d, steps, seed):
+    """`grown` is `Outgoing.send`, `gathered` what adding `Incoming.receive` does; signs of zeros included."""
+    rng = torch.Generator().manual_seed(seed)
+    out, into, before = Outgoing(2, d + 1), Incoming(2, d + 1), [None, None]
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(links, "_PART", 16)
+        for k in range(steps):
+            x, w, share = torch.randn(1, d, generator=rng, dtype=dtype), 0.3 + k, 1 / 3
+            x[0, ::5] = -0.0
+            rows = torch.cat([x.double(), torch.tensor([[w]], dtype=torch.float64)], 1)
+            out.send(k, [0, 1], rows * torch.tensor([share, share / 2], dtype=torch.float64)[:, None])
+            now = [grown(before[link], x[0].numpy(), w, share / (1 + link)) for link in range(2)]
+            assert np.concatenate(now).tobytes() == out.message(k, [0, 1]).numpy().tobytes()
+            mixed, total = gathered(x[0].numpy(), w, share, list(zip(now, before, strict=True)))
+            right = rows * share
+            for link in range(2):
+                right += into.receive(k, [link], out.message(k, [link]))
+            assert mixed.tobytes() == right[0, :-1].to(dtype).numpy().tobytes()
+            assert total == right[0, -1]
+            before = now

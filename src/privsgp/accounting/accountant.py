@@ -18,15 +18,7 @@ import numpy as np
 
 from privsgp.accounting import cache, computed, lower, opinion, rdp
 from privsgp.accounting.curve import Curve, Gaussian, Group, Sampled, Tailed
-from privsgp.accounting.mechanisms import (
-    Anchored,
-    Mechanism,
-    Relation,
-    Sag,
-    Saga,
-    SampledMean,
-    Unprotected,
-)
+from privsgp.accounting.mechanisms import Anchored, Mechanism, Relation, Sag, Saga, SampledMean, Unprotected
 from privsgp.accounting.saga import Ends, Geometry
 from privsgp.errors import Refused
 
@@ -177,7 +169,7 @@ def assumptions(mechanism: Mechanism, steps: int, relation: Relation) -> tuple[s
     if isinstance(mechanism, Anchored):
         words += _anchored_words(mechanism)
     if isinstance(mechanism, Saga) and mechanism.difference_scale < 1:
-        words.append(_scale_words(mechanism))
+        words.append(f"differences from the table have the weight θ = {mechanism.difference_scale:.6g} in a message")
     if _grouped(mechanism, relation):
         words.append("replace-one follows from zero-out by group privacy: 2ε and (1 + e^ε) δ")
     return tuple(words)
@@ -201,10 +193,6 @@ def _shared_words(mechanism: Mechanism) -> str:
         "included, are honest and have no other use for what they share, whatever all others do together; it is "
         "computational (X25519, ChaCha20)"
     )
-
-
-def _scale_words(mechanism: Saga) -> str:
-    return f"differences from the table have the weight θ = {mechanism.difference_scale:.6g} in a message"
 
 
 def _sampling_words(mechanism: Mechanism) -> str:

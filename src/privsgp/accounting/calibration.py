@@ -18,13 +18,11 @@ from typing import TYPE_CHECKING
 
 from privsgp.accounting import accountant, cache, computed
 from privsgp.accounting.curve import Gaussian, bisect
-from privsgp.accounting.mechanisms import Unprotected
+from privsgp.accounting.mechanisms import Mechanism, Relation, Saga, Unprotected
 from privsgp.errors import Refused
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from privsgp.accounting.mechanisms import Mechanism, Relation, Saga
 
 
 WITHIN = math.log(1.004)  # the σ returned exceeds the smallest one by at most this much
@@ -128,11 +126,21 @@ MORE = 1.02  # σ that a larger weight may cost, beside the least
 
 
 def affordable(mechanism: Saga, steps: float) -> float:
-    """Return how much σ a larger θ may cost: 2 %, and more where samples are drawn less than every other run.
+    """Return how much σ a larger θ may cost: 2 %, and more where a sample is drawn less than once in the run.
 
     There the table stays what it was at x⁰, and its lag costs more than noise (docs/algorithms.md).
     """
-    return max(MORE, 1 / (2 * mechanism.rate * steps))
+    return max(MORE, 1 / (mechanism.rate * steps))
+
+
+def cost(mechanism: Saga, steps: int, epsilon: float, delta: float, relation: Relation = "zero-out") -> float:
+    """Return how much more σ the mechanism's θ needs than the least there is, within 2 %; nothing is certified."""
+
+    def rough(value: float) -> float:
+        return accountant.rough(mechanism.with_sigma(value), steps, delta, relation)
+
+    least = gaussian_sigma(mechanism, steps, epsilon, delta, sides=_sides(relation))
+    return _search(rough, epsilon, least, 5 * WITHIN) / least
 
 
 def largest(mechanism: Saga, steps: int, epsilon: float, delta: float, relation: Relation = "zero-out") -> float:
@@ -159,7 +167,8 @@ def _sides(relation: Relation) -> int:
 def _kept(m: Saga, steps: int, sigma: float, epsilon: float, delta: float, relation: Relation) -> float:
     """Ask the cache first: the search takes a second, and all that it depends on is in the question."""
     shift = m.radius / (m.samples * sigma)
-    question = f"scale {m.rate!r} {m.sampling} {m.difference_clip} {shift!r} {steps} {epsilon!r} {delta!r} {relation}"
+    reach = None if m.difference_clip is None else m.difference_clip / m.clip
+    question = f"scale {m.rate!r} {m.sampling} {reach} {shift!r} {steps} {epsilon!r} {delta!r} {relation}"
     if (kept := cache.recall(question, 1)) is not None and 0 < kept[0] <= 1:
         return kept[0]
     found = _searched(dataclasses.replace(m, sigma=sigma), steps, epsilon, delta, relation)

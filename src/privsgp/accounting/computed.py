@@ -13,13 +13,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from privsgp.accounting.mechanisms import Anchored
+from privsgp.accounting.mechanisms import Anchored, Mechanism
 from privsgp.errors import Refused
-
-if TYPE_CHECKING:
-    from privsgp.accounting.mechanisms import Mechanism
 
 SHARE = 2.0**-14  # of δ, set aside for what the ratio costs there
 _EACH = 2.0**-78  # variance of a coordinate's log-ratio

@@ -18,16 +18,14 @@ import numpy as np
 
 from privsgp.accounting import accountant, calibration, published, rdp
 from privsgp.accounting.accountant import Accountant
-from privsgp.accounting.computed import SHARE, refuse_vast
-from privsgp.accounting.mechanisms import described
+from privsgp.accounting.computed import SHARE, Cost, refuse_vast
+from privsgp.accounting.mechanisms import Mechanism, Relation, described
 from privsgp.errors import Refused
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from privsgp.accounting.computed import Cost
     from privsgp.accounting.ledger import Segment
-    from privsgp.accounting.mechanisms import Mechanism, Relation
 
 
 ACCOUNTANTS: tuple[Accountant, ...] = get_args(Accountant)

@@ -13,12 +13,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 from scipy import special
 
-from privsgp.accounting.mechanisms import Anchored, Sag, Saga
+from privsgp.accounting.mechanisms import Anchored, Mechanism, Relation, Sag, Saga
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-
-    from privsgp.accounting.mechanisms import Mechanism, Relation
 
     Logs = NDArray[np.float64]
 

@@ -14,12 +14,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from privsgp.accounting import rdp
-from privsgp.accounting.mechanisms import Anchored, Sag, Saga, SampledMean
+from privsgp.accounting.mechanisms import Anchored, Mechanism, Relation, Sag, Saga, SampledMean
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-
-    from privsgp.accounting.mechanisms import Mechanism, Relation
 
     Cumulants = NDArray[np.float64]
 

@@ -24,6 +24,7 @@ from scipy import linalg, optimize
 from privsgp.accounting import accountant
 from privsgp.accounting.computed import LARGEST_PAIR
 from privsgp.errors import Refused
+from privsgp.files import finite
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -184,6 +185,15 @@ class PairwiseCovariance:
         covariance: Array = np.diag(self.own) + self.pair * self.graph.laplacian
         return covariance
 
+    def among(self, honest: Sequence[int]) -> Array:
+        """Return S_H: the covariance of some nodes' noise without what they share with all others."""
+        H = list(honest)
+        L = self.graph.laplacian[np.ix_(H, H)].copy()
+        np.fill_diagonal(L, 0.0)
+        np.fill_diagonal(L, -L.sum(1))
+        covariance: Array = self.pair * L + np.diag([self.own[i] for i in H])
+        return covariance
+
     def effective(self, honest: int) -> list[float]:
         """Return σ_eff of every node before the worst coalition of all but `honest` nodes, itself one of these.
 
@@ -260,12 +270,8 @@ def _bounded(noise: PairwiseCovariance, h: int) -> list[float]:
 
 def conditional(noise: PairwiseCovariance, honest: Sequence[int]) -> float:
     """Return the variance of the noise of the first of these honest nodes that is left when the others' is known."""
-    H = list(honest)
-    L = noise.graph.laplacian[np.ix_(H, H)].copy()
-    np.fill_diagonal(L, 0.0)
-    np.fill_diagonal(L, -L.sum(1))
-    S = noise.pair * L + np.diag([noise.own[i] for i in H])
-    if len(H) == 1:
+    S = noise.among(honest)
+    if len(S) == 1:
         return float(S[0, 0])
     return float(S[0, 0] - S[0, 1:] @ linalg.cho_solve(linalg.cho_factor(S[1:, 1:]), S[1:, 0]))
 
@@ -322,7 +328,7 @@ class Sharing:
         def epsilon(at: Mechanism) -> float:
             return accountant.epsilon(at, steps, delta, relation).epsilon
 
-        curve = [[h, e if math.isfinite(e) else None] for h, e in trust_curve(covariance, 0, mechanism, epsilon)]
+        curve = [[h, finite(e)] for h, e in trust_curve(covariance, 0, mechanism, epsilon)]
         said = {"trust": "honest sites", "nodes": self.graph.nodes, "honest": self.honest}
         return said | covariance.to_json(self.honest) | {"curve": curve}
 

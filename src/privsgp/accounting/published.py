@@ -11,13 +11,11 @@ from typing import TYPE_CHECKING
 
 from privsgp.accounting import rdp
 from privsgp.accounting.curve import bisect
-from privsgp.accounting.mechanisms import Saga, SampledMean
+from privsgp.accounting.mechanisms import Mechanism, Saga, SampledMean
 from privsgp.errors import Refused
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from privsgp.accounting.mechanisms import Mechanism
 
     Product = Callable[[Mechanism, int, float, float], float]
 
@@ -98,20 +96,12 @@ def _soteriafl(mechanism: Mechanism, steps: int, delta: float, drawn: float, alw
     return mechanism.clip * math.sqrt(48 * (drawn**2 / 4 + always**2) * steps * math.log(1 / delta)) / mechanism.samples
 
 
-def _soteriafl_sgd(mechanism: Mechanism, steps: int, delta: float, _c2: float) -> float:
-    return _soteriafl(mechanism, steps, delta, 1, 0)
-
-
-def _soteriafl_corrected(mechanism: Mechanism, steps: int, delta: float, _c2: float) -> float:
-    return _soteriafl(mechanism, steps, delta, 2, 1)
-
-
 _PRODUCTS: dict[str, Product] = {
     "privsgp": _theorem_3,
     "privsgp-vr": _theorem_3,
     "dp2-sgd": _basic_composition,
-    "soteriafl-sgd": _soteriafl_sgd,
-    "soteriafl-svrg": _soteriafl_corrected,
-    "soteriafl-saga": _soteriafl_corrected,
+    "soteriafl-sgd": lambda mechanism, steps, delta, _: _soteriafl(mechanism, steps, delta, 1, 0),
+    "soteriafl-svrg": lambda mechanism, steps, delta, _: _soteriafl(mechanism, steps, delta, 2, 1),
+    "soteriafl-saga": lambda mechanism, steps, delta, _: _soteriafl(mechanism, steps, delta, 2, 1),
 }
 NAMES = ("dp-sgd", *_PRODUCTS)

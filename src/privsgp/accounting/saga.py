@@ -170,13 +170,7 @@ class Ends(Geometry):
 
 
 def _divergence(
-    rate: float,
-    undrawn: float,
-    drawn: float,
-    across: float,
-    epsilon: NDArray[np.float64],
-    *,
-    backward: bool,
+    rate: float, undrawn: float, drawn: float, across: float, epsilon: NDArray[np.float64], *, backward: bool
 ) -> NDArray[np.float64]:
     """Return a hockey stick of the mixture along c composed with the Gaussian across."""
     loss, present, absent, only = _atoms(rate, undrawn, drawn)

@@ -2,8 +2,6 @@
 
 A line comes from a file that anybody may have written. So every value is looked at before it is used: its type, its
 range, its letters. What is left can be printed, be part of a file's name, and is counted in a moment.
-
-Whole numbers by step that stay the same over long stretches of steps: what a ledger knows of each step.
 """
 
 from __future__ import annotations

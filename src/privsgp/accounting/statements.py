@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 from privsgp.accounting import accountant, ledger
 from privsgp.accounting.counting import Filter
-from privsgp.accounting.mechanisms import described
+from privsgp.accounting.mechanisms import Relation, described
 from privsgp.accounting.state import missing, outside
 from privsgp.errors import Refused
+from privsgp.files import finite
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from privsgp.accounting.ledger import Seen, Segment
-    from privsgp.accounting.mechanisms import Relation
 
 DELTA = 1e-5  # where a run fixed σ and named no budget, ε is told at this δ
 
@@ -53,8 +53,7 @@ class Statement:
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values; "no finite bound" is None."""
-        values = dataclasses.asdict(self)
-        return values | {"epsilon": self.epsilon if math.isfinite(self.epsilon) else None}
+        return dataclasses.asdict(self) | {"epsilon": finite(self.epsilon)}
 
 
 def statements(place: Path) -> list[Statement]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch
 
-from privsgp.algorithms.block import Drawn
+from privsgp.algorithms.block import Block, Drawn, Settings, State
 from privsgp.gradients.per_sample import minus
 from privsgp.gradients.rounding import chunk
 from privsgp.options import Options
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from privsgp.accounting.mechanisms import Mechanism
-    from privsgp.algorithms.block import Block, Settings, State
     from privsgp.gradients import PerSample
 
 

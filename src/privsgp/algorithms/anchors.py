@@ -17,16 +17,13 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 
 from privsgp.accounting.mechanisms import Anchored
-from privsgp.algorithms.algorithm import Algorithm, Network, clipped_mean, difference_mean
-from privsgp.algorithms.block import State
+from privsgp.algorithms.algorithm import Algorithm, Network, Trust, clipped_mean, difference_mean
+from privsgp.algorithms.block import Block, Drawn, Settings, State
 from privsgp.gradients.product import aligned_rows
 from privsgp.options import Count, Options, Positive, Share, option
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from privsgp.algorithms.algorithm import Trust
-    from privsgp.algorithms.block import Block, Drawn, Settings
 
 
 class AnchorOptions(Options):

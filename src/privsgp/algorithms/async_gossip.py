@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
-from privsgp.accounting.mechanisms import SampledMean, Unprotected
-from privsgp.algorithms.algorithm import Algorithm, clipped_mean
-from privsgp.algorithms.block import State
+from privsgp.algorithms.algorithm import Algorithm, Network, clipped_mean
+from privsgp.algorithms.block import Block, Drawn, Settings, State
+from privsgp.algorithms.push_sum import SGP, PrivSGP
 from privsgp.errors import Refused
 from privsgp.gradients.product import aligned_rows
 
@@ -21,9 +21,6 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from privsgp.accounting.mechanisms import Mechanism
-    from privsgp.algorithms.algorithm import Network
-    from privsgp.algorithms.block import Block, Drawn, Settings
     from privsgp.clock import Event
 
 
@@ -70,12 +67,7 @@ class ADP2SGD(Algorithm):
         self.tools = block.async_tools
         self._ready: set[int] = set()
 
-    @staticmethod
-    def mechanism(settings: Settings, *, sigma: float, batch: float, samples: int, kappa: float) -> Mechanism:
-        """(1/b) Σ_{j∈B} clip(g_j) + N(0, σ²)."""
-        return SampledMean(
-            sigma=sigma, clip=settings.clip, batch=batch, samples=samples, sampling=settings.sampling, kappa=kappa
-        )
+    mechanism = staticmethod(PrivSGP.mechanism)
 
     def begin(self, z: Tensor) -> None:
         """Every node reads x⁰."""
@@ -128,9 +120,4 @@ class ADPSGD(ADP2SGD):
 
     name: ClassVar[str] = "ad-psgd"
     private: ClassVar[bool] = False
-
-    @staticmethod
-    def mechanism(settings: Settings, *, sigma: float, batch: float, samples: int, kappa: float) -> Mechanism:
-        """(1/b) Σ_{j∈B} g_j, as it is; σ is ignored."""
-        del sigma
-        return Unprotected(batch=batch, samples=samples, sampling=settings.sampling, kappa=kappa)
+    mechanism = staticmethod(SGP.mechanism)

@@ -6,7 +6,7 @@ Algorithms are written once, for a block, and never know which of these they run
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -17,12 +17,11 @@ from torch import Tensor
 
 from privsgp.devices import device_of
 from privsgp.gradients.product import aligned_rows
-from privsgp.gradients.tables.storage import gather
+from privsgp.gradients.tables.storage import Rows, gather
 from privsgp.options import Options
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from contextlib import AbstractContextManager
     from pathlib import Path
 
     from privsgp.accounting.mechanisms import Mechanism, Sampling
@@ -30,7 +29,6 @@ if TYPE_CHECKING:
     from privsgp.algorithms.async_gossip import AsyncTools
     from privsgp.algorithms.update_rule import UpdateRule
     from privsgp.gradients import PerSample, Stacked
-    from privsgp.gradients.tables.storage import Rows
 
     Direction = Callable[[Tensor, list["Drawn"]], Tensor]  # the nodes' gradient estimates at z, by drawn samples
     Kept = Callable[[], dict[str, Tensor]]  # what a direction remembers, and changes in place

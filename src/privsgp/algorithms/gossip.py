@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from privsgp.algorithms.algorithm import Algorithm, Network, clipped_mean
 from privsgp.algorithms.block import State, moved
 from privsgp.algorithms.push_sum import SGP, PrivSGP
-
-if TYPE_CHECKING:
-    from privsgp.accounting.mechanisms import Mechanism
-    from privsgp.algorithms.block import Settings
 
 
 class DP2SGD(Algorithm):
@@ -29,11 +25,7 @@ class DP2SGD(Algorithm):
 
     name: ClassVar[str] = "dp2-sgd"
     network: ClassVar[Network] = "undirected"
-
-    @staticmethod
-    def mechanism(settings: Settings, *, sigma: float, batch: float, samples: int, kappa: float) -> Mechanism:
-        """(1/b) Σ_{j∈B} clip(g_j) + N(0, σ²)."""
-        return PrivSGP.mechanism(settings, sigma=sigma, batch=batch, samples=samples, kappa=kappa)
+    mechanism = staticmethod(PrivSGP.mechanism)
 
     def step(self, k: int, s: State) -> State:
         """Take step k: combine, then adapt. W is doubly stochastic, so that w stays 1."""
@@ -57,8 +49,4 @@ class DPSGD(DP2SGD):
 
     name: ClassVar[str] = "d-psgd"
     private: ClassVar[bool] = False
-
-    @staticmethod
-    def mechanism(settings: Settings, *, sigma: float, batch: float, samples: int, kappa: float) -> Mechanism:
-        """(1/b) Σ_{j∈B} g_j, as it is; σ is ignored."""
-        return SGP.mechanism(settings, sigma=sigma, batch=batch, samples=samples, kappa=kappa)
+    mechanism = staticmethod(SGP.mechanism)

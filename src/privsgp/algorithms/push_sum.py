@@ -15,15 +15,12 @@ from abc import abstractmethod
 from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar, Self, TypeVar
 
-from privsgp.accounting.mechanisms import SampledMean, Unprotected
+from privsgp.accounting.mechanisms import Mechanism, SampledMean, Unprotected
 from privsgp.algorithms.algorithm import Algorithm, clipped_mean
-from privsgp.algorithms.block import EVERYONE, State
+from privsgp.algorithms.block import EVERYONE, Block, Drawn, Settings, State
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from privsgp.accounting.mechanisms import Mechanism
-    from privsgp.algorithms.block import Block, Drawn, Settings
 
 AnyDirection = TypeVar("AnyDirection")
 

@@ -11,25 +11,22 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Self
 import torch
 from pydantic import model_validator
 
-from privsgp.accounting.mechanisms import Sag, Saga
-from privsgp.algorithms.block import Drawn
+from privsgp.accounting.mechanisms import Mechanism, Sag, Saga
+from privsgp.algorithms.block import Block, Drawn, Settings
 from privsgp.algorithms.push_sum import PushSum, of_each_node
 from privsgp.devices import device_of
 from privsgp.errors import Refused
 from privsgp.gradients.rounding import chunk
 from privsgp.gradients.tables.blocks import BlockTable
 from privsgp.gradients.tables.storage import Place, Storage
-from privsgp.gradients.tables.table import fill, make_table, restore
+from privsgp.gradients.tables.table import Memory, fill, make_table, restore
 from privsgp.kernels import at_once
 from privsgp.options import Count, Options, Positive, Share, option
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from privsgp.accounting.mechanisms import Mechanism
-    from privsgp.algorithms.block import Block, Settings
     from privsgp.gradients import PerSample
-    from privsgp.gradients.tables.table import Memory
 
 
 _PIECE = 1 << 18  # numbers of a mean that are moved at once: what they need stays in a core's cache
@@ -48,7 +45,9 @@ class TableOptions(Options):
 class SagaOptions(TableOptions):
     """SAGA's estimator."""
 
-    difference_clip: Positive | None = option(None, "C: clips each g_j − t_j; left out: 2G, no clip")
+    difference_clip: Positive | None = option(
+        None, "C: clips each g_j − t_j; left out: G beside auto where a table is no larger for it, else 2G, no clip"
+    )
     difference_scale: Share | Literal["auto"] = option(
         "auto", "θ: the weight of differences; 1 is the paper's; auto: the largest that costs hardly any noise"
     )
@@ -237,7 +236,7 @@ class PrivSGPVR(TablePushSum):
         """(θ/b) Σ_{j∈B} clip(g_j − t_j, C) + (1/J) Σ_j t_j + N(0, σ²)."""
         return Saga(
             sigma=sigma, clip=settings.clip, batch=batch, samples=samples, sampling=settings.sampling, kappa=kappa,
-            difference_clip=settings.own(SagaOptions).difference_clip, difference_scale=settings.difference_scale,
+            difference_clip=settings.difference_clip, difference_scale=settings.difference_scale,
         )  # fmt: skip
 
     @of_each_node

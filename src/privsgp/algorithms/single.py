@@ -8,16 +8,11 @@ A node's model is what it may show others, so all K steps are counted as if each
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
-from privsgp.algorithms.algorithm import Algorithm, Network, clipped_mean
+from privsgp.algorithms.algorithm import Algorithm, Network, Trust, clipped_mean
 from privsgp.algorithms.block import State, moved
 from privsgp.algorithms.push_sum import PrivSGP
-
-if TYPE_CHECKING:
-    from privsgp.accounting.mechanisms import Mechanism
-    from privsgp.algorithms.algorithm import Trust
-    from privsgp.algorithms.block import Settings
 
 
 class Local(Algorithm):
@@ -25,11 +20,7 @@ class Local(Algorithm):
 
     name: ClassVar[str] = "local"
     network: ClassVar[Network] = "alone"
-
-    @staticmethod
-    def mechanism(settings: Settings, *, sigma: float, batch: float, samples: int, kappa: float) -> Mechanism:
-        """(1/b) Σ_{j∈B} clip(g_j) + N(0, σ²)."""
-        return PrivSGP.mechanism(settings, sigma=sigma, batch=batch, samples=samples, kappa=kappa)
+    mechanism = staticmethod(PrivSGP.mechanism)
 
     def step(self, k: int, s: State) -> State:
         """Take step k."""

@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 import torch
 from pydantic import Field
 
-from privsgp.accounting.mechanisms import Saga
 from privsgp.algorithms.algorithm import Algorithm, Network, clipped_mean, difference_mean, full_mean
-from privsgp.algorithms.block import State
+from privsgp.algorithms.block import Drawn, State
 from privsgp.algorithms.compressors import CompressionOptions
 from privsgp.algorithms.push_sum import PrivSGP
 from privsgp.algorithms.saga import PrivSGPVR, SagaOptions, init_table, restore_table, saga_estimate
@@ -29,8 +28,6 @@ from privsgp.options import Options, Positive, Share, option
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from privsgp.accounting.mechanisms import Mechanism
-    from privsgp.algorithms.block import Drawn, Settings
     from privsgp.gradients.tables.table import Memory
 
 
@@ -84,11 +81,7 @@ class SoteriaFLSGD(SoteriaFL):
     """
 
     name: ClassVar[str] = "soteriafl-sgd"
-
-    @staticmethod
-    def mechanism(settings: Settings, *, sigma: float, batch: float, samples: int, kappa: float) -> Mechanism:
-        """(1/b) Σ_{j∈B} clip(g_j) + N(0, σ²)."""
-        return PrivSGP.mechanism(settings, sigma=sigma, batch=batch, samples=samples, kappa=kappa)
+    mechanism = staticmethod(PrivSGP.mechanism)
 
     def estimate(self, k: int, z: Tensor, batch: list[Drawn]) -> Tensor:
         """ĝ_i = (1/b) Σ_{j∈B} clip_G(∇f_i(x; j))."""
@@ -122,15 +115,7 @@ class SoteriaFLSVRG(SoteriaFL):
 
     name: ClassVar[str] = "soteriafl-svrg"
     Options: ClassVar[type[Options]] = SoteriaSVRGOptions
-
-    @staticmethod
-    def mechanism(settings: Settings, *, sigma: float, batch: float, samples: int, kappa: float) -> Mechanism:
-        """(θ/b) Σ_{j∈B} clip(g_j(x) − g_j(w), C) + (1/J) Σ_j g_j(w) + N(0, σ²)."""
-        return Saga(
-            sigma=sigma, clip=settings.clip, batch=batch, samples=samples, sampling=settings.sampling, kappa=kappa,
-            difference_clip=settings.own(SoteriaSVRGOptions).difference_clip,
-            difference_scale=settings.difference_scale,
-        )  # fmt: skip
+    mechanism = staticmethod(PrivSGPVR.mechanism)
 
     def begin(self, z: Tensor) -> None:
         """Set w = x⁰."""
@@ -179,10 +164,7 @@ class SoteriaFLSAGA(SoteriaFL):
     Options: ClassVar[type[Options]] = SoteriaSAGAOptions
     table: Memory
 
-    @staticmethod
-    def mechanism(settings: Settings, *, sigma: float, batch: float, samples: int, kappa: float) -> Mechanism:
-        """(θ/b) Σ_{j∈B} clip(g_j − t_j, C) + (1/J) Σ_j t_j + N(0, σ²)."""
-        return PrivSGPVR.mechanism(settings, sigma=sigma, batch=batch, samples=samples, kappa=kappa)
+    mechanism = staticmethod(PrivSGPVR.mechanism)
 
     def begin(self, z: Tensor) -> None:
         """t_j = clip_G(∇f_i(x⁰; j))."""

@@ -37,11 +37,6 @@ def pair(given: Any) -> tuple[Any, ...]:  # noqa: ANN401 - whatever was brought
         given = given.dataset
     if isinstance(given, torch_data.Dataset):
         return _items(given)
-    if isinstance(given, str | Path):
-        raise Refused(
-            f"data is a path, {str(given)!r}",
-            "for tables give their schema too; of images and texts bring a torch Dataset, or train from a run.toml",
-        )
     if not isinstance(given, Sequence) or len(given) not in (2, 4):
         raise Refused(
             f"data is a {type(given).__name__}" + (f" of {len(given)}" if isinstance(given, Sequence) else ""),

@@ -264,7 +264,11 @@ def _labels(array: Array, key: str) -> NDArray[np.int64]:
         whole = (np.abs(array) < 2.0**53) & (array == np.rint(array))
         if not whole.all():
             first = int(whole.argmin())
-            raise Refused(f"{key}[{first}] = {array[first]} is no class number", "number the classes 0, 1, 2, …")
+            raise Refused(
+                f"{key}[{first}] = {array[first]} is no class number",
+                "number the classes 0, 1, 2, …; for targets that are numbers take loss = 'mse', or from Python a loss "
+                "of your own and task='regression'",
+            )
     return array.astype(np.int64)
 
 

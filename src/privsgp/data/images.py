@@ -43,26 +43,48 @@ def class_folders(folder: Path) -> list[str]:
 
 def read_images(folder: Path, options: ImageOptions) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
     """Read a folder's images [N, C, H, W] and the numbers of their classes, in the order of their names."""
-    labels = options.labels
+    paths = labelled_images(folder, options.labels)
+    if not paths:
+        raise _without(folder, f"in {', '.join(options.labels[:8])}")
+    x = _images([path for path, _ in paths], options)
+    return x, np.array([number for _, number in paths], np.int64)
+
+
+def labelled_images(folder: Path, labels: list[str]) -> list[tuple[Path, int]]:
+    """Return the images in class folders, and the numbers of their classes, in the order that they are read in."""
     if unknown := [name for name in class_folders(folder) if name not in labels]:
         raise Refused(
             f"{folder} has a class folder {unknown[0]!r}, and the public classes are {', '.join(labels)}",
             "name it in data.images.labels at all sites, or move it away",
         )
-    paths = [(path, number) for number, name in enumerate(labels) for path in _files(folder / name)]
-    if not paths:
-        raise Refused(
-            f"{folder} has no image in {', '.join(labels[:8])}", f"put files that end in {', '.join(ENDINGS)} there"
-        )
-    x = _images([path for path, _ in paths], options)
-    return x, np.array([number for _, number in paths], np.int64)
+    return [(path, number) for number, name in enumerate(labels) for path in _files(folder / name)]
 
 
-def read_bare_images(folder: Path, options: ImageOptions) -> NDArray[np.uint8]:
-    """Read the images of a folder whose classes nobody knows, in the order of their names."""
-    if not folder.is_dir() or not (paths := _files(folder)):
-        raise Refused(f"{folder} is no folder with images", f"put files that end in {', '.join(ENDINGS)} there")
-    return _images(paths, options)
+def read_bare_images(place: Path, options: ImageOptions) -> NDArray[np.uint8]:
+    """Read images whose classes nobody needs: one, those of a folder, or those in its class folders."""
+    return _images(bare_images(place, options.labels), options)
+
+
+def bare_images(place: Path, labels: list[str]) -> list[Path]:
+    """Return an image alone, or those of a folder, in the order that they are read in."""
+    if is_image(place):
+        return [place]
+    if place.is_dir() and class_folders(place):
+        found = [path for path, _ in labelled_images(place, labels)]
+    else:
+        found = _files(place)
+    if not found:
+        raise _without(place)
+    return found
+
+
+def is_image(path: Path) -> bool:
+    """Tell whether a name is that of an image."""
+    return path.suffix.lower() in ENDINGS and not path.is_dir()
+
+
+def _without(folder: Path, where: str = "") -> Refused:
+    return Refused(f"{folder} has no image {where}".rstrip(), f"put files that end in {', '.join(ENDINGS)} there")
 
 
 def _images(paths: list[Path], options: ImageOptions) -> NDArray[np.uint8]:
@@ -82,7 +104,7 @@ def _images(paths: list[Path], options: ImageOptions) -> NDArray[np.uint8]:
 
 def _files(folder: Path) -> list[Path]:
     found = folder.iterdir() if folder.is_dir() else ()
-    return sorted(path for path in found if path.suffix.lower() in ENDINGS)
+    return sorted(path for path in found if is_image(path))
 
 
 def _image(path: Path, options: ImageOptions) -> NDArray[np.uint8]:

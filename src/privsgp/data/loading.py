@@ -101,10 +101,17 @@ class Brought:
 
 def read_file(path: Path, *, schema: Schema | None, task: Task, form: Form = PLAIN) -> Brought:
     """Read an .npz file, a table by its schema, texts, or a folder: of mapped arrays, or of class folders."""
+    if form.images is not None and not path.exists():
+        raise Refused(f"data: {path} does not exist", "name a folder of class folders with images")
     if form.fits(path):
         return _read_folder(path, form, task) if path.is_dir() else _read_texts(path, form, task)
     if is_table(path.name):
         return of_table(tables.read(path, needed(schema, str(path))), needed(schema, str(path)), str(path), task)
+    if path.suffix in TEXTS:
+        raise Refused(
+            f"{path} without a column of texts",
+            'name it: [data.text] column = "text", from Python text={"column": "text"}',
+        )
     x, y, x_test, y_test, own = _npz(path)
     dataset = unsettled(x, y, x_test, y_test, name=str(path), task=task, vocabulary=form.vocabulary)
     return Brought(dataset, own, [])
@@ -119,20 +126,28 @@ def _read_texts(path: Path, form: Form, task: Task) -> Brought:
 
 def _read_folder(path: Path, form: Form, task: Task) -> Brought:
     """Read x.npy, y.npy (and x_test.npy, y_test.npy), the first by batch; else PNG and JPEG images by class folder."""
-    if (path / "x.npy").exists():
-        found = {key: open_array(path / f"{key}.npy") for key in NPZ[:4] if (path / f"{key}.npy").exists()}
-        if "y" not in found:
-            raise Refused(f"{path} has x.npy and no y.npy", "store both with numpy.save")
+    if found := mapped_files(path):
         y, tests = np.array(found["y"]), [found.get(key) for key in NPZ[2:4]]
         dataset = unsettled(found["x"], y, *tests, name=str(path), task=task, vocabulary=form.vocabulary)
         return Brought(dataset, None, [])
     if form.images is None:
         there = ", ".join(f'"{name}"' for name in class_folders(path)[:8])
         raise Refused(
-            f"data: {path} is a folder without x.npy", f"images in class folders want [data.images] labels = [{there}]"
+            f"data: {path} is a folder without x.npy",
+            f"images in class folders want [data.images] labels = [{there}], from Python "
+            f'images={{"labels": [{there}]}}',
         )
     x, y = read_images(path, form.images)
     return Brought(unsettled(x, y, None, None, name=str(path), task=task), len(form.images.labels), [])
+
+
+def mapped_files(folder: Path) -> dict[str, Array]:
+    """Map x.npy and y.npy of a folder, and x_test.npy and y_test.npy where they are; nothing where it has no x.npy."""
+    found = {key: open_array(folder / f"{key}.npy") for key in NPZ[:4] if (folder / f"{key}.npy").exists()}
+    if found and not {"x", "y"} <= found.keys():
+        lacking = "x" if "x" not in found else "y"
+        raise Refused(f"{folder} has {next(iter(found))}.npy and no {lacking}.npy", "store both with numpy.save")
+    return found
 
 
 def needed(schema: Schema | None, where: str) -> Schema:
@@ -243,14 +258,16 @@ def unlabelled(path: Path, schema: Schema | None, form: Form = PLAIN) -> Array:
     if (path / "x.npy").exists():
         return open_array(path / "x.npy")
     if form.images is not None:
-        return read_images(path, form.images)[0] if class_folders(path) else read_bare_images(path, form.images)
+        return read_bare_images(path, form.images)
     if is_table(path.name) and schema is not None:
         return tables.read(path, schema, labelled=False).x
     return read_npz(path, ("x",))["x"]
 
 
 def file_path(name: str, data_dir: Path | None, base: Path | None = None) -> Path:
-    """Where a file lies: beside run.toml, as it is named, else in the data folder."""
+    """Where a file lies: beside run.toml, as it is named, else in the data folder. A built-in name is no file."""
+    if name in _KNOWN:
+        return Path(name)  # the data folder has a folder a9a of its own
     folders = [folder for folder in (base, Path(), _folder(data_dir)) if folder is not None]
     return next((folder / name for folder in folders if (folder / name).exists()), Path(name))
 

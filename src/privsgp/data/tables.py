@@ -12,7 +12,7 @@ import math
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -43,6 +43,13 @@ _SHOWN = 40  # letters of a value in a refusal
 def is_table(name: str) -> bool:
     """Tell whether a file of this name is a table."""
     return Path(name).suffix.lower() in SUFFIXES
+
+
+class Frame(Protocol):
+    """A data frame or an Arrow table."""
+
+    def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
+        """Hand the columns over."""
 
 
 def is_frame(data: object) -> bool:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from privsgp import metrics
+from privsgp.files import finite
 from privsgp.transport import forms
 
 if TYPE_CHECKING:
@@ -70,15 +71,15 @@ class Evaluator:
         """Measure all nodes on test data; on training data only in simulation, where it is all here."""
         spec = self.spec
         models = s.z if spec.apart else average(s)[None]
-        row = self._times(k, seconds) | {"consensus_error": _number(consensus_error(s))}
+        row = self._times(k, seconds) | {"consensus_error": finite(consensus_error(s))}
         tested: dict[str, Any] = {}
         if loss := self._tested(spec.learning.loss, models):
-            tested["test_loss"] = _number(float(np.mean(loss)))
+            tested["test_loss"] = finite(float(np.mean(loss)))
         if correct := self._tested(spec.learning.correct, models):
             tested["test_accuracy"] = float(np.mean(correct))
         row = self._shared(row, tested | _spread(self._accuracies(s)))
         if spec.simulation and self.world.alone and not spec.apart:  # nodes on their own have no f(x̄)
-            row["train_loss"] = _number(self._train_loss(models[0]))
+            row["train_loss"] = finite(self._train_loss(models[0]))
         return row
 
     def final(self, k: int, s: State) -> dict[str, Any]:
@@ -141,7 +142,3 @@ class Evaluator:
 
 def _spread(each: list[float]) -> dict[str, float]:
     return {"mean_node_accuracy": float(np.mean(each)), "worst_node_accuracy": min(each)} if each else {}
-
-
-def _number(value: float) -> float | None:
-    return value if np.isfinite(value) else None

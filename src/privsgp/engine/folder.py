@@ -45,51 +45,17 @@ class Folder:
     def __init__(self, path: Path, part: str = "") -> None:
         self.path = path
         self.part = part  # one process's share of the folder, named after its nodes; "" for a process that is alone
-
-    @property
-    def config(self) -> Path:
-        """The configuration as it was resolved."""
-        return self.path / "config.toml"
-
-    @property
-    def plan(self) -> Path:
-        """What the planner chose, where something was "auto"."""
-        return self.path / "plan.json"
-
-    @property
-    def summary(self) -> Path:
-        """What came out; its presence marks a finished run."""
-        return self.path / "summary.json"
-
-    @property
-    def metrics(self) -> Path:
-        """One line per evaluation."""
-        return self.path / "metrics.jsonl"
-
-    @property
-    def model(self) -> Path:
-        """The average model."""
-        return self.path / "model.safetensors"
-
-    @property
-    def lock(self) -> Path:
-        """What is locked while the folder is in use."""
-        return self.path / ".lock"
-
-    @property
-    def checkpoint(self) -> Path:
-        """The last checkpoint; never to leave the site."""
-        return self.path / "private" / f"checkpoint{self.part}.safetensors"
-
-    @property
-    def checkpoint_before(self) -> Path:
-        """The checkpoint before the last: others may not have come further when a process dies."""
-        return self.path / "private" / f"checkpoint{self.part}-before.safetensors"
-
-    @property
-    def place(self) -> Path:
-        """Where this folder was when its ledgers were opened, and what they held; of runs without a seed."""
-        return self.path / "private" / f"place{self.part}.json"
+        self.config = path / "config.toml"  # the configuration as it was resolved
+        self.plan = path / "plan.json"  # what the planner chose, where something was "auto"
+        self.summary = path / "summary.json"  # what came out; its presence marks a finished run
+        self.metrics = path / "metrics.jsonl"  # one line per evaluation
+        self.model = path / "model.safetensors"  # the average model
+        self.lock = path / ".lock"  # what is locked while the folder is in use
+        self.checkpoint = path / "private" / f"checkpoint{part}.safetensors"  # the last; never to leave the site
+        # the one before: others may not have come further when a process dies
+        self.checkpoint_before = path / "private" / f"checkpoint{part}-before.safetensors"
+        # where this folder was when its ledgers were opened, and what they held; of runs without a seed
+        self.place = path / "private" / f"place{part}.json"
 
     def node(self, i: int) -> Path:
         """Node i's own model z_i."""

@@ -63,7 +63,16 @@ _Point = Annotated[list[_Part], Field(min_length=2, max_length=2)]
 _Bin = Annotated[list[float], Field(min_length=3, max_length=3)]
 
 
-class Summary(_Kept):
+class _Evaluated(_Kept):
+    test_accuracy: _Number = None
+    mean_node_accuracy: _Number = None
+    worst_node_accuracy: _Number = None
+    test_loss: _Number = None
+    train_loss: _Number = None
+    consensus_error: _Number = None
+
+
+class Summary(_Evaluated):
     """summary.json."""
 
     version: Literal[1] = 1
@@ -77,12 +86,6 @@ class Summary(_Kept):
     sites: list[str] | None = None
     steps: _Whole
     dim: _Whole
-    test_accuracy: _Number = None
-    mean_node_accuracy: _Number = None
-    worst_node_accuracy: _Number = None
-    test_loss: _Number = None
-    train_loss: _Number = None
-    consensus_error: _Number = None
     accuracy: _Number = None
     balanced_accuracy: _Number = None
     f1: _Number = None
@@ -111,18 +114,12 @@ class Summary(_Kept):
     steps_per_second: _Number = None
 
 
-class Evaluation(_Kept):
+class Evaluation(_Evaluated):
     """A line of metrics.jsonl; its first has no step."""
 
     version: Literal[1] = 1
     step: _Whole | None = None
     virtual_seconds: _Number = None
-    test_accuracy: _Number = None
-    mean_node_accuracy: _Number = None
-    worst_node_accuracy: _Number = None
-    test_loss: _Number = None
-    train_loss: _Number = None
-    consensus_error: _Number = None
 
 
 class _Source(_Kept):
@@ -144,7 +141,7 @@ class _Method(_Kept):
     step_size: float
     sigma: float
     noise_in_average: float
-    score: float
+    score: _Number  # None: not rehearsed
     bound_curve: list[float]
     noise_curve: list[float]
 

@@ -47,12 +47,7 @@ class KeyedDropout(nn.Module):
         return x * kept.to(x.dtype) / (1 - self.p) if self.p < 1 else x * 0
 
 
-_KINDS: dict[type[nn.Module], bool] = {
-    nn.Dropout: False,
-    nn.Dropout1d: True,
-    nn.Dropout2d: True,
-    nn.Dropout3d: True,
-}
+_KINDS: dict[type[nn.Module], bool] = {nn.Dropout: False, nn.Dropout1d: True, nn.Dropout2d: True, nn.Dropout3d: True}
 
 
 def is_keyed(layer: nn.Module) -> bool:

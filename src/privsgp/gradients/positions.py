@@ -110,7 +110,7 @@ class Positions:
     def dense(self) -> Tensor:
         """Multiply and sum the outer products out."""
         samples = self.delta.shape[:2]
-        weight = weight_gradients(self.delta.flatten(0, 1), self.input.flatten(0, 1), self.window)
+        weight = torch.cat(list(_some_at_a_time(self.delta.flatten(0, 1), self.input.flatten(0, 1), self.window)))
         whole = torch.cat([weight, self.delta.sum((-2, -1)).flatten(0, 1)], 1) if self.bias else weight
         return whole.view(*samples, -1).transpose(0, 1)
 
@@ -197,10 +197,14 @@ def _exact_sums(delta: Tensor, a: Tensor, w: Window) -> Tensor:
 
 def _by_itself(delta: Tensor, a: Tensor, w: Window) -> Tensor:
     """Return F of every sample, [samples, weights], by `product`, whose bits do not depend on the stack."""
+    return product(*_stacks(delta, a, w)).reshape(len(delta), -1)
+
+
+def _stacks(delta: Tensor, a: Tensor, w: Window) -> tuple[Tensor, Tensor]:
+    """Return δ and the patches as matrices, one of each for every sample and group, whose products are gradients."""
     positions = delta[0, 0].numel()
     d = delta.reshape(len(delta) * w.groups, -1, positions)
-    patches = _patches(a, delta.shape[-2:], w).reshape(len(d), -1, positions)
-    return product(d, patches.transpose(1, 2)).reshape(len(delta), -1)
+    return d, _patches(a, delta.shape[-2:], w).reshape(len(d), -1, positions).transpose(1, 2)
 
 
 def _weight_sums(delta: Tensor, a: Tensor, w: Window) -> Tensor:
@@ -244,13 +248,10 @@ def _at_once(delta: Tensor, a: Tensor, window: Window) -> bool:
     return suits and max(delta.numel(), a.numel()) < 2**31
 
 
-def weight_gradients(delta: Tensor, a: Tensor, window: Window) -> Tensor:
-    """Return Σ_p δ_p ⊗ a_p of every sample, [samples, weights], from δ [samples, out, …] and a [samples, in, …]."""
-    return torch.cat(list(_some_at_a_time(delta, a, window)))
-
-
 def _some_at_a_time(delta: Tensor, a: Tensor, window: Window, *, plain: bool = False) -> Iterator[Tensor]:
-    """Yield the gradients of a few samples after the other: their patches are larger than all that is kept.
+    """Yield Σ_p δ_p ⊗ a_p, [samples, weights], of a few samples after the other, from δ [samples, out, …] and a.
+
+    Their patches are larger than all that is kept.
 
     `plain`: as sums of products, which `sum_rounding` is about. cuDNN may take Winograd's or Fourier's way.
     """
@@ -272,10 +273,7 @@ def _weight_gradients(delta: Tensor, a: Tensor, window: Window, *, plain: bool) 
         # one group a sample: twice as fast as patches here, and many times slower for strides
         shape = (samples * delta.shape[1], a.shape[1] // groups, *window.kernel)
         return _grouped(delta.flatten(0, 1)[None], a.flatten(0, 1)[None], shape, window, samples).view(samples, -1)
-    positions = delta[0, 0].numel()
-    d = delta.reshape(samples * groups, -1, positions)
-    patches = _patches(a, delta.shape[-2:], window).reshape(samples * groups, -1, positions)
-    return torch.bmm(d, patches.transpose(1, 2)).view(samples, -1)
+    return torch.bmm(*_stacks(delta, a, window)).view(samples, -1)
 
 
 def _grouped(delta: Tensor, a: Tensor, shape: tuple[int, ...], w: Window, times: int) -> Tensor:

@@ -3,8 +3,6 @@
 A rule is used only where each parameter belongs to exactly one ruled layer that is called exactly once, and only
 after it has given the same gradients as `torch.func` on random data. A module in which samples of a batch influence
 each other has no per-sample gradient, and clipping it would protect nobody: it is refused.
-
-Per-sample gradients of any module through `torch.func`: slower, plain, and the same numbers.
 """
 
 from __future__ import annotations
@@ -162,7 +160,7 @@ def _largest(difference: Tensor) -> float:
 
 
 class Functional:
-    """The gradient of one sample alone, mapped over samples and over models."""
+    """The gradient of one sample alone, mapped over samples and over models: slower, and the same numbers."""
 
     def __init__(self, model: nn.Module, layout: Layout, loss: Callable[[Tensor, Tensor], Tensor]) -> None:
         self.layout = layout

@@ -8,18 +8,6 @@ from privsgp.graph.picture import draw, table
 from privsgp.graph.sequences import Graph, from_networkx
 
 __all__ = [
-    "GRAPHS",
-    "NAMES",
-    "Constants",
-    "Edges",
-    "Graph",
-    "Lemma",
-    "check",
-    "check_symmetric",
-    "constants",
-    "draw",
-    "from_networkx",
-    "make",
-    "table",
-    "unconnected",
-]
+    "GRAPHS", "NAMES", "Constants", "Edges", "Graph", "Lemma", "check", "check_symmetric", "constants", "draw",
+    "from_networkx", "make", "table", "unconnected",
+]  # fmt: skip

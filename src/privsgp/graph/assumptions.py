@@ -41,16 +41,13 @@ def check(graph: Graph, horizon: int = HORIZON) -> None:
 
 def check_symmetric(graph: Graph) -> None:
     """Refuse a graph on which a node does not get from each neighbour the share it gives: Σ_j W_ij = 1 rests on it."""
-    if graph.period is not None and all(_symmetric(graph.matrix(k)) for k in range(graph.period)):
+    matrices = (graph.matrix(k) for k in range(graph.period or 0))
+    if graph.period is not None and all((np.abs(P - P.T) <= _ROUNDING).all() for P in matrices):
         return
     raise Refused(
         f"graph.name = {graph.name!r} with {graph.nodes} nodes: not all links go both ways with the same share",
         "take graph.name = 'ring', 'complete' or 'torus', or an algorithm for directed graphs, like 'privsgp-vr'",
     )
-
-
-def _symmetric(shares: NDArray[np.float64]) -> bool:
-    return bool((np.abs(shares - shares.T) <= _ROUNDING).all())
 
 
 def connectivity(graph: Graph, horizon: int = HORIZON) -> tuple[int, int]:

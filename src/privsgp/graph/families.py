@@ -50,26 +50,6 @@ def _powers(nodes: int) -> list[int]:
     return [2**r for r in range((nodes - 1).bit_length())] or [0]
 
 
-def _exponential(nodes: int) -> tuple[Edges, ...]:
-    return tuple(_to_hops(nodes, [hop]) for hop in _powers(nodes))
-
-
-def _exponential_static(nodes: int) -> tuple[Edges, ...]:
-    return (_to_hops(nodes, _powers(nodes)),)
-
-
-def _ring_directed(nodes: int) -> tuple[Edges, ...]:
-    return (_to_hops(nodes, [1]),)
-
-
-def _ring(nodes: int) -> tuple[Edges, ...]:
-    return (_to_hops(nodes, [1, nodes - 1]),)
-
-
-def _complete(nodes: int) -> tuple[Edges, ...]:
-    return (_to_hops(nodes, range(nodes)),)
-
-
 def _torus(nodes: int) -> tuple[Edges, ...]:
     rows = _rows(nodes)
     columns = nodes // rows
@@ -132,11 +112,11 @@ def _random_edges(nodes: int, degree: int, seed: int, k: int) -> Edges:
 
 
 _CYCLIC: dict[str, Callable[[int], tuple[Edges, ...]]] = {
-    "exponential": _exponential,
-    "exponential-static": _exponential_static,
-    "ring-directed": _ring_directed,
-    "ring": _ring,
-    "complete": _complete,
+    "exponential": lambda nodes: tuple(_to_hops(nodes, [hop]) for hop in _powers(nodes)),
+    "exponential-static": lambda nodes: (_to_hops(nodes, _powers(nodes)),),
+    "ring-directed": lambda nodes: (_to_hops(nodes, [1]),),
+    "ring": lambda nodes: (_to_hops(nodes, [1, nodes - 1]),),
+    "complete": lambda nodes: (_to_hops(nodes, range(nodes)),),
     "torus": _torus,
 }
 GRAPHS: dict[str, type[Options]] = dict.fromkeys(_CYCLIC, Options) | {"random": RandomOptions}

@@ -6,15 +6,16 @@ What `privsgp graph` prints: the constants of a graph as rows of words and numbe
 from __future__ import annotations
 
 from math import ceil, inf, log
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from privsgp.errors import Refused
 from privsgp.graph.convergence import Constants, constants
+from privsgp.pictures import COLOURS, INK, save
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
     from numpy.typing import NDArray
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
     from privsgp.graph.sequences import Graph
 
 
-_COLOURS = ("#2f6fb0", "#e07b39", "#3a9b6e", "#b5478a", "#8a6fd1", "#c9a227", "#5aa7b8", "#7a5c45")
-_INK = "#263238"
 _ARROWS = 400
 """Above this many lines in a panel, arrow heads hide more than they show."""
 
@@ -35,20 +34,15 @@ def draw(graph: Graph, path: str | Path, *, steps: int | None = None) -> None:
     By default that is one period, but at most eight steps, and four when it never repeats. Lines without heads go
     both ways, or are too many for heads.
     """
-    shown = steps or min(graph.period or 4, len(_COLOURS))
+    shown = steps or min(graph.period or 4, len(COLOURS))
     panels = {"every step" if graph.period == 1 else f"step {k}": [k] for k in range(shown)}
     if len(panels) > 1:
         panels = {"all together": list(range(shown))} | panels
     figure, axes = _figure(len(panels))
-    figure.suptitle(_title(graph, shown), color=_INK, fontsize=13)
+    figure.suptitle(_title(graph, shown), color=INK, fontsize=13)
     for axis, (title, together) in zip(axes, panels.items(), strict=False):
         _panel(axis, graph, together, title)
-    try:
-        figure.savefig(Path(path), dpi=150)
-    except (OSError, ValueError) as error:
-        raise Refused(
-            f"the picture {str(path)!r} cannot be written: {error}", "give a .png in a folder that exists"
-        ) from error
+    save(figure, path)
 
 
 def _figure(panels: int) -> tuple[Figure, list[Axes]]:
@@ -73,13 +67,13 @@ def _title(graph: Graph, shown: int) -> str:
 def _panel(axis: Axes, graph: Graph, steps: list[int], title: str) -> None:
     places = _circle(graph.nodes)
     for k in steps:
-        _lines(axis, graph.edges(k), places, _COLOURS[k % len(_COLOURS)])
-    axis.scatter(places[:, 0], places[:, 1], s=min(60, 900 / graph.nodes), color=_INK, zorder=3)
+        _lines(axis, graph.edges(k), places, COLOURS[k % len(COLOURS)])
+    axis.scatter(places[:, 0], places[:, 1], s=min(60, 900 / graph.nodes), color=INK, zorder=3)
     for node in range(0, graph.nodes, ceil(graph.nodes / 64)):
         x, y = 1.11 * places[node]
-        axis.text(x, y, str(node), ha="center", va="center", color=_INK, fontsize=max(5.5, 10 - graph.nodes / 12))
+        axis.text(x, y, str(node), ha="center", va="center", color=INK, fontsize=max(5.5, 10 - graph.nodes / 12))
     axis.set(xlim=(-1.2, 1.2), ylim=(-1.2, 1.2), aspect="equal")
-    axis.set_title(title, color=_INK, fontsize=10)
+    axis.set_title(title, color=INK, fontsize=10)
 
 
 def _circle(nodes: int) -> NDArray[np.float64]:

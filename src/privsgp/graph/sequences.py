@@ -45,11 +45,6 @@ class Graph(ABC):
         edges = self.edges(k)
         return tuple(int(j) for j in edges.target[edges.source == i] if j != i)
 
-    def in_neighbours(self, k: int, i: int) -> tuple[int, ...]:
-        """The nodes that `i` gets a message from at step `k`, itself left out."""
-        edges = self.edges(k)
-        return tuple(int(j) for j in edges.source[edges.target == i] if j != i)
-
 
 @dataclass(frozen=True, eq=False)
 class Cyclic(Graph):

@@ -41,20 +41,9 @@ def _normal(x, at, inside, count, EPS: tl.constexpr):
 
 @triton.jit
 def _forward(
-    x,
-    scale,
-    shift,
-    y,
-    channels,
-    size,
-    count,
-    after,
-    models,
-    EPS: tl.constexpr,
-    GROUPS: tl.constexpr,
-    BC: tl.constexpr,
-    BS: tl.constexpr,
-):
+    x, scale, shift, y, channels, size, count, after, models,
+    EPS: tl.constexpr, GROUPS: tl.constexpr, BC: tl.constexpr, BS: tl.constexpr,
+):  # fmt: skip
     sample, channel, own, at, inside = _place(channels, size, GROUPS, BC, BS)
     normal, _ = _normal(x, at, inside, count, EPS)
     of = (sample // after) % models * channels + channel
@@ -65,20 +54,9 @@ def _forward(
 
 @triton.jit
 def _backward(
-    x,
-    delta,
-    scale,
-    out,
-    channels,
-    size,
-    count,
-    after,
-    models,
-    EPS: tl.constexpr,
-    GROUPS: tl.constexpr,
-    BC: tl.constexpr,
-    BS: tl.constexpr,
-):
+    x, delta, scale, out, channels, size, count, after, models,
+    EPS: tl.constexpr, GROUPS: tl.constexpr, BC: tl.constexpr, BS: tl.constexpr,
+):  # fmt: skip
     sample, channel, own, at, inside = _place(channels, size, GROUPS, BC, BS)
     normal, inverse = _normal(x, at, inside, count, EPS)
     a = tl.load(scale + (sample // after) % models * channels + channel, own, other=0.0)[:, None]

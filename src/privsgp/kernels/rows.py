@@ -1,11 +1,8 @@
 """What is done to the numbers of each sample, in one pass over memory, as Triton kernels.
 
 A sample's numbers lie side by side; a block is [models, samples, numbers] with any two strides in front. The same in
-torch stands in `gradient.per_sample` and `gradient.storage`. Import this module only where there are CUDA and Triton.
-
-SAGA's estimate, and the table's mean moved on, in one pass over memory, as a Triton kernel.
-
-The same in torch stands in `algorithms.saga`. Import this module only where there are CUDA and Triton.
+torch stands in `gradients.per_sample` and `gradients.tables.storage`, of SAGA's estimate (`corrected`) in
+`algorithms.saga`. Import this module only where there are CUDA and Triton.
 """
 
 from __future__ import annotations
@@ -131,9 +128,6 @@ def _ahead(*tensors: Tensor) -> list[int]:
 def _fits(size: int) -> int:
     """Return how many numbers a program takes at once."""
     return min(_BLOCK, int(triton.next_power_of_2(size)))
-
-
-_BLOCK = 1024
 
 
 @triton.jit

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, cast
 
 import torch
 from torch import nn
@@ -18,6 +18,11 @@ from torch.nn.functional import binary_cross_entropy_with_logits, log_softmax
 from privsgp.errors import Refused
 
 PerSample = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+Kind = Literal["cross-entropy", "binary", "mse"]
+_OF_TORCH: dict[type, Kind] = {
+    nn.CrossEntropyLoss: "cross-entropy", nn.BCEWithLogitsLoss: "binary", nn.MSELoss: "mse", nn.L1Loss: "mse",
+    nn.SmoothL1Loss: "mse", nn.HuberLoss: "mse",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -32,22 +37,31 @@ def per_sample(name: str) -> PerSample:
     return _known(name).per_sample
 
 
-def in_any_precision(loss: PerSample) -> PerSample:
+def meaning(loss: object) -> Kind | None:
+    """Tell what outputs mean under a loss: its name, that of torch's own; None where its author alone knows."""
+    return cast("Kind", loss) if isinstance(loss, str) else _OF_TORCH.get(type(loss))
+
+
+def in_any_precision(loss: PerSample, axes: int = 0) -> PerSample:
     """Return a loss of the user's whose own numbers, weights of classes say, are in the precision of the outputs.
 
-    Probes run in float64 and steps in float32: nn.CrossEntropyLoss(weight=…) would refuse one of them.
+    Probes run in float64 and steps in float32: nn.CrossEntropyLoss(weight=…) would refuse one of them. Those of torch
+    that want targets of the outputs' shape get them; where a sample has several (`axes` = 1), they are averaged.
     """
     if not isinstance(loss, nn.Module):
         return loss
+    alike = meaning(loss) in ("binary", "mse")
     known: dict[tuple[torch.dtype, torch.device], nn.Module] = {}
 
     def value(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         kind = outputs.dtype, outputs.device
         if kind not in known:
             known[kind] = copy.deepcopy(loss).to(*kind[::-1])
-        real = targets.to(outputs.dtype) if targets.is_floating_point() else targets
-        found: torch.Tensor = known[kind](outputs, real)
-        return found
+        real = targets.to(outputs.dtype) if alike or targets.is_floating_point() else targets
+        found: torch.Tensor = known[kind](outputs, real.reshape(outputs.shape) if alike else real)
+        if not alike or loss.reduction != "none":  # which is refused later, by its shape
+            return found
+        return found.mean(-1) if axes else found.reshape(targets.shape)
 
     return value
 

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import copy
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from privsgp.errors import Refused
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 class MeanEmbedding(nn.Module):

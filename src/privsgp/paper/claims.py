@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from privsgp.studies.spread import Spread
+from privsgp.studies.several import Spread
 
 COMPARABLE = 0.02  # accuracies that differ by no more are called comparable
 ALIKE = 0.1  # and losses that differ by no more than such a share of the lowest
@@ -61,10 +61,7 @@ def stated(told: Mapping[str, Any]) -> dict[str, str]:
     if "scaled" not in told:
         return {printed: told["found"]}
     ours = told["scaled"]
-    return {
-        f"{printed} as printed": told["found"],
-        f"{WORDS[ours['holds']]} with scaled differences": ours["found"],
-    }
+    return {f"{printed} as printed": told["found"], f"{WORDS[ours['holds']]} with scaled differences": ours["found"]}
 
 
 Claim = Callable[[Mapping[str, Found]], Verdict]

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from privsgp import pictures
 from privsgp.accounting.counting import nominal
-from privsgp.errors import Refused
 from privsgp.paper import claims
+from privsgp.pictures import COLOURS, INK, save
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
     from privsgp.studies.compare import Comparison
 
     Points = Sequence[Mapping[str, float]]
 
-_COLOURS = ("#2f6fb0", "#e07b39", "#3a9b6e", "#b5478a", "#8a6fd1", "#c9a227", "#5aa7b8", "#7a5c45")
 _STYLES = ("-", "--", ":")  # the colours again
-_INK = "#263238"
 
 
 def draw_comparison(comparison: Comparison, path: Path) -> None:
@@ -33,7 +33,7 @@ def draw_comparison(comparison: Comparison, path: Path) -> None:
     for axis, (key, x) in zip(axes, panels, strict=True):
         lines(axis, {row["algorithm"]: row[key] for row in rows if row[key]})
         dress(axis, x, "test accuracy")
-    save(figure, path)
+    save(figure, path, dpi=100)
 
 
 def draw_figure(told: dict[str, Any], path: Path) -> None:
@@ -49,8 +49,8 @@ def draw_figure(told: dict[str, Any], path: Path) -> None:
             dress(axis, "steps", words)
             _far_apart(axis, [p["mean"] for c in told["curves"] for p in c[f"{key}_curve"]])
     verdict = ", ".join(claims.stated(told))
-    figure.suptitle(f"{told['name']}, {told['mode']}, {told['scale']}: the claim {verdict}", color=_INK, fontsize=11)
-    save(figure, path)
+    figure.suptitle(f"{told['name']}, {told['mode']}, {told['scale']}: the claim {verdict}", color=INK, fontsize=11)
+    save(figure, path, dpi=100)
 
 
 def _far_apart(axis: Axes, values: Sequence[float]) -> None:
@@ -76,18 +76,15 @@ def _legend(curves: Sequence[dict[str, Any]], words: str = "") -> str:
     return f"{words or curves[0]['label']} (ε = {low if low == high else f'{low} … {high}'})"
 
 
-def panes(count: int) -> tuple[Any, list[Axes]]:
-    """Return a figure and its axes side by side; needs no display."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(5.4 * count + 0.4, 4.2), layout="constrained", facecolor="white")
-    return figure, list(figure.subplots(1, count, squeeze=False).flat)
+def panes(count: int) -> tuple[Figure, list[Axes]]:
+    """Return a figure and its axes side by side."""
+    return pictures.panes(count, 5.4 * count + 0.4, 4.2)
 
 
 def lines(axis: Axes, curves: Mapping[str, Points], marker: str = "") -> None:
     """Draw a line through the means and a band of one standard deviation for each curve."""
     for i, (label, points) in enumerate(curves.items()):
-        colour, style = _COLOURS[i % len(_COLOURS)], _STYLES[i // len(_COLOURS) % len(_STYLES)]
+        colour, style = COLOURS[i % len(COLOURS)], _STYLES[i // len(COLOURS) % len(_STYLES)]
         x, mean = [p["x"] for p in points], [p["mean"] for p in points]
         axis.plot(x, mean, style, color=colour, label=label, linewidth=1.6, marker=marker, markersize=4)
         low, high = ([p["mean"] + side * p["sd"] for p in points] for side in (-1, 1))
@@ -99,18 +96,3 @@ def dress(axis: Axes, x: str, y: str) -> None:
     axis.set(xlabel=x, ylabel=y)
     axis.grid(visible=True, alpha=0.25)
     axis.legend(frameon=False, fontsize=8)
-    for side in ("top", "right"):
-        axis.spines[side].set_visible(False)
-
-
-def save(figure: Any, path: Path) -> None:  # noqa: ANN401 - matplotlib has no types
-    """Write a picture; the same picture is the same bytes."""
-    from matplotlib import rc_context
-
-    try:
-        with rc_context({"svg.hashsalt": "privsgp", "svg.fonttype": "none"}):
-            figure.savefig(path, dpi=100, metadata={"Date": None} if path.suffix == ".svg" else None)
-    except (OSError, ValueError) as error:
-        raise Refused(
-            f"the picture {str(path)!r} cannot be written: {error}", "give a .png in a folder that exists"
-        ) from error

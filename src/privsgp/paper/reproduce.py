@@ -15,7 +15,7 @@ from privsgp.errors import Refused, refuse_below_one
 from privsgp.files import write_json
 from privsgp.paper import picture
 from privsgp.paper.claims import Found
-from privsgp.paper.figures import FIGURES, NAMES, SETTINGS
+from privsgp.paper.figures import FIGURES, NAMES, SETTINGS, Curve, Figure, Mode, Scale, Setting
 from privsgp.runs import config as configs
 from privsgp.studies import compare, small_data
 from privsgp.studies.provenance import provenance
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from privsgp.paper.figures import Curve, Figure, Mode, Scale, Setting
     from privsgp.runs.config import Config
     from privsgp.studies.several import Bench, Several
 

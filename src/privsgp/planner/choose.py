@@ -134,17 +134,16 @@ class Method:
     @property
     def label(self) -> str:
         """Tell methods apart in a table."""
-        clip, scale = self.settings.difference_clip, self.settings.difference_scale
         if self.scaled:
             return f"{self.algorithm}, scaled differences"
+        clip, scale = self.settings.difference_clip, self.settings.difference_scale
         weight = f", differences times {scale:g}" if scale < 1 else ""
         return self.algorithm + weight + ("" if clip is None else f", differences clipped to {clip:g}")
 
     @property
     def scaled(self) -> bool:
         """Whether θ is "auto", and another one for every batch and K."""
-        weight = getattr(self.settings.options, "difference_scale", None)
-        return weight == "auto" and self.settings.difference_clip is None
+        return getattr(self.settings.options, "difference_scale", None) == "auto"
 
     @property
     def fills_a_table(self) -> bool:
@@ -157,21 +156,29 @@ class Method:
         options = ALGORITHMS[self.algorithm].Options
         return replace(self, settings=self.settings.carried_to(options, difference_scale=scale))
 
+    def clipped(self, difference_clip: float | None) -> Method:
+        """Return the method with another clip of differences."""
+        options = ALGORITHMS[self.algorithm].Options
+        return replace(self, settings=self.settings.carried_to(options, difference_clip=difference_clip))
+
     def mechanism(self, batch: float, samples: int) -> Mechanism:
         """Return what one message of a node reveals, without its noise."""
         return ALGORITHMS[self.algorithm].mechanism(self.settings, sigma=0.0, batch=batch, samples=samples, kappa=0.0)
 
 
-def methods(settings: Settings, accountant: Accountant) -> list[Method]:
+def methods(settings: Settings, accountant: Accountant, difference_clip: float | None = None) -> list[Method]:
     """Return what `algorithm.name = "auto"` chooses from, first among equals first; the published formula knows two.
+
+    `difference_clip` is C beside a θ that is "auto".
 
     Where rehearsals cannot tell them apart, scaled differences go before SAG: measured, they are ahead at small batches
     and behind by no more than chance at any; of clipped differences too, which are left out (docs/results-accuracy.md).
     """
+    clip = None if nominal(accountant) else difference_clip
     formula: dict[str, float | str] = {"privsgp": 1.0, "privsgp-vr": 1.0}
     known = {"privsgp": 1.0, "privsgp-vr": "auto", "privsgp-sag": 1.0}
     return [
-        Method(name, settings.carried_to(ALGORITHMS[name].Options, difference_clip=None, difference_scale=scale))
+        Method(name, settings.carried_to(ALGORITHMS[name].Options, difference_clip=clip, difference_scale=scale))
         for name, scale in (formula if nominal(accountant) else known).items()
     ]
 
@@ -184,13 +191,14 @@ class NoiseNeeded:
         self.method = method.weighted(1.0) if network.nominal and method.scaled else method
         self._prices: dict[float, Price] = {}
         self._scales: dict[int, float] = {}
+        self._costs: dict[tuple[int, Budget], float] = {}
 
     def common(self, steps: float) -> float:
         """Return σ of a node with J̄ samples and the common budget."""
         n = self.network
         if n.nominal:
             return published.sigma(self._mechanism(), round(steps), n.epsilon, n.delta, n.c2)
-        return self._more(steps) * self._price(n.delta).along(steps, n.epsilon)
+        return self._more(steps, (n.epsilon, n.delta)) * self._price(n.delta).along(steps, n.epsilon)
 
     def in_average(self, steps: float) -> float:
         """Return √n times the noise in the average: what `common` would be if noise were independent."""
@@ -225,13 +233,22 @@ class NoiseNeeded:
     def _one(self, steps: int, budget: Budget) -> float:
         if self.network.nominal:
             return published.sigma(self._mechanism(), steps, *budget, self.network.c2)
-        return self._more(steps) * self._price(budget[1]).sigma(steps, budget[0])
+        return self._more(steps, budget) * self._price(budget[1]).sigma(steps, budget[0])
 
-    def _more(self, steps: float) -> float:
-        """Return what θ costs beside the least σ."""
+    def _more(self, steps: float, budget: Budget) -> float:
+        """Return what θ costs beside the least σ: 2 % at most, but in short runs, where it is looked at.
+
+        There θ may be 1 for less than it is allowed to cost, and it costs other budgets less than the one it is for.
+        """
         if (weighted := self._mechanism().weighted) is None or not self.method.scaled:
             return 1.0
-        return calibration.affordable(weighted, self.network.releases(round(steps)))
+        K, n = round(steps), self.network
+        if (most := calibration.affordable(weighted, n.releases(K))) == calibration.MORE:
+            return most
+        if (K, budget) not in self._costs:
+            given = replace(weighted, difference_scale=self.scale(K))
+            self._costs[K, budget] = calibration.cost(given, n.releases(K), *budget, n.relation)
+        return self._costs[K, budget]
 
     def _price(self, delta: float) -> Price:
         if delta not in self._prices:

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from privsgp.files import finite
 from privsgp.graph import constants as graph_constants
 from privsgp.planner import comparison, estimates, theorems
 from privsgp.planner.choose import FURTHER, LENGTHS
@@ -99,7 +100,7 @@ class Formula:
             "epsilon": [epsilon for epsilon, _ in n.budgets],
             "delta": [delta for _, delta in n.budgets],
             "published_steps": self.published_steps,
-            "least_steps_log10": _finite(self.log_least_steps / math.log(10)),
+            "least_steps_log10": finite(self.log_least_steps / math.log(10)),
             "constants": asdict(self.constants),
             "comparison": self.comparison(),
             "warnings": self.warnings(self.steps) + heavy_nodes(sigmas, n.budgets, n.named),
@@ -252,7 +253,7 @@ class Plan:
             "bound": f.bound(c.steps),
             "bound_steps": f.steps,
             "published_steps": f.published_steps,
-            "least_steps_log10": _finite(f.log_least_steps / math.log(10)),
+            "least_steps_log10": finite(f.log_least_steps / math.log(10)),
             "constants": asdict(f.constants),
             "bytes_sent_per_node": estimates.bytes_sent_per_node(f.graph, f.dim, c.steps),
             "seconds": self.seconds,
@@ -283,10 +284,6 @@ class Plan:
             "bound_curve": [self.formula.bound(K, choice.noise) for K in SHOWN],
             "noise_curve": self.noise_curve(choice),
         }
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
 
 
 REACHED = 1e9  # steps that no run takes: how many more they are tells nobody anything
@@ -332,7 +329,7 @@ def heavy_nodes(
     weighted = n / math.sqrt(math.fsum(1 / s**2 for s in sigmas) * total) if min(sigmas) else 0.0
     return [
         (
-            f"{named(worst)} (ε = {budgets[worst][0]:g}) brings {sigmas[worst] ** 2 / total:.0%} of the average's "
+            f"{named(worst)}, at ε = {budgets[worst][0]:g}, brings {sigmas[worst] ** 2 / total:.0%} of the average's "
             f"noise: without it the noise is {without:.2f} times as large, with algorithm.weights = 'noise' "
             f"{weighted:.2f} times"
         )

@@ -65,7 +65,8 @@ class RehearsalSpec:
 
         Where a step sees all samples no entry of a table is old, and where θ ≤ q the estimate is SAG's.
         """
-        name, weighed = self.algorithm, self.algorithm == "privsgp-vr" and self.settings.difference_clip is None
+        name, C = self.algorithm, self.settings.difference_clip
+        weighed = name == "privsgp-vr" and (C is None or self.settings.clip <= C)  # which a difference hardly exceeds
         if self.rate == 1 and (weighed or name == "privsgp-sag"):
             name = "privsgp"
         elif weighed and self.settings.difference_scale <= self.rate:

@@ -80,10 +80,11 @@ def make(
     skewed = config.data.partition == "dirichlet"
     say("estimating the constants of the bound")
     p = planner(network, rehearsal, settings.clip, skewed=skewed)
-    own = Method(config.algorithm.name, settings)
-    own = own.weighted(1.0) if network.nominal and own.scaled else own
+    own, clip = Method(config.algorithm.name, settings), protection.difference_clip(config)
+    if own.scaled:
+        own = own.weighted(1.0) if network.nominal else own.clipped(clip)
     auto, limit = "name" in config.algorithm.auto, config.plan.evaluations
-    looked_at = methods(settings, network.accountant) if auto or compare else [own]
+    looked_at = methods(settings, network.accountant, clip) if auto or compare else [own]
     looked_at = looked_at if auto or own in looked_at else [own, *looked_at]
     choices = _choices(config, p, looked_at, limit, say)
     mine = choices if auto else [choice for choice in choices if choice.method == own]

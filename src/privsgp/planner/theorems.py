@@ -1,4 +1,4 @@
-"""The paper's second half, one small function per equation: Theorem 1, Theorem 3, Corollary 1 and K̂(C, q).
+"""The paper's second half, one small function per equation: Theorem 1, Corollary 1 and K̂(C, q).
 
 Plain floats in the paper's letters: n nodes with J samples each, d parameters, K steps, G a bound on one sample's
 gradient, and `Constants` for the rest. Where a number outgrows floating point its logarithm is returned.
@@ -57,12 +57,6 @@ class Constants:
         return 13 * self.gap + 6 * self.smoothness * self.norm + 18 * self.smoothness * self.heterogeneity
 
 
-def noise_scale(K: float, G: float, J: float, budget: Budget, c2: float) -> float:
-    """Theorem 3: σ_i = 3 c₂ G √(K ln(1/δ_i)) / (J ε_i)."""
-    epsilon, delta = budget
-    return 3 * c2 * G * math.sqrt(K * math.log(1 / delta)) / (J * epsilon)
-
-
 def bound(constants: Constants, n: int, d: int, K: float, variances: Sequence[float]) -> float:
     """Theorem 1: (13F⁰ + 6L‖x⁰‖² + 18Lb² + 24L (d/n) Σσ_i²) / √(nK)."""
     noise = 24 * constants.smoothness * d * math.fsum(variances) / n
@@ -79,19 +73,6 @@ def best_steps(
 ) -> float:
     """Corollary 1: K = (13F⁰ + 6L‖x⁰‖² + 18Lb²) J² n / (216 L d c₂² G² Σ ln(1/δ_i)/ε_i²)."""
     return constants.start * len(budgets) / (216 * constants.smoothness * d * (c2 * G) ** 2 * hardness(budgets, J))
-
-
-def best_bound(
-    constants: Constants, d: int, G: float, budgets: Sequence[Budget], J: Sequence[float], c2: float
-) -> float:
-    """Corollary 1: 12 c₂ G √(6Ld (13F⁰ + 6L‖x⁰‖² + 18Lb²) Σ ln(1/δ_i)/ε_i²) / (nJ), what the bound is at the best K."""
-    inside = 6 * constants.smoothness * d * constants.start * hardness(budgets, J)
-    return 12 * c2 * G * math.sqrt(inside) / len(budgets)
-
-
-def best_variance(constants: Constants, d: int) -> float:
-    """(1/n) Σσ_i² at the best K: (13F⁰ + 6L‖x⁰‖² + 18Lb²) / (24Ld), whatever the budgets are."""
-    return constants.start / (24 * constants.smoothness * d)
 
 
 def minimise(value: Callable[[float], float], low: float, high: float, precision: float = 1e-4) -> float:
@@ -157,12 +138,7 @@ def response(rehearsal: Rehearsal, spec: RehearsalSpec, distance: float) -> floa
     return rehearsal.moved(spec, distance) if spec.noise else 1.0
 
 
-def spread(
-    graph: Graph,
-    step_size: Callable[[int], float],
-    steps: int,
-    noise: NDArray[np.float64],
-) -> float:
+def spread(graph: Graph, step_size: Callable[[int], float], steps: int, noise: NDArray[np.float64]) -> float:
     """Return (1/n) Σ_i E(z_i − x̄)² of one coordinate after `steps` steps, by following the covariance of the x_i.
 
     `noise` is the covariance N of what the nodes add to x for each unit of γ. X ← P (X + γ² N) Pᵀ and w ← P w, exactly;

@@ -13,10 +13,11 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from privsgp.algorithms import ALGORITHMS
 from privsgp.errors import Refused
 from privsgp.features.maps import pretraining
+from privsgp.files import in_units
 from privsgp.files import write as write_whole
 from privsgp.report import sections, words
-from privsgp.report.charts import Chart, Table, bars, curves, number, percent
-from privsgp.report.reading import read
+from privsgp.report.charts import Chart, Figure, Table, bars, curves, number, percent
+from privsgp.report.reading import Run, read
 from privsgp.report.sections import Group, Section, Series, group
 from privsgp.report.tested import tested
 from privsgp.sites import signed
@@ -25,8 +26,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from privsgp.report.charts import Figure
-    from privsgp.report.reading import Run
     from privsgp.runs.result import Result
 
 NAME = "report.html"
@@ -137,7 +136,7 @@ def _figures(g: Group) -> list[tuple[str, str]]:
         cells.append((_time(run.summary["seconds"]), f"for {run.length}"))
         own = "site" in run.summary  # the folder of one site, which knows of its own messages
         sent = run.summary["bytes_sent"] / (1 if own else run.config.data.nodes)
-        cells.append((_bytes(sent), "sent by this site" if own else "sent by each site"))
+        cells.append((in_units(sent), "sent by this site" if own else "sent by each site"))
     else:
         cells.append(("unfinished", f"evaluated up to step {run.steps:,}"))
     return cells
@@ -186,14 +185,6 @@ def _time(seconds: float) -> str:
     return f"{seconds:.1f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
 
 
-def _bytes(count: float) -> str:
-    for unit in ("B", "kB", "MB"):
-        if count < 1000:
-            return f"{count:.3g} {unit}"
-        count /= 1000
-    return f"{count:.3g} GB"
-
-
 def _comparison(groups: Sequence[Group]) -> Table:
     head = ["configuration", "private?", "differs from the first in", "runs", "privacy", "test accuracy", "worst site",
             *(["AUC"] if any(g.last("auc") for g in groups) else []),
@@ -211,7 +202,8 @@ def _comparison(groups: Sequence[Group]) -> Table:
 
 
 def _training(groups: Sequence[Group]) -> Section | None:
-    several = "mean of the runs; the band goes from the lowest to the highest" if _banded(groups) else ""
+    banded = any(len(g.runs) > 1 for g in groups)
+    several = "mean of the runs; the band goes from the lowest to the highest" if banded else ""
     drawn = [_metric(Chart("Accuracy on test data", several, write=percent), ACCURACY, groups)]
     drawn += [_metric(Chart("Loss", several), LOSS, groups)]
     if len(groups) > 1:  # of one alone the consensus error stands beside the network
@@ -229,10 +221,6 @@ def _trade(groups: Sequence[Group]) -> Figure | None:
             points.append(Series(g.label, [max(spent)], [mean], [min(accuracy)], [max(accuracy)]))
     chart = Chart("Accuracy against privacy", "the site that is worst off", "ε", room=True, write=percent)
     return curves(chart, points) if len(points) > 1 else None
-
-
-def _banded(groups: Sequence[Group]) -> bool:
-    return any(len(g.runs) > 1 for g in groups)
 
 
 def _metric(chart: Chart, metrics: dict[str, str], groups: Sequence[Group]) -> Figure | None:

@@ -1,15 +1,8 @@
-"""Runs side by side: those that differ in nothing but their seed are one group, with a mean and a band.
+"""The parts of a page: runs side by side, the network over time, the plan, who agreed, and how to have a run again.
 
-The network over time: who sent to whom at a step, what got lost, and the push-sum weights.
-
-All of it is public and follows from the configuration: the graph and, on a simulated network, its faults. Weights are
-those of the run because the engine's own mixing computes them, on models without parameters to speak of.
-
-What the planner saw, from plan.json: the bound and the noise against K, and the methods it chose from.
-
-Who agreed to a run between sites, and who was heard of.
-
-How to have a run again: versions, commands, and the configuration in full.
+Runs that differ in nothing but their seed are one group, with a mean and a band. What is shown of the network is public
+and follows from the configuration: the graph and, on a simulated network, its faults. Weights are those of the run
+because the engine's own mixing computes them, on models without parameters to speak of.
 """
 
 from __future__ import annotations
@@ -26,7 +19,7 @@ import torch
 
 from privsgp.accounting.counting import nominal
 from privsgp.planner import settle as planning
-from privsgp.report.charts import Chart, Table, curves, number
+from privsgp.report.charts import Chart, Figure, Table, curves, number
 from privsgp.runs import build
 from privsgp.runs import config as configs
 from privsgp.sites import signed as signatures
@@ -37,7 +30,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from privsgp.graph import Graph
-    from privsgp.report.charts import Figure
     from privsgp.report.reading import Run
     from privsgp.sites.signed import Signatory
 
@@ -143,7 +135,8 @@ def moving(run: Run, room: int = MOST_NUMBERS) -> dict[str, Any] | None:
     """Return what the page's script draws: the steps it can show, links by step, lost ones, absent nodes, weights.
 
     About `room` numbers at most: a run of many steps is shown at some of them.
-    `links` has one list [source, target, source, target, …] for each phase, and `phase` says which one a step has.
+    `links` has one list [source, target, source, target, …] for each phase, and `phase` says which one a step has;
+    `lost` are places among the links of a step.
     """
     graph = build.make_graph(run.config)
     if graph.nodes > NODES or run.steps == 0 or graph.name in ("server", "alone"):
@@ -156,7 +149,7 @@ def moving(run: Run, room: int = MOST_NUMBERS) -> dict[str, Any] | None:
         "steps": shown,
         "links": [_links(run, graph, k) for k in phases],
         "phase": [k % len(phases) for k in shown] if repeats else list(range(len(shown))),
-        "lost": [] if repeats else [_lost(run, graph, k) for k in shown],
+        "lost": [] if repeats else [np.flatnonzero(_messages(run, graph, k)[2]).tolist() for k in shown],
         "absent": [] if run.faults is None else [[*run.faults.down(k), *run.faults.left(k)] for k in shown],
         "weights": _weights(run, graph, shown),
     }
@@ -172,11 +165,6 @@ def _shown(graph: Graph, steps: int, room: int, *, repeats: bool) -> list[int]:
 def _links(run: Run, graph: Graph, k: int) -> list[int]:
     source, target, _ = _messages(run, graph, k)
     return [int(i) for pair in zip(source, target, strict=True) for i in pair]
-
-
-def _lost(run: Run, graph: Graph, k: int) -> list[int]:
-    """Return the places of lost messages among the links of step k."""
-    return [int(i) for i in np.flatnonzero(_messages(run, graph, k)[2])]
 
 
 def _messages(run: Run, graph: Graph, k: int) -> tuple[np.ndarray[Any, Any], ...]:
@@ -211,7 +199,7 @@ def plan(planned: dict[str, Any] | None) -> Section | None:
     if planned is None or planned.get("asked") is None:  # plans of older releases do not tell what was given
         return None
     said = [f"Planned: {planning.described(planned)}.", f"{_steps(planned)} {SCORE}"]
-    rows = [[m["method"], number(m["steps"]), *(number(m[key]) for key in _COLUMNS)] for m in planned["methods"]]
+    rows = [[m["method"], number(m["steps"]), *(_or_none(m[key]) for key in _COLUMNS)] for m in planned["methods"]]
     told = {"said": _sites(said), "figures": _drawn(planned), "warned": _sites(planned["warnings"])}
     return Section("plan", told | {"methods": Table(["method", "steps", *_COLUMNS.values()], rows)})
 
@@ -221,6 +209,10 @@ SCORE = (
     "not seen, in a regression minus the loss."
 )
 _COLUMNS = {"step_size": "step size", "sigma": "σ", "noise_in_average": "noise in the average", "score": "score"}
+
+
+def _or_none(value: float | None) -> str:
+    return "–" if value is None else number(value)
 
 
 def _sites(lines: Sequence[str]) -> list[str]:
@@ -268,7 +260,7 @@ def agreed(run: Run) -> Section | None:
     rows = [
         [
             one.name, one.fingerprint, "right" if one.signed else "missing or wrong", f"{one.samples:,}",
-            "–" if one.epsilon is None else number(one.epsilon), number(one.delta), number(one.sigma),
+            _or_none(one.epsilon), number(one.delta), number(one.sigma),
             "this site" if i == site.get("node") else _heard(one, step),
         ]
         for i, (one, step) in enumerate(zip(signed.signatories, newest, strict=False))

@@ -7,6 +7,7 @@ import math
 import os
 import sys
 from contextlib import contextmanager
+from dataclasses import astuple
 from typing import TYPE_CHECKING, Any
 
 from rich.box import SIMPLE_HEAD
@@ -29,7 +30,7 @@ from privsgp.paper import claims
 from privsgp.runs.shown import LABELS, metric_rows, span, summary_rows
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
 
     from rich.text import Text
@@ -129,21 +130,32 @@ def figures(row: dict[str, Any]) -> str:
     return "  ".join(words)
 
 
-def show(title: str, rows: list[tuple[str, str]]) -> None:
-    """Print label and value, line by line."""
-    table = Table(title=title, show_header=False, title_justify="left", title_style="bold")
+def _show_table(title: str | None, head: Sequence[str], rows: Iterable[Sequence[str]], *, words: Sequence[str]) -> None:
+    """Print a table whose columns are numbers, to the right, but for those of `words`; without a head all are words."""
+    table = Table(title=title, title_justify="left", title_style="bold", show_header=bool(head))
+    for name in head:
+        table.add_column(name, justify="left" if name in words else "right")
     for row in rows:
         table.add_row(*row)
     out.print(table)
 
 
+def show_lines(lines: Iterable[str]) -> None:
+    """Print what there is to say beside a table."""
+    for line in lines:
+        out.print(f"  · {line}", soft_wrap=True)
+
+
+def show(title: str, rows: Sequence[tuple[str, str]]) -> None:
+    """Print label and value, line by line."""
+    _show_table(title, (), rows, words=())
+
+
 def show_keys(section: str, whose: str, found: list[Key]) -> None:
     """Print the keys of a section of run.toml, or those that one of its components brings."""
     title = section + (f" with {whose}" if whose else "")
-    table = Table("key", "values", "default", "meaning", title=title, title_justify="left", title_style="bold")
-    for key in found:
-        table.add_row(*key)
-    out.print(table)
+    head = ("key", "values", "default", "meaning")
+    _show_table(title, head, found, words=head)
 
 
 def show_plan(formula: Formula, plan: Plan | None, *, details: bool = False) -> None:
@@ -158,22 +170,18 @@ def show_plan(formula: Formula, plan: Plan | None, *, details: bool = False) -> 
     theory = plan is not None and not details
     show("plan", [row for row in rows if not theory or row[0] not in words.THEORY])
     if methods:
-        table = Table("method", "batch", "steps", "step size", "σ", "noise in the average", "score in rehearsal")
-        for row in methods:
-            table.add_row(*row)
-        out.print(table)
-    for line in (*warnings, *([] if plan is None else site_sentences(plan))):
-        if not theory or "Theorem" not in line:
-            out.print(f"  · {line}", soft_wrap=True)
+        head = ("method", "batch", "steps", "step size", "σ", "noise in the average", "score in rehearsal")
+        _show_table(None, head, methods, words=head)
+    said = (*warnings, *([] if plan is None else site_sentences(plan)))
+    show_lines(line for line in said if not theory or "Theorem" not in line)
     if theory:
-        out.print("  · --details shows the paper's bound and where its theorems stand", soft_wrap=True)
+        show_lines(["--details shows the paper's bound and where its theorems stand"])
 
 
 def show_summary(summary: dict[str, Any], folder: Path) -> None:
     """Print what a run came to."""
     show(summary["name"], summary_rows(summary, folder))
-    for words in summary.get(metrics.DULL) or ():
-        out.print(f"  · {words}", soft_wrap=True)
+    show_lines(summary.get(metrics.DULL) or ())
 
 
 def show_metrics(title: str, found: dict[str, Any]) -> None:
@@ -182,24 +190,21 @@ def show_metrics(title: str, found: dict[str, Any]) -> None:
     beside = "" if guess is None else f" (a guess: {metrics.shown('accuracy', guess)})"
     accuracy = metrics.shown("accuracy", found.get("accuracy"))
     show(title, [*([("accuracy", accuracy + beside)] if accuracy != "–" else []), *metric_rows(found)])
-    for words in found.get(metrics.DULL) or ():
-        out.print(f"  · {words}", soft_wrap=True)
+    show_lines(found.get(metrics.DULL) or ())
 
 
 def show_audit(report: AuditReport) -> None:
     """Print what an attack found about each node."""
     title = f"audit of {report.name}: {report.algorithm}, {report.steps} steps, {report.canaries} canaries a node"
-    table = Table(title=title, title_justify="left", title_style="bold")
-    for column in ("node", "ε claimed", "ε certified", "ε ≥ (messages)", "ε ≥ (final model)", "alarm"):
-        table.add_column(column, justify="left" if column == "alarm" else "right")
+    head = ("node", "ε claimed", "ε certified", "ε ≥ (messages)", "ε ≥ (final model)", "alarm")
+    rows = []
     for n in report.nodes:
         bounds = (n.epsilon_claimed, n.epsilon_certified, n.white_box, n.black_box)
-        table.add_row(str(n.node), *(f"{bound:.4g}" for bound in bounds), "; ".join(n.alarms) or "none")
-    out.print(table)
+        rows.append((str(n.node), *(f"{bound:.4g}" for bound in bounds), "; ".join(n.alarms) or "none"))
+    _show_table(title, head, rows, words=["alarm"])
     verdict = "ALARM: not as private as claimed" if report.alarm else "no alarm"
     out.print(f"{verdict}, at {report.confidence:.0%} confidence, {report.observations} observations a node")
-    for line in report.assumptions:
-        out.print(f"  · {line}", soft_wrap=True)
+    show_lines(report.assumptions)
 
 
 def show_comparison(comparison: dict[str, Any]) -> None:
@@ -208,41 +213,31 @@ def show_comparison(comparison: dict[str, Any]) -> None:
 
     clock = any(row["virtual_seconds"] for row in comparison["rows"])
     extra = [name for name in ("auc", "r2") if any(name in row.get("metrics", {}) for row in comparison["rows"])]
-    columns = (
-        "method",
-        "accuracy %",
-        *(LABELS[name] for name in extra),
-        "loss",
-        "ε",
-        "step",
-        "steps",
-        "msgs",
-        "MB",
-        *(["time"] if clock else []),
-    )
-    table = Table(title=comparison["config"]["name"], title_justify="left", title_style="bold", box=SIMPLE_HEAD)
-    for column in columns:
-        table.add_column(column, no_wrap=True, justify="left" if column == "method" else "right")
-    for row in comparison["rows"]:
-        loss, time = row["test_loss"], row["virtual_seconds"]
-        cells = [
+    names = [LABELS[name] for name in extra]
+    head = ["method", "accuracy %", *names, "loss", "ε", "step", "steps", "msgs", "MB", *(["time"] if clock else [])]
+    rows = [
+        [
             row["algorithm"], _accuracy(row), *(_three(_mean(row, name)) for name in extra),
-            _three(loss and loss["mean"]), _three(row["epsilon"]),
+            _three(row["test_loss"] and row["test_loss"]["mean"]), _three(row["epsilon"]),
             _three(row["step_size"]), str(row["steps"]), str(row["messages"] or 0),
             f"{(row['bytes_sent'] or 0) / 1e6:.1f}",
-        ]  # fmt: skip
-        table.add_row(*cells, *([_three(time and time["mean"])] if clock else []))
+            *([_three(row["virtual_seconds"] and row["virtual_seconds"]["mean"])] if clock else []),
+        ]
+        for row in comparison["rows"]
+    ]  # fmt: skip
+    table = Table(title=comparison["config"]["name"], title_justify="left", title_style="bold", box=SIMPLE_HEAD)
+    for name in head:
+        table.add_column(name, no_wrap=True, justify="left" if name == "method" else "right")
+    for row in rows:
+        table.add_row(*row)
     out.print(table)
-    if clock:
-        out.print("  · time is virtual, in seconds; accuracy is mean ± standard deviation over seeds", soft_wrap=True)
+    said = ["time is virtual, in seconds; accuracy is mean ± standard deviation over seeds"] if clock else []
     settings: dict[str, list[str]] = {}
     for row in comparison["rows"]:
         settings.setdefault(f"network {row['graph']}, trust {row['trust']}", []).append(row["algorithm"])
-    for words, names in settings.items():
-        out.print(f"  · {words}: {', '.join(names)}", soft_wrap=True)
-    if rests_on := pretraining(comparison["config"].get("features", {}).get("name", "none")):
-        out.print(f"  · {rests_on}", soft_wrap=True)
-    out.print(f"  · {comparison['note']}", soft_wrap=True)
+    said += [f"{words}: {', '.join(methods)}" for words, methods in settings.items()]
+    rests_on = pretraining(comparison["config"].get("features", {}).get("name", "none"))
+    show_lines([*said, *([rests_on] if rests_on else []), comparison["note"]])
 
 
 def show_figure(told: dict[str, Any]) -> None:
@@ -275,34 +270,24 @@ def _three(value: float | None) -> str:
 
 def show_statements(statements: Sequence[Statement]) -> None:
     """Print what each node's ledger says."""
-    table = Table(title="ledgers, every line checked", title_justify="left", title_style="bold")
-    for column in ("node", "runs", "releases", "ε spent", "ε budget", "δ", "relation", "state"):
-        table.add_column(column, justify="right" if column != "state" else "left")
+    rows = []
     for s in statements:
         state = ("finished" if s.complete else "open") + (", simulation" if s.simulation else "")
         state += f", only sums of {s.aggregated} nodes seen" if s.aggregated > 1 else ""
         state += f", if {s.honest} nodes are honest" if s.honest else ""
         epsilon = "no finite bound" if math.isinf(s.epsilon) else f"{s.epsilon:.4g}"
         budget = "–" if s.budget is None else f"{s.budget:.4g}"
-        table.add_row(
-            f"{s.node} {s.site}".strip(),
-            str(s.runs),
-            str(s.releases),
-            epsilon,
-            budget,
-            f"{s.delta:g}",
-            s.relation,
-            state,
-        )
-    out.print(table)
+        named = f"{s.node} {s.site}".strip()
+        rows.append((named, str(s.runs), str(s.releases), epsilon, budget, f"{s.delta:g}", s.relation, state))
+    head = ("node", "runs", "releases", "ε spent", "ε budget", "δ", "relation", "state")
+    _show_table("ledgers, every line checked", head, rows, words=["state"])
 
 
 def show_tuned(found: Tuned) -> None:
     """Print every trial with its score, the best one marked."""
-    table = Table(title=f"tuned on {found.source.text}", title_justify="left", title_style="bold")
-    for name in ("step size", "clip", "batch", "steps", "momentum", "tail", "score", ""):
-        table.add_column(name, justify="right")
-    for t, score in found.trials:
-        values = (t.step_size, t.clip, t.batch, t.steps, t.momentum, t.share)
-        table.add_row(*(f"{v:.4g}" for v in values), f"{score:.4f}", "←" if t == found.best else "")
-    out.print(table)
+    head = ("step size", "clip", "batch", "steps", "momentum", "tail", "score", "")
+    rows = [
+        (*(f"{value:.4g}" for value in astuple(trial)), f"{score:.4f}", "←" if trial == found.best else "")
+        for trial, score in found.trials
+    ]
+    _show_table(f"tuned on {found.source.text}", head, rows, words=())

@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from privsgp import metrics
-from privsgp.report.charts import Chart, Table, curves, percent
+from privsgp.report.charts import Chart, Figure, Table, curves, percent
 from privsgp.report.sections import Section, Series
 from privsgp.runs.shown import LABELS
 
 if TYPE_CHECKING:
-    from privsgp.report.charts import Figure
     from privsgp.report.reading import Run
 
 _LARGEST = 20  # classes of a confusion that a page has room for

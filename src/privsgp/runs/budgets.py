@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from privsgp.accounting import calibration
-from privsgp.accounting.counting import After, Filter, count, nominal
+from privsgp.accounting.counting import After, Count, Filter, count, nominal
 from privsgp.accounting.mechanisms import Saga
 from privsgp.accounting.pairwise import NoiseGraph, PairwiseCovariance, solve, trust_curve
 from privsgp.algorithms import ALGORITHMS, Settings
@@ -21,7 +21,6 @@ from privsgp.transport.rendezvous import World, blocks
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from privsgp.accounting.counting import Count
     from privsgp.accounting.ledger import Segment
     from privsgp.runs.config import Config
 
@@ -42,24 +41,33 @@ def settings(config: Config) -> Settings:
 
 
 def with_scale(config: Config, samples: Sequence[int], started: Config | None = None) -> Config:
-    """Put a number where `algorithm.difference_scale` is "auto": one θ for all nodes, from public numbers alone.
+    """Put numbers where `algorithm.difference_scale` is "auto": one C and θ for all nodes, from public numbers alone.
 
     It is the weakest budget's (or the least noise's) node for which a weight costs most: its θ is good for the others.
-    A run that goes on keeps what it was `started` with. The published formula is about the paper's estimator, and
-    whoever clips differences has another way to less noise: there θ is 1.
+    A run that goes on keeps what it was `started` with. The published formula is about the paper's estimator: there θ
+    is 1.
     """
     a, p = config.algorithm, config.privacy
     if getattr(a, "difference_scale", None) != "auto":
         return config
     if started is not None:
-        return config.with_algorithm(difference_scale=started.algorithm.difference_scale)  # type: ignore[attr-defined]
-    bare = settings(config)
-    if nominal(p.accountant) or bare.difference_clip is not None or (p.sigma is not None and not _least(p.sigma)):
+        before = settings(started)
+        return config.with_algorithm(difference_scale=before.difference_scale, difference_clip=before.difference_clip)
+    if nominal(p.accountant) or (p.sigma is not None and not _least(p.sigma)):
         return config.with_algorithm(difference_scale=1.0)
+    config = config.with_algorithm(difference_clip=difference_clip(config))
+    bare = settings(config)
     nodes = range(len(samples))
     batches, deltas = batch_sizes(config, samples), per_node(p.delta, len(samples))
     mechanisms = [
-        Saga(sigma=s, clip=bare.clip, batch=batches[i], samples=samples[i], sampling=bare.sampling)
+        Saga(
+            sigma=s,
+            clip=bare.clip,
+            batch=batches[i],
+            samples=samples[i],
+            sampling=bare.sampling,
+            difference_clip=bare.difference_clip,
+        )
         for i, s in zip(nodes, per_node(p.sigma or 0.0, len(samples)), strict=True)
     ]
     steps = a.steps + spare(config)
@@ -71,6 +79,19 @@ def with_scale(config: Config, samples: Sequence[int], started: Config | None = 
         i = max(nodes, key=lambda i: (budgets[i], deltas[i]))
         found = calibration.largest(mechanisms[i], steps, budgets[i], deltas[i], p.relation)
     return config.with_algorithm(difference_scale=found)
+
+
+def difference_clip(config: Config) -> float | None:
+    """Return C beside "auto": what was given, else G where a clip costs a norm and no memory, else none.
+
+    A clipped entry is a mixture of two gradients: of a linear layer that sees a sample once it keeps its factors, of
+    others it would not; nor can it be rounded, or have several views.
+    """
+    a, G = config.algorithm, config.privacy.clip
+    if (given := getattr(a, "difference_clip", None)) is not None:
+        return float(given)
+    plain = config.views is None and getattr(a, "table_dtype", None) != "bfloat16" and math.isfinite(G)
+    return G if plain and config.model.name in ("logistic", "linear", "mlp") else None
 
 
 def _least(sigma: float | list[float]) -> float:

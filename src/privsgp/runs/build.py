@@ -12,10 +12,10 @@ from privsgp import data, graph
 from privsgp.algorithms import ALGORITHMS
 from privsgp.algorithms.compressors import CompressionOptions, Whole
 from privsgp.algorithms.update_rule import node_weights
-from privsgp.clock import Events, Times, Waiting, schedule
+from privsgp.clock import Events, Hears, Times, Waiting, schedule
 from privsgp.devices import chosen_device, use_tensor_cores
 from privsgp.engine.averaging import FinalModel
-from privsgp.engine.spec import Learning, RunSpec, refuse_vast
+from privsgp.engine.spec import Learning, Protection, RunSpec, refuse_vast
 from privsgp.errors import Refused
 from privsgp.features.maps import pretraining
 from privsgp.gradients import Layout
@@ -26,7 +26,7 @@ from privsgp.randomness.pairwise import PairwiseNoise
 from privsgp.runs.budgets import calibrate_nodes, settings, with_scale
 from privsgp.runs.card import card
 from privsgp.runs.config import Config, Schedule
-from privsgp.runs.problem import layout, pooled
+from privsgp.runs.problem import Problem, layout, pooled
 from privsgp.seeds import public_seed
 from privsgp.transport.lossy import Faults
 
@@ -37,10 +37,7 @@ if TYPE_CHECKING:
 
     from privsgp.accounting.ledger import Segment
     from privsgp.accounting.mechanisms import Mechanism
-    from privsgp.clock import Hears
-    from privsgp.engine.spec import Protection
     from privsgp.randomness.protocol import Noise
-    from privsgp.runs.problem import Problem
     from privsgp.transport.rendezvous import World
 
 

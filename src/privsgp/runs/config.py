@@ -68,7 +68,7 @@ _FINEST = 2.0**-60  # of a clip: the squares of entries far below have no relati
 SITES = "sites"  # the data.name of arrays that each node brings, from Python
 
 
-_SCALE = ("algorithm", "difference_scale")
+_SCALE, _DIFFERENCE = ("algorithm", "difference_scale"), ("algorithm", "difference_clip")
 
 
 def _one_of(known: Collection[str], *, unsaid: str | None = None) -> AfterValidator:
@@ -660,10 +660,13 @@ class Config(Options):
     def shared_hash(self) -> str:
         """Return the SHA-256 of the shared part, on which public randomness hangs without a seed.
 
-        θ has no share in it: "auto" is settled once the sizes J_i are known, and x⁰ is drawn before.
+        θ, and C = G beside it, have no share in it: "auto" is settled once J_i are known, and x⁰ is drawn before.
         """
         values = self.shared()
-        values["algorithm"].pop("difference_scale", None)
+        a = values["algorithm"]
+        a.pop("difference_scale", None)
+        if a.get("difference_clip") == self.privacy.clip:
+            a["difference_clip"] = None
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
     def toml(self) -> str:
@@ -777,7 +780,7 @@ def differences(old: Config, new: Config) -> list[str]:
     free |= {("engine", key) for key in ("device", "evaluate_every", "checkpoint_every")}
     a, b = _flat(old.model_dump(mode="json")), _flat(new.model_dump(mode="json"))
     if b.get(_SCALE) == "auto":  # settled by the rest, or as the run that goes on has it
-        free.add(_SCALE)
+        free |= {_SCALE} if b.get(_DIFFERENCE) is not None else {_SCALE, _DIFFERENCE}
     keys = [key for key in a | b if key not in free and a.get(key) != b.get(key)]
     return [f"{'.'.join(key)}: {a.get(key)} → {b.get(key)}" for key in keys]
 
@@ -828,6 +831,8 @@ def _told(e: ErrorDetails, kind: type[Config], values: dict[str, Any]) -> tuple[
         return cause.what, cause.remedy
     if e["type"] == "extra_forbidden":
         return _unknown([*_path(e["loc"][:-1]), str(e["loc"][-1])], e["input"], kind, values)
+    if e["type"] == "missing":
+        return f"{'.'.join(_path(e['loc'][:-1]))} without {e['loc'][-1]}", f"give {e['loc'][-1]}"
     message = e["msg"].removeprefix("Value error, ").replace("Input should", "it should")
     message = re.sub("a valid dictionary or instance of .*", "a section with keys of its own", message)
     return f"{'.'.join(_path(e['loc']))} = {e['input']!r}", message
@@ -857,10 +862,13 @@ def _path(location: tuple[int | str, ...]) -> list[str]:
     return [str(p) for p in location if isinstance(p, int) or (p.isidentifier() and p not in tried)]
 
 
+_TABLES = {"step_size": Schedule, "images": ImageOptions, "text": TextOptions}  # within a section
+
+
 def _known_keys(sections: list[str], last: str, kind: type[Config]) -> str:
     section: Any = kind
     for part in sections:
-        section = Schedule if part == "step_size" else section.model_fields[part].annotation
+        section = _TABLES.get(part, section.model_fields[part].annotation)
     known = list(section.model_fields)
     close = difflib.get_close_matches(last, known, 1)
     return (f"did you mean {close[0]!r}? " if close else "") + f"known keys here: {', '.join(known)}"

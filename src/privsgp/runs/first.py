@@ -43,6 +43,7 @@ name = "privsgp-sag"        # "auto" tries several
 batch = "auto"
 steps = "auto"              # the planner chooses, on made-up data
 step_size = "auto"
+weights = "samples"         # a site counts as much as it has records; or "equal", or "noise": by what it may spend too
 """
 
 

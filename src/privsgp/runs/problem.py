@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from torch import nn
+from torch import Tensor, nn
 
 from privsgp import data, features, models
 from privsgp.algorithms import ALGORITHMS
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
     import torch
     from numpy.typing import NDArray
-    from torch import Tensor
 
     from privsgp.data.fields import Fields
     from privsgp.runs.config import Config
@@ -59,6 +58,7 @@ class Problem:
     loss_name: str | None = None  # None: a loss of the user's own
     raw_shape: tuple[int, ...] | None = None  # of a sample before the encoder
     fields: Fields | None = None  # of a sample that is several inputs
+    files: Sequence[Path] = ()  # that records came from, from Python; a configuration names its own
     told: Sequence[str] = ()  # what happened to single values of records here: for those who hold them alone
 
     @property
@@ -244,6 +244,8 @@ def layout(config: Config) -> str:
 def own_files(config: Config, problem: Problem) -> list[Path]:
     """Return the files that records of these nodes come from; none of arrays and of published data."""
     d, block = config.data, problem.block
+    if problem.files:
+        return list(problem.files)
     if d.path is None:
         here = Path(problem.dataset.name)  # where it was found: beside run.toml, or in the data folder
         named = here.name == Path(d.name).name  # arrays from Python have none

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from types import NoneType, UnionType
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Any
 
+from privsgp.data.images import ImageOptions
+from privsgp.data.text import TextOptions
 from privsgp.options import Key, Options, keys
 from privsgp.runs.config import AUTO, SECTIONS, Config, Schedule
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from pydantic.fields import FieldInfo
+TABLES: dict[tuple[str, str], type[Options]] = {  # within a section
+    ("data", "images = { … }"): ImageOptions,
+    ("data", "text = { … }"): TextOptions,
+    ("algorithm", "step_size = { … }"): Schedule,
+}
 
 
 def sections() -> dict[str, type[Options]]:
@@ -25,13 +27,19 @@ def reference() -> list[tuple[str, str, list[tuple[str, list[Key]]]]]:
     top = [key for key in keys(Config) if key.name not in sections()]
     told = [("", "Of the whole run.", [("", top)])]
     for name, base in sections().items():
-        groups = [("", keys(base))]
+        groups = [("", [_named(name, key) for key in keys(base)])]
         if name in SECTIONS:
             groups += _of_components(name)
-        if name == "algorithm":
-            groups.append(("a table in place of step_size", keys(Schedule)))
+        groups += [(where, keys(kind)) for (section, where), kind in TABLES.items() if section == name]
         told.append((name, base.__doc__ or "", groups))
     return told
+
+
+def _named(section: str, key: Key) -> Key:
+    """Say which components there are, of the key that chooses one."""
+    if section not in SECTIONS or key.name != SECTIONS[section].key:
+        return key
+    return key._replace(values=", ".join(f'"{name}"' for name in SECTIONS[section].components()))
 
 
 def _of_components(section: str) -> list[tuple[str, list[Key]]]:
@@ -75,61 +83,6 @@ def schema() -> dict[str, Any]:
         given = field.pop("anyOf", None) or [{k: field.pop(k) for k in list(field) if k in _TYPED}]
         field["anyOf"] = [*given, {"const": "auto"}]
     return {"$schema": "http://json-schema.org/draft-07/schema#", "title": "run.toml of privsgp"} | whole
-
-
-HEAD = '''"""The sections of run.toml as dictionaries with types, for editors and mypy. Made by `make typed`.
-
-Every key of every component is in its section; which of them go together is checked when they are used.
-"""
-# ruff: noqa: E501, PYI030, PYI051
-# fmt: off
-
-from __future__ import annotations
-
-from typing import Any, Literal, TypedDict
-'''
-
-
-def typed() -> str:
-    """Return the source of typed.py: a TypedDict for each section, with what each key means."""
-    parts = [_dictionary("Schedule", Schedule, {})]
-    for name, base in sections().items():
-        components = SECTIONS[name].components().values() if name in SECTIONS else ()
-        parts.append(_dictionary(f"{name.capitalize()}Section", base, _merged(components)))
-    return HEAD + "".join(parts)
-
-
-def _merged(components: Iterable[type[Options]]) -> dict[str, list[FieldInfo]]:
-    found: dict[str, list[FieldInfo]] = {}
-    for own in components:
-        for key, field in own.model_fields.items():
-            found.setdefault(key, []).append(field)
-    return found
-
-
-def _dictionary(name: str, base: type[Options], more: dict[str, list[FieldInfo]]) -> str:
-    fields = {key: [field] for key, field in base.model_fields.items()} | more
-    lines = ["", "", f"class {name}(TypedDict, total=False):", f'    """{(base.__doc__ or "").splitlines()[0]}"""', ""]
-    for key, each in fields.items():
-        auto = ["Literal['auto']"] if name == "AlgorithmSection" and key in AUTO else []
-        kinds = [part for field in each for part in _kinds(field.annotation)]
-        lines.append(f"    {key}: {' | '.join(dict.fromkeys([*kinds, *auto]))}  # {each[0].description or ''}")
-    return "\n".join(lines) + "\n"
-
-
-def _kinds(kind: object) -> list[str]:
-    """Write a field's type as the types that a caller may give; limits are checked when it is used."""
-    origin, inside = get_origin(kind), get_args(kind)
-    if origin is Annotated:
-        return _kinds(inside[0])
-    if origin in (Union, UnionType):
-        return [part for one in inside for part in _kinds(one)]
-    if origin is Literal:
-        return [f"Literal[{', '.join(map(repr, inside))}]"]
-    if origin is list:
-        return [f"list[{' | '.join(dict.fromkeys(_kinds(inside[0])))}]"]
-    plain = {Schedule: "Schedule", NoneType: "None", str: "str", int: "int", float: "float", bool: "bool"}
-    return [plain.get(kind, "Any") if isinstance(kind, type) else "Any"]
 
 
 _TYPED = ("type", "exclusiveMinimum", "minimum", "exclusiveMaximum", "maximum", "enum")

@@ -19,7 +19,7 @@ import torch
 from markupsafe import Markup
 from safetensors import SafetensorError
 from safetensors.torch import load_file
-from torch import nn
+from torch import Tensor, nn
 
 from privsgp import devices, models
 from privsgp import features as maps
@@ -41,7 +41,6 @@ if TYPE_CHECKING:
 
     import numpy as np
     from numpy.typing import ArrayLike, NDArray
-    from torch import Tensor
 
     from privsgp.metrics import Metric
 

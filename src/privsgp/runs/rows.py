@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import tomllib
+from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import numpy as np
 from pydantic import BaseModel
@@ -20,9 +21,9 @@ from privsgp.data.brought import is_dataset, pair, plain
 from privsgp.data.dataset import inputs, targets, tokens
 from privsgp.data.fields import Fields, are_fields, field_arrays
 from privsgp.data.files import read_npz
-from privsgp.data.images import ImageOptions, read_images
+from privsgp.data.images import ImageOptions, bare_images, is_image, read_images
 from privsgp.data.loading import Form, same_data, unlabelled
-from privsgp.data.mapped import open_array
+from privsgp.data.mapped import Mapped, open_array
 from privsgp.data.text import TextOptions, read_texts
 from privsgp.errors import Refused
 from privsgp.files import read_json, write_json
@@ -30,7 +31,6 @@ from privsgp.files import read_json, write_json
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
-    from privsgp.data.mapped import Mapped
 
 _FILES = "files.json"
 _ROWS = 4096  # of records that are hashed at a time
@@ -42,6 +42,15 @@ def encoded_rows(path: Path, card: dict[str, Any]) -> NDArray[np.float32]:
     return checked(unlabelled(path, _schema(path, card), form_of(card)), card)
 
 
+def file_names(path: Path, card: dict[str, Any]) -> list[str] | None:
+    """Return what the images of a folder are called, in the order of their rows; None where samples have no names."""
+    images = form_of(card).images
+    if images is None or not (is_image(path) or (path.is_dir() and not (path / "x.npy").exists())):
+        return None
+    base = path if path.is_dir() else path.parent
+    return [str(file.relative_to(base)) for file in bare_images(path, images.labels)]
+
+
 def labelled_rows(path: Path, card: dict[str, Any]) -> tuple[NDArray[np.float32], NDArray[Any]]:
     """Return the samples of a file, and their targets."""
     _refuse_unreadable(path, card)
@@ -51,6 +60,8 @@ def labelled_rows(path: Path, card: dict[str, Any]) -> tuple[NDArray[np.float32]
 
 def _pair(path: Path, card: dict[str, Any]) -> tuple[Any, Any]:
     form = form_of(card)
+    if form.images is not None and is_image(path):
+        raise Refused(f"{path} is an image without a class", "give a folder of class folders")
     if form.text is not None and form.fits(path) and not path.is_dir():
         return read_texts(path, form.text)
     if path.is_dir():
@@ -73,8 +84,12 @@ def _refuse_unreadable(path: Path, card: dict[str, Any]) -> None:
         raise Refused(f"{path} does not exist", "name samples that are there, as the run had them")
     if path.is_dir() and form.images is None and not (path / "x.npy").exists():
         raise Refused(f"{path} is a folder, and the model learnt from no images", "give a file as the run had them")
+    if form.images is not None and is_image(path):
+        return
     if not path.is_dir() and not form.fits(path) and path.suffix != ".npz" and not tables.is_table(path.name):
-        like = "a file of texts" if form.text is not None else "a folder of images" if form.images else "a table"
+        like = (
+            "a file of texts" if form.text is not None else "an image or a folder of them" if form.images else "a table"
+        )
         raise Refused(
             f"{path} is no .npz file and not {like}",
             "give samples as the run had them, or as x (and targets as y): numpy.savez(path, x=…)",
@@ -149,17 +164,28 @@ def _at_site(run: Path) -> str:
 
 def checked(x: ArrayLike, card: dict[str, Any]) -> NDArray[Any]:
     """Return samples in the run's own form, those of a data frame by the schema; refuse those of another shape."""
+    given: NDArray[Any]
     if tables.is_frame(x):
         given = tables.of_frame(x, schema_of(card), "x", labelled=False).x
     elif card.get("fields") is not None:
         given = _packed(x, fields_of(card))
+    elif (texts := form_of(card).text) is not None and _are_texts(x):
+        given = texts.encoded(list(x))
     else:
         given = np.asarray(plain(pair(x)[0] if is_dataset(x) else x, "x"))
     shape, vocabulary = tuple(card["input_shape"]), card.get("vocabulary")
     rows = inputs(given, "x") if vocabulary is None else tokens(given, "x", vocabulary)
     if rows.shape[1:] != shape:
-        raise Refused(f"a sample of x has shape {rows.shape[1:]}, the model takes {shape}", "give it [N, …] of that")
+        raise Refused(
+            f"a sample of x has shape {rows.shape[1:]}, the model takes {shape}",
+            f"give x of shape [N, {', '.join(map(str, shape))}]",
+        )
     return rows
+
+
+def _are_texts(x: object) -> TypeGuard[Collection[str]]:
+    """Tell whether samples are texts as they are: a list, an array, a column."""
+    return isinstance(x, Collection) and not isinstance(x, str | Mapping) and all(isinstance(text, str) for text in x)
 
 
 def fields_of(card: dict[str, Any]) -> Fields | None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from privsgp import metrics
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
 Rows = list[tuple[str, str]]
@@ -114,7 +115,7 @@ def _honest(s: dict[str, Any]) -> str:
     )
 
 
-def span(values: list[float]) -> str:
+def span(values: Sequence[float]) -> str:
     """Write one number, or the smallest and the largest."""
     low, high = f"{min(values):.4g}", f"{max(values):.4g}"
     return low if low == high else f"{low} … {high}"

@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from privsgp.data.loading import is_file
 from privsgp.engine.folder import Folder
 from privsgp.engine.formats import Summary
-from privsgp.errors import Refused
+from privsgp.errors import Refused, in_callers_terms
 from privsgp.files import read_json
 from privsgp.gradients import Layout
 from privsgp.runs import config as configs
@@ -101,7 +101,7 @@ def refuse_uncounted(start: Start | None, config: Config, ledgers: Path | None) 
             f"--from {start.folder}, which {why}: its model protects nobody, and every site sends what it starts from",
             "start from a private run; if the records it was made of are public, say --from-records public",
         )
-    _LOG.warning("%s", _loudly(start))
+    _LOG.warning("%s", in_callers_terms(_loudly(start)))
 
 
 def refuse_other_ledgers(

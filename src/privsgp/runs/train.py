@@ -7,27 +7,23 @@ import dataclasses
 import hashlib
 import json
 import logging
-import math
 import platform
-import resource
-import time
 import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from privsgp import __version__, features, metrics
+from privsgp import __version__, features
 from privsgp.accounting import ledger
 from privsgp.algorithms import ALGORITHMS
 from privsgp.engine import witness
 from privsgp.engine.evaluate import present
 from privsgp.engine.folder import Folder, write_tensors
-from privsgp.engine.spec import RunSpec
 from privsgp.engine.trainer import Outcome, Trainer
-from privsgp.errors import Interrupted, Refused
-from privsgp.files import write, write_json
+from privsgp.errors import Interrupted, Refused, in_callers_terms
+from privsgp.files import finite, write, write_json
 from privsgp.gradients import Layout
 from privsgp.runs import card as cards
 from privsgp.runs import config as configs
@@ -37,13 +33,12 @@ from privsgp.runs.build import build_run, refuse_faults
 from privsgp.runs.problem import Problem, layout, own_files, pooled, refuse_other_configurations
 from privsgp.runs.result import Result, load_result
 from privsgp.runs.rows import note_files
+from privsgp.runs.summary import SEEN, seen, summary
 from privsgp.transport import forms
 from privsgp.transport.rendezvous import World, blocks, join, refuse_differences, restarted
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-
-    from torch import Tensor
 
     from privsgp.accounting.ledger import Header, Segment
     from privsgp.engine.spec import RunSpec
@@ -55,26 +50,8 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger(__name__)
 _MOST_NAMED = 5
-SUMMARY_VERSION = 1
-PUBLIC_TEST = "public: metrics on it are not covered by the guarantee"
-PRIVATE_TEST = "private: metrics on it are in private/ alone, and not covered by the guarantee"
 _RUN = forms.text("[0-9a-f]{32}", "the number of a run")
 _PLACE = forms.text("[0-9a-f]{64}", "the SHA-256 of a place")
-_NUMBER = forms.perhaps(forms.real(-math.inf))
-# What the first process alone can see of a run, and tells the others when it has ended.
-_MEASURED = (
-    "test_accuracy", "mean_node_accuracy", "worst_node_accuracy", "test_loss", "train_loss", "consensus_error",
-    "virtual_seconds", "seconds", "steps_per_second",
-)  # fmt: skip
-# Numbers of the final model on test data; pictures, lists and the user's own metrics stay in the first one's folder.
-_SCORES = dict.fromkeys([*metrics.NAMES, *(f"{metrics.BASELINE}.{name}" for name in metrics.NAMES)], _NUMBER)
-_SEEN = dict.fromkeys(_MEASURED, _NUMBER) | {
-    "scores": forms.keys(_SCORES),
-    "virtual_seconds": forms.real(),
-    "seconds": forms.real(),
-    "peak_memory_bytes": forms.perhaps(forms.whole()),
-    "finished": forms.text(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", "a time"),
-}
 # What a process checks in a summary that another one wrote for it.
 _PROMISED = (
     "simulation", "relation", "accountant", "trust", "epsilon_spent", "epsilon_budget", "delta", "sigma", "samples",
@@ -195,11 +172,9 @@ def _refuse_other_model(problem: Problem, world: World) -> None:
     """Refuse a peer whose model has another size or other weights at x⁰, which are public."""
     if world.alone:
         return
-    x0 = Layout.of(problem.model).flatten(problem.model)
-    digest = hashlib.sha256(x0.cpu().numpy().tobytes()).hexdigest()
-    encoder = None if problem.encoder is None else features.digest(problem.encoder)
-    told = {"number of weights": x0.numel(), "SHA-256 of the first weights": digest, "SHA-256 of the features": encoder}
-    refuse_differences(world, told)
+    size, encoder = Layout.of(problem.model).dim, problem.encoder
+    made = {"number of weights": size, "SHA-256 of the first weights": starting.digest(problem)}
+    refuse_differences(world, made | {"SHA-256 of the features": None if encoder is None else features.digest(encoder)})
 
 
 def _settle(folder: Folder, number: str, *, secret: bool) -> None:
@@ -228,6 +203,8 @@ def earlier_runs(
         )
     if not where.is_dir():
         raise Refused(f"--ledger {where} is no folder", "name the ledger folder of a run: runs/<name>/ledger")
+    if not any(where.glob("node-*.jsonl")):
+        raise Refused(f"--ledger {where} holds no ledger", "name a run's folder, or its ledger folder")
     here = range(nodes) if block is None else block
     found = [_spent(where / f"node-{i}.jsonl", i, config) if i in here else [] for i in range(nodes)]
     for segment in (segment for segments in found for segment in segments):
@@ -253,7 +230,8 @@ def _warn(folder: Folder, config: Config, earlier: list[list[Segment]]) -> None:
         _LOG.warning("%s has spent %d releases of %s%s", one.folder, one.charged, config.site(one.node), budget)
     if others:
         told = "private run(s) on records laid out like these are not counted here: what they and this run spend"
-        _LOG.warning("%d %s add up; --ledger <run>/ledger goes on with the budget of one", len(others), told)
+        how = in_callers_terms("--ledger <run>/ledger goes on with the budget of one")
+        _LOG.warning("%d %s add up; %s", len(others), told, how)
     if (lost := witness.unusable()) is not None:
         _LOG.warning("%s", lost)
 
@@ -375,17 +353,17 @@ def _finish(
         if stayed:
             _save_model(folder.node(i), layout, z, spec.card)
     own = [
-        _finite(spec.protection.epsilon(i, outcome.releases[i])) if spec.algorithm.private else None for i in spec.here
+        finite(spec.protection.epsilon(i, outcome.releases[i])) if spec.algorithm.private else None for i in spec.here
     ]
     spent = world.all_gather_nodes(own, forms.perhaps(forms.real()), spec.nodes)
-    first, rest = forms.keys(_SEEN), [forms.NOTHING] * (world.size - 1)
-    seen = world.all_gather_each(_seen(spec, outcome) if world.rank == 0 else None, [first, *rest])[0]
-    summary = _summary(spec, outcome, spent, seen or {}, _elsewhere(spec, world, beside))
+    first, rest = forms.keys(SEEN), [forms.NOTHING] * (world.size - 1)
+    told = world.all_gather_each(seen(spec, outcome) if world.rank == 0 else None, [first, *rest])[0]
+    found = summary(spec, outcome, spent, told or {}, _elsewhere(spec, world, beside))
     if beside[0] == world.rank:
-        write(folder.path / cards.NAME, cards.markdown(dict(spec.card), summary))
-        write_json(folder.summary, summary)
+        write(folder.path / cards.NAME, cards.markdown(dict(spec.card), found))
+        write_json(folder.summary, found)
     world.all_gather(None, forms.NOTHING)
-    world.all_or_none(lambda: _refuse_other_summary(folder, summary))
+    world.all_or_none(lambda: _refuse_other_summary(folder, found))
     return load_result(folder, spec.learning.model, encoder, dict(spec.card))
 
 
@@ -410,126 +388,3 @@ def _refuse_other_summary(folder: Folder, expected: dict[str, Any]) -> None:
 def _save_model(path: Path, layout: Layout, x: Tensor, card: Mapping[str, Any]) -> None:
     tensors = {name: value.contiguous().cpu() for name, value in layout.views(x).items()}
     write_tensors(path, tensors, cards.metadata(card))
-
-
-def _seen(spec: RunSpec, outcome: Outcome) -> dict[str, Any]:
-    """Return what is known where all nodes' models were brought together, and when that was."""
-    last, finished = outcome.metrics[-1], time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-    measured: dict[str, Any] = {key: last.get(key) for key in _MEASURED} | _effort(spec, outcome)
-    numbers = {key: None if measured[key] is None else float(measured[key]) for key in _MEASURED}
-    return measured | numbers | {"scores": _scores(outcome), "finished": finished}
-
-
-def _scores(outcome: Outcome) -> dict[str, float | None]:
-    """Return the numbers among the final model's metrics, and their baselines, with fixed keys."""
-    found, guess = outcome.measured, outcome.measured.get(metrics.BASELINE, {})
-    return {name: found.get(name) for name in metrics.NAMES} | {
-        f"{metrics.BASELINE}.{name}": guess.get(name) for name in metrics.NAMES
-    }
-
-
-def _tested(outcome: Outcome, scores: dict[str, float | None]) -> dict[str, Any]:
-    """Return the final model's metrics: all of them where they were computed, elsewhere the numbers that were told."""
-    if outcome.measured:
-        return outcome.measured
-    known = {name: value for name, value in scores.items() if value is not None}
-    guess = {name: known[key] for name in metrics.NAMES if (key := f"{metrics.BASELINE}.{name}") in known}
-    return {name: known[name] for name in metrics.NAMES if name in known} | ({metrics.BASELINE: guess} if guess else {})
-
-
-def _summary(
-    spec: RunSpec, outcome: Outcome, spent: list[float | None], seen: dict[str, Any], reported: list[int]
-) -> dict[str, Any]:
-    """Return what came out: `seen` by the first process, of the nodes `reported` by others what they told."""
-    p, private = spec.protection, spec.algorithm.private
-    rests_on = {} if spec.pretraining is None else {"pretraining": spec.pretraining}
-    return rests_on | {
-        "version": SUMMARY_VERSION,
-        "name": spec.name,
-        "simulation": spec.simulation,
-        "algorithm": spec.algorithm.name,
-        "trust": spec.settings.trust,
-        "graph": spec.graph.name,
-        "nodes": spec.nodes,
-        "sites": list(spec.sites) or None,
-        "steps": outcome.steps,
-        "steps_planned": spec.steps,
-        "ended": _ended(spec, outcome),
-        "model": spec.final_model.text,
-        "started_from": spec.started_from,
-        "weights": None if spec.weights is None else list(spec.weights),
-        "difference_scale": getattr(p.mechanisms[0], "difference_scale", None),
-        "dim": outcome.state.x.shape[1],
-        "test_accuracy": seen["test_accuracy"],
-        "mean_node_accuracy": seen["mean_node_accuracy"],
-        "worst_node_accuracy": seen["worst_node_accuracy"],
-        "test_loss": seen["test_loss"],
-        "train_loss": seen["train_loss"],
-        "consensus_error": seen["consensus_error"],
-        **_tested(outcome, seen["scores"]),
-        "epsilon_spent": spent if private else None,
-        "epsilon_budget": list(p.budgets) if private and p.budgets[0] is not None else None,
-        "epsilon_nominal": list(p.budgets) if spec.algorithm.private and p.nominal else None,
-        "delta": list(p.deltas) if private else None,
-        "sigma": [m.sigma for m in p.mechanisms],
-        "noise": spec.noise.name,
-        "pairwise": shared_noise(spec, _most_spent(spent)),
-        "samples": [m.samples for m in p.mechanisms],
-        "releases": outcome.releases,
-        "reported": reported,
-        "relation": p.relation,
-        "accountant": p.accountant,
-        "test_data": PUBLIC_TEST if spec.share_metrics else PRIVATE_TEST,
-        "virtual_seconds": seen["virtual_seconds"],
-        "bytes_sent": outcome.bytes_sent,
-        "faults": outcome.faults,
-        "finished": seen["finished"],
-        "seconds": seen["seconds"],
-        "steps_per_second": seen["steps_per_second"],
-        "peak_memory_bytes": seen["peak_memory_bytes"],
-    }
-
-
-def shared_noise(spec: RunSpec, node: int) -> dict[str, Any] | None:
-    """Return what shared noise is made of and what it asks one to trust: ε by how many nodes are honest.
-
-    The curve is that of a node, for all its releases; None is "no finite bound".
-    """
-    p = spec.protection
-    if p.covariance is None or p.trust_curve is None:
-        return None
-    honest, most = p.mechanisms[node].honest, spec.steps if p.allowance is None else p.allowance[node]
-    told = {"honest": honest, "partners": p.covariance.graph.partners, "node": node}
-    curve = [[h, _finite(epsilon)] for h, epsilon in p.trust_curve(node, most)]
-    return told | p.covariance.to_json(honest) | {"curve": curve}
-
-
-def _most_spent(spent: list[float | None]) -> int:
-    known = [math.inf if epsilon is None else epsilon for epsilon in spent]
-    return known.index(max(known))
-
-
-def _ended(spec: RunSpec, outcome: Outcome) -> str | None:
-    """Say why the run ended before its last step; None where it did not."""
-    if outcome.steps == spec.steps:
-        return None
-    again = max(charged - spec.released(i, outcome.steps) for i, charged in enumerate(outcome.releases))
-    return (
-        f"{again} releases of a node were charged for steps that crashes undid, and its budget pays for no more: "
-        "a larger privacy.spare leaves room for steps to be made again"
-    )
-
-
-def _effort(spec: RunSpec, outcome: Outcome) -> dict[str, Any]:
-    """Return what the run took; without a seed in whole seconds alone, since the rest tells how much was drawn."""
-    if not spec.simulation:
-        return {"seconds": round(outcome.seconds, 0), "steps_per_second": None, "peak_memory_bytes": None}
-    return {
-        "seconds": round(outcome.seconds, 3),
-        "steps_per_second": round(outcome.steps / outcome.seconds, 3) if outcome.seconds else None,
-        "peak_memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
-    }
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None

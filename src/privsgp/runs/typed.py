@@ -7,7 +7,7 @@ Every key of every component is in its section; which of them go together is che
 
 from __future__ import annotations
 
-from typing import Any, Literal, TypedDict
+from typing import Literal, TypedDict
 
 
 class Schedule(TypedDict, total=False):
@@ -19,23 +19,23 @@ class Schedule(TypedDict, total=False):
     hold: float  # share of the steps before it begins to fall
 
 
-class DataSection(TypedDict, total=False):
-    """What is learnt from, and how it lies on the nodes."""
+class ImagesSection(TypedDict, total=False):
+    """Folders of class folders with PNG and JPEG images."""
 
-    schema: Any | None  # tables: the public schema.toml that all sites share
-    sites: list[str] | None  # names of the nodes, in their order
-    test_path: str | None  # public test data: .csv, .parquet, .feather or .npz
-    name: str  # digits, mnist, cifar10 or a9a; from Python, your own arrays
-    nodes: int  # n: how many nodes
-    partition: str  # how a data set is divided among the nodes
-    sizes: list[int] | None  # J_i: how many samples each node gets; left out: all of them, evenly
-    path: str | None  # each node its own file, "site-{node}.csv" or "{site}.csv": .csv, .parquet, .feather or .npz
-    classes: int | None  # how many classes labels in files of one's own have; left out: the file says it, or public test labels
-    vocabulary: int | None  # inputs are tokens, whole numbers from 0 to vocabulary − 1, and stay so; left out: inputs are real numbers
-    text: Any | None  # files are texts: .jsonl, .csv or .tsv with a column of text
-    images: Any | None  # each node's path is a folder of class folders with PNG and JPEG images
-    test: Literal['public', 'private'] | None  # who may see metrics on test data; left out: everybody of built-in data and in simulations, else the site
-    alpha: float  # α: smaller is more skewed
+    labels: list[str]  # names of the class folders, in the order of their numbers, public
+    size: int | None  # pixels a side that images are brought to; left out: all have one size already
+    grey: bool  # one channel instead of three
+
+
+class TextSection(TypedDict, total=False):
+    """Texts with a class each: .jsonl, .csv or .tsv."""
+
+    column: str  # the key or column that holds the text
+    label: str  # the one that holds the class: a number, or one of labels
+    labels: list[str] | None  # names of the classes, in the order of their numbers, public
+    tokens: Literal['hashed', 'wordllama']  # words by their hashes, or the sub-words of the wordllama package, for features of that name
+    vocabulary: int  # hashed tokens there are, 0 for nothing among them
+    length: int  # tokens of a text; longer ones are cut, shorter ones filled up
 
 
 class FeaturesSection(TypedDict, total=False):
@@ -54,16 +54,6 @@ class FeaturesSection(TypedDict, total=False):
     patch: int | None  # their width in pixels; left out: 6
     grid: int | None  # cells a side that responses are averaged over; left out: 4
     size: int | None  # pixels a side that images are brought to; left out: what the network was trained on, 224, 240 or 260
-
-
-class ModelSection(TypedDict, total=False):
-    """What is learnt."""
-
-    name: str  # the network; from Python, any module
-    loss: Literal['cross-entropy', 'binary', 'mse']  # what a sample's outputs cost
-    hidden: int | list[int]  # width of the hidden layer, or a list with one width per layer
-    activation: Literal['relu', 'sigmoid', 'tanh']  # after each hidden layer
-    width: int  # numbers that stand for a token
 
 
 class GraphSection(TypedDict, total=False):
@@ -110,7 +100,7 @@ class AlgorithmSection(TypedDict, total=False):
     table_init: Literal['gradients', 'zeros']  # the entries at the start: gradients at x⁰, or 0
     table_dtype: Literal['float32', 'bfloat16'] | None  # precision of entries; left out: engine.dtype
     table_place: Literal['auto', 'device', 'host', 'disk']  # where the table lies; the numbers are the same
-    difference_clip: float | None  # C: clips each g_j − t_j; left out: 2G, no clip
+    difference_clip: float | None  # C: clips each g_j − t_j; left out: G beside auto where a table is no larger for it, else 2G, no clip
     difference_scale: float | Literal['auto']  # θ: the weight of differences; 1 is the paper's; auto: the largest that costs hardly any noise
     block: int | None  # samples per entry of a block table
     anchor_batch: float | None  # expected samples of an anchor, at the mean size; left out: all

@@ -221,7 +221,7 @@ class Client:
         if not NEWEST.fits(said):
             raise Rejected("form", f"no answer: {forms.shown(said)}")
         self._bring_whole.discard(peer)
-        self.members.prove(peer, said)
+        self.members.prove(said["proof"])
         in_part = frame.step is not None and after == frame.step.base
         step = said["newest"] if in_part else max(said["newest"], frame.header.step)
         self.members.took(peer, step, said["newest"])

@@ -7,7 +7,7 @@ taken for others.
 
 Who has the link's message before this one needs half of that: x of this step as it is, d float32, and w. The share that
 the link carries of them is public, so the receiver makes the same sums of it, bit by bit, and the header's hash shows
-that they are the same.
+that they are the same. All of this is done while the pieces of a message arrive: with the last one it is done.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from cryptography.exceptions import InvalidSignature
 
 from privsgp.sites.canonical import canonical
 from privsgp.transport import forms
+from privsgp.transport.link import grow_part, parts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 PIECE = 1 << 20  # bytes of a body that travel as one message of gRPC
 SIGNATURE = 64
 PLACE = 2048  # bytes in which any head fits
-_PART = 1 << 15  # numbers that are computed on at a time
+_PART = 1 << 15  # numbers that are computed on at a time while they arrive
 _HEAD = struct.Struct("<H")
 _BASE = struct.Struct("<q")
 _MOST_HEADER = 1024
@@ -90,7 +91,7 @@ class Step:
     """What a message brings to who has the one before it: x in the model's precision, w in float64."""
 
     base: int  # the step of the message before, −1 where this is the first
-    body: bytes
+    body: memoryview
 
 
 @dataclass(frozen=True)
@@ -99,11 +100,11 @@ class Frame:
 
     header: Header
     signature: bytes
-    body: bytes | bytearray | memoryview
+    body: bytes | memoryview
     step: Step | None = None
 
     @classmethod
-    def make(cls, site: Site, header: Header, body: bytes, step: Step | None = None) -> Frame:
+    def make(cls, site: Site, header: Header, body: bytes | memoryview, step: Step | None = None) -> Frame:
         """Sign a message."""
         return cls(header, site.sign(b"message", header.text()), body, step)
 
@@ -126,38 +127,25 @@ class Frame:
         return {"header": self.header.text().decode(), "signature": self.signature.hex()}
 
 
-def body_of(sums: NDArray[np.float64]) -> tuple[bytes, str]:
-    """Return sums as a body, and its SHA-256."""
-    body = np.ascontiguousarray(sums, np.dtype("<f8")).tobytes()
+def body_of(sums: NDArray[np.float64]) -> tuple[memoryview, str]:
+    """Return sums, which nobody changes any more, as a body, and its SHA-256."""
+    body = np.ascontiguousarray(sums, np.dtype("<f8")).data.cast("B")
     return body, hashlib.sha256(body).hexdigest()
 
 
-def step_body(x: NDArray[Any], w: float) -> bytes:
-    """Return x and w of a step as the body for who has the message before."""
-    return np.ascontiguousarray(x, x.dtype.newbyteorder("<")).tobytes() + np.array([w], "<f8").tobytes()
+def step_body(x: NDArray[Any], w: float) -> memoryview:
+    """Return a copy of x and w of a step as the body for who has the message before."""
+    body = np.empty(x.nbytes + 8, np.uint8)
+    body[:-8].view(x.dtype.newbyteorder("<"))[:] = x
+    body[-8:] = np.frombuffer(np.array([w], "<f8").tobytes(), np.uint8)  # a view would have to begin at eight bytes
+    return body.data
 
 
-def split_step(body: bytes | bytearray, dtype: str) -> tuple[NDArray[Any], float]:
+def split_step(body: bytes | memoryview, dtype: str) -> tuple[NDArray[Any], float]:
     """Return x and w of such a body."""
     size = np.dtype(dtype).itemsize
     d = (len(body) - 8) // size
     return np.frombuffer(body, np.dtype(dtype).newbyteorder("<"), d), float(np.frombuffer(body, "<f8", 1, d * size)[0])
-
-
-def grown(body: bytearray, before: NDArray[np.float64] | None, share: float, dtype: str) -> bytearray:
-    """Return the running sums after a step: those before it, and a share of its x and w.
-
-    Guarantee: operation for operation what the sender's end does (`Outgoing.send`), so the bytes are the same.
-    """
-    x, w = split_step(body, dtype)
-    after = bytearray(8 * (len(x) + 1))
-    sums = np.frombuffer(after, "<f8")
-    if before is not None:
-        sums[:] = before
-    for part in _parts(len(x)):
-        sums[:-1][part] += x[part].astype(np.float64) * share
-    sums[-1] += w * share
-    return after
 
 
 def head(header: Header, signature: bytes) -> bytes:
@@ -199,36 +187,84 @@ def refuse_head(agreement: Agreement, peer: int, node: int, header: Header, sign
         raise Rejected("signature", "a header that its sender did not sign") from None
 
 
-def read_body(length: int, pieces: Iterator[bytes]) -> bytearray:
-    """Collect a body of exactly the length that was agreed on; count across the stream."""
-    body, filled = bytearray(length), 0
+def read_sums(header: Header, signature: bytes, pieces: Iterator[bytes], border: Border) -> Frame:
+    """Read a message that travels as a whole."""
+    sums = np.empty(header.length // 8, "<f8")
+    for part in _arriving(sums.data.cast("B"), 8, pieces):
+        border.see(sums, part)
+    border.settle()
+    return Frame(header, signature, sums.data.cast("B"))
+
+
+def read_step(
+    header: Header, signature: bytes, pieces: Iterator[bytes], border: Border, base: int, length: int, share: float
+) -> Frame:
+    """Read what is new in a message since the one of step `base`, and make its sums."""
+    body, sums = np.empty(length, np.uint8).data, np.empty(header.length // 8, "<f8")
+    (x, _), before = split_step(body, border.dtype), border.before
+    for part in _arriving(body, x.itemsize, pieces):
+        if len(some := x[part]):  # not w
+            here = slice(part.start, part.start + len(some))
+            grow_part(sums[here], None if before is None else before[here], some, share)
+            border.see(sums, here)
+    sums[-1] = (0.0 if before is None else before[-1]) + split_step(body, border.dtype)[1] * share
+    border.see(sums, slice(len(x), len(x) + 1))
+    border.settle()
+    return Frame(header, signature, sums.data.cast("B"), Step(base, body))
+
+
+def _arriving(body: memoryview, size: int, pieces: Iterator[bytes]) -> Iterator[slice]:
+    """Fill a body, and yield which numbers of so many bytes are there now; count across the stream."""
+    filled = done = 0
     for piece in pieces:
-        if filled + len(piece) > length:
-            raise Rejected("length", f"more than the {length} bytes that were agreed on")
+        if filled + len(piece) > len(body):
+            raise Rejected("length", f"more than the {len(body)} bytes that were agreed on")
         body[filled : filled + len(piece)] = piece
         filled += len(piece)
-    if filled != length:
-        raise Rejected("length", f"{filled} of {length} bytes")
-    return body
+        while filled // size - done >= _PART:
+            yield slice(done, done + _PART)
+            done += _PART
+    if filled != len(body):
+        raise Rejected("length", f"{filled} of {len(body)} bytes")
+    if filled > done * size:
+        yield slice(done, filled // size)
+
+
+class Border:
+    """What is checked of a message's sums, a part at a time: `before` are those of the newest that was let in.
+
+    Guarantee: what is settled is what the header names, finite, can be squared in the model's `dtype`, and brings
+    0 < Δw ≤ n.
+    """
+
+    def __init__(self, header: Header, before: NDArray[np.float64] | None, nodes: int, dtype: str) -> None:
+        self.header, self.before, self.nodes, self.dtype = header, before, nodes, dtype
+        self._hash, self._most = hashlib.sha256(), math.sqrt(np.finfo(dtype).max)
+        self._tame, self._weight = True, math.nan
+
+    def see(self, sums: NDArray[np.float64], part: slice) -> None:
+        """Look at the next part of the sums."""
+        some = sums[part]
+        self._hash.update(some.data)
+        with np.errstate(over="ignore"):
+            brought = some if self.before is None else some - self.before[part]
+        self._tame &= bool(np.abs(brought).max() <= self._most)  # not so where one is not a number
+        self._weight = float(brought[-1])
+
+    def settle(self) -> None:
+        """Reject sums that no link can have carried, once all parts were seen."""
+        step = self.header.step
+        if self._hash.hexdigest() != self.header.sha256:
+            raise Rejected("hash", "a body that is not the one its header names")
+        if not self._tame:
+            raise Rejected("not finite", f"a message of step {step} that can be no model")
+        if not 0 < self._weight <= self.nodes * (1 + 1e-9):
+            raise Rejected("weight", f"Δw = {self._weight:g} at step {step}: it lies in (0, {self.nodes}]")
 
 
 def refuse_body(frame: Frame, before: NDArray[np.float64] | None, nodes: int, dtype: str) -> None:
-    """Reject sums that no link can have carried: `before` are those of the newest message that was let in.
-
-    Guarantee: what is let in is finite and can be squared in the model's `dtype`, and brings 0 < Δw ≤ n.
-    """
-    if hashlib.sha256(frame.body).hexdigest() != frame.header.sha256:
-        raise Rejected("hash", "a body that is not the one its header names")
-    sums, most = frame.sums(), math.sqrt(np.finfo(dtype).max)
-    for part in _parts(len(sums)):
-        brought = sums[part] if before is None else sums[part] - before[part]
-        if not bool(np.all(np.abs(brought) <= most)):  # not so where one is not a number
-            raise Rejected("not finite", f"a message of step {frame.header.step} that can be no model")
-    if not 0 < brought[-1] <= nodes * (1 + 1e-9):
-        raise Rejected("weight", f"Δw = {brought[-1]:g} at step {frame.header.step}: it lies in (0, {nodes}]")
-
-
-def _parts(length: int) -> Iterator[slice]:
-    """Yield what is computed on at a time: what does not leave the processor's cache."""
-    for at in range(0, length, _PART):
-        yield slice(at, at + _PART)
+    """Reject a message at whose border nobody stood while it arrived."""
+    border, sums = Border(frame.header, before, nodes, dtype), frame.sums()
+    for part in parts(len(sums)):
+        border.see(sums, part)
+    border.settle()

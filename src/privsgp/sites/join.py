@@ -25,7 +25,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from privsgp import data, models
 from privsgp.data.dataset import settle
-from privsgp.data.loading import is_file, read_file, same_file, with_test
+from privsgp.data.loading import is_file, read_file, same_data, with_test
 from privsgp.data.tables import is_table
 from privsgp.engine import checkpoint, witness
 from privsgp.engine.folder import Folder, write_tensors
@@ -36,13 +36,15 @@ from privsgp.gradients import Layout
 from privsgp.options import Positive, Probability
 from privsgp.runs import card as cards
 from privsgp.runs.rows import digest
-from privsgp.runs.train import PRIVATE_TEST, PUBLIC_TEST, SUMMARY_VERSION, shared_noise, versions
+from privsgp.runs.summary import PRIVATE_TEST, PUBLIC_TEST, SUMMARY_VERSION, shared_noise
+from privsgp.runs.train import versions
 from privsgp.sites import policy as policies
 from privsgp.sites.agreement import Agreement
 from privsgp.sites.audit import Audit
 from privsgp.sites.canonical import canonical
 from privsgp.sites.client import Client
 from privsgp.sites.identity import Site
+from privsgp.sites.journal import sync_names
 from privsgp.sites.mailbox import Inbox, Outbox, depth
 from privsgp.sites.members import Members, goodbye_text
 from privsgp.sites.metrics import served
@@ -51,7 +53,7 @@ from privsgp.sites.pairs import PairKeys, needs_keys
 from privsgp.sites.relay import Relay
 from privsgp.sites.seen import Seen
 from privsgp.sites.server import Server
-from privsgp.sites.trainer import SiteTrainer, sync_names
+from privsgp.sites.trainer import SiteTrainer
 from privsgp.sites.transport import SitesTransport
 
 if TYPE_CHECKING:
@@ -90,6 +92,7 @@ class Network:
         node, kept = agreement.node(site), depth(agreement)
         audit = Audit(folder.path / "audit.jsonl")
         members = Members(agreement, node, _incarnation(folder), agreement.sign(site))
+        members.accuse = lambda i, of: audit.note(of.kind, agreement.roster[i].name, str(of), **of.evidence)
         inbox = Inbox(agreement, node, kept, Seen(agreement, node, folder.path / "private" / "seen"))
         outbox = Outbox(kept)
         about = (site, agreement, node, inbox, outbox, members, audit)
@@ -275,8 +278,10 @@ def bring(
     brought = read_file(file, schema=d.schema, task=task, form=d.form)
     for line in brought.told:
         tell(line)
-    if test is not None and same_file(file, test):
-        raise Refused(f"--test {test} is this site's own data", "test data named here are public")
+    if test is not None and same_data(file, test, d.schema, d.form):
+        raise Refused(
+            f"--test {test} is this site's own data, or half of its records are", "test data named here are public"
+        )
     dataset = brought.dataset if task == "regression" else settle(brought.dataset, d.classes or brought.classes)
     return with_test(dataset, test, d.schema, d.form)
 
@@ -482,9 +487,9 @@ def _serve_again(site: Site, agreement: Agreement, folder: Folder, say: Callable
 def _take_up_links(folder: Folder, transport: SitesTransport) -> None:
     """Take up what earlier processes had taken from links: what arrives is compared with it, from the first moment."""
     if folder.checkpoint.exists():
-        checkpoint.verified(folder.checkpoint, transport.agreement.run)
+        step = checkpoint.verified(folder.checkpoint, transport.agreement.run).step
         checkpoint.load_arrays(folder.checkpoint, {f"links.{k}": v for k, v in transport.arrays().items()})
-        transport.restored()
+        transport.restored(step, *checkpoint.load_state(folder.checkpoint))
 
 
 def _asked_to_leave(folder: Folder) -> Path:
@@ -562,7 +567,9 @@ def _until_heard(network: Network, phase: str) -> None:
         time.sleep(_TICK)
 
 
-def relay(study: Path, *, home: Path, audit: Path, ended: Callable[[], bool]) -> None:
+def relay(
+    study: Path, *, home: Path, audit: Path, ended: Callable[[], bool], say: Callable[[str], None] = lambda _text: None
+) -> None:
     """Carry sealed messages of a run between sites that cannot be dialled, until the end is asked for."""
     site, agreement = Site.open(home), Agreement.read(study)
     if agreement.relay is None or agreement.relay.values != site.card.values:
@@ -572,6 +579,7 @@ def relay(study: Path, *, home: Path, audit: Path, ended: Callable[[], bool]) ->
     members, nothing = Members(agreement, _NOBODY, 1, ""), Inbox(agreement, _NOBODY, 1)
     server = Server(site, agreement, _NOBODY, nothing, Outbox(1), members, Audit(audit), relay=Relay())
     server.start(site.listen or "")
+    say(f"relaying at {site.listen}; Ctrl-C ends it. Messages are sealed: this machine cannot read them")
     try:
         while not ended():
             time.sleep(_TICK)

@@ -109,10 +109,10 @@ class Inbox:
             seen = self.seen.newest(source)
             return {"newest": self.newest(source), "proof": None if seen is None else seen.evidence()}
 
-    def sums(self, source: int, step: int) -> tuple[NDArray[np.float64] | None] | None:
-        """Return the sums of a source's newest message, if that is of `step`; None where it is another."""
+    def last(self, source: int) -> tuple[int, NDArray[np.float64] | None]:
+        """Return the step and the sums of a source's newest message; −1 and None before the first."""
         with self.changed:
-            return (self._before(source),) if self.newest(source) == step else None
+            return self.newest(source), self._before(source)
 
     def _before(self, source: int) -> NDArray[np.float64] | None:
         last = self._last.get(source)
@@ -138,14 +138,18 @@ class Inbox:
                 )
             return news
 
-    def put(self, frame: Frame) -> None:
-        """Let a message in, after all checks; one that has become old meanwhile is dropped."""
+    def put(self, frame: Frame, after: int | None = None) -> None:
+        """Let a message in, after all checks; one that has become old meanwhile is dropped.
+
+        A message that was checked while it arrived, against the one of step `after`, is not checked again.
+        """
         source = frame.header.source
         with self.changed:
             if not self.is_news(frame.header, frame.signature):
                 return
-            roster, dtype = self.agreement.roster, self.agreement.config.engine.dtype
-            refuse_body(frame, self._before(source), len(roster), dtype)
+            if after is None or after != self.newest(source):
+                roster, dtype = self.agreement.roster, self.agreement.config.engine.dtype
+                refuse_body(frame, self._before(source), len(roster), dtype)
             self.seen.note(frame)
             self._last[source] = frame
             self._incarnation[source] = frame.header.incarnation

@@ -3,6 +3,9 @@
 Sites say hello to everybody they can dial, every second or so. A hello also tells what the speaker heard of others, so
 that two sites that cannot dial each other know of each other. Nothing of it touches anybody's noise or budget: whoever
 lies about a third site can make others wait or go on, no more. Signatures and goodbyes are signed by whom they are of.
+
+So are headers of messages: of every site the newest that anybody has goes round. Whoever is there can show a site that
+was put back to an older copy what it had sent, and two messages of one step are seen by those who got neither.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ from cryptography.exceptions import InvalidSignature
 
 from privsgp.sites import pairs
 from privsgp.sites.canonical import canonical
-from privsgp.sites.frames import Header, Rejected
+from privsgp.sites.frames import Frame, Header, Rejected
 from privsgp.transport import forms
 
 if TYPE_CHECKING:
@@ -60,7 +63,7 @@ def hello_form(nodes: int) -> forms.Form:
             "run": forms.text("[0-9a-f]{64}", "a run"), "incarnation": forms.whole(1), "step": forms.whole(),
             "phase": _PHASE, "have": steps, "durable": steps, "signatures": _by_node(_SIGNATURE, nodes),
             "left": _by_node(_goodbye_form(nodes), nodes), "heard": _by_node(forms.real(0.0, _LONG_AGO), nodes),
-            "yours": NEWEST, "pair_keys": _by_node(_PAIR_KEY, nodes),
+            "yours": NEWEST, "pair_keys": _by_node(_PAIR_KEY, nodes), "heads": _by_node(_PROOF, nodes),
         }
     )  # fmt: skip
 
@@ -97,6 +100,10 @@ class Members:
         self.proven: dict[int, int] = {}  # by target: a step of this site's that it has shown to have
         self.proof: Callable[[int], dict[str, Any]] = lambda _peer: {"newest": -1, "proof": None}
         self.posted: Callable[[int], int] = lambda _peer: -1
+        self.seen: Callable[[int], Frame | None] = lambda _source: None  # what came over its link to this site
+        self.accuse: Callable[[int, Rejected], None] = lambda _node, _evidence: None
+        self._heads: dict[int, Frame] = {}  # by node: the newest header it signed that others have told of
+        self._accused: set[int] = set()  # of whom two messages of one step are known: once is enough
         self.have: Callable[[], dict[str, int]] = dict
         self.durable: Callable[[], dict[str, int]] = dict
         self.keep: Callable[[], None] = lambda: None  # called when a signature or a goodbye came
@@ -134,6 +141,7 @@ class Members:
                 "left": {str(i): one for i, one in self.left.items()},
                 "heard": {i: age for i, age in ages.items() if age < _LONG_AGO / 2},
                 "yours": self.proof(peer), "pair_keys": {str(i): one for i, one in self.pair_keys.items()},
+                "heads": {str(i): head.evidence() for i in self.others if (head := self._head(i)) is not None},
             }  # fmt: skip
 
     def learn(self, peer: int, said: object) -> None:
@@ -151,8 +159,9 @@ class Members:
             member.heard, member.incarnation = time.monotonic(), said["incarnation"]
             member.step, member.phase = said["step"], said["phase"]
             member.have, member.durable = said["have"], said["durable"]
-            self.prove(peer, said["yours"])
+            self.prove(said["yours"]["proof"])
             self._hear_of(said["heard"])
+            self._hear_heads(said["heads"])
             news = self._sign(said["signatures"]) | self._leave(said["left"]) | self._share(said["pair_keys"])
             self.changed.notify_all()
         if news:
@@ -164,29 +173,56 @@ class Members:
             raise Rejected("form", f"no hello: {forms.shown(said)}")
         with self.changed:
             self._hear_of(said["heard"])
+            self._hear_heads(said["heads"])
             news = self._sign(said["signatures"]) | self._leave(said["left"]) | self._share(said["pair_keys"])
             self.changed.notify_all()
         if news:
             self.keep()
 
-    def prove(self, peer: int, said: dict[str, Any]) -> None:
-        """Note which message of this site's a peer has, where it is later than what this process has sent.
+    def prove(self, told: dict[str, str] | None) -> None:
+        """Note that somebody has a message of this site's, where it is later than what this process has sent.
 
         A site that was put back to an older copy learns of it here. The word of a peer is not enough for that: it has
-        to show what this site signed.
+        to show what this site signed, for itself or for another.
         """
-        if said["proof"] is None:
+        if told is None:
             return
-        text = said["proof"]["header"].encode()
-        header = Header.read(text)
-        if header.step <= max(self.posted(peer), self.proven.get(peer, -1)):
-            return
+        target = (header := Header.read(told["header"].encode())).target
+        if target in self.others and header.step > max(self.posted(target), self.proven.get(target, -1)):
+            self._verified(self.node, header, told)
+            self.proven[target] = header.step
+
+    def _verified(self, node: int, header: Header, told: dict[str, str]) -> Frame:
+        """Return a header that a node has signed in this run; reject any other."""
+        signature = bytes.fromhex(told["signature"])
         try:
-            self.agreement.roster[self.node].verify(b"message", text, bytes.fromhex(said["proof"]["signature"]))
+            self.agreement.roster[node].verify(b"message", told["header"].encode(), signature)
         except InvalidSignature:
-            raise Rejected("signature", "a proof of what this site sent that it did not sign") from None
-        if (header.run, header.source, header.target) == (self.agreement.run, self.node, peer):
-            self.proven[peer] = max(header.step, self.proven.get(peer, -1))
+            raise Rejected("signature", "a header of a site that did not sign it") from None
+        if (header.run, header.source) != (self.agreement.run, node):
+            raise Rejected("run", f"a header of run {header.run[:16]}…, source {header.source}")
+        return Frame(header, signature, b"")
+
+    def _head(self, node: int) -> Frame | None:
+        """Return the newest header of a node that is known here, whomever it was for."""
+        known = [head for head in (self._heads.get(node), self.seen(node)) if head is not None]
+        return max(known, key=lambda head: head.header.step, default=None)
+
+    def _hear_heads(self, told: dict[str, dict[str, str]]) -> None:
+        """Take in headers of others' messages; what shows two messages of one link and step is kept."""
+        for name, one in told.items():
+            node = int(name)
+            if node == self.node:
+                self.prove(one)
+                continue
+            header, known = Header.read(one["header"].encode()), self._head(node)
+            if known is None or header.step > known.header.step:
+                self._heads[node] = self._verified(node, header, one)
+            elif _contradicts(header, known.header) and node not in self._accused:
+                second = self._verified(node, header, one).evidence()
+                self._accused.add(node)
+                what = f"two messages of step {header.step} to {self.agreement.roster[header.target].name}"
+                self.accuse(node, Rejected("equivocation", what, {"first": known.evidence(), "second": second}))
 
     def _hear_of(self, ages: dict[str, float]) -> None:
         now = time.monotonic()
@@ -301,3 +337,7 @@ class Members:
             if self.agreement.is_relayed((self.node, target)):
                 return target in self.left or self.relay_has.get(target, -1) >= step
             return target in self.left or m.phase == "finished" or m.durable.get(str(self.node), -1) >= step
+
+
+def _contradicts(one: Header, other: Header) -> bool:
+    return (one.target, one.step) == (other.target, other.step) and one.sha256 != other.sha256

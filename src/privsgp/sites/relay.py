@@ -66,7 +66,9 @@ class Seal:
         size = _HEAD.size + _HEAD.unpack_from(text)[0]
         header, signature, _ = frames.opened(text[_HEAD.size : size])
         frames.refuse_head(self.agreement, source, self.node, header, signature)
-        return Frame(header, signature, frames.read_body(header.length, iter([text[size:]])))
+        if len(body := memoryview(text)[size:]) != header.length:
+            raise Rejected("length", f"{len(body)} of {header.length} bytes")
+        return Frame(header, signature, body)
 
     def _cipher(self, link: Link) -> ChaCha20Poly1305:
         """Return the cipher of a link: each direction has a key of its own."""

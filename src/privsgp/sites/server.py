@@ -24,7 +24,7 @@ from privsgp.errors import Refused
 from privsgp.sites import frames
 from privsgp.sites import relay as relays
 from privsgp.sites.canonical import canonical
-from privsgp.sites.frames import PIECE, Frame, Rejected
+from privsgp.sites.frames import PIECE, Rejected
 from privsgp.transport import forms
 
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what matters is said in this program's words
@@ -299,15 +299,15 @@ def receive(
     frames.refuse_head(agreement, peer, node, header, signature)
     if not inbox.is_news(header, signature):
         return
+    after, before = inbox.last(peer)
+    border = frames.Border(header, before, len(agreement.roster), agreement.config.engine.dtype)
     if base is None:
-        inbox.put(Frame(header, signature, frames.read_body(header.length, pieces)))
-    elif (before := inbox.sums(peer, base)) is not None:
+        inbox.put(frames.read_sums(header, signature, pieces, border), after)
+    elif base == after:
         share = agreement.share(header.step, (peer, node))
         if share is None or agreement.step_bytes is None:
             raise Rejected("link", f"a step that the link does not carry: {header.step}")
-        body = frames.read_body(agreement.step_bytes, pieces)
-        grown = frames.grown(body, before[0], share, agreement.config.engine.dtype)
-        inbox.put(Frame(header, signature, grown))
+        inbox.put(frames.read_step(header, signature, pieces, border, base, agreement.step_bytes, share), after)
 
 
 def _broke(context: grpc.ServicerContext) -> bool:

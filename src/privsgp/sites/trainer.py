@@ -1,14 +1,13 @@
 """The same Trainer at a site: every step is committed before it is sent, and a restarted site goes on from there.
 
-A commit is a checkpoint in the middle of a step: x^{k+½} with its noise, w, the sums of all links, what has arrived,
-and what the algorithm remembers; of a table what has changed (journal.py).
+A commit is a checkpoint in the middle of a step: x^{k+½} with its noise, w, and what the algorithm remembers; and where
+a table and the sums of all links are, in journals of what each step changed (journal.py, link_journal.py).
 After a crash the same messages go out again, from the commit: no fresh noise, no second charge. What was computed and
 not committed was not sent, and is made again (privacy.md, "Crashes").
 """
 
 from __future__ import annotations
 
-import os
 import time
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -23,12 +22,10 @@ from privsgp.engine.stops import refuse_no_model
 from privsgp.engine.trainer import Outcome, Trainer
 from privsgp.engine.witness import heads
 from privsgp.errors import Refused
-from privsgp.sites.journal import Journal
+from privsgp.sites.journal import Journal, sync_names
 from privsgp.transport.checks import refuse_wild
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from torch import Tensor
 
     from privsgp.algorithms.block import Block, Drawn
@@ -163,7 +160,6 @@ class SiteTrainer(Trainer):
         self.bytes_sent = self._sent_before + self._network.outbox.bytes
         if self._journal is not None:
             self._journal.write(self._changed())
-            sync_names(self.folder.checkpoint.parent)
         progress = Progress(k, 0, spent, self.bytes_sent, self.spec.shared_hash, known)
         checkpoint.save(self.folder.checkpoint, progress, State(x, w, x), self._memory(), self.folder.run or "")
         sync_names(self.folder.checkpoint.parent)  # a power cut must not bring the one before it back
@@ -220,12 +216,3 @@ class SiteTrainer(Trainer):
             self._network.members.phase = "mixing"
             self.state = State.debiased(*self.transport.mix(r, self.state.x, self.state.w))
             self.watch(r + 1, None)
-
-
-def sync_names(folder: Path) -> None:
-    """Make the names in a folder durable."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -10,19 +10,22 @@ import json
 import logging
 import time
 from collections import deque
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
 
 from privsgp.errors import Interrupted, Refused
-from privsgp.sites.frames import Frame, Header, Step, body_of, split_step, step_body
+from privsgp.sites.frames import PIECE, Frame, Header, Step, body_of, split_step, step_body
+from privsgp.sites.link_journal import LinkJournal
 from privsgp.sites.mailbox import depth
-from privsgp.transport.link import Incoming, Outgoing
+from privsgp.transport.link import gathered
 from privsgp.transport.protocol import Transport, nothing
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -32,6 +35,7 @@ if TYPE_CHECKING:
     from privsgp.sites.identity import Site
     from privsgp.sites.mailbox import Inbox, Outbox
     from privsgp.sites.members import Members
+    from privsgp.transport.link import Sums
 
 _LOG = logging.getLogger(__name__)
 _TICK = 0.25  # seconds between two looks at who is there
@@ -41,7 +45,7 @@ class _Sent(NamedTuple):
     """What was sent at a step: x and w, and the share of them that went over each link."""
 
     step: int
-    body: bytes
+    body: memoryview
     shares: dict[int, float]
 
 
@@ -57,10 +61,8 @@ class SitesTransport(Transport):
         self.site, self.agreement, self.node = site, agreement, node
         self.inbox, self.outbox, self.members, self.log = inbox, outbox, members, log
         self.graph, self.message_bytes = agreement.graph, agreement.message_bytes
-        self.targets = sorted(i for j, i in agreement.links if j == node)
-        self.sources = sorted(j for j, i in agreement.links if i == node)
-        width = agreement.weights + 1
-        self.outgoing, self.incoming = Outgoing(len(self.targets), width), Incoming(len(self.sources), width)
+        self.links = LinkJournal(log.parent, agreement, node)
+        self.targets, self.sources = self.links.targets, self.links.sources
         self.last = torch.full((len(self.targets),), -1)  # the step of each link's newest message
         self.used = torch.zeros(len(self.targets), dtype=torch.int64)  # the links that the last step used
         self.settled = torch.zeros(len(self.targets), dtype=torch.int64)  # links to sites that left, taken back from
@@ -71,7 +73,7 @@ class SitesTransport(Transport):
         self.device = torch.device("cpu")
         members.have = self._have
         members.durable = self._durable_steps
-        members.proof, members.posted = inbox.proof, outbox.newest
+        members.proof, members.posted, members.seen = inbox.proof, outbox.newest, inbox.seen.newest
         self._durable = dict[str, int]()
         self._recent: deque[_Sent] = deque()  # the last steps' messages, which a site that leaves may not have taken
         self._since = -1  # steps up to this one are not in it
@@ -84,29 +86,32 @@ class SitesTransport(Transport):
         """
         links, shares = self._shares(k)  # asked once: who is there may change at any moment
         self._refuse_older_copy()  # who is there has shown what it has of this site
-        rows = _joined(x, w)
-        self.outgoing.send(k, links, rows * torch.from_numpy(shares)[:, None])
+        body = step_body(x[0].cpu().numpy(), float(w[0]))
         bases = self.last.tolist()
         self.last[links] = k
         self.used.fill_(0)
         self.used[links] = 1
         self.kept.fill_(1 - _sum(shares))
-        self.commit(k, x, w)
-        self._committed()
-        self._post(links, self._remember(k, links, shares, x, w), bases)
+        with ThreadPoolExecutor(1) as other:  # sums are hashed while the disk is waited for
+            frames = other.map(partial(self._grown, k, body, bases), links.tolist())
+            self.links.sync()
+            self.commit(k, x, w)
+            self._committed()
+            self._post(frames)
+        self._remember(k, links, shares, body)
         meanwhile()
-        return self._arrive(k, x, rows)
+        return self._arrive(k, x, w)
 
     def resume(self, k: int, x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
-        """Finish step k, which was committed: send the same messages again, and take what is there."""
+        """Finish step k, which was committed and taken up: send the same messages again, and take what is there."""
         self._committed()
         links = np.flatnonzero(self.used.numpy())
         shares = [self.agreement.share(k, (self.node, self.targets[link])) or 0.0 for link in links]
         self._since = k - 1
-        self._remember(k, links, np.array(shares), x, w)
-        self._post(np.arange(len(self.targets)))
+        self._post_again()
+        self._remember(k, links, np.array(shares), step_body(x[0].cpu().numpy(), float(w[0])))
         self._greet(k)
-        return self._arrive(k, x, _joined(x, w))
+        return self._arrive(k, x, w)
 
     def _greet(self, k: int) -> None:
         """Give everybody the time to show what it has of this site, before a restarted process makes a new step."""
@@ -118,18 +123,19 @@ class SitesTransport(Transport):
     def serve(self) -> None:
         """Let the last messages of a run that is over be sent again."""
         self._durable = self._have()
-        self._post(np.arange(len(self.targets)))
+        self._post_again()
 
-    def restored(self) -> None:
-        """Tell the inbox what an earlier process had taken."""
-        for link, source in enumerate(self.sources):
-            if self.incoming.newest[link] >= 0:
-                sums = self.incoming.arrived[link].numpy().copy()
-                self.inbox.restore(source, int(self.incoming.newest[link]), sums)
+    def restored(self, k: int, x: Tensor, w: Tensor) -> None:
+        """Take up the links as they were when step k was committed; tell the inbox what had been taken."""
+        self.links.replay()
+        self.links.grow(k, step_body(x[0].numpy(), float(w[0])), np.flatnonzero(self.used.numpy()).tolist())
+        for source, step, sums in zip(self.sources, self.links.newest, self.links.arrived, strict=True):
+            if sums is not None:
+                self.inbox.restore(source, step, sums)
 
     def taken(self) -> dict[str, int]:
         """Return the step of the last message that was taken of each source."""
-        steps = zip(self.sources, self.incoming.newest.tolist(), strict=True)
+        steps = zip(self.sources, self.links.newest, strict=True)
         return {str(j): step for j, step in steps if step >= 0}
 
     def messages(self, k: int) -> int:
@@ -138,11 +144,10 @@ class SitesTransport(Transport):
 
     def arrays(self) -> dict[str, Tensor]:
         """Return what a commit must hold besides x and w."""
-        return {
-            "sums": self.outgoing.sums, "last": self.last, "used": self.used, "kept": self.kept,
-            "arrived": self.incoming.arrived, "newest": self.incoming.newest, "counts": self.counts,
-            "settled": self.settled,
+        own = {
+            "last": self.last, "used": self.used, "kept": self.kept, "counts": self.counts, "settled": self.settled
         }  # fmt: skip
+        return own | {f"journal.{name}": value for name, value in self.links.place().items()}
 
     def restart(self, x: Tensor, w: Tensor) -> None:
         """Begin anew."""
@@ -164,21 +169,18 @@ class SitesTransport(Transport):
         own = (edges.source == self.node) & (edges.target != self.node) & ~np.isin(edges.target, absent)
         return np.searchsorted(self.targets, edges.target[own]), edges.share[own]
 
-    def _remember(
-        self, k: int, links: NDArray[np.int64], shares: NDArray[np.float64], x: Tensor, w: Tensor
-    ) -> bytes | None:
-        """Keep this step's x and w for a while; return them if they are a shorter message, the same for all links.
-
-        Who knows the link's share needs no more.
-        """
-        news = step_body(x[0].cpu().numpy(), float(w[0]))
-        self._recent.append(_Sent(k, news, dict(zip(links.tolist(), shares.tolist(), strict=True))))
+    def _remember(self, k: int, links: NDArray[np.int64], shares: NDArray[np.float64], body: memoryview) -> None:
+        """Keep what this step has sent, on the disk and, for a while, at hand."""
+        self.links.committed()
+        self.links.sent(k, body, links.tolist())
+        if len(body) > PIECE:  # while messages travel, and not when the next commit waits for it
+            self.links.sync()
+        self._recent.append(_Sent(k, body, dict(zip(links.tolist(), shares.tolist(), strict=True))))
         while len(self._recent) > self._most:
             self._since = self._recent.popleft().step
-        return None if self.agreement.step_bytes is None else news
 
-    def _returned(self, mixed: Tensor) -> list[tuple[int, int]]:
-        """Take back what was on its way to sites that have left; return (target, last step that it took) of each.
+    def _returned(self) -> list[tuple[int, int, Sums]]:
+        """Return what was on its way to sites that have left, and is taken back: target, last step that it took, sums.
 
         It is this site's own, and was noised when it was sent. A step that is made again takes it back again: until the
         next commit, the commit before knows nothing of it.
@@ -193,48 +195,55 @@ class SitesTransport(Transport):
                 name = self.agreement.roster[target].name
                 _LOG.warning("%s left: what was on its way to it after step %d is lost with it", name, taken)
                 continue
-            mixed += self._sent_after(link, taken)
-            back.append((target, taken))
+            back.append((target, taken, self._sent_after(link, taken)))
         return back
 
-    def _sent_after(self, link: int, step: int) -> Tensor:
-        """Return what was sent over a link after a step, [1, d + 1]."""
-        total = torch.zeros(1, self.agreement.weights + 1, dtype=torch.float64)
+    def _sent_after(self, link: int, step: int) -> Sums:
+        """Return what was sent over a link after a step."""
+        total = np.zeros(self.agreement.weights + 1)
         for sent in self._recent:
             if sent.step > step and link in sent.shares:
                 x, w = split_step(sent.body, self.agreement.config.engine.dtype)
-                total += torch.from_numpy(np.append(x.astype(np.float64), w))[None] * sent.shares[link]
+                total += np.append(x.astype(np.float64), w) * sent.shares[link]
         return total
 
-    def _post(
-        self, links: NDArray[np.int64], news: bytes | None = None, bases: Sequence[int] = ()
-    ) -> None:  # fmt: skip
-        """Sign the newest sums of links and let them be sent, with what is new since the messages before, if known."""
-        for link in links:
-            step = int(self.last[link])
-            if step < 0 or self.targets[link] in self.members.gone():
-                continue
-            body, digest = body_of(self.outgoing.sums[0, link].numpy())
-            header = Header(
-                self.agreement.run, self.node, self.targets[link], self.members.incarnation, step, len(body), digest
-            )
-            self.outbox.post(Frame.make(self.site, header, body, None if news is None else Step(bases[link], news)))
-            self.counts[0] += 1
+    def _grown(self, k: int, body: memoryview, bases: Sequence[int], link: int) -> Frame:
+        """Return a link's message of step k; nothing of it leaves yet."""
+        self.links.grow(k, body, [link])
+        return self._signed(link, None if self.agreement.step_bytes is None else Step(bases[link], body))
 
-    def _arrive(self, k: int, x: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+    def _signed(self, link: int, news: Step | None = None) -> Frame:
+        """Sign the newest sums of a link, with what is new since the message before, if known."""
+        sums = self.links.sums[link]
+        assert sums is not None  # noqa: S101 - something was sent over it
+        body, digest = body_of(sums)
+        about = self.agreement.run, self.node, self.targets[link], self.members.incarnation, int(self.last[link])
+        return Frame.make(self.site, Header(*about, len(body), digest), body, news)
+
+    def _post(self, frames: Iterable[Frame]) -> None:
+        """Let messages be sent, but to who has left."""
+        for frame in frames:
+            if frame.header.target not in self.members.gone():
+                self.outbox.post(frame)
+                self.counts[0] += 1
+
+    def _post_again(self) -> None:
+        """Let the newest message of every link be sent again."""
+        self._post(self._signed(link) for link, step in enumerate(self.last.tolist()) if step >= 0)
+
+    def _arrive(self, k: int, x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
         """Wait for the messages of step k, and add all that are there."""
         self._wait(k)
-        mixed = rows * self.kept
-        taken = self.inbox.take(k)
-        for frame in taken:
-            link = self.sources.index(frame.header.source)
-            sums = torch.from_numpy(frame.sums().copy())[None]
-            mixed += self.incoming.receive(frame.header.step, [link], sums)
+        taken, returned = self.inbox.take(k), self._returned()
+        brought = [self.links.take(self.sources.index(frame.header.source), frame) for frame in taken]
+        mixed, total = gathered(
+            x[0].cpu().numpy(), float(w[0]), float(self.kept), brought + [(sums, None) for *_, sums in returned]
+        )
         self.counts[1] += len(taken)
-        self._write(k, [(frame.header.source, frame.header.step) for frame in taken], self._returned(mixed))
+        told = [(frame.header.source, frame.header.step) for frame in taken]
+        self._write(k, told, [(target, step) for target, step, _ in returned])
         self.members.step = k + 1
-        # Of one number, any stride counts as contiguous: it is copied into memory of its own.
-        return mixed[:, :-1].to(x.dtype, copy=True), torch.tensor([float(mixed[0, -1])], dtype=torch.float64)
+        return torch.from_numpy(mixed)[None].to(x.device), torch.tensor([total], dtype=torch.float64)
 
     def _write(self, k: int, taken: list[tuple[int, int]], returned: list[tuple[int, int]]) -> None:
         """Note what was taken when: with it a simulation can make the same run again."""
@@ -291,7 +300,7 @@ class SitesTransport(Transport):
             if (shown := self.members.proven.get(target, -1)) > self.last[link]:
                 name = self.agreement.roster[target].name
                 raise Refused(
-                    f"{name} has this site's message of step {shown}, and this folder knows of none after step "
+                    f"{name} was sent this site's message of step {shown}, and this folder knows of none after step "
                     f"{int(self.last[link])}",
                     "this is an older copy: put the folder back that went on. If this one has made steps since it was "
                     "put back, these are spent twice",
@@ -306,12 +315,6 @@ class SitesTransport(Transport):
 
     def _durable_steps(self) -> dict[str, int]:
         return dict(self._durable)
-
-
-def _joined(x: Tensor, w: Tensor) -> Tensor:
-    rows = torch.empty(len(x), x.shape[1] + 1, dtype=torch.float64)
-    rows[:, :-1], rows[:, -1] = x, w
-    return rows
 
 
 def _sum(shares: NDArray[np.float64]) -> float:

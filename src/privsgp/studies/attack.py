@@ -25,12 +25,12 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from privsgp.algorithms import Block, Drawn
+from privsgp.algorithms import Block, Drawn, State
 from privsgp.algorithms.block import as_it_is, not_at_once
 from privsgp.data import Dataset
 from privsgp.engine.trainer import Trainer
 from privsgp.errors import Refused
-from privsgp.gradients import Layout
+from privsgp.gradients import Layout, PerSample
 from privsgp.gradients.per_sample import Outer
 from privsgp.studies.collusion import Collusion, listen
 
@@ -38,12 +38,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from numpy.typing import NDArray
-    from torch import Tensor
 
-    from privsgp.algorithms import State
     from privsgp.engine.folder import Folder
     from privsgp.engine.spec import RunSpec
-    from privsgp.gradients import PerSample
     from privsgp.runs.problem import Problem
 
 

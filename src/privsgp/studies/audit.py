@@ -30,7 +30,7 @@ from privsgp.runs import build
 from privsgp.runs import problem as problems
 from privsgp.runs import train as training
 from privsgp.studies import attack as canary
-from privsgp.studies.attack import Attacked
+from privsgp.studies.attack import Attacked, Canaries
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from privsgp.accounting.mechanisms import Mechanism
     from privsgp.engine.spec import RunSpec
     from privsgp.runs.config import Config
-    from privsgp.studies.attack import Canaries
 
     Scores = NDArray[np.floating[Any]]
 

@@ -117,13 +117,7 @@ def worst(covariance: PairwiseCovariance, node: int, honest: int) -> list[int]:
 
 def _regression(covariance: PairwiseCovariance, honest: Sequence[int]) -> list[float]:
     """Return β: how much of each other honest node's noise is in that of the first."""
-    H = list(honest)
-    if len(H) == 1:
-        return []
-    L = covariance.graph.laplacian[np.ix_(H, H)].copy()
-    np.fill_diagonal(L, 0.0)
-    np.fill_diagonal(L, -L.sum(1))
-    S = covariance.pair * L + np.diag([covariance.own[i] for i in H])
+    S = covariance.among(honest)
     return [float(b) for b in np.linalg.solve(S[1:, 1:], S[1:, 0])]
 
 

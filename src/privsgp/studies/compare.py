@@ -18,15 +18,13 @@ from privsgp.algorithms import ALGORITHMS
 from privsgp.devices import device_name
 from privsgp.errors import Refused, refuse_below_one
 from privsgp.runs import build
-from privsgp.runs.config import Schedule
+from privsgp.runs.config import Config, Schedule
 from privsgp.studies.provenance import provenance
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from privsgp.runs.config import Config
-    from privsgp.studies.several import Bench, Several
-    from privsgp.studies.spread import Spread
+    from privsgp.studies.several import Bench, Several, Spread
 
 VERSION = 1
 FACTORS = (1 / 4, 1 / 2, 1.0, 2.0, 4.0)  # of the configuration's step size

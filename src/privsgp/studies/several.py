@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from privsgp.algorithms import ALGORITHMS
 from privsgp.errors import refuse_below_one
-from privsgp.studies.pool import Task, run_all
-from privsgp.studies.spread import Spread
+from privsgp.studies.pool import Run, Task, run_all
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,7 +18,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from privsgp.runs.config import Config
-    from privsgp.studies.pool import Run
 
     Stage = Callable[[str, int], AbstractContextManager[Callable[[int], None] | None]]
 
@@ -28,6 +26,32 @@ if TYPE_CHECKING:
 def silent(_words: str, _steps: int) -> Iterator[None]:
     """Show nothing."""
     yield None
+
+
+@dataclass(frozen=True)
+class Spread:
+    """One number of each run."""
+
+    each: tuple[float, ...]
+
+    @property
+    def mean(self) -> float:
+        """Their mean."""
+        return statistics.fmean(self.each)
+
+    @property
+    def sd(self) -> float:
+        """Their standard deviation; 0 for a single run, of which nobody knows it."""
+        return statistics.stdev(self.each) if len(self.each) > 1 else 0.0
+
+    @property
+    def error(self) -> float:
+        """The standard error of their mean."""
+        return self.sd / math.sqrt(len(self.each))
+
+    def as_json(self) -> dict[str, Any]:
+        """Return plain values for JSON."""
+        return {"mean": self.mean, "sd": self.sd, "each": list(self.each)}
 
 
 @dataclass(frozen=True)
@@ -110,17 +134,13 @@ class Several:
     def curve(self, key: str, against: str = "step") -> list[dict[str, float]]:
         """Return x, mean and sd of a metric at every evaluation that all runs have, runs that diverged left out."""
         found = [run.metrics for run in self.runs if run.metrics]
-        points = [rows for rows in zip(*found, strict=False) if all(_both(row, key, against) for row in rows)]
-        return [_point([row[against] for row in rows], [row[key] for row in rows]) for rows in points]
+        points = [[[row.get(name) for row in rows] for name in (against, key)] for rows in zip(*found, strict=False)]
+        return [_point(x, y) for x, y in points if None not in (*x, *y)]
 
 
 def _spread(found: Sequence[float | None]) -> Spread | None:
     each = tuple(value for value in found if value is not None)
     return Spread(each) if len(each) == len(found) else None
-
-
-def _both(row: dict[str, Any], key: str, against: str) -> bool:
-    return row.get(key) is not None and row.get(against) is not None
 
 
 def _point(x: Sequence[float], y: Sequence[float]) -> dict[str, float]:

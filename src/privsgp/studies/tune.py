@@ -11,23 +11,22 @@ import math
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from privsgp.algorithms import ALGORITHMS
+from privsgp.accounting.counting import nominal
+from privsgp.algorithms import ALGORITHMS, Settings
 from privsgp.engine.averaging import Averaging, FinalModel
 from privsgp.errors import Refused, refuse_below_one
 from privsgp.planner import settle as planning
-from privsgp.planner.choose import Method, NoiseNeeded
+from privsgp.planner.choose import Method, Network, NoiseNeeded
 from privsgp.planner.rehearsal import Rehearsal, RehearsalSpec
 from privsgp.runs import budgets as protection
 from privsgp.runs import problem as problems
-from privsgp.runs.config import Schedule
+from privsgp.runs.config import Config, Schedule
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from privsgp.planner.choose import Network
     from privsgp.planner.estimates import Source
-    from privsgp.runs.config import Config
 
 LONGEST = 128  # steps of a rehearsal; a longer run takes as many coarser ones
 SEEDS = 3
@@ -109,6 +108,13 @@ def applied(config: Config, trial: Trial) -> Config:
     )
 
 
+def _settled(config: Config) -> Settings:
+    """Return the algorithm's settings, with the clip of differences that training takes beside "auto"."""
+    own, kind = protection.settings(config), ALGORITHMS[config.algorithm.name].Options
+    scaled = getattr(own.options, "difference_scale", None) == "auto" and not nominal(config.privacy.accountant)
+    return own.carried_to(kind, difference_clip=protection.difference_clip(config)) if scaled else own
+
+
 class Rehearse:
     """Scores of trials, each rehearsed once."""
 
@@ -136,7 +142,7 @@ class Rehearse:
 
     def _spec(self, t: Trial) -> RehearsalSpec:
         """Return what is rehearsed; σ is proportional to the clip, so one price per batch will do."""
-        own, name = protection.settings(self.config), self.config.algorithm.name
+        own, name = _settled(self.config), self.config.algorithm.name
         noise = self._noise.setdefault(t.batch, NoiseNeeded(self.network, Method(name, own), t.batch))
         times = t.clip / own.clip
         kappa = times * noise.common(t.steps) / math.sqrt(self.network.nodes * t.steps)

@@ -5,14 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from privsgp.transport.in_process import InProcess
-from privsgp.transport.lossy import LossyNetwork
+from privsgp.transport.lossy import Faults, LossyNetwork
 from privsgp.transport.torch_distributed import TorchDistributed
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from privsgp.graph import Graph
-    from privsgp.transport.lossy import Faults
     from privsgp.transport.protocol import Transport
     from privsgp.transport.rendezvous import World
 

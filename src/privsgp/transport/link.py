@@ -5,23 +5,27 @@ arrived, both in float64. A message is s; who gets it adds s − g and sets g = 
 that were lost, one that comes twice adds nothing, and one that is older than the newest is ignored: what was received
 plus what is on its way, s − g, is always what was sent.
 
-Both ends are kept for many links at once, one row each; the arithmetic of a row is that of a link alone.
+Both ends are kept for many links at once, one row each; the arithmetic of a row is that of a link alone. Of one link
+with a large message, `grown` and `gathered` do the same in parts that stay in the processor's cache.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
-    import numpy as np
     from numpy.typing import NDArray
     from torch import Tensor
 
     Rows = Sequence[int] | NDArray[np.int64]
+    Sums = NDArray[np.float64]
+
+_PART = 1 << 15  # numbers that are computed on at a time
 
 
 class Outgoing:
@@ -65,3 +69,47 @@ class Incoming:
         self.arrived[links] = now
         self.newest[links] = self.newest[links].clamp(min=step)
         return news
+
+
+def grown(before: Sums | None, x: NDArray[np.floating], w: float, share: float) -> Sums:
+    """Return a link's running sums after a step: those before it, and a share of its x and w.
+
+    Guarantee: operation for operation what `Outgoing.send` does, so that both ends come to the same bytes.
+    """
+    after = np.empty(len(x) + 1)
+    for part in parts(len(x)):
+        grow_part(after[part], None if before is None else before[part], x[part], share)
+    after[-1] = (0.0 if before is None else before[-1]) + w * share
+    return after
+
+
+def grow_part(after: Sums, before: Sums | None, x: NDArray[np.floating], share: float) -> None:
+    """Do so for a part of x."""
+    np.multiply(x, share, out=after, dtype=np.float64)
+    after += 0.0 if before is None else before
+
+
+def gathered(
+    x: NDArray[np.floating], w: float, kept: float, taken: Sequence[tuple[Sums, Sums | None]]
+) -> tuple[NDArray[np.floating], float]:
+    """Return x and w of a node that keeps a share of its own and adds what messages bring: sums, and those before.
+
+    Guarantee: operation for operation what adding `Incoming.receive` to the share does, one message after the other.
+    """
+    mixed, total = np.empty_like(x), w * kept
+    held, news = np.empty(_PART), np.empty(_PART)
+    for part in parts(len(x)):
+        size = len(x[part])
+        np.multiply(x[part], kept, out=held[:size], dtype=np.float64)
+        for now, before in taken:
+            held[:size] += np.subtract(now[part], 0.0 if before is None else before[part], out=news[:size])
+        mixed[part] = held[:size]
+    for now, before in taken:
+        total += now[-1] - (0.0 if before is None else before[-1])
+    return mixed, float(total)
+
+
+def parts(length: int) -> Iterator[slice]:
+    """Yield what is computed on at a time: what does not leave the processor's cache."""
+    for at in range(0, length, _PART):
+        yield slice(at, min(at + _PART, length))

@@ -7,8 +7,6 @@ A node that is down neither sends nor receives nor moves. What a node that leave
 over, what was on the way to it goes back to its sender, and what would be sent to it later is kept: the others agree
 on Σ_{j≠i} x_j / Σ_{j≠i} w_j, what was in flight included. Its x and w are 0 from then on.
 
-What may go wrong on a simulated network: lost and late messages, nodes that are down for a while or leave for good.
-
 Which message is lost is public randomness, keyed by the step, so that a run with faults can be repeated and resumed.
 """
 
@@ -97,11 +95,6 @@ class LossyNetwork(Transport):
         """Return what a checkpoint must hold besides x and w."""
         sums, arrived, newest = self.outgoing.sums, self.incoming.arrived, self.incoming.newest
         return {"sums": sums, "arrived": arrived, "stamp": newest, "held": self.held, "counts": self.counts}
-
-    def in_flight(self, k: int) -> tuple[Tensor, Tensor]:
-        """Return Σ_links (s − g) of x and of w after step k."""
-        total = (self.outgoing.message(k, np.arange(len(self.links))) - self.incoming.arrived).sum(0)
-        return total[:-1], total[-1]
 
     def report(self) -> dict[str, Any]:
         """Return what happened, in words and numbers."""

@@ -26,7 +26,7 @@ from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
-from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
 from privsgp import __version__
@@ -35,8 +35,6 @@ from privsgp.transport import forms
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
-
-    from torch.distributed.distributed_c10d import Store
 
     from privsgp.transport.forms import Form
 

@@ -6,11 +6,6 @@ the run, the step, the sender, the length and a check value. A peer may send les
 message is added before its end is right and its numbers can be a model's. The receiver adds rows in the order of the
 senders' numbers, one after the other, as the in-process mixing does: every layout of nodes over processes gives the
 same bits. Blocks are contiguous, so that order is: lower processes, own nodes, higher ones.
-
-Words for an end that cannot be caught: a C++ library that meets what it did not expect in a thread of its own.
-
-Gloo reads messages there, and one that is longer than the memory it was given ends the process (its memory is safe).
-What was paid for is in the ledgers by then; here the process only learns to say why, and to leave as a refusal does.
 """
 
 from __future__ import annotations
@@ -33,7 +28,7 @@ from torch.distributed.distributed_c10d import PrefixStore
 from privsgp.devices import device_of
 from privsgp.transport.checks import refuse_wild, wild
 from privsgp.transport.protocol import Transport, nothing
-from privsgp.transport.rendezvous import blocks
+from privsgp.transport.rendezvous import World, blocks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -41,7 +36,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from privsgp.graph import Edges, Graph
-    from privsgp.transport.rendezvous import World
 
 
 _END = 5  # words of 8 bytes at the end of a message: run, step, sender, length, check value
@@ -295,7 +289,11 @@ _kept: list[object] = []  # what C++ calls must not be collected
 
 
 def ending_with_words(library: str, what: str) -> None:
-    """Let an exception of a library that nobody catches end this process with status 2 and say what was met."""
+    """Let an exception of a library that nobody catches end this process with status 2 and say what was met.
+
+    Gloo reads messages in a thread of its own, and one that is longer than the memory it was given ends the process
+    (its memory is safe). What was paid for is in the ledgers by then.
+    """
     with contextlib.suppress(OSError, AttributeError):  # another C++ runtime: it ends without words, as it did
         runtime = ctypes.CDLL("libstdc++.so.6")
         kind = runtime["__cxa_current_exception_type"]

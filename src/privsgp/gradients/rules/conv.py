@@ -10,14 +10,12 @@ from torch.nn.functional import conv2d
 from torch.nn.grad import conv2d_input
 
 from privsgp.devices import device_of
-from privsgp.gradients.per_sample import Plain, smaller
+from privsgp.gradients.per_sample import Piece, Plain, smaller
 from privsgp.gradients.positions import Positions, Window
 from privsgp.gradients.rules.layer import Call, StackedLayer
 
 if TYPE_CHECKING:
     from torch.autograd.function import FunctionCtx
-
-    from privsgp.gradients.per_sample import Piece
 
 
 class StackedConv2d(StackedLayer):

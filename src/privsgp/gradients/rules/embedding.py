@@ -11,15 +11,13 @@ from typing import TYPE_CHECKING, Self
 import torch
 from torch import Tensor, nn
 
-from privsgp.gradients.per_sample import Factors, scaled, smaller, squared_norm
+from privsgp.gradients.per_sample import Factors, Piece, scaled, smaller, squared_norm
 from privsgp.gradients.product import no_tf32
 from privsgp.gradients.rounding import cancelled
 from privsgp.gradients.rules.layer import Call, StackedLayer
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-    from privsgp.gradients.per_sample import Piece
 
 
 @dataclass

@@ -7,15 +7,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from privsgp.gradients.per_sample import Outer, Plain, smaller
+from privsgp.gradients.per_sample import Outer, Piece, Plain, smaller
 from privsgp.gradients.positions import Positions, Window
 from privsgp.gradients.product import Forward
 from privsgp.gradients.rules.layer import Call, StackedLayer
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from privsgp.gradients.per_sample import Piece
 
 
 class StackedLinear(StackedLayer):

@@ -12,14 +12,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import group_norm, layer_norm
 
-from privsgp.gradients.per_sample import Plain
+from privsgp.gradients.per_sample import Piece, Plain
 from privsgp.gradients.rules.layer import Call, StackedLayer
 from privsgp.kernels import runs_on
 
 if TYPE_CHECKING:
     from torch.autograd.function import FunctionCtx
-
-    from privsgp.gradients.per_sample import Piece
 
 
 class _StackedNorm(StackedLayer):

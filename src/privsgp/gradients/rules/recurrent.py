@@ -8,22 +8,17 @@ At step t a layer adds W_ih x_t + b_ih and W_hh h_{t−1} + b_hh. With δ and δ
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from privsgp.gradients.per_sample import Plain
+from privsgp.gradients.per_sample import Piece, Plain
 from privsgp.gradients.product import Forward, no_tf32
 from privsgp.gradients.rules.layer import Call, StackedLayer
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from privsgp.gradients.per_sample import Piece
 
 Times = Callable[[Tensor, Tensor, Tensor | None], Tensor]  # a Wᵀ + bias
 State = tuple[Tensor, ...]  # h, or h and c

@@ -18,6 +18,7 @@ import torch
 
 from privsgp import devices
 from privsgp.errors import Refused
+from privsgp.files import in_units
 from privsgp.kernels import at_once
 
 if TYPE_CHECKING:
@@ -51,11 +52,11 @@ class Storage:
         room = {place: free[place]() for place in tried}
         for place in tried:
             if size <= _SHARE * room[place]:
-                _LOG.info("table: %s = %s, %s (%s free)", words, _bytes(size), _NAMES[place], _bytes(room[place]))
+                _LOG.info("table: %s = %s, %s (%s free)", words, in_units(size), _NAMES[place], in_units(room[place]))
                 return Storage(place, self.folder)
         raise Refused(
-            f"algorithm.table_place = {self.place!r} for a table of {words} = {_bytes(size)}: free are "
-            + ", ".join(f"{_bytes(r)} {_NAMES[p]}" for p, r in room.items()),
+            f"algorithm.table_place = {self.place!r} for a table of {words} = {in_units(size)}: free are "
+            + ", ".join(f"{in_units(r)} {_NAMES[p]}" for p, r in room.items()),
             f"a table may take {_SHARE:.0%} of that: take algorithm.table_dtype = 'bfloat16', another "
             "algorithm.table_place, algorithm.table = 'block' with 'privsgp-sag', or 'privsgp', which keeps no table",
         )
@@ -78,7 +79,7 @@ def _mapped(shape: tuple[int, ...], dtype: torch.dtype, folder: Path | None) -> 
             _set_aside(file.fileno(), size)
         except OSError as error:
             raise Refused(
-                f"a table of {_bytes(size)} in {folder or tempfile.gettempdir()}: {error.strerror}",
+                f"a table of {in_units(size)} in {folder or tempfile.gettempdir()}: {error.strerror}",
                 "make room there, or take another algorithm.table_place, or algorithm.table_dtype = 'bfloat16'",
             ) from error
         return torch.frombuffer(mmap.mmap(file.fileno(), size), dtype=dtype).view(shape)
@@ -96,14 +97,6 @@ def _set_aside(file: int, size: int) -> None:
             left = memoryview(zeros)[: size - start]
             while left:
                 left = left[os.write(file, left) :]
-
-
-def _bytes(size: float) -> str:
-    for unit in ("B", "kB", "MB"):
-        if size < 1000:
-            return f"{size:.3g} {unit}"
-        size /= 1000
-    return f"{size:,.3g} GB" if size < 1000 else f"{size:,.0f} GB"
 
 
 class Rows(Protocol):

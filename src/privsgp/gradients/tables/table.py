@@ -124,11 +124,6 @@ class Table:
         return some
 
     @property
-    def entry_size(self) -> int:
-        """Numbers stored per sample."""
-        return sum(a[0, 0].numel() for part in self.parts for a in part.arrays.values())
-
-    @property
     def entry_bytes(self) -> float:
         """Memory per sample."""
         kept = self.arrays()

@@ -1,6 +1,6 @@
 """Planted bugs: each is a patch to the shipped code path that breaks a promise, and the audit has to notice.
 
-`python -m privsgp.studies.planted` (make audit) audits every bug with 20 seeds, and the unpatched code too, prints
+`python tests/planted.py` (make audit) audits every bug with 20 seeds, and the unpatched code too, prints
 a table, and fails unless each bug is caught at least 19 times in 20 and the unpatched code gives at most one alarm.
 """
 
@@ -24,6 +24,7 @@ from privsgp.algorithms.algorithm import clipped_mean
 from privsgp.algorithms.gossip import DP2SGD
 from privsgp.engine import node_randomness
 from privsgp.gradients.per_sample import PerSample
+from privsgp.gradients.tables.table import Table
 from privsgp.randomness import independent, pairwise
 from privsgp.randomness.coins import draw_all
 from privsgp.randomness.noise import add_noise_
@@ -39,12 +40,14 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from privsgp.accounting.pairwise import Pair, PairwiseCovariance
+    from privsgp.gradients.per_sample import Piece
     from privsgp.randomness.noise import Normals
 
 CANARIES = 24
 BARE = 10  # every tenth message carries the bare table mean
 OWN_SHARE = 1 / 3  # of a node in a ring
 WEIGHTED = {"difference_scale": 0.1, "batch": 2}  # few samples a step: a difference of full weight stands out
+CLIPPED = {"difference_scale": 0.9, "difference_clip": 0.05, "batch": 2}  # so does one of full length
 
 
 @dataclass(frozen=True)
@@ -58,7 +61,7 @@ class Bug:
     shared: bool = False  # of noise that nodes share
 
 
-def no_noise(g: Tensor, source: Normals, nodes: Sequence[int], step: int, **kept: Any) -> None:  # noqa: ANN401
+def no_noise(g: Tensor, source: Normals, nodes: Sequence[int], step: int, **kept: Any) -> None:
     """Leave line 8 out."""
     del g, source, nodes, step, kept
 
@@ -91,7 +94,7 @@ def bare_mean(self: PushSum, k: int, s: State) -> State:
         return _step(self, k, s)
 
 
-def eager_draw(*drawn: Any) -> list[np.ndarray[Any, Any]]:  # noqa: ANN401 - as `draw_all`
+def eager_draw(*drawn: Any) -> list[np.ndarray[Any, Any]]:
     """Draw the canaries, which are the first samples of every node, at every step."""
     return [np.union1d(samples, np.arange(CANARIES)) for samples in draw_all(*drawn)]
 
@@ -113,6 +116,12 @@ def bare_self(self: DP2SGD, k: int, s: State) -> State:
 def no_weight(self: Block) -> Tensor:
     """Divide sums of differences by b where b/θ is counted."""
     return self.b
+
+
+def unclipped(self: Table, old: Sequence[Piece], new: Sequence[Piece], C: float) -> list[Piece]:
+    """Replace entries, however far that is."""
+    del C
+    return _towards(self, old, new, 2 * self.clip)
 
 
 def own_left_out(self: pairwise._Sum, out: Tensor, nodes: Sequence[int], step: int, attempt: int = 0) -> None:
@@ -143,12 +152,16 @@ def larger_coalition(covariance: PairwiseCovariance, node: int, honest: int) -> 
     return worst(covariance, node, honest // 2)
 
 
-_step = PushSum.step  # the patch calls what it replaces
+_step, _towards = PushSum.step, Table._towards  # patches call what they replace
 
 _fill_pairs, _share = pairwise._Sum._fill_pairs, pairwise._Sum._share
 
 NOTHING = Bug("nothing", nullcontext, ("privsgp", "privsgp-vr", "privsgp-sag", "dp2-sgd"))
-QUIET = (NOTHING, Bug("nothing, weight θ = 0.1", nullcontext, ("privsgp-vr",), WEIGHTED))
+QUIET = (
+    NOTHING,
+    Bug("nothing, weight θ = 0.1", nullcontext, ("privsgp-vr",), WEIGHTED),
+    Bug("nothing, weight θ = 0.9 and clip C = 0.05", nullcontext, ("privsgp-vr",), CLIPPED),
+)
 BUGS = (
     Bug("noise left out", lambda: patch.object(independent, "add_noise_", no_noise)),
     Bug("noise at half", lambda: patch.object(independent, "add_noise_", half_noise)),
@@ -160,6 +173,12 @@ BUGS = (
         lambda: patch.object(Block, "b_over_scale", property(no_weight)),
         ("privsgp-vr",),
         WEIGHTED,
+    ),
+    Bug(
+        "difference clip counted, not applied",
+        lambda: patch.object(Table, "_towards", unclipped),
+        ("privsgp-vr",),
+        CLIPPED,
     ),
     Bug("canary always drawn", lambda: patch.object(node_randomness, "draw_all", eager_draw)),
     Bug("own term without noise", lambda: patch.object(DP2SGD, "step", bare_self), ("dp2-sgd",)),

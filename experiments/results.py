@@ -1,0 +1,138 @@
+"""Every number of the result pages, from one commit: run experiments/results.toml and write the pages.
+
+    make results DATA=data [DEVICE=cuda] [JOBS=10] [ONLY="record comparison"]
+    python experiments/results.py --list                 # the steps in their order, how long they take, which pages
+    python experiments/results.py --pages                # run nothing: write all pages from the JSON files
+
+After a kill the same command goes on: a command that has ended well is not begun again, and one that had not goes on
+where it was, because runs that are done are not made again. Runs lie in a folder of their commit: what another version
+of the code made never passes for this one's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from privsgp.errors import Refused
+from privsgp.files import write_json
+from privsgp.studies.pool import alone_in
+from privsgp.studies.provenance import commit
+
+ROOT = Path(__file__).parent.parent
+PLAN = Path(__file__).with_suffix(".toml")
+PAGES = (
+    "experiments/figures_table.py docs/results docs/results.md",
+    "experiments/comparison_table.py docs/results/comparison docs/results.md",
+    "experiments/what_it_buys.py --page docs/results-accuracy.md",
+    "experiments/shared_noise.py --page docs/trust.md docs/index.md README.md",
+    "experiments/first_picture.py",
+    "experiments/planner_mnist.py --page docs/planner.md",
+    "experiments/record.py --page docs/results-accuracy.md --short README.md",
+)
+
+Step = dict[str, Any]
+
+
+def main() -> int:
+    """Run the steps that are asked for, each command once, and write the pages after each step."""
+    options = arguments()
+    plan = tomllib.loads(options.plan.read_text())["step"]
+    if unknown := set(options.only) - {step["name"] for step in plan}:
+        raise SystemExit(f"--only {', '.join(sorted(unknown))}: take some of {', '.join(s['name'] for s in plan)}")
+    steps = [step for step in plan if step["name"] in options.only or not options.only]
+    if options.list:
+        print("\n".join(f"{s['name']:15} {s['words']} ({s['rough']}) → {', '.join(s['pages'])}" for s in steps))
+    elif options.pages:
+        write_pages()
+    else:
+        run(steps, options)
+    return 0
+
+
+def arguments() -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data-dir", type=Path, default=Path("data"))
+    parser.add_argument("--out", type=Path, default=Path("runs/results"), help="folder of the runs of all commits")
+    parser.add_argument("--only", nargs="*", default=[], help="some steps")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--plan", type=Path, default=PLAN)
+    parser.add_argument("--uncommitted", action="store_true", help="run code that no commit has, for a try")
+    parser.add_argument("--list", action="store_true")
+    parser.add_argument("--pages", action="store_true")
+    return parser.parse_args()
+
+
+def run(steps: list[Step], options: argparse.Namespace) -> None:
+    """Run steps in the folder of this commit, alone there."""
+    place = options.out.absolute() / folder_of(commit(), uncommitted=options.uncommitted)
+    with alone_in(place):
+        for step in steps:
+            for command in step["commands"]:
+                once(command, step["name"], place, options)
+            for found, target in step.get("copies", {}).items():
+                copy(place / step["name"], found, ROOT / target)
+            if options.plan == PLAN:
+                write_pages()
+
+
+def folder_of(made_by: str | None, *, uncommitted: bool) -> str:
+    """Name the folder of a commit's runs; refuse code that no commit has: nobody could make its numbers again."""
+    if made_by is None:
+        raise Refused("no commit of this checkout is known", "name it: PRIVSGP_COMMIT=…")
+    if made_by.endswith("+") and not uncommitted:
+        raise Refused(f"src/ differs from commit {made_by[:-1]}", "commit it first, or try with --uncommitted")
+    return made_by
+
+
+def once(command: str, name: str, place: Path, options: argparse.Namespace) -> None:
+    """Run a command unless it has ended well before, and write down that it has."""
+    kept = place / "done.json"
+    done: dict[str, float] = json.loads(kept.read_text()) if kept.exists() else {}
+    if command in done:
+        say(f"{name}: done before, in {done[command]:.0f} s: {command}")
+        return
+    values = {"data": options.data_dir.absolute(), "out": place / name, "device": options.device, "jobs": options.jobs}
+    argv = [part.format(python=sys.executable, **values) for part in shlex.split(command)]
+    say(f"{name}: {shlex.join(argv)}")
+    started = time.monotonic()
+    subprocess.run(argv, cwd=ROOT, check=True)  # noqa: S603  # words of the plan
+    write_json(kept, done | {command: round(time.monotonic() - started, 1)})
+
+
+def copy(folder: Path, found: str, target: Path) -> None:
+    """Copy what a step made to where pages look for it."""
+    for path in sorted(folder.glob(found)):
+        shutil.copyfile(path, target / path.name if target.is_dir() else target)
+
+
+def write_pages() -> None:
+    """Write every page anew from the JSON files."""
+    for command in PAGES:
+        subprocess.run([sys.executable, *command.split()], cwd=ROOT, check=True)  # noqa: S603  # words of ours
+
+
+def say(words: str) -> None:
+    """Print with the time of day."""
+    print(time.strftime("%H:%M:%S"), words, flush=True)
+
+
+if __name__ == "__main__":
+    try:
+        raise SystemExit(main())
+    except Refused as refused:
+        raise SystemExit(f"{refused.what}\n  → {refused.remedy}") from None
+    except subprocess.CalledProcessError as failed:
+        raise SystemExit(
+            f"{shlex.join(map(str, failed.cmd))}: status {failed.returncode}; the rest was not run"
+        ) from None

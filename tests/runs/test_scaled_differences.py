@@ -1,0 +1,70 @@
+"""What `difference_scale = "auto"` stands for: a clip and a weight, from public numbers alone."""
+
+from __future__ import annotations
+
+import pytest
+
+from privsgp.runs import config as configs
+from privsgp.runs.budgets import settings, with_scale
+
+SAMPLES = [1200] * 4
+
+
+def parsed(**sections):
+    given = {name: sections.pop(name, {}) for name in ("data", "privacy", "algorithm")}
+    return configs.parse({
+        "seed": 0,
+        "data": {"name": "mnist", "nodes": 4} | given["data"],
+        "privacy": {"epsilon": 1.0, "clip": 3.0} | given["privacy"],
+        "algorithm": {"name": "privsgp-vr", "batch": 4, "steps": 300, "step_size": 0.1} | given["algorithm"],
+    } | sections)  # fmt: skip
+
+
+def settled(config, **named):
+    found = settings(with_scale(config, SAMPLES, **named))
+    return found.difference_clip, found.difference_scale
+
+
+@pytest.mark.parametrize(
+    ("sections", "clip"),
+    [
+        ({}, 3.0),
+        ({"model": {"name": "logistic"}}, 3.0),
+        ({"algorithm": {"difference_clip": 0.5}}, 0.5),
+        ({"model": {"name": "cnn"}}, None),
+        ({"algorithm": {"table_dtype": "bfloat16"}}, None),
+    ],
+)
+def test_differences_are_clipped_to_g_where_a_table_is_no_larger_for_it(sections, clip):
+    found, scale = settled(parsed(**sections))
+    assert found == clip
+    assert 4 / 1200 < scale < 1
+
+
+def test_a_clip_leaves_room_for_a_larger_weight():
+    weights = [settled(parsed(algorithm={"difference_clip": C}))[1] for C in (6.0, 3.0, 1.5)]
+    assert weights[0] == settled(parsed(model={"name": "cnn"}))[1]
+    assert weights == sorted(set(weights))
+
+
+@pytest.mark.parametrize("privacy", [{"accountant": "published"}, {"epsilon": None, "sigma": 0.0}])
+def test_without_a_certified_budget_it_is_the_papers_estimator(privacy):
+    assert settled(parsed(privacy=privacy)) == (None, 1.0)
+
+
+def test_a_weight_that_is_given_brings_no_clip():
+    assert settled(parsed(algorithm={"difference_scale": 0.3})) == (None, 0.3)
+
+
+def test_a_run_that_goes_on_keeps_both():
+    config = parsed()
+    before = config.with_algorithm(difference_scale=0.07)  # begun before differences were clipped too
+    assert settled(config, started=before) == (None, 0.07)
+    begun = with_scale(config, SAMPLES)
+    assert settled(config, started=begun) == settled(begun)
+
+
+def test_what_is_shared_does_not_change_when_both_are_settled():
+    config = parsed()
+    assert with_scale(config, SAMPLES).shared_hash() == config.shared_hash()
+    assert parsed(algorithm={"difference_clip": 0.5}).shared_hash() != config.shared_hash()

@@ -1,0 +1,124 @@
+"""The record table: what is chosen is chosen on held-out training records, and pages show what the runs gave."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import pathlib
+
+import numpy as np
+import pytest
+
+from privsgp.studies import pool
+from privsgp.studies.several import Bench
+
+ROOT = pathlib.Path(__file__).parent.parent
+ROW = {"data": "mnist", "partition": "even", "kind": "local", "asked": 1.0}
+TOLD = {"accuracy": {"mean": 0.5, "sd": 0.01, "each": [0.49, 0.51]}, "commit": "abc", "device": "a GPU"}
+
+
+@pytest.fixture
+def experiment(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "experiments")
+    return importlib.import_module("record")
+
+
+@pytest.fixture
+def tiny(experiment, monkeypatch, tmp_path):
+    """The script on scikit-learn's digits: two sites, three steps."""
+    source = experiment.Source(
+        "digits", str(ROOT / "examples" / "digits.toml"), (3, 1.0), (3, 0.5),
+        dict.fromkeys(experiment.KINDS, 1.0), {"as configured": (), "clip doubled": ("privacy.clip=2.0",)},
+        changes=("data.nodes=2", "algorithm.name=privsgp"),
+    )  # fmt: skip
+    monkeypatch.setitem(experiment.SOURCES, "digits", source)
+    monkeypatch.setattr(experiment, "FACTORS", (1.0, 2.0))
+    options = {
+        "data_dir": None, "out": tmp_path / "runs", "results": tmp_path / "record.json", "device": "cpu", "jobs": 1,
+        "partitions": ["even", "0.5"], "kinds": ["pairwise", "pooled"], "epsilons": [1.0], "seeds": 1, "wider": 0,
+        "steps": None,
+    }  # fmt: skip
+    return argparse.Namespace(**options)
+
+
+def here(monkeypatch):
+    """Make runs in this process, and write down which."""
+    made = []
+
+    def run_all(tasks, *, data_dir, jobs, watch):
+        for task in tasks:
+            if not pool._done(task):
+                made.append(task)
+                pool._run(task, data_dir, lambda *_: None)
+        return [pool._read(task) for task in tasks]
+
+    monkeypatch.setattr("privsgp.studies.several.run_all", run_all)
+    return made
+
+
+@pytest.mark.parametrize(("page", "shown"), [("docs/results-accuracy.md", "table"), ("README.md", "short")])
+def test_pages_have_the_tables_of_the_runs(experiment, page, shown):
+    text = getattr(experiment, shown)(experiment.read(experiment.RESULTS))
+    assert experiment.pages.shown((ROOT / page).read_text(), "record") == text.strip()
+
+
+def test_no_test_sample_decides_anything(experiment, tiny, monkeypatch):
+    made = here(monkeypatch)
+    experiment.choose("digits", tiny)
+    experiment.run("digits", tiny)
+    with (
+        np.load(tiny.out / "data" / made[0].config.data.name) as held,
+        np.load(tiny.out / "data" / made[-1].config.data.name) as whole,
+    ):
+        assert len(held["y"]) + len(held["y_test"]) == len(whole["y"])
+        rows = {row.tobytes() for row in whole["x"]}
+        assert all(row.tobytes() in rows for row in held["x_test"])
+    chosen = [task.config for task in made if task.config.seed == 0]
+    reported = [task.config for task in made if task.config.seed != 0]
+    assert {config.data.name.endswith("-held.npz") for config in chosen} == {True}
+    assert {config.data.name.endswith("-held.npz") for config in reported} == {False}
+    rows = json.loads(tiny.results.read_text())["rows"]
+    assert [(row["partition"], row["kind"], row["seeds"]) for row in rows] == [
+        ("even", "pairwise", [1]), (None, "pooled", [1]), ("0.5", "pairwise", [1]),
+    ]  # fmt: skip
+    assert all(row["commit"] and row["versions"] and row["device"] for row in rows)
+    before = len(made)
+    experiment.run("digits", tiny)
+    assert len(made) == before
+
+
+def test_what_was_chosen_is_what_is_run(experiment, tiny, monkeypatch):
+    made = here(monkeypatch)
+    experiment.keep(tiny.results, "choices", {"data": "digits", "changes": ["privacy.clip=2.0"]})
+    tiny.partitions = ["even"]
+    experiment.run("digits", tiny)
+    assert {task.config.privacy.clip for task in made} == {2.0}
+
+
+def test_rows_of_others_stay_and_the_same_row_is_replaced(experiment, tmp_path):
+    path = tmp_path / "record.json"
+    for row in (ROW | TOLD, ROW | TOLD | {"asked": 3.0}, ROW | TOLD | {"kind": "pooled", "partition": None}):
+        experiment.keep(path, "rows", row)
+    experiment.keep(path, "rows", ROW | TOLD | {"accuracy": {"mean": 0.6, "sd": 0.0, "each": [0.6]}})
+    told = experiment.read(path)
+    assert len(told["rows"]) == 3
+    assert "| even | 1 | 60.00 |  | 50.00 ± 1.00 |  |" in experiment.table(told)
+    assert "| even | 60.00 |  | 50.00 ± 1.00 |  |" in experiment.short(told)
+    assert "commit `abc` on a GPU" in experiment.table(told)
+
+
+@pytest.mark.parametrize("kind", ["local", "pairwise", "pooled", "none"])
+@pytest.mark.parametrize("name", ["mnist", "cifar10", "a9a", "cifar10-efficientnet"])
+def test_every_cell_and_candidate_is_a_configuration(experiment, name, kind, tmp_path):
+    source, options = experiment.SOURCES[name], argparse.Namespace(steps=None, device="cpu")
+    for more in source.candidates.values():
+        data = experiment.Prepared("some.npz", 8000)
+        tuning = experiment.Tuning(source, (), {"": experiment.Variant(more, data)}, Bench(tmp_path), options)
+        for partition in experiment.PARTITIONS:
+            config = tuning.config(experiment.Cell(partition, kind, None if kind == "none" else 1.0), 8.0)
+            assert (config.privacy.noise == "pairwise") == (kind == "pairwise")
+            assert config.private == (kind != "none")
+            assert config.algorithm.batch <= 8000 / config.data.nodes
+            assert config.algorithm.step_size * config.algorithm.steps == pytest.approx(8.0)
+            assert source.bare(more).features.name == source.bare().features.name

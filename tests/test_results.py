@@ -1,0 +1,116 @@
+"""`make results`: what ended well is not run again, what was killed goes on, and runs belong to one commit."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import pathlib
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+import tomllib
+
+import pytest
+
+from privsgp.errors import Refused
+
+ROOT = pathlib.Path(__file__).parent.parent
+GIVEN = {"data": "data", "out": "runs", "device": "cpu", "jobs": 2}
+PLAN = """
+[[step]]
+name = "first"
+words = "a file"
+rough = "no time"
+pages = []
+commands = ["{{python}} -c 'open(\\"{log}\\", \\"a\\").write(\\"x\\")'"]
+
+[[step]]
+name = "runs"
+words = "four runs"
+rough = "seconds"
+pages = []
+commands = ["{{python}} {script} {{out}}"]
+"""
+SCRIPT = """
+import sys
+from pathlib import Path
+from privsgp.runs import config as configs
+from privsgp.studies.several import Bench
+
+if __name__ == "__main__":
+    changes = ["data.nodes=2", "algorithm.name=privsgp", "algorithm.steps=3", "privacy.epsilon=", "privacy.sigma=0.1"]
+    config = configs.read(Path(DIGITS), changes)
+    Bench(Path(sys.argv[1]), jobs=1).several({"one": config}, range(4), "")
+"""
+
+
+@pytest.fixture
+def script(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "experiments")
+    return importlib.import_module("results")
+
+
+@pytest.fixture
+def asked(tmp_path):
+    """The command of a small plan: one that is over at once, and one of four runs."""
+    runs, plan = tmp_path / "runs.py", tmp_path / "plan.toml"
+    runs.write_text(SCRIPT.replace("DIGITS", repr(str(ROOT / "examples" / "digits.toml"))))
+    plan.write_text(PLAN.format(log=tmp_path / "log", script=runs))
+    return [sys.executable, ROOT / "experiments" / "results.py", "--plan", plan, "--out", tmp_path / "out"]
+
+
+def begun(asked, commit="abc"):
+    env = os.environ | {"PRIVSGP_COMMIT": commit}
+    return subprocess.Popen(asked, env=env, start_new_session=True, stdout=subprocess.PIPE, text=True)
+
+
+def finished(place):
+    return {path.parent.name: path.stat().st_mtime_ns for path in place.glob("runs/runs/one/*/summary.json")}
+
+
+def test_after_a_kill_it_goes_on_and_makes_no_finished_run_again(asked, tmp_path):
+    place, process = tmp_path / "out" / "abc", begun(asked)
+    while len(finished(place)) < 2 and process.poll() is None:
+        time.sleep(0.01)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
+    before = finished(place)
+    assert 2 <= len(before) < 4, "it was over before the kill"
+    again = begun(asked)
+    said, _ = again.communicate()
+    assert again.returncode == 0
+    assert {seed: finished(place)[seed] for seed in before} == before
+    assert len(finished(place)) == 4
+    assert "first: done before" in said
+    assert (tmp_path / "log").read_text() == "x"
+    assert len(json.loads((place / "done.json").read_text())) == 2
+
+
+def test_another_commit_has_runs_of_its_own_and_one_that_nobody_has_is_refused(script):
+    assert script.folder_of("abc", uncommitted=False) == "abc"
+    assert script.folder_of("abc+", uncommitted=True) == "abc+"
+    for made_by in ("abc+", None):
+        with pytest.raises(Refused):
+            script.folder_of(made_by, uncommitted=False)
+
+
+def test_every_step_says_what_it_is_and_runs_what_is_there(script, monkeypatch):
+    plan = tomllib.loads(script.PLAN.read_text())["step"]
+    for step in plan:
+        assert {"name", "words", "rough", "pages", "commands"} <= step.keys() <= {*step, "copies"}
+        assert all((ROOT / page).exists() for page in step["pages"])
+        for command in step["commands"]:
+            parts = shlex.split(command)
+            assert parts[0] == "{python}"
+            assert "{out}" in command
+            assert "{data}" in command
+            assert parts[1] == "-m" or (ROOT / parts[1]).exists()
+            if parts[1] != "-m":
+                monkeypatch.setattr(sys, "argv", [part.format(**GIVEN) for part in parts[1:]])
+                importlib.import_module(pathlib.Path(parts[1]).stem).arguments()
+    written = set(re.findall(r"[\w./-]+\.md", " ".join(script.PAGES)))
+    assert {page for step in plan for page in step["pages"]} <= written
