@@ -286,7 +286,7 @@ class Trainer:
         spec, learning = self.spec, self.spec.learning
         gradient = stack(self.model, learning.loss, learning.made_up(), rules=spec.rules)
         parts = self._parts(gradient)
-        in_memory = isinstance(learning.inputs, torch.Tensor)
+        may_record = self.transport.plain and isinstance(learning.inputs, torch.Tensor) and not spec.clip_changes
         return Block(
             mechanisms=spec.mechanisms,
             inputs=learning.inputs,
@@ -304,7 +304,7 @@ class Trainer:
             update_rule=self.update_rule,
             leave_one_core=leave_one_core if self.randomness.beside else nullcontext,
             private=self.folder.checkpoint.parent,
-            record=recorder(gradient, spec.device) if self.transport.plain and in_memory else as_it_is,
+            record=recorder(gradient, spec.device) if may_record else as_it_is,
             exact=not spec.simulation,
             parts=parts,
             each=one_thread_each if parts else in_turn,
