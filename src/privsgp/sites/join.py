@@ -25,7 +25,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from privsgp import data, models
 from privsgp.data.dataset import settle
-from privsgp.data.loading import is_file, read_file, same_data, with_test
+from privsgp.data.loading import is_file, read_file, same_file, same_records, with_test
 from privsgp.data.tables import is_table
 from privsgp.engine import checkpoint, witness
 from privsgp.engine.folder import Folder, write_tensors
@@ -278,12 +278,14 @@ def bring(
     brought = read_file(file, schema=d.schema, task=task, form=d.form)
     for line in brought.told:
         tell(line)
-    if test is not None and same_data(file, test, d.schema, d.form):
+    dataset = brought.dataset if task == "regression" else settle(brought.dataset, d.classes or brought.classes)
+    tested = with_test(dataset, test, d.schema, d.form)
+    x = tested.x_test  # what the model will be tried on: test data may have a test set of their own
+    if test is not None and (same_file(file, test) or (x is not None and same_records(dataset.x, x))):
         raise Refused(
             f"--test {test} is this site's own data, or half of its records are", "test data named here are public"
         )
-    dataset = brought.dataset if task == "regression" else settle(brought.dataset, d.classes or brought.classes)
-    return with_test(dataset, test, d.schema, d.form)
+    return tested
 
 
 def _spec(
