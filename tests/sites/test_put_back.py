@@ -11,11 +11,17 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 from test_mailbox import frame
 
+from privsgp.algorithms import State
+from privsgp.engine import checkpoint
+from privsgp.engine.checkpoint import Progress
+from privsgp.engine.folder import Folder
 from privsgp.errors import Refused
 from privsgp.sites.agreement import Limits
 from privsgp.sites.canonical import canonical
+from privsgp.sites.join import _take_up_links
 from privsgp.sites.mailbox import Inbox, Outbox
 from privsgp.sites.members import Members
 from privsgp.sites.trainer import SiteTrainer
@@ -87,3 +93,20 @@ def test_a_site_that_knows_of_no_step_waits_for_who_may_know_of_one(three, tmp_p
     with pytest.raises(Refused, match="older copy"):
         SiteTrainer._recover(begun)
     later.join()
+
+
+def test_a_commit_that_is_taken_up_is_durable_before_its_messages_leave_again(three, tmp_path, monkeypatch):
+    """A process that was killed after it named its commit did not make the name durable: a power cut could undo it."""
+    folder = Folder(tmp_path / "run", "-0-0")
+    folder.path.mkdir()
+    folder.prepare()
+    members = Members(three.agreement, 0, 1, three.agreement.sign(three.sites[0]))
+    inbox, log = Inbox(three.agreement, 0, 2), folder.path / "private" / "taken.jsonl"
+    transport = SitesTransport(three.sites[0], three.agreement, 0, inbox, Outbox(2), members, log)
+    x, w = torch.ones(1, three.agreement.weights), torch.ones(1, dtype=torch.float64)
+    memory = {f"links.{name}": value for name, value in transport.arrays().items()}
+    checkpoint.save(folder.checkpoint, Progress(0, 0, 0.0, 0, ""), State(x, w, x), memory, three.agreement.run)
+    synced, fsync = [], os.fsync
+    monkeypatch.setattr(os, "fsync", lambda fd: (synced.append(os.readlink(f"/proc/self/fd/{fd}")), fsync(fd)))
+    _take_up_links(folder, transport)
+    assert str(folder.checkpoint.parent.resolve()) in synced

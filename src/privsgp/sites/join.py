@@ -489,6 +489,7 @@ def _serve_again(site: Site, agreement: Agreement, folder: Folder, say: Callable
 def _take_up_links(folder: Folder, transport: SitesTransport) -> None:
     """Take up what earlier processes had taken from links: what arrives is compared with it, from the first moment."""
     if folder.checkpoint.exists():
+        sync_names(folder.checkpoint.parent)  # a process that was killed may have named it, and no more
         step = checkpoint.verified(folder.checkpoint, transport.agreement.run).step
         checkpoint.load_arrays(folder.checkpoint, {f"links.{k}": v for k, v in transport.arrays().items()})
         transport.restored(step, *checkpoint.load_state(folder.checkpoint))
