@@ -107,6 +107,6 @@ def test_a_commit_that_is_taken_up_is_durable_before_its_messages_leave_again(th
     memory = {f"links.{name}": value for name, value in transport.arrays().items()}
     checkpoint.save(folder.checkpoint, Progress(0, 0, 0.0, 0, ""), State(x, w, x), memory, three.agreement.run)
     synced, fsync = [], os.fsync
-    monkeypatch.setattr(os, "fsync", lambda fd: (synced.append(os.readlink(f"/proc/self/fd/{fd}")), fsync(fd)))
+    monkeypatch.setattr(os, "fsync", lambda fd: (synced.append(Path(f"/proc/self/fd/{fd}").readlink()), fsync(fd)))
     _take_up_links(folder, transport)
-    assert str(folder.checkpoint.parent.resolve()) in synced
+    assert folder.checkpoint.parent.resolve() in synced
