@@ -247,19 +247,23 @@ def same_file(one: Path, other: Path) -> bool:
 
 def _same_records(one: Path, other: Path, schema: Schema | None, form: Form) -> bool:
     """Tell whether half of one file's records stand in the other: saved anew, in another order, some left out."""
-    return same_records(*(unlabelled(path, schema, form) for path in (one, other)))
+    return same_records(unlabelled(one, schema, form), unlabelled(other, schema, form))
 
 
-def same_records(one: Array | Mapped, other: Array | Mapped) -> bool:
-    """Tell whether half of one array's rows stand in the other."""
-    mine, theirs = (_hashes(x) for x in (one, other))
+def same_records(one: Array | Mapped, other: Array | Mapped, parts: Sequence[NDArray[np.int64]] = ()) -> bool:
+    """Tell whether half of one array's rows, or of a part of them, stand in the other, or half of the other's there."""
+    mine, theirs = _hashes(one), _hashes(other)
+    return any(_half(some, theirs) for some in (mine, *([mine[row] for row in rows.tolist()] for rows in parts)))
+
+
+def _half(mine: list[bytes], theirs: list[bytes]) -> bool:
     common = set(mine) & set(theirs)
     return any(2 * sum(row in common for row in rows) >= len(rows) for rows in (mine, theirs))
 
 
 def _hashes(x: Array | Mapped) -> list[bytes]:
-    parts = (x[at : at + _ROWS] for at in range(0, len(x), _ROWS))
-    return [hashlib.sha256(row.astype(np.float32).tobytes()).digest() for part in parts for row in part]
+    read = (x[at : at + _ROWS] for at in range(0, len(x), _ROWS))
+    return [hashlib.sha256(row.astype(np.float32).tobytes()).digest() for some in read for row in some]
 
 
 def unlabelled(path: Path, schema: Schema | None, form: Form = PLAIN) -> Array:
