@@ -82,9 +82,10 @@ results: .venv/.ready
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[docs]'
 	touch $@
 
-# The site in site/; a broken link or an undocumented name ends it.
+# The site in site/; a broken link, anchors and pictures included, or an undocumented name ends it.
 docs: .venv/.docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	$(BIN)/python .ci/links.py site
 
 typed: .venv/.ready        # the types of all settings, after one was added
 	$(BIN)/python docs/typed.py > src/privsgp/runs/typed.new

@@ -9,6 +9,7 @@ from privsgp.data.images import ImageOptions
 from privsgp.data.text import TextOptions
 from privsgp.runs.config import AUTO, SECTIONS, Schedule
 from privsgp.runs.reference import sections
+from privsgp.runs.schedules import Clips
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 TABLES: dict[type[Options], str] = {  # within sections
     Schedule: "Schedule",
+    Clips: "Clips",
     ImageOptions: "ImagesSection",
     TextOptions: "TextSection",
 }

@@ -391,11 +391,11 @@ def table(told: dict[str, Any]) -> str:
     """Return a table for each data set that has been run, what was chosen, and where the numbers come from."""
     rows = told["rows"]
     parts = [_section(name, rows) for name in SOURCES if any(row["data"] == name for row in rows)]
-    return "\n".join([*parts, *_choices(told), READ_UP, "", pages.commits(rows)])
+    return "\n".join([*parts, *_left(rows), *_choices(told), READ_UP, "", pages.commits(rows)])
 
 
 def _section(name: str, rows: list[Row]) -> str:
-    lines = ["**" + SOURCES[name].words.replace("**", "") + "**", ""]
+    lines = [f"**{SOURCES[name].words}**", ""]
     columns = ["data at the sites", "ε", *KINDS.values(), "central training in the literature"]
     lines += ["| " + " | ".join(columns) + " |", "|---" * len(columns) + "|"]
     for partition, (words, _) in PARTITIONS.items():
@@ -409,6 +409,15 @@ def _section(name: str, rows: list[Row]) -> str:
 def _line(rows: list[Row], words: str, epsilon: float, beside: str) -> str:
     cells = {row["kind"]: _cell(row) for row in rows if row["asked"] in (epsilon, None)}
     return f"| {words} | {epsilon:g} | " + " | ".join(cells.get(kind, "") for kind in KINDS) + f" | {beside} |"
+
+
+def _left(rows: list[Row]) -> list[str]:
+    """Say which parts of the table have not been run."""
+    run = {(row["data"], row["partition"]) for row in rows}
+    missing = [
+        f"{name} {words}" for name in SOURCES for key, (words, _) in PARTITIONS.items() if (name, key) not in run
+    ]
+    return [f"Not run yet: {'; '.join(missing)}.", ""] if missing else []
 
 
 def _choices(told: dict[str, Any]) -> list[str]:

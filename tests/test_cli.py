@@ -54,6 +54,9 @@ BAD = {
     "engine.device=cuda:99": ("engine.device = 'cuda:99'\n", "take one of auto, cpu"),
     "seed=-1": ("seed = -1", "0"),
     "nonsense": ("--set nonsense", "KEY=VALUE"),
+    "data.text={ colum = 'x' }": ("unknown key data.text.colum = 'x'", "did you mean 'column'"),
+    "data.images={ sise = 3 }": ("unknown key data.images.sise = 3", "did you mean 'size'"),
+    "algorithm.step_size={ schedule = 'linear', start = 1.0, ende = 0.0 }": ("ende = 0.0", "did you mean 'end'"),
 }
 
 

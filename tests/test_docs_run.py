@@ -1,9 +1,9 @@
 """The examples in the docs run, page by page in an empty folder, and print what the page says they print.
 
 A block runs if `<!-- run -->` stands before it. A `toml` block is written to the file that the mark names,
-`<!-- run: site.toml -->`; `python` blocks of a page share their names; of `console` blocks every line behind `$ ` is
-run. Other lines of a console block, and a block marked `<!-- output -->`, are what must have been printed, in this
-order; `…` stands for anything.
+`<!-- run: site.toml -->`; `python` blocks of a page share their names; of other blocks every line behind `$ `, or that
+begins with `privsgp`, is run. Other lines of them, and a block marked `<!-- output -->`, are what must have been
+printed, in this order; `…` stands for anything. (What no test runs says so on its page: test_docs_commands.py.)
 """
 
 from __future__ import annotations
@@ -22,21 +22,31 @@ import runs
 from privsgp.algorithms import ALGORITHMS
 from privsgp.gradients.rules.ruled import RULES
 
-DOCS = pathlib.Path(__file__).parent.parent / "docs"
-BLOCK = re.compile(r"^ *<!-- (run|output)(?:: (\S+))? -->\n+ *```(\w+)[^\n]*\n(.*?)^ *```", re.DOTALL | re.MULTILINE)
-PAGES = sorted(str(p.relative_to(DOCS)) for p in DOCS.rglob("*.md") if BLOCK.search(p.read_text()))
+ROOT = pathlib.Path(__file__).parent.parent
+BLOCK = re.compile(r"^ *<!-- (run|output)(?:: (\S+))? -->\n+ *```(\w*)[^\n]*\n(.*?)^ *```", re.DOTALL | re.MULTILINE)
+FILES = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
+PAGES = sorted(str(p.relative_to(ROOT)) for p in FILES if BLOCK.search(p.read_text()))
+TOLD = ("$ ", "privsgp ")
 
 
 def _console(text):
     said = ""
-    for line in text.splitlines():
-        if line.startswith("$ "):
-            program, *arguments = shlex.split(line[2:], comments=True)
+    for line in text.replace("\\\n", " ").splitlines():
+        if line.startswith(TOLD):
+            program, *arguments = shlex.split(line.removeprefix("$ "), comments=True)
             assert program == "privsgp"
-            ran = runs.command(*arguments)
+            *arguments, file = arguments if arguments[-2:-1] == [">"] else [*arguments, ">", None]
+            ran = runs.command(*arguments[:-1])
             assert ran.code == 0, ran.err
             said += ran.out + ran.err
+            if file:
+                pathlib.Path(file).write_text(ran.out)
     return said
+
+
+def _output(text):
+    lines = text.replace("\\\n", " ").splitlines()
+    return "\n".join(line for line in lines if not line.startswith(TOLD))
 
 
 def _python(text, names):
@@ -58,7 +68,7 @@ def test_what_a_page_shows_is_what_happens(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     names, said = {"__name__": "docs"}, ""
     with mock.patch.dict(ALGORITHMS), mock.patch.dict(RULES):  # pages that add to them leave them as they were
-        for kind, file, language, indented in BLOCK.findall((DOCS / page).read_text()):
+        for kind, file, language, indented in BLOCK.findall((ROOT / page).read_text()):
             text = textwrap.dedent(indented)
             if kind == "output":
                 _refuse_other(said, text)
@@ -68,11 +78,9 @@ def test_what_a_page_shows_is_what_happens(page, tmp_path, monkeypatch):
                 said = _python(text, names)
             else:
                 said = _console(text)
-                _refuse_other(said, "\n".join(line for line in text.splitlines() if not line.startswith("$ ")))
+                _refuse_other(said, _output(text))
 
 
 def test_the_pages_that_show_code_are_run():
-    assert {"howto/model.md", "howto/notebook.md"} <= set(PAGES)
-    assert {"tutorial.md", "howto/plan.md", "howto/report.md", "howto/algorithm.md", "howto/layer-rule.md"} <= set(
-        PAGES
-    )
+    howto = ("model", "notebook", "plan", "report", "algorithm", "layer-rule")
+    assert {"docs/tutorial.md", *(f"docs/howto/{name}.md" for name in howto)} <= set(PAGES)

@@ -29,6 +29,7 @@ from privsgp.report.terminal import (
     show_statements,
     show_summary,
     show_tuned,
+    show_view,
     stage,
 )
 
@@ -37,7 +38,9 @@ if TYPE_CHECKING:
 
     from privsgp.accounting.accountant import Accountant
     from privsgp.accounting.mechanisms import Mechanism, Saga
+    from privsgp.accounting.observer import View
     from privsgp.accounting.pairwise import Sharing
+    from privsgp.graph import Graph
     from privsgp.randomness.pairwise import Identities
     from privsgp.runs.config import Config
 
@@ -71,9 +74,17 @@ Coordinates = Annotated[
     int, typer.Option(help="d, the length of a message: counts what computed noise costs; 0 takes noise as ideal.")
 ]
 NoiseOption = Annotated[str, typer.Option(help="independent, or pairwise: shared by pairs of nodes")]
-Nodes = Annotated[int | None, typer.Option(help="n, of pairwise noise.")]
+Nodes = Annotated[int | None, typer.Option(help="n, of pairwise noise and of --observer.")]
 Honest = Annotated[int | None, typer.Option(help="h: nodes that are honest, oneself included; default: 3n/4.")]
 PairDegree = Annotated[int | None, typer.Option(help="With how many others a node shares noise; default: all.")]
+Observer = Annotated[
+    str | None,
+    typer.Option(
+        metavar="GRAPH",
+        help="Also tell what each site of this network (--nodes) learns of each other by itself: information beside "
+        "the guarantee, of full batches. A name that `privsgp graph` knows.",
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout, and nothing else there.")]
 
 
@@ -355,16 +366,22 @@ def account(
     own_sigma: Annotated[float | None, typer.Option(help="Pairwise noise: a node's own, in place of --sigma.")] = None,
     pair_sigma: Annotated[float | None, typer.Option(help="Pairwise noise: that of each pair.")] = None,
     pair_degree: PairDegree = None,
+    observer: Observer = None,
+    degree: Annotated[int | None, typer.Option(help="--observer random: its out-degree; default 1.")] = None,
+    seed: Annotated[int | None, typer.Option(help="--observer random: its seed; default 0.")] = None,
+    picture: Annotated[Path | None, typer.Option(help="--observer: draw it to this file, .svg or .png.")] = None,
     as_json: Json = False,
 ) -> None:
     """Tell the ε that so much noise gives. No data needed."""
     from privsgp.accounting import accountant as accountants
     from privsgp.accounting import calibration, published
+    from privsgp.accounting import observer as observers
     from privsgp.accounting.counting import nominal
 
     own = {"difference_clip": difference_clip, "period": period, "alpha": alpha, "aggregated": aggregated}
     kind, related = _accountant(accountant), _relation(relation)
-    shared = _sharing(noise, algorithm, accountant, nodes, honest, pair_degree)
+    looking = _looking(observer, nodes, degree, seed, picture, algorithm, accountant, noise)
+    shared = _sharing(noise, algorithm, accountant, nodes if looking is None else None, honest, pair_degree)
     covariance = None if shared is None else shared.given(own_sigma, pair_sigma)
     if sigma is not None and covariance is not None:
         raise Refused(f"--sigma {sigma:g} with --noise pairwise", "give --own-sigma and --pair-sigma instead")
@@ -379,6 +396,7 @@ def account(
     mechanism = replace(_scaled(bare, algorithm, difference_scale, auto), coordinates=coordinates)
     if shared is not None and covariance is not None:
         mechanism = shared.counted(mechanism, covariance)
+    seen = None if looking is None else observers.view(looking, steps, mechanism, delta, related)
     spent = accountants.epsilon(mechanism, steps, delta, related)
     answer: dict[str, Any] = {
         "epsilon": finite(spent.epsilon), "delta": delta, "relation": relation, "accountant": accountant,
@@ -391,7 +409,14 @@ def account(
         answer["difference_scale"] = cast("Saga", mechanism).difference_scale
     if shared is not None and covariance is not None:
         answer |= shared.told(covariance, mechanism, steps, delta, _relation(relation))
-    _answer(answer | _trust(algorithm, aggregated), spent.assumptions, as_json=as_json)
+    if looking is not None:
+        answer |= {"graph": looking.name, "nodes": looking.nodes}
+    _answer(answer | _trust(algorithm, aggregated), spent.assumptions, as_json=as_json, seen=seen)
+    if seen is not None and picture is not None:
+        from privsgp.report.observed import draw
+
+        draw(seen, spent.epsilon, f"{observer}, {nodes} sites, {steps} steps", picture)
+        err.print(f"drawn to {picture}")
 
 
 @app.command()
@@ -780,6 +805,31 @@ def _sharing(
     return Sharing.among(nodes, honest, degree)
 
 
+def _looking(
+    name: str | None, nodes: int | None, degree: int | None, seed: int | None, picture: Path | None, algorithm: str,
+    accountant: str, noise: str,
+) -> Graph | None:  # fmt: skip
+    """Return the network whose sites look at each other; None where the guarantee alone was asked for."""
+    from privsgp import graph as graphs
+
+    if name is None:
+        given = {"--degree": degree, "--seed": seed, "--picture": picture}
+        if unused := [f"{key} {value}" for key, value in given.items() if value is not None]:
+            raise Refused(f"{unused[0]} without --observer", "leave it out, or name a network with --observer")
+        return None
+    if (algorithm, accountant, noise) != ("privsgp", "certified", "independent"):
+        raise Refused(
+            f"--observer with --algorithm {algorithm}, --accountant {accountant} and --noise {noise}",
+            "take privsgp, certified and independent: a neighbour's view is derived for push-sum without tables and "
+            "with each site's own noise",
+        )
+    if nodes is None:
+        raise Refused(f"--observer {name} without --nodes", "say how many sites there are")
+    network = graphs.make(name, nodes, seed=seed or 0, degree=degree or 1)
+    graphs.check(network)
+    return network
+
+
 def _relation(name: str) -> Literal["zero-out", "replace-one"]:
     _one_of("relation", name, ("zero-out", "replace-one"))
     return "zero-out" if name == "zero-out" else "replace-one"
@@ -797,9 +847,11 @@ def _one_of(option: str, value: str, known: Sequence[str]) -> None:
         raise Refused(f"--{option} {value}", f"take one of {', '.join(known)}")
 
 
-def _answer(answer: dict[str, Any], assumptions: tuple[str, ...], *, as_json: bool) -> None:
+def _answer(answer: dict[str, Any], assumptions: tuple[str, ...], *, as_json: bool, seen: View | None = None) -> None:
     if as_json:
-        typer.echo(json.dumps(answer))
+        typer.echo(json.dumps(answer | ({} if seen is None else seen.as_json())))
         return
     show("privacy", [(key, "no finite bound" if value is None else str(value)) for key, value in answer.items()])
     show_lines(assumptions)
+    if seen is not None:
+        show_view(seen, answer["epsilon"])

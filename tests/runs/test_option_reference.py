@@ -14,7 +14,8 @@ from privsgp.runs.config import SECTIONS, Config
 from privsgp.runs.reference import markdown, reference, schema, sections
 
 ROOT = Path(__file__).parents[2]
-CONFIGS = sorted([*ROOT.glob("examples/*.toml"), *ROOT.glob("experiments/**/*.toml")])
+PLAN = ROOT / "experiments" / "results.toml"  # of `make results`: a list of commands, no run
+CONFIGS = sorted({*ROOT.glob("examples/*.toml"), *ROOT.glob("experiments/**/*.toml")} - {PLAN})
 
 
 def documented():

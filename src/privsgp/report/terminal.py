@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
     from rich.text import Text
 
+    from privsgp.accounting.observer import View
     from privsgp.accounting.statements import Statement
     from privsgp.engine.trainer import Watcher
     from privsgp.options import Key
@@ -281,6 +282,24 @@ def show_statements(statements: Sequence[Statement]) -> None:
         rows.append((named, str(s.runs), str(s.releases), epsilon, budget, f"{s.delta:g}", s.relation, state))
     head = ("node", "runs", "releases", "ε spent", "ε budget", "δ", "relation", "state")
     _show_table("ledgers, every line checked", head, rows, words=["state"])
+
+
+_MOST_SITES = 9  # for which a matrix fits into eighty characters
+
+
+def show_view(view: View, guarantee: float) -> None:
+    """Print what each site learns of each other: the matrix where it fits, else the most and the least of each."""
+    from privsgp.accounting.observer import NOTE
+
+    words = f"what one site learns of another: ε at δ = {view.delta:g}; against everybody {guarantee:.4g}"
+    out.print(words, style="bold", soft_wrap=True, highlight=False)
+    if len(view.epsilon) <= _MOST_SITES:
+        columns, found = [f"of {j}" for j in range(len(view.epsilon))], view.epsilon.tolist()
+    else:
+        columns, found = ["the most", "of site", "the least", "of site"], view.extremes()
+    rows = [[str(i), *("–" if math.isnan(value) else f"{value:.3g}" for value in row)] for i, row in enumerate(found)]
+    _show_table(None, ("observer", *columns), rows, words=())
+    show_lines([NOTE])
 
 
 def show_tuned(found: Tuned) -> None:

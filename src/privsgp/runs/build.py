@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from typing import TYPE_CHECKING, Any
 
@@ -25,19 +24,20 @@ from privsgp.randomness.independent import IndependentNoise
 from privsgp.randomness.pairwise import PairwiseNoise
 from privsgp.runs.budgets import calibrate_nodes, settings, with_scale
 from privsgp.runs.card import card
-from privsgp.runs.config import Config, Schedule
 from privsgp.runs.problem import Problem, layout, pooled
+from privsgp.runs.schedules import largest_clip, step_size
 from privsgp.seeds import public_seed
 from privsgp.transport.lossy import Faults
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from torch import Tensor
 
     from privsgp.accounting.ledger import Segment
     from privsgp.accounting.mechanisms import Mechanism
     from privsgp.randomness.protocol import Noise
+    from privsgp.runs.config import Config
     from privsgp.transport.rendezvous import World
 
 
@@ -71,7 +71,7 @@ def build_run(
     slack = kappa(dtype, device, positions=places)
     dim = Layout.of(problem.model).dim
     protection = calibrate_nodes(config, problem.samples, slack, earlier, world, releases, dim, agreed)
-    _refuse_short(protection.mechanisms[0], least_difference_clip(config.privacy.clip, dtype, places))
+    _refuse_short(protection.mechanisms[0], least_difference_clip(largest_clip(config), dtype, places))
     spec = RunSpec(
         name=config.name,
         seed=config.seed,
@@ -193,21 +193,6 @@ def refuse_faults(config: Config) -> None:
             f"faults with algorithm.name = {config.algorithm.name!r}",
             "only push-sum copes with lost messages: take 'privsgp-vr', say",
         )
-
-
-def step_size(config: Config) -> Callable[[int], float]:
-    """Return γ_k: a constant, the paper's √(n/K), or a schedule."""
-    given, steps = config.algorithm.step_size, config.algorithm.steps
-    if isinstance(given, Schedule):
-        return functools.partial(_scheduled, given, steps)
-    constant = math.sqrt(config.data.nodes / steps) if given == "theory" else float(given)
-    return lambda _k: constant
-
-
-def _scheduled(s: Schedule, steps: int, k: int) -> float:
-    done = max(0.0, (k / max(1, steps - 1) - s.hold) / (1 - s.hold))
-    left = (1 + math.cos(math.pi * done)) / 2 if s.schedule == "cosine" else 1 - done
-    return s.end + (s.start - s.end) * left
 
 
 def _learning(problem: Problem, device: torch.device, dtype: torch.dtype) -> Learning:

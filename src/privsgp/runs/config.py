@@ -18,7 +18,7 @@ import re
 import tomllib
 import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Self, get_args
 
 from pydantic import (
     AfterValidator,
@@ -53,6 +53,8 @@ from privsgp.graph import GRAPHS
 from privsgp.models.networks import MODELS
 from privsgp.options import Count, NotNegative, Options, Positive, Probability, option
 from privsgp.randomness import NOISES
+from privsgp.runs import schedules
+from privsgp.runs.schedules import Clips, NoiseSchedule
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
@@ -227,13 +229,20 @@ class Privacy(Options):
     epsilon: Positive | list[Positive] | None = option(None, "ε_i: the budget that noise is calibrated for")
     delta: Probability | list[Probability] = option(1e-5, "δ_i; below 1/J_i")
     sigma: NotNegative | list[NotNegative] | None = option(None, "σ_i instead of a budget: ε is then reported")
-    clip: Positive = option(1.0, "G: the largest norm of one sample's gradient")
+    clip: Positive | Clips = option(1.0, "G: the largest norm of one sample's gradient; a table: a public schedule")
     accountant: Accountant = option("certified", "who turns ε into σ; ε is always certified")
     relation: Literal["zero-out", "replace-one"] = option("zero-out", "which data sets count as neighbours")
     c2: Positive = option(0.3724, "c₂ of the published formula")
     spare: Annotated[float, Field(ge=0, le=1)] = option(0.02, "share of K that may be made again after crashes")
     noise: Annotated[str, _one_of(NOISES)] = option(
         "independent", "each node's own; pairwise: shared by pairs of nodes, it cancels in the average"
+    )
+    noise_schedule: NoiseSchedule = option(
+        "constant",
+        "σ_k; proportional: to the clip; optimal: least noise in the released model; sigma is then the least of any",
+    )
+    noise_curvature: NotNegative = option(
+        0.0, "λ of optimal: the noise of a step fades by e^(−λγ) with each step after it; a public guess, 0: it stays"
     )
 
     @property
@@ -243,10 +252,12 @@ class Privacy(Options):
 
     @model_validator(mode="after")
     def _clip_has_room(self) -> Self:
-        if not _FINEST <= self.clip <= 1 / _FINEST:
-            raise Refused(
-                f"privacy.clip = {self.clip:g}", "take 2⁻⁶⁰ to 2⁶⁰: beyond, squares leave what is known of rounding"
-            )
+        clips = (self.clip.start, self.clip.end) if isinstance(self.clip, Clips) else (self.clip,)
+        for clip in clips:
+            if not _FINEST <= clip <= 1 / _FINEST:
+                raise Refused(
+                    f"privacy.clip = {clip:g}", "take 2⁻⁶⁰ to 2⁶⁰: beyond, squares leave what is known of rounding"
+                )
         return self
 
     @model_validator(mode="after")
@@ -276,6 +287,10 @@ class Schedule(Options):
     def mean(self) -> float:
         """The mean of γ_k: what γK is divided by K."""
         return self.hold * self.start + (1 - self.hold) * (self.start + self.end) / 2
+
+    def at(self, k: int, steps: int) -> float:
+        """Return γ_k."""
+        return self.end + (self.start - self.end) * schedules.left(self.schedule, k, steps, self.hold)
 
 
 class AlgorithmSection(UpdateOptions, FinalModelOptions):
@@ -508,6 +523,11 @@ class Config(Options):
             raise why_not
         return self
 
+    @model_validator(mode="after")
+    def _schedule_is_counted(self) -> Self:
+        schedules.refuse_uncounted(self)
+        return self
+
     def _unshared(self) -> Refused | None:
         """Say why noise cannot be shared by pairs of nodes; None where it can be."""
         a, p, n = self.algorithm, self.privacy, self.data.nodes
@@ -629,6 +649,9 @@ class Config(Options):
                 del values["data"][key]
         if self.privacy.noise == "independent":
             del values["privacy"]["noise"]
+        for key, default in (("noise_schedule", "constant"), ("noise_curvature", 0.0)):
+            if values["privacy"][key] == default:
+                del values["privacy"][key]
         for key in ("classes", "vocabulary", "text", "images"):  # these too: what was shared before is shared still
             if values["data"][key] is None:
                 del values["data"][key]
@@ -858,17 +881,15 @@ _GONE = {"privacy.clip_what": "leave it out: each record's gradient is clipped, 
 
 def _path(location: tuple[int | str, ...]) -> list[str]:
     """Leave out pydantic's names of the types it tried: int, Schedule, list[constrained-float], …"""
-    tried = ("float", "int", "Schedule")
+    tried = ("float", "int", "Schedule", "Clips")
     return [str(p) for p in location if isinstance(p, int) or (p.isidentifier() and p not in tried)]
-
-
-_TABLES = {"step_size": Schedule, "images": ImageOptions, "text": TextOptions}  # within a section
 
 
 def _known_keys(sections: list[str], last: str, kind: type[Config]) -> str:
     section: Any = kind
     for part in sections:
-        section = _TABLES.get(part, section.model_fields[part].annotation)
+        told = section.model_fields[part].annotation  # a section, or a union with one: a schedule, or None for no such
+        section = next(one for one in (told, *get_args(told)) if hasattr(one, "model_fields"))
     known = list(section.model_fields)
     close = difflib.get_close_matches(last, known, 1)
     return (f"did you mean {close[0]!r}? " if close else "") + f"known keys here: {', '.join(known)}"

@@ -36,7 +36,7 @@ from privsgp.gradients import Layout
 from privsgp.options import Positive, Probability
 from privsgp.runs import card as cards
 from privsgp.runs.rows import digest
-from privsgp.runs.summary import PRIVATE_TEST, PUBLIC_TEST, SUMMARY_VERSION, shared_noise
+from privsgp.runs.summary import PRIVATE_TEST, PUBLIC_TEST, SUMMARY_VERSION, schedule_told, shared_noise
 from privsgp.runs.train import versions
 from privsgp.sites import policy as policies
 from privsgp.sites.agreement import Agreement
@@ -409,7 +409,7 @@ def _summary(network: Network, spec: RunSpec, outcome: Outcome) -> dict[str, Any
     releases, spent = [*own], [*own]
     releases[node] = outcome.releases[0]
     spent[node] = epsilon if epsilon is not None and math.isfinite(epsilon) else None
-    return {
+    return schedule_told(p) | {
         "version": SUMMARY_VERSION, "name": agreement.name, "simulation": spec.simulation,
         "algorithm": spec.algorithm.name, "trust": spec.settings.trust, "graph": spec.graph.name, "nodes": n,
         "sites": list(spec.sites),

@@ -68,6 +68,7 @@ class Attacked(Trainer):
         self.lures = canaries.lures(self.state.x[0], self.layout) if feedback else None
         self._lured = [] if self.lures is None else [self._canary_gradients(z) for z in self.lures]
         self._scores: list[NDArray[np.float32]] = []
+        self.looked_at: list[int] = []  # the steps that the scores are of
         self._before = self._columns(self.state.x).clone()
         self._gradient = self._canary_gradients(self.state.z)
         self._direction = _unit(self._gradient)
@@ -77,7 +78,7 @@ class Attacked(Trainer):
 
     @property
     def scores(self) -> NDArray[np.float32]:
-        """What each message shows in each canary's column, in units of σ_i: [steps, n, sides, M].
+        """What each message shows in each canary's column, in units of its σ: [steps, n, sides, M].
 
         Side 0 is the canary's own direction, the others are orthogonal to it; without the canary all are N(0, 1).
         """
@@ -148,9 +149,10 @@ class Attacked(Trainer):
             y = (self._before - self._columns(message)).double() / step_size
             if self.collusion is not None and self._added is not None:
                 y = y - self.collusion.known(k, self._added).to(y)
-            sigma = torch.tensor([m.sigma for m in self.spec.protection.mechanisms], device=y.device)
+            sigma = torch.tensor([m.at(k).sigma for m in self.spec.protection.mechanisms], device=y.device)
             turned = _turn(y, self._direction)[:, :SIDES] / sigma[:, None, None]
             self._scores.append(turned.float().cpu().numpy())
+            self.looked_at.append(k)
 
     def _aim(self, gradient: Tensor) -> None:
         """Choose where to look at the next step: along the gradient, or along its change where that is what is sent."""
@@ -161,7 +163,8 @@ class Attacked(Trainer):
         """Return every canary's clipped gradient in its own column, up to the factor AMPLITUDE: [n, units, M]."""
         n, M = self.canaries.present.shape
         rows = torch.arange(M, device=z.device).expand(n, M)
-        gradients = Block.gradients(self.algorithm.block, z, Drawn(rows, torch.ones_like(rows, dtype=torch.bool)))
+        drawn = Drawn(rows, torch.ones_like(rows, dtype=torch.bool), clip=self.spec.mechanisms[0].clip)
+        gradients = Block.gradients(self.algorithm.block, z, drawn)
         first = gradients.pieces[0]
         if not (isinstance(first, Outer) and first.input_is_data):
             raise Refused(

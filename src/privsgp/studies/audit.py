@@ -141,7 +141,7 @@ def audit(
     lures = 2 if _declared(config).sends_changes else 1
     lured = canary.draw(problem, canaries, rng, lures=lures, odds=PRESENT)
     spec = _spec(config, canary.plant(problem, lured, rng, lured=True))
-    scores, cancellation = _white_box(spec, lured, observations, rng)
+    scores, looked_at, cancellation = _white_box(spec, lured, observations, rng)
     alone = canary.draw(problem, canaries, rng)
     learnt = _black_box(_spec(config, canary.plant(problem, alone, rng, lured=False)), alone)
     alpha = (1 - confidence) / (STATEMENTS * spec.nodes)
@@ -150,7 +150,7 @@ def audit(
         mine, present = scores[:, i], lured.present[i]
         seen, unseen = mine[:, 0, present], mine[:, :, ~present]
         guesses = statistics.guess(learnt[i], alone.present[i])
-        nodes.append(_judge(spec, i, seen, unseen, guesses, cancellation, alpha))
+        nodes.append(_judge(spec, i, _by_release(spec, i, looked_at, seen, unseen), guesses, cancellation, alpha))
     seen_of_each = len(scores) * lured.count
     return AuditReport(spec.name, spec.algorithm.name, spec.steps, lured.count, seen_of_each, confidence, tuple(nodes))
 
@@ -175,8 +175,10 @@ def _spec(config: Config, problem: problems.Problem) -> RunSpec:
     return dataclasses.replace(spec, evaluate_every=spec.steps, checkpoint_every=spec.steps)
 
 
-def _white_box(spec: RunSpec, canaries: Canaries, observations: int, rng: np.random.Generator) -> tuple[Scores, float]:
-    """Return the scores [steps, n, sides, M] of runs whose nodes get lures back, one run after the other.
+def _white_box(
+    spec: RunSpec, canaries: Canaries, observations: int, rng: np.random.Generator
+) -> tuple[Scores, NDArray[np.int64], float]:
+    """Return the scores [steps, n, sides, M] of runs, one after the other, whose nodes get lures back; their steps.
 
     Beside them a p-value against "noise that nodes share cancels in their sum", 1 where they share none.
     """
@@ -187,7 +189,18 @@ def _white_box(spec: RunSpec, canaries: Canaries, observations: int, rng: np.ran
     cancelled = [1.0 if one.collusion is None else one.collusion.cancellation_p() for one in ran]
     blur = rng.standard_normal(scores.shape, dtype=np.float32)
     blurred: Scores = (scores + BLUR * blur) / math.sqrt(1 + BLUR**2)
-    return blurred, statistics.bonferroni(*cancelled)
+    return blurred, np.concatenate([one.looked_at for one in ran]), statistics.bonferroni(*cancelled)
+
+
+def _by_release(
+    spec: RunSpec, node: int, looked_at: NDArray[np.int64], seen: Scores, unseen: Scores
+) -> list[tuple[Mechanism, Scores, Scores]]:
+    """Return the scores of present and of absent canaries for each kind of release: one, or one for each stretch."""
+    mechanism = spec.protection.mechanisms[node]
+    kinds: dict[Mechanism, list[int]] = {}
+    for place, k in enumerate(looked_at.tolist()):
+        kinds.setdefault(mechanism.at(k), []).append(place)
+    return [(kind, seen[places], unseen[places]) for kind, places in kinds.items()]
 
 
 def _black_box(spec: RunSpec, canaries: Canaries) -> Scores:
@@ -212,14 +225,13 @@ def _run(spec: RunSpec, canaries: Canaries, *, feedback: bool) -> Attacked:
 def _judge(
     spec: RunSpec,
     node: int,
-    seen: Scores,
-    unseen: Scores,
+    releases: list[tuple[Mechanism, Scores, Scores]],
     guesses: tuple[int, int, int],
     cancellation: float,
     alpha: float,
 ) -> NodeAudit:
     """Turn the scores of a node's present and absent canaries, and guesses about its final model, into a verdict."""
-    p, mechanism = spec.protection, spec.protection.mechanisms[node]
+    p = spec.protection
     certified = _epsilon(spec, node, 1.0)
     budget = p.budgets[node]
     found = NodeAudit(
@@ -227,10 +239,10 @@ def _judge(
         delta=p.deltas[node],
         epsilon_claimed=certified if budget is None else budget,
         epsilon_certified=certified,
-        white_box=_white_bound(spec, node, seen, unseen, alpha),
+        white_box=_white_bound(spec, node, releases, alpha),
         black_box=statistics.guessed_epsilon(*guesses, delta=p.deltas[node], alpha=alpha),
-        noise_p=statistics.noise_p(unseen),
-        trade_off_p=statistics.trade_off_p(seen, _allowed(mechanism)),
+        noise_p=statistics.bonferroni(*(statistics.noise_p(unseen) for _, _, unseen in releases)),
+        trade_off_p=statistics.bonferroni(*(statistics.trade_off_p(seen, _allowed(m)) for m, seen, _ in releases)),
         cancellation_p=cancellation,
         alarms=(),
     )
@@ -253,19 +265,26 @@ def _alarms(found: NodeAudit, alpha: float) -> tuple[str, ...]:
     return tuple(said)
 
 
-def _white_bound(spec: RunSpec, node: int, seen: Scores, unseen: Scores, alpha: float) -> float:
+def _white_bound(spec: RunSpec, node: int, releases: list[tuple[Mechanism, Scores, Scores]], alpha: float) -> float:
     """Return the ε of the node's K releases with the least noise that its messages contradict, 0 for none."""
-    mechanism = spec.protection.mechanisms[node]
-    factor = statistics.least_noise(
-        seen, unseen, lambda factor: _allowed(mechanism.with_sigma(mechanism.sigma * factor)), alpha
-    )
-    return 0.0 if factor is None else _epsilon(spec, node, factor)
+    factors = [
+        statistics.least_noise(seen, unseen, functools.partial(_allowed_at, m), alpha / len(releases))
+        for m, seen, unseen in releases
+    ]
+    return max((_epsilon(spec, node, factor, spare=False) for factor in factors if factor is not None), default=0.0)
 
 
-def _epsilon(spec: RunSpec, node: int, factor: float) -> float:
+def _epsilon(spec: RunSpec, node: int, factor: float, *, spare: bool = True) -> float:
+    """Return the ε of all steps with so much more noise; what a schedule counts for repeats, only with `spare`."""
     mechanism = spec.protection.mechanisms[node]
+    if mechanism.schedule is not None and not spare:
+        mechanism = dataclasses.replace(mechanism, schedule=dataclasses.replace(mechanism.schedule, spare=0))
     more = mechanism.with_sigma(mechanism.sigma * factor)
     return accountant.epsilon(more, spec.steps, spec.protection.deltas[node]).epsilon
+
+
+def _allowed_at(mechanism: Mechanism, factor: float) -> statistics.TradeOff:
+    return _allowed(mechanism.with_sigma(mechanism.sigma * factor))
 
 
 @functools.lru_cache(maxsize=256)

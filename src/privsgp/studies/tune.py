@@ -20,6 +20,7 @@ from privsgp.planner.choose import Method, Network, NoiseNeeded
 from privsgp.planner.rehearsal import Rehearsal, RehearsalSpec
 from privsgp.runs import budgets as protection
 from privsgp.runs import problem as problems
+from privsgp.runs import schedules
 from privsgp.runs.config import Config, Schedule
 
 if TYPE_CHECKING:
@@ -67,6 +68,7 @@ def tune(config: Config, public: str, data_dir: Path | None = None, *, most: int
     Assumes: the sizes J_i and the model at x⁰ are public, and so is what is called so.
     """
     refuse_below_one(trials=most)
+    schedules.refuse_planning(config, "tune")
     source = planning.source_of(config, public, data_dir)
     if source.kind == "private":
         raise Refused(
@@ -92,7 +94,7 @@ def start(config: Config) -> Trial:
     else:
         step_size = math.sqrt(config.data.nodes / a.steps) if a.step_size == "theory" else float(a.step_size)
     share = (a.average_share or FinalModel.share) if a.average == "tail" else 0.0
-    return Trial(step_size, config.privacy.clip, float(a.batch), a.steps, a.momentum, share)
+    return Trial(step_size, protection.settings(config).clip, float(a.batch), a.steps, a.momentum, share)
 
 
 def applied(config: Config, trial: Trial) -> Config:
@@ -101,7 +103,7 @@ def applied(config: Config, trial: Trial) -> Config:
     tail = {"average": "tail", "average_share": t.share} if t.share else {"average": "none", "average_share": None}
     a = {"step_size": t.step_size, "batch": t.batch, "steps": t.steps, "momentum": t.momentum, "average_decay": None}
     if (c := protection.settings(config).difference_clip) is not None:
-        a["difference_clip"] = c * t.clip / config.privacy.clip
+        a["difference_clip"] = c * t.clip / protection.settings(config).clip
     values = config.model_dump()
     return config.with_values(
         {"algorithm": values["algorithm"] | a | tail, "privacy": values["privacy"] | {"clip": t.clip}}

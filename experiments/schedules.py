@@ -1,0 +1,138 @@
+"""Schedules of clip and noise at one certified budget: what they gain over equal steps, on MNIST logistic regression.
+
+Every kind of run has the same 50 nodes, (ε, δ), batch and steps. Each has its own best of several distances γ̄K, chosen
+on seed 0 by the *training* loss (a simulation may look at it; no test image decides); what is reported are fresh seeds.
+
+    python experiments/schedules.py --data-dir DATA --out RUNS [--jobs 1] [--seeds 3]
+    python experiments/schedules.py --page docs/algorithms.md  # write the table
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from privsgp.files import write_json
+from privsgp.runs import config as configs
+from privsgp.studies.provenance import provenance
+from privsgp.studies.several import Bench
+
+if TYPE_CHECKING:
+    from privsgp.runs.config import Config
+    from privsgp.studies.several import Several
+
+Row = dict[str, Any]
+BEGIN, END = "<!-- schedules -->\n", "<!-- end of schedules -->\n"
+RESULTS = Path(__file__).parent.parent / "docs" / "results" / "schedules.json"
+DISTANCES = (50.0, 100.0, 200.0)
+STEPS = 100
+_FALLING = {"schedule": "linear", "start": 1.0, "end": 0.3}
+_TAIL = {"average": "tail"}
+OPTIMAL = {"noise_schedule": "optimal"}
+# words: whether γ falls (cosine to 0), keys of [algorithm], keys of [privacy]
+KINDS: dict[str, tuple[str, bool, dict[str, Any], dict[str, Any]]] = {
+    "equal": ("all steps alike", False, {}, {}),
+    "fading": ("σ for noise that fades, λγK = 2", False, {}, OPTIMAL),
+    "cosine": ("γ falls to 0 (cosine)", True, {}, {}),
+    "cosine-optimal": ("the same, σ optimal", True, {}, OPTIMAL),
+    "tail": ("mean of the last half", False, _TAIL, {}),
+    "tail-optimal": ("the same, σ optimal", False, _TAIL, OPTIMAL),
+    "clip": ("clip from 1 to 0.3, σ constant", False, {}, {"clip": _FALLING}),
+    "clip-proportional": ("the same, σ proportional", False, {}, {"clip": _FALLING, "noise_schedule": "proportional"}),
+    "clip-cosine-optimal": ("the same, γ falls, σ optimal", True, {}, {"clip": _FALLING, **OPTIMAL}),
+}
+
+
+def asked(kind: str, distance: float) -> Config:
+    """Return the configuration of a kind of run, whose mean step size makes up the distance."""
+    _, falls, algorithm, privacy = KINDS[kind]
+    gamma = distance / STEPS
+    step_size: Any = {"schedule": "cosine", "start": 2 * gamma} if falls else gamma
+    fading = {"noise_curvature": 2 / distance} if kind == "fading" else {}
+    return configs.parse(
+        {
+            "name": f"schedules-{kind}",
+            "seed": 0,
+            "data": {"name": "mnist", "nodes": 50},
+            "model": {"name": "logistic"},
+            "privacy": {"epsilon": 1.0, "delta": 1e-5, "clip": 1.0, "spare": 0.0, **privacy, **fading},
+            "algorithm": {"name": "privsgp", "batch": 60, "steps": STEPS, "step_size": step_size, **algorithm},
+            "engine": {"device": "cpu", "checkpoint_every": 0, "evaluate_every": STEPS},
+        }
+    )
+
+
+def main() -> None:
+    """Run everything, or write the page."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data-dir", type=Path)
+    parser.add_argument("--out", type=Path, default=Path("runs/schedules"), help="folder of the runs")
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument("--kinds", nargs="+", default=list(KINDS), choices=list(KINDS))
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--page", type=Path, help="run nothing: write the table of the JSON file into this page")
+    options = parser.parse_args()
+    if options.page is not None:
+        write_page(options.page, json.loads(options.results.read_text())["rows"])
+        return
+    for kind in options.kinds:
+        row = measured(kind, options)
+        print(kind, cell(row), f"γ̄K = {row['distance']:g}", flush=True)
+        keep(options.results, row)
+
+
+def measured(kind: str, options: argparse.Namespace) -> Row:
+    """Choose a kind's distance on seed 0 and run it with fresh seeds."""
+    bench = Bench(options.out, options.data_dir, options.jobs)
+    keys = {distance: f"{kind}/distance-{distance:g}" for distance in DISTANCES}
+    tried = bench.several({keys[d]: asked(kind, d) for d in DISTANCES}, [0], "step sizes")
+    loss = {d: _loss(tried[keys[d]]) for d in DISTANCES}
+    best = min(DISTANCES, key=lambda d: loss[d])
+    runs = bench.several({keys[best]: asked(kind, best)}, range(1, 1 + options.seeds), "fresh seeds")[keys[best]]
+    if runs.accuracy is None:
+        raise RuntimeError("MNIST has labels")
+    return {
+        "kind": kind, "distance": best, "epsilon": runs.epsilon, "sigma": min(runs.summary["sigma"]),
+        "accuracy": runs.accuracy.as_json(), "seeds": [run.config.seed for run in runs.runs],
+        "tried": [{"distance": d, "train_loss": loss[d], "accuracy": tried[keys[d]].score[0]} for d in DISTANCES],
+        **provenance("cpu"),
+    }  # fmt: skip
+
+
+def _loss(runs: Several) -> float:
+    found = runs.of("train_loss")
+    return math.inf if found is None else found.mean
+
+
+def keep(path: Path, row: Row) -> None:
+    """Put a row into the JSON, in the place of the one of the same kind."""
+    told = json.loads(path.read_text()) if path.exists() else {"rows": []}
+    rows = {r["kind"]: r for r in [*told["rows"], row]}
+    about = {"format": "privsgp-schedules", "version": 1, "simulation": True, "epsilon": 1.0, "delta": 1e-5}
+    write_json(path, about | {"rows": [rows[kind] for kind in KINDS if kind in rows]})
+
+
+def write_page(page: Path, rows: list[Row]) -> None:
+    """Put the table between the page's two marks."""
+    before, _, rest = page.read_text().partition(BEGIN)
+    page.write_text(before + BEGIN + "\n" + table(rows) + "\n" + END + rest.partition(END)[2])
+
+
+def table(rows: list[Row]) -> str:
+    """Return a line for each kind."""
+    lines = ["| | accuracy, % | best γ̄K |", "|---|---|---|"]
+    lines += [f"| {KINDS[row['kind']][0]} | {cell(row)} | {row['distance']:g} |" for row in rows]
+    return "\n".join(lines) + "\n"
+
+
+def cell(row: Row) -> str:
+    """Return mean and standard deviation over the seeds."""
+    return f"{100 * row['accuracy']['mean']:.2f} ± {100 * row['accuracy']['sd']:.2f}"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,85 @@
+"""Every command on a page is run by a test, or says below it that it is not; and all of them exist.
+
+A block with commands or Python has one of three marks: `<!-- run -->` before it (test_docs_run.py runs it),
+`<!-- run by tests/… -->` before it where another test does, or below it a line that readers see, which says why no
+test runs it and, where somebody did, on what: `*Not run in CI: …*`; with `here and below` up to the next heading.
+"""
+
+from __future__ import annotations
+
+import pathlib
+import re
+import shlex
+
+import pytest
+import typer
+
+from privsgp.cli import app
+
+ROOT = pathlib.Path(__file__).parent.parent
+PAGES = [*(str(p.relative_to(ROOT)) for p in sorted((ROOT / "docs").rglob("*.md"))), "README.md"]
+FENCED = re.compile(r"^(?P<in> *)```(?P<kind>\w*)[^\n]*\n(?P<text>.*?)^(?P=in)```\n", re.DOTALL | re.MULTILINE)
+INDENTED = re.compile(r"(?<=\n\n)(?P<text>(?: {4}\S[^\n]*\n(?: {5,}[^\n]*\n)*)+)")
+COMMAND = re.compile(
+    r"^ *(?:\w*\$ +)?(?:privsgp|torchrun|python|make|pip|git|podman|docker|export|for) [^=\n]", re.MULTILINE
+)
+BEFORE = re.compile(r"<!-- (?:run|output)(?: by (?P<test>tests/\S+)|: \S+)? -->\n*\Z")
+BELOW = re.compile(r"\n* *\*Not run in CI: [^*]+\*\n")
+THE_REST = re.compile(r"^\*Not run in CI, here and below: [^*]+\*\n(?!.*^#)", re.DOTALL | re.MULTILINE)
+
+
+def blocks(page):
+    """Yield (commands or Python, the text before, the text after) of every block that has any."""
+    text = (ROOT / page).read_text()
+    found = list(FENCED.finditer(text))
+    hidden = FENCED.sub(lambda block: re.sub(r"[^\n]", "x", block[0]), text)
+    for block in [*found, *INDENTED.finditer(hidden)]:
+        if block.groupdict().get("kind") == "python" or COMMAND.search(block["text"]):
+            yield block["text"], text[: block.start()], text[block.end() :]
+
+
+def marked(before, after):
+    return BEFORE.search(before) or BELOW.match(after) or THE_REST.search(before)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_what_a_page_tells_to_do_is_run_or_says_that_it_is_not(page):
+    unmarked = [text for text, before, after in blocks(page) if not marked(before, after)]
+    assert not unmarked, "\n---\n".join(unmarked)
+    for _, before, _ in blocks(page):
+        if (mark := BEFORE.search(before)) and mark["test"]:
+            assert pathlib.Path(page).name in (ROOT / mark["test"]).read_text()
+
+
+def lines(text):
+    """Yield the words of each command, one list a command, without prompt, comment and what the shell does."""
+    for line in text.replace("\\\n", " ").splitlines():
+        bare = re.sub(r"^ *(?:\w*\$ +)?", "", line).replace("[--", "--").replace("] ", " ").removesuffix("]")
+        for command in re.split(r"&&|; do|[|>] ", bare):
+            if COMMAND.match(command.strip() + " ."):
+                yield shlex.split(command, comments=True)
+
+
+def parse(words):
+    """Parse a command as the command line would, and run nothing."""
+    command, name = typer.main.get_command(app), "privsgp"
+    while True:
+        context = command.make_context(name, list(words), ignore_unknown_options=False)
+        if not hasattr(command, "commands"):
+            return
+        rest = [*context._protected_args, *context.args]  # where a group leaves its command
+        name, command, words = command.resolve_command(context, rest)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_command_on_a_page_exists(page):
+    makefile = (ROOT / "Makefile").read_text()
+    for text, _, _ in blocks(page):
+        for words in lines(text):
+            if "privsgp" in words[:1] or words[:1] == ["torchrun"]:
+                parse(words[words.index("privsgp") + 1 :])
+            elif words[0] == "make":
+                targets = [word.strip(",") for word in words[1:] if "=" not in word and word != "make"]
+                assert all(f"\n{target}:" in makefile for target in targets), words
+            elif words[0] == "python":
+                assert (ROOT / words[1]).exists(), words
