@@ -24,10 +24,10 @@ def _picture(path, value, size=(6, 5), mode="RGB"):
     Image.new(mode, size, value).save(path)
 
 
-def _site(folder, classes=LABELS, count=6):
+def _site(folder, classes=LABELS, count=6, blue=10):
     for number, name in enumerate(classes):
         for i in range(count):
-            _picture(folder / name / f"{i}.png", (200 * number, 30 * i, 10))
+            _picture(folder / name / f"{i}.png", (200 * number, 30 * i, blue))
 
 
 def test_images_are_read_in_the_order_of_public_classes(tmp_path):
@@ -115,7 +115,7 @@ def _config(data, **sections):
 def test_a_run_on_class_folders(tmp_path):
     _site(tmp_path / "site-0")
     _site(tmp_path / "site-1", ["dog"])
-    _site(tmp_path / "public", count=2)
+    _site(tmp_path / "public", count=2, blue=99)
     images = {"labels": LABELS, "size": 4}
     config = _config(
         {"path": str(tmp_path / "site-{node}"), "images": images, "test_path": str(tmp_path / "public")},

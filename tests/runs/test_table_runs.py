@@ -161,6 +161,9 @@ def test_what_cannot_be_is_refused(place, change, said):
 def test_a_copy_of_a_sites_file_is_no_public_test_data(place):
     shutil.copy(place / "basel.csv", place / "public.csv")
     assert "is a node's own file" in train(place, "--set", "data.test_path=public.csv").err
+    head, *rows = (place / "basel.csv").read_text().splitlines()
+    (place / "public.csv").write_text("\n".join([head, *rows[::-1]]) + "\n")  # saved anew, in another order
+    assert "are a node's own" in train(place, "--set", "data.test_path=public.csv").err
 
 
 def test_a_configuration_in_another_folder_leads_to_the_same_files(place, tmp_path):

@@ -7,6 +7,7 @@ Artefacts). Files are looked for in the data folder: an argument, or the environ
 from __future__ import annotations
 
 import filecmp
+import hashlib
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from privsgp.data.dataset import Array, Inputs, Targets
+    from privsgp.data.mapped import Mapped
     from privsgp.data.schema import Schema
 
     Arrays = tuple[Array, Array, Array, Array]
@@ -41,6 +43,7 @@ DIGITS_MEAN, DIGITS_STD = 0.3, 0.37
 A9A_FEATURES = 123
 _KINDS = ".npz, .csv, .parquet or .feather"
 _HERE = Path()
+_ROWS = 4096  # that are read at a time
 
 
 @dataclass(frozen=True)
@@ -244,11 +247,23 @@ def same_file(one: Path, other: Path) -> bool:
 
 def _same_records(one: Path, other: Path, schema: Schema | None, form: Form) -> bool:
     """Tell whether half of one file's records stand in the other: saved anew, in another order, some left out."""
-    mine, theirs = (
-        [row.astype(np.float32).tobytes() for row in unlabelled(path, schema, form)] for path in (one, other)
-    )
+    return same_records(unlabelled(one, schema, form), unlabelled(other, schema, form))
+
+
+def same_records(one: Array | Mapped, other: Array | Mapped, parts: Sequence[NDArray[np.int64]] = ()) -> bool:
+    """Tell whether half of one array's rows, or of a part of them, stand in the other, or half of the other's there."""
+    mine, theirs = _hashes(one), _hashes(other)
+    return any(_half(some, theirs) for some in (mine, *([mine[row] for row in rows.tolist()] for rows in parts)))
+
+
+def _half(mine: list[bytes], theirs: list[bytes]) -> bool:
     common = set(mine) & set(theirs)
     return any(2 * sum(row in common for row in rows) >= len(rows) for rows in (mine, theirs))
+
+
+def _hashes(x: Array | Mapped) -> list[bytes]:
+    read = (x[at : at + _ROWS] for at in range(0, len(x), _ROWS))
+    return [hashlib.sha256(row.astype(np.float32).tobytes()).digest() for some in read for row in some]
 
 
 def unlabelled(path: Path, schema: Schema | None, form: Form = PLAIN) -> Array:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from privsgp import data, features, models
 from privsgp.algorithms import ALGORITHMS
-from privsgp.data.loading import file_path, is_file, same_file, site_paths, with_test
+from privsgp.data.loading import file_path, is_file, same_file, same_records, site_paths, with_test
 from privsgp.data.mapped import Mapped
 from privsgp.devices import chosen_device
 from privsgp.errors import Refused
@@ -145,6 +145,8 @@ def _read(config: Config, data_dir: Path | None, block: range) -> Problem:
         )  # fmt: skip
         parts = split(config, dataset)
     dataset = with_test(dataset, _public_test(config, block), d.schema, d.form)
+    if d.path is not None and d.test_path is not None:
+        _refuse_own_records(d.test_path, dataset, parts)
     apart = len(parts) < d.nodes
     problem = assembled(config, dataset, parts, block if apart else None)
     return dataclasses.replace(problem, told=told)
@@ -160,6 +162,15 @@ def _public_test(config: Config, block: range) -> Path | None:
     if any(same_file(path, file) for file in own):
         raise Refused(f"data.test_path = {d.test_path!r} is a node's own file", "test data named here are public")
     return path
+
+
+def _refuse_own_records(path: str, dataset: data.Dataset, parts: Sequence[NDArray[np.int64]]) -> None:
+    """Refuse test data that nodes learn from, saved anew: no ε covers metrics on them."""
+    if dataset.x_test is not None and same_records(dataset.x, dataset.x_test, parts):
+        raise Refused(
+            f"data.test_path = {path!r}: half of these records are a node's own, or half of a node's are among them",
+            "test data named here are public",
+        )
 
 
 def assembled(
