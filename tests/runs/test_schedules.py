@@ -43,8 +43,9 @@ def run(tmp_path, name, *changes):
     return out, train(small(tmp_path), out, *(f"--set={change}" for change in changes))
 
 
-def test_every_step_is_clipped_and_noised_as_it_is_counted(tmp_path, monkeypatch):
-    clips, sigmas, clip_, add = [], [], PerSample.clip_, independent.add_noise_
+@pytest.mark.parametrize("seed", ["seed=7", "seed="])  # secret noise is added and the step taken in one pass
+def test_every_step_is_clipped_and_noised_as_it_is_counted(tmp_path, monkeypatch, seed):
+    clips, sigmas, clip_, add, both = [], [], PerSample.clip_, independent.add_noise_, independent.step_
 
     def clipped(self, radius, mask):
         clips.append(radius)
@@ -54,9 +55,15 @@ def test_every_step_is_clipped_and_noised_as_it_is_counted(tmp_path, monkeypatch
         sigmas.append(list(sigma))
         add(g, source, nodes, step, sigma=sigma, attempt=attempt)
 
+    def stepped(*values, sigma, **named):
+        done = both(*values, sigma=sigma, **named)
+        sigmas.extend([list(sigma)] if done else [])
+        return done
+
     monkeypatch.setattr(PerSample, "clip_", clipped)
     monkeypatch.setattr(independent, "add_noise_", noised)
-    out, _ = run(tmp_path, "a", *BOTH, COSINE)
+    monkeypatch.setattr(independent, "step_", stepped)
+    out, _ = run(tmp_path, "a", *BOTH, COSINE, seed)
     counted = described(ledger.first(out / "ledger" / "node-0.jsonl").mechanism)
     each = [counted.at(k) for k in range(30)]
     # A step may clip in two passes, and some neighbours are alike.
