@@ -39,9 +39,9 @@ _SWEEPS, _CLOSE = 200, 1e-4  # of the search for the worst Δ, and how near both
 
 NOTE = (
     "a neighbour's view is information beside the guarantee, never used for calibration: it is one site's, who sees "
-    "the messages sent to it and nothing that is published, and holds for one step size and gradients that do not "
-    "depend on noise it has not seen (linear losses); with other losses a neighbour learns more or less than this, and "
-    "never more than the guarantee"
+    "the messages sent to it and nothing that is published, and holds for one step size at all sites, no momentum, and "
+    "gradients that do not depend on noise it has not seen (linear losses); with other losses a neighbour learns more "
+    "or less than this, and never more than the guarantee"
 )
 
 
@@ -107,6 +107,10 @@ def _refuse_other(mechanism: Mechanism) -> None:
     if mechanism.coordinates:
         raise Refused(
             f"a neighbour's view with coordinates = {mechanism.coordinates}", "leave them out: noise is taken as ideal"
+        )
+    if mechanism.schedule is not None:
+        raise Refused(
+            "a neighbour's view with a schedule of clip or noise", "leave it out: one clip and one σ are taken for all"
         )
     if mechanism.sigma == 0:
         raise Refused(
