@@ -123,6 +123,13 @@ def test_a_network_that_looks_alike_from_everywhere_is_seen_alike(monkeypatch):
     assert turned == pytest.approx(observer.seen_shifts(mixing, ones, ones), nan_ok=True)
 
 
+def test_noise_of_any_size_is_seen_or_refused():
+    ring, many = graph.make("ring", 4), SampledMean(sigma=1e300, clip=1.0, batch=100, samples=100)
+    assert np.nanmax(observer.view(ring, 5, many, 1e-5).epsilon) == 0
+    with pytest.raises(Refused, match="sigma = 1e-200"):
+        observer.view(ring, 5, SampledMean(sigma=1e-200, clip=1.0, batch=100, samples=100), 1e-5)
+
+
 def test_replacing_moves_twice_as_far():
     ring = graph.make("ring", 4)
     replaced = observer.view(ring, 9, FULL, 1e-5, "replace-one").epsilon

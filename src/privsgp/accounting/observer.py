@@ -82,7 +82,10 @@ def view(network: Network, steps: int, mechanism: Mechanism, delta: float, relat
     _refuse_large(network.nodes, steps)
     mixing = [network.matrix(k) for k in range(steps)]
     shift = (1 + (relation == "replace-one")) * mechanism.radius / mechanism.batch
-    mu = seen_shifts(mixing, np.full(network.nodes, shift), np.full(network.nodes, mechanism.sigma))
+    ratio, units = shift / mechanism.sigma, np.ones(network.nodes)  # squares of units neither overflow nor vanish
+    if not math.isfinite(steps * ratio * ratio):
+        raise Refused(f"a neighbour's view with sigma = {mechanism.sigma:g}", "give more noise: no ε is finite here")
+    mu = seen_shifts(mixing, units, units) * ratio
     return View(np.vectorize(lambda m: _epsilon(m, delta), otypes=[float])(mu), delta)
 
 
