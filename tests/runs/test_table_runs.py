@@ -282,7 +282,7 @@ def test_what_init_writes_can_be_trained(place):
 
 
 def test_init_leaves_nothing_behind_where_it_refuses(place):
-    for options in (("--epsilon=1,2",), ("--sites=a",), ("--path=x.npz",)):
+    for options in (("--epsilon=1,2",), ("--sites=a",), ("--path=x.npz",), ("--path=x.csv",)):
         assert init(place, place / "first", *options).code == 2
         assert not list((place / "first").glob("*"))
     assert "init without" in runs.command("init").err
