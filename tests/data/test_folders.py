@@ -9,6 +9,7 @@ import pytest
 from PIL import Image
 
 from privsgp.data.images import ImageOptions, read_images
+from privsgp.data.loading import Form, mapped_files, same_data
 from privsgp.data.mapped import Mapped
 from privsgp.data.text import TextOptions, read_texts, tokens
 from privsgp.errors import Refused
@@ -45,6 +46,27 @@ def test_images_are_read_in_the_order_of_public_classes(tmp_path):
     turned, y = read_images(tmp_path, ImageOptions(labels=["dog", "bird", "cat"]))
     assert y.tolist() == [0, 0, 2]
     assert turned.shape == x.shape
+
+
+def test_images_that_were_written_as_arrays_are_the_same_data(tmp_path):
+    _site(tmp_path / "site")
+    form = Form(images=ImageOptions(labels=LABELS, size=4))
+    x, y = read_images(tmp_path / "site", form.images)
+    (tmp_path / "mapped").mkdir()
+    for rows in (x, (x / 255).astype(np.float32), x[::-1]):
+        np.savez(tmp_path / "again.npz", x=rows, y=y)
+        np.save(tmp_path / "mapped" / "x.npy", rows)
+        assert same_data(tmp_path / "again.npz", tmp_path / "site", form=form)
+        assert same_data(tmp_path / "mapped", tmp_path / "site", form=form)
+    np.savez(tmp_path / "again.npz", x=255 - x, y=y)
+    assert not same_data(tmp_path / "again.npz", tmp_path / "site", form=form)
+
+
+def test_a_mapped_folder_that_lacks_an_array_is_refused(tmp_path):
+    for name in ("x", "y", "x_test"):
+        np.save(tmp_path / f"{name}.npy", np.zeros((2, 2)))
+    with pytest.raises(Refused, match=r"has x_test.npy and no y_test.npy"):
+        mapped_files(tmp_path)
 
 
 def test_what_is_no_image_or_of_another_size_or_class_is_refused(tmp_path):
