@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import copy
 import itertools
+import threading
+from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
 import torch
@@ -46,19 +48,39 @@ def can_be_parted(gradient: Stacked, inputs: object, device: torch.device) -> bo
 
 
 class Lent:
-    """The same gradients for several threads: each takes a copy, which remembers what passes through its layers."""
+    """The same gradients for several threads: each takes a copy, which remembers what passes through its layers.
+
+    The loss, which may be the user's own code and keep what it is given, is not copied, and called by one at a time.
+    """
 
     def __init__(self, gradient: Stacked, threads: int) -> None:
         self.layout: Layout = gradient.layout
-        self._free = [gradient, *(_twin(gradient) for _ in range(threads - 1))]
+        self._free: SimpleQueue[Stacked] = SimpleQueue()  # who finds none waits
+        first = _one_at_a_time(gradient)
+        for lent in (first, *(_twin(first) for _ in range(threads - 1))):
+            self._free.put(lent)
 
     def __call__(self, z: Tensor, inputs: Tensor, targets: Tensor, keys: Tensor | None = None) -> PerSample:
         """Return the gradients of model z[i] on inputs[i, j]."""
-        gradient = self._free.pop()
+        gradient = self._free.get()
         try:
             return gradient(z, inputs, targets, keys)
         finally:
-            self._free.append(gradient)
+            self._free.put(gradient)
+
+
+def _one_at_a_time(gradient: Stacked) -> Stacked:
+    """Return the same gradients, whose loss, and that of copies, is called by one thread at a time."""
+    if not isinstance(gradient, Ruled):
+        return gradient
+    guarded, loss, lock = copy.copy(gradient), gradient.loss, threading.Lock()
+
+    def one(outputs: Tensor, targets: Tensor) -> Tensor:  # a function: copies of what has it share it
+        with lock:
+            return loss(outputs, targets)
+
+    guarded.loss = one
+    return guarded
 
 
 def _twin(gradient: Stacked) -> Stacked:
