@@ -6,6 +6,7 @@ import threading
 import time
 import tomllib
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -44,7 +45,7 @@ def threads():
     torch.set_num_threads(before)
 
 
-def _training(folder, algorithm, *, seed=7, model="mlp", privacy=None):
+def _training(folder, algorithm, *, seed=7, model="mlp", privacy=None, own=None):
     values = tomllib.loads(runs.SMALL)
     values["privacy"] |= privacy or {}
     values["data"] = {"nodes": 5, "sizes": [300, 40, 60, 80, 100]}
@@ -59,7 +60,8 @@ def _training(folder, algorithm, *, seed=7, model="mlp", privacy=None):
     place = Folder(folder)
     place.prepare()
     place.identify({}, None)
-    return Trainer(build.build_run(config, problems.load_problem(config)), place)
+    problem = problems.load_problem(config)
+    return Trainer(build.build_run(config, problem if own is None else replace(problem, model=own)), place)
 
 
 @pytest.mark.parametrize("algorithm", METHODS, ids=lambda a: "-".join(map(str, a.values())))
@@ -234,3 +236,28 @@ def test_more_threads_than_copies_wait_for_one():
 
     with ThreadPoolExecutor(8) as threads:
         assert all(all(found) for found in threads.map(take, range(8)))
+
+
+class _Attention(nn.Module):
+    """Products of the user's own, whose bits depend on where in the stack a sample stands."""
+
+    def __init__(self):
+        super().__init__()
+        self.q, self.k, self.v, self.out = (nn.Linear(7, 13), nn.Linear(7, 13), nn.Linear(7, 13), nn.Linear(13, 10))
+
+    def forward(self, x):
+        x = x.flatten(1)[:, :35].reshape(-1, 5, 7)
+        return self.out((torch.softmax(self.q(x) @ self.k(x).transpose(1, 2), -1) @ self.v(x)).mean(1))
+
+
+@pytest.mark.parametrize("method", ["privsgp", "privsgp-vr"])
+def test_products_of_the_users_own_have_the_bits_of_all_nodes_at_once(tmp_path, monkeypatch, method):
+    torch.manual_seed(1)
+    model, ends = _Attention(), []
+    for parted in (True, False):
+        with monkeypatch.context() as patched:
+            if not parted:
+                patched.setattr(trainer, "divided", lambda *_: ())
+            training = _training(tmp_path / str(parted), {"name": method}, own=model)
+        ends.append(training.run().state.x)
+    torch.testing.assert_close(*ends, rtol=0, atol=0)

@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING
 import torch
 
 from privsgp.devices import device_of
+from privsgp.gradients.positions import Positions
 from privsgp.gradients.rules.ruled import Ruled
+from privsgp.threads import one_thread_each
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -39,12 +41,33 @@ def divided(nodes: int, threads: int) -> Sequence[slice]:
 
 
 def can_be_parted(gradient: Stacked, inputs: object, device: torch.device) -> bool:
-    """Tell whether the gradients of some nodes are those of all, to the bit, and can be taken by several threads.
+    """Tell whether the gradients of some nodes can be those of all, to the bit, and be taken by several threads.
 
     Grouped convolutions are one operation for all nodes, and what has no rule is the user's own code.
     """
     ruled = isinstance(gradient, Ruled) and not gradient.samples_first
     return ruled and isinstance(inputs, torch.Tensor) and device_of(device).in_host_memory
+
+
+def alone_as_together(
+    gradient: Stacked, made_up: tuple[Tensor, Tensor], parts: Sequence[slice], batch: int, dtype: torch.dtype
+) -> bool:
+    """Tell whether nodes by themselves have the bits, for batches of made-up samples, that they have among others.
+
+    Between layers may stand products of the user's own, attention say, that round by their place among others; so do
+    those that make a gradient of many positions.
+    """
+    few, nodes = parts[0].stop, parts[1].stop
+    number = torch.arange(nodes * batch).view(nodes, batch)
+    z = torch.randn(nodes, gradient.layout.dim, generator=torch.Generator().manual_seed(0)).mul_(0.1).to(dtype)
+    given = [z, *(t[number % len(t)] for t in made_up), number]
+    some = slice(1, 1 + few)  # a node further than where they stand by themselves
+    alone = one_thread_each(lambda nodes: gradient(*(t[nodes] for t in given)), [some])[0]
+    if any(isinstance(piece, Positions) for piece in alone.pieces):
+        return False
+    pairs = zip(gradient(*given).pieces, alone.pieces, strict=True)
+    factors = [(together.factors(), by_itself.factors()) for together, by_itself in pairs]
+    return all(torch.equal(f[some], b[name]) for a, b in factors for name, f in a.items())
 
 
 class Lent:
