@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import threading
+import time
 import tomllib
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -43,7 +45,7 @@ def threads():
     torch.set_num_threads(before)
 
 
-def _training(folder, algorithm, *, seed=7, model="mlp", privacy=None):
+def _training(folder, algorithm, *, seed=7, model="mlp", privacy=None, own=None):
     values = tomllib.loads(runs.SMALL)
     values["privacy"] |= privacy or {}
     values["data"] = {"nodes": 5, "sizes": [300, 40, 60, 80, 100]}
@@ -58,7 +60,8 @@ def _training(folder, algorithm, *, seed=7, model="mlp", privacy=None):
     place = Folder(folder)
     place.prepare()
     place.identify({}, None)
-    return Trainer(build.build_run(config, problems.load_problem(config)), place)
+    problem = problems.load_problem(config)
+    return Trainer(build.build_run(config, problem if own is None else replace(problem, model=own)), place)
 
 
 @pytest.mark.parametrize("algorithm", METHODS, ids=lambda a: "-".join(map(str, a.values())))
@@ -169,9 +172,10 @@ def test_gradients_that_are_lent_share_what_does_not_change_and_nothing_else():
     gradient = stack(model, per_sample("cross-entropy"), sample)
     assert parts.can_be_parted(gradient, sample[0], torch.device("cpu"))
     lent = parts.Lent(gradient, 2)
-    first, second = lent._free
+    first, second = lent._free.get(), lent._free.get()
     assert first.model is not second.model
     assert [p.data_ptr() for p in first.model.parameters()] == [p.data_ptr() for p in second.model.parameters()]
+    lent = parts.Lent(gradient, 2)
     z, inputs, targets = torch.randn(4, gradient.layout.dim), torch.randn(4, 8, 6), torch.randint(3, (4, 8))
     wanted, barrier, found = gradient(z, inputs, targets).dense(), threading.Barrier(2), {}
 
@@ -192,3 +196,75 @@ def test_convolutions_and_models_without_a_rule_go_at_once():
     assert not parts.can_be_parted(stack(convolved, loss, (images, labels)), images, torch.device("cpu"))
     plain = stack(nn.Linear(4, 3), loss, (torch.randn(2, 4), labels), rules=False)
     assert not parts.can_be_parted(plain, images, torch.device("cpu"))
+
+
+class _Holding:
+    """A loss of the user's own, which keeps outputs while it uses them, and cannot be copied."""
+
+    def __init__(self):
+        self.lock = threading.Lock()
+
+    def __call__(self, outputs, targets):
+        self.outputs = outputs
+        time.sleep(1e-4)
+        return per_sample("cross-entropy")(self.outputs, targets)
+
+
+_HOLDING = _Holding()
+
+
+def _held(outputs, targets):
+    return _HOLDING(outputs, targets)
+
+
+@pytest.mark.parametrize("loss", [_HOLDING, _held])
+def test_a_loss_of_the_users_own_sees_the_outputs_of_one_part_at_a_time(loss):
+    """Else a node's gradient could be that of another node's samples."""
+    gradient = stack(nn.Linear(6, 3), loss, (torch.randn(4, 6), torch.randint(3, (4,))))
+    z, inputs, targets = torch.randn(4, gradient.layout.dim), torch.randn(4, 8, 6), torch.randint(3, (4, 8))
+    lent, wanted = parts.Lent(gradient, 2), gradient(z, inputs, targets).dense()
+
+    def take(i):
+        pair = slice(i % 4, i % 4 + 2)
+        return torch.equal(lent(z[pair], inputs[pair], targets[pair]).dense(), wanted[pair])
+
+    with ThreadPoolExecutor(2) as threads:
+        assert all(threads.map(take, [0, 2] * 10))
+
+
+def test_more_threads_than_copies_wait_for_one():
+    gradient = stack(nn.Linear(6, 3), per_sample("cross-entropy"), (torch.randn(4, 6), torch.randint(3, (4,))))
+    z, inputs, targets = torch.randn(2, gradient.layout.dim), torch.randn(2, 8, 6), torch.randint(3, (2, 8))
+    lent, wanted, barrier = parts.Lent(gradient, 1), gradient(z, inputs, targets).dense(), threading.Barrier(8)
+
+    def take(_):
+        barrier.wait()
+        return [torch.equal(lent(z, inputs, targets).dense(), wanted) for _ in range(10)]
+
+    with ThreadPoolExecutor(8) as threads:
+        assert all(all(found) for found in threads.map(take, range(8)))
+
+
+class _Attention(nn.Module):
+    """Products of the user's own, whose bits depend on where in the stack a sample stands."""
+
+    def __init__(self):
+        super().__init__()
+        self.q, self.k, self.v, self.out = (nn.Linear(7, 13), nn.Linear(7, 13), nn.Linear(7, 13), nn.Linear(13, 10))
+
+    def forward(self, x):
+        x = x.flatten(1)[:, :35].reshape(-1, 5, 7)
+        return self.out((torch.softmax(self.q(x) @ self.k(x).transpose(1, 2), -1) @ self.v(x)).mean(1))
+
+
+@pytest.mark.parametrize("method", ["privsgp", "privsgp-vr"])
+def test_products_of_the_users_own_have_the_bits_of_all_nodes_at_once(tmp_path, monkeypatch, method):
+    torch.manual_seed(1)
+    model, ends = _Attention(), []
+    for parted in (True, False):
+        with monkeypatch.context() as patched:
+            if not parted:
+                patched.setattr(trainer, "divided", lambda *_: ())
+            training = _training(tmp_path / str(parted), {"name": method}, own=model)
+        ends.append(training.run().state.x)
+    torch.testing.assert_close(*ends, rtol=0, atol=0)

@@ -48,7 +48,7 @@ class NodeRandomness:
         self._dummy = spec.learning.inputs.shape[1] - 1
         self._samples = np.array(spec.learning.samples)[:, None]
         # By the mechanisms of all nodes: a batch has one size wherever a node lives.
-        self._slots = max(capacity(m, spec.nodes, spec.settings.block_size) for m in set(spec.protection.mechanisms))
+        self.slots = max(capacity(m, spec.nodes, spec.settings.block_size) for m in set(spec.protection.mechanisms))
         self._like = like.new_empty(1).expand_as(like)  # x itself would be kept alive
         self._drawn: tuple[int, int, list[Drawn]] | None = None
         self._offset = 0.0  # of the clocks, when that was drawn
@@ -127,7 +127,7 @@ class NodeRandomness:
 
     def _passes(self, draws: Sequence[np.ndarray[Any, Any]], steps: Sequence[int]) -> list[Drawn]:
         """Lay draws into passes; `steps` are the numbers of the nodes' own gradients, for dropout."""
-        passes = [rows for rows, _ in batches(draws, self._slots, self._dummy)]
+        passes = [rows for rows, _ in batches(draws, self.slots, self._dummy)]
         for rows in passes:  # others' rows follow a node's own in memory, whoever says what J_i is
             if np.any((rows < 0) | ((rows >= self._samples) & (rows != self._dummy))):
                 raise RuntimeError("a sample was drawn that is not its node's")

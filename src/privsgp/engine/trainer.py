@@ -25,13 +25,14 @@ from privsgp.engine.budget_guard import BudgetGuard
 from privsgp.engine.checkpoint import Progress
 from privsgp.engine.evaluate import Evaluator, average
 from privsgp.engine.node_randomness import NodeRandomness
-from privsgp.engine.parts import Lent, can_be_parted, divided
+from privsgp.engine.parts import Lent, alone_as_together, can_be_parted, divided
 from privsgp.engine.spec import refuse_coarser
 from privsgp.engine.step import chosen, recorder
 from privsgp.engine.stops import Stopping, refuse_no_model
 from privsgp.errors import Diverged, Interrupted, ReplayDiffers
 from privsgp.gradients import Layout, stack
 from privsgp.gradients.dropout import without_coins
+from privsgp.gradients.rounding import chunk
 from privsgp.randomness.pairwise import told
 from privsgp.threads import leave_one_core, one_thread_each
 from privsgp.transport import forms
@@ -318,8 +319,10 @@ class Trainer:
             return ()
         each = getattr(getattr(spec.algorithm, "direction", None), "of_each_node", False)
         parts = divided(len(spec.here), threads) if each else ()
-        if parts:
-            self.randomness.at_once, self.budget_guard.threads = False, threads
+        made_up, batches = spec.learning.made_up(), {self.randomness.slots, chunk(spec.settings.block_size)}
+        if not parts or not all(alone_as_together(gradient, made_up, parts, b, spec.dtype) for b in batches):
+            return ()
+        self.randomness.at_once, self.budget_guard.threads = False, threads
         return parts
 
     def _async_tools(self) -> AsyncTools | None:
