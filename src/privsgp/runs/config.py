@@ -261,7 +261,7 @@ class Privacy(Options):
                 )
         if max(clips) > WIDEST * min(clips):
             raise Refused(
-                f"privacy.clip from {clips[0]:g} to {clips[1]:g}",
+                f"privacy.clip from {clips[0]:g} to {clips[-1]:g}",
                 f"take one clip at most {WIDEST:,.0f} times the other",
             )
         return self
