@@ -21,7 +21,7 @@ from privsgp.files import write_json
 from privsgp.studies.provenance import provenance
 
 DOCS = Path(__file__).parent.parent / "docs"
-RESULTS, PAGE = DOCS / "results" / "class-weights.json", DOCS / "howto" / "data.md"
+RESULTS, PAGE = DOCS / "results" / "class_weights.json", DOCS / "howto" / "data.md"
 BEGIN, END = "<!-- class weights -->\n", "<!-- end of class weights -->\n"
 STEP_SIZE = {0.3: 2.0, 3.0: 0.3, 30.0: 0.3}  # by clip
 WEIGHTS, SEEDS = (1.0, 9.0), (0, 1, 2)

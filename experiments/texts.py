@@ -30,7 +30,7 @@ DOCS = Path(__file__).parent.parent / "docs"
 RESULTS, PAGE = DOCS / "results" / "texts.json", DOCS / "accuracy.md"
 BEGIN, END = "<!-- texts -->\n", "<!-- end of texts -->\n"
 TASKS = {"20newsgroups": "20 Newsgroups, 20 classes", "reuters-r8": "Reuters-21578 R8, 8 classes"}
-EPSILONS, STEP_SIZES, SEEDS, SITES = (3.0, 1.0), (1.0, 2.0, 4.0, 8.0), (1, 2, 3), 8
+EPSILONS, STEP_SIZES, SEEDS, SITES = (3.0, 1.0), (0.25, 0.5, 1.0, 2.0), (1, 2, 3), 8
 INSIDE = "orangecontrib/text/datasets/{task}-{part}.tab"
 
 Row = dict[str, Any]

@@ -31,32 +31,52 @@ def leave_one_core() -> Iterator[None]:
 
 
 @contextmanager
-def beside(work: Callable[[T], R], items: Sequence[T]) -> Iterator[list[R]]:
+def beside(work: Callable[[T], R], items: Sequence[T], threads: int | None = None) -> Iterator[list[R]]:
     """Begin [work(item), …] on a second thread, where torch may use more than one, while the body of the block runs.
+
+    `threads` are as many as there shall be in all, this one too; left out: no more than two.
 
     What is left after that is done by both; the list is complete when the block has ended. The thread ends with it:
     there is no pool that a fork could break.
     """
+    if threads is None:
+        threads = min(2, torch.get_num_threads())
     results: list[R] = [None] * len(items)  # type: ignore[list-item]
-    left = iter(range(len(items)))  # both take the next number; Python's lock lets one at a time
+    left = iter(range(len(items)))  # all take the next number; Python's lock lets one at a time
 
     def some() -> None:
         for i in left:
             results[i] = work(items[i])
 
-    if len(items) < 2 or torch.get_num_threads() == 1:
+    if len(items) < 2 or threads == 1:
         yield results
         some()
         return
-    with ThreadPoolExecutor(1) as other:
-        later = other.submit(some)
+    with ThreadPoolExecutor(threads - 1) as others:
+        later = [others.submit(some) for _ in range(min(threads, len(items)) - 1)]
         yield results
         some()
-        later.result()
+        for one in later:
+            one.result()
 
 
 def shared_out(work: Callable[[T], R], items: Sequence[T]) -> list[R]:
     """Return [work(item), …], done by two threads where torch may use more than one."""
     with beside(work, items) as results:
         pass
+    return results
+
+
+def one_thread_each(work: Callable[[T], R], items: Sequence[T]) -> list[R]:
+    """Return [work(item), …], done by as many threads as torch may use, within each of which torch uses one.
+
+    Threads that wait for each other once, and not at every operation, lose little where others use the cores too.
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # threads that are started from here on begin with it
+    try:
+        with beside(work, items, threads) as results:
+            pass
+    finally:
+        torch.set_num_threads(threads)
     return results

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_positions import WINDOWS, piece, plain
 
+from privsgp import devices
 from privsgp.gradients import PerSample, positions
 from privsgp.gradients.per_sample import sum_pieces
 from privsgp.gradients.positions import Exact, Positions, Window, _by_itself
@@ -170,3 +172,27 @@ def test_a_table_takes_out_what_it_was_filled_with(data):
     nothing = PerSample([Positions(0 * p.delta, p.input, p.window, p.bias, data)], exact=True)
     torch.testing.assert_close(found, put_in, rtol=0, atol=1e-15)
     torch.testing.assert_close(table.replace(rows, nothing), -put_in, rtol=0, atol=1e-14)
+
+
+def _on_a_gpu(monkeypatch):
+    """Let the code believe that convolutions are cuDNN's; return the list of those it asks for."""
+    asked, inner = [], positions._grouped
+    gpu = dataclasses.replace(devices.device_of(torch.device("cpu")), has_cudnn=True)
+    monkeypatch.setattr(positions, "device_of", lambda _: gpu)
+    monkeypatch.setattr(positions, "_grouped", lambda *given: asked.append(given) or inner(*given))
+    return asked
+
+
+def test_norms_and_sums_of_secret_runs_ask_cudnn_for_nothing(monkeypatch):
+    """Its algorithms need not be sums of products (Winograd's, Fourier's), which is what rounding is counted for."""
+    generator, window = torch.Generator().manual_seed(0), Window((3, 3), padding=(1, 1))
+    delta, a = (torch.randn(5, 2, channels, 12, 12, generator=generator) for channels in (4, 3))
+    assert not positions._gram_is_cheaper(delta.flatten(0, 1), a.flatten(0, 1), window)
+    piece = Positions(delta, a, window, bias=True)
+    asked = _on_a_gpu(monkeypatch)
+    secret, mask = PerSample([piece], exact=True), torch.ones(2, 5, dtype=torch.bool)
+    secret.clip_(1.0, mask)
+    secret.sum()
+    assert not asked
+    PerSample([piece]).norm()
+    assert asked, "a simulation's norms do go there, or this test sees nothing"

@@ -27,8 +27,9 @@ from privsgp.sites.frames import Rejected
 from privsgp.sites.identity import Card, Site, _certificate, _p256, _pem, _private_pem, _to_sign
 from privsgp.sites.join import Network, _remember_signature, check_policy, join, leave
 from privsgp.sites.mailbox import Inbox, Outbox
-from privsgp.sites.members import Members
+from privsgp.sites.members import Members, hello_form
 from privsgp.sites.relay import Seal
+from privsgp.sites.server import _MOST_HELLO, _read
 from privsgp.sites.transport import SitesTransport
 
 
@@ -424,3 +425,42 @@ def test_half_a_message_of_a_process_that_was_killed_is_nobodys_fault(house):
     with pytest.raises(grpc.RpcError), network.server._border(1, Late()):
         raise Rejected("length", "0 of 5208 bytes")
     assert network.audit.counts() == before
+
+
+def told(c, node, to, heads, incarnation=1):
+    """Return the hello of a site that tells of these headers."""
+    members = Members(c.agreement, node, incarnation, c.agreement.sign(c.sites[node]))
+    return json.loads(canonical(members.hello(to))) | {"heads": heads}
+
+
+def test_a_header_that_goes_round_does_not_turn_honest_sites_against_each_other(three):
+    """Basel signs it in another spelling: who passes it on in its own would show a signature that is not of it."""
+    header = frame(three, 5, 0.5, source=1, target=2).header
+    spelt = json.dumps(json.loads(header.text()), indent=1).replace("\n", " ")
+    signature = three.sites[1].sign(b"message", spelt.encode()).hex()
+    aachen = Members(three.agreement, 0, 1, three.agreement.sign(three.sites[0]))
+    with pytest.raises(Rejected, match="did not sign"):
+        aachen.learn(1, told(three, 1, 0, {"1": {"header": spelt, "signature": signature}}))
+    cork = Members(three.agreement, 2, 1, three.agreement.sign(three.sites[2]))
+    cork.learn(0, json.loads(canonical(aachen.hello(2))))
+
+
+@pytest.mark.parametrize("wrong", [{"target": 99}, {"target": 1}, {"step": 2**50}, {"length": 8}])
+def test_a_header_of_no_message_of_the_run_does_not_go_round(three, wrong):
+    """Two to a target that nobody is, each told to another site, would end the thread in which these talk."""
+    members = Members(three.agreement, 0, 1, three.agreement.sign(three.sites[0]))
+    for w in (0.5, 0.6):
+        head = frame(three, w=w, **{"step": 5, "source": 1, "target": 2} | wrong).evidence()
+        with pytest.raises(Rejected):
+            members.learn(2, told(three, 2, 0, {"1": head}))
+    assert "1" not in members.hello(2)["heads"]
+
+
+def test_a_hello_of_the_largest_roster_is_read(three):
+    """Of each of 1024 sites it has a header, a signature and a key."""
+    said = Members(three.agreement, 0, 1, "0" * 128).hello(1)
+    head = frame(three, 2**31, 0.5, source=1, target=2, incarnation=2**31).evidence()
+    steps = {"have": 2**31, "durable": 2**31, "heard": 1 / 3}
+    each = steps | {"signatures": "0" * 128, "pair_keys": "0" * 192, "heads": head}
+    hello = said | {key: dict.fromkeys(map(str, range(1024)), value) for key, value in each.items()}
+    assert hello_form(1024).fits(_read(canonical(hello), _MOST_HELLO))

@@ -124,3 +124,14 @@ def test_a_journal_that_is_not_what_was_committed_is_refused(three, tmp_path, da
         path.write_bytes(raw[:-1] if damage == "short" else raw[:-1] + b"\1")
     with pytest.raises(Refused, match="not what its commit says"):
         reopened(tmp_path, three, place)
+
+
+def test_who_takes_up_an_older_commit_by_mistake_loses_nothing(three, tmp_path):
+    """Its ledger refuses the step later; with the right commit put back the site goes on."""
+    links, peer = LinkJournal(tmp_path, three.agreement, 0), Peer(three, 1, 1)
+    links.take(0, peer.message(0, whole=False))
+    older = commit(links)
+    links.take(0, peer.message(1, whole=False))
+    place = commit(links)
+    assert reopened(tmp_path, three, older).newest[0] == 0
+    assert same(reopened(tmp_path, three, place), links)

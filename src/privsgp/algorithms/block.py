@@ -7,8 +7,8 @@ Algorithms are written once, for a block, and never know which of these they run
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     Kept = Callable[[], dict[str, Tensor]]  # what a direction remembers, and changes in place
 
 _PIECE = 1 << 18  # numbers that are gone through at once: what they need stays in a core's cache
+EVERYONE = slice(None)  # all nodes of a block
 OwnOptions = TypeVar("OwnOptions", bound=Options)
 
 
@@ -53,6 +54,12 @@ def as_it_is(direction: Direction, _kept: Kept) -> Direction:
     return direction
 
 
+def in_turn(work: Callable[[Any], None], parts: Sequence[Any]) -> None:
+    """Do the work of one part after the other."""
+    for part in parts:
+        work(part)
+
+
 def not_at_once(_k: int, _g: Tensor, _x: Tensor, _step_size: float) -> bool:
     """Let noise be added first."""
     return False
@@ -66,6 +73,11 @@ class Drawn(NamedTuple):
     keys: Tensor | None = None  # of each sample's dropout at this step, where a model has some
     clip: float | None = None  # of this step, where a schedule changes it
 
+    def of(self, nodes: slice) -> Drawn:
+        """Return what was drawn for some of the nodes."""
+        keys = None if self.keys is None else self.keys[nodes]
+        return self._replace(rows=self.rows[nodes], mask=self.mask[nodes], keys=keys)
+
 
 class State(NamedTuple):
     """What the nodes hold: x [m, d], the push-sum weights w [m] (float64) and the de-biased z = x / w."""
@@ -78,6 +90,10 @@ class State(NamedTuple):
     def debiased(cls, x: Tensor, w: Tensor) -> State:
         """Put z = x / w beside them."""
         return cls(x, w, x / w.to(x.dtype)[:, None])
+
+    def debias_(self, nodes: slice) -> None:
+        """Write x / w of some nodes over their z."""
+        torch.div(self.x[nodes], self.w[nodes].to(self.x.dtype)[:, None], out=self.z[nodes])
 
     @classmethod
     def start(cls, x0: Tensor, nodes: int) -> State:
@@ -142,11 +158,11 @@ class Block:
     targets: Tensor
     gradient: Stacked
     sample: Callable[[int], list[Drawn]]  # line 5: the samples drawn at step k, in one pass or more
-    noise: Callable[[int, Tensor], None]  # line 8: g_i += N(0, σ_i² I), in place
+    noise: Callable[..., None]  # (k, g), line 8: g_i += N(0, σ_i² I), in place
     mix: Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor]]  # lines 10-13
     release: Callable[[int, Tensor], None]  # pays for what carries the noise of step k, before any of it leaves
     step_size: Callable[[int], float]
-    noised_step: Callable[[int, Tensor, Tensor, float], bool] = not_at_once  # lines 8 and 9, where one pass does both
+    noised_step: Callable[..., bool] = not_at_once  # (k, g, x, γ): lines 8 and 9, where one pass does both
     average: Callable[[int, Tensor, int], Tensor] = _average  # what a server makes of messages of so many bytes
     public: Callable[[str, int], np.random.Philox] = _public  # randomness of a purpose at step k that all may know
     async_tools: AsyncTools | None = None  # where nodes act one at a time
@@ -156,6 +172,19 @@ class Block:
     prepare: Callable[[PerSample], PerSample] | None = None  # what a table makes of gradients before they are clipped
     record: Callable[[Direction, Kept], Direction] = as_it_is  # how lines 6 and 7 are run on the block's device
     exact: bool = False  # whether noise is secret: estimates are then in float64 until it is added
+    parts: Sequence[slice] = ()  # in which lines 6 to 9 are done, where that is worth it
+    each: Callable[[Callable[[Any], None], Sequence[Any]], object] = in_turn  # does some work for each part
+    nodes: slice = field(default_factory=lambda: EVERYONE)  # which of the engine's nodes are here: of a part, some
+
+    def part(self, nodes: slice) -> Block:
+        """Return some of the nodes, for lines 6 to 9; `noise` and `noised_step` are told which."""
+        if isinstance(self.inputs, Tensor):
+            return replace(
+                self, mechanisms=self.mechanisms[nodes], inputs=self.inputs[nodes], targets=self.targets[nodes],
+                noise=partial(self.noise, rows=nodes), noised_step=partial(self.noised_step, rows=nodes),
+                leave_one_core=nullcontext, parts=(), nodes=nodes,
+            )  # fmt: skip
+        raise TypeError(f"{type(self.inputs).__name__} cannot be parted")
 
     @property
     def rows(self) -> int:

@@ -10,17 +10,28 @@
 
 from __future__ import annotations
 
+import copy
 from abc import abstractmethod
-from typing import TYPE_CHECKING, ClassVar
-
-import torch
+from functools import cached_property
+from typing import TYPE_CHECKING, ClassVar, Self, TypeVar
 
 from privsgp.accounting.mechanisms import Mechanism, SampledMean, Unprotected
 from privsgp.algorithms.algorithm import Algorithm, clipped_mean
-from privsgp.algorithms.block import Block, Drawn, Settings, State
+from privsgp.algorithms.block import EVERYONE, Block, Drawn, Settings, State
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+AnyDirection = TypeVar("AnyDirection")
+
+
+def of_each_node(direction: AnyDirection) -> AnyDirection:
+    """Declare that a `direction` takes each node by itself, so that some can be done without the others.
+
+    It is not inherited: another direction may remember something of all nodes.
+    """
+    direction.of_each_node = True  # type: ignore[attr-defined]
+    return direction
 
 
 # --8<-- [start:loop]
@@ -38,12 +49,34 @@ class PushSum(Algorithm):
     def step(self, k: int, s: State) -> State:
         """Take step k."""
         batch = self.block.sample(k)  # 5
-        g = self.recorded(s.z, batch)  # 6-7: `direction`
+        self.block.each(lambda part: part.descend(k, s, batch), self.parts)  # 6-9, of some nodes or of all
         with self.block.leave_one_core():
-            x = self.block.descend(k, g, s.x)  # 8-9
-            self.block.release(k, x)
-            x, w = self.block.mix(k, x, s.w)  # 10-13
-            return State(x, w, torch.div(x, w.to(x.dtype)[:, None], out=s.z))  # 14
+            self.block.release(k, s.x)
+            x, w = self.block.mix(k, s.x, s.w)  # 10-13
+            new = State(x, w, s.z)
+            self.block.each(new.debias_, self.block.parts or [EVERYONE])  # 14
+            return new
+
+    def descend(self, k: int, s: State, batch: list[Drawn]) -> None:
+        """Move x of this block's nodes, in place."""
+        nodes = self.block.nodes
+        g = self.recorded(s.z[nodes], [drawn.of(nodes) for drawn in batch])  # 6-7: `direction`
+        with self.block.leave_one_core():
+            self.block.descend(k, g, s.x[nodes])  # 8-9
+
+    @cached_property
+    def parts(self) -> list[Self]:
+        """The same for some of the nodes each; itself, where there are no parts or `direction` wants all nodes."""
+        alone = getattr(self.direction, "of_each_node", False)
+        return [self.part(nodes) for nodes in self.block.parts if alone] or [self]
+
+    def part(self, nodes: slice) -> Self:
+        """Return the same for some of the nodes."""
+        part = copy.copy(self)
+        part.block = self.block.part(nodes)
+        part.recorded = part.direction
+        part.__dict__.pop("parts", None)
+        return part
 
 
 class PrivSGP(PushSum):
@@ -61,6 +94,7 @@ class PrivSGP(PushSum):
             sigma=sigma, clip=settings.clip, batch=batch, samples=samples, sampling=settings.sampling, kappa=kappa
         )
 
+    @of_each_node
     def direction(self, z: Tensor, batch: list[Drawn]) -> Tensor:
         """G = (1/b) Σ_{j∈B} clip_G(∇f_i(z_i; j))."""
         return clipped_mean(self.block, z, batch)

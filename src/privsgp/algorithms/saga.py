@@ -13,7 +13,7 @@ from pydantic import model_validator
 
 from privsgp.accounting.mechanisms import Mechanism, Sag, Saga
 from privsgp.algorithms.block import Block, Drawn, Settings
-from privsgp.algorithms.push_sum import PushSum
+from privsgp.algorithms.push_sum import PushSum, of_each_node
 from privsgp.devices import device_of
 from privsgp.errors import Refused
 from privsgp.gradients.rounding import chunk
@@ -90,18 +90,29 @@ def init_table(block: Block, settings: Settings, z: Tensor) -> Memory:
 
     The entries are never released as they are; only the noised mean is.
     """
+    table = empty_table(block, settings, z)
+    fill_table(block, settings, table, z)
+    return table
+
+
+def empty_table(block: Block, settings: Settings, z: Tensor) -> Memory:
+    """Return a table of zeros."""
     block.prepare = None  # an earlier table's, which is not to stay
     table = _zeros(block, settings, z)
     block.prepare = table.prepared
+    return table
+
+
+def fill_table(block: Block, settings: Settings, table: Memory, z: Tensor) -> None:
+    """Take every sample's clipped gradient at z⁰ for its entry, where the table is to begin with them."""
     if settings.own(TableOptions).table_init == "gradients":
 
         def gradients(rows: Tensor) -> PerSample:
             return block.gradients(z, Drawn(rows, rows < block.rows))
 
         samples = _samples(block, z)
-        _LOG.info("table: the gradients of all %s samples at x⁰ come first", f"{sum(samples.tolist()):,}")
+        _LOG.info("table: the gradients of %s samples at x⁰ come first", f"{sum(samples.tolist()):,}")
         fill(table, gradients, samples, rows=block.rows, chunk=chunk(settings.block_size))
-    return table
 
 
 def restore_table(block: Block, settings: Settings, table: Memory, z: Tensor) -> None:
@@ -175,8 +186,21 @@ class TablePushSum(PushSum):
 
     def begin(self, z: Tensor) -> None:
         """Lines 1-3: ∇f_i(φ_ij; j) = ∇f_i(z_i⁰; j)."""
-        self.__dict__.pop("table", None)  # a second table may not fit beside the first
-        self.table = init_table(self.block, self.settings, z)
+        for made in ("table", "parts"):
+            self.__dict__.pop(made, None)  # a second table may not fit beside the first
+        self.table = empty_table(self.block, self.settings, z)
+        self.block.each(lambda part: part.fill(z), self.parts)
+
+    def fill(self, z: Tensor) -> None:
+        """Fill the table of this block's nodes."""
+        fill_table(self.block, self.settings, self.table, z[self.block.nodes])
+
+    def part(self, nodes: slice) -> Self:
+        """Return the same for some of the nodes, with their tables."""
+        part = super().part(nodes)
+        part.table = self.table.of_nodes(nodes)
+        part.block.prepare = part.table.prepared
+        return part
 
     def arrays(self) -> dict[str, Tensor]:
         """Return the table."""
@@ -184,7 +208,11 @@ class TablePushSum(PushSum):
 
     def restored(self, z: Tensor) -> None:
         """Keep the entries in the ball of radius G."""
-        restore_table(self.block, self.settings, self.table, z)
+        self.block.each(lambda part: part.restore(z), self.parts)
+
+    def restore(self, z: Tensor) -> None:
+        """Do so with the table of this block's nodes."""
+        restore_table(self.block, self.settings, self.table, z[self.block.nodes])
 
 
 class PrivSGPVR(TablePushSum):
@@ -211,6 +239,7 @@ class PrivSGPVR(TablePushSum):
             difference_clip=settings.difference_clip, difference_scale=settings.difference_scale,
         )  # fmt: skip
 
+    @of_each_node
     def direction(self, z: Tensor, batch: list[Drawn]) -> Tensor:
         """Lines 6-7."""
         return saga_estimate(self.block, self.table, z, batch)
@@ -242,6 +271,7 @@ class PrivSGPSAG(TablePushSum):
             sigma=sigma, clip=settings.clip, batch=batch, samples=samples, sampling=settings.sampling, kappa=kappa
         )
 
+    @of_each_node
     def direction(self, z: Tensor, batch: list[Drawn]) -> Tensor:
         """G = (1/J) Σ_j t_j after the drawn entries were replaced."""
         c = replace_entries(self.block, self.table, z, batch)

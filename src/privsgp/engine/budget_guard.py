@@ -44,6 +44,7 @@ class BudgetGuard:
         self.ledgers: list[Ledger] = []
         self.since = 0  # the step that the run goes on from: of messages before it, no hash is asked for
         self.committed: int | None = None  # the last step made durable before it was sent; None where none is
+        self.threads: int | None = None  # that hash messages, where it is known how many are free
         self.witness = Witness(folder, simulation=spec.simulation)
         self._attempts: list[int] = []
         self._until = 0
@@ -144,7 +145,7 @@ class BudgetGuard:
         Assumes: none of them leaves this process in the block.
         """
         hashed = self.ledgers and self._may_be_hashed(x)
-        with beside(_digest, list(x) if hashed else []) as digests:
+        with beside(_digest, list(x) if hashed else [], self.threads) as digests:
             yield
         for place, digest in enumerate(digests or [""] * len(self.ledgers)):
             self._note(place, k, digest)

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from privsgp.algorithms import Drawn
+from privsgp.algorithms.block import EVERYONE
 from privsgp.devices import device_of
 from privsgp.gradients.dropout import sample_keys, tosses
 from privsgp.randomness.coins import batches, capacity, draw, draw_all, draw_blocks
@@ -38,6 +39,7 @@ class NodeRandomness:
 
     def __init__(self, spec: RunSpec, like: Tensor, *, alone: bool, exchange: Exchange | None = None) -> None:
         self.spec, self.alone = spec, alone
+        self.at_once = True  # whether all nodes' noise is added at once: else it is drawn where it is used
         self.source = Secure() if spec.seed is None else Keyed(spec.seed)
         self.node_noise = spec.noise.of_nodes(spec.here, spec.mechanisms, self.source, exchange)
         self.attempt = 0
@@ -54,7 +56,12 @@ class NodeRandomness:
     @property
     def beside(self) -> bool:
         """Whether a second thread draws the noise of the next step from the moment that of the last one is used."""
-        return not self.node_noise.zero and self.alone and device_of(self.spec.device).in_host_memory
+        return self._in_time and self.alone and device_of(self.spec.device).in_host_memory
+
+    @property
+    def _in_time(self) -> bool:
+        """Whether noise is drawn before it is used."""
+        return self.at_once and not self.node_noise.zero
 
     def sample(self, k: int) -> list[Drawn]:
         """Return the samples of step k, in passes of one size, and let its noise be drawn while they are used."""
@@ -63,7 +70,7 @@ class NodeRandomness:
             self.source.undraw("coins", self.spec.here, *drawn[:2])
             drawn = None
         samples = drawn[2] if drawn is not None and drawn[:2] == (k, self.attempt) else self._draw(k)
-        if not self.node_noise.zero:
+        if self._in_time:
             self.node_noise.begin(self._like, k, self.attempt)
         return samples
 
@@ -74,21 +81,21 @@ class NodeRandomness:
         steps = [numbers.get(i, 0) for i in self.spec.here]
         return self._passes([draws.get(i, nothing) for i in self.spec.here], steps)
 
-    def noise(self, k: int, g: Tensor) -> None:
-        """Add the noise of step k to every node's row of g, in place."""
-        self.node_noise.add_(g, self.spec.here, k, self.attempt)
+    def noise(self, k: int, g: Tensor, rows: slice = EVERYONE) -> None:
+        """Add the noise of step k to every node's row of g, in place; g may be of some rows of nodes alone."""
+        self.node_noise.add_(g, self.spec.here[rows], k, self.attempt)
         self._ahead(k)
 
-    def noised_step(self, k: int, g: Tensor, x: Tensor, step_size: float) -> bool:
+    def noised_step(self, k: int, g: Tensor, x: Tensor, step_size: float, rows: slice = EVERYONE) -> bool:
         """Take γ (g + noise of step k) from x, in place, where one pass does it; tell whether that was done."""
-        done = self.node_noise.step_(x, g, self.spec.here, k, self.attempt, step_size)
+        done = self.node_noise.step_(x, g, self.spec.here[rows], k, self.attempt, step_size)
         if done:
             self._ahead(k)
         return done
 
     def _ahead(self, k: int) -> None:
         """Let the next step's noise be drawn."""
-        if self.alone and k + 1 < self.spec.steps and not self.node_noise.zero:  # others draw `meanwhile`
+        if self.alone and k + 1 < self.spec.steps and self._in_time:  # others draw `meanwhile`
             self.node_noise.begin(self._like, k + 1, self.attempt)
 
     def noise_one(self, i: int, number: int, g: Tensor) -> None:

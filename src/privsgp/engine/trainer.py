@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from privsgp.algorithms import AsyncTools, Block, PushSum, State, UpdateRule
-from privsgp.algorithms.block import as_it_is
+from privsgp.algorithms.block import as_it_is, in_turn
 from privsgp.clock import Events
 from privsgp.devices import current, device_of, keep_memory
 from privsgp.engine import checkpoint
@@ -25,6 +25,7 @@ from privsgp.engine.budget_guard import BudgetGuard
 from privsgp.engine.checkpoint import Progress
 from privsgp.engine.evaluate import Evaluator, average
 from privsgp.engine.node_randomness import NodeRandomness
+from privsgp.engine.parts import Lent, can_be_parted, divided
 from privsgp.engine.spec import refuse_coarser
 from privsgp.engine.step import chosen, recorder
 from privsgp.engine.stops import Stopping, refuse_no_model
@@ -32,20 +33,21 @@ from privsgp.errors import Diverged, Interrupted, ReplayDiffers
 from privsgp.gradients import Layout, stack
 from privsgp.gradients.dropout import without_coins
 from privsgp.randomness.pairwise import told
-from privsgp.threads import leave_one_core
+from privsgp.threads import leave_one_core, one_thread_each
 from privsgp.transport import forms
 from privsgp.transport.checks import refuse_wild
 from privsgp.transport.connect import connect
 from privsgp.transport.rendezvous import World
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from contextlib import AbstractContextManager
 
     from torch import Tensor
 
     from privsgp.engine.folder import Folder
     from privsgp.engine.spec import RunSpec
+    from privsgp.gradients import Stacked
     from privsgp.randomness.pairwise import Identities
     from privsgp.randomness.protocol import Exchange
     from privsgp.transport.protocol import Transport
@@ -211,13 +213,13 @@ class Trainer:
 
     def _begin(self, *, fresh_noise: bool = False) -> tuple[int, float]:
         """Return (steps done, seconds spent): from the last checkpoint that all processes have, or from x⁰."""
-        self.algorithm.begin(self._start().z)
+        self.state = self._back_at_the_start()
+        self.algorithm.begin(self.state.z)
         self.averaging.forget()
         if self.update_rule is not None:
             self.update_rule.forget()
         found = checkpoint.last_common(self.folder, self.world, self.spec.shared_hash)
         if found is None:
-            self.state = self._back_at_the_start()
             self.transport.restart(self.state.x, self.state.w)
             progress = Progress(0, 0, 0.0, 0, self.spec.shared_hash)
         else:
@@ -283,12 +285,13 @@ class Trainer:
     def _block(self) -> Block:
         spec, learning = self.spec, self.spec.learning
         gradient = stack(self.model, learning.loss, learning.made_up(), rules=spec.rules)
+        parts = self._parts(gradient)
         may_record = self.transport.plain and isinstance(learning.inputs, torch.Tensor) and not spec.clip_changes
         return Block(
             mechanisms=spec.mechanisms,
             inputs=learning.inputs,
             targets=learning.targets,
-            gradient=gradient,
+            gradient=Lent(gradient, torch.get_num_threads()) if parts else gradient,
             sample=self.randomness.sample,
             noise=self.randomness.noise,
             noised_step=self.randomness.noised_step,
@@ -303,7 +306,21 @@ class Trainer:
             private=self.folder.checkpoint.parent,
             record=recorder(gradient, spec.device) if may_record else as_it_is,
             exact=not spec.simulation,
+            parts=parts,
+            each=one_thread_each if parts else in_turn,
         )
+
+    def _parts(self, gradient: Stacked) -> Sequence[slice]:
+        """Return the nodes that are taken by themselves from the samples to the moved x; none where all go at once."""
+        spec, threads = self.spec, torch.get_num_threads()
+        own = self.randomness.node_noise.kernel_source is not None and self.update_rule is None
+        if not (own and self.transport.local and can_be_parted(gradient, spec.learning.inputs, spec.device)):
+            return ()
+        each = getattr(getattr(spec.algorithm, "direction", None), "of_each_node", False)
+        parts = divided(len(spec.here), threads) if each else ()
+        if parts:
+            self.randomness.at_once, self.budget_guard.threads = False, threads
+        return parts
 
     def _async_tools(self) -> AsyncTools | None:
         """Return what nodes need that act one at a time."""

@@ -15,6 +15,7 @@ import math
 import operator
 import os
 import struct
+import threading
 import time
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeGuard
@@ -45,6 +46,8 @@ LONGEST = 1 << 30  # columns that a GPU draws
 _ZEROS = memoryview(bytes(8 * _PIECE))
 _PARTED = 1.0  # seconds by which clocks may part while nothing but time passes: slewing needs half an hour for it
 
+_CLAIMS = threading.Lock()  # of all secure sources: one thread at a time says what it will draw
+
 # The grid of `snap_` is about σ/16: it adds less than 0.07 % to the variance.
 _GRID_BITS = 4
 
@@ -68,7 +71,7 @@ class Prefetchable(Normals, Protocol):
 
 
 class Source(Prefetchable, Protocol):
-    """Standard normals and 64-bit coins. Not for several threads."""
+    """Standard normals and 64-bit coins; several threads may draw at a time."""
 
     def uniforms(self, node: int, step: int, count: int, attempt: int = 0) -> npt.NDArray[np.uint64]:
         """Return `count` coins, uniform on 0 … 2⁶⁴ − 1."""
@@ -84,7 +87,7 @@ class Streams:
 
     def __init__(self, keys: dict[str, bytes]) -> None:
         self._keys = keys
-        self._ciphers: dict[str, Any] = {}  # one a purpose: coins are drawn while another thread draws noise
+        self._ciphers: dict[str, list[Any]] = {}  # by purpose, those that nobody uses: threads draw at the same time
 
     def uniforms(self, node: int, step: int, count: int, attempt: int = 0) -> npt.NDArray[np.uint64]:
         """Return `count` coins, uniform on 0 … 2⁶⁴ − 1."""
@@ -108,20 +111,25 @@ class Streams:
         last = block + words.nbytes // _BLOCK_BYTES
         if not (0 <= node < _WIDE and 0 <= step < _WIDE and 0 <= attempt < _WIDE and last < _WIDE):
             _refuse_wide(node=node, step=step, attempt=attempt, block=last)
-        encryptor = self._ciphers.get(purpose) or self._cipher(purpose)
+        free = self._ciphers.setdefault(purpose, [])
+        try:
+            encryptor = free.pop()
+        except IndexError:
+            encryptor = self._cipher(purpose)
         encryptor.reset_nonce(_NONCE.pack(block, node, step, attempt))
         target = words.data.cast("B")
         while len(target) > len(_ZEROS):
             encryptor.update_into(_ZEROS, target)
             target = target[len(_ZEROS) :]
         encryptor.update_into(_ZEROS[: len(target)], target)
+        free.append(encryptor)
 
     def _cipher(self, purpose: str) -> Any:  # noqa: ANN401 - cryptography is imported late
-        """Make a purpose's cipher, once: to give it another nonce takes a third of the time."""
+        """Make a cipher of a purpose, to be kept: to give it another nonce takes a third of the time."""
         from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 
         first = algorithms.ChaCha20(self._keys[purpose], _NONCE.pack(0, 0, 0, 0))
-        return self._ciphers.setdefault(purpose, Cipher(first, mode=None).encryptor())
+        return Cipher(first, mode=None).encryptor()
 
     def _normals(
         self, out: npt.NDArray[Any], nodes: Sequence[int], step: int, attempt: int, real: type[np.floating[Any]]
@@ -209,6 +217,12 @@ class Keyed(Streams):
             philox.fill_normal(out, int(key), nodes, step, attempt)
 
 
+class _Once(Streams):
+    """The streams of one draw of `Secure`, under a key of its own."""
+
+    secret = True
+
+
 class Secure(Streams):
     """Secret noise and coins: ChaCha20 under keys from the operating system, which this object shows to nobody.
 
@@ -246,23 +260,23 @@ class Secure(Streams):
     def fill_normal(self, out: torch.Tensor, nodes: Sequence[int], step: int, attempt: int = 0) -> None:
         """Fill row r of `out` [m, d] with the standard normals of node `nodes[r]`; each can be drawn once."""
         _refuse_shape(out, nodes)
-        nodes = self._claim_all("noise", nodes, step, attempt)
+        nodes, drawn = self._claim_all("noise", nodes, step, attempt)
         if device_of(out).in_host_memory:
-            self._normals(out.numpy(), nodes, step, attempt, np.float64)
+            drawn._normals(out.numpy(), nodes, step, attempt, np.float64)
         elif out.dtype == torch.float64 and out.is_contiguous() and out.shape[1] < LONGEST and have_triton():
             self._device_normals(out, nodes, step, attempt)
         else:
             host = self._host(out)
-            self._normals(host.numpy(), nodes, step, attempt, np.float64)
+            drawn._normals(host.numpy(), nodes, step, attempt, np.float64)
             out.copy_(host)
 
     def rough(self, nodes: Sequence[int], columns: int, step: int, attempt: int) -> Rough:
         """Return the standard normals of some nodes for `add_rough_`; each can be drawn once."""
-        nodes = self._claim_all("noise", nodes, step, attempt)
+        nodes, drawn = self._claim_all("noise", nodes, step, attempt)
         words = np.empty((len(nodes), columns + columns % 2), np.int32)
         for row, node in zip(words, nodes, strict=True):
-            self._read(row, "noise", (node, step, attempt))
-        behind, cipher = 1 + words[0].nbytes // _BLOCK_BYTES, self._ciphers["noise"]  # the next draw has another key
+            drawn._read(row, "noise", (node, step, attempt))
+        behind, cipher = 1 + words[0].nbytes // _BLOCK_BYTES, drawn._cipher("noise")
 
         def lower(row: int, before: int, count: int) -> npt.NDArray[np.uint32]:
             skipped, rest = divmod(4 * before, _BLOCK_BYTES)
@@ -304,8 +318,8 @@ class Secure(Streams):
 
     def coins(self, nodes: Sequence[int], step: int, count: int, attempt: int = 0) -> npt.NDArray[np.uint64]:
         """Return the `uniforms` of several nodes; those of one (node, step, attempt) can be drawn once."""
-        nodes = self._claim_all("coins", nodes, step, attempt)
-        return super().coins(nodes, step, count, attempt)
+        nodes, drawn = self._claim_all("coins", nodes, step, attempt)
+        return drawn.coins(nodes, step, count, attempt)
 
     def undraw(self, purpose: str, nodes: Sequence[int], step: int, attempt: int) -> None:
         """Let what was drawn ahead for a step, and used by nobody, be drawn anew: under another key."""
@@ -314,15 +328,15 @@ class Secure(Streams):
                 self._retries[purpose, node, step] = attempt - 1
             self._frontier[purpose, node] = min(step, self._frontier.get((purpose, node), 0))
 
-    def _claim_all(self, purpose: str, nodes: Sequence[int], step: int, attempt: int) -> list[int]:
-        """Return the nodes, as plain numbers, and take a new key; refuse what may have been drawn before."""
-        claimed = [self._claim(purpose, node, step, attempt) for node in nodes]
-        fresh = os.urandom(32) + struct.pack("<2q", time.time_ns(), time.perf_counter_ns())
-        # The clocks add nothing that is secret: they make two lives of one memory differ even if urandom repeats.
-        state = hashlib.blake2b(fresh, key=self._chains[purpose]).digest()
-        self._chains[purpose], self._keys[purpose] = state[:32], state[32:]
-        self._ciphers.pop(purpose, None)
-        return claimed
+    def _claim_all(self, purpose: str, nodes: Sequence[int], step: int, attempt: int) -> tuple[list[int], _Once]:
+        """Return the nodes, as plain numbers, and streams of a new key; refuse what may have been drawn before."""
+        with _CLAIMS:
+            claimed = [self._claim(purpose, node, step, attempt) for node in nodes]
+            fresh = os.urandom(32) + struct.pack("<2q", time.time_ns(), time.perf_counter_ns())
+            # The clocks add nothing that is secret: they make two lives of one memory differ even if urandom repeats.
+            state = hashlib.blake2b(fresh, key=self._chains[purpose]).digest()
+            self._chains[purpose], self._keys[purpose] = state[:32], state[32:]
+            return claimed, _Once({purpose: state[32:]})
 
     def _claim(self, purpose: str, node: int, step: int, attempt: int) -> int:
         """Return the node, as a plain number; refuse what may have been drawn before.

@@ -103,7 +103,8 @@ class Log:
     def read(self) -> Iterator[IO[bytes]]:
         """Take up the place that a commit holds; yield the file while there is more to read in it.
 
-        What was written after the commit is cut off.
+        What was written after the commit is not read, and is cut off by who appends: where this commit turns out to be
+        an older one that was put back, the right one still finds all of its own.
         """
         self.number, self.length = self._at.tolist()
         path = self._path(self.number)
@@ -115,7 +116,6 @@ class Log:
             )
         if not path.exists():
             return
-        os.truncate(path, self.length)
         with opened(path) as file:
             while file.tell() < self.length:
                 yield file

@@ -19,7 +19,7 @@ from cryptography.exceptions import InvalidSignature
 
 from privsgp.sites import pairs
 from privsgp.sites.canonical import canonical
-from privsgp.sites.frames import Frame, Header, Rejected
+from privsgp.sites.frames import Frame, Header, Rejected, refuse_head
 from privsgp.transport import forms
 
 if TYPE_CHECKING:
@@ -193,14 +193,12 @@ class Members:
             self.proven[target] = header.step
 
     def _verified(self, node: int, header: Header, told: dict[str, str]) -> Frame:
-        """Return a header that a node has signed in this run; reject any other."""
+        """Return a header of a message that a node may send in this run, and has signed; reject any other.
+
+        It is passed on as this site writes it: everybody must find in it what was found here.
+        """
         signature = bytes.fromhex(told["signature"])
-        try:
-            self.agreement.roster[node].verify(b"message", told["header"].encode(), signature)
-        except InvalidSignature:
-            raise Rejected("signature", "a header of a site that did not sign it") from None
-        if (header.run, header.source) != (self.agreement.run, node):
-            raise Rejected("run", f"a header of run {header.run[:16]}…, source {header.source}")
+        refuse_head(self.agreement, node, header.target, header, signature)
         return Frame(header, signature, b"")
 
     def _head(self, node: int) -> Frame | None:

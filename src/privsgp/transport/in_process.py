@@ -7,6 +7,7 @@ add, never an n × n product.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import numpy as np
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor
 
 from privsgp.devices import device_of
+from privsgp.threads import one_thread_each
 from privsgp.transport.protocol import Transport, nothing
 
 if TYPE_CHECKING:
@@ -47,7 +49,6 @@ class InProcess(Transport):
         self.device, self.dtype = like.device, like.dtype
         self._rounds: dict[int, list[_Round]] = {}
         self._mixed: tuple[Tensor, ...] = ()
-        self._arrived = torch.empty(0)
 
     def mix(self, k: int, x: Tensor, w: Tensor, meanwhile: Callable[[], None] = nothing) -> tuple[Tensor, Tensor]:
         """Return (P^k x, P^k w).
@@ -58,31 +59,16 @@ class InProcess(Transport):
         mixed, weights, rounds = self._room(x), torch.zeros_like(w), self._at(k)
         for part in rounds:
             weights.index_add_(0, part.target, w[part.source] * part.share[:, 0].double())
-        tall = len(self._arrived)
+        tall = min(len(x), device_of(x).rows_at_once(x, _PIECE))
         for alike in ([p for p in rounds if p.everyone], *([p] for p in rounds if not p.everyone)):
-            for top in range(0, len(alike[0].target), tall):
-                for part in alike:
-                    self._add(mixed, x, part, slice(top, top + tall), first=part is rounds[0])
+            add = partial(_add, mixed, x, alike, rounds[0])
+            one_thread_each(add, [slice(top, top + tall) for top in range(0, len(alike[0].target), tall)])
         return mixed, weights
-
-    def _add(self, mixed: Tensor, x: Tensor, part: _Round, rows: slice, *, first: bool) -> None:
-        """Add a few edges' shares; every target occurs once a round, so the order of additions is fixed."""
-        source, share = part.source[rows], part.share[rows]
-        if first:
-            torch.index_select(x, 0, source, out=mixed[rows]).mul_(share)
-            return
-        arrived = torch.index_select(x, 0, source, out=self._arrived[: len(source)]).mul_(share)
-        if part.everyone:
-            mixed[rows].add_(arrived)
-        else:
-            mixed.index_add_(0, part.target[rows], arrived)
 
     def _room(self, x: Tensor) -> Tensor:
         """Return memory for the result: one of two arrays, whichever is not x."""
         if not self._mixed or self._mixed[0].shape != x.shape:
             self._mixed = torch.empty_like(x), torch.empty_like(x)
-            tall = device_of(x).rows_at_once(x, _PIECE)
-            self._arrived = x.new_empty(min(tall, len(x)), x.shape[1])
         return self._mixed[0] if self._mixed[0].data_ptr() != x.data_ptr() else self._mixed[1]
 
     def messages(self, k: int) -> int:
@@ -110,3 +96,15 @@ class InProcess(Transport):
 
         everyone = len(target) == self.graph.nodes
         return _Round(tensor(target), tensor(source), tensor(share)[:, None], everyone)
+
+
+def _add(mixed: Tensor, x: Tensor, alike: list[_Round], first: _Round, rows: slice) -> None:
+    """Add a few edges' shares of each round; every target occurs once a round, so the order of additions is fixed."""
+    for part in alike:
+        source, share = part.source[rows], part.share[rows]
+        if part is first:
+            torch.index_select(x, 0, source, out=mixed[rows]).mul_(share)
+        elif part.everyone:
+            mixed[rows].add_(torch.index_select(x, 0, source).mul_(share))
+        else:
+            mixed.index_add_(0, part.target[rows], torch.index_select(x, 0, source).mul_(share))

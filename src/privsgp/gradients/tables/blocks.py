@@ -7,7 +7,8 @@ an entry of its own (privacy.md, "Clipping").
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import copy
+from typing import TYPE_CHECKING, Self
 
 import torch
 
@@ -36,6 +37,12 @@ class BlockTable:
         where = storage.settled(torch.Size(shape).numel() * dtype.itemsize, words, first.device)
         self.sums = where.zeros(shape, dtype, first.device)
         self.mean = first.new_zeros(example.models, example.dim, dtype=torch.float64)  # see `Table`
+
+    def of_nodes(self, nodes: slice) -> Self:
+        """Return the sums of some of the nodes, in the same memory."""
+        some = copy.copy(self)
+        some.sums, some.mean = self.sums[nodes], self.mean[nodes]
+        return some
 
     @property
     def entry_bytes(self) -> float:

@@ -8,7 +8,8 @@ table belongs to no sample: padding slots of a Poisson batch point there, and it
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, Protocol
+import copy
+from typing import TYPE_CHECKING, Literal, Protocol, Self
 
 import torch
 from torch import Tensor
@@ -55,6 +56,9 @@ class Memory(Protocol):
     def places(self, rows: Tensor) -> Tensor:
         """Return in which rows of the arrays the entries of the samples `rows` [m, b] are."""
 
+    def of_nodes(self, nodes: slice) -> Self:
+        """Return the tables of some of the nodes, in the same memory."""
+
     def arrays(self) -> dict[str, Tensor]:
         """Return everything a checkpoint must keep, by name; of each but the mean the last row belongs to no sample."""
 
@@ -68,6 +72,12 @@ class Part:
             name: storage.zeros((f.shape[0], rows, *f.shape[2:]), _kept(f, dtype), f.device)
             for name, f in piece.factors().items()
         }
+
+    def of_nodes(self, nodes: slice) -> Self:
+        """Return the same of some of the nodes."""
+        some = copy.copy(self)
+        some.arrays = {name: a[nodes] for name, a in self.arrays.items()}
+        return some
 
     def like(self, piece: Piece) -> Piece:
         """Return a piece in the form that is stored here."""
@@ -106,6 +116,12 @@ class Table:
         self.mean = mean
         self.clip = clip
         self.difference_clip = difference_clip
+
+    def of_nodes(self, nodes: slice) -> Self:
+        """Return the tables of some of the nodes, in the same memory."""
+        some = copy.copy(self)
+        some.parts, some.mean = [part.of_nodes(nodes) for part in self.parts], self.mean[nodes]
+        return some
 
     @property
     def entry_bytes(self) -> float:
@@ -210,6 +226,12 @@ class RoundedTable(Table):
     def __init__(self, parts: Sequence[Part], mean: Tensor, clip: float, scale: Tensor) -> None:
         super().__init__(parts, mean, clip)
         self.scale = scale
+
+    def of_nodes(self, nodes: slice) -> Self:
+        """Return the tables of some of the nodes, in the same memory."""
+        some = super().of_nodes(nodes)
+        some.scale = self.scale[nodes]
+        return some
 
     def prepared(self, g: PerSample) -> PerSample:
         """Round the gradients to what can be kept of them."""
