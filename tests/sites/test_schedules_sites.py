@@ -34,6 +34,7 @@ def test_a_site_makes_the_schedule_itself_and_signs_no_other(tmp_path):
     assert mechanism.schedule is not None
     assert mechanism.schedule.clips
     values = c.agreement.values
-    privacy = values["config"]["privacy"] | {"clip": CLIP | {"end": 0.9}}
+    before = values["config"]["privacy"]
+    privacy = before | {"clip": before["clip"] | {"end": 0.9}}
     with pytest.raises(Refused, match="nothing was signed"):
         Agreement.of(values | {"config": values["config"] | {"privacy": privacy}}, "it").spec(mine, 0)
