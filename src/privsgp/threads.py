@@ -6,6 +6,7 @@ And for some milliseconds after an operation torch's threads keep their cores bu
 
 from __future__ import annotations
 
+from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeVar
@@ -45,8 +46,12 @@ def beside(work: Callable[[T], R], items: Sequence[T], threads: int | None = Non
     left = iter(range(len(items)))  # all take the next number; Python's lock lets one at a time
 
     def some() -> None:
-        for i in left:
-            results[i] = work(items[i])
+        try:
+            for i in left:
+                results[i] = work(items[i])
+        except BaseException:
+            deque(left, 0)  # nobody begins another one
+            raise
 
     if len(items) < 2 or threads == 1:
         yield results

@@ -25,6 +25,7 @@ from privsgp.randomness import noise
 from privsgp.runs import build
 from privsgp.runs import config as configs
 from privsgp.runs import problem as problems
+from privsgp.threads import one_thread_each
 
 METHODS = [
     {"name": "sgp"},
@@ -268,3 +269,21 @@ def test_products_of_the_users_own_have_the_bits_of_all_nodes_at_once(tmp_path, 
             training = _training(tmp_path / str(parted), {"name": method}, own=model)
         ends.append(training.run().state.x)
     torch.testing.assert_close(*ends, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("fails", [0, 1])
+def test_what_a_part_raises_ends_the_step_and_no_other_part_begins(fails):
+    begun, both = [], threading.Barrier(2)
+
+    def work(i):
+        begun.append(i)
+        if i < 2:
+            both.wait()
+        if i == fails:
+            raise MemoryError(f"of part {i}")
+        time.sleep(0.05)
+
+    with pytest.raises(MemoryError, match=f"of part {fails}"):
+        one_thread_each(work, range(20))
+    assert len(begun) == 2
+    assert torch.get_num_threads() == 2
