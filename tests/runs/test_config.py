@@ -111,7 +111,7 @@ def test_an_unknown_key_is_named_whole_with_what_was_meant(values, what, remedy)
         ("algorithm", "step_size", 0.0, "greater than 0"),
         ("algorithm", "step_size", "huge", "theory"),
         ("algorithm", "steps", 0, "or 'auto', which leaves it to the planner"),
-        ("algorithm", "step_size", {"schedule": "cosine"}, "required"),
+        ("algorithm", "step_size", {"schedule": "cosine"}, "give start"),
         ("algorithm", "step_size", {"schedule": "step", "start": 1.0}, "cosine"),
         ("algorithm", "name", "privsgp-vrr", "did you mean 'privsgp-vr'?"),
         ("algorithm", "sampling", "all", "poisson"),
