@@ -1,10 +1,11 @@
-"""The record table: accuracy at certified budgets, where no test sample decides anything.
+"""The record table: accuracy at certified budgets, where no test sample chooses anything.
 
 MNIST, CIFAR-10 and a9a at ε = 0.4, 1, 3, with records that lie evenly at the sites or by Dirichlet shares of the
 classes: every node's noise its own, noise that pairs share (three quarters honest), DP-SGD on pooled data, and no
 privacy. What is chosen is chosen on a tenth of the *training* records, held out, with seed 0: features and clip by
 `--choose`, the step size of every cell by the table's own runs. What is reported are fresh seeds, trained on all
-training records and tested on the test set.
+training records and tested on the test set. K, batches and the configurations to start from are those of earlier runs,
+which had been looked at on test samples.
 
     python experiments/record.py --choose --data-dir DATA [--only mnist cifar10] [--device cuda] [--jobs 10]
     python experiments/record.py --data-dir DATA [--only mnist] [--partitions even 0.1] [--device cuda] [--jobs 10]

@@ -48,8 +48,7 @@ BARE = 10  # every tenth message carries the bare table mean
 OWN_SHARE = 1 / 3  # of a node in a ring
 WEIGHTED = {"difference_scale": 0.1, "batch": 2}  # few samples a step: a difference of full weight stands out
 FADING = {"noise_schedule": "optimal", "noise_curvature": 0.05}  # σ falls to half over the run
-FALLING = {"clip": {"schedule": "steps", "start": 1.0, "end": 0.1}}
-FEW = {"batch": 4}
+FALLING = {"clip": {"schedule": "steps", "start": 1.0, "end": 0.1}, "sigma": 0.02}
 CLIPPED = {"difference_scale": 0.9, "difference_clip": 0.05, "batch": 2}  # so does one of full length
 
 
@@ -177,6 +176,7 @@ QUIET = (
     NOTHING,
     Bug("nothing, weight θ = 0.1", nullcontext, ("privsgp-vr",), WEIGHTED),
     Bug("nothing, schedule of noise", nullcontext, ("privsgp", "privsgp-sag"), privacy=FADING),
+    Bug("nothing, schedule of clip", nullcontext, ("privsgp",), privacy=FALLING),
     Bug("nothing, weight θ = 0.9 and clip C = 0.05", nullcontext, ("privsgp-vr",), CLIPPED),
 )
 BUGS = (
@@ -208,7 +208,6 @@ BUGS = (
         "schedule of clip not applied",
         lambda: patch.object(node_randomness.NodeRandomness, "_draw", equal_clip),
         ("privsgp",),
-        FEW,
         privacy=FALLING,
     ),
     Bug("own term without noise", lambda: patch.object(DP2SGD, "step", bare_self), ("dp2-sgd",)),

@@ -136,6 +136,8 @@ def train(
     learner = None if features is not None else model  # an encoder stands between samples and model
 
     def brought() -> tuple[data_room.Dataset, list[NDArray[np.int64]] | None, Fields | None]:
+        if config.test_is_public and isinstance(test, str | Path):
+            problems.refuse_own_test(config, Path(test), _paths(given), f"test={str(test)!r}")
         arrays, public, count = _read(given, test, config, targets)
         dataset, parts, fields = _dataset(arrays, public, count, config.data.tokens, targets, learner)
         problems.refuse_counted(config, dataset)

@@ -15,6 +15,7 @@ import runs
 from privsgp import graph
 from privsgp.accounting import accountant, observer
 from privsgp.accounting.mechanisms import Sag, SampledMean
+from privsgp.accounting.schedule import Schedule, Stretch
 from privsgp.errors import Refused
 
 ACCOUNT = ("account", "--algorithm=privsgp", "--samples=1200", "--batch=1200", "--steps=40", "--sigma=0.01")
@@ -122,6 +123,13 @@ def test_a_network_that_looks_alike_from_everywhere_is_seen_alike(monkeypatch):
     assert turned == pytest.approx(observer.seen_shifts(mixing, ones, ones), nan_ok=True)
 
 
+def test_noise_of_any_size_is_seen_or_refused():
+    ring, many = graph.make("ring", 4), SampledMean(sigma=1e300, clip=1.0, batch=100, samples=100)
+    assert np.nanmax(observer.view(ring, 5, many, 1e-5).epsilon) == 0
+    with pytest.raises(Refused, match="sigma = 1e-200"):
+        observer.view(ring, 5, SampledMean(sigma=1e-200, clip=1.0, batch=100, samples=100), 1e-5)
+
+
 def test_replacing_moves_twice_as_far():
     ring = graph.make("ring", 4)
     replaced = observer.view(ring, 9, FULL, 1e-5, "replace-one").epsilon
@@ -173,6 +181,7 @@ def test_an_attack_on_simulated_runs_gets_as_far(adaptive):
         (Sag(sigma=0.1, clip=1.0, batch=100, samples=100), "remember"),
         (SampledMean(sigma=0.0, clip=1.0, batch=100, samples=100), "sees all"),
         (SampledMean(sigma=0.1, clip=1.0, batch=100, samples=100, coordinates=3), "ideal"),
+        (SampledMean(sigma=0.1, clip=1.0, batch=100, samples=100, schedule=Schedule((Stretch(5, 0.5),))), "one clip"),
         (SampledMean(sigma=0.1, clip=1.0, batch=100, samples=100, honest=3, partners=3), "not derived"),
     ],
 )

@@ -9,6 +9,7 @@ import pytest
 from PIL import Image
 
 from privsgp.data.images import ImageOptions, read_images
+from privsgp.data.loading import Form, mapped_files, same_data
 from privsgp.data.mapped import Mapped
 from privsgp.data.text import TextOptions, read_texts, tokens
 from privsgp.errors import Refused
@@ -24,10 +25,10 @@ def _picture(path, value, size=(6, 5), mode="RGB"):
     Image.new(mode, size, value).save(path)
 
 
-def _site(folder, classes=LABELS, count=6):
+def _site(folder, classes=LABELS, count=6, blue=10):
     for number, name in enumerate(classes):
         for i in range(count):
-            _picture(folder / name / f"{i}.png", (200 * number, 30 * i, 10))
+            _picture(folder / name / f"{i}.png", (200 * number, 30 * i, blue))
 
 
 def test_images_are_read_in_the_order_of_public_classes(tmp_path):
@@ -45,6 +46,27 @@ def test_images_are_read_in_the_order_of_public_classes(tmp_path):
     turned, y = read_images(tmp_path, ImageOptions(labels=["dog", "bird", "cat"]))
     assert y.tolist() == [0, 0, 2]
     assert turned.shape == x.shape
+
+
+def test_images_that_were_written_as_arrays_are_the_same_data(tmp_path):
+    _site(tmp_path / "site")
+    form = Form(images=ImageOptions(labels=LABELS, size=4))
+    x, y = read_images(tmp_path / "site", form.images)
+    (tmp_path / "mapped").mkdir()
+    for rows in (x, (x / 255).astype(np.float32), x[::-1]):
+        np.savez(tmp_path / "again.npz", x=rows, y=y)
+        np.save(tmp_path / "mapped" / "x.npy", rows)
+        assert same_data(tmp_path / "again.npz", tmp_path / "site", form=form)
+        assert same_data(tmp_path / "mapped", tmp_path / "site", form=form)
+    np.savez(tmp_path / "again.npz", x=255 - x, y=y)
+    assert not same_data(tmp_path / "again.npz", tmp_path / "site", form=form)
+
+
+def test_a_mapped_folder_that_lacks_an_array_is_refused(tmp_path):
+    for name in ("x", "y", "x_test"):
+        np.save(tmp_path / f"{name}.npy", np.zeros((2, 2)))
+    with pytest.raises(Refused, match=r"has x_test.npy and no y_test.npy"):
+        mapped_files(tmp_path)
 
 
 def test_what_is_no_image_or_of_another_size_or_class_is_refused(tmp_path):
@@ -115,7 +137,7 @@ def _config(data, **sections):
 def test_a_run_on_class_folders(tmp_path):
     _site(tmp_path / "site-0")
     _site(tmp_path / "site-1", ["dog"])
-    _site(tmp_path / "public", count=2)
+    _site(tmp_path / "public", count=2, blue=99)
     images = {"labels": LABELS, "size": 4}
     config = _config(
         {"path": str(tmp_path / "site-{node}"), "images": images, "test_path": str(tmp_path / "public")},

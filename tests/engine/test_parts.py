@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 import runs
-from privsgp.algorithms import PrivSGP
+from privsgp.algorithms import Drawn, PrivSGP
 from privsgp.engine import parts, trainer
 from privsgp.engine.folder import Folder
 from privsgp.engine.trainer import Trainer
@@ -148,6 +148,13 @@ def test_simulated_noise_is_the_same_from_many_threads():
     with ThreadPoolExecutor(8) as threads:
         list(threads.map(lambda i: source.fill_normal(found[i : i + 1], [i], 5), range(32)))
     torch.testing.assert_close(found, wanted, rtol=0, atol=0)
+
+
+def test_what_was_drawn_for_some_nodes_keeps_what_is_of_all():
+    rows = torch.arange(12).view(4, 3)
+    some = Drawn(rows, rows > 4, rows + 7, 0.3).of(slice(1, 3))
+    assert (some.rows.tolist(), some.keys.tolist()) == ([[3, 4, 5], [6, 7, 8]], [[10, 11, 12], [13, 14, 15]])
+    assert (some.mask.tolist(), some.clip) == ([[False, False, True], [True, True, True]], 0.3)
 
 
 def test_another_direction_is_not_taken_in_parts(monkeypatch):

@@ -15,6 +15,7 @@ from torch.utils.data import TensorDataset
 
 import privsgp
 import runs
+from privsgp.data.images import ImageOptions, read_images
 from privsgp.errors import Refused
 from privsgp.runs.export import export
 
@@ -126,6 +127,33 @@ def test_records_in_other_words_are_refused_too(tmp_path):
     ran = runs.command("evaluate", run, tmp_path / "again.csv")
     assert ran.code == 2
     assert "was trained on" in ran.err
+
+
+def test_files_that_were_moved_are_refused_too(tmp_path):
+    for number, name in enumerate(("site-0", "site-1", "public")):
+        pictures(tmp_path / name, number)
+    run = trained(tmp_path, IMAGES)
+    (tmp_path / "site-1").rename(tmp_path / "archive")
+    for path in sorted((tmp_path / "archive" / "dog").iterdir())[1:]:
+        path.rename(path.with_name(f"was-{path.name}"))
+    ran = runs.command("evaluate", run, tmp_path / "archive")
+    assert ran.code == 2
+    assert "was trained on" in ran.err
+    assert runs.command("evaluate", run, tmp_path / "public").code == 0
+
+
+def test_a_model_of_images_takes_arrays_and_mapped_ones(tmp_path):
+    for number, name in enumerate(("site-0", "site-1", "public")):
+        pictures(tmp_path / name, number)
+    result = privsgp.load(trained(tmp_path, IMAGES))
+    x, y = read_images(tmp_path / "public", ImageOptions(labels=["cat", "dog"], size=4))
+    np.savez(tmp_path / "public.npz", x=x, y=y)
+    (tmp_path / "mapped").mkdir()
+    np.save(tmp_path / "mapped" / "x.npy", (x / 255).astype(np.float32))
+    np.save(tmp_path / "mapped" / "y.npy", y)
+    for name in ("public.npz", "mapped"):
+        np.testing.assert_array_equal(result.predict(tmp_path / name), result.predict(tmp_path / "public"))
+        assert result.evaluate(tmp_path / name) == result.evaluate(tmp_path / "public")
 
 
 def test_the_records_of_one_file_of_texts_are_refused(tmp_path):
@@ -261,6 +289,11 @@ def test_folders_of_images_from_python(tmp_path):
     assert again.predict(tmp_path / "public" / "cat" / "cat-0.png").shape == (1,)
     with pytest.raises(Refused, match="was trained on"):
         again.evaluate(tmp_path / "site-1")
+    shutil.copytree(tmp_path / "site-1", tmp_path / "copy")
+    with pytest.raises(Refused, match=r"copy' is a node's own file"):
+        privsgp.train(
+            linear(), sites, images=images, test=tmp_path / "copy", test_is_public=True, out=tmp_path / "no", **private
+        )
     divided = privsgp.train(linear(), tmp_path / "site-0", images=images, nodes=2, out=tmp_path / "divided", **settings)
     assert divided.summary["samples"] == [10, 10]
 

@@ -43,8 +43,9 @@ def run(tmp_path, name, *changes):
     return out, train(small(tmp_path), out, *(f"--set={change}" for change in changes))
 
 
-def test_every_step_is_clipped_and_noised_as_it_is_counted(tmp_path, monkeypatch):
-    clips, sigmas, clip_, add = [], [], PerSample.clip_, independent.add_noise_
+@pytest.mark.parametrize("seed", ["seed=7", "seed="])  # secret noise is added and the step taken in one pass
+def test_every_step_is_clipped_and_noised_as_it_is_counted(tmp_path, monkeypatch, seed):
+    clips, sigmas, clip_, add, both = [], [], PerSample.clip_, independent.add_noise_, independent.step_
 
     def clipped(self, radius, mask):
         clips.append(radius)
@@ -54,9 +55,15 @@ def test_every_step_is_clipped_and_noised_as_it_is_counted(tmp_path, monkeypatch
         sigmas.append(list(sigma))
         add(g, source, nodes, step, sigma=sigma, attempt=attempt)
 
+    def stepped(*values, sigma, **named):
+        done = both(*values, sigma=sigma, **named)
+        sigmas.extend([list(sigma)] if done else [])
+        return done
+
     monkeypatch.setattr(PerSample, "clip_", clipped)
     monkeypatch.setattr(independent, "add_noise_", noised)
-    out, _ = run(tmp_path, "a", *BOTH, COSINE)
+    monkeypatch.setattr(independent, "step_", stepped)
+    out, _ = run(tmp_path, "a", *BOTH, COSINE, seed)
     counted = described(ledger.first(out / "ledger" / "node-0.jsonl").mechanism)
     each = [counted.at(k) for k in range(30)]
     # A step may clip in two passes, and some neighbours are alike.
@@ -123,6 +130,16 @@ def test_secret_noise_keeps_to_a_budget_with_a_schedule(tmp_path):
     assert all(2.7 < spent <= 3.0 for spent in told["epsilon_spent"])
 
 
+def test_a_crash_of_a_run_with_noise_by_hand_is_covered_by_the_repeats_that_were_counted(tmp_path):
+    config, out, length = small(tmp_path), tmp_path / "cut", ("algorithm.steps=60", "privacy.spare=0.1")
+    changes = (*BOTH, COSINE, "seed=", *length, "engine.checkpoint_every=")
+    asked = ("train", config, "--out", out, *(f"--set={change}" for change in changes))
+    assert killed(*asked, steps=23)
+    assert command(*asked, "--resume").code == 0
+    assert json.loads((out / "summary.json").read_text())["steps"] == 60
+    assert 60 < ledger.read(out / "ledger" / "node-0.jsonl")[0].charged <= 66
+
+
 @pytest.mark.parametrize(
     ("algorithm", "options"),
     [
@@ -181,6 +198,26 @@ def test_noise_is_at_most_four_times_the_least():
     assert 1 < len(made.stretches) <= schedules.STRETCHES
     assert 2 < made.largest_sigma <= 4
     assert made.steps == 40
+
+
+@pytest.mark.parametrize("curvature", [0.0, 1e9])
+def test_weights_are_known_where_the_step_size_ends_at_nothing(curvature):
+    privacy = {"sigma": 0.1, "noise_schedule": "optimal", "noise_curvature": curvature}
+    config = configured(algorithm={"step_size": {"schedule": "linear", "start": 1.0}}, privacy=privacy)
+    assert 1 < schedules.schedule(config, 0).largest_sigma <= 4
+
+
+def test_noise_that_weighs_nothing_is_the_same_at_every_step():
+    step_size = {"schedule": "linear", "start": 5e-324}
+    config = configured(algorithm={"step_size": step_size}, privacy={"sigma": 0.1, "noise_schedule": "optimal"})
+    assert schedules.schedule(config, 0) is None
+
+
+@pytest.mark.parametrize("ends", [(2.0**-60, 2.0**60), (1.0, 1e-7), (1e-17, 1.0)])
+@pytest.mark.parametrize("shape", ["linear", "cosine", "steps"])
+def test_a_clip_that_goes_too_far_is_refused_by_name(shape, ends):
+    with pytest.raises(Refused, match=r"privacy\.clip"):
+        configured(privacy={"sigma": 0.1, "clip": {"schedule": shape, "start": ends[0], "end": ends[1]}})
 
 
 def test_steps_of_a_clip_go_by_equal_factors():

@@ -161,6 +161,22 @@ def test_what_cannot_be_is_refused(place, change, said):
 def test_a_copy_of_a_sites_file_is_no_public_test_data(place):
     shutil.copy(place / "basel.csv", place / "public.csv")
     assert "is a node's own file" in train(place, "--set", "data.test_path=public.csv").err
+    head, *rows = (place / "basel.csv").read_text().splitlines()
+    (place / "public.csv").write_text("\n".join([head, *rows[::-1]]) + "\n")  # saved anew, in another order
+    assert "are a node's own" in train(place, "--set", "data.test_path=public.csv").err
+
+
+def test_a_sites_records_in_another_order_are_no_public_test_data(place):
+    head, *lines = (place / "basel.csv").read_text().splitlines()
+    (place / "public.csv").write_text("\n".join([head, *lines[:3:-1]]) + "\n")
+    ran = train(place, "--set", "data.test_path=public.csv", "--set", "seed=")
+    assert "is a node's own file" in ran.err
+    assert not (place / "run").exists()
+
+
+def test_a_table_that_is_divided_is_no_public_test_data(place):
+    changes = ("data.name=basel.csv", "data.path=", "data.sites=", "data.nodes=2", "data.test_path=basel.csv")
+    assert "is a node's own file" in train(place, *(word for one in changes for word in ("--set", one))).err
 
 
 def test_a_configuration_in_another_folder_leads_to_the_same_files(place, tmp_path):
@@ -269,7 +285,7 @@ def test_what_init_writes_can_be_trained(place):
 
 
 def test_init_leaves_nothing_behind_where_it_refuses(place):
-    for options in (("--epsilon=1,2",), ("--sites=a",), ("--path=x.npz",)):
+    for options in (("--epsilon=1,2",), ("--sites=a",), ("--path=x.npz",), ("--path=x.csv",)):
         assert init(place, place / "first", *options).code == 2
         assert not list((place / "first").glob("*"))
     assert "init without" in runs.command("init").err

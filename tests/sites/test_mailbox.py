@@ -152,6 +152,23 @@ def test_what_is_new_makes_the_same_sums_bit_by_bit(three):
         assert bytes(taken.body) == body
 
 
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_signalling_nan_is_refused_and_no_more(three, whole):
+    """Arithmetic on it warns: a peer does not write to this site's terminal, nor end a thread where warnings raise."""
+    inbox, d = Inbox(three.agreement, 0, 4), three.agreement.weights
+    let_in(three, inbox, frame(three))
+    x = np.full(d, 0x7F800001, "<u4").view("<f4") if not whole else np.zeros(d, np.float32)
+    sums = np.full(d + 1, 0x7FF0000000000001 if whole else 0x7FF8000020000000, "<u8").view("<f8")
+    sums[-1] = 0.5 + 0.5 * three.agreement.share(1, (1, 0))
+    body, digest = frames.body_of(sums)
+    header = Header(three.agreement.run, 1, 0, 1, 1, len(body), digest)
+    one = Frame.make(three.sites[1], header, body, frames.Step(0, frames.step_body(x, 0.5)))
+    head, *pieces = one.pieces(None if whole else 0)
+    with pytest.raises(Rejected) as rejected:
+        receive(three.agreement, 0, inbox, 1, *frames.opened(head), iter(pieces))
+    assert rejected.value.kind == "not finite"
+
+
 @given(st.lists(st.integers(1, 3000), min_size=1, max_size=30), st.booleans(), st.sampled_from(["", "x", "w", "hash"]))
 def test_however_a_message_is_cut_into_pieces_the_same_is_let_in_and_refused(three, cuts, whole, wrong):
     with pytest.MonkeyPatch.context() as patched:

@@ -2,12 +2,30 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
+import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
+import pytest
+import torch
+from test_mailbox import frame
+
+from privsgp.algorithms import State
+from privsgp.engine import checkpoint
+from privsgp.engine.checkpoint import Progress
+from privsgp.engine.folder import Folder
+from privsgp.errors import Refused
 from privsgp.sites.agreement import Limits
+from privsgp.sites.canonical import canonical
+from privsgp.sites.join import _take_up_links
+from privsgp.sites.mailbox import Inbox, Outbox
+from privsgp.sites.members import Members
+from privsgp.sites.trainer import SiteTrainer
+from privsgp.sites.transport import SitesTransport
 
 
 def test_a_folder_alone_that_was_put_back_by_a_few_steps_makes_none_again(consortium):
@@ -58,3 +76,37 @@ def test_an_older_copy_is_noticed_by_sites_that_never_had_a_message_of_it(consor
     assert c.processes[1].exitcode == 2, c.log(1)
     assert "older copy" in c.log(1)
     assert c.sent(1) == messages
+
+
+def test_a_site_that_knows_of_no_step_waits_for_who_may_know_of_one(three, tmp_path):
+    """All it has was put back to before the run. Basel, which says hello first, was restarted; cork knows."""
+    members = Members(three.agreement, 0, 1, three.agreement.sign(three.sites[0]))
+    inbox, log = Inbox(three.agreement, 0, 2), tmp_path / "taken.jsonl"
+    transport = SitesTransport(three.sites[0], three.agreement, 0, inbox, Outbox(2), members, log)
+    others = {i: Members(three.agreement, i, 1, three.agreement.sign(three.sites[i])) for i in (1, 2)}
+    others[2].seen = {0: frame(three, 5, 0.5, source=0, target=2)}.get
+    members.learn(1, json.loads(canonical(others[1].hello(0))))
+    later = threading.Timer(0.3, lambda: members.learn(2, json.loads(canonical(others[2].hello(0)))))
+    later.start()
+    guard = SimpleNamespace(settle=lambda *_: None)
+    begun = SimpleNamespace(_pending=None, budget_guard=guard, transport=transport, state=SimpleNamespace(x=None))
+    with pytest.raises(Refused, match="older copy"):
+        SiteTrainer._recover(begun)
+    later.join()
+
+
+def test_a_commit_that_is_taken_up_is_durable_before_its_messages_leave_again(three, tmp_path, monkeypatch):
+    """A process that was killed after it named its commit did not make the name durable: a power cut could undo it."""
+    folder = Folder(tmp_path / "run", "-0-0")
+    folder.path.mkdir()
+    folder.prepare()
+    members = Members(three.agreement, 0, 1, three.agreement.sign(three.sites[0]))
+    inbox, log = Inbox(three.agreement, 0, 2), folder.path / "private" / "taken.jsonl"
+    transport = SitesTransport(three.sites[0], three.agreement, 0, inbox, Outbox(2), members, log)
+    x, w = torch.ones(1, three.agreement.weights), torch.ones(1, dtype=torch.float64)
+    memory = {f"links.{name}": value for name, value in transport.arrays().items()}
+    checkpoint.save(folder.checkpoint, Progress(0, 0, 0.0, 0, ""), State(x, w, x), memory, three.agreement.run)
+    synced, fsync = [], os.fsync
+    monkeypatch.setattr(os, "fsync", lambda fd: (synced.append(Path(f"/proc/self/fd/{fd}").readlink()), fsync(fd)))
+    _take_up_links(folder, transport)
+    assert folder.checkpoint.parent.resolve() in synced

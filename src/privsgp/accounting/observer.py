@@ -39,9 +39,9 @@ _SWEEPS, _CLOSE = 200, 1e-4  # of the search for the worst Δ, and how near both
 
 NOTE = (
     "a neighbour's view is information beside the guarantee, never used for calibration: it is one site's, who sees "
-    "the messages sent to it and nothing that is published, and holds for one step size and gradients that do not "
-    "depend on noise it has not seen (linear losses); with other losses a neighbour learns more or less than this, and "
-    "never more than the guarantee"
+    "the messages sent to it and nothing that is published, and holds for one step size at all sites, no momentum, and "
+    "gradients that do not depend on noise it has not seen (linear losses); with other losses a neighbour learns more "
+    "or less than this, and never more than the guarantee"
 )
 
 
@@ -82,7 +82,10 @@ def view(network: Network, steps: int, mechanism: Mechanism, delta: float, relat
     _refuse_large(network.nodes, steps)
     mixing = [network.matrix(k) for k in range(steps)]
     shift = (1 + (relation == "replace-one")) * mechanism.radius / mechanism.batch
-    mu = seen_shifts(mixing, np.full(network.nodes, shift), np.full(network.nodes, mechanism.sigma))
+    ratio, units = shift / mechanism.sigma, np.ones(network.nodes)  # squares of units neither overflow nor vanish
+    if not math.isfinite(steps * ratio * ratio):
+        raise Refused(f"a neighbour's view with sigma = {mechanism.sigma:g}", "give more noise: no ε is finite here")
+    mu = seen_shifts(mixing, units, units) * ratio
     return View(np.vectorize(lambda m: _epsilon(m, delta), otypes=[float])(mu), delta)
 
 
@@ -107,6 +110,10 @@ def _refuse_other(mechanism: Mechanism) -> None:
     if mechanism.coordinates:
         raise Refused(
             f"a neighbour's view with coordinates = {mechanism.coordinates}", "leave them out: noise is taken as ideal"
+        )
+    if mechanism.schedule is not None:
+        raise Refused(
+            "a neighbour's view with a schedule of clip or noise", "leave it out: one clip and one σ are taken for all"
         )
     if mechanism.sigma == 0:
         raise Refused(

@@ -162,10 +162,17 @@ def _losses(interval: float, dots: Sequence[_Dots], counts: Sequence[int], *, re
         powers.append(power)
     total = powers[0]
     for other in powers[1:]:
-        mass = np.maximum(signal.fftconvolve(total.mass, other.mass), 0.0)
-        rounding = 1e-14
-        total = _Loss(interval, total.first + other.first, mass, total.infinite + other.infinite + rounding)
+        total = _convolved(total, other)
     return total
+
+
+def _convolved(one: _Loss, other: _Loss) -> _Loss:
+    """Return the losses of two parts together."""
+    mass = np.maximum(signal.fftconvolve(one.mass, other.mass), 0.0)
+    # As in `_power`: in l² a product of spectra errs by a few ulp of both norms, and a sum of n terms by √n of that.
+    rounding = 1e-15 * math.sqrt(mass.size) * float(np.linalg.norm(one.mass) * np.linalg.norm(other.mass))
+    rounding = max(rounding, 1e-14)
+    return _Loss(one.interval, one.first + other.first, mass, one.infinite + other.infinite + rounding)
 
 
 def _connect(interval: float, index: NDArray[np.int64], ahead: NDArray[np.float64], back: NDArray[np.float64]) -> _Loss:

@@ -7,6 +7,7 @@ Artefacts). Files are looked for in the data folder: an argument, or the environ
 from __future__ import annotations
 
 import filecmp
+import hashlib
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,7 +19,7 @@ from privsgp.data import tables
 from privsgp.data.dataset import Dataset, Task, from_arrays, pool, refuse_other_shapes, settle, unsettled
 from privsgp.data.files import NPZ, find, read_cifar, read_idx, read_libsvm, read_npz
 from privsgp.data.images import ImageOptions, class_folders, read_bare_images, read_images
-from privsgp.data.mapped import open_array
+from privsgp.data.mapped import open_array, scaled
 from privsgp.data.tables import is_table
 from privsgp.data.text import ENDINGS as TEXTS
 from privsgp.data.text import TextOptions, read_texts
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from privsgp.data.dataset import Array, Inputs, Targets
+    from privsgp.data.mapped import Mapped
     from privsgp.data.schema import Schema
 
     Arrays = tuple[Array, Array, Array, Array]
@@ -41,6 +43,7 @@ DIGITS_MEAN, DIGITS_STD = 0.3, 0.37
 A9A_FEATURES = 123
 _KINDS = ".npz, .csv, .parquet or .feather"
 _HERE = Path()
+_ROWS = 4096  # that are read at a time
 
 
 @dataclass(frozen=True)
@@ -144,9 +147,9 @@ def _read_folder(path: Path, form: Form, task: Task) -> Brought:
 def mapped_files(folder: Path) -> dict[str, Array]:
     """Map x.npy and y.npy of a folder, and x_test.npy and y_test.npy where they are; nothing where it has no x.npy."""
     found = {key: open_array(folder / f"{key}.npy") for key in NPZ[:4] if (folder / f"{key}.npy").exists()}
-    if found and not {"x", "y"} <= found.keys():
-        lacking = "x" if "x" not in found else "y"
-        raise Refused(f"{folder} has {next(iter(found))}.npy and no {lacking}.npy", "store both with numpy.save")
+    for one, other in (("x", "y"), ("y", "x"), ("x_test", "y_test"), ("y_test", "x_test")):
+        if one in found and other not in found:
+            raise Refused(f"{folder} has {one}.npy and no {other}.npy", "store both with numpy.save")
     return found
 
 
@@ -244,11 +247,25 @@ def same_file(one: Path, other: Path) -> bool:
 
 def _same_records(one: Path, other: Path, schema: Schema | None, form: Form) -> bool:
     """Tell whether half of one file's records stand in the other: saved anew, in another order, some left out."""
-    mine, theirs = (
-        [row.astype(np.float32).tobytes() for row in unlabelled(path, schema, form)] for path in (one, other)
-    )
+    tokens = form.text is not None or form.vocabulary is not None
+    return _half(*(_hashes(unlabelled(path, schema, form), tokens=tokens) for path in (one, other)))
+
+
+def same_records(one: Array | Mapped, other: Array | Mapped, parts: Sequence[NDArray[np.int64]] = ()) -> bool:
+    """Tell whether half of one array's rows, or of a part of them, stand in the other, or half of the other's there."""
+    mine, theirs = _hashes(one, tokens=False), _hashes(other, tokens=False)
+    return any(_half(some, theirs) for some in (mine, *([mine[row] for row in rows.tolist()] for rows in parts)))
+
+
+def _half(mine: list[bytes], theirs: list[bytes]) -> bool:
     common = set(mine) & set(theirs)
     return any(2 * sum(row in common for row in rows) >= len(rows) for rows in (mine, theirs))
+
+
+def _hashes(x: Array | Mapped, *, tokens: bool) -> list[bytes]:
+    """Hash records as they are learnt from: images as bytes and as numbers from 0 to 1 are the same, tokens stay."""
+    read = (scaled(x[at : at + _ROWS], tokens=tokens) for at in range(0, len(x), _ROWS))
+    return [hashlib.sha256(row.astype(np.float32).tobytes()).digest() for some in read for row in some]
 
 
 def unlabelled(path: Path, schema: Schema | None, form: Form = PLAIN) -> Array:
@@ -257,7 +274,7 @@ def unlabelled(path: Path, schema: Schema | None, form: Form = PLAIN) -> Array:
         return read_texts(path, form.text, labelled=False)[0]
     if (path / "x.npy").exists():
         return open_array(path / "x.npy")
-    if form.images is not None:
+    if form.images is not None and path.suffix != ".npz":
         return read_bare_images(path, form.images)
     if is_table(path.name) and schema is not None:
         return tables.read(path, schema, labelled=False).x

@@ -212,12 +212,17 @@ class BudgetGuard:
         """
         spec, ends = self.spec, []
         for node in spec.here:
-            allowance = (
-                None if self._knows_unsent or spec.protection.allowance is None else spec.protection.allowance[node]
-            )
-            spare = MOST_AHEAD if allowance is None else (allowance - spec.released(node, spec.steps)) // 2
-            ends.append(spec.until(node, spec.released(node, k) + max(1, min(MOST_AHEAD, spare))))
+            repeats = None if self._knows_unsent else self._repeats(node)
+            ahead = MOST_AHEAD if repeats is None else min(MOST_AHEAD, repeats // 2)
+            ends.append(spec.until(node, spec.released(node, k) + max(1, ahead)))
         return max(k + 1, min(ends))
+
+    def _repeats(self, node: int) -> int | None:
+        """Return how many repeats a budget pays for, or were counted where noise was fixed by hand; None: any."""
+        p = self.spec.protection
+        if p.allowance is None:
+            return p.mechanisms[node].redo_limit
+        return p.allowance[node] - self.spec.released(node, self.spec.steps)
 
     def _reach_of(self, ledger: Ledger, mechanism: Mechanism, k: int, attempt: int) -> int:
         """Return the step up to which a node can pay; a simulation goes on for nothing over steps already paid for."""

@@ -52,8 +52,9 @@ def with_scale(config: Config, samples: Sequence[int], started: Config | None = 
     if getattr(a, "difference_scale", None) != "auto":
         return config
     if started is not None:
-        before = settings(started)
-        return config.with_algorithm(difference_scale=before.difference_scale, difference_clip=before.difference_clip)
+        before, given = settings(started), getattr(a, "difference_clip", None)  # what is given is compared later
+        clip = before.difference_clip if given is None else given
+        return config.with_algorithm(difference_scale=before.difference_scale, difference_clip=clip)
     if nominal(p.accountant) or (p.sigma is not None and not _least(p.sigma)):
         return config.with_algorithm(difference_scale=1.0)
     config = config.with_algorithm(difference_clip=difference_clip(config))

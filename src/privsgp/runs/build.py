@@ -216,6 +216,7 @@ def _checkpoint_every(config: Config, protection: Protection) -> int:
     """Choose so that without a seed, where recomputed steps cost privacy, one crash is covered by half the spare."""
     if config.engine.checkpoint_every is not None:
         return config.engine.checkpoint_every
-    if config.seed is not None or protection.allowance is None:
+    any_number = protection.allowance is None and protection.mechanisms[0].redo_limit is None
+    if config.seed is not None or any_number:
         return 64
     return max(1, min(64, math.ceil(config.privacy.spare * config.algorithm.steps) // 2))

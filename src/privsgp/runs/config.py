@@ -33,6 +33,7 @@ from pydantic import (
 
 from privsgp.accounting.accountant import Accountant
 from privsgp.accounting.counting import nominal
+from privsgp.accounting.schedule import WIDEST
 from privsgp.algorithms import ALGORITHMS, PushSum, load_plugins
 from privsgp.algorithms.algorithm import Trust  # noqa: TC001 - a field has this type
 from privsgp.algorithms.gossip import DP2SGD
@@ -258,6 +259,11 @@ class Privacy(Options):
                 raise Refused(
                     f"privacy.clip = {clip:g}", "take 2⁻⁶⁰ to 2⁶⁰: beyond, squares leave what is known of rounding"
                 )
+        if max(clips) > WIDEST * min(clips):
+            raise Refused(
+                f"privacy.clip from {clips[0]:g} to {clips[-1]:g}",
+                f"take one clip at most {WIDEST:,.0f} times the other",
+            )
         return self
 
     @model_validator(mode="after")
@@ -688,7 +694,7 @@ class Config(Options):
         values = self.shared()
         a = values["algorithm"]
         a.pop("difference_scale", None)
-        if a.get("difference_clip") == self.privacy.clip:
+        if a.get("difference_clip") is not None and a["difference_clip"] == schedules.largest_clip(self):
             a["difference_clip"] = None
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 

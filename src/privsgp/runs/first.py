@@ -7,6 +7,7 @@ import os
 from typing import TYPE_CHECKING
 
 from privsgp.data import draft, tables
+from privsgp.data.loading import site_paths
 from privsgp.errors import Refused
 from privsgp.files import write
 from privsgp.runs import config as configs
@@ -55,6 +56,7 @@ def write_first(
     files = [folder / "run.toml", folder / "schema.toml"]
     if there := [file for file in files if file.exists()]:
         raise Refused(f"{there[0]} is there already", "choose another --out, or move it away")
+    site_paths(path, range(len(sites)), folder, sites)
     schema = draft.draft(tables.read_arrow(public), target, public.name)
     folder.mkdir(parents=True, exist_ok=True)
     write(files[1], schema)

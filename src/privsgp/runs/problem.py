@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from privsgp import data, features, models
 from privsgp.algorithms import ALGORITHMS
-from privsgp.data.loading import file_path, is_file, same_file, site_paths, with_test
+from privsgp.data.loading import file_path, is_file, same_data, same_file, same_records, site_paths, with_test
 from privsgp.data.mapped import Mapped
 from privsgp.devices import chosen_device
 from privsgp.errors import Refused
@@ -144,22 +144,41 @@ def _read(config: Config, data_dir: Path | None, block: range) -> Problem:
             pixels=config.takes_pixels,
         )  # fmt: skip
         parts = split(config, dataset)
-    dataset = with_test(dataset, _public_test(config, block), d.schema, d.form)
+    dataset = with_test(dataset, _public_test(config, block, dataset.name), d.schema, d.form)
+    if d.path is not None and d.test_path is not None:
+        _refuse_own_records(d.test_path, dataset, parts)
     apart = len(parts) < d.nodes
     problem = assembled(config, dataset, parts, block if apart else None)
     return dataclasses.replace(problem, told=told)
 
 
-def _public_test(config: Config, block: range) -> Path | None:
+def _public_test(config: Config, block: range, name: str) -> Path | None:
     """Return where public test data lie; refuse a node's own file under that name."""
     d = config.data
     if d.test_path is None:
         return None
     path = config.base / d.test_path
-    own = [] if d.path is None else site_paths(d.path, block, config.base, d.sites)
-    if any(same_file(path, file) for file in own):
-        raise Refused(f"data.test_path = {d.test_path!r} is a node's own file", "test data named here are public")
+    own = [Path(name)] if d.path is None else site_paths(d.path, block, config.base, d.sites)
+    refuse_own_test(config, path, [] if d.published else own, f"data.test_path = {d.test_path!r}")
     return path
+
+
+def _refuse_own_records(path: str, dataset: data.Dataset, parts: Sequence[NDArray[np.int64]]) -> None:
+    """Refuse test data that nodes learn from, saved anew: no ε covers metrics on them."""
+    if dataset.x_test is not None and same_records(dataset.x, dataset.x_test, parts):
+        raise Refused(
+            f"data.test_path = {path!r}: half of these records are a node's own, or half of a node's are among them",
+            "test data named here are public",
+        )
+
+
+def refuse_own_test(config: Config, test: Path, own: Sequence[Path], what: str) -> None:
+    """Refuse test data, whose metrics everybody sees, that are a node's own file; without a seed, its records too."""
+    d = config.data
+    if any(
+        same_file(test, file) if config.seed is not None else same_data(test, file, d.schema, d.form) for file in own
+    ):
+        raise Refused(f"{what} is a node's own file", "test data named here are public")
 
 
 def assembled(

@@ -26,7 +26,7 @@ from privsgp.data.loading import Form, same_data, unlabelled
 from privsgp.data.mapped import Mapped, open_array
 from privsgp.data.text import TextOptions, read_texts
 from privsgp.errors import Refused
-from privsgp.files import read_json, write_json
+from privsgp.files import opened, read_json, write_json
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
@@ -124,20 +124,54 @@ def schema_of(card: dict[str, Any]) -> schemas.Schema:
 
 
 def note_files(run: Path, files: list[Path]) -> None:
-    """Keep in private/ which files a private run learns from, as they are called wherever one looks from."""
-    write_json(run / "private" / _FILES, {"files": [str(file.resolve()) for file in files]})
+    """Keep in private/ which files a private run learns from, as they are called wherever one looks from.
+
+    Beside them stands the SHA-256 of each, of every image in a folder: they may be moved before somebody looks again.
+    """
+    contents = [sha256 for file in files for sha256 in _contents(file)]
+    write_json(run / "private" / _FILES, {"files": [str(file.resolve()) for file in files], "contents": contents})
+
+
+def _contents(path: Path) -> list[str]:
+    """Return the SHA-256 of a file; of a folder that of x.npy, or of each image in it."""
+    if path.is_dir():
+        mapped = path / "x.npy"
+        parts = [mapped] if mapped.exists() else sorted(file for file in path.rglob("*") if is_image(file))
+    else:
+        parts = [path]
+    return [_sha256(part) for part in parts]
+
+
+def _sha256(path: Path) -> str:
+    found = hashlib.sha256()
+    with opened(path) as file:
+        for part in iter(lambda: file.read(2**20), b""):
+            found.update(part)
+    return found.hexdigest()
+
+
+def _moved(path: Path, contents: Collection[str]) -> bool:
+    """Tell whether half of what a path holds was learnt from, whatever it is called now."""
+    noted = set(contents)
+    found = [sha256 in noted for sha256 in _contents(path)]
+    return 2 * sum(found) >= len(found) > 0
 
 
 def refuse_records(run: Path, path: Path, card: dict[str, Any], x: NDArray[Any], y: NDArray[Any]) -> None:
     """Refuse samples that a private run was trained on: what is measured on them no ε covers.
 
-    Guarantee: files that the run learnt from here, copies of them, and files with half of their records are refused;
-    of sites that joined a study, the same records in the same order.
+    Guarantee: files that the run learnt from here, wherever they are now, copies of them, and files with half of the
+    records of those that are still in their place are refused; of sites that joined a study, the same records in the
+    same order.
     """
     schema = None if card.get("schema_text") is None else schema_of(card)
     noted = run / "private" / _FILES
-    own = read_json(noted, _Noted)["files"] if noted.exists() else []
-    if any(same_data(path, Path(file), schema, form_of(card)) for file in own) or digest(x, y) == _at_site(run):
+    kept = _Noted.model_validate(read_json(noted, _Noted)) if noted.exists() else _Noted(files=[])
+    if (
+        any(same_data(path, Path(file), schema, form_of(card)) for file in kept.files)
+        or _moved(path, kept.contents)
+        or digest(x, y) == _at_site(run)
+    ):
         raise Refused(
             f"{path} holds records that {run} was trained on: metrics on them no ε covers",
             "take public data, or records that nobody trained on",
@@ -146,6 +180,7 @@ def refuse_records(run: Path, path: Path, card: dict[str, Any], x: NDArray[Any],
 
 class _Noted(BaseModel):
     files: list[str]
+    contents: list[str] = []
 
 
 def digest(x: NDArray[Any] | Mapped, y: NDArray[Any]) -> str:
@@ -180,7 +215,7 @@ def checked(x: ArrayLike, card: dict[str, Any]) -> NDArray[Any]:
             f"a sample of x has shape {rows.shape[1:]}, the model takes {shape}",
             f"give x of shape [N, {', '.join(map(str, shape))}]",
         )
-    return rows
+    return np.require(rows, requirements="W")  # torch warns of mapped files, which are read alone
 
 
 def _are_texts(x: object) -> TypeGuard[Collection[str]]:

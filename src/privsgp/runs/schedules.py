@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 NoiseSchedule = Literal["constant", "proportional", "optimal"]
 STRETCHES = 8  # within 1.5 % of the variance that the smooth schedule has, for every shape tried
 _LEAST_WEIGHT = 1 / 16  # of the largest: σ is at most four times the least (1 % of the variance)
+_NOTHING = 1e-280  # a weight that may be divided by
 
 
 class Clips(Options):
@@ -144,7 +145,7 @@ def noise_values(config: Config, clips: Sequence[float]) -> list[float]:
     if kind == "proportional":
         return list(clips)
     w = weights(config)
-    least = _LEAST_WEIGHT * max(w)
+    least = max(_LEAST_WEIGHT * max(w), _NOTHING)
     return [math.sqrt(clip / max(one, least)) for clip, one in zip(clips, w, strict=True)]
 
 
@@ -158,7 +159,8 @@ def weights(config: Config) -> list[float]:
     shares, rate = _shares(config), config.privacy.noise_curvature
     found, kept, later = [0.0] * a.steps, 0.0, 0.0
     for k in reversed(range(a.steps)):
-        kept = shares[k] + kept * math.exp(-rate * gamma(k + 1))
+        fades = math.exp(-rate * gamma(k + 1)) if k + 1 < a.steps else 0.0  # a schedule has no step beyond the last
+        kept = shares[k] + kept * fades
         later = (1 - a.momentum) * gamma(k) * kept + a.momentum * later
         found[k] = later
     return found

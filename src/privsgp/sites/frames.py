@@ -38,6 +38,7 @@ PIECE = 1 << 20  # bytes of a body that travel as one message of gRPC
 SIGNATURE = 64
 PLACE = 2048  # bytes in which any head fits
 _PART = 1 << 15  # numbers that are computed on at a time while they arrive
+_ANYTHING: dict[str, Any] = {"over": "ignore", "invalid": "ignore"}  # may come: it is refused, and warns of nothing
 _HEAD = struct.Struct("<H")
 _BASE = struct.Struct("<q")
 _MOST_HEADER = 1024
@@ -205,7 +206,8 @@ def read_step(
     for part in _arriving(body, x.itemsize, pieces):
         if len(some := x[part]):  # not w
             here = slice(part.start, part.start + len(some))
-            grow_part(sums[here], None if before is None else before[here], some, share)
+            with np.errstate(**_ANYTHING):
+                grow_part(sums[here], None if before is None else before[here], some, share)
             border.see(sums, here)
     sums[-1] = (0.0 if before is None else before[-1]) + split_step(body, border.dtype)[1] * share
     border.see(sums, slice(len(x), len(x) + 1))
@@ -246,7 +248,7 @@ class Border:
         """Look at the next part of the sums."""
         some = sums[part]
         self._hash.update(some.data)
-        with np.errstate(over="ignore"):
+        with np.errstate(**_ANYTHING):
             brought = some if self.before is None else some - self.before[part]
         self._tame &= bool(np.abs(brought).max() <= self._most)  # not so where one is not a number
         self._weight = float(brought[-1])

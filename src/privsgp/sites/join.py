@@ -25,7 +25,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from privsgp import data, models
 from privsgp.data.dataset import settle
-from privsgp.data.loading import is_file, read_file, same_data, with_test
+from privsgp.data.loading import is_file, read_file, same_file, same_records, with_test
 from privsgp.data.tables import is_table
 from privsgp.engine import checkpoint, witness
 from privsgp.engine.folder import Folder, write_tensors
@@ -278,12 +278,14 @@ def bring(
     brought = read_file(file, schema=d.schema, task=task, form=d.form)
     for line in brought.told:
         tell(line)
-    if test is not None and same_data(file, test, d.schema, d.form):
+    dataset = brought.dataset if task == "regression" else settle(brought.dataset, d.classes or brought.classes)
+    tested = with_test(dataset, test, d.schema, d.form)
+    x = tested.x_test  # what the model will be tried on: test data may have a test set of their own
+    if test is not None and (same_file(file, test) or (x is not None and same_records(dataset.x, x))):
         raise Refused(
             f"--test {test} is this site's own data, or half of its records are", "test data named here are public"
         )
-    dataset = brought.dataset if task == "regression" else settle(brought.dataset, d.classes or brought.classes)
-    return with_test(dataset, test, d.schema, d.form)
+    return tested
 
 
 def _spec(
@@ -487,6 +489,7 @@ def _serve_again(site: Site, agreement: Agreement, folder: Folder, say: Callable
 def _take_up_links(folder: Folder, transport: SitesTransport) -> None:
     """Take up what earlier processes had taken from links: what arrives is compared with it, from the first moment."""
     if folder.checkpoint.exists():
+        sync_names(folder.checkpoint.parent)  # a process that was killed may have named it, and no more
         step = checkpoint.verified(folder.checkpoint, transport.agreement.run).step
         checkpoint.load_arrays(folder.checkpoint, {f"links.{k}": v for k, v in transport.arrays().items()})
         transport.restored(step, *checkpoint.load_state(folder.checkpoint))

@@ -131,6 +131,7 @@ class SiteTrainer(Trainer):
         """Send the committed step's messages, again or for the first time, and take what has arrived."""
         if self._pending is None:
             self.budget_guard.settle(-1, self.state.x)  # refuses a ledger that knows of steps whose commit is lost
+            self.transport.greet(0)  # the ledger may be lost as well: others may know of steps
             return
         k, self._pending = self._pending, None
         if k < self.spec.steps:

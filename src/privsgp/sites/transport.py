@@ -110,11 +110,11 @@ class SitesTransport(Transport):
         self._since = k - 1
         self._post_again()
         self._remember(k, links, np.array(shares), step_body(x[0].cpu().numpy(), float(w[0])))
-        self._greet(k)
+        self.greet(k)
         return self._arrive(k, x, w)
 
-    def _greet(self, k: int) -> None:
-        """Give everybody the time to show what it has of this site, before a restarted process makes a new step."""
+    def greet(self, k: int) -> None:
+        """Give everybody the time to show what it has of this site, before a process makes its first new step."""
         until = time.monotonic() + self.agreement.limits.deadline
         while not self._asked_to_stop(k) and self.members.strangers() and time.monotonic() < until:
             time.sleep(min(_TICK, 0.05))
