@@ -19,7 +19,7 @@ from privsgp.engine import parts, trainer
 from privsgp.engine.folder import Folder
 from privsgp.engine.trainer import Trainer
 from privsgp.errors import Refused
-from privsgp.gradients import stack
+from privsgp.gradients import PerSample, stack
 from privsgp.models import per_sample
 from privsgp.randomness import noise
 from privsgp.runs import build
@@ -287,3 +287,13 @@ def test_what_a_part_raises_ends_the_step_and_no_other_part_begins(fails):
         one_thread_each(work, range(20))
     assert len(begun) == 2
     assert torch.get_num_threads() == 2
+
+
+def test_lengths_that_round_by_their_place_are_noticed(monkeypatch):
+    model = nn.Sequential(nn.Linear(6, 5), nn.Linear(5, 3))
+    sample = torch.randn(4, 6), torch.randint(3, (4,))
+    gradient, asked = stack(model, per_sample("cross-entropy"), sample), ([slice(0, 2), slice(2, 4)], 8, torch.float32)
+    assert parts.alone_as_together(gradient, sample, *asked)
+    inner = PerSample.norm
+    monkeypatch.setattr(PerSample, "norm", lambda self: inner(self) * (1 + 1e-6 * self.models))
+    assert not parts.alone_as_together(gradient, sample, *asked)

@@ -65,8 +65,11 @@ def alone_as_together(
     alone = one_thread_each(lambda nodes: gradient(*(t[nodes] for t in given)), [some])[0]
     if any(isinstance(piece, Positions) for piece in alone.pieces):
         return False
-    pairs = zip(gradient(*given).pieces, alone.pieces, strict=True)
-    factors = [(together.factors(), by_itself.factors()) for together, by_itself in pairs]
+    together = gradient(*given)
+    if not torch.equal(together.norm()[some], alone.norm()):  # what they are clipped by
+        return False
+    pairs = zip(together.pieces, alone.pieces, strict=True)
+    factors = [(a.factors(), b.factors()) for a, b in pairs]
     return all(torch.equal(f[some], b[name]) for a, b in factors for name, f in a.items())
 
 
