@@ -35,7 +35,7 @@ def _step(drawing, k):
 def test_unequal_nodes_draw_from_their_own_rows_only():
     drawing = _drawing()
     for k in range(20):
-        for rows, mask, _ in drawing.sample(k):
+        for rows, mask, *_ in drawing.sample(k):
             assert ((rows < torch.tensor(SIZES)[:, None]) | ~mask).all()
             assert (rows[~mask] == 300).all()
 

@@ -97,7 +97,7 @@ def _refuse_other(mechanism: Mechanism) -> None:
     """Refuse what is not one Gaussian of each site's own: the view is linear in nothing else."""
     kind = type(mechanism)
     if kind is not SampledMean:
-        raise Refused(f"a neighbour's view of {kind.__name__}", "take --algorithm privsgp: tables and anchors remember")
+        raise Refused(f"a neighbour's view of {kind.__name__}", "take privsgp: tables and anchors remember")
     if mechanism.rate < 1:
         raise Refused(
             f"a neighbour's view with batch = {mechanism.batch:g} of {mechanism.samples} samples",

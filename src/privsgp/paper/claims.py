@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from privsgp.studies.several import Spread
+from privsgp.studies.spread import Spread
 
 COMPARABLE = 0.02  # accuracies that differ by no more are called comparable
 ALIKE = 0.1  # and losses that differ by no more than such a share of the lowest

@@ -24,7 +24,8 @@ from privsgp.studies.provenance import provenance
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from privsgp.studies.several import Bench, Several, Spread
+    from privsgp.studies.several import Bench, Several
+    from privsgp.studies.spread import Spread
 
 VERSION = 1
 FACTORS = (1 / 4, 1 / 2, 1.0, 2.0, 4.0)  # of the configuration's step size

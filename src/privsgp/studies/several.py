@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from privsgp.algorithms import ALGORITHMS
 from privsgp.errors import refuse_below_one
 from privsgp.studies.pool import Run, Task, run_all
+from privsgp.studies.spread import Spread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,32 +27,6 @@ if TYPE_CHECKING:
 def silent(_words: str, _steps: int) -> Iterator[None]:
     """Show nothing."""
     yield None
-
-
-@dataclass(frozen=True)
-class Spread:
-    """One number of each run."""
-
-    each: tuple[float, ...]
-
-    @property
-    def mean(self) -> float:
-        """Their mean."""
-        return statistics.fmean(self.each)
-
-    @property
-    def sd(self) -> float:
-        """Their standard deviation; 0 for a single run, of which nobody knows it."""
-        return statistics.stdev(self.each) if len(self.each) > 1 else 0.0
-
-    @property
-    def error(self) -> float:
-        """The standard error of their mean."""
-        return self.sd / math.sqrt(len(self.each))
-
-    def as_json(self) -> dict[str, Any]:
-        """Return plain values for JSON."""
-        return {"mean": self.mean, "sd": self.sd, "each": list(self.each)}
 
 
 @dataclass(frozen=True)
