@@ -154,12 +154,16 @@ class Consortium:
         os.kill(self.processes[i].pid, signal.SIGKILL)
         self.processes[i].join()
 
+    def told(self) -> str:
+        """Return what every site said: why one stands, another may know."""
+        return "\n".join(f"site {i}: {p.exitcode}\n{self.log(i)}" for i, p in sorted(self.processes.items()))
+
     def end(self, *which: int, seconds: float = 60.0) -> list[dict[str, Any]]:
         """Wait for sites to end well, and return their summaries."""
         until = time.monotonic() + seconds
         for i in which or range(len(self.sites)):
             self.processes[i].join(max(0.0, until - time.monotonic()))
-            assert self.processes[i].exitcode == 0, f"site {i}: {self.processes[i].exitcode}\n{self.log(i)}"
+            assert self.processes[i].exitcode == 0, self.told()
         return [self.summary(i) for i in which or range(len(self.sites))]
 
     def stop(self) -> None:
