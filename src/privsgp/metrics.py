@@ -6,6 +6,7 @@ computed on must be public (`data.test`), or they stay at the site: no ε covers
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
 from dataclasses import dataclass, field
@@ -200,8 +201,9 @@ def _bins(p: Probabilities, y: Labels) -> list[tuple[float, float, int]]:
 
 def _calibration_error(bins: Sequence[tuple[float, float, int]]) -> float:
     """Return the expected calibration error: how far confidence and frequency are apart, weighed by samples."""
-    total = sum(n for _, _, n in bins)
-    return sum(n * abs(confidence - frequency) for confidence, frequency, n in bins) / total
+    apart = (n * abs(confidence - frequency) for confidence, frequency, n in bins)
+    *_, total = itertools.accumulate(apart, initial=0.0)  # `sum` rounds otherwise from Python 3.12 on
+    return total / sum(n for _, _, n in bins)
 
 
 def _with_baseline(found: dict[str, Any], guess: Mapping[str, float | None]) -> dict[str, Any]:

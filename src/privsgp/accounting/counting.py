@@ -20,6 +20,7 @@ from privsgp.accounting import accountant, calibration, published, rdp
 from privsgp.accounting.accountant import Accountant
 from privsgp.accounting.computed import SHARE, Cost, refuse_vast
 from privsgp.accounting.mechanisms import Mechanism, Relation, described
+from privsgp.accounting.pld import added
 from privsgp.errors import Refused
 
 if TYPE_CHECKING:
@@ -173,7 +174,7 @@ class Filter:
         """Return what the runs in a ledger have spent at α."""
         if len(segments) >= _RUNS:
             raise Refused(f"a ledger of {len(segments)} runs", f"{_RUNS} at most are covered by what each is charged")
-        return sum(self.cost(described(s.header.mechanism), s.charged, _relation(s)) for s in segments)
+        return added(self.cost(described(s.header.mechanism), s.charged, _relation(s)) for s in segments)
 
     def epsilon_of(self, cumulant: float) -> float:
         """Return the ε at this δ that a sum of cumulants at α stands for.
