@@ -139,7 +139,7 @@ def unclipped(self: Table, old: Sequence[Piece], new: Sequence[Piece], C: float)
 
 def own_left_out(self: pairwise._OfNodes, g: Tensor, nodes: Sequence[int], step: int, attempt: int) -> None:
     """Add what pairs share, and nothing of one's own."""
-    g.add_(self._shared(g, nodes, step, attempt))
+    self._ahead.add_(g, nodes, step, attempt)
 
 
 def used_twice(self: pairwise._Sum, out: Tensor, step: int, attempt: int) -> None:

@@ -340,13 +340,21 @@ class _Sum:
 
     def fill_normal(self, out: Tensor, nodes: Sequence[int], step: int, attempt: int = 0) -> None:
         """Fill row r of `out` with what node `nodes[r]` shares: of all that are here, or drawn together of some."""
-        some = range(nodes[0], nodes[-1] + 1)
-        if list(nodes) == list(some) and self.together(out.shape[1]):
-            self._fill_together(out, some, step, attempt)
+        if self.together(out.shape[1]):
+            torch.mul(*self._factors(out, nodes, step, attempt), out=out)
         elif list(nodes) == list(self.here.nodes):
             self._fill_pairs(out, step, attempt)
         else:
             raise Refused(f"pairwise noise of nodes {list(nodes)} alone", "all nodes of a process make a step together")
+
+    def add_(self, g: Tensor, nodes: Sequence[int], step: int, attempt: int) -> None:
+        """Add the same to g, in place."""
+        if self.together(g.shape[1]):
+            g.addcmul_(*self._factors(g, nodes, step, attempt))
+        else:
+            out = torch.empty_like(g)
+            self.fill_normal(out, nodes, step, attempt)
+            g.add_(out)
 
     def together(self, columns: int) -> bool:
         """Tell whether all pairs' sums are drawn at once: where no end is another's secret, and pairs take long.
@@ -381,14 +389,16 @@ class _Sum:
         if batch:
             yield batch
 
-    def _fill_together(self, out: Tensor, nodes: range, step: int, attempt: int) -> None:
-        """Fill with s √n (v_i − v̄): as Gaussian as the sums of all pairs, with the same covariance s² (n I − 11ᵀ)."""
-        n = self.here.graph.nodes
-        v = self._centred(out[:1].expand(n, -1), nodes, step, attempt).numbers()
-        sigma = [math.sqrt(n) * self._pair[i] for i in nodes]
-        torch.mul(v[nodes.start : nodes.stop], _column(sigma, out), out=out)
+    def _factors(self, like: Tensor, nodes: Sequence[int], step: int, attempt: int) -> tuple[Tensor, Tensor]:
+        """Return v_i − v̄ and s √n: their product is as Gaussian as the sums of all pairs, with the same covariance.
 
-    def _centred(self, like: Tensor, nodes: range, step: int, attempt: int) -> _Centred:
+        That is s² (n I − 11ᵀ).
+        """
+        n = self.here.graph.nodes
+        v = self._centred(like[:1].expand(n, -1), nodes, step, attempt).numbers()
+        return v[nodes[0] : nodes[-1] + 1], _column([math.sqrt(n) * self._pair[i] for i in nodes], like)
+
+    def _centred(self, like: Tensor, nodes: Sequence[int], step: int, attempt: int) -> _Centred:
         """Return the step's numbers, of which these nodes' are now handed out; else the source is asked again."""
         with self._asking:
             now = self._now
@@ -435,12 +445,20 @@ class _Ahead(PrefetchedNoise):
 
     def __init__(self, shared: _Sum, own: PrefetchedNoise) -> None:
         super().__init__(shared, own.nodes)
-        self._own = own
+        self._shared, self._own = shared, own
 
     def prepare(self, like: Tensor, step: int, attempt: int) -> None:
         """Draw both."""
         super().prepare(like, step, attempt)
         self._own.prepare(like, step, attempt)
+
+    def add_(self, g: Tensor, nodes: Sequence[int], step: int, attempt: int) -> None:
+        """Add what pairs share to g, in place."""
+        rows = self._ready(nodes, step, attempt)
+        if rows is None:
+            self._shared.add_(g, nodes, step, attempt)
+        else:
+            g.add_(self._normals[slice(*rows)])
 
 
 class _OfNodes(NodeNoise):
@@ -468,28 +486,25 @@ class _OfNodes(NodeNoise):
 
     def add_(self, g: Tensor, nodes: Sequence[int], step: int, attempt: int) -> None:
         """Add own noise and that of all pairs to each node's row of g, in place."""
-        noised, sigma = self._shared(g, nodes, step, attempt), [self._sigma[i] for i in nodes]
+        sigma = [self._sigma[i] for i in nodes]
         if self._own.secret:
-            add_noise_(noised.add_(g), self._own, nodes, step, sigma=sigma, attempt=attempt)
+            noised = g.to(torch.float64)  # g itself, where it is that
+            self._ahead.add_(noised, nodes, step, attempt)
+            add_noise_(noised, self._own, nodes, step, sigma=sigma, attempt=attempt)
         else:
-            own = torch.empty_like(noised)
+            noised, own = torch.empty_like(g), torch.empty_like(g)
+            self._ahead.fill_normal(noised, nodes, step, attempt)
             self._own.fill_normal(own, nodes, step, attempt)
             noised.addcmul_(own, _column(sigma, own)).add_(g)
         g.copy_(noised)
 
     def step_(self, x: Tensor, g: Tensor, nodes: Sequence[int], step: int, attempt: int, step_size: float) -> bool:
-        """Take γ (g + noise) from x where one pass does it, but for what pairs share."""
+        """Take γ (g + noise) from x where one pass does it, but for what pairs share: that is added to g first."""
         sigma = [self._sigma[i] for i in nodes]
         if not goes_at_once(self._own, g, sigma):
             return False
-        noised = self._shared(g, nodes, step, attempt).add_(g)
-        return step_(x, noised, self._own, nodes, step, sigma=sigma, attempt=attempt, step_size=step_size)
-
-    def _shared(self, g: Tensor, nodes: Sequence[int], step: int, attempt: int) -> Tensor:
-        """Return what pairs share; where it is secret, in float64, as all that is added to it."""
-        shared = torch.empty(g.shape, dtype=torch.float64 if self._own.secret else g.dtype, device=g.device)
-        self._ahead.fill_normal(shared, nodes, step, attempt)
-        return shared
+        self._ahead.add_(g, nodes, step, attempt)
+        return step_(x, g, self._own, nodes, step, sigma=sigma, attempt=attempt, step_size=step_size)
 
     def prepare(self, like: Tensor, step: int, attempt: int) -> None:
         """Draw the noise of a step now."""
