@@ -415,10 +415,15 @@ def step_(
     sigma: Sequence[float], attempt: int, step_size: float,
 ) -> bool:  # fmt: skip
     """Take γ times what `add_noise_` makes of g from x, if that can be done in one pass; g is as it was then."""
-    if not _goes_roughly(source, g) or not all(sigma):
+    if not goes_at_once(source, g, sigma):
         return False
     step_rough_(x, g, source.rough(nodes, g.shape[1], step, attempt), sigma, _spacings(sigma), step_size)
     return True
+
+
+def goes_at_once(source: Normals, g: torch.Tensor, sigma: Sequence[float]) -> TypeGuard[Roughly]:
+    """Tell whether `step_` can be taken."""
+    return _goes_roughly(source, g) and all(sigma)
 
 
 def _goes_roughly(source: Normals, g: torch.Tensor) -> TypeGuard[Roughly]:

@@ -35,12 +35,13 @@ from privsgp.gradients.per_sample import Outer
 from privsgp.studies.collusion import Collusion, listen
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
     from privsgp.engine.folder import Folder
     from privsgp.engine.spec import RunSpec
+    from privsgp.gradients import Stacked
     from privsgp.runs.problem import Problem
 
 
@@ -103,6 +104,11 @@ class Attacked(Trainer):
         values = {field.name: getattr(block, field.name) for field in fields(block)}
         values |= {"sample": self._sample, "noise": self._noise, "noised_step": not_at_once, "record": as_it_is}
         return ZeroedOut(**values, present=present.to(block.inputs.device))
+
+    def _parts(self, gradient: Stacked) -> Sequence[slice]:
+        """Let all nodes go at once: what was added to each is looked at for all of them together."""
+        del gradient
+        return ()
 
     def _stepper(self) -> Callable[[int, State], State]:
         """Let the algorithm itself take the steps: what a GPU does in one kernel has no messages to look at."""
