@@ -183,8 +183,17 @@ def test_how_fast_a_private_run_was_is_not_said(tmp_path, monkeypatch, seed):
     monkeypatch.setenv("COLUMNS", "200")
     ran = runs.command("train", runs.small(tmp_path), "--out", tmp_path / "x", f"--set=seed={seed}")
     assert ("steps/s" in ran.out) == bool(seed)
-    assert "virtual s" in ran.out
+    assert "virtual s" not in ran.out  # no clock was set: a step would take a second
     assert "None" not in ran.out
+
+
+def test_a_summary_says_the_loss_once_and_virtual_seconds_where_a_clock_was_set(tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    changes = runs.changes(algorithm__steps=2, clock__mean=2.5)
+    ran = runs.command("train", runs.small(tmp_path), "--out", tmp_path / "x", *changes)
+    assert "; 5 virtual s" in ran.out
+    assert "log loss" in ran.out
+    assert "test loss" not in ran.out  # it is the log loss
 
 
 def test_the_default_folder_is_below_runs(tmp_path, monkeypatch):

@@ -297,6 +297,31 @@ def test_products_of_the_users_own_have_the_bits_of_all_nodes_at_once(tmp_path, 
     torch.testing.assert_close(*ends, rtol=0, atol=0)
 
 
+class _Tokens(nn.Module):
+    """A linear layer on every row of an image, whose gradients are kept as factors."""
+
+    def __init__(self):
+        super().__init__()
+        self.token, self.head = nn.Linear(8, 13), nn.Linear(13, 10)
+
+    def forward(self, x):
+        return self.head(torch.tanh(self.token(x.flatten(1).view(-1, 8, 8))).mean(1))
+
+
+@pytest.mark.parametrize("algorithm", [METHODS[1], METHODS[3], METHODS[6]], ids=lambda a: a["name"])
+def test_parts_of_layers_at_many_positions_have_the_bits_of_all_nodes_at_once(tmp_path, monkeypatch, algorithm):
+    torch.manual_seed(1)
+    model, ends = _Tokens(), []
+    for parted in (True, False):
+        with monkeypatch.context() as patched:
+            if not parted:
+                patched.setattr(trainer, "divided", lambda *_: ())
+            training = _training(tmp_path / str(parted), algorithm, own=model)
+        assert bool(training.algorithm.block.parts) is parted
+        ends.append((training.run().state.x, training.algorithm.arrays()))
+    torch.testing.assert_close(*ends, rtol=0, atol=0)
+
+
 @pytest.mark.parametrize("fails", [0, 1])
 def test_what_a_part_raises_ends_the_step_and_no_other_part_begins(fails):
     begun, both = [], threading.Barrier(2)

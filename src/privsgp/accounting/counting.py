@@ -192,8 +192,10 @@ class Filter:
         left = self.cap - spent
         if left <= 0:
             raise Refused(
-                f"the ledger has spent ε = {self.epsilon_of(spent):.4g} of {self.epsilon:g}",
-                "nothing is left of this data's budget: no further run",
+                f"the ledger has spent ε = {self.epsilon_of(spent):.4g} of {self.epsilon:g}, as runs that follow "
+                f"each other are counted, by Rényi divergences of order {self.order:g}",
+                "nothing is left for a further run; one that was begun goes on (--resume), counted as one run. Sampled "
+                "steps with little noise cost most at this order (docs/privacy.md, 'Proved, certified, checked')",
             )
         refuse_vast(mechanism.with_sigma(1.0), releases, self.delta)
         high = mechanism.radius / mechanism.samples

@@ -27,7 +27,7 @@ from rich.table import Table
 from privsgp import metrics
 from privsgp.errors import visible
 from privsgp.paper import claims
-from privsgp.runs.shown import LABELS, metric_rows, span, summary_rows
+from privsgp.runs.shown import LABELS, clocked, metric_rows, span, summary_rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -212,7 +212,8 @@ def show_comparison(comparison: dict[str, Any]) -> None:
     """Print a comparison, as comparison.json holds it, method by method."""
     from privsgp.features.maps import pretraining  # brings torch, which counting privacy goes without
 
-    clock = any(row["virtual_seconds"] for row in comparison["rows"])
+    times = [row["virtual_seconds"] and row["virtual_seconds"]["mean"] for row in comparison["rows"]]
+    clock = any(clocked(time, row["steps"]) for time, row in zip(times, comparison["rows"], strict=True))
     extra = [name for name in ("auc", "r2") if any(name in row.get("metrics", {}) for row in comparison["rows"])]
     names = [LABELS[name] for name in extra]
     head = ["method", "accuracy %", *names, "loss", "ε", "step", "steps", "msgs", "MB", *(["time"] if clock else [])]
@@ -222,9 +223,9 @@ def show_comparison(comparison: dict[str, Any]) -> None:
             _three(row["test_loss"] and row["test_loss"]["mean"]), _three(row["epsilon"]),
             _three(row["step_size"]), str(row["steps"]), str(row["messages"] or 0),
             f"{(row['bytes_sent'] or 0) / 1e6:.1f}",
-            *([_three(row["virtual_seconds"] and row["virtual_seconds"]["mean"])] if clock else []),
+            *([_three(time)] if clock else []),
         ]
-        for row in comparison["rows"]
+        for time, row in zip(times, comparison["rows"], strict=True)
     ]  # fmt: skip
     table = Table(title=comparison["config"]["name"], title_justify="left", title_style="bold", box=SIMPLE_HEAD)
     for name in head:

@@ -175,7 +175,7 @@ class StackedRecurrent(StackedLayer):
         for suffix, d, kept in zip(self.shape.suffixes(), deltas, kepts, strict=True):
             inner, outer = torch.split(d, gates, -1)
             x, h = torch.split(kept, [kept.shape[-1] - hidden, hidden], -1)
-            with no_tf32():
+            with no_tf32(d):
                 parts[f"weight_ih{suffix}"] = (inner.mT @ x).flatten(2)
                 parts[f"weight_hh{suffix}"] = (outer.mT @ h).flatten(2)
             parts[f"bias_ih{suffix}"], parts[f"bias_hh{suffix}"] = inner.sum(2), outer.sum(2)
