@@ -57,6 +57,16 @@ def test_what_sharing_leaves_of_the_noise_in_the_average():
     assert shared.left(needed) == pytest.approx(shared.average_sigma / alone)
 
 
+def test_one_sample_a_step_is_not_refused_for_less_noise_than_it_will_have():
+    """Of its own mean it needs six times the Gaussian's noise, at which rounding would cost more than is set aside."""
+    m = SampledMean(sigma=0.0, clip=1.0, batch=1, samples=1200, coordinates=7850, honest=38, partners=49)
+    sigma = calibration.sigma(m, 1020, 1.0, 1e-5)
+    assert sigma > 6 * calibration.gaussian_sigma(m, 1020, 1.0, 1e-5)
+    assert accountant.epsilon(m.with_sigma(sigma), 1020, 1e-5).epsilon <= 1
+    with pytest.raises(Refused, match="rounding may cost more"):
+        calibration.sigma(Sag(**dataclasses.asdict(m)), 1020, 1.0, 1e-5)
+
+
 @settings(max_examples=40, deadline=None)
 @given(st.lists(VARIANCES, min_size=2, max_size=6), VARIANCES, st.data())
 def test_the_smallest_own_noise_is_the_worst_that_honest_nodes_can_have(own, pair, data):

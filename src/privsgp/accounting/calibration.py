@@ -42,7 +42,6 @@ def sigma(mechanism: Mechanism, steps: int, epsilon: float, delta: float, relati
     if not accountant.check(steps, delta, relation):
         return 0.0
 
-    computed.refuse_vast(mechanism.with_sigma(gaussian_sigma(mechanism, steps, epsilon, delta)), steps, delta)
     ideal = dataclasses.replace(mechanism, coordinates=0)
 
     def certified(value: float) -> float:
@@ -52,6 +51,7 @@ def sigma(mechanism: Mechanism, steps: int, epsilon: float, delta: float, relati
         return accountant.rough(ideal.with_sigma(value), steps, delta, relation)
 
     near = _search(rough, epsilon, gaussian_sigma(mechanism, steps, epsilon, delta), 5 * WITHIN)
+    computed.refuse_vast(mechanism.with_sigma(near), steps, delta)  # few samples a step need more than the Gaussian's
     found = _search(certified, epsilon, near, WITHIN)
     return _with_sampler(mechanism, steps, epsilon, delta, relation, found)
 
