@@ -17,7 +17,8 @@ from safetensors.torch import load_file
 
 import runs
 from privsgp import __version__, cli
-from privsgp.accounting import ledger
+from privsgp.accounting import calibration, ledger
+from privsgp.accounting.mechanisms import Saga
 from privsgp.algorithms import ALGORITHMS, Settings
 from privsgp.engine import folder as folders
 from privsgp.errors import Refused
@@ -402,6 +403,19 @@ def test_calibrate_and_account_tell_what_shared_noise_is_made_of_and_whom_it_tru
     back = json.loads(runs.command("account", *COUNTED, *given, *PAIRWISE).out)
     assert back["epsilon"] == pytest.approx(found["epsilon"], rel=1e-6)
     assert (back["trust"], back["honest"]) == ("honest sites", 38)
+
+
+def test_calibrate_and_account_take_the_weight_that_a_run_takes_where_noise_is_shared():
+    node = ["--samples", 1000, "--batch", 10, "--steps", 100, "--difference-scale", "auto", "--json"]
+    shared = ["--noise", "pairwise", "--nodes", 4, "--honest", 4]
+    alone, found = (json.loads(runs.command("calibrate", *node, "--epsilon", 2, *own).out) for own in ([], shared))
+    m = Saga(sigma=0.0, clip=1.0, batch=10, samples=1000)
+    assert (
+        found["difference_scale"] == calibration.largest(m, 100, 2.0, 1e-5, left=0.4**0.5) > alone["difference_scale"]
+    )
+    given = ["--own-sigma", found["own_sigma"], "--pair-sigma", found["pair_sigma"]]
+    back = json.loads(runs.command("account", *node, *given, *shared).out)
+    assert back["difference_scale"] == pytest.approx(found["difference_scale"], rel=0.1)
 
 
 @pytest.mark.parametrize(

@@ -391,7 +391,8 @@ def account(
     bare = _mechanism(algorithm, counted or 0.0, clip, batch, samples, sampling, kappa, **own)
 
     def auto(saga: Saga) -> float:
-        return 1.0 if nominal(kind) else calibration.largest_at(saga, steps, delta, related)
+        left = 1.0 if covariance is None else covariance.left([saga.sigma] * covariance.graph.nodes)
+        return 1.0 if nominal(kind) else calibration.largest_at(saga, steps, delta, related, left)
 
     mechanism = replace(_scaled(bare, algorithm, difference_scale, auto), coordinates=coordinates)
     if shared is not None and covariance is not None:
@@ -456,10 +457,11 @@ def calibrate(
     kind, related = _accountant(accountant), _relation(relation)
 
     def auto(saga: Saga) -> float:
-        return 1.0 if nominal(kind) else calibration.largest(saga, steps, epsilon, delta, related)
+        left = 1.0 if shared is None else shared.solved(1.0, pair_ratio).left([1.0] * shared.graph.nodes)
+        return 1.0 if nominal(kind) else calibration.largest(saga, steps, epsilon, delta, related, left)
 
-    mechanism = replace(_scaled(bare, algorithm, difference_scale, auto), coordinates=coordinates)
     shared, covariance = _sharing(noise, algorithm, accountant, nodes, honest, pair_degree), None
+    mechanism = replace(_scaled(bare, algorithm, difference_scale, auto), coordinates=coordinates)
     if shared is not None:
         mechanism = replace(mechanism, honest=shared.honest, partners=shared.graph.partners)
     sigma = count(kind, related, algorithm, steps, c2).sigma(mechanism, steps, epsilon, delta)

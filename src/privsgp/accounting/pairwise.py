@@ -179,6 +179,12 @@ class PairwiseCovariance:
         """The standard deviation of the noise in the (weighted) average of all nodes' steps: the nodes' own is left."""
         return math.sqrt(math.fsum(self.own)) / self.graph.nodes
 
+    def left(self, needed: Sequence[float]) -> float:
+        """Return the average's noise beside what it would be if each node added, on its own, what it needs."""
+        n = self.graph.nodes
+        parts = zip(self.weights or [1 / n] * n, needed, strict=True)
+        return self.average_sigma / math.sqrt(math.fsum((p * sigma) ** 2 for p, sigma in parts))
+
     @property
     def matrix(self) -> Array:
         """The covariance itself: of n p_i ξ_i, over all nodes."""
