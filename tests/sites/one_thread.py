@@ -16,16 +16,17 @@ import shutil
 import threading
 import time
 from dataclasses import dataclass, field
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import grpc
 import torch
 
 from privsgp.sites import client, join, mailbox, members, relay, server, transport
-from privsgp.sites.audit import Audit
 from privsgp.sites.join import Network
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 PATCHED = (client, join, mailbox, members, relay, server, transport)
 
@@ -190,6 +191,7 @@ class Channel:
             task.pause(world.moment())
         except Killed:
             if world.happens("orphan"):  # it was on its way already
+                context.cancel()
                 world.later(self.peer, lambda: self._handle(path, parts, context))
             raise
         if world.happens("lost"):
@@ -267,7 +269,7 @@ class World:
         """Let a call of somebody who is dead arrive after all."""
 
         def arrive() -> None:
-            with contextlib.suppress(Broken):
+            with contextlib.suppress(grpc.RpcError):
                 work()
 
         task = Task(self, Process(self, node), arrive)
@@ -354,9 +356,8 @@ class World:
     @contextlib.contextmanager
     def _patched(self) -> Any:
         clock = SimpleNamespace(
-            monotonic=lambda: self.now, sleep=lambda s: self.current.pause(s), strftime=time.strftime,
-            gmtime=time.gmtime, time=time.time,
-        )  # fmt: skip
+            monotonic=lambda: self.now, sleep=self._sleep, strftime=time.strftime, gmtime=time.gmtime, time=time.time
+        )
         threads = SimpleNamespace(
             Condition=lambda: Changed(self), Lock=lambda: Changed(self), Event=lambda: Event(self),
             Thread=self._thread, Timer=lambda *_: SimpleNamespace(start=lambda: None, cancel=lambda: None, daemon=True),
@@ -381,13 +382,16 @@ class World:
                 if hasattr(module, "threading"):
                     module.threading = threading
 
+    def _sleep(self, seconds: float) -> None:
+        self.current.pause(seconds)
+
     def _node(self, peer: int) -> int:
         if peer >= 0:
             return peer
         names = [card.identity for card in self.consortium.agreement.roster]
         return names.index(self.consortium.agreement.relay.identity)
 
-    def _thread(self, target: Any, args: tuple[Any, ...] = (), daemon: bool = True) -> Any:  # noqa: FBT001, FBT002
+    def _thread(self, target: Any, args: tuple[Any, ...] = (), daemon: bool = True) -> Any:
         del daemon
         process = self.current.processes[0]
 

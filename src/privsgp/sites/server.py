@@ -55,7 +55,7 @@ _PULL_FORM = forms.keys(
 _DROP_FORM = forms.keys({"run": forms.text("[0-9a-f]{64}", "a run"), "node": forms.whole(), "after": forms.whole(-1)})
 _BYE = 2.0
 _LOG = logging.getLogger(__name__)
-_CUT = ("form", "length")  # what half a message looks like
+_CUT = ("form", "length", "incarnation")  # what half a message looks like, and what a process sent before it died
 _MOMENT = 0.5  # seconds in which a connection that broke shows as such
 
 
