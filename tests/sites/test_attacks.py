@@ -408,8 +408,12 @@ def test_half_a_sealed_message_is_not_kept(house):
     assert network.server.relay.newest((1, 2)) == -1
 
 
-def test_half_a_message_of_a_process_that_was_killed_is_nobodys_fault(house):
-    """gRPC tells that there are no more pieces, and only then that the connection is gone."""
+@pytest.mark.parametrize("kind", ["length", "incarnation"])
+def test_what_comes_of_a_process_that_was_killed_is_nobodys_fault(house, kind):
+    """Half a message: gRPC tells that there are no more pieces, and only then that the connection is gone.
+
+    Or what it sent before it died, and comes after the hello of the next one.
+    """
     _, network = house
 
     class Late:
@@ -423,7 +427,7 @@ def test_half_a_message_of_a_process_that_was_killed_is_nobodys_fault(house):
 
     before = network.audit.counts()
     with pytest.raises(grpc.RpcError), network.server._border(1, Late()):
-        raise Rejected("length", "0 of 5208 bytes")
+        raise Rejected(kind, "0 of 5208 bytes, or process 1 after 2")
     assert network.audit.counts() == before
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import signal
 import socket
+import ssl
 import threading
 import time
 
@@ -15,10 +18,12 @@ from test_mailbox import frame
 
 from privsgp.engine.folder import Folder
 from privsgp.errors import Refused
-from privsgp.sites.agreement import Limits
+from privsgp.sites.agreement import Agreement, Limits
 from privsgp.sites.canonical import canonical
 from privsgp.sites.identity import Site, tls_name
 from privsgp.sites.join import Network
+from privsgp.sites.server import Server
+from runs import FORKS
 
 
 @pytest.fixture(scope="module")
@@ -82,8 +87,75 @@ def test_a_certificate_that_has_expired_is_turned_away_and_a_new_one_let_in(hous
 
 def test_the_door_takes_up_a_new_certificate_of_its_own(house):
     c, _ = house
-    c.sites[0].rotate()
-    assert push(c, c.sites[1], frame(c, 1, 0.5).pieces())["newest"] == 1
+    with channel(c, c.sites[1]) as before:
+        hello = before.unary_unary("/privsgp.Sites/Hello")
+        hello(canonical(_hello(c, 1)), timeout=5.0)
+        c.sites[0].rotate()
+        new, until = ssl.PEM_cert_to_DER_cert(c.sites[0].tls()[1].decode()), time.monotonic() + 20
+        while shown(c) != new:
+            assert time.monotonic() < until
+            time.sleep(0.1)
+        assert push(c, c.sites[1], frame(c, 1, 0.5).pieces())["newest"] == 1
+        hello(canonical(_hello(c, 1)), timeout=5.0)  # who was connected comes in again
+
+
+def shown(c):
+    """Return the certificate that aachen's door shows, None while it is closed."""
+    anybody = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    anybody.check_hostname, anybody.verify_mode = False, ssl.CERT_NONE
+    with contextlib.suppress(OSError), anybody.wrap_socket(socket.create_connection(place(c), 5.0)) as opened:
+        return opened.getpeercert(binary_form=True)
+    return None
+
+
+def place(c):
+    host, port = c.sites[0].listen.split(":")
+    return host, int(port)
+
+
+@pytest.mark.parametrize("half", ["key", "certificate", "nothing"])
+def test_half_a_renewal_leaves_the_door_as_it_is(house, half, tmp_path):
+    c, _ = house
+    path = c.sites[0].home / "tls.key"
+    whole, (key, certificate), before = path.read_bytes(), c.sites[0].tls(), shown(c)
+    other = Site.create(tmp_path / "s", "aachen", address=None).tls()
+    path.write_bytes({"key": other[0] + certificate, "certificate": key + other[1], "nothing": b""}[half])
+    time.sleep(1.5)
+    assert shown(c) == before
+    path.write_bytes(whole)
+
+
+def test_strangers_who_open_many_connections_at_once_do_not_end_a_site(consortium):
+    """With certificates that gRPC takes up while it listens, a few thousand did: a signal ended the process."""
+    c = consortium()
+    door = FORKS.Process(target=keep_open, args=(c.study, c.sites[0].home))
+    door.start()
+    until = time.monotonic() + 30.0
+    while shown(c) is None:
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    end = time.monotonic() + 4.0
+    strangers = [threading.Thread(target=knock, args=(place(c), end)) for _ in range(8)]
+    for one in strangers:
+        one.start()
+    for one in strangers:
+        one.join()
+    assert door.exitcode is None, signal.Signals(-door.exitcode).name
+    assert shown(c) is not None
+    door.kill()
+    door.join()
+
+
+def keep_open(study, home):
+    site = Site.open(home)
+    Server(site, Agreement.read(study), 0, None, None, None, None).start(site.listen)
+    signal.pause()
+
+
+def knock(place, end):
+    while time.monotonic() < end:
+        with contextlib.suppress(OSError), socket.create_connection(place, 1.0) as plain:
+            plain.sendall(b"\x16\x03\x01\x02\x00\x01")  # as TLS begins
 
 
 def test_another_server_is_not_taken_for_the_site(house):
@@ -119,10 +191,10 @@ def test_the_text_of_an_error_stays_here(house, monkeypatch):
     assert error.value.details() == "this site could not answer"
 
 
-def _hello(c):
+def _hello(c, node=2):
     from privsgp.sites.members import Members
 
-    return Members(c.agreement, 2, 1, "0" * 128).hello(0)
+    return Members(c.agreement, node, 1, "0" * 128).hello(0)
 
 
 def test_a_member_whose_certificate_names_another_is_refused(house, monkeypatch):

@@ -33,6 +33,7 @@ _PAIR_KEY = forms.text(pairs.WORD, "a key for a run, signed")
 _PHASE = forms.text("|".join(PHASES), "a phase")
 _PROOF = forms.keys({"header": forms.text(r"[\x20-\x7e]{2,1024}", "a header"), "signature": _SIGNATURE})
 NEWEST = forms.keys({"newest": forms.whole(-1), "proof": forms.perhaps(_PROOF)})
+_PROGRESS = forms.each(forms.whole(-1), 2)
 _SILENCE = 4.0  # seconds without a hello after which a site does not count as there, or the deadline if that is longer
 _LONG_AGO = 1e6
 
@@ -61,7 +62,8 @@ def hello_form(nodes: int) -> forms.Form:
     return forms.keys(
         {
             "run": forms.text("[0-9a-f]{64}", "a run"), "incarnation": forms.whole(1), "step": forms.whole(),
-            "phase": _PHASE, "have": steps, "durable": steps, "signatures": _by_node(_SIGNATURE, nodes),
+            "phase": _PHASE, "have": steps, "durable": steps, "sent": steps, "signatures": _by_node(_SIGNATURE, nodes),
+            "passed_on": _by_node(_PROGRESS, nodes),
             "left": _by_node(_goodbye_form(nodes), nodes), "heard": _by_node(forms.real(0.0, _LONG_AGO), nodes),
             "yours": NEWEST, "pair_keys": _by_node(_PAIR_KEY, nodes), "heads": _by_node(_PROOF, nodes),
         }
@@ -78,6 +80,8 @@ class Member:
     incarnation: int = 0
     have: dict[str, int] = field(default_factory=dict)  # by source: newest step that it has
     durable: dict[str, int] = field(default_factory=dict)  # by source: newest step that it will have after a crash
+    sent: dict[str, int] = field(default_factory=dict)  # by target: the step of its newest message
+    progress: tuple[int, int] = (0, -1)  # steps that it has made, and the newest that it sent to this site, by its word
     answered: int = -1  # the newest step of this site's that its process has answered to have
 
 
@@ -106,6 +110,7 @@ class Members:
         self._accused: set[int] = set()  # of whom two messages of one step are known: once is enough
         self.have: Callable[[], dict[str, int]] = dict
         self.durable: Callable[[], dict[str, int]] = dict
+        self.sent: Callable[[], dict[str, int]] = dict
         self.keep: Callable[[], None] = lambda: None  # called when a signature or a goodbye came
         self._form = hello_form(len(agreement.roster))
         self._silence = max(_SILENCE, agreement.limits.deadline)
@@ -130,13 +135,14 @@ class Members:
 
     def hello(self, peer: int) -> dict[str, Any]:
         """Return what this site says to a peer: of itself, of others, and what it has of the peer's."""
-        have, durable = self.have(), self.durable()
+        step, phase = self.step, self.phase  # before what was sent: at least all up to this step is in that
+        have, durable, sent = self.have(), self.durable(), self.sent()
         with self.changed:
             now = time.monotonic()  # not before: ages would come out below 0
             ages = {str(i): now - m.heard for i, m in self.others.items()}
             return {
-                "run": self.agreement.run, "incarnation": self.incarnation, "step": self.step, "phase": self.phase,
-                "have": have, "durable": durable,
+                "run": self.agreement.run, "incarnation": self.incarnation, "step": step, "phase": phase,
+                "have": have, "durable": durable, "sent": sent, "passed_on": self._passed_on(peer),
                 "signatures": {str(i): one for i, one in self.signatures.items()},
                 "left": {str(i): one for i, one in self.left.items()},
                 "heard": {i: age for i, age in ages.items() if age < _LONG_AGO / 2},
@@ -144,8 +150,11 @@ class Members:
                 "heads": {str(i): head.evidence() for i in self.others if (head := self._head(i)) is not None},
             }  # fmt: skip
 
-    def learn(self, peer: int, said: object) -> None:
-        """Take in what a peer says; reject what is no hello of this run."""
+    def learn(self, peer: int, said: object, asked: int | None = None) -> None:
+        """Take in what a peer says; reject what is no hello of this run.
+
+        Of an answer, `asked` is the process that was known when it was asked for: it may have died since.
+        """
         if not self._form.fits(said) or not isinstance(said, dict):
             raise Rejected("form", f"no hello: {forms.shown(said)}")
         if said["run"] != self.agreement.run:
@@ -153,12 +162,16 @@ class Members:
         with self.changed:
             member = self.others[peer]
             if said["incarnation"] < member.incarnation:
+                if asked is not None and asked < member.incarnation:
+                    return
                 raise Rejected("incarnation", f"process {said['incarnation']} after {member.incarnation}")
             if said["incarnation"] > member.incarnation:
                 member.answered = -1
             member.heard, member.incarnation = time.monotonic(), said["incarnation"]
             member.step, member.phase = said["step"], said["phase"]
-            member.have, member.durable = said["have"], said["durable"]
+            member.have, member.durable, member.sent = said["have"], said["durable"], said["sent"]
+            member.progress = self._made(member), member.sent.get(str(self.node), -1)
+            self._hear_progress(said["passed_on"])
             self.prove(said["yours"]["proof"])
             self._hear_of(said["heard"])
             self._hear_heads(said["heads"])
@@ -173,11 +186,38 @@ class Members:
             raise Rejected("form", f"no hello: {forms.shown(said)}")
         with self.changed:
             self._hear_of(said["heard"])
+            self._hear_progress(said["passed_on"])
             self._hear_heads(said["heads"])
             news = self._sign(said["signatures"]) | self._leave(said["left"]) | self._share(said["pair_keys"])
             self.changed.notify_all()
         if news:
             self.keep()
+
+    def _made(self, member: Member) -> int:
+        """Return how many steps and rounds a site has made, by its own word."""
+        return self.agreement.rounds if member.phase == "finished" else member.step
+
+    def _passed_on(self, peer: int) -> dict[str, list[int]]:
+        """Return what sites that never speak to a peer have said: the steps made, and the newest sent to the peer."""
+        far = {i: m for i, m in self.others.items() if m.incarnation and peer >= 0 and i != peer}
+        far = {i: m for i, m in far.items() if self.agreement.is_relayed((i, peer))}
+        return {str(i): [self._made(m), m.sent.get(str(peer), -1)] for i, m in far.items()}
+
+    def _hear_progress(self, told: dict[str, list[int]]) -> None:
+        for name, (made, sent) in told.items():
+            member = self.others.get(int(name))
+            if member is not None and not member.incarnation:  # who speaks for itself needs nobody who does
+                member.progress = max(member.progress, (made, sent))
+
+    def owes(self, source: int, newest: int, step: int) -> bool:
+        """Tell whether a site may still bring a message of a step up to this one, to who has its message `newest`.
+
+        Not so where it said that it is past that step and has sent nothing since: it has kept what it would have sent,
+        because this site was not there, and will never send it. Who waited for that would wait for good.
+        """
+        with self.changed:
+            made, sent = self.others[source].progress
+            return made <= step or sent > newest
 
     def prove(self, told: dict[str, str] | None) -> None:
         """Note that somebody has a message of this site's, where it is later than what this process has sent.
@@ -321,10 +361,16 @@ class Members:
         with self.changed:
             return max(self.others[target].have.get(str(self.node), -1), self.others[target].answered)
 
-    def took(self, target: int, step: int, answered: int) -> None:
-        """Note that a message of this site's was brought to a target, and which it answered to have."""
+    def took(self, target: int, step: int, answered: int, asked: int) -> None:
+        """Note that a message of this site's was brought to a target, and which it answered to have.
+
+        `asked` is the process that was known then. Where another has said hello since, the answer may be of the one
+        before, and the message is lost with it.
+        """
         with self.changed:
             member = self.others[target]
+            if member.incarnation != asked:
+                return
             member.have[str(self.node)] = step
             member.heard, member.answered = time.monotonic(), answered
 

@@ -19,6 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from cryptography import x509
+from cryptography.hazmat.primitives import serialization
 
 from privsgp.errors import Refused
 from privsgp.sites import frames
@@ -54,8 +55,9 @@ _PULL_FORM = forms.keys(
 )  # fmt: skip
 _DROP_FORM = forms.keys({"run": forms.text("[0-9a-f]{64}", "a run"), "node": forms.whole(), "after": forms.whole(-1)})
 _BYE = 2.0
+_LOOK = 1.0  # seconds between two looks at the certificate
 _LOG = logging.getLogger(__name__)
-_CUT = ("form", "length")  # what half a message looks like
+_CUT = ("form", "length", "incarnation")  # what half a message looks like, and what a process sent before it died
 _MOMENT = 0.5  # seconds in which a connection that broke shows as such
 
 
@@ -80,46 +82,76 @@ class Server:
         self._streams: dict[tuple[int, str], list[_Stream]] = {}
         self._lock = threading.Lock()
         self._roots = b"".join(card.authority_pem for card in agreement.trusted)
-        self._server: grpc.Server | None = None
+        n = len(agreement.roster)
+        self._calls = 3 * n + 4 + (0 if relay is None else 2 * n * n)
+        self._threads = ThreadPoolExecutor(self._calls, "server")
+        self._servers: list[grpc.Server] = []  # the last is open, the one before it may be ending its calls
+        self._watch: threading.Thread | None = None
 
     def start(self, listen: str) -> None:
         """Listen; refuse an address that is taken."""
-        n = len(self.agreement.roster)
-        calls = 3 * n + 4 + (0 if self.relay is None else 2 * n * n)
+        shown = self.site.tls()
+        self._servers = [self._opened(listen, *shown)]
+        self._watch = threading.Thread(target=self._renew, args=(listen, shown), daemon=True)
+        self._watch.start()
+
+    def _opened(self, listen: str, key: bytes, certificate: bytes) -> grpc.Server:
+        """Open the door with a certificate to show; it stays the same for as long as this door is open.
+
+        gRPC would take another one while it listens. But it frees the one before under connections that are just being
+        opened (grpc issue 36693): a stranger who opened many at once ended the process.
+        """
         options = [
             ("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", PIECE + _ROOM),
             ("grpc.server_handshake_timeout_ms", int(1000 * HANDSHAKE)), ("grpc.max_concurrent_streams", 64),
             ("grpc.http2.min_recv_ping_interval_without_data_ms", 5000), ("grpc.keepalive_time_ms", 20000),
             ("grpc.keepalive_timeout_ms", 10000), ("grpc.keepalive_permit_without_calls", 1),
         ]  # fmt: skip
-        self._server = grpc.server(ThreadPoolExecutor(calls, "server"), options=options, maximum_concurrent_rpcs=calls)
+        server = grpc.server(self._threads, options=options, maximum_concurrent_rpcs=self._calls)
         # All take streams, also of one message: gRPC would wait for it in a thread, without an end.
         handlers = {"Hello": _answer(self._hello)}
         if self.node >= 0:
             handlers |= {"Push": _answer(self._push), "Pull": _stream(self._pull)}
         if self.relay is not None:
             handlers |= {"Drop": _answer(self._drop), "Collect": _stream(self._collect)}
-        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
-        credentials = grpc.dynamic_ssl_server_credentials(
-            self._certificates(), self._certificates, require_client_authentication=True
-        )
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
+        credentials = grpc.ssl_server_credentials([(key, certificate)], self._roots, require_client_auth=True)
         try:
-            self._server.add_secure_port(listen, credentials)
+            server.add_secure_port(listen, credentials)
         except RuntimeError as error:
             raise Refused(
                 f"cannot listen at {listen}", "is the port taken, or not this machine's? see --listen"
             ) from error
-        self._server.start()
+        server.start()
+        return server
+
+    def _renew(self, listen: str, shown: tuple[bytes, bytes]) -> None:
+        """Close the door and open it again when there is a new certificate to show; calls under way may end."""
+        while not self.ended.wait(_LOOK):
+            now = shown
+            with contextlib.suppress(OSError, ValueError):
+                now = self.site.tls()
+            if now != shown and _is_pair(*now):
+                shown = now
+                self._servers[-1].stop(self.agreement.limits.transfer)
+                self._open_again(listen, shown)
+
+    def _open_again(self, listen: str, shown: tuple[bytes, bytes]) -> None:
+        while not self.ended.is_set():
+            try:
+                self._servers = [*self._servers[-1:], self._opened(listen, *shown)]
+            except Refused:  # the one before has not let go of the port yet
+                self.ended.wait(_LOOK / 20)
+            else:
+                return
 
     def stop(self) -> None:
         """End all calls and close the door."""
         self.ended.set()
-        if self._server is not None:
-            self._server.stop(_BYE).wait(_BYE)
-
-    def _certificates(self) -> grpc.ServerCertificateConfiguration:
-        """Return key, certificate and trust store; asked at every connection: a renewed one is used at once."""
-        return grpc.ssl_server_certificate_configuration([self.site.tls()], self._roots)
+        if self._watch is not None:
+            self._watch.join()
+        for stopping in [server.stop(_BYE) for server in self._servers]:
+            stopping.wait(_BYE)
 
     def _hello(self, parts: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
         peer = self._who(context)
@@ -316,6 +348,15 @@ def _broke(context: grpc.ServicerContext) -> bool:
     while context.is_active() and time.monotonic() < until:
         time.sleep(_MOMENT / 50)
     return not context.is_active()
+
+
+def _is_pair(key: bytes, certificate: bytes) -> bool:
+    """Tell whether a certificate is of a key: with another one nobody could come in."""
+    try:
+        private, shown = serialization.load_pem_private_key(key, None), x509.load_pem_x509_certificate(certificate)
+    except (ValueError, TypeError):
+        return False
+    return private.public_key() == shown.public_key()
 
 
 def _member(roster: tuple[Card, ...], pem: bytes) -> int | None:
