@@ -15,8 +15,6 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from cryptography.exceptions import InvalidSignature
-
 from privsgp.sites import pairs
 from privsgp.sites.canonical import canonical
 from privsgp.sites.frames import Frame, Header, Rejected, refuse_head
@@ -26,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from privsgp.sites.agreement import Agreement
+    from privsgp.sites.identity import Card
 
 PHASES = ("signing", "training", "paused", "mixing", "finished", "left")
 _SIGNATURE = forms.text("[0-9a-f]{128}", "a signature")
@@ -46,23 +45,25 @@ def _by_node(form: forms.Form, nodes: int) -> forms.Form:
     return forms.Form(f"by node: {form.text}", fits)
 
 
-def _goodbye_form(nodes: int) -> forms.Form:
-    return forms.keys({"taken": _by_node(forms.whole(), nodes), "signature": _SIGNATURE})
-
-
 def goodbye_text(run: str, taken: dict[str, int]) -> bytes:
     """Return what a site signs that leaves for good: the step of the last message that it took of each source."""
     return canonical({"run": run, "taken": taken})
 
 
+def left_for_good(card: Card, run: str, told: dict[str, Any]) -> bool:
+    """Tell whether a site signed that it leaves a run for good, having taken that."""
+    return card.signed(b"leave", goodbye_text(run, told["taken"]), told["signature"] or "")
+
+
 def hello_form(nodes: int) -> forms.Form:
     """Say what a hello must look like."""
     steps = _by_node(forms.whole(), nodes)
+    goodbye = forms.keys({"taken": steps, "signature": _SIGNATURE})
     return forms.keys(
         {
             "run": forms.text("[0-9a-f]{64}", "a run"), "incarnation": forms.whole(1), "step": forms.whole(),
             "phase": _PHASE, "have": steps, "durable": steps, "signatures": _by_node(_SIGNATURE, nodes),
-            "left": _by_node(_goodbye_form(nodes), nodes), "heard": _by_node(forms.real(0.0, _LONG_AGO), nodes),
+            "left": _by_node(goodbye, nodes), "heard": _by_node(forms.real(0.0, _LONG_AGO), nodes),
             "yours": NEWEST, "pair_keys": _by_node(_PAIR_KEY, nodes), "heads": _by_node(_PROOF, nodes),
         }
     )  # fmt: skip
@@ -160,10 +161,7 @@ class Members:
             member.step, member.phase = said["step"], said["phase"]
             member.have, member.durable = said["have"], said["durable"]
             self.prove(said["yours"]["proof"])
-            self._hear_of(said["heard"])
-            self._hear_heads(said["heads"])
-            news = self._sign(said["signatures"]) | self._leave(said["left"]) | self._share(said["pair_keys"])
-            self.changed.notify_all()
+            news = self._hear(said)
         if news:
             self.keep()
 
@@ -172,12 +170,17 @@ class Members:
         if not self._form.fits(said) or not isinstance(said, dict) or said["run"] != self.agreement.run:
             raise Rejected("form", f"no hello: {forms.shown(said)}")
         with self.changed:
-            self._hear_of(said["heard"])
-            self._hear_heads(said["heads"])
-            news = self._sign(said["signatures"]) | self._leave(said["left"]) | self._share(said["pair_keys"])
-            self.changed.notify_all()
+            news = self._hear(said)
         if news:
             self.keep()
+
+    def _hear(self, said: dict[str, Any]) -> bool:
+        """Take in what is told of others; tell whether there is something to keep."""
+        self._hear_of(said["heard"])
+        self._hear_heads(said["heads"])
+        news = self._sign(said["signatures"]) | self._leave(said["left"]) | self._share(said["pair_keys"])
+        self.changed.notify_all()
+        return news
 
     def prove(self, told: dict[str, str] | None) -> None:
         """Note that somebody has a message of this site's, where it is later than what this process has sent.
@@ -216,7 +219,7 @@ class Members:
             header, known = Header.read(one["header"].encode()), self._head(node)
             if known is None or header.step > known.header.step:
                 self._heads[node] = self._verified(node, header, one)
-            elif _contradicts(header, known.header) and node not in self._accused:
+            elif header.contradicts(known.header) and node not in self._accused:
                 second = self._verified(node, header, one).evidence()
                 self._accused.add(node)
                 what = f"two messages of step {header.step} to {self.agreement.roster[header.target].name}"
@@ -245,18 +248,9 @@ class Members:
 
     def _leave(self, goodbyes: dict[str, dict[str, Any]]) -> bool:
         new = {int(i): one for i, one in goodbyes.items() if int(i) not in self.left and int(i) != self.node}
-        right = {i: one for i, one in new.items() if self.said_goodbye(i, one)}
+        right = {i: one for i, one in new.items() if left_for_good(self.agreement.roster[i], self.agreement.run, one)}
         self.left |= right
         return bool(right)
-
-    def said_goodbye(self, node: int, told: dict[str, Any]) -> bool:
-        """Tell whether a node's site signed that it leaves for good, having taken that."""
-        text = goodbye_text(self.agreement.run, told["taken"])
-        try:
-            self.agreement.roster[node].verify(b"leave", text, bytes.fromhex(told["signature"]))
-        except (InvalidSignature, ValueError):
-            return False
-        return True
 
     def last_taken(self, target: int) -> int | None:
         """Return the step of the last message that a target took of this site before it left; None where it has not."""
@@ -335,7 +329,3 @@ class Members:
             if self.agreement.is_relayed((self.node, target)):
                 return target in self.left or self.relay_has.get(target, -1) >= step
             return target in self.left or m.phase == "finished" or m.durable.get(str(self.node), -1) >= step
-
-
-def _contradicts(one: Header, other: Header) -> bool:
-    return (one.target, one.step) == (other.target, other.step) and one.sha256 != other.sha256
