@@ -171,10 +171,10 @@ def of_table(table: tables.Table, schema: Schema, where: str, task: Task) -> Bro
     return Brought(Dataset(where, table.x, table.y, None, None, None), schema.classes, told)
 
 
-def like(schema: Schema, records: int = 1) -> Dataset:
-    """Return records of nobody, with the shape that a schema gives: zeros, of the first class."""
-    x = np.zeros((records, schema.width), np.float32)
-    y: Targets = np.zeros(records, np.float32) if schema.classes is None else np.zeros(records, np.int64)
+def like(schema: Schema) -> Dataset:
+    """Return a record of nobody, with the shape that a schema gives: zeros, of the first class."""
+    x = np.zeros((1, schema.width), np.float32)
+    y: Targets = np.zeros(1, np.float32) if schema.classes is None else np.zeros(1, np.int64)
     return Dataset("schema", x, y, None, None, schema.classes)
 
 
