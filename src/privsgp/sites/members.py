@@ -45,6 +45,10 @@ def _by_node(form: forms.Form, nodes: int) -> forms.Form:
     return forms.Form(f"by node: {form.text}", fits)
 
 
+def _goodbye_form(nodes: int) -> forms.Form:
+    return forms.keys({"taken": _by_node(forms.whole(), nodes), "signature": _SIGNATURE})
+
+
 def goodbye_text(run: str, taken: dict[str, int]) -> bytes:
     """Return what a site signs that leaves for good: the step of the last message that it took of each source."""
     return canonical({"run": run, "taken": taken})
@@ -58,12 +62,11 @@ def left_for_good(card: Card, run: str, told: dict[str, Any]) -> bool:
 def hello_form(nodes: int) -> forms.Form:
     """Say what a hello must look like."""
     steps = _by_node(forms.whole(), nodes)
-    goodbye = forms.keys({"taken": steps, "signature": _SIGNATURE})
     return forms.keys(
         {
             "run": forms.text("[0-9a-f]{64}", "a run"), "incarnation": forms.whole(1), "step": forms.whole(),
             "phase": _PHASE, "have": steps, "durable": steps, "signatures": _by_node(_SIGNATURE, nodes),
-            "left": _by_node(goodbye, nodes), "heard": _by_node(forms.real(0.0, _LONG_AGO), nodes),
+            "left": _by_node(_goodbye_form(nodes), nodes), "heard": _by_node(forms.real(0.0, _LONG_AGO), nodes),
             "yours": NEWEST, "pair_keys": _by_node(_PAIR_KEY, nodes), "heads": _by_node(_PROOF, nodes),
         }
     )  # fmt: skip
@@ -161,7 +164,10 @@ class Members:
             member.step, member.phase = said["step"], said["phase"]
             member.have, member.durable = said["have"], said["durable"]
             self.prove(said["yours"]["proof"])
-            news = self._hear(said)
+            self._hear_of(said["heard"])
+            self._hear_heads(said["heads"])
+            news = self._sign(said["signatures"]) | self._leave(said["left"]) | self._share(said["pair_keys"])
+            self.changed.notify_all()
         if news:
             self.keep()
 
@@ -170,17 +176,12 @@ class Members:
         if not self._form.fits(said) or not isinstance(said, dict) or said["run"] != self.agreement.run:
             raise Rejected("form", f"no hello: {forms.shown(said)}")
         with self.changed:
-            news = self._hear(said)
+            self._hear_of(said["heard"])
+            self._hear_heads(said["heads"])
+            news = self._sign(said["signatures"]) | self._leave(said["left"]) | self._share(said["pair_keys"])
+            self.changed.notify_all()
         if news:
             self.keep()
-
-    def _hear(self, said: dict[str, Any]) -> bool:
-        """Take in what is told of others; tell whether there is something to keep."""
-        self._hear_of(said["heard"])
-        self._hear_heads(said["heads"])
-        news = self._sign(said["signatures"]) | self._leave(said["left"]) | self._share(said["pair_keys"])
-        self.changed.notify_all()
-        return news
 
     def prove(self, told: dict[str, str] | None) -> None:
         """Note that somebody has a message of this site's, where it is later than what this process has sent.
