@@ -19,6 +19,7 @@ import pytest
 from privsgp.errors import Refused
 
 ROOT = pathlib.Path(__file__).parent.parent
+EXPERIMENT = "results"
 GIVEN = {"data": "data", "out": "runs", "device": "cpu", "jobs": 2}
 PLAN = """
 [[step]]
@@ -46,12 +47,6 @@ if __name__ == "__main__":
     config = configs.read(Path(DIGITS), changes)
     Bench(Path(sys.argv[1]), jobs=1).several({"one": config}, range(4), "")
 """
-
-
-@pytest.fixture
-def script(monkeypatch):
-    monkeypatch.syspath_prepend(ROOT / "experiments")
-    return importlib.import_module("results")
 
 
 @pytest.fixture
@@ -90,16 +85,16 @@ def test_after_a_kill_it_goes_on_and_makes_no_finished_run_again(asked, tmp_path
     assert len(json.loads((place / "done.json").read_text())) == 2
 
 
-def test_another_commit_has_runs_of_its_own_and_one_that_nobody_has_is_refused(script):
-    assert script.folder_of("abc", uncommitted=False) == "abc"
-    assert script.folder_of("abc+", uncommitted=True) == "abc+"
+def test_another_commit_has_runs_of_its_own_and_one_that_nobody_has_is_refused(experiment):
+    assert experiment.folder_of("abc", uncommitted=False) == "abc"
+    assert experiment.folder_of("abc+", uncommitted=True) == "abc+"
     for made_by in ("abc+", None):
         with pytest.raises(Refused):
-            script.folder_of(made_by, uncommitted=False)
+            experiment.folder_of(made_by, uncommitted=False)
 
 
-def test_every_step_says_what_it_is_and_runs_what_is_there(script, monkeypatch):
-    plan = tomllib.loads(script.PLAN.read_text())["step"]
+def test_every_step_says_what_it_is_and_runs_what_is_there(experiment, monkeypatch):
+    plan = tomllib.loads(experiment.PLAN.read_text())["step"]
     for step in plan:
         assert {"name", "words", "rough", "pages", "commands"} <= step.keys() <= {*step, "copies"}
         assert all((ROOT / page).exists() for page in step["pages"])
@@ -112,5 +107,5 @@ def test_every_step_says_what_it_is_and_runs_what_is_there(script, monkeypatch):
             if parts[1] != "-m":
                 monkeypatch.setattr(sys, "argv", [part.format(**GIVEN) for part in parts[1:]])
                 importlib.import_module(pathlib.Path(parts[1]).stem).arguments()
-    written = set(re.findall(r"[\w./-]+\.md", " ".join(script.PAGES)))
+    written = set(re.findall(r"[\w./-]+\.md", " ".join(experiment.PAGES)))
     assert {page for step in plan for page in step["pages"]} <= written

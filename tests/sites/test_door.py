@@ -14,13 +14,14 @@ import grpc
 import numpy as np
 import pytest
 from consortium import Consortium
+from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 from test_mailbox import frame
 
 from privsgp.engine.folder import Folder
 from privsgp.errors import Refused
 from privsgp.sites.agreement import Agreement, Limits
 from privsgp.sites.canonical import canonical
-from privsgp.sites.identity import Site, tls_name
+from privsgp.sites.identity import Site, load_key, tls_name
 from privsgp.sites.join import Network
 from privsgp.sites.server import Server
 from runs import FORKS
@@ -201,10 +202,10 @@ def test_a_member_whose_certificate_names_another_is_refused(house, monkeypatch)
     c, network = house
     from privsgp.sites import identity
 
-    authority = c.sites[2]._load("authority.key")
+    authority = load_key(c.sites[2].home / "authority.key", EllipticCurvePrivateKey)
     key = identity._p256()
     certificate = identity._certificate("basel", key, authority, "cork authority", 1.0)
-    monkeypatch.setattr(c.sites[2], "tls", lambda: (identity._private_pem(key), identity._pem(certificate)))
+    monkeypatch.setattr(c.sites[2], "tls", lambda: (identity.private_pem(key), identity._pem(certificate)))
     with pytest.raises(grpc.RpcError) as error:
         push(c, c.sites[2], frame(c, 7, 0.9).pieces())
     assert code(error) == "PERMISSION_DENIED"

@@ -44,7 +44,7 @@ class Draft(NamedTuple):
 def draft(table: Any, target: str, source: str) -> str:  # noqa: ANN401 - Arrow's
     """Return the text of a schema for a public table, or by a data dictionary with the columns of `_DICTIONARY`."""
     columns = {name: list(map(_text, table.column(name).to_pylist())) for name in table.column_names}
-    if _is_dictionary(columns):
+    if {"column", "type"} <= set(columns) <= set(_DICTIONARY):
         found = _by_dictionary(columns)
     else:
         found = {name: _column(values) for name, values in columns.items()}
@@ -125,10 +125,6 @@ def _as_target(found: Draft, target: str) -> dict[str, Any]:
     if values["type"] == "yes/no":
         return {"classes": list(found.kinds) if len(found.kinds) == 2 else ["no", "yes"]}
     raise Refused(f"--target {target}: {found.why}", "name a column with classes or numbers")
-
-
-def _is_dictionary(columns: dict[str, list[str]]) -> bool:
-    return {"column", "type"} <= set(columns) <= set(_DICTIONARY)
 
 
 def _by_dictionary(columns: dict[str, list[str]]) -> dict[str, Draft]:

@@ -107,8 +107,9 @@ def refuse_mixing(model: nn.Module, loss: Loss, sample: tuple[Tensor, Tensor]) -
             )
         alone = torch.cat([_alone(probe, loss, *one) for one in zip(keys, inputs, targets, strict=True)])
     if not torch.allclose(together, alone, rtol=1e-9, atol=1e-12, equal_nan=True):
+        apart = float((together - alone).abs().max())
         raise Refused(
-            f"the loss of a sample depends on the other samples of its batch (by {_largest(together - alone):.3g})",
+            f"the loss of a sample depends on the other samples of its batch (by {apart:.3g})",
             "make every operation of the model and the loss act on each sample alone",
         )
 
@@ -153,10 +154,6 @@ def _agree(model: nn.Module, loss: Loss, sample: tuple[Tensor, Tensor]) -> bool:
 def _real(t: Tensor, dtype: torch.dtype) -> Tensor:
     """Return real numbers in another precision, and whole ones, such as tokens, as they are."""
     return t.to(dtype) if t.is_floating_point() else t
-
-
-def _largest(difference: Tensor) -> float:
-    return float(difference.abs().max())
 
 
 class Functional:

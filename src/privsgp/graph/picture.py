@@ -124,17 +124,16 @@ def table(graph: Graph, dim: int = 1) -> list[tuple[str, str]]:
         ("ε: smallest share", f"{of.min_share:.4g}"),
         ("λ = 1 − nε^(ΔB)", _below_one(of.lemma.lam, of.lemma.log_one_minus_lam)),
         ("q = λ^(1/(ΔB+1))", _below_one(of.lemma.q, of.lemma.log_one_minus_q)),
-        (f"bound on C (d = {dim})", _bound(of.lemma.log_c)),
+        (
+            f"bound on C (d = {dim})",
+            "none: the lemma needs λ > 0" if of.lemma.log_c == inf else _power_of_ten(of.lemma.log_c),
+        ),
         ("spectral gap per step", _gap(of, seen)),
     ]
 
 
 def _below_one(value: float, log_rest: float) -> str:
     return f"{value:.4g}" if value < 0.999 else f"1 − {_power_of_ten(log_rest)}"
-
-
-def _bound(log_c: float) -> str:
-    return "none: the lemma needs λ > 0" if log_c == inf else _power_of_ten(log_c)
 
 
 def _gap(of: Constants, seen: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 import os
@@ -139,6 +140,14 @@ def _show_table(title: str | None, head: Sequence[str], rows: Iterable[Sequence[
     for row in rows:
         table.add_row(*row)
     out.print(table)
+
+
+def tell(values: object, shown: Callable[..., None], *given: Any, as_json: bool) -> None:  # noqa: ANN401 - any to show
+    """Print JSON on stdout, and nothing else there, or show what is given to people."""
+    if as_json:
+        sys.stdout.write(json.dumps(values) + "\n")
+    else:
+        shown(*given)
 
 
 def show_lines(lines: Iterable[str]) -> None:

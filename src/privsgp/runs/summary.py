@@ -61,9 +61,17 @@ def _tested(outcome: Outcome, scores: dict[str, float | None]) -> dict[str, Any]
 
 
 def summary(
-    spec: RunSpec, outcome: Outcome, spent: list[float | None], seen: dict[str, Any], reported: list[int]
+    spec: RunSpec,
+    outcome: Outcome,
+    spent: list[float | None],
+    seen: dict[str, Any],
+    reported: list[int],
+    node: int | None = None,
 ) -> dict[str, Any]:
-    """Return what came out: `seen` by the first process, of the nodes `reported` by others what they told."""
+    """Return what came out: `seen` by the first process, of the nodes `reported` by others what they told.
+
+    `node` is the one whose trust curve is told where noise is shared; left out: the one that has spent most.
+    """
     p, private = spec.protection, spec.algorithm.private
     rests_on = {} if spec.pretraining is None else {"pretraining": spec.pretraining}
     return (
@@ -94,7 +102,7 @@ def summary(
             "delta": list(p.deltas) if private else None,
             "sigma": [m.sigma for m in p.mechanisms],
             "noise": spec.noise.name,
-            "pairwise": shared_noise(spec, _most_spent(spent)),
+            "pairwise": shared_noise(spec, _most_spent(spent) if node is None else node),
             "samples": [m.samples for m in p.mechanisms],
             "releases": outcome.releases,
             "reported": reported,

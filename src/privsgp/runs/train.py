@@ -348,10 +348,10 @@ def _finish(
     """
     layout = Layout.of(spec.learning.model)
     if outcome.average is not None:
-        _save_model(folder.model, layout, outcome.average, spec.card)
+        save_model(folder.model, layout, outcome.average, spec.card)
     for i, z, stayed in zip(spec.here, outcome.state.z, present(outcome.state), strict=True):
         if stayed:
-            _save_model(folder.node(i), layout, z, spec.card)
+            save_model(folder.node(i), layout, z, spec.card)
     own = [
         finite(spec.protection.epsilon(i, outcome.releases[i])) if spec.algorithm.private else None for i in spec.here
     ]
@@ -385,6 +385,7 @@ def _refuse_other_summary(folder: Folder, expected: dict[str, Any]) -> None:
         )
 
 
-def _save_model(path: Path, layout: Layout, x: Tensor, card: Mapping[str, Any]) -> None:
+def save_model(path: Path, layout: Layout, x: Tensor, card: Mapping[str, Any]) -> None:
+    """Write a model's weights, with the card that says what it is."""
     tensors = {name: value.contiguous().cpu() for name, value in layout.views(x).items()}
     write_tensors(path, tensors, cards.metadata(card))

@@ -15,8 +15,6 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from cryptography.exceptions import InvalidSignature
-
 from privsgp.sites import pairs
 from privsgp.sites.canonical import canonical
 from privsgp.sites.frames import Frame, Header, Rejected, refuse_head
@@ -26,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from privsgp.sites.agreement import Agreement
+    from privsgp.sites.identity import Card
 
 PHASES = ("signing", "training", "paused", "mixing", "finished", "left")
 _SIGNATURE = forms.text("[0-9a-f]{128}", "a signature")
@@ -54,6 +53,11 @@ def _goodbye_form(nodes: int) -> forms.Form:
 def goodbye_text(run: str, taken: dict[str, int]) -> bytes:
     """Return what a site signs that leaves for good: the step of the last message that it took of each source."""
     return canonical({"run": run, "taken": taken})
+
+
+def left_for_good(card: Card, run: str, told: dict[str, Any]) -> bool:
+    """Tell whether a site signed that it leaves a run for good, having taken that."""
+    return card.signed(b"leave", goodbye_text(run, told["taken"]), told["signature"] or "")
 
 
 def hello_form(nodes: int) -> forms.Form:
@@ -256,7 +260,7 @@ class Members:
             header, known = Header.read(one["header"].encode()), self._head(node)
             if known is None or header.step > known.header.step:
                 self._heads[node] = self._verified(node, header, one)
-            elif _contradicts(header, known.header) and node not in self._accused:
+            elif header.contradicts(known.header) and node not in self._accused:
                 second = self._verified(node, header, one).evidence()
                 self._accused.add(node)
                 what = f"two messages of step {header.step} to {self.agreement.roster[header.target].name}"
@@ -285,18 +289,9 @@ class Members:
 
     def _leave(self, goodbyes: dict[str, dict[str, Any]]) -> bool:
         new = {int(i): one for i, one in goodbyes.items() if int(i) not in self.left and int(i) != self.node}
-        right = {i: one for i, one in new.items() if self.said_goodbye(i, one)}
+        right = {i: one for i, one in new.items() if left_for_good(self.agreement.roster[i], self.agreement.run, one)}
         self.left |= right
         return bool(right)
-
-    def said_goodbye(self, node: int, told: dict[str, Any]) -> bool:
-        """Tell whether a node's site signed that it leaves for good, having taken that."""
-        text = goodbye_text(self.agreement.run, told["taken"])
-        try:
-            self.agreement.roster[node].verify(b"leave", text, bytes.fromhex(told["signature"]))
-        except (InvalidSignature, ValueError):
-            return False
-        return True
 
     def last_taken(self, target: int) -> int | None:
         """Return the step of the last message that a target took of this site before it left; None where it has not."""
@@ -381,7 +376,3 @@ class Members:
             if self.agreement.is_relayed((self.node, target)):
                 return target in self.left or self.relay_has.get(target, -1) >= step
             return target in self.left or m.phase == "finished" or m.durable.get(str(self.node), -1) >= step
-
-
-def _contradicts(one: Header, other: Header) -> bool:
-    return (one.target, one.step) == (other.target, other.step) and one.sha256 != other.sha256

@@ -156,7 +156,7 @@ class Server:
     def _hello(self, parts: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
         peer = self._who(context)
         with self._border(peer, context), self._alone(peer, "hello", context, HELLO):
-            self.members.learn(peer, _read(next(parts, b""), _MOST_HELLO))
+            self.members.learn(peer, read_said(next(parts, b"")))
         said = self.members.hello(peer)
         self.members.told[peer] = said["phase"]
         return canonical(said)
@@ -220,7 +220,7 @@ class Server:
 
     def _asked(self, text: bytes, form: forms.Form) -> dict[str, Any]:
         """Read what a member asks for."""
-        said = _read(text, _ROOM)
+        said = read_said(text, _ROOM)
         if not form.fits(said) or said["run"] != self.agreement.run:
             raise Rejected("form", f"no request: {forms.shown(said)}")
         found: dict[str, Any] = said
@@ -374,7 +374,8 @@ def _common_name(pem: bytes) -> str:
         return "?"
 
 
-def _read(text: bytes, most: int) -> Any:  # noqa: ANN401 - JSON
+def read_said(text: bytes, most: int = _MOST_HELLO) -> Any:  # noqa: ANN401 - JSON
+    """Return what a peer said; None where it is no JSON, or too long."""
     try:
         return json.loads(text) if len(text) <= most else None
     except (ValueError, RecursionError):

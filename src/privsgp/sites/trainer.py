@@ -58,11 +58,6 @@ class SiteTrainer(Trainer):
         network.commit = self._commit
         network.stop = lambda: self.stopping.asked
 
-    @property
-    def has_begun(self) -> bool:
-        """Whether a step was committed before this process was started."""
-        return self.folder.checkpoint.exists()
-
     def _connect(self) -> SitesTransport:
         return self._network
 

@@ -115,8 +115,10 @@ class Attacked(Trainer):
         return self.algorithm.step
 
     def _sample(self, k: int) -> list[Drawn]:
-        if self._coming is not None:
-            self._aim(self._coming)
+        """Choose where to look at this step: along the gradient, or along its change where that is what is sent."""
+        if (coming := self._coming) is not None:
+            change = coming - self._gradient if self.spec.protection.mechanisms[0].sends_changes else coming
+            self._gradient, self._direction = coming, _unit(change)
         return self.randomness.sample(k)
 
     def _collusion(self) -> Collusion | None:
@@ -159,11 +161,6 @@ class Attacked(Trainer):
             turned = _turn(y, self._direction)[:, :SIDES] / sigma[:, None, None]
             self._scores.append(turned.float().cpu().numpy())
             self.looked_at.append(k)
-
-    def _aim(self, gradient: Tensor) -> None:
-        """Choose where to look at the next step: along the gradient, or along its change where that is what is sent."""
-        change = gradient - self._gradient if self.spec.protection.mechanisms[0].sends_changes else gradient
-        self._gradient, self._direction = gradient, _unit(change)
 
     def _canary_gradients(self, z: Tensor) -> Tensor:
         """Return every canary's clipped gradient in its own column, up to the factor AMPLITUDE: [n, units, M]."""

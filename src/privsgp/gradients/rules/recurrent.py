@@ -213,7 +213,9 @@ def _first(hx: Any, cell: str) -> list[State]:  # noqa: ANN401 - h, or h and c
 
 def unrolled(model: nn.Module) -> nn.Module:
     """Return a copy whose recurrent layers `torch.func` can look into; the model itself where it has none."""
-    found = [(name, layer) for name, layer in model.named_modules() if _can_be_unrolled(layer)]
+    found = [
+        (name, layer) for name, layer in model.named_modules() if isinstance(layer, KINDS) and layer.proj_size == 0
+    ]
     if not found:
         return model
     made = copy.deepcopy(model)
@@ -222,10 +224,5 @@ def unrolled(model: nn.Module) -> nn.Module:
         assert isinstance(layer, nn.RNNBase)  # noqa: S101 - as found
         if not name:
             return Unrolled(layer)
-        parent, _, child = name.rpartition(".")
-        setattr(made.get_submodule(parent), child, Unrolled(layer))
+        made.set_submodule(name, Unrolled(layer))
     return made
-
-
-def _can_be_unrolled(layer: nn.Module) -> bool:
-    return isinstance(layer, KINDS) and layer.proj_size == 0
