@@ -275,6 +275,9 @@ def test_threads_that_take_some_nodes_each_add_what_cancels_and_is_used_once(mon
     with pytest.raises(Refused, match="already used"):
         drawn(added, PARTS[1], step=9)
     assert in_parts(added, 9, attempt=1).std() > 0.5
+    drawn(added, PARTS[0], step=10)
+    with pytest.raises(Refused, match="already used"):
+        added._sum.fill_normal(torch.empty(2, D, dtype=torch.float64), PARTS[0], 10)
 
 
 @pytest.mark.parametrize(("jump", "same"), [(0.0, True), (3600.0, False), (-3600.0, False)])
