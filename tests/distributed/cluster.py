@@ -245,6 +245,17 @@ def watch(rank: int, *, where: str) -> None:
     distributed._connect = connected
 
 
+def settles(rank: int, *, victim: int, scale: float | None = None, clip: float | None = None) -> None:
+    """Let one process settle on another θ or C, as with another library."""
+    from privsgp.accounting import calibration
+    from privsgp.runs import budgets
+
+    if rank == victim and scale is not None:
+        calibration.largest = calibration.largest_at = lambda *_: scale
+    if rank == victim and clip is not None:
+        budgets.difference_clip = lambda _config: clip
+
+
 def older(rank: int, *, victim: int) -> None:
     """Let one process be of another release."""
     from privsgp.transport import rendezvous

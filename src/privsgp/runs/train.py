@@ -90,6 +90,7 @@ def run(
         _refuse_other_model(problem, world)
         folder = Folder(out, "" if problem.block is None else f"-{problem.block.start}-{problem.block.stop - 1}")
         config = world.all_or_none(lambda: _settled(folder, config, problem, resume=resume))
+        _refuse_other_values(config, world)
         around = _circumstances(config, world, faults, identities)
         if start is not None:
             around |= {"start": {"run": start.run, "x0": starting.digest(problem)}}
@@ -132,6 +133,16 @@ def _settled(folder: Folder, config: Config, problem: Problem, *, resume: bool) 
     """Put θ where it is "auto"; a run that goes on has the one that it began with."""
     goes_on = (resume or restarted()) and folder.config.exists()
     return with_scale(config, problem.samples, configs.started(folder.config) if goes_on else None)
+
+
+def _refuse_other_values(config: Config, world: World) -> None:
+    """Refuse a peer that has put other numbers where the configuration says "auto", or goes on with other ones.
+
+    They are what algorithm and noise are made of from step 0 on, and were not there yet when configurations were
+    compared.
+    """
+    if not world.alone:
+        refuse_differences(world, {f"algorithm.{key}": value for key, value in config.shared()["algorithm"].items()})
 
 
 def _circumstances(
