@@ -14,6 +14,7 @@ from unittest import mock
 
 import pytest
 import torch
+from consortium import copied
 from test_mailbox import frame
 
 from privsgp.algorithms import State
@@ -65,7 +66,7 @@ def test_an_older_copy_is_noticed_by_sites_that_never_had_a_message_of_it(consor
     assert c.ask_to_stop(1) == 130
     kept = [(place, c.folder / f"copy-{at}") for at, place in enumerate(places) if place.exists()]
     for place, copy in kept:
-        shutil.copytree(place, copy)
+        copied(place, copy)
     c.start(1)
     c.until_step(1, 9)
     time.sleep(3.0)  # the next site has said hello to the others
