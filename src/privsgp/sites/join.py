@@ -50,7 +50,7 @@ from privsgp.sites.metrics import served
 from privsgp.sites.metrics import text as metrics_text
 from privsgp.sites.pairs import PairKeys, needs_keys
 from privsgp.sites.relay import Relay
-from privsgp.sites.seen import Seen
+from privsgp.sites.seen import Heard, Seen
 from privsgp.sites.server import Server
 from privsgp.sites.trainer import SiteTrainer
 from privsgp.sites.transport import SitesTransport
@@ -90,6 +90,7 @@ class Network:
         node, kept = agreement.node(site), depth(agreement)
         audit = Audit(folder.path / "audit.jsonl")
         members = Members(agreement, node, _incarnation(folder), agreement.sign(site))
+        members.told_of = Heard(agreement, node, folder.path / "private" / "heard")
         members.accuse = lambda i, of: audit.note(of.kind, agreement.roster[i].name, str(of), **of.evidence)
         inbox = Inbox(agreement, node, kept, Seen(agreement, node, folder.path / "private" / "seen"))
         outbox = Outbox(kept)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import math
 import os
 import threading
 import time
@@ -137,10 +138,15 @@ class Server:
                 self._open_again(listen, shown)
 
     def _open_again(self, listen: str, shown: tuple[bytes, bytes]) -> None:
+        """Open the door; the one before lets go of the port a moment after it was stopped."""
+        until = time.monotonic() + _BYE
         while not self.ended.is_set():
             try:
                 self._servers = [*self._servers[-1:], self._opened(listen, *shown)]
-            except Refused:  # the one before has not let go of the port yet
+            except Exception as error:  # noqa: BLE001 - whatever it is: nobody else opens the door
+                if until < time.monotonic():
+                    _LOG.warning("the door with the new certificate is closed: %s; trying again", error)
+                    until = math.inf
                 self.ended.wait(_LOOK / 20)
             else:
                 return
