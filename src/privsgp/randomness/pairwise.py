@@ -17,6 +17,7 @@ secret the gradient comes before own noise, all is in float64, and is rounded on
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import logging
 import math
@@ -303,11 +304,12 @@ class _Centred:
         self.at, self.offset, self.left = (step, attempt), clock_offset(), set(nodes)
         self._source, n = source, len(like)
         self._v = torch.empty_like(like, memory_format=torch.contiguous_format)
-        here, few = device_of(like), max(1, _CACHED // n)
-        columns = range(0, like.shape[1], few if here.in_host_memory else like.shape[1])
+        here, d = device_of(like), like.shape[1]
         rows = range(0, n, here.rows_at_once(like, _CACHED))
         self._drawn = Helped(self._draw, [slice(top, top + rows.step) for top in rows])
-        self._even = Helped(self._centre, [slice(left, left + columns.step) for left in columns])
+        few = max(2, _CACHED // n) if here.in_host_memory else d
+        ends = [*range(0, max(1, d - 1), few), d]  # none of one column, which NumPy adds up in another order: see `_summed`
+        self._even = Helped(self._centre, [slice(*both) for both in itertools.pairwise(ends)])
 
     def numbers(self) -> Tensor:
         """Return them, [n, d], as soon as all are there."""
