@@ -71,6 +71,13 @@ def test_rounding_of_a_sum_of_pairs_is_little_beside_what_they_are_off_by():
         assert 2.0**-106 * k * sum(range(1, k + 1)) <= 2 * k * 2.0**-13 * (k**2 * 2.0**-94)
 
 
+def test_rounding_where_pairs_are_added_to_a_gradient_has_room_in_what_is_counted_of_adding_own_noise():
+    """It moves the mean by 2⁻⁵³ |g + P| before own noise is added, and that sum rounds by as much once more."""
+    moved, rounded = 2.0**-53, 150 * 2.0**-53  # in |ϑ|: 11 |η|, and step 2 of the sampler
+    assert 2 * moved**2 + 2 * rounded**2 <= computed._SUMMED
+    assert 11 * moved + rounded <= computed._WIDEST[1]
+
+
 @pytest.mark.parametrize(("honest", "partners"), [(2, 1), (38, 49), (300, 399)])
 def test_the_cost_is_the_claims_formula(honest, partners):
     d, K, least = 50_000, 600, 0.01
