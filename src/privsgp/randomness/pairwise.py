@@ -17,6 +17,7 @@ secret the gradient comes before own noise, all is in float64, and is rounded on
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import logging
 import math
@@ -301,11 +302,12 @@ class _Centred:
 
     def __init__(self, source: Source, v: Tensor, nodes: range, step: int, attempt: int) -> None:
         self.at, self.offset, self.left = (step, attempt), clock_offset(), set(nodes)
-        self._source, self._v, (n, wide), here = source, v, v.shape, device_of(v)
-        columns = range(0, wide, max(1, _CACHED // n) if here.in_host_memory else wide)
+        self._source, self._v, (n, d), here = source, v, v.shape, device_of(v)
         rows = range(0, n, here.rows_at_once(v, _CACHED))
         self._drawn = Helped(self._draw, [slice(top, top + rows.step) for top in rows])
-        self._even = Helped(self._centre, [slice(left, left + columns.step) for left in columns])
+        few = max(2, _CACHED // n) if here.in_host_memory else d
+        ends = [*range(0, max(1, d - 1), few), d]  # none of one column, which NumPy adds up in another order: see `_summed`
+        self._even = Helped(self._centre, [slice(*both) for both in itertools.pairwise(ends)])
 
     def numbers(self) -> Tensor:
         """Return them, [n, d], as soon as all are there."""
