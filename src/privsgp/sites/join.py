@@ -90,6 +90,7 @@ class Network:
         node, kept = agreement.node(site), depth(agreement)
         audit = Audit(folder.path / "audit.jsonl")
         members = Members(agreement, node, _incarnation(folder), agreement.sign(site))
+        members.sign = lambda text: site.sign(b"progress", text).hex()
         members.accuse = lambda i, of: audit.note(of.kind, agreement.roster[i].name, str(of), **of.evidence)
         inbox = Inbox(agreement, node, kept, Seen(agreement, node, folder.path / "private" / "seen"))
         outbox = Outbox(kept)
