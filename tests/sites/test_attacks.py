@@ -462,10 +462,11 @@ def test_a_header_of_no_message_of_the_run_does_not_go_round(three, wrong):
 
 
 def test_a_hello_of_the_largest_roster_is_read(three):
-    """Of each of 1024 sites it has a header, a signature and a key."""
+    """Of each of 1024 sites it has a header, a signature and a key, and what it has signed for this one."""
     said = Members(three.agreement, 0, 1, "0" * 128).hello(1)
     head = frame(three, 2**31, 0.5, source=1, target=2, incarnation=2**31).evidence()
-    steps = {"have": 2**31, "durable": 2**31, "heard": 1 / 3}
-    each = steps | {"signatures": "0" * 128, "pair_keys": "0" * 192, "heads": head}
+    steps = {"have": 2**31, "durable": 2**31, "sent": 2**31, "heard": 1 / 3}
+    signed = {"passed_on": [2**31, 2**31, "0" * 128], "signatures": "0" * 128, "pair_keys": "0" * 192, "heads": head}
+    each = steps | signed
     hello = said | {key: dict.fromkeys(map(str, range(1024)), value) for key, value in each.items()}
     assert hello_form(1024).fits(read_said(canonical(hello), _MOST_HELLO))

@@ -91,6 +91,7 @@ class Network:
         audit = Audit(folder.path / "audit.jsonl")
         members = Members(agreement, node, _incarnation(folder), agreement.sign(site))
         members.told_of = Heard(agreement, node, folder.path / "private" / "heard")
+        members.sign = lambda text: site.sign(b"progress", text).hex()
         members.accuse = lambda i, of: audit.note(of.kind, agreement.roster[i].name, str(of), **of.evidence)
         inbox = Inbox(agreement, node, kept, Seen(agreement, node, folder.path / "private" / "seen"))
         outbox = Outbox(kept)
