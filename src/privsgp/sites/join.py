@@ -29,7 +29,7 @@ from privsgp.engine import checkpoint, witness
 from privsgp.engine.folder import Folder
 from privsgp.engine.stops import Stopping
 from privsgp.errors import Interrupted, Refused
-from privsgp.files import finite, parsed, read_bytes, write, write_json
+from privsgp.files import finite, parsed, read_bytes, sync_names, write, write_json
 from privsgp.gradients import Layout
 from privsgp.options import Options, Positive, Probability
 from privsgp.runs import card as cards
@@ -43,7 +43,6 @@ from privsgp.sites.audit import Audit
 from privsgp.sites.canonical import canonical
 from privsgp.sites.client import Client
 from privsgp.sites.identity import Site
-from privsgp.sites.journal import sync_names
 from privsgp.sites.mailbox import Inbox, Outbox, depth
 from privsgp.sites.members import Members, goodbye_text
 from privsgp.sites.metrics import served
