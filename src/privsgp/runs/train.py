@@ -28,7 +28,7 @@ from privsgp.gradients import Layout
 from privsgp.runs import card as cards
 from privsgp.runs import config as configs
 from privsgp.runs import starting
-from privsgp.runs.budgets import settings, with_scale
+from privsgp.runs.budgets import declared, with_scale
 from privsgp.runs.build import build_run, refuse_faults
 from privsgp.runs.problem import Problem, layout, own_files, pooled, refuse_other_configurations
 from privsgp.runs.result import Result, load_result
@@ -260,7 +260,7 @@ def _refuse_other_terms(where: Path, before: Header, config: Config) -> None:
             f"{now}, and {where} is of a {'simulation' if before.simulation else 'private run'}",
             "go on as it began, or leave --ledger out: noise that anyone can repeat stands for nobody's spending",
         )
-    then, sums = int(before.mechanism.get("aggregated", 1)), _seen_together(config)
+    then, sums = int(before.mechanism.get("aggregated", 1)), declared(config).seen_together
     if then != sums:
         raise Refused(
             f"algorithm.trust = {config.trust!r}: sums of {sums} messages are seen; {where} is of a run with {then}",
@@ -289,12 +289,6 @@ def _refuse_moved(where: Path, before: Header, config: Config, samples: Sequence
             f"and now holds {now}",
             "go on with the same data: what a record has spent is in its own node's ledger",
         )
-
-
-def _seen_together(config: Config) -> int:
-    """Return how many nodes' messages are seen as one sum only."""
-    made = ALGORITHMS[config.algorithm.name].mechanism(settings(config), sigma=1.0, batch=1.0, samples=1, kappa=0.0)
-    return made.seen_together
 
 
 def versions() -> dict[str, str]:
