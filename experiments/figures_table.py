@@ -62,17 +62,19 @@ def table(figures: Figures) -> str:
 
 
 def section(name: str, figures: Figures, folder: str) -> str:
-    """Return what came out at each scale and in each mode, with a picture of the largest scale."""
-    lines, shown = [f"### {name}", "", f"The paper: {known(name).says}.", ""], None
+    """Return what came out at each scale and in each mode, with a picture of each mode at its largest scale."""
+    lines, shown = [f"### {name}", "", f"The paper: {known(name).says}.", ""], dict[str, str]()
     for scale in SCALES:
         for mode in MODES:
             one = figures.get((name, scale, mode))
             if one is None:
                 continue
-            shown = shown or scale
+            shown.setdefault(mode, scale)
             lines += [f"- {cell(one, folder)}"]
     pictures = [
-        f"![{name}, {NOISE[mode]}, {shown}]({folder}/{name}-{mode}-{shown}.svg){{ loading=lazy }}" for mode in MODES
+        f"![{name}, {NOISE[mode]}, {shown[mode]}]({folder}/{name}-{mode}-{shown[mode]}.svg){{ loading=lazy }}"
+        for mode in MODES
+        if mode in shown
     ]
     return "\n".join([*lines, "", *pictures, ""])
 
