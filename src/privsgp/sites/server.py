@@ -19,6 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 
 from privsgp.errors import Refused
@@ -56,6 +57,7 @@ _PULL_FORM = forms.keys(
 _DROP_FORM = forms.keys({"run": forms.text("[0-9a-f]{64}", "a run"), "node": forms.whole(), "after": forms.whole(-1)})
 _BYE = 2.0
 _LOOK = 1.0  # seconds between two looks at the certificate
+_TRIES = 20  # to open the door again, in that time
 _LOG = logging.getLogger(__name__)
 _CUT = ("form", "length", "incarnation")  # what half a message looks like, and what a process sent before it died
 _MOMENT = 0.5  # seconds in which a connection that broke shows as such
@@ -128,22 +130,31 @@ class Server:
     def _renew(self, listen: str, shown: tuple[bytes, bytes]) -> None:
         """Close the door and open it again when there is a new certificate to show; calls under way may end."""
         while not self.ended.wait(_LOOK):
-            now = shown
-            with contextlib.suppress(OSError, ValueError):
-                now = self.site.tls()
-            if now != shown and _is_pair(*now):
-                shown = now
+            if (now := self._newest(shown)) != shown:
                 self._servers[-1].stop(self.agreement.limits.transfer)
-                self._open_again(listen, shown)
+                shown = self._open_again(listen, now)
 
-    def _open_again(self, listen: str, shown: tuple[bytes, bytes]) -> None:
+    def _newest(self, shown: tuple[bytes, bytes]) -> tuple[bytes, bytes]:
+        """Return the key and certificate to show from now on; with another's nobody could come in."""
+        try:
+            now = self.site.tls()
+            return now if now == shown or _is_own(self.site.card, *now) else shown
+        except (OSError, ValueError, TypeError, UnsupportedAlgorithm):  # it is being written, or damaged
+            return shown
+
+    def _open_again(self, listen: str, shown: tuple[bytes, bytes]) -> tuple[bytes, bytes]:
+        """Open the door, whatever it takes: nobody else does. Return what it shows then."""
+        failed = 0
         while not self.ended.is_set():
             try:
                 self._servers = [*self._servers[-1:], self._opened(listen, *shown)]
-            except Refused:  # the one before has not let go of the port yet
-                self.ended.wait(_LOOK / 20)
-            else:
-                return
+                break
+            except Exception as error:  # noqa: BLE001 - whatever it is
+                if (failed := failed + 1) == _TRIES:  # up to then, the one before had not let go of the port
+                    _LOG.error("nobody can come in: %s", error, exc_info=not isinstance(error, Refused))
+                self.ended.wait(_LOOK / _TRIES)
+                shown = self._newest(shown)
+        return shown
 
     def stop(self) -> None:
         """End all calls and close the door."""
@@ -350,13 +361,10 @@ def _broke(context: grpc.ServicerContext) -> bool:
     return not context.is_active()
 
 
-def _is_pair(key: bytes, certificate: bytes) -> bool:
-    """Tell whether a certificate is of a key: with another one nobody could come in."""
-    try:
-        private, shown = serialization.load_pem_private_key(key, None), x509.load_pem_x509_certificate(certificate)
-    except (ValueError, TypeError):
-        return False
-    return private.public_key() == shown.public_key()
+def _is_own(card: Card, key: bytes, certificate: bytes) -> bool:
+    """Tell whether a certificate is of a key, and one that the site of a card is known by."""
+    private, shown = serialization.load_pem_private_key(key, None), x509.load_pem_x509_certificate(certificate)
+    return private.public_key() == shown.public_key() and card.issued(shown)
 
 
 def _member(roster: tuple[Card, ...], pem: bytes) -> int | None:
