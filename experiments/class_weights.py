@@ -84,11 +84,16 @@ def _cell(row: Row) -> str:
     return f"{np.mean(row['sensitivity']):.2f}, {np.mean(row['specificity']):.2f}"
 
 
-def main() -> None:
-    """Run, or write the page."""
+def arguments() -> argparse.Namespace:
+    """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--page", type=Path, help="run nothing: write the table of the JSON file into this")
-    if (page := parser.parse_args().page) is None:
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Run, or write the page."""
+    if (page := arguments().page) is None:
         rows = [measured(clip, weight) for clip in STEP_SIZE for weight in WEIGHTS]
         about = {"simulation": True, "setting": SETTING, "seeds": SEEDS, "step_size": STEP_SIZE}
         write_json(RESULTS, about | {"rows": rows} | provenance("cpu"))

@@ -66,8 +66,8 @@ def asked(kind: str, distance: float) -> Config:
     )
 
 
-def main() -> None:
-    """Run everything, or write the page."""
+def arguments() -> argparse.Namespace:
+    """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data-dir", type=Path)
     parser.add_argument("--out", type=Path, default=Path("runs/schedules"), help="folder of the runs")
@@ -76,7 +76,12 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--page", type=Path, help="run nothing: write the table of the JSON file into this page")
-    options = parser.parse_args()
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Run everything, or write the page."""
+    options = arguments()
     if options.page is not None:
         pages.put(options.page, "schedules", table(json.loads(options.results.read_text())["rows"]))
         return

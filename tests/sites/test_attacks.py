@@ -251,7 +251,7 @@ def test_an_older_copy_is_noticed_by_who_only_heard_of_the_later_message(three):
     aachen.learn(2, json.loads(canonical(cork.hello(0))))
     assert aachen.proven == {1: 5}
     forged = dataclasses.replace(sent, signature=bytes(64))
-    cork._heads[0] = dataclasses.replace(forged, header=dataclasses.replace(sent.header, step=9))
+    cork.told_of._newest[0] = dataclasses.replace(forged, header=dataclasses.replace(sent.header, step=9))
     with pytest.raises(Rejected, match="did not sign"):
         aachen.learn(2, json.loads(canonical(cork.hello(0))))
     assert aachen.proven == {1: 5}

@@ -31,10 +31,7 @@ from runs import FORKS
 def house(tmp_path_factory):
     """Return a consortium with aachen's door open."""
     c = Consortium.make(tmp_path_factory.mktemp("door") / "c", limits=Limits(deadline=5.0, transfer=1.5))
-    folder = Folder(c.out(0))
-    folder.path.mkdir()
-    folder.prepare()
-    network = Network.make(c.sites[0], c.agreement, folder)
+    network = Network.make(c.sites[0], c.agreement, prepared(c))
     network.server.start(c.sites[0].listen)
     yield c, network
     network.server.stop()
@@ -333,3 +330,25 @@ def test_a_port_that_is_taken_is_refused(house):
         type(network.server)(
             c.sites[0], c.agreement, 0, network.inbox, network.outbox, network.members, network.audit
         ).start(c.sites[0].listen)
+
+
+def test_a_door_that_finds_its_port_taken_tries_again(consortium, caplog):
+    """Somebody else took it while the certificate was renewed."""
+    c = consortium()
+    network = Network.make(c.sites[0], c.agreement, prepared(c))
+    with socket.create_server(place(c)):
+        opening = threading.Thread(target=network.server._open_again, args=(c.sites[0].listen, c.sites[0].tls()))
+        opening.start()
+        opening.join(3.0)
+        assert opening.is_alive()
+        assert "trying again" in caplog.text
+    opening.join(20.0)
+    assert shown(c) is not None
+    network.server.stop()
+
+
+def prepared(c):
+    folder = Folder(c.out(0))
+    folder.path.mkdir()
+    folder.prepare()
+    return folder

@@ -135,17 +135,19 @@ def _between(lower: Point, upper: Point, within: float) -> float:
 
 
 MORE = 1.02  # σ that a larger weight may cost, beside the least
+STEEP = 2.5  # by which power of what sharing leaves: 2 for noise alone; steps grow as it falls, and the lag with them
+BRIEF = 0.03  # of a run: a delay that is worth no more noise than where nothing is shared
 
 
 def affordable(mechanism: Saga, steps: float, left: float = 1.0) -> float:
     """Return how much σ a larger θ may cost: 2 %, and more where a sample is drawn less than once in the run.
 
     There the table stays what it was at x⁰, and its lag costs more than noise (docs/algorithms.md). `left` is what
-    sharing leaves of the noise in the average, whose variance may grow by as much as if nothing were shared; of two
-    digits, so that machines which round differently agree.
+    sharing leaves of the noise in the average, which may grow by the more; of two digits, so that machines which round
+    differently agree.
     """
     alone, part = max(MORE, 1 / (mechanism.rate * steps)), float(f"{min(left, 1.0):.2g}")
-    return alone if part == 1 else math.sqrt(1 + (alone**2 - 1) / part**2)
+    return alone if part == 1 else math.sqrt(1 + (alone**2 - 1) / part**STEEP)
 
 
 def cost(mechanism: Saga, steps: int, epsilon: float, delta: float, relation: Relation = "zero-out") -> float:
@@ -166,16 +168,30 @@ def largest(
     `mechanism.sigma` and its own θ are not looked at. Guarantee: none is needed, θ is counted like any other.
     """
     least = gaussian_sigma(mechanism, steps, epsilon, delta, sides=_sides(relation))
-    noise = affordable(mechanism, steps, left) * least
-    return _kept(mechanism, steps, noise, epsilon, delta, relation)
+
+    def within(factor: float) -> float:
+        return _kept(mechanism, steps, factor * least, epsilon, delta, relation)
+
+    return _worth(mechanism, steps, left, within)
 
 
 def largest_at(mechanism: Saga, steps: int, delta: float, relation: Relation = "zero-out", left: float = 1.0) -> float:
     """Return the largest θ whose ε at the mechanism's σ is no more than the least one for so much less noise."""
-    sigma = mechanism.sigma / affordable(mechanism, steps, left)
-    least = dataclasses.replace(mechanism, difference_scale=mechanism.rate, sigma=sigma)
-    epsilon = accountant.rough(least, steps, delta, relation)
-    return 1.0 if math.isinf(epsilon) else _kept(mechanism, steps, mechanism.sigma, epsilon, delta, relation)
+
+    def within(factor: float) -> float:
+        least = dataclasses.replace(mechanism, difference_scale=mechanism.rate, sigma=mechanism.sigma / factor)
+        epsilon = accountant.rough(least, steps, delta, relation)
+        return 1.0 if math.isinf(epsilon) else _kept(mechanism, steps, mechanism.sigma, epsilon, delta, relation)
+
+    return _worth(mechanism, steps, left, within)
+
+
+def _worth(mechanism: Saga, steps: int, left: float, within: Callable[[float], float]) -> float:
+    """Return θ by what σ may cost; where noise is shared, none beyond which the delay (1 − θ)/q is brief in the run."""
+    alone, shared = affordable(mechanism, steps), affordable(mechanism, steps, left)
+    scale = within(alone)
+    brief = round(1 - BRIEF * mechanism.rate * steps, 2)
+    return scale if shared == alone or brief <= scale else min(within(shared), brief)
 
 
 def _sides(relation: Relation) -> int:

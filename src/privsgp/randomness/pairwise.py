@@ -17,6 +17,7 @@ secret the gradient comes before own noise, all is in float64, and is rounded on
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import logging
 import math
@@ -294,20 +295,19 @@ def derived(secret: bytes, salt: bytes, info: bytes) -> bytes:
 
 
 class _Centred:
-    """v_i − v̄ of all nodes at one step: every thread that wants some of it helps to draw it.
+    """v_i − v̄ of all nodes at one step, written to v: every thread that wants some of it helps to draw it.
 
     Guarantee: that of the source of v; `left` are the nodes whose numbers were not handed out.
     """
 
-    def __init__(self, source: Source, like: Tensor, nodes: range, step: int, attempt: int) -> None:
+    def __init__(self, source: Source, v: Tensor, nodes: range, step: int, attempt: int) -> None:
         self.at, self.offset, self.left = (step, attempt), clock_offset(), set(nodes)
-        self._source, n = source, len(like)
-        self._v = torch.empty_like(like, memory_format=torch.contiguous_format)
-        here, few = device_of(like), max(1, _CACHED // n)
-        columns = range(0, like.shape[1], few if here.in_host_memory else like.shape[1])
-        rows = range(0, n, here.rows_at_once(like, _CACHED))
+        self._source, self._v, (n, d), here = source, v, v.shape, device_of(v)
+        rows = range(0, n, here.rows_at_once(v, _CACHED))
         self._drawn = Helped(self._draw, [slice(top, top + rows.step) for top in rows])
-        self._even = Helped(self._centre, [slice(left, left + columns.step) for left in columns])
+        few = max(2, _CACHED // n) if here.in_host_memory else d
+        ends = [*range(0, max(1, d - 1), few), d]  # none of one column, which NumPy adds up in another order: see `_summed`
+        self._even = Helped(self._centre, [slice(*both) for both in itertools.pairwise(ends)])
 
     def numbers(self) -> Tensor:
         """Return them, [n, d], as soon as all are there."""
@@ -331,6 +331,7 @@ class _Sum:
         self.here, self.pairs = here, pairs
         self._pair = noise.covariance.pair_sigma
         self._now: _Centred | None = None
+        self._room: Tensor | None = None  # for its numbers, kept from step to step
         self._asking = threading.Lock()
 
     @property
@@ -395,7 +396,7 @@ class _Sum:
         That is s² (n I − 11ᵀ).
         """
         n = self.here.graph.nodes
-        v = self._centred(like[:1].expand(n, -1), nodes, step, attempt).numbers()
+        v = self._centred(like, nodes, step, attempt).numbers()
         return v[nodes[0] : nodes[-1] + 1], _column([math.sqrt(n) * self._pair[i] for i in nodes], like)
 
     def _centred(self, like: Tensor, nodes: Sequence[int], step: int, attempt: int) -> _Centred:
@@ -404,9 +405,11 @@ class _Sum:
             now = self._now
             if now is not None and self.secret and clocks_parted(now.offset):
                 self.undraw("noise", nodes, *now.at)
-                now = None
+                now = self._room = None  # others may still write there
             if now is None or now.at != (step, attempt) or not now.left.issuperset(nodes):
-                now = _Centred(self.pairs, like, self.here.nodes, step, attempt)
+                if self._room is None or (self._room[0].shape, self._room.dtype) != (like[0].shape, like.dtype):
+                    self._room = like.new_empty(self.here.graph.nodes, like.shape[1])
+                now = _Centred(self.pairs, self._room, self.here.nodes, step, attempt)
             now.left.difference_update(nodes)
             self._now = now if now.left else None
             return now

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import astuple
 from typing import TYPE_CHECKING, Any
 
-from rich.box import SIMPLE_HEAD
+from rich.box import HEAVY_HEAD, SIMPLE_HEAD
 from rich.console import Console
 from rich.logging import RichHandler
 from rich.progress import (
@@ -132,11 +132,14 @@ def figures(row: dict[str, Any]) -> str:
     return "  ".join(words)
 
 
-def _show_table(title: str | None, head: Sequence[str], rows: Iterable[Sequence[str]], *, words: Sequence[str]) -> None:
+def _show_table(
+    title: str | None, head: Sequence[str], rows: Iterable[Sequence[str]], *, words: Sequence[str], wide: bool = False
+) -> None:
     """Print a table whose columns are numbers, to the right, but for those of `words`; without a head all are words."""
-    table = Table(title=title, title_justify="left", title_style="bold", show_header=bool(head))
+    box = SIMPLE_HEAD if wide else HEAVY_HEAD  # no lines between its columns
+    table = Table(title=title, title_justify="left", title_style="bold", show_header=bool(head), box=box)
     for name in head:
-        table.add_column(name, justify="left" if name in words else "right")
+        table.add_column(name, justify="left" if name in words else "right", no_wrap=wide)
     for row in rows:
         table.add_row(*row)
     out.print(table)
@@ -236,12 +239,7 @@ def show_comparison(comparison: dict[str, Any]) -> None:
         ]
         for time, row in zip(times, comparison["rows"], strict=True)
     ]  # fmt: skip
-    table = Table(title=comparison["config"]["name"], title_justify="left", title_style="bold", box=SIMPLE_HEAD)
-    for name in head:
-        table.add_column(name, no_wrap=True, justify="left" if name == "method" else "right")
-    for row in rows:
-        table.add_row(*row)
-    out.print(table)
+    _show_table(comparison["config"]["name"], head, rows, words=["method"], wide=True)
     said = ["time is virtual, in seconds; accuracy is mean ± standard deviation over seeds"] if clock else []
     settings: dict[str, list[str]] = {}
     for row in comparison["rows"]:

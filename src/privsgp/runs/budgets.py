@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from privsgp.accounting.ledger import Segment
+    from privsgp.accounting.mechanisms import Mechanism
     from privsgp.runs.config import Config
 
 
@@ -39,6 +40,12 @@ def settings(config: Config) -> Settings:
         clip=schedules.largest_clip(config), sampling=a.sampling, batch=a.batch, nodes=config.data.nodes,
         trust=config.trust, spare=spare(config), options=ALGORITHMS[a.name].Options(**config.options("algorithm")),
     )  # fmt: skip
+
+
+def declared(config: Config) -> Mechanism:
+    """Return the kind of mechanism that the algorithm declares; its numbers are not known before the run is built."""
+    made = ALGORITHMS[config.algorithm.name].mechanism
+    return made(settings(config), sigma=1.0, batch=1.0, samples=1, kappa=0.0)
 
 
 def with_scale(config: Config, samples: Sequence[int], started: Config | None = None) -> Config:

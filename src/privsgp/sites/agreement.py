@@ -26,7 +26,7 @@ from privsgp.gradients import Layout
 from privsgp.graph.assumptions import HORIZON
 from privsgp.options import Count, Options, option
 from privsgp.runs import config as configs
-from privsgp.runs.budgets import per_node
+from privsgp.runs.budgets import per_node, with_scale
 from privsgp.runs.build import build_run, make_graph
 from privsgp.runs.problem import assembled, first_model
 from privsgp.sites.canonical import canonical, digest
@@ -409,6 +409,7 @@ def propose(
     refuse_algorithm(config)
     # A step that was sent is never made again: no noise is needed for repeats.
     sizes, config = config.data.sizes, configs.parse(_changed(config, "privacy", spare=0.0).shared())
+    config = with_scale(config, sizes)  # θ and C are signed as numbers: no site, and no restart, settles on its own
     model, encoder = first_model(config, dataset.x.shape[1:], dataset.y.shape[1:], dataset.classes)
     now = dt.datetime.now(dt.UTC)
     values = {

@@ -29,7 +29,7 @@ from privsgp.engine import checkpoint, witness
 from privsgp.engine.folder import Folder
 from privsgp.engine.stops import Stopping
 from privsgp.errors import Interrupted, Refused
-from privsgp.files import finite, parsed, read_bytes, write, write_json
+from privsgp.files import finite, parsed, read_bytes, sync_names, write, write_json
 from privsgp.gradients import Layout
 from privsgp.options import Options, Positive, Probability
 from privsgp.runs import card as cards
@@ -43,14 +43,13 @@ from privsgp.sites.audit import Audit
 from privsgp.sites.canonical import canonical
 from privsgp.sites.client import Client
 from privsgp.sites.identity import Site
-from privsgp.sites.journal import sync_names
 from privsgp.sites.mailbox import Inbox, Outbox, depth
 from privsgp.sites.members import Members, goodbye_text
 from privsgp.sites.metrics import served
 from privsgp.sites.metrics import text as metrics_text
 from privsgp.sites.pairs import PairKeys, needs_keys
 from privsgp.sites.relay import Relay
-from privsgp.sites.seen import Seen
+from privsgp.sites.seen import Heard, Seen
 from privsgp.sites.server import Server
 from privsgp.sites.trainer import SiteTrainer
 from privsgp.sites.transport import SitesTransport
@@ -90,6 +89,7 @@ class Network:
         node, kept = agreement.node(site), depth(agreement)
         audit = Audit(folder.path / "audit.jsonl")
         members = Members(agreement, node, _incarnation(folder), agreement.sign(site))
+        members.told_of = Heard(agreement, node, folder.path / "private" / "heard")
         members.sign = lambda text: site.sign(b"progress", text).hex()
         members.accuse = lambda i, of: audit.note(of.kind, agreement.roster[i].name, str(of), **of.evidence)
         inbox = Inbox(agreement, node, kept, Seen(agreement, node, folder.path / "private" / "seen"))
@@ -399,6 +399,7 @@ def _finish(network: Network, folder: Folder, spec: RunSpec, outcome: Outcome) -
 def _summary(network: Network, spec: RunSpec, outcome: Outcome) -> dict[str, Any]:
     """Return what came out at this site: its own ε by its own ledger, and of others what was agreed on."""
     agreement, node, p = network.agreement, network.node, spec.protection
+    newest = [network.inbox.seen.newest(i) for i in range(spec.nodes)]  # what each site has signed for this one
     spent, releases = list[float | None]([None] * spec.nodes), list[int | None]([None] * spec.nodes)
     spent[node] = finite(p.epsilon(node, outcome.releases[0])) if spec.algorithm.private else None
     releases[node] = outcome.releases[0]
@@ -412,17 +413,11 @@ def _summary(network: Network, spec: RunSpec, outcome: Outcome) -> dict[str, Any
             "name": network.site.name, "node": node, "run": agreement.run, "w": float(outcome.state.w[0]),
             "incarnation": network.members.incarnation, "messages": outcome.faults, "refused": network.audit.counts(),
             "roster": [
-                {"name": card.name, "fingerprint": card.fingerprint, "newest": _newest(network, i)}
-                for i, card in enumerate(agreement.roster)
+                {"name": card.name, "fingerprint": card.fingerprint, "newest": None if one is None else one.header.step}
+                for card, one in zip(agreement.roster, newest, strict=True)
             ],
         },
     }  # fmt: skip
-
-
-def _newest(network: Network, node: int) -> int | None:
-    """Return the step of the last message that a site has signed for this one; None where there was none."""
-    seen = network.inbox.seen.newest(node)
-    return None if seen is None else seen.header.step
 
 
 def _see_off(network: Network, transport: SitesTransport, say: Callable[[str], None], least: float = 0.0) -> None:

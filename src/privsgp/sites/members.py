@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from privsgp.sites import pairs
 from privsgp.sites.canonical import canonical
 from privsgp.sites.frames import Frame, Header, Rejected, refuse_head
+from privsgp.sites.seen import Heard
 from privsgp.transport import forms
 
 if TYPE_CHECKING:
@@ -117,7 +118,7 @@ class Members:
         self.posted: Callable[[int], int] = lambda _peer: -1
         self.seen: Callable[[int], Frame | None] = lambda _source: None  # what came over its link to this site
         self.accuse: Callable[[int, Rejected], None] = lambda _node, _evidence: None
-        self._heads: dict[int, Frame] = {}  # by node: the newest header it signed that others have told of
+        self.told_of = Heard(agreement, node)  # by node: the newest header it signed that others have told of
         self._accused: set[int] = set()  # of whom two messages of one step are known: once is enough
         self.have: Callable[[], dict[str, int]] = dict
         self.durable: Callable[[], dict[str, int]] = dict
@@ -272,7 +273,7 @@ class Members:
 
     def _head(self, node: int) -> Frame | None:
         """Return the newest header of a node that is known here, whomever it was for."""
-        known = [head for head in (self._heads.get(node), self.seen(node)) if head is not None]
+        known = [head for head in (self.told_of.newest(node), self.seen(node)) if head is not None]
         return max(known, key=lambda head: head.header.step, default=None)
 
     def _hear_heads(self, told: dict[str, dict[str, str]]) -> None:
@@ -284,7 +285,7 @@ class Members:
                 continue
             header, known = Header.read(one["header"].encode()), self._head(node)
             if known is None or header.step > known.header.step:
-                self._heads[node] = self._verified(node, header, one)
+                self.told_of.note(self._verified(node, header, one))
             elif header.contradicts(known.header) and node not in self._accused:
                 second = self._verified(node, header, one).evidence()
                 self._accused.add(node)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import math
 import os
 import threading
 import time
@@ -57,7 +58,6 @@ _PULL_FORM = forms.keys(
 _DROP_FORM = forms.keys({"run": forms.text("[0-9a-f]{64}", "a run"), "node": forms.whole(), "after": forms.whole(-1)})
 _BYE = 2.0
 _LOOK = 1.0  # seconds between two looks at the certificate
-_TRIES = 20  # to open the door again, in that time
 _LOG = logging.getLogger(__name__)
 _CUT = ("form", "length", "incarnation")  # what half a message looks like, and what a process sent before it died
 _MOMENT = 0.5  # seconds in which a connection that broke shows as such
@@ -143,16 +143,17 @@ class Server:
             return shown
 
     def _open_again(self, listen: str, shown: tuple[bytes, bytes]) -> tuple[bytes, bytes]:
-        """Open the door, whatever it takes: nobody else does. Return what it shows then."""
-        failed = 0
+        """Open the door, and return what it shows; the one before lets go of the port a moment after it was stopped."""
+        until = time.monotonic() + _BYE
         while not self.ended.is_set():
             try:
                 self._servers = [*self._servers[-1:], self._opened(listen, *shown)]
                 break
-            except Exception as error:  # noqa: BLE001 - whatever it is
-                if (failed := failed + 1) == _TRIES:  # up to then, the one before had not let go of the port
-                    _LOG.error("nobody can come in: %s", error, exc_info=not isinstance(error, Refused))
-                self.ended.wait(_LOOK / _TRIES)
+            except Exception as error:  # noqa: BLE001 - whatever it is: nobody else opens the door
+                if until < time.monotonic():
+                    _LOG.warning("the door with the new certificate is closed: %s; trying again", error)
+                    until = math.inf
+                self.ended.wait(_LOOK / 20)
                 shown = self._newest(shown)
         return shown
 
