@@ -111,16 +111,35 @@ def place(c):
     return host, int(port)
 
 
-@pytest.mark.parametrize("half", ["key", "certificate", "nothing"])
+@pytest.mark.parametrize("half", ["key", "certificate", "nothing", "another's"])
 def test_half_a_renewal_leaves_the_door_as_it_is(house, half, tmp_path):
     c, _ = house
     path = c.sites[0].home / "tls.key"
     whole, (key, certificate), before = path.read_bytes(), c.sites[0].tls(), shown(c)
     other = Site.create(tmp_path / "s", "aachen", address=None).tls()
-    path.write_bytes({"key": other[0] + certificate, "certificate": key + other[1], "nothing": b""}[half])
+    mixed = {"key": other[0] + certificate, "certificate": key + other[1], "nothing": b"", "another's": b"".join(other)}
+    path.write_bytes(mixed[half])
     time.sleep(1.5)
     assert shown(c) == before
     path.write_bytes(whole)
+
+
+def test_a_door_that_cannot_be_opened_again_at_once_is_opened_later(house, monkeypatch):
+    c, network = house
+    opened, fails = network.server._opened, [RuntimeError("can't start new thread"), MemoryError(), Refused("?", "?")]
+
+    def sometimes(*about):
+        if fails:
+            raise fails.pop()
+        return opened(*about)
+
+    monkeypatch.setattr(network.server, "_opened", sometimes)
+    c.sites[0].rotate()
+    new, until = ssl.PEM_cert_to_DER_cert(c.sites[0].tls()[1].decode()), time.monotonic() + 20
+    while shown(c) != new:
+        assert time.monotonic() < until
+        time.sleep(0.1)
+    assert not fails
 
 
 def test_strangers_who_open_many_connections_at_once_do_not_end_a_site(consortium):

@@ -337,6 +337,7 @@ def _incarnation(folder: Folder) -> int:
     path = folder.path / "private" / "incarnation"
     number = 1 + (int(read_bytes(path, 64)) if path.exists() else 0)
     write(path, str(number))
+    sync_names(path.parent)  # the one before would be this one's number again, and answers of both the same to others
     return number
 
 
