@@ -173,7 +173,7 @@ class Filter:
         """Return what the runs in a ledger have spent at α."""
         if len(segments) >= _RUNS:
             raise Refused(f"a ledger of {len(segments)} runs", f"{_RUNS} at most are covered by what each is charged")
-        return sum(self.cost(described(s.header.mechanism), s.charged, s.header.relation) for s in segments)
+        return sum(self.cost(described(s.header.mechanism), s.charged, _relation(s)) for s in segments)
 
     def epsilon_of(self, cumulant: float) -> float:
         """Return the ε at this δ that a sum of cumulants at α stands for.
@@ -211,3 +211,7 @@ class Filter:
 def _caps(epsilon: float, delta: float) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
     """Return the largest cumulants that give ε at δ (Canonne, Kamath and Steinke 2020, Proposition 12), per order."""
     return (rdp.ORDERS - 1) * (epsilon - np.log1p(-1 / rdp.ORDERS)) + np.log(delta * rdp.ORDERS)
+
+
+def _relation(segment: Segment) -> Relation:
+    return "replace-one" if segment.header.relation == "replace-one" else "zero-out"

@@ -338,7 +338,8 @@ class Agreement:
                 f"the data has {J} samples, and {self.name} says {self.values['samples'][node]}",
                 "J is public and counted with: agree anew, with the number that is true",
             )
-        if (shape := _shape(dataset)) != self.values["sample"]:
+        shape = {"shape": list(dataset.x.shape[1:]), "target": list(dataset.y.shape[1:]), "classes": dataset.classes}
+        if shape != self.values["sample"]:
             raise Refused(
                 f"the data is like {shape}, and {self.name} says {self.values['sample']}", "bring data like that"
             )
@@ -409,23 +410,20 @@ def propose(
     refuse_algorithm(config)
     # A step that was sent is never made again: no noise is needed for repeats.
     sizes, config = config.data.sizes, configs.parse(_changed(config, "privacy", spare=0.0).shared())
+    sample = {"shape": list(dataset.x.shape[1:]), "target": list(dataset.y.shape[1:]), "classes": dataset.classes}
     model, encoder = first_model(config, dataset.x.shape[1:], dataset.y.shape[1:], dataset.classes)
     now = dt.datetime.now(dt.UTC)
     values = {
         "format": FORMAT, "version": VERSION, "release": __version__, "name": name,
         "created": _text(now), "expires": _text(now + dt.timedelta(days=days)),
         "config": config.shared(), "roster": [card.values for card in roster],
-        "graph": graph_hash(make_graph(config)), "sample": _shape(dataset), "model": _model(model, encoder),
+        "graph": graph_hash(make_graph(config)), "sample": sample, "model": _model(model, encoder),
         "steps": config.algorithm.steps, "samples": list(sizes),
         **_budgets(config), **_noise(config, dataset),
         "limits": limits.model_dump(), "relay": None if relay is None else relay.values,
     }  # fmt: skip
     StudyFile.model_validate(values)
     return Agreement.of(json.loads(canonical(values)), name)
-
-
-def _shape(dataset: Dataset) -> dict[str, Any]:
-    return {"shape": list(dataset.x.shape[1:]), "target": list(dataset.y.shape[1:]), "classes": dataset.classes}
 
 
 def _budgets(config: Config) -> dict[str, list[Any]]:

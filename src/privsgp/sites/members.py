@@ -220,7 +220,7 @@ class Members:
             header, known = Header.read(one["header"].encode()), self._head(node)
             if known is None or header.step > known.header.step:
                 self._heads[node] = self._verified(node, header, one)
-            elif header.contradicts(known.header) and node not in self._accused:
+            elif _contradicts(header, known.header) and node not in self._accused:
                 second = self._verified(node, header, one).evidence()
                 self._accused.add(node)
                 what = f"two messages of step {header.step} to {self.agreement.roster[header.target].name}"
@@ -330,3 +330,7 @@ class Members:
             if self.agreement.is_relayed((self.node, target)):
                 return target in self.left or self.relay_has.get(target, -1) >= step
             return target in self.left or m.phase == "finished" or m.durable.get(str(self.node), -1) >= step
+
+
+def _contradicts(one: Header, other: Header) -> bool:
+    return (one.target, one.step) == (other.target, other.step) and one.sha256 != other.sha256

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from cryptography.exceptions import InvalidSignature
 
 from privsgp.files import opened
-from privsgp.sites.frames import PLACE, Frame, Rejected, head, kept
+from privsgp.sites.frames import PLACE, Frame, Header, Rejected, head, kept
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -75,11 +75,14 @@ class Seen:
         source, place = divmod(at, 2)
         try:
             frame = kept(text)
-            self.agreement.roster[source].verify(b"message", frame.header.text(), frame.signature)
+            self._verify(source, frame.header, frame.signature)
         except (Rejected, InvalidSignature):
             return
-        if (frame.header.run, frame.header.source, frame.header.target) != (self.agreement.run, source, self.node):
-            return  # a header of another link
         known = self._newest.get(source)
         if known is None or known.header.step < frame.header.step:
             self._newest[source], self._place[source] = frame, place
+
+    def _verify(self, source: int, header: Header, signature: bytes) -> None:
+        if (header.run, header.source, header.target) != (self.agreement.run, source, self.node):
+            raise Rejected("link", "a header of another link")
+        self.agreement.roster[source].verify(b"message", header.text(), signature)
