@@ -45,9 +45,10 @@ browser:
 test-browser: .venv/.ready browser
 	$(BIN)/python -m pytest -n 0 tests/report/test_browser.py
 
-# The tests on every Python from 3.11 to 3.14 that is here, each in an environment of its own; says which is not. TESTS= for some of them.
+# The tests on every Python from 3.11 to 3.14 that is here, each in an environment of its own; says of each what it counted, or why it was
+# not run. TESTS= for some of them; TORCH= for where torch comes from (.ci/pythons.py).
 test-pythons:
-	.ci/pythons $(TESTS)
+	$(PYTHON) .ci/pythons.py $(TESTS)
 
 # The sdist and the wheel, in dist/; that they live outside the checkout is tests/test_wheel.py.
 wheel: .venv/.ready

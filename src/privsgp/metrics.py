@@ -6,6 +6,7 @@ computed on must be public (`data.test`), or they stay at the site: no ε covers
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
 from dataclasses import dataclass, field
@@ -128,22 +129,16 @@ def of_classes(p: Probabilities, y: Labels) -> dict[str, float | None]:
     from sklearn import metrics
 
     said, classes, present = p.argmax(1), range(p.shape[1]), np.unique(y)
-    two = len(classes) == 2
+    two, every = len(classes) == 2, len(present) == len(classes)
     each = {"labels": [1]} if two else {"labels": present}
     return {
         "accuracy": float(metrics.accuracy_score(y, said)),
         "balanced_accuracy": float(metrics.recall_score(y, said, labels=present, average="macro", zero_division=0)),
         "f1": float(metrics.f1_score(y, said, average="macro", zero_division=0, **each)),
-        "auc": None if len(present) < len(classes) else float(_auc(p, y, two=two)),
+        "auc": float(metrics.roc_auc_score(y, p[:, 1] if two else p, multi_class="ovr")) if every else None,
         "log_loss": float(metrics.log_loss(y, p, labels=list(classes))),
         "calibration_error": _calibration_error(_bins(p, y)),
     }
-
-
-def _auc(p: Probabilities, y: Labels, *, two: bool) -> float:
-    from sklearn.metrics import roc_auc_score
-
-    return float(roc_auc_score(y, p[:, 1]) if two else roc_auc_score(y, p, multi_class="ovr"))
 
 
 def of_values(said: NDArray[np.float64], y: NDArray[Any]) -> dict[str, float | None]:
@@ -200,8 +195,9 @@ def _bins(p: Probabilities, y: Labels) -> list[tuple[float, float, int]]:
 
 def _calibration_error(bins: Sequence[tuple[float, float, int]]) -> float:
     """Return the expected calibration error: how far confidence and frequency are apart, weighed by samples."""
-    total = sum(n for _, _, n in bins)
-    return sum(n * abs(confidence - frequency) for confidence, frequency, n in bins) / total
+    apart = (n * abs(confidence - frequency) for confidence, frequency, n in bins)
+    *_, total = itertools.accumulate(apart, initial=0.0)  # `sum` rounds otherwise from Python 3.12 on
+    return total / sum(n for _, _, n in bins)
 
 
 def _with_baseline(found: dict[str, Any], guess: Mapping[str, float | None]) -> dict[str, Any]:

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from consortium import Consortium
+from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 from test_door import channel
 from test_mailbox import frame
 
@@ -24,12 +25,12 @@ from privsgp.sites.agreement import Agreement, Limits
 from privsgp.sites.audit import Audit, check
 from privsgp.sites.canonical import canonical
 from privsgp.sites.frames import Rejected
-from privsgp.sites.identity import Card, Site, _certificate, _p256, _pem, _private_pem, _to_sign
+from privsgp.sites.identity import Card, Site, _certificate, _p256, _pem, _to_sign, load_key, private_pem
 from privsgp.sites.join import Network, _remember_signature, check_policy, join, leave
 from privsgp.sites.mailbox import Inbox, Outbox
 from privsgp.sites.members import Members, hello_form
 from privsgp.sites.relay import Seal
-from privsgp.sites.server import _MOST_HELLO, _read
+from privsgp.sites.server import _MOST_HELLO, read_said
 from privsgp.sites.transport import SitesTransport
 
 
@@ -320,12 +321,12 @@ def test_calls_that_never_say_anything_do_not_hold_the_door(house, call):
 
 def test_a_member_cannot_fill_the_audit_log_with_names(house):
     c, network = house
-    authority = c.sites[1]._load("authority.key")
+    authority = load_key(c.sites[1].home / "authority.key", EllipticCurvePrivateKey)
     before = len(network.audit.path.read_bytes().splitlines()) if network.audit.path.exists() else 0
     for number in range(30):
         key = _p256()
         made = _certificate(f"name-{number}", key, authority, "basel authority", 1.0)
-        pair = SimpleNamespace(tls=lambda key=key, made=made: (_private_pem(key), _pem(made)))
+        pair = SimpleNamespace(tls=lambda key=key, made=made: (private_pem(key), _pem(made)))
         with channel(c, pair) as opened, pytest.raises(grpc.RpcError):
             opened.unary_unary("/privsgp.Sites/Hello")(b"", timeout=5)
     assert network.audit.counts()["stranger"] == 30
@@ -461,10 +462,11 @@ def test_a_header_of_no_message_of_the_run_does_not_go_round(three, wrong):
 
 
 def test_a_hello_of_the_largest_roster_is_read(three):
-    """Of each of 1024 sites it has a header, a signature and a key."""
+    """Of each of 1024 sites it has a header, a signature and a key, and what it has signed for this one."""
     said = Members(three.agreement, 0, 1, "0" * 128).hello(1)
     head = frame(three, 2**31, 0.5, source=1, target=2, incarnation=2**31).evidence()
-    steps = {"have": 2**31, "durable": 2**31, "heard": 1 / 3}
-    each = steps | {"signatures": "0" * 128, "pair_keys": "0" * 192, "heads": head}
+    steps = {"have": 2**31, "durable": 2**31, "sent": 2**31, "heard": 1 / 3}
+    signed = {"passed_on": [2**31, 2**31, "0" * 128], "signatures": "0" * 128, "pair_keys": "0" * 192, "heads": head}
+    each = steps | signed
     hello = said | {key: dict.fromkeys(map(str, range(1024)), value) for key, value in each.items()}
-    assert hello_form(1024).fits(_read(canonical(hello), _MOST_HELLO))
+    assert hello_form(1024).fits(read_said(canonical(hello), _MOST_HELLO))

@@ -14,13 +14,14 @@ import grpc
 import numpy as np
 import pytest
 from consortium import Consortium
+from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 from test_mailbox import frame
 
 from privsgp.engine.folder import Folder
 from privsgp.errors import Refused
 from privsgp.sites.agreement import Agreement, Limits
 from privsgp.sites.canonical import canonical
-from privsgp.sites.identity import Site, tls_name
+from privsgp.sites.identity import Site, load_key, tls_name
 from privsgp.sites.join import Network
 from privsgp.sites.server import Server
 from runs import FORKS
@@ -110,16 +111,35 @@ def place(c):
     return host, int(port)
 
 
-@pytest.mark.parametrize("half", ["key", "certificate", "nothing"])
+@pytest.mark.parametrize("half", ["key", "certificate", "nothing", "another's"])
 def test_half_a_renewal_leaves_the_door_as_it_is(house, half, tmp_path):
     c, _ = house
     path = c.sites[0].home / "tls.key"
     whole, (key, certificate), before = path.read_bytes(), c.sites[0].tls(), shown(c)
     other = Site.create(tmp_path / "s", "aachen", address=None).tls()
-    path.write_bytes({"key": other[0] + certificate, "certificate": key + other[1], "nothing": b""}[half])
+    mixed = {"key": other[0] + certificate, "certificate": key + other[1], "nothing": b"", "another's": b"".join(other)}
+    path.write_bytes(mixed[half])
     time.sleep(1.5)
     assert shown(c) == before
     path.write_bytes(whole)
+
+
+def test_a_door_that_cannot_be_opened_again_at_once_is_opened_later(house, monkeypatch):
+    c, network = house
+    opened, fails = network.server._opened, [RuntimeError("can't start new thread"), MemoryError(), Refused("?", "?")]
+
+    def sometimes(*about):
+        if fails:
+            raise fails.pop()
+        return opened(*about)
+
+    monkeypatch.setattr(network.server, "_opened", sometimes)
+    c.sites[0].rotate()
+    new, until = ssl.PEM_cert_to_DER_cert(c.sites[0].tls()[1].decode()), time.monotonic() + 20
+    while shown(c) != new:
+        assert time.monotonic() < until
+        time.sleep(0.1)
+    assert not fails
 
 
 def test_strangers_who_open_many_connections_at_once_do_not_end_a_site(consortium):
@@ -198,10 +218,10 @@ def test_a_member_whose_certificate_names_another_is_refused(house, monkeypatch)
     c, network = house
     from privsgp.sites import identity
 
-    authority = c.sites[2]._load("authority.key")
+    authority = load_key(c.sites[2].home / "authority.key", EllipticCurvePrivateKey)
     key = identity._p256()
     certificate = identity._certificate("basel", key, authority, "cork authority", 1.0)
-    monkeypatch.setattr(c.sites[2], "tls", lambda: (identity._private_pem(key), identity._pem(certificate)))
+    monkeypatch.setattr(c.sites[2], "tls", lambda: (identity.private_pem(key), identity._pem(certificate)))
     with pytest.raises(grpc.RpcError) as error:
         push(c, c.sites[2], frame(c, 7, 0.9).pieces())
     assert code(error) == "PERMISSION_DENIED"

@@ -20,7 +20,7 @@ from privsgp.sites.canonical import canonical
 from privsgp.sites.client import Client
 from privsgp.sites.frames import Rejected
 from privsgp.sites.mailbox import Inbox, Outbox
-from privsgp.sites.members import Members
+from privsgp.sites.members import Members, progress_text
 from privsgp.sites.transport import SitesTransport
 
 KINDS = {"open": {}, "closed": {"closed": (2,)}, "relay": {"closed": (1, 2), "relay": 0}}
@@ -58,6 +58,7 @@ def lived_through(study, tmp_path, seed):
 def member(c, node, incarnation=1, **known):
     """Return a site as others know it."""
     found = Members(c.agreement, node, incarnation, c.agreement.sign(c.sites[node]))
+    found.sign = lambda text: c.sites[node].sign(b"progress", text).hex()
     vars(found).update(known)
     return found
 
@@ -103,11 +104,47 @@ def test_of_sites_that_never_speak_to_each_other_others_pass_it_on(studies):
 
 
 def test_nobody_speaks_for_a_site_that_speaks_for_itself(studies):
-    aachen = member(studies["open"], 0)
-    says_hello(member(studies["open"], 1, step=2), aachen)
-    lie = member(studies["open"], 2).hello(0) | {"passed_on": {"1": [12, -1]}}
-    aachen.learn(2, json.loads(canonical(lie)))
+    aachen, c = member(studies["open"], 0), studies["open"]
+    says_hello(member(c, 1, step=2), aachen)
+    vow = c.sites[1].sign(b"progress", progress_text(c.agreement.run, 0, 12, -1)).hex()
+    pass_on(c, aachen, 2, {"1": [12, -1, vow]})
     assert aachen.owes(1, -1, 5)
+
+
+@pytest.mark.parametrize("lie", [(2**53, -1), (9, -1), (8, -1), (2**53, 2**53), (9, 2**53)])
+@pytest.mark.parametrize("whose", ["nobody", "the liar", "for another"])
+def test_what_a_site_has_sent_nobody_else_can_say(studies, lie, whose):
+    """Who could would have others go on without messages that come, or wait for what never does."""
+    c = studies["relay"]
+    basel, cork = member(c, 1), member(c, 2, step=9, sent=lambda: {"1": 8})
+    signed = {"nobody": None, "the liar": (0, 1), "for another": (2, 0)}[whose]
+    vow = "0" * 128
+    if signed is not None:
+        vow = c.sites[signed[0]].sign(b"progress", progress_text(c.agreement.run, signed[1], *lie)).hex()
+    pass_on(c, basel, 0, {"2": [*lie, vow]})
+    assert basel.owes(2, 3, 8)  # as before anything was heard
+    says_hello(cork, aachen := member(c, 0))
+    says_hello(aachen, basel)
+    assert basel.owes(2, 7, 8)
+    assert not basel.owes(2, 8, 8)
+    pass_on(c, basel, 0, {"2": [*lie, vow]})
+    assert basel.owes(2, 7, 8)
+    assert not basel.owes(2, 8, 8)
+
+
+def test_a_relay_that_is_no_member_cannot_say_it_either(studies):
+    c = studies["relay"]
+    basel, relay = member(c, 1), Members(c.agreement, -1, 1, "")
+    relay.learn(2, json.loads(canonical(member(c, 2, step=9, sent=lambda: {"1": 3}).hello(-1))))
+    said = json.loads(canonical(relay.hello(1)))
+    basel.learn_from_relay(said | {"passed_on": {"2": [12, *said["passed_on"]["2"][1:]]}})
+    assert basel.owes(2, 3, 8)
+    basel.learn_from_relay(said)
+    assert not basel.owes(2, 3, 8)
+
+
+def pass_on(c, to, liar, told):
+    to.learn(liar, json.loads(canonical(member(c, liar).hello(to.node) | {"passed_on": told})))
 
 
 def test_what_a_process_took_that_has_died_since_is_sent_again(studies):

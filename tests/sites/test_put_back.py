@@ -25,7 +25,7 @@ from privsgp.errors import Refused
 from privsgp.sites.agreement import Limits
 from privsgp.sites.canonical import canonical
 from privsgp.sites.frames import PLACE
-from privsgp.sites.join import _take_up_links
+from privsgp.sites.join import _incarnation, _take_up_links
 from privsgp.sites.mailbox import Inbox, Outbox
 from privsgp.sites.members import Members
 from privsgp.sites.seen import Heard
@@ -111,10 +111,26 @@ def test_a_commit_that_is_taken_up_is_durable_before_its_messages_leave_again(th
     x, w = torch.ones(1, three.agreement.weights), torch.ones(1, dtype=torch.float64)
     memory = {f"links.{name}": value for name, value in transport.arrays().items()}
     checkpoint.save(folder.checkpoint, Progress(0, 0, 0.0, 0, ""), State(x, w, x), memory, three.agreement.run)
-    synced, fsync = [], os.fsync
-    monkeypatch.setattr(os, "fsync", lambda fd: (synced.append(Path(f"/proc/self/fd/{fd}").readlink()), fsync(fd)))
+    synced = noted(monkeypatch)
     _take_up_links(folder, transport)
     assert folder.checkpoint.parent.resolve() in synced
+
+
+def test_the_number_of_a_process_is_durable_before_anybody_hears_it(tmp_path, monkeypatch):
+    """Else the next process could have it too, and what the one before had answered would be taken for its own."""
+    folder = Folder(tmp_path / "run", "-0-0")
+    folder.path.mkdir()
+    folder.prepare()
+    synced = noted(monkeypatch)
+    assert [_incarnation(folder), _incarnation(folder)] == [1, 2]
+    assert synced.count((folder.path / "private").resolve()) == 2
+
+
+def noted(monkeypatch):
+    """Return what is made durable, as it comes."""
+    synced, fsync = [], os.fsync
+    monkeypatch.setattr(os, "fsync", lambda fd: (synced.append(Path(f"/proc/self/fd/{fd}").readlink()), fsync(fd)))
+    return synced
 
 
 def test_what_was_heard_of_is_known_after_a_restart_and_on_a_full_disk(three, tmp_path, monkeypatch):

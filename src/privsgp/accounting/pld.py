@@ -8,6 +8,7 @@ are cut become an infinite loss, and so does a bound on the FFT's own rounding.
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Protocol
@@ -17,7 +18,7 @@ from dp_accounting.pld import pld_pmf
 from scipy import fft, signal
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from numpy.typing import NDArray
 
@@ -137,10 +138,17 @@ def _interval(scales: Sequence[_Scale], counts: Sequence[int]) -> float:
 
     Rounding a loss adds up to interval²/6 where losses are large, and interval · |loss| where they are small.
     """
-    square = 0.004 * sum(count * scale.square for scale, count in zip(scales, counts, strict=True))
+    each = list(zip(scales, counts, strict=True))
+    square = 0.004 * added(count * scale.square for scale, count in each)
     large = math.sqrt(square / sum(counts))
-    small = square / sum(count * max(scale.typical, 1e-30) for scale, count in zip(scales, counts, strict=True))
+    small = square / added(count * max(scale.typical, 1e-30) for scale, count in each)
     return max(large, small, max(scale.top for scale in scales) / 2**17, 1e-12)
+
+
+def added(numbers: Iterable[float]) -> float:
+    """Add from left to right. Python's own `sum` rounds otherwise from 3.12 on, and the bytes of a run hang on σ."""
+    *_, total = itertools.accumulate(numbers, initial=0.0)
+    return total
 
 
 def _evaluate(profile: Profile, interval: float, top: float) -> _Dots:

@@ -20,6 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 
 from privsgp.errors import Refused
@@ -129,27 +130,32 @@ class Server:
     def _renew(self, listen: str, shown: tuple[bytes, bytes]) -> None:
         """Close the door and open it again when there is a new certificate to show; calls under way may end."""
         while not self.ended.wait(_LOOK):
-            now = shown
-            with contextlib.suppress(OSError, ValueError):
-                now = self.site.tls()
-            if now != shown and _is_pair(*now):
-                shown = now
+            if (now := self._newest(shown)) != shown:
                 self._servers[-1].stop(self.agreement.limits.transfer)
-                self._open_again(listen, shown)
+                shown = self._open_again(listen, now)
 
-    def _open_again(self, listen: str, shown: tuple[bytes, bytes]) -> None:
-        """Open the door; the one before lets go of the port a moment after it was stopped."""
+    def _newest(self, shown: tuple[bytes, bytes]) -> tuple[bytes, bytes]:
+        """Return the key and certificate to show from now on; with another's nobody could come in."""
+        try:
+            now = self.site.tls()
+            return now if now == shown or _is_own(self.site.card, *now) else shown
+        except (OSError, ValueError, TypeError, UnsupportedAlgorithm):  # it is being written, or damaged
+            return shown
+
+    def _open_again(self, listen: str, shown: tuple[bytes, bytes]) -> tuple[bytes, bytes]:
+        """Open the door, and return what it shows; the one before lets go of the port a moment after it was stopped."""
         until = time.monotonic() + _BYE
         while not self.ended.is_set():
             try:
                 self._servers = [*self._servers[-1:], self._opened(listen, *shown)]
+                break
             except Exception as error:  # noqa: BLE001 - whatever it is: nobody else opens the door
                 if until < time.monotonic():
                     _LOG.warning("the door with the new certificate is closed: %s; trying again", error)
                     until = math.inf
                 self.ended.wait(_LOOK / 20)
-            else:
-                return
+                shown = self._newest(shown)
+        return shown
 
     def stop(self) -> None:
         """End all calls and close the door."""
@@ -162,7 +168,7 @@ class Server:
     def _hello(self, parts: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
         peer = self._who(context)
         with self._border(peer, context), self._alone(peer, "hello", context, HELLO):
-            self.members.learn(peer, _read(next(parts, b""), _MOST_HELLO))
+            self.members.learn(peer, read_said(next(parts, b"")))
         said = self.members.hello(peer)
         self.members.told[peer] = said["phase"]
         return canonical(said)
@@ -226,7 +232,7 @@ class Server:
 
     def _asked(self, text: bytes, form: forms.Form) -> dict[str, Any]:
         """Read what a member asks for."""
-        said = _read(text, _ROOM)
+        said = read_said(text, _ROOM)
         if not form.fits(said) or said["run"] != self.agreement.run:
             raise Rejected("form", f"no request: {forms.shown(said)}")
         found: dict[str, Any] = said
@@ -356,13 +362,10 @@ def _broke(context: grpc.ServicerContext) -> bool:
     return not context.is_active()
 
 
-def _is_pair(key: bytes, certificate: bytes) -> bool:
-    """Tell whether a certificate is of a key: with another one nobody could come in."""
-    try:
-        private, shown = serialization.load_pem_private_key(key, None), x509.load_pem_x509_certificate(certificate)
-    except (ValueError, TypeError):
-        return False
-    return private.public_key() == shown.public_key()
+def _is_own(card: Card, key: bytes, certificate: bytes) -> bool:
+    """Tell whether a certificate is of a key, and one that the site of a card is known by."""
+    private, shown = serialization.load_pem_private_key(key, None), x509.load_pem_x509_certificate(certificate)
+    return private.public_key() == shown.public_key() and card.issued(shown)
 
 
 def _member(roster: tuple[Card, ...], pem: bytes) -> int | None:
@@ -380,7 +383,8 @@ def _common_name(pem: bytes) -> str:
         return "?"
 
 
-def _read(text: bytes, most: int) -> Any:  # noqa: ANN401 - JSON
+def read_said(text: bytes, most: int = _MOST_HELLO) -> Any:  # noqa: ANN401 - JSON
+    """Return what a peer said; None where it is no JSON, or too long."""
     try:
         return json.loads(text) if len(text) <= most else None
     except (ValueError, RecursionError):
