@@ -123,7 +123,7 @@ class Members:
         self.have: Callable[[], dict[str, int]] = dict
         self.durable: Callable[[], dict[str, int]] = dict
         self.sent: Callable[[], dict[str, int]] = dict
-        self.sign: Callable[[bytes], str] = lambda _text: ""  # for those who never hear this site
+        self.sign: Callable[[bytes], str] | None = None  # for those who never hear this site
         self._far = [i for j, i in agreement.links if j == node and agreement.is_relayed((j, i))]
         self._vowed: dict[int, tuple[bytes, str]] = {}  # by target: what was signed last, and the signature
         self.keep: Callable[[], None] = lambda: None  # called when a signature or a goodbye came
@@ -219,6 +219,8 @@ class Members:
 
         An older vow that somebody shows again is still true: steps that were made stay made, through crashes too.
         """
+        if self.sign is None:
+            return {}
         for i in self._far:
             text = progress_text(self.agreement.run, i, made, sent.get(str(i), -1))
             if i not in self._vowed or self._vowed[i][0] != text:
