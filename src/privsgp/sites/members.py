@@ -316,10 +316,18 @@ class Members:
         return bool(right)
 
     def _leave(self, goodbyes: dict[str, dict[str, Any]]) -> bool:
+        """Take in goodbyes that are right and new; they stay in every hello, and must say no more than they have to.
+
+        Else two members of a large roster could, as they leave, make everybody's hellos too long to be read.
+        """
         new = {int(i): one for i, one in goodbyes.items() if int(i) not in self.left and int(i) != self.node}
         right = {i: one for i, one in new.items() if left_for_good(self.agreement.roster[i], self.agreement.run, one)}
+        right = {i: one for i, one in right.items() if one["taken"].keys() <= self._sources(i)}
         self.left |= right
         return bool(right)
+
+    def _sources(self, node: int) -> set[str]:
+        return {str(j) for j, i in self.agreement.links if i == node}
 
     def last_taken(self, target: int) -> int | None:
         """Return the step of the last message that a target took of this site before it left; None where it has not."""
