@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import load_file
 
 import runs
-from privsgp import __version__, cli
+from privsgp import __version__, cli, cli_data
 from privsgp.accounting import calibration, ledger
 from privsgp.accounting.mechanisms import Saga
 from privsgp.algorithms import ALGORITHMS, Settings
@@ -447,10 +447,19 @@ def test_account_takes_one_kind_of_noise():
             ["--sigma=0.1", "--noise=pairwise", "--nodes=4", "--own-sigma=1", "--pair-sigma=1"],
             "--sigma 0.1 with --noise",
         ),
+        (["--noise=pairwise", "--nodes=4", "--own-sigma=0", "--pair-sigma=1"], "--own-sigma 0"),
+        (["--noise=pairwise", "--nodes=4", "--own-sigma=1", "--pair-sigma=-1"], "--pair-sigma -1"),
     ],
 )
 def test_account_wants_the_noise_of_one_kind(given, what):
     _refused(runs.command("account", "--algorithm=privsgp", "--samples=100", "--batch=10", "--steps=10", *given), what)
+
+
+def test_a_missing_number_is_not_the_next_ones():
+    """ε of three sites, of which one was left out, would else be those of two."""
+    assert cli_data.numbers("epsilon", "1, 2,") == [1.0, 2.0]
+    with pytest.raises(Refused, match="--epsilon 1,,2"):
+        cli_data.numbers("epsilon", "1,,2")
 
 
 def test_it_tells_its_version():

@@ -312,6 +312,8 @@ class Sharing:
         """Return the noise of these standard deviations."""
         if own is None or pair is None:
             raise Refused("--noise pairwise without --own-sigma and --pair-sigma", "give both")
+        if not (0 < own < math.inf and 0 <= pair < math.inf):
+            raise Refused(f"--own-sigma {own:g} with --pair-sigma {pair:g}", "a node needs noise of its own, above 0")
         refuse_impossible(self.graph, self.honest, 2.0)
         return PairwiseCovariance(self.graph, (own**2,) * self.graph.nodes, pair**2)
 

@@ -1,8 +1,8 @@
 """Lines 6 to 9 for some nodes at a time, on a CPU where all nodes are here: what they need stays small and near.
 
-A node's gradient, table and noise want nothing of the others', so that every core can take nodes of its own from the
-samples to the moved x. Threads that share out each operation instead wait for each other hundreds of times a step.
-The bits are the same: `gradients.product`.
+A node's gradient, table and own noise want nothing of the others', so that every core can take nodes of its own from
+the samples to the moved x; what nodes share, all threads draw. Threads that share out each operation instead wait for
+each other hundreds of times a step. The bits are the same: `gradients.product`.
 """
 
 from __future__ import annotations

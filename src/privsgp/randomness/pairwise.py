@@ -306,7 +306,7 @@ class _Centred:
         rows = range(0, n, here.rows_at_once(v, _CACHED))
         self._drawn = Helped(self._draw, [slice(top, top + rows.step) for top in rows])
         few = max(2, _CACHED // n) if here.in_host_memory else d
-        ends = [*range(0, max(1, d - 1), few), d]  # none of one column, which NumPy adds up in another order: see `_summed`
+        ends = [*range(0, max(1, d - 1), few), d]  # NumPy adds up a single column in another order
         self._even = Helped(self._centre, [slice(*both) for both in itertools.pairwise(ends)])
 
     def numbers(self) -> Tensor:
