@@ -244,6 +244,7 @@ class World:
         self.until += self.now
         self.restarts: dict[int, float] = {}
         self.processes: dict[int, Process] = {}
+        self.held: dict[int, tuple[float, dict[int, float], dict[int, float]]] = {}  # w; that was sent to, arrived from
         self.kills = 0
         shutil.rmtree(self.folder, ignore_errors=True)
         nodes = range(len(self.consortium.sites))
@@ -436,6 +437,17 @@ class World:
             assert float(w[0]) > 0
         made.members.phase = "finished"
         life.finished = True
+        self.held[process.node] = (
+            float(w[0]),
+            _weights(made.targets, made.links.sums),
+            _weights(made.sources, made.links.arrived),
+        )
+
+    def weight(self) -> float:
+        """Return the weight that all sites hold in the end, and that which is on its way: it began as one of each."""
+        links = [(held[1][i], self.held[i][2].get(j, 0.0)) for j, held in self.held.items() for i in held[1]]
+        assert all(sent >= arrived for sent, arrived in links)
+        return sum(held[0] for held in self.held.values()) + sum(sent - arrived for sent, arrived in links)
 
     def _commit(self, process: Process, k: int, x: torch.Tensor, w: torch.Tensor) -> None:
         """Make a step durable at one of the moments in which others go on, or this process dies."""
@@ -443,3 +455,7 @@ class World:
         arrays = {name: value.clone() for name, value in process.transport.arrays().items()}
         self.lives[process.node].commit = {"step": k, "state": (x.clone(), w.clone()), "arrays": arrays}
         self.current.pause(self.moment())
+
+
+def _weights(nodes: list[int], sums: list[Any]) -> dict[int, float]:
+    return {i: float(one[-1]) for i, one in zip(nodes, sums, strict=True) if one is not None}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import torch
+from consortium import Consortium
 
 from privsgp.sites.canonical import canonical
 from privsgp.sites.mailbox import Inbox, Outbox
@@ -37,3 +38,13 @@ def test_a_lie_about_what_was_taken_changes_no_message_and_counts_once(three, tm
     assert outbox._frames[2] == sent[2]
     returned = [one["returned"] for line in log.read_text().splitlines() if "returned" in (one := json.loads(line))]
     assert returned == [[[2, -1]]]
+
+
+def test_a_goodbye_names_nobody_whose_messages_cannot_have_been_taken(tmp_path):
+    """It stays in every hello: with 1024 names in each, two of them would make hellos too long to be read."""
+    c = Consortium.make(tmp_path / "ring", graph={"name": "ring-directed"})
+    members = Members(c.agreement, 0, 1, c.agreement.sign(c.sites[0]))
+    assert not members._leave(_goodbye(c, {"0": 3, "1": 3}))
+    assert not members._leave(_goodbye(c, {"2": 3}))
+    assert not members.left
+    assert members._leave(_goodbye(c, {"1": 3}))

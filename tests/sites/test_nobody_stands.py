@@ -52,6 +52,7 @@ def lived_through(study, tmp_path, seed):
     world = World(study, tmp_path / "disks", seed, until=20.0, shares=FAULTS)
     world.run(seconds=200.0)
     assert not world.audited()
+    assert world.weight() == pytest.approx(len(study.sites), abs=1e-9)  # nothing is lost, nor taken twice
     return world.kills
 
 

@@ -123,7 +123,7 @@ class Members:
         self.have: Callable[[], dict[str, int]] = dict
         self.durable: Callable[[], dict[str, int]] = dict
         self.sent: Callable[[], dict[str, int]] = dict
-        self.sign: Callable[[bytes], str] = lambda _text: ""  # for those who never hear this site
+        self.sign: Callable[[bytes], str] | None = None  # for those who never hear this site
         self._far = [i for j, i in agreement.links if j == node and agreement.is_relayed((j, i))]
         self._vowed: dict[int, tuple[bytes, str]] = {}  # by target: what was signed last, and the signature
         self.keep: Callable[[], None] = lambda: None  # called when a signature or a goodbye came
@@ -219,6 +219,8 @@ class Members:
 
         An older vow that somebody shows again is still true: steps that were made stay made, through crashes too.
         """
+        if self.sign is None:
+            return {}
         for i in self._far:
             text = progress_text(self.agreement.run, i, made, sent.get(str(i), -1))
             if i not in self._vowed or self._vowed[i][0] != text:
@@ -314,10 +316,18 @@ class Members:
         return bool(right)
 
     def _leave(self, goodbyes: dict[str, dict[str, Any]]) -> bool:
+        """Take in goodbyes that are right and new; they stay in every hello, and must say no more than they have to.
+
+        Else two members of a large roster could, as they leave, make everybody's hellos too long to be read.
+        """
         new = {int(i): one for i, one in goodbyes.items() if int(i) not in self.left and int(i) != self.node}
         right = {i: one for i, one in new.items() if left_for_good(self.agreement.roster[i], self.agreement.run, one)}
+        right = {i: one for i, one in right.items() if one["taken"].keys() <= self._sources(i)}
         self.left |= right
         return bool(right)
+
+    def _sources(self, node: int) -> set[str]:
+        return {str(j) for j, i in self.agreement.links if i == node}
 
     def last_taken(self, target: int) -> int | None:
         """Return the step of the last message that a target took of this site before it left; None where it has not."""

@@ -51,7 +51,7 @@ HANDSHAKE = 5.0  # seconds for TLS
 HELLO = 10.0
 PULL = 15.0  # seconds that a member may wait for a message that is not there yet
 _ROOM = 4096  # bytes of a message of gRPC's besides a piece
-_MOST_HELLO = PIECE  # 1024 sites, which is the most, say 0.9 MB
+_MOST_HELLO = PIECE  # 1024 sites, which is the most, say 1.02 MB
 _PULL_FORM = forms.keys(
     {"run": forms.text("[0-9a-f]{64}", "a run"), "after": forms.whole(-1), "whole": forms.FLAG}
 )  # fmt: skip
