@@ -29,15 +29,7 @@ def opacus_loop(work: Workload, inputs: Tensor, targets: Tensor) -> Step:
     def engine(i: int) -> Step:
         model = GradSampleModule(work.make_model().to(work.device))
         optimizer = DPOptimizer(torch.optim.SGD(model.parameters(), STEP_SIZE), **_privacy(work))
-        loss = nn.CrossEntropyLoss()
-
-        def step() -> None:
-            x, y = _poisson(work, inputs[i], targets[i])
-            loss(model(x), y).backward()
-            optimizer.step()
-            optimizer.zero_grad()  # now, or n engines keep n batches of per-sample gradients
-
-        return step
+        return _stepping(work, inputs[i], targets[i], model, optimizer, nn.CrossEntropyLoss())
 
     return _each(work, engine)
 
@@ -54,14 +46,7 @@ def ghost_loop(work: Workload, inputs: Tensor, targets: Tensor) -> Step:
         )
         optimizer = DPOptimizerFastGradientClipping(torch.optim.SGD(model.parameters(), STEP_SIZE), **_privacy(work))
         loss = DPLossFastGradientClipping(model, optimizer, nn.CrossEntropyLoss())
-
-        def step() -> None:
-            x, y = _poisson(work, inputs[i], targets[i])
-            loss(model(x), y).backward()
-            optimizer.step()
-            optimizer.zero_grad()  # now, or n engines keep n batches of per-sample gradients
-
-        return step
+        return _stepping(work, inputs[i], targets[i], model, optimizer, loss)
 
     return _each(work, engine)
 
@@ -81,14 +66,24 @@ def floor(work: Workload, inputs: Tensor, targets: Tensor) -> Step:
 
 
 def _sgd(work: Workload, inputs: Tensor, targets: Tensor) -> Step:
-    model, loss = work.make_model().to(work.device), nn.CrossEntropyLoss()
+    model = work.make_model().to(work.device)
     optimizer = torch.optim.SGD(model.parameters(), STEP_SIZE)
+    return _stepping(work, inputs, targets, model, optimizer, nn.CrossEntropyLoss())
 
+
+def _stepping(
+    work: Workload,
+    inputs: Tensor,
+    targets: Tensor,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    loss: Callable[[Tensor, Tensor], Tensor],
+) -> Step:
     def step() -> None:
         x, y = _poisson(work, inputs, targets)
-        optimizer.zero_grad()
         loss(model(x), y).backward()
         optimizer.step()
+        optimizer.zero_grad()  # now, or n engines keep n batches of per-sample gradients
 
     return step
 

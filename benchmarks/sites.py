@@ -29,11 +29,11 @@ from privsgp.devices import keep_memory
 from privsgp.engine import checkpoint
 from privsgp.engine.checkpoint import Progress
 from privsgp.engine.folder import Folder
+from privsgp.files import sync_names
 from privsgp.runs import config as configs
 from privsgp.sites.agreement import Agreement, Limits, propose
 from privsgp.sites.identity import Site
 from privsgp.sites.join import Network
-from privsgp.sites.journal import sync_names
 from privsgp.sites.transport import SitesTransport
 
 if TYPE_CHECKING:

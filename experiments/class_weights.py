@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pages
 import torch
 from torch import nn
 
@@ -22,7 +23,6 @@ from privsgp.studies.provenance import provenance
 
 DOCS = Path(__file__).parent.parent / "docs"
 RESULTS, PAGE = DOCS / "results" / "class_weights.json", DOCS / "howto" / "data.md"
-BEGIN, END = "<!-- class weights -->\n", "<!-- end of class weights -->\n"
 STEP_SIZE = {0.3: 2.0, 3.0: 0.3, 30.0: 0.3}  # by clip
 WEIGHTS, SEEDS = (1.0, 9.0), (0, 1, 2)
 SETTING = {"sites": 4, "records": 2000, "features": 10, "positive": 0.1, "epsilon": 2.0, "batch": 400, "steps": 100}
@@ -84,21 +84,20 @@ def _cell(row: Row) -> str:
     return f"{np.mean(row['sensitivity']):.2f}, {np.mean(row['specificity']):.2f}"
 
 
-def write_page(page: Path, rows: list[Row]) -> None:
-    """Put the table between the page's two marks."""
-    before, _, rest = page.read_text().partition(BEGIN)
-    page.write_text(before + BEGIN + "\n" + table(rows) + "\n" + END + rest.partition(END)[2])
+def arguments() -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--page", type=Path, help="run nothing: write the table of the JSON file into this")
+    return parser.parse_args()
 
 
 def main() -> None:
     """Run, or write the page."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--page", type=Path, help="run nothing: write the table of the JSON file into this")
-    if (page := parser.parse_args().page) is None:
+    if (page := arguments().page) is None:
         rows = [measured(clip, weight) for clip in STEP_SIZE for weight in WEIGHTS]
         about = {"simulation": True, "setting": SETTING, "seeds": SEEDS, "step_size": STEP_SIZE}
         write_json(RESULTS, about | {"rows": rows} | provenance("cpu"))
-    write_page(page or PAGE, json.loads(RESULTS.read_text())["rows"])
+    pages.put(page or PAGE, "class weights", table(json.loads(RESULTS.read_text())["rows"]))
 
 
 if __name__ == "__main__":

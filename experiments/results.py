@@ -1,7 +1,7 @@
 """Every number of the result pages, from one commit: run experiments/results.toml and write the pages.
 
     make results DATA=data [DEVICE=cuda] [JOBS=10] [ONLY="record comparison"]
-    python experiments/results.py --list                 # the steps in their order, how long they take, which pages
+    python experiments/results.py --list                 # the steps in order, how long they take, which pages, how old
     python experiments/results.py --pages                # run nothing: write all pages from the JSON files
 
 After a kill the same command goes on: a command that has ended well is not begun again, and one that had not goes on
@@ -20,14 +20,18 @@ import sys
 import time
 import tomllib
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from privsgp.errors import Refused
 from privsgp.files import write_json
 from privsgp.studies.pool import alone_in
 from privsgp.studies.provenance import commit
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
 ROOT = Path(__file__).parent.parent
+RESULTS = ROOT / "docs" / "results"
 PLAN = Path(__file__).with_suffix(".toml")
 PAGES = (
     "experiments/figures_table.py docs/results docs/results.md",
@@ -37,9 +41,13 @@ PAGES = (
     "experiments/first_picture.py",
     "experiments/planner_mnist.py --page docs/planner.md",
     "experiments/record.py --page docs/results-accuracy.md --short README.md",
+    "experiments/schedules.py --page docs/algorithms.md",
+    "experiments/texts.py --page docs/accuracy.md",
+    "experiments/class_weights.py --page docs/howto/data.md",
 )
 
 Step = dict[str, Any]
+_NAMED = 4
 
 
 def main() -> int:
@@ -50,7 +58,7 @@ def main() -> int:
         raise SystemExit(f"--only {', '.join(sorted(unknown))}: take some of {', '.join(s['name'] for s in plan)}")
     steps = [step for step in plan if step["name"] in options.only or not options.only]
     if options.list:
-        print("\n".join(f"{s['name']:15} {s['words']} ({s['rough']}) → {', '.join(s['pages'])}" for s in steps))
+        print("\n".join(line for step in steps for line in listed(step)))
     elif options.pages:
         write_pages()
     else:
@@ -71,6 +79,53 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--list", action="store_true")
     parser.add_argument("--pages", action="store_true")
     return parser.parse_args()
+
+
+def listed(step: Step) -> list[str]:
+    """Return what a step is, and how old what it made is: files of one age in one line."""
+    ages: dict[str, list[str]] = {}
+    for path in made(step):
+        ages.setdefault(age(path), []).append(path.relative_to(RESULTS).as_posix())
+    head = f"{step['name']:15} {step['words']} ({step['rough']}) → {', '.join(step['pages'])}"
+    return [head, *(f"{'':15}   {words}: {few(files)}" for words, files in ages.items())]
+
+
+def few(files: list[str]) -> str:
+    """Name some files, and count the others."""
+    return ", ".join(files[:_NAMED]) + (f" and {len(files) - _NAMED} more" if len(files) > _NAMED else "")
+
+
+def made(step: Step) -> list[Path]:
+    """Return the JSON files that a step has written."""
+    return sorted(path for pattern in step["makes"] for path in RESULTS.glob(pattern))
+
+
+def age(path: Path) -> str:
+    """Say by which commits a file's numbers were made, and whether src/ has changed since."""
+    commits = sorted(set(commits_in(json.loads(path.read_text()))))
+    return "; ".join(since(one) for one in commits) or "no commit is named"
+
+
+def commits_in(value: object) -> Iterator[str]:
+    """Yield the commits that a result names, wherever in it."""
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    if isinstance(value, dict) and isinstance(value.get("commit"), str):
+        yield value["commit"]
+    for one in inner:
+        yield from commits_in(one)
+
+
+def since(made_by: str) -> str:
+    """Say how many commits have changed src/ since one; a + is for files that no commit has."""
+    ask = ["git", "rev-list", "--count", f"{made_by.rstrip('+')}..HEAD", "--", "src"]
+    ran = subprocess.run(ask, cwd=ROOT, capture_output=True, text=True, check=False)  # noqa: S603  # words of ours
+    if ran.returncode:
+        return f"{made_by}, which is not here"
+    return (
+        f"{made_by}, as src/ is now"
+        if ran.stdout.strip() == "0"
+        else f"{made_by}, {ran.stdout.strip()} changes of src/ ago"
+    )
 
 
 def run(steps: list[Step], options: argparse.Namespace) -> None:

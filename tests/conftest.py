@@ -5,6 +5,8 @@ And an end for what might have none.
 
 from __future__ import annotations
 
+import importlib
+import pathlib
 import signal
 
 import pytest
@@ -40,3 +42,10 @@ def shared_state(tmp_path_factory):
 def own_state(tmp_path, monkeypatch):
     """Let no test know of another's runs."""
     monkeypatch.setenv("PRIVSGP_STATE", str(tmp_path / "state"))
+
+
+@pytest.fixture
+def experiment(request, monkeypatch):
+    """Return the script of experiments/ that a test module is about: its EXPERIMENT."""
+    monkeypatch.syspath_prepend(pathlib.Path(__file__).parent.parent / "experiments")
+    return importlib.import_module(request.module.EXPERIMENT)

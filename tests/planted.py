@@ -137,10 +137,9 @@ def unclipped(self: Table, old: Sequence[Piece], new: Sequence[Piece], C: float)
     return _towards(self, old, new, 2 * self.clip)
 
 
-def own_left_out(self: pairwise._Sum, out: Tensor, nodes: Sequence[int], step: int, attempt: int = 0) -> None:
+def own_left_out(self: pairwise._OfNodes, g: Tensor, nodes: Sequence[int], step: int, attempt: int) -> None:
     """Add what pairs share, and nothing of one's own."""
-    del nodes
-    self._fill_pairs(out, step, attempt)
+    self._ahead.add_(g, nodes, step, attempt)
 
 
 def used_twice(self: pairwise._Sum, out: Tensor, step: int, attempt: int) -> None:
@@ -214,7 +213,7 @@ BUGS = (
 )
 SHARED_NOTHING = Bug("nothing, pairwise", nullcontext, ("privsgp", "privsgp-vr", "privsgp-sag", "dp2-sgd"), shared=True)
 SHARED_BUGS = (
-    Bug("own noise left out", lambda: patch.object(pairwise._Sum, "fill_normal", own_left_out), shared=True),
+    Bug("own noise left out", lambda: patch.object(pairwise._OfNodes, "add_", own_left_out), shared=True),
     Bug("pair's numbers used twice", lambda: patch.object(pairwise._Sum, "_fill_pairs", used_twice), shared=True),
     Bug("same sign at both ends", lambda: patch.object(pairwise._Sum, "_share", same_sign), shared=True),
     Bug("larger coalition", lambda: patch.object(collusion, "worst", larger_coalition), shared=True),

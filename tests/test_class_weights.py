@@ -2,19 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import pathlib
 
-import pytest
-
 ROOT = pathlib.Path(__file__).parent.parent
-
-
-@pytest.fixture
-def experiment(monkeypatch):
-    monkeypatch.syspath_prepend(ROOT / "experiments")
-    return importlib.import_module("class_weights")
+EXPERIMENT = "class_weights"
 
 
 def test_the_page_has_the_table_of_the_runs(experiment):

@@ -16,8 +16,9 @@ import torch
 from safetensors.torch import load_file
 
 import runs
-from privsgp import __version__, cli
-from privsgp.accounting import ledger
+from privsgp import __version__, cli, cli_data
+from privsgp.accounting import calibration, ledger
+from privsgp.accounting.mechanisms import Saga
 from privsgp.algorithms import ALGORITHMS, Settings
 from privsgp.engine import folder as folders
 from privsgp.errors import Refused
@@ -183,8 +184,17 @@ def test_how_fast_a_private_run_was_is_not_said(tmp_path, monkeypatch, seed):
     monkeypatch.setenv("COLUMNS", "200")
     ran = runs.command("train", runs.small(tmp_path), "--out", tmp_path / "x", f"--set=seed={seed}")
     assert ("steps/s" in ran.out) == bool(seed)
-    assert "virtual s" in ran.out
+    assert "virtual s" not in ran.out  # no clock was set: a step would take a second
     assert "None" not in ran.out
+
+
+def test_a_summary_says_the_loss_once_and_virtual_seconds_where_a_clock_was_set(tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    changes = runs.changes(algorithm__steps=2, clock__mean=2.5)
+    ran = runs.command("train", runs.small(tmp_path), "--out", tmp_path / "x", *changes)
+    assert "; 5 virtual s" in ran.out
+    assert "log loss" in ran.out
+    assert "test loss" not in ran.out  # it is the log loss
 
 
 def test_the_default_folder_is_below_runs(tmp_path, monkeypatch):
@@ -395,6 +405,19 @@ def test_calibrate_and_account_tell_what_shared_noise_is_made_of_and_whom_it_tru
     assert (back["trust"], back["honest"]) == ("honest sites", 38)
 
 
+def test_calibrate_and_account_take_the_weight_that_a_run_takes_where_noise_is_shared():
+    node = ["--samples", 1000, "--batch", 10, "--steps", 100, "--difference-scale", "auto", "--json"]
+    shared = ["--noise", "pairwise", "--nodes", 4, "--honest", 4]
+    alone, found = (json.loads(runs.command("calibrate", *node, "--epsilon", 2, *own).out) for own in ([], shared))
+    m = Saga(sigma=0.0, clip=1.0, batch=10, samples=1000)
+    assert (
+        found["difference_scale"] == calibration.largest(m, 100, 2.0, 1e-5, left=0.4**0.5) > alone["difference_scale"]
+    )
+    given = ["--own-sigma", found["own_sigma"], "--pair-sigma", found["pair_sigma"]]
+    back = json.loads(runs.command("account", *node, *given, *shared).out)
+    assert back["difference_scale"] == pytest.approx(found["difference_scale"], rel=0.1)
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
@@ -424,10 +447,19 @@ def test_account_takes_one_kind_of_noise():
             ["--sigma=0.1", "--noise=pairwise", "--nodes=4", "--own-sigma=1", "--pair-sigma=1"],
             "--sigma 0.1 with --noise",
         ),
+        (["--noise=pairwise", "--nodes=4", "--own-sigma=0", "--pair-sigma=1"], "--own-sigma 0"),
+        (["--noise=pairwise", "--nodes=4", "--own-sigma=1", "--pair-sigma=-1"], "--pair-sigma -1"),
     ],
 )
 def test_account_wants_the_noise_of_one_kind(given, what):
     _refused(runs.command("account", "--algorithm=privsgp", "--samples=100", "--batch=10", "--steps=10", *given), what)
+
+
+def test_a_missing_number_is_not_the_next_ones():
+    """ε of three sites, of which one was left out, would else be those of two."""
+    assert cli_data.numbers("epsilon", "1, 2,") == [1.0, 2.0]
+    with pytest.raises(Refused, match="--epsilon 1,,2"):
+        cli_data.numbers("epsilon", "1,,2")
 
 
 def test_it_tells_its_version():

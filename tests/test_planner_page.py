@@ -3,18 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 import pathlib
 
-import pytest
-
 ROOT = pathlib.Path(__file__).parent.parent
-
-
-@pytest.fixture
-def experiment(monkeypatch):
-    monkeypatch.syspath_prepend(ROOT / "experiments")
-    return importlib.import_module("planner_mnist")
+EXPERIMENT = "planner_mnist"
 
 
 def test_the_page_has_the_tables_of_the_runs(experiment):

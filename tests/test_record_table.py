@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 import json
 import pathlib
 
@@ -14,14 +13,9 @@ from privsgp.studies import pool
 from privsgp.studies.several import Bench
 
 ROOT = pathlib.Path(__file__).parent.parent
+EXPERIMENT = "record"
 ROW = {"data": "mnist", "partition": "even", "kind": "local", "asked": 1.0}
 TOLD = {"accuracy": {"mean": 0.5, "sd": 0.01, "each": [0.49, 0.51]}, "commit": "abc", "device": "a GPU"}
-
-
-@pytest.fixture
-def experiment(monkeypatch):
-    monkeypatch.syspath_prepend(ROOT / "experiments")
-    return importlib.import_module("record")
 
 
 @pytest.fixture

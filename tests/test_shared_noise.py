@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import pathlib
 
 import pytest
 
 ROOT = pathlib.Path(__file__).parent.parent
-
-
-@pytest.fixture
-def experiment(monkeypatch):
-    monkeypatch.syspath_prepend(ROOT / "experiments")
-    return importlib.import_module("shared_noise")
+EXPERIMENT = "shared_noise"
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/index.md", "docs/trust.md"])

@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import pathlib
 import zipfile
 
-import pytest
-
 from privsgp.runs import config as configs
 
 ROOT = pathlib.Path(__file__).parent.parent
-
-
-@pytest.fixture
-def experiment(monkeypatch):
-    monkeypatch.syspath_prepend(ROOT / "experiments")
-    return importlib.import_module("texts")
+EXPERIMENT = "texts"
 
 
 def test_the_page_has_the_table_of_the_runs(experiment):

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 
-from privsgp.threads import beside, leave_one_core, shared_out
+from privsgp.threads import Helped, beside, leave_one_core, shared_out
 
 
 @pytest.fixture
@@ -78,3 +79,30 @@ def test_an_error_in_either_thread_is_raised_here(threads):
 
     with pytest.raises(ValueError, match="three"):
         shared_out(work, range(4))
+
+
+def test_who_needs_the_same_work_helps_with_it_and_waits_for_the_rest():
+    both, took = threading.Barrier(2, timeout=60), []
+
+    def work(i):
+        if i < 2:
+            both.wait()  # two threads are at it
+        took.append(i)
+
+    helped, seen = Helped(work, range(40)), []
+    with ThreadPoolExecutor(2) as pool:
+        for one in [pool.submit(lambda: helped.done() or seen.append(sorted(took))) for _ in range(2)]:
+            one.result()
+    assert seen == [list(range(40))] * 2
+
+
+def test_what_fails_fails_for_all_who_need_it():
+    def work(i):
+        if i == 3:
+            raise MemoryError("of 3")
+
+    helped = Helped(work, range(5))
+    with ThreadPoolExecutor(2) as pool:
+        for one in [pool.submit(helped.done) for _ in range(3)]:
+            with pytest.raises(MemoryError, match="of 3"):
+                one.result()

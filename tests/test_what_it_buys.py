@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
 import json
-import pathlib
 from dataclasses import replace
 
 import pytest
@@ -12,13 +10,8 @@ import pytest
 from privsgp.studies.pool import Run
 from privsgp.studies.several import Several
 
+EXPERIMENT = "what_it_buys"
 SUMMARY = {"sigma": [0.1], "epsilon_spent": [0.9], "difference_scale": 0.3, "seconds": 1.0, "test_loss": 1.0}
-
-
-@pytest.fixture
-def experiment(monkeypatch):
-    monkeypatch.syspath_prepend(pathlib.Path(__file__).parent.parent / "experiments")
-    return importlib.import_module("what_it_buys")
 
 
 class Bench:

@@ -169,7 +169,9 @@ def train(
 
     measure = Measure(kind, dataset.classes, None if kind else correct, metrics or {})
     config, settled, planned = planning.settle(config, problem, folder, resume=resume)
-    _say([*problems.test_notes(config, settled), *_unknown(kind, correct, targets)])
+    _say(problems.test_notes(config, settled))
+    if kind is None and correct is None and targets != "regression":
+        _say(["accuracy is unknown: the loss is your own, and no correct=… says which outputs are right"])
     with watching(config.algorithm.steps, False if join().rank else progress) as watch:
         result = training.run(
             config, settled, folder, resume=resume, moved=moved, ledgers=None if ledger is None else Path(ledger),
@@ -308,13 +310,6 @@ def _refuse_no_module(model: object) -> None:
         raise Refused(f"model={type(model).__name__}", "give a torch.nn.Module: an instance, not its class")
 
 
-def _unknown(kind: Kind | None, correct: object, task: data_room.Task) -> list[str]:
-    """Say what a loss of the user's own leaves open."""
-    if kind is not None or correct is not None or task == "regression":
-        return []
-    return ["accuracy is unknown: the loss is your own, and no correct=… says which outputs are right"]
-
-
 def _encoder(given: object, config: configs.Config, dataset: data_room.Dataset) -> nn.Module | None:
     shape, rng = dataset.x.shape[1:], np.random.default_rng(0)
     if not isinstance(given, nn.Module):
@@ -332,7 +327,8 @@ def _refuse_unfit(problem: problems.Problem, measure: Measure) -> None:
     shape, still = problem.dataset.x.shape[1:], copy.deepcopy(problem.model).cpu().eval()
     try:
         with torch.no_grad():
-            kind = torch.int64 if problem.dataset.x.dtype == np.int64 else _first(still)
+            first = (p.dtype for p in still.parameters() if p.is_floating_point())
+            kind = torch.int64 if problem.dataset.x.dtype == np.int64 else next(first, torch.float32)
             outputs = still(torch.zeros(2, *shape, dtype=kind))
     except (RuntimeError, ValueError, IndexError, TypeError, AttributeError, AssertionError) as error:
         raise Refused(
@@ -368,11 +364,6 @@ def _refuse_failing_loss(problem: problems.Problem, outputs: Tensor) -> None:
             f"the loss fails on outputs {list(outputs.shape)} and targets {list(targets.shape)}: {error}",
             "let it return one number per sample; for targets that are numbers say task='regression'",
         ) from error
-
-
-def _first(model: nn.Module) -> torch.dtype:
-    """Return the type of numbers that a model computes in."""
-    return next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
 
 
 def _sections(settings: dict[str, Any], nodes: int | None, kind: Kind | None, own: dict[str, Any]) -> dict[str, Any]:

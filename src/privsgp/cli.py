@@ -7,7 +7,7 @@ import json
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, cast
 
 import typer
 
@@ -31,6 +31,7 @@ from privsgp.report.terminal import (
     show_tuned,
     show_view,
     stage,
+    tell,
 )
 
 if TYPE_CHECKING:
@@ -98,9 +99,7 @@ def main() -> None:
     try:
         app()
     except Refused as refused:
-        err.print(f"privsgp: {refused.what}", style="bold red", markup=False, highlight=False, soft_wrap=True)
-        err.print(f"  → {refused.remedy}", markup=False, highlight=False, soft_wrap=True)
-        sys.exit(2)
+        _end(refused.what, f"  → {refused.remedy}", status=2)
     except Interrupted as stopped:
         there = (
             "a checkpoint is kept: continue with the same command and --resume"
@@ -110,13 +109,17 @@ def main() -> None:
         err.print(f"{stopped}; {there}", soft_wrap=True)
         sys.exit(130)
     except Diverged as diverged:
-        err.print(f"privsgp: {diverged}", style="bold red", markup=False, highlight=False, soft_wrap=True)
-        sys.exit(1)
+        _end(str(diverged))
     except OSError as error:
-        err.print(f"privsgp: {error}", style="bold red", markup=False, highlight=False, soft_wrap=True)
         remedy = mending(error, "mend it (a full disk?) and run again, train with --resume")
-        err.print(f"  → nothing was half-written; {remedy}", soft_wrap=True)
-        sys.exit(1)
+        _end(str(error), f"  → nothing was half-written; {remedy}")
+
+
+def _end(what: str, *then: str, status: int = 1) -> NoReturn:
+    err.print(f"privsgp: {what}", style="bold red", highlight=False, soft_wrap=True)
+    for line in then:
+        err.print(line, highlight=False, soft_wrap=True)
+    sys.exit(status)
 
 
 def _version(asked: bool) -> None:  # noqa: FBT001 - typer hands it in
@@ -191,9 +194,9 @@ def train(
     if rendezvous.join().alone:  # several processes refuse together, once they have met
         training.refuse_used(place, resume=resume, secret=settings.private and settings.seed is None)
     if resume and not rendezvous.join().rank:
-        err.print(f"note: {training.standing(place)}", markup=False, soft_wrap=True)
+        err.print(f"note: {training.standing(place)}", soft_wrap=True)
     for note in () if rendezvous.join().rank else problems.unsaid(settings):
-        err.print(f"note: {note}", markup=False, soft_wrap=True)
+        err.print(f"note: {note}", soft_wrap=True)
     begun = None if start is None else Start.of(start, records)
 
     def loaded(c: configs.Config) -> problems.Problem:
@@ -205,7 +208,7 @@ def train(
     if plan is not None:
         err.print(f"planned: {planning.described(plan)}", soft_wrap=True)
     for note in problems.notes(settings, problem):
-        err.print(f"note: {note}", markup=False, soft_wrap=True)
+        err.print(f"note: {note}", soft_wrap=True)
     show_log()
     faults = build.simulated_faults(
         settings, drop=drop, delay=delay, crash=crash or [], leave=leave or [], staleness=staleness
@@ -223,10 +226,7 @@ def train(
     if rendezvous.join().rank:
         return  # of several processes the first speaks
     page.leave(result)
-    if as_json:
-        typer.echo(json.dumps(result.summary))
-    else:
-        show_summary(result.summary, result.folder)
+    tell(result.summary, show_summary, result.summary, result.folder, as_json=as_json)
 
 
 def _identities(settings: Config, cards: list[Path], home: Path | None) -> Identities | None:
@@ -332,10 +332,7 @@ def graph(
     if save is not None:
         graphs.draw(network, save)
         err.print(f"drawn to {save}")
-    if as_json:
-        typer.echo(json.dumps(dict(rows)))
-    else:
-        show(f"{name}, {nodes} nodes", rows)
+    tell(dict(rows), show, f"{name}, {nodes} nodes", rows, as_json=as_json)
 
 
 @app.command()
@@ -391,7 +388,8 @@ def account(
     bare = _mechanism(algorithm, counted or 0.0, clip, batch, samples, sampling, kappa, **own)
 
     def auto(saga: Saga) -> float:
-        return 1.0 if nominal(kind) else calibration.largest_at(saga, steps, delta, related)
+        left = 1.0 if covariance is None else covariance.left([saga.sigma] * covariance.graph.nodes)
+        return 1.0 if nominal(kind) else calibration.largest_at(saga, steps, delta, related, left)
 
     mechanism = replace(_scaled(bare, algorithm, difference_scale, auto), coordinates=coordinates)
     if shared is not None and covariance is not None:
@@ -456,10 +454,11 @@ def calibrate(
     kind, related = _accountant(accountant), _relation(relation)
 
     def auto(saga: Saga) -> float:
-        return 1.0 if nominal(kind) else calibration.largest(saga, steps, epsilon, delta, related)
+        left = 1.0 if shared is None else shared.solved(1.0, pair_ratio).left([1.0] * shared.graph.nodes)
+        return 1.0 if nominal(kind) else calibration.largest(saga, steps, epsilon, delta, related, left)
 
-    mechanism = replace(_scaled(bare, algorithm, difference_scale, auto), coordinates=coordinates)
     shared, covariance = _sharing(noise, algorithm, accountant, nodes, honest, pair_degree), None
+    mechanism = replace(_scaled(bare, algorithm, difference_scale, auto), coordinates=coordinates)
     if shared is not None:
         mechanism = replace(mechanism, honest=shared.honest, partners=shared.graph.partners)
     sigma = count(kind, related, algorithm, steps, c2).sigma(mechanism, steps, epsilon, delta)
@@ -496,10 +495,7 @@ def audit(
     from privsgp.studies.audit import audit as attack
 
     report = attack(configs.read(config, changes or []), data_dir, canaries, seed, confidence, observations)
-    if as_json:
-        typer.echo(json.dumps(report.to_json()))
-    else:
-        show_audit(report)
+    tell(report.to_json(), show_audit, report, as_json=as_json)
     if report.alarm:
         raise typer.Exit(3)
 
@@ -534,15 +530,15 @@ def compare(
 
     settings = configs.read(config, changes or [])
     place = folder or Path("runs") / f"{settings.name}-compare"
-    names = _listed(algorithms)
+    names = cli_data.listed(algorithms)
     if moved := comparing.moved(settings, names):
         words = f"on a ring, not on graph.name = {settings.graph.name!r}: {', '.join(moved)} (links must go both ways)"
-        err.print(f"note: {words}", markup=False, soft_wrap=True)
+        err.print(f"note: {words}", soft_wrap=True)
     bench = Bench(place, data_dir, jobs, stage)
     with _going_on(), alone_in(place):
         found = comparing.compare(
             settings, names, bench, seeds=seeds, tuning_seeds=tuning_seeds,
-            step_sizes=[_number("step-sizes", text) for text in _listed(step_sizes)],
+            step_sizes=cli_data.numbers("step-sizes", step_sizes),
         )  # fmt: skip
         told = found.as_json()
         write_json(place / "comparison.json", told)
@@ -578,10 +574,8 @@ def reproduce(
     from privsgp.studies.several import Bench
 
     if listed:
-        if as_json:
-            typer.echo(json.dumps([{"name": known, "claim": claim} for known, claim in figures.listing()]))
-        else:
-            show("figures", figures.listing())
+        claims = [{"name": known, "claim": claim} for known, claim in figures.listing()]
+        tell(claims, show, "figures", figures.listing(), as_json=as_json)
         return
     _one_of("scale", scale, SCALES)
     _one_of("mode", mode, (*MODES, "both"))
@@ -595,10 +589,7 @@ def reproduce(
                 changes=[f"engine.device={device}", *(changes or [])],
             )  # fmt: skip
             figures.save(told, folder)
-            if as_json:
-                typer.echo(json.dumps(told))
-            else:
-                show_figure(told)
+            tell(told, show_figure, told, as_json=as_json)
 
 
 def _refuse_given(context: typer.Context, beside: set[str]) -> None:
@@ -621,17 +612,6 @@ def _going_on() -> Iterator[None]:
         raise typer.Exit(130) from None
 
 
-def _listed(text: str) -> list[str]:
-    return [part.strip() for part in text.split(",") if part.strip()]
-
-
-def _number(option: str, text: str) -> float:
-    try:
-        return float(text)
-    except ValueError as error:
-        raise Refused(f"--{option} {text}", "give numbers with commas between") from error
-
-
 @app.command()
 def tune(
     config: Annotated[Path, typer.Argument(help="run.toml: where the search starts.")],
@@ -651,10 +631,7 @@ def tune(
     found = search(configs.read(config, changes or []), public, data_dir, most=trials)
     save.write_text(found.config.beside(save.parent).toml())
     err.print(f"written to {save}")
-    if as_json:
-        typer.echo(json.dumps(found.to_json()))
-    else:
-        show_tuned(found)
+    tell(found.to_json(), show_tuned, found, as_json=as_json)
 
 
 @app.command()
@@ -779,7 +756,7 @@ def _trust(algorithm: str, aggregated: int | None) -> dict[str, str]:
     if (aggregated or 1) > 1:
         return {"trust": "secure aggregation"}
     words = "every message of the node is seen here; train takes secure aggregation unless algorithm.trust = 'per-node'"
-    err.print(f"note: {words}: --aggregated NODES counts that", markup=False, soft_wrap=True)
+    err.print(f"note: {words}: --aggregated NODES counts that", soft_wrap=True)
     return {"trust": "per-node"}
 
 

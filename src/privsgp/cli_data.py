@@ -95,10 +95,10 @@ def init(
 
     public = public or Path(_asked("a public table (or data dictionary) with the columns of every site's", "--public"))
     target = target or _asked("the column to predict", "--target")
-    names = (sites or _asked("names of the sites, with commas between", "--sites")).split(",")
+    names = sites or _asked("names of the sites, with commas between", "--sites")
     path = path or _asked("each site's file", "--path", "{site}.csv")
     budgets = epsilon or _asked("ε of each site, one for all or with commas between", "--epsilon", "2.0")
-    files = write_first(folder, public, target, [name.strip() for name in names], path, _numbers(budgets), test)
+    files = write_first(folder, public, target, listed(names), path, numbers("epsilon", budgets), test)
     for file in files:
         out.print(f"written: {file}", soft_wrap=True)
     out.print(f"next: read both; each site: privsgp data check {files[1]} ITS.csv; then: privsgp plan {files[0]}")
@@ -115,8 +115,14 @@ def _asked(what: str, called: str, default: str | None = None) -> str:
     return answer
 
 
-def _numbers(text: str) -> list[float]:
+def listed(text: str) -> list[str]:
+    """Return what stands between commas."""
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def numbers(option: str, text: str) -> list[float]:
+    """Return the numbers that stand between commas; where one is missing, the next are not taken for it."""
     try:
-        return [float(part) for part in text.split(",")]
+        return [float(part) for part in text.strip().removesuffix(",").split(",")]
     except ValueError:
-        raise Refused(f"--epsilon {text}", "give numbers with commas between") from None
+        raise Refused(f"--{option} {text}", "give numbers with commas between") from None

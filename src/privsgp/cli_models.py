@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -77,7 +76,7 @@ def evaluate(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON on stdout, and nothing else there.")] = False,
 ) -> None:
     """Tell what a trained model is worth on public data. No ε covers that: records it was trained on are refused."""
-    from privsgp.report.terminal import err, show_metrics
+    from privsgp.report.terminal import err, show_metrics, tell
     from privsgp.runs.result import load
     from privsgp.runs.rows import labelled_rows, refuse_records
 
@@ -85,11 +84,8 @@ def evaluate(
     x, y = labelled_rows(file, result.card)
     refuse_records(run, file, result.card, x, y)
     found = result.evaluate((x, y))
-    err.print("note: no ε covers these: they are for those who may see the samples", markup=False, soft_wrap=True)
-    if as_json:
-        typer.echo(json.dumps(found))
-    else:
-        show_metrics(f"{file.name}, {len(x):,} samples", found)
+    err.print("note: no ε covers these: they are for those who may see the samples", soft_wrap=True)
+    tell(found, show_metrics, f"{file.name}, {len(x):,} samples", found, as_json=as_json)
 
 
 def export(

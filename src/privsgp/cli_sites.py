@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from privsgp.errors import Interrupted, Refused
-from privsgp.report.terminal import bar, doing, err, out, show, show_log
+from privsgp.report.terminal import bar, doing, err, out, show, show_log, tell
 
 if TYPE_CHECKING:
     from privsgp.data import Dataset
@@ -106,7 +106,7 @@ def show_site(
             "certificate until": f"{until:%Y-%m-%d}", "policy": str(policy) if policy.exists() else "none",
             "signed": "; ".join(_signed(one) for one in signed_before(own)) or "nothing",
         }  # fmt: skip
-    _print("site", values, as_json=as_json)
+    tell(values, show, "site", [(key, str(value)) for key, value in values.items()], as_json=as_json)
 
 
 def _signed(one: dict[str, Any]) -> str:
@@ -308,10 +308,7 @@ def join(
         raise typer.Exit(130) from None
     place = folder or default_out(agreement)
     _leave_page(summary, place)
-    if as_json:
-        typer.echo(json.dumps(summary))
-    else:
-        _show_summary(summary, place)
+    tell(summary, _show_summary, summary, place, as_json=as_json)
 
 
 def _leave_page(summary: dict[str, Any], place: Path) -> None:
@@ -438,10 +435,3 @@ def _home(given: Path | None) -> Path:
 
 def _say(text: str) -> None:
     err.print(text, soft_wrap=True)
-
-
-def _print(title: str, values: dict[str, Any], *, as_json: bool) -> None:
-    if as_json:
-        typer.echo(json.dumps(values))
-    else:
-        show(title, [(key, str(value)) for key, value in values.items()])

@@ -92,6 +92,12 @@ def free_memory() -> int:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
+def refuse_vast(needed: int, what: str, remedy: str) -> None:
+    """Refuse what would not fit, before it is made: the kernel would end the process without a word."""
+    if needed > (free := free_memory()):
+        raise Refused(f"{what} {needed / 1e6:,.1f} MB, and {free / 1e6:,.1f} MB of memory are free", remedy)
+
+
 def chosen_device(name: str) -> torch.device:
     """Return the device a configuration names, and make it the current one; "auto" is a GPU where there is one."""
     device = device_name(name)

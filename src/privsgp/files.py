@@ -162,6 +162,14 @@ def in_units(size: float) -> str:
     return f"{size:,.3g} GB" if size < 1000 else f"{size:,.0f} GB"
 
 
+def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return the values of sections within sections by their whole keys: "algorithm.batch"."""
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        found |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
+    return found
+
+
 def finite(value: float) -> float | None:
     """Return a number as JSON may hold it: None where it is infinite."""
     return value if math.isfinite(value) else None
@@ -191,12 +199,42 @@ def replace(path: Path, save: Callable[[Path], object]) -> None:
         shutil.rmtree(room, ignore_errors=True)
 
 
+def write_private(path: Path, text: bytes) -> None:
+    """Write a file for its owner alone, whole or not at all."""
+
+    def save(temporary: Path) -> None:
+        temporary.touch(0o600)
+        temporary.write_bytes(text)
+
+    replace(path, save)
+
+
+def write_all(descriptor: int, text: bytes | memoryview) -> None:
+    """Write all of a text, however little of it the system takes at a time."""
+    while text:
+        text = text[os.write(descriptor, text) :]
+
+
+def sync_names(folder: Path) -> None:
+    """Make the names in a folder durable."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def cache_folder() -> Path:
     """Return where results that only save time are kept: $PRIVSGP_CACHE, $XDG_CACHE_HOME/privsgp, ~/.cache/privsgp."""
-    if own := os.environ.get("PRIVSGP_CACHE"):
-        return Path(own)
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "privsgp"
+    return user_folder("PRIVSGP_CACHE", "XDG_CACHE_HOME", ".cache", "privsgp")
+
+
+def user_folder(own: str, base: str, default: str, name: str) -> Path:
+    """Return the folder that the variable `own` names; else `name` in the one of `base`, or in `default` at home."""
+    if given := os.environ.get(own):
+        return Path(given)
+    there = os.environ.get(base)
+    return (Path(there) if there else Path.home() / default) / name
 
 
 def is_own(status: os.stat_result) -> bool:

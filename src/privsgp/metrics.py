@@ -129,22 +129,16 @@ def of_classes(p: Probabilities, y: Labels) -> dict[str, float | None]:
     from sklearn import metrics
 
     said, classes, present = p.argmax(1), range(p.shape[1]), np.unique(y)
-    two = len(classes) == 2
+    two, every = len(classes) == 2, len(present) == len(classes)
     each = {"labels": [1]} if two else {"labels": present}
     return {
         "accuracy": float(metrics.accuracy_score(y, said)),
         "balanced_accuracy": float(metrics.recall_score(y, said, labels=present, average="macro", zero_division=0)),
         "f1": float(metrics.f1_score(y, said, average="macro", zero_division=0, **each)),
-        "auc": None if len(present) < len(classes) else float(_auc(p, y, two=two)),
+        "auc": float(metrics.roc_auc_score(y, p[:, 1] if two else p, multi_class="ovr")) if every else None,
         "log_loss": float(metrics.log_loss(y, p, labels=list(classes))),
         "calibration_error": _calibration_error(_bins(p, y)),
     }
-
-
-def _auc(p: Probabilities, y: Labels, *, two: bool) -> float:
-    from sklearn.metrics import roc_auc_score
-
-    return float(roc_auc_score(y, p[:, 1]) if two else roc_auc_score(y, p, multi_class="ovr"))
 
 
 def of_values(said: NDArray[np.float64], y: NDArray[Any]) -> dict[str, float | None]:

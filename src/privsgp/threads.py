@@ -7,9 +7,9 @@ And for some milliseconds after an operation torch's threads keep their cores bu
 from __future__ import annotations
 
 from collections import deque
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 import torch
 
@@ -85,3 +85,22 @@ def one_thread_each(work: Callable[[T], R], items: Sequence[T]) -> list[R]:
     finally:
         torch.set_num_threads(threads)
     return results
+
+
+class Helped(Generic[T]):
+    """Work that several threads need, item by item: each does what nobody has begun, and waits for the rest."""
+
+    def __init__(self, work: Callable[[T], None], items: Sequence[T]) -> None:
+        self._work = work
+        self._items: list[tuple[T, Future[None]]] = [(item, Future()) for item in items]
+        self._left = iter(self._items)  # all take the next one; Python's lock lets one at a time
+
+    def done(self) -> None:
+        """Return when all is done; what an item raises, all who need it raise."""
+        for item, ended in self._left:
+            try:
+                ended.set_result(self._work(item))
+            except BaseException as error:  # noqa: BLE001 - raised below, by all
+                ended.set_exception(error)
+        for _, ended in self._items:
+            ended.result()

@@ -61,6 +61,25 @@ def test_in_a_run_too_short_to_renew_its_table_a_larger_weight_is_affordable():
     assert calibration.largest(one, 125, 1.0, 1e-5) == pytest.approx(0.29, abs=0.03)
 
 
+def test_where_less_noise_is_left_in_the_average_a_larger_weight_is_affordable():
+    """But for delays that are brief beside the run."""
+    m = Saga(sigma=0.0, clip=1.0, batch=4, samples=1200, difference_clip=1.0)
+    for steps in (1000, 100):  # drawn three times, and a third of a time
+        alone, shared = calibration.affordable(m, steps), calibration.affordable(m, steps, 0.2265)
+        assert 0.23**2.5 * (shared**2 - 1) == pytest.approx(alone**2 - 1)
+        assert calibration.affordable(m, steps, 0.9999) == calibration.affordable(m, steps, 1.3) == alone
+        assert calibration.affordable(m, steps, 0.2265) == calibration.affordable(m, steps, 0.2265 * (1 + 1e-4))
+    weights = [calibration.largest(m, 1000, 1.0, 1e-5, left=left) for left in (1.0, 0.5, 0.2265)]
+    assert weights[0] == calibration.largest(m, 1000, 1.0, 1e-5)
+    assert weights == sorted(set(weights))
+    sigma = calibration.sigma(dataclasses.replace(m, difference_scale=weights[-1]), 1000, 1.0, 1e-5)
+    assert calibration.largest_at(m.with_sigma(sigma), 1000, 1e-5, left=0.2265) == pytest.approx(weights[-1], rel=0.05)
+    often = dataclasses.replace(m, batch=12)
+    assert calibration.largest(often, 1000, 1.0, 1e-5, left=0.2265) == 0.7  # 1 would be affordable
+    steady = dataclasses.replace(m, batch=48)
+    assert calibration.largest(steady, 1000, 1.0, 1e-5, left=0.2265) == calibration.largest(steady, 1000, 1.0, 1e-5)
+
+
 def test_a_clip_of_g_doubles_the_weight_that_is_affordable():
     """And the cache tells clips apart by what they are beside G."""
     node = {"sigma": 0.0, "batch": 4, "samples": 1200}

@@ -59,6 +59,18 @@ def test_nothing_left_is_refused_with_what_was_spent():
         limit.sigma(SAG, 10, "zero-out", limit.cap)
 
 
+def test_sampled_steps_with_little_noise_leave_nothing_and_the_refusal_says_why():
+    """At an order that suits ε = 1 three steps cost 19; as a run by themselves they are 0.17 (docs/privacy.md)."""
+    little = SampledMean(sigma=0.216, clip=1.0, batch=4, samples=1000)
+    limit = Filter(1.0, 1e-5, 1.0)
+    spent = limit.spent([segment(little, 3)])
+    assert limit.epsilon_of(spent) == pytest.approx(19.1, abs=0.1)
+    assert accountant.epsilon(little, 3, 1e-5).epsilon == pytest.approx(0.167, abs=0.001)
+    with pytest.raises(Refused, match="order 18") as refused:
+        limit.sigma(little, 10, "zero-out", spent)
+    assert "--resume" in refused.value.remedy
+
+
 @pytest.mark.parametrize(
     ("runs", "delta", "words"),
     [

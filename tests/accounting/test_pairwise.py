@@ -47,6 +47,26 @@ def covariance(noise: PairwiseCovariance, honest: list[int]) -> np.ndarray:
     return B @ B.T
 
 
+def test_what_sharing_leaves_of_the_noise_in_the_average():
+    """Of equal nodes √D/σ, D = ρσ²/(hρ − h + 1); beside independent noise of the same weights."""
+    for sigma in (1.0, 1e-3):
+        assert solve([sigma] * 50, 38, 2.0, NoiseGraph(50)).left([sigma] * 50) == pytest.approx(math.sqrt(2 / 39))
+    needed, weights = [1.0, 2.0, 2.0], [0.5, 0.25, 0.25]
+    alone = math.hypot(0.5, 0.5, 0.5)
+    shared = solve(needed, 2, 2.0, NoiseGraph(3), weights)
+    assert shared.left(needed) == pytest.approx(shared.average_sigma / alone)
+
+
+def test_one_sample_a_step_is_not_refused_for_less_noise_than_it_will_have():
+    """Of its own mean it needs six times the Gaussian's noise, at which rounding would cost more than is set aside."""
+    m = SampledMean(sigma=0.0, clip=1.0, batch=1, samples=1200, coordinates=7850, honest=38, partners=49)
+    sigma = calibration.sigma(m, 1020, 1.0, 1e-5)
+    assert sigma > 6 * calibration.gaussian_sigma(m, 1020, 1.0, 1e-5)
+    assert accountant.epsilon(m.with_sigma(sigma), 1020, 1e-5).epsilon <= 1
+    with pytest.raises(Refused, match="rounding may cost more"):
+        calibration.sigma(Sag(**dataclasses.asdict(m)), 1020, 1.0, 1e-5)
+
+
 @settings(max_examples=40, deadline=None)
 @given(st.lists(VARIANCES, min_size=2, max_size=6), VARIANCES, st.data())
 def test_the_smallest_own_noise_is_the_worst_that_honest_nodes_can_have(own, pair, data):

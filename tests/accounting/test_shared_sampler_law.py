@@ -71,6 +71,16 @@ def test_rounding_of_a_sum_of_pairs_is_little_beside_what_they_are_off_by():
         assert 2.0**-106 * k * sum(range(1, k + 1)) <= 2 * k * 2.0**-13 * (k**2 * 2.0**-94)
 
 
+def test_rounding_of_a_gradient_and_its_pairs_fits_what_is_counted_of_their_length():
+    """It moves the mean, by 2⁻⁵³ for a sum of length 1; beside what edges of cells cost. (a + b)² ≤ 5/4 a² + 5 b²."""
+    edges, shift = 150 * 2.0**-53, 2.0**-53
+    assert 1.25 * 2 * edges**2 + 5 * 2 * shift**2 <= computed._SUMMED
+    assert 2 * computed._EACH >= 1.25 * (2e-24 + 2 * 5.4e-25)  # of a pair of coordinates: step 4 of the sampler
+    assert edges + 11 * shift <= computed._WIDEST[1]
+    beyond = mean(lambda _r: 4 * 2.0**-53 / 2.0**-4.5 + 11 * shift, 7.4, LAST)
+    assert beyond <= computed._OWN_TAIL[1]
+
+
 @pytest.mark.parametrize(("honest", "partners"), [(2, 1), (38, 49), (300, 399)])
 def test_the_cost_is_the_claims_formula(honest, partners):
     d, K, least = 50_000, 600, 0.01

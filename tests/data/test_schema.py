@@ -54,7 +54,7 @@ def test_what_it_says_counts_and_not_how_it_is_written(tmp_path):
         ("missing = 50", "missing = 500", r"columns\.age: missing = 500"),
         ("missing = 50", "mising = 50", r"columns\.age\.mising = 50: unknown key"),
         ('missing = "other"', 'missing = "x"', r"columns\.code: missing = 'x'"),
-        ('values = [1, 2, "K.1"]', "values = [1, 1]", r"columns\.code\.values: values has '1' twice"),
+        ('values = [1, 2, "K.1"]', "values = [1, 1]", r"columns\.code\.values: '1' stands there twice"),
         ('"ignored"', '"date"', r"columns\.id has no such type"),
         ("missing = false", "missing = 1", r"columns\.smoker\.missing = 1"),
         ("missing = false", 'yes = ["no"]', r"columns\.smoker: yes = "),

@@ -23,9 +23,9 @@ def test_rows_are_where_they_belong_and_the_rest_is_zero():
 
 def test_the_dummy_row_is_nobodys():
     stacked = stack(from_arrays(X, Y), PARTS)
-    assert stacked.dummy == max(stacked.samples)
-    assert not stacked.inputs[:, stacked.dummy].any()
-    assert not stacked.targets[:, stacked.dummy].any()
+    assert stacked.inputs.shape[1] == max(stacked.samples) + 1
+    assert not stacked.inputs[:, -1].any()
+    assert not stacked.targets[:, -1].any()
 
 
 def test_several_real_targets():

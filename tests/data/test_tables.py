@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_schema import TEXT
 
+from privsgp import devices
 from privsgp.data import draft, tables
 from privsgp.data import schema as schemas
 from privsgp.data.loading import same_data
@@ -191,7 +192,7 @@ def test_a_damaged_text_in_a_file_is_refused(tmp_path):
 
 def test_a_file_that_claims_to_be_vast_is_refused_before_memory_is_taken(tmp_path, monkeypatch):
     pa.parquet.write_table(arrow(), tmp_path / "t.parquet")
-    monkeypatch.setattr(tables.devices, "free_memory", lambda: 100)
+    monkeypatch.setattr(devices, "free_memory", lambda: 100)
     with pytest.raises(Refused, match="of memory are free"):
         tables.read(tmp_path / "t.parquet", SCHEMA)
 

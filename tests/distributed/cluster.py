@@ -149,30 +149,25 @@ def die(rank: int, *, victim: int, moments: int) -> None:
 
 def sleep(rank: int, *, victim: int, step: int) -> None:
     """Let one process stand still at a step, as a machine that has lost its network."""
-    from privsgp.engine.trainer import Trainer
-
-    mix = Trainer._mix
-
-    def sleeping(self, k, x, w):
-        if rank == victim and k == step:
-            os.kill(os.getpid(), signal.SIGSTOP)
-        return mix(self, k, x, w)
-
-    Trainer._mix = sleeping
+    _signalled(signal.SIGSTOP, step if rank == victim else None)
 
 
 def interrupt(rank: int, *, victim: int, step: int) -> None:
     """Let one process get a SIGTERM at a step."""
+    _signalled(signal.SIGTERM, step if rank == victim else None)
+
+
+def _signalled(number: int, step: int | None) -> None:
     from privsgp.engine.trainer import Trainer
 
     mix = Trainer._mix
 
-    def interrupted(self, k, x, w):
-        if rank == victim and k == step:
-            os.kill(os.getpid(), signal.SIGTERM)
+    def signalled(self, k, x, w):
+        if k == step:
+            os.kill(os.getpid(), number)
         return mix(self, k, x, w)
 
-    Trainer._mix = interrupted
+    Trainer._mix = signalled
 
 
 def differ(rank: int, *, victim: int) -> None:
@@ -243,6 +238,17 @@ def watch(rank: int, *, where: str) -> None:
         world._store = watching
 
     distributed._connect = connected
+
+
+def settles(rank: int, *, victim: int, scale: float | None = None, clip: float | None = None) -> None:
+    """Let one process settle on another θ or C, as with another library."""
+    from privsgp.accounting import calibration
+    from privsgp.runs import budgets
+
+    if rank == victim and scale is not None:
+        calibration.largest = calibration.largest_at = lambda *_: scale
+    if rank == victim and clip is not None:
+        budgets.difference_clip = lambda _config: clip
 
 
 def older(rank: int, *, victim: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import cluster
 import numpy as np
+import pytest
 
 import runs
 
@@ -43,6 +44,14 @@ def test_a_peer_is_refused_before_its_data_is_read(tmp_path):
 
 def test_another_release(tmp_path):
     _refused(_started(tmp_path, [[], []], hook="cluster.older", victim=1), "version: ")
+
+
+@pytest.mark.parametrize(("value", "key"), [({"scale": 0.5}, "difference_scale"), ({"clip": 0.25}, "difference_clip")])
+def test_another_number_where_the_configuration_says_auto(tmp_path, value, key):
+    """θ and C are settled by each process, after configurations were compared and before step 0."""
+    options = [runs.changes(algorithm__name="privsgp-vr", algorithm__steps=3)] * 2
+    _refused(_started(tmp_path, options, hook="cluster.settles", victim=1, **value), f"algorithm.{key}: ")
+    assert not (tmp_path / "out0").exists()
 
 
 def test_another_size_of_the_model(tmp_path):

@@ -21,7 +21,7 @@ from privsgp.engine.trainer import Trainer
 from privsgp.errors import Refused
 from privsgp.gradients import PerSample, stack
 from privsgp.models import per_sample
-from privsgp.randomness import noise
+from privsgp.randomness import noise, pairwise
 from privsgp.runs import build
 from privsgp.runs import config as configs
 from privsgp.runs import problem as problems
@@ -96,6 +96,29 @@ def test_parts_keep_to_a_schedule(tmp_path, monkeypatch):
     torch.testing.assert_close(*ends, rtol=0, atol=0)
 
 
+SHARED = {"noise": "pairwise", "honest": 4}
+
+
+@pytest.mark.parametrize("method", ["privsgp", "privsgp-vr"])
+def test_parts_that_share_noise_have_the_bits_of_all_nodes_at_once(tmp_path, monkeypatch, method):
+    monkeypatch.setattr(pairwise, "_LONG", 0)
+    monkeypatch.setattr(pairwise, "_CACHED", 1 << 12)  # several pieces, so that both threads have some
+    ends = []
+    for parted in (True, False):
+        with monkeypatch.context() as patched:
+            if not parted:
+                patched.setattr(trainer, "divided", lambda *_: ())
+            training = _training(tmp_path / str(parted), {"name": method}, privacy=SHARED)
+        assert bool(training.algorithm.block.parts) is parted
+        ends.append(training.run().state.x)
+        torch.set_num_threads(1)
+    torch.testing.assert_close(*ends, rtol=0, atol=0)
+
+
+def test_nodes_whose_pairs_are_drawn_one_by_one_go_at_once(tmp_path):
+    assert _training(tmp_path, {"name": "privsgp"}, privacy=SHARED).algorithm.parts[0].block.parts == ()
+
+
 @pytest.mark.parametrize("nodes", [1, 2, 3, 16, 33, 50, 1024])
 @pytest.mark.parametrize("allowed", [1, 2, 3, 16])
 def test_parts_are_all_nodes_and_none_is_a_node_alone(nodes, allowed):
@@ -107,8 +130,11 @@ def test_parts_are_all_nodes_and_none_is_a_node_alone(nodes, allowed):
     assert found or nodes <= max(3, 32 // allowed)
 
 
-def test_secret_noise_of_parts_has_a_key_for_each_draw(tmp_path, monkeypatch):
+@pytest.mark.parametrize(("privacy", "draws", "each"), [({}, 2, 2), (SHARED, 2 + 5, 3)], ids=["independent", "shared"])
+def test_secret_noise_of_parts_has_a_key_for_each_draw(tmp_path, monkeypatch, privacy, draws, each):
     """Two threads that draw at once share no key: one used twice would be noise that cancels."""
+    monkeypatch.setattr(pairwise, "_LONG", 0)
+    monkeypatch.setattr(pairwise, "_CACHED", 1)  # numbers that all share are drawn row by row
     keys, claimed, inner = [], [], noise.Secure._claim_all
 
     def claim(self, purpose, nodes, step, attempt):
@@ -118,11 +144,11 @@ def test_secret_noise_of_parts_has_a_key_for_each_draw(tmp_path, monkeypatch):
         return found
 
     monkeypatch.setattr(noise.Secure, "_claim_all", claim)
-    run = _training(tmp_path, {"name": "privsgp-vr", "difference_scale": 1}, seed=None)
+    run = _training(tmp_path, {"name": "privsgp-vr", "difference_scale": 1}, seed=None, privacy=privacy)
     assert len(run.algorithm.block.parts) == 2
     run.run()
-    assert len(keys) == len(set(keys)) == 5 * (5 + 2)  # of five nodes' coins, and of two parts' noise
-    assert len(claimed) == len(set(claimed)) == 5 * 5 * 2
+    assert len(keys) == len(set(keys)) == 5 * (5 + draws)  # of five nodes' coins, of two parts' own noise, and of rows
+    assert len(claimed) == len(set(claimed)) == 5 * 5 * each
 
 
 def test_many_threads_draw_each_number_once():
@@ -268,6 +294,31 @@ def test_products_of_the_users_own_have_the_bits_of_all_nodes_at_once(tmp_path, 
                 patched.setattr(trainer, "divided", lambda *_: ())
             training = _training(tmp_path / str(parted), {"name": method}, own=model)
         ends.append(training.run().state.x)
+    torch.testing.assert_close(*ends, rtol=0, atol=0)
+
+
+class _Tokens(nn.Module):
+    """A linear layer on every row of an image, whose gradients are kept as factors."""
+
+    def __init__(self):
+        super().__init__()
+        self.token, self.head = nn.Linear(8, 13), nn.Linear(13, 10)
+
+    def forward(self, x):
+        return self.head(torch.tanh(self.token(x.flatten(1).view(-1, 8, 8))).mean(1))
+
+
+@pytest.mark.parametrize("algorithm", [METHODS[1], METHODS[3], METHODS[6]], ids=lambda a: a["name"])
+def test_parts_of_layers_at_many_positions_have_the_bits_of_all_nodes_at_once(tmp_path, monkeypatch, algorithm):
+    torch.manual_seed(1)
+    model, ends = _Tokens(), []
+    for parted in (True, False):
+        with monkeypatch.context() as patched:
+            if not parted:
+                patched.setattr(trainer, "divided", lambda *_: ())
+            training = _training(tmp_path / str(parted), algorithm, own=model)
+        assert bool(training.algorithm.block.parts) is parted
+        ends.append((training.run().state.x, training.algorithm.arrays()))
     torch.testing.assert_close(*ends, rtol=0, atol=0)
 
 

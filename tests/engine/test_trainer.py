@@ -7,16 +7,19 @@ import json
 import os
 import signal
 import tomllib
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 import runs
 from privsgp.engine import checkpoint
 from privsgp.engine.folder import Folder
 from privsgp.engine.trainer import Trainer
 from privsgp.errors import Diverged, Interrupted, Refused
+from privsgp.gradients import stack
 from privsgp.runs import build
 from privsgp.runs import config as configs
 from privsgp.runs import problem as problems
@@ -145,3 +148,23 @@ def test_noise_is_each_nodes_and_each_steps_own(tmp_path):
     np.testing.assert_allclose(drawn.std((0, 2)).numpy(), sigma, rtol=0.05)
     rows = drawn[:, :3].reshape(-1, drawn.shape[2])
     assert torch.corrcoef(rows).sub(torch.eye(len(rows))).abs().max() < 0.25
+
+
+class _EighthBefore(nn.Module):
+    """Adds to each sample the one eight places before: in a batch of 1, 2, 4 or 8 that is the sample itself."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(64, 10)
+
+    def forward(self, x):
+        h = self.layer(x.flatten(1))
+        return h + torch.roll(h, 8, 0)
+
+
+def test_the_probe_has_enough_samples_to_see_a_model_that_mixes_distant_ones():
+    config = configs.parse(tomllib.loads(runs.SMALL))
+    problem = replace(problems.load_problem(config), model=_EighthBefore())
+    learning = build.build_run(config, problem).learning
+    with pytest.raises(Refused, match="depends on the other samples"):
+        stack(learning.model, learning.loss, learning.made_up())

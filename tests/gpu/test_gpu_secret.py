@@ -40,7 +40,10 @@ def test_normals_are_those_of_the_cipher(d, step, attempt):
     source, nodes = Secure(), [0, 3, 2**32 - 1]
     room = torch.full((3 * d + 2,), torch.nan, dtype=torch.float64, device="cpu" if INTERPRETED else CUDA)
     out = room[1:-1].view(3, d)
-    (source._device_normals if INTERPRETED else source.fill_normal)(out, nodes, step, attempt)
+    if INTERPRETED:
+        source._device_normals(out, nodes, step, attempt, noise._Once(source._keys))
+    else:
+        source.fill_normal(out, nodes, step, attempt)
     for row, node in zip(out.cpu(), nodes, strict=True):
         wanted = _reference(source._keys["noise"], d, node, step, attempt)
         torch.testing.assert_close(row, wanted, rtol=1e-13, atol=1e-15)

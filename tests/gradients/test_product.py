@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 
-from privsgp.gradients.product import Forward, product
+from privsgp.gradients.product import Forward, no_tf32, product
 
 LAYOUTS = [(start, size) for size in (1, 2, 3, 5) for start in range(0, 8, size)]
 
@@ -65,3 +68,40 @@ def test_a_product_has_the_same_bits_with_any_number_of_threads(shape):
     assert torch.equal(results[0], results[4])
     assert torch.equal(results[1], results[3])
     assert torch.equal(results[1], results[5])
+
+
+@pytest.fixture
+def allowed():
+    """What lets a GPU multiply in TF32, switched on as the engine does."""
+    setting = torch.backends.cuda.matmul
+    before, setting.allow_tf32 = setting.allow_tf32, True
+    yield setting
+    setting.allow_tf32 = before
+
+
+def test_threads_on_a_cpu_leave_what_is_set_for_a_gpu_alone(allowed):
+    """One that enters while another is inside would find its setting, and leave it behind."""
+    first_is_inside, second_is_inside, first_has_left = threading.Event(), threading.Event(), threading.Event()
+
+    def first():
+        with no_tf32(torch.zeros(1)):
+            first_is_inside.set()
+            second_is_inside.wait(10)
+        first_has_left.set()
+
+    def second():
+        first_is_inside.wait(10)
+        with no_tf32(torch.zeros(1)):
+            second_is_inside.set()
+            first_has_left.wait(10)
+
+    with ThreadPoolExecutor(2) as threads:
+        for done in [threads.submit(first), threads.submit(second)]:
+            done.result()
+    assert allowed.allow_tf32
+
+
+def test_products_on_a_gpu_are_not_tf32_and_what_was_set_comes_back(allowed):
+    with no_tf32(torch.zeros(1, device="meta")):  # no CPU: as good as a GPU here
+        assert not allowed.allow_tf32
+    assert allowed.allow_tf32

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 import torch
 from modules import RULED, UNRULED, around, build, cross_entropy, mlp, plain_gradients, probe, samples
@@ -135,3 +138,13 @@ def test_the_model_and_the_probe_are_left_alone():
     before = [t.clone() for t in (*model.parameters(), inputs, targets)]
     stack(model, cross_entropy, (inputs, targets))
     assert all(torch.equal(a, b) for a, b in zip((*model.parameters(), inputs, targets), before, strict=True))
+
+
+def test_a_model_whose_layers_have_rules_starts_without_the_compiler():
+    """torch.func loads it with its first gradient, which takes more than a second."""
+    script = (
+        "import sys, torch; from privsgp.gradients import stack; from privsgp.models import per_sample; "
+        "stack(torch.nn.Linear(4, 3), per_sample('cross-entropy'), (torch.randn(4, 4), torch.arange(4) % 3)); "
+        "sys.exit('torch._dynamo' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0

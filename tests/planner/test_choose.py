@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from privsgp.accounting import calibration, published
+from privsgp.accounting.pairwise import NoiseGraph, Sharing
 from privsgp.algorithms import Settings
 from privsgp.algorithms.saga import SagaOptions, SagOptions
 from privsgp.planner.choose import LENGTHS, SPLITS, Choice, Method, Network, NoiseNeeded, best, methods
@@ -107,6 +108,20 @@ def test_scaled_differences_cost_what_training_will_calibrate(small_planner):
     paper = NoiseNeeded(small_planner.network, Method("privsgp-vr", Settings()), 5.0)
     assert paper.scale(300) == 1
     assert paper.common(300) > 1.2 * noise.common(300)
+
+
+def test_scaled_differences_where_noise_is_shared(small_planner):
+    """θ is larger there, and what it costs every budget is looked at."""
+    alone = small_planner.network
+    shared = replace(alone, sharing=Sharing(NoiseGraph(alone.nodes), alone.nodes))
+    apart, noise = (NoiseNeeded(network, SCALED, 5.0) for network in (alone, shared))
+    scale = noise.scale(300)
+    assert apart.scale(300) < scale < 1
+    mechanism = SCALED.weighted(scale).mechanism(5.0 * 200 / 250, 200)
+    assert apart.each(300)[3] < noise.each(300)[3]
+    for i, (epsilon, J) in ((0, (1.0, 200)), (3, (2.0, 400))):
+        own = replace(mechanism, batch=5.0 * J / 250, samples=J)
+        assert noise.each(300)[i] == pytest.approx(calibration.sigma(own, 306, epsilon, 1e-5), rel=0.025)
 
 
 def test_the_published_formula_has_no_other_weight_than_the_papers(small_planner):

@@ -264,8 +264,9 @@ def test_a_limit_that_allows_no_run_is_refused_with_the_least_that_does(algorith
         made(parsed(plan={"evaluations": 60}, **algorithm | {"step_size": "auto"}))
 
 
-def test_a_plan_knows_the_weight_that_training_takes():
-    config = parsed(name="privsgp-vr", batch=4, steps=60, step_size="auto")
+@pytest.mark.parametrize("noise", ["independent", "pairwise"])
+def test_a_plan_knows_the_weight_that_training_takes(noise):
+    config = parsed(name="privsgp-vr", batch=4, steps=60, step_size="auto").with_section("privacy", noise=noise)
     plan = made(config)
     assert plan.chosen.method.label == "privsgp-vr, scaled differences"
     settled = planning.apply(config, plan)

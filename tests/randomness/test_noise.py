@@ -182,6 +182,24 @@ def test_a_device_draws_what_was_claimed_with_the_key_of_noise(monkeypatch):
     assert len(asked) == 1
 
 
+def test_a_device_draws_with_its_own_key_though_another_thread_has_claimed_since(monkeypatch):
+    asked, claimed, inner, source = [], [], Secure._claim_all, Secure()
+    kernel = types.SimpleNamespace(fill_normal=lambda *given: asked.append(given))
+    monkeypatch.setattr(kernels, "chacha", kernel, raising=False)
+    monkeypatch.setitem(sys.modules, "privsgp.kernels.chacha", kernel)
+    monkeypatch.setattr("privsgp.randomness.noise.have_triton", lambda: True)
+    monkeypatch.setattr(torch.Tensor, "to", lambda self, *_: self)
+
+    def and_another(self, purpose, nodes, step, attempt):
+        claimed.append(inner(self, purpose, nodes, step, attempt))
+        inner(self, purpose, [9], step, attempt)  # as a second thread may, before the first has its key
+        return claimed[-1]
+
+    monkeypatch.setattr(Secure, "_claim_all", and_another)
+    source.fill_normal(torch.empty(2, 4, dtype=torch.float64, device="meta"), [1, 2], 7)
+    assert asked[0][2].numpy().tobytes() == claimed[0][1]._keys["noise"] != source._keys["noise"]
+
+
 def test_secure_keeps_its_keys(monkeypatch):
     source = Secure()
     for leak in (pickle.dumps, copy.copy, copy.deepcopy):

@@ -7,6 +7,7 @@ import dataclasses
 import pickle
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from privsgp.accounting.mechanisms import SampledMean
 from privsgp.accounting.pairwise import NoiseGraph, solve
 from privsgp.errors import Refused
 from privsgp.randomness import pairwise
-from privsgp.randomness.noise import Keyed, Secure
+from privsgp.randomness.noise import Keyed, Secure, _Once
 from privsgp.randomness.pairwise import PairStreams, PairwiseNoise, told
 from privsgp.sites.identity import Site
 from privsgp.sites.processes import ProcessIdentities
@@ -250,6 +251,73 @@ def test_without_a_way_to_exchange_keys_nothing_is_shared_with_nodes_elsewhere()
 def test_nodes_of_a_process_make_a_step_together():
     with pytest.raises(Refused, match="together"):
         drawn(of_nodes(noise(), Keyed(1)), [2])
+
+
+PARTS = range(2), range(2, 6)
+
+
+def in_parts(node_noise, step=0, attempt=0) -> torch.Tensor:
+    with ThreadPoolExecutor(2) as pool:
+        return torch.cat(list(pool.map(lambda nodes: drawn(node_noise, nodes, step, attempt), PARTS)))
+
+
+def test_threads_that_take_some_nodes_each_add_what_cancels_and_is_used_once(monkeypatch):
+    monkeypatch.setattr(pairwise, "_LONG", 0)
+    monkeypatch.setattr(pairwise, "_CACHED", 1 << 10)
+    made = noise((1.0, 1.0, 2.0, 1.0, 1.0, 1.0))
+    added, c = of_nodes(made, Secure()), made.covariance
+    assert added.in_parts(D)
+    samples = torch.cat([in_parts(added, step=k) for k in range(10)], 1).numpy()
+    wanted = np.diag(c.own) + c.pair * c.graph.laplacian
+    assert np.allclose(np.cov(samples), wanted, atol=0.03 * wanted.max())
+    grid = 2.0 ** (np.round(np.log2(c.own_sigma)) - 4)[:, None]
+    assert np.array_equal(np.round(samples / grid) * grid, samples)
+    with pytest.raises(Refused, match="already used"):
+        drawn(added, PARTS[1], step=9)
+    assert in_parts(added, 9, attempt=1).std() > 0.5
+    drawn(added, PARTS[0], step=10)
+    with pytest.raises(Refused, match="already used"):
+        added._sum.fill_normal(torch.empty(2, D, dtype=torch.float64), PARTS[0], 10)
+
+
+@pytest.mark.parametrize("columns", [1, 2, 8, 9, 16, 17])
+def test_numbers_that_are_drawn_at_once_have_the_bits_of_one_pass_over_all_columns(monkeypatch, columns):
+    """NumPy adds up a single column in another order than several."""
+    nodes = 50
+    monkeypatch.setattr(pairwise, "_CACHED", 8 * nodes)
+    found = pairwise._Centred(Keyed(1), torch.empty(nodes, columns), range(nodes), 0, 0).numbers()
+    v = torch.empty(nodes, columns)
+    Keyed(1).fill_normal(v, range(nodes * nodes, nodes * nodes + nodes), 0)
+    assert torch.equal(found, v - pairwise._summed(v).div_(nodes))
+
+
+@pytest.mark.parametrize(("jump", "same"), [(0.0, True), (3600.0, False), (-3600.0, False)])
+def test_numbers_that_lay_in_memory_when_the_clocks_parted_are_drawn_again(monkeypatch, jump, same):
+    """Between two parts of a step as between two steps: another life of this memory may use them too."""
+    monkeypatch.setattr(pairwise, "_LONG", 0)
+    shared = of_nodes(noise(), Secure())._sum
+    first, second = (torch.empty(len(nodes), D, dtype=torch.float64) for nodes in PARTS)
+    shared.fill_normal(first, PARTS[0], 0)
+    held, now = shared._now.numbers().clone(), time.time
+    monkeypatch.setattr(time, "time", lambda: now() + jump)
+    shared.fill_normal(second, PARTS[1], 0)
+    assert (abs(np.corrcoef(held[2], second[0])[0, 1]) > 0.9) == same
+
+
+def test_of_secret_noise_nothing_is_rounded_before_it_is_complete(monkeypatch):
+    """A gradient in float32 is added in float64, and its sum is on the grid: it has the bits of one in float64."""
+    made = noise()
+    monkeypatch.setattr(Secure, "_claim_all", lambda _, purpose, nodes, *__: (list(nodes), once(purpose)))
+    found = []
+    for dtype in (torch.float32, torch.float64):
+        g = torch.full((NODES, D), 1.1, dtype=torch.float32).to(dtype)
+        of_nodes(made, Secure()).add_(g, range(NODES), 0, 0)
+        found.append(g.double())
+    assert torch.equal(*found)
+
+
+def once(purpose: str) -> _Once:
+    return _Once({purpose: b"k" * 32})
 
 
 @pytest.mark.parametrize(("nodes", "together"), [(2, False), (3, False), (4, True)])

@@ -52,6 +52,16 @@ def test_without_a_certified_budget_it_is_the_papers_estimator(privacy):
     assert settled(parsed(privacy=privacy)) == (None, 1.0)
 
 
+@pytest.mark.parametrize(
+    "privacy", [{}, {"epsilon": [1.0, 0.95, 0.9, 0.9]}, {"epsilon": None, "sigma": 0.3}], ids=["alike", "own", "sigma"]
+)
+def test_where_nodes_share_noise_the_weight_is_larger(privacy):
+    """The more of them are honest the less noise is left in the average."""
+    alone = settled(parsed(privacy=privacy))[1]
+    shared = [settled(parsed(privacy=privacy | {"noise": "pairwise", "honest": h}))[1] for h in (2, 4)]
+    assert alone <= shared[0] < shared[1] < 1
+
+
 def test_a_weight_that_is_given_brings_no_clip():
     assert settled(parsed(algorithm={"difference_scale": 0.3})) == (None, 0.3)
 

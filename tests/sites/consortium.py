@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import faulthandler
 import json
 import os
 import random
+import shutil
 import signal
 import socket
 import sys
@@ -59,6 +61,11 @@ def digits(folder: Path, sizes: list[int]) -> list[Path]:
         files.append(folder / f"{name}.npz")
         np.savez(files[-1], x=d.x[rows], y=d.y[rows], x_test=d.x_test, y_test=d.y_test, classes=10)
     return files
+
+
+def copied(place: Path, copy: Path) -> None:
+    """Copy a folder that others may be writing to: what is half written has no name yet."""
+    shutil.copytree(place, copy, ignore=shutil.ignore_patterns("*.privsgp-tmp"))
 
 
 @dataclass(frozen=True)
@@ -155,8 +162,16 @@ class Consortium:
         self.processes[i].join()
 
     def told(self) -> str:
-        """Return what every site said: why one stands, another may know."""
-        return "\n".join(f"site {i}: {p.exitcode}\n{self.log(i)}" for i, p in sorted(self.processes.items()))
+        """Return what every site said and refused, and where its threads are: why one stands, another may know."""
+        for i, process in self.processes.items():
+            if i >= 0 and process.exitcode is None:
+                os.kill(process.pid, signal.SIGUSR1)  # faulthandler writes into its log
+        time.sleep(1.0)
+        told = []
+        for i, process in sorted(self.processes.items()):
+            refused = [{**line, "evidence": "…"} for line in self.audited(i)] if i >= 0 else []
+            told.append(f"site {i}: {process.exitcode}, refused {refused}\n{self.log(i)}")
+        return "\n".join(told)
 
     def end(self, *which: int, seconds: float = 60.0) -> list[dict[str, Any]]:
         """Wait for sites to end well, and return their summaries."""
@@ -248,7 +263,8 @@ def _site(study: Path, file: Path, home: Path, out: Path, state: str, faults: Fa
     torch.set_num_threads(1)
     os.environ["PRIVSGP_STATE"] = state
     sys.stdout = sys.stderr = Path(f"{out}.log").open("a", buffering=1)  # noqa: SIM115 - to the end
-    logging.basicConfig(stream=sys.stderr, level=logging.INFO)
+    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(message)s")
+    faulthandler.register(signal.SIGUSR1, sys.stderr)
     _afflict(faults, Path(f"{out}.faults"))
     _note_first(Path(f"{out}.first.npy"))
     try:

@@ -13,6 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from privsgp import data
+from privsgp.accounting import calibration
+from privsgp.engine.budget_guard import BudgetGuard
+from privsgp.engine.folder import Folder
 from privsgp.errors import Refused
 from privsgp.runs import config as configs
 from privsgp.sites import policy
@@ -86,6 +89,38 @@ def test_what_comes_out_otherwise_here_is_not_signed(three, key, value):
     other = Agreement.of(three.agreement.values | {key: value}, "it")
     with pytest.raises(Refused, match="nothing was signed"):
         other.spec(data.load(str(three.files[0]), classes=10), 0)
+
+
+@pytest.fixture
+def weighted(tmp_path):
+    """A consortium whose differences from a table have the weight "auto"."""
+    return Consortium.make(tmp_path / "weighted", algorithm={"name": "privsgp-vr"})
+
+
+def test_what_auto_stands_for_is_signed(weighted, monkeypatch):
+    """Another release may come to another number: it takes the one that was agreed on, after a restart too."""
+    dataset = data.load(str(weighted.files[1]), classes=10)
+    before = weighted.agreement.spec(dataset, 1).protection.mechanisms[1]
+    monkeypatch.setattr(calibration, "largest_at", lambda *_: 0.5)
+    assert weighted.agreement.spec(dataset, 1).protection.mechanisms[1] == before
+    assert 0 < before.difference_scale != 0.5
+    signed = weighted.agreement.values["config"]["algorithm"]
+    assert (signed["difference_scale"], signed["difference_clip"]) == (before.difference_scale, before.difference_clip)
+
+
+def test_a_restart_that_comes_to_another_weight_is_refused_by_the_ledger(weighted, tmp_path, monkeypatch):
+    """Of a study that an older release proposed, in which it is "auto"."""
+    values = copy.deepcopy(weighted.agreement.values)
+    values["config"]["algorithm"]["difference_scale"] = "auto"
+    older, dataset = Agreement.of(values, "study"), data.load(str(weighted.files[1]), classes=10)
+    folder = Folder(tmp_path)
+    folder.prepare()
+    folder.identify({}, None, older.run)
+    with BudgetGuard(older.spec(dataset, 1), folder) as guard:
+        assert guard.reserve(0, 0)
+    monkeypatch.setattr(calibration, "largest_at", lambda *_: 0.5)
+    with pytest.raises(Refused, match=r"mechanism of run .* is now .*'difference_scale': 0\.5"):
+        BudgetGuard(older.spec(dataset, 1), folder).__enter__()
 
 
 def test_data_of_another_size_is_refused(three):
@@ -207,7 +242,7 @@ def test_the_commands_of_agreements(budgeted, tmp_path, monkeypatch):
     [
         (10**9, 650, "has 75000000010 weights, and it says 650"),  # 300 GB
         (10**19, 650, "more than can be counted"),
-        (2 * 10**8, 75 * 2 * 10**8 + 10, "GB or more"),
+        (2 * 10**8, 75 * 2 * 10**8 + 10, "of memory are free"),
     ],
 )
 def test_a_huge_model_is_refused_before_it_takes_memory(three, hidden, weights, why):

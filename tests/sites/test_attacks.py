@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from consortium import Consortium
+from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 from test_door import channel
 from test_mailbox import frame
 
@@ -24,12 +25,12 @@ from privsgp.sites.agreement import Agreement, Limits
 from privsgp.sites.audit import Audit, check
 from privsgp.sites.canonical import canonical
 from privsgp.sites.frames import Rejected
-from privsgp.sites.identity import Card, Site, _certificate, _p256, _pem, _private_pem, _to_sign
+from privsgp.sites.identity import Card, Site, _certificate, _p256, _pem, _to_sign, load_key, private_pem
 from privsgp.sites.join import Network, _remember_signature, check_policy, join, leave
 from privsgp.sites.mailbox import Inbox, Outbox
 from privsgp.sites.members import Members, hello_form
 from privsgp.sites.relay import Seal
-from privsgp.sites.server import _MOST_HELLO, _read
+from privsgp.sites.server import _MOST_HELLO, read_said
 from privsgp.sites.transport import SitesTransport
 
 
@@ -250,7 +251,7 @@ def test_an_older_copy_is_noticed_by_who_only_heard_of_the_later_message(three):
     aachen.learn(2, json.loads(canonical(cork.hello(0))))
     assert aachen.proven == {1: 5}
     forged = dataclasses.replace(sent, signature=bytes(64))
-    cork._heads[0] = dataclasses.replace(forged, header=dataclasses.replace(sent.header, step=9))
+    cork.told_of._newest[0] = dataclasses.replace(forged, header=dataclasses.replace(sent.header, step=9))
     with pytest.raises(Rejected, match="did not sign"):
         aachen.learn(2, json.loads(canonical(cork.hello(0))))
     assert aachen.proven == {1: 5}
@@ -320,12 +321,12 @@ def test_calls_that_never_say_anything_do_not_hold_the_door(house, call):
 
 def test_a_member_cannot_fill_the_audit_log_with_names(house):
     c, network = house
-    authority = c.sites[1]._load("authority.key")
+    authority = load_key(c.sites[1].home / "authority.key", EllipticCurvePrivateKey)
     before = len(network.audit.path.read_bytes().splitlines()) if network.audit.path.exists() else 0
     for number in range(30):
         key = _p256()
         made = _certificate(f"name-{number}", key, authority, "basel authority", 1.0)
-        pair = SimpleNamespace(tls=lambda key=key, made=made: (_private_pem(key), _pem(made)))
+        pair = SimpleNamespace(tls=lambda key=key, made=made: (private_pem(key), _pem(made)))
         with channel(c, pair) as opened, pytest.raises(grpc.RpcError):
             opened.unary_unary("/privsgp.Sites/Hello")(b"", timeout=5)
     assert network.audit.counts()["stranger"] == 30
@@ -408,8 +409,12 @@ def test_half_a_sealed_message_is_not_kept(house):
     assert network.server.relay.newest((1, 2)) == -1
 
 
-def test_half_a_message_of_a_process_that_was_killed_is_nobodys_fault(house):
-    """gRPC tells that there are no more pieces, and only then that the connection is gone."""
+@pytest.mark.parametrize("kind", ["length", "incarnation"])
+def test_what_comes_of_a_process_that_was_killed_is_nobodys_fault(house, kind):
+    """Half a message: gRPC tells that there are no more pieces, and only then that the connection is gone.
+
+    Or what it sent before it died, and comes after the hello of the next one.
+    """
     _, network = house
 
     class Late:
@@ -423,7 +428,7 @@ def test_half_a_message_of_a_process_that_was_killed_is_nobodys_fault(house):
 
     before = network.audit.counts()
     with pytest.raises(grpc.RpcError), network.server._border(1, Late()):
-        raise Rejected("length", "0 of 5208 bytes")
+        raise Rejected(kind, "0 of 5208 bytes, or process 1 after 2")
     assert network.audit.counts() == before
 
 
@@ -457,10 +462,11 @@ def test_a_header_of_no_message_of_the_run_does_not_go_round(three, wrong):
 
 
 def test_a_hello_of_the_largest_roster_is_read(three):
-    """Of each of 1024 sites it has a header, a signature and a key."""
+    """Of each of 1024 sites it has a header, a signature and a key, and what it has signed for this one."""
     said = Members(three.agreement, 0, 1, "0" * 128).hello(1)
     head = frame(three, 2**31, 0.5, source=1, target=2, incarnation=2**31).evidence()
-    steps = {"have": 2**31, "durable": 2**31, "heard": 1 / 3}
-    each = steps | {"signatures": "0" * 128, "pair_keys": "0" * 192, "heads": head}
+    steps = {"have": 2**31, "durable": 2**31, "sent": 2**31, "heard": 1 / 3}
+    signed = {"passed_on": [2**31, 2**31, "0" * 128], "signatures": "0" * 128, "pair_keys": "0" * 192, "heads": head}
+    each = steps | signed
     hello = said | {key: dict.fromkeys(map(str, range(1024)), value) for key, value in each.items()}
-    assert hello_form(1024).fits(_read(canonical(hello), _MOST_HELLO))
+    assert hello_form(1024).fits(read_said(canonical(hello), _MOST_HELLO))

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import signal
 import socket
+import ssl
 import threading
 import time
 
@@ -11,24 +14,24 @@ import grpc
 import numpy as np
 import pytest
 from consortium import Consortium
+from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 from test_mailbox import frame
 
 from privsgp.engine.folder import Folder
 from privsgp.errors import Refused
-from privsgp.sites.agreement import Limits
+from privsgp.sites.agreement import Agreement, Limits
 from privsgp.sites.canonical import canonical
-from privsgp.sites.identity import Site, tls_name
+from privsgp.sites.identity import Site, load_key, tls_name
 from privsgp.sites.join import Network
+from privsgp.sites.server import Server
+from runs import FORKS
 
 
 @pytest.fixture(scope="module")
 def house(tmp_path_factory):
     """Return a consortium with aachen's door open."""
     c = Consortium.make(tmp_path_factory.mktemp("door") / "c", limits=Limits(deadline=5.0, transfer=1.5))
-    folder = Folder(c.out(0))
-    folder.path.mkdir()
-    folder.prepare()
-    network = Network.make(c.sites[0], c.agreement, folder)
+    network = Network.make(c.sites[0], c.agreement, prepared(c))
     network.server.start(c.sites[0].listen)
     yield c, network
     network.server.stop()
@@ -82,8 +85,94 @@ def test_a_certificate_that_has_expired_is_turned_away_and_a_new_one_let_in(hous
 
 def test_the_door_takes_up_a_new_certificate_of_its_own(house):
     c, _ = house
+    with channel(c, c.sites[1]) as before:
+        hello = before.unary_unary("/privsgp.Sites/Hello")
+        hello(canonical(_hello(c, 1)), timeout=5.0)
+        c.sites[0].rotate()
+        new, until = ssl.PEM_cert_to_DER_cert(c.sites[0].tls()[1].decode()), time.monotonic() + 20
+        while shown(c) != new:
+            assert time.monotonic() < until
+            time.sleep(0.1)
+        assert push(c, c.sites[1], frame(c, 1, 0.5).pieces())["newest"] == 1
+        hello(canonical(_hello(c, 1)), timeout=5.0)  # who was connected comes in again
+
+
+def shown(c):
+    """Return the certificate that aachen's door shows, None while it is closed."""
+    anybody = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    anybody.check_hostname, anybody.verify_mode = False, ssl.CERT_NONE
+    with contextlib.suppress(OSError), anybody.wrap_socket(socket.create_connection(place(c), 5.0)) as opened:
+        return opened.getpeercert(binary_form=True)
+    return None
+
+
+def place(c):
+    host, port = c.sites[0].listen.split(":")
+    return host, int(port)
+
+
+@pytest.mark.parametrize("half", ["key", "certificate", "nothing", "another's"])
+def test_half_a_renewal_leaves_the_door_as_it_is(house, half, tmp_path):
+    c, _ = house
+    path = c.sites[0].home / "tls.key"
+    whole, (key, certificate), before = path.read_bytes(), c.sites[0].tls(), shown(c)
+    other = Site.create(tmp_path / "s", "aachen", address=None).tls()
+    mixed = {"key": other[0] + certificate, "certificate": key + other[1], "nothing": b"", "another's": b"".join(other)}
+    path.write_bytes(mixed[half])
+    time.sleep(1.5)
+    assert shown(c) == before
+    path.write_bytes(whole)
+
+
+def test_a_door_that_cannot_be_opened_again_at_once_is_opened_later(house, monkeypatch):
+    c, network = house
+    opened, fails = network.server._opened, [RuntimeError("can't start new thread"), MemoryError(), Refused("?", "?")]
+
+    def sometimes(*about):
+        if fails:
+            raise fails.pop()
+        return opened(*about)
+
+    monkeypatch.setattr(network.server, "_opened", sometimes)
     c.sites[0].rotate()
-    assert push(c, c.sites[1], frame(c, 1, 0.5).pieces())["newest"] == 1
+    new, until = ssl.PEM_cert_to_DER_cert(c.sites[0].tls()[1].decode()), time.monotonic() + 20
+    while shown(c) != new:
+        assert time.monotonic() < until
+        time.sleep(0.1)
+    assert not fails
+
+
+def test_strangers_who_open_many_connections_at_once_do_not_end_a_site(consortium):
+    """With certificates that gRPC takes up while it listens, a few thousand did: a signal ended the process."""
+    c = consortium()
+    door = FORKS.Process(target=keep_open, args=(c.study, c.sites[0].home))
+    door.start()
+    until = time.monotonic() + 30.0
+    while shown(c) is None:
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    end = time.monotonic() + 4.0
+    strangers = [threading.Thread(target=knock, args=(place(c), end)) for _ in range(8)]
+    for one in strangers:
+        one.start()
+    for one in strangers:
+        one.join()
+    assert door.exitcode is None, signal.Signals(-door.exitcode).name
+    assert shown(c) is not None
+    door.kill()
+    door.join()
+
+
+def keep_open(study, home):
+    site = Site.open(home)
+    Server(site, Agreement.read(study), 0, None, None, None, None).start(site.listen)
+    signal.pause()
+
+
+def knock(place, end):
+    while time.monotonic() < end:
+        with contextlib.suppress(OSError), socket.create_connection(place, 1.0) as plain:
+            plain.sendall(b"\x16\x03\x01\x02\x00\x01")  # as TLS begins
 
 
 def test_another_server_is_not_taken_for_the_site(house):
@@ -119,20 +208,20 @@ def test_the_text_of_an_error_stays_here(house, monkeypatch):
     assert error.value.details() == "this site could not answer"
 
 
-def _hello(c):
+def _hello(c, node=2):
     from privsgp.sites.members import Members
 
-    return Members(c.agreement, 2, 1, "0" * 128).hello(0)
+    return Members(c.agreement, node, 1, "0" * 128).hello(0)
 
 
 def test_a_member_whose_certificate_names_another_is_refused(house, monkeypatch):
     c, network = house
     from privsgp.sites import identity
 
-    authority = c.sites[2]._load("authority.key")
+    authority = load_key(c.sites[2].home / "authority.key", EllipticCurvePrivateKey)
     key = identity._p256()
     certificate = identity._certificate("basel", key, authority, "cork authority", 1.0)
-    monkeypatch.setattr(c.sites[2], "tls", lambda: (identity._private_pem(key), identity._pem(certificate)))
+    monkeypatch.setattr(c.sites[2], "tls", lambda: (identity.private_pem(key), identity._pem(certificate)))
     with pytest.raises(grpc.RpcError) as error:
         push(c, c.sites[2], frame(c, 7, 0.9).pieces())
     assert code(error) == "PERMISSION_DENIED"
@@ -241,3 +330,25 @@ def test_a_port_that_is_taken_is_refused(house):
         type(network.server)(
             c.sites[0], c.agreement, 0, network.inbox, network.outbox, network.members, network.audit
         ).start(c.sites[0].listen)
+
+
+def test_a_door_that_finds_its_port_taken_tries_again(consortium, caplog):
+    """Somebody else took it while the certificate was renewed."""
+    c = consortium()
+    network = Network.make(c.sites[0], c.agreement, prepared(c))
+    with socket.create_server(place(c)):
+        opening = threading.Thread(target=network.server._open_again, args=(c.sites[0].listen, c.sites[0].tls()))
+        opening.start()
+        opening.join(3.0)
+        assert opening.is_alive()
+        assert "trying again" in caplog.text
+    opening.join(20.0)
+    assert shown(c) is not None
+    network.server.stop()
+
+
+def prepared(c):
+    folder = Folder(c.out(0))
+    folder.path.mkdir()
+    folder.prepare()
+    return folder

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -9,9 +10,11 @@ import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 import torch
+from consortium import copied
 from test_mailbox import frame
 
 from privsgp.algorithms import State
@@ -21,9 +24,11 @@ from privsgp.engine.folder import Folder
 from privsgp.errors import Refused
 from privsgp.sites.agreement import Limits
 from privsgp.sites.canonical import canonical
-from privsgp.sites.join import _take_up_links
+from privsgp.sites.frames import PLACE
+from privsgp.sites.join import _incarnation, _take_up_links
 from privsgp.sites.mailbox import Inbox, Outbox
 from privsgp.sites.members import Members
+from privsgp.sites.seen import Heard
 from privsgp.sites.trainer import SiteTrainer
 from privsgp.sites.transport import SitesTransport
 
@@ -50,7 +55,7 @@ def test_a_folder_alone_that_was_put_back_by_a_few_steps_makes_none_again(consor
 
 
 def test_an_older_copy_is_noticed_by_sites_that_never_had_a_message_of_it(consortium):
-    """On a ring only the next site gets messages; it is away. All that the site has was put back."""
+    """On a ring only the next site gets messages; it is away. All that the site has was put back, others restarted."""
     c = consortium(
         sizes=(60, 70, 80), graph={"name": "ring-directed"}, limits=Limits(deadline=1.0, staleness=4, fewest=2),
         algorithm={"steps": 400},
@@ -61,17 +66,17 @@ def test_an_older_copy_is_noticed_by_sites_that_never_had_a_message_of_it(consor
     assert c.ask_to_stop(1) == 130
     kept = [(place, c.folder / f"copy-{at}") for at, place in enumerate(places) if place.exists()]
     for place, copy in kept:
-        shutil.copytree(place, copy)
+        copied(place, copy)
     c.start(1)
     c.until_step(1, 9)
     time.sleep(3.0)  # the next site has said hello to the others
-    for i in (1, 2):
+    for i in range(3):
         c.kill(i)
     for place, copy in kept:
         shutil.rmtree(place)
         shutil.copytree(copy, place)
     messages = c.sent(1)
-    c.start(1)
+    c.start(0, 1)
     c.processes[1].join(30)
     assert c.processes[1].exitcode == 2, c.log(1)
     assert "older copy" in c.log(1)
@@ -106,7 +111,37 @@ def test_a_commit_that_is_taken_up_is_durable_before_its_messages_leave_again(th
     x, w = torch.ones(1, three.agreement.weights), torch.ones(1, dtype=torch.float64)
     memory = {f"links.{name}": value for name, value in transport.arrays().items()}
     checkpoint.save(folder.checkpoint, Progress(0, 0, 0.0, 0, ""), State(x, w, x), memory, three.agreement.run)
-    synced, fsync = [], os.fsync
-    monkeypatch.setattr(os, "fsync", lambda fd: (synced.append(Path(f"/proc/self/fd/{fd}").readlink()), fsync(fd)))
+    synced = noted(monkeypatch)
     _take_up_links(folder, transport)
     assert folder.checkpoint.parent.resolve() in synced
+
+
+def test_the_number_of_a_process_is_durable_before_anybody_hears_it(tmp_path, monkeypatch):
+    """Else the next process could have it too, and what the one before had answered would be taken for its own."""
+    folder = Folder(tmp_path / "run", "-0-0")
+    folder.path.mkdir()
+    folder.prepare()
+    synced = noted(monkeypatch)
+    assert [_incarnation(folder), _incarnation(folder)] == [1, 2]
+    assert synced.count((folder.path / "private").resolve()) == 2
+
+
+def noted(monkeypatch):
+    """Return what is made durable, as it comes."""
+    synced, fsync = [], os.fsync
+    monkeypatch.setattr(os, "fsync", lambda fd: (synced.append(Path(f"/proc/self/fd/{fd}").readlink()), fsync(fd)))
+    return synced
+
+
+def test_what_was_heard_of_is_known_after_a_restart_and_on_a_full_disk(three, tmp_path, monkeypatch):
+    header = frame(three, 5, 0.5, source=1, target=2)
+    told = Heard(three.agreement, 0, tmp_path / "heard")
+    told.note(header)
+    told.note(frame(three, 4, 0.4, source=1, target=0))
+    assert Heard(three.agreement, 0, tmp_path / "heard").newest(1).header == header.header
+    full = OSError(errno.ENOSPC, "No space left")
+    monkeypatch.setattr(os, "pwrite", mock.Mock(side_effect=full))
+    told.note(frame(three, 6, 0.6, source=1, target=2))
+    assert told.newest(1).header.step == 6
+    (tmp_path / "heard").write_bytes(bytes(2 * 3 * PLACE)[:-10] + b"{changed}!")
+    assert Heard(three.agreement, 0, tmp_path / "heard").newest(1) is None

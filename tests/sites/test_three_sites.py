@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from consortium import copied
 from oracle import flat, lockstep, replayed
 from safetensors.numpy import load_file
 
@@ -139,7 +140,7 @@ def test_an_older_copy_of_all_that_a_site_has_is_noticed_by_peers_that_were_rest
     assert c.ask_to_stop(1) == 130
     kept = [(place, c.folder / f"copy-{at}") for at, place in enumerate((c.out(1), home, state)) if place.exists()]
     for place, copy in kept:
-        shutil.copytree(place, copy)
+        copied(place, copy)
     c.start(1)
     c.until_step(1, 9)
     c.kill(1)
@@ -163,7 +164,7 @@ def test_an_older_copy_that_went_on_unnoticed_is_noticed_when_an_honest_peer_com
     assert c.ask_to_stop(1) == 130
     places = [c.out(1), Path(os.environ["PRIVSGP_STATE"]), c.out(2)]
     shutil.copytree(c.out(1), c.folder / "copy")
-    shutil.copytree(places[1], c.folder / "copy-state")
+    copied(places[1], c.folder / "copy-state")
     assert c.ask_to_stop(2) == 130
     shutil.copytree(c.out(2), c.folder / "forgets")
     c.start(1, 2)

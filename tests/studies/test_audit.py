@@ -97,6 +97,19 @@ def test_planted_bugs_are_caught(bug, algorithm):
     assert all(node.alarms for node in report.nodes)
 
 
+def test_on_two_cores_the_same_is_seen_as_on_one(tmp_path):
+    """Elsewhere each thread takes nodes of its own; what is looked at is all nodes'."""
+    settings = configured(data={"name": "digits", "nodes": 4})
+    before, seen = torch.get_num_threads(), []
+    for threads in (1, 2):
+        torch.set_num_threads(threads)
+        try:
+            seen.append(attacked(settings, tmp_path / str(threads)).scores)
+        finally:
+            torch.set_num_threads(before)
+    np.testing.assert_array_equal(*seen)
+
+
 def test_without_a_seed_the_secure_source_is_audited_and_keeps_its_word():
     report = audit(configured(seed=None), observations=1, confidence=SURE)
     assert not report.alarm

@@ -7,13 +7,15 @@ The weight θ of differences that costs hardly any noise: what `algorithm.differ
 
 σ grows with θ, from SAG's at θ = q (a Gaussian that shifts by G/J) to that of the paper's SAGA at θ = 1. The estimate
 is the less biased the larger θ is (docs/algorithms.md), so "auto" is the largest θ whose σ exceeds the least by 2 % at
-most. It is made of public numbers alone and promises nothing: what it costs is certified like any other θ.
+most, or by more where the average has only a part of the noise. It is made of public numbers alone and promises
+nothing: what it costs is certified like any other θ.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from privsgp.accounting import accountant, cache, computed
@@ -22,7 +24,7 @@ from privsgp.accounting.mechanisms import Mechanism, Relation, Saga, Unprotected
 from privsgp.errors import Refused
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
 
 WITHIN = math.log(1.004)  # the σ returned exceeds the smallest one by at most this much
@@ -40,7 +42,6 @@ def sigma(mechanism: Mechanism, steps: int, epsilon: float, delta: float, relati
     if not accountant.check(steps, delta, relation):
         return 0.0
 
-    computed.refuse_vast(mechanism.with_sigma(gaussian_sigma(mechanism, steps, epsilon, delta)), steps, delta)
     ideal = dataclasses.replace(mechanism, coordinates=0)
 
     def certified(value: float) -> float:
@@ -50,6 +51,7 @@ def sigma(mechanism: Mechanism, steps: int, epsilon: float, delta: float, relati
         return accountant.rough(ideal.with_sigma(value), steps, delta, relation)
 
     near = _search(rough, epsilon, gaussian_sigma(mechanism, steps, epsilon, delta), 5 * WITHIN)
+    computed.refuse_vast(mechanism.with_sigma(near), steps, delta)  # few samples a step need more than the Gaussian's
     found = _search(certified, epsilon, near, WITHIN)
     return _with_sampler(mechanism, steps, epsilon, delta, relation, found)
 
@@ -97,8 +99,18 @@ def _check(mechanism: Mechanism, epsilon: float) -> None:
 
 def gaussian_sigma(mechanism: Mechanism, steps: int, epsilon: float, delta: float, *, sides: int = 1) -> float:
     """Return σ of a Gaussian with the shift G/J, what sampled releases tend to when there are many of them."""
-    mu = 1 / bisect(lambda inverse: Gaussian(1 / inverse).epsilon(delta) <= epsilon, 1e9, 1e-9)
-    return sides * math.sqrt(steps) * mechanism.radius / (mechanism.samples * mu)
+    return sides * math.sqrt(steps) * mechanism.radius / (mechanism.samples * gaussian_shift(epsilon, delta))
+
+
+@lru_cache(maxsize=1024)
+def gaussian_shift(epsilon: float, delta: float) -> float:
+    """Return μ such that a Gaussian with a shift of μσ is exactly (ε, δ)-private: what K releases may add up to."""
+    return 1 / bisect(lambda inverse: Gaussian(1 / inverse).epsilon(delta) <= epsilon, 1e9, 1e-9)
+
+
+def relative_noise(budgets: Sequence[tuple[float, float]], J: Sequence[float]) -> list[float]:
+    """Return σ_i of every node up to a common factor: 1/(J_i μ_i), where many releases add up."""
+    return [1 / (j * gaussian_shift(*budget)) for budget, j in zip(budgets, J, strict=True)]
 
 
 def _surround(point: Callable[[float], Point], start: float, within: float) -> tuple[Point, Point]:
@@ -123,14 +135,19 @@ def _between(lower: Point, upper: Point, within: float) -> float:
 
 
 MORE = 1.02  # σ that a larger weight may cost, beside the least
+STEEP = 2.5  # by which power of what sharing leaves: 2 for noise alone; steps grow as it falls, and the lag with them
+BRIEF = 0.03  # of a run: a delay that is worth no more noise than where nothing is shared
 
 
-def affordable(mechanism: Saga, steps: float) -> float:
+def affordable(mechanism: Saga, steps: float, left: float = 1.0) -> float:
     """Return how much σ a larger θ may cost: 2 %, and more where a sample is drawn less than once in the run.
 
-    There the table stays what it was at x⁰, and its lag costs more than noise (docs/algorithms.md).
+    There the table stays what it was at x⁰, and its lag costs more than noise (docs/algorithms.md). `left` is what
+    sharing leaves of the noise in the average, which may grow by the more; of two digits, so that machines which round
+    differently agree.
     """
-    return max(MORE, 1 / (mechanism.rate * steps))
+    alone, part = max(MORE, 1 / (mechanism.rate * steps)), float(f"{min(left, 1.0):.2g}")
+    return alone if part == 1 else math.sqrt(1 + (alone**2 - 1) / part**STEEP)
 
 
 def cost(mechanism: Saga, steps: int, epsilon: float, delta: float, relation: Relation = "zero-out") -> float:
@@ -143,21 +160,38 @@ def cost(mechanism: Saga, steps: int, epsilon: float, delta: float, relation: Re
     return _search(rough, epsilon, least, 5 * WITHIN) / least
 
 
-def largest(mechanism: Saga, steps: int, epsilon: float, delta: float, relation: Relation = "zero-out") -> float:
+def largest(
+    mechanism: Saga, steps: int, epsilon: float, delta: float, relation: Relation = "zero-out", left: float = 1.0
+) -> float:
     """Return the largest θ, of two digits, whose σ for this budget is `affordable` beside the least; q where none is.
 
     `mechanism.sigma` and its own θ are not looked at. Guarantee: none is needed, θ is counted like any other.
     """
-    noise = affordable(mechanism, steps) * gaussian_sigma(mechanism, steps, epsilon, delta, sides=_sides(relation))
-    return _kept(mechanism, steps, noise, epsilon, delta, relation)
+    least = gaussian_sigma(mechanism, steps, epsilon, delta, sides=_sides(relation))
+
+    def within(factor: float) -> float:
+        return _kept(mechanism, steps, factor * least, epsilon, delta, relation)
+
+    return _worth(mechanism, steps, left, within)
 
 
-def largest_at(mechanism: Saga, steps: int, delta: float, relation: Relation = "zero-out") -> float:
+def largest_at(mechanism: Saga, steps: int, delta: float, relation: Relation = "zero-out", left: float = 1.0) -> float:
     """Return the largest θ whose ε at the mechanism's σ is no more than the least one for so much less noise."""
-    sigma = mechanism.sigma / affordable(mechanism, steps)
-    least = dataclasses.replace(mechanism, difference_scale=mechanism.rate, sigma=sigma)
-    epsilon = accountant.rough(least, steps, delta, relation)
-    return 1.0 if math.isinf(epsilon) else _kept(mechanism, steps, mechanism.sigma, epsilon, delta, relation)
+
+    def within(factor: float) -> float:
+        least = dataclasses.replace(mechanism, difference_scale=mechanism.rate, sigma=mechanism.sigma / factor)
+        epsilon = accountant.rough(least, steps, delta, relation)
+        return 1.0 if math.isinf(epsilon) else _kept(mechanism, steps, mechanism.sigma, epsilon, delta, relation)
+
+    return _worth(mechanism, steps, left, within)
+
+
+def _worth(mechanism: Saga, steps: int, left: float, within: Callable[[float], float]) -> float:
+    """Return θ by what σ may cost; where noise is shared, none beyond which the delay (1 − θ)/q is brief in the run."""
+    alone, shared = affordable(mechanism, steps), affordable(mechanism, steps, left)
+    scale = within(alone)
+    brief = round(1 - BRIEF * mechanism.rate * steps, 2)
+    return scale if shared == alone or brief <= scale else min(within(shared), brief)
 
 
 def _sides(relation: Relation) -> int:

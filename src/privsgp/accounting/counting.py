@@ -174,7 +174,7 @@ class Filter:
         """Return what the runs in a ledger have spent at α."""
         if len(segments) >= _RUNS:
             raise Refused(f"a ledger of {len(segments)} runs", f"{_RUNS} at most are covered by what each is charged")
-        return added(self.cost(described(s.header.mechanism), s.charged, _relation(s)) for s in segments)
+        return added(self.cost(described(s.header.mechanism), s.charged, s.header.relation) for s in segments)
 
     def epsilon_of(self, cumulant: float) -> float:
         """Return the ε at this δ that a sum of cumulants at α stands for.
@@ -192,8 +192,10 @@ class Filter:
         left = self.cap - spent
         if left <= 0:
             raise Refused(
-                f"the ledger has spent ε = {self.epsilon_of(spent):.4g} of {self.epsilon:g}",
-                "nothing is left of this data's budget: no further run",
+                f"the ledger has spent ε = {self.epsilon_of(spent):.4g} of {self.epsilon:g}, as runs that follow "
+                f"each other are counted, by Rényi divergences of order {self.order:g}",
+                "nothing is left for a further run; one that was begun goes on (--resume), counted as one run. Sampled "
+                "steps with little noise cost most at this order (docs/privacy.md, 'Proved, certified, checked')",
             )
         refuse_vast(mechanism.with_sigma(1.0), releases, self.delta)
         high = mechanism.radius / mechanism.samples
@@ -212,7 +214,3 @@ class Filter:
 def _caps(epsilon: float, delta: float) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
     """Return the largest cumulants that give ε at δ (Canonne, Kamath and Steinke 2020, Proposition 12), per order."""
     return (rdp.ORDERS - 1) * (epsilon - np.log1p(-1 / rdp.ORDERS)) + np.log(delta * rdp.ORDERS)
-
-
-def _relation(segment: Segment) -> Relation:
-    return "replace-one" if segment.header.relation == "replace-one" else "zero-out"

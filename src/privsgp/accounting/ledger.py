@@ -37,6 +37,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, NoReturn, Self, Typ
 from privsgp.accounting.mechanisms import described
 from privsgp.accounting.segment import FORMATS, MOST_AHEAD, Header, Segment, Stretches, short
 from privsgp.errors import Refused, mending
+from privsgp.files import sync_names, write_all
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -142,7 +143,12 @@ class Ledger:
             raise Refused(f"{self.path}: {reason}", "nothing is written that could not be read again") from None
         self._write({"kind": "open", "format": FORMATS[-1]} | self.segment.header.to_json())
         self._sync()
-        self._on_disk(lambda _: _sync_folders(self.path))
+        self._on_disk(self._sync_names)
+
+    def _sync_names(self, _descriptor: int) -> None:
+        """Make the file's name durable, and those of runs/<name>/ledger above it: they may be as new as the file."""
+        for folder in self.path.absolute().parents[:3]:
+            sync_names(folder)
 
     @property
     def charged(self) -> int:
@@ -246,17 +252,15 @@ class Ledger:
         self._write(line)
         self._sync()
 
-    def _write(self, line: dict[str, Any]) -> None:
-        self._put(_JSON.encode(line | {"prev": self.head}))
-
-    def _put(self, line: str) -> None:
+    def _write(self, values: dict[str, Any]) -> None:
+        line = _JSON.encode(values | {"prev": self.head})
         text = (line[:-1] + _CHECK.format(_check(line.encode()))).encode()
-        self._on_disk(lambda descriptor: _write_all(descriptor, text + b"\n"))
+        self._on_disk(lambda descriptor: write_all(descriptor, text + b"\n"))
         self.head = hashlib.sha256(text).hexdigest()
 
     def _put_short(self, digest: str) -> None:
         mark, head = _after(self.head, digest)
-        self._on_disk(lambda descriptor: _write_all(descriptor, f'"{digest}{mark}"\n'.encode()))
+        self._on_disk(lambda descriptor: write_all(descriptor, f'"{digest}{mark}"\n'.encode()))
         self.head = head
 
     def _sync(self) -> None:
@@ -336,11 +340,6 @@ def _since(held: Stretches, step: int) -> Stretches:
         if stop > step:
             later.put(max(first, step), stop, paid)
     return later
-
-
-def _write_all(descriptor: int, text: bytes) -> None:
-    while text:
-        text = text[os.write(descriptor, text) :]
 
 
 def _check(text: bytes) -> str:
@@ -495,13 +494,3 @@ def _refuse_other_node(path: Path, found: Sequence[Segment], node: int | None = 
                 f"{path} is the ledger of node {header.node}",
                 f"put node {expected}'s own back: what it has spent stays spent",
             )
-
-
-def _sync_folders(path: Path) -> None:
-    """Make the file's name durable, and those of runs/<name>/ledger above it: they may be as new as the file."""
-    for folder in path.absolute().parents[:3]:
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)

@@ -115,11 +115,6 @@ class Mechanism:
         return 1
 
     @property
-    def may_be_hashed(self) -> bool:
-        """Whether hashes of single messages may be written down: where only sums are seen, they would show more."""
-        return self.seen_together == 1
-
-    @property
     def weighted(self) -> Saga | None:
         """The mechanism as one whose differences have a weight θ; None where they have none."""
         return None

@@ -86,11 +86,8 @@ def view(network: Network, steps: int, mechanism: Mechanism, delta: float, relat
     if not math.isfinite(steps * ratio * ratio):
         raise Refused(f"a neighbour's view with sigma = {mechanism.sigma:g}", "give more noise: no ε is finite here")
     mu = seen_shifts(mixing, units, units) * ratio
-    return View(np.vectorize(lambda m: _epsilon(m, delta), otypes=[float])(mu), delta)
-
-
-def _epsilon(mu: float, delta: float) -> float:
-    return mu if math.isnan(mu) else Gaussian(mu).epsilon(delta)
+    of = np.vectorize(lambda m: m if math.isnan(m) else Gaussian(m).epsilon(delta), otypes=[float])
+    return View(of(mu), delta)
 
 
 def _refuse_other(mechanism: Mechanism) -> None:

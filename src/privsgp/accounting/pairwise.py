@@ -179,6 +179,12 @@ class PairwiseCovariance:
         """The standard deviation of the noise in the (weighted) average of all nodes' steps: the nodes' own is left."""
         return math.sqrt(math.fsum(self.own)) / self.graph.nodes
 
+    def left(self, needed: Sequence[float]) -> float:
+        """Return the average's noise beside what it would be if each node added, on its own, what it needs."""
+        n = self.graph.nodes
+        parts = zip(self.weights or [1 / n] * n, needed, strict=True)
+        return self.average_sigma / math.sqrt(math.fsum((p * sigma) ** 2 for p, sigma in parts))
+
     @property
     def matrix(self) -> Array:
         """The covariance itself: of n p_i ξ_i, over all nodes."""
@@ -306,6 +312,8 @@ class Sharing:
         """Return the noise of these standard deviations."""
         if own is None or pair is None:
             raise Refused("--noise pairwise without --own-sigma and --pair-sigma", "give both")
+        if not (0 < own < math.inf and 0 <= pair < math.inf):
+            raise Refused(f"--own-sigma {own:g} with --pair-sigma {pair:g}", "a node needs noise of its own, above 0")
         refuse_impossible(self.graph, self.honest, 2.0)
         return PairwiseCovariance(self.graph, (own**2,) * self.graph.nodes, pair**2)
 

@@ -14,7 +14,7 @@ from bisect import bisect_left, bisect_right
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from privsgp.accounting.mechanisms import described
+from privsgp.accounting.mechanisms import Relation, described
 from privsgp.accounting.schedule import MOST_STRETCHES
 from privsgp.errors import Refused
 
@@ -92,7 +92,7 @@ class Header:
     run: str
     mechanism: dict[str, Any]
     budget: dict[str, float] | None
-    relation: str
+    relation: Relation
     steps: int
     spare: int
     simulation: bool

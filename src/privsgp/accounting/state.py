@@ -11,15 +11,15 @@ import json
 import os
 import re
 from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from privsgp.accounting.ledger import Seen
 from privsgp.errors import Refused
-from privsgp.files import read_bytes, replace
+from privsgp.files import read_bytes, user_folder, write_private
 
 if TYPE_CHECKING:
     from collections.abc import Collection
+    from pathlib import Path
 
 _VERSION = 1
 BY = "the state folder"
@@ -27,11 +27,8 @@ BY = "the state folder"
 
 def state() -> Path | None:
     """Return where this user's counters lie; None without a home folder."""
-    if own := os.environ.get("PRIVSGP_STATE"):
-        return Path(own)
     with suppress(RuntimeError):
-        base = os.environ.get("XDG_STATE_HOME")
-        return (Path(base) if base else Path.home() / ".local" / "state") / "privsgp"
+        return user_folder("PRIVSGP_STATE", "XDG_STATE_HOME", ".local/state", "privsgp")
     return None
 
 
@@ -103,10 +100,4 @@ def _unreadable(path: Path) -> Refused:
 
 def save(path: Path, kind: str, values: dict[str, Any]) -> None:
     """Write a file for its owner alone, whole or not at all."""
-    text = json.dumps({"format": f"privsgp-{kind}", "version": _VERSION} | values)
-
-    def write(temporary: Path) -> None:
-        temporary.touch(0o600)
-        temporary.write_text(text)
-
-    replace(path, write)
+    write_private(path, json.dumps({"format": f"privsgp-{kind}", "version": _VERSION} | values).encode())

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from privsgp.accounting import accountant, ledger
 from privsgp.accounting.counting import Filter
-from privsgp.accounting.mechanisms import Relation, described
+from privsgp.accounting.mechanisms import described
 from privsgp.accounting.state import missing, outside
 from privsgp.errors import Refused
 from privsgp.files import finite
@@ -66,7 +66,9 @@ def statements(place: Path) -> list[Statement]:
     files, known = _files(place), lru_cache(outside)
     found = [_read(path, known) for path in files]
     if not place.is_file():
-        _refuse_missing(files[0].parent, [segments[-1].header.node for segments in found], found[0][0].header.run)
+        nodes, ledgers = [segments[-1].header.node for segments in found], files[0].parent
+        if (gone := missing(found[0][0].header.run, ledgers.parent, nodes)) is not None:
+            raise ledger.lost(ledgers / f"node-{gone[0]}.jsonl", gone[1])
     return sorted(map(_statement, found), key=lambda statement: statement.node)
 
 
@@ -75,12 +77,6 @@ def _read(path: Path, known: Callable[[str], dict[int, list[Seen]]]) -> list[Seg
     if header is None:
         raise Refused(f"{path} has not a single complete line", "nothing was spent from it")
     return ledger.read(path, known(header.run).get(header.node, []))
-
-
-def _refuse_missing(ledgers: Path, nodes: Sequence[int], origin: str) -> None:
-    """Refuse ledgers of which one is known to have been there."""
-    if (gone := missing(origin, ledgers.parent, nodes)) is not None:
-        raise ledger.lost(ledgers / f"node-{gone[0]}.jsonl", gone[1])
 
 
 def _files(place: Path) -> list[Path]:
@@ -120,9 +116,8 @@ def _epsilon(segments: Sequence[Segment], delta: float) -> float:
     if len({segment.header.relation for segment in segments}) > 1:
         return math.inf  # no ε of one relation covers what was spent under another
     last = spent[-1].header
-    relation: Relation = "replace-one" if last.relation == "replace-one" else "zero-out"
     if len(spent) == 1:
-        return accountant.epsilon(described(last.mechanism), spent[0].charged, delta, relation).epsilon
+        return accountant.epsilon(described(last.mechanism), spent[0].charged, delta, last.relation).epsilon
     if last.budget is None or segments[0].header.budget is None:
         return math.inf  # several runs without a common budget: no filter was fixed ahead
     shared = Filter.over(segments, last.budget["epsilon"], delta)

@@ -67,7 +67,11 @@ def _items(given: torch_data.Dataset[Any]) -> tuple[Any, Any]:
     if not count:
         raise Refused(f"data is a {type(given).__name__} without items", "give at least one sample")
     first = _sample(given[0])
-    _refuse_vast(first, count)
+    devices.refuse_vast(
+        _bytes(first[0]) * count,
+        f"a data set of {count:,} items takes",
+        'write it to a file once (numpy.lib.format.open_memmap) and bring numpy.load("x.npy", mmap_mode="r")',
+    )
     rows = [first, *(_sample(given[i]) for i in range(1, count))]
     return _stacked([x for x, _ in rows]), np.stack([y for _, y in rows])
 
@@ -85,12 +89,8 @@ def _input(x: Any) -> Any:  # noqa: ANN401 - whatever was brought
         return {str(key): _input(value) for key, value in x.items()}
     if isinstance(x, tuple | list) and x and not isinstance(x[0], int | float):
         return tuple(_input(value) for value in x)
-    return _channels_first(np.asarray(x)) if hasattr(x, "getbands") else _number(x)
-
-
-def _channels_first(image: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Return an image of Pillow's as torch has it, [C, H, W] or [H, W]."""
-    return image.transpose(2, 0, 1) if image.ndim == 3 else image
+    found = _number(x)
+    return found.transpose(2, 0, 1) if hasattr(x, "getbands") and found.ndim == 3 else found  # Pillow's, as torch's
 
 
 def _number(value: Any) -> np.ndarray[Any, Any]:  # noqa: ANN401 - whatever was brought
@@ -110,15 +110,6 @@ def _stacked(inputs: list[Any]) -> Any:  # noqa: ANN401 - arrays, one or several
                 "give all samples one shape: fill up or cut, publicly",
             )
     return np.stack(inputs)
-
-
-def _refuse_vast(first: tuple[Any, Any], count: int) -> None:
-    size = _bytes(first[0]) * count
-    if size > (free := devices.free_memory()):
-        raise Refused(
-            f"a data set of {count:,} items takes {size / 1e9:.1f} GB, and {free / 1e9:.1f} GB of memory are free",
-            'write it to a file once (numpy.lib.format.open_memmap) and bring numpy.load("x.npy", mmap_mode="r")',
-        )
 
 
 def _bytes(x: Any) -> int:  # noqa: ANN401 - arrays, one or several

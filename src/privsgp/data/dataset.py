@@ -94,8 +94,9 @@ def unsettled(
     train = _pair(x, y, f"{name}: x", f"{name}: y", task, vocabulary)
     if x_test is None or y_test is None:
         return Dataset(name, *train, None, None, None, vocabulary=vocabulary)
-    test = _in_memory(x_test, y_test, f"{name}: x_test", f"{name}: y_test", task, vocabulary)
-    dataset = Dataset(name, *train, *test, None, vocabulary=vocabulary)
+    # test data are used whole, from a mapped file too
+    seen, known = _pair(np.array(x_test), y_test, f"{name}: x_test", f"{name}: y_test", task, vocabulary)
+    dataset = Dataset(name, *train, seen[:], known, None, vocabulary=vocabulary)
     refuse_other_shapes(dataset, name)
     return dataset
 
@@ -158,15 +159,6 @@ def array(given: object, key: str) -> Array:
     return made
 
 
-def _refuse_vast(count: int, what: str) -> None:
-    """Refuse arrays that would not fit, before they are made: the kernel would end the process without a word."""
-    if count > (free := devices.free_memory()):
-        raise Refused(
-            f"{what} take {count / 1e9:.1f} GB, and {free / 1e9:.1f} GB of memory are free",
-            "take fewer samples a node, or smaller ones (float32, features instead of pixels), or a larger machine",
-        )
-
-
 def targets(array: Array, key: str, task: Task) -> Targets:
     """Check targets and return them as a loss sees them."""
     return (_labels if task == "classification" else _values)(array, key)
@@ -183,19 +175,10 @@ def _one_after_the_other(inputs: list[Inputs | Mapped]) -> Inputs | Mapped:
 def _pair(
     x: Array, y: Array, x_key: str, y_key: str, task: Task, vocabulary: int | None
 ) -> tuple[Inputs | Mapped, Targets]:
-    found = checked(x, x_key, vocabulary)
-    targets = (_labels if task == "classification" else _values)(np.asarray(y), y_key)
-    if len(found) != len(targets):
-        raise Refused(f"{x_key} has {len(found)} rows, {y_key} has {len(targets)}", "give one row of y to each of x")
-    return found, targets
-
-
-def _in_memory(
-    x: Array, y: Array, x_key: str, y_key: str, task: Task, vocabulary: int | None
-) -> tuple[Inputs, Targets]:
-    """Check test data, which are used whole, from a mapped file too."""
-    found, targets = _pair(np.array(x), y, x_key, y_key, task, vocabulary)
-    return found[:], targets
+    found, known = checked(x, x_key, vocabulary), targets(np.asarray(y), y_key, task)
+    if len(found) != len(known):
+        raise Refused(f"{x_key} has {len(found)} rows, {y_key} has {len(known)}", "give one row of y to each of x")
+    return found, known
 
 
 def checked(x: Array, key: str, vocabulary: int | None) -> Inputs | Mapped:
@@ -314,16 +297,14 @@ def _gap(labels: Targets) -> int | None:
 
 @dataclass(frozen=True, eq=False)
 class StackedData:
-    """`inputs` [m, Jmax + 1, ...], `targets` [m, Jmax + 1, ...] and the number of real rows of each node, J_i."""
+    """`inputs` [m, Jmax + 1, ...], `targets` [m, Jmax + 1, ...] and the number of real rows of each node, J_i.
+
+    The last row belongs to nobody: zeros, target 0.
+    """
 
     inputs: torch.Tensor | MappedRows
     targets: torch.Tensor
     samples: list[int]
-
-    @property
-    def dummy(self) -> int:
-        """The row that belongs to nobody: zeros, target 0."""
-        return self.inputs.shape[1] - 1
 
 
 def stack(dataset: Dataset, parts: Sequence[NDArray[np.int64]]) -> StackedData:
@@ -346,7 +327,11 @@ def _stacked(
         for node, rows in enumerate(parts):
             index[node, : len(rows)] = rows
         return MappedRows(x, index, kind, torch.device("cpu"))
-    _refuse_vast(kind.itemsize * math.prod((*shape, *x.shape[1:])), "the samples of all nodes, padded to the longest,")
+    devices.refuse_vast(
+        kind.itemsize * math.prod((*shape, *x.shape[1:])),
+        "the samples of all nodes, padded to the longest, take",
+        "take fewer samples a node, or smaller ones (float32, features instead of pixels), or a larger machine",
+    )
     inputs = torch.zeros(shape + x.shape[1:], dtype=kind)
     for node, rows in enumerate(parts):
         inputs.numpy()[node, : len(rows)] = x[rows]

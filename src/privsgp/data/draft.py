@@ -44,8 +44,9 @@ class Draft(NamedTuple):
 def draft(table: Any, target: str, source: str) -> str:  # noqa: ANN401 - Arrow's
     """Return the text of a schema for a public table, or by a data dictionary with the columns of `_DICTIONARY`."""
     columns = {name: list(map(_text, table.column(name).to_pylist())) for name in table.column_names}
-    if _is_dictionary(columns):
-        found = _by_dictionary(columns)
+    if {"column", "type"} <= set(columns) <= set(_DICTIONARY):
+        rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+        found = {row["column"]: Draft(_described(row), "by the data dictionary") for row in rows}
     else:
         found = {name: _column(values) for name, values in columns.items()}
     if target not in found:
@@ -127,17 +128,8 @@ def _as_target(found: Draft, target: str) -> dict[str, Any]:
     raise Refused(f"--target {target}: {found.why}", "name a column with classes or numbers")
 
 
-def _is_dictionary(columns: dict[str, list[str]]) -> bool:
-    return {"column", "type"} <= set(columns) <= set(_DICTIONARY)
-
-
-def _by_dictionary(columns: dict[str, list[str]]) -> dict[str, Draft]:
-    """Return what a data dictionary says: a row a column; values with | between them."""
-    rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
-    return {row["column"]: Draft(_described(row), "by the data dictionary") for row in rows}
-
-
 def _described(row: dict[str, str]) -> dict[str, Any]:
+    """Return what a row of a data dictionary says of its column; values have | between them."""
     values: dict[str, Any] = {"type": row["type"]}
     missing = row.get("missing", "")
     if row["type"] == "number":

@@ -95,7 +95,7 @@ def read_npz(path: Path, needed: tuple[str, ...] = ("x", "y")) -> dict[str, Arra
         with opened(path) as file, zipfile.ZipFile(file) as archive:
             there = archive.namelist()
             members = {key: archive.getinfo(f"{key}.npy") for key in NPZ if f"{key}.npy" in there}
-            _refuse_vast(path, sum(member.file_size for member in members.values()))
+            refuse_vast(path, sum(member.file_size for member in members.values()))
             found = {key: _array(archive, member) for key, member in members.items()}
             _refuse_without(path, there, needed)
             return found
@@ -119,12 +119,9 @@ def _refuse_without(path: Path, there: list[str], needed: tuple[str, ...]) -> No
             raise Refused(f"{path} has no array {key}; it holds {names}", "store x, y (and x_test, y_test)")
 
 
-def _refuse_vast(path: Path, claimed: int) -> None:
-    if claimed > (free := devices.free_memory()):
-        raise Refused(
-            f"data: {path} unpacks to {claimed / 1e6:.1f} MB, and {free / 1e6:.1f} MB of memory are free",
-            "name another file, or a machine with more memory",
-        )
+def refuse_vast(path: Path | str, claimed: int) -> None:
+    """Refuse a file that says it holds more than there is memory for."""
+    devices.refuse_vast(claimed, f"data: {path} unpacks to", "name another file, or a machine with more memory")
 
 
 def _array(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Array:

@@ -89,7 +89,11 @@ def _without(folder: Path, where: str = "") -> Refused:
 
 def _images(paths: list[Path], options: ImageOptions) -> NDArray[np.uint8]:
     first = _image(paths[0], options)
-    _refuse_vast(paths[0].parent, first, len(paths))
+    devices.refuse_vast(
+        5 * first.size * len(paths),  # bytes, and the same as float32
+        f"{paths[0].parent}: {len(paths):,} images take",
+        "take a smaller data.images.size, or write them to x.npy once, which is read by batch",
+    )
     x = np.empty((len(paths), *first.shape), np.uint8)
     for row, path in enumerate(paths):
         image = _image(path, options)
@@ -128,12 +132,3 @@ def _image(path: Path, options: ImageOptions) -> NDArray[np.uint8]:
 def _refuse_large(path: Path, width: int, height: int) -> None:
     if width * height > _PIXELS:
         raise Refused(f"{path} has {width} × {height} pixels", f"take at most {_PIXELS:,} together")
-
-
-def _refuse_vast(folder: Path, first: NDArray[np.uint8], count: int) -> None:
-    needed = 5 * first.size * count  # bytes, and the same as float32
-    if needed > (free := devices.free_memory()):
-        raise Refused(
-            f"{folder}: {count:,} images take {needed / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free",
-            "take a smaller data.images.size, or write them to x.npy once, which is read by batch",
-        )

@@ -62,10 +62,6 @@ class Form:
 PLAIN = Form()
 
 
-def _nobody(_line: str) -> None:
-    """Tell nobody."""
-
-
 def load(
     name: str, *, data_dir: Path | None = None, task: Task = "classification", classes: int | None = None,
     schema: Schema | None = None, form: Form = PLAIN, pixels: bool = False,
@@ -76,7 +72,9 @@ def load(
     become real targets. With `pixels` built-in images have values from 0 to 1 instead of scaled ones.
     """
     if name not in _KNOWN and (is_file(name) or form.fits(Path(name))):
-        return _whole(read_file(file_path(name, data_dir), schema=schema, task=task, form=form), name, classes)
+        brought = read_file(file_path(name, data_dir), schema=schema, task=task, form=form)
+        dataset = replace(brought.dataset, name=name)
+        return dataset if dataset.y.dtype != np.int64 else settle(dataset, classes or brought.classes)
     if name not in _KNOWN:
         raise Refused(f"data.name = {name!r} is unknown", f"use {', '.join(_KNOWN)} or the path of a file: {_KINDS}")
     read, known_classes = _KNOWN[name]
@@ -115,9 +113,10 @@ def read_file(path: Path, *, schema: Schema | None, task: Task, form: Form = PLA
             f"{path} without a column of texts",
             'name it: [data.text] column = "text", from Python text={"column": "text"}',
         )
-    x, y, x_test, y_test, own = _npz(path)
-    dataset = unsettled(x, y, x_test, y_test, name=str(path), task=task, vocabulary=form.vocabulary)
-    return Brought(dataset, own, [])
+    arrays = read_npz(path)
+    given = [arrays.get(key) for key in NPZ[2:4]]
+    dataset = unsettled(arrays["x"], arrays["y"], *given, name=str(path), task=task, vocabulary=form.vocabulary)
+    return Brought(dataset, _declared(arrays, path), [])
 
 
 def _read_texts(path: Path, form: Form, task: Task) -> Brought:
@@ -172,16 +171,11 @@ def of_table(table: tables.Table, schema: Schema, where: str, task: Task) -> Bro
     return Brought(Dataset(where, table.x, table.y, None, None, None), schema.classes, told)
 
 
-def like(schema: Schema, records: int = 1) -> Dataset:
-    """Return records of nobody, with the shape that a schema gives: zeros, of the first class."""
-    x = np.zeros((records, schema.width), np.float32)
-    y: Targets = np.zeros(records, np.float32) if schema.classes is None else np.zeros(records, np.int64)
+def like(schema: Schema) -> Dataset:
+    """Return a record of nobody, with the shape that a schema gives: zeros, of the first class."""
+    x = np.zeros((1, schema.width), np.float32)
+    y: Targets = np.zeros(1, np.float32) if schema.classes is None else np.zeros(1, np.int64)
     return Dataset("schema", x, y, None, None, schema.classes)
-
-
-def _whole(brought: Brought, name: str, classes: int | None) -> Dataset:
-    dataset = replace(brought.dataset, name=name)
-    return dataset if dataset.y.dtype != np.int64 else settle(dataset, classes or brought.classes)
 
 
 def with_test(dataset: Dataset, path: Path | None, schema: Schema | None, form: Form = PLAIN) -> Dataset:
@@ -191,15 +185,15 @@ def with_test(dataset: Dataset, path: Path | None, schema: Schema | None, form: 
     task: Task = "regression" if dataset.classes is None else "classification"
     found = read_file(path, schema=schema, task=task, form=form).dataset
     x, y = (found.x[:], found.y) if found.x_test is None or found.y_test is None else (found.x_test, found.y_test)
-    refuse_other_shapes(replace(dataset, x_test=x, y_test=y), f"data.test_path = {str(path)!r}")
     tested = replace(dataset, x_test=x, y_test=y)
+    refuse_other_shapes(tested, f"data.test_path = {str(path)!r}")
     return tested if dataset.classes is None else replace(settle(tested, dataset.classes), counted=dataset.counted)
 
 
 def load_sites(
     template: str, nodes: Sequence[int], *, task: Task = "classification", classes: int | None = None,
     schema: Schema | None = None, form: Form = PLAIN, base: Path = _HERE,
-    names: Sequence[str] | None = None, tell: Tell = _nobody,
+    names: Sequence[str] | None = None, tell: Tell = lambda _line: None,
 ) -> tuple[Dataset, list[NDArray[np.int64]]]:  # fmt: skip
     """Each node's own file (see `site_paths`), pooled, and which rows are whose.
 
@@ -229,8 +223,12 @@ def site_paths(
 
 def same_data(one: Path, other: Path, schema: Schema | None = None, form: Form = PLAIN) -> bool:
     """Whether two names stand for one file, by whatever path, link or copy, or most records of one are the other's."""
+    tokens = form.text is not None or form.vocabulary is not None
     try:
-        return same_file(one, other) or _same_records(one, other, schema, form)
+        if same_file(one, other):
+            return True
+        # saved anew, in another order, some left out
+        return _half(*(_hashes(unlabelled(path, schema, form), tokens=tokens) for path in (one, other)))
     except (OSError, Refused):  # one of them is not there, or cannot be read
         return False
 
@@ -243,12 +241,6 @@ def same_file(one: Path, other: Path) -> bool:
         return one.samefile(other) or filecmp.cmp(one, other, shallow=False)
     except OSError:  # one of them is not there
         return False
-
-
-def _same_records(one: Path, other: Path, schema: Schema | None, form: Form) -> bool:
-    """Tell whether half of one file's records stand in the other: saved anew, in another order, some left out."""
-    tokens = form.text is not None or form.vocabulary is not None
-    return _half(*(_hashes(unlabelled(path, schema, form), tokens=tokens) for path in (one, other)))
 
 
 def same_records(one: Array | Mapped, other: Array | Mapped, parts: Sequence[NDArray[np.int64]] = ()) -> bool:
@@ -287,11 +279,6 @@ def file_path(name: str, data_dir: Path | None, base: Path | None = None) -> Pat
         return Path(name)  # the data folder has a folder a9a of its own
     folders = [folder for folder in (base, Path(), _folder(data_dir)) if folder is not None]
     return next((folder / name for folder in folders if (folder / name).exists()), Path(name))
-
-
-def _npz(path: Path) -> tuple[Array, Array, Array | None, Array | None, int | None]:
-    arrays = read_npz(path)
-    return arrays["x"], arrays["y"], arrays.get("x_test"), arrays.get("y_test"), _declared(arrays, path)
 
 
 def _declared(arrays: dict[str, Array], path: Path) -> int | None:

@@ -15,7 +15,7 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, Field, ValidationError, field_validator, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_validator
 
 from privsgp.errors import Refused
 from privsgp.files import read_toml
@@ -40,8 +40,20 @@ def _as_text(value: object) -> object:
     return str(value) if isinstance(value, int) else value
 
 
+def doubles(names: Sequence[str]) -> list[str]:
+    """Return what is there more than once, sorted."""
+    return sorted(name for name, count in Counter(names).items() if count > 1)
+
+
+def _once_each(values: list[str]) -> list[str]:
+    if twice := doubles(values):
+        raise Refused(f"{twice[0]!r} stands there twice", "give each value once")
+    return values
+
+
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Text = Annotated[str, BeforeValidator(_as_text), Field(min_length=1, max_length=1000)]
+Listed = Annotated[list[Text], AfterValidator(_once_each)]
 
 
 class Scaled(Options):
@@ -100,22 +112,13 @@ class Number(Scaled):
             raise Refused(f"missing = {self.missing:g}", f"take a number from {low:g} to {high:g}")
         return self
 
-    def features(self, name: str) -> list[str]:
-        """Name what the column becomes."""
-        return [name]
-
 
 class Category(Options):
     """A column with a public list of values; whatever else is there is "other"."""
 
     type: Literal["category"]
-    values: Annotated[list[Text], Field(min_length=1)] = option(..., "the public list")
+    values: Annotated[Listed, Field(min_length=1)] = option(..., "the public list")
     missing: Text | None = option(None, "the value that a missing one becomes, with an indicator")
-
-    @field_validator("values")
-    @classmethod
-    def _once_each(cls, values: list[str]) -> list[str]:
-        return _distinct(values, "values")
 
     @model_validator(mode="after")
     def _missing_is_known(self) -> Self:
@@ -127,10 +130,6 @@ class Category(Options):
     def known(self) -> list[str]:
         """The values that can be told apart, the last or its own place for all others."""
         return self.values if OTHER in self.values else [*self.values, OTHER]
-
-    def features(self, name: str) -> list[str]:
-        """Name what the column becomes."""
-        return [f"{name} = {value}" for value in self.known]
 
 
 class YesNo(Options):
@@ -148,10 +147,6 @@ class YesNo(Options):
             raise Refused(f"yes = {self.yes}, no = {self.no}", "give words for both, and none for both at once")
         return self
 
-    def features(self, name: str) -> list[str]:
-        """Name what the column becomes."""
-        return [name]
-
 
 class Ignored(Options):
     """A column that is not looked at; it may also not be there."""
@@ -163,7 +158,7 @@ class Target(Scaled):
     """What is to be predicted: one of the public classes, or a number on a public scale."""
 
     column: str = option(..., "its name")
-    classes: Annotated[list[Text], Field(min_length=2)] | None = option(None, "the public list: the first is class 0")
+    classes: Annotated[Listed, Field(min_length=2)] | None = option(None, "the public list: the first is class 0")
 
     @model_validator(mode="after")
     def _one_of_both(self) -> Self:
@@ -173,8 +168,6 @@ class Target(Scaled):
                 f"the target {self.column!r} has {'both' if numbers else 'neither'} classes and a scale",
                 'give classes = ["no", "yes"], or for numbers range = [smallest, largest]',
             )
-        if self.classes is not None:
-            _distinct(self.classes, "classes")
         return self
 
 
@@ -215,7 +208,7 @@ class Schema(Options):
         """What the numbers of an encoded record are, in their order."""
         names: list[str] = []
         for name, column in self.encoded.items():
-            names += column.features(name)
+            names += [f"{name} = {value}" for value in column.known] if isinstance(column, Category) else [name]
             names += [f"{name} is missing"] if column.missing is not None else []
         return names
 
@@ -270,17 +263,6 @@ def toml_value(value: object) -> str:
     if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
         return str(int(value))
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")  # which TOML does not take as it is
-
-
-def _distinct(values: list[str], what: str) -> list[str]:
-    if twice := doubles(values):
-        raise Refused(f"{what} has {twice[0]!r} twice", "give each value once")
-    return values
-
-
-def doubles(names: Sequence[str]) -> list[str]:
-    """Return what is there more than once, sorted."""
-    return sorted(name for name, count in Counter(names).items() if count > 1)
 
 
 def read(path: Path) -> Schema:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
-from privsgp import devices
+from privsgp.data.files import refuse_vast
 from privsgp.data.schema import OTHER, Category, Number, YesNo, doubles
 from privsgp.errors import Refused
 from privsgp.files import opened
@@ -154,7 +154,7 @@ def _csv(path: Path) -> Any:  # noqa: ANN401 - pyarrow has no types
     from pyarrow.csv import ConvertOptions, ParseOptions, ReadOptions, read_csv
 
     with opened(path) as file:
-        _refuse_vast(path, 3 * path.stat().st_size)
+        refuse_vast(path, 3 * path.stat().st_size)
         raw = file.read()
     raw = _utf8(path, raw)
     names, delimiter = _header(path, raw)
@@ -220,7 +220,7 @@ def _parquet(path: Path) -> Any:  # noqa: ANN401 - pyarrow has no types
         found = ParquetFile(file)
         m = found.metadata
         claimed = sum(m.row_group(i).total_byte_size for i in range(m.num_row_groups))
-        _refuse_vast(path, max(claimed, 8 * m.num_rows * m.num_columns))
+        refuse_vast(path, max(claimed, 8 * m.num_rows * m.num_columns))
         return found.read(use_threads=False)
 
 
@@ -228,16 +228,8 @@ def _feather(path: Path) -> Any:  # noqa: ANN401 - pyarrow has no types
     from pyarrow.feather import read_table
 
     with opened(path) as file:
-        _refuse_vast(path, path.stat().st_size)
+        refuse_vast(path, path.stat().st_size)
         return read_table(file, use_threads=False)
-
-
-def _refuse_vast(path: Path | str, claimed: int) -> None:
-    if claimed > (free := devices.free_memory()):
-        raise Refused(
-            f"data: {path} unpacks to {claimed / 1e6:.1f} MB, and {free / 1e6:.1f} MB of memory are free",
-            "name another file, or a machine with more memory",
-        )
 
 
 def encode(table: Any, schema: Schema, where: str, *, labelled: bool = True) -> Table:  # noqa: ANN401 - Arrow's
@@ -245,7 +237,7 @@ def encode(table: Any, schema: Schema, where: str, *, labelled: bool = True) -> 
     refuse_other_columns(table.column_names, schema, where, labelled=labelled)
     if not table.num_rows:
         raise Refused(f"{where} has no rows", "give at least one record")
-    _refuse_vast(where, 16 * table.num_rows * schema.width)  # float64 first, then float32, twice
+    refuse_vast(where, 16 * table.num_rows * schema.width)  # float64 first, then float32, twice
     counts: dict[str, Count] = {}
     blocks: list[NDArray[np.float32]] = []
     for name, column in schema.encoded.items():

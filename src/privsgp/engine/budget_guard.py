@@ -157,7 +157,7 @@ class BudgetGuard:
         """
         if not device_of(message).in_host_memory or (self.world.alone and not self._knows_unsent):
             return False
-        return self.spec.simulation or self.spec.mechanisms[0].may_be_hashed
+        return self.spec.simulation or self.spec.mechanisms[0].seen_together == 1
 
     def record_one(self, node: int, number: int, message: Tensor) -> None:
         """Note one node's message, by the number of its release."""

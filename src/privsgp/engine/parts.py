@@ -1,8 +1,8 @@
 """Lines 6 to 9 for some nodes at a time, on a CPU where all nodes are here: what they need stays small and near.
 
-A node's gradient, table and noise want nothing of the others', so that every core can take nodes of its own from the
-samples to the moved x. Threads that share out each operation instead wait for each other hundreds of times a step.
-The bits are the same: `gradients.product`.
+A node's gradient, table and own noise want nothing of the others', so that every core can take nodes of its own from
+the samples to the moved x; what nodes share, all threads draw. Threads that share out each operation instead wait for
+each other hundreds of times a step. The bits are the same: `gradients.product`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 import torch
 
 from privsgp.devices import device_of
-from privsgp.gradients.positions import Positions
 from privsgp.gradients.rules.ruled import Ruled
 from privsgp.threads import one_thread_each
 
@@ -54,8 +53,7 @@ def alone_as_together(
 ) -> bool:
     """Tell whether nodes by themselves have the bits, for batches of made-up samples, that they have among others.
 
-    Between layers may stand products of the user's own, attention say, that round by their place among others; so do
-    those that make a gradient of many positions.
+    Between layers may stand products of the user's own, attention say, that round by their place among others.
     """
     few, nodes = parts[0].stop, parts[1].stop
     number = torch.arange(nodes * batch).view(nodes, batch)
@@ -63,8 +61,6 @@ def alone_as_together(
     given = [z, *(t[number % len(t)] for t in made_up), number]
     some = slice(1, 1 + few)  # a node further than where they stand by themselves
     alone = one_thread_each(lambda nodes: gradient(*(t[nodes] for t in given)), [some])[0]
-    if any(isinstance(piece, Positions) for piece in alone.pieces):
-        return False
     together = gradient(*given)
     if not torch.equal(together.norm()[some], alone.norm()):  # what they are clipped by
         return False

@@ -314,8 +314,8 @@ class Trainer:
     def _parts(self, gradient: Stacked) -> Sequence[slice]:
         """Return the nodes that are taken by themselves from the samples to the moved x; none where all go at once."""
         spec, threads = self.spec, torch.get_num_threads()
-        own = self.randomness.node_noise.kernel_source is not None and self.update_rule is None
-        if not (own and self.transport.local and can_be_parted(gradient, spec.learning.inputs, spec.device)):
+        some = self.randomness.node_noise.in_parts(self.layout.dim) and self.update_rule is None
+        if not (some and self.transport.local and can_be_parted(gradient, spec.learning.inputs, spec.device)):
             return ()
         each = getattr(getattr(spec.algorithm, "direction", None), "of_each_node", False)
         parts = divided(len(spec.here), threads) if each else ()

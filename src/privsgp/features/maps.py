@@ -135,9 +135,10 @@ def pretraining(name: str) -> str | None:
 class FeatureMap(nn.Module):
     """[B, C, H, W] or [B, H, W] → [B, F], rows of length √F."""
 
-    def __init__(self, base: Base, whitening: Whitening | None = None, *, mirror: bool = False) -> None:
+    def __init__(self, base: Base, *, mirror: bool = False) -> None:
         super().__init__()
-        self.base, self.whitening, self.mirror = base, whitening, mirror
+        self.base, self.mirror = base, mirror
+        self.whitening: Whitening | None = None
 
     def extra_repr(self) -> str:
         """Name what is in no buffer."""
@@ -148,18 +149,15 @@ class FeatureMap(nn.Module):
 
         This is said at the site itself, before anything has left it: how images are written down is what a record is.
         """
-        for key, x in (("x", dataset.x), ("x_test", dataset.x_test)) if self.pretrained else ():
+        if not isinstance(self.base, efficientnet.EfficientNetLite):
+            return
+        for key, x in (("x", dataset.x), ("x_test", dataset.x_test)):
             low, high = (0.0, 1.0) if x is None else _bounds(x)
             if not 0 <= low <= high <= 1:
                 raise Refused(
                     f"{dataset.name}: {key} goes from {low:g} to {high:g}, and the encoder takes 0 to 1",
                     "give images as uint8 (they are divided by 255), or divide them yourself",
                 )
-
-    @property
-    def pretrained(self) -> bool:
-        """Whether the map was learnt from public images."""
-        return isinstance(self.base, efficientnet.EfficientNetLite)
 
     def normalised(self, x: Tensor) -> Tensor:
         """Return all features there are, [B, F]."""

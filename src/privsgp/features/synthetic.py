@@ -39,16 +39,13 @@ def strokes(count: int, shape: tuple[int, int, int], generator: torch.Generator)
     joined = torch.rand(count, 1, 1, generator=generator) < 0.6
     pen = torch.cat([first, torch.where(joined, second, first)], 1)
     size = torch.tensor([height, width])
-    pen = (pen - (pen.amin(1, keepdim=True) + pen.amax(1, keepdim=True)) / 2) / _extent(pen) * (2 / 3 * min(size))
+    low, high = pen.amin(1, keepdim=True), pen.amax(1, keepdim=True)
+    longer = (high - low).amax(2, keepdim=True).clamp(min=1e-3)  # side of the box around each drawing
+    pen = (pen - (low + high) / 2) / longer * (2 / 3 * min(size))
     pen = pen - pen.mean(1, keepdim=True) / 2 + (size - 1) / 2
     thick = min(size) * (0.032 + 0.032 * torch.rand(count, 1, generator=generator))
     ink: Tensor = (1 - (_distance(pen, height, width) - thick)).clamp(0, 1)
     return ink.view(count, 1, height, width).expand(-1, channels, -1, -1)
-
-
-def _extent(pen: Tensor) -> Tensor:
-    """Return the longer side of the box around each drawing."""
-    return (pen.amax(1, keepdim=True) - pen.amin(1, keepdim=True)).amax(2, keepdim=True).clamp(min=1e-3)
 
 
 def _distance(pen: Tensor, height: int, width: int) -> Tensor:

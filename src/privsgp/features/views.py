@@ -22,10 +22,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-def _mirror(x: Tensor) -> list[Tensor]:
-    return [x, x.flip(-1)]
-
-
 def _shifts(x: Tensor) -> list[Tensor]:
     """Return the image and the four that are moved by a pixel, edges repeated."""
     wide = pad(x if x.dim() == 4 else x[:, None], (1, 1, 1, 1), mode="replicate")
@@ -33,7 +29,7 @@ def _shifts(x: Tensor) -> list[Tensor]:
     return [wide[..., r : r + height, c : c + width] for r, c in ((1, 1), (0, 1), (2, 1), (1, 0), (1, 2))]
 
 
-KINDS: dict[str, Callable[[Tensor], list[Tensor]]] = {"mirror": _mirror, "shifts": _shifts}
+KINDS: dict[str, Callable[[Tensor], list[Tensor]]] = {"mirror": lambda x: [x, x.flip(-1)], "shifts": _shifts}
 
 
 class Views(nn.Module):

@@ -70,8 +70,7 @@ def keyed(model: nn.Module) -> nn.Module:
             place = KeyedDropout(float(layer.p), number, channels=_KINDS[type(layer)])
             if not name:
                 return place
-            parent, _, child = name.rpartition(".")
-            setattr(made.get_submodule(parent), child, place)
+            made.set_submodule(name, place)
     return made
 
 

@@ -38,6 +38,7 @@ class Window:
     padding: Pair = (0, 0)
     dilation: Pair = (1, 1)
     groups: int = 1
+    linear: bool = False  # of a linear layer on a CPU: a node's bits do not depend on who stands beside it
 
     @property
     def geometry(self) -> tuple[Pair, Pair, Pair, Pair]:
@@ -85,7 +86,12 @@ class Positions:
             total = total + squared_norm(delta.sum((-2, -1)))
             most = most + delta[0, 0].numel()
         least = of_delta * most / cancelled(delta.dtype, delta[0, 0].numel()) ** 2
-        return torch.maximum(total, least).view(self.delta.shape[:2]).transpose(0, 1)
+        return self._of_models(torch.maximum(total, least))
+
+    def _of_models(self, squares: Tensor) -> Tensor:
+        """Return one number for every sample as [m, b]; of a linear layer laid out so, as what it scales will be."""
+        whole = squares.view(self.delta.shape[:2]).transpose(0, 1)
+        return whole.contiguous() if self.window.linear else whole
 
     def scale_(self, factor: Tensor) -> None:
         """Scale δ; where the factor is 0 both factors become 0, so that 0 · inf cannot come back as NaN."""
@@ -99,7 +105,7 @@ class Positions:
         weight = _weight_sums(self.delta.contiguous(), self.input.contiguous(), self.window)
         out[:, : weight.shape[1]] = weight
         if self.bias:
-            out[:, weight.shape[1] :] = self.delta.sum((0, -2, -1))
+            out[:, weight.shape[1] :] = _rows(self.delta).sum(1) if self.window.linear else self.delta.sum((0, -2, -1))
 
     def exact(self) -> Positions:
         """Return `Exact` ones; those of float64 are so already."""
@@ -112,7 +118,8 @@ class Positions:
         samples = self.delta.shape[:2]
         weight = torch.cat(list(_some_at_a_time(self.delta.flatten(0, 1), self.input.flatten(0, 1), self.window)))
         whole = torch.cat([weight, self.delta.sum((-2, -1)).flatten(0, 1)], 1) if self.bias else weight
-        return whole.view(*samples, -1).transpose(0, 1)
+        by_model = whole.view(*samples, -1).transpose(0, 1)
+        return by_model.contiguous() if self.window.linear else by_model
 
     def factors(self, *, data: bool = False) -> Factors:
         """Return δ and a."""
@@ -159,7 +166,7 @@ class Exact(Positions):
         if self.bias:
             total, most = total + self._squared_biases(delta, of_delta), most + positions
         least = of_delta * most / cancelled(torch.float64, positions) ** 2
-        return torch.maximum(total, least).view(self.delta.shape[:2]).transpose(0, 1)
+        return self._of_models(torch.maximum(total, least))
 
     @staticmethod
     def _squared_biases(delta: Tensor, of_delta: Tensor) -> Tensor:
@@ -215,9 +222,21 @@ def _weight_sums(delta: Tensor, a: Tensor, w: Window) -> Tensor:
         return weight_sums(delta, a, w.geometry)
     if _by_products(delta):
         return _sums_by_products(delta, a, w)
+    if w.linear:  # a grouped convolution rounds by the number of its groups
+        return product(_rows(delta).mT, _rows(a)).reshape(delta.shape[1], -1)
     models = delta.shape[1]
     shape = (models * delta.shape[2], a.shape[2] // w.groups, *w.kernel)
     return _grouped(delta.flatten(1, 2), a.flatten(1, 2), shape, w, models).view(models, -1)
+
+
+def _rows(v: Tensor) -> Tensor:
+    """Lay [b, m, size, h, w] out as one row for each position of each sample, [m, b · h · w, size]."""
+    return v.permute(1, 0, 3, 4, 2).reshape(v.shape[1], -1, v.shape[2])
+
+
+def _products(a: Tensor, b: Tensor, w: Window) -> Tensor:
+    """Return a @ b for stacks of matrices; of linear layers by `product`, whose bits do not depend on the stack."""
+    return product(a, b) if w.linear else torch.bmm(a, b)
 
 
 def _by_products(v: Tensor) -> bool:
@@ -273,7 +292,7 @@ def _weight_gradients(delta: Tensor, a: Tensor, window: Window, *, plain: bool) 
         # one group a sample: twice as fast as patches here, and many times slower for strides
         shape = (samples * delta.shape[1], a.shape[1] // groups, *window.kernel)
         return _grouped(delta.flatten(0, 1)[None], a.flatten(0, 1)[None], shape, window, samples).view(samples, -1)
-    return torch.bmm(*_stacks(delta, a, window)).view(samples, -1)
+    return _products(*_stacks(delta, a, window), window).reshape(samples, -1)
 
 
 def _grouped(delta: Tensor, a: Tensor, shape: tuple[int, ...], w: Window, times: int) -> Tensor:
@@ -333,8 +352,8 @@ def _gram_terms(
 ) -> Tensor:
     """Return `_by_gram`'s sum for δ/‖δ‖ and a/‖a‖, as it is computed; of so many channels at a time in float32."""
     (h, w), (height, width) = delta.shape[-2:], a.shape[-2:]
-    positions = _gram(delta, of_delta, window.groups, channels)
-    pixels = _padded(_gram(a, of_a, window.groups, channels).view(-1, height, width, height, width), window, 2)
+    positions = _gram(delta, of_delta, window, channels)
+    pixels = _padded(_gram(a, of_a, window, channels).view(-1, height, width, height, width), window, 2)
     patches = pixels.new_zeros(len(pixels), h, w, h, w)
     for i in range(window.kernel[0]):
         for j in range(window.kernel[1]):
@@ -344,12 +363,13 @@ def _gram_terms(
     return terms.view(len(delta), -1).sum(1).clamp(min=0)
 
 
-def _gram(v: Tensor, squared: Tensor, groups: int, channels: int | None) -> Tensor:
+def _gram(v: Tensor, squared: Tensor, window: Window, channels: int | None) -> Tensor:
     """Return the inner products of the positions of v/‖v‖, given ‖v‖² [samples]: no product of two such overflows."""
-    v = v.reshape(len(v) * groups, -1, v[0, 0].numel())
-    unit = (1 / squared).where(squared > 0, 0.0).repeat_interleave(groups)
-    with no_tf32():
-        first, *rest = (torch.bmm(some.mT, some) for some in torch.split(v, channels or v.shape[1], 1))
+    v = v.reshape(len(v) * window.groups, -1, v[0, 0].numel())
+    unit = (1 / squared).where(squared > 0, 0.0).repeat_interleave(window.groups)
+    with no_tf32(v):
+        parts = torch.split(v, channels or v.shape[1], 1)
+        first, *rest = (_products(some.mT, some, window) for some in parts)
     products = sum((part.double() for part in rest), first.double()) if rest else first
     return products.mul_(unit.to(products.dtype)[:, None, None])
 

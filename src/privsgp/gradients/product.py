@@ -69,8 +69,15 @@ def _room(like: Tensor, rows: int, columns: int) -> Tensor:
 
 
 @contextmanager
-def no_tf32() -> Iterator[None]:
-    """Multiply matrices in float32 proper, on whatever device."""
+def no_tf32(v: Tensor) -> Iterator[None]:
+    """Multiply matrices such as v in float32 proper.
+
+    On a CPU they are so anyway. There threads take nodes of their own, and what is set here is set for all of them: the
+    last one to leave could set what another one had found.
+    """
+    if device_of(v).in_host_memory:
+        yield
+        return
     before = torch.backends.cuda.matmul.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = False
     try:

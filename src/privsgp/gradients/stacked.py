@@ -1,14 +1,14 @@
 """From a user's module to its per-sample gradients: which way to take, and what must be refused.
 
 A rule is used only where each parameter belongs to exactly one ruled layer that is called exactly once, and only
-after it has given the same gradients as `torch.func` on random data. A module in which samples of a batch influence
+after it has given the same gradients as plain autograd on random data. A module in which samples of a batch influence
 each other has no per-sample gradient, and clipping it would protect nobody: it is refused.
 """
 
 from __future__ import annotations
 
 import copy
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -49,11 +49,10 @@ def stack(model: nn.Module, loss: Loss, sample: tuple[Tensor, Tensor], *, rules:
     model = keyed(model)
     refuse_mixing(model, loss, sample)
     functional = Functional(unrolled(model), layout, loss)
-    _probe_functional(functional, model, sample)
-    if rules and covers(model, layout):
-        rule = Ruled(model, layout, loss)
-        if _agree(model, loss, sample):
-            return rule
+    _probe_functional(functional, functional.losses, model, sample)
+    if rules and covers(model, layout) and _agree(model, loss, sample):
+        return Ruled(model, layout, loss)
+    _probe_functional(functional, functional, model, sample)  # the first gradient loads torch's compiler: a second
     return functional
 
 
@@ -107,8 +106,9 @@ def refuse_mixing(model: nn.Module, loss: Loss, sample: tuple[Tensor, Tensor]) -
             )
         alone = torch.cat([_alone(probe, loss, *one) for one in zip(keys, inputs, targets, strict=True)])
     if not torch.allclose(together, alone, rtol=1e-9, atol=1e-12, equal_nan=True):
+        apart = float((together - alone).abs().max())
         raise Refused(
-            f"the loss of a sample depends on the other samples of its batch (by {_largest(together - alone):.3g})",
+            f"the loss of a sample depends on the other samples of its batch (by {apart:.3g})",
             "make every operation of the model and the loss act on each sample alone",
         )
 
@@ -119,11 +119,14 @@ def _alone(model: nn.Module, loss: Loss, key: Tensor, x: Tensor, y: Tensor) -> T
         return loss(model(x[None]), y[None])
 
 
-def _probe_functional(functional: Functional, model: nn.Module, sample: tuple[Tensor, Tensor]) -> None:
+def _probe_functional(
+    functional: Functional, take: Callable[..., object], model: nn.Module, sample: tuple[Tensor, Tensor]
+) -> None:
+    """Refuse what `torch.func` cannot take apart sample by sample: a branch on what a whole batch holds, say."""
     z = functional.layout.flatten(model)[None]
     keys = torch.arange(2, device=z.device)[None, : len(sample[1])]
     try:
-        functional(z, _real(sample[0][None, :2], z.dtype), sample[1][None, :2], keys)
+        take(z, _real(sample[0][None, :2], z.dtype), sample[1][None, :2], keys)
     except (RuntimeError, ValueError) as error:
         raise Refused(
             f"torch.func cannot differentiate this model sample by sample: {error}",
@@ -132,7 +135,7 @@ def _probe_functional(functional: Functional, model: nn.Module, sample: tuple[Te
 
 
 def _agree(model: nn.Module, loss: Loss, sample: tuple[Tensor, Tensor]) -> bool:
-    """Tell whether the rule gives torch.func's gradients, for two different models at once, in float64."""
+    """Tell whether the rule gives the gradients of one sample alone, for two different models at once, in float64."""
     double = copy.deepcopy(model).double()
     layout = Layout.of(double)
     rule, functional = Ruled(double, layout, loss), Functional(unrolled(double), layout, loss)
@@ -155,10 +158,6 @@ def _real(t: Tensor, dtype: torch.dtype) -> Tensor:
     return t.to(dtype) if t.is_floating_point() else t
 
 
-def _largest(difference: Tensor) -> float:
-    return float(difference.abs().max())
-
-
 class Functional:
     """The gradient of one sample alone, mapped over samples and over models: slower, and the same numbers."""
 
@@ -169,21 +168,36 @@ class Functional:
             with keys_of(model, None if key is None else key[None]):
                 return loss(functional_call(model, parameters, (x[None],)), y[None]).sum()
 
-        self._gradient = grad(one)
+        self._loss, self._gradient = one, grad(one)
 
     def __call__(self, z: Tensor, inputs: Tensor, targets: Tensor, keys: Tensor | None = None) -> PerSample:
         """Return the gradients of model z[i] on inputs[i, j], for all i and j; `keys` [m, b] are for dropout."""
-        views = {name: v.contiguous() for name, v in self.layout.views(z).items()}
-        key = None if keys is None else 0
-        per_sample = vmap(self._gradient, in_dims=(None, 0, 0, key))
-        gradients = vmap(per_sample, in_dims=(0, 0, 0, key))(views, inputs, targets, keys)
+        gradients = self._mapped(self._gradient, z, inputs, targets, keys)
         return PerSample([Plain(torch.cat([gradients[name].flatten(2) for name in self.layout.names], -1))])
 
+    def losses(self, z: Tensor, inputs: Tensor, targets: Tensor, keys: Tensor | None = None) -> Tensor:
+        """Return the loss of model z[i] on inputs[i, j], for all i and j."""
+        found: Tensor = self._mapped(self._loss, z, inputs, targets, keys)
+        return found
+
+    def _mapped(self, one: Callable[..., Any], z: Tensor, inputs: Tensor, targets: Tensor, keys: Tensor | None) -> Any:  # noqa: ANN401 - what `one` returns
+        """Return `one` of each sample alone, over samples and over models."""
+        views = {name: v.contiguous() for name, v in self.layout.views(z).items()}
+        key = None if keys is None else 0
+        per_sample = vmap(one, in_dims=(None, 0, 0, key))
+        return vmap(per_sample, in_dims=(0, 0, 0, key))(views, inputs, targets, keys)
+
     def one_by_one(self, z: Tensor, inputs: Tensor, targets: Tensor, keys: Tensor | None = None) -> Tensor:
-        """Return the same as [m, b, d], one model and one sample after the other: for models too big to map over."""
+        """Return the same as [m, b, d] by plain autograd, one model and one sample after the other."""
         models = z.repeat_interleave(inputs.shape[1], 0)
         flat = [None] * len(models) if keys is None else keys.flatten()
         samples = zip(models, inputs.flatten(0, 1), targets.flatten(0, 1), flat, strict=True)
-        gradients = [self._gradient(self.layout.views(row), x, y, key) for row, x, y, key in samples]
-        rows = [torch.cat([g[name].flatten() for name in self.layout.names]) for g in gradients]
-        return torch.stack(rows).view(*inputs.shape[:2], -1)
+        return torch.stack([self._alone(*one) for one in samples]).view(*inputs.shape[:2], -1)
+
+    def _alone(self, row: Tensor, x: Tensor, y: Tensor, key: Tensor | None) -> Tensor:
+        views = {name: v.detach().requires_grad_() for name, v in self.layout.views(row).items()}
+        wanted = [views[name] for name in self.layout.names]
+        with torch.enable_grad():
+            loss = self._loss(views, x, y, key)
+        found = torch.autograd.grad(loss, wanted, allow_unused=True, materialize_grads=True)
+        return torch.cat([g.flatten() for g in found])

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from privsgp.graph.convergence import Constants, constants
+from privsgp.graph.convergence import constants
 from privsgp.pictures import COLOURS, INK, save
 
 if TYPE_CHECKING:
@@ -65,7 +65,8 @@ def _title(graph: Graph, shown: int) -> str:
 
 
 def _panel(axis: Axes, graph: Graph, steps: list[int], title: str) -> None:
-    places = _circle(graph.nodes)
+    angle = np.pi / 2 - 2 * np.pi * np.arange(graph.nodes) / graph.nodes  # node 0 on top, then clockwise
+    places = np.stack([np.cos(angle), np.sin(angle)], axis=1)
     for k in steps:
         _lines(axis, graph.edges(k), places, COLOURS[k % len(COLOURS)])
     axis.scatter(places[:, 0], places[:, 1], s=min(60, 900 / graph.nodes), color=INK, zorder=3)
@@ -74,12 +75,6 @@ def _panel(axis: Axes, graph: Graph, steps: list[int], title: str) -> None:
         axis.text(x, y, str(node), ha="center", va="center", color=INK, fontsize=max(5.5, 10 - graph.nodes / 12))
     axis.set(xlim=(-1.2, 1.2), ylim=(-1.2, 1.2), aspect="equal")
     axis.set_title(title, color=INK, fontsize=10)
-
-
-def _circle(nodes: int) -> NDArray[np.float64]:
-    """Node 0 on top, then clockwise."""
-    angle = np.pi / 2 - 2 * np.pi * np.arange(nodes) / nodes
-    return np.stack([np.cos(angle), np.sin(angle)], axis=1)
 
 
 def _lines(axis: Axes, edges: Edges, places: NDArray[np.float64], colour: str) -> None:
@@ -113,6 +108,7 @@ def table(graph: Graph, dim: int = 1) -> list[tuple[str, str]]:
     """Rows (label, value) on `graph` for a model of `dim` parameters; refuses a graph that fails `check`."""
     of = constants(graph, dim)
     seen = f" (first {of.horizon} steps)" if of.estimated else ""
+    exact = ": agreement becomes exact" if of.spectral_gap == 1 else ""
     return [
         ("graph", graph.name),
         ("nodes", str(graph.nodes)),
@@ -124,22 +120,16 @@ def table(graph: Graph, dim: int = 1) -> list[tuple[str, str]]:
         ("ε: smallest share", f"{of.min_share:.4g}"),
         ("λ = 1 − nε^(ΔB)", _below_one(of.lemma.lam, of.lemma.log_one_minus_lam)),
         ("q = λ^(1/(ΔB+1))", _below_one(of.lemma.q, of.lemma.log_one_minus_q)),
-        (f"bound on C (d = {dim})", _bound(of.lemma.log_c)),
-        ("spectral gap per step", _gap(of, seen)),
+        (
+            f"bound on C (d = {dim})",
+            "none: the lemma needs λ > 0" if of.lemma.log_c == inf else _power_of_ten(of.lemma.log_c),
+        ),
+        ("spectral gap per step", f"{of.spectral_gap:.4f}{exact}{seen}"),
     ]
 
 
 def _below_one(value: float, log_rest: float) -> str:
     return f"{value:.4g}" if value < 0.999 else f"1 − {_power_of_ten(log_rest)}"
-
-
-def _bound(log_c: float) -> str:
-    return "none: the lemma needs λ > 0" if log_c == inf else _power_of_ten(log_c)
-
-
-def _gap(of: Constants, seen: str) -> str:
-    exact = ": agreement becomes exact" if of.spectral_gap == 1 else ""
-    return f"{of.spectral_gap:.4f}{exact}{seen}"
 
 
 def _power_of_ten(log_value: float) -> str:

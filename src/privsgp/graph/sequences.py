@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from itertools import permutations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -39,6 +40,14 @@ class Graph(ABC):
         matrix = np.zeros((self.nodes, self.nodes))
         matrix[edges.target, edges.source] = edges.share
         return matrix
+
+    def links(self) -> list[tuple[int, int]]:
+        """Every (source, target) that is ever used, sorted, self-loops left out; one that never repeats may use any."""
+        if self.period is None:
+            return list(permutations(range(self.nodes), 2))
+        steps = [self.edges(k) for k in range(self.period)]
+        pairs = {pair for e in steps for pair in zip(e.source.tolist(), e.target.tolist(), strict=True)}
+        return sorted((j, i) for j, i in pairs if j != i)
 
     def out_neighbours(self, k: int, i: int) -> tuple[int, ...]:
         """The nodes that `i` sends a message to at step `k`, itself left out."""

@@ -99,17 +99,9 @@ def _mse(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     return (outputs - targets.reshape(outputs.shape)).square().mean(-1)
 
 
-def _largest(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    return outputs.argmax(-1) == targets
-
-
-def _positive(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    return (outputs.squeeze(-1) > 0) == (targets > 0)
-
-
 _LOSSES = {
-    "cross-entropy": _Loss(_cross_entropy, _largest, "classification"),
-    "binary": _Loss(_binary, _positive, "classification"),
+    "cross-entropy": _Loss(_cross_entropy, lambda outputs, y: outputs.argmax(-1) == y, "classification"),
+    "binary": _Loss(_binary, lambda outputs, y: (outputs.squeeze(-1) > 0) == (y > 0), "classification"),
     "mse": _Loss(_mse, None, "regression"),
 }
 

@@ -110,7 +110,8 @@ def rising(line: str) -> Claim:
         if len(along) < 2:
             return _unjudged(ALONE, along)
         falls = [b.label for a, b in pairwise(along) if _more(a.accuracy, b.accuracy)]
-        return Verdict(not falls, _listed(along) + (f"; falls at {', '.join(falls)}" if falls else ""))
+        fell = [f"falls at {', '.join(falls)}"] if falls else []
+        return Verdict(not falls, "; ".join([*(one.text for one in along), *fell]))
 
     return judge
 
@@ -161,7 +162,3 @@ def _loss(one: Found) -> str:
 
 def _with_losses(found: Iterable[Found]) -> str:
     return "; ".join(f"{one.text}{_loss(one)}" for one in found)
-
-
-def _listed(found: Iterable[Found]) -> str:
-    return "; ".join(one.text for one in found)

@@ -47,16 +47,12 @@ def draw_figure(told: dict[str, Any], path: Path) -> None:
         for axis, key, words in zip(axes, ("loss", "accuracy"), ("training loss", "test accuracy"), strict=True):
             lines(axis, {_legend([c]): c[f"{key}_curve"] for c in told["curves"]})
             dress(axis, "steps", words)
-            _far_apart(axis, [p["mean"] for c in told["curves"] for p in c[f"{key}_curve"]])
+            means = [p["mean"] for c in told["curves"] for p in c[f"{key}_curve"]]
+            if means and 0 < 1000 * min(means) < max(means):  # one curve would flatten all others
+                axis.set_yscale("log")
     verdict = ", ".join(claims.stated(told))
     figure.suptitle(f"{told['name']}, {told['mode']}, {told['scale']}: the claim {verdict}", color=INK, fontsize=11)
     save(figure, path, dpi=100)
-
-
-def _far_apart(axis: Axes, values: Sequence[float]) -> None:
-    """Take a logarithmic axis where one curve would flatten all others."""
-    if values and min(values) > 0 and max(values) > 1000 * min(values):
-        axis.set_yscale("log")
 
 
 def _points(curves: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, float]]]:

@@ -136,17 +136,15 @@ def _run(figure: Figure, setting: Setting, chosen: dict[str, Config], bench: Ben
 
 
 def _told(curve: Curve, runs: Several) -> dict[str, Any]:
+    p = runs.config.privacy
     spreads = {key: runs.of(key) for key in ("train_loss", "test_loss")} | {"accuracy": runs.accuracy}
     return {
         "label": curve.label, "line": curve.line, "x": curve.x, "config": runs.config.model_dump(mode="json"),
         "steps": runs.config.algorithm.steps, "step_size": compare.base_step_size(runs.config),
         "sigma": (runs.summary.get("sigma") or [None])[0],
-        "epsilon_certified": runs.epsilon, "epsilon_nominal": _nominal(runs.config.privacy), "diverged": runs.diverged,
+        "epsilon_certified": runs.epsilon, "epsilon_nominal": p.epsilon if p.nominal else None,
+        "diverged": runs.diverged,
         "seconds": sum(run.summary["seconds"] for run in runs.runs if run.summary is not None),
         **{key: None if spread is None else spread.as_json() for key, spread in spreads.items()},
         "loss_curve": runs.curve("train_loss"), "accuracy_curve": runs.curve(runs.accuracy_key),
     }  # fmt: skip
-
-
-def _nominal(privacy: configs.Privacy) -> float | None:
-    return privacy.epsilon if privacy.nominal and isinstance(privacy.epsilon, float) else None

@@ -16,6 +16,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from privsgp.accounting import calibration, published
+from privsgp.accounting.calibration import gaussian_shift, relative_noise
 from privsgp.accounting.counting import nominal
 from privsgp.accounting.mechanisms import Sag, SampledMean
 from privsgp.accounting.pairwise import solve
@@ -23,7 +24,7 @@ from privsgp.algorithms import ALGORITHMS
 from privsgp.algorithms.saga import TableOptions
 from privsgp.algorithms.update_rule import node_weights
 from privsgp.planner import estimates, theorems
-from privsgp.planner.price import Price, common_budget, gaussian_shift, relative_noise
+from privsgp.planner.price import Price, common_budget
 from privsgp.planner.rehearsal import STEPS, Rehearsal, RehearsalSpec
 from privsgp.planner.theorems import response
 
@@ -80,9 +81,7 @@ class Network:
     def left(self) -> float:
         """What sharing leaves of the noise of the average: 1 where noise is not shared."""
         noises = relative_noise(self.budgets, self.samples)
-        shared, weights = self.covariance(noises), self.weights or [1 / self.nodes] * self.nodes
-        alone = math.sqrt(math.fsum((p * noise) ** 2 for p, noise in zip(weights, noises, strict=True)))
-        return 1.0 if shared is None else shared.average_sigma / alone
+        return 1.0 if (shared := self.covariance(noises)) is None else shared.left(noises)
 
     @cached_property
     def gain(self) -> float:
@@ -223,7 +222,7 @@ class NoiseNeeded:
         if steps not in self._scales:
             bare = self._mechanism().weighted
             assert bare is not None  # noqa: S101
-            self._scales[steps] = calibration.largest(bare, n.releases(steps), *max(n.budgets), n.relation)
+            self._scales[steps] = calibration.largest(bare, n.releases(steps), *max(n.budgets), n.relation, n.left)
         return self._scales[steps]
 
     def settings(self, steps: int) -> Settings:
@@ -236,14 +235,14 @@ class NoiseNeeded:
         return self._more(steps, budget) * self._price(budget[1]).sigma(steps, budget[0])
 
     def _more(self, steps: float, budget: Budget) -> float:
-        """Return what θ costs beside the least σ: 2 % at most, but in short runs, where it is looked at.
+        """Return what θ costs beside the least σ: 2 % at most, or looked at: in short runs, and where noise is shared.
 
         There θ may be 1 for less than it is allowed to cost, and it costs other budgets less than the one it is for.
         """
         if (weighted := self._mechanism().weighted) is None or not self.method.scaled:
             return 1.0
         K, n = round(steps), self.network
-        if (most := calibration.affordable(weighted, n.releases(K))) == calibration.MORE:
+        if (most := calibration.affordable(weighted, n.releases(K), n.left)) == calibration.MORE:
             return most
         if (K, budget) not in self._costs:
             given = replace(weighted, difference_scale=self.scale(K))

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 
 TRAJECTORY, SAMPLES = 16, 256  # steps along which L and b² are looked for, and samples that are looked at
+_TRIES = 3  # steps whose fastest counts
 FEW = 4  # steps with a model that is too large to rehearse
 
 
@@ -83,7 +84,10 @@ def constants(rehearsal: Rehearsal, clip: float, distance: float, samples: float
             moved = (step * before).norm().clamp(min=1e-12)
             smoothness = max(smoothness, float((mean - before).norm() / moved))
         before, x = mean, x - step * mean
-    return Constants(smoothness, _initial_loss(rehearsal), heterogeneity, float(rehearsal.x0.double().square().sum()))
+    with torch.no_grad():
+        outputs = functional_call(rehearsal.model, rehearsal.layout.views(rehearsal.x0), (rehearsal.samples.x,))
+        loss = float(rehearsal.loss(outputs, rehearsal.samples.y).double().mean())
+    return Constants(smoothness, loss, heterogeneity, float(rehearsal.x0.double().square().sum()))
 
 
 def _gradients(rehearsal: Rehearsal, x: Tensor, clip: float, keep: Tensor | None = None) -> PerSample:
@@ -95,10 +99,6 @@ def _gradients(rehearsal: Rehearsal, x: Tensor, clip: float, keep: Tensor | None
     return g
 
 
-def _mean(rehearsal: Rehearsal, x: Tensor, clip: float, keep: Tensor) -> Tensor:
-    return _gradients(rehearsal, x, clip, keep).sum()[0] / int(keep.sum())
-
-
 def _heterogeneity(
     rehearsal: Rehearsal, x: Tensor, clip: float, samples: float, lengths: Tensor, mean: Tensor, *, skewed: bool
 ) -> float:
@@ -106,13 +106,9 @@ def _heterogeneity(
     targets = rehearsal.samples.y[:SAMPLES]
     if not skewed or targets.is_floating_point():
         return max(float(lengths.square().mean() - mean.square().sum()), 0.0) / samples
-    return max(float((_mean(rehearsal, x, clip, targets == c) - mean).square().sum()) for c in set(targets.tolist()))
-
-
-def _initial_loss(rehearsal: Rehearsal) -> float:
-    with torch.no_grad():
-        outputs = functional_call(rehearsal.model, rehearsal.layout.views(rehearsal.x0), (rehearsal.samples.x,))
-        return float(rehearsal.loss(outputs, rehearsal.samples.y).double().mean())
+    alike = [targets == c for c in set(targets.tolist())]
+    means = [_gradients(rehearsal, x, clip, keep).sum()[0] / int(keep.sum()) for keep in alike]
+    return max(float((one - mean).square().sum()) for one in means)
 
 
 BYTES = 4  # float32
@@ -139,14 +135,14 @@ def memory_bytes() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def seconds_per_step(rehearsal: Rehearsal, method: Method, nodes: int, batch: float, tries: int = 3) -> float:
+def seconds_per_step(rehearsal: Rehearsal, method: Method, nodes: int, batch: float) -> float:
     """Take a few steps with all nodes in this process, on stand-in data, and return the fastest."""
     block = _block(rehearsal, method, nodes, batch=max(1, round(batch)))
     algorithm = ALGORITHMS[method.algorithm](block, method.settings)
     state = State.start(rehearsal.x0, nodes)
     algorithm.begin(state.z)
     took = []
-    for k in range(tries):
+    for k in range(_TRIES):
         started = time.perf_counter()
         state = algorithm.step(k, state)
         took.append(time.perf_counter() - started)

@@ -10,11 +10,11 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, insort
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from privsgp.accounting import accountant
-from privsgp.accounting.curve import Gaussian, bisect
+from privsgp.accounting.calibration import gaussian_shift, relative_noise
+from privsgp.accounting.curve import Gaussian
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -25,12 +25,6 @@ if TYPE_CHECKING:
 NEAR = 0.02  # |ln(ε / certified ε)| that a Gaussian's slope, −1, may bridge
 SPAN = 0.7  # ln ε between two certified values that a straight line may join
 Point = tuple[float, float]  # (ln certified ε, ln σ)
-
-
-@lru_cache(maxsize=1024)
-def gaussian_shift(epsilon: float, delta: float) -> float:
-    """Return μ such that a Gaussian with a shift of μσ is exactly (ε, δ)-private: what K releases may add up to."""
-    return 1 / bisect(lambda inverse: Gaussian(1 / inverse).epsilon(delta) <= epsilon, 1e9, 1e-9)
 
 
 @dataclass
@@ -107,11 +101,6 @@ def _read(points: Sequence[Point], target: float) -> tuple[float, bool]:
 
 def _bounded(step: float) -> float:
     return min(max(step, -0.7), 0.7)
-
-
-def relative_noise(budgets: Sequence[Budget], J: Sequence[float]) -> list[float]:
-    """Return σ_i of every node up to a common factor: 1/(J_i μ_i), where many releases add up."""
-    return [1 / (j * gaussian_shift(*budget)) for budget, j in zip(budgets, J, strict=True)]
 
 
 def common_budget(

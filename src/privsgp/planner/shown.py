@@ -61,7 +61,10 @@ def plan_rows(plan: Plan) -> list[tuple[str, str]]:
         ("noise between nodes", f"{plan.spread():.3g} per coordinate"),
         ("score in rehearsal", f"{_score(plan, c)} on {plan.source.text}"),
         *_metrics(plan),
-        ("bound on E‖∇f‖²", f"{f.bound(c.steps):.4g} at K*; smallest at K = {f.steps}, published K = {_count(f)}"),
+        (
+            "bound on E‖∇f‖²",
+            f"{f.bound(c.steps):.4g} at K*; smallest at K = {f.steps}, published K = {f.published_steps:.4g}",
+        ),
         ("K̂ of Theorem 1", _least(f.log_least_steps)),
         ("sent by a node", f"{estimates.bytes_sent_per_node(f.graph, f.dim, c.steps) / 1e6:.1f} MB"),
         ("time on this machine", f"about {plan.seconds:.0f} s"),
@@ -108,10 +111,6 @@ def method_rows(plan: Plan) -> list[tuple[str, ...]]:
 
 def _score(plan: Plan, choice: Choice) -> str:
     return f"{choice.score:.3g}" if plan.rehearsed else "not rehearsed"
-
-
-def _count(formula: Formula) -> str:
-    return f"{formula.published_steps:.4g}"
 
 
 def _least(log_least: float) -> str:

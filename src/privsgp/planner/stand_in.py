@@ -64,13 +64,12 @@ def tokens(
     *,
     samples: int,
     vocabulary: int,
-    seed: int = 0,
 ) -> Samples:
     """Return as many sequences of tokens: frequencies fall like 1/rank, as those of words do, and classes differ.
 
     Targets of a regression are means of a random weight of each token.
     """
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     count, kinds = 5 * samples, classes or 1
     often = np.exp(rng.standard_normal((kinds, vocabulary))) / np.arange(1, vocabulary + 1)
     ends = np.cumsum(often / often.sum(1, keepdims=True), 1)

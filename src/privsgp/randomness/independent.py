@@ -51,6 +51,11 @@ class _OfNodes(NodeNoise):
         """The source itself."""
         return self._source if isinstance(self._source, Keyed | Secure) else None
 
+    def in_parts(self, columns: int) -> bool:
+        """True: nobody's noise is another's."""
+        del columns
+        return True
+
     def add_(self, g: Tensor, nodes: Sequence[int], step: int, attempt: int) -> None:
         """Add N(0, σ_i² I) to each node's row of g, in place."""
         sigma = [self._mechanisms[i].at(step).sigma for i in nodes]

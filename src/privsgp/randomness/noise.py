@@ -223,6 +223,15 @@ class _Once(Streams):
     secret = True
 
 
+def _device_key(drawn: _Once, device: torch.device) -> torch.Tensor:
+    """Return a copy of a draw's key on a device; from page-locked memory nobody waits for it.
+
+    It is the draw's own: that of the source may be another thread's already.
+    """
+    key = torch.from_numpy(np.frombuffer(drawn._keys["noise"], "<i4").copy())
+    return key.pin_memory().to(device, non_blocking=True) if device_of(device).pins else key.to(device)
+
+
 class Secure(Streams):
     """Secret noise and coins: ChaCha20 under keys from the operating system, which this object shows to nobody.
 
@@ -264,7 +273,7 @@ class Secure(Streams):
         if device_of(out).in_host_memory:
             drawn._normals(out.numpy(), nodes, step, attempt, np.float64)
         elif out.dtype == torch.float64 and out.is_contiguous() and out.shape[1] < LONGEST and have_triton():
-            self._device_normals(out, nodes, step, attempt)
+            self._device_normals(out, nodes, step, attempt, drawn)
         else:
             host = self._host(out)
             drawn._normals(host.numpy(), nodes, step, attempt, np.float64)
@@ -286,14 +295,15 @@ class Secure(Streams):
 
         return Rough.of(words, columns, lower)
 
-    def _device_normals(self, out: torch.Tensor, nodes: Sequence[int], step: int, attempt: int) -> None:
+    @staticmethod
+    def _device_normals(out: torch.Tensor, nodes: Sequence[int], step: int, attempt: int, drawn: _Once) -> None:
         """Draw on the device itself."""
         from privsgp.kernels import chacha
 
         for node in nodes:
             _refuse_wide(node=node, step=step, attempt=attempt)
         here = torch.tensor(list(nodes), dtype=torch.int64, device=out.device)
-        chacha.fill_normal(out, here, self._device_key(out.device), step, attempt)
+        chacha.fill_normal(out, here, _device_key(drawn, out.device), step, attempt)
 
     def device_step_(
         self, x: torch.Tensor, g: torch.Tensor, nodes: range, step: int, attempt: int, *,
@@ -307,14 +317,9 @@ class Secure(Streams):
 
         for node in (nodes[0], nodes[-1]):
             _refuse_wide(node=node, step=step, attempt=attempt)
-        self._claim_all("noise", nodes, step, attempt)
+        _, drawn = self._claim_all("noise", nodes, step, attempt)
         here = torch.arange(nodes.start, nodes.stop, device=x.device)
-        chacha.step(x, g, here, levels, self._device_key(x.device), step, attempt, step_size)
-
-    def _device_key(self, device: torch.device) -> torch.Tensor:
-        """Return a copy of the key on a device; from page-locked memory nobody waits for it."""
-        key = torch.from_numpy(np.frombuffer(self._keys["noise"], "<i4").copy())
-        return key.pin_memory().to(device, non_blocking=True) if device_of(device).pins else key.to(device)
+        chacha.step(x, g, here, levels, _device_key(drawn, x.device), step, attempt, step_size)
 
     def coins(self, nodes: Sequence[int], step: int, count: int, attempt: int = 0) -> npt.NDArray[np.uint64]:
         """Return the `uniforms` of several nodes; those of one (node, step, attempt) can be drawn once."""
@@ -415,10 +420,15 @@ def step_(
     sigma: Sequence[float], attempt: int, step_size: float,
 ) -> bool:  # fmt: skip
     """Take γ times what `add_noise_` makes of g from x, if that can be done in one pass; g is as it was then."""
-    if not _goes_roughly(source, g) or not all(sigma):
+    if not goes_at_once(source, g, sigma):
         return False
     step_rough_(x, g, source.rough(nodes, g.shape[1], step, attempt), sigma, _spacings(sigma), step_size)
     return True
+
+
+def goes_at_once(source: Normals, g: torch.Tensor, sigma: Sequence[float]) -> TypeGuard[Roughly]:
+    """Tell whether `step_` can be taken."""
+    return _goes_roughly(source, g) and all(sigma)
 
 
 def _goes_roughly(source: Normals, g: torch.Tensor) -> TypeGuard[Roughly]:

@@ -10,16 +10,18 @@ are ChaCha20's under the pair's own key, with (pair, step, attempt) as nonce, so
 - between processes they come from X25519 keys that are made for this life of a process, HKDF over the transcript of the
   exchange: no third process can compute them, and no other life of the run has the same.
 
-A sum is formed in one order at every node, pairs by their other end, then own noise, then the gradient, in float64
-where noise is secret, and rounded once, to the grid of the node's own noise.
+A sum is formed in one order at every node, pairs by their other end, then own noise, then the gradient. Where noise is
+secret the gradient comes before own noise, all is in float64, and is rounded once, to the grid of the node's own noise.
 """
 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import logging
 import math
+import threading
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, Any, Protocol
@@ -31,9 +33,19 @@ from pydantic import Field
 from privsgp.devices import device_of
 from privsgp.errors import Refused
 from privsgp.options import Count, Options, option
-from privsgp.randomness.noise import Keyed, Secure, Streams, clock_offset, clocks_parted, snap_
+from privsgp.randomness.noise import (
+    Keyed,
+    Secure,
+    Streams,
+    add_noise_,
+    clock_offset,
+    clocks_parted,
+    goes_at_once,
+    step_,
+)
 from privsgp.randomness.prefetch import PrefetchedNoise
 from privsgp.randomness.protocol import NodeNoise, Noise
+from privsgp.threads import Helped
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -282,32 +294,68 @@ def derived(secret: bytes, salt: bytes, info: bytes) -> bytes:
     return HKDF(SHA256(), 32, salt=salt, info=info).derive(secret)
 
 
-class _Sum:
-    """All noise of the nodes here, as `PrefetchedNoise` draws it: pairs in order, then the nodes' own."""
+class _Centred:
+    """v_i − v̄ of all nodes at one step, written to v: every thread that wants some of it helps to draw it.
 
-    def __init__(self, noise: PairwiseNoise, here: Ends, source: Source, pairs: Source) -> None:
-        self.here, self.source, self.pairs = here, source, pairs
-        c = noise.covariance
-        self.own = [c.own_sigma[i] for i in here.nodes]
-        self._pair = c.pair_sigma
-        self._room: dict[str, Tensor] = {}
+    Guarantee: that of the source of v; `left` are the nodes whose numbers were not handed out.
+    """
+
+    def __init__(self, source: Source, v: Tensor, nodes: range, step: int, attempt: int) -> None:
+        self.at, self.offset, self.left = (step, attempt), clock_offset(), set(nodes)
+        self._source, self._v, (n, d), here = source, v, v.shape, device_of(v)
+        rows = range(0, n, here.rows_at_once(v, _CACHED))
+        self._drawn = Helped(self._draw, [slice(top, top + rows.step) for top in rows])
+        few = max(2, _CACHED // n) if here.in_host_memory else d
+        ends = [*range(0, max(1, d - 1), few), d]  # NumPy adds up a single column in another order
+        self._even = Helped(self._centre, [slice(*both) for both in itertools.pairwise(ends)])
+
+    def numbers(self) -> Tensor:
+        """Return them, [n, d], as soon as all are there."""
+        self._drawn.done()
+        self._even.done()
+        return self._v
+
+    def _draw(self, rows: slice) -> None:
+        n = len(self._v)
+        self._source.fill_normal(self._v[rows], range(n * n, n * n + n)[rows], *self.at)
+
+    def _centre(self, columns: slice) -> None:
+        v = self._v[:, columns]
+        v.sub_(_summed(v).div_(len(v)))
+
+
+class _Sum:
+    """What the nodes here share with others, as `PrefetchedNoise` draws it: the sums over their pairs."""
+
+    def __init__(self, noise: PairwiseNoise, here: Ends, pairs: Source) -> None:
+        self.here, self.pairs = here, pairs
+        self._pair = noise.covariance.pair_sigma
+        self._now: _Centred | None = None
+        self._room: Tensor | None = None  # for its numbers, kept from step to step
+        self._asking = threading.Lock()
 
     @property
     def secret(self) -> bool:
         """Whether nobody else can draw the same."""
-        return self.source.secret
+        return self.pairs.secret
 
     def fill_normal(self, out: Tensor, nodes: Sequence[int], step: int, attempt: int = 0) -> None:
-        """Fill row r of `out` with the noise of node `nodes[r]`, which are all that are here."""
-        if list(nodes) != list(self.here.nodes):
-            raise Refused(f"pairwise noise of nodes {list(nodes)} alone", "all nodes of a process make a step together")
+        """Fill row r of `out` with what node `nodes[r]` shares: of all that are here, or drawn together of some."""
         if self.together(out.shape[1]):
-            self._fill_together(out, step, attempt)
-        else:
+            torch.mul(*self._factors(out, nodes, step, attempt), out=out)
+        elif list(nodes) == list(self.here.nodes):
             self._fill_pairs(out, step, attempt)
-        own = self._buffer("own", out, len(out))
-        self.source.fill_normal(own, nodes, step, attempt)
-        out.addcmul_(own, torch.tensor(self.own, dtype=out.dtype, device=out.device)[:, None])
+        else:
+            raise Refused(f"pairwise noise of nodes {list(nodes)} alone", "all nodes of a process make a step together")
+
+    def add_(self, g: Tensor, nodes: Sequence[int], step: int, attempt: int) -> None:
+        """Add the same to g, in place."""
+        if self.together(g.shape[1]):
+            g.addcmul_(*self._factors(g, nodes, step, attempt))
+        else:
+            out = torch.empty_like(g)
+            self.fill_normal(out, nodes, step, attempt)
+            g.add_(out)
 
     def together(self, columns: int) -> bool:
         """Tell whether all pairs' sums are drawn at once: where no end is another's secret, and pairs take long.
@@ -322,9 +370,10 @@ class _Sum:
     def _fill_pairs(self, out: Tensor, step: int, attempt: int) -> None:
         out.zero_()
         rows = max(1, _DRAWN // out.shape[1])
+        room = out.new_empty(max(rows, self.here.graph.nodes), out.shape[1])
         for groups in self._batches(rows):
             pairs = [pair for group in groups for pair in group]
-            u = self._buffer("pairs", out, max(rows, self.here.graph.nodes))[: len(pairs)]
+            u = room[: len(pairs)]
             self.pairs.fill_normal(u, [self.here.number(pair) for pair in pairs], step, attempt)
             for group in groups:
                 self._share(out, group, u[: len(group)])
@@ -341,21 +390,36 @@ class _Sum:
         if batch:
             yield batch
 
-    def _fill_together(self, out: Tensor, step: int, attempt: int) -> None:
-        """Fill with s √n (v_i − v̄): as Gaussian as the sums of all pairs, with the same covariance s² (n I − 11ᵀ)."""
-        n, here = self.here.graph.nodes, self.here.nodes
-        v = self._buffer("pairs", out, n)
-        self.pairs.fill_normal(v, [n * n + i for i in range(n)], step, attempt)
-        torch.sub(v[here.start : here.stop], _summed(v).div_(n), out=out)
-        sigma = [math.sqrt(n) * self._pair[i] for i in here]
-        out.mul_(torch.tensor(sigma, dtype=out.dtype, device=out.device)[:, None])
+    def _factors(self, like: Tensor, nodes: Sequence[int], step: int, attempt: int) -> tuple[Tensor, Tensor]:
+        """Return v_i − v̄ and s √n: their product is as Gaussian as the sums of all pairs, with the same covariance.
+
+        That is s² (n I − 11ᵀ).
+        """
+        n = self.here.graph.nodes
+        v = self._centred(like, nodes, step, attempt).numbers()
+        return v[nodes[0] : nodes[-1] + 1], _column([math.sqrt(n) * self._pair[i] for i in nodes], like)
+
+    def _centred(self, like: Tensor, nodes: Sequence[int], step: int, attempt: int) -> _Centred:
+        """Return the step's numbers, of which these nodes' are now handed out; else the source is asked again."""
+        with self._asking:
+            now = self._now
+            if now is not None and self.secret and clocks_parted(now.offset):
+                self.undraw("noise", nodes, *now.at)
+                now = self._room = None  # others may still write there
+            if now is None or now.at != (step, attempt) or not now.left.issuperset(nodes):
+                if self._room is None or (self._room[0].shape, self._room.dtype) != (like[0].shape, like.dtype):
+                    self._room = like.new_empty(self.here.graph.nodes, like.shape[1])
+                now = _Centred(self.pairs, self._room, self.here.nodes, step, attempt)
+            now.left.difference_update(nodes)
+            self._now = now if now.left else None
+            return now
 
     def undraw(self, purpose: str, nodes: Sequence[int], step: int, attempt: int) -> None:
         """Let a step's noise that nobody used be drawn anew, where it can be."""
+        del nodes
         n = self.here.graph.nodes
         numbers = [self.here.number(pair) for pair in self.here.pairs] + [n * n + i for i in range(n)]
         self.pairs.undraw(purpose, numbers, step, attempt)
-        self.source.undraw(purpose, nodes, step, attempt)
 
     def _share(self, out: Tensor, group: Sequence[Pair], u: Tensor) -> None:
         """Add the numbers of pairs to the node they begin with, all together, and take them from each other end."""
@@ -366,15 +430,12 @@ class _Sum:
         if ends:
             rows, places = zip(*ends, strict=True)
             u = u if len(rows) == len(u) else u[list(rows)]
-            sigma = torch.tensor([self._pair[here.start + place] for place in places], dtype=u.dtype, device=u.device)
-            out.index_add_(0, torch.tensor(places, device=u.device), u.mul_(sigma[:, None]), alpha=-1)
+            sigma = _column([self._pair[here.start + place] for place in places], u)
+            out.index_add_(0, torch.tensor(places, device=u.device), u.mul_(sigma), alpha=-1)
 
-    def _buffer(self, name: str, like: Tensor, rows: int) -> Tensor:
-        """Return room that is kept from step to step."""
-        kept = self._room.get(name)
-        if kept is None or kept.shape != (rows, like.shape[1]) or kept.dtype != like.dtype:
-            kept = self._room[name] = torch.empty((rows, like.shape[1]), dtype=like.dtype, device=like.device)
-        return kept
+
+def _column(values: Sequence[float], like: Tensor) -> Tensor:
+    return torch.tensor(values, dtype=like.dtype, device=like.device)[:, None]
 
 
 def _summed(u: Tensor) -> Tensor:
@@ -382,14 +443,35 @@ def _summed(u: Tensor) -> Tensor:
     return torch.from_numpy(np.add.reduce(u.numpy(), axis=0)) if device_of(u).in_host_memory else u.sum(0)
 
 
+class _Ahead(PrefetchedNoise):
+    """What pairs share and, where that is drawn ahead, own noise too."""
+
+    def __init__(self, shared: _Sum, own: PrefetchedNoise) -> None:
+        super().__init__(shared, own.nodes)
+        self._shared, self._own = shared, own
+
+    def prepare(self, like: Tensor, step: int, attempt: int) -> None:
+        """Draw both."""
+        super().prepare(like, step, attempt)
+        self._own.prepare(like, step, attempt)
+
+    def add_(self, g: Tensor, nodes: Sequence[int], step: int, attempt: int) -> None:
+        """Add what pairs share to g, in place."""
+        rows = self._ready(nodes, step, attempt)
+        if rows is None:
+            self._shared.add_(g, nodes, step, attempt)
+        else:
+            g.add_(self._normals[slice(*rows)])
+
+
 class _OfNodes(NodeNoise):
     def __init__(
         self, noise: PairwiseNoise, here: Ends, mechanisms: Sequence[Mechanism], source: Source, pairs: Source
     ) -> None:
         _refuse_uncounted(noise, here.nodes, mechanisms)
-        self._sum = _Sum(noise, here, source, pairs)
-        self._ahead = PrefetchedNoise(self._sum, here.nodes)
-        self._noised = torch.empty(0)
+        self._sigma = noise.covariance.own_sigma
+        self._sum, self._own = _Sum(noise, here, pairs), PrefetchedNoise(source, here.nodes)
+        self._ahead = _Ahead(self._sum, self._own)
 
     @property
     def zero(self) -> bool:
@@ -401,18 +483,31 @@ class _OfNodes(NodeNoise):
         """None: a kernel draws a node's own noise alone."""
         return None
 
+    def in_parts(self, columns: int) -> bool:
+        """Whether sums over pairs are drawn for all nodes at once, by whoever wants some."""
+        return self._sum.together(columns)
+
     def add_(self, g: Tensor, nodes: Sequence[int], step: int, attempt: int) -> None:
         """Add own noise and that of all pairs to each node's row of g, in place."""
-        dtype = torch.float64 if self._sum.secret else g.dtype
-        if self._noised.shape != g.shape or self._noised.dtype != dtype or self._noised.device != g.device:
-            self._noised = torch.empty(g.shape, dtype=dtype, device=g.device)
-        self._ahead.fill_normal(self._noised, nodes, step, attempt)
-        tall = device_of(g).rows_at_once(g, _CACHED)
-        for rows in (slice(top, top + tall) for top in range(0, len(g), tall)):
-            noised = self._noised[rows].add_(g[rows])
-            if self._sum.secret:
-                snap_(noised, self._sum.own[rows])
-            g[rows] = noised
+        sigma = [self._sigma[i] for i in nodes]
+        if self._own.secret:
+            noised = g.to(torch.float64)  # g itself, where it is that
+            self._ahead.add_(noised, nodes, step, attempt)
+            add_noise_(noised, self._own, nodes, step, sigma=sigma, attempt=attempt)
+        else:
+            noised, own = torch.empty_like(g), torch.empty_like(g)
+            self._ahead.fill_normal(noised, nodes, step, attempt)
+            self._own.fill_normal(own, nodes, step, attempt)
+            noised.addcmul_(own, _column(sigma, own)).add_(g)
+        g.copy_(noised)
+
+    def step_(self, x: Tensor, g: Tensor, nodes: Sequence[int], step: int, attempt: int, step_size: float) -> bool:
+        """Take γ (g + noise) from x where one pass does it, but for what pairs share: that is added to g first."""
+        sigma = [self._sigma[i] for i in nodes]
+        if not goes_at_once(self._own, g, sigma):
+            return False
+        self._ahead.add_(g, nodes, step, attempt)
+        return step_(x, g, self._own, nodes, step, sigma=sigma, attempt=attempt, step_size=step_size)
 
     def prepare(self, like: Tensor, step: int, attempt: int) -> None:
         """Draw the noise of a step now."""

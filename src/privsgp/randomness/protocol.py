@@ -32,6 +32,9 @@ class NodeNoise(Protocol):
     def kernel_source(self) -> Keyed | Secure | None:
         """The source that a GPU's kernel may draw each node's own N(0, σ_i² I) from; None: `add_` alone adds it."""
 
+    def in_parts(self, columns: int) -> bool:
+        """Whether `add_` and `step_` may be called for some of the nodes, by several threads, where g has so many."""
+
     def add_(self, g: Tensor, nodes: Sequence[int], step: int, attempt: int) -> None:
         """Add the noise of a step to each node's row of g, in place (Algorithm 1, line 8).
 

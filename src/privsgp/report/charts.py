@@ -28,6 +28,7 @@ WIDTH, HEIGHT = 480, 280
 WIDTHS = {"wide": WIDTH, "narrow": 320}
 COLOURS = 8
 _LEFT, _TOP, _BOTTOM = 52, 18, 38
+_LEAST = 15  # from one label to the next
 _LETTER = 7.4  # mean width of a letter at the charts' font size
 _LONGEST = {WIDTH: 24, WIDTHS["narrow"]: 13}  # letters of a label beside its curve
 _LABELS = 14  # more of them do not fit beside a chart; hover and table tell them apart
@@ -204,13 +205,9 @@ def _grid(x: Axis, y: Axis, chart: Chart) -> list[Markup]:
     lines = []
     for t in y.ticks():
         lines.append(_tag("line", class_="grid", x1=x.start, x2=x.end, y1=y.at(t), y2=y.at(t)))
-        lines.append(_text("tick", x.start - 7, y.at(t) + 4, _bare(chart.write(t)), anchor="end"))
+        lines.append(_text("tick", x.start - 7, y.at(t) + 4, chart.write(t).replace(".0 %", " %"), anchor="end"))
     steps = [_text("tick", x.at(t), y.start + 17, number(t)) for t in x.ticks()]
     return [*lines, *steps, _text("axis", (x.start + x.end) / 2, HEIGHT - 4, chart.x_label)]
-
-
-def _bare(tick: str) -> str:
-    return tick.replace(".0 %", " %")
 
 
 def _mark(x: Axis, y: Axis, mark: tuple[float, str]) -> list[Markup]:
@@ -242,16 +239,16 @@ def _short(name: str, longest: int) -> str:
     return name if len(name) <= longest else name[: longest - 1] + "…"
 
 
-def _apart(heights: Sequence[float], least: float = 15) -> list[float]:
+def _apart(heights: Sequence[float]) -> list[float]:
     """Move labels so that they do not cover each other, and stay above the ticks of the x axis."""
     order = sorted(range(len(heights)), key=heights.__getitem__)
     placed = list(heights)
     for above, below in itertools.pairwise(order):
-        placed[below] = max(placed[below], placed[above] + least)
+        placed[below] = max(placed[below], placed[above] + _LEAST)
     limit = HEIGHT - _BOTTOM - 4.0
     for i in reversed(order):
         placed[i] = min(placed[i], limit)
-        limit = placed[i] - least
+        limit = placed[i] - _LEAST
     return placed
 
 

@@ -112,6 +112,9 @@ def read(path: Path) -> Run:
     kept_back = () if config.test_is_public else TESTED  # older releases wrote them all the same
     summary = _json(folder.summary, Summary)
     rows = shown(read_metrics(folder.metrics), simulation=config.seed is not None)
+    plan = _json(folder.plan, Plan)
+    if plan is not None and plan["estimated_on"]["kind"] == "private" and config.seed is None:
+        plan = None  # it looked at the nodes' own samples: no ε covers what it tells
     return Run(
         path=path,
         config=config,
@@ -119,7 +122,7 @@ def read(path: Path) -> Run:
         summary=None if summary is None else summary | dict.fromkeys(kept_back),
         metrics=[{name: value for name, value in row.items() if name not in kept_back} for row in rows],
         statements=statements(folder.ledgers or path) if config.private else (),
-        plan=_public(_json(folder.plan, Plan), simulation=config.seed is not None),
+        plan=plan,
     )
 
 
@@ -127,12 +130,6 @@ def shown(rows: Sequence[dict[str, Any]], *, simulation: bool) -> list[dict[str,
     """Keep the metrics that may leave the site; those on training data only of a simulation."""
     names = ("step", *PUBLIC, *(SIMULATED if simulation else ()))
     return [{name: row[name] for name in names if name in row} for row in rows]
-
-
-def _public(plan: dict[str, Any] | None, *, simulation: bool) -> dict[str, Any] | None:
-    """Leave out a plan that looked at the nodes' own samples: no ε covers what it tells."""
-    looked = plan is not None and plan["estimated_on"]["kind"] == "private"
-    return None if looked and not simulation else plan
 
 
 def _json(path: Path, shape: type[BaseModel]) -> dict[str, Any] | None:

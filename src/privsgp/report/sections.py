@@ -147,7 +147,7 @@ def moving(run: Run, room: int = MOST_NUMBERS) -> dict[str, Any] | None:
     return {
         "nodes": graph.nodes,
         "steps": shown,
-        "links": [_links(run, graph, k) for k in phases],
+        "links": [np.stack(_messages(run, graph, k)[:2], 1).ravel().tolist() for k in phases],
         "phase": [k % len(phases) for k in shown] if repeats else list(range(len(shown))),
         "lost": [] if repeats else [np.flatnonzero(_messages(run, graph, k)[2]).tolist() for k in shown],
         "absent": [] if run.faults is None else [[*run.faults.down(k), *run.faults.left(k)] for k in shown],
@@ -160,11 +160,6 @@ def _shown(graph: Graph, steps: int, room: int, *, repeats: bool) -> list[int]:
     links = 0 if repeats else len(graph.edges(0).source)
     most = max(2, room // (2 * links + graph.nodes))
     return [int(k) for k in np.unique(np.linspace(0, steps - 1, min(steps, most)).round())]
-
-
-def _links(run: Run, graph: Graph, k: int) -> list[int]:
-    source, target, _ = _messages(run, graph, k)
-    return [int(i) for pair in zip(source, target, strict=True) for i in pair]
 
 
 def _messages(run: Run, graph: Graph, k: int) -> tuple[np.ndarray[Any, Any], ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 import os
@@ -10,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import astuple
 from typing import TYPE_CHECKING, Any
 
-from rich.box import SIMPLE_HEAD
+from rich.box import HEAVY_HEAD, SIMPLE_HEAD
 from rich.console import Console
 from rich.logging import RichHandler
 from rich.progress import (
@@ -27,7 +28,7 @@ from rich.table import Table
 from privsgp import metrics
 from privsgp.errors import visible
 from privsgp.paper import claims
-from privsgp.runs.shown import LABELS, metric_rows, span, summary_rows
+from privsgp.runs.shown import LABELS, clocked, metric_rows, span, summary_rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -131,14 +132,25 @@ def figures(row: dict[str, Any]) -> str:
     return "  ".join(words)
 
 
-def _show_table(title: str | None, head: Sequence[str], rows: Iterable[Sequence[str]], *, words: Sequence[str]) -> None:
+def _show_table(
+    title: str | None, head: Sequence[str], rows: Iterable[Sequence[str]], *, words: Sequence[str], wide: bool = False
+) -> None:
     """Print a table whose columns are numbers, to the right, but for those of `words`; without a head all are words."""
-    table = Table(title=title, title_justify="left", title_style="bold", show_header=bool(head))
+    box = SIMPLE_HEAD if wide else HEAVY_HEAD  # no lines between its columns
+    table = Table(title=title, title_justify="left", title_style="bold", show_header=bool(head), box=box)
     for name in head:
-        table.add_column(name, justify="left" if name in words else "right")
+        table.add_column(name, justify="left" if name in words else "right", no_wrap=wide)
     for row in rows:
         table.add_row(*row)
     out.print(table)
+
+
+def tell(values: object, shown: Callable[..., None], *given: Any, as_json: bool) -> None:  # noqa: ANN401 - any to show
+    """Print JSON on stdout, and nothing else there, or show what is given to people."""
+    if as_json:
+        sys.stdout.write(json.dumps(values) + "\n")
+    else:
+        shown(*given)
 
 
 def show_lines(lines: Iterable[str]) -> None:
@@ -212,7 +224,8 @@ def show_comparison(comparison: dict[str, Any]) -> None:
     """Print a comparison, as comparison.json holds it, method by method."""
     from privsgp.features.maps import pretraining  # brings torch, which counting privacy goes without
 
-    clock = any(row["virtual_seconds"] for row in comparison["rows"])
+    times = [row["virtual_seconds"] and row["virtual_seconds"]["mean"] for row in comparison["rows"]]
+    clock = any(clocked(time, row["steps"]) for time, row in zip(times, comparison["rows"], strict=True))
     extra = [name for name in ("auc", "r2") if any(name in row.get("metrics", {}) for row in comparison["rows"])]
     names = [LABELS[name] for name in extra]
     head = ["method", "accuracy %", *names, "loss", "ε", "step", "steps", "msgs", "MB", *(["time"] if clock else [])]
@@ -222,16 +235,11 @@ def show_comparison(comparison: dict[str, Any]) -> None:
             _three(row["test_loss"] and row["test_loss"]["mean"]), _three(row["epsilon"]),
             _three(row["step_size"]), str(row["steps"]), str(row["messages"] or 0),
             f"{(row['bytes_sent'] or 0) / 1e6:.1f}",
-            *([_three(row["virtual_seconds"] and row["virtual_seconds"]["mean"])] if clock else []),
+            *([_three(time)] if clock else []),
         ]
-        for row in comparison["rows"]
+        for time, row in zip(times, comparison["rows"], strict=True)
     ]  # fmt: skip
-    table = Table(title=comparison["config"]["name"], title_justify="left", title_style="bold", box=SIMPLE_HEAD)
-    for name in head:
-        table.add_column(name, no_wrap=True, justify="left" if name == "method" else "right")
-    for row in rows:
-        table.add_row(*row)
-    out.print(table)
+    _show_table(comparison["config"]["name"], head, rows, words=["method"], wide=True)
     said = ["time is virtual, in seconds; accuracy is mean ± standard deviation over seeds"] if clock else []
     settings: dict[str, list[str]] = {}
     for row in comparison["rows"]:

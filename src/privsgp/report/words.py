@@ -237,19 +237,14 @@ def _counted(run: Run) -> str:
 def _not_covered(run: Run) -> str:
     tested = any("test_loss" in row for row in run.metrics)
     public = " Accuracy and loss are on test data, which are taken to be public and have no protection."
+    learnt = pretraining(run.config.features.name)
     return (
         "Not covered: several records of one person, at one site or at several, add up and are protected less than one "
         "is. Choosing settings by looking at results on the same records spends privacy that is not counted here. So "
         "does a second run on the same records, unless it continued the same ledgers."
         + (public if tested else "")
-        + _encoder(run)
+        + (f" The encoder rests on {learnt}; images that it was learnt from are not covered." if learnt else "")
     )
-
-
-def _encoder(run: Run) -> str:
-    """Say of an encoder with weights of its own that the records they were learnt from have no protection here."""
-    learnt = pretraining(run.config.features.name)
-    return "" if learnt is None else f" The encoder rests on {learnt}; images that it was learnt from are not covered."
 
 
 def up(epsilon: float) -> str:

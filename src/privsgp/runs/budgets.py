@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from privsgp.accounting.ledger import Segment
+    from privsgp.accounting.mechanisms import Mechanism
     from privsgp.runs.config import Config
 
 
@@ -39,6 +40,12 @@ def settings(config: Config) -> Settings:
         clip=schedules.largest_clip(config), sampling=a.sampling, batch=a.batch, nodes=config.data.nodes,
         trust=config.trust, spare=spare(config), options=ALGORITHMS[a.name].Options(**config.options("algorithm")),
     )  # fmt: skip
+
+
+def declared(config: Config) -> Mechanism:
+    """Return the kind of mechanism that the algorithm declares; its numbers are not known before the run is built."""
+    made = ALGORITHMS[config.algorithm.name].mechanism
+    return made(settings(config), sigma=1.0, batch=1.0, samples=1, kappa=0.0)
 
 
 def with_scale(config: Config, samples: Sequence[int], started: Config | None = None) -> Config:
@@ -75,12 +82,22 @@ def with_scale(config: Config, samples: Sequence[int], started: Config | None = 
     steps = a.steps + spare(config)
     if p.epsilon is None:
         i = min(nodes, key=lambda i: mechanisms[i].samples * mechanisms[i].sigma)
-        found = calibration.largest_at(mechanisms[i], steps, deltas[i], p.relation)
+        left = _left(config, samples, [m.sigma for m in mechanisms])
+        found = calibration.largest_at(mechanisms[i], steps, deltas[i], p.relation, left)
     else:
-        budgets = per_node(p.epsilon, len(samples))
-        i = max(nodes, key=lambda i: (budgets[i], deltas[i]))
-        found = calibration.largest(mechanisms[i], steps, budgets[i], deltas[i], p.relation)
+        budgets = list(zip(per_node(p.epsilon, len(samples)), deltas, strict=True))
+        i = max(nodes, key=lambda i: budgets[i])
+        left = _left(config, samples, calibration.relative_noise(budgets, samples))
+        found = calibration.largest(mechanisms[i], steps, *budgets[i], p.relation, left)
     return config.with_algorithm(difference_scale=found)
+
+
+def _left(config: Config, samples: Sequence[int], needed: Sequence[float]) -> float:
+    """Return what sharing leaves of the noise in the average: 1 where it is not shared."""
+    if (graph := noise_graph(config, len(samples))) is None:
+        return 1.0
+    weights = node_weights(config.algorithm.weights, samples, needed, shared=True)
+    return solve(needed, config.honest, config.pair_ratio, graph, weights).left(needed)
 
 
 def difference_clip(config: Config) -> float | None:

@@ -49,7 +49,7 @@ from privsgp.engine.averaging import FinalModelOptions
 from privsgp.errors import Refused
 from privsgp.features import efficientnet
 from privsgp.features.maps import FEATURES
-from privsgp.files import read_toml
+from privsgp.files import flat, read_toml
 from privsgp.graph import GRAPHS
 from privsgp.models.networks import MODELS
 from privsgp.options import Count, NotNegative, Options, Positive, Probability, option
@@ -71,7 +71,7 @@ _FINEST = 2.0**-60  # of a clip: the squares of entries far below have no relati
 SITES = "sites"  # the data.name of arrays that each node brings, from Python
 
 
-_SCALE, _DIFFERENCE = ("algorithm", "difference_scale"), ("algorithm", "difference_clip")
+_SCALE, _DIFFERENCE = "algorithm.difference_scale", "algorithm.difference_clip"
 
 
 def _one_of(known: Collection[str], *, unsaid: str | None = None) -> AfterValidator:
@@ -166,16 +166,11 @@ class Data(_Tables):
         return values
 
     @model_validator(mode="after")
-    def _sites_fit(self) -> Self:
+    def _fits_together(self) -> Self:
         if self.sites is not None and len(self.sites) != self.nodes:
             raise Refused(f"data.sites has {len(self.sites)} names for data.nodes = {self.nodes}", "give one per node")
         if self.sites is not None and (twice := {name for name in self.sites if self.sites.count(name) > 1}):
             raise Refused(f"data.sites has {min(twice)!r} twice", "give each site a name of its own")
-        return self
-
-    @model_validator(mode="after")
-    def _schema_fits(self) -> Self:
-        """Refuse a schema without a table, and a table without a schema."""
         for key in ("path", "test_path"):
             name = getattr(self, key)
             if name is not None and is_table(name) and self.schema is None and self.text is None:
@@ -187,10 +182,6 @@ class Data(_Tables):
             raise Refused(f"data.schema beside data.path = {self.path!r}", "a schema is of .csv, .parquet or .feather")
         if self.schema is not None and self.classes is not None:
             raise Refused(f"data.classes = {self.classes} beside data.schema", "leave it out: the schema lists them")
-        return self
-
-    @model_validator(mode="after")
-    def _sizes_fit(self) -> Self:
         alpha = getattr(self, "alpha", 0.5)
         check_partition(self.partition, self.nodes, alpha=alpha, sizes=self.sizes)
         if self.path is not None and self.sizes is not None:
@@ -252,7 +243,7 @@ class Privacy(Options):
         return nominal(self.accountant)
 
     @model_validator(mode="after")
-    def _clip_has_room(self) -> Self:
+    def _can_be_counted(self) -> Self:
         clips = (self.clip.start, self.clip.end) if isinstance(self.clip, Clips) else (self.clip,)
         for clip in clips:
             if not _FINEST <= clip <= 1 / _FINEST:
@@ -264,10 +255,6 @@ class Privacy(Options):
                 f"privacy.clip from {clips[0]:g} to {clips[-1]:g}",
                 f"take one clip at most {WIDEST:,.0f} times the other",
             )
-        return self
-
-    @model_validator(mode="after")
-    def _one_of_both(self) -> Self:
         if self.epsilon is not None and self.sigma is not None:
             raise Refused(
                 f"privacy.epsilon = {self.epsilon} beside privacy.sigma = {self.sigma}",
@@ -329,7 +316,7 @@ class AlgorithmSection(UpdateOptions, FinalModelOptions):
         return checked
 
     @model_validator(mode="after")
-    def _can_be_updated(self) -> Self:
+    def _algorithm_can_do_so(self) -> Self:
         given = [
             key for key in ("weights", "momentum", "unit_steps") if getattr(self, key) not in ("equal", 0.0, False)
         ]
@@ -338,10 +325,6 @@ class AlgorithmSection(UpdateOptions, FinalModelOptions):
                 f"algorithm.{given[0]} = {getattr(self, given[0])} with algorithm.name = {self.name!r}",
                 "leave it out: this algorithm's steps are its own",
             )
-        return self
-
-    @model_validator(mode="after")
-    def _trust_can_be_chosen(self) -> Self:
         if self.trust is not None and self.trust not in ALGORITHMS[self.name].trusts:
             users = [repr(name) for name, algorithm in ALGORITHMS.items() if self.trust in algorithm.trusts]
             raise Refused(
@@ -513,7 +496,7 @@ class Config(Options):
         return self
 
     @model_validator(mode="after")
-    def _one_budget_where_noise_is_shared(self) -> Self:
+    def _noise_is_counted(self) -> Self:
         for key in ("epsilon", "delta", "sigma") if self.trust == "secure aggregation" else ():
             value = getattr(self.privacy, key)
             if isinstance(value, list) and len(set(value)) > 1:
@@ -521,16 +504,8 @@ class Config(Options):
                     f"privacy.{key} = {value} with algorithm.trust = 'secure aggregation'",
                     "give all nodes the same, or algorithm.trust = 'per-node': in a sum they share each other's noise",
                 )
-        return self
-
-    @model_validator(mode="after")
-    def _noise_can_be_shared(self) -> Self:
         if self.privacy.noise == "pairwise" and (why_not := self._unshared()) is not None:
             raise why_not
-        return self
-
-    @model_validator(mode="after")
-    def _schedule_is_counted(self) -> Self:
         schedules.refuse_uncounted(self)
         return self
 
@@ -585,18 +560,13 @@ class Config(Options):
         return degree
 
     @model_validator(mode="after")
-    def _encoder_fits_tokens(self) -> Self:
-        made = "wordllama" if self.data.text is not None and self.data.text.tokens == "wordllama" else "other"
-        wanted = "wordllama" if self.features.name == "wordllama" else "other"
-        if made != wanted and "wordllama" in (made, wanted):
+    def _data_can_be_used(self) -> Self:
+        made = self.data.text is not None and self.data.text.tokens == "wordllama"
+        if made != (self.features.name == "wordllama"):
             raise Refused(
                 f"features.name = {self.features.name!r} with data.text.tokens of another kind",
                 'take both: [data.text] tokens = "wordllama" and [features] name = "wordllama", or neither',
             )
-        return self
-
-    @model_validator(mode="after")
-    def _labels_move_no_record(self) -> Self:
         if self.seed is None and self.data.path is None and self.data.partition != "even":
             raise Refused(
                 f"data.partition = {self.data.partition!r} without a seed",
@@ -650,17 +620,10 @@ class Config(Options):
         del values["name"]
         del values["data"]["path"]
         del values["data"]["test"], values["data"]["test_path"]  # each site's own choice
-        for key in ("schema", "sites"):  # keys that came later, as below
-            if values["data"][key] is None:
-                del values["data"][key]
-        if self.privacy.noise == "independent":
-            del values["privacy"]["noise"]
-        for key, default in (("noise_schedule", "constant"), ("noise_curvature", 0.0)):
-            if values["privacy"][key] == default:
-                del values["privacy"][key]
-        for key in ("classes", "vocabulary", "text", "images"):  # these too: what was shared before is shared still
-            if values["data"][key] is None:
-                del values["data"][key]
+        for section, later in _LATER.items():
+            for key, default in later.items():
+                if values[section][key] == default:
+                    del values[section][key]
         del values["plan"]
         values["algorithm"].pop("table_place", None)
         values["engine"] = {"dtype": self.engine.dtype}
@@ -712,6 +675,13 @@ class Config(Options):
         return "\n".join(top) + "\n" + schema
 
 
+# Keys that came later, and what they are where nothing is said: what was shared before is shared still.
+_LATER = {
+    "data": dict.fromkeys(("schema", "sites", "classes", "vocabulary", "text", "images")),
+    "privacy": {"noise": "independent", "noise_schedule": "constant", "noise_curvature": 0.0},
+}
+
+
 class Section(NamedTuple):
     """A section of run.toml whose further keys are those of the component that one of its keys names."""
 
@@ -742,12 +712,6 @@ def _config_with(*options: type[Options]) -> type[Config]:
     kinds = {name: _with_options(SECTIONS[name].base, own) for name, own in zip(SECTIONS, options, strict=True)}
     fields: dict[str, Any] = {name: (kind, kind()) for name, kind in kinds.items()}
     return create_model("Config", __base__=Config, **fields)
-
-
-def _config_for(values: dict[str, Any]) -> type[Config]:
-    """Return the configuration that fits the components which are named."""
-    load_plugins()
-    return _config_with(*(_named(values.get(name), section) for name, section in SECTIONS.items()))
 
 
 def _named(values: object, section: Section) -> type[Options]:
@@ -785,7 +749,8 @@ def parse(values: dict[str, Any], changes: Sequence[str] = (), base: Path | None
         for change in changes:
             _apply(values, change)
         values = _with_schema(values, base or Path())
-        kind = _config_for(values)
+        load_plugins()
+        kind = _config_with(*(_named(values.get(name), section) for name, section in SECTIONS.items()))
         made = kind.model_validate(values)
     except ValidationError as error:
         raise _refusal(error, kind, values) from error
@@ -805,13 +770,13 @@ def _with_schema(values: dict[str, Any], base: Path) -> dict[str, Any]:
 
 def differences(old: Config, new: Config) -> list[str]:
     """Name every key whose change would change the result, with both values."""
-    free = {("name",), *(("plan", key) for key in PlanSection.model_fields), ("algorithm", "table_place")}
-    free |= {("engine", key) for key in ("device", "evaluate_every", "checkpoint_every")}
-    a, b = _flat(old.model_dump(mode="json")), _flat(new.model_dump(mode="json"))
+    free = {"name", *(f"plan.{key}" for key in PlanSection.model_fields), "algorithm.table_place"}
+    free |= {f"engine.{key}" for key in ("device", "evaluate_every", "checkpoint_every")}
+    a, b = flat(old.model_dump(mode="json")), flat(new.model_dump(mode="json"))
     if b.get(_SCALE) == "auto":  # settled by the rest, or as the run that goes on has it
         free |= {_SCALE} if b.get(_DIFFERENCE) is not None else {_SCALE, _DIFFERENCE}
     keys = [key for key in a | b if key not in free and a.get(key) != b.get(key)]
-    return [f"{'.'.join(key)}: {a.get(key)} → {b.get(key)}" for key in keys]
+    return [f"{key}: {a.get(key)} → {b.get(key)}" for key in keys]
 
 
 def _apply(values: dict[str, Any], change: str) -> None:
@@ -899,13 +864,6 @@ def _known_keys(sections: list[str], last: str, kind: type[Config]) -> str:
     known = list(section.model_fields)
     close = difflib.get_close_matches(last, known, 1)
     return (f"did you mean {close[0]!r}? " if close else "") + f"known keys here: {', '.join(known)}"
-
-
-def _flat(values: dict[str, Any], prefix: tuple[str, ...] = ()) -> dict[tuple[str, ...], Any]:
-    out: dict[tuple[str, ...], Any] = {}
-    for key, value in values.items():
-        out |= _flat(value, (*prefix, key)) if isinstance(value, dict) else {(*prefix, key): value}
-    return out
 
 
 def _toml(value: Any) -> str:  # noqa: ANN401 - any TOML value

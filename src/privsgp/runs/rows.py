@@ -165,12 +165,12 @@ def refuse_records(run: Path, path: Path, card: dict[str, Any], x: NDArray[Any],
     same order.
     """
     schema = None if card.get("schema_text") is None else schema_of(card)
-    noted = run / "private" / _FILES
+    noted, at_site = run / "private" / _FILES, run / "private" / "records"
     kept = _Noted.model_validate(read_json(noted, _Noted)) if noted.exists() else _Noted(files=[])
     if (
         any(same_data(path, Path(file), schema, form_of(card)) for file in kept.files)
         or _moved(path, kept.contents)
-        or digest(x, y) == _at_site(run)
+        or (at_site.is_file() and digest(x, y) == at_site.read_text())
     ):
         raise Refused(
             f"{path} holds records that {run} was trained on: metrics on them no ε covers",
@@ -190,11 +190,6 @@ def digest(x: NDArray[Any] | Mapped, y: NDArray[Any]) -> str:
         found.update(np.ascontiguousarray(x[start : start + _ROWS]).data)
     found.update(np.ascontiguousarray(y).data)
     return found.hexdigest()
-
-
-def _at_site(run: Path) -> str:
-    kept = run / "private" / "records"
-    return kept.read_text() if kept.is_file() else ""
 
 
 def checked(x: ArrayLike, card: dict[str, Any]) -> NDArray[Any]:

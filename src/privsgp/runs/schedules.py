@@ -79,7 +79,8 @@ def refuse_uncounted(config: Config) -> None:
     if not scheduled(config):
         return
     key = "clip" if isinstance(p.clip, Clips) else "noise_schedule"
-    what = f"privacy.{key} = {_said(getattr(p, key))}"
+    given = getattr(p, key)
+    what = f"privacy.{key} = {given.model_dump(exclude_none=True) if isinstance(given, Options) else given!r}"
     for wrong, where, remedy in _uncovered(config):
         if wrong:
             raise Refused(f"{what} with {where}", remedy)
@@ -98,11 +99,6 @@ def _uncovered(config: Config) -> list[tuple[bool, str, str]]:
         (p.noise != "independent", f"privacy.noise = {p.noise!r}", "take 'independent': shared noise is of one size"),
         (bool(a.auto), f"algorithm.{next(iter(a.auto), '')} = 'auto'", "write numbers: the planner knows equal steps"),
     ]
-
-
-def _said(value: object) -> str:
-    given = value.model_dump(exclude_none=True) if isinstance(value, Options) else value
-    return repr(given)
 
 
 def refuse_planning(config: Config, who: str) -> None:

@@ -24,7 +24,7 @@ def summary_rows(s: dict[str, Any], folder: Path) -> Rows:
             _percent(s["worst_node_accuracy"], f" ({_percent(s['mean_node_accuracy'])} on average)"),
         ),
         *metric_rows(s),
-        ("test loss", _plain(s["test_loss"])),
+        ("test loss", _test_loss(s)),
         ("training loss", _plain(s["train_loss"])),
         ("consensus error", _plain(s["consensus_error"])),
         ("privacy", _privacy(s)),
@@ -68,9 +68,21 @@ def _steps(s: dict[str, Any]) -> str:
     return f"{s['steps']} steps" if s.get("ended") is None else f"{s['steps']} of {s['steps_planned']} steps"
 
 
+def _test_loss(s: dict[str, Any]) -> str:
+    """Write the loss on test data; nothing where it is the log loss, which stands among the metrics beside a guess."""
+    written = _plain(s["test_loss"])
+    return "–" if written == metrics.shown("log_loss", s.get("log_loss")) else written
+
+
 def _time(s: dict[str, Any]) -> str:
     rate = "" if s["steps_per_second"] is None else f", {s['steps_per_second']} steps/s"
-    return f"{s['seconds']:.1f} s{rate}; {s['virtual_seconds']:.4g} virtual s"
+    clock = f"; {s['virtual_seconds']:.4g} virtual s" if clocked(s["virtual_seconds"], s["steps"]) else ""
+    return f"{s['seconds']:.1f} s{rate}{clock}"
+
+
+def clocked(virtual_seconds: float | None, steps: int) -> bool:
+    """Tell whether a virtual clock says more than the number of steps: left as it is, a step takes a second."""
+    return virtual_seconds is not None and virtual_seconds != steps
 
 
 _AGAINST = {

@@ -61,10 +61,19 @@ def _tested(outcome: Outcome, scores: dict[str, float | None]) -> dict[str, Any]
 
 
 def summary(
-    spec: RunSpec, outcome: Outcome, spent: list[float | None], seen: dict[str, Any], reported: list[int]
+    spec: RunSpec,
+    outcome: Outcome,
+    spent: list[float | None],
+    seen: dict[str, Any],
+    reported: list[int],
+    node: int | None = None,
 ) -> dict[str, Any]:
-    """Return what came out: `seen` by the first process, of the nodes `reported` by others what they told."""
+    """Return what came out: `seen` by the first process, of the nodes `reported` by others what they told.
+
+    `node` is the one whose trust curve is told where noise is shared; left out: the one that has spent most.
+    """
     p, private = spec.protection, spec.algorithm.private
+    known = [math.inf if epsilon is None else epsilon for epsilon in spent]
     rests_on = {} if spec.pretraining is None else {"pretraining": spec.pretraining}
     return (
         rests_on
@@ -94,7 +103,7 @@ def summary(
             "delta": list(p.deltas) if private else None,
             "sigma": [m.sigma for m in p.mechanisms],
             "noise": spec.noise.name,
-            "pairwise": shared_noise(spec, _most_spent(spent)),
+            "pairwise": shared_noise(spec, known.index(max(known)) if node is None else node),
             "samples": [m.samples for m in p.mechanisms],
             "releases": outcome.releases,
             "reported": reported,
@@ -127,11 +136,6 @@ def shared_noise(spec: RunSpec, node: int) -> dict[str, Any] | None:
     told = {"honest": honest, "partners": p.covariance.graph.partners, "node": node}
     curve = [[h, finite(epsilon)] for h, epsilon in p.trust_curve(node, most)]
     return told | p.covariance.to_json(honest) | {"curve": curve}
-
-
-def _most_spent(spent: list[float | None]) -> int:
-    known = [math.inf if epsilon is None else epsilon for epsilon in spent]
-    return known.index(max(known))
 
 
 def _ended(spec: RunSpec, outcome: Outcome) -> str | None:

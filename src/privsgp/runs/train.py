@@ -28,7 +28,7 @@ from privsgp.gradients import Layout
 from privsgp.runs import card as cards
 from privsgp.runs import config as configs
 from privsgp.runs import starting
-from privsgp.runs.budgets import settings, with_scale
+from privsgp.runs.budgets import declared, with_scale
 from privsgp.runs.build import build_run, refuse_faults
 from privsgp.runs.problem import Problem, layout, own_files, pooled, refuse_other_configurations
 from privsgp.runs.result import Result, load_result
@@ -90,6 +90,7 @@ def run(
         _refuse_other_model(problem, world)
         folder = Folder(out, "" if problem.block is None else f"-{problem.block.start}-{problem.block.stop - 1}")
         config = world.all_or_none(lambda: _settled(folder, config, problem, resume=resume))
+        _refuse_other_values(config, world)
         around = _circumstances(config, world, faults, identities)
         if start is not None:
             around |= {"start": {"run": start.run, "x0": starting.digest(problem)}}
@@ -132,6 +133,16 @@ def _settled(folder: Folder, config: Config, problem: Problem, *, resume: bool) 
     """Put θ where it is "auto"; a run that goes on has the one that it began with."""
     goes_on = (resume or restarted()) and folder.config.exists()
     return with_scale(config, problem.samples, configs.started(folder.config) if goes_on else None)
+
+
+def _refuse_other_values(config: Config, world: World) -> None:
+    """Refuse a peer that has put other numbers where the configuration says "auto", or goes on with other ones.
+
+    They are what algorithm and noise are made of from step 0 on, and were not there yet when configurations were
+    compared.
+    """
+    if not world.alone:
+        refuse_differences(world, {f"algorithm.{key}": value for key, value in config.shared()["algorithm"].items()})
 
 
 def _circumstances(
@@ -249,7 +260,7 @@ def _refuse_other_terms(where: Path, before: Header, config: Config) -> None:
             f"{now}, and {where} is of a {'simulation' if before.simulation else 'private run'}",
             "go on as it began, or leave --ledger out: noise that anyone can repeat stands for nobody's spending",
         )
-    then, sums = int(before.mechanism.get("aggregated", 1)), _seen_together(config)
+    then, sums = int(before.mechanism.get("aggregated", 1)), declared(config).seen_together
     if then != sums:
         raise Refused(
             f"algorithm.trust = {config.trust!r}: sums of {sums} messages are seen; {where} is of a run with {then}",
@@ -278,12 +289,6 @@ def _refuse_moved(where: Path, before: Header, config: Config, samples: Sequence
             f"and now holds {now}",
             "go on with the same data: what a record has spent is in its own node's ledger",
         )
-
-
-def _seen_together(config: Config) -> int:
-    """Return how many nodes' messages are seen as one sum only."""
-    made = ALGORITHMS[config.algorithm.name].mechanism(settings(config), sigma=1.0, batch=1.0, samples=1, kappa=0.0)
-    return made.seen_together
 
 
 def versions() -> dict[str, str]:
@@ -348,10 +353,10 @@ def _finish(
     """
     layout = Layout.of(spec.learning.model)
     if outcome.average is not None:
-        _save_model(folder.model, layout, outcome.average, spec.card)
+        save_model(folder.model, layout, outcome.average, spec.card)
     for i, z, stayed in zip(spec.here, outcome.state.z, present(outcome.state), strict=True):
         if stayed:
-            _save_model(folder.node(i), layout, z, spec.card)
+            save_model(folder.node(i), layout, z, spec.card)
     own = [
         finite(spec.protection.epsilon(i, outcome.releases[i])) if spec.algorithm.private else None for i in spec.here
     ]
@@ -385,6 +390,7 @@ def _refuse_other_summary(folder: Folder, expected: dict[str, Any]) -> None:
         )
 
 
-def _save_model(path: Path, layout: Layout, x: Tensor, card: Mapping[str, Any]) -> None:
+def save_model(path: Path, layout: Layout, x: Tensor, card: Mapping[str, Any]) -> None:
+    """Write a model's weights, with the card that says what it is."""
     tensors = {name: value.contiguous().cpu() for name, value in layout.views(x).items()}
     write_tensors(path, tensors, cards.metadata(card))

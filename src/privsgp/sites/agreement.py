@@ -16,8 +16,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
-from cryptography.exceptions import InvalidSignature
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from privsgp import __version__, devices, features
 from privsgp.devices import chosen_device
@@ -27,17 +26,16 @@ from privsgp.gradients import Layout
 from privsgp.graph.assumptions import HORIZON
 from privsgp.options import Count, Options, option
 from privsgp.runs import config as configs
-from privsgp.runs.budgets import per_node
+from privsgp.runs.budgets import per_node, with_scale
 from privsgp.runs.build import build_run, make_graph
 from privsgp.runs.problem import assembled, first_model
-from privsgp.sites.canonical import canonical
-from privsgp.sites.identity import Card, CardFile
+from privsgp.sites.canonical import canonical, digest
+from privsgp.sites.identity import Card, CardFile, Hex
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from numpy.typing import NDArray
     from torch import nn
 
     from privsgp.data import Dataset
@@ -52,7 +50,6 @@ FEATURES = ("none", "scattering", "random-conv")
 _MOST_FEATURES = 4096  # of filters, of directions, …: what is made before it can be compared with a size
 _LONGEST = 2**22
 _CLOSE = 1e-6  # by which noise that two sites computed may differ
-_Hex = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 _Time = Annotated[str, Field(pattern=r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ$")]
 
 
@@ -69,35 +66,27 @@ class Limits(Options):
     transfer: _Seconds = option(120.0, "seconds that one message may take")
 
 
-class _Shape(BaseModel):
-    model_config = ConfigDict(strict=True, extra="forbid")
-
+class _Shape(Options):
     shape: list[Annotated[int, Field(ge=1)]]
     target: list[Annotated[int, Field(ge=1)]]
     classes: int | None
 
 
-class _Model(BaseModel):
-    model_config = ConfigDict(strict=True, extra="forbid")
-
+class _Model(Options):
     weights: Annotated[int, Field(ge=1, le=2**34)]
-    x0: _Hex
-    features: _Hex | None  # the map that samples go through first
+    x0: Hex
+    features: Hex | None  # the map that samples go through first
 
 
-class _Shared(BaseModel):
+class _Shared(Options):
     """What noise that pairs of sites share is made of: variances, each node's own and that of a pair."""
-
-    model_config = ConfigDict(strict=True, extra="forbid")
 
     own: list[_Variance]
     pair: _Variance
 
 
-class StudyFile(BaseModel):
+class StudyFile(Options):
     """What a *.study file must look like."""
-
-    model_config = ConfigDict(strict=True, extra="forbid")
 
     format: str
     version: int
@@ -107,7 +96,7 @@ class StudyFile(BaseModel):
     expires: _Time
     config: dict[str, Any]
     roster: Annotated[list[CardFile], Field(min_length=2, max_length=1024)]
-    graph: _Hex
+    graph: Hex
     sample: _Shape
     model: _Model
     steps: Annotated[int, Field(ge=1)]
@@ -239,7 +228,7 @@ class Agreement:
     @cached_property
     def run(self) -> str:
         """The hash of the agreement, which is the run's id."""
-        return hashlib.sha256(canonical(self.values)).hexdigest()
+        return digest(self.values)
 
     @property
     def name(self) -> str:
@@ -301,7 +290,7 @@ class Agreement:
     @cached_property
     def links(self) -> set[tuple[int, int]]:
         """Every (source, target) that is ever used."""
-        return _links(self.graph)
+        return set(self.graph.links())
 
     @property
     def rounds(self) -> int:
@@ -332,11 +321,7 @@ class Agreement:
 
     def signed_by(self, node: int, signature: str) -> bool:
         """Tell whether this is the signature of a node's site."""
-        try:
-            self.roster[node].verify(b"agreement", self.run.encode(), bytes.fromhex(signature))
-        except (InvalidSignature, ValueError):
-            return False
-        return True
+        return self.roster[node].signed(b"agreement", self.run.encode(), signature)
 
     def write(self, path: Path) -> None:
         """Write the study file."""
@@ -353,8 +338,7 @@ class Agreement:
                 f"the data has {J} samples, and {self.name} says {self.values['samples'][node]}",
                 "J is public and counted with: agree anew, with the number that is true",
             )
-        shape = {"shape": list(dataset.x.shape[1:]), "target": list(dataset.y.shape[1:]), "classes": dataset.classes}
-        if shape != self.values["sample"]:
+        if (shape := _shape(dataset)) != self.values["sample"]:
             raise Refused(
                 f"the data is like {shape}, and {self.name} says {self.values['sample']}", "bring data like that"
             )
@@ -383,11 +367,11 @@ class Agreement:
                 "nothing was signed, and no memory taken: ask the proposer how it came about",
             )
         need = (4 + sum(node in link for link in self.links)) * self.message_bytes
-        if need > (free := devices.free_memory()):
-            raise Refused(
-                f"{self.name}: {self.weights:,} weights need {need / 1e9:.1f} GB or more; {free / 1e9:.1f} are free",
-                "nothing was signed: take a machine with more memory, or agree on a smaller model or graph",
-            )
+        devices.refuse_vast(
+            need,
+            f"{self.name}: {self.weights:,} weights need",
+            "nothing was signed: take a machine with more memory, or agree on a smaller model or graph",
+        )
 
     def _refuse_other(self, spec: RunSpec, encoder: nn.Module | None) -> None:
         told = {"model": _model(spec.learning.model, encoder), "graph": graph_hash(spec.graph)}
@@ -425,20 +409,24 @@ def propose(
     refuse_algorithm(config)
     # A step that was sent is never made again: no noise is needed for repeats.
     sizes, config = config.data.sizes, configs.parse(_changed(config, "privacy", spare=0.0).shared())
-    sample = {"shape": list(dataset.x.shape[1:]), "target": list(dataset.y.shape[1:]), "classes": dataset.classes}
+    config = with_scale(config, sizes)  # θ and C are signed as numbers: no site, and no restart, settles on its own
     model, encoder = first_model(config, dataset.x.shape[1:], dataset.y.shape[1:], dataset.classes)
     now = dt.datetime.now(dt.UTC)
     values = {
         "format": FORMAT, "version": VERSION, "release": __version__, "name": name,
         "created": _text(now), "expires": _text(now + dt.timedelta(days=days)),
         "config": config.shared(), "roster": [card.values for card in roster],
-        "graph": graph_hash(make_graph(config)), "sample": sample, "model": _model(model, encoder),
+        "graph": graph_hash(make_graph(config)), "sample": _shape(dataset), "model": _model(model, encoder),
         "steps": config.algorithm.steps, "samples": list(sizes),
         **_budgets(config), **_noise(config, dataset),
         "limits": limits.model_dump(), "relay": None if relay is None else relay.values,
     }  # fmt: skip
     StudyFile.model_validate(values)
     return Agreement.of(json.loads(canonical(values)), name)
+
+
+def _shape(dataset: Dataset) -> dict[str, Any]:
+    return {"shape": list(dataset.x.shape[1:]), "target": list(dataset.y.shape[1:]), "classes": dataset.classes}
 
 
 def _budgets(config: Config) -> dict[str, list[Any]]:
@@ -509,17 +497,7 @@ def graph_hash(graph: Graph) -> str:
     """Return the SHA-256 of who sends which share to whom, over a period or, where there is none, for a while."""
     edges = [graph.edges(k) for k in range(graph.period or HORIZON)]
     told = [[e.source.tolist(), e.target.tolist(), e.share.tolist()] for e in edges]
-    return hashlib.sha256(canonical(told)).hexdigest()
-
-
-def _links(graph: Graph) -> set[tuple[int, int]]:
-    if graph.period is None:
-        return {(j, i) for j in range(graph.nodes) for i in range(graph.nodes) if i != j}
-    pairs: list[NDArray[np.int64]] = []
-    for k in range(graph.period):
-        edges = graph.edges(k)
-        pairs.append(np.stack([edges.source, edges.target], 1)[edges.source != edges.target])
-    return {(int(j), int(i)) for j, i in np.concatenate(pairs)}
+    return digest(told)
 
 
 def _model(model: nn.Module, encoder: nn.Module | None) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from privsgp.errors import Refused
-from privsgp.files import read_bytes
+from privsgp.files import read_bytes, write_all
 from privsgp.sites.canonical import canonical
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class Audit:
         with self.path.open("ab", buffering=0) as file:
             end = file.tell()
             try:
-                _write_all(file.fileno(), line + b"\n")
+                write_all(file.fileno(), line + b"\n")
                 os.fsync(file.fileno())
             except OSError:
                 os.truncate(self.path, end)  # half a line would break the chain
@@ -72,11 +72,6 @@ class Audit:
             for (kind, _), count in self._counts.items():
                 found[kind] += count
             return dict(found)
-
-
-def _write_all(descriptor: int, text: bytes) -> None:
-    while text:
-        text = text[os.write(descriptor, text) :]
 
 
 def check(path: Path) -> list[bytes]:

@@ -107,7 +107,7 @@ class Client:
 
     def _persist(self, peer: int, work: Callable[[int, grpc.Channel], None]) -> None:
         """Work with a peer until the end; begin again where that fails, later each time."""
-        name, pause = self._card(peer).name, _FIRST
+        pause = _FIRST
         while not self.ended.is_set():
             try:
                 with self._opened(peer) as channel:
@@ -115,15 +115,8 @@ class Client:
                         work(peer, channel)
                         self.failures.pop(peer, None)
                         pause = _FIRST
-            except grpc.RpcError as error:
-                self._failed(peer, f"{error.code().name}: {error.details()}")
-            except ValueError:  # the channel was closed: this is the end
-                return
-            except OSError as error:
-                self._failed(peer, f"what came cannot be noted: {error.strerror}")
-            except Rejected as rejected:
-                self.audit.note(rejected.kind, name, str(rejected), **rejected.evidence)
-                self._failed(peer, str(rejected))
+            except Exception as error:  # noqa: BLE001 - whatever it is: nobody else talks to this peer
+                self._failed(peer, error)
             self._pause(peer, pause * random.uniform(0.5, 1.0))  # noqa: S311 - so that not all dial at once
             pause = min(_LAST, 2 * pause)
 
@@ -144,9 +137,16 @@ class Client:
             self._channels.discard(channel)
             channel.close()
 
-    def _failed(self, peer: int, how: str) -> None:
-        if peer not in self.failures and not self.ended.is_set():
-            _LOG.info("%s cannot be reached: %s", self._card(peer).name, how[:200])
+    def _failed(self, peer: int, error: Exception) -> None:
+        """Note why a peer cannot be talked to; say so once, and at length where nobody has thought of it."""
+        name, how = self._card(peer).name, _in_words(error)
+        is_new = peer not in self.failures and not self.ended.is_set()
+        if isinstance(error, Rejected):
+            self.audit.note(error.kind, name, str(error), **error.evidence)
+        elif is_new and not isinstance(error, grpc.RpcError | OSError):
+            _LOG.error("talking to %s failed", name, exc_info=error)
+        if is_new:
+            _LOG.info("%s cannot be reached: %s", name, how[:200])
         self.failures[peer] = how
 
     def _channel(self, peer: int) -> grpc.Channel:
@@ -197,8 +197,8 @@ class Client:
     def _talk(self, peer: int, channel: grpc.Channel) -> None:
         """Say hello, then bring the peer what it does not have; for a beat."""
         hello, version = channel.unary_unary(f"/{SERVICE}/Hello"), self.members.version
-        said = self.members.hello(peer)
-        self.members.learn(peer, _read(hello(canonical(said), timeout=HELLO)))
+        said, asked = self.members.hello(peer), self.members.others[peer].incarnation
+        self.members.learn(peer, _read(hello(canonical(said), timeout=HELLO)), asked)
         self.members.told[peer] = said["phase"]
 
         def urgent() -> bool:
@@ -214,7 +214,7 @@ class Client:
     def _push(self, peer: int, channel: grpc.Channel, frame: Frame, *, whole: bool) -> None:
         """Bring a peer a message, as a whole or what is new in it."""
         after = None if whole or peer in self._bring_whole else self.members.have_of(peer)
-        push = channel.stream_unary(f"/{SERVICE}/Push")
+        push, asked = channel.stream_unary(f"/{SERVICE}/Push"), self.members.others[peer].incarnation
         self._bring_whole.add(peer)  # where this fails
         pieces = self.outbox.counted(frame.pieces(after))
         said = _read(push(pieces, timeout=self.agreement.limits.transfer))
@@ -224,7 +224,7 @@ class Client:
         self.members.prove(said["proof"])
         in_part = frame.step is not None and after == frame.step.base
         step = said["newest"] if in_part else max(said["newest"], frame.header.step)
-        self.members.took(peer, step, said["newest"])
+        self.members.took(peer, step, said["newest"], asked)
 
     def _fetch(self, peer: int, channel: grpc.Channel) -> None:
         """Fetch the next message from a peer, waiting for it there; first it is shown what this site has of it."""
@@ -242,6 +242,14 @@ class Client:
             self._fetch_whole.discard(peer)
         if self.inbox.newest(peer) == before:
             self.ended.wait(_FIRST)
+
+
+def _in_words(error: Exception) -> str:
+    if isinstance(error, grpc.RpcError) and (code := getattr(error, "code", lambda: None)()) is not None:
+        return f"{code.name}: {error.details()}"
+    if isinstance(error, OSError):
+        return f"what came cannot be noted: {error.strerror}"
+    return str(error) or type(error).__name__
 
 
 def _read(text: bytes) -> Any:  # noqa: ANN401 - JSON

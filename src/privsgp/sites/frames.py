@@ -71,6 +71,10 @@ class Header:
     length: int
     sha256: str
 
+    def contradicts(self, other: Header) -> bool:
+        """Tell whether both name a message of one link and step, and not the same one."""
+        return (self.target, self.step) == (other.target, other.step) and self.sha256 != other.sha256
+
     def text(self) -> bytes:
         """Return what is signed."""
         return canonical(asdict(self))

@@ -19,8 +19,7 @@ import re
 import stat
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature
@@ -29,11 +28,15 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from privsgp.errors import Refused
-from privsgp.files import parsed, read_bytes, replace
+from privsgp.files import parsed, read_bytes, replace, user_folder, write_private
+from privsgp.options import Options
 from privsgp.sites.canonical import canonical
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 CARD = "privsgp-card"
 _LONGEST = 2**16  # bytes of a card
@@ -43,19 +46,17 @@ _PROXY = re.compile(r"http://[^\s/]+:\d{1,5}/?")
 _DAY = dt.timedelta(days=1)
 _AUTHORITY_DAYS, _TLS_DAYS = 3650, 90
 _FILES = ("identity.key", "authority.key", "exchange.key", "tls.key")  # private
-_Hex = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+Hex = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
-class CardFile(BaseModel):
+class CardFile(Options):
     """What a card must look like."""
-
-    model_config = ConfigDict(strict=True, extra="forbid")
 
     format: str
     version: int
     name: Annotated[str, Field(pattern=r"^[a-z][a-z0-9-]{0,30}$")]
-    identity: _Hex
-    exchange: _Hex
+    identity: Hex
+    exchange: Hex
     authority: Annotated[str, Field(max_length=4096)]
     address: Annotated[str, Field(max_length=300)] | None
     endorsement: Annotated[str, Field(pattern=r"^[0-9a-f]{128}$")]
@@ -138,6 +139,14 @@ class Card:
         key = Ed25519PublicKey.from_public_bytes(bytes.fromhex(self.identity))
         key.verify(signature, _to_sign(purpose, text))
 
+    def signed(self, purpose: bytes, text: bytes, signature: str) -> bool:
+        """Tell whether this, in hexadecimal digits, is the site's signature of a text for a purpose."""
+        try:
+            self.verify(purpose, text, bytes.fromhex(signature))
+        except (InvalidSignature, ValueError):
+            return False
+        return True
+
     def issued(self, certificate: x509.Certificate) -> bool:
         """Tell whether a TLS certificate was issued by this site's authority, and for this site."""
         try:
@@ -177,10 +186,7 @@ def _to_sign(purpose: bytes, text: bytes) -> bytes:
 
 def default_home() -> Path:
     """Return where a site's keys are: $PRIVSGP_SITE, else ~/.config/privsgp/site."""
-    if own := os.environ.get("PRIVSGP_SITE"):
-        return Path(own)
-    base = os.environ.get("XDG_CONFIG_HOME")
-    return (Path(base) if base else Path.home() / ".config") / "privsgp" / "site"
+    return user_folder("PRIVSGP_SITE", "XDG_CONFIG_HOME", ".config", "privsgp/site")
 
 
 class Site:
@@ -208,15 +214,25 @@ class Site:
         site = cls(home)
         identity, authority, exchange = Ed25519PrivateKey.generate(), _p256(), X25519PrivateKey.generate()
         for file, key in (("authority.key", authority), ("exchange.key", exchange)):
-            site._keep(file, _private_pem(key))
+            write_private(home / file, private_pem(key))
         certificate = _certificate(
             f"{name} authority", authority, authority, f"{name} authority", _AUTHORITY_DAYS, ca=True
         )
         write_private(home / "authority.crt", _pem(certificate))
-        site._keep("site.json", canonical({"name": name, "listen": listen or address, "proxy": proxy}))
-        site._card(identity, name, address, exchange, certificate).write(home / "own.card")
+        write_private(home / "site.json", canonical({"name": name, "listen": listen or address, "proxy": proxy}))
+        values = {
+            "format": CARD,
+            "version": 1,
+            "name": name,
+            "identity": identity.public_key().public_bytes_raw().hex(),
+            "exchange": exchange.public_key().public_bytes_raw().hex(),
+            "authority": _pem(certificate).decode(),
+            "address": address,
+        }
+        endorsement = identity.sign(_to_sign(b"card", canonical(values))).hex()
+        Card(values | {"endorsement": endorsement}).write(home / "own.card")
         site.rotate()
-        site._keep("identity.key", _private_pem(identity))  # last: with it there is a site
+        write_private(home / "identity.key", private_pem(identity))  # last: with it there is a site
         return site
 
     @classmethod
@@ -265,20 +281,19 @@ class Site:
         """Sign a text for a purpose with the identity key."""
         return self._identity.sign(_to_sign(purpose, text))
 
-    def exchange(self, public: X25519PublicKey) -> bytes:
-        """Return the secret that this site and the holder of another X25519 key have in common."""
-        key = self._load("exchange.key")
-        if not isinstance(key, X25519PrivateKey):
-            raise Refused(f"{self.home / 'exchange.key'} is no X25519 key", "put the home folder back as it was")
-        return key.exchange(public)
+    def exchange(self, card: Card) -> bytes:
+        """Return the secret that this site and another have in common: X25519 of the two cards' keys."""
+        own: X25519PrivateKey = load_key(self.home / "exchange.key", X25519PrivateKey)
+        try:
+            return own.exchange(X25519PublicKey.from_public_bytes(bytes.fromhex(card.values["exchange"])))
+        except ValueError as error:
+            raise Refused(
+                f"the exchange key on the card of {card.name} is of no use", "ask the site for a card"
+            ) from error
 
     @cached_property
     def _identity(self) -> Ed25519PrivateKey:
-        key = self._load("identity.key")
-        if not isinstance(key, Ed25519PrivateKey):
-            raise Refused(
-                f"{self.home / 'identity.key'} is no Ed25519 key", "put the site's home folder back as it was"
-            )
+        key: Ed25519PrivateKey = load_key(self.home / "identity.key", Ed25519PrivateKey)
         return key
 
     def tls(self) -> tuple[bytes, bytes]:
@@ -297,40 +312,13 @@ class Site:
 
     def rotate(self, days: float = _TLS_DAYS) -> None:
         """Make a new TLS key and certificate under the same identity; peers accept them at once."""
-        name, authority, key = self.card.name, self._load("authority.key"), _p256()
-        if not isinstance(authority, ec.EllipticCurvePrivateKey):
-            raise Refused(f"{self.home / 'authority.key'} is no P-256 key", "put the home folder back as it was")
+        name, key = self.card.name, _p256()
+        authority = load_key(self.home / "authority.key", ec.EllipticCurvePrivateKey)
         certificate = _certificate(name, key, authority, f"{name} authority", days)
-        self._keep("tls.key", _private_pem(key) + _pem(certificate))
-
-    def _card(
-        self, identity: Ed25519PrivateKey, name: str, address: str | None, exchange: X25519PrivateKey,
-        certificate: x509.Certificate,
-    ) -> Card:  # fmt: skip
-        values = {
-            "format": CARD,
-            "version": 1,
-            "name": name,
-            "identity": identity.public_key().public_bytes_raw().hex(),
-            "exchange": exchange.public_key().public_bytes_raw().hex(),
-            "authority": _pem(certificate).decode(),
-            "address": address,
-        }
-        return Card(values | {"endorsement": identity.sign(_to_sign(b"card", canonical(values))).hex()})
-
-    def _load(self, file: str) -> object:
-        try:
-            return serialization.load_pem_private_key(read_bytes(self.home / file, _LONGEST), None)
-        except ValueError as error:
-            raise Refused(f"{self.home / file} is damaged", "put the site's home folder back as it was") from error
-
-    def _keep(self, file: str, text: bytes) -> None:
-        write_private(self.home / file, text)
+        write_private(self.home / "tls.key", private_pem(key) + _pem(certificate))
 
 
-class _SiteFile(BaseModel):
-    model_config = ConfigDict(strict=True, extra="forbid")
-
+class _SiteFile(Options):
     name: str
     listen: str | None
     proxy: str | None
@@ -347,21 +335,25 @@ def tls_name(name: str) -> str:
     return f"{name}.sites.privsgp.internal"
 
 
-def write_private(path: Path, text: bytes) -> None:
-    """Write a file for its owner alone, whole or not at all."""
-
-    def save(temporary: Path) -> None:
-        temporary.touch(0o600)
-        temporary.write_bytes(text)
-
-    replace(path, save)
+def load_key(path: Path, kind: type[Any]) -> Any:  # noqa: ANN401 - a key of that kind
+    """Return the private key in a file, which has to be of a kind."""
+    try:
+        key = serialization.load_pem_private_key(read_bytes(path, _LONGEST), None)
+    except Refused:
+        raise
+    except ValueError:
+        key = None
+    if not isinstance(key, kind):
+        raise Refused(f"{path} is damaged, or no {kind.__name__}", f"put {path.parent} back as it was")
+    return key
 
 
 def _p256() -> ec.EllipticCurvePrivateKey:
     return ec.generate_private_key(ec.SECP256R1())
 
 
-def _private_pem(key: Ed25519PrivateKey | X25519PrivateKey | ec.EllipticCurvePrivateKey) -> bytes:
+def private_pem(key: Ed25519PrivateKey | X25519PrivateKey | ec.EllipticCurvePrivateKey) -> bytes:
+    """Return a private key as files hold it."""
     return key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )

@@ -11,8 +11,6 @@ import dataclasses
 import fcntl
 import hashlib
 import json
-import logging
-import math
 import os
 import secrets
 import threading
@@ -21,37 +19,37 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from privsgp import data, models
 from privsgp.data.dataset import settle
 from privsgp.data.loading import is_file, read_file, same_file, same_records, with_test
 from privsgp.data.tables import is_table
 from privsgp.engine import checkpoint, witness
-from privsgp.engine.folder import Folder, write_tensors
+from privsgp.engine.folder import Folder
 from privsgp.engine.stops import Stopping
 from privsgp.errors import Interrupted, Refused
-from privsgp.files import parsed, read_bytes, write, write_json
+from privsgp.files import finite, parsed, read_bytes, sync_names, write, write_json
 from privsgp.gradients import Layout
-from privsgp.options import Positive, Probability
+from privsgp.options import Options, Positive, Probability
 from privsgp.runs import card as cards
 from privsgp.runs.rows import digest
-from privsgp.runs.summary import PRIVATE_TEST, PUBLIC_TEST, SUMMARY_VERSION, schedule_told, shared_noise
-from privsgp.runs.train import versions
+from privsgp.runs.summary import seen
+from privsgp.runs.summary import summary as summarised
+from privsgp.runs.train import save_model, versions
 from privsgp.sites import policy as policies
 from privsgp.sites.agreement import Agreement
 from privsgp.sites.audit import Audit
 from privsgp.sites.canonical import canonical
 from privsgp.sites.client import Client
 from privsgp.sites.identity import Site
-from privsgp.sites.journal import sync_names
 from privsgp.sites.mailbox import Inbox, Outbox, depth
 from privsgp.sites.members import Members, goodbye_text
 from privsgp.sites.metrics import served
 from privsgp.sites.metrics import text as metrics_text
 from privsgp.sites.pairs import PairKeys, needs_keys
 from privsgp.sites.relay import Relay
-from privsgp.sites.seen import Seen
+from privsgp.sites.seen import Heard, Seen
 from privsgp.sites.server import Server
 from privsgp.sites.trainer import SiteTrainer
 from privsgp.sites.transport import SitesTransport
@@ -63,7 +61,6 @@ if TYPE_CHECKING:
     from privsgp.engine.trainer import Outcome, Watcher
     from privsgp.runs.config import Config
 
-_LOG = logging.getLogger(__name__)
 _LONGEST = 2**24
 _TICK = 0.1
 _NOBODY = -1  # the node of a relay that is no member
@@ -92,6 +89,8 @@ class Network:
         node, kept = agreement.node(site), depth(agreement)
         audit = Audit(folder.path / "audit.jsonl")
         members = Members(agreement, node, _incarnation(folder), agreement.sign(site))
+        members.told_of = Heard(agreement, node, folder.path / "private" / "heard")
+        members.sign = lambda text: site.sign(b"progress", text).hex()
         members.accuse = lambda i, of: audit.note(of.kind, agreement.roster[i].name, str(of), **of.evidence)
         inbox = Inbox(agreement, node, kept, Seen(agreement, node, folder.path / "private" / "seen"))
         outbox = Outbox(kept)
@@ -139,7 +138,7 @@ def join(
         pairs = _pair_keys(network, folder)
         trainer = SiteTrainer(spec, folder, transport, watch, pairs)
         _take_up_links(folder, transport)
-        _leave_on_request(folder, trainer)
+        transport.stop = lambda: trainer.stopping.asked or _asked_to_leave(folder).exists()
         _keep_signatures(network, folder)
         measured = served(metrics, lambda: metrics_text(network.members, transport, network.audit))
         with network.opened(), _status(network, folder), measured:
@@ -183,10 +182,8 @@ def check_policy(site: Site, agreement: Agreement) -> bool:
     return True
 
 
-class _Signed(BaseModel):
+class _Signed(Options):
     """A line of signed.jsonl."""
-
-    model_config = ConfigDict(strict=True, extra="forbid")
 
     run: str
     name: str
@@ -340,6 +337,7 @@ def _incarnation(folder: Folder) -> int:
     path = folder.path / "private" / "incarnation"
     number = 1 + (int(read_bytes(path, 64)) if path.exists() else 0)
     write(path, str(number))
+    sync_names(path.parent)  # the one before would be this one's number again, and answers of both the same to others
     return number
 
 
@@ -391,9 +389,7 @@ def _wait_for_signatures(network: Network, folder: Folder, say: Callable[[str], 
 
 def _finish(network: Network, folder: Folder, spec: RunSpec, outcome: Outcome) -> dict[str, Any]:
     """Write the site's model and its summary."""
-    layout, node = Layout.of(spec.learning.model), network.node
-    tensors = {name: value.contiguous().cpu() for name, value in layout.views(outcome.state.z[0]).items()}
-    write_tensors(folder.node(node), tensors, cards.metadata(spec.card))
+    save_model(folder.node(network.node), Layout.of(spec.learning.model), outcome.state.z[0], spec.card)
     summary = _summary(network, spec, outcome)
     write(folder.path / cards.NAME, cards.markdown(dict(spec.card), summary))
     write_json(folder.summary, summary)
@@ -403,48 +399,25 @@ def _finish(network: Network, folder: Folder, spec: RunSpec, outcome: Outcome) -
 def _summary(network: Network, spec: RunSpec, outcome: Outcome) -> dict[str, Any]:
     """Return what came out at this site: its own ε by its own ledger, and of others what was agreed on."""
     agreement, node, p = network.agreement, network.node, spec.protection
-    n, last, private = spec.nodes, outcome.metrics[-1], spec.algorithm.private
-    epsilon = p.epsilon(node, outcome.releases[0]) if private else None
-    own: list[Any] = [None] * n
-    releases, spent = [*own], [*own]
+    newest = [network.inbox.seen.newest(i) for i in range(spec.nodes)]  # what each site has signed for this one
+    spent, releases = list[float | None]([None] * spec.nodes), list[int | None]([None] * spec.nodes)
+    spent[node] = finite(p.epsilon(node, outcome.releases[0])) if spec.algorithm.private else None
     releases[node] = outcome.releases[0]
-    spent[node] = epsilon if epsilon is not None and math.isfinite(epsilon) else None
-    return schedule_told(p) | {
-        "version": SUMMARY_VERSION, "name": agreement.name, "simulation": spec.simulation,
-        "algorithm": spec.algorithm.name, "trust": spec.settings.trust, "graph": spec.graph.name, "nodes": n,
-        "sites": list(spec.sites),
-        "steps": outcome.steps, "steps_planned": spec.steps, "ended": None, "model": spec.final_model.text,
-        "weights": None if spec.weights is None else list(spec.weights), "dim": agreement.weights,
-        "difference_scale": getattr(p.mechanisms[node], "difference_scale", None),
-        "test_accuracy": last.get("test_accuracy"), "test_loss": last.get("test_loss"), "train_loss": None,
-        **outcome.measured,
-        "mean_node_accuracy": None, "worst_node_accuracy": None, "consensus_error": None,  # nobody sees all models
-        "epsilon_nominal": None, "pairwise": shared_noise(spec, node), "steps_per_second": None,
-        "peak_memory_bytes": None,
-        "epsilon_spent": spent if private else None,
-        "epsilon_budget": list(p.budgets) if private and p.budgets[0] is not None else None,
-        "delta": list(p.deltas) if private else None, "sigma": [m.sigma for m in p.mechanisms],
-        "noise": spec.noise.name, "samples": [m.samples for m in p.mechanisms], "releases": releases,
-        "reported": [i for i in range(n) if i != node], "relation": p.relation, "accountant": p.accountant,
-        "test_data": PUBLIC_TEST if spec.share_metrics else PRIVATE_TEST,
-        "virtual_seconds": spec.clock.at(outcome.steps),
-        "bytes_sent": outcome.bytes_sent, "faults": None, "seconds": round(outcome.seconds, 0),
-        "finished": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+    unseen = ("mean_node_accuracy", "worst_node_accuracy", "consensus_error", "train_loss")  # nobody sees all models
+    untold = dict.fromkeys([*unseen, "steps_per_second", "peak_memory_bytes"])
+    told = seen(spec, outcome) | untold | {"virtual_seconds": spec.clock.at(outcome.steps)}
+    others = [i for i in range(spec.nodes) if i != node]
+    return summarised(spec, outcome, spent, told, others, node) | {
+        "name": agreement.name, "releases": releases, "faults": None,
         "site": {
             "name": network.site.name, "node": node, "run": agreement.run, "w": float(outcome.state.w[0]),
             "incarnation": network.members.incarnation, "messages": outcome.faults, "refused": network.audit.counts(),
             "roster": [
-                {"name": card.name, "fingerprint": card.fingerprint, "newest": _newest(network, i)}
-                for i, card in enumerate(agreement.roster)
+                {"name": card.name, "fingerprint": card.fingerprint, "newest": None if one is None else one.header.step}
+                for card, one in zip(agreement.roster, newest, strict=True)
             ],
         },
     }  # fmt: skip
-
-
-def _newest(network: Network, node: int) -> int | None:
-    """Return the step of the last message that a site has signed for this one; None where there was none."""
-    seen = network.inbox.seen.newest(node)
-    return None if seen is None else seen.header.step
 
 
 def _see_off(network: Network, transport: SitesTransport, say: Callable[[str], None], least: float = 0.0) -> None:
@@ -506,11 +479,6 @@ def _left(folder: Folder) -> Path:
 def _refuse_left(folder: Folder) -> None:
     if _left(folder).exists():
         raise Refused(f"{folder.path}: this site has left the run for good", "agree on a new one")
-
-
-def _leave_on_request(folder: Folder, trainer: SiteTrainer) -> None:
-    """Let `privsgp leave` stop a process that is in the run."""
-    trainer._network.stop = lambda: trainer.stopping.asked or _asked_to_leave(folder).exists()
 
 
 def leave(study: Path, *, home: Path, out: Path | None = None) -> bool:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from privsgp.errors import Refused
-from privsgp.files import opened
+from privsgp.files import opened, sync_names, write_all
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -31,15 +31,6 @@ _ROWS = struct.Struct("<q")
 _CHUNK = 1 << 26  # bytes of a record of all rows
 GROWTH = 3  # times what it is of that a file may be long
 _READ = 1 << 20
-
-
-def sync_names(folder: Path) -> None:
-    """Make the names in a folder durable."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 class Log:
@@ -75,7 +66,7 @@ class Log:
             os.ftruncate(descriptor, self.length)
             os.lseek(descriptor, self.length, os.SEEK_SET)
             for text in texts:
-                _write_all(descriptor, text)
+                write_all(descriptor, text)
                 self._hash.update(text)
                 self.length += len(text)
         finally:
@@ -173,8 +164,3 @@ def _hashed(path: Path, length: int) -> Hash:
                 length -= len(piece)
                 found.update(piece)
     return found
-
-
-def _write_all(descriptor: int, text: memoryview) -> None:
-    while text:
-        text = text[os.write(descriptor, text) :]

@@ -2,7 +2,8 @@
 
 Sites say hello to everybody they can dial, every second or so. A hello also tells what the speaker heard of others, so
 that two sites that cannot dial each other know of each other. Nothing of it touches anybody's noise or budget: whoever
-lies about a third site can make others wait or go on, no more. Signatures and goodbyes are signed by whom they are of.
+lies about a third site can make others wait or go on, no more. Signatures, goodbyes and what a site has sent to one
+that never hears it are signed by whom they are of.
 
 So are headers of messages: of every site the newest that anybody has goes round. Whoever is there can show a site that
 was put back to an older copy what it had sent, and two messages of one step are seen by those who got neither.
@@ -15,17 +16,17 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from cryptography.exceptions import InvalidSignature
-
 from privsgp.sites import pairs
 from privsgp.sites.canonical import canonical
 from privsgp.sites.frames import Frame, Header, Rejected, refuse_head
+from privsgp.sites.seen import Heard
 from privsgp.transport import forms
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from privsgp.sites.agreement import Agreement
+    from privsgp.sites.identity import Card
 
 PHASES = ("signing", "training", "paused", "mixing", "finished", "left")
 _SIGNATURE = forms.text("[0-9a-f]{128}", "a signature")
@@ -33,6 +34,7 @@ _PAIR_KEY = forms.text(pairs.WORD, "a key for a run, signed")
 _PHASE = forms.text("|".join(PHASES), "a phase")
 _PROOF = forms.keys({"header": forms.text(r"[\x20-\x7e]{2,1024}", "a header"), "signature": _SIGNATURE})
 NEWEST = forms.keys({"newest": forms.whole(-1), "proof": forms.perhaps(_PROOF)})
+_PROGRESS = forms.row(forms.whole(), forms.whole(-1), _SIGNATURE)
 _SILENCE = 4.0  # seconds without a hello after which a site does not count as there, or the deadline if that is longer
 _LONG_AGO = 1e6
 
@@ -55,13 +57,24 @@ def goodbye_text(run: str, taken: dict[str, int]) -> bytes:
     return canonical({"run": run, "taken": taken})
 
 
+def left_for_good(card: Card, run: str, told: dict[str, Any]) -> bool:
+    """Tell whether a site signed that it leaves a run for good, having taken that."""
+    return card.signed(b"leave", goodbye_text(run, told["taken"]), told["signature"] or "")
+
+
+def progress_text(run: str, target: int, made: int, sent: int) -> bytes:
+    """Return what a site signs for one that never hears it: steps that it has made, and the newest that it sent it."""
+    return canonical({"run": run, "target": target, "made": made, "sent": sent})
+
+
 def hello_form(nodes: int) -> forms.Form:
     """Say what a hello must look like."""
     steps = _by_node(forms.whole(), nodes)
     return forms.keys(
         {
             "run": forms.text("[0-9a-f]{64}", "a run"), "incarnation": forms.whole(1), "step": forms.whole(),
-            "phase": _PHASE, "have": steps, "durable": steps, "signatures": _by_node(_SIGNATURE, nodes),
+            "phase": _PHASE, "have": steps, "durable": steps, "sent": steps, "signatures": _by_node(_SIGNATURE, nodes),
+            "vows": _by_node(_SIGNATURE, nodes), "passed_on": _by_node(_PROGRESS, nodes),
             "left": _by_node(_goodbye_form(nodes), nodes), "heard": _by_node(forms.real(0.0, _LONG_AGO), nodes),
             "yours": NEWEST, "pair_keys": _by_node(_PAIR_KEY, nodes), "heads": _by_node(_PROOF, nodes),
         }
@@ -78,6 +91,9 @@ class Member:
     incarnation: int = 0
     have: dict[str, int] = field(default_factory=dict)  # by source: newest step that it has
     durable: dict[str, int] = field(default_factory=dict)  # by source: newest step that it will have after a crash
+    sent: dict[str, int] = field(default_factory=dict)  # by target: the step of its newest message
+    vows: dict[str, str] = field(default_factory=dict)  # by target that never hears it: its signature of how far it is
+    progress: tuple[int, int] = (0, -1)  # steps that it has made, and the newest that it sent to this site, by its word
     answered: int = -1  # the newest step of this site's that its process has answered to have
 
 
@@ -102,10 +118,14 @@ class Members:
         self.posted: Callable[[int], int] = lambda _peer: -1
         self.seen: Callable[[int], Frame | None] = lambda _source: None  # what came over its link to this site
         self.accuse: Callable[[int, Rejected], None] = lambda _node, _evidence: None
-        self._heads: dict[int, Frame] = {}  # by node: the newest header it signed that others have told of
+        self.told_of = Heard(agreement, node)  # by node: the newest header it signed that others have told of
         self._accused: set[int] = set()  # of whom two messages of one step are known: once is enough
         self.have: Callable[[], dict[str, int]] = dict
         self.durable: Callable[[], dict[str, int]] = dict
+        self.sent: Callable[[], dict[str, int]] = dict
+        self.sign: Callable[[bytes], str] = lambda _text: ""  # for those who never hear this site
+        self._far = [i for j, i in agreement.links if j == node and agreement.is_relayed((j, i))]
+        self._vowed: dict[int, tuple[bytes, str]] = {}  # by target: what was signed last, and the signature
         self.keep: Callable[[], None] = lambda: None  # called when a signature or a goodbye came
         self._form = hello_form(len(agreement.roster))
         self._silence = max(_SILENCE, agreement.limits.deadline)
@@ -130,13 +150,15 @@ class Members:
 
     def hello(self, peer: int) -> dict[str, Any]:
         """Return what this site says to a peer: of itself, of others, and what it has of the peer's."""
-        have, durable = self.have(), self.durable()
+        step, phase = self.step, self.phase  # before what was sent: at least all up to this step is in that
+        have, durable, sent = self.have(), self.durable(), self.sent()
         with self.changed:
             now = time.monotonic()  # not before: ages would come out below 0
             ages = {str(i): now - m.heard for i, m in self.others.items()}
             return {
-                "run": self.agreement.run, "incarnation": self.incarnation, "step": self.step, "phase": self.phase,
-                "have": have, "durable": durable,
+                "run": self.agreement.run, "incarnation": self.incarnation, "step": step, "phase": phase,
+                "have": have, "durable": durable, "sent": sent,
+                "vows": self._vows(self._made(phase, step), sent), "passed_on": self._passed_on(peer),
                 "signatures": {str(i): one for i, one in self.signatures.items()},
                 "left": {str(i): one for i, one in self.left.items()},
                 "heard": {i: age for i, age in ages.items() if age < _LONG_AGO / 2},
@@ -144,8 +166,11 @@ class Members:
                 "heads": {str(i): head.evidence() for i in self.others if (head := self._head(i)) is not None},
             }  # fmt: skip
 
-    def learn(self, peer: int, said: object) -> None:
-        """Take in what a peer says; reject what is no hello of this run."""
+    def learn(self, peer: int, said: object, asked: int | None = None) -> None:
+        """Take in what a peer says; reject what is no hello of this run.
+
+        Of an answer, `asked` is the process that was known when it was asked for: it may have died since.
+        """
         if not self._form.fits(said) or not isinstance(said, dict):
             raise Rejected("form", f"no hello: {forms.shown(said)}")
         if said["run"] != self.agreement.run:
@@ -153,12 +178,17 @@ class Members:
         with self.changed:
             member = self.others[peer]
             if said["incarnation"] < member.incarnation:
+                if asked is not None and asked < member.incarnation:
+                    return
                 raise Rejected("incarnation", f"process {said['incarnation']} after {member.incarnation}")
             if said["incarnation"] > member.incarnation:
                 member.answered = -1
             member.heard, member.incarnation = time.monotonic(), said["incarnation"]
             member.step, member.phase = said["step"], said["phase"]
             member.have, member.durable = said["have"], said["durable"]
+            member.sent, member.vows = said["sent"], said["vows"]
+            member.progress = self._made(member.phase, member.step), member.sent.get(str(self.node), -1)
+            self._hear_progress(said["passed_on"])
             self.prove(said["yours"]["proof"])
             self._hear_of(said["heard"])
             self._hear_heads(said["heads"])
@@ -173,11 +203,51 @@ class Members:
             raise Rejected("form", f"no hello: {forms.shown(said)}")
         with self.changed:
             self._hear_of(said["heard"])
+            self._hear_progress(said["passed_on"])
             self._hear_heads(said["heads"])
             news = self._sign(said["signatures"]) | self._leave(said["left"]) | self._share(said["pair_keys"])
             self.changed.notify_all()
         if news:
             self.keep()
+
+    def _made(self, phase: str, step: int) -> int:
+        """Return how many steps and rounds a site has made, by its own word."""
+        return self.agreement.rounds if phase == "finished" else step
+
+    def _vows(self, made: int, sent: dict[str, int]) -> dict[str, str]:
+        """Sign how far this site is, for each target that never hears it: whoever passes that on can make up nothing.
+
+        An older vow that somebody shows again is still true: steps that were made stay made, through crashes too.
+        """
+        for i in self._far:
+            text = progress_text(self.agreement.run, i, made, sent.get(str(i), -1))
+            if i not in self._vowed or self._vowed[i][0] != text:
+                self._vowed[i] = text, self.sign(text)
+        return {str(i): vow for i, (_, vow) in self._vowed.items()}
+
+    def _passed_on(self, peer: int) -> dict[str, list[Any]]:
+        """Return what sites that never speak to a peer have signed for it: steps made, and the newest sent to it."""
+        to = str(peer)
+        vowed = {i: m for i, m in self.others.items() if to in m.vows}
+        return {str(i): [self._made(m.phase, m.step), m.sent.get(to, -1), m.vows[to]] for i, m in vowed.items()}
+
+    def _hear_progress(self, told: dict[str, list[Any]]) -> None:
+        """Take in how far sites are that never speak to this one; what they did not sign for it is nobody's word."""
+        for name, (made, sent, vow) in told.items():
+            i, text = int(name), progress_text(self.agreement.run, self.node, made, sent)
+            far = i in self.others and not self.others[i].incarnation and self.others[i].progress < (made, sent)
+            if far and self.agreement.roster[i].signed(b"progress", text, vow):
+                self.others[i].progress = made, sent
+
+    def owes(self, source: int, newest: int, step: int) -> bool:
+        """Tell whether a site may still bring a message of a step up to this one, to who has its message `newest`.
+
+        Not so where it said that it is past that step and has sent nothing since: it has kept what it would have sent,
+        because this site was not there, and will never send it. Who waited for that would wait for good.
+        """
+        with self.changed:
+            made, sent = self.others[source].progress
+            return made <= step or sent > newest
 
     def prove(self, told: dict[str, str] | None) -> None:
         """Note that somebody has a message of this site's, where it is later than what this process has sent.
@@ -203,7 +273,7 @@ class Members:
 
     def _head(self, node: int) -> Frame | None:
         """Return the newest header of a node that is known here, whomever it was for."""
-        known = [head for head in (self._heads.get(node), self.seen(node)) if head is not None]
+        known = [head for head in (self.told_of.newest(node), self.seen(node)) if head is not None]
         return max(known, key=lambda head: head.header.step, default=None)
 
     def _hear_heads(self, told: dict[str, dict[str, str]]) -> None:
@@ -215,8 +285,8 @@ class Members:
                 continue
             header, known = Header.read(one["header"].encode()), self._head(node)
             if known is None or header.step > known.header.step:
-                self._heads[node] = self._verified(node, header, one)
-            elif _contradicts(header, known.header) and node not in self._accused:
+                self.told_of.note(self._verified(node, header, one))
+            elif header.contradicts(known.header) and node not in self._accused:
                 second = self._verified(node, header, one).evidence()
                 self._accused.add(node)
                 what = f"two messages of step {header.step} to {self.agreement.roster[header.target].name}"
@@ -245,18 +315,9 @@ class Members:
 
     def _leave(self, goodbyes: dict[str, dict[str, Any]]) -> bool:
         new = {int(i): one for i, one in goodbyes.items() if int(i) not in self.left and int(i) != self.node}
-        right = {i: one for i, one in new.items() if self.said_goodbye(i, one)}
+        right = {i: one for i, one in new.items() if left_for_good(self.agreement.roster[i], self.agreement.run, one)}
         self.left |= right
         return bool(right)
-
-    def said_goodbye(self, node: int, told: dict[str, Any]) -> bool:
-        """Tell whether a node's site signed that it leaves for good, having taken that."""
-        text = goodbye_text(self.agreement.run, told["taken"])
-        try:
-            self.agreement.roster[node].verify(b"leave", text, bytes.fromhex(told["signature"]))
-        except (InvalidSignature, ValueError):
-            return False
-        return True
 
     def last_taken(self, target: int) -> int | None:
         """Return the step of the last message that a target took of this site before it left; None where it has not."""
@@ -321,10 +382,16 @@ class Members:
         with self.changed:
             return max(self.others[target].have.get(str(self.node), -1), self.others[target].answered)
 
-    def took(self, target: int, step: int, answered: int) -> None:
-        """Note that a message of this site's was brought to a target, and which it answered to have."""
+    def took(self, target: int, step: int, answered: int, asked: int) -> None:
+        """Note that a message of this site's was brought to a target, and which it answered to have.
+
+        `asked` is the process that was known then. Where another has said hello since, the answer may be of the one
+        before, and the message is lost with it.
+        """
         with self.changed:
             member = self.others[target]
+            if member.incarnation != asked:
+                return
             member.have[str(self.node)] = step
             member.heard, member.answered = time.monotonic(), answered
 
@@ -335,7 +402,3 @@ class Members:
             if self.agreement.is_relayed((self.node, target)):
                 return target in self.left or self.relay_has.get(target, -1) >= step
             return target in self.left or m.phase == "finished" or m.durable.get(str(self.node), -1) >= step
-
-
-def _contradicts(one: Header, other: Header) -> bool:
-    return (one.target, one.step) == (other.target, other.step) and one.sha256 != other.sha256

@@ -13,14 +13,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 
 from privsgp.errors import Refused
-from privsgp.files import read_bytes
+from privsgp.files import write_private
 from privsgp.randomness.pairwise import PairStreams, derived
-from privsgp.sites.identity import write_private
+from privsgp.sites.identity import load_key, private_pem
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -34,7 +32,6 @@ if TYPE_CHECKING:
 
 WORD = "[0-9a-f]{192}"  # a run key and its site's signature
 _KEY = 64
-_LONGEST = 2**12
 
 
 def needs_keys(agreement: Agreement) -> bool:
@@ -45,10 +42,11 @@ def needs_keys(agreement: Agreement) -> bool:
 def is_word(agreement: Agreement, node: int, word: str) -> bool:
     """Tell whether a node's site signed this key for this run, and it is one that secrets can be made with."""
     public = bytes.fromhex(word[:_KEY])
+    if not agreement.roster[node].signed(b"pair key", _to_sign(agreement, node, public), word[_KEY:]):
+        return False
     try:
-        agreement.roster[node].verify(b"pair key", _to_sign(agreement, node, public), bytes.fromhex(word[_KEY:]))
         X25519PrivateKey.generate().exchange(X25519PublicKey.from_public_bytes(public))
-    except (InvalidSignature, ValueError):
+    except ValueError:
         return False
     return True
 
@@ -63,9 +61,7 @@ class PairKeys:
     def __init__(self, site: Site, agreement: Agreement, node: int, path: Path, words: dict[int, str]) -> None:
         """Take up the run key that lies at a path; `words` are all sites', as they come to be known."""
         self.site, self.agreement, self.node, self.path, self.words = site, agreement, node, path, words
-        self._cards = {
-            other: _with_card(site, agreement, other) for other in range(len(agreement.roster)) if other != node
-        }
+        self._cards = {other: site.exchange(card) for other, card in enumerate(agreement.roster) if other != node}
         self._streams: SitePairStreams | None = None
 
     def settle(self, *, begun: bool) -> None:
@@ -73,8 +69,7 @@ class PairKeys:
         if not self.path.exists():
             if begun:
                 return  # it is needed for steps that are still to be made alone, and refused there
-            pem = (serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-            write_private(self.path, X25519PrivateKey.generate().private_bytes(*pem))
+            write_private(self.path, private_pem(X25519PrivateKey.generate()))
         if self.path.stat().st_mode & 0o077:
             raise Refused(f"{self.path} is open to others", "chmod 600 it, and ask who could read it until now")
         public = self._own().public_key().public_bytes_raw()
@@ -104,9 +99,7 @@ class PairKeys:
                 f"{self.path} is lost, and steps are left to be made",
                 "put it back: partners have made their halves of the noise with it; without it, leave, and agree anew",
             )
-        key = serialization.load_pem_private_key(read_bytes(self.path, _LONGEST), None)
-        if not isinstance(key, X25519PrivateKey):
-            raise Refused(f"{self.path} is no X25519 key", "put the run folder back as it was")
+        key: X25519PrivateKey = load_key(self.path, X25519PrivateKey)
         return key
 
     def _secret(self, i: int, j: int) -> bytes:
@@ -154,12 +147,3 @@ class SitePairStreams(PairStreams):
         self._keys.clear()
         self._ciphers.clear()
         self._pairs.clear()
-
-
-def _with_card(site: Site, agreement: Agreement, other: int) -> bytes:
-    """Return the secret of two cards' keys."""
-    card = agreement.roster[other]
-    try:
-        return site.exchange(X25519PublicKey.from_public_bytes(bytes.fromhex(card.values["exchange"])))
-    except ValueError as error:
-        raise Refused(f"the exchange key on the card of {card.name} is of no use", "ask the site for a card") from error

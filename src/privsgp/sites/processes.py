@@ -6,16 +6,12 @@ process signs what it saw, so that the two notice (`randomness.pairwise.exchange
 
 from __future__ import annotations
 
-import hashlib
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PublicKey
-
 from privsgp.errors import Refused
 from privsgp.randomness.pairwise import Identities
-from privsgp.sites.canonical import canonical
+from privsgp.sites.canonical import digest
 from privsgp.sites.identity import Card, Site
 from privsgp.transport.rendezvous import blocks
 
@@ -38,7 +34,7 @@ class ProcessIdentities(Identities):
     @cached_property
     def roster(self) -> str:
         """A hash of all cards, in order."""
-        return hashlib.sha256(canonical([card.values for card in self.cards])).hexdigest()
+        return digest([card.values for card in self.cards])
 
     def sign(self, text: bytes) -> str:
         """Sign with the site's identity."""
@@ -46,19 +42,11 @@ class ProcessIdentities(Identities):
 
     def signed(self, node: int, text: bytes, signature: str) -> bool:
         """Tell whether the owner of a node's process signed this."""
-        try:
-            self.cards[self.owners[node]].verify(_PURPOSE, text, bytes.fromhex(signature))
-        except (InvalidSignature, ValueError):
-            return False
-        return True
+        return self.cards[self.owners[node]].signed(_PURPOSE, text, signature)
 
     def common(self, node: int) -> bytes:
         """Return X25519 of the two cards' keys."""
-        card = self.cards[self.owners[node]]
-        try:
-            return self.site.exchange(X25519PublicKey.from_public_bytes(bytes.fromhex(card.values["exchange"])))
-        except ValueError as error:
-            raise Refused(f"the exchange key on the card of {card.name} is of no use", "ask for its card") from error
+        return self.site.exchange(self.cards[self.owners[node]])
 
 
 def identities(config: Config, world: World, cards: Sequence[Path], home: Path) -> ProcessIdentities | None:

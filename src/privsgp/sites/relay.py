@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives import hashes
-from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PublicKey
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
@@ -73,8 +72,7 @@ class Seal:
     def _cipher(self, link: Link) -> ChaCha20Poly1305:
         """Return the cipher of a link: each direction has a key of its own."""
         other = link[0] if link[1] == self.node else link[1]
-        public = X25519PublicKey.from_public_bytes(bytes.fromhex(self.agreement.roster[other].values["exchange"]))
-        secret = self.site.exchange(public)
+        secret = self.site.exchange(self.agreement.roster[other])
         info = b"privsgp/seal/1/" + self._about(link)
         return ChaCha20Poly1305(HKDF(hashes.SHA256(), 32, bytes.fromhex(self.agreement.run), info).derive(secret))
 

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import errno
 import os
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from cryptography.exceptions import InvalidSignature
 
 from privsgp.files import opened
-from privsgp.sites.frames import PLACE, Frame, Header, Rejected, head, kept
+from privsgp.sites.frames import PLACE, Frame, Header, Rejected, head, kept, refuse_head
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 
 class Seen:
     """The newest header of each source over its link to this site; without a path it is kept in memory alone."""
+
+    _durable = True
 
     def __init__(self, agreement: Agreement, node: int, path: Path | None = None) -> None:
         self.agreement, self.node, self.path = agreement, node, path
@@ -55,7 +58,8 @@ class Seen:
         try:
             if os.pwrite(descriptor, text.ljust(PLACE, b"\0"), place * PLACE) != PLACE:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            os.fsync(descriptor)
+            if self._durable:
+                os.fsync(descriptor)
         finally:
             os.close(descriptor)
 
@@ -86,3 +90,19 @@ class Seen:
         if (header.run, header.source, header.target) != (self.agreement.run, source, self.node):
             raise Rejected("link", "a header of another link")
         self.agreement.roster[source].verify(b"message", header.text(), signature)
+
+
+class Heard(Seen):
+    """The newest header of each site that others have told of, whomever it was for; a power cut may take the last."""
+
+    _durable = False  # they come with every hello, and whom they are for has them on its disk
+
+    def note(self, frame: Frame) -> None:
+        """Keep such a header, at least in memory."""
+        with suppress(OSError):
+            super().note(frame)
+            return
+        self._newest[frame.header.source] = frame
+
+    def _verify(self, source: int, header: Header, signature: bytes) -> None:
+        refuse_head(self.agreement, source, header.target, header, signature)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import math
 import os
 import threading
 import time
@@ -19,6 +20,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives import serialization
 
 from privsgp.errors import Refused
 from privsgp.sites import frames
@@ -54,8 +57,9 @@ _PULL_FORM = forms.keys(
 )  # fmt: skip
 _DROP_FORM = forms.keys({"run": forms.text("[0-9a-f]{64}", "a run"), "node": forms.whole(), "after": forms.whole(-1)})
 _BYE = 2.0
+_LOOK = 1.0  # seconds between two looks at the certificate
 _LOG = logging.getLogger(__name__)
-_CUT = ("form", "length")  # what half a message looks like
+_CUT = ("form", "length", "incarnation")  # what half a message looks like, and what a process sent before it died
 _MOMENT = 0.5  # seconds in which a connection that broke shows as such
 
 
@@ -80,51 +84,91 @@ class Server:
         self._streams: dict[tuple[int, str], list[_Stream]] = {}
         self._lock = threading.Lock()
         self._roots = b"".join(card.authority_pem for card in agreement.trusted)
-        self._server: grpc.Server | None = None
+        n = len(agreement.roster)
+        self._calls = 3 * n + 4 + (0 if relay is None else 2 * n * n)
+        self._threads = ThreadPoolExecutor(self._calls, "server")
+        self._servers: list[grpc.Server] = []  # the last is open, the one before it may be ending its calls
+        self._watch: threading.Thread | None = None
 
     def start(self, listen: str) -> None:
         """Listen; refuse an address that is taken."""
-        n = len(self.agreement.roster)
-        calls = 3 * n + 4 + (0 if self.relay is None else 2 * n * n)
+        shown = self.site.tls()
+        self._servers = [self._opened(listen, *shown)]
+        self._watch = threading.Thread(target=self._renew, args=(listen, shown), daemon=True)
+        self._watch.start()
+
+    def _opened(self, listen: str, key: bytes, certificate: bytes) -> grpc.Server:
+        """Open the door with a certificate to show; it stays the same for as long as this door is open.
+
+        gRPC would take another one while it listens. But it frees the one before under connections that are just being
+        opened (grpc issue 36693): a stranger who opened many at once ended the process.
+        """
         options = [
             ("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", PIECE + _ROOM),
             ("grpc.server_handshake_timeout_ms", int(1000 * HANDSHAKE)), ("grpc.max_concurrent_streams", 64),
             ("grpc.http2.min_recv_ping_interval_without_data_ms", 5000), ("grpc.keepalive_time_ms", 20000),
             ("grpc.keepalive_timeout_ms", 10000), ("grpc.keepalive_permit_without_calls", 1),
         ]  # fmt: skip
-        self._server = grpc.server(ThreadPoolExecutor(calls, "server"), options=options, maximum_concurrent_rpcs=calls)
+        server = grpc.server(self._threads, options=options, maximum_concurrent_rpcs=self._calls)
         # All take streams, also of one message: gRPC would wait for it in a thread, without an end.
         handlers = {"Hello": _answer(self._hello)}
         if self.node >= 0:
             handlers |= {"Push": _answer(self._push), "Pull": _stream(self._pull)}
         if self.relay is not None:
             handlers |= {"Drop": _answer(self._drop), "Collect": _stream(self._collect)}
-        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
-        credentials = grpc.dynamic_ssl_server_credentials(
-            self._certificates(), self._certificates, require_client_authentication=True
-        )
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
+        credentials = grpc.ssl_server_credentials([(key, certificate)], self._roots, require_client_auth=True)
         try:
-            self._server.add_secure_port(listen, credentials)
+            server.add_secure_port(listen, credentials)
         except RuntimeError as error:
             raise Refused(
                 f"cannot listen at {listen}", "is the port taken, or not this machine's? see --listen"
             ) from error
-        self._server.start()
+        server.start()
+        return server
+
+    def _renew(self, listen: str, shown: tuple[bytes, bytes]) -> None:
+        """Close the door and open it again when there is a new certificate to show; calls under way may end."""
+        while not self.ended.wait(_LOOK):
+            if (now := self._newest(shown)) != shown:
+                self._servers[-1].stop(self.agreement.limits.transfer)
+                shown = self._open_again(listen, now)
+
+    def _newest(self, shown: tuple[bytes, bytes]) -> tuple[bytes, bytes]:
+        """Return the key and certificate to show from now on; with another's nobody could come in."""
+        try:
+            now = self.site.tls()
+            return now if now == shown or _is_own(self.site.card, *now) else shown
+        except (OSError, ValueError, TypeError, UnsupportedAlgorithm):  # it is being written, or damaged
+            return shown
+
+    def _open_again(self, listen: str, shown: tuple[bytes, bytes]) -> tuple[bytes, bytes]:
+        """Open the door, and return what it shows; the one before lets go of the port a moment after it was stopped."""
+        until = time.monotonic() + _BYE
+        while not self.ended.is_set():
+            try:
+                self._servers = [*self._servers[-1:], self._opened(listen, *shown)]
+                break
+            except Exception as error:  # noqa: BLE001 - whatever it is: nobody else opens the door
+                if until < time.monotonic():
+                    _LOG.warning("the door with the new certificate is closed: %s; trying again", error)
+                    until = math.inf
+                self.ended.wait(_LOOK / 20)
+                shown = self._newest(shown)
+        return shown
 
     def stop(self) -> None:
         """End all calls and close the door."""
         self.ended.set()
-        if self._server is not None:
-            self._server.stop(_BYE).wait(_BYE)
-
-    def _certificates(self) -> grpc.ServerCertificateConfiguration:
-        """Return key, certificate and trust store; asked at every connection: a renewed one is used at once."""
-        return grpc.ssl_server_certificate_configuration([self.site.tls()], self._roots)
+        if self._watch is not None:
+            self._watch.join()
+        for stopping in [server.stop(_BYE) for server in self._servers]:
+            stopping.wait(_BYE)
 
     def _hello(self, parts: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
         peer = self._who(context)
         with self._border(peer, context), self._alone(peer, "hello", context, HELLO):
-            self.members.learn(peer, _read(next(parts, b""), _MOST_HELLO))
+            self.members.learn(peer, read_said(next(parts, b"")))
         said = self.members.hello(peer)
         self.members.told[peer] = said["phase"]
         return canonical(said)
@@ -188,7 +232,7 @@ class Server:
 
     def _asked(self, text: bytes, form: forms.Form) -> dict[str, Any]:
         """Read what a member asks for."""
-        said = _read(text, _ROOM)
+        said = read_said(text, _ROOM)
         if not form.fits(said) or said["run"] != self.agreement.run:
             raise Rejected("form", f"no request: {forms.shown(said)}")
         found: dict[str, Any] = said
@@ -318,6 +362,12 @@ def _broke(context: grpc.ServicerContext) -> bool:
     return not context.is_active()
 
 
+def _is_own(card: Card, key: bytes, certificate: bytes) -> bool:
+    """Tell whether a certificate is of a key, and one that the site of a card is known by."""
+    private, shown = serialization.load_pem_private_key(key, None), x509.load_pem_x509_certificate(certificate)
+    return private.public_key() == shown.public_key() and card.issued(shown)
+
+
 def _member(roster: tuple[Card, ...], pem: bytes) -> int | None:
     try:
         certificate = x509.load_pem_x509_certificate(pem)
@@ -333,7 +383,8 @@ def _common_name(pem: bytes) -> str:
         return "?"
 
 
-def _read(text: bytes, most: int) -> Any:  # noqa: ANN401 - JSON
+def read_said(text: bytes, most: int = _MOST_HELLO) -> Any:  # noqa: ANN401 - JSON
+    """Return what a peer said; None where it is no JSON, or too long."""
     try:
         return json.loads(text) if len(text) <= most else None
     except (ValueError, RecursionError):

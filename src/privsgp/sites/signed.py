@@ -5,19 +5,17 @@ A run may be of an older release: what is checked here is what people signed, no
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
-from cryptography.exceptions import InvalidSignature
 from pydantic import BaseModel, ConfigDict, Field
 
 from privsgp.errors import Refused
 from privsgp.files import parsed, read_bytes
 from privsgp.sites.agreement import StudyFile
-from privsgp.sites.canonical import canonical
+from privsgp.sites.canonical import digest
 from privsgp.sites.identity import Card
-from privsgp.sites.members import goodbye_text
+from privsgp.sites.members import left_for_good
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -101,7 +99,7 @@ def read(folder: Path) -> Signed | None:
     values = parsed(read_bytes(study, _LONGEST), StudyFile, str(study))
     if any(len(values[key]) != len(values["roster"]) for key in _PUBLIC):
         raise Refused(f"{study} does not have one J, ε, δ and σ per site", "it is damaged: restore it from a copy")
-    run = hashlib.sha256(canonical(values)).hexdigest()
+    run = digest(values)
     told: dict[str, Any] = {"sites": []}
     if kept.exists():
         told = parsed(read_bytes(kept, _LONGEST), SignaturesFile, str(kept))
@@ -117,15 +115,6 @@ def read(folder: Path) -> Signed | None:
 
 def _signatory(values: dict[str, Any], i: int, card: Card, run: str, told: dict[str, Any]) -> Signatory:
     J, epsilon, delta, sigma = (values[key][i] for key in _PUBLIC)
-    signed, goodbye = _right(card, b"agreement", run.encode(), told.get("signature")), told.get("left")
-    left = goodbye is not None and _right(card, b"leave", goodbye_text(run, goodbye["taken"]), goodbye["signature"])
+    signed, goodbye = card.signed(b"agreement", run.encode(), told.get("signature") or ""), told.get("left")
+    left = goodbye is not None and left_for_good(card, run, goodbye)
     return Signatory(card.name, card.fingerprint, J, epsilon, delta, sigma, signed=signed, left=left)
-
-
-def _right(card: Card, purpose: bytes, text: bytes, signature: str | None) -> bool:
-    """Tell whether this is the site's signature of a text for a purpose."""
-    try:
-        card.verify(purpose, text, bytes.fromhex(signature or ""))
-    except (InvalidSignature, ValueError):
-        return False
-    return True

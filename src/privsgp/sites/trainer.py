@@ -22,7 +22,8 @@ from privsgp.engine.stops import refuse_no_model
 from privsgp.engine.trainer import Outcome, Trainer
 from privsgp.engine.witness import heads
 from privsgp.errors import Refused
-from privsgp.sites.journal import Journal, sync_names
+from privsgp.files import sync_names
+from privsgp.sites.journal import Journal
 from privsgp.transport.checks import refuse_wild
 
 if TYPE_CHECKING:
@@ -57,11 +58,6 @@ class SiteTrainer(Trainer):
         super().__init__(spec, folder, watch)
         network.commit = self._commit
         network.stop = lambda: self.stopping.asked
-
-    @property
-    def has_begun(self) -> bool:
-        """Whether a step was committed before this process was started."""
-        return self.folder.checkpoint.exists()
 
     def _connect(self) -> SitesTransport:
         return self._network

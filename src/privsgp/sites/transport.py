@@ -72,7 +72,7 @@ class SitesTransport(Transport):
         self.stop: Callable[[], bool] = lambda: False
         self.device = torch.device("cpu")
         members.have = self._have
-        members.durable = self._durable_steps
+        members.durable, members.sent = self._durable_steps, self._sent
         members.proof, members.posted, members.seen = inbox.proof, outbox.newest, inbox.seen.newest
         self._durable = dict[str, int]()
         self._recent: deque[_Sent] = deque()  # the last steps' messages, which a site that leaves may not have taken
@@ -127,6 +127,7 @@ class SitesTransport(Transport):
 
     def restored(self, k: int, x: Tensor, w: Tensor) -> None:
         """Take up the links as they were when step k was committed; tell the inbox what had been taken."""
+        self.members.step = k
         self.links.replay()
         self.links.grow(k, step_body(x[0].numpy(), float(w[0])), np.flatnonzero(self.used.numpy()).tolist())
         for source, step, sums in zip(self.sources, self.links.newest, self.links.arrived, strict=True):
@@ -281,18 +282,21 @@ class SitesTransport(Transport):
         self._refuse_older_copy()
         limits, gone = self.agreement.limits, self.members.gone()
         missing = [j for j in due if j not in gone and self.inbox.newest(j) < k]
-        silent = [j for j in missing if self.inbox.newest(j) < k - limits.staleness]
+        silent = [j for j in missing if self.inbox.newest(j) < (least := k - limits.staleness) and self._owes(j, least)]
         if silent:
             names = ", ".join(self.agreement.roster[j].name for j in silent)
             return f"nothing from {names} for more than {limits.staleness} steps"
         there = self.members.count()
         if there < min(limits.fewest, len(self.agreement.roster) - len(gone)):
             return f"{there} of at least {limits.fewest} sites are there"
-        late = any(self.members.is_there(j) for j in missing) or self.members.ungreeted()
+        late = any(self.members.is_there(j) and self._owes(j, k) for j in missing) or self.members.ungreeted()
         if late and waited < limits.deadline:
             return ""
         self.counts[2] += len(missing)
         return None
+
+    def _owes(self, source: int, step: int) -> bool:
+        return self.members.owes(source, self.inbox.newest(source), step)
 
     def _refuse_older_copy(self) -> None:
         """Refuse to go on where a peer has shown a later message of this site than this folder knows of."""
@@ -308,6 +312,9 @@ class SitesTransport(Transport):
 
     def _have(self) -> dict[str, int]:
         return {str(j): step for j in self.sources if (step := self.inbox.newest(j)) >= 0}
+
+    def _sent(self) -> dict[str, int]:
+        return {str(i): step for i, step in zip(self.targets, self.last.tolist(), strict=True) if step >= 0}
 
     def _committed(self) -> None:
         """Note what a restarted process would still have."""

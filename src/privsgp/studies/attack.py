@@ -35,12 +35,13 @@ from privsgp.gradients.per_sample import Outer
 from privsgp.studies.collusion import Collusion, listen
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
     from privsgp.engine.folder import Folder
     from privsgp.engine.spec import RunSpec
+    from privsgp.gradients import Stacked
     from privsgp.runs.problem import Problem
 
 
@@ -104,13 +105,20 @@ class Attacked(Trainer):
         values |= {"sample": self._sample, "noise": self._noise, "noised_step": not_at_once, "record": as_it_is}
         return ZeroedOut(**values, present=present.to(block.inputs.device))
 
+    def _parts(self, gradient: Stacked) -> Sequence[slice]:
+        """Let all nodes go at once: what was added to each is looked at for all of them together."""
+        del gradient
+        return ()
+
     def _stepper(self) -> Callable[[int, State], State]:
         """Let the algorithm itself take the steps: what a GPU does in one kernel has no messages to look at."""
         return self.algorithm.step
 
     def _sample(self, k: int) -> list[Drawn]:
-        if self._coming is not None:
-            self._aim(self._coming)
+        """Choose where to look at this step: along the gradient, or along its change where that is what is sent."""
+        if (coming := self._coming) is not None:
+            change = coming - self._gradient if self.spec.protection.mechanisms[0].sends_changes else coming
+            self._gradient, self._direction = coming, _unit(change)
         return self.randomness.sample(k)
 
     def _collusion(self) -> Collusion | None:
@@ -153,11 +161,6 @@ class Attacked(Trainer):
             turned = _turn(y, self._direction)[:, :SIDES] / sigma[:, None, None]
             self._scores.append(turned.float().cpu().numpy())
             self.looked_at.append(k)
-
-    def _aim(self, gradient: Tensor) -> None:
-        """Choose where to look at the next step: along the gradient, or along its change where that is what is sent."""
-        change = gradient - self._gradient if self.spec.protection.mechanisms[0].sends_changes else gradient
-        self._gradient, self._direction = gradient, _unit(change)
 
     def _canary_gradients(self, z: Tensor) -> Tensor:
         """Return every canary's clipped gradient in its own column, up to the factor AMPLITUDE: [n, units, M]."""

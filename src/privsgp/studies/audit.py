@@ -25,10 +25,10 @@ from privsgp.engine.averaging import FinalModel
 from privsgp.engine.evaluate import average
 from privsgp.engine.folder import Folder
 from privsgp.errors import Diverged, Refused, refuse_below_one
-from privsgp.runs import budgets as protection
 from privsgp.runs import build
 from privsgp.runs import problem as problems
 from privsgp.runs import train as training
+from privsgp.runs.budgets import declared
 from privsgp.studies import attack as canary
 from privsgp.studies.attack import Attacked, Canaries
 
@@ -138,7 +138,7 @@ def audit(
     problem = problems.load_problem(config, data_dir)
     rng = np.random.Generator(np.random.Philox(seed))
     # Only SAGA sends changes of a gradient: two lures in turn keep them large. Elsewhere one steady gradient is worst.
-    lures = 2 if _declared(config).sends_changes else 1
+    lures = 2 if declared(config).sends_changes else 1
     lured = canary.draw(problem, canaries, rng, lures=lures, odds=PRESENT)
     spec = _spec(config, canary.plant(problem, lured, rng, lured=True))
     scores, looked_at, cancellation = _white_box(spec, lured, observations, rng)
@@ -153,12 +153,6 @@ def audit(
         nodes.append(_judge(spec, i, _by_release(spec, i, looked_at, seen, unseen), guesses, cancellation, alpha))
     seen_of_each = len(scores) * lured.count
     return AuditReport(spec.name, spec.algorithm.name, spec.steps, lured.count, seen_of_each, confidence, tuple(nodes))
-
-
-def _declared(config: Config) -> Mechanism:
-    """Return the kind of mechanism the algorithm declares; its numbers are not known before the job."""
-    algorithm = ALGORITHMS[config.algorithm.name]
-    return algorithm.mechanism(protection.settings(config), sigma=1.0, batch=1.0, samples=1, kappa=0.0)
 
 
 def _spec(config: Config, problem: problems.Problem) -> RunSpec:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from privsgp.accounting.pairwise import Pair, PairwiseCovariance
+    from privsgp.accounting.pairwise import PairwiseCovariance
     from privsgp.randomness.noise import Source
 
 _TRIED = 300  # coalitions against a node that are all looked at
@@ -89,12 +89,10 @@ class Collusion:
         total: Tensor | None = None
         for pair in self.covariance.graph.pairs:
             if node in pair and (pair[0] not in honest or pair[1] not in honest):
-                part = self._number(pair, step) * (size if pair[0] == node else -size)
+                number = self.told.numbers[pair[0] * self.covariance.graph.nodes + pair[1], step].cpu()
+                part = number * (size if pair[0] == node else -size)
                 total = part if total is None else total + part
         return torch.zeros(()) if total is None else total
-
-    def _number(self, pair: Pair, step: int) -> Tensor:
-        return self.told.numbers[pair[0] * self.covariance.graph.nodes + pair[1], step].cpu()
 
 
 def worst(covariance: PairwiseCovariance, node: int, honest: int) -> list[int]:

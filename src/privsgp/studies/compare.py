@@ -54,7 +54,10 @@ class Row:
         return {
             "algorithm": self.algorithm, "trust": trust, "graph": summary.get("graph"),
             "step_size": self.step_size,
-            "tried": [_tried(step_size, self.tried[step_size]) for step_size in sorted(self.tried)],
+            "tried": [
+                {"step_size": size, "accuracy": _mean(s.accuracy), "test_loss": _mean(s.of("test_loss"))}
+                for size, s in sorted(self.tried.items(), key=lambda one: one[0])
+            ],
             "seeds": [run.config.seed for run in r.runs], "diverged": r.diverged,
             **{key: None if spread is None else spread.as_json() for key, spread in spreads.items()},
             "metrics": {name: s.as_json() for name in metrics.NAMES if (s := r.of(name)) is not None},
@@ -230,10 +233,6 @@ def messages(runs: Several) -> int | None:
         return 0
     graph = build.make_graph(config)
     return sum(int((edges.source != edges.target).sum()) for edges in map(graph.edges, range(steps)))
-
-
-def _tried(step_size: float, runs: Several) -> dict[str, float | None]:
-    return {"step_size": step_size, "accuracy": _mean(runs.accuracy), "test_loss": _mean(runs.of("test_loss"))}
 
 
 def _mean(spread: Spread | None) -> float | None:

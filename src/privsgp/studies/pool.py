@@ -71,7 +71,8 @@ def run_all(
     `watch` is told how many steps are done, of all tasks together. On Ctrl-C every run in hand keeps a checkpoint, and
     KeyboardInterrupt is raised. A task that is refused ends all of them.
     """
-    refuse_unseeded(tasks)
+    if any(task.config.seed is None for task in tasks):  # each would spend the nodes' budgets
+        raise Refused("several runs without a seed", "they are simulations: give the config a seed (seed = 0)")
     waiting = [task for task in tasks if not _done(task)]
     steps = {task.folder: 0 if task in waiting else task.config.algorithm.steps for task in tasks}
     active: dict[Connection, tuple[Task, ForkServerProcess]] = {}
@@ -113,12 +114,6 @@ def alone_in(place: Path) -> Iterator[None]:
 def cores() -> int:
     """Return how many cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def refuse_unseeded(tasks: Sequence[Task]) -> None:
-    """Refuse runs that are no simulations: many runs on the same data would each spend the nodes' budgets."""
-    if any(task.config.seed is None for task in tasks):
-        raise Refused("several runs without a seed", "they are simulations: give the config a seed (seed = 0)")
 
 
 def _started(task: Task, data_dir: Path | None) -> tuple[Connection, tuple[Task, ForkServerProcess]]:
@@ -185,7 +180,8 @@ def _work(task: Task, data_dir: Path | None, pipe: Connection) -> None:
 def _run(task: Task, data_dir: Path | None, tell: Callable[[int, dict[str, Any] | None], None]) -> None:
     problem = problems.load_problem(task.config, data_dir)
     training.run(task.config, problem, task.folder, resume=True, watch=tell)
-    if _cut_short(task):  # a simulation has released nothing: it begins anew, and is the whole run that was asked for
+    # Steps that crashes undid may leave no budget for the last ones. A simulation has released nothing: it begins anew.
+    if read_json(Folder(task.folder).summary, Summary)["ended"] is not None:
         shutil.rmtree(task.folder)
         training.run(task.config, problem, task.folder, resume=True, watch=tell)
     for name in ("private", "nodes"):  # gigabytes, for large models, that nobody will ask for
@@ -196,11 +192,6 @@ def _tell(pipe: Connection, last: list[float], step: int, _row: dict[str, Any] |
     if time.monotonic() - last[0] > _PAUSE:
         last[0] = time.monotonic()
         pipe.send(step)
-
-
-def _cut_short(task: Task) -> bool:
-    """Tell whether steps that crashes undid left a run no budget for its last ones."""
-    return read_json(Folder(task.folder).summary, Summary)["ended"] is not None
 
 
 def _diverged(task: Task) -> Path:

@@ -110,14 +110,10 @@ class Several:
         """Return x, mean and sd of a metric at every evaluation that all runs have, runs that diverged left out."""
         found = [run.metrics for run in self.runs if run.metrics]
         points = [[[row.get(name) for row in rows] for name in (against, key)] for rows in zip(*found, strict=False)]
-        return [_point(x, y) for x, y in points if None not in (*x, *y)]
+        known = [(statistics.fmean(x), Spread(tuple(y))) for x, y in points if None not in (*x, *y)]
+        return [{"x": x, "mean": y.mean, "sd": y.sd} for x, y in known]
 
 
 def _spread(found: Sequence[float | None]) -> Spread | None:
     each = tuple(value for value in found if value is not None)
     return Spread(each) if len(each) == len(found) else None
-
-
-def _point(x: Sequence[float], y: Sequence[float]) -> dict[str, float]:
-    spread = Spread(tuple(y))
-    return {"x": statistics.fmean(x), "mean": spread.mean, "sd": spread.sd}

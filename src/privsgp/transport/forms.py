@@ -65,6 +65,17 @@ def each(form: Form, *counts: int) -> Form:
     return Form(f"a list of {' or '.join(map(str, counts))}, each {form.text}", fits)
 
 
+def row(*forms: Form) -> Form:
+    """Ask for a list with a form for each place."""
+
+    def fits(said: object) -> bool:
+        if not isinstance(said, list) or len(said) != len(forms):
+            return False
+        return all(form.fits(one) for form, one in zip(forms, said, strict=True))
+
+    return Form(f"a list: {', '.join(form.text for form in forms)}", fits)
+
+
 def keys(forms: dict[str, Form]) -> Form:
     """Ask for these keys and no other, each with what fits."""
 

@@ -53,7 +53,7 @@ class LossyNetwork(Transport):
 
     def __init__(self, graph: Graph, like: Tensor, faults: Faults) -> None:
         self.graph, self.faults, self.device = graph, faults, like.device
-        self.links = _links(graph)
+        self.links = np.array([j * graph.nodes + i for j, i in graph.links()], np.int64)
         links, width = len(self.links), like.shape[1] + 1
         self.message_bytes = width * torch.float64.itemsize
         self.outgoing = Outgoing(links, width, kept=faults.delay + 1, device=like.device)
@@ -83,7 +83,8 @@ class LossyNetwork(Transport):
         given = np.bincount(sent.source, sent.share, self.graph.nodes)
         mixed = rows * torch.tensor(1 - given, device=self.device)[:, None]
         self._receive(k, mixed)
-        self._count(k, sent)
+        late = ~sent.lost & (sent.arrives > k)
+        self.counts[:3] += torch.tensor([len(sent.link), int(sent.lost.sum()), int(late.sum())])
         self.held = mixed
         return mixed[:, :-1].to(x.dtype), mixed[:, -1].clone()
 
@@ -152,26 +153,9 @@ class LossyNetwork(Transport):
             other = np.where(source[link] == node, target[link], source[link])
             self._arrive(k - 1, link, other, rows)
 
-    def _count(self, k: int, sent: _Sent) -> None:
-        late = ~sent.lost & (sent.arrives > k)
-        self.counts[:3] += torch.tensor([len(sent.link), int(sent.lost.sum()), int(late.sum())])
-
 
 def _joined(x: Tensor, w: Tensor) -> Tensor:
     return torch.cat([x.double(), w.double()[:, None]], 1)
-
-
-def _links(graph: Graph) -> NDArray[np.int64]:
-    """Return source · n + target of every link that is ever used, sorted; a graph that never repeats may use any."""
-    n = graph.nodes
-    if graph.period is None:
-        return _apart(np.arange(n * n), n)
-    steps = [graph.edges(k) for k in range(graph.period)]
-    return _apart(np.unique(np.concatenate([e.source * n + e.target for e in steps])), n)
-
-
-def _apart(pairs: NDArray[np.int64], n: int) -> NDArray[np.int64]:
-    return np.asarray(pairs[pairs // n != pairs % n])
 
 
 DOWN = 20  # steps a crashed node needs to come back, where nothing else is said

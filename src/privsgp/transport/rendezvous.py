@@ -31,6 +31,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from privsgp import __version__
 from privsgp.errors import Interrupted, Refused
+from privsgp.files import flat
 from privsgp.transport import forms
 
 if TYPE_CHECKING:
@@ -349,7 +350,7 @@ def greet(world: World, shared: dict[str, Any]) -> None:
 
     `shared` is what all must agree on; paths, devices and data are not in it.
     """
-    refuse_differences(world, {"version": __version__} | _flat(shared))
+    refuse_differences(world, {"version": __version__} | flat(shared))
 
 
 def refuse_differences(world: World, mine: dict[str, Any]) -> None:
@@ -370,10 +371,3 @@ def refuse_differences(world: World, mine: dict[str, Any]) -> None:
 def _word(value: object) -> str:
     """Return a value as a sentence has it; what a peer says may hold anything."""
     return forms.shown(value).strip('"')
-
-
-def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in values.items():
-        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
-    return flat

@@ -93,7 +93,8 @@ class TorchDistributed(Transport):
         mixed, weights = torch.full_like(x, -0.0), torch.full_like(w, -0.0)  # −0 + c is c, also where c is −0
         for arrival in plan.arrivals:
             if arrival.rank == self.world.rank:
-                rows, shares = _scaled(plan.own, x, w)
+                own, share = plan.own.source, plan.own.share  # rounded to x's precision for both: it cancels in x / w
+                rows, shares = x[own].mul_(share), w[own] * share[:, 0].double()
             else:
                 work, message = arriving[arrival.rank]
                 self._wait(arrival.rank, work)
@@ -261,11 +262,6 @@ class TorchDistributed(Transport):
 
     def _tensor(self, values: NDArray[np.int64]) -> Tensor:
         return torch.tensor(values, device=self.device)
-
-
-def _scaled(parcel: _Parcel, x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
-    """Apply the shares, rounded to x's precision for both, so that their rounding cancels in z = x / w."""
-    return x[parcel.source].mul_(parcel.share), w[parcel.source] * parcel.share[:, 0].double()
 
 
 def _connect(world: World, device: torch.device) -> None:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from privsgp.gradients.per_sample import Factors, Piece, scaled, smaller, squared_norm
-from privsgp.gradients.product import no_tf32
+from privsgp.gradients.product import no_tf32, product
 from privsgp.gradients.rounding import cancelled
 from privsgp.gradients.rules.layer import Call, StackedLayer
 
@@ -43,8 +43,9 @@ class Lookups:
         factor = length.rsqrt().where(length.isfinite() & (length > 0), 0.0)
         unit = scaled(self.delta.flatten(2), factor).view(self.delta.shape)
         same = self.index[..., :, None] == self.index[..., None, :]
-        with no_tf32():
-            products = unit @ unit.mT
+        rows = unit.flatten(0, 1)
+        with no_tf32(rows):
+            products = product(rows, rows.mT).view(same.shape)
         often, dtype = same.sum(-1).amax(-1), self.delta.dtype  # how often a token is looked up
         total = products.where(same, 0).sum((-2, -1), dtype=torch.float64) + 4 * torch.finfo(dtype).eps * often
         return torch.maximum(total, often / cancelled(dtype, self.index.shape[-1]) ** 2) * length

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from privsgp.devices import device_of
 from privsgp.gradients.per_sample import Outer, Piece, Plain, smaller
 from privsgp.gradients.positions import Positions, Window
 from privsgp.gradients.product import Forward
@@ -39,5 +40,15 @@ class StackedLinear(StackedLayer):
         bias = "bias" in self.trained
         if call.input.ndim == 2:
             return Outer(delta, call.kept, bias, input_is_data)
-        delta, a = (t.view(len(t), batch, -1, t.shape[-1]).permute(1, 0, 3, 2)[..., None] for t in (delta, call.kept))
-        return smaller(Positions(delta, a, Window(), bias, input_is_data))
+        window = Window(linear=device_of(delta).in_host_memory)
+        delta, a = (_positions(t, batch, window) for t in (delta, call.kept))
+        return smaller(Positions(delta, a, window, bias, input_is_data))
+
+
+def _positions(t: Tensor, batch: int, window: Window) -> Tensor:
+    """View [m, b · positions, size] as [b, m, size, positions, 1]; on a CPU laid out so, whatever m is.
+
+    Sums of numbers that lie otherwise round otherwise, and of one model a view would do.
+    """
+    view = t.view(len(t), batch, -1, t.shape[-1]).permute(1, 0, 3, 2)[..., None]
+    return view.contiguous() if window.linear else view

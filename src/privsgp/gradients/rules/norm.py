@@ -59,7 +59,8 @@ class StackedGroupNorm(_StackedNorm):
         """Normalise groups of channels."""
         if self._at_once(x):
             scale, shift = (self.stacked[name].contiguous() for name in ("weight", "bias"))
-            y: Tensor = _AtOnce.apply(x, scale, shift, self.groups, self.eps, self._after(x))  # type: ignore[no-untyped-call]
+            after = 1 if self.samples_first else x.shape[0] // self.models  # so many rows the next model's begin
+            y: Tensor = _AtOnce.apply(x, scale, shift, self.groups, self.eps, after)  # type: ignore[no-untyped-call]
             self.record(x, x, y)
             return y
         normal = group_norm(x, self.groups, eps=self.eps)
@@ -81,10 +82,6 @@ class StackedGroupNorm(_StackedNorm):
         from privsgp.kernels.group_norm import MOST
 
         return x.ndim == 4 and x[0].numel() // self.groups <= MOST
-
-    def _after(self, x: Tensor) -> int:
-        """After how many rows of the long batch the next model's begin."""
-        return 1 if self.samples_first else x.shape[0] // self.models
 
 
 class _AtOnce(torch.autograd.Function):

@@ -175,7 +175,7 @@ class StackedRecurrent(StackedLayer):
         for suffix, d, kept in zip(self.shape.suffixes(), deltas, kepts, strict=True):
             inner, outer = torch.split(d, gates, -1)
             x, h = torch.split(kept, [kept.shape[-1] - hidden, hidden], -1)
-            with no_tf32():
+            with no_tf32(d):
                 parts[f"weight_ih{suffix}"] = (inner.mT @ x).flatten(2)
                 parts[f"weight_hh{suffix}"] = (outer.mT @ h).flatten(2)
             parts[f"bias_ih{suffix}"], parts[f"bias_hh{suffix}"] = inner.sum(2), outer.sum(2)
@@ -213,7 +213,9 @@ def _first(hx: Any, cell: str) -> list[State]:  # noqa: ANN401 - h, or h and c
 
 def unrolled(model: nn.Module) -> nn.Module:
     """Return a copy whose recurrent layers `torch.func` can look into; the model itself where it has none."""
-    found = [(name, layer) for name, layer in model.named_modules() if _can_be_unrolled(layer)]
+    found = [
+        (name, layer) for name, layer in model.named_modules() if isinstance(layer, KINDS) and layer.proj_size == 0
+    ]
     if not found:
         return model
     made = copy.deepcopy(model)
@@ -222,10 +224,5 @@ def unrolled(model: nn.Module) -> nn.Module:
         assert isinstance(layer, nn.RNNBase)  # noqa: S101 - as found
         if not name:
             return Unrolled(layer)
-        parent, _, child = name.rpartition(".")
-        setattr(made.get_submodule(parent), child, Unrolled(layer))
+        made.set_submodule(name, Unrolled(layer))
     return made
-
-
-def _can_be_unrolled(layer: nn.Module) -> bool:
-    return isinstance(layer, KINDS) and layer.proj_size == 0

@@ -52,9 +52,8 @@ class Ruled:
 
     def _replace(self, name: str, layer: nn.Module) -> StackedLayer:
         stacked = RULES[type(layer)](name, layer)
-        parent, _, child = name.rpartition(".")
         if name:
-            setattr(self.model.get_submodule(parent), child, stacked)
+            self.model.set_submodule(name, stacked)
         else:
             self.model = stacked
         return stacked
@@ -69,7 +68,7 @@ class Ruled:
         pieces = []
         for layer in self.layers:  # what one layer no longer needs is freed before the next one's turn
             call = calls.pop(0)
-            same = _same_memory(call.input, data)
+            same = call.input.data_ptr() == data.data_ptr() and call.input.numel() == data.numel()
             pieces.append(layer.piece(call, deltas.pop(0), inputs.shape[1], input_is_data=same))
         return PerSample(pieces)
 
@@ -136,7 +135,3 @@ def covers(model: nn.Module, layout: Layout) -> bool:
         owned += [prefix + p for p, value in model.get_submodule(name).named_parameters() if value.requires_grad]
     all_or_none: Sequence[str] = [n for n, p in model.named_parameters(remove_duplicate=False) if p.requires_grad]
     return owned == list(layout.names) == all_or_none
-
-
-def _same_memory(a: Tensor, data: Tensor) -> bool:
-    return a.data_ptr() == data.data_ptr() and a.numel() == data.numel()

@@ -1,0 +1,186 @@
+"""Whatever dies, is lost or comes late: when nothing goes wrong any more, every site comes to its last round.
+
+Seeds that are named stood once.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from types import SimpleNamespace
+
+import grpc
+import pytest
+from consortium import Consortium
+from one_thread import World
+from test_mailbox import frame
+
+from privsgp.sites.agreement import Limits
+from privsgp.sites.canonical import canonical
+from privsgp.sites.client import Client
+from privsgp.sites.frames import Rejected
+from privsgp.sites.mailbox import Inbox, Outbox
+from privsgp.sites.members import Members, progress_text
+from privsgp.sites.transport import SitesTransport
+
+KINDS = {"open": {}, "closed": {"closed": (2,)}, "relay": {"closed": (1, 2), "relay": 0}}
+STOOD = [("closed", 6), ("closed", 22), ("relay", 3)]
+FAULTS = {"kill": 0.004, "lost": 0.05, "frozen": 0.01, "orphan": 0.5}
+
+
+@pytest.fixture(scope="module")
+def studies(tmp_path_factory):
+    limits = Limits(deadline=1.0, staleness=2)
+    small = {"sizes": (20, 20, 20), "algorithm": {"steps": 8, "final_mixing": 4}}
+    folder = tmp_path_factory.mktemp("studies")
+    return {kind: Consortium.make(folder / kind, limits=limits, **small, **KINDS[kind]) for kind in KINDS}
+
+
+@pytest.mark.parametrize(("kind", "seed"), [*STOOD, ("open", 13), ("open", 16)])
+def test_nobody_stands_for_good(studies, tmp_path, kind, seed):
+    lived_through(studies[kind], tmp_path, seed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_nobody_stands_whatever_the_seed(studies, tmp_path, kind):
+    kills = [lived_through(studies[kind], tmp_path, seed) for seed in range(100, 160)]
+    print(f"{kind}: {len(kills)} runs, {sum(kills)} kills")
+
+
+def lived_through(study, tmp_path, seed):
+    world = World(study, tmp_path / "disks", seed, until=20.0, shares=FAULTS)
+    world.run(seconds=200.0)
+    assert not world.audited()
+    return world.kills
+
+
+def member(c, node, incarnation=1, **known):
+    """Return a site as others know it."""
+    found = Members(c.agreement, node, incarnation, c.agreement.sign(c.sites[node]))
+    found.sign = lambda text: c.sites[node].sign(b"progress", text).hex()
+    vars(found).update(known)
+    return found
+
+
+def says_hello(one, other, **more):
+    other.learn(one.node, json.loads(canonical(one.hello(other.node))), **more)
+
+
+@pytest.mark.parametrize(
+    ("step", "sent", "waits"),
+    [
+        (9, 3, None),  # it is past step 8, and what it kept of steps 4 to 8 will never come
+        (9, 6, "nothing from basel for more than 2 steps"),  # that is on its way
+        (6, 3, "nothing from basel for more than 2 steps"),  # it is behind
+        (7, 3, ""),  # it may still make step 8 in time
+    ],
+)
+def test_what_a_site_will_never_send_is_not_waited_for(studies, tmp_path, step, sent, waits):
+    c = studies["open"]
+    aachen, inbox = member(c, 0), Inbox(c.agreement, 0, 4)
+    transport = SitesTransport(c.sites[0], c.agreement, 0, inbox, Outbox(4), aachen, tmp_path / "taken.jsonl")
+    inbox.restore(1, 3, frame(c, 3).sums())
+    says_hello(member(c, 1, step=step, sent=lambda: {"0": sent}), aachen)
+    assert transport._holds(8, [1], 0.0) == waits
+
+
+def test_who_finished_is_past_every_step(studies):
+    aachen = member(studies["open"], 0)
+    says_hello(member(studies["open"], 1, _phase="finished", sent=lambda: {"0": 3}), aachen)
+    assert not aachen.owes(1, 3, 11)
+
+
+def test_of_sites_that_never_speak_to_each_other_others_pass_it_on(studies):
+    c = studies["relay"]
+    aachen, basel = member(c, 0), member(c, 1)
+    says_hello(aachen, basel)
+    assert basel.owes(2, 3, 5)
+    says_hello(member(c, 2, step=9, sent=lambda: {"0": 8, "1": 3}), aachen)
+    says_hello(aachen, basel)
+    assert not basel.owes(2, 3, 8)
+    assert basel.owes(2, 2, 5)
+    assert "2" not in member(c, 0).hello(1)["passed_on"]
+
+
+def test_nobody_speaks_for_a_site_that_speaks_for_itself(studies):
+    aachen, c = member(studies["open"], 0), studies["open"]
+    says_hello(member(c, 1, step=2), aachen)
+    vow = c.sites[1].sign(b"progress", progress_text(c.agreement.run, 0, 12, -1)).hex()
+    pass_on(c, aachen, 2, {"1": [12, -1, vow]})
+    assert aachen.owes(1, -1, 5)
+
+
+@pytest.mark.parametrize("lie", [(2**53, -1), (9, -1), (8, -1), (2**53, 2**53), (9, 2**53)])
+@pytest.mark.parametrize("whose", ["nobody", "the liar", "for another"])
+def test_what_a_site_has_sent_nobody_else_can_say(studies, lie, whose):
+    """Who could would have others go on without messages that come, or wait for what never does."""
+    c = studies["relay"]
+    basel, cork = member(c, 1), member(c, 2, step=9, sent=lambda: {"1": 8})
+    signed = {"nobody": None, "the liar": (0, 1), "for another": (2, 0)}[whose]
+    vow = "0" * 128
+    if signed is not None:
+        vow = c.sites[signed[0]].sign(b"progress", progress_text(c.agreement.run, signed[1], *lie)).hex()
+    pass_on(c, basel, 0, {"2": [*lie, vow]})
+    assert basel.owes(2, 3, 8)  # as before anything was heard
+    says_hello(cork, aachen := member(c, 0))
+    says_hello(aachen, basel)
+    assert basel.owes(2, 7, 8)
+    assert not basel.owes(2, 8, 8)
+    pass_on(c, basel, 0, {"2": [*lie, vow]})
+    assert basel.owes(2, 7, 8)
+    assert not basel.owes(2, 8, 8)
+
+
+def test_a_relay_that_is_no_member_cannot_say_it_either(studies):
+    c = studies["relay"]
+    basel, relay = member(c, 1), Members(c.agreement, -1, 1, "")
+    relay.learn(2, json.loads(canonical(member(c, 2, step=9, sent=lambda: {"1": 3}).hello(-1))))
+    said = json.loads(canonical(relay.hello(1)))
+    basel.learn_from_relay(said | {"passed_on": {"2": [12, *said["passed_on"]["2"][1:]]}})
+    assert basel.owes(2, 3, 8)
+    basel.learn_from_relay(said)
+    assert not basel.owes(2, 3, 8)
+
+
+def pass_on(c, to, liar, told):
+    to.learn(liar, json.loads(canonical(member(c, liar).hello(to.node) | {"passed_on": told})))
+
+
+def test_what_a_process_took_that_has_died_since_is_sent_again(studies):
+    """Its answer is looked at when the next process has said hello: that one does not have the message."""
+    aachen, c = member(studies["open"], 0), studies["open"]
+    says_hello(member(c, 1), aachen)
+    asked = aachen.others[1].incarnation
+    says_hello(member(c, 1, 2, have=lambda: {"0": 3}), aachen)
+    aachen.took(1, 7, 7, asked)
+    assert aachen.have_of(1) == 3
+
+
+def test_the_late_answer_of_a_process_that_has_died_since_is_no_reason_for_suspicion(studies):
+    aachen, c = member(studies["open"], 0), studies["open"]
+    says_hello(member(c, 1, 2, have=lambda: {"0": 3}), aachen)
+    says_hello(member(c, 1), aachen, asked=1)  # when it was asked there was no other
+    assert aachen.have_of(1) == 3
+    with pytest.raises(Rejected, match="process 1 after 2"):
+        says_hello(member(c, 1), aachen, asked=2)
+
+
+@pytest.mark.parametrize("surprise", [RuntimeError("?"), ValueError("?"), grpc.RpcError(), KeyError(1), MemoryError()])
+def test_whatever_fails_a_peer_is_talked_to_again(three, monkeypatch, surprise):
+    """Nobody else does: a thread that ended would leave the peer without messages for good."""
+    network = SimpleNamespace(audit=None, members=member(three, 0), outbox=Outbox(2), inbox=None)
+    client = Client(three.sites[0], three.agreement, 0, network.inbox, network.outbox, network.members, network.audit)
+    monkeypatch.setattr(client, "_pause", lambda *_: None)
+    times = []
+
+    def work(*_):
+        times.append(1)
+        if len(times) < 3:
+            raise surprise
+        client.ended.set()
+
+    thread = threading.Thread(target=client._persist, args=(1, work), daemon=True)
+    thread.start()
+    thread.join(20.0)
+    assert len(times) == 3
