@@ -112,10 +112,10 @@ def test_every_step_says_what_it_is_and_runs_what_is_there(experiment, monkeypat
     assert {page for step in plan for page in step["pages"]} <= written
 
 
-def test_every_number_belongs_to_a_step_and_every_table_is_written_from_the_plan(script):
-    plan = tomllib.loads(script.PLAN.read_text())["step"]
-    owners = [path for step in plan for path in script.made(step)]
-    assert sorted(owners) == sorted(script.RESULTS.rglob("*.json"))  # each of them once
+def test_every_number_belongs_to_a_step_and_every_table_is_written_from_the_plan(experiment):
+    plan = tomllib.loads(experiment.PLAN.read_text())["step"]
+    owners = [path for step in plan for path in experiment.made(step)]
+    assert sorted(owners) == sorted(experiment.RESULTS.rglob("*.json"))  # each of them once
     marked = {
         page
         for page in (ROOT / "docs").rglob("*.md")
@@ -125,8 +125,8 @@ def test_every_number_belongs_to_a_step_and_every_table_is_written_from_the_plan
 
 
 @pytest.mark.skipif(not (ROOT / ".git").exists(), reason="no checkout")
-def test_the_list_says_how_old_the_numbers_are(script, tmp_path, monkeypatch):
-    monkeypatch.setattr(script, "RESULTS", tmp_path)
+def test_the_list_says_how_old_the_numbers_are(experiment, tmp_path, monkeypatch):
+    monkeypatch.setattr(experiment, "RESULTS", tmp_path)
     now = subprocess.run(
         ["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True
     ).stdout.strip()
@@ -134,7 +134,7 @@ def test_the_list_says_how_old_the_numbers_are(script, tmp_path, monkeypatch):
     (tmp_path / "lost.json").write_text(json.dumps({"commit": "0" * 12, "rows": []}))
     (tmp_path / "old.json").write_text("{}")
     step = {"name": "a", "words": "b", "rough": "c", "pages": [], "makes": ["*.json"]}
-    said = "\n".join(script.listed(step))
+    said = "\n".join(experiment.listed(step))
     assert f"{now}, as src/ is now: new.json" in said
     assert "000000000000, which is not here: lost.json" in said
     assert "no commit is named: old.json" in said

@@ -121,8 +121,8 @@ def listed(text: str) -> list[str]:
 
 
 def numbers(option: str, text: str) -> list[float]:
-    """Return the numbers that stand between commas; where one is missing, the next are not taken for it."""
+    """Return the numbers that stand between commas, if any; where one is missing, the next are not taken for it."""
     try:
-        return [float(part) for part in text.strip().removesuffix(",").split(",")]
+        return [float(part) for part in text.strip().removesuffix(",").split(",")] if text else []
     except ValueError:
         raise Refused(f"--{option} {text}", "give numbers with commas between") from None
