@@ -19,6 +19,7 @@ from privsgp.paper import reproduce as reproducing
 from privsgp.paper.figures import FIGURES, MODES, NAMES, SCALES, SETTINGS
 from privsgp.runs import config as configs
 from privsgp.studies import small_data
+from privsgp.studies.several import Bench
 
 TINY = dataclasses.replace(
     SETTINGS["mnist", "small"], data="digits", samples=None, nodes=4, model={"name": "logistic"}, batch=30, best=12,
@@ -97,6 +98,12 @@ def test_a_figure_is_made_judged_and_not_made_twice(tmp_path):
     elsewhere = runs.command(*arguments, "--set=engine.device=tpu")
     assert elsewhere.code == 2
     assert "engine.device = 'tpu'" in elsewhere.err
+
+
+def test_where_a_setting_says_so_methods_have_the_theorems_step_size(tmp_path, monkeypatch):
+    monkeypatch.setitem(SETTINGS, ("mnist", "small"), dataclasses.replace(TINY, tuned=False))
+    told = reproducing.reproduce("mnist-methods", Bench(tmp_path), mode="certified", seeds=1)
+    assert {curve["step_size"] for curve in told["curves"]} == {TINY.step_size(TINY.nodes, TINY.best)}
 
 
 def test_a_claim_is_judged_as_printed_and_with_scaled_differences():

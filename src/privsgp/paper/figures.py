@@ -50,6 +50,7 @@ class Setting:
     factor: float  # of Theorem 1's step size √(n/K)
     points: int = 20  # of a curve
     jobs: int | None = None  # runs at a time; None: as many as there are cores
+    tuned: bool = True  # whether `methods` looks for each curve's best step size
     algorithm: dict[str, Any] = field(default_factory=dict)
     engine: dict[str, Any] = field(default_factory=dict)
 
@@ -202,12 +203,13 @@ _MNIST_SMALL = Setting(
 # three times as long and half of the certified noise. GroupNorm, because BatchNorm mixes samples. Step size: noise in
 # the average model is γσ√(K/n) = factor · σ a coordinate; at a factor of 1 that is 0.23 where the weights of a 3 × 3
 # convolution with 512 channels begin below 0.015. The table of all samples takes 72 GB in bfloat16: one run at
-# a time, and no checkpoint of it. Steps of `variance-reduction`: stated.
+# a time, and no checkpoint of it. Steps of `variance-reduction`: stated. `methods` has the step size of the other
+# figures: to look for each curve's best would take a GPU forty minutes more, at least.
 _CIFAR = Setting(
     data="cifar10", samples=None, nodes=16, model={"name": "resnet18"}, clip=10.0, batch=25, epsilon=3.0,
     variance=0.03, best=3120, others=(500, 1125, 6250, 12500), epsilons=(1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0),
     networks=(8, 16, 32, 64), steps=3000, factor=0.05, points=5, algorithm={"table_dtype": "bfloat16"}, jobs=1,
-    engine={"checkpoint_every": 0},
+    tuned=False, engine={"checkpoint_every": 0},
 )  # fmt: skip
 # r = 32: J = 552. Images of 16 × 16 pixels, the small tanh CNN. Of the factors 0.3, 1 and 3 the first was best at K*.
 _CIFAR_SMALL = Setting(

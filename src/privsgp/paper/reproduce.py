@@ -128,7 +128,7 @@ def _data_dir(setting: Setting, bench: Bench, chosen: dict[str, Config]) -> Path
 
 
 def _run(figure: Figure, setting: Setting, chosen: dict[str, Config], bench: Bench, seeds: int) -> dict[str, Several]:
-    if not figure.tuned:
+    if not (figure.tuned and setting.tuned):
         return bench.several(chosen, range(seeds), bench.out.name)
     base = setting.step_size(setting.nodes, setting.best)
     rows = compare.rows(chosen, [factor * base for factor in compare.FACTORS], bench, seeds=seeds)
