@@ -215,7 +215,7 @@ def test_planted_bugs_are_found_in_the_noise_of_sites(six, keys, name, monkeypat
         monkeypatch.setattr(PairStreams, "fill_normal", unguarded)  # and without the guard, the attack finds it
     with BUGS[name].patch():
         least, p = attacked(six, keys)
-    assert (least < 0.9 or p < 1e-6) == (name != "nothing, pairwise")
+    assert (least < 0.8 or p < 1e-6) == (name != "nothing, pairwise")
 
 
 def unguarded(self, out, nodes, step, attempt=0):
