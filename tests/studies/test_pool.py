@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -109,6 +110,21 @@ def test_a_folder_of_many_runs_goes_again_where_nothing_was_run(tmp_path):
     with pytest.raises(Refused, match="batch"):
         _refused_in(place)
     assert (place / "comparison.json").exists()
+
+
+def test_a_signal_that_comes_where_exceptions_are_lost_is_heard_all_the_same(tmp_path):
+    """In a finaliser, say, as happened on Python 3.12: the runs went on to their last step."""
+    came = []
+
+    def watch(_steps):
+        if not came:
+            came.append(True)
+            with contextlib.suppress(KeyboardInterrupt):
+                os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        pool.run_all([Task(configured(steps=3000), tmp_path / "x")], watch=watch)
+    assert not (tmp_path / "x" / "summary.json").exists()
 
 
 def test_a_stopped_comparison_leaves_checkpoints_and_no_process(tmp_path):

@@ -11,7 +11,6 @@ import functools
 import multiprocessing
 import os
 import shutil
-import signal
 import time
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
@@ -21,6 +20,7 @@ import torch
 
 from privsgp.engine.folder import Folder, read_metrics
 from privsgp.engine.formats import Summary
+from privsgp.engine.stops import Stopping
 from privsgp.errors import Diverged, Interrupted, Refused
 from privsgp.files import read_json, write_json
 from privsgp.runs import config as configs
@@ -39,7 +39,7 @@ _PROCESSES = multiprocessing.get_context("forkserver")
 _PROCESSES.set_forkserver_preload(
     ["privsgp.studies.pool", "privsgp.accounting.pld", "sklearn.datasets", "torch._dynamo"]
 )
-_PAUSE = 0.5  # seconds between two words of a run about its progress
+_PAUSE = 0.5  # seconds between two words of a run about its progress, and between two looks at whether to stop
 
 
 @dataclass(frozen=True)
@@ -68,19 +68,22 @@ def run_all(
 ) -> list[Run]:
     """Run what is not yet done, `jobs` at a time (default: one per core), and return all runs in the tasks' order.
 
-    `watch` is told how many steps are done, of all tasks together. On Ctrl-C every run in hand keeps a checkpoint, and
-    KeyboardInterrupt is raised. A task that is refused ends all of them.
+    `watch` is told how many steps are done, of all tasks together. On Ctrl-C or SIGTERM every run in hand keeps a
+    checkpoint, and KeyboardInterrupt is raised. A task that is refused ends all of them.
     """
     if any(task.config.seed is None for task in tasks):  # each would spend the nodes' budgets
         raise Refused("several runs without a seed", "they are simulations: give the config a seed (seed = 0)")
     waiting = [task for task in tasks if not _done(task)]
     steps = {task.folder: 0 if task in waiting else task.config.algorithm.steps for task in tasks}
     active: dict[Connection, tuple[Task, ForkServerProcess]] = {}
-    with _sigterm_like_ctrl_c(), _ending(active):
+    stopping = Stopping()
+    with stopping, _ending(active):
         while waiting or active:
+            if stopping.asked:
+                raise KeyboardInterrupt
             while waiting and len(active) < (jobs or cores()):
                 active.update([_started(waiting.pop(0), data_dir)])
-            ready = wait(list(active))
+            ready = wait(list(active), _PAUSE)
             for pipe in [pipe for pipe in active if pipe in ready]:
                 task, process = active[pipe]
                 step = _heard(pipe, task, process)
@@ -149,19 +152,6 @@ def _ending(active: dict[Connection, tuple[Task, ForkServerProcess]]) -> Iterato
             process.terminate()
         for _, process in active.values():
             process.join()
-
-
-@contextlib.contextmanager
-def _sigterm_like_ctrl_c() -> Iterator[None]:
-    try:
-        previous = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    except ValueError:  # not the main thread: the caller looks after signals
-        yield
-        return
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, previous)
 
 
 def _work(task: Task, data_dir: Path | None, pipe: Connection) -> None:
