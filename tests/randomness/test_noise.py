@@ -212,13 +212,13 @@ def test_secure_keeps_its_keys(monkeypatch):
 
 
 def memory_of(source: Secure) -> dict:
-    return {name: copy.copy(value) for name, value in vars(source).items() if name != "_ciphers"}
+    return {name: copy.deepcopy(value) for name, value in vars(source).items() if name != "_ciphers"}
 
 
 def restored(memory: dict) -> Secure:
     """What a virtual machine holds that was put back to an earlier moment: every byte of that moment's memory."""
     source = object.__new__(Secure)
-    vars(source).update({name: copy.copy(value) for name, value in memory.items()}, _ciphers={})
+    vars(source).update({name: copy.deepcopy(value) for name, value in memory.items()}, _ciphers={})
     return source
 
 

@@ -256,7 +256,7 @@ class Secure(Streams):
         super().__init__({p: os.urandom(32) for p in PURPOSES})
         self._chains = {p: os.urandom(32) for p in PURPOSES}
         self._process = os.getpid()
-        self._frontier: dict[tuple[str, int], int] = {}
+        self._frontier: dict[str, dict[int, int]] = {}  # by purpose and node: the step after the last one drawn
         self._retries: dict[tuple[str, int, int], int] = {}
         self._staging = torch.empty(0, dtype=torch.float64)
 
@@ -328,40 +328,43 @@ class Secure(Streams):
 
     def undraw(self, purpose: str, nodes: Sequence[int], step: int, attempt: int) -> None:
         """Let what was drawn ahead for a step, and used by nobody, be drawn anew: under another key."""
+        frontier = self._frontier.setdefault(purpose, {})
         for node in nodes:
             if attempt:
                 self._retries[purpose, node, step] = attempt - 1
-            self._frontier[purpose, node] = min(step, self._frontier.get((purpose, node), 0))
+            frontier[node] = min(step, frontier.get(node, 0))
 
     def _claim_all(self, purpose: str, nodes: Sequence[int], step: int, attempt: int) -> tuple[list[int], _Once]:
         """Return the nodes, as plain numbers, and streams of a new key; refuse what may have been drawn before."""
+        claimed, step, attempt = [operator.index(i) for i in nodes], operator.index(step), operator.index(attempt)
         with _CLAIMS:
-            claimed = [self._claim(purpose, node, step, attempt) for node in nodes]
+            self._claim(purpose, claimed, step, attempt)
             fresh = os.urandom(32) + struct.pack("<2q", time.time_ns(), time.perf_counter_ns())
             # The clocks add nothing that is secret: they make two lives of one memory differ even if urandom repeats.
             state = hashlib.blake2b(fresh, key=self._chains[purpose]).digest()
             self._chains[purpose], self._keys[purpose] = state[:32], state[32:]
             return claimed, _Once({purpose: state[32:]})
 
-    def _claim(self, purpose: str, node: int, step: int, attempt: int) -> int:
-        """Return the node, as a plain number; refuse what may have been drawn before.
+    def _claim(self, purpose: str, nodes: Sequence[int], step: int, attempt: int) -> None:
+        """Let nobody draw these again; refuse what may have been drawn before, and a node that is named twice.
 
         Steps below the frontier count as drawn at attempt 0.
         """
-        node, step, attempt = (operator.index(number) for number in (node, step, attempt))
         if os.getpid() != self._process:
             raise Refused("a secure source in a forked process", "make a new Secure() there: two copies would agree")
-        stream = (purpose, node)
-        again = step < self._frontier.get(stream, 0)
-        if again and attempt <= self._retries.get((*stream, step), 0):
-            raise Refused(
-                f"{purpose} of node {node}, step {step}, attempt {attempt}: already used",
-                "secret randomness is used once: draw in the order of the steps, and redo a step with attempt + 1",
-            )
-        self._frontier[stream] = max(step + 1, self._frontier.get(stream, 0))
-        if attempt:
-            self._retries[*stream, step] = attempt
-        return node
+        frontier, claimed = self._frontier.setdefault(purpose, {}), set[int]()
+        for node in nodes:
+            again = step < frontier.get(node, 0) and attempt <= self._retries.get((purpose, node, step), 0)
+            if again or node in claimed:
+                raise Refused(
+                    f"{purpose} of node {node}, step {step}, attempt {attempt}: already used",
+                    "secret randomness is used once: draw in the order of the steps, and redo a step with attempt + 1",
+                )
+            claimed.add(node)
+        for node in nodes:
+            frontier[node] = max(step + 1, frontier.get(node, 0))
+            if attempt:
+                self._retries[purpose, node, step] = attempt
 
     def _host(self, out: torch.Tensor) -> torch.Tensor:
         """Return page-locked memory of `out`'s shape, kept from call to call."""
