@@ -137,6 +137,9 @@ def sent(out: Path, node: int = 0) -> list[tuple[int, int, str]]:
         if isinstance(line, str):  # the one after the last
             step, attempt, _ = found[-1] if found else (-1, 0, "")
             found.append((step + 1, attempt, line[:-6]))
+        elif line["kind"] == "sent" and "count" in line:
+            steps = range(line["first"], line["first"] + line["count"])
+            found += [(step, line["attempt"], "") for step in steps]
         elif line["kind"] == "sent":
             found.append((line["step"], line["attempt"], line["digest"]))
     return found

@@ -103,7 +103,7 @@ def test_a_forged_line_is_refused_by_its_number(tmp_path, line):
         {"simulation": 1},
         {"layout": "\x1b[2J"},
         {"layout": None},
-        {"format": 3},
+        {"format": 4},
     ],
     ids=str,
 )

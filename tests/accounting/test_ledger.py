@@ -143,30 +143,44 @@ def test_a_simulation_uses_what_its_killed_process_paid_for(path):
         assert ledger.charged == 2
 
 
-def test_messages_of_a_simulation_without_a_hash_share_lines(path):
-    simulated = dataclasses.replace(HEADER, simulation=True)
-    with Ledger.open(path, simulated) as ledger:
+@pytest.mark.parametrize("simulation", [True, False])
+def test_messages_without_a_hash_share_lines(path, simulation):
+    with Ledger.open(path, dataclasses.replace(HEADER, simulation=simulation)) as ledger:
         ledger.reserve(0, 10)
         for step in (0, 1, 2, 5):
             ledger.sent(step, 0, "")
-        assert (ledger.segment.sent_at(5), ledger.holds(5)) == (0, False)
+        for step in (5, 1, 10):  # twice, noted or not, and never reserved
+            with pytest.raises(Refused, match=f"step {step}, attempt 0 is not paid for"):
+                ledger.sent(step, 0, "")
         assert ledger.give_back() == 6
+        assert (ledger.segment.sent_at(5), ledger.holds(5)) == (0, False)
     told = [(line["first"], line["count"]) for line in lines(path) if line["kind"] == "sent"]
     assert told == [(0, 3), (5, 1)]
     [segment] = read(path)
     assert (segment.charged, segment.sent_at(2), segment.sent_at(3)) == (4, 0, None)
 
 
-def test_a_message_of_a_simulation_that_no_line_notes_is_paid_for(path):
-    with Ledger.open(path, dataclasses.replace(HEADER, simulation=True)) as ledger:
+@pytest.mark.parametrize("simulation", [True, False])
+def test_a_message_that_no_line_notes_is_paid_for(path, simulation):
+    with Ledger.open(path, dataclasses.replace(HEADER, simulation=simulation)) as ledger:
         ledger.reserve(0, 10)
         ledger.sent(0, 0, "")
     [segment] = read(path)
     assert (segment.charged, segment.sent_at(0)) == (10, None)
 
 
-def test_a_secret_message_without_a_hash_is_noted_at_once(path):
+def test_a_resumed_secret_run_returns_nothing_that_a_killed_process_may_have_sent_unnoted(path):
     with Ledger.open(path, HEADER) as ledger:
+        ledger.reserve(0, 10)
+        ledger.sent(0, 0, "")
+    with Ledger.open(path, HEADER) as ledger:
+        assert not ledger.holds(0)
+        assert ledger.give_back() == 0
+        assert ledger.charged == 10
+
+
+def test_where_steps_are_committed_first_a_message_without_a_hash_is_noted_at_once(path):
+    with Ledger.open(path, HEADER, committed=-1) as ledger:
         ledger.reserve(0, 10)
         ledger.sent(0, 0, "")
         assert lines(path)[-1]["kind"] == "sent"
@@ -256,8 +270,8 @@ def test_damage_is_found_and_named(path, damage, number):
         ({"kind": "sent", "step": 9, "attempt": 0, "digest": DIGEST}, "step 9, attempt 0 was never reserved"),
         ({"kind": "reserve", "first": 9, "count": 65, "attempt": 0}, "65 steps from step 9"),
         ({"kind": "reserve", "first": 3, "count": 2, "attempt": 0}, "step 3, attempt 0 was reserved before"),
-        ({"kind": "reserve", "first": 3}, "no line of format 2 is a 'reserve' with these keys"),
-        ({"kind": "open", "format": 3}, "not of format 1 or 2"),
+        ({"kind": "reserve", "first": 3}, "no line of format 3 is a 'reserve' with these keys"),
+        ({"kind": "open", "format": 4}, "not of format 1 or 2 or 3"),
         ({"kind": "open", "format": 1, "node": 3}, "missing .* 'run'"),
     ],
 )

@@ -79,7 +79,7 @@ def test_an_unseeded_run_killed_at_random_moments_pays_for_every_message(tmp_pat
 def test_an_unseeded_run_that_crashes_too_often_stops_within_its_budget(tmp_path):
     config, out = runs.small(tmp_path, _budget(UNSEEDED)), tmp_path / "out"
     assert runs.killed("train", config, "--out", out, SELDOM, steps=20)
-    assert len(runs.sent(out)) == 20
+    assert min(runs.charged(out)) >= 20
     summary = runs.train(config, out, "--resume", SELDOM)
     assert 0 < summary["steps"] <= 16
     assert max(runs.charged(out)) == 36

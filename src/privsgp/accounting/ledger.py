@@ -3,15 +3,15 @@
 One JSON value a line. A run is a segment: `open`, then `reserve`, `sent` and `return` lines, then `close`. A `reserve`
 line is on the disk before any step it pays for is sent. A `sent` line is written before its message leaves and becomes
 durable with the next line that is: it outlives the process, though not always a power cut, and nothing that is counted
-rests on it. In a simulation, messages without a hash are noted by one line for many steps, later. Nothing here tells
-anything about the data.
+rests on it. Messages without a hash are noted by one line for many steps, later, unless steps are committed before they
+are sent: then a line that is missing says something. Nothing here tells anything about the data.
 
 *The chain.* Each object holds `prev`, the head before it (64 zeros at the start), and `check`, the first 16
 digits of its own: a line that was changed, removed or moved shows. Most messages follow the one before, at the same
-attempt; of such a one the line is a string: 128 bits of its SHA-256 in base64 (22 letters, none where it has no hash),
-and the first 6 letters of the SHA-256 of the head before it and these. That is the head after a string; the head after
-an object is the object's own SHA-256. So a head stands for every letter before it. (Lines cut from the end do not show:
-whoever knows an older head asks for it with `seen`.)
+attempt; of such a one the line is a string: 128 bits of its BLAKE3 in base64 (22 letters, none where it has no hash; up
+to format 2 of its SHA-256), and the first 6 letters of the SHA-256 of the head before it and these. That is the head
+after a string; the head after an object is the object's own SHA-256. So a head stands for every letter before it.
+(Lines cut from the end do not show: whoever knows an older head asks for it with `seen`.)
 
 *What is held.* Of steps, stretches that were paid for and sent alike; of messages, the hashes of those that a resumed
 simulation may repeat. A file is read line by line, and no line is longer than 64 KiB.
@@ -94,6 +94,7 @@ class Ledger:
         self._descriptor = descriptor
         self._broken = False
         self._durable = head
+        self._at_once = committed is not None  # whether every message is noted before it leaves
         # A simulation repeats its bytes: what a killed process paid for is still there to be sent. A secret run draws
         # other noise, and its message may have left unnoted before a power cut: what it held is spent, unless steps are
         # `committed` before they are sent. Then those after the last one that was have not left.
@@ -129,7 +130,7 @@ class Ledger:
                 _refuse_others(path, segments[:-1], earlier)
                 return cls(path, descriptor, segments[-1], head, segments[:-1], committed)
             _refuse_others(path, segments, earlier)
-            ledger = cls(path, descriptor, Segment(header), head, segments)
+            ledger = cls(path, descriptor, Segment(header), head, segments, committed)
             ledger._begin()
         except BaseException:
             os.close(descriptor)
@@ -185,34 +186,36 @@ class Ledger:
         return held
 
     def sent(self, step: int, attempt: int, digest: str) -> None:
-        """Note the SHA-256 of a message, just before it leaves. One that was not paid for is refused."""
+        """Note the hash of a message, just before it leaves. One that was not paid for is refused."""
+        first, count, at = self._untold or (step, 0, attempt)
+        later = not digest and not self._at_once
+        if not later or (step, attempt) != (first + count, at):
+            self._tell()
+            first, count = step, 0
         if not self.holds(step, attempt):
             raise Refused(
                 f"{self.path}: step {step}, attempt {attempt} is not paid for",
                 "reserve each step before it is sent, and send it once; only the same bytes may go out again",
             )
+        if later:  # its price is on the disk, and there is no hash to keep: the next line notes it
+            self._untold = first, count + 1, attempt
+            return
         self._held.put(step, step + 1, 0)
         follows, digest = self.segment.following == (step, attempt), short(digest)
         self.segment.note(step, attempt, digest)
-        if self.segment.header.simulation and not digest:
-            self._tell_later(step, attempt)
-        elif follows:
+        if follows:
             self._put_short(digest)
         else:
             self._write({"kind": "sent", "step": step, "attempt": attempt, "digest": digest})
 
-    def _tell_later(self, step: int, attempt: int) -> None:
-        """Note a message of a simulation with the next line: its price is on the disk, and there is no hash to keep."""
-        first, count, at = self._untold or (step, 0, attempt)
-        if (step, attempt) != (first + count, at):
-            self._tell()
-            first, count = step, 0
-        self._untold = first, count + 1, attempt
-
     def _tell(self) -> None:
+        """Note the messages that no line notes yet."""
         if self._untold is not None:
             (first, count, attempt), self._untold = self._untold, None
-            self._write({"kind": "sent", "first": first, "count": count, "attempt": attempt})
+            self._held.put(first, first + count, 0)
+            line = {"kind": "sent", "first": first, "count": count, "attempt": attempt}
+            self.segment.apply(line)
+            self._write(line)
 
     def give_back(self) -> int:
         """Return the steps that this process reserved and never sent; return their number. For a clean stop."""

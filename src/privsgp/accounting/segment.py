@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-FORMATS = (1, 2)  # 2 knows short lines: strings
+FORMATS = (1, 2, 3)  # 2 knows short lines: strings; in 3 hashes of messages are BLAKE3
 MOST_AHEAD = 64
 _MOST = 2**53
 _COUNTS = ("samples", "period", "aggregated", "spare", "honest", "partners")  # of a mechanism: whole numbers
@@ -268,11 +268,11 @@ class Segment:
 
 
 def short(digest: str) -> str:
-    """Return what a ledger keeps of a message's SHA-256: 128 bits in base64; nothing of a message without one."""
+    """Return what a ledger keeps of a message's hash of 256 bits: 128 in base64; nothing of a message without one."""
     if not digest or _SHORT.fullmatch(digest):
         return digest
     if not re.fullmatch(r"[0-9a-f]{64}", digest):
-        raise ValueError(f"digest {digest!r:.80} is no SHA-256")
+        raise ValueError(f"digest {digest!r:.80} is no hash of 256 bits")
     return b64encode(bytes.fromhex(digest[:32])).decode().rstrip("=")
 
 

@@ -12,8 +12,9 @@ new release at its next attempt (privacy.md, "Crashes").
 from __future__ import annotations
 
 import contextlib
-import hashlib
 from typing import TYPE_CHECKING, Self
+
+from blake3 import blake3
 
 from privsgp.accounting.ledger import MOST_AHEAD, Header, Ledger, make_room, short, together
 from privsgp.devices import device_of
@@ -267,4 +268,4 @@ class BudgetGuard:
 
 
 def _digest(message: Tensor) -> str:
-    return hashlib.sha256(message.numpy().data).hexdigest()
+    return blake3(message.numpy().view("u1").data).hexdigest()
