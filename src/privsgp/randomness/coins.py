@@ -37,11 +37,10 @@ def draw(source: Source, mechanism: Mechanism, node: int, step: int, attempt: in
     """
     if mechanism.rate >= 1:
         return np.arange(mechanism.samples)
-    coins = source.uniforms(node, step, mechanism.samples, attempt)
     if mechanism.sampling == "fixed":
         b = int(mechanism.batch)
-        return np.sort(np.argpartition(coins, b - 1)[:b])
-    return np.flatnonzero(coins < _threshold(mechanism.rate))
+        return np.sort(np.argpartition(source.uniforms(node, step, mechanism.samples, attempt), b - 1)[:b])
+    return np.flatnonzero(source.below([node], step, mechanism.samples, attempt, _threshold(mechanism.rate))[0])
 
 
 def draw_all(
@@ -51,8 +50,8 @@ def draw_all(
     J, rate = mechanisms[0].samples, mechanisms[0].rate
     if rate >= 1 or any(m.samples != J or m.rate != rate or m.sampling == "fixed" for m in mechanisms):
         return [draw(source, m, i, step, attempt) for i, m in zip(nodes, mechanisms, strict=True)]
-    coins = source.coins(nodes, step, J, attempt).reshape(-1)
-    row, samples = np.divmod(np.flatnonzero(coins < _threshold(rate)), J)
+    below = source.below(nodes, step, J, attempt, _threshold(rate))
+    row, samples = np.divmod(np.flatnonzero(below), J)
     ends = np.searchsorted(row, np.arange(len(nodes) + 1))
     return [samples[start:end] for start, end in itertools.pairwise(ends)]
 
@@ -68,14 +67,14 @@ def draw_blocks(
     """
     blocks = np.arange(-(-mechanism.samples // size))
     if mechanism.rate < 1:
-        blocks = blocks[source.uniforms(node, step, len(blocks), attempt) < _threshold(mechanism.rate)]
+        blocks = blocks[source.below([node], step, len(blocks), attempt, _threshold(mechanism.rate))[0]]
     slots = (blocks[:, None] * size + np.arange(size)).reshape(-1)
     return np.where(slots < mechanism.samples, slots, dummy)
 
 
-def _threshold(rate: float) -> np.uint64:
+def _threshold(rate: float) -> int:
     """Return ⌊q 2⁶⁴⌋: exact, since 2⁶⁴ moves only the float's exponent, and never above the q that was paid for."""
-    return np.uint64(int(rate * 2.0**64))
+    return int(rate * 2.0**64)
 
 
 def capacity(mechanism: Mechanism, nodes: int, block: int = 1) -> int:

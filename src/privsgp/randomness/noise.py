@@ -79,6 +79,9 @@ class Source(Prefetchable, Protocol):
     def coins(self, nodes: Sequence[int], step: int, count: int, attempt: int = 0) -> npt.NDArray[np.uint64]:
         """Return the `uniforms` of several nodes, [m, count]."""
 
+    def below(self, nodes: Sequence[int], step: int, count: int, attempt: int, threshold: int) -> npt.NDArray[np.bool_]:
+        """Tell which of so many coins of each node are below a threshold, [m, count]."""
+
 
 class Streams:
     """What sources share: words from ChaCha20, normals by Box–Muller."""
@@ -100,6 +103,10 @@ class Streams:
         for row, node in zip(coins, nodes, strict=True):
             self._read(row, "coins", (node, step, attempt))
         return coins
+
+    def below(self, nodes: Sequence[int], step: int, count: int, attempt: int, threshold: int) -> npt.NDArray[np.bool_]:
+        """Tell which of so many coins of each node are below a threshold, [m, count]."""
+        return self.coins(nodes, step, count, attempt) < np.uint64(threshold)
 
     def undraw(self, purpose: str, nodes: Sequence[int], step: int, attempt: int) -> None:
         """Do nothing: what is named alike is drawn alike."""
@@ -222,6 +229,22 @@ class _Once(Streams):
 
     secret = True
 
+    def below(self, nodes: Sequence[int], step: int, count: int, attempt: int, threshold: int) -> npt.NDArray[np.bool_]:
+        """Tell which of so many coins of each node are below a threshold, [m, count].
+
+        The upper 16 bits of a coin decide, but once in 65,536 times: a quarter of the words. The lower 48 bits of those
+        that are left come from behind all upper ones. Under a key of its own a draw needs no stream for each node.
+        """
+        (upper, lower), stream = divmod(threshold, 1 << 48), (0, step, attempt)
+        words = np.empty((len(nodes), count), np.uint16)
+        self._read(words.reshape(-1), "coins", stream)
+        below, undecided = words < upper, words == upper
+        if left := np.count_nonzero(undecided):
+            rest = np.empty(left, np.uint64)
+            self._read(rest, "coins", stream, 1 + words.nbytes // _BLOCK_BYTES)
+            below[undecided] = rest >> np.uint64(16) < lower
+        return below
+
 
 def _device_key(drawn: _Once, device: torch.device) -> torch.Tensor:
     """Return a copy of a draw's key on a device; from page-locked memory nobody waits for it.
@@ -325,6 +348,11 @@ class Secure(Streams):
         """Return the `uniforms` of several nodes; those of one (node, step, attempt) can be drawn once."""
         nodes, drawn = self._claim_all("coins", nodes, step, attempt)
         return drawn.coins(nodes, step, count, attempt)
+
+    def below(self, nodes: Sequence[int], step: int, count: int, attempt: int, threshold: int) -> npt.NDArray[np.bool_]:
+        """Tell which coins of each node are below a threshold; those of one (node, step, attempt) can be drawn once."""
+        nodes, drawn = self._claim_all("coins", nodes, step, attempt)
+        return drawn.below(nodes, step, count, attempt, threshold)
 
     def undraw(self, purpose: str, nodes: Sequence[int], step: int, attempt: int) -> None:
         """Let what was drawn ahead for a step, and used by nobody, be drawn anew: under another key."""
