@@ -17,6 +17,7 @@ import os
 import struct
 import threading
 import time
+from functools import lru_cache
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeGuard
 
@@ -255,6 +256,12 @@ def _device_key(drawn: _Once, device: torch.device) -> torch.Tensor:
     return key.pin_memory().to(device, non_blocking=True) if device_of(device).pins else key.to(device)
 
 
+@lru_cache(8)
+def _numbers(start: int, stop: int, device: torch.device) -> torch.Tensor:
+    """Return start … stop − 1 on a device: those of a run's nodes, step after step."""
+    return torch.arange(start, stop, device=device)
+
+
 class Secure(Streams):
     """Secret noise and coins: ChaCha20 under keys from the operating system, which this object shows to nobody.
 
@@ -341,7 +348,7 @@ class Secure(Streams):
         for node in (nodes[0], nodes[-1]):
             _refuse_wide(node=node, step=step, attempt=attempt)
         _, drawn = self._claim_all("noise", nodes, step, attempt)
-        here = torch.arange(nodes.start, nodes.stop, device=x.device)
+        here = _numbers(nodes.start, nodes.stop, x.device)
         chacha.step(x, g, here, levels, _device_key(drawn, x.device), step, attempt, step_size)
 
     def coins(self, nodes: Sequence[int], step: int, count: int, attempt: int = 0) -> npt.NDArray[np.uint64]:
