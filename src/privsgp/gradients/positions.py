@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Self
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -20,6 +21,7 @@ from privsgp.gradients.per_sample import Factors, scaled, squared_norm
 from privsgp.gradients.product import no_tf32, product
 from privsgp.gradients.rounding import GRAM_CHANNELS, cancelled, gram_rounding, product_error, sum_rounding
 from privsgp.kernels import runs_on
+from privsgp.threads import shared_out
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -193,13 +195,20 @@ def _exact_sums(delta: Tensor, a: Tensor, w: Window) -> Tensor:
         return _weight_sums(delta.double().contiguous(), a.double().contiguous(), w)
     m = delta.shape[1]
     some = max(1, _CHUNK["cpu"] // (m * a.shape[2] * w.places * delta[0, 0, 0].numel()))
-    total: Tensor | None = None
     parts = zip(torch.split(delta, some), torch.split(a, some), strict=True)
-    rows = (_by_itself(d.flatten(0, 1), x.flatten(0, 1), w).view(len(d), m, -1) for d, x in parts)
-    total = next(rows).sum(0, dtype=torch.float64)
+    rows = (_by_itself(d.flatten(0, 1), x.flatten(0, 1), w).reshape(len(d), -1) for d, x in parts)
+    total = _added(next(rows))
     for more in rows:
-        total += more.sum(0, dtype=torch.float64)
-    return total
+        total += _added(more)
+    return total.view(m, -1)
+
+
+def _added(rows: Tensor) -> Tensor:
+    """Return Σ_j rows_j in float64: by NumPy, since torch makes a float64 copy of all rows first."""
+    total = np.empty(rows.shape[1])
+    halves = slice(0, len(total) // 2), slice(len(total) // 2, None)
+    shared_out(lambda some: np.sum(rows.numpy()[:, some], 0, np.float64, total[some]), halves)
+    return torch.from_numpy(total)
 
 
 def _by_itself(delta: Tensor, a: Tensor, w: Window) -> Tensor:
