@@ -39,7 +39,7 @@ test-faults: .venv/.ready
 
 # Reports in a headless Chromium; `make test` does the same where there is one.
 browser:
-	command -v chromium chromium-browser google-chrome >/dev/null || \
+	command -v chromium >/dev/null || command -v chromium-browser >/dev/null || command -v google-chrome >/dev/null || \
 	  { apt-get update --quiet && apt-get install --quiet --yes --no-install-recommends chromium; }
 
 test-browser: .venv/.ready browser
