@@ -28,6 +28,7 @@ def test_the_version_stands_in_one_place():
     assert "version" not in PROJECT["project"]
     assert PROJECT["tool"]["hatch"]["version"]["path"] == "src/privsgp/__init__.py"
     assert f"\n## {__version__}\n" in (ROOT / "CHANGELOG.md").read_text()
+    assert f"\nversion: {__version__}\n" in (ROOT / "CITATION.cff").read_text()  # who cites needs one
 
 
 @pytest.mark.parametrize("extra", EXTRAS)
