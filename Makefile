@@ -9,7 +9,7 @@ export PRIVSGP_STATE ?= $(CURDIR)/.venv/state
 
 setup: .venv/.ready
 
-# torch first and pinned: an unpinned torch pulls gigabytes of GPU libraries.
+# torch first and pinned. On Linux it brings gigabytes of GPU libraries unless PIP_EXTRA_INDEX_URL names CPU wheels (README.md).
 .venv/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "privsgp needs Python 3.11 or newer; set PYTHON=...")'
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
@@ -39,7 +39,7 @@ test-faults: .venv/.ready
 
 # Reports in a headless Chromium; `make test` does the same where there is one.
 browser:
-	command -v chromium chromium-browser google-chrome >/dev/null || \
+	command -v chromium >/dev/null || command -v chromium-browser >/dev/null || command -v google-chrome >/dev/null || \
 	  { apt-get update --quiet && apt-get install --quiet --yes --no-install-recommends chromium; }
 
 test-browser: .venv/.ready browser

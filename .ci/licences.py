@@ -1,6 +1,6 @@
 """`make licences`: list the licence of everything that an installation brings along.
 
-The status is 1 where one is unknown, or not permissive.
+The status is 1 where one is unknown, or not permissive. What is not installed here is named, and not looked at.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ def main() -> int:
         print(f"{name:32} {metadata.version(name):16} {licence}")
         if not PERMISSIVE.search(licence) or COPYLEFT.search(licence):
             bad.append(name)
+    if absent := sorted(missing("privsgp", EXTRAS)):
+        print(f"\nnot installed here, and so not looked at: {', '.join(absent)}", file=sys.stderr)
     if bad:
         print(f"\nnot known to be permissive: {', '.join(bad)}", file=sys.stderr)
     return bool(bad)
@@ -43,6 +45,15 @@ def needed(name: str, extras: tuple[str, ...] = ()) -> set[str]:
                 found.add(proper)
                 waiting.append((proper, ()))
     return found - {name}
+
+
+def missing(name: str, extras: tuple[str, ...]) -> set[str]:
+    """Return what one asks for itself, extras included, and is not here."""
+    asked = [
+        (re.match(r"[A-Za-z0-9._-]+", line), re.search(r"extra\s*==\s*['\"]([^'\"]+)", line))
+        for line in metadata.requires(name) or []
+    ]
+    return {one[0] for one, extra in asked if one and (extra is None or extra[1] in extras) and not installed(one[0])}
 
 
 def installed(name: str) -> bool:

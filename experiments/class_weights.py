@@ -71,6 +71,11 @@ def measured(clip: float, weight: float) -> Row:
     return {"clip": clip, "weight": weight, "sensitivity": list(sensitivity), "specificity": list(specificity)}
 
 
+def part(told: dict[str, Any]) -> str:
+    """Return what the page has between its marks."""
+    return table(told["rows"]) + "\n" + pages.commits([told])
+
+
 def table(rows: list[Row]) -> str:
     """Return a line for each clip, a column for each weight: the means over the seeds."""
     lines = ["| clip | without weights | with weights 1 : 9 |", "|---|---|---|"]
@@ -97,7 +102,7 @@ def main() -> None:
         rows = [measured(clip, weight) for clip in STEP_SIZE for weight in WEIGHTS]
         about = {"simulation": True, "setting": SETTING, "seeds": SEEDS, "step_size": STEP_SIZE}
         write_json(RESULTS, about | {"rows": rows} | provenance("cpu"))
-    pages.put(page or PAGE, "class weights", table(json.loads(RESULTS.read_text())["rows"]))
+    pages.put(page or PAGE, "class weights", part(json.loads(RESULTS.read_text())))
 
 
 if __name__ == "__main__":

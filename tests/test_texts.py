@@ -14,7 +14,7 @@ EXPERIMENT = "texts"
 
 def test_the_page_has_the_table_of_the_runs(experiment):
     found = json.loads(experiment.RESULTS.read_text())
-    assert experiment.table(found["rows"]) in experiment.PAGE.read_text()
+    assert experiment.part(found) in experiment.PAGE.read_text()
     assert found["public_pretraining"] in "public pre-training on texts (wordllama)"
     for row in found["rows"]:
         assert 0 not in row["seeds"]  # step sizes were chosen with it, on other documents

@@ -794,11 +794,16 @@ def _looking(
         if unused := [f"{key} {value}" for key, value in given.items() if value is not None]:
             raise Refused(f"{unused[0]} without --observer", "leave it out, or name a network with --observer")
         return None
-    if (algorithm, accountant, noise) != ("privsgp", "certified", "independent"):
+    needed = {
+        "--algorithm": (algorithm, "privsgp"),
+        "--accountant": (accountant, "certified"),
+        "--noise": (noise, "independent"),
+    }
+    if wrong := {key: pair for key, pair in needed.items() if pair[0] != pair[1]}:
         raise Refused(
-            f"--observer with --algorithm {algorithm}, --accountant {accountant} and --noise {noise}",
-            "take privsgp, certified and independent: a neighbour's view is derived for push-sum without tables and "
-            "with each site's own noise",
+            f"--observer with {', '.join(f'{key} {given}' for key, (given, _) in wrong.items())}",
+            f"say {' '.join(f'{key} {taken}' for key, (_, taken) in wrong.items())}: a neighbour's view is derived for "
+            "push-sum without tables and with each site's own noise",
         )
     if nodes is None:
         raise Refused(f"--observer {name} without --nodes", "say how many sites there are")

@@ -216,3 +216,9 @@ def test_the_command_refuses_what_is_not_derived(given):
     ran = runs.command(*ACCOUNT, *given)
     assert ran.code == 2
     assert "→" in ran.err
+
+
+def test_a_refusal_names_what_is_wrong_and_nothing_else():
+    ran = runs.command(*ACCOUNT, "--observer=ring", "--nodes=4", "--algorithm=privsgp-vr")
+    assert "--observer with --algorithm privsgp-vr\n" in ran.err
+    assert "say --algorithm privsgp: " in ran.err
