@@ -113,7 +113,7 @@ def test_a_folder_of_many_runs_goes_again_where_nothing_was_run(tmp_path):
 
 
 def test_a_signal_that_comes_where_exceptions_are_lost_is_heard_all_the_same(tmp_path):
-    """In a finaliser, say, as happened on Python 3.12: the runs went on to their last step."""
+    """In a finaliser, say: the runs went on to their last step."""
     came = []
 
     def watch(_steps):
