@@ -37,7 +37,7 @@ from privsgp.report.terminal import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from privsgp.accounting.accountant import Accountant
+    from privsgp.accounting.accountant import Accountant, Spent
     from privsgp.accounting.mechanisms import Mechanism, Saga
     from privsgp.accounting.observer import View
     from privsgp.accounting.pairwise import Sharing
@@ -396,17 +396,10 @@ def account(
         mechanism = shared.counted(mechanism, covariance)
     seen = None if looking is None else observers.view(looking, steps, mechanism, delta, related)
     spent = accountants.epsilon(mechanism, steps, delta, related)
-    answer: dict[str, Any] = {
-        "epsilon": finite(spent.epsilon), "delta": delta, "relation": relation, "accountant": accountant,
-        "rdp_epsilon": finite(spent.rdp_epsilon),
-    }  # fmt: skip
-    if nominal(kind):
-        claimed = published.epsilon(mechanism, steps, delta, c2, algorithm)
-        answer |= {"epsilon": finite(claimed), "certified_epsilon": finite(spent.epsilon), "c2": c2}
-    if difference_scale is not None:
-        answer["difference_scale"] = cast("Saga", mechanism).difference_scale
+    claimed = published.epsilon(mechanism, steps, delta, c2, algorithm) if nominal(kind) else None
+    answer = _counted(spent, kind, claimed, c2, mechanism if difference_scale else None)
     if shared is not None and covariance is not None:
-        answer |= shared.told(covariance, mechanism, steps, delta, _relation(relation))
+        answer |= shared.told(covariance, mechanism, steps, delta, related)
     if looking is not None:
         answer |= {"graph": looking.name, "nodes": looking.nodes}
     _answer(answer | _trust(algorithm, aggregated), spent.assumptions, as_json=as_json, seen=seen)
@@ -466,14 +459,8 @@ def calibrate(
         covariance = shared.solved(sigma, pair_ratio)
         mechanism = shared.counted(mechanism, covariance)
     spent = accountants.epsilon(mechanism.with_sigma(sigma), steps, delta, related)
-    answer: dict[str, Any] = {
-        "sigma": sigma, "epsilon": finite(spent.epsilon), "target_epsilon": epsilon, "delta": delta,
-        "relation": relation, "accountant": accountant, "rdp_epsilon": finite(spent.rdp_epsilon),
-    }  # fmt: skip
-    if nominal(kind):
-        answer |= {"epsilon": epsilon, "certified_epsilon": finite(spent.epsilon), "c2": c2}
-    if difference_scale is not None:
-        answer["difference_scale"] = cast("Saga", mechanism).difference_scale
+    told = _counted(spent, kind, epsilon if nominal(kind) else None, c2, mechanism if difference_scale else None)
+    answer = {"sigma": sigma, "epsilon": told["epsilon"], "target_epsilon": epsilon} | told
     if shared is not None and covariance is not None:
         answer |= shared.told(covariance, mechanism, steps, delta, related)
     _answer(answer | _trust(algorithm, aggregated), spent.assumptions, as_json=as_json)
@@ -827,6 +814,19 @@ def _accountant(name: str) -> Accountant:
 def _one_of(option: str, value: str, known: Sequence[str]) -> None:
     if value not in known:
         raise Refused(f"--{option} {value}", f"take one of {', '.join(known)}")
+
+
+def _counted(
+    spent: Spent, accountant: Accountant, claimed: float | None, c2: float, scaled: Mechanism | None
+) -> dict[str, Any]:
+    """Return what was counted: beside the ε that a paper's formula has `claimed`, and the θ of a `scaled` mechanism."""
+    told: dict[str, Any] = {
+        "epsilon": finite(spent.epsilon), "delta": spent.delta, "relation": spent.relation, "accountant": accountant,
+        "rdp_epsilon": finite(spent.rdp_epsilon),
+    }  # fmt: skip
+    if claimed is not None:
+        told |= {"epsilon": finite(claimed), "certified_epsilon": told["epsilon"], "c2": c2}
+    return told if scaled is None else told | {"difference_scale": cast("Saga", scaled).difference_scale}
 
 
 def _answer(answer: dict[str, Any], assumptions: tuple[str, ...], *, as_json: bool, seen: View | None = None) -> None:
