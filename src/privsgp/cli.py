@@ -44,12 +44,16 @@ if TYPE_CHECKING:
     from privsgp.graph import Graph
     from privsgp.randomness.pairwise import Identities
     from privsgp.runs.config import Config
+    from privsgp.transport.rendezvous import World
 
 app = typer.Typer(help="Private learning without a server.", no_args_is_help=True, pretty_exceptions_enable=False)
 cli_models.add_to(app)
 cli_data.add_to(app)
 cli_sites.add_to(app)
 
+Changes = Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE, as for train.")]
+DataDir = Annotated[Path | None, typer.Option(help="Where MNIST, CIFAR-10, a9a lie (or PRIVSGP_DATA).")]
+Jobs = Annotated[int | None, typer.Option(help="Runs at a time, a thread each; default: one per core.")]
 Algorithm = Annotated[str, typer.Option(help="privsgp-vr, privsgp, dp2-sgd, …: any that adds noise.")]
 Samples = Annotated[int, typer.Option(help="J, the node's number of samples.")]
 Batch = Annotated[float, typer.Option(help="b, the expected batch.")]
@@ -122,6 +126,11 @@ def _end(what: str, *then: str, status: int = 1) -> NoReturn:
     sys.exit(status)
 
 
+def _note(*notes: str) -> None:
+    for note in notes:
+        err.print(f"note: {note}", soft_wrap=True)
+
+
 def _version(asked: bool) -> None:  # noqa: FBT001 - typer hands it in
     if asked:
         typer.echo(f"privsgp {__version__}")
@@ -148,7 +157,7 @@ def train(
         list[str] | None, typer.Option("--set", help="KEY=VALUE, VALUE in TOML; KEY= takes it out.")
     ] = None,
     folder: Annotated[Path | None, typer.Option("--out", help="Run folder; default runs/<name>.")] = None,
-    data_dir: Annotated[Path | None, typer.Option(help="Where MNIST, CIFAR-10, a9a lie (or PRIVSGP_DATA).")] = None,
+    data_dir: DataDir = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue from the last checkpoint.")] = False,
     moved: Annotated[
         bool, typer.Option("--moved", help="With --resume: the run folder is from another disk or machine, no copy.")
@@ -189,31 +198,28 @@ def train(
     from privsgp.runs.starting import Start
     from privsgp.transport import rendezvous
 
-    settings = configs.read(config, changes or [])
+    settings, world = configs.read(config, changes or []), rendezvous.join()
     place = folder or Path("runs") / settings.name
-    if rendezvous.join().alone:  # several processes refuse together, once they have met
+    if world.alone:  # several processes refuse together, once they have met
         training.refuse_used(place, resume=resume, secret=settings.private and settings.seed is None)
-    if resume and not rendezvous.join().rank:
-        err.print(f"note: {training.standing(place)}", soft_wrap=True)
-    for note in () if rendezvous.join().rank else problems.unsaid(settings):
-        err.print(f"note: {note}", soft_wrap=True)
+    if not world.rank:  # of several processes the first speaks
+        _note(*([training.standing(place)] if resume else []), *problems.unsaid(settings))
     begun = None if start is None else Start.of(start, records)
 
     def loaded(c: configs.Config) -> problems.Problem:
         problem = problems.load_problem(c, data_dir)
         return problem if begun is None else begun.put_into(problem)
 
-    with doing("reading the data", quiet=rendezvous.join().rank > 0) as say:
+    with doing("reading the data", quiet=world.rank > 0) as say:
         settings, problem, plan = planning.settle(settings, loaded, place, resume=resume, data_dir=data_dir, say=say)
     if plan is not None:
         err.print(f"planned: {planning.described(plan)}", soft_wrap=True)
-    for note in problems.notes(settings, problem):
-        err.print(f"note: {note}", soft_wrap=True)
+    _note(*problems.notes(settings, problem))
     show_log()
     faults = build.simulated_faults(
         settings, drop=drop, delay=delay, crash=crash or [], leave=leave or [], staleness=staleness
     )
-    identities = _identities(settings, cards or [], home)
+    identities = world.all_or_none(lambda: _identities(settings, world, cards or [], home))
     log = Log(place, simulation=settings.seed is not None) if tensorboard else None
     with bar(settings.algorithm.steps) as progress:
         watch = progress if log is None else log.beside(progress)
@@ -223,25 +229,19 @@ def train(
         )  # fmt: skip
     if log is not None:
         log.finish(result.metrics[-1])
-    if rendezvous.join().rank:
-        return  # of several processes the first speaks
-    page.leave(result)
-    tell(result.summary, show_summary, result.summary, result.folder, as_json=as_json)
+    if not world.rank:
+        page.leave(result)
+        tell(result.summary, show_summary, result.summary, result.folder, as_json=as_json)
 
 
-def _identities(settings: Config, cards: list[Path], home: Path | None) -> Identities | None:
-    """Return the long-term keys of the processes; if one of them is refused, none goes on."""
-    from privsgp.transport import rendezvous
+def _identities(settings: Config, world: World, cards: list[Path], home: Path | None) -> Identities | None:
+    """Return the long-term keys of the processes; None where no cards are given."""
+    if not cards:
+        return None
+    from privsgp.sites.identity import default_home
+    from privsgp.sites.processes import identities
 
-    def found() -> Identities | None:
-        if not cards:
-            return None
-        from privsgp.sites.identity import default_home
-        from privsgp.sites.processes import identities
-
-        return identities(settings, rendezvous.join(), cards, home or default_home())
-
-    return rendezvous.join().all_or_none(found)
+    return identities(settings, world, cards, home or default_home())
 
 
 @app.command()
@@ -250,8 +250,8 @@ def plan(
     config: Annotated[
         Path | None, typer.Argument(help="run.toml; without it, the paper's bound from the options.")
     ] = None,
-    changes: Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE, as for train.")] = None,
-    data_dir: Annotated[Path | None, typer.Option(help="Where MNIST, CIFAR-10, a9a lie (or PRIVSGP_DATA).")] = None,
+    changes: Changes = None,
+    data_dir: DataDir = None,
     nodes: Annotated[int, typer.Option(help="n, the number of nodes.")] = 16,
     samples: Annotated[int | None, typer.Option(help="J, the samples of one node.")] = None,
     dim: Annotated[int | None, typer.Option(help="d, the parameters of the model.")] = None,
@@ -469,8 +469,8 @@ def calibrate(
 @app.command()
 def audit(
     config: Annotated[Path, typer.Argument(help="run.toml")],
-    changes: Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE, as for train.")] = None,
-    data_dir: Annotated[Path | None, typer.Option(help="Where MNIST, CIFAR-10, a9a lie (or PRIVSGP_DATA).")] = None,
+    changes: Changes = None,
+    data_dir: DataDir = None,
     canaries: Annotated[int | None, typer.Option(help="Canaries on each node; default: as many as fit.")] = None,
     seed: Annotated[int, typer.Option(help="Decides the canaries' coins.")] = 0,
     confidence: Annotated[float, typer.Option(help="Of everything said about all nodes together.")] = 0.95,
@@ -491,7 +491,7 @@ def audit(
 def compare(
     config: Annotated[Path, typer.Argument(help="run.toml, with a seed and a budget.")],
     algorithms: Annotated[str, typer.Option(help="Names with commas between; `local` is always compared too.")],
-    changes: Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE, as for train.")] = None,
+    changes: Changes = None,
     seeds: Annotated[int, typer.Option(help="Runs of every method that are reported.")] = 3,
     tuning_seeds: Annotated[int, typer.Option(help="Runs of every step size that is tried, with other seeds.")] = 1,
     step_sizes: Annotated[
@@ -501,9 +501,9 @@ def compare(
             "is best at an end of it, its grid is extended there, up to three times."
         ),
     ] = "",
-    jobs: Annotated[int | None, typer.Option(help="Runs at a time, a thread each; default: one per core.")] = None,
+    jobs: Jobs = None,
     folder: Annotated[Path | None, typer.Option("--out", help="Default runs/<name>-compare.")] = None,
-    data_dir: Annotated[Path | None, typer.Option(help="Where MNIST, CIFAR-10, a9a lie (or PRIVSGP_DATA).")] = None,
+    data_dir: DataDir = None,
     save: Annotated[Path | None, typer.Option(help="The picture; default comparison.png in the folder.")] = None,
     as_json: Json = False,
 ) -> None:
@@ -520,7 +520,7 @@ def compare(
     names = cli_data.listed(algorithms)
     if moved := comparing.moved(settings, names):
         words = f"on a ring, not on graph.name = {settings.graph.name!r}: {', '.join(moved)} (links must go both ways)"
-        err.print(f"note: {words}", soft_wrap=True)
+        _note(words)
     bench = Bench(place, data_dir, jobs, stage)
     with _going_on(), alone_in(place):
         found = comparing.compare(
@@ -547,7 +547,7 @@ def reproduce(
     folder: Annotated[Path, typer.Option("--out", help="Where figures and their runs go.")] = Path("figures"),
     data_dir: Annotated[Path | None, typer.Option(help="Where MNIST and CIFAR-10 lie (or PRIVSGP_DATA).")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda")] = "auto",
-    jobs: Annotated[int | None, typer.Option(help="Runs at a time, a thread each; default: one per core.")] = None,
+    jobs: Jobs = None,
     max_steps: Annotated[
         int | None, typer.Option(help="Leave out curves with more steps; a claim about one is not judged.")
     ] = None,
@@ -603,8 +603,8 @@ def _going_on() -> Iterator[None]:
 def tune(
     config: Annotated[Path, typer.Argument(help="run.toml: where the search starts.")],
     public: Annotated[str, typer.Option(help="What to search on: synthetic, a data set's name, or a file.")],
-    changes: Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE, as for train.")] = None,
-    data_dir: Annotated[Path | None, typer.Option(help="Where MNIST, CIFAR-10, a9a lie (or PRIVSGP_DATA).")] = None,
+    changes: Changes = None,
+    data_dir: DataDir = None,
     save: Annotated[Path, typer.Option("--out", help="Where the configuration with what was found goes.")] = Path(
         "tuned.toml"
     ),
@@ -743,7 +743,7 @@ def _trust(algorithm: str, aggregated: int | None) -> dict[str, str]:
     if (aggregated or 1) > 1:
         return {"trust": "secure aggregation"}
     words = "every message of the node is seen here; train takes secure aggregation unless algorithm.trust = 'per-node'"
-    err.print(f"note: {words}: --aggregated NODES counts that", soft_wrap=True)
+    _note(f"{words}: --aggregated NODES counts that")
     return {"trust": "per-node"}
 
 

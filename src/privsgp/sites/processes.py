@@ -49,10 +49,8 @@ class ProcessIdentities(Identities):
         return self.site.exchange(self.cards[self.owners[node]])
 
 
-def identities(config: Config, world: World, cards: Sequence[Path], home: Path) -> ProcessIdentities | None:
-    """Return the long-term keys of a run's processes; None where no cards are given."""
-    if not cards:
-        return None
+def identities(config: Config, world: World, cards: Sequence[Path], home: Path) -> ProcessIdentities:
+    """Return the long-term keys of a run's processes."""
     if world.alone or not config.pairwise:
         raise Refused(
             "--card without noise that several processes share",
