@@ -124,6 +124,7 @@ class Members:
         self.durable: Callable[[], dict[str, int]] = dict
         self.sent: Callable[[], dict[str, int]] = dict
         self.sign: Callable[[bytes], str] | None = None  # for those who never hear this site
+        self._near = [i for i in self.others if node < 0 or not agreement.is_relayed((node, i))]
         self._far = [i for j, i in agreement.links if j == node and agreement.is_relayed((j, i))]
         self._vowed: dict[int, tuple[bytes, str]] = {}  # by target: what was signed last, and the signature
         self.keep: Callable[[], None] = lambda: None  # called when a signature or a goodbye came
@@ -144,9 +145,7 @@ class Members:
 
     def have_heard(self, phase: str) -> bool:
         """Tell whether all sites that are there, and in touch with this one, know what it is doing."""
-        closed = self.node >= 0 and self.agreement.roster[self.node].address is None
-        touch = [i for i in self.others if not closed or self.agreement.roster[i].address is not None]
-        return all(self.told.get(i) == phase for i in touch if self.is_there(i))
+        return all(self.told.get(i) == phase for i in self._near if self.is_there(i))
 
     def hello(self, peer: int) -> dict[str, Any]:
         """Return what this site says to a peer: of itself, of others, and what it has of the peer's."""
@@ -188,12 +187,8 @@ class Members:
             member.have, member.durable = said["have"], said["durable"]
             member.sent, member.vows = said["sent"], said["vows"]
             member.progress = self._made(member.phase, member.step), member.sent.get(str(self.node), -1)
-            self._hear_progress(said["passed_on"])
             self.prove(said["yours"]["proof"])
-            self._hear_of(said["heard"])
-            self._hear_heads(said["heads"])
-            news = self._sign(said["signatures"]) | self._leave(said["left"]) | self._share(said["pair_keys"])
-            self.changed.notify_all()
+            news = self._hear_of_others(said)
         if news:
             self.keep()
 
@@ -202,13 +197,22 @@ class Members:
         if not self._form.fits(said) or not isinstance(said, dict) or said["run"] != self.agreement.run:
             raise Rejected("form", f"no hello: {forms.shown(said)}")
         with self.changed:
-            self._hear_of(said["heard"])
-            self._hear_progress(said["passed_on"])
-            self._hear_heads(said["heads"])
-            news = self._sign(said["signatures"]) | self._leave(said["left"]) | self._share(said["pair_keys"])
-            self.changed.notify_all()
+            news = self._hear_of_others(said)
         if news:
             self.keep()
+
+    def _hear_of_others(self, said: dict[str, Any]) -> bool:
+        """Take in what a hello passes on; tell whether a signature, a goodbye or a key among it is new."""
+        now = time.monotonic()
+        for node, age in said["heard"].items():
+            if int(node) in self.others:
+                member = self.others[int(node)]
+                member.heard = max(member.heard, now - age)
+        self._hear_progress(said["passed_on"])
+        self._hear_heads(said["heads"])
+        news = self._sign(said["signatures"]) | self._leave(said["left"]) | self._share(said["pair_keys"])
+        self.changed.notify_all()
+        return news
 
     def _made(self, phase: str, step: int) -> int:
         """Return how many steps and rounds a site has made, by its own word."""
@@ -294,13 +298,6 @@ class Members:
                 what = f"two messages of step {header.step} to {self.agreement.roster[header.target].name}"
                 self.accuse(node, Rejected("equivocation", what, {"first": known.evidence(), "second": second}))
 
-    def _hear_of(self, ages: dict[str, float]) -> None:
-        now = time.monotonic()
-        for node, age in ages.items():
-            if int(node) in self.others:
-                member = self.others[int(node)]
-                member.heard = max(member.heard, now - age)
-
     def _sign(self, signatures: dict[str, str]) -> bool:
         """Take in signatures that are right and new; anybody may bring them."""
         new = {int(i): one for i, one in signatures.items() if int(i) not in self.signatures}
@@ -377,15 +374,12 @@ class Members:
     def ungreeted(self) -> list[int]:
         """Return who is there by what others say, could be in touch with this site, and has not said hello to it."""
         with self.changed:
-            new = [i for i, m in self.others.items() if not m.incarnation and self.is_there(i)]
-            return [i for i in new if not self.agreement.is_relayed((self.node, i))]
+            return [i for i in self._near if not self.others[i].incarnation and self.is_there(i)]
 
     def strangers(self) -> list[int]:
         """Return who could be in touch with this site, has not left, and has not said hello to this process."""
-        closed = self.agreement.roster[self.node].address is None
-        near = [i for i in self.others if not closed or self.agreement.roster[i].address is not None]
         with self.changed:
-            return [i for i in near if i not in self.left and not self.others[i].incarnation]
+            return [i for i in self._near if i not in self.left and not self.others[i].incarnation]
 
     def have_of(self, target: int) -> int:
         """Return the newest step of this site's that a target said it has, −1 for none; a hello may be older."""
