@@ -6,7 +6,6 @@ new connection (so that a renewed certificate is shown) and the newest message t
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import random
@@ -15,7 +14,7 @@ import time
 from contextlib import contextmanager
 from functools import partial
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from privsgp.sites import frames
 from privsgp.sites.canonical import canonical
@@ -23,7 +22,7 @@ from privsgp.sites.frames import PIECE, Rejected
 from privsgp.sites.identity import tls_name
 from privsgp.sites.members import NEWEST
 from privsgp.sites.relay import Seal, collected, most, pieces
-from privsgp.sites.server import HELLO, PULL, SERVICE, receive
+from privsgp.sites.server import HELLO, PULL, SERVICE, read_said, receive
 from privsgp.transport import forms
 
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
@@ -168,7 +167,7 @@ class Client:
     def _greet_relay(self, _peer: int, channel: grpc.Channel) -> None:
         """Tell a relay that is no member that this site is there, and hear of others."""
         hello = channel.unary_unary(f"/{SERVICE}/Hello")
-        self.members.learn_from_relay(_read(hello(canonical(self.members.hello(RELAY)), timeout=HELLO)))
+        self.members.learn_from_relay(read_said(hello(canonical(self.members.hello(RELAY)), timeout=HELLO)))
         self.ended.wait(BEAT)
 
     def _drop(self, target: int, _peer: int, channel: grpc.Channel) -> None:
@@ -178,7 +177,8 @@ class Client:
         asked = canonical({"run": self.agreement.run, "node": target, "after": step})
         sealed = b"" if frame is None else self.seal.close(frame)
         drop = channel.stream_unary(f"/{SERVICE}/Drop")
-        said = _read(drop(chain([asked], self.outbox.counted(pieces(sealed))), timeout=self.agreement.limits.transfer))
+        parts = chain([asked], self.outbox.counted(pieces(sealed)))
+        said = read_said(drop(parts, timeout=self.agreement.limits.transfer))
         if not _KEPT.fits(said):
             raise Rejected("form", f"no answer: {forms.shown(said)}")
         self.members.relay_has[target] = said["newest"]
@@ -198,7 +198,7 @@ class Client:
         """Say hello, then bring the peer what it does not have; for a beat."""
         hello, version = channel.unary_unary(f"/{SERVICE}/Hello"), self.members.version
         said, asked = self.members.hello(peer), self.members.others[peer].incarnation
-        self.members.learn(peer, _read(hello(canonical(said), timeout=HELLO)), asked)
+        self.members.learn(peer, read_said(hello(canonical(said), timeout=HELLO)), asked)
         self.members.told[peer] = said["phase"]
 
         def urgent() -> bool:
@@ -217,7 +217,7 @@ class Client:
         push, asked = channel.stream_unary(f"/{SERVICE}/Push"), self.members.others[peer].incarnation
         self._bring_whole.add(peer)  # where this fails
         pieces = self.outbox.counted(frame.pieces(after))
-        said = _read(push(pieces, timeout=self.agreement.limits.transfer))
+        said = read_said(push(pieces, timeout=self.agreement.limits.transfer))
         if not NEWEST.fits(said):
             raise Rejected("form", f"no answer: {forms.shown(said)}")
         self._bring_whole.discard(peer)
@@ -250,10 +250,3 @@ def _in_words(error: Exception) -> str:
     if isinstance(error, OSError):
         return f"what came cannot be noted: {error.strerror}"
     return str(error) or type(error).__name__
-
-
-def _read(text: bytes) -> Any:  # noqa: ANN401 - JSON
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return None
