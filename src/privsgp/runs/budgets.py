@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from privsgp.accounting import calibration
-from privsgp.accounting.counting import After, Count, Filter, count, nominal
+from privsgp.accounting.counting import After, Count, Filter, count
 from privsgp.accounting.mechanisms import Saga
 from privsgp.accounting.pairwise import NoiseGraph, PairwiseCovariance, solve, trust_curve
 from privsgp.algorithms import ALGORITHMS, Settings
@@ -62,7 +62,7 @@ def with_scale(config: Config, samples: Sequence[int], started: Config | None = 
         before, given = settings(started), getattr(a, "difference_clip", None)  # what is given is compared later
         clip = before.difference_clip if given is None else given
         return config.with_algorithm(difference_scale=before.difference_scale, difference_clip=clip)
-    if nominal(p.accountant) or (p.sigma is not None and not _least(p.sigma)):
+    if p.nominal or p.without_noise:
         return config.with_algorithm(difference_scale=1.0)
     config = config.with_algorithm(difference_clip=difference_clip(config))
     bare = settings(config)
@@ -111,10 +111,6 @@ def difference_clip(config: Config) -> float | None:
         return float(given)
     plain = config.views is None and getattr(a, "table_dtype", None) != "bfloat16" and math.isfinite(G)
     return G if plain and config.model.name in ("logistic", "linear", "mlp") else None
-
-
-def _least(sigma: float | list[float]) -> float:
-    return min(sigma) if isinstance(sigma, list) else sigma
 
 
 def spare(config: Config) -> int:

@@ -242,6 +242,11 @@ class Privacy(Options):
         """Whether noise is a paper's, and its ε therefore no guarantee."""
         return nominal(self.accountant)
 
+    @property
+    def without_noise(self) -> bool:
+        """Whether σ_i = 0 was given for a node."""
+        return 0 in (self.sigma if isinstance(self.sigma, list) else [self.sigma])
+
     @model_validator(mode="after")
     def _can_be_counted(self) -> Self:
         clips = (self.clip.start, self.clip.end) if isinstance(self.clip, Clips) else (self.clip,)
@@ -446,8 +451,7 @@ class Config(Options):
                 f"algorithm.name = {self.algorithm.name!r} without privacy.epsilon and privacy.sigma",
                 "give a budget (privacy.epsilon = 3.0) or a noise (privacy.sigma = 0.1; 0 for none)",
             )
-        fixed = self.privacy.sigma
-        if self.algorithm.weights == "noise" and (not self.private or (fixed is not None and not _positive(fixed))):
+        if self.algorithm.weights == "noise" and (not self.private or self.privacy.without_noise):
             raise Refused(
                 "algorithm.weights = 'noise' where a node has no noise", "take 'equal' or 'samples', or a list"
             )
@@ -526,7 +530,7 @@ class Config(Options):
             )
         if p.nominal:
             return Refused(f"{asked} with privacy.accountant = {p.accountant!r}", "take 'certified'")
-        if p.sigma is not None and not _positive(p.sigma):
+        if p.without_noise:
             return Refused(f"{asked} with privacy.sigma = {p.sigma}", "give every node a noise above 0")
         if n < 2 or not 2 <= honest <= n:
             return Refused(
@@ -721,10 +725,6 @@ def _named(values: object, section: Section) -> type[Options]:
     if not isinstance(name, str):
         return Options
     return known.get(name, known.get(default, Options) if name == "auto" else Options)
-
-
-def _positive(sigma: float | list[float]) -> bool:
-    return min(sigma) > 0 if isinstance(sigma, list) else sigma > 0
 
 
 def read(path: Path, changes: Sequence[str] = ()) -> Config:
