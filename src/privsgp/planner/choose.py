@@ -66,10 +66,14 @@ class Network:
         return f"node {node}" + (f" ({self.sites[node]})" if self.sites else "")
 
     @cached_property
+    def noises(self) -> list[float]:
+        """What the nodes' σ_i are to each other."""
+        return relative_noise(self.budgets, self.samples)
+
+    @cached_property
     def weights(self) -> list[float] | None:
         """p_i, how much each node counts; None for all alike."""
-        noises, shared = relative_noise(self.budgets, self.samples), self.sharing is not None
-        return node_weights(self.weighting, self.samples, noises, shared=shared)
+        return node_weights(self.weighting, self.samples, self.noises, shared=self.sharing is not None)
 
     def covariance(self, sigmas: Sequence[float]) -> PairwiseCovariance | None:
         """Return the shared noise that is worth σ_i to each node; None where noise is not shared."""
@@ -80,18 +84,16 @@ class Network:
     @cached_property
     def left(self) -> float:
         """What sharing leaves of the noise of the average: 1 where noise is not shared."""
-        noises = relative_noise(self.budgets, self.samples)
-        return 1.0 if (shared := self.covariance(noises)) is None else shared.left(noises)
+        return 1.0 if (shared := self.covariance(self.noises)) is None else shared.left(self.noises)
 
     @cached_property
     def gain(self) -> float:
         """The average's noise with nodes weighted by their noise, as a share of what it is when all count alike."""
-        noises = relative_noise(self.budgets, self.samples)
         if self.sharing is not None:
-            found = (replace(self, weighting=kind).covariance(noises) for kind in ("noise", "equal"))
+            found = (replace(self, weighting=kind).covariance(self.noises) for kind in ("noise", "equal"))
             weighted, alike = (1.0 if one is None else one.average_sigma for one in found)
             return weighted / alike
-        return self.nodes / math.sqrt(math.fsum(v**-2 for v in noises) * math.fsum(v**2 for v in noises))
+        return self.nodes / math.sqrt(math.fsum(v**-2 for v in self.noises) * math.fsum(v**2 for v in self.noises))
 
     @property
     def nominal(self) -> bool:

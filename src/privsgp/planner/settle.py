@@ -178,9 +178,7 @@ def network_of(config: Config, problem: Problem) -> Network:
     n = len(samples)
     if p.epsilon is None:
         raise Refused("a plan without privacy.epsilon", "give a budget (privacy.epsilon = 3.0) to plan for")
-    epsilons = p.epsilon if isinstance(p.epsilon, list) else [p.epsilon] * n
-    deltas = p.delta if isinstance(p.delta, list) else [p.delta] * n
-    budgets = list(zip(epsilons, deltas, strict=True))
+    budgets = list(zip(protection.per_node(p.epsilon, n), protection.per_node(p.delta, n), strict=True))
     graph = protection.noise_graph(config, n)
     sharing = None if graph is None else Sharing(graph, config.honest)
     network = Network(

@@ -11,7 +11,6 @@ import math
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from privsgp.accounting.counting import nominal
 from privsgp.algorithms import ALGORITHMS, Settings
 from privsgp.engine.averaging import Averaging, FinalModel
 from privsgp.errors import Refused, refuse_below_one
@@ -89,10 +88,7 @@ def tune(config: Config, public: str, data_dir: Path | None = None, *, most: int
 def start(config: Config) -> Trial:
     """Return the configuration's own values."""
     a = config.algorithm
-    if isinstance(a.step_size, Schedule):
-        step_size = a.step_size.mean
-    else:
-        step_size = math.sqrt(config.data.nodes / a.steps) if a.step_size == "theory" else float(a.step_size)
+    step_size = a.step_size.mean if isinstance(a.step_size, Schedule) else schedules.step_size(config)(0)
     share = (a.average_share or FinalModel.share) if a.average == "tail" else 0.0
     return Trial(step_size, protection.settings(config).clip, float(a.batch), a.steps, a.momentum, share)
 
@@ -113,7 +109,7 @@ def applied(config: Config, trial: Trial) -> Config:
 def _settled(config: Config) -> Settings:
     """Return the algorithm's settings, with the clip of differences that training takes beside "auto"."""
     own, kind = protection.settings(config), ALGORITHMS[config.algorithm.name].Options
-    scaled = getattr(own.options, "difference_scale", None) == "auto" and not nominal(config.privacy.accountant)
+    scaled = getattr(own.options, "difference_scale", None) == "auto" and not config.privacy.nominal
     return own.carried_to(kind, difference_clip=protection.difference_clip(config)) if scaled else own
 
 
