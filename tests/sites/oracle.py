@@ -18,7 +18,6 @@ from privsgp.engine.folder import Folder
 from privsgp.engine.trainer import Trainer
 from privsgp.runs.build import build_run
 from privsgp.runs.problem import assembled
-from privsgp.sites.agreement import _changed
 from privsgp.transport.link import Incoming, Outgoing
 from privsgp.transport.lossy import Faults, LossyNetwork
 from privsgp.transport.protocol import Transport
@@ -26,7 +25,7 @@ from privsgp.transport.protocol import Transport
 
 def lockstep(c):
     """Return z and w of all nodes after a run of a consortium's study in which every message arrives in its step."""
-    config = _changed(c.agreement.config, "engine", device="cpu")
+    config = c.agreement.config.with_section("engine", device="cpu")
     sets = [data.load(str(file), classes=10) for file in c.files]
     whole = dataclasses.replace(sets[0], x=np.concatenate([d.x for d in sets]), y=np.concatenate([d.y for d in sets]))
     parts = np.split(np.arange(len(whole.y)), np.cumsum([len(d.y) for d in sets])[:-1])

@@ -147,6 +147,14 @@ def test_what_sites_could_not_promise_or_go_on_with_is_refused(three, changes, w
         propose(configs.parse(values), [s.card for s in three.sites], like, name="x", limits=Limits())
 
 
+def test_a_study_has_a_name_that_a_file_may_have(three):
+    values = copy.deepcopy(RUN)
+    values["data"] |= {"nodes": 3, "sizes": [100, 120, 140]}
+    like = data.load(str(three.files[0]), classes=10)
+    with pytest.raises(Refused, match="name = 'two words'"):
+        propose(configs.parse(values), [s.card for s in three.sites], like, name="two words", limits=Limits())
+
+
 def test_nobody_can_dial_either_end_of_a_link(tmp_path):
     with pytest.raises(Refused, match="neither can be dialled"):
         Consortium.make(tmp_path / "c", closed=(1, 2))

@@ -428,7 +428,7 @@ class Config(Options):
         moved = {key: os.path.relpath(self.base / name, folder) for key, name in named.items() if name is not None}
         if folder.resolve() == self.base.resolve() or not moved:
             return self
-        return self.with_values({"data": self.data.model_dump() | moved})
+        return self.with_section("data", **moved)
 
     @model_validator(mode="after")
     def _one_per_node(self) -> Self:
@@ -639,9 +639,10 @@ class Config(Options):
 
     def with_section(self, which: str, /, **values: Any) -> Config:  # noqa: ANN401 - keys of the section
         """Return the same configuration with other values in a section; what its component has no use for goes."""
-        section, before = SECTIONS[which], getattr(self, which).model_dump()
-        own = section.components().get(str(values.get(section.key, before[section.key])), Options).model_fields
-        kept = {key: value for key, value in before.items() if key in section.base.model_fields or key in own}
+        kept = getattr(self, which).model_dump()
+        if (section := SECTIONS.get(which)) is not None:
+            own = section.components().get(str(values.get(section.key, kept[section.key])), Options).model_fields
+            kept = {key: value for key, value in kept.items() if key in section.base.model_fields or key in own}
         return self.with_values({which: kept | values})
 
     def with_values(self, changed: dict[str, Any]) -> Config:

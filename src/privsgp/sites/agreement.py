@@ -343,7 +343,7 @@ class Agreement:
                 f"the data is like {shape}, and {self.name} says {self.values['sample']}", "bring data like that"
             )
         self._refuse_size(node)
-        config = _changed(self.config, "engine", device=device)
+        config = self.config.with_section("engine", device=device)
         problem = assembled(config, dataset, [np.arange(J)], range(node, node + 1), self.values["samples"])
         spec = build_run(config, problem.encoded(chosen_device(device)), agreed=self.values["shared_noise"])
         self._refuse_other(spec, problem.encoder)
@@ -408,7 +408,7 @@ def propose(
         raise Refused(f"algorithm.{config.algorithm.auto[0]} = 'auto'", "write the number that `privsgp plan` gives")
     refuse_algorithm(config)
     # A step that was sent is never made again: no noise is needed for repeats.
-    sizes, config = config.data.sizes, configs.parse(_changed(config, "privacy", spare=0.0).shared())
+    sizes, config = config.data.sizes, configs.parse(config.with_section("privacy", spare=0.0).shared())
     config = with_scale(config, sizes)  # θ and C are signed as numbers: no site, and no restart, settles on its own
     model, encoder = first_model(config, dataset.x.shape[1:], dataset.y.shape[1:], dataset.classes)
     now = dt.datetime.now(dt.UTC)
@@ -421,8 +421,7 @@ def propose(
         **_budgets(config), **_noise(config, dataset),
         "limits": limits.model_dump(), "relay": None if relay is None else relay.values,
     }  # fmt: skip
-    StudyFile.model_validate(values)
-    return Agreement.of(json.loads(canonical(values)), name)
+    return Agreement.of(parsed(canonical(values), StudyFile, name), name)
 
 
 def _shape(dataset: Dataset) -> dict[str, Any]:
@@ -443,15 +442,11 @@ def _noise(config: Config, like: Dataset) -> dict[str, Any]:
         like, x=np.zeros((J, *like.x.shape[1:]), like.x.dtype), y=np.zeros((J, *like.y.shape[1:]), like.y.dtype),
         x_test=None, y_test=None,
     )  # fmt: skip
-    config = _changed(config, "engine", device="cpu")
+    config = config.with_section("engine", device="cpu")
     problem = assembled(config, blank, [np.arange(J)], range(1), config.data.sizes or ())
     p = build_run(config, problem.encoded(chosen_device("cpu"))).protection
     shared = None if p.covariance is None else {"own": list(p.covariance.own), "pair": p.covariance.pair}
     return {"sigma": [m.sigma for m in p.mechanisms], "shared_noise": shared}
-
-
-def _changed(config: Config, section: str, **values: Any) -> Config:  # noqa: ANN401 - keys of the section
-    return configs.parse(config.model_dump() | {section: getattr(config, section).model_dump() | values})
 
 
 def refuse_algorithm(config: Config) -> None:
