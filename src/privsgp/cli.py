@@ -201,7 +201,7 @@ def train(
     settings, world = configs.read(config, changes or []), rendezvous.join()
     place = folder or Path("runs") / settings.name
     if world.alone:  # several processes refuse together, once they have met
-        training.refuse_used(place, resume=resume, secret=settings.private and settings.seed is None)
+        training.refuse_used(place, resume=resume, secret=settings.secret)
     if not world.rank:  # of several processes the first speaks
         _note(*([training.standing(place)] if resume else []), *problems.unsaid(settings))
     begun = None if start is None else Start.of(start, records)

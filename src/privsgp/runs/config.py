@@ -602,6 +602,11 @@ class Config(Options):
         return ALGORITHMS[self.algorithm.name].private
 
     @property
+    def secret(self) -> bool:
+        """Whether it adds noise that nobody can compute again: what it releases is paid for."""
+        return self.private and self.seed is None
+
+    @property
     def views(self) -> str | None:
         """The views of a sample that are averaged before its clip; only maps of images have some."""
         views: str | None = getattr(self.features, "views", None)

@@ -85,7 +85,7 @@ def refuse_uncounted(start: Start | None, config: Config, ledgers: Path | None) 
     nothing is started from; and never from a model that protects nobody, unless its records are public.
     Assumes: who says "others" or "public" is right; data that are visibly the same are refused all the same.
     """
-    if start is None or config.seed is not None or not config.private or _counted(start, ledgers):
+    if start is None or not config.secret or _counted(start, ledgers):
         return
     if start.records == "these" or _visibly_same(start.config, config):
         raise Refused(
@@ -95,7 +95,7 @@ def refuse_uncounted(start: Start | None, config: Config, ledgers: Path | None) 
             "--from-records others (or public)",
         )
     before = start.config
-    if start.records == "others" and (before.seed is not None or not before.private):
+    if start.records == "others" and not before.secret:
         why = "is a simulation" if before.seed is not None else "added no noise"
         raise Refused(
             f"--from {start.folder}, which {why}: its model protects nobody, and every site sends what it starts from",
@@ -111,7 +111,7 @@ def refuse_other_ledgers(
 
     `earlier` are those of the nodes here.
     """
-    if start is None or config.seed is not None or not config.private or not _counted(start, ledgers):
+    if start is None or not config.secret or not _counted(start, ledgers):
         return
     for segments in earlier:
         if segments and start.run not in [segment.header.run for segment in segments]:

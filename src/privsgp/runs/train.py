@@ -101,7 +101,7 @@ def run(
         world.all_or_none(lambda: starting.refuse_uncounted(start, ran, ledgers or folder.ledgers))
         earlier = world.all_or_none(lambda: earlier_runs(folder, ledgers, ran, problem.block, whole.samples))
         world.all_or_none(lambda: starting.refuse_other_ledgers(start, ran, ledgers or folder.ledgers, earlier))
-        if ran.private and ran.seed is None:
+        if ran.secret:
             world.all_or_none(lambda: _warn(folder, ran, earlier))
         spec = build_run(config, problem, earlier, world, faults)
         spec = dataclasses.replace(spec, started_from=starting.told(start, ledgers or folder.ledgers))
@@ -114,9 +114,9 @@ def run(
             folder.prepare()
             folder.identify(versions(), ledgers, number, around)
         world.all_gather(None, forms.NOTHING)  # the folder is ready
-        world.all_or_none(lambda: _settle(folder, number, secret=ran.private and ran.seed is None))
+        world.all_or_none(lambda: _settle(folder, number, secret=ran.secret))
         if beside[0] == world.rank:  # last: from now on there is a run to resume
-            if ran.private and ran.seed is None:
+            if ran.secret:
                 note_files(folder.path, own_files(ran, problem))
             write(folder.config, config.toml())
             if plan is not None:
@@ -324,7 +324,7 @@ def standing(out: Path) -> str:
 def _finished(folder: Folder, config: Config, around: dict[str, Any], *, resume: bool, moved: bool) -> bool:
     """Tell whether the run is finished; refuse a folder that belongs to another one, and a copy of one."""
     folder.refuse_unless_writable()
-    refuse_used(folder.path, resume=resume, secret=config.private and config.seed is None)
+    refuse_used(folder.path, resume=resume, secret=config.secret)
     if not folder.config.exists():
         return False
     changed = configs.differences(configs.started(folder.config), config)
@@ -339,7 +339,7 @@ def _finished(folder: Folder, config: Config, around: dict[str, Any], *, resume:
         raise Refused(f"--resume with other {'; '.join(changed)}", "resume as the run was started")
     if folder.summary.exists():
         return True
-    if config.private and config.seed is None:
+    if config.secret:
         witness.refuse_copy(folder, moved=moved)
     return False
 

@@ -130,9 +130,9 @@ def join(
     check_policy(site, agreement)
     spec, records = _spec(agreement, file, test, node, device, lambda line: say(f"note, for this site alone: {line}"))
     with folder.locked():
-        _settle(folder, agreement, spec, moved=moved)
+        _settle(folder, agreement, moved=moved)
         _refuse_other_records(folder, records)
-        _remember_signature(site, agreement, _token(folder) if _secret(spec) else None)
+        _remember_signature(site, agreement, _token(folder) if agreement.config.secret else None)
         network = Network.make(site, agreement, folder)
         transport = _transport(network, folder)
         pairs = _pair_keys(network, folder)
@@ -259,10 +259,6 @@ def _refuse_other_records(folder: Folder, records: str) -> None:
         )
 
 
-def _secret(spec: RunSpec) -> bool:
-    return spec.algorithm.private and not spec.simulation
-
-
 def bring(
     config: Config, file: Path, test: Path | None = None, tell: Callable[[str], None] = lambda _line: None
 ) -> data.Dataset:
@@ -299,15 +295,14 @@ def _spec(
     return told, digest(dataset.x, dataset.y)
 
 
-def _settle(folder: Folder, agreement: Agreement, spec: RunSpec, *, moved: bool) -> None:
+def _settle(folder: Folder, agreement: Agreement, *, moved: bool) -> None:
     """Make the run's folder, or refuse one of another run, and a copy."""
-    secret = _secret(spec)
-    if folder.config.exists() and secret:
+    if folder.config.exists() and agreement.config.secret:
         witness.refuse_copy(folder, moved=moved)
     folder.prepare()
     folder.identify(versions(), None, agreement.run)
     _refuse_other_run(folder, agreement)
-    if secret:
+    if agreement.config.secret:
         witness.settle(folder)
     agreement.write(folder.path / "agreement.study")
     write(folder.config, agreement.config.toml())
