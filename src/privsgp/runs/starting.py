@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from torch import nn
+
     from privsgp.accounting.ledger import Segment
     from privsgp.runs.config import Config
     from privsgp.runs.problem import Problem
@@ -146,7 +148,7 @@ def told(start: Start | None, ledgers: Path | None) -> dict[str, Any] | None:
     return None if start is None else {"run": start.run, "counted": _counted(start, ledgers)}
 
 
-def digest(problem: Problem) -> str:
-    """Return the SHA-256 of x⁰: a resumed run must start from the same."""
-    x0 = Layout.of(problem.model).flatten(problem.model)
+def digest(model: nn.Module) -> str:
+    """Return the SHA-256 of x⁰: a resumed run, and every site of one, must start from the same."""
+    x0 = Layout.of(model).flatten(model)
     return hashlib.sha256(x0.cpu().numpy().tobytes()).hexdigest()

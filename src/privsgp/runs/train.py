@@ -93,7 +93,7 @@ def run(
         _refuse_other_values(config, world)
         around = _circumstances(config, world, faults, identities)
         if start is not None:
-            around |= {"start": {"run": start.run, "x0": starting.digest(problem)}}
+            around |= {"start": {"run": start.run, "x0": starting.digest(problem.model)}}
         done = world.all_or_none(lambda: _finished(folder, config, around, resume=resume, moved=moved))
         if all(world.all_gather(done, forms.FLAG)):
             return load_result(folder, problem.model, problem.encoder, cards.card(config, problem))
@@ -184,7 +184,7 @@ def _refuse_other_model(problem: Problem, world: World) -> None:
     if world.alone:
         return
     size, encoder = Layout.of(problem.model).dim, problem.encoder
-    made = {"number of weights": size, "SHA-256 of the first weights": starting.digest(problem)}
+    made = {"number of weights": size, "SHA-256 of the first weights": starting.digest(problem.model)}
     refuse_differences(world, made | {"SHA-256 of the features": None if encoder is None else features.digest(encoder)})
 
 

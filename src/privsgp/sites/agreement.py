@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import datetime as dt
-import hashlib
 import json
 from dataclasses import dataclass
 from functools import cached_property
@@ -26,6 +25,7 @@ from privsgp.gradients import Layout
 from privsgp.graph.assumptions import HORIZON
 from privsgp.options import Count, Options, option
 from privsgp.runs import config as configs
+from privsgp.runs import starting
 from privsgp.runs.budgets import per_node, with_scale
 from privsgp.runs.build import build_run, make_graph
 from privsgp.runs.problem import assembled, first_model
@@ -496,9 +496,8 @@ def graph_hash(graph: Graph) -> str:
 
 
 def _model(model: nn.Module, encoder: nn.Module | None) -> dict[str, Any]:
-    x0 = Layout.of(model).flatten(model)
     told = None if encoder is None else features.digest(encoder)
-    return {"weights": x0.numel(), "x0": hashlib.sha256(x0.cpu().numpy().tobytes()).hexdigest(), "features": told}
+    return {"weights": Layout.of(model).dim, "x0": starting.digest(model), "features": told}
 
 
 def _refuse_no_time(text: str, where: str) -> None:
