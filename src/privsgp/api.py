@@ -178,7 +178,7 @@ def train(
             watch=watch, plan=planned, start=begun,
         )  # fmt: skip
     if not join().rank:
-        page.leave(result)
+        page.leave(result.folder, result.summary)
     return result
 
 

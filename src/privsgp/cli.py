@@ -230,7 +230,7 @@ def train(
     if log is not None:
         log.finish(result.metrics[-1])
     if not world.rank:
-        page.leave(result)
+        page.leave(result.folder, result.summary)
         tell(result.summary, show_summary, result.summary, result.folder, as_json=as_json)
 
 

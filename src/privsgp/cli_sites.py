@@ -274,6 +274,7 @@ def join(
 ) -> None:
     """Sign an agreement and take part in its run; again after a crash, to go on."""
     from privsgp.engine.witness import unusable
+    from privsgp.report import page
     from privsgp.sites.agreement import Agreement
     from privsgp.sites.identity import Site
     from privsgp.sites.join import check_policy, default_out
@@ -307,16 +308,8 @@ def join(
         _say(f"{stopped}; every step is kept: the same command goes on")
         raise typer.Exit(130) from None
     place = folder or default_out(agreement)
-    _leave_page(summary, place)
+    page.leave(place, summary)
     tell(summary, _show_summary, summary, place, as_json=as_json)
-
-
-def _leave_page(summary: dict[str, Any], place: Path) -> None:
-    """Write the run's page where that takes no longer than a moment; `privsgp report` writes it at any time."""
-    from privsgp.report import page
-
-    if summary["steps"] <= page.SOON and not (place / page.NAME).exists():
-        page.write([place], place / page.NAME)
 
 
 def _if_honest(agreement: Agreement) -> str:

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from privsgp.runs.result import Result
-
 NAME = "report.html"
 SOON = 20_000  # releases whose ledgers are read again in about 0.3 s
 ACCURACY = {"test_accuracy": "average model", "mean_node_accuracy": "sites, mean", "worst_node_accuracy": "worst site"}
@@ -63,11 +61,11 @@ def _refuse_twice(runs: Sequence[Run]) -> None:
         seen[number] = run.path
 
 
-def leave(result: Result) -> None:
+def leave(folder: Path, summary: dict[str, Any]) -> None:
     """Write a finished run's page into its folder, once, and only where that takes no longer than a moment."""
-    out = result.folder / NAME
-    if result.summary["nodes"] * result.summary["steps"] <= SOON and not out.exists():
-        write([result.folder], out)
+    ledgers = 1 if "site" in summary else summary["nodes"]
+    if ledgers * summary["steps"] <= SOON and not (folder / NAME).exists():
+        write([folder], folder / NAME)
 
 
 def page(runs: Sequence[Run]) -> str:
