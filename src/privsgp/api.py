@@ -250,7 +250,7 @@ def _read(
             schema = needed(d.schema, where)
             made = of_table(of_frame(given, schema, where), schema, where, task)
         else:
-            made = read_file(Path(given), schema=d.schema, task=task, form=d.form)
+            made = read_file(Path(given), task, d.form)
         _say(made.told)
         said.append(made.classes)
         found = made.dataset

@@ -48,14 +48,15 @@ _ROWS = 4096  # that are read at a time
 
 @dataclass(frozen=True)
 class Form:
-    """How files of one's own are to be read, but for tables: tokens of a vocabulary, texts, images. All is public."""
+    """How files of one's own are to be read: tokens of a vocabulary, texts, images, tables. All is public."""
 
     vocabulary: int | None = None
     text: TextOptions | None = None
     images: ImageOptions | None = None
+    schema: Schema | None = None
 
     def fits(self, path: Path) -> bool:
-        """Tell whether a path is read in one of these forms: a folder, or a file of texts."""
+        """Tell whether a path is a folder, or a file of texts."""
         return path.is_dir() or (self.text is not None and path.suffix in TEXTS)
 
 
@@ -64,15 +65,15 @@ PLAIN = Form()
 
 def load(
     name: str, *, data_dir: Path | None = None, task: Task = "classification", classes: int | None = None,
-    schema: Schema | None = None, form: Form = PLAIN, pixels: bool = False,
+    form: Form = PLAIN, pixels: bool = False,
 ) -> Dataset:  # fmt: skip
-    """The data set `name`: digits, mnist, cifar10, a9a, or the path of a file: .npz, or a table with its `schema`.
+    """The data set `name`: digits, mnist, cifar10, a9a, or the path of a file: .npz, or what its `form` says.
 
     `classes` is for .npz files, where it stands above the file's own number `classes`. With `task="regression"` labels
     become real targets. With `pixels` built-in images have values from 0 to 1 instead of scaled ones.
     """
     if name not in _KNOWN and (is_file(name) or form.fits(Path(name))):
-        brought = read_file(file_path(name, data_dir), schema=schema, task=task, form=form)
+        brought = read_file(file_path(name, data_dir), task, form)
         dataset = replace(brought.dataset, name=name)
         return dataset if dataset.y.dtype != np.int64 else settle(dataset, classes or brought.classes)
     if name not in _KNOWN:
@@ -100,14 +101,15 @@ class Brought:
     told: list[str]
 
 
-def read_file(path: Path, *, schema: Schema | None, task: Task, form: Form = PLAIN) -> Brought:
+def read_file(path: Path, task: Task, form: Form = PLAIN) -> Brought:
     """Read an .npz file, a table by its schema, texts, or a folder: of mapped arrays, or of class folders."""
     if form.images is not None and not path.exists():
         raise Refused(f"data: {path} does not exist", "name a folder of class folders with images")
     if form.fits(path):
         return _read_folder(path, form, task) if path.is_dir() else _read_texts(path, form, task)
     if is_table(path.name):
-        return of_table(tables.read(path, needed(schema, str(path))), needed(schema, str(path)), str(path), task)
+        schema = needed(form.schema, str(path))
+        return of_table(tables.read(path, schema), schema, str(path), task)
     if path.suffix in TEXTS:
         raise Refused(
             f"{path} without a column of texts",
@@ -178,12 +180,12 @@ def like(schema: Schema) -> Dataset:
     return Dataset("schema", x, y, None, None, schema.classes)
 
 
-def with_test(dataset: Dataset, path: Path | None, schema: Schema | None, form: Form = PLAIN) -> Dataset:
+def with_test(dataset: Dataset, path: Path | None, form: Form) -> Dataset:
     """Put public test data in the place of the test set."""
     if path is None:
         return dataset
     task: Task = "regression" if dataset.classes is None else "classification"
-    found = read_file(path, schema=schema, task=task, form=form).dataset
+    found = read_file(path, task, form).dataset
     x, y = (found.x[:], found.y) if found.x_test is None or found.y_test is None else (found.x_test, found.y_test)
     tested = replace(dataset, x_test=x, y_test=y)
     refuse_other_shapes(tested, f"data.test_path = {str(path)!r}")
@@ -192,15 +194,14 @@ def with_test(dataset: Dataset, path: Path | None, schema: Schema | None, form: 
 
 def load_sites(
     template: str, nodes: Sequence[int], *, task: Task = "classification", classes: int | None = None,
-    schema: Schema | None = None, form: Form = PLAIN, base: Path = _HERE,
-    names: Sequence[str] | None = None, tell: Tell = lambda _line: None,
+    form: Form = PLAIN, base: Path = _HERE, names: Sequence[str] | None = None, tell: Tell = lambda _line: None,
 ) -> tuple[Dataset, list[NDArray[np.int64]]]:  # fmt: skip
     """Each node's own file (see `site_paths`), pooled, and which rows are whose.
 
     Test sets are pooled too; a site may have none. What happened to single values is for who holds them, by `tell`.
     """
     paths = site_paths(template, nodes, base, names)
-    brought = [read_file(path, schema=schema, task=task, form=form) for path in paths]
+    brought = [read_file(path, task, form) for path in paths]
     declared = {one.classes for one in brought if one.classes is not None}
     if classes is None and len(declared) > 1:
         raise Refused(f"{template}: `classes` is {sorted(declared)} in different files", "store one number in all")
@@ -221,14 +222,14 @@ def site_paths(
     return [base / template.replace("{node}", str(i)).replace("{site}", names[i] if names else "{site}") for i in nodes]
 
 
-def same_data(one: Path, other: Path, schema: Schema | None = None, form: Form = PLAIN) -> bool:
+def same_data(one: Path, other: Path, form: Form = PLAIN) -> bool:
     """Whether two names stand for one file, by whatever path, link or copy, or most records of one are the other's."""
     tokens = form.text is not None or form.vocabulary is not None
     try:
         if same_file(one, other):
             return True
         # saved anew, in another order, some left out
-        return _half(*(_hashes(unlabelled(path, schema, form), tokens=tokens) for path in (one, other)))
+        return _half(*(_hashes(unlabelled(path, form), tokens=tokens) for path in (one, other)))
     except (OSError, Refused):  # one of them is not there, or cannot be read
         return False
 
@@ -260,7 +261,7 @@ def _hashes(x: Array | Mapped, *, tokens: bool) -> list[bytes]:
     return [hashlib.sha256(row.astype(np.float32).tobytes()).digest() for some in read for row in some]
 
 
-def unlabelled(path: Path, schema: Schema | None, form: Form = PLAIN) -> Array:
+def unlabelled(path: Path, form: Form) -> Array:
     """Return the samples of a file or folder, as bytes, tokens or numbers; targets need not be there."""
     if form.text is not None and path.suffix in TEXTS:
         return read_texts(path, form.text, labelled=False)[0]
@@ -268,8 +269,8 @@ def unlabelled(path: Path, schema: Schema | None, form: Form = PLAIN) -> Array:
         return open_array(path / "x.npy")
     if form.images is not None and path.suffix != ".npz":
         return read_bare_images(path, form.images)
-    if is_table(path.name) and schema is not None:
-        return tables.read(path, schema, labelled=False).x
+    if is_table(path.name) and form.schema is not None:
+        return tables.read(path, form.schema, labelled=False).x
     return read_npz(path, ("x",))["x"]
 
 

@@ -203,7 +203,7 @@ def source_of(config: Config, name: str, data_dir: Path | None = None) -> Source
         files = [file_path(own, data_dir, config.base)]
     else:
         files = site_paths(own, range(d.nodes), config.base, d.sites)
-    private = name in ("private", own) or any(same_data(looked_at, file, d.schema, d.form) for file in files)
+    private = name in ("private", own) or any(same_data(looked_at, file, d.form) for file in files)
     return Source("private", own) if private else Source("public", name)
 
 
@@ -239,14 +239,7 @@ def samples_of(
     if source.kind == "public":
         task: data.Task = "regression" if d.classes is None else "classification"
         name = str(file_path(source.name, data_dir, config.base))
-        d = data.load(
-            name,
-            data_dir=data_dir,
-            task=task,
-            schema=config.data.schema,
-            form=config.data.form,
-            pixels=config.takes_pixels,
-        )
+        d = data.load(name, data_dir=data_dir, task=task, form=config.data.form, pixels=config.takes_pixels)
         if problem.encoder is not None:
             few = np.random.default_rng(1).permutation(len(d.x))[: 5 * count]
             rows = features.encode_once(problem.learnt_from, d.x[few], torch.device("cpu"), None)

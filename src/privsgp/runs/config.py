@@ -144,8 +144,8 @@ class Data(_Tables):
 
     @property
     def form(self) -> Form:
-        """How files are read that are no tables."""
-        return Form(self.tokens, self.text, self.images)
+        """How files are read."""
+        return Form(self.tokens, self.text, self.images, self.schema)
 
     @property
     def tokens(self) -> int | None:

@@ -134,17 +134,15 @@ def _read(config: Config, data_dir: Path | None, block: range) -> Problem:
     task, d, told = models.task(config.model.loss), config.data, list[str]()
     if d.path is not None:
         dataset, parts = data.load_sites(
-            d.path, block, task=task, classes=d.classes, schema=d.schema, form=d.form, base=config.base, names=d.sites,
-            tell=told.append,
+            d.path, block, task=task, classes=d.classes, form=d.form, base=config.base, names=d.sites, tell=told.append,
         )  # fmt: skip
     else:
         name = str(file_path(d.name, data_dir, config.base))
         dataset = data.load(
-            name, data_dir=data_dir, task=task, classes=d.classes, schema=d.schema, form=d.form,
-            pixels=config.takes_pixels,
+            name, data_dir=data_dir, task=task, classes=d.classes, form=d.form, pixels=config.takes_pixels,
         )  # fmt: skip
         parts = split(config, dataset)
-    dataset = with_test(dataset, _public_test(config, block, dataset.name), d.schema, d.form)
+    dataset = with_test(dataset, _public_test(config, block, dataset.name), d.form)
     if d.path is not None and d.test_path is not None:
         _refuse_own_records(d.test_path, dataset, parts)
     apart = len(parts) < d.nodes
@@ -175,9 +173,7 @@ def _refuse_own_records(path: str, dataset: data.Dataset, parts: Sequence[NDArra
 def refuse_own_test(config: Config, test: Path, own: Sequence[Path], what: str) -> None:
     """Refuse test data, whose metrics everybody sees, that are a node's own file; without a seed, its records too."""
     d = config.data
-    if any(
-        same_file(test, file) if config.seed is not None else same_data(test, file, d.schema, d.form) for file in own
-    ):
+    if any(same_file(test, file) if config.seed is not None else same_data(test, file, d.form) for file in own):
         raise Refused(f"{what} is a node's own file", "test data named here are public")
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import tomllib
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeGuard
 
@@ -39,7 +40,7 @@ _ROWS = 4096  # of records that are hashed at a time
 def encoded_rows(path: Path, card: dict[str, Any]) -> NDArray[np.float32]:
     """Return the samples of a file."""
     _refuse_unreadable(path, card)
-    return checked(unlabelled(path, _schema(path, card), form_of(card)), card)
+    return checked(unlabelled(path, replace(form_of(card), schema=_schema(path, card))), card)
 
 
 def file_names(path: Path, card: dict[str, Any]) -> list[str] | None:
@@ -164,11 +165,11 @@ def refuse_records(run: Path, path: Path, card: dict[str, Any], x: NDArray[Any],
     records of those that are still in their place are refused; of sites that joined a study, the same records in the
     same order.
     """
-    schema = None if card.get("schema_text") is None else schema_of(card)
+    form = replace(form_of(card), schema=None if card.get("schema_text") is None else schema_of(card))
     noted, at_site = run / "private" / _FILES, run / "private" / "records"
     kept = _Noted.model_validate(read_json(noted, _Noted)) if noted.exists() else _Noted(files=[])
     if (
-        any(same_data(path, Path(file), schema, form_of(card)) for file in kept.files)
+        any(same_data(path, Path(file), form) for file in kept.files)
         or _moved(path, kept.contents)
         or (at_site.is_file() and digest(x, y) == at_site.read_text())
     ):

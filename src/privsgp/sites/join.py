@@ -268,11 +268,11 @@ def bring(
         raise Refused(f"--data {file}", "name an .npz, .csv, .parquet or .feather file")
     if d.schema is not None and not is_table(file.name):
         raise Refused(f"--data {file}, and the study has a schema", "bring a .csv, .parquet or .feather file")
-    brought = read_file(file, schema=d.schema, task=task, form=d.form)
+    brought = read_file(file, task, d.form)
     for line in brought.told:
         tell(line)
     dataset = brought.dataset if task == "regression" else settle(brought.dataset, d.classes or brought.classes)
-    tested = with_test(dataset, test, d.schema, d.form)
+    tested = with_test(dataset, test, d.form)
     x = tested.x_test  # what the model will be tried on: test data may have a test set of their own
     if test is not None and (same_file(file, test) or (x is not None and same_records(dataset.x, x))):
         raise Refused(
