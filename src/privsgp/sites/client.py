@@ -21,7 +21,7 @@ from privsgp.sites.canonical import canonical
 from privsgp.sites.frames import PIECE, Rejected
 from privsgp.sites.identity import tls_name
 from privsgp.sites.members import NEWEST
-from privsgp.sites.relay import Seal, collected, most, pieces
+from privsgp.sites.relay import Seal, collected, most
 from privsgp.sites.server import HELLO, PULL, SERVICE, read_said, receive
 from privsgp.transport import forms
 
@@ -177,7 +177,7 @@ class Client:
         asked = canonical({"run": self.agreement.run, "node": target, "after": step})
         sealed = b"" if frame is None else self.seal.close(frame)
         drop = channel.stream_unary(f"/{SERVICE}/Drop")
-        parts = chain([asked], self.outbox.counted(pieces(sealed)))
+        parts = chain([asked], self.outbox.counted(frames.in_pieces(sealed)))
         said = read_said(drop(parts, timeout=self.agreement.limits.transfer))
         if not _KEPT.fits(said):
             raise Rejected("form", f"no answer: {forms.shown(said)}")

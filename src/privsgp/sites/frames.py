@@ -119,9 +119,7 @@ class Frame:
         if self.step is not None and after == self.step.base:
             first, body = first + _BASE.pack(self.step.base), self.step.body
         yield first
-        view = memoryview(body)
-        for at in range(0, len(view), PIECE):
-            yield bytes(view[at : at + PIECE])
+        yield from in_pieces(body)
 
     def sums(self) -> NDArray[np.float64]:
         """Return the running sums that the body is."""
@@ -130,6 +128,13 @@ class Frame:
     def evidence(self) -> dict[str, str]:
         """Return what proves to anybody who said this: the signed header."""
         return {"header": self.header.text().decode(), "signature": self.signature.hex()}
+
+
+def in_pieces(body: bytes | memoryview) -> Iterator[bytes]:
+    """Yield what is sent, so much of it at a time as one message of gRPC holds."""
+    view = memoryview(body)
+    for at in range(0, len(view), PIECE):
+        yield bytes(view[at : at + PIECE])
 
 
 def body_of(sums: NDArray[np.float64]) -> tuple[memoryview, str]:

@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from privsgp.sites import frames
-from privsgp.sites.frames import PIECE, Frame, Rejected
+from privsgp.sites.frames import Frame, Rejected
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -106,12 +106,6 @@ class Relay:
             while self.newest(link) <= after and not ended() and (left := until - time.monotonic()) > 0:
                 self.changed.wait(min(left, 0.5))
             return self._slots[link][1] if self.newest(link) > after else None
-
-
-def pieces(text: bytes) -> Iterator[bytes]:
-    """Yield a text a piece at a time."""
-    for at in range(0, len(text), PIECE):
-        yield text[at : at + PIECE]
 
 
 def collected(parts: Iterator[bytes], limit: int) -> bytes:

@@ -220,7 +220,7 @@ class Server:
                     raise Rejected("link", f"a request for the link {link}")
             with self._alone(peer, f"collect {link[0]}", context, seconds) as stream:
                 ended = lambda: self.ended.is_set() or stream.over.is_set()  # noqa: E731
-                yield from relays.pieces(kept.wait(link, said["after"], PULL, ended) or b"")
+                yield from frames.in_pieces(kept.wait(link, said["after"], PULL, ended) or b"")
 
     def _relay(self) -> Relay:
         if self.relay is None:
