@@ -19,7 +19,7 @@ import stat
 import tempfile
 import tomllib
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ValidationError
 
@@ -27,6 +27,7 @@ from privsgp.errors import Refused
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from io import BufferedReader
 
 # A list of numbers is one line, not one for each; no string has a line's end in it.
 _NUMBERS = re.compile(r"\[\n\s+[-+.eE\d]+(?:,\n\s+[-+.eE\d]+)*\n\s*\]")
@@ -38,7 +39,7 @@ _QUOTED = re.compile(r'"(?:[^"\\]|\\.)*"|\'[^\']*\'')
 UNFINISHED = ".privsgp-tmp"  # what a killed process may leave behind ends in this
 
 
-def opened(path: Path) -> IO[bytes]:
+def opened(path: Path) -> BufferedReader:
     """Open a file for reading; refuse what is none, a pipe or a device, say, which may never end."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe would wait for who writes to it
     kind = os.fstat(descriptor).st_mode

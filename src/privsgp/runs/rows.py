@@ -144,11 +144,8 @@ def _contents(path: Path) -> list[str]:
 
 
 def _sha256(path: Path) -> str:
-    found = hashlib.sha256()
     with opened(path) as file:
-        for part in iter(lambda: file.read(2**20), b""):
-            found.update(part)
-    return found.hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _moved(path: Path, contents: Collection[str]) -> bool:

@@ -22,8 +22,8 @@ from privsgp.files import opened, sync_names, write_all
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from hashlib import _Hash as Hash
+    from io import BufferedReader
     from pathlib import Path
-    from typing import IO
 
     from torch import Tensor
 
@@ -91,7 +91,7 @@ class Log:
             if path != self._path(self.number):
                 path.unlink()
 
-    def read(self) -> Iterator[IO[bytes]]:
+    def read(self) -> Iterator[BufferedReader]:
         """Take up the place that a commit holds; yield the file while there is more to read in it.
 
         What was written after the commit is not read, and is cut off by who appends: where this commit turns out to be
@@ -146,7 +146,7 @@ class Journal(Log):
             values = a.index_select(0, rows.to(a.device)).cpu().contiguous()
             yield values.view(-1).view(torch.uint8).numpy().data
 
-    def _take_up(self, file: IO[bytes]) -> None:
+    def _take_up(self, file: BufferedReader) -> None:
         """Read a record; its length is right, since the digest of the whole is."""
         (count,) = _ROWS.unpack(file.read(_ROWS.size))
         rows = torch.frombuffer(bytearray(file.read(8 * count)), dtype=torch.int64)

@@ -75,7 +75,7 @@ class LinkJournal(Log):
             (size,) = _HEAD.unpack(file.read(_HEAD.size))
             head = json.loads(file.read(size))
             body = np.empty(head["bytes"], np.uint8).data
-            file.readinto(body)  # type: ignore[attr-defined]
+            file.readinto(body)
             self._change(head, body)
 
     def _change(self, head: dict[str, Any], body: memoryview) -> None:
