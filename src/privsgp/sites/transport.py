@@ -71,10 +71,9 @@ class SitesTransport(Transport):
         self.commit: Callable[[int, Tensor, Tensor], None] = lambda _k, _x, _w: None
         self.stop: Callable[[], bool] = lambda: False
         self.device = torch.device("cpu")
-        members.have = self._have
-        members.durable, members.sent = self._durable_steps, self._sent
+        members.have, members.durable, members.sent = self._have, lambda: self._durable, self._sent
         members.proof, members.posted, members.seen = inbox.proof, outbox.newest, inbox.seen.newest
-        self._durable = dict[str, int]()
+        self._durable = dict[str, int]()  # what a restarted process would still have, by source
         self._recent: deque[_Sent] = deque()  # the last steps' messages, which a site that leaves may not have taken
         self._since = -1  # steps up to this one are not in it
         self._most = depth(agreement) + 2
@@ -96,7 +95,7 @@ class SitesTransport(Transport):
             frames = other.map(partial(self._grown, k, body, bases), links.tolist())
             self.links.sync()
             self.commit(k, x, w)
-            self._committed()
+            self._durable = self.taken()
             self._post(frames)
         self._remember(k, links, shares, body)
         meanwhile()
@@ -104,7 +103,7 @@ class SitesTransport(Transport):
 
     def resume(self, k: int, x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
         """Finish step k, which was committed and taken up: send the same messages again, and take what is there."""
-        self._committed()
+        self._durable = self.taken()
         links = np.flatnonzero(self.used.numpy())
         shares = [self.agreement.share(k, (self.node, self.targets[link])) or 0.0 for link in links]
         self._since = k - 1
@@ -315,13 +314,6 @@ class SitesTransport(Transport):
 
     def _sent(self) -> dict[str, int]:
         return {str(i): step for i, step in zip(self.targets, self.last.tolist(), strict=True) if step >= 0}
-
-    def _committed(self) -> None:
-        """Note what a restarted process would still have."""
-        self._durable = self.taken()
-
-    def _durable_steps(self) -> dict[str, int]:
-        return dict(self._durable)
 
 
 def _sum(shares: NDArray[np.float64]) -> float:
