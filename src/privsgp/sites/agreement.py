@@ -301,7 +301,7 @@ class Agreement:
         """Return which node of the run this site is."""
         for node, card in enumerate(self.roster):
             if card.identity == site.card.identity:
-                if card.values != site.card.values:
+                if card != site.card:
                     raise Refused(
                         f"{self.name} has another card of {site.name} than this home",
                         "send the proposer the card that `privsgp site card` writes now",

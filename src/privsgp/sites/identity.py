@@ -17,7 +17,6 @@ import hashlib
 import os
 import re
 import stat
-from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -57,16 +56,13 @@ class CardFile(Options):
     name: Annotated[str, Field(pattern=r"^[a-z][a-z0-9-]{0,30}$")]
     identity: Hex
     exchange: Hex
-    authority: Annotated[str, Field(max_length=4096)]
-    address: Annotated[str, Field(max_length=300)] | None
+    authority: Annotated[str, Field(max_length=4096)]  # the certificate of the site's own authority, in PEM
+    address: Annotated[str, Field(max_length=300)] | None  # HOST:PORT, None where the site only dials out
     endorsement: Annotated[str, Field(pattern=r"^[0-9a-f]{128}$")]
 
 
-@dataclass(frozen=True)
-class Card:
-    """The public halves of a site's keys, its name, and where it can be reached: None where nobody can dial in."""
-
-    values: dict[str, Any]
+class Card(CardFile):
+    """What a site endorsed: the public halves of its keys, its name, and where it can be reached."""
 
     @classmethod
     def read(cls, path: Path) -> Card:
@@ -83,18 +79,16 @@ class Card:
 
         Guarantee: name, address and keys are those that the holder of the identity key signed.
         """
-        card = cls(values)
-        if (values["format"], values["version"]) != (CARD, 1):
-            raise Refused(
-                f"{where} is of format {values['format']!r}", "ask the site for the file that `site card` writes"
-            )
+        card = cls.model_validate(values)
+        if (card.format, card.version) != (CARD, 1):
+            raise Refused(f"{where} is of format {card.format!r}", "ask the site for the file that `site card` writes")
         if card.address is not None and not is_address(card.address):
             raise Refused(
                 f"{where}: its address {card.address[:80]!r} is not HOST:PORT", "ask the site for its card again"
             )
-        signed = {key: value for key, value in values.items() if key != "endorsement"}
         try:
-            card.verify(b"card", canonical(signed), bytes.fromhex(values["endorsement"]))
+            signed = canonical(card.model_dump(exclude={"endorsement"}))
+            card.verify(b"card", signed, bytes.fromhex(card.endorsement))
             _authority(card)
         except (InvalidSignature, ValueError) as error:
             raise Refused(
@@ -104,35 +98,24 @@ class Card:
         return card
 
     @property
-    def name(self) -> str:
-        """What the site calls itself."""
-        return str(self.values["name"])
-
-    @property
-    def address(self) -> str | None:
-        """HOST:PORT, None where the site only dials out."""
-        found: str | None = self.values["address"]
-        return found
-
-    @property
-    def identity(self) -> str:
-        """The identity key, in hexadecimal digits."""
-        return str(self.values["identity"])
+    def values(self) -> dict[str, Any]:
+        """What is signed, and stands in files and agreements."""
+        return self.model_dump()
 
     @cached_property
     def fingerprint(self) -> str:
         """What people compare by telephone."""
         return fingerprint(bytes.fromhex(self.identity))
 
-    @cached_property
-    def authority(self) -> x509.Certificate:
-        """The certificate of the site's own authority."""
-        return x509.load_pem_x509_certificate(self.values["authority"].encode())
-
     @property
     def authority_pem(self) -> bytes:
-        """The same, as TLS wants it."""
-        return str(self.values["authority"]).encode()
+        """The certificate of the site's own authority, as TLS wants it."""
+        return self.authority.encode()
+
+    @cached_property
+    def certificate(self) -> x509.Certificate:
+        """The same, read."""
+        return x509.load_pem_x509_certificate(self.authority_pem)
 
     def verify(self, purpose: bytes, text: bytes, signature: bytes) -> None:
         """Raise InvalidSignature unless the site signed this for this purpose."""
@@ -150,7 +133,7 @@ class Card:
     def issued(self, certificate: x509.Certificate) -> bool:
         """Tell whether a TLS certificate was issued by this site's authority, and for this site."""
         try:
-            certificate.verify_directly_issued_by(self.authority)
+            certificate.verify_directly_issued_by(self.certificate)
         except (ValueError, TypeError, InvalidSignature):
             return False
         names = certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
@@ -163,9 +146,9 @@ class Card:
 
 def _authority(card: Card) -> None:
     """Raise ValueError unless the card's certificate is a P-256 authority's of that name."""
-    names = card.authority.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
-    key = card.authority.public_key()
-    if card.authority_pem != _pem(card.authority):  # what else it holds would be trusted too, or break the trust store
+    names = card.certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
+    key = card.certificate.public_key()
+    if card.authority_pem != _pem(card.certificate):  # what else it holds would be trusted too, or break the store
         raise ValueError("more than one certificate, or otherwise written")
     if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1):
         raise ValueError("not a P-256 key")  # noqa: TRY004 - of a card, not of an argument
@@ -230,7 +213,7 @@ class Site:
             "address": address,
         }
         endorsement = identity.sign(_to_sign(b"card", canonical(values))).hex()
-        Card(values | {"endorsement": endorsement}).write(home / "own.card")
+        Card.model_validate(values | {"endorsement": endorsement}).write(home / "own.card")
         site.rotate()
         write_private(home / "identity.key", private_pem(identity))  # last: with it there is a site
         return site
@@ -285,7 +268,7 @@ class Site:
         """Return the secret that this site and another have in common: X25519 of the two cards' keys."""
         own: X25519PrivateKey = load_key(self.home / "exchange.key", X25519PrivateKey)
         try:
-            return own.exchange(X25519PublicKey.from_public_bytes(bytes.fromhex(card.values["exchange"])))
+            return own.exchange(X25519PublicKey.from_public_bytes(bytes.fromhex(card.exchange)))
         except ValueError as error:
             raise Refused(
                 f"the exchange key on the card of {card.name} is of no use", "ask the site for a card"

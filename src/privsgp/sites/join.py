@@ -538,7 +538,7 @@ def relay(
 ) -> None:
     """Carry sealed messages of a run between sites that cannot be dialled, until the end is asked for."""
     site, agreement = Site.open(home), Agreement.read(study)
-    if agreement.relay is None or agreement.relay.values != site.card.values:
+    if agreement.relay is None or agreement.relay != site.card:
         raise Refused(f"{site.name} is not the relay of {agreement.name}", "see `privsgp agree show`")
     if site.card.identity in [card.identity for card in agreement.roster]:
         raise Refused(f"{site.name} is a member of {agreement.name}", "its `privsgp join` relays too")

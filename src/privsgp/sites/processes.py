@@ -59,7 +59,7 @@ def identities(config: Config, world: World, cards: Sequence[Path], home: Path) 
     if len(cards) != world.size:
         raise Refused(f"{len(cards)} --card with {world.size} processes", "give one for each, in the order of ranks")
     site, found = Site.open(home), [Card.read(path) for path in cards]
-    if found[world.rank].values != site.card.values:
+    if found[world.rank] != site.card:
         raise Refused(
             f"card {world.rank} is that of {found[world.rank].name}, and {home} is the home of {site.name}",
             "give the cards in the order of ranks, and --home of the site that this process belongs to",
