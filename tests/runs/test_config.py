@@ -60,7 +60,7 @@ sections = st.fixed_dictionaries(
         "engine": st.fixed_dictionaries(
             {},
             optional={
-                "device": st.text(st.characters(exclude_categories=["Cc", "Cs"])),
+                "device": st.text(st.characters(exclude_categories=["Cs"])),
                 "evaluate_every": st.integers(1, 9),
             },
         ),

@@ -877,4 +877,4 @@ def _toml(value: Any) -> str:  # noqa: ANN401 - any TOML value
         return "{ " + ", ".join(f"{key} = {_toml(v)}" for key, v in value.items()) + " }"
     if isinstance(value, list):
         return "[" + ", ".join(_toml(v) for v in value) + "]"
-    return json.dumps(value, ensure_ascii=False)
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")  # which TOML does not take as it is
