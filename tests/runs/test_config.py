@@ -5,7 +5,7 @@ from __future__ import annotations
 import tomllib
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from privsgp.errors import Refused
@@ -69,6 +69,7 @@ sections = st.fixed_dictionaries(
 
 
 @given(sections)
+@example({"engine": {"device": "\x7f"}})
 def test_a_written_configuration_reads_back_the_same(values):
     config = parse(MINIMAL | values | {"data": {"nodes": 3}})
     again = parse(tomllib.loads(config.toml()))
