@@ -149,6 +149,7 @@ def test_messages_without_a_hash_share_lines(path, simulation):
         ledger.reserve(0, 10)
         for step in (0, 1, 2, 5):
             ledger.sent(step, 0, "")
+            assert not ledger.holds(step)
         for step in (5, 1, 10):  # twice, noted or not, and never reserved
             with pytest.raises(Refused, match=f"step {step}, attempt 0 is not paid for"):
                 ledger.sent(step, 0, "")

@@ -110,6 +110,20 @@ def test_a_clean_stop_returns_what_was_not_sent(tmp_path, simulation):
     assert runs.charged(tmp_path) == [STEPS] * 2
 
 
+def test_what_a_simulation_has_given_back_is_not_given_back_again(tmp_path):
+    _crash_after(_payments(tmp_path, simulation=True), 0, 70)
+    with contextlib.suppress(Interrupted), _payments(tmp_path, simulation=True) as budget_guard:
+        with pytest.raises(ReplayDiffers):
+            _take(budget_guard, 64, 70, mark=1)
+        budget_guard.refund()
+        _take(budget_guard, 64, 72, attempt=1, mark=1)
+        raise Interrupted(72)
+    for _ in range(2):
+        assert runs.charged(tmp_path) == [70 + 8] * 2
+        with contextlib.suppress(Refused), _payments(tmp_path, simulation=True):
+            raise Refused("a peer is lost before the first step", "start again")
+
+
 @pytest.mark.parametrize(("spare", "ahead"), [(40, 20), (300, 64), (3, 1), (0, 1)])
 def test_a_crash_costs_at_most_half_the_spare(tmp_path, spare, ahead):
     _crash_after(_payments(tmp_path, spare=spare), 0, 1)

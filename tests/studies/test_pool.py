@@ -127,18 +127,28 @@ def test_a_signal_that_comes_where_exceptions_are_lost_is_heard_all_the_same(tmp
     assert not (tmp_path / "x" / "summary.json").exists()
 
 
-def test_a_stopped_comparison_leaves_checkpoints_and_no_process(tmp_path):
+def test_a_signal_that_comes_with_the_last_step_is_heard(tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        pool.run_all(
+            [Task(configured(), tmp_path / "x")], watch=lambda n: n == 20 and os.kill(os.getpid(), signal.SIGINT)
+        )
+
+
+@pytest.mark.parametrize("kill", [os.kill, os.killpg])
+def test_a_stopped_comparison_leaves_checkpoints_and_no_process(tmp_path, kill):
+    """Ctrl-C in a terminal goes to the runs themselves too: that they end by it is no failure of theirs."""
     text = runs.SMALL.replace("sigma = 0.05", "epsilon = 3.0").replace('"privsgp"', '"sgp"')
     out = tmp_path / "out"
     arguments = [str(runs.small(tmp_path, text)), "--algorithms=sgp", LONG, f"--out={out}", "--jobs=1"]
-    process = subprocess.Popen([sys.executable, "-m", "privsgp", "compare", *arguments], stderr=subprocess.PIPE)
+    line = [sys.executable, "-m", "privsgp", "compare", *arguments]
+    process = subprocess.Popen(line, stderr=subprocess.PIPE, start_new_session=True)
     while not (found := list(out.rglob("checkpoint.safetensors"))):
         time.sleep(0.05)
         assert process.poll() is None
     second = runs.command("compare", *arguments)
     assert second.code == 2
     assert f"{out} is in use by another process" in second.err
-    os.kill(process.pid, signal.SIGINT)
+    kill(process.pid, signal.SIGINT)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130
     assert "the same command goes on" in err.decode()

@@ -170,7 +170,8 @@ class Ledger:
 
     def holds(self, step: int, attempt: int = 0) -> bool:
         """Return whether this step is paid for and not yet sent."""
-        return self._held[step] == attempt + 1
+        first, count, _ = self._untold or (0, 0, 0)
+        return self._held[step] == attempt + 1 and not first <= step < first + count
 
     def reserve(self, first: int, count: int, attempt: int = 0) -> int:
         """Pay for up to `count` steps from `first` on; return how many were granted, 0 where the budget is spent.

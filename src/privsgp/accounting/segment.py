@@ -158,6 +158,7 @@ class Segment:
     closed: bool = False
     since: int | None = field(default=None, repr=False, compare=False)
     _paid: Stretches = field(default_factory=Stretches, repr=False)  # attempts that were paid for
+    _before: Stretches = field(default_factory=Stretches, repr=False)  # the same, before what was last paid for
     _sent: Stretches = field(default_factory=Stretches, repr=False)  # 1 + the attempt last sent
     _digests: dict[int, str] = field(default_factory=dict, repr=False, compare=False)
     following: tuple[int, int] = field(default=(0, 0), repr=False)  # (step, attempt) after the last one noted
@@ -190,12 +191,16 @@ class Segment:
         return self._digests.get(step)
 
     def unsent(self) -> Stretches:
-        """Return the steps that are paid for and have no `sent` line, by the attempt that is their next."""
+        """Return the steps that are paid for and have no `sent` line, by the attempt that is their next.
+
+        What is left where one was returned is none of them: it was given back once.
+        """
         held = Stretches()
         for first, stop, paid in self._paid:
             for a, b, sent in self._sent.between(first, stop):
-                if sent != paid:
-                    held.put(a, b, paid)
+                for c, d, before in self._before.between(a, b):
+                    if sent != paid and before < paid:
+                        held.put(c, d, paid)
         return held
 
     def sent_at(self, step: int) -> int | None:
@@ -250,9 +255,12 @@ class Segment:
             raise ValueError(f"{count} steps from step {first}: a line reserves 1 to {MOST_AHEAD} steps from 0 on")
         if self.left is not None and count > self.left:
             raise ValueError(f"{count} releases with {self.left} left in the budget")
-        for step, _, paid in self._paid.between(first, first + count):
+        before = list(self._paid.between(first, first + count))
+        for step, _, paid in before:
             if attempt < paid:
                 raise ValueError(f"step {step}, attempt {attempt} was reserved before")
+        for part in before:
+            self._before.put(*part)
         self._paid.put(first, first + count, attempt + 1)
         self.charged += count
 
@@ -263,7 +271,8 @@ class Segment:
         if wrong or not count:
             step = min(wrong, default=first)
             raise ValueError(f"step {step}, attempt {attempt} is not a reserved step that was never sent")
-        self._paid.put(first, stop, attempt)
+        for a, b, before in self._before.between(first, stop):  # attempts may have been passed over
+            self._paid.put(a, b, min(before, attempt))
         self.charged -= count
 
 

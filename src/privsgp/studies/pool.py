@@ -79,11 +79,11 @@ def run_all(
     stopping = Stopping()
     with stopping, _ending(active):
         while waiting or active:
-            if stopping.asked:
-                raise KeyboardInterrupt
-            while waiting and len(active) < (jobs or cores()):
+            while waiting and len(active) < (jobs or cores()) and not stopping.asked:
                 active.update([_started(waiting.pop(0), data_dir)])
             ready = wait(list(active), _PAUSE)
+            if stopping.asked:  # asked before they are heard: from a terminal, runs get the signal too and end by it
+                raise KeyboardInterrupt
             for pipe in [pipe for pipe in active if pipe in ready]:
                 task, process = active[pipe]
                 step = _heard(pipe, task, process)
@@ -92,6 +92,8 @@ def run_all(
                 steps[task.folder] = task.config.algorithm.steps if step is None else step
             if watch is not None:
                 watch(sum(steps.values()))
+    if stopping.asked:
+        raise KeyboardInterrupt
     return [_read(task) for task in tasks]
 
 
