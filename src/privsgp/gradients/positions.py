@@ -10,7 +10,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Self
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -21,7 +20,6 @@ from privsgp.gradients.per_sample import Factors, scaled, squared_norm
 from privsgp.gradients.product import no_tf32, product
 from privsgp.gradients.rounding import GRAM_CHANNELS, cancelled, gram_rounding, product_error, sum_rounding
 from privsgp.kernels import runs_on
-from privsgp.threads import shared_out
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -29,6 +27,7 @@ if TYPE_CHECKING:
 Pair = tuple[int, int]
 _SEEN = 2.0**-90  # squared lengths in which float32 loses no square that matters
 _CHUNK = {"cpu": 2**26, "cuda": 2**28}  # numbers of patches made at a time
+_COLUMNS = 2**16  # of a row, added at a time
 
 
 @dataclass(frozen=True)
@@ -204,11 +203,11 @@ def _exact_sums(delta: Tensor, a: Tensor, w: Window) -> Tensor:
 
 
 def _added(rows: Tensor) -> Tensor:
-    """Return Σ_j rows_j in float64: by NumPy, since torch makes a float64 copy of all rows first."""
-    total = np.empty(rows.shape[1])
-    halves = slice(0, len(total) // 2), slice(len(total) // 2, None)
-    shared_out(lambda some: np.sum(rows.numpy()[:, some], 0, np.float64, total[some]), halves)
-    return torch.from_numpy(total)
+    """Return Σ_j rows_j in float64, some columns at a time, since torch makes a float64 copy of what it adds."""
+    total = rows.new_empty(rows.shape[1], dtype=torch.float64)
+    for some, out in zip(torch.split(rows, _COLUMNS, 1), torch.split(total, _COLUMNS), strict=True):
+        torch.sum(some, 0, dtype=torch.float64, out=out)
+    return total
 
 
 def _by_itself(delta: Tensor, a: Tensor, w: Window) -> Tensor:
