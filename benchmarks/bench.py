@@ -193,22 +193,26 @@ def _row(work: Workload, took: float) -> Row:
 
 
 _SHORT = ("ours", "floor", "seeded", "secret")
-_STEPS = {"cpu": 5, "cud": 20}  # of a short contestant in a turn: on a GPU the first are those that record launches
+_FIRST = {"cpu": 5, "cud": 20}  # steps of a short contestant to warm up: on a GPU the first record launches
+_TURN = 0.5  # seconds that each contestant has in a turn: what others left in the caches counts for little then
 
 
 def interleaved(steps: dict[str, Callable[[], None]], turns: int, device: str) -> dict[str, float]:
-    """Return the median milliseconds of each contestant's step; they take turns, after one turn to warm up."""
+    """Return the median milliseconds of each contestant's step; they take turns, after two turns to warm up."""
     took: dict[str, list[float]] = {name: [] for name in steps}
-    for turn in range(turns + 1):
+    counts = {name: _FIRST[device[:3]] if name in _SHORT else 1 for name in steps}
+    for turn in range(-2, turns):
         for name, step in steps.items():
-            count = _STEPS[device[:3]] if name in _SHORT else 1  # as many steps as fill about the same time
             started = time.perf_counter()
-            for _ in range(count):
+            for _ in range(counts[name]):
                 step()
             if device != "cpu":
                 torch.cuda.synchronize()
-            if turn:
-                took[name].append(1e3 * (time.perf_counter() - started) / count)
+            each = (time.perf_counter() - started) / counts[name]
+            if turn >= 0:
+                took[name].append(1e3 * each)
+            elif turn == -1:
+                counts[name] = max(1, round(_TURN / each))
     return {name: statistics.median(times) for name, times in took.items()}
 
 

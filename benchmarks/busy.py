@@ -8,6 +8,7 @@ from pathlib import Path
 
 STAT = Path("/proc/stat")
 BUSY = 0.05  # of the processors' time that others may have before a figure in milliseconds is doubtful
+_LEAST = 1.0  # seconds of all processors that say something: the kernel counts in hundredths
 
 
 class Watch:
@@ -19,9 +20,10 @@ class Watch:
 
     def lap(self) -> dict[str, float]:
         """Return which share of all processors' time other processes had, and which the host kept (`steal`)."""
-        (used, stolen, total, own), self._before = self._before, (now := _look())
-        if not (passed := now[2] - total):
+        (used, stolen, total, own), now = self._before, _look()
+        if (passed := now[2] - total) < _LEAST:  # the next one counts it too
             return {}
+        self._before = now
         others = now[0] - used - (now[3] - own)
         return {"others": max(0.0, others / passed), "steal": (now[1] - stolen) / passed}
 

@@ -40,6 +40,7 @@ PURPOSES = ("noise", "coins")
 
 # Columns of a row made at a time: the buffers fit a core's cache. It is part of what `Keyed` promises to repeat.
 _PIECE = 1 << 16
+_TALL = 4  # rows of such pieces at a time: threads that draw ask for Python's lock at each call
 _BLOCK_BYTES = 64
 _NONCE = struct.Struct("<4I")
 _WIDE = 1 << 32
@@ -146,10 +147,9 @@ class Streams:
         tiles = [
             (top, left)
             for left in range(0, out.shape[1], _PIECE)
-            for top in range(0, len(nodes), max(1, _PIECE // min(_PIECE, out.shape[1] - left)))
+            for top in range(0, len(nodes), _rows(out.shape[1] - left))
         ]
-
-        room = np.empty(5 * _PIECE, np.int64)  # a tile's words, and three arrays of half its size
+        room = np.empty(5 * _TALL * _PIECE, np.int64)  # a tile's words, and three arrays of half its size
         for place in tiles:
             self._tile(out, nodes, place, (step, attempt), real, room)
 
@@ -164,7 +164,7 @@ class Streams:
     ) -> None:
         top, left = place
         piece = out[:, left : left + _PIECE]
-        rows = slice(top, top + max(1, _PIECE // piece.shape[1]))
+        rows = slice(top, top + _rows(piece.shape[1]))
         block = left * np.dtype(real).itemsize // _BLOCK_BYTES
         words, *buffers = _divided(room, piece[rows].shape, real)
         for row, node in zip(words, nodes[rows], strict=True):
@@ -515,13 +515,19 @@ def _spacing(sigma: float) -> float:
     return 2.0 ** (round(math.log2(sigma)) - _GRID_BITS)
 
 
+def _rows(columns: int) -> int:
+    """Return how many rows of so many columns a tile has."""
+    return _TALL * max(1, _PIECE // min(_PIECE, columns))
+
+
 def _divided(
     room: npt.NDArray[np.int64], shape: tuple[int, ...], real: type[np.floating[Any]]
 ) -> tuple[npt.NDArray[Any], ...]:
     """Lay out words [m, 2h] and three arrays [m, h] for a tile of [m, 2h or 2h − 1]."""
     rows, half = shape[0], (shape[1] + 1) // 2
-    words = room[: 2 * _PIECE].view(np.int32 if real is np.float32 else np.int64)
-    reals = (room[k * _PIECE : (k + 1) * _PIECE].view(real) for k in (2, 3, 4))
+    fifth = len(room) // 5
+    words = room[: 2 * fifth].view(np.int32 if real is np.float32 else np.int64)
+    reals = (room[k * fifth : (k + 1) * fifth].view(real) for k in (2, 3, 4))
     return words[: rows * 2 * half].reshape(rows, 2 * half), *(b[: rows * half].reshape(rows, half) for b in reals)
 
 
