@@ -78,9 +78,6 @@ class Source(Prefetchable, Protocol):
     def uniforms(self, node: int, step: int, count: int, attempt: int = 0) -> npt.NDArray[np.uint64]:
         """Return `count` coins, uniform on 0 … 2⁶⁴ − 1."""
 
-    def coins(self, nodes: Sequence[int], step: int, count: int, attempt: int = 0) -> npt.NDArray[np.uint64]:
-        """Return the `uniforms` of several nodes, [m, count]."""
-
     def below(self, nodes: Sequence[int], step: int, count: int, attempt: int, threshold: int) -> npt.NDArray[np.bool_]:
         """Tell which of so many coins of each node are below a threshold, [m, count]."""
 
