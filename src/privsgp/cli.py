@@ -551,6 +551,9 @@ def reproduce(
     max_steps: Annotated[
         int | None, typer.Option(help="Leave out curves with more steps; a claim about one is not judged.")
     ] = None,
+    only: Annotated[
+        list[str] | None, typer.Option(help="A curve's label, or what stands before its comma; others are left out.")
+    ] = None,
     changes: Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE, for every curve.")] = None,
     as_json: Json = False,
 ) -> None:
@@ -572,7 +575,7 @@ def reproduce(
     with _going_on(), alone_in(folder):
         for one, m, s in wanted:
             told = figures.reproduce(
-                one, bench, scale=s, mode=m, seeds=seeds, max_steps=max_steps,
+                one, bench, scale=s, mode=m, seeds=seeds, max_steps=max_steps, only=only or (),
                 changes=[f"engine.device={device}", *(changes or [])],
             )  # fmt: skip
             figures.save(told, folder)

@@ -149,6 +149,19 @@ def test_without_the_claims_own_curve_a_figure_is_drawn_and_not_judged(tmp_path)
     assert "the claim cannot be judged" in stem.with_suffix(".svg").read_text()
 
 
+@pytest.mark.usefixtures("_tiny")
+def test_curves_that_are_not_named_are_left_out_and_made_later(tmp_path):
+    arguments = ("reproduce", "mnist-best-k", "--mode=published", "--device=cpu", "--seeds=1", "--out", tmp_path)
+    refused = runs.command(*arguments, "--only=K = 1")
+    assert refused.code == 2
+    assert "mnist-best-k has K = 6, K = 12" in refused.err.replace("\n", " ")
+    alone, both = (runs.command(*arguments, *only) for only in (("--only=K = 12",), ("--only=K = 6", "--only=K = 12")))
+    assert (alone.code, both.code) == (0, 0)
+    assert "left out: K = 6" in alone.out.replace("\n", " ")
+    told = json.loads((tmp_path / "mnist-best-k-published-small.json").read_text())
+    assert [curve["label"] for curve in told["curves"]] == ["K = 6", "K = 12"]
+
+
 def test_points_on_lines_are_drawn_against_the_budget(tmp_path):
     curves = [
         {"line": line, "x": x, "label": "", "epsilon_certified": x + 1, "accuracy": {"mean": 0.5 + x / 10, "sd": 0.01}}

@@ -39,10 +39,12 @@ def reproduce(
     seeds: int = 2,
     changes: Sequence[str] = (),
     max_steps: int | None = None,
+    only: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Run a figure and return what its JSON holds; the same call goes on with what is there.
 
-    `changes` are KEY=VALUE settings for every curve; curves of more than `max_steps` steps are left out.
+    `changes` are KEY=VALUE settings for every curve; curves of more than `max_steps` steps are left out, and,
+    where `only` has labels or what stands before a label's comma, those it does not have.
 
     Guarantee: every ε is the certified accountant's, whatever noise the mode takes.
     Assumes: simulation.
@@ -53,6 +55,8 @@ def reproduce(
     curves = [c for c in planned if max_steps is None or c.values["algorithm"]["steps"] <= max_steps]
     if not curves:
         raise Refused(f"--max-steps {max_steps}", f"{name} has no curve with so few steps")
+    if only and not (curves := [c for c in curves if {c.label, c.label.partition(",")[0]} & set(only)]):
+        raise Refused(f"--only {', '.join(only)}", f"{name} has {', '.join(curve.label for curve in planned)}")
     chosen = {curve.key: configs.parse(curve.values, changes) for curve in curves}
     device_name(chosen[curves[0].key].engine.device)  # refused here too, though every run may be done already
     bench = dataclasses.replace(
