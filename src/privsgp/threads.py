@@ -6,8 +6,9 @@ And for some milliseconds after an operation torch's threads keep their cores bu
 
 from __future__ import annotations
 
+import os
 from collections import deque
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Generic, TypeVar
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 R = TypeVar("R")
+_POOLS: dict[int, ThreadPoolExecutor] = {}  # by process
 
 
 @contextmanager
@@ -37,8 +39,7 @@ def beside(work: Callable[[T], R], items: Sequence[T], threads: int | None = Non
 
     `threads` are as many as there shall be in all, this one too; left out: no more than two.
 
-    What is left after that is done by both; the list is complete when the block has ended. The thread ends with it:
-    there is no pool that a fork could break.
+    What is left after that is done by both; the list is complete when the block has ended.
     """
     if threads is None:
         threads = min(2, torch.get_num_threads())
@@ -57,12 +58,27 @@ def beside(work: Callable[[T], R], items: Sequence[T], threads: int | None = Non
         yield results
         some()
         return
-    with ThreadPoolExecutor(threads - 1) as others:
-        later = [others.submit(some) for _ in range(min(threads, len(items)) - 1)]
+    later = [_others().submit(some) for _ in range(min(threads, len(items)) - 1)]
+    try:
         yield results
         some()
-        for one in later:
-            one.result()
+    except BaseException:
+        deque(left, 0)
+        raise
+    finally:
+        ended = [one for one in later if not one.cancel()]  # who has not begun would find nothing left
+        wait(ended)
+    for one in ended:
+        one.result()
+
+
+def _others() -> ThreadPoolExecutor:
+    """Return this process's other threads, which wait from one use to the next: new ones have everything to fetch."""
+    process = os.getpid()
+    if process not in _POOLS:  # a fork has none of its parent's threads
+        _POOLS.clear()
+        _POOLS[process] = ThreadPoolExecutor(os.cpu_count(), "privsgp")
+    return _POOLS[process]
 
 
 def shared_out(work: Callable[[T], R], items: Sequence[T]) -> list[R]:
@@ -78,9 +94,14 @@ def one_thread_each(work: Callable[[T], R], items: Sequence[T]) -> list[R]:
     Threads that wait for each other once, and not at every operation, lose little where others use the cores too.
     """
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # threads that are started from here on begin with it
+    torch.set_num_threads(1)
+
+    def alone(item: T) -> R:
+        torch.set_num_threads(1)  # each thread has a number of its own
+        return work(item)
+
     try:
-        with beside(work, items, threads) as results:
+        with beside(alone, items, threads) as results:
             pass
     finally:
         torch.set_num_threads(threads)

@@ -40,7 +40,8 @@ PURPOSES = ("noise", "coins")
 
 # Columns of a row made at a time: the buffers fit a core's cache. It is part of what `Keyed` promises to repeat.
 _PIECE = 1 << 16
-_TALL = 4  # rows of such pieces at a time: threads that draw ask for Python's lock at each call
+_TALL = 4  # rows of such pieces at a time in float64, twice as many in float32: threads ask for Python's lock each time
+_ADDED = 1 << 20  # numbers of noise that are added at a time, for the same reason
 _BLOCK_BYTES = 64
 _NONCE = struct.Struct("<4I")
 _WIDE = 1 << 32
@@ -144,7 +145,7 @@ class Streams:
         tiles = [
             (top, left)
             for left in range(0, out.shape[1], _PIECE)
-            for top in range(0, len(nodes), _rows(out.shape[1] - left))
+            for top in range(0, len(nodes), _rows(out.shape[1] - left, real))
         ]
         room = np.empty(5 * _TALL * _PIECE, np.int64)  # a tile's words, and three arrays of half its size
         for place in tiles:
@@ -161,7 +162,7 @@ class Streams:
     ) -> None:
         top, left = place
         piece = out[:, left : left + _PIECE]
-        rows = slice(top, top + _rows(piece.shape[1]))
+        rows = slice(top, top + _rows(piece.shape[1], real))
         block = left * np.dtype(real).itemsize // _BLOCK_BYTES
         words, *buffers = _divided(room, piece[rows].shape, real)
         for row, node in zip(words, nodes[rows], strict=True):
@@ -435,7 +436,7 @@ def add_noise_(
         add_rough_(g, source.rough(nodes, g.shape[1], step, attempt), sigma, _spacings(sigma))
         return
     dtype = torch.float64 if source.secret else g.dtype
-    tall = device_of(g).rows_at_once(g, 4 * _PIECE)
+    tall = device_of(g).rows_at_once(g, _ADDED)
     scratch = torch.empty((min(tall, len(nodes)), g.shape[1]), dtype=dtype, device=g.device)
     scale = torch.tensor(sigma, dtype=dtype, device=g.device)
     for top in range(0, len(nodes), tall):
@@ -512,9 +513,9 @@ def _spacing(sigma: float) -> float:
     return 2.0 ** (round(math.log2(sigma)) - _GRID_BITS)
 
 
-def _rows(columns: int) -> int:
+def _rows(columns: int, real: type[np.floating[Any]]) -> int:
     """Return how many rows of so many columns a tile has."""
-    return _TALL * max(1, _PIECE // min(_PIECE, columns))
+    return _TALL * 8 // np.dtype(real).itemsize * max(1, _PIECE // min(_PIECE, columns))
 
 
 def _divided(

@@ -31,7 +31,8 @@ _RADII = 2.0**-6, 4.07
 _ROUNDED = 2.0**-21  # of a sum, as a share of what its terms add up to
 _LARGEST = 2.0**14  # cells from 0 up to which that is worth it
 _GRIDS = 2.0**-60, 2.0**60  # on which float32 has room for all that matters
-_PAIRS = 1 << 15  # made at a time: what they need stays in a core's cache
+_PAIRS = 1 << 15  # of a row that are made at a time
+_TALL = 8  # of such stretches at a time: threads that draw ask for Python's lock at each call
 _NUMBERS = 1 << 18  # added at a time
 
 
@@ -65,11 +66,13 @@ class Rough:
         """Make normals of the upper halves of words."""
         normals = np.empty((len(words), columns), np.float32)
         half = words.shape[1] // 2
-        room = np.empty((3, _PAIRS), np.float32)
-        for out, row in zip(normals, words, strict=True):
-            for start in range(0, half, _PAIRS):
-                stop = min(half, start + _PAIRS)
-                _roughly(out[start:stop], out[half + start : half + stop], row[start:stop], row[half + start :], room)
+        wide = min(half, _PAIRS)
+        tall = max(1, _TALL * _PAIRS // max(1, wide))
+        room = np.empty((3, tall * wide), np.float32)
+        for top, start in itertools.product(range(0, len(words), tall), range(0, half, _PAIRS)):
+            out, some, stop = normals[top : top + tall], words[top : top + tall], min(half, start + _PAIRS)
+            _roughly(out[:, start:stop], out[:, half + start : half + stop], some[:, start:stop],
+                     some[:, half + start : half + stop], room)  # fmt: skip
         return cls(normals, words, lower)
 
     def rows(self, start: int, stop: int) -> Rough:
@@ -104,9 +107,9 @@ def _roughly(
     first: npt.NDArray[np.float32], second: npt.NDArray[np.float32], u: npt.NDArray[Any], v: npt.NDArray[Any],
     room: npt.NDArray[np.float32],
 ) -> None:  # fmt: skip
-    """Write √(−2 ln u) (cos θ, sin θ) of pairs to two stretches; the last pair of all may want but one of them."""
-    pairs, unit = len(first), np.float32(2.0**-31)
-    radius, cosine, sine = room[:, :pairs]
+    """Write √(−2 ln u) (cos θ, sin θ) of rows of pairs to two arrays; a row's last pair may want but one of them."""
+    unit = np.float32(2.0**-31)
+    radius, cosine, sine = room[:, : u.size].reshape(3, *u.shape)
     np.copyto(radius, u, casting="unsafe")
     np.abs(radius, out=radius)
     radius *= unit
@@ -115,12 +118,13 @@ def _roughly(
     radius *= np.float32(-2)
     np.sqrt(radius, out=radius)
     np.putmask(radius, ~((radius > _RADII[0]) & (radius < _RADII[1])), np.nan)
-    np.copyto(sine, v[:pairs], casting="unsafe")
+    np.copyto(sine, v, casting="unsafe")
     sine *= np.float32(np.pi * 2.0**-31)
     np.cos(sine, out=cosine)
     np.sin(sine, out=sine)
     np.multiply(radius, cosine, out=first)
-    np.multiply(radius[: len(second)], sine[: len(second)], out=second)
+    rest = second.shape[1]
+    np.multiply(radius[:, :rest], sine[:, :rest], out=second)
 
 
 def add_rough_(g: torch.Tensor, noise: Rough, sigma: Sequence[float], spacing: Sequence[float]) -> None:
