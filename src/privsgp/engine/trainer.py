@@ -322,7 +322,7 @@ class Trainer:
         made_up, batches = spec.learning.made_up(), {self.randomness.slots, chunk(spec.settings.block_size)}
         if not parts or not all(alone_as_together(gradient, made_up, parts, b, spec.dtype) for b in batches):
             return ()
-        self.randomness.at_once, self.budget_guard.threads = False, threads
+        self.randomness.at_once, self.budget_guard.at_once = False, True
         return parts
 
     def _async_tools(self) -> AsyncTools | None:

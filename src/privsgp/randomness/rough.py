@@ -32,7 +32,7 @@ _ROUNDED = 2.0**-21  # of a sum, as a share of what its terms add up to
 _LARGEST = 2.0**14  # cells from 0 up to which that is worth it
 _GRIDS = 2.0**-60, 2.0**60  # on which float32 has room for all that matters
 _PAIRS = 1 << 15  # of a row that are made at a time
-_TALL = 8  # of such stretches at a time: threads that draw ask for Python's lock at each call
+_TALL = 4  # of such stretches at a time: threads that draw ask for Python's lock at each call
 _NUMBERS = 1 << 18  # added at a time
 
 
@@ -117,7 +117,7 @@ def _roughly(
     np.log(radius, out=radius)
     radius *= np.float32(-2)
     np.sqrt(radius, out=radius)
-    np.putmask(radius, ~((radius > _RADII[0]) & (radius < _RADII[1])), np.nan)
+    radius.reshape(-1)[np.flatnonzero(~((radius > _RADII[0]) & (radius < _RADII[1])))] = np.nan  # few: no `putmask`
     np.copyto(sine, v, casting="unsafe")
     sine *= np.float32(np.pi * 2.0**-31)
     np.cos(sine, out=cosine)
