@@ -12,6 +12,7 @@ import os
 import shutil
 import tempfile
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Literal, Protocol
 
 import torch
@@ -180,5 +181,14 @@ def clear(table: Tensor, rows: Tensor) -> None:
 
 def _flat(table: Tensor, rows: Tensor) -> Tensor:
     """Number the rows of all nodes' tables through, [m · b]."""
-    there = rows.to(table.device)
-    return (there + torch.arange(len(there), device=table.device)[:, None] * table.shape[1]).flatten()
+    there = rows if rows.device == table.device else rows.to(table.device)
+    starts = _kept_starts if devices.device_of(table).in_host_memory else _starts  # in a recorded step nothing is kept
+    return (there + starts(rows.shape[0], table.shape[1], table.device)).flatten()
+
+
+def _starts(nodes: int, rows: int, device: torch.device) -> Tensor:
+    """Return where each node's rows begin, [m, 1]."""
+    return torch.arange(nodes, device=device)[:, None] * rows
+
+
+_kept_starts = lru_cache(64)(_starts)  # the same step after step, and small calls are what threads wait for
