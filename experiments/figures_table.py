@@ -86,7 +86,8 @@ def cell(one: dict[str, Any], folder: str) -> str:
     epsilon = "no finite bound" if None in spent else f"{min(spent):.3g} … {max(spent):.3g}"
     seeds = "one seed" if one["seeds"] == 1 else f"{one['seeds']} seeds"
     told = "; ".join(f"**{verdict}**: {found}" for verdict, found in claims.stated(one).items())
-    made = f"; commit `{one['commit']}`" if one.get("commit") else ""
+    commits = {curve.get("commit") or one.get("commit") for curve in one["curves"]} - {None}  # some are made later
+    made = f"; commit {', '.join(f'`{commit}`' for commit in sorted(commits))}" if commits else ""
     words = f"{told} (certified ε {epsilon}; {seeds}{made})"
     return f"[{one['scale']}, {NOISE[one['mode']]}]({picture}): {words}"
 
