@@ -336,6 +336,19 @@ def test_dp_srm_is_counted_for_who_is_named(options):
     assert summed.err == ""
 
 
+@pytest.mark.parametrize(
+    ("options", "key"), [(("account", "--sigma=0.3"), "epsilon"), (("calibrate", "--epsilon=8"), "sigma")]
+)
+def test_answers_have_six_digits_and_promise_no_more_than_was_counted(options, key):
+    arguments = (*options, "--algorithm=privsgp", "--samples=50", "--batch=5", "--steps=4")
+    told = json.loads(runs.command(*arguments, "--json").out)[key]
+    lines = [line.split() for line in runs.command(*arguments).out.splitlines()]
+    (printed,) = (line[line.index(key) + 1 :] for line in lines if key in line)
+    digits = next(word for word in printed if word[0].isdigit())
+    assert len(digits.replace(".", "").lstrip("0")) <= 6
+    assert told <= float(digits) <= told * (1 + 1e-5)
+
+
 def test_account_and_calibrate_count_a_weight_of_differences():
     node = ("--samples=1000", "--batch=10", "--steps=100")
     plain, scaled, auto = (

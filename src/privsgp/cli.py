@@ -6,6 +6,7 @@ import contextlib
 import json
 import sys
 from dataclasses import replace
+from decimal import ROUND_HALF_EVEN, ROUND_UP, Context
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, cast
 
@@ -832,11 +833,20 @@ def _counted(
     return told if scaled is None else told | {"difference_scale": cast("Saga", scaled).difference_scale}
 
 
+def _digits(key: str, value: object) -> str:
+    """Write an answer's value, numbers with six digits; ε and σ are rounded up, so that neither promises more."""
+    if not isinstance(value, float):
+        return "no finite bound" if value is None else str(value)
+    up = "epsilon" in key or "sigma" in key
+    six = Context(6, ROUND_UP if up else ROUND_HALF_EVEN).create_decimal_from_float(value)
+    return f"{six.normalize():g}"
+
+
 def _answer(answer: dict[str, Any], assumptions: tuple[str, ...], *, as_json: bool, seen: View | None = None) -> None:
     if as_json:
         typer.echo(json.dumps(answer | ({} if seen is None else seen.as_json())))
         return
-    show("privacy", [(key, "no finite bound" if value is None else str(value)) for key, value in answer.items()])
+    show("privacy", [(key, _digits(key, value)) for key, value in answer.items()])
     show_lines(assumptions)
     if seen is not None:
         show_view(seen, answer["epsilon"])
