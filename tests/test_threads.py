@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import subprocess
+import sys
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 
-from privsgp.threads import Helped, beside, leave_one_core, shared_out
+from privsgp.threads import Helped, beside, leave_one_core, one_thread_each, shared_out
 
 
 @pytest.fixture
@@ -64,10 +68,64 @@ def test_a_single_item_waits_for_the_block(threads, allowed):
 
 def test_what_ends_the_block_is_raised_when_the_other_thread_has_ended(threads):
     threads(2)
-    before = set(threading.enumerate())
-    with pytest.raises(ValueError, match="in the block"), beside(lambda i: i, range(4)):
+    begun, ended = threading.Event(), []
+
+    def work(i):
+        begun.set()
+        time.sleep(0.05)
+        ended.append(i)
+
+    def fails():
+        assert begun.wait(60)
         raise ValueError("in the block")
-    assert set(threading.enumerate()) <= before
+
+    with pytest.raises(ValueError, match="in the block"), beside(work, range(1000)):
+        fails()
+    seen = list(ended)
+    time.sleep(0.15)
+    assert ended == seen
+    assert 1 <= len(ended) < 1000  # nobody begins another one
+
+
+def test_the_other_thread_is_the_same_from_one_use_to_the_next(threads):
+    threads(2)
+    both, seen = threading.Barrier(2, timeout=60), []
+
+    def work(_):
+        both.wait()
+        seen.append(threading.current_thread())
+
+    for _ in range(3):
+        one_thread_each(work, range(2))
+    assert len(set(seen)) == 2
+
+
+def test_work_that_shares_out_work_of_its_own_ends(threads):
+    threads(2)
+    nested = shared_out(lambda i: shared_out(lambda j: shared_out(lambda k: i + j + k, range(3)), range(3)), range(3))
+    assert nested == [[[i + j + k for k in range(3)] for j in range(3)] for i in range(3)]
+
+
+def test_torch_has_one_thread_in_each_and_what_it_had_afterwards(threads):
+    threads(2)
+    both = threading.Barrier(2, timeout=60)
+    assert one_thread_each(lambda _: both.wait() * 0 + torch.get_num_threads(), range(2)) == [1, 1]
+    assert torch.get_num_threads() == 2
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_a_forked_process_has_threads_of_its_own():
+    code = """
+import os, signal, torch
+from privsgp.threads import shared_out
+torch.set_num_threads(2)
+shared_out(lambda i: i, range(4))
+if child := os.fork():
+    raise SystemExit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+signal.alarm(60)
+raise SystemExit(0 if shared_out(lambda i: 2 * i, range(4)) == [0, 2, 4, 6] else 3)
+"""
+    assert subprocess.run([sys.executable, "-c", code], timeout=120, check=False).returncode == 0
 
 
 def test_an_error_in_either_thread_is_raised_here(threads):
