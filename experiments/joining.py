@@ -18,23 +18,31 @@ from privsgp.runs.budgets import calibrate_nodes
 from privsgp.runs.build import step_size
 
 
-def main(path: Path) -> None:
-    """Print one row for each number of nodes."""
+def rows(path: Path) -> list[dict[str, float]]:
+    """Return how many nodes, the smallest ε among them, and the noise with equal weights and with weights by noise."""
     config = configs.read(path)
     sizes, budgets = config.data.sizes, config.privacy.epsilon
     if sizes is None or not isinstance(budgets, list):
         sys.exit(f"{path}: give data.sizes and a list privacy.epsilon")
     sigmas = [mechanism.sigma for mechanism in calibrate_nodes(config, sizes, 1e-6).mechanisms]
     order = sorted(range(len(sizes)), key=lambda i: -budgets[i])
-    print('| nodes | smallest ε | equal weights | weights = "noise" |\n|---|---|---|---|')
+    found = []
     for count in range(2, len(order) + 1, 2):
         here = [sigmas[i] for i in order[:count]]
         weights = node_weights("noise", [sizes[i] for i in order[:count]], here)
-        noise = [
+        equal, weighted = (
             math.sqrt(average_variance(step_size(config), config.algorithm.steps, here, w)) for w in (None, weights)
-        ]
-        print(f"| {count} | {budgets[order[count - 1]]:g} | {noise[0]:.3f} | {noise[1]:.3f} |")
+        )
+        found.append({"nodes": count, "epsilon": budgets[order[count - 1]], "equal": equal, "weighted": weighted})
+    return found
+
+
+def table(found: list[dict[str, float]]) -> str:
+    """Return a line for each number of nodes."""
+    lines = ['| nodes | smallest ε | equal weights | weights = "noise" |', "|---|---|---|---|"]
+    lines += [f"| {r['nodes']} | {r['epsilon']:g} | {r['equal']:.3f} | {r['weighted']:.3f} |" for r in found]
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    print(table(rows(Path(sys.argv[1]))))
