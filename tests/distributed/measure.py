@@ -1,16 +1,21 @@
-"""Measure a step's communication on this machine, for docs/scaling.md: python tests/distributed/measure.py.
+"""Measure on this machine what docs/scaling.md shows: python tests/distributed/measure.py [--whole].
 
-One node per process on the exponential graph; timed are `TorchDistributed.mix` and `World.all_gather` alone.
+One node per process on the exponential graph; timed are `TorchDistributed.mix` and `World.all_gather` alone. With
+`--whole`: steps of `privsgp train` as torchrun starts it, 16 nodes, one thread a process.
 """
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import os
 import statistics
+import subprocess
 import sys
+import tempfile
 import time
 from datetime import timedelta
+from pathlib import Path
 
 import torch
 from torch.distributed import TCPStore
@@ -23,6 +28,8 @@ from privsgp.transport.torch_distributed import TorchDistributed
 
 STEPS = 60
 SIZES = (650, 50_890, 1_000_000, 11_173_962)
+WHOLE = 400  # steps
+MODELS = {"logistic, d = 650": ["model.name=logistic"], "MLP, d = 45,010": ["model.name=mlp", "model.hidden=600"]}
 
 
 def main() -> None:
@@ -48,6 +55,28 @@ def main() -> None:
             rate = dim * 4 / step / 1e6 if processes > 1 else 0.0
             sys.stdout.write(f"{processes:9d} {dim:8d} {1e3 * step:8.3f} {rate:13.0f} {1e3 * all_gather:12.3f}\n")
             sys.stdout.flush()
+
+
+def whole() -> None:
+    """Print the steps a second of a whole run, for each number of processes and each model: the median of three."""
+    for processes in (1, 2, 4, 8):
+        for words, model in MODELS.items():
+            rates = sorted(_rate(processes, model) for _ in range(3))
+            sys.stdout.write(f"{processes:9d}  {words}  {rates[1]:.0f} steps/s ({rates[0]:.0f} to {rates[2]:.0f})\n")
+            sys.stdout.flush()
+
+
+def _rate(processes: int, model: list[str]) -> float:
+    root = Path(__file__).parent.parent.parent
+    launcher = ["-m", "torch.distributed.run", f"--nproc-per-node={processes}"] if processes > 1 else []
+    changes = ["algorithm.name=privsgp-sag", f"algorithm.steps={WHOLE}", f"engine.evaluate_every={WHOLE}", *model]
+    with tempfile.TemporaryDirectory() as place:
+        out = Path(place) / "run"
+        command = [sys.executable, *launcher, "-m", "privsgp", "train", str(root / "examples" / "digits.toml")]
+        command += ["--out", str(out), *(part for change in changes for part in ("--set", change))]
+        env = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+        subprocess.run(command, check=True, capture_output=True, env=env)
+        return WHOLE / float(json.loads((out / "summary.json").read_text())["seconds"])
 
 
 def _one(rank: int, processes: int, dim: int, port: int, answers: multiprocessing.Queue[tuple[float, float]]) -> None:
@@ -82,4 +111,4 @@ def _timed(action, count: int) -> float:
 
 
 if __name__ == "__main__":
-    main()
+    whole() if "--whole" in sys.argv[1:] else main()
