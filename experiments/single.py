@@ -40,8 +40,8 @@ RUNS: dict[str, tuple[str, str, tuple[str, ...]]] = {
 }  # fmt: skip
 
 
-def main() -> None:
-    """Run what is asked for, or write the page."""
+def arguments() -> argparse.Namespace:
+    """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data-dir", type=Path)
     parser.add_argument("--out", type=Path, default=Path("runs/single"), help="folder of the runs")
@@ -51,7 +51,12 @@ def main() -> None:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--page", type=Path, help="run nothing: write the tables of the JSON file into this page")
-    options = parser.parse_args()
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Run what is asked for, or write the page."""
+    options = arguments()
     if options.page is not None:
         told = json.loads(options.results.read_text())
         pages.put(options.page, "single configurations", table(told["rows"]))
