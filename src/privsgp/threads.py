@@ -58,8 +58,9 @@ def beside(work: Callable[[T], R], items: Sequence[T], threads: int | None = Non
         yield results
         some()
         return
-    later = [_others().submit(some) for _ in range(min(threads, len(items)) - 1)]
+    later: list[Future[None]] = []
     try:
+        later.extend(_others().submit(some) for _ in range(min(threads, len(items)) - 1))
         yield results
         some()
     except BaseException:
@@ -74,11 +75,8 @@ def beside(work: Callable[[T], R], items: Sequence[T], threads: int | None = Non
 
 def _others() -> ThreadPoolExecutor:
     """Return this process's other threads, which wait from one use to the next: new ones have everything to fetch."""
-    process = os.getpid()
-    if process not in _POOLS:  # a fork has none of its parent's threads
-        _POOLS.clear()
-        _POOLS[process] = ThreadPoolExecutor(os.cpu_count(), "privsgp")
-    return _POOLS[process]
+    process = os.getpid()  # a fork has none of its parent's threads
+    return _POOLS.get(process) or _POOLS.setdefault(process, ThreadPoolExecutor(os.cpu_count(), "privsgp"))
 
 
 def shared_out(work: Callable[[T], R], items: Sequence[T]) -> list[R]:
