@@ -349,6 +349,14 @@ def test_answers_have_six_digits_and_promise_no_more_than_was_counted(options, k
     assert told <= float(digits) <= told * (1 + 1e-5)
 
 
+@pytest.mark.parametrize("asked", ["0.1", "10", "100000"])
+def test_what_was_asked_for_is_printed_as_it_was(asked):
+    ran = runs.command(
+        "calibrate", f"--epsilon={asked}", "--algorithm=privsgp", "--samples=50", "--batch=5", "--steps=4"
+    )
+    assert [asked] == [line.split()[3] for line in ran.out.splitlines() if "target_epsilon" in line]
+
+
 def test_account_and_calibrate_count_a_weight_of_differences():
     node = ("--samples=1000", "--batch=10", "--steps=100")
     plain, scaled, auto = (

@@ -838,8 +838,8 @@ def _digits(key: str, value: object) -> str:
     if not isinstance(value, float):
         return "no finite bound" if value is None else str(value)
     up = "epsilon" in key or "sigma" in key
-    six = Context(6, ROUND_UP if up else ROUND_HALF_EVEN).create_decimal_from_float(value)
-    return f"{six.normalize():g}"
+    six = Context(6, ROUND_UP if up else ROUND_HALF_EVEN).create_decimal(repr(value))  # 0.1 stays what was typed
+    return f"{six.normalize():f}" if 1e-4 <= abs(value) < 1e9 else f"{six.normalize()}"
 
 
 def _answer(answer: dict[str, Any], assumptions: tuple[str, ...], *, as_json: bool, seen: View | None = None) -> None:

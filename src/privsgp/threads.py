@@ -68,7 +68,11 @@ def beside(work: Callable[[T], R], items: Sequence[T], threads: int | None = Non
         raise
     finally:
         ended = [one for one in later if not one.cancel()]  # who has not begun would find nothing left
-        wait(ended)
+        try:
+            wait(ended)
+        except BaseException:  # a signal: nothing goes on behind whoever hears of it
+            wait(ended)
+            raise
     for one in ended:
         one.result()
 

@@ -152,14 +152,22 @@ def test_without_the_claims_own_curve_a_figure_is_drawn_and_not_judged(tmp_path)
 @pytest.mark.usefixtures("_tiny")
 def test_curves_that_are_not_named_are_left_out_and_made_later(tmp_path):
     arguments = ("reproduce", "mnist-best-k", "--mode=published", "--device=cpu", "--seeds=1", "--out", tmp_path)
-    refused = runs.command(*arguments, "--only=K = 1")
+    refused = runs.command(*arguments, "--only=K = 6", "--only=K = 1")  # a slip beside a label that is right
     assert refused.code == 2
-    assert "mnist-best-k has K = 6, K = 12" in refused.err.replace("\n", " ")
+    assert "--only 'K = 1'" in refused.err
+    assert "take some of K = 6; K = 12" in refused.err.replace("\n", " ")
     alone, both = (runs.command(*arguments, *only) for only in (("--only=K = 12",), ("--only=K = 6", "--only=K = 12")))
     assert (alone.code, both.code) == (0, 0)
     assert "left out: K = 6" in alone.out.replace("\n", " ")
     told = json.loads((tmp_path / "mnist-best-k-published-small.json").read_text())
     assert [curve["label"] for curve in told["curves"]] == ["K = 6", "K = 12"]
+
+
+def test_a_label_is_itself_alone_and_a_beginning_all_that_have_it():
+    setting = SETTINGS["cifar", "full"]
+    reduced, traded = (FIGURES[kind].curves(setting, "certified") for kind in ("variance-reduction", "tradeoff"))
+    assert [c.key for c in reproducing._named(reduced, ["privsgp-vr"])] == ["privsgp-vr"]
+    assert {c.line for c in reproducing._named(traded, ["K*"])} == {"K*"}
 
 
 def test_points_on_lines_are_drawn_against_the_budget(tmp_path):

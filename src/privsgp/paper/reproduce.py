@@ -43,8 +43,8 @@ def reproduce(
 ) -> dict[str, Any]:
     """Run a figure and return what its JSON holds; the same call goes on with what is there.
 
-    `changes` are KEY=VALUE settings for every curve; curves of more than `max_steps` steps are left out, and,
-    where `only` has labels or what stands before a label's comma, those it does not have.
+    `changes` are KEY=VALUE settings for every curve; curves of more than `max_steps` steps are left out, and
+    where `only` names some (`_named`) all others.
 
     Guarantee: every ε is the certified accountant's, whatever noise the mode takes.
     Assumes: simulation.
@@ -55,8 +55,7 @@ def reproduce(
     curves = [c for c in planned if max_steps is None or c.values["algorithm"]["steps"] <= max_steps]
     if not curves:
         raise Refused(f"--max-steps {max_steps}", f"{name} has no curve with so few steps")
-    if only and not (curves := [c for c in curves if {c.label, c.label.partition(",")[0]} & set(only)]):
-        raise Refused(f"--only {', '.join(only)}", f"{name} has {', '.join(curve.label for curve in planned)}")
+    curves = _named(curves, only) if only else curves
     chosen = {curve.key: configs.parse(curve.values, changes) for curve in curves}
     device_name(chosen[curves[0].key].engine.device)  # refused here too, though every run may be done already
     bench = dataclasses.replace(
@@ -76,6 +75,17 @@ def reproduce(
         **provenance(chosen[curves[0].key].engine.device),
         "curves": [_told(curve, runs[curve.key]) for curve in curves],
     })  # fmt: skip
+
+
+def _named(curves: list[Curve], only: Sequence[str]) -> list[Curve]:
+    """Return the curves with these labels; what is no label names those in which it stands before the comma."""
+    keys: set[str] = set()
+    for words in only:
+        same = [c.key for c in curves if c.label == words] or [c.key for c in curves if c.label.startswith(f"{words},")]
+        if not same:
+            raise Refused(f"--only {words!r}", f"take some of {'; '.join(curve.label for curve in curves)}")
+        keys |= set(same)
+    return [curve for curve in curves if curve.key in keys]
 
 
 def judged(told: dict[str, Any]) -> dict[str, Any]:
