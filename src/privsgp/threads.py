@@ -10,6 +10,7 @@ import os
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
+from functools import cache
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 import torch
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 R = TypeVar("R")
-_POOLS: dict[int, ThreadPoolExecutor] = {}  # by process
 
 
 @contextmanager
@@ -77,10 +77,14 @@ def beside(work: Callable[[T], R], items: Sequence[T], threads: int | None = Non
         one.result()
 
 
+@cache
 def _others() -> ThreadPoolExecutor:
     """Return this process's other threads, which wait from one use to the next: new ones have everything to fetch."""
-    process = os.getpid()  # a fork has none of its parent's threads
-    return _POOLS.get(process) or _POOLS.setdefault(process, ThreadPoolExecutor(os.cpu_count(), "privsgp"))
+    return ThreadPoolExecutor(os.cpu_count(), "privsgp")
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_others.cache_clear)  # a fork has none of its parent's threads
 
 
 def shared_out(work: Callable[[T], R], items: Sequence[T]) -> list[R]:

@@ -102,6 +102,19 @@ def test_float32_is_within_its_error(lower):
     assert off[known].max() <= 0.75 * rough._ERROR
 
 
+@pytest.mark.parametrize("columns", [1, 2, 37, 64, 65, 131])
+def test_tiles_change_no_bit(columns, monkeypatch):
+    words = np.random.default_rng(5).integers(-(2**31), 2**31, (11, columns + columns % 2), dtype=np.int32)
+    words[7, 0] = 0  # float32 is not enough for it
+    whole = Rough.of(words, columns, lambda *_: np.empty(0, np.uint32)).normals
+    monkeypatch.setattr(rough, "_PAIRS", 16)
+    monkeypatch.setattr(rough, "_TALL", 3)
+    tiled = Rough.of(words, columns, lambda *_: np.empty(0, np.uint32)).normals
+    np.testing.assert_array_equal(tiled, whole)
+    assert np.isnan(tiled[7, 0])
+    assert len({row.tobytes() for row in tiled}) == len(tiled)  # nobody has another's
+
+
 def test_lower_bits_are_behind_the_upper_ones_and_read_once():
     source = Secure()
     noise = source.rough(range(3, 5), 33, 9, 1)
