@@ -67,6 +67,24 @@ def accuracy(weights: torch.Tensor, test: tuple[np.ndarray, np.ndarray]) -> floa
         return float((model(torch.from_numpy(test[0])).argmax(1).numpy() == test[1]).mean())
 
 
+def compare(steps: int, out: Path) -> tuple[float, list[dict[str, float]]]:
+    """Return the accuracy of the model of all, and what each hospital has spent and reaches alone."""
+    rng = np.random.default_rng(0)
+    hospitals = {i: patients(count, mix=i / 5 - 0.5, rng=rng) for i, count in enumerate(RECORDS)}
+    test = patients(5000, mix=0.0, rng=rng)
+
+    half = [epsilon / 2 for epsilon in EPSILON]
+    joint = {"name": "privsgp-sag", "steps": steps}
+    together = train(hospitals, half, test, joint, out / "together").summary
+    own = {"name": "local", "steps": steps}
+    alone = train(hospitals, EPSILON, test, own, out / "alone", ledger=out / "together" / "ledger")
+    spent, both = together["epsilon_spent"], alone.summary["epsilon_spent"]
+    return together["test_accuracy"], [
+        {"spent_together": spent[i], "spent_in_both": both[i], "alone": accuracy(alone.nodes[i], test)}
+        for i in hospitals
+    ]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=300)
@@ -74,21 +92,12 @@ def main() -> None:
     options = parser.parse_args()
     out = options.out or Path(tempfile.mkdtemp(prefix="hospitals-"))
 
-    rng = np.random.default_rng(0)
-    hospitals = {i: patients(count, mix=i / 5 - 0.5, rng=rng) for i, count in enumerate(RECORDS)}
-    test = patients(5000, mix=0.0, rng=rng)
-
-    half = [epsilon / 2 for epsilon in EPSILON]
-    joint = {"name": "privsgp-sag", "steps": options.steps}
-    together = train(hospitals, half, test, joint, out / "together").summary
-    print(f"together: {together['test_accuracy']:.1%} on new patients\n")
-
-    own = {"name": "local", "steps": options.steps}
-    alone = train(hospitals, EPSILON, test, own, out / "alone", ledger=out / "together" / "ledger")
+    together, rows = compare(options.steps, out)
+    print(f"together: {together:.1%} on new patients\n")
     print("hospital  records  budget ε  together  both runs  alone")
-    for i, count in enumerate(RECORDS):
-        spent, both = together["epsilon_spent"][i], alone.summary["epsilon_spent"][i]
-        print(f"{i:>8}  {count:>7}  {EPSILON[i]:>8}  {spent:>8.3f}  {both:>9.3f}  {accuracy(alone.nodes[i], test):.1%}")
+    for i, row in enumerate(rows):
+        spent = f"{row['spent_together']:>8.3f}  {row['spent_in_both']:>9.3f}"
+        print(f"{i:>8}  {RECORDS[i]:>7}  {EPSILON[i]:>8}  {spent}  {row['alone']:.1%}")
     print(f"\nreport: {out / 'together' / 'report.html'}")
 
 

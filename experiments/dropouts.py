@@ -5,23 +5,32 @@ what it shares along, and its partners' halves stay. The noise is measured with 
 an undisturbed run has, beside what the covariance says: of a step that m of n sites miss, (n − m)(D + m s²) is left of
 n D. ε is read from the ledgers.
 
-    python experiments/dropouts.py --out RUNS [--seeds 3]
+    python experiments/dropouts.py                          # run, write the JSON and the table of the page
+    python experiments/dropouts.py --page docs/trust.md     # write the table alone
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import tempfile
 from pathlib import Path
 from statistics import mean
+from typing import Any
+
+import pages
 
 from privsgp.accounting.statements import statements
+from privsgp.files import write_json
 from privsgp.runs import build, config, problem, train
+from privsgp.studies.provenance import provenance
 
-HERE = Path(__file__).parent
-N, HONEST, STEPS = 16, 12, 150
-SHARED = ["privacy.noise=pairwise", f"privacy.honest={HONEST}"]
+Row = dict[str, Any]
+ROOT = Path(__file__).parent.parent
+RESULTS, PAGE = ROOT / "docs" / "results" / "dropouts.json", ROOT / "docs" / "trust.md"
+N, HONEST, STEPS, SEEDS = 16, 12, 150, (0, 1, 2)
+SHARED = ["privacy.noise=pairwise", f"privacy.honest={HONEST}", "engine.device=cpu"]
 LOUD = ["privacy.epsilon=", "privacy.sigma=100.0", "algorithm.name=privsgp"]
 FAULTS: dict[str, tuple[list[str], list[str], list[int]]] = {  # how they are told, and how many steps miss m sites
     "nothing": ([], [], []),
@@ -38,7 +47,7 @@ FAULTS: dict[str, tuple[list[str], list[str], list[int]]] = {  # how they are to
 
 def ran(changes: list[str], crash: list[str], leave: list[str], out: Path) -> train.Result:
     """Train the demo with noise that is shared, over a network with faults."""
-    asked = config.read(HERE.parent / "examples" / "digits.toml", [*changes, *SHARED])
+    asked = config.read(ROOT / "examples" / "digits.toml", [*changes, *SHARED])
     faults = build.simulated_faults(asked, drop=0.0, delay=0, crash=crash, leave=leave, staleness=64)
     return train.run(asked, problem.load_problem(asked), out, faults=faults)
 
@@ -60,27 +69,43 @@ def expected(summary: dict[str, object], missed: list[int], gone: int) -> float:
     return math.sqrt(total / (STEPS * N * own))
 
 
+def measured(what: str, out: Path) -> Row:
+    """Return a row: noise and accuracy of each seed, the largest ε, and the noise expected in an undisturbed run's."""
+    crash, leave, missed = FAULTS[what]
+    loud = [ran([*LOUD, f"seed={seed}"], crash, leave, out / f"loud-{seed}") for seed in SEEDS]
+    private = [ran(["privacy.epsilon=0.5", f"seed={seed}"], crash, leave, out / f"private-{seed}") for seed in SEEDS]
+    return {
+        "what": what, "noise": [size(one) for one in loud], "expected": expected(loud[0].summary, missed, len(leave)),
+        "accuracy": [one.summary["test_accuracy"] for one in private],
+        "epsilon": max(s.epsilon for one in private for s in statements(one.folder / "ledger")),
+    }  # fmt: skip
+
+
+def part(told: dict[str, Any]) -> str:
+    """Return what the page has between its marks: a line for each fault."""
+    lines = ["| what happens | noise of the average | expected | test accuracy | largest ε in the ledgers |"]
+    lines.append("|---|---|---|---|---|")
+    noises = [math.sqrt(mean(one**2 for one in row["noise"])) for row in told["rows"]]
+    for row, noise in zip(told["rows"], noises, strict=True):
+        sizes = f"{noise / noises[0]:.2f} | {row['expected']:.2f}"
+        lines.append(f"| {row['what']} | {sizes} | {100 * mean(row['accuracy']):.1f} % | {row['epsilon']:.6f} |")
+    return "\n".join([*lines, "", pages.commits([told])])
+
+
+def arguments() -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--page", type=Path, help="run nothing: write the table of the JSON file into this")
+    return parser.parse_args()
+
+
 def main() -> None:
-    """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, default=Path(tempfile.mkdtemp()))
-    parser.add_argument("--seeds", type=int, default=3)
-    told = parser.parse_args()
-    print("| what happens | noise of the average, measured | expected | test accuracy | largest ε in the ledgers |")
-    print("|---|---|---|---|---|")
-    quiet = 0.0
-    for row, (what, (crash, leave, missed)) in enumerate(FAULTS.items()):
-        loud, private = [], []
-        for seed in range(told.seeds):
-            place = told.out / f"{row}-{seed}"
-            loud.append(ran([*LOUD, f"seed={seed}"], crash, leave, place / "loud"))
-            private.append(ran(["privacy.epsilon=0.5", f"seed={seed}"], crash, leave, place / "private"))
-        noise = math.sqrt(mean(size(one) ** 2 for one in loud))
-        quiet = quiet or noise
-        accuracy = mean(one.summary["test_accuracy"] for one in private)
-        epsilon = max(s.epsilon for one in private for s in statements(one.folder / "ledger"))
-        ahead = expected(loud[0].summary, missed, len(leave))
-        print(f"| {what} | {noise / quiet:.2f} | {ahead:.2f} | {accuracy:.1%} | {epsilon:.6f} |", flush=True)
+    """Run, or write the page."""
+    if (page := arguments().page) is None:
+        with tempfile.TemporaryDirectory() as out:
+            rows = [measured(what, Path(out) / str(row)) for row, what in enumerate(FAULTS)]
+        write_json(RESULTS, {"simulation": True, "seeds": SEEDS, "rows": rows} | provenance("cpu"))
+    pages.put(page or PAGE, "drop-outs", part(json.loads(RESULTS.read_text())))
 
 
 if __name__ == "__main__":

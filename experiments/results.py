@@ -38,6 +38,7 @@ PAGES = (
     "experiments/comparison_table.py docs/results/comparison docs/results.md",
     "experiments/what_it_buys.py --page docs/results-accuracy.md",
     "experiments/shared_noise.py --page docs/trust.md docs/index.md README.md",
+    "experiments/dropouts.py --page docs/trust.md",
     "experiments/first_picture.py",
     "experiments/planner_mnist.py --page docs/planner.md",
     "experiments/record.py --page docs/results-accuracy.md --short README.md",
@@ -45,6 +46,7 @@ PAGES = (
     "experiments/single.py --page docs/results-accuracy.md",
     "experiments/texts.py --page docs/accuracy.md",
     "experiments/class_weights.py --page docs/howto/data.md",
+    "experiments/hospitals.py --page docs/results.md",
 )
 
 Step = dict[str, Any]
