@@ -8,8 +8,6 @@ import runpy
 import subprocess
 import sys
 
-import pytest
-
 from privsgp.accounting.statements import statements
 
 EXAMPLES = pathlib.Path(__file__).parent.parent / "examples"
@@ -40,15 +38,6 @@ def test_hospitals(monkeypatch, tmp_path, capsys):
     rows = [line.split() for line in said.splitlines() if "%" in line][1:]
     assert [(row[2], row[4]) for row in rows] == [(f"{s.budget}", f"{s.epsilon:.3f}") for s in spent]
     assert len(said.splitlines()) == 2 + 1 + 6 + 2
-
-
-@pytest.mark.slow
-def test_the_results_page_has_what_hospitals_says(monkeypatch, tmp_path, capsys):
-    _run(monkeypatch, "hospitals.py", "--out", tmp_path)
-    first, *rows = [line.replace("%", " %").split() for line in capsys.readouterr().out.splitlines() if "%" in line]
-    page = (EXAMPLES.parent / "docs" / "results.md").read_text()
-    for number, records, epsilon, *_, alone, _sign in rows:
-        assert f"| {number} | {records} | {epsilon} | {alone} % | {first[1]} % |" in page
 
 
 def test_sequences(monkeypatch, tmp_path, capsys):
