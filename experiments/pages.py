@@ -9,9 +9,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-KEPT = "583ebe5"  # the commit from which on results name theirs
-
-
 def put(page: Path, mark: str, text: str) -> None:
     """Put text between a page's two marks: `<!-- mark -->` and `<!-- end of mark -->`."""
     page.write_text(replaced(page.read_text(), mark, text))
@@ -33,10 +30,12 @@ def shown(whole: str, mark: str) -> str:
 
 
 def commits(told: Iterable[Mapping[str, Any]]) -> str:
-    """Say which commits results come from, and on which devices; how many say nothing of it."""
+    """Say which commits results come from, and on which devices; refuse one that names none."""
     made: dict[tuple[str, str], int] = {}
     for one in told:
-        key = (one.get("commit") or "", one.get("device") or "")
+        if not one.get("commit"):
+            raise SystemExit(f"a result names no commit: {dict(one)!s:.200}; run it again or take it out")
+        key = (one["commit"], one.get("device") or "")
         made[key] = made.get(key, 0) + 1
     total = sum(made.values())
     words = [_words(*key, "" if count == total else f" ({count} of {total})") for key, count in sorted(made.items())]
@@ -44,6 +43,5 @@ def commits(told: Iterable[Mapping[str, Any]]) -> str:
 
 
 def _words(commit: str, device: str, many: str) -> str:
-    where = f" on {device}" if device else ""
     short = commit if commit.endswith("+") else commit[:12]
-    return (f"commit `{short}`{where}" if commit else f"before `{KEPT}`, not run again since{where}") + many
+    return f"commit `{short}`" + (f" on {device}" if device else "") + many

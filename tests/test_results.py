@@ -125,6 +125,16 @@ def test_every_number_belongs_to_a_step_and_every_table_is_written_from_the_plan
     assert {page.relative_to(ROOT).as_posix() for page in marked} <= {page for step in plan for page in step["pages"]}
 
 
+def test_every_number_names_its_commit_its_versions_and_its_device(experiment):
+    needed = {"commit", "versions", "device"}
+    for path in experiment.RESULTS.rglob("*.json"):
+        told = json.loads(path.read_text())
+        for one in [told] if needed <= told.keys() else told["rows"]:
+            assert all(one.get(key) for key in needed), path.name
+    with pytest.raises(SystemExit, match="names no commit"):
+        importlib.import_module("pages").commits([{"accuracy": 0.9, "device": "one core"}])
+
+
 @pytest.mark.skipif(not (ROOT / ".git").exists(), reason="no checkout")
 def test_the_list_says_how_old_the_numbers_are(experiment, tmp_path, monkeypatch):
     monkeypatch.setattr(experiment, "RESULTS", tmp_path)

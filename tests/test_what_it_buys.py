@@ -75,7 +75,7 @@ def test_rows_of_other_batches_stay(experiment, tmp_path, monkeypatch):
     name = "mnist-logistic-small"
     path = tmp_path / f"{name}.json"
     found, _ = tuned(experiment, 0.2)
-    rows = [row | {"method": method} for method, row in found.items()]
+    rows = [row | {"method": method, "commit": "abc"} for method, row in found.items()]
     experiment.keep(path, name, rows, [])
     experiment.keep(path, name, [rows[0] | {"batch": 1.0}, rows[1] | {"sigma": 7.0}], [])
     kept = json.loads(path.read_text())["rows"]
@@ -89,7 +89,7 @@ def test_shared_noise_has_a_file_of_its_own(experiment, tmp_path, monkeypatch):
     monkeypatch.setattr(experiment, "draw", lambda *_: None)
     found, _ = tuned(experiment, 0.2)
     path = tmp_path / "mnist-logistic-small-pairwise.json"
-    row = found["scaled"] | {"method": "scaled"}
+    row = found["scaled"] | {"method": "scaled", "commit": "abc"}
     experiment.keep(path, "mnist-logistic-small", [row], ["privacy.noise=pairwise"])
     assert "each, pairwise noise**, ε = 1" in experiment.written(tmp_path)
 
