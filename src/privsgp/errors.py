@@ -6,7 +6,7 @@ import contextlib
 import errno
 import re
 from contextvars import ContextVar
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -21,7 +21,20 @@ def visible(text: str) -> str:
     return _UNSEEN.sub(lambda found: ascii(found[0])[1:-1], text)
 
 
-class Refused(ValueError):
+class _InWords(Exception):
+    """An exception whose words are made from its arguments: it comes out of another process as it went in."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _as_it_was, (type(self), self.args, self.__dict__)
+
+
+def _as_it_was(kind: type[Exception], args: tuple[Any, ...], rest: dict[str, Any]) -> Exception:
+    made = kind.__new__(kind, *args)
+    made.__dict__.update(rest)
+    return made
+
+
+class Refused(_InWords, ValueError):
     """A request that cannot be carried out as it stands.
 
     `what` names the key or argument and its value; `remedy` says what would work. The command line prints both and
@@ -101,7 +114,7 @@ def mending(error: OSError, otherwise: str) -> str:
 _SMALLER = "lower algorithm.step_size or privacy.clip, and choose another --out"
 
 
-class Interrupted(Exception):
+class Interrupted(_InWords):
     """The run was stopped; `kept` tells whether a checkpoint holds it."""
 
     kept = False
@@ -111,7 +124,7 @@ class Interrupted(Exception):
         self.step = step
 
 
-class Diverged(Exception):
+class Diverged(_InWords):
     """A message is no model, or without noise the test loss no number. Messages are noised: a look reveals nothing."""
 
     def __init__(self, step: int, what: str, remedy: str = _SMALLER) -> None:

@@ -133,6 +133,7 @@ def test_entries_are_in_the_ball_whatever_the_check_value_says(tmp_path, kind, m
     seen = {}
     end = Trainer._end
     monkeypatch.setattr(Trainer, "_end", lambda self, *args: seen.update(run=self) or end(self, *args))
+    monkeypatch.setattr(Trainer, "close", lambda _self: None)
     ran = resume()
     assert ran.code == 0, ran.err
     training = seen["run"]
@@ -154,6 +155,7 @@ def test_a_full_gradient_is_taken_anew(tmp_path, monkeypatch):
     seen = {}
     end = Trainer._end
     monkeypatch.setattr(Trainer, "_end", lambda self, *args: seen.update(run=self) or end(self, *args))
+    monkeypatch.setattr(Trainer, "close", lambda _self: None)
     assert resume().code == 0
     assert torch.equal(seen["run"].algorithm.full, right)
 

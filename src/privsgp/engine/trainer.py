@@ -134,6 +134,11 @@ class Trainer:
                 self._checkpoint(k, spent + time.perf_counter() - started)
         return self._end(k, rows, spent + time.perf_counter() - started)
 
+    def close(self) -> None:
+        """Empty the algorithm, which refers to itself: its table would wait for a collector that sees no sizes."""
+        for one in [*vars(self.algorithm).get("parts", []), self.algorithm]:
+            vars(one).clear()
+
     def _connect(self) -> Transport:
         """Return what carries the messages."""
         return connect(self.spec.graph, self.state.x, self.world, self.spec.faults)

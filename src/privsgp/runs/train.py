@@ -126,6 +126,8 @@ def run(
         except Interrupted as stopped:
             stopped.kept = folder.checkpoint.exists() or folder.checkpoint_before.exists()
             raise
+        finally:
+            training.close()
         return _finish(spec, folder, outcome, world, beside, problem.encoder)
 
 
