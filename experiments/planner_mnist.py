@@ -10,7 +10,7 @@ means over the others, of the grid as of the planner. The planner looks at synth
 
 Cells that are done lie in a folder beside the JSON and are not made again.
 `--quick` is four cells, two methods at two batches with one K and three step sizes, and one fresh seed: some minutes on
-16 cores instead of half an hour. Both fill the tables of docs/planner.md, "Does it hold?".
+16 cores instead of hours. Both fill the tables of docs/planner.md, "Does it hold?".
 """
 
 from __future__ import annotations
