@@ -87,6 +87,8 @@ class EfficientNetLite(nn.Module):
         if x.shape[-2:] != (self.side, self.side):
             x = interpolate(x, (self.side, self.side), mode="bicubic", antialias=True)
         x = (x * 255 - 127) / 128  # as it was trained
+        if x.device.type == "cpu" and not torch.compiler.is_exporting():
+            x = x.contiguous(memory_format=torch.channels_last)  # 1.3 to 1.8 times as fast there
         x = self.blocks(self.stem(x).clamp(0, 6))
         pooled: Tensor = self.head(x).clamp(0, 6).mean((2, 3))
         return pooled
