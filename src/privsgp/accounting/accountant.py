@@ -181,7 +181,7 @@ def assumptions(mechanism: Mechanism, steps: int, relation: Relation) -> tuple[s
 
 def _span(mechanism: Mechanism) -> str:
     least, most = mechanism.sigma, mechanism.largest_sigma
-    return f"{least:g}" if least == most else f"{least:g} to {most:g}, by a public schedule,"
+    return f"{least:.10g}" if least == most else f"{least:.10g} to {most:.10g}, by a public schedule,"
 
 
 def _schedule_words(schedule: Schedule) -> str:
