@@ -30,6 +30,7 @@ def engine(work: Workload, algorithm: str = "privsgp-vr", *, seed: int | None = 
         training._begin()
         with training.budget_guard:
             yield training
+        training.close()
 
 
 def stepper(training: Trainer) -> Callable[[], None]:

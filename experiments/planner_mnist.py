@@ -36,7 +36,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "privsgp-vr": {"name": "privsgp-vr", "difference_scale": 1.0},
 }
 Task = tuple[argparse.Namespace, float, str, int | str]
-DISTANCES = (12.5, 25, 50, 75, 100, 150, 200)  # γK: the step sizes tried are these over K
+DISTANCES = (6.25, 12.5, 25, 50, 100, 150, 200)  # γK: the step sizes tried are these over K
 QUICK = {
     "batches": [1.0, 48.0], "methods": ["privsgp", "scaled"], "steps": [1200], "distances": (50, 100, 150),
     "seeds": [0, 1],

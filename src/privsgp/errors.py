@@ -21,7 +21,7 @@ def visible(text: str) -> str:
     return _UNSEEN.sub(lambda found: ascii(found[0])[1:-1], text)
 
 
-class _InWords(Exception):
+class InWords(Exception):
     """An exception whose words are made from its arguments: it comes out of another process as it went in."""
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -34,7 +34,7 @@ def _as_it_was(kind: type[Exception], args: tuple[Any, ...], rest: dict[str, Any
     return made
 
 
-class Refused(_InWords, ValueError):
+class Refused(InWords, ValueError):
     """A request that cannot be carried out as it stands.
 
     `what` names the key or argument and its value; `remedy` says what would work. The command line prints both and
@@ -114,7 +114,7 @@ def mending(error: OSError, otherwise: str) -> str:
 _SMALLER = "lower algorithm.step_size or privacy.clip, and choose another --out"
 
 
-class Interrupted(_InWords):
+class Interrupted(InWords):
     """The run was stopped; `kept` tells whether a checkpoint holds it."""
 
     kept = False
@@ -124,7 +124,7 @@ class Interrupted(_InWords):
         self.step = step
 
 
-class Diverged(_InWords):
+class Diverged(InWords):
     """A message is no model, or without noise the test loss no number. Messages are noised: a look reveals nothing."""
 
     def __init__(self, step: int, what: str, remedy: str = _SMALLER) -> None:

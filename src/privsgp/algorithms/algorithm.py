@@ -64,6 +64,10 @@ class Algorithm(ABC):
     def step(self, k: int, s: State) -> State:
         """Take step k; `block.release` is called on what carries its noise before any of it leaves."""
 
+    def close(self) -> None:
+        """Let go of everything: it may refer to itself, and its table would wait for a collector that sees no sizes."""
+        vars(self).clear()
+
 
 def clipped_mean(block: Block, z: Tensor, batch: list[Drawn], b: Tensor | None = None) -> Tensor:
     """(1/b) Σ_{j∈B} clip_G(∇f_i(z_i; j)); the divisor is the constant b, never the drawn size."""

@@ -78,6 +78,12 @@ class PushSum(Algorithm):
         part.__dict__.pop("parts", None)
         return part
 
+    def close(self) -> None:
+        """Let go of everything, and so do its parts."""
+        for part in vars(self).pop("parts", []):
+            part.close()
+        super().close()
+
 
 class PrivSGP(PushSum):
     """PrivSGP (the paper's Algorithm 2): stochastic gradient push with clipped gradients and Gaussian noise.

@@ -135,9 +135,9 @@ class Trainer:
         return self._end(k, rows, spent + time.perf_counter() - started)
 
     def close(self) -> None:
-        """Empty the algorithm, which refers to itself: its table would wait for a collector that sees no sizes."""
-        for one in [*vars(self.algorithm).get("parts", []), self.algorithm]:
-            vars(one).clear()
+        """Let go of what refers back to this object; what came out is kept by whoever has it."""
+        vars(self).pop("step", None)
+        self.algorithm.close()
 
     def _connect(self) -> Transport:
         """Return what carries the messages."""

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import interpolate, pad
 
+from privsgp.devices import device_of
 from privsgp.errors import Refused
 from privsgp.files import packaged
 
@@ -87,8 +88,8 @@ class EfficientNetLite(nn.Module):
         if x.shape[-2:] != (self.side, self.side):
             x = interpolate(x, (self.side, self.side), mode="bicubic", antialias=True)
         x = (x * 255 - 127) / 128  # as it was trained
-        if x.device.type == "cpu" and not torch.compiler.is_exporting():
-            x = x.contiguous(memory_format=torch.channels_last)  # 1.3 to 1.8 times as fast there
+        if device_of(x.device).in_host_memory:
+            x = x.contiguous(memory_format=torch.channels_last)  # there convolutions are faster so
         x = self.blocks(self.stem(x).clamp(0, 6))
         pooled: Tensor = self.head(x).clamp(0, 6).mean((2, 3))
         return pooled

@@ -146,6 +146,7 @@ def seconds_per_step(rehearsal: Rehearsal, method: Method, nodes: int, batch: fl
         started = time.perf_counter()
         state = algorithm.step(k, state)
         took.append(time.perf_counter() - started)
+    algorithm.close()
     return min(took)
 
 

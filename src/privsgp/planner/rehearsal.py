@@ -118,10 +118,13 @@ class Rehearsal:
         scale = [distance / candidates[0][0] for distance, _ in candidates]
         block.update_rule = UpdateRule(state.x, momentum=momentum, scale=scale)
         algorithm = ALGORITHMS[spec.algorithm](block, spec.settings)
-        algorithm.begin(state.z)
-        for k in range(steps):
-            state = algorithm.step(k, state)
-            yield state
+        try:
+            algorithm.begin(state.z)
+            for k in range(steps):
+                state = algorithm.step(k, state)
+                yield state
+        finally:
+            algorithm.close()
 
     def score(self, x: Tensor) -> float:
         """Return how good a model is: its accuracy on samples it has not seen, or minus its loss in a regression."""

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from cryptography.exceptions import InvalidSignature
 
+from privsgp.errors import InWords
 from privsgp.sites.canonical import canonical
 from privsgp.transport import forms
 from privsgp.transport.link import grow_part, parts
@@ -51,7 +52,7 @@ _FORM = forms.keys(
 )  # fmt: skip
 
 
-class Rejected(Exception):
+class Rejected(InWords):
     """What a peer sent is not let in; `kind` is for counting, the text for people."""
 
     def __init__(self, kind: str, what: str, evidence: dict[str, Any] | None = None) -> None:

@@ -151,6 +151,8 @@ def join(
                 if _asked_to_leave(folder).exists():
                     _goodbye(network, folder, transport)
                 raise
+            finally:
+                trainer.close()
             summary = _finish(network, folder, spec, outcome)
             network.members.phase = "finished"
             _see_off(network, transport, say)
