@@ -63,7 +63,7 @@ def test_a_step_that_refers_back_is_let_go_too(tmp_path, uncollected, monkeypatc
         def __call__(self, k, s):
             return self.take(k, s)
 
-    monkeypatch.setattr(Trainer, "_stepper", lambda self: Recorded(self))
+    monkeypatch.setattr(Trainer, "_stepper", lambda self: Recorded(self))  # noqa: PLW0108 - a function is bound
     values = {"seed": 0, "data": {"name": "digits", "nodes": 4}, "privacy": {"sigma": 0.1}, "algorithm": {"steps": 2}}
     config = configs.parse(values)
     train.run(config, problems.load_problem(config, None), tmp_path)

@@ -19,7 +19,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import interpolate, pad
 
-from privsgp.devices import device_of
 from privsgp.errors import Refused
 from privsgp.files import packaged
 
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
 WIDTH = 1280  # features of a sample, whatever the size of the network
 PRETRAINING = "public pre-training on ImageNet"
 _EPS = 1e-3  # of batch normalisation, as it was trained
+_LAYOUT = {"cpu": torch.channels_last}  # faster there; what a GPU is given stays as it is
 _STAGES = (  # repeats, kernel, stride, expansion, channels
     (1, 3, 1, 1, 16), (2, 3, 2, 6, 24), (2, 5, 2, 6, 40), (3, 3, 2, 6, 80), (3, 5, 1, 6, 112), (4, 5, 2, 6, 192),
     (1, 3, 1, 6, 320),
@@ -88,8 +88,7 @@ class EfficientNetLite(nn.Module):
         if x.shape[-2:] != (self.side, self.side):
             x = interpolate(x, (self.side, self.side), mode="bicubic", antialias=True)
         x = (x * 255 - 127) / 128  # as it was trained
-        if device_of(x.device).in_host_memory:
-            x = x.contiguous(memory_format=torch.channels_last)  # there convolutions are faster so
+        x = x.contiguous(memory_format=_LAYOUT.get(x.device.type, torch.contiguous_format))
         x = self.blocks(self.stem(x).clamp(0, 6))
         pooled: Tensor = self.head(x).clamp(0, 6).mean((2, 3))
         return pooled
