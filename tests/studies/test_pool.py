@@ -134,6 +134,17 @@ def test_a_signal_that_comes_with_the_last_step_is_heard(tmp_path):
         )
 
 
+@contextlib.contextmanager
+def _begun(line):
+    """A process with its children, gone in the end even if the test fails."""
+    with subprocess.Popen(line, stderr=subprocess.PIPE, start_new_session=True) as process:
+        try:
+            yield process
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+
+
 @pytest.mark.parametrize("kill", [os.kill, os.killpg])
 def test_a_stopped_comparison_leaves_checkpoints_and_no_process(tmp_path, kill):
     """Ctrl-C in a terminal goes to the runs themselves too: that they end by it is no failure of theirs."""
@@ -141,15 +152,15 @@ def test_a_stopped_comparison_leaves_checkpoints_and_no_process(tmp_path, kill):
     out = tmp_path / "out"
     arguments = [str(runs.small(tmp_path, text)), "--algorithms=sgp", LONG, f"--out={out}", "--jobs=1"]
     line = [sys.executable, "-m", "privsgp", "compare", *arguments]
-    process = subprocess.Popen(line, stderr=subprocess.PIPE, start_new_session=True)
-    while not (found := list(out.rglob("checkpoint.safetensors"))):
-        time.sleep(0.05)
-        assert process.poll() is None
-    second = runs.command("compare", *arguments)
-    assert second.code == 2
-    assert f"{out} is in use by another process" in second.err
-    kill(process.pid, signal.SIGINT)
-    _, err = process.communicate(timeout=60)
+    with _begun(line) as process:
+        while not (found := list(out.glob("runs/*/*/*/private/checkpoint.safetensors"))):
+            time.sleep(0.05)
+            assert process.poll() is None
+        second = runs.command("compare", *arguments)
+        assert second.code == 2
+        assert f"{out} is in use by another process" in second.err
+        kill(process.pid, signal.SIGINT)
+        _, err = process.communicate(timeout=60)
     assert process.returncode == 130
     assert "the same command goes on" in err.decode()
     with Folder(found[0].parent.parent).locked():
