@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import interpolate, pad
+from torch.nn.functional import conv2d, interpolate, pad
 
 from privsgp.errors import Refused
 from privsgp.files import packaged
@@ -125,7 +125,9 @@ class _SameConv2d(nn.Conv2d):
 
     def forward(self, x: Tensor) -> Tensor:
         height, width = (_margins(n, self.kernel_size[0], self.stride[0]) for n in x.shape[-2:])
-        return super().forward(pad(x, (*width, *height)))
+        if height[0] != height[1] or width[0] != width[1]:
+            return super().forward(pad(x, (*width, *height)))
+        return conv2d(x, self.weight, self.bias, self.stride, (height[0], width[0]), groups=self.groups)  # no copy
 
 
 def _margins(pixels: int, kernel: int, stride: int) -> tuple[int, int]:
