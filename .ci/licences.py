@@ -1,6 +1,7 @@
 """`make licences`: list the licence of everything that an installation brings along.
 
-The status is 1 where one is unknown, or not permissive. What is not installed here is named, and not looked at.
+The status is 1 where one is unknown, or not permissive (MPL, which asks for its own files alone, passes). What is not
+installed here is named, and not looked at; what NVIDIA's terms are for, which torch brings for GPUs, is named too.
 """
 
 from __future__ import annotations
@@ -11,19 +12,24 @@ from importlib import metadata
 
 EXTRAS = ("sites", "tables", "encoders", "export", "tensorboard")
 PERMISSIVE = re.compile(r"Apache|MIT|BSD|ISC|PSF|Python Software|HPND|Zlib|MPL|Mozilla|Unlicense|CNRI", re.IGNORECASE)
+NVIDIA = re.compile(r"NVIDIA|CUDA", re.IGNORECASE)
 COPYLEFT = re.compile(r"\b[AL]?GPL|GNU (Affero|General|Lesser)", re.IGNORECASE)
 
 
 def main() -> int:
     """Print a table, and what has to be looked at by a person."""
-    bad = []
+    bad, gpu = [], []
     for name in sorted(needed("privsgp", EXTRAS), key=str.lower):
         licence = licence_of(name)
         print(f"{name:32} {metadata.version(name):16} {licence}")
-        if not PERMISSIVE.search(licence) or COPYLEFT.search(licence):
+        if name.lower().startswith(("nvidia-", "cuda-")) and NVIDIA.search(licence):
+            gpu.append(name)
+        elif not PERMISSIVE.search(licence) or COPYLEFT.search(licence):
             bad.append(name)
     if absent := sorted(missing("privsgp", EXTRAS)):
         print(f"\nnot installed here, and so not looked at: {', '.join(absent)}", file=sys.stderr)
+    if gpu:
+        print(f"\nNVIDIA's own terms; torch's CPU wheels bring none of them: {', '.join(gpu)}", file=sys.stderr)
     if bad:
         print(f"\nnot known to be permissive: {', '.join(bad)}", file=sys.stderr)
     return bool(bad)

@@ -56,9 +56,14 @@ def table(figures: Figures) -> str:
     lines.append("|---" * (2 + len(columns)) + "|")
     for name in NAMES:
         cells = [figures.get((name, scale, mode)) for scale, mode in columns]
-        words = ["not run" if one is None else ", ".join(claims.stated(one)) for one in cells]
+        words = ["not run" if one is None else ", ".join(claims.stated(one)) + _part(one) for one in cells]
         lines.append(f"| [{name}](#{name}) | {known(name).says} | {' | '.join(words)} |")
     return "\n".join(lines) + "\n"
+
+
+def _part(one: dict[str, Any]) -> str:
+    """Say where not all of a figure was run; its section names what was left out."""
+    return " (of the curves run)" if any("left out:" in found for found in claims.stated(one).values()) else ""
 
 
 def section(name: str, figures: Figures, folder: str) -> str:

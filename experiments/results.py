@@ -37,7 +37,7 @@ PAGES = (
     "experiments/figures_table.py docs/results docs/results.md",
     "experiments/comparison_table.py docs/results/comparison docs/results.md",
     "experiments/what_it_buys.py --page docs/results-accuracy.md",
-    "experiments/shared_noise.py --page docs/trust.md docs/index.md README.md",
+    "experiments/shared_noise.py --page docs/trust.md",
     "experiments/dropouts.py --page docs/trust.md",
     "experiments/first_picture.py",
     "experiments/planner_mnist.py --page docs/planner.md",

@@ -6,7 +6,7 @@ own best of several step sizes, chosen on seed 0 by test accuracy; what is repor
 are not made again, and rows of other parts in the JSON stay.
 
     python experiments/shared_noise.py --data-dir DATA --out RUNS [--only mnist] [--device cuda] [--jobs 4] [--seeds 3]
-    python experiments/shared_noise.py --page docs/trust.md docs/index.md README.md  # write the table
+    python experiments/shared_noise.py --page docs/trust.md     # write the table
 """
 
 from __future__ import annotations
@@ -90,8 +90,7 @@ def main() -> None:
     """Run what is asked for, or write the page."""
     options = arguments()
     if options.page is not None:
-        for page in options.page:
-            pages.put(page, "shared noise", shown(json.loads(options.results.read_text())["rows"]))
+        pages.put(options.page, "shared noise", shown(json.loads(options.results.read_text())["rows"]))
         return
     for name in options.only:
         for kind, row in tuned(name, options).items():
@@ -110,7 +109,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--jobs", type=int, default=1)
-    parser.add_argument("--page", type=Path, nargs="+", help="run nothing: write the table of the JSON file into these")
+    parser.add_argument("--page", type=Path, help="run nothing: write the table of the JSON file into this")
     return parser.parse_args()
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import pathlib
 import re
 import runpy
 import subprocess
 import sys
 import tomllib
+from importlib import metadata
 
 import pytest
 
@@ -71,3 +73,23 @@ def test_licences_that_were_not_looked_at_are_named():
     absent = {name.replace("-", "_") for name in licences["missing"]("privsgp", ("encoders",))}
     assert absent == {name for name in asked if not licences["installed"](name)}
     assert not licences["missing"]("privsgp", ())
+
+
+def imported():
+    """Return every package that a line of ours imports, wherever in a file it stands."""
+    trees = [ast.parse(path.read_text()) for path in (ROOT / "src").rglob("*.py")]
+    nodes = [node for tree in trees for node in ast.walk(tree)]
+    names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+    names += [node.module for node in nodes if isinstance(node, ast.ImportFrom) and not node.level]
+    return {name.partition(".")[0] for name in names} - {"privsgp", *sys.stdlib_module_names}
+
+
+def test_what_is_imported_is_asked_for():
+    """The tests of the wheel borrow what is installed here: one that pyproject forgot would not be missed there."""
+    extras = [line for extra in EXTRAS for line in PROJECT["project"]["optional-dependencies"][extra]]
+    lines = [*PROJECT["project"]["dependencies"], *extras]
+    asked = {re.match(r"[\w.-]+", line)[0].lower().replace("_", "-") for line in lines}
+    brought = metadata.packages_distributions()
+    here_or_not = {"IPython", "triton"}  # in a notebook, which has it; with torch's CUDA build, which brings it
+    for name in imported() - here_or_not - {"pydantic_core"}:  # which is pydantic's own half
+        assert asked & {one.lower().replace("_", "-") for one in brought[name]}, name
