@@ -38,15 +38,17 @@ PAGES = (
     "experiments/comparison_table.py docs/results/comparison docs/results.md",
     "experiments/what_it_buys.py --page docs/results-accuracy.md",
     "experiments/shared_noise.py --page docs/trust.md",
-    "experiments/dropouts.py --page docs/trust.md",
+    "experiments/trust.py --page docs/trust.md",
     "experiments/first_picture.py",
     "experiments/planner_mnist.py --page docs/planner.md",
+    "experiments/planning.py --page docs/planner.md",
     "experiments/record.py --page docs/results-accuracy.md --short README.md",
     "experiments/schedules.py --page docs/algorithms.md",
     "experiments/single.py --page docs/results-accuracy.md",
     "experiments/texts.py --page docs/accuracy.md",
     "experiments/class_weights.py --page docs/howto/data.md",
     "experiments/hospitals.py --page docs/results.md",
+    "experiments/soteriafl.py --page docs/algorithms.md",
 )
 
 Step = dict[str, Any]

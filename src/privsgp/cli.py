@@ -835,6 +835,8 @@ def _counted(
 
 def _digits(key: str, value: object) -> str:
     """Write an answer's value, numbers with six digits; ε and σ are rounded up, so that neither promises more."""
+    if key == "curve" and isinstance(value, list):  # ε by how many nodes are honest
+        return ", ".join(f"{honest}: {_digits('epsilon', epsilon)}" for honest, epsilon in value)
     if not isinstance(value, float):
         return "no finite bound" if value is None else str(value)
     up = "epsilon" in key or "sigma" in key
@@ -846,7 +848,8 @@ def _answer(answer: dict[str, Any], assumptions: tuple[str, ...], *, as_json: bo
     if as_json:
         typer.echo(json.dumps(answer | ({} if seen is None else seen.as_json())))
         return
-    show("privacy", [(key, _digits(key, value)) for key, value in answer.items()])
+    words = {"curve": "epsilon by honest nodes"}
+    show("privacy", [(words.get(key, key), _digits(key, value)) for key, value in answer.items()])
     show_lines(assumptions)
     if seen is not None:
         show_view(seen, answer["epsilon"])

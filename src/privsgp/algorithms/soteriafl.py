@@ -5,7 +5,7 @@
 
 The three differ in their estimators ĝ_i. Compression comes after the noise: it is post-processing, and so is the
 shift, which is made of messages that have left. Their code clips
-the *mean* of a batch, which protects nobody; `experiments/soteriafl_mnist.py` repeats their figures with that.
+the *mean* of a batch, which protects nobody; `experiments/soteriafl.py` repeats their figures with that.
 """
 
 from __future__ import annotations

@@ -1,0 +1,40 @@
+"""The page on trust shows what the runs gave, and which commit made them."""
+
+from __future__ import annotations
+
+import json
+
+EXPERIMENT = "trust"
+
+
+def test_the_page_has_the_tables_of_the_runs(experiment):
+    told = json.loads(experiment.RESULTS.read_text())
+    for mark, text in experiment.parts(told).items():
+        assert experiment.pages.shown(experiment.PAGE.read_text(), mark) == text
+    assert [row["what"] for row in told["rows"]] == list(experiment.FAULTS)
+    assert len(told["partners"]) == len(experiment.DEGREES)
+
+
+def test_fewer_honest_sites_are_a_larger_epsilon_and_fewer_partners_more_noise(experiment):
+    told = json.loads(experiment.RESULTS.read_text())
+    spent = [epsilon for _, epsilon in told["honest"]["curve"]]
+    assert spent == sorted(spent, reverse=True)
+    noises = [row["noise"] for row in told["partners"]]
+    assert noises == sorted(noises)
+
+
+def test_no_fault_changes_epsilon(experiment):
+    rows = json.loads(experiment.RESULTS.read_text())["rows"]
+    assert len({row["epsilon"] for row in rows}) == 1
+
+
+def test_a_row_is_measured_anew(experiment, monkeypatch, tmp_path):
+    monkeypatch.setattr(experiment, "SEEDS", (0,))
+    monkeypatch.setattr(experiment, "SHARED", [*experiment.SHARED, "algorithm.steps=3"])
+    row = experiment.measured("nothing", tmp_path)
+    assert 0 < row["epsilon"] <= 0.5
+    assert row["expected"] == 1.0
+    monkeypatch.setattr(experiment, "CURVE", [*experiment.CURVE, "algorithm.steps=3"])
+    monkeypatch.setattr(experiment, "PARTNERS", [*experiment.PARTNERS, "algorithm.steps=3"])
+    assert dict(experiment.honest(tmp_path / "honest")["curve"])[12] <= 0.5
+    assert experiment.partners(12, tmp_path / "few")["partners"] == 12
