@@ -39,6 +39,7 @@ PAGES = (
     "experiments/what_it_buys.py --page docs/results-accuracy.md",
     "experiments/shared_noise.py --page docs/trust.md",
     "experiments/trust.py --page docs/trust.md",
+    "experiments/stragglers.py --page docs/asynchrony.md",
     "experiments/first_picture.py",
     "experiments/planner_mnist.py --page docs/planner.md",
     "experiments/planning.py --page docs/planner.md",

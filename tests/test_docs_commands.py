@@ -2,7 +2,8 @@
 
 A block with commands or Python has one of three marks: `<!-- run -->` before it (test_docs_run.py runs it),
 `<!-- run by tests/… -->` before it where another test does, or below it a line that readers see, which says why no
-test runs it and, where somebody did, on what: `*Not run in CI: …*`; with `here and below` up to the next heading.
+test runs it and what does the same, or where and at which commit it was run: `*Not run in CI: …*`; with `here and
+below` up to the next heading.
 """
 
 from __future__ import annotations
@@ -49,6 +50,16 @@ def test_what_a_page_tells_to_do_is_run_or_says_that_it_is_not(page):
     for _, before, _ in blocks(page):
         if (mark := BEFORE.search(before)) and mark["test"]:
             assert pathlib.Path(page).name in (ROOT / mark["test"]).read_text()
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_what_is_not_run_says_where_it_was_or_what_does_the_same(page):
+    said = re.findall(r"\*(Not run in CI[^*]+)\*", (ROOT / page).read_text())
+    for words in said:
+        named = re.findall(r"`([^`]+)`", words)
+        assert named or "](" in words, words
+        for name in named:
+            assert "/" not in name or (ROOT / name).exists(), name
 
 
 def lines(text):
