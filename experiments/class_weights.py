@@ -6,11 +6,10 @@ python experiments/class_weights.py --page docs/howto/data.md    # write the tab
 
 from __future__ import annotations
 
-import argparse
 import json
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pages
@@ -20,6 +19,9 @@ from torch import nn
 import privsgp
 from privsgp.files import write_json
 from privsgp.studies.provenance import provenance
+
+if TYPE_CHECKING:
+    import argparse
 
 DOCS = Path(__file__).parent.parent / "docs"
 RESULTS, PAGE = DOCS / "results" / "class_weights.json", DOCS / "howto" / "data.md"
@@ -91,9 +93,7 @@ def _cell(row: Row) -> str:
 
 def arguments() -> argparse.Namespace:
     """Read the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--page", type=Path, help="run nothing: write the table of the JSON file into this")
-    return parser.parse_args()
+    return pages.asked(__doc__)
 
 
 def main() -> None:

@@ -6,17 +6,19 @@ python experiments/hospitals.py --page docs/results.md       # write the table a
 
 from __future__ import annotations
 
-import argparse
 import json
 import runpy
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pages
 
 from privsgp.files import write_json
 from privsgp.studies.provenance import provenance
+
+if TYPE_CHECKING:
+    import argparse
 
 ROOT = Path(__file__).parent.parent
 RESULTS, PAGE = ROOT / "docs" / "results" / "hospitals.json", ROOT / "docs" / "results.md"
@@ -44,9 +46,7 @@ def part(told: dict[str, Any]) -> str:
 
 def arguments() -> argparse.Namespace:
     """Read the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--page", type=Path, help="run nothing: write the table of the JSON file into this")
-    return parser.parse_args()
+    return pages.asked(__doc__)
 
 
 def main() -> None:

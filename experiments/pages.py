@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import argparse
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
-    from pathlib import Path
+
+
+def asked(about: str | None, *, data: bool = False) -> argparse.Namespace:
+    """Read the command line of a script that runs all it has, or writes its page alone."""
+    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+    if data:
+        parser.add_argument("--data-dir", type=Path)
+    parser.add_argument("--page", type=Path, help="run nothing: write what the JSON file has into this page")
+    return parser.parse_args()
 
 
 def put(page: Path, mark: str, text: str) -> None:
@@ -30,18 +40,20 @@ def shown(whole: str, mark: str) -> str:
 
 
 def commits(told: Iterable[Mapping[str, Any]]) -> str:
-    """Say which commits results come from, and on which devices; refuse one that names none."""
-    made: dict[tuple[str, str], int] = {}
+    """Say which commits results come from, on which devices and with which torch; refuse one that names none."""
+    made: dict[tuple[str, str, str], int] = {}
     for one in told:
         if not one.get("commit"):
             raise SystemExit(f"a result names no commit: {dict(one)!s:.200}; run it again or take it out")
-        key = (one["commit"], one.get("device") or "")
+        torch = (one.get("versions") or {}).get("torch", "").partition("+")[0]
+        key = (one["commit"], one.get("device") or "", torch)
         made[key] = made.get(key, 0) + 1
     total = sum(made.values())
     words = [_words(*key, "" if count == total else f" ({count} of {total})") for key, count in sorted(made.items())]
     return "Numbers from " + "; ".join(words) + "." if words else "Not run yet."
 
 
-def _words(commit: str, device: str, many: str) -> str:
+def _words(commit: str, device: str, torch: str, many: str) -> str:
     short = commit if commit.endswith("+") else commit[:12]
-    return f"commit `{short}`" + (f" on {device}" if device else "") + many
+    parts = [f"commit `{short}`" + (f" on {device}" if device else ""), *([f"torch {torch}"] if torch else [])]
+    return ", ".join(parts) + many

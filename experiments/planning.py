@@ -9,7 +9,6 @@ noise alone (planner/noise_alone.py), beside what a rehearsal finds, or what was
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import resource
@@ -17,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 import pages
@@ -27,6 +26,9 @@ from privsgp.planner import settle
 from privsgp.runs import config as configs
 from privsgp.runs import problem as problems
 from privsgp.studies.provenance import provenance
+
+if TYPE_CHECKING:
+    import argparse
 
 ROOT = Path(__file__).parent.parent
 RESULTS, PAGE = ROOT / "docs" / "results" / "planning.json", ROOT / "docs" / "planner.md"
@@ -102,10 +104,7 @@ def part(told: dict[str, Any]) -> str:
 
 def arguments() -> argparse.Namespace:
     """Read the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data-dir", type=Path)
-    parser.add_argument("--page", type=Path, help="run nothing: write the tables of the JSON file into this")
-    return parser.parse_args()
+    return pages.asked(__doc__, data=True)
 
 
 def main() -> None:

@@ -1,6 +1,6 @@
-"""Schedules of clip and noise at one certified budget: what they gain over equal steps, on MNIST logistic regression.
+"""Schedules of clip and noise at one certified budget: what they gain over equal steps, by logistic regression.
 
-Every kind of run has the same 50 nodes, (ε, δ), batch and steps, and is run at every distance γ̄K: nothing is chosen, so
+Every kind of run has the same nodes, (ε, δ), batch and steps, and is run at every distance γ̄K: nothing is chosen, so
 that no difference of step size passes for one of schedules.
 
     python experiments/schedules.py --data-dir DATA --out RUNS [--jobs 1] [--seeds 3]
@@ -27,7 +27,12 @@ if TYPE_CHECKING:
 
 Row = dict[str, Any]
 RESULTS = Path(__file__).parent.parent / "docs" / "results" / "schedules.json"
-DISTANCES = (50.0, 100.0, 200.0, 400.0)
+# data, model, batch of a node, and the distances
+PROBLEMS: dict[str, tuple[dict[str, Any], dict[str, Any], int, tuple[float, ...]]] = {
+    "mnist": ({"name": "mnist", "nodes": 50}, {"name": "logistic"}, 60, (50.0, 100.0, 200.0, 400.0)),
+    "a9a": ({"name": "a9a", "nodes": 16}, {"name": "logistic", "loss": "binary"}, 200, (300.0, 600.0, 1200.0, 2400.0)),
+}
+WORDS = {"mnist": "MNIST, 50 nodes, batch 60", "a9a": "a9a, 16 nodes, batch 200"}
 STEPS = 100
 _FALLING = {"schedule": "linear", "start": 1.0, "end": 0.3}
 _TAIL = {"average": "tail"}
@@ -46,9 +51,10 @@ KINDS: dict[str, tuple[str, bool, dict[str, Any], dict[str, Any]]] = {
 }
 
 
-def asked(kind: str, distance: float) -> Config:
+def asked(problem: str, kind: str, distance: float) -> Config:
     """Return the configuration of a kind of run, whose mean step size makes up the distance."""
     _, falls, algorithm, privacy = KINDS[kind]
+    data, model, batch, _ = PROBLEMS[problem]
     gamma = distance / STEPS
     step_size: Any = {"schedule": "cosine", "start": 2 * gamma} if falls else gamma
     fading = {"noise_curvature": 2 / distance} if kind == "fading" else {}
@@ -56,10 +62,10 @@ def asked(kind: str, distance: float) -> Config:
         {
             "name": f"schedules-{kind}",
             "seed": 0,
-            "data": {"name": "mnist", "nodes": 50},
-            "model": {"name": "logistic"},
+            "data": data,
+            "model": model,
             "privacy": {"epsilon": 1.0, "delta": 1e-5, "clip": 1.0, "spare": 0.0, **privacy, **fading},
-            "algorithm": {"name": "privsgp", "batch": 60, "steps": STEPS, "step_size": step_size, **algorithm},
+            "algorithm": {"name": "privsgp", "batch": batch, "steps": STEPS, "step_size": step_size, **algorithm},
             "engine": {"device": "cpu", "checkpoint_every": 0, "evaluate_every": STEPS},
         }
     )
@@ -71,6 +77,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--data-dir", type=Path)
     parser.add_argument("--out", type=Path, default=Path("runs/schedules"), help="folder of the runs")
     parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument("--only", nargs="+", default=list(PROBLEMS), choices=list(PROBLEMS))
     parser.add_argument("--kinds", nargs="+", default=list(KINDS), choices=list(KINDS))
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--jobs", type=int, default=1)
@@ -84,36 +91,39 @@ def main() -> None:
     if options.page is not None:
         pages.put(options.page, "schedules", part(json.loads(options.results.read_text())["rows"]))
         return
-    for kind in options.kinds:
-        row = measured(kind, options)
-        print(kind, *(cell(one) for one in row["at"]), flush=True)
-        keep(options.results, row)
+    for problem in options.only:
+        for kind in options.kinds:
+            row = measured(problem, kind, options)
+            print(problem, kind, *(cell(one) for one in row["at"]), flush=True)
+            keep(options.results, row)
 
 
-def measured(kind: str, options: argparse.Namespace) -> Row:
+def measured(problem: str, kind: str, options: argparse.Namespace) -> Row:
     """Run a kind at every distance."""
-    bench = Bench(options.out, options.data_dir, options.jobs)
-    keys = {distance: f"{kind}/distance-{distance:g}" for distance in DISTANCES}
-    runs = bench.several({keys[d]: asked(kind, d) for d in DISTANCES}, range(options.seeds), kind)
-    one = runs[keys[DISTANCES[0]]]
+    bench, distances = Bench(options.out, options.data_dir, options.jobs), PROBLEMS[problem][3]
+    keys = {distance: f"{problem}/{kind}/distance-{distance:g}" for distance in distances}
+    runs = bench.several({keys[d]: asked(problem, kind, d) for d in distances}, range(options.seeds), kind)
+    one = runs[keys[distances[0]]]
     return {
-        "kind": kind, "epsilon": one.epsilon, "sigma": min(one.summary["sigma"]), "seeds": list(range(options.seeds)),
-        "at": [{"distance": d, "accuracy": _accuracy(runs[keys[d]])} for d in DISTANCES], **provenance("cpu"),
+        "problem": problem, "kind": kind,
+        "epsilon": one.epsilon, "sigma": min(one.summary["sigma"]), "seeds": list(range(options.seeds)),
+        "at": [{"distance": d, "accuracy": _accuracy(runs[keys[d]])} for d in distances], **provenance("cpu"),
     }  # fmt: skip
 
 
 def _accuracy(runs: Several) -> Row:
     if runs.accuracy is None:
-        raise RuntimeError("MNIST has labels")
+        raise RuntimeError("these data have labels")
     return runs.accuracy.as_json()
 
 
 def keep(path: Path, row: Row) -> None:
-    """Put a row into the JSON, in the place of the one of the same kind."""
+    """Put a row into the JSON, in the place of the one of the same problem and kind."""
     told = json.loads(path.read_text()) if path.exists() else {"rows": []}
-    rows = {r["kind"]: r for r in [*told["rows"], row]}
-    about = {"format": "privsgp-schedules", "version": 2, "simulation": True, "epsilon": 1.0, "delta": 1e-5}
-    write_json(path, about | {"rows": [rows[kind] for kind in KINDS if kind in rows]})
+    rows = {(r["problem"], r["kind"]): r for r in [*told["rows"], row]}
+    order = [(problem, kind) for problem in PROBLEMS for kind in KINDS]
+    about = {"format": "privsgp-schedules", "version": 3, "simulation": True, "epsilon": 1.0, "delta": 1e-5}
+    write_json(path, about | {"rows": [rows[one] for one in order if one in rows]})
 
 
 def part(rows: list[Row]) -> str:
@@ -122,10 +132,15 @@ def part(rows: list[Row]) -> str:
 
 
 def table(rows: list[Row]) -> str:
-    """Return a line for each kind, a column for each distance."""
-    lines = ["| γ̄K | " + " | ".join(f"{d:g}" for d in DISTANCES) + " |", "|---" * (1 + len(DISTANCES)) + "|"]
-    lines += [f"| {KINDS[row['kind']][0]} | " + " | ".join(map(cell, row["at"])) + " |" for row in rows]
-    return "\n".join(lines) + "\n"
+    """Return a table for each problem: a line for each kind, a column for each distance."""
+    lines = []
+    for problem, (*_, distances) in PROBLEMS.items():
+        lines += [f"| {WORDS[problem]}: γ̄K | " + " | ".join(f"{d:g}" for d in distances) + " |"]
+        lines += ["|---" * (1 + len(distances)) + "|"]
+        here = [row for row in rows if row["problem"] == problem]
+        lines += [f"| {KINDS[row['kind']][0]} | " + " | ".join(map(cell, row["at"])) + " |" for row in here]
+        lines += [""]
+    return "\n".join(lines)
 
 
 def cell(at: Row) -> str:

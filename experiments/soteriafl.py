@@ -10,7 +10,6 @@ Both start from x⁰ = N(0, 1)/5, as the notebook does; runs from torch's own st
 
 from __future__ import annotations
 
-import argparse
 import json
 import tempfile
 from pathlib import Path
@@ -31,6 +30,8 @@ from privsgp.runs import train as training
 from privsgp.studies.provenance import provenance
 
 if TYPE_CHECKING:
+    import argparse
+
     from torch import Tensor
 
     from privsgp.accounting.mechanisms import Mechanism
@@ -84,10 +85,7 @@ def main() -> None:
 
 def arguments() -> argparse.Namespace:
     """Read the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data-dir", type=Path)
-    parser.add_argument("--page", type=Path, help="run nothing: write the table of the JSON file into this")
-    return parser.parse_args()
+    return pages.asked(__doc__, data=True)
 
 
 def measured(data: Path | None) -> None:

@@ -6,18 +6,20 @@ python experiments/stragglers.py --page docs/asynchrony.md    # write the table 
 
 from __future__ import annotations
 
-import argparse
 import json
 import tempfile
 from pathlib import Path
 from statistics import mean, stdev
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pages
 
 from privsgp.files import write_json
 from privsgp.runs import config, problem, train
 from privsgp.studies.provenance import provenance
+
+if TYPE_CHECKING:
+    import argparse
 
 ROOT = Path(__file__).parent.parent
 RESULTS, PAGE = ROOT / "docs" / "results" / "stragglers.json", ROOT / "docs" / "asynchrony.md"
@@ -65,9 +67,7 @@ def part(told: dict[str, Any]) -> str:
 
 def arguments() -> argparse.Namespace:
     """Read the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--page", type=Path, help="run nothing: write the table of the JSON file into this")
-    return parser.parse_args()
+    return pages.asked(__doc__)
 
 
 def main() -> None:

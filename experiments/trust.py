@@ -11,13 +11,12 @@ says: of a step that m of n sites miss, (n − m)(D + m s²) is left of n D. ε 
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import tempfile
 from pathlib import Path
 from statistics import mean
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pages
 
@@ -27,6 +26,9 @@ from privsgp.runs import build, config, problem, train
 from privsgp.studies.provenance import provenance
 
 Row = dict[str, Any]
+if TYPE_CHECKING:
+    import argparse
+
 ROOT = Path(__file__).parent.parent
 RESULTS, PAGE = ROOT / "docs" / "results" / "trust.json", ROOT / "docs" / "trust.md"
 N, HONEST, STEPS, SEEDS = 16, 12, 150, (0, 1, 2)
@@ -147,9 +149,7 @@ def _faults(rows: list[Row]) -> list[str]:
 
 def arguments() -> argparse.Namespace:
     """Read the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--page", type=Path, help="run nothing: write the tables of the JSON file into this")
-    return parser.parse_args()
+    return pages.asked(__doc__)
 
 
 def main() -> None:
