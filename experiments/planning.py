@@ -58,7 +58,7 @@ DISTANCES: dict[str, tuple[float, str, list[str]]] = {
     "the same MLP, ε = 0.5": (0.5, DIGITS, _WIDER),
     "MNIST, 50 nodes, MLP-64": (1.0, MLP, []),
     "a9a, 16 nodes, logistic": (1.0, DIGITS, _A9A),
-    "CIFAR-10, 16 nodes, ResNet-18": (3.0, RESNET, []),
+    "CIFAR-10, 16 nodes, ResNet-18": (3.0, RESNET, [_CPU]),
 }
 
 

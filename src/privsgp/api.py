@@ -141,6 +141,9 @@ def train(
         arrays, public, count = _read(given, test, config, targets)
         dataset, parts, fields = _dataset(arrays, public, count, config.data.tokens, targets, learner)
         problems.refuse_counted(config, dataset)
+        problems.refuse_own_plan(config, dataset, parts or ())
+        if config.seed is None and config.test_is_public:
+            problems.refuse_own_records("test data that are public", dataset, parts or ())
         return dataset, parts, fields
 
     dataset, parts, fields = join().all_or_none(brought)
@@ -386,7 +389,7 @@ def _dataset(
 ) -> tuple[data_room.Dataset, list[NDArray[np.int64]] | None, Fields | None]:
     """Return the data set, who holds which rows where the caller has decided that, and what a sample is made of."""
     if isinstance(data, data_room.Dataset):
-        return data if classes is None or data.classes is None else settle(data, classes), None, None
+        return _checked(data, None if test is None else pair(test), classes, task), None, None
     if isinstance(data, Mapping) and sorted(data) != list(range(len(data))):
         raise Refused(f"data has the keys {sorted(data)}", "number the nodes 0, 1, 2, …")
     given = [pair(data[i]) for i in range(len(data))] if isinstance(data, Mapping) else [pair(data)]
@@ -409,6 +412,22 @@ def _dataset(
     ]
     dataset, parts = pool(sites, "arrays", classes)
     return _made_of(dataset, fields), parts, fields
+
+
+def _checked(
+    given: data_room.Dataset, test: Arrays | None, classes: int | None, task: data_room.Task
+) -> data_room.Dataset:
+    """Return a data set that was made by hand as if it had been read: what arrays are refused for, it is too."""
+    if test is not None and given.x_test is not None:
+        raise Refused("test=… beside a Dataset with test data of its own", "leave test out, or give arrays (x, y)")
+    if isinstance(given.vocabulary, tuple):
+        raise Refused("a Dataset with several inputs per sample", "give them as arrays: ((one, other), y)")
+    x_test, y_test = (given.x_test, given.y_test) if test is None else test
+    made = unsettled(given.x, given.y, x_test, y_test, name=given.name, task=task, vocabulary=given.vocabulary)
+    if task == "regression":
+        return made
+    settled = settle(made, classes or given.classes)
+    return settled if classes or given.classes is None else replace(settled, counted=given.counted)
 
 
 def _kind(x: Any, vocabulary: int | None, model: nn.Module | None) -> tuple[Fields | None, int | None]:  # noqa: ANN401

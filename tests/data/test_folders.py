@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from privsgp.data.images import ImageOptions, read_images
-from privsgp.data.loading import Form, mapped_files, same_data
+from privsgp.data.loading import Form, holds_records_of, mapped_files
 from privsgp.data.mapped import Mapped
 from privsgp.data.text import TextOptions, read_texts, tokens
 from privsgp.errors import Refused
@@ -56,10 +56,10 @@ def test_images_that_were_written_as_arrays_are_the_same_data(tmp_path):
     for rows in (x, (x / 255).astype(np.float32), x[::-1]):
         np.savez(tmp_path / "again.npz", x=rows, y=y)
         np.save(tmp_path / "mapped" / "x.npy", rows)
-        assert same_data(tmp_path / "again.npz", tmp_path / "site", form=form)
-        assert same_data(tmp_path / "mapped", tmp_path / "site", form=form)
+        assert holds_records_of(tmp_path / "again.npz", [tmp_path / "site"], form)
+        assert holds_records_of(tmp_path / "mapped", [tmp_path / "site"], form)
     np.savez(tmp_path / "again.npz", x=255 - x, y=y)
-    assert not same_data(tmp_path / "again.npz", tmp_path / "site", form=form)
+    assert not holds_records_of(tmp_path / "again.npz", [tmp_path / "site"], form)
 
 
 def test_a_mapped_folder_that_lacks_an_array_is_refused(tmp_path):

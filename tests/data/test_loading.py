@@ -9,7 +9,7 @@ import pytest
 from sklearn.datasets import load_digits
 
 from privsgp.data import files, load, load_sites
-from privsgp.data.loading import same_data
+from privsgp.data.loading import holds_records_of
 from privsgp.errors import Refused
 
 real = pytest.mark.skipif("PRIVSGP_DATA" not in os.environ, reason="PRIVSGP_DATA is not set")
@@ -201,9 +201,9 @@ def test_records_that_were_saved_anew_are_the_same_data(tmp_path):
     order = rng.permutation(20)
     for rows in (x, x[order], x[order[:5]], np.concatenate([x, x + 1]), x.astype(np.float64)):
         np.savez_compressed(public, x=rows, y=np.zeros(len(rows), int))
-        assert same_data(public, own)
+        assert holds_records_of(public, [own])
     for rows in (x + 1, np.concatenate([x[:1], x + 1])):  # one record in common is no copy
         np.savez(public, x=rows, y=np.zeros(len(rows), int))
-        assert not same_data(public, own)
+        assert not holds_records_of(public, [own])
     public.write_text("")
-    assert not same_data(public, own)
+    assert not holds_records_of(public, [own])

@@ -19,7 +19,7 @@ from test_schema import TEXT
 from privsgp import devices
 from privsgp.data import draft, tables
 from privsgp.data import schema as schemas
-from privsgp.data.loading import Form, same_data
+from privsgp.data.loading import Form, holds_records_of
 from privsgp.errors import Refused
 
 SCHEMA = schemas.parse(tomllib.loads(TEXT))
@@ -255,8 +255,8 @@ def test_records_in_another_file_are_noticed(tmp_path):
     own.write_text(HEADER + ROWS)
     copy.write_text(HEADER + "".join(reversed(ROWS.splitlines(keepends=True))).replace(",yes", ",no"))
     other.write_text(HEADER + "x,1,5.1,1,no,no\ny,2,5.2,1,no,no\nz,3,5.3,1,no,no\n")
-    assert same_data(own, copy, Form(schema=SCHEMA))
-    assert not same_data(own, other, Form(schema=SCHEMA))
+    assert holds_records_of(own, [copy], Form(schema=SCHEMA))
+    assert not holds_records_of(own, [other], Form(schema=SCHEMA))
 
 
 PUBLIC = "id,age,when,ward,smoker,kind,back\n" + "".join(

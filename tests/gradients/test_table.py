@@ -227,3 +227,55 @@ def test_numbers_kept_per_sample(name, kind, difference_clip, size):
 def test_a_table_that_is_not_known_is_refused():
     with pytest.raises(Refused, match=r"algorithm\.table = 'sparse'"):
         make_table("sparse", Site().at(0)(drawn(0)), 3, clip=1.0)
+
+
+class Writes(torch.nn.Module):
+    """Puts what its first layer says of a sample into the sample, or what is there already."""
+
+    def __init__(self, how):
+        super().__init__()
+        self.first, self.second, self.how = torch.nn.Linear(3, 1), torch.nn.Linear(4, 2), how
+
+    def forward(self, x):
+        h = self.first(torch.tanh(x[:, 1:]))
+        if self.how == "same":
+            x.mul_(1.0)  # which changes nothing
+        elif self.how != "not":
+            (x.data if self.how == "data" else x)[:, :1] = 10 * h.detach()
+        return self.second(x) + h
+
+
+SAMPLE = (torch.randn(9, 4, generator=torch.Generator().manual_seed(0)), torch.arange(9) % 2)
+
+
+@pytest.mark.parametrize("how", ["write", "same"])
+def test_a_model_that_writes_into_its_samples_has_no_rule(how):
+    """Its second layer sees no data: a table that took entries out by the data as they are now would be off."""
+    gradients = stack(Writes(how), cross_entropy, SAMPLE)
+    z, x, y = torch.randn(1, 14), 60 * torch.randn(1, 1, 4), torch.zeros(1, 1, dtype=torch.int64)
+    rows, mask = torch.zeros(1, 1, dtype=torch.int64), torch.ones(1, 1, dtype=torch.bool)
+    table = make_table("factored", gradients(z, x.clone(), y), 3, clip=1.0)
+
+    def clipped(z):
+        g = table.prepared(gradients(z, x.clone(), y))
+        g.clip_(1.0, mask)
+        return g
+
+    total = table.set(rows, clipped(z)).clone()
+    for _ in range(50):
+        total += table.replace(rows, clipped(2 * torch.randn_like(z)))
+        assert float(total.norm()) <= 1.001
+
+
+def test_one_that_torch_cannot_see_writing_is_refused():
+    with pytest.raises(Refused, match=r"torch\.func"):
+        stack(Writes("data"), cross_entropy, SAMPLE)
+
+
+def test_one_that_begins_to_later_is_refused_then():
+    gradients = stack(Writes("not"), cross_entropy, SAMPLE)
+    z, x, y = torch.randn(1, 14), torch.randn(1, 1, 4), torch.zeros(1, 1, dtype=torch.int64)
+    gradients(z, x, y)
+    gradients.model.how = "write"
+    with pytest.raises(Refused, match="writes into its input"):
+        gradients(z, x, y)

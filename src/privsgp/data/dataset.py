@@ -79,7 +79,7 @@ def from_arrays(
 
 
 def unsettled(
-    x: Array,
+    x: Array | Mapped,
     y: Array,
     x_test: Array | None,
     y_test: Array | None,
@@ -173,7 +173,7 @@ def _one_after_the_other(inputs: list[Inputs | Mapped]) -> Inputs | Mapped:
 
 
 def _pair(
-    x: Array, y: Array, x_key: str, y_key: str, task: Task, vocabulary: int | None
+    x: Array | Mapped, y: Array, x_key: str, y_key: str, task: Task, vocabulary: int | None
 ) -> tuple[Inputs | Mapped, Targets]:
     found, known = checked(x, x_key, vocabulary), targets(np.asarray(y), y_key, task)
     if len(found) != len(known):
@@ -181,8 +181,10 @@ def _pair(
     return found, known
 
 
-def checked(x: Array, key: str, vocabulary: int | None) -> Inputs | Mapped:
+def checked(x: Array | Mapped, key: str, vocabulary: int | None) -> Inputs | Mapped:
     """Check inputs: real numbers in float32, tokens of a vocabulary; a mapped file stays where it is."""
+    if isinstance(x, Mapped):  # it was looked at when it was opened
+        return x
     if isinstance(x, np.memmap):
         return mapped(x, key, vocabulary)
     given = np.asarray(x)

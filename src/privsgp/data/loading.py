@@ -189,7 +189,8 @@ def with_test(dataset: Dataset, path: Path | None, form: Form) -> Dataset:
     x, y = (found.x[:], found.y) if found.x_test is None or found.y_test is None else (found.x_test, found.y_test)
     tested = replace(dataset, x_test=x, y_test=y)
     refuse_other_shapes(tested, f"data.test_path = {str(path)!r}")
-    return tested if dataset.classes is None else replace(settle(tested, dataset.classes), counted=dataset.counted)
+    own = "y" if dataset.counted == "y_test" else dataset.counted  # those labels were the site's own, and are gone
+    return tested if dataset.classes is None else replace(settle(tested, dataset.classes), counted=own)
 
 
 def load_sites(
@@ -222,16 +223,27 @@ def site_paths(
     return [base / template.replace("{node}", str(i)).replace("{site}", names[i] if names else "{site}") for i in nodes]
 
 
-def same_data(one: Path, other: Path, form: Form = PLAIN) -> bool:
-    """Whether two names stand for one file, by whatever path, link or copy, or most records of one are the other's."""
+def holds_records_of(path: Path, own: Sequence[Path], form: Form = PLAIN) -> bool:
+    """Whether a path is one of these files, by whatever path, link or copy, or holds half of one's records.
+
+    Or if half of its own are one file's, or three quarters those of all together: a file of some records of each site
+    is as much the sites' own, but where columns take few values, some of one's records are like somebody's by chance.
+    """
+    if any(same_file(path, file) for file in own):
+        return True
+    mine = _read_hashes(path, form)  # saved anew, in another order, some left out
+    theirs = [_read_hashes(file, form) for file in own] if mine else []
+    known = {row for some in theirs for row in some}
+    return any(_half(mine, some) for some in theirs) or 4 * sum(row in known for row in mine) >= 3 * len(mine) > 0
+
+
+def _read_hashes(path: Path, form: Form) -> list[bytes]:
+    """Return the hashes of a file's records; none of a file that is not there, or cannot be read."""
     tokens = form.text is not None or form.vocabulary is not None
     try:
-        if same_file(one, other):
-            return True
-        # saved anew, in another order, some left out
-        return _half(*(_hashes(unlabelled(path, form), tokens=tokens) for path in (one, other)))
-    except (OSError, Refused):  # one of them is not there, or cannot be read
-        return False
+        return _hashes(unlabelled(path, form), tokens=tokens)
+    except (OSError, Refused):
+        return []
 
 
 def same_file(one: Path, other: Path) -> bool:
@@ -252,7 +264,7 @@ def same_records(one: Array | Mapped, other: Array | Mapped, parts: Sequence[NDA
 
 def _half(mine: list[bytes], theirs: list[bytes]) -> bool:
     common = set(mine) & set(theirs)
-    return any(2 * sum(row in common for row in rows) >= len(rows) for rows in (mine, theirs))
+    return bool(common) and any(2 * sum(row in common for row in rows) >= len(rows) for rows in (mine, theirs))
 
 
 def _hashes(x: Array | Mapped, *, tokens: bool) -> list[bytes]:

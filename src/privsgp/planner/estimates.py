@@ -56,7 +56,7 @@ class Source:
 
 
 def permit(source: Source, *, may_spend: bool) -> None:
-    """Refuse the nodes' own data unless the user agrees to spend it.
+    """Refuse the nodes' own data, but in simulations whose user agrees to look at them.
 
     Guarantee: what passes here without `may_spend` does not depend on any node's samples.
     Assumes: the user is right in calling data public.
@@ -64,7 +64,7 @@ def permit(source: Source, *, may_spend: bool) -> None:
     if source.kind == "private" and not may_spend:
         raise Refused(
             f"plan.data = {source.name!r} is the nodes' own data",
-            "plan with 'synthetic' or public data, or set plan.may_spend = true: it is recorded, and no ε covers it",
+            "plan with 'synthetic' or public data; in a simulation (with a seed) plan.may_spend = true allows it",
         )
 
 

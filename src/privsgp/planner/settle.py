@@ -20,7 +20,7 @@ import torch
 from privsgp import data, features
 from privsgp.accounting.pairwise import Sharing
 from privsgp.algorithms import Settings
-from privsgp.data.loading import file_path, same_data, site_paths
+from privsgp.data.loading import file_path, holds_records_of, site_paths
 from privsgp.engine.folder import Folder
 from privsgp.errors import Refused
 from privsgp.gradients import Layout
@@ -73,8 +73,8 @@ def make(
     """
     schedules.refuse_planning(config, "a plan")
     network, settings = network_of(config, problem), protection.settings(config)
-    source = source_of(config, config.plan.data, data_dir)
-    permit(source, may_spend=config.plan.may_spend)
+    source = source_of(config, config.plan.data, data_dir, problem.files)
+    permit(source, may_spend=config.plan.may_spend and config.seed is not None)
     if source.kind == "private" and problem.block is not None:
         raise Refused(f"plan.data = {source.name!r} with several processes", "plan with 'synthetic' or public data")
     rehearsal = _stage(config, source, problem, data_dir)
@@ -190,10 +190,11 @@ def network_of(config: Config, problem: Problem) -> Network:
     return network
 
 
-def source_of(config: Config, name: str, data_dir: Path | None = None) -> Source:
-    """Tell what a name of data to look at means: synthetic, public, or the nodes' own.
+def source_of(config: Config, name: str, data_dir: Path | None = None, brought: Sequence[Path] = ()) -> Source:
+    """Tell what a name of data to look at means: synthetic, public, or the nodes' own; `brought` are files from Python.
 
-    Guarantee: no file of any node passes for public, by whatever path, link or copy it is named.
+    Guarantee: no file of any node passes for public, by whatever path, link or copy it is named, nor one of records of
+    several of them.
     """
     if name == "synthetic":
         return Source("synthetic", name)
@@ -203,7 +204,7 @@ def source_of(config: Config, name: str, data_dir: Path | None = None) -> Source
         files = [file_path(own, data_dir, config.base)]
     else:
         files = site_paths(own, range(d.nodes), config.base, d.sites)
-    private = name in ("private", own) or any(same_data(looked_at, file, d.form) for file in files)
+    private = name in ("private", own) or holds_records_of(looked_at, [*files, *brought], d.form)
     return Source("private", own) if private else Source("public", name)
 
 

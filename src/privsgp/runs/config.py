@@ -373,7 +373,9 @@ class PlanSection(Options):
     """What a plan may look at."""
 
     data: str = option("synthetic", "synthetic stand-ins, public data (a name or a file), or private")
-    may_spend: bool = option(default=False, meaning="whether looking at private data may be paid for")
+    may_spend: bool = option(
+        default=False, meaning="whether a simulation may plan on the nodes' own data; else they are refused"
+    )
     evaluations: Positive | None = option(None, "gradients that a node may evaluate in the whole run; left out: any")
 
 

@@ -14,7 +14,16 @@ from torch import Tensor, nn
 
 from privsgp import data, features, models
 from privsgp.algorithms import ALGORITHMS
-from privsgp.data.loading import file_path, is_file, same_data, same_file, same_records, site_paths, with_test
+from privsgp.data.loading import (
+    file_path,
+    holds_records_of,
+    is_file,
+    same_file,
+    same_records,
+    site_paths,
+    unlabelled,
+    with_test,
+)
 from privsgp.data.mapped import Mapped
 from privsgp.devices import chosen_device
 from privsgp.errors import Refused
@@ -143,8 +152,8 @@ def _read(config: Config, data_dir: Path | None, block: range) -> Problem:
         )  # fmt: skip
         parts = split(config, dataset)
     dataset = with_test(dataset, _public_test(config, block, dataset.name), d.form)
-    if d.path is not None and d.test_path is not None:
-        _refuse_own_records(d.test_path, dataset, parts)
+    if d.test_path is not None and not d.published:
+        refuse_own_records(f"data.test_path = {d.test_path!r}", dataset, parts)
     apart = len(parts) < d.nodes
     problem = assembled(config, dataset, parts, block if apart else None)
     return dataclasses.replace(problem, told=told)
@@ -161,19 +170,33 @@ def _public_test(config: Config, block: range, name: str) -> Path | None:
     return path
 
 
-def _refuse_own_records(path: str, dataset: data.Dataset, parts: Sequence[NDArray[np.int64]]) -> None:
+def refuse_own_records(what: str, dataset: data.Dataset, parts: Sequence[NDArray[np.int64]]) -> None:
     """Refuse test data that nodes learn from, saved anew: no ε covers metrics on them."""
     if dataset.x_test is not None and same_records(dataset.x, dataset.x_test, parts):
         raise Refused(
-            f"data.test_path = {path!r}: half of these records are a node's own, or half of a node's are among them",
+            f"{what}: half of these records are a node's own, or half of a node's are among them",
             "test data named here are public",
         )
+
+
+def refuse_own_plan(config: Config, dataset: data.Dataset, parts: Sequence[NDArray[np.int64]]) -> None:
+    """Refuse, from Python, records that were brought as the public data of a plan: their file need not be known."""
+    name, d = config.plan.data, config.data
+    if config.seed is not None or not is_file(name):
+        return
+    try:
+        x = unlabelled(file_path(name, None, config.base), d.form)
+    except (OSError, Refused):  # said where it is read
+        return
+    if same_records(dataset.x, x, parts):
+        raise Refused(f"plan.data = {name!r} is the nodes' own data", "plan with 'synthetic' or public data")
 
 
 def refuse_own_test(config: Config, test: Path, own: Sequence[Path], what: str) -> None:
     """Refuse test data, whose metrics everybody sees, that are a node's own file; without a seed, its records too."""
     d = config.data
-    if any(same_file(test, file) if config.seed is not None else same_data(test, file, d.form) for file in own):
+    simulated = config.seed is not None
+    if any(same_file(test, file) for file in own) if simulated else holds_records_of(test, own, d.form):
         raise Refused(f"{what} is a node's own file", "test data named here are public")
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import tomllib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeGuard
@@ -23,7 +23,7 @@ from privsgp.data.dataset import inputs, targets, tokens
 from privsgp.data.fields import Fields, are_fields, field_arrays
 from privsgp.data.files import read_npz
 from privsgp.data.images import ImageOptions, bare_images, is_image, read_images
-from privsgp.data.loading import Form, same_data, unlabelled
+from privsgp.data.loading import Form, holds_records_of, unlabelled
 from privsgp.data.mapped import Mapped, open_array
 from privsgp.data.text import TextOptions, read_texts
 from privsgp.errors import Refused
@@ -133,6 +133,35 @@ def note_files(run: Path, files: list[Path]) -> None:
     write_json(run / "private" / _FILES, {"files": [str(file.resolve()) for file in files], "contents": contents})
 
 
+def refuse_other_files(run: Path, files: Sequence[Path], earlier: Path | None) -> None:
+    """Refuse to go on with other files than a private run began with, and with files that have changed nodes.
+
+    Tables hold what records gave: taken out by other ones, a record's share would not stay within its clip. And what
+    the records of a file have spent is in its node's ledger; `earlier` is the run whose ledgers are continued.
+    """
+    begun, spent = _noted(run), None if earlier is None else _noted(earlier)
+    if not begun.contents and spent is None:
+        return
+    now = [_contents(file) for file in files]
+    if begun.contents and begun.contents != [sha256 for one in now for sha256 in one]:
+        raise Refused(
+            f"{run} goes on with other records than it began with: {', '.join(str(file) for file in files)}",
+            "put the files back as they were, in the same order, or begin a new run with --ledger",
+        )
+    before = [] if spent is None else [[sha256] for sha256 in spent.contents]
+    for node, one in enumerate(now if len(before) == len(now) else []):
+        if one in before and one != before[node]:
+            raise Refused(
+                f"{files[node]} is node {node}'s, and was node {before.index(one)}'s in {earlier}",
+                "give the nodes their files in the same order: what records have spent is in their own node's ledger",
+            )
+
+
+def _noted(run: Path) -> _Noted:
+    path = run / "private" / _FILES
+    return _Noted.model_validate(read_json(path, _Noted)) if path.exists() else _Noted(files=[])
+
+
 def _contents(path: Path) -> list[str]:
     """Return the SHA-256 of a file; of a folder that of x.npy, or of each image in it."""
     if path.is_dir():
@@ -163,10 +192,9 @@ def refuse_records(run: Path, path: Path, card: dict[str, Any], x: NDArray[Any],
     same order.
     """
     form = replace(form_of(card), schema=None if card.get("schema_text") is None else schema_of(card))
-    noted, at_site = run / "private" / _FILES, run / "private" / "records"
-    kept = _Noted.model_validate(read_json(noted, _Noted)) if noted.exists() else _Noted(files=[])
+    kept, at_site = _noted(run), run / "private" / "records"
     if (
-        any(same_data(path, Path(file), form) for file in kept.files)
+        holds_records_of(path, [Path(file) for file in kept.files], form)
         or _moved(path, kept.contents)
         or (at_site.is_file() and digest(x, y) == at_site.read_text())
     ):

@@ -32,7 +32,7 @@ from privsgp.runs.budgets import declared, with_scale
 from privsgp.runs.build import build_run, refuse_faults
 from privsgp.runs.problem import Problem, layout, own_files, pooled, refuse_other_configurations
 from privsgp.runs.result import Result, load_result
-from privsgp.runs.rows import note_files
+from privsgp.runs.rows import note_files, refuse_other_files
 from privsgp.runs.summary import SEEN, seen, summary
 from privsgp.transport import forms
 from privsgp.transport.rendezvous import World, blocks, join, refuse_differences, restarted
@@ -102,7 +102,7 @@ def run(
         earlier = world.all_or_none(lambda: earlier_runs(folder, ledgers, ran, problem.block, whole.samples))
         world.all_or_none(lambda: starting.refuse_other_ledgers(start, ran, ledgers or folder.ledgers, earlier))
         if ran.secret:
-            world.all_or_none(lambda: _warn(folder, ran, earlier))
+            world.all_or_none(lambda: _look_around(folder, ran, problem, ledgers, earlier))
         spec = build_run(config, problem, earlier, world, faults)
         spec = dataclasses.replace(spec, started_from=starting.told(start, ledgers or folder.ledgers))
         training = Trainer(spec, folder, watch, world, identities)
@@ -234,8 +234,12 @@ def _spent(path: Path, node: int, config: Config) -> list[Segment]:
     return ledger.read(path, witness.outside(header.run).get(node, []) if config.seed is None else [])
 
 
-def _warn(folder: Folder, config: Config, earlier: list[list[Segment]]) -> None:
-    """Say what a private run does not count: other private runs on records that lie on the nodes alike."""
+def _look_around(
+    folder: Folder, config: Config, problem: Problem, ledgers: Path | None, earlier: list[list[Segment]]
+) -> None:
+    """Refuse other files than those begun with; say which private runs, on records that lie alike, are not counted."""
+    if problem.block is None:
+        refuse_other_files(folder.path, own_files(config, problem), None if ledgers is None else ledgers.parent)
     counted = {segments[0].header.run for segments in earlier if segments} | {folder.run}
     others = [one for one in witness.elsewhere(folder.path, layout(config)) if one.origin not in counted]
     for one in others[:_MOST_NAMED]:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from privsgp.errors import Refused
 from privsgp.gradients.dropout import keys_of
 from privsgp.gradients.per_sample import PerSample
 from privsgp.gradients.rules.conv import StackedConv2d
@@ -59,10 +60,20 @@ class Ruled:
         return stacked
 
     def __call__(self, z: Tensor, inputs: Tensor, targets: Tensor, keys: Tensor | None = None) -> PerSample:
-        """Return the gradients of model z[i] on inputs[i, j], for all i and j; `keys` [m, b] are for dropout."""
+        """Return the gradients of model z[i] on inputs[i, j], for all i and j; `keys` [m, b] are for dropout.
+
+        Guarantee: what a piece says of its input, that it is the data, holds. A table takes out what it once put in by
+        the data as they are: had a model written into them, one record's share would not stay within its clip.
+        """
         with torch.enable_grad(), keys_of(self.model, None if keys is None else self._long(keys)):
             data, wanted = self._long(inputs), self._long(targets)
+            before = data._version
             losses = self.loss(self._forward(z, data), wanted)
+            if data._version != before:
+                raise Refused(
+                    "a model that writes into its input at some samples and not at others",
+                    "let it work on a copy: x = x.clone()",
+                )
             calls = [layer.calls.pop() for layer in self.layers]
             deltas = list(torch.autograd.grad(losses.sum(), [call.output for call in calls]))
         pieces = []
@@ -83,13 +94,15 @@ class Ruled:
         return out
 
     def called_once(self, z: Tensor, inputs: Tensor) -> bool:
-        """Run the model and tell whether each layer was called exactly once, on one row per sample."""
-        self._forward(z, self._long(inputs))
+        """Run the model and tell whether each layer was called exactly once, on one row per sample, all as given."""
+        data = self._long(inputs)
+        given, before = data.clone(), data._version
+        self._forward(z, data)
         rows = inputs.shape[0] * inputs.shape[1]
         once = all([call.input.shape[0] for call in layer.calls] == [rows] for layer in self.layers)
         for layer in self.layers:
             layer.calls.clear()
-        return once
+        return once and data._version == before and torch.equal(data, given)
 
 
 def ruled_layers(model: nn.Module) -> list[str]:
