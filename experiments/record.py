@@ -442,9 +442,17 @@ def _choices(told: dict[str, Any]) -> list[str]:
         where = SOURCES[choice["data"]].words.partition(",")[0]
         lines.append(
             f"- {where} ({choice['data']}), on held-out training records at ε = {choice['epsilon']:g}: {tried}. "
-            f"Taken: {choice['chosen']}."
+            f"Taken: {choice['chosen']}." + _before(choice, told["rows"])
         )
     return ["What features and clip were chosen from, each at its own best step size:", "", *lines, ""]
+
+
+def _before(choice: Row, rows: list[Row]) -> str:
+    """Say which rows were run before a choice, with another clip."""
+    taken = SOURCES[choice["data"]].bare(choice["changes"]).privacy.clip
+    other = dict.fromkeys((row["partition"], row["clip"]) for row in rows if row["data"] == choice["data"])
+    named = [f"{PARTITIONS[key][0]} (clip {clip:g})" for key, clip in other if key and clip not in (None, taken)]
+    return f" Run before that, and not yet again: {', '.join(named)}." if named else ""
 
 
 def short(told: dict[str, Any]) -> str:

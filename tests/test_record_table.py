@@ -90,6 +90,13 @@ def test_what_was_chosen_is_what_is_run(experiment, tiny, monkeypatch):
     assert {task.config.privacy.clip for task in made} == {2.0}
 
 
+def test_rows_that_were_run_before_a_choice_are_named(experiment):
+    choice = {"data": "mnist", "epsilon": 1.0, "tried": {}, "chosen": "clip halved", "changes": ["privacy.clip=2.25"]}
+    for clip, named in ((4.5, True), (2.25, False), (None, False)):
+        lines = experiment._choices({"rows": [ROW | TOLD | {"clip": clip}], "choices": [choice]})
+        assert ("not yet again: even (clip 4.5)" in " ".join(lines)) == named
+
+
 def test_rows_of_others_stay_and_the_same_row_is_replaced(experiment, tmp_path):
     path = tmp_path / "record.json"
     for row in (ROW | TOLD, ROW | TOLD | {"asked": 3.0}, ROW | TOLD | {"kind": "pooled", "partition": None}):
