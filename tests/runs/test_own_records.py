@@ -11,7 +11,9 @@ import privsgp
 import runs
 from privsgp.data import Dataset, from_arrays
 from privsgp.data.loading import holds_records_of
+from privsgp.engine.folder import Folder
 from privsgp.errors import Refused
+from privsgp.runs import noted as noting
 
 rng = np.random.default_rng(0)
 X, Y = rng.normal(size=(160, 6)).astype(np.float32), np.arange(160) % 2
@@ -143,3 +145,47 @@ def test_files_that_changed_nodes_do_not_go_on_with_each_others_ledgers(tmp_path
     with pytest.raises(Refused, match="is node 0's, and was node 1's"):
         train(tmp_path / "second", swapped, epsilon=[2 * e for e in budgets], ledger=tmp_path / "first")
     train(tmp_path / "second", files, epsilon=[2 * e for e in budgets], ledger=tmp_path / "first")
+
+
+def _images(folder, classes=("cat", "dog"), swap=False):
+    from PIL import Image
+
+    for number, name in enumerate(classes[::-1] if swap else classes):
+        (folder / name).mkdir(parents=True, exist_ok=True)
+        Image.new("L", (2, 2), 50 + 100 * number).save(folder / name / "one.png")
+
+
+@pytest.mark.parametrize("parts", [("",), ("-0-0", "-1-1")])
+def test_labels_and_the_files_of_every_process_are_noted(tmp_path, parts):
+    """One process, or two of torchrun with a node each."""
+    mapped = [tmp_path / "0", tmp_path / "1"]
+    for i, path in enumerate(mapped):
+        path.mkdir()
+        np.save(path / "x.npy", X[:5] + i)
+        np.save(path / "y.npy", Y[:5])
+    (run := tmp_path / "run" / "private").mkdir(parents=True)
+    folders = [Folder(run.parent, part) for part in parts]
+    blocks = [mapped] if len(parts) == 1 else [[path] for path in mapped]
+    for first, (folder, files) in enumerate(zip(folders, blocks, strict=True)):
+        noting.note_files(folder, files, first)
+        noting.refuse_other_files(folder, files, first, None)
+    assert sum(len(one.files) for one in noting.noted(run.parent)) == 2
+    swapped = mapped[::-1] if len(parts) == 1 else [mapped[1]]
+    with pytest.raises(Refused, match="other records than it began with"):
+        noting.refuse_other_files(folders[0], swapped, 0, None)
+    with pytest.raises(Refused, match="was node 1's"):
+        noting.refuse_other_files(Folder(tmp_path / "next", parts[0]), swapped, 0, run.parent)
+    np.save(mapped[0] / "y.npy", 1 - Y[:5])
+    with pytest.raises(Refused, match="other records than it began with"):
+        noting.refuse_other_files(folders[0], blocks[0], 0, None)
+
+
+def test_an_image_that_changes_its_class_is_another_record(tmp_path):
+    (run := tmp_path / "run" / "private").mkdir(parents=True)
+    folder = Folder(run.parent)
+    _images(tmp_path / "site")
+    noting.note_files(folder, [tmp_path / "site"], 0)
+    _images(tmp_path / "site", swap=True)
+    assert noting.holds_moved(tmp_path / "site", noting.noted(run.parent)[0].contents)
+    with pytest.raises(Refused, match="other records than it began with"):
+        noting.refuse_other_files(folder, [tmp_path / "site"], 0, None)

@@ -204,6 +204,29 @@ def test_a_policy_refuses(budgeted, text):
     assert "nothing was signed" in refused.value.remedy
 
 
+def test_where_epsilon_is_limited_delta_is_below_one_over_the_samples(tmp_path):
+    c = Consortium.make(tmp_path / "c", privacy={"epsilon": 0.1, "sigma": None, "delta": 0.5}, algorithm={"steps": 5})
+    site = c.sites[0]
+    (site.home / "policy.toml").write_text("epsilon_run = 3.0\n")
+    with pytest.raises(Refused, match="1/J"):
+        check_policy(site, c.agreement)
+    (site.home / "policy.toml").write_text("epsilon_run = 3.0\ndelta_run = 0.5\n")  # by name
+    assert check_policy(site, c.agreement)
+
+
+@pytest.mark.parametrize(("allowed", "counts"), [("", True), ("simulation = true\n", False)])
+def test_a_simulation_signed_before_has_no_epsilon_to_add_up(budgeted, allowed, counts):
+    site = budgeted.sites[1]
+    (site.home / "policy.toml").write_text(f"epsilon_total = 4.0\n{allowed}")
+    line = '{"run":"x","name":"old","epsilon":null,"delta":1e-5,"simulation":true}\n'
+    (site.home / "signed.jsonl").write_text(line)
+    if counts:
+        with pytest.raises(Refused, match="has no ε"):
+            check_policy(site, budgeted.agreement)
+    else:
+        assert check_policy(site, budgeted.agreement)
+
+
 def test_a_policy_allows(budgeted):
     site = budgeted.sites[1]
     peers = [one.card.fingerprint for one in budgeted.sites]

@@ -129,3 +129,15 @@ def test_own_records_as_the_test_set_of_another_file_are_own_records(three, tmp_
     with pytest.raises(Refused, match="or half of its records are"):
         bring(three.agreement.config, three.files[0], own)
     assert len(bring(three.agreement.config, three.files[0], fine).y_test) == len(other["y"])
+
+
+def test_classes_are_not_counted_in_a_sites_own_labels(three, tmp_path):
+    """Its test labels would tell the other sites of a class, through the study."""
+    values = three.agreement.config.model_dump()
+    config = three.agreement.config.with_values(values | {"data": values["data"] | {"classes": None}})
+    with np.load(three.files[0]) as own:
+        arrays = {key: own[key] for key in ("x", "y", "x_test", "y_test")}
+    np.savez(tmp_path / "own.npz", **arrays)
+    with pytest.raises(Refused, match=r"data\.classes"):
+        bring(config, tmp_path / "own.npz")
+    assert bring(config, tmp_path / "own.npz", classes=10).classes == 10

@@ -204,6 +204,19 @@ def test_a_site_leaves_for_good_and_a_third_of_the_messages_is_lost(consortium):
     assert "left the run for good" in c.log(2)
 
 
+def test_with_fewer_sites_left_than_agreed_on_nobody_goes_on(consortium):
+    c = consortium(limits=Limits(deadline=0.3, staleness=20, fewest=3), algorithm={"steps": 3000})
+    c.start()
+    c.until_step(2, 4)
+    (c.out(2) / "private" / "leaving").touch()
+    c.processes[2].join(20)
+    for i in (0, 1):
+        c.processes[i].join(30)
+        assert c.processes[i].exitcode == 2, c.log(i)
+        assert "2 of at least 3 sites" in c.log(i)
+        assert c.ledger(i).charged < 3000
+
+
 @pytest.mark.parametrize("running", [True, False])
 def test_who_leaves_takes_its_own_part_and_the_rest_agree_on_the_average_of_theirs(consortium, running):
     """While sites only mix, Σx and Σw stay what they are; what the one that left held is in its last commit."""

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import tomllib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 import numpy as np
-from pydantic import BaseModel
 
 from privsgp.data import schema as schemas
 from privsgp.data import tables
@@ -27,13 +26,12 @@ from privsgp.data.loading import Form, holds_records_of, unlabelled
 from privsgp.data.mapped import Mapped, open_array
 from privsgp.data.text import TextOptions, read_texts
 from privsgp.errors import Refused
-from privsgp.files import opened, read_json, write_json
+from privsgp.runs.noted import holds_moved, noted
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
 
-_FILES = "files.json"
 _ROWS = 4096  # of records that are hashed at a time
 
 
@@ -124,66 +122,6 @@ def schema_of(card: dict[str, Any]) -> schemas.Schema:
         raise Refused(f"the model's schema is not TOML: {error}", "put a copy of the model back") from error
 
 
-def note_files(run: Path, files: list[Path]) -> None:
-    """Keep in private/ which files a private run learns from, as they are called wherever one looks from.
-
-    Beside them stands the SHA-256 of each, of every image in a folder: they may be moved before somebody looks again.
-    """
-    contents = [sha256 for file in files for sha256 in _contents(file)]
-    write_json(run / "private" / _FILES, {"files": [str(file.resolve()) for file in files], "contents": contents})
-
-
-def refuse_other_files(run: Path, files: Sequence[Path], earlier: Path | None) -> None:
-    """Refuse to go on with other files than a private run began with, and with files that have changed nodes.
-
-    Tables hold what records gave: taken out by other ones, a record's share would not stay within its clip. And what
-    the records of a file have spent is in its node's ledger; `earlier` is the run whose ledgers are continued.
-    """
-    begun, spent = _noted(run), None if earlier is None else _noted(earlier)
-    if not begun.contents and spent is None:
-        return
-    now = [_contents(file) for file in files]
-    if begun.contents and begun.contents != [sha256 for one in now for sha256 in one]:
-        raise Refused(
-            f"{run} goes on with other records than it began with: {', '.join(str(file) for file in files)}",
-            "put the files back as they were, in the same order, or begin a new run with --ledger",
-        )
-    before = [] if spent is None else [[sha256] for sha256 in spent.contents]
-    for node, one in enumerate(now if len(before) == len(now) else []):
-        if one in before and one != before[node]:
-            raise Refused(
-                f"{files[node]} is node {node}'s, and was node {before.index(one)}'s in {earlier}",
-                "give the nodes their files in the same order: what records have spent is in their own node's ledger",
-            )
-
-
-def _noted(run: Path) -> _Noted:
-    path = run / "private" / _FILES
-    return _Noted.model_validate(read_json(path, _Noted)) if path.exists() else _Noted(files=[])
-
-
-def _contents(path: Path) -> list[str]:
-    """Return the SHA-256 of a file; of a folder that of x.npy, or of each image in it."""
-    if path.is_dir():
-        mapped = path / "x.npy"
-        parts = [mapped] if mapped.exists() else sorted(file for file in path.rglob("*") if is_image(file))
-    else:
-        parts = [path]
-    return [_sha256(part) for part in parts]
-
-
-def _sha256(path: Path) -> str:
-    with opened(path) as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _moved(path: Path, contents: Collection[str]) -> bool:
-    """Tell whether half of what a path holds was learnt from, whatever it is called now."""
-    noted = set(contents)
-    found = [sha256 in noted for sha256 in _contents(path)]
-    return 2 * sum(found) >= len(found) > 0
-
-
 def refuse_records(run: Path, path: Path, card: dict[str, Any], x: NDArray[Any], y: NDArray[Any]) -> None:
     """Refuse samples that a private run was trained on: what is measured on them no ε covers.
 
@@ -192,21 +130,16 @@ def refuse_records(run: Path, path: Path, card: dict[str, Any], x: NDArray[Any],
     same order.
     """
     form = replace(form_of(card), schema=None if card.get("schema_text") is None else schema_of(card))
-    kept, at_site = _noted(run), run / "private" / "records"
+    kept, at_site = noted(run), run / "private" / "records"
     if (
-        holds_records_of(path, [Path(file) for file in kept.files], form)
-        or _moved(path, kept.contents)
+        holds_records_of(path, [Path(file) for one in kept for file in one.files], form)
+        or holds_moved(path, [sha256 for one in kept for sha256 in one.contents])
         or (at_site.is_file() and digest(x, y) == at_site.read_text())
     ):
         raise Refused(
             f"{path} holds records that {run} was trained on: metrics on them no ε covers",
             "take public data, or records that nobody trained on",
         )
-
-
-class _Noted(BaseModel):
-    files: list[str]
-    contents: list[str] = []
 
 
 def digest(x: NDArray[Any] | Mapped, y: NDArray[Any]) -> str:

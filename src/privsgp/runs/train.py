@@ -30,9 +30,9 @@ from privsgp.runs import config as configs
 from privsgp.runs import starting
 from privsgp.runs.budgets import declared, with_scale
 from privsgp.runs.build import build_run, refuse_faults
+from privsgp.runs.noted import note_files, refuse_other_files
 from privsgp.runs.problem import Problem, layout, own_files, pooled, refuse_other_configurations
 from privsgp.runs.result import Result, load_result
-from privsgp.runs.rows import note_files, refuse_other_files
 from privsgp.runs.summary import SEEN, seen, summary
 from privsgp.transport import forms
 from privsgp.transport.rendezvous import World, blocks, join, refuse_differences, restarted
@@ -115,9 +115,9 @@ def run(
             folder.identify(versions(), ledgers, number, around)
         world.all_gather(None, forms.NOTHING)  # the folder is ready
         world.all_or_none(lambda: _settle(folder, number, secret=ran.secret))
+        if ran.secret:
+            world.all_or_none(lambda: note_files(folder, *_brought(ran, problem)))
         if beside[0] == world.rank:  # last: from now on there is a run to resume
-            if ran.secret:
-                note_files(folder.path, own_files(ran, problem))
             write(folder.config, config.toml())
             if plan is not None:
                 write_json(folder.plan, plan)
@@ -238,8 +238,7 @@ def _look_around(
     folder: Folder, config: Config, problem: Problem, ledgers: Path | None, earlier: list[list[Segment]]
 ) -> None:
     """Refuse other files than those begun with; say which private runs, on records that lie alike, are not counted."""
-    if problem.block is None:
-        refuse_other_files(folder.path, own_files(config, problem), None if ledgers is None else ledgers.parent)
+    refuse_other_files(folder, *_brought(config, problem), None if ledgers is None else ledgers.parent)
     counted = {segments[0].header.run for segments in earlier if segments} | {folder.run}
     others = [one for one in witness.elsewhere(folder.path, layout(config)) if one.origin not in counted]
     for one in others[:_MOST_NAMED]:
@@ -251,6 +250,12 @@ def _look_around(
         _LOG.warning("%d %s add up; %s", len(others), told, how)
     if (lost := witness.unusable()) is not None:
         _LOG.warning("%s", lost)
+
+
+def _brought(config: Config, problem: Problem) -> tuple[list[Path], int | None]:
+    """Return the files of this process's nodes, and the first one's node where each node has one."""
+    files, here = own_files(config, problem), range(config.data.nodes) if problem.block is None else problem.block
+    return files, here.start if len(files) == len(here) and config.data.brought else None
 
 
 def _refuse_other_terms(where: Path, before: Header, config: Config) -> None:

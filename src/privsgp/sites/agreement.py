@@ -424,6 +424,15 @@ def propose(
     return Agreement.of(parsed(canonical(values), StudyFile, name), name)
 
 
+def refuse_counted(config: Config, file: Path, dataset: Dataset) -> None:
+    """Refuse, without a seed, classes that were counted in a file's labels, its test labels too: all sites see them."""
+    if config.seed is None and dataset.counted:
+        raise Refused(
+            f"--data {file}: no data.classes, and they are not counted in a site's own labels",
+            "write the number of classes into run.toml (data.classes), or store it in the file as `classes`",
+        )
+
+
 def _shape(dataset: Dataset) -> dict[str, Any]:
     return {"shape": list(dataset.x.shape[1:]), "target": list(dataset.y.shape[1:]), "classes": dataset.classes}
 

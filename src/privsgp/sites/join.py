@@ -38,7 +38,7 @@ from privsgp.runs.summary import seen
 from privsgp.runs.summary import summary as summarised
 from privsgp.runs.train import save_model, versions
 from privsgp.sites import policy as policies
-from privsgp.sites.agreement import Agreement
+from privsgp.sites.agreement import Agreement, refuse_counted
 from privsgp.sites.audit import Audit
 from privsgp.sites.canonical import canonical
 from privsgp.sites.client import Client
@@ -129,6 +129,7 @@ def join(
         agreement.refuse_expired()
     check_policy(site, agreement)
     spec, records = _spec(agreement, file, test, node, device, lambda line: say(f"note, for this site alone: {line}"))
+    _name_others(folder, spec, say)
     with folder.locked():
         _settle(folder, agreement, moved=moved)
         _refuse_other_records(folder, records)
@@ -174,7 +175,8 @@ def check_policy(site: Site, agreement: Agreement) -> bool:
     policy = policies.read(site.home / "policy.toml")
     if policy is None:
         return False
-    others = [one for one in signed_before(site) if one["run"] != agreement.run]
+    before = [one for one in signed_before(site) if one["run"] != agreement.run]
+    others = [one for one in before if not (one.get("simulation") and policy.allows_seeds)]
     if policy.epsilon_total is not None and (without := [one["name"] for one in others if one["epsilon"] is None]):
         raise Refused(
             f"policy.toml: epsilon_total = {policy.epsilon_total:g}, and {without[0]!r}, signed before, has no ε",
@@ -192,6 +194,7 @@ class _Signed(Options):
     epsilon: Positive | None
     delta: Probability
     honest: Annotated[int, Field(ge=2)] | None = None  # sites that had to be honest for ε to hold; None: this one alone
+    simulation: bool = False  # its noise was known: no ε holds for what records it had
     folder: str | None = None  # the token of the folder that the run was begun in; None where it may be begun again
 
 
@@ -219,6 +222,8 @@ def _remember_signature(site: Site, agreement: Agreement, token: str | None = No
         "delta": agreement.delta[node],
         "folder": token,
     }
+    if agreement.config.seed is not None:
+        line |= {"epsilon": None, "simulation": True}
     if agreement.honest is not None:
         line["honest"] = agreement.honest
     descriptor = os.open(site.home / "signed.jsonl", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
@@ -252,8 +257,12 @@ def _token(folder: Folder) -> str:
 def _refuse_other_records(folder: Folder, records: str) -> None:
     """Refuse to go on with other records than before, or others' places: a table knows records by their places."""
     path = folder.path / "private" / "records"
-    if not path.exists():
+    if not path.exists() and not folder.checkpoint.exists():
         write(path, records)
+    elif not path.exists():
+        raise Refused(
+            f"{path} is gone, which says what records this run was begun with", "put it back from a copy of the folder"
+        )
     elif read_bytes(path, 64).decode(errors="replace") != records:
         raise Refused(
             f"{folder.path} was begun with other records, or with the same in another order",
@@ -262,9 +271,13 @@ def _refuse_other_records(folder: Folder, records: str) -> None:
 
 
 def bring(
-    config: Config, file: Path, test: Path | None = None, tell: Callable[[str], None] = lambda _line: None
-) -> data.Dataset:
-    """Read a site's own file, and public test data; of single values that did not fit, only this site is told."""
+    config: Config, file: Path, test: Path | None = None, tell: Callable[[str], None] = lambda _line: None,
+    *, classes: int | None = None,
+) -> data.Dataset:  # fmt: skip
+    """Read a site's own file, and public test data; of single values that did not fit, only this site is told.
+
+    `classes` are those of an agreement. Guarantee: without a seed no class was counted in the site's labels.
+    """
     d, task = config.data, models.task(config.model.loss)
     if not is_file(file.name) and not d.form.fits(file):
         raise Refused(f"--data {file}", "name an .npz, .csv, .parquet or .feather file")
@@ -273,7 +286,9 @@ def bring(
     brought = read_file(file, task, d.form)
     for line in brought.told:
         tell(line)
-    dataset = brought.dataset if task == "regression" else settle(brought.dataset, d.classes or brought.classes)
+    count = d.classes or brought.classes or classes
+    dataset = brought.dataset if task == "regression" else settle(brought.dataset, count)
+    refuse_counted(config, file, dataset)
     tested = with_test(dataset, test, d.form)
     x = tested.x_test  # what the model will be tried on: test data may have a test set of their own
     if test is not None and (same_file(file, test) or (x is not None and same_records(dataset.x, x))):
@@ -288,13 +303,22 @@ def _spec(
 ) -> tuple[RunSpec, str]:
     """Return the run of this site, and a hash of its records, which stays in the run's private folder."""
     config = agreement.config
-    dataset = bring(config, file, test, tell)
+    dataset = bring(config, file, test, tell, classes=agreement.values["sample"]["classes"])
     spec = agreement.spec(dataset, node, device)
     place = hashlib.sha256(f"privsgp/layout/site/{file.resolve()}".encode()).hexdigest()
     public = spec.simulation or test is not None
     names = tuple(card.name for card in agreement.roster)
     told = dataclasses.replace(spec, layout=place, sites=names, share_metrics=public)
     return told, digest(dataset.x, dataset.y)
+
+
+def _name_others(folder: Folder, spec: RunSpec, say: Callable[[str], None]) -> None:
+    """Say which other private runs have spent on the records of the same file: all of it adds up."""
+    here = folder.path.resolve()
+    for one in [] if spec.simulation else witness.elsewhere(folder.path, spec.layout):
+        if one.folder.resolve() != here:
+            budget = "" if one.epsilon is None else f" under ε = {one.epsilon:g}"
+            say(f"note: {one.folder} has spent {one.charged} releases of this file's records{budget}: that adds up")
 
 
 def _settle(folder: Folder, agreement: Agreement, *, moved: bool) -> None:

@@ -25,7 +25,9 @@ class Policy(Options):
 
     epsilon_run: Positive | None = option(None, "largest ε of one run")
     epsilon_total: Positive | None = option(None, "largest sum of the ε of all runs that this home has signed")
-    delta_run: Annotated[float, Field(gt=0, lt=1)] | None = option(None, "largest δ of one run")
+    delta_run: Annotated[float, Field(gt=0, lt=1)] | None = option(
+        None, "largest δ of one run; left out: below 1/J where ε is limited"
+    )
     algorithms: list[str] | None = option(None, "algorithms that may be run")
     weights: Count | None = option(None, "largest number of weights of a model")
     peers: list[str] | None = option(None, "fingerprints of the sites with whom to learn")
@@ -88,6 +90,12 @@ def refuse_against(policy: Policy, agreement: Agreement, node: int, signed: floa
             so_far = f" ({signed:g} of it in runs signed before)" if key == "epsilon_total" and signed else ""
             said = "no ε at all" if value is None else f"{value:g}{so_far}"
             raise _refused(f"{key} = {most:g}, and the agreement asks for {said}")
+    J = agreement.values["samples"][node]
+    if policy.limited and policy.delta_run is None and delta * J >= 1:
+        raise _refused(
+            f"no delta_run, and the agreement's δ = {delta:g} is not below 1/J for {J} samples: publishing a whole "
+            "record with that probability would be allowed"
+        )
     if policy.algorithms is not None and agreement.algorithm not in policy.algorithms:
         raise _refused(f"algorithms = {policy.algorithms}, and the agreement's is {agreement.algorithm!r}")
     if policy.fewest is not None and agreement.limits.fewest < policy.fewest:

@@ -285,8 +285,14 @@ class SitesTransport(Transport):
         if silent:
             names = ", ".join(self.agreement.roster[j].name for j in silent)
             return f"nothing from {names} for more than {limits.staleness} steps"
-        there = self.members.count()
-        if there < min(limits.fewest, len(self.agreement.roster) - len(gone)):
+        there, left = self.members.count(), len(self.agreement.roster) - len(gone)
+        if left < limits.fewest:
+            names = ", ".join(self.agreement.roster[j].name for j in sorted(gone))
+            raise Refused(
+                f"{names} left for good, and {left} of at least {limits.fewest} sites that were agreed on are left",
+                "the run ends here, and what was spent stands in the ledger; agree anew with those who stay",
+            )
+        if there < limits.fewest:
             return f"{there} of at least {limits.fewest} sites are there"
         late = any(self.members.is_there(j) and self._owes(j, k) for j in missing) or self.members.ungreeted()
         if late and waited < limits.deadline:

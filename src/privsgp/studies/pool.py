@@ -165,7 +165,7 @@ def _work(task: Task, data_dir: Path | None, pipe: Connection) -> None:
         pipe.send((refused.what, refused.remedy))
     except Diverged as diverged:
         write_json(_diverged(task), {"version": 1, "why": str(diverged)})
-    except (Interrupted, KeyboardInterrupt):
+    except (Interrupted, KeyboardInterrupt, BrokenPipeError):  # the last: nobody is there any more to be told
         raise SystemExit(130) from None
 
 
