@@ -18,7 +18,7 @@ def test_the_page_has_the_tables_of_the_runs(experiment):
 
 def test_noise_alone_is_within_the_factor_that_the_page_says(experiment):
     for row in json.loads(experiment.RESULTS.read_text())["distances"]:
-        assert 0.5 <= row["alone"] / (row["rehearsed"] or row["tuned"]) <= 2
+        assert 0.4 <= row["alone"] / (row["rehearsed"] or row["tuned"]) <= 2.5
 
 
 def test_a_distance_is_measured_anew_and_plans_can_be_read(experiment):
