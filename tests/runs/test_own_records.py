@@ -39,8 +39,10 @@ def files(tmp_path):
 def test_records_from_python_are_no_public_data_of_a_plan(tmp_path, files):
     np.savez(tmp_path / "copy.npz", x=X[rng.permutation(40)], y=np.zeros(40, int))
     plan = {"algorithm": {"step_size": "auto"}, "classes": 2}
+    (tmp_path / "mapped").mkdir()
+    np.save(tmp_path / "mapped" / "x.npy", X[:40])
     for data in (files, SITES, dict(enumerate(files))):
-        for name in ("own-0.npz", "copy.npz"):
+        for name in ("own-0.npz", "copy.npz", "mapped"):
             with pytest.raises(Refused, match="the nodes' own data"):
                 train(tmp_path / "out", data, plan={"data": str(tmp_path / name)}, **plan)
     with pytest.raises(Refused, match="the nodes' own data"):  # no ε covers a choice by them
@@ -122,6 +124,9 @@ def test_a_run_goes_on_with_the_records_it_began_with(tmp_path, files):
             np.savez(files[0], x=2 * X[:40], y=Y[:40], classes=2)
         with pytest.raises(Refused, match="other records than it began with"):
             train(out, changed, {"name": "privsgp-vr", "steps": 40}, resume=True)
+    (out / "private" / "files.json").unlink()
+    with pytest.raises(Refused, match="has lost private/files"):
+        train(out, files, {"name": "privsgp-vr", "steps": 40}, resume=True)
 
 
 def assert_interrupted(out, files):

@@ -55,6 +55,11 @@ def refuse_other_files(folder: Folder, files: Sequence[Path], first: int | None,
     Tables hold what records gave: taken out by other ones, a record's share would not stay within its clip. And what
     the records of a file have spent is in its node's ledger; `earlier` is the run whose ledgers are continued.
     """
+    if folder.config.exists() and not noted(folder.path):
+        raise Refused(
+            f"{folder.path} has lost private/{_NAME}{folder.part}.json, which says what records it began with",
+            "put it back from a copy of the folder, or begin a new run with --ledger",
+        )
     begun, spent = _by_node(folder.path), {} if earlier is None else _by_node(earlier)
     if not begun and not spent:
         return

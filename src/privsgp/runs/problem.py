@@ -182,10 +182,11 @@ def refuse_own_records(what: str, dataset: data.Dataset, parts: Sequence[NDArray
 def refuse_own_plan(config: Config, dataset: data.Dataset, parts: Sequence[NDArray[np.int64]]) -> None:
     """Refuse, from Python, records that were brought as the public data of a plan: their file need not be known."""
     name, d = config.plan.data, config.data
-    if config.seed is not None or not is_file(name):
+    path = file_path(name, None, config.base)
+    if config.seed is not None or not path.exists():
         return
     try:
-        x = unlabelled(file_path(name, None, config.base), d.form)
+        x = unlabelled(path, d.form)
     except (OSError, Refused):  # said where it is read
         return
     if same_records(dataset.x, x, parts):

@@ -286,13 +286,13 @@ class SitesTransport(Transport):
             names = ", ".join(self.agreement.roster[j].name for j in silent)
             return f"nothing from {names} for more than {limits.staleness} steps"
         there, left = self.members.count(), len(self.agreement.roster) - len(gone)
-        if left < limits.fewest:
+        if left < limits.fewest and k < self.agreement.config.algorithm.steps:  # rounds of mixing spend nothing
             names = ", ".join(self.agreement.roster[j].name for j in sorted(gone))
             raise Refused(
                 f"{names} left for good, and {left} of at least {limits.fewest} sites that were agreed on are left",
                 "the run ends here, and what was spent stands in the ledger; agree anew with those who stay",
             )
-        if there < limits.fewest:
+        if there < min(limits.fewest, left):
             return f"{there} of at least {limits.fewest} sites are there"
         late = any(self.members.is_there(j) and self._owes(j, k) for j in missing) or self.members.ungreeted()
         if late and waited < limits.deadline:
