@@ -87,17 +87,19 @@ def test_what_ends_the_block_is_raised_when_the_other_thread_has_ended(threads):
     assert 1 <= len(ended) < 1000  # nobody begins another one
 
 
-def test_the_other_thread_is_the_same_from_one_use_to_the_next(threads):
+def test_other_threads_stay_from_one_use_to_the_next(threads):
     threads(2)
     both, seen = threading.Barrier(2, timeout=60), []
+    uses = 3 + 2 * (os.cpu_count() or 1)
 
     def work(_):
         both.wait()
         seen.append(threading.current_thread())
 
-    for _ in range(3):
+    for _ in range(uses):
         one_thread_each(work, range(2))
-    assert len(set(seen)) == 2
+    # one that is asked again before it waits has a second one begin: there are no more of them than cores
+    assert len(set(seen)) <= 1 + (os.cpu_count() or 1) < uses
 
 
 def test_work_that_shares_out_work_of_its_own_ends(threads):
