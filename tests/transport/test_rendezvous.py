@@ -123,6 +123,43 @@ def test_all_name_the_first_who_was_missed():
     assert "process 2 is gone (so it seems to others: its connection closed; it waited for process 0)" in str(third)
 
 
+LATER = 0.2  # seconds: a process says whom it lost after it was missed for that itself
+
+
+@pytest.mark.parametrize(
+    ("lost", "gone"),
+    [
+        ({0: (1, 0), 1: (2, LATER), 2: (3, 2 * LATER)}, 3),  # one after the other, up to one that says nothing
+        ({0: (1, 0), 1: (2, LATER), 2: (2, LATER)}, 2),  # … or that it is itself what is wrong
+        ({0: (1, 0), 1: (2, LATER), 2: (0, LATER)}, None),  # in a circle nobody is last: others name the first
+    ],
+)
+def test_all_name_whom_the_one_who_was_missed_misses(lost, gone):
+    begun = threading.Barrier(len(lost), timeout=60)
+
+    def leave(world):
+        if world.rank not in lost:
+            return None
+        other, later = lost[world.rank]
+        begun.wait()
+        time.sleep(later)
+        return world.lost(other, f"as {world.rank} says")
+
+    ended = [one for one in _all(4, leave) if one is not None]
+    assert {one.rank for one in ended} == {gone or 1}
+    if gone is None:
+        assert "(so it seems to others: as 0 says; it waited for process 2)" in str(ended[1])
+    else:
+        assert all(f"process {gone} is gone (as 2 says)" in str(one) for one in ended)
+
+
+def test_who_only_heard_of_a_loss_is_not_followed():
+    store = HashStore()
+    assert World(0, 3, store, 2.0).lost(2, "its connection broke").rank == 2
+    assert World(2, 3, store, 2.0).lost(1, "no sign of life", heard=True).rank == 2
+    assert World(1, 3, store, 2.0).lost(0, "its connection broke").rank == 2
+
+
 @pytest.mark.parametrize("error", [OSError("disk full at a secret place"), IndexError("a secret record")])
 def test_a_bad_end_is_told_but_not_which(error):
     """Which error is raised may be a function of records."""
@@ -179,6 +216,7 @@ def test_an_alarm_that_anybody_may_have_written():
     store.set("alarm", '["\\u001b[2J", 7]')
     assert World(0, 2, store, 1.0).lost(1, "silent").rank == 1
     store.set("alarm", json.dumps([1, "\x1b[2J" + "a" * 9999]))
+    store.set("lost/1", "[9999]")
     said = str(World(0, 2, store, 1.0).lost(1, "silent"))
     assert "\x1b" not in said
     assert len(said) < 500

@@ -171,23 +171,50 @@ class World:
             how = f"the processes did not connect within {self.patience:g} s"
             raise self.lost(0 if self.rank else 1, how) from error
 
-    def lost(self, rank: int, how: str) -> PeerLost:
-        """Return the reason to stop, told to all: the first that was noticed, for who notices it also leaves.
+    def lost(self, rank: int, how: str, *, heard: bool = False) -> PeerLost:
+        """Return the reason to stop, told to all: who was missed first, or whom that one misses, and so on.
 
-        A process that waits for a silent one may itself be taken for silent by a third.
+        Who notices a loss leaves, and is missed by others; one that waits for a silent one may itself be taken for
+        silent by a third. Who has only heard that somebody is gone (`heard`) says so of nobody.
         """
+        if (first := self.warn(rank, how, heard=heard)) is None:
+            return PeerLost(rank, f"{how}; the meeting place is gone too", self.step)
+        missed = self._missed(*first)
+        if missed[0] == self.rank != rank:
+            missed = self.rank, f"so it seems to others: {missed[1]}; it waited for process {rank}"
+        return PeerLost(*missed, self.step)
+
+    def warn(self, rank: int, how: str, *, heard: bool = False) -> tuple[int, str] | None:
+        """Tell all who is gone, and return who was the first that somebody told of; None if nobody can be told."""
+        word, seconds = json.dumps([rank, how]), min(_LAST_WORD, self.patience)
         try:
-            alarm = partial(self.store.compare_set, "alarm", "", json.dumps([rank, how]))
-            first, reason = self._alarm(self._ask(alarm, min(_LAST_WORD, self.patience)))
-            waited = first == self.rank != rank
-            rank, how = first, f"so it seems to others: {reason}; it waited for process {rank}" if waited else reason
+            if not heard:
+                self._ask(partial(self.store.set, f"lost/{self.rank}", word), seconds)
+            return self._alarm(self._ask(partial(self.store.compare_set, "alarm", "", word), seconds))
         except (RuntimeError, ValueError, TimeoutError):
-            how += "; the meeting place is gone too"
-        return PeerLost(rank, how, self.step)
+            return None
+
+    def _missed(self, rank: int, how: str) -> tuple[int, str]:
+        """Return who says of nobody that he is gone, at the end of those who do; the first where they go in a circle.
+
+        Connections break before a process can say why it breaks them: it is given a moment.
+        """
+        passed, at, end = [rank], (rank, how), time.monotonic() + min(2 * _BEAT, self.patience)
+        with contextlib.suppress(RuntimeError, ValueError, TimeoutError):  # gone, or changed: as far as it went
+            while time.monotonic() < end:
+                if not self._ask(partial(self.store.check, [f"lost/{at[0]}"]), _LAST_WORD):
+                    time.sleep(_PAUSE)
+                    continue
+                following = self._alarm(self._ask(partial(self.store.get, f"lost/{at[0]}"), _LAST_WORD))
+                if following[0] in passed:
+                    return following if following[0] == at[0] else (rank, how)
+                passed.append(following[0])
+                at = following
+        return at
 
     def refuse(self, rank: int, what: str) -> NoReturn:
         """Refuse what a process did, which no process of this release does, and tell the others whom to leave."""
-        self.lost(rank, "it does not keep to the protocol")
+        self.warn(rank, "it does not keep to the protocol")
         raise Refused(
             f"process {rank} {what}", "nothing of it was used; ask its site which program runs there, and start again"
         )
@@ -202,7 +229,7 @@ class World:
             yield
         except BaseException as error:
             if not self.alone and not isinstance(error, Interrupted | Refused):
-                self.lost(self.rank, "it ended: see its own message")
+                self.warn(self.rank, "it ended: see its own message")
             raise
         if not self.alone:
             with self._meeting():
@@ -225,7 +252,7 @@ class World:
             # Whoever posts in this round has read the one before.
             self._ask(partial(self.store.delete_key, f"{self._round - 1}/{self.rank}"))
         if said[self.rank] != word.encode():
-            self.lost(self.rank, "what it said was changed in the meeting place")
+            self.warn(self.rank, "what it said was changed in the meeting place")
             raise Refused(
                 f"what this process ({self.rank}) said was changed in the meeting place",
                 "somebody there does not keep to the protocol: find out who can reach it, and start again",
@@ -276,9 +303,9 @@ class World:
                 alive[rank] = beats, now
             if late:
                 raise self.lost(rank, f"silent for {self.patience:g} s")
-            alarm = self._ask(partial(self.store.check, ["alarm"]))
-            if alarm or (beats and now - alive[rank][1] > self.silence):
-                raise self.lost(rank, f"no sign of life for {self.silence:g} s")
+            heard = self._ask(partial(self.store.check, ["alarm"]))
+            if heard or (beats and now - alive[rank][1] > self.silence):
+                raise self.lost(rank, f"no sign of life for {self.silence:g} s", heard=heard)
 
     def _live(self) -> None:
         """Give signs of life from now on."""

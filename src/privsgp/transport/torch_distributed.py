@@ -223,7 +223,7 @@ class TorchDistributed(Transport):
         """End the run at a message that can be no model, in the name of its sender."""
         row = wild(rows)
         if row is not None:
-            self.world.lost(rank, f"the message of its node {nodes[row]} is no model")
+            self.world.warn(rank, f"the message of its node {nodes[row]} is no model")
             refuse_wild(self.world.step, rows, nodes, f" (process {rank})")
 
     def _at(self, k: int) -> _Plan:
