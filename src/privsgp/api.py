@@ -137,13 +137,11 @@ def train(
 
     def brought() -> tuple[data_room.Dataset, list[NDArray[np.int64]] | None, Fields | None]:
         if config.test_is_public and isinstance(test, str | Path):
-            problems.refuse_own_test(config, Path(test), _paths(given), f"test={str(test)!r}")
+            problems.refuse_own_file(Path(test), _paths(given), f"test={str(test)!r}")
         arrays, public, count = _read(given, test, config, targets)
         dataset, parts, fields = _dataset(arrays, public, count, config.data.tokens, targets, learner)
         problems.refuse_counted(config, dataset)
-        problems.refuse_own_plan(config, dataset, parts or ())
-        if config.seed is None and config.test_is_public:
-            problems.refuse_own_records("test data that are public", dataset, parts or ())
+        problems.refuse_own_records(config, "test data that are public", dataset, parts)
         return dataset, parts, fields
 
     dataset, parts, fields = join().all_or_none(brought)
@@ -164,7 +162,6 @@ def train(
             measure=measure,
             loss_name=measure.kind,
             fields=fields,
-            files=_paths(given),
         )
         home = problems.brought_home(config, alone)
         _refuse_unfit(home, measure)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from unittest import mock
+
 import numpy as np
 import pytest
 import torch
@@ -10,10 +12,12 @@ from torch import nn
 import privsgp
 import runs
 from privsgp.data import Dataset, from_arrays
+from privsgp.data.known import hashes
 from privsgp.data.loading import holds_records_of
 from privsgp.engine.folder import Folder
+from privsgp.engine.trainer import Trainer
 from privsgp.errors import Refused
-from privsgp.runs import noted as noting
+from privsgp.runs.noted import Records, note, refuse_moved_records, refuse_other_records
 
 rng = np.random.default_rng(0)
 X, Y = rng.normal(size=(160, 6)).astype(np.float32), np.arange(160) % 2
@@ -115,82 +119,182 @@ def test_classes_are_not_counted_in_a_sites_own_test_labels(tmp_path):
     assert "data.classes" in ran.err
 
 
-def test_a_run_goes_on_with_the_records_it_began_with(tmp_path, files):
-    """Tables hold what they gave: taken out by others, a record's share would leave its clip."""
-    for name, changed in (("order", files[::-1]), ("content", files)):
-        out = tmp_path / name
-        assert_interrupted(out, files)
-        if name == "content":
-            np.savez(files[0], x=2 * X[:40], y=Y[:40], classes=2)
-        with pytest.raises(Refused, match="other records than it began with"):
-            train(out, changed, {"name": "privsgp-vr", "steps": 40}, resume=True)
-    (out / "private" / "files.json").unlink()
-    with pytest.raises(Refused, match="has lost private/files"):
-        train(out, files, {"name": "privsgp-vr", "steps": 40}, resume=True)
+@pytest.mark.parametrize("where", ['name = "own.npz"', 'path = "own-{node}.npz"'])
+def test_own_records_are_no_public_test_set_of_their_own_file(tmp_path, where):
+    for name in ("own", "own-0", "own-1"):
+        np.savez(tmp_path / f"{name}.npz", x=X, y=Y, x_test=X[::-1], y_test=Y[::-1])
+    text = SMALL.format(classes="classes = 2").replace('name = "own.npz"', where)
+    config = runs.small(tmp_path, text.replace('test_path = "public.npz"', 'test = "public"'))
+    ran = runs.command("train", config, "--out", tmp_path / "out")
+    assert ran.code == 2
+    assert "data.test = 'public': half of these records are a node's own" in ran.err
+    assert runs.command("train", config, "--out", tmp_path / "out", "--set=seed=3").code == 0  # it protects nobody
 
 
-def assert_interrupted(out, files):
+def test_a_folder_called_synthetic_is_nothing_to_plan_with(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "synthetic").mkdir()
+    np.save("synthetic/x.npy", X)
+    np.save("synthetic/y.npy", Y)
+    train(tmp_path / "out", "synthetic", nodes=2, classes=2)
+
+
+LONG = {"name": "privsgp-vr", "steps": 40}
+
+
+def interrupt(out, data, **more):
     """Leave a run that stopped half-way."""
-    from unittest import mock
-
-    from privsgp.engine.trainer import Trainer
-
     with (
         mock.patch.object(Trainer, "_release", side_effect=[None, None, KeyboardInterrupt]),
         pytest.raises(KeyboardInterrupt),
     ):
-        train(out, files, {"name": "privsgp-vr", "steps": 40})
+        train(out, data, LONG, **more)
     assert (out / "config.toml").exists()
 
 
-def test_files_that_changed_nodes_do_not_go_on_with_each_others_ledgers(tmp_path, files):
-    budgets = [0.5, 5.0, 5.0, 5.0]
-    train(tmp_path / "first", files, epsilon=budgets)
-    swapped = [files[1], files[0], *files[2:]]
-    with pytest.raises(Refused, match="is node 0's, and was node 1's"):
-        train(tmp_path / "second", swapped, epsilon=[2 * e for e in budgets], ledger=tmp_path / "first")
-    train(tmp_path / "second", files, epsilon=[2 * e for e in budgets], ledger=tmp_path / "first")
+def divided(x):
+    return {"data": (x, Y), "nodes": 2, "classes": 2}
 
 
-def _images(folder, classes=("cat", "dog"), swap=False):
-    from PIL import Image
-
-    for number, name in enumerate(classes[::-1] if swap else classes):
-        (folder / name).mkdir(parents=True, exist_ok=True)
-        Image.new("L", (2, 2), 50 + 100 * number).save(folder / name / "one.png")
+def made(x):
+    return {"data": from_arrays(x, Y, classes=2), "nodes": 2}
 
 
-@pytest.mark.parametrize("parts", [("",), ("-0-0", "-1-1")])
-def test_labels_and_the_files_of_every_process_are_noted(tmp_path, parts):
-    """One process, or two of torchrun with a node each."""
-    mapped = [tmp_path / "0", tmp_path / "1"]
-    for i, path in enumerate(mapped):
-        path.mkdir()
-        np.save(path / "x.npy", X[:5] + i)
-        np.save(path / "y.npy", Y[:5])
-    (run := tmp_path / "run" / "private").mkdir(parents=True)
-    folders = [Folder(run.parent, part) for part in parts]
-    blocks = [mapped] if len(parts) == 1 else [[path] for path in mapped]
-    for first, (folder, files) in enumerate(zip(folders, blocks, strict=True)):
-        noting.note_files(folder, files, first)
-        noting.refuse_other_files(folder, files, first, None)
-    assert sum(len(one.files) for one in noting.noted(run.parent)) == 2
-    swapped = mapped[::-1] if len(parts) == 1 else [mapped[1]]
-    with pytest.raises(Refused, match="other records than it began with"):
-        noting.refuse_other_files(folders[0], swapped, 0, None)
-    with pytest.raises(Refused, match="was node 1's"):
-        noting.refuse_other_files(Folder(tmp_path / "next", parts[0]), swapped, 0, run.parent)
-    np.save(mapped[0] / "y.npy", 1 - Y[:5])
-    with pytest.raises(Refused, match="other records than it began with"):
-        noting.refuse_other_files(folders[0], blocks[0], 0, None)
+def brought(x):
+    return {"data": [(x[:80], Y[:80]), (x[80:], Y[80:])], "classes": 2}
 
 
-def test_an_image_that_changes_its_class_is_another_record(tmp_path):
-    (run := tmp_path / "run" / "private").mkdir(parents=True)
-    folder = Folder(run.parent)
-    _images(tmp_path / "site")
-    noting.note_files(folder, [tmp_path / "site"], 0)
-    _images(tmp_path / "site", swap=True)
-    assert noting.holds_moved(tmp_path / "site", noting.noted(run.parent)[0].contents)
-    with pytest.raises(Refused, match="other records than it began with"):
-        noting.refuse_other_files(folder, [tmp_path / "site"], 0, None)
+@pytest.mark.parametrize("bring", [divided, made, brought])
+def test_arrays_stay_those_a_run_began_with(tmp_path, bring):
+    """Tables hold what they gave: taken out by others, a record's share would leave its clip."""
+    interrupt(tmp_path / "out", **bring(X))
+    moved = X.copy()
+    moved[[3, 4]] = moved[[4, 3]]
+    for other in (moved, X + 1):
+        with pytest.raises(Refused, match=r"other records of node \d than it began with"):
+            train(tmp_path / "out", algorithm=LONG, resume=True, **bring(other))
+    result = train(tmp_path / "out", algorithm=LONG, resume=True, **bring(X))
+    np.savez(tmp_path / "some.npz", x=X[10:30], y=Y[10:30])
+    for data in (tmp_path / "some.npz", (X[10:30], Y[10:30])):
+        with pytest.raises(Refused, match="metrics on them no ε covers"):
+            result.evaluate(data)
+    assert result.evaluate((X + 1, Y))
+
+
+def test_files_stay_those_a_run_began_with(tmp_path, files):
+    out, said = tmp_path / "out", "than it began with"
+    interrupt(out, files, classes=2)
+    for changed in (files[::-1], SITES[::-1], [SITES[1], *files[1:]]):
+        with pytest.raises(Refused, match=said):
+            train(out, changed, LONG, resume=True, classes=2)
+    kept = (out / "private" / "records.json").read_bytes()
+    np.savez(files[0], x=X[:40], y=1 - Y[:40], classes=2)  # labels are of a record
+    with pytest.raises(Refused, match=said):
+        train(out, files, LONG, resume=True, classes=2)
+    np.savez(files[0], x=2 * X[:40], y=Y[:40], classes=2)
+    with pytest.raises(Refused, match=said):
+        train(out, files, LONG, resume=True, classes=2)
+    assert (out / "private" / "records.json").read_bytes() == kept
+    np.savez_compressed(files[0], x=X[:40].astype(np.float64), y=Y[:40], classes=2)  # the same in other bytes
+    (out / "private" / "records.json").unlink()
+    with pytest.raises(Refused, match=r"private/records….json is gone"):
+        train(out, files, LONG, resume=True, classes=2)
+    (out / "private" / "records.json").write_bytes(kept)
+    train(out, files, LONG, resume=True, classes=2)
+
+
+def test_features_do_not_hide_which_records_they_are_of(tmp_path):
+    features = nn.Linear(6, 6)
+    more = {"nodes": 2, "classes": 2, "features": features}
+    interrupt(tmp_path / "out", (X, Y), **more)
+    with pytest.raises(Refused, match="than it began with"):
+        train(tmp_path / "out", (X + 1, Y), LONG, resume=True, **more)
+    result = train(tmp_path / "out", (X, Y), LONG, resume=True, **more)
+    with pytest.raises(Refused, match="metrics on them no ε covers"):
+        result.evaluate((X, Y))
+
+
+def test_a_note_before_there_is_a_run_is_none(tmp_path, files):
+    (tmp_path / "out" / "private").mkdir(parents=True)
+    note(Folder(tmp_path / "out"), Records.of(hashes(X, tokens=False), Y, [np.arange(40)] * 4))
+    train(tmp_path / "out", files)
+
+
+def test_pooled_records_are_every_sites(tmp_path, files):
+    train(tmp_path / "out", files, {"name": "dp-sgd"})
+    result = privsgp.load(tmp_path / "out", nn.Linear(6, 2))
+    for file in files:
+        with pytest.raises(Refused, match="metrics on them no ε covers"):
+            result.evaluate(file)
+
+
+BUDGETS = [0.5, 5.0, 5.0, 5.0]
+
+
+def go_on(tmp_path, data, name="second", ledger="first", times=2, **more):
+    return train(
+        tmp_path / name, data, epsilon=[times * e for e in BUDGETS], ledger=tmp_path / ledger, **more
+    )  # fmt: skip
+
+
+def test_records_that_changed_nodes_do_not_go_on_with_each_others_ledgers(tmp_path, files):
+    train(tmp_path / "first", files, epsilon=BUDGETS)
+    again = [tmp_path / f"again-{node}.npz" for node in range(4)]
+    for file, (x, y) in zip(again, [SITES[1], SITES[0], *SITES[2:]], strict=True):
+        np.savez_compressed(file, x=x[::-1], y=y[::-1], classes=2)
+    few = [(np.concatenate([x[5:], other[:5]]), y) for (x, y), (other, _) in zip(SITES, SITES[::-1], strict=True)]
+    for moved in ([files[1], files[0], *files[2:]], SITES[::-1], again, few):
+        with pytest.raises(Refused, match=r"records of node \d were node \d's"):
+            go_on(tmp_path, moved, classes=2)
+    shifted = [(x[::-1], y[::-1]) for x, y in SITES]  # where they lie in a node does not matter to a new run
+    go_on(tmp_path, shifted, classes=2)
+
+
+def test_records_of_a_later_run_on_the_same_ledgers_stay_where_they_are_too(tmp_path):
+    train(tmp_path / "first", SITES, epsilon=BUDGETS, classes=2)
+    later = [(x + 1, y) for x, y in SITES]
+    go_on(tmp_path, later, classes=2)
+    for ledger in ("first", "second"):
+        with pytest.raises(Refused, match=r"records of node \d were node \d's"):
+            go_on(tmp_path, later[::-1], "third", ledger, 3, classes=2)
+    go_on(tmp_path, later, "third", "second", 3, classes=2)
+
+
+def test_rows_of_a_divided_file_that_moved_are_noticed(tmp_path):
+    train(tmp_path / "first", (X, Y), nodes=4, classes=2, epsilon=BUDGETS)
+    with pytest.raises(Refused, match=r"records of node \d were node \d's"):
+        go_on(tmp_path, (np.roll(X, 40, axis=0), Y), nodes=4, classes=2)
+    go_on(tmp_path, (X, Y), nodes=4, classes=2)
+
+
+def test_every_process_notes_its_own_nodes(tmp_path):
+    """Two of torchrun with two nodes each, in one folder or in two; a later one may be alone."""
+    known, parts = hashes(X, tokens=False), np.split(np.arange(160), 4)
+    (tmp_path / "run" / "private").mkdir(parents=True)
+    folders = [Folder(tmp_path / "run", part) for part in ("-0-1", "-2-3")]
+    shares = [Records.of(known, Y, parts[first : first + 2], first) for first in (0, 2)]
+    for folder, records in zip(folders, shares, strict=True):
+        note(folder, records)
+    together = Records.of(known, Y, parts)
+    refuse_other_records(Folder(tmp_path / "run"), together)
+    refuse_moved_records(together, tmp_path / "run")
+    with pytest.raises(Refused, match="records of node 0 were node 3's"):
+        refuse_moved_records(Records.of(known, Y, parts[::-1]), tmp_path / "run")
+    (tmp_path / "run" / "private" / "records-0-1.json").unlink()
+    refuse_other_records(folders[1], shares[1])
+    with pytest.raises(Refused, match=r"what records node 0 began with: private/records….json is gone"):
+        refuse_other_records(folders[0], shares[0])
+
+
+def test_records_with_few_values_are_alike_by_chance(tmp_path):
+    """Four columns of yes and no: fresh ones are like somebody's."""
+    own, fresh = (rng.integers(0, 2, size=(200, 4)).astype(np.float32) for _ in range(2))
+    y = np.arange(200) % 2
+    more = {"data": (own, y), "nodes": 2, "classes": 2, "test_is_public": True}
+    result = privsgp.train(
+        nn.Linear(4, 2), out=tmp_path / "out", privacy={"epsilon": 5.0}, test=(fresh, y), progress=False,
+        algorithm={"name": "privsgp", "steps": 2, "batch": 8, "step_size": 0.1}, engine={"device": "cpu"}, **more,
+    )  # fmt: skip
+    assert result.evaluate((fresh[:50], y[:50]))
+    with pytest.raises(Refused, match="metrics on them no ε covers"):
+        result.evaluate((own, y))

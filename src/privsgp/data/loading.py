@@ -7,7 +7,6 @@ Artefacts). Files are looked for in the data folder: an argument, or the environ
 from __future__ import annotations
 
 import filecmp
-import hashlib
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,7 +18,8 @@ from privsgp.data import tables
 from privsgp.data.dataset import Dataset, Task, from_arrays, pool, refuse_other_shapes, settle, unsettled
 from privsgp.data.files import NPZ, find, read_cifar, read_idx, read_libsvm, read_npz
 from privsgp.data.images import ImageOptions, class_folders, read_bare_images, read_images
-from privsgp.data.mapped import open_array, scaled
+from privsgp.data.known import belong_to, hashes
+from privsgp.data.mapped import open_array
 from privsgp.data.tables import is_table
 from privsgp.data.text import ENDINGS as TEXTS
 from privsgp.data.text import TextOptions, read_texts
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from privsgp.data.dataset import Array, Inputs, Targets
-    from privsgp.data.mapped import Mapped
+    from privsgp.data.known import Hashes
     from privsgp.data.schema import Schema
 
     Arrays = tuple[Array, Array, Array, Array]
@@ -43,7 +43,6 @@ DIGITS_MEAN, DIGITS_STD = 0.3, 0.37
 A9A_FEATURES = 123
 _KINDS = ".npz, .csv, .parquet or .feather"
 _HERE = Path()
-_ROWS = 4096  # that are read at a time
 
 
 @dataclass(frozen=True)
@@ -224,26 +223,20 @@ def site_paths(
 
 
 def holds_records_of(path: Path, own: Sequence[Path], form: Form = PLAIN) -> bool:
-    """Whether a path is one of these files, by whatever path, link or copy, or holds half of one's records.
-
-    Or if half of its own are one file's, or three quarters those of all together: a file of some records of each site
-    is as much the sites' own, but where columns take few values, some of one's records are like somebody's by chance.
-    """
+    """Whether a path is one of these files, by whatever path, link or copy, or holds records of theirs (`known`)."""
     if any(same_file(path, file) for file in own):
         return True
-    mine = _read_hashes(path, form)  # saved anew, in another order, some left out
-    theirs = [_read_hashes(file, form) for file in own] if mine else []
-    known = {row for some in theirs for row in some}
-    return any(_half(mine, some) for some in theirs) or 4 * sum(row in known for row in mine) >= 3 * len(mine) > 0
+    mine = hashes_in(path, form)  # saved anew, in another order, some left out
+    return belong_to(mine, [hashes_in(file, form) for file in own] if len(mine) else [])
 
 
-def _read_hashes(path: Path, form: Form) -> list[bytes]:
-    """Return the hashes of a file's records; none of a file that is not there, or cannot be read."""
+def hashes_in(path: Path, form: Form) -> Hashes:
+    """Return the hashes of a file's samples; none of a file that is not there, or cannot be read."""
     tokens = form.text is not None or form.vocabulary is not None
     try:
-        return _hashes(unlabelled(path, form), tokens=tokens)
+        return hashes(unlabelled(path, form), tokens=tokens)
     except (OSError, Refused):
-        return []
+        return np.empty(0, np.uint64)
 
 
 def same_file(one: Path, other: Path) -> bool:
@@ -254,23 +247,6 @@ def same_file(one: Path, other: Path) -> bool:
         return one.samefile(other) or filecmp.cmp(one, other, shallow=False)
     except OSError:  # one of them is not there
         return False
-
-
-def same_records(one: Array | Mapped, other: Array | Mapped, parts: Sequence[NDArray[np.int64]] = ()) -> bool:
-    """Tell whether half of one array's rows, or of a part of them, stand in the other, or half of the other's there."""
-    mine, theirs = _hashes(one, tokens=False), _hashes(other, tokens=False)
-    return any(_half(some, theirs) for some in (mine, *([mine[row] for row in rows.tolist()] for rows in parts)))
-
-
-def _half(mine: list[bytes], theirs: list[bytes]) -> bool:
-    common = set(mine) & set(theirs)
-    return bool(common) and any(2 * sum(row in common for row in rows) >= len(rows) for rows in (mine, theirs))
-
-
-def _hashes(x: Array | Mapped, *, tokens: bool) -> list[bytes]:
-    """Hash records as they are learnt from: images as bytes and as numbers from 0 to 1 are the same, tokens stay."""
-    read = (scaled(x[at : at + _ROWS], tokens=tokens) for at in range(0, len(x), _ROWS))
-    return [hashlib.sha256(row.astype(np.float32).tobytes()).digest() for some in read for row in some]
 
 
 def unlabelled(path: Path, form: Form) -> Array:

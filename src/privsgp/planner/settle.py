@@ -20,7 +20,8 @@ import torch
 from privsgp import data, features
 from privsgp.accounting.pairwise import Sharing
 from privsgp.algorithms import Settings
-from privsgp.data.loading import file_path, holds_records_of, site_paths
+from privsgp.data.known import belong_to
+from privsgp.data.loading import file_path, hashes_in, holds_records_of, site_paths
 from privsgp.engine.folder import Folder
 from privsgp.errors import Refused
 from privsgp.gradients import Layout
@@ -73,7 +74,7 @@ def make(
     """
     schedules.refuse_planning(config, "a plan")
     network, settings = network_of(config, problem), protection.settings(config)
-    source = source_of(config, config.plan.data, data_dir, problem.files)
+    source = source_of(config, config.plan.data, data_dir, problem)
     permit(source, may_spend=config.plan.may_spend and config.seed is not None)
     if source.kind == "private" and problem.block is not None:
         raise Refused(f"plan.data = {source.name!r} with several processes", "plan with 'synthetic' or public data")
@@ -190,11 +191,11 @@ def network_of(config: Config, problem: Problem) -> Network:
     return network
 
 
-def source_of(config: Config, name: str, data_dir: Path | None = None, brought: Sequence[Path] = ()) -> Source:
-    """Tell what a name of data to look at means: synthetic, public, or the nodes' own; `brought` are files from Python.
+def source_of(config: Config, name: str, data_dir: Path | None = None, problem: Problem | None = None) -> Source:
+    """Tell what a name of data to look at means: synthetic, public, or the nodes' own.
 
     Guarantee: no file of any node passes for public, by whatever path, link or copy it is named, nor one of records of
-    several of them.
+    several of them; of a problem that is given, nor do its records, wherever they come from.
     """
     if name == "synthetic":
         return Source("synthetic", name)
@@ -204,7 +205,10 @@ def source_of(config: Config, name: str, data_dir: Path | None = None, brought: 
         files = [file_path(own, data_dir, config.base)]
     else:
         files = site_paths(own, range(d.nodes), config.base, d.sites)
-    private = name in ("private", own) or holds_records_of(looked_at, [*files, *brought], d.form)
+    private = name in ("private", own) or holds_records_of(looked_at, files, d.form)
+    if not private and problem is not None and looked_at.exists():
+        known = problem.hashes
+        private = belong_to(hashes_in(looked_at, d.form), [known[rows] for rows in problem.parts])
     return Source("private", own) if private else Source("public", name)
 
 

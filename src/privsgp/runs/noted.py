@@ -1,123 +1,121 @@
-"""Which files a private run learns from: noted in private/, so that a later look, or a later run, can tell.
+"""Which records a private run learns from: their hashes are noted in private/, so that a later look, or run, can tell.
 
-Every process notes the files of its own nodes. They may be moved before somebody looks again: what they hold counts.
+Every process notes its own nodes' records, as they were before features were put in their place.
 """
 
 from __future__ import annotations
 
 import hashlib
-from pathlib import Path
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from pydantic import BaseModel
 
-from privsgp.data.images import is_image
+from privsgp.data.known import moved_from
 from privsgp.errors import Refused
-from privsgp.files import opened, read_json, write_json
+from privsgp.files import read_json, write_json
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Iterable, Sequence
+    from pathlib import Path
 
+    from numpy.typing import NDArray
+
+    from privsgp.data.known import Hashes
     from privsgp.engine.folder import Folder
-
-_NAME = "files"
 
 
 class Noted(BaseModel):
-    """The files of a process's nodes, the SHA-256 of all that lies in them, and one of each whole."""
+    """The records of a process's nodes: a SHA-256 of all of a node's, and hashes of its samples in hexadecimal."""
 
-    files: list[str] = []
-    contents: list[str] = []
-    digests: list[str] = []
-    first: int | None = None  # the node of the first, where each node has one; None for files of all nodes
-
-
-def note_files(folder: Folder, files: Sequence[Path], first: int | None) -> None:
-    """Keep in private/ which files this process's nodes learn from, as they are called wherever one looks from."""
-    told = Noted(
-        files=[str(file.resolve()) for file in files],
-        contents=[sha256 for file in files for _, sha256 in _parts(file)],
-        digests=[_digest(file) for file in files],
-        first=first,
-    )
-    write_json(folder.path / "private" / f"{_NAME}{folder.part}.json", told.model_dump())
+    first: int
+    records: list[str]
+    samples: list[str]
 
 
-def noted(run: Path) -> list[Noted]:
-    """Return what the processes of a run have noted."""
-    found = sorted((run / "private").glob(f"{_NAME}*.json"))
-    return [Noted.model_validate(read_json(path, Noted)) for path in found]
+@dataclass(frozen=True)
+class Records:
+    """The records of nodes that follow each other: of each a hash of all, with their targets, and one of each sample.
 
-
-def refuse_other_files(folder: Folder, files: Sequence[Path], first: int | None, earlier: Path | None) -> None:
-    """Refuse to go on with other files than a private run began with, and with files that have changed nodes.
-
-    Tables hold what records gave: taken out by other ones, a record's share would not stay within its clip. And what
-    the records of a file have spent is in its node's ledger; `earlier` is the run whose ledgers are continued.
+    Records in another order, or with other targets, are others: tables and coins know them by their places.
     """
-    if folder.config.exists() and not noted(folder.path):
-        raise Refused(
-            f"{folder.path} has lost private/{_NAME}{folder.part}.json, which says what records it began with",
-            "put it back from a copy of the folder, or begin a new run with --ledger",
-        )
-    begun, spent = _by_node(folder.path), {} if earlier is None else _by_node(earlier)
-    if not begun and not spent:
-        return
-    for key, file in _keys(files, first).items():
-        digest = _digest(file)
-        if begun.get(key, digest) != digest:
+
+    first: int
+    digests: Sequence[str]
+    samples: Sequence[Hashes]
+
+    @classmethod
+    def of(cls, hashes: Hashes, y: NDArray[Any], parts: Sequence[NDArray[np.int64]], first: int = 0) -> Records:
+        """Note which rows each node has."""
+        digests = [hashlib.sha256(hashes[rows].tobytes() + y[rows].tobytes()).hexdigest() for rows in parts]
+        return cls(first, digests, [hashes[rows] for rows in parts])
+
+    def by_node(self) -> dict[int, tuple[str, Hashes]]:
+        """Return both hashes of each node."""
+        return dict(enumerate(zip(self.digests, self.samples, strict=True), self.first))
+
+    def write(self, path: Path) -> None:
+        """Write a note."""
+        told = Noted(first=self.first, records=[*self.digests], samples=[one.tobytes().hex() for one in self.samples])
+        write_json(path, told.model_dump())
+
+
+def note(folder: Folder, records: Records, earlier: Path | None = None) -> None:
+    """Keep what a run begins with in its private/; and beside the ledgers of an earlier run that it goes on with."""
+    records.write(folder.path / "private" / f"records{folder.part}.json")
+    if earlier is not None and (earlier / "private").is_dir():
+        records.write(earlier / "private" / f"later{folder.part}-{folder.run}.json")
+
+
+def noted(run: Path, names: Sequence[str] = ("records*.json",)) -> list[Records]:
+    """Return what the processes of a run have noted."""
+    found = sorted(path for name in names for path in (run / "private").glob(name))
+    return [_read(path) for path in found]
+
+
+def refuse_other_records(folder: Folder, records: Records) -> None:
+    """Refuse to go on with other records than a run began with, or with a run that has lost its note of them.
+
+    Tables hold what records gave: taken out by other ones, a record's share would not stay within its clip.
+    """
+    begun = {node: digest for one in noted(folder.path) for node, (digest, _) in one.by_node().items()}
+    for node, (digest, _) in records.by_node().items():
+        if node not in begun:
             raise Refused(
-                f"{folder.path} goes on with other records than it began with: {file}",
-                "put the file back as it was, at the same node, or begin a new run with --ledger",
+                f"{folder.path} does not say what records node {node} began with: private/records….json is gone, or "
+                "an earlier release began it",
+                "put it back from a copy of the folder, or begin a new run with --ledger",
             )
-        other = next((node for node, one in spent.items() if one == digest and node != key), None)
-        if other is not None and spent.get(key) != digest:
+        if begun[node] != digest:
             raise Refused(
-                f"{file} is node {key}'s, and was node {other}'s in {earlier}",
-                "give the nodes their files in the same order: what records have spent is in their own node's ledger",
+                f"{folder.path} goes on with other records of node {node} than it began with, or in another order",
+                "put the records back as they were, at the same node, or begin a new run with --ledger",
             )
 
 
-def holds_moved(path: Path, contents: Collection[str]) -> bool:
-    """Tell whether half of what a path holds was learnt from, whatever it is called now."""
-    known = set(contents)
-    found = [sha256 in known for _, sha256 in _parts(path)]
-    return 2 * sum(found) >= len(found) > 0
+def refuse_moved_records(records: Records, earlier: Path) -> None:
+    """Refuse records that have changed nodes since the run whose ledgers are continued, or since later ones on them.
+
+    What records have spent is in their own node's ledger.
+    """
+    before: dict[int, list[Hashes]] = {}
+    for one in noted(earlier, ("records*.json", "later*.json")):
+        for node, (_, samples) in one.by_node().items():
+            before.setdefault(node, []).append(samples)
+    for node, (_, samples) in records.by_node().items():
+        for other in before.keys() - {node}:
+            if moved_from(samples, _all(before[other]), _all(before.get(node, []))):
+                raise Refused(
+                    f"records of node {node} were node {other}'s in {earlier}",
+                    "give the nodes their records as before: what they have spent is in their own node's ledger",
+                )
 
 
-def _by_node(run: Path) -> dict[int | str, str]:
-    return {
-        key: digest
-        for one in noted(run)
-        for key, digest in zip(_keys(one.files, one.first), one.digests, strict=False)  # none in older notes
-    }
+def _read(path: Path) -> Records:
+    told = Noted.model_validate(read_json(path, Noted))
+    return Records(told.first, told.records, [np.frombuffer(bytes.fromhex(one), np.uint64) for one in told.samples])
 
 
-def _keys(files: Sequence[str | Path], first: int | None) -> dict[int | str, Path]:
-    """Name files by their nodes, or by their place where they are all nodes'."""
-    return {f"file {i}" if first is None else first + i: Path(file) for i, file in enumerate(files)}
-
-
-def _digest(path: Path) -> str:
-    """Return a hash of all records of a file or folder: of their classes too, which an image's folder tells."""
-    told = hashlib.sha256()
-    for name, sha256 in _parts(path):
-        told.update(f"{name}\n{sha256}\n".encode())
-    labels = path / "y.npy"
-    if path.is_dir() and labels.exists():
-        told.update(_sha256(labels).encode())
-    return told.hexdigest()
-
-
-def _parts(path: Path) -> list[tuple[str, str]]:
-    """Return what a path holds, with its SHA-256: the file, x.npy of a folder, or each image, by its place there."""
-    if not path.is_dir():
-        return [("", _sha256(path))]
-    mapped = path / "x.npy"
-    parts = [mapped] if mapped.exists() else sorted(file for file in path.rglob("*") if is_image(file))
-    return [(part.relative_to(path).as_posix(), _sha256(part)) for part in parts]
-
-
-def _sha256(path: Path) -> str:
-    with opened(path) as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+def _all(parts: Iterable[Hashes]) -> Hashes:
+    return np.concatenate([np.empty(0, np.uint64), *parts])

@@ -14,16 +14,8 @@ from torch import Tensor, nn
 
 from privsgp import data, features, models
 from privsgp.algorithms import ALGORITHMS
-from privsgp.data.loading import (
-    file_path,
-    holds_records_of,
-    is_file,
-    same_file,
-    same_records,
-    site_paths,
-    unlabelled,
-    with_test,
-)
+from privsgp.data.known import hashes_of, is_tested_on_own
+from privsgp.data.loading import file_path, same_file, site_paths, with_test
 from privsgp.data.mapped import Mapped
 from privsgp.devices import chosen_device
 from privsgp.errors import Refused
@@ -42,6 +34,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from privsgp.data.fields import Fields
+    from privsgp.data.known import Hashes
     from privsgp.runs.config import Config
 
 
@@ -67,7 +60,7 @@ class Problem:
     loss_name: str | None = None  # None: a loss of the user's own
     raw_shape: tuple[int, ...] | None = None  # of a sample before the encoder
     fields: Fields | None = None  # of a sample that is several inputs
-    files: Sequence[Path] = ()  # that records came from, from Python; a configuration names its own
+    known: Hashes | None = None  # of samples before the encoder
     told: Sequence[str] = ()  # what happened to single values of records here: for those who hold them alone
 
     @property
@@ -101,10 +94,19 @@ class Problem:
         own = dataclasses.replace(self.dataset, x=self.dataset.x[rows], y=self.dataset.y[rows])
         return dataclasses.replace(self, dataset=own, parts=parts, block=block, sizes=self.samples)
 
+    @property
+    def hashes(self) -> Hashes:
+        """Hashes of samples as they were brought, row by row (`known`)."""
+        if self.known is None and self.raw_shape is not None:
+            raise RuntimeError("features are in the place of samples, which were not hashed before")
+        return hashes_of(self.dataset) if self.known is None else self.known
+
     def encoded(self, device: torch.device) -> Problem:
         """Put features in the place of samples; where there are views, a sample's loss is their mean."""
         if self.encoder is None:
             return self
+        if self.known is None:
+            return dataclasses.replace(self, known=self.hashes).encoded(device)
         dataset = encoded(self.dataset, self.parts, self.learnt_from, self.encoder, device)
         raw = self.sample_shape
         if self.views is None:
@@ -152,8 +154,9 @@ def _read(config: Config, data_dir: Path | None, block: range) -> Problem:
         )  # fmt: skip
         parts = split(config, dataset)
     dataset = with_test(dataset, _public_test(config, block, dataset.name), d.form)
-    if d.test_path is not None and not d.published:
-        refuse_own_records(f"data.test_path = {d.test_path!r}", dataset, parts)
+    if not d.published:
+        how = "data.test = 'public'" if d.test_path is None else f"data.test_path = {d.test_path!r}"
+        refuse_own_records(config, how, dataset, None if d.path is None else parts)
     apart = len(parts) < d.nodes
     problem = assembled(config, dataset, parts, block if apart else None)
     return dataclasses.replace(problem, told=told)
@@ -166,38 +169,24 @@ def _public_test(config: Config, block: range, name: str) -> Path | None:
         return None
     path = config.base / d.test_path
     own = [Path(name)] if d.path is None else site_paths(d.path, block, config.base, d.sites)
-    refuse_own_test(config, path, [] if d.published else own, f"data.test_path = {d.test_path!r}")
+    refuse_own_file(path, [] if d.published else own, f"data.test_path = {d.test_path!r}")
     return path
 
 
-def refuse_own_records(what: str, dataset: data.Dataset, parts: Sequence[NDArray[np.int64]]) -> None:
-    """Refuse test data that nodes learn from, saved anew: no ε covers metrics on them."""
-    if dataset.x_test is not None and same_records(dataset.x, dataset.x_test, parts):
+def refuse_own_records(
+    config: Config, what: str, dataset: data.Dataset, parts: Sequence[NDArray[np.int64]] | None
+) -> None:
+    """Refuse public test data that nodes learn from, saved anew: no ε covers metrics on them. A simulation may."""
+    if config.seed is None and config.test_is_public and is_tested_on_own(dataset, parts):
         raise Refused(
             f"{what}: half of these records are a node's own, or half of a node's are among them",
-            "test data named here are public",
+            "test data named here are public: take records that no node learns from",
         )
 
 
-def refuse_own_plan(config: Config, dataset: data.Dataset, parts: Sequence[NDArray[np.int64]]) -> None:
-    """Refuse, from Python, records that were brought as the public data of a plan: their file need not be known."""
-    name, d = config.plan.data, config.data
-    path = file_path(name, None, config.base)
-    if config.seed is not None or not path.exists():
-        return
-    try:
-        x = unlabelled(path, d.form)
-    except (OSError, Refused):  # said where it is read
-        return
-    if same_records(dataset.x, x, parts):
-        raise Refused(f"plan.data = {name!r} is the nodes' own data", "plan with 'synthetic' or public data")
-
-
-def refuse_own_test(config: Config, test: Path, own: Sequence[Path], what: str) -> None:
-    """Refuse test data, whose metrics everybody sees, that are a node's own file; without a seed, its records too."""
-    d = config.data
-    simulated = config.seed is not None
-    if any(same_file(test, file) for file in own) if simulated else holds_records_of(test, own, d.form):
+def refuse_own_file(test: Path, own: Sequence[Path], what: str) -> None:
+    """Refuse test data, whose metrics everybody sees, that are a node's own file, by whatever path, link or copy."""
+    if any(same_file(test, file) for file in own):
         raise Refused(f"{what} is a node's own file", "test data named here are public")
 
 
@@ -278,18 +267,6 @@ def layout(config: Config) -> str:
         values |= {"alpha": getattr(d, "alpha", 0.5), "sizes": d.sizes} | (names if d.brought else {})
         told = f"{config.seed}/{json.dumps(values, separators=(',', ':'))}"
     return hashlib.sha256(f"privsgp/layout/{told}".encode()).hexdigest()
-
-
-def own_files(config: Config, problem: Problem) -> list[Path]:
-    """Return the files that records of these nodes come from; none of arrays and of published data."""
-    d, block = config.data, problem.block
-    if problem.files:
-        return list(problem.files)
-    if d.path is None:
-        here = Path(problem.dataset.name)  # where it was found: beside run.toml, or in the data folder
-        named = here.name == Path(d.name).name  # arrays from Python have none
-        return [here] if not d.published and (is_file(d.name) or (named and d.form.fits(here))) else []
-    return site_paths(d.path, range(d.nodes) if block is None else block, config.base, d.sites)
 
 
 def split(config: Config, dataset: data.Dataset) -> list[NDArray[np.int64]]:

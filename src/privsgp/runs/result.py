@@ -115,16 +115,17 @@ class Result:
         return measures.Measure(self.card["loss"], self.card["classes"], own=metrics or {})(outputs, targets)
 
     def _measured(self, data: Any) -> tuple[Any, Any]:  # noqa: ANN401 - whatever was brought
-        """Return samples and targets; of a file, refuse records that a private run was trained on."""
+        """Return samples and targets; refuse records that a private run was trained on."""
         if isinstance(data, str | Path):
-            found = labelled_rows(Path(data), self.card)
-            refuse_records(self.folder, Path(data), self.card, *found)
-            return found
-        if is_dataset(data):
-            return pair(data)[:2]
-        if not isinstance(data, tuple | list) or len(data) != 2:
+            what, (x, y) = str(data), labelled_rows(Path(data), self.card)
+        elif is_dataset(data):
+            what, (x, y) = "data", pair(data)[:2]
+        elif isinstance(data, tuple | list) and len(data) == 2:
+            what, x, y = "data", data[0], plain(data[1], "y")
+        else:
             raise Refused(f"data is a {type(data).__name__}", "give (x, y), a torch Dataset, or the path of a file")
-        return data[0], plain(data[1], "y")
+        refuse_records(self.folder, what, self.card, checked(x, self.card))
+        return x, y
 
     def plot(self) -> Picture:
         """Draw metrics over the steps and, where test data were public, the ROC curve and calibration."""

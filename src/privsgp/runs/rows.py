@@ -6,11 +6,9 @@ carries, texts and images through its settings. Nothing of the rows is kept.
 
 from __future__ import annotations
 
-import hashlib
 import tomllib
 from collections.abc import Collection, Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 import numpy as np
@@ -22,17 +20,17 @@ from privsgp.data.dataset import inputs, targets, tokens
 from privsgp.data.fields import Fields, are_fields, field_arrays
 from privsgp.data.files import read_npz
 from privsgp.data.images import ImageOptions, bare_images, is_image, read_images
-from privsgp.data.loading import Form, holds_records_of, unlabelled
-from privsgp.data.mapped import Mapped, open_array
+from privsgp.data.known import belong_to, hashes
+from privsgp.data.loading import Form, unlabelled
+from privsgp.data.mapped import open_array
 from privsgp.data.text import TextOptions, read_texts
 from privsgp.errors import Refused
-from privsgp.runs.noted import holds_moved, noted
+from privsgp.runs.noted import noted
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from numpy.typing import ArrayLike, NDArray
-
-
-_ROWS = 4096  # of records that are hashed at a time
 
 
 def encoded_rows(path: Path, card: dict[str, Any]) -> NDArray[np.float32]:
@@ -122,33 +120,19 @@ def schema_of(card: dict[str, Any]) -> schemas.Schema:
         raise Refused(f"the model's schema is not TOML: {error}", "put a copy of the model back") from error
 
 
-def refuse_records(run: Path, path: Path, card: dict[str, Any], x: NDArray[Any], y: NDArray[Any]) -> None:
+def refuse_records(run: Path, what: str, card: dict[str, Any], x: NDArray[Any]) -> None:
     """Refuse samples that a private run was trained on: what is measured on them no ε covers.
 
-    Guarantee: files that the run learnt from here, wherever they are now, copies of them, and files with half of the
-    records of those that are still in their place are refused; of sites that joined a study, the same records in the
-    same order.
+    Guarantee: samples that are those of a node here, or several nodes', whatever file and order they stand in, are
+    refused (`known.belong_to`).
+    Assumes: private/ is here; who got the run without it has none of its records.
     """
-    form = replace(form_of(card), schema=None if card.get("schema_text") is None else schema_of(card))
-    kept, at_site = noted(run), run / "private" / "records"
-    if (
-        holds_records_of(path, [Path(file) for one in kept for file in one.files], form)
-        or holds_moved(path, [sha256 for one in kept for sha256 in one.contents])
-        or (at_site.is_file() and digest(x, y) == at_site.read_text())
-    ):
+    found = hashes(x, tokens=card.get("vocabulary") is not None)
+    if belong_to(found, [own for one in noted(run) for own in one.samples]):
         raise Refused(
-            f"{path} holds records that {run} was trained on: metrics on them no ε covers",
+            f"{what}: records that {run} was trained on, and metrics on them no ε covers",
             "take public data, or records that nobody trained on",
         )
-
-
-def digest(x: NDArray[Any] | Mapped, y: NDArray[Any]) -> str:
-    """Return the SHA-256 of records, which never leaves private/; of mapped files some rows at a time."""
-    found = hashlib.sha256()
-    for start in range(0, len(x), _ROWS):
-        found.update(np.ascontiguousarray(x[start : start + _ROWS]).data)
-    found.update(np.ascontiguousarray(y).data)
-    return found.hexdigest()
 
 
 def checked(x: ArrayLike, card: dict[str, Any]) -> NDArray[Any]:

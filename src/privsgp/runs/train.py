@@ -30,8 +30,8 @@ from privsgp.runs import config as configs
 from privsgp.runs import starting
 from privsgp.runs.budgets import declared, with_scale
 from privsgp.runs.build import build_run, refuse_faults
-from privsgp.runs.noted import note_files, refuse_other_files
-from privsgp.runs.problem import Problem, layout, own_files, pooled, refuse_other_configurations
+from privsgp.runs.noted import Records, note, refuse_moved_records, refuse_other_records
+from privsgp.runs.problem import Problem, layout, pooled, refuse_other_configurations
 from privsgp.runs.result import Result, load_result
 from privsgp.runs.summary import SEEN, seen, summary
 from privsgp.transport import forms
@@ -101,8 +101,9 @@ def run(
         world.all_or_none(lambda: starting.refuse_uncounted(start, ran, ledgers or folder.ledgers))
         earlier = world.all_or_none(lambda: earlier_runs(folder, ledgers, ran, problem.block, whole.samples))
         world.all_or_none(lambda: starting.refuse_other_ledgers(start, ran, ledgers or folder.ledgers, earlier))
+        records = _own_records(ran, whole)
         if ran.secret:
-            world.all_or_none(lambda: _look_around(folder, ran, problem, ledgers, earlier))
+            world.all_or_none(lambda: _look_around(folder, ran, records, ledgers, earlier))
         spec = build_run(config, problem, earlier, world, faults)
         spec = dataclasses.replace(spec, started_from=starting.told(start, ledgers or folder.ledgers))
         training = Trainer(spec, folder, watch, world, identities)
@@ -116,7 +117,7 @@ def run(
         world.all_gather(None, forms.NOTHING)  # the folder is ready
         world.all_or_none(lambda: _settle(folder, number, secret=ran.secret))
         if ran.secret:
-            world.all_or_none(lambda: note_files(folder, *_brought(ran, problem)))
+            world.all_or_none(lambda: _note(folder, records, ledgers))
         if beside[0] == world.rank:  # last: from now on there is a run to resume
             write(folder.config, config.toml())
             if plan is not None:
@@ -235,10 +236,13 @@ def _spent(path: Path, node: int, config: Config) -> list[Segment]:
 
 
 def _look_around(
-    folder: Folder, config: Config, problem: Problem, ledgers: Path | None, earlier: list[list[Segment]]
+    folder: Folder, config: Config, records: Records | None, ledgers: Path | None, earlier: list[list[Segment]]
 ) -> None:
-    """Refuse other files than those begun with; say which private runs, on records that lie alike, are not counted."""
-    refuse_other_files(folder, *_brought(config, problem), None if ledgers is None else ledgers.parent)
+    """Refuse other records than those begun with; say which private runs, on records that lie alike, do not count."""
+    if records is not None and folder.config.exists():
+        refuse_other_records(folder, records)
+    if records is not None and ledgers is not None:
+        refuse_moved_records(records, ledgers.parent)
     counted = {segments[0].header.run for segments in earlier if segments} | {folder.run}
     others = [one for one in witness.elsewhere(folder.path, layout(config)) if one.origin not in counted]
     for one in others[:_MOST_NAMED]:
@@ -252,10 +256,18 @@ def _look_around(
         _LOG.warning("%s", lost)
 
 
-def _brought(config: Config, problem: Problem) -> tuple[list[Path], int | None]:
-    """Return the files of this process's nodes, and the first one's node where each node has one."""
-    files, here = own_files(config, problem), range(config.data.nodes) if problem.block is None else problem.block
-    return files, here.start if len(files) == len(here) and config.data.brought else None
+def _own_records(config: Config, problem: Problem) -> Records | None:
+    """Return what tells the records of this process's nodes in a private run from others; published ones may be."""
+    if not config.secret or config.data.published:
+        return None
+    first = 0 if problem.block is None else problem.block.start
+    return Records.of(problem.hashes, problem.dataset.y, problem.parts, first)
+
+
+def _note(folder: Folder, records: Records | None, ledgers: Path | None) -> None:
+    """Keep what a run begins with, once."""
+    if records is not None and not folder.config.exists():
+        note(folder, records, None if ledgers is None else ledgers.parent)
 
 
 def _refuse_other_terms(where: Path, before: Header, config: Config) -> None:

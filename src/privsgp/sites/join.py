@@ -19,11 +19,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+import numpy as np
 from pydantic import Field
 
 from privsgp import data, models
 from privsgp.data.dataset import settle
-from privsgp.data.loading import is_file, read_file, same_file, same_records, with_test
+from privsgp.data.known import hashes_of, is_tested_on_own
+from privsgp.data.loading import is_file, read_file, same_file, with_test
 from privsgp.data.tables import is_table
 from privsgp.engine import checkpoint, witness
 from privsgp.engine.folder import Folder
@@ -33,7 +35,7 @@ from privsgp.files import finite, parsed, read_bytes, sync_names, write, write_j
 from privsgp.gradients import Layout
 from privsgp.options import Options, Positive, Probability
 from privsgp.runs import card as cards
-from privsgp.runs.rows import digest
+from privsgp.runs.noted import Records, note, noted, refuse_other_records
 from privsgp.runs.summary import seen
 from privsgp.runs.summary import summary as summarised
 from privsgp.runs.train import save_model, versions
@@ -254,20 +256,12 @@ def _token(folder: Folder) -> str:
     return read_bytes(path, 64).decode(errors="replace")
 
 
-def _refuse_other_records(folder: Folder, records: str) -> None:
+def _refuse_other_records(folder: Folder, records: Records) -> None:
     """Refuse to go on with other records than before, or others' places: a table knows records by their places."""
-    path = folder.path / "private" / "records"
-    if not path.exists() and not folder.checkpoint.exists():
-        write(path, records)
-    elif not path.exists():
-        raise Refused(
-            f"{path} is gone, which says what records this run was begun with", "put it back from a copy of the folder"
-        )
-    elif read_bytes(path, 64).decode(errors="replace") != records:
-        raise Refused(
-            f"{folder.path} was begun with other records, or with the same in another order",
-            "bring the data as it was: each record has spent what this run's ledger says",
-        )
+    if noted(folder.path) or folder.checkpoint.exists():
+        refuse_other_records(folder, records)
+    else:
+        note(folder, records)
 
 
 def bring(
@@ -290,8 +284,8 @@ def bring(
     dataset = brought.dataset if task == "regression" else settle(brought.dataset, count)
     refuse_counted(config, file, dataset)
     tested = with_test(dataset, test, d.form)
-    x = tested.x_test  # what the model will be tried on: test data may have a test set of their own
-    if test is not None and (same_file(file, test) or (x is not None and same_records(dataset.x, x))):
+    # what the model will be tried on: test data may have a test set of their own
+    if test is not None and (same_file(file, test) or is_tested_on_own(tested)):
         raise Refused(
             f"--test {test} is this site's own data, or half of its records are", "test data named here are public"
         )
@@ -300,8 +294,8 @@ def bring(
 
 def _spec(
     agreement: Agreement, file: Path, test: Path | None, node: int, device: str, tell: Callable[[str], None]
-) -> tuple[RunSpec, str]:
-    """Return the run of this site, and a hash of its records, which stays in the run's private folder."""
+) -> tuple[RunSpec, Records]:
+    """Return the run of this site, and hashes of its records, which stay in the run's private folder."""
     config = agreement.config
     dataset = bring(config, file, test, tell, classes=agreement.values["sample"]["classes"])
     spec = agreement.spec(dataset, node, device)
@@ -309,7 +303,7 @@ def _spec(
     public = spec.simulation or test is not None
     names = tuple(card.name for card in agreement.roster)
     told = dataclasses.replace(spec, layout=place, sites=names, share_metrics=public)
-    return told, digest(dataset.x, dataset.y)
+    return told, Records.of(hashes_of(dataset), dataset.y, [np.arange(len(dataset.y))], node)
 
 
 def _name_others(folder: Folder, spec: RunSpec, say: Callable[[str], None]) -> None:
