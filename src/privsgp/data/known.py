@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     Hashes = NDArray[np.uint64]
 
 _ROWS = 4096  # that are read at a time
+_SEVERAL = 8  # times that a record may stand in a file and tell whose it is
 
 
 def hashes(x: Array | Mapped, *, tokens: bool) -> Hashes:
@@ -73,12 +74,13 @@ def moved_from(samples: Hashes, other: Hashes, before: Hashes) -> bool:
 
 
 class _Rare:
-    """The values that come least often, and how many there are of all."""
+    """The values that come least often, none where even these come often, and how many there are of all."""
 
     def __init__(self, samples: Hashes) -> None:
         values, counts = np.unique(samples, return_counts=True)
         self.distinct = len(values)
-        self.values = values[counts == counts.min()] if len(values) else values
+        least = min(counts, default=0)
+        self.values = values[counts == (least if least <= _SEVERAL else 0)]
 
     def common(self, other: _Rare) -> int:
         """Count those that are both's."""
