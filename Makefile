@@ -71,12 +71,16 @@ test-gpu: .venv/.ready
 bench: .venv/.bench
 	$(BIN)/python benchmarks/bench.py $(BENCH)
 
+.venv/.encoders: .venv/.ready
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[encoders]'
+	touch $@
+
 # Every number of the result pages from one commit, in the order of experiments/results.toml: hours on a GPU. The same command goes on
 # after a kill. `make results ONLY=record`; what there is and how long it takes: .venv/bin/python experiments/results.py --list
 DATA ?= data
 DEVICE ?= auto
 JOBS ?= 1
-results: .venv/.ready
+results: .venv/.encoders
 	$(BIN)/python experiments/results.py --data-dir $(DATA) --device $(DEVICE) --jobs $(JOBS) --only $(ONLY)
 
 .venv/.docs: .venv/.ready

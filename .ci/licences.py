@@ -11,9 +11,12 @@ import sys
 from importlib import metadata
 
 EXTRAS = ("sites", "tables", "encoders", "export", "tensorboard")
-PERMISSIVE = re.compile(r"Apache|MIT|BSD|ISC|PSF|Python Software|HPND|Zlib|MPL|Mozilla|Unlicense|CNRI", re.IGNORECASE)
+PERMISSIVE = re.compile(
+    r"\b(Apache|MIT|MIT-CMU|[0-3]?BSD|ISCL?|PSF|Python Software Foundation|HPND|Zlib|CC0|BSL|MPL|Mozilla Public"
+    r"|Unlicense|CNRI)\b"
+)
+ALTERNATIVES, ALL = re.compile(r"\bOR\b", re.IGNORECASE), re.compile(r"\bAND\b|;|,", re.IGNORECASE)
 NVIDIA = re.compile(r"NVIDIA|CUDA", re.IGNORECASE)
-COPYLEFT = re.compile(r"\b[AL]?GPL|GNU (Affero|General|Lesser)", re.IGNORECASE)
 
 
 def main() -> int:
@@ -24,7 +27,7 @@ def main() -> int:
         print(f"{name:32} {metadata.version(name):16} {licence}")
         if name.lower().startswith(("nvidia-", "cuda-")) and NVIDIA.search(licence):
             gpu.append(name)
-        elif not PERMISSIVE.search(licence) or COPYLEFT.search(licence):
+        elif not permissive(licence):
             bad.append(name)
     if absent := sorted(missing("privsgp", EXTRAS)):
         print(f"\nnot installed here, and so not looked at: {', '.join(absent)}", file=sys.stderr)
@@ -33,6 +36,15 @@ def main() -> int:
     if bad:
         print(f"\nnot known to be permissive: {', '.join(bad)}", file=sys.stderr)
     return bool(bad)
+
+
+def permissive(licence: str) -> bool:
+    """Tell whether one may do with it as one likes: by all parts of what is said, or by one of several to choose from.
+
+    A part that allows and forbids at once, as "MIT, no commercial use" would, is for a person to read.
+    """
+    parts = [part.strip(" ()") for part in ALL.split(licence)]
+    return all(any(PERMISSIVE.search(one) for one in ALTERNATIVES.split(part)) for part in parts if part)
 
 
 def needed(name: str, extras: tuple[str, ...] = ()) -> set[str]:

@@ -12,6 +12,7 @@ of the code made never passes for this one's.
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import shlex
 import shutil
@@ -22,6 +23,7 @@ import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from privsgp import data
 from privsgp.errors import Refused
 from privsgp.files import write_json
 from privsgp.studies.pool import alone_in
@@ -141,6 +143,7 @@ def since(made_by: str) -> str:
 def run(steps: list[Step], options: argparse.Namespace) -> None:
     """Run steps in the folder of this commit, alone there."""
     place = options.out.absolute() / folder_of(commit(), uncommitted=options.uncommitted)
+    refuse_missing(steps, options.data_dir)
     with alone_in(place):
         for step in steps:
             for command in step["commands"]:
@@ -151,12 +154,25 @@ def run(steps: list[Step], options: argparse.Namespace) -> None:
                 write_pages()
 
 
+def refuse_missing(steps: list[Step], data_dir: Path) -> None:
+    """Refuse to begin hours of work where a later step would find something missing: data, a file, a package."""
+    for kind, _, name in dict.fromkeys(one.partition(":") for step in steps for one in step.get("needs", ())):
+        if kind == "data":
+            data.load(name, data_dir=data_dir)
+        elif kind == "file" and not (data_dir / name).exists():
+            raise Refused(f"{data_dir / name} does not exist", "put it there: experiments/results.toml says what it is")
+        elif kind == "package" and importlib.util.find_spec(name) is None:
+            raise Refused(f"{name} is not installed", "make results installs it: pip install --editable '.[encoders]'")
+
+
 def folder_of(made_by: str | None, *, uncommitted: bool) -> str:
     """Name the folder of a commit's runs; refuse code that no commit has: nobody could make its numbers again."""
     if made_by is None:
         raise Refused("no commit of this checkout is known", "name it: PRIVSGP_COMMIT=…")
     if made_by.endswith("+") and not uncommitted:
-        raise Refused(f"src/ differs from commit {made_by[:-1]}", "commit it first, or try with --uncommitted")
+        raise Refused(
+            f"files that decide numbers differ from commit {made_by[:-1]}", "commit it first, or try with --uncommitted"
+        )
     return made_by
 
 

@@ -75,6 +75,20 @@ def test_licences_that_were_not_looked_at_are_named():
     assert not licences["missing"]("privsgp", ())
 
 
+@pytest.mark.parametrize(
+    ("licence", "free"),
+    [
+        ("Apache-2.0", True), ("BSD-3-Clause AND MIT", True), ("MPL-2.0 AND MIT", True), ("GPL-3.0 OR MIT", True),
+        ("Apache Software License; BSD License", True), ("ISC License (ISCL)", True), ("(MIT OR Apache-2.0)", True),
+        ("GPL-3.0-only", False), ("LGPL-2.1 AND MIT", False), ("Commercial: permitted with a key", False),
+        ("See disclaimer", False), ("Proprietary, unlimited use", False), ("MIT, no commercial use", False),
+        ("unknown", False), ("GNU General Public License v3", False),
+    ],
+)  # fmt: skip
+def test_a_licence_is_permissive_in_all_its_parts(licence, free):
+    assert runpy.run_path(str(ROOT / ".ci" / "licences.py"))["permissive"](licence) == free
+
+
 def imported():
     """Return every package that a line of ours imports, wherever in a file it stands."""
     trees = [ast.parse(path.read_text()) for path in (ROOT / "src").rglob("*.py")]

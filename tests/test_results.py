@@ -94,10 +94,25 @@ def test_another_commit_has_runs_of_its_own_and_one_that_nobody_has_is_refused(e
             experiment.folder_of(made_by, uncommitted=False)
 
 
+def test_what_a_later_step_needs_is_missed_before_the_first_begins(experiment, tmp_path):
+    for need, said in (
+        ("data:mnist", "train-images"),
+        ("file:texts.whl", "texts.whl does not exist"),
+        ("package:no_such_package", "no_such_package is not installed"),
+    ):
+        with pytest.raises(Refused, match=said):
+            experiment.refuse_missing([{"needs": ["data:digits"]}, {"needs": [need]}], tmp_path)
+
+
 def test_every_step_says_what_it_is_and_runs_what_is_there(experiment, monkeypatch):
     plan = tomllib.loads(experiment.PLAN.read_text())["step"]
     for step in plan:
-        assert {"name", "words", "rough", "pages", "makes", "commands"} <= step.keys() <= {*step, "copies"}
+        assert {"name", "words", "rough", "pages", "makes", "commands"} <= step.keys()
+        assert step.keys() <= {"name", "words", "rough", "pages", "makes", "commands", "copies", "needs"}
+        assert {one.partition(":")[0] for one in step.get("needs", ())} <= {"data", "file", "package"}
+        assert ("data" in " ".join(step.get("needs", ()))) == any("{data}" in one for one in step["commands"]) or (
+            step["name"] == "texts"
+        )
         assert all((ROOT / page).exists() for page in step["pages"])
         for command in step["commands"]:
             parts = shlex.split(command)

@@ -57,6 +57,15 @@ def test_the_pair_that_was_learnt_first_is_merged_first():
     assert subwords.subwords(["ab " * 9], 4).tolist() == [[305] * 4]
 
 
+def test_a_package_that_is_not_here_is_named_with_its_command(monkeypatch):
+    for module in (subwords, wordllama):
+        monkeypatch.setattr(module, "PACKAGE", "no_such_package")
+    with pytest.raises(Refused, match=r"pip install 'privsgp\[encoders\]'"):
+        subwords.subwords(["ab"], 4)
+    with pytest.raises(Refused, match=r"pip install 'privsgp\[encoders\]'"):
+        make_encoder("wordllama", {}, (5,))
+
+
 def test_features_of_a_text_are_the_mean_of_its_tokens_at_one_length():
     encoder, shape = make_encoder("wordllama", {}, (5,))
     x = torch.tensor([[303, 305, 0, 0, 0], [305, 303, 303, 305, 0], [0, 0, 0, 0, 0]])

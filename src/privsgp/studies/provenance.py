@@ -18,6 +18,8 @@ import torch
 from privsgp.devices import device_name
 from privsgp.runs import train as training
 
+_DECIDES = (":/src", ":/experiments", ":/examples", ":/benchmarks")  # what is in them
+
 
 def provenance(device: str) -> dict[str, Any]:
     """Return what stands beside a result; `device` is a configuration's word for it."""
@@ -26,10 +28,10 @@ def provenance(device: str) -> dict[str, Any]:
 
 @cache
 def commit() -> str | None:
-    """Return the commit of this checkout, with a + where files differ from it; None where there is none to ask."""
+    """Return the commit of this checkout, with a + where what decides numbers differs; None where none is known."""
     if "PRIVSGP_COMMIT" in os.environ:
         return os.environ["PRIVSGP_COMMIT"]
-    head, changed = _git("rev-parse", "--short=12", "HEAD"), _git("status", "--porcelain", "--", ":/src")
+    head, changed = _git("rev-parse", "--short=12", "HEAD"), _git("status", "--porcelain", "--", *_DECIDES)
     return None if head is None else head + ("+" if changed else "")
 
 
