@@ -12,6 +12,8 @@ EXPERIMENT = "planning"
 def test_the_page_has_the_tables_of_the_runs(experiment):
     told = json.loads(experiment.RESULTS.read_text())
     assert experiment.pages.shown(experiment.PAGE.read_text(), "planning") == experiment.part(told)
+    assert experiment.pages.shown(experiment.PAGE.read_text(), "limited") == experiment.limits(told)
+    assert [row["evaluations"] for row in told["limited"]] == list(experiment.EVALUATIONS)
     assert list(told["seconds"]) == list(experiment.PLANS)
     assert [row["words"] for row in told["distances"]] == list(experiment.DISTANCES)
 

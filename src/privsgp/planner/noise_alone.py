@@ -4,7 +4,7 @@ A rehearsal ends where noise undoes more than is learnt. Where that is can be gu
 what noise of standard deviation κT on the weights at x⁰ does: what the last layer is given no longer tells samples
 apart. T is `TIMES` that at which its correlation has fallen to `LEFT`; without hidden layers, that at which noise moves
 the outputs by `MOVED`. These numbers are about where rehearsals of small models and a tuned ResNet-18 end, within a
-factor of 2.2 (docs/planner.md). Of methods and lengths the first is taken whose noise is nearly the least; that tables
+factor of 2.5 (docs/planner.md). Of methods and lengths the first is taken whose noise is nearly the least; that tables
 grow old is not seen here.
 """
 
