@@ -65,6 +65,8 @@ def test_the_container_takes_the_steps_of_the_readme():
     for step in steps:
         assert f"RUN pip {step}\n".replace("'", '"') in said
     assert said.index("RUN pip") < said.index("USER privsgp")
+    copied = {word for line in re.findall(r"^COPY (.*) \S+$", file, re.MULTILINE) for word in line.split()}
+    assert copied == set(re.findall(r"^!(\S+)", (ROOT / ".dockerignore").read_text(), re.MULTILINE))
 
 
 def test_licences_that_were_not_looked_at_are_named():
