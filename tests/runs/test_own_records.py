@@ -7,6 +7,7 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
+from safetensors.numpy import save_file
 from torch import nn
 
 import privsgp
@@ -187,19 +188,19 @@ def test_files_stay_those_a_run_began_with(tmp_path, files):
     for changed in (files[::-1], SITES[::-1], [SITES[1], *files[1:]]):
         with pytest.raises(Refused, match=said):
             train(out, changed, LONG, resume=True, classes=2)
-    kept = (out / "private" / "records.json").read_bytes()
+    kept = (out / "private" / "records.safetensors").read_bytes()
     np.savez(files[0], x=X[:40], y=1 - Y[:40], classes=2)  # labels are of a record
     with pytest.raises(Refused, match=said):
         train(out, files, LONG, resume=True, classes=2)
     np.savez(files[0], x=2 * X[:40], y=Y[:40], classes=2)
     with pytest.raises(Refused, match=said):
         train(out, files, LONG, resume=True, classes=2)
-    assert (out / "private" / "records.json").read_bytes() == kept
+    assert (out / "private" / "records.safetensors").read_bytes() == kept
     np.savez_compressed(files[0], x=X[:40].astype(np.float64), y=Y[:40], classes=2)  # the same in other bytes
-    (out / "private" / "records.json").unlink()
-    with pytest.raises(Refused, match=r"private/records….json is gone"):
+    (out / "private" / "records.safetensors").unlink()
+    with pytest.raises(Refused, match=r"private/records….safetensors is gone"):
         train(out, files, LONG, resume=True, classes=2)
-    (out / "private" / "records.json").write_bytes(kept)
+    (out / "private" / "records.safetensors").write_bytes(kept)
     train(out, files, LONG, resume=True, classes=2)
 
 
@@ -244,7 +245,7 @@ def test_records_that_changed_nodes_do_not_go_on_with_each_others_ledgers(tmp_pa
         np.savez_compressed(file, x=x[::-1], y=y[::-1], classes=2)
     few = [(np.concatenate([x[5:], other[:5]]), y) for (x, y), (other, _) in zip(SITES, SITES[::-1], strict=True)]
     for moved in ([files[1], files[0], *files[2:]], SITES[::-1], again, few):
-        with pytest.raises(Refused, match=r"records of node \d were node \d's"):
+        with pytest.raises(Refused, match=r"records of node \d were other nodes'"):
             go_on(tmp_path, moved, classes=2)
     shifted = [(x[::-1], y[::-1]) for x, y in SITES]  # where they lie in a node does not matter to a new run
     go_on(tmp_path, shifted, classes=2)
@@ -255,14 +256,14 @@ def test_records_of_a_later_run_on_the_same_ledgers_stay_where_they_are_too(tmp_
     later = [(x + 1, y) for x, y in SITES]
     go_on(tmp_path, later, classes=2)
     for ledger in ("first", "second"):
-        with pytest.raises(Refused, match=r"records of node \d were node \d's"):
+        with pytest.raises(Refused, match=r"records of node \d were other nodes'"):
             go_on(tmp_path, later[::-1], "third", ledger, 3, classes=2)
     go_on(tmp_path, later, "third", "second", 3, classes=2)
 
 
 def test_rows_of_a_divided_file_that_moved_are_noticed(tmp_path):
     train(tmp_path / "first", (X, Y), nodes=4, classes=2, epsilon=BUDGETS)
-    with pytest.raises(Refused, match=r"records of node \d were node \d's"):
+    with pytest.raises(Refused, match=r"records of node \d were other nodes'"):
         go_on(tmp_path, (np.roll(X, 40, axis=0), Y), nodes=4, classes=2)
     go_on(tmp_path, (X, Y), nodes=4, classes=2)
 
@@ -278,12 +279,74 @@ def test_every_process_notes_its_own_nodes(tmp_path):
     together = Records.of(known, Y, parts)
     refuse_other_records(Folder(tmp_path / "run"), together)
     refuse_moved_records(together, tmp_path / "run")
-    with pytest.raises(Refused, match="records of node 0 were node 3's"):
+    with pytest.raises(Refused, match="records of node 0 were other nodes'"):
         refuse_moved_records(Records.of(known, Y, parts[::-1]), tmp_path / "run")
-    (tmp_path / "run" / "private" / "records-0-1.json").unlink()
+    (tmp_path / "run" / "private" / "records-0-1.safetensors").unlink()
     refuse_other_records(folders[1], shares[1])
-    with pytest.raises(Refused, match=r"what records node 0 began with: private/records….json is gone"):
+    with pytest.raises(Refused, match=r"what records node 0 began with: private/records….safetensors is gone"):
         refuse_other_records(folders[0], shares[0])
+
+
+@pytest.mark.parametrize("damage", [b"", b"{}", bytes(64), "cut", "folder"])
+def test_a_damaged_note_is_refused_by_its_name(tmp_path, damage):
+    result = train(tmp_path / "out", (X, Y), nodes=2, classes=2)
+    path = tmp_path / "out" / "private" / "records.safetensors"
+    kept = path.read_bytes()
+    path.unlink()
+    path.mkdir() if damage == "folder" else path.write_bytes(kept[:-9] if damage == "cut" else damage)
+    with pytest.raises(Refused, match=r"records\.safetensors"):
+        result.evaluate((X + 1, Y))
+
+
+@pytest.mark.parametrize(
+    ("samples", "lengths", "told"),
+    [
+        (np.zeros(4, np.uint64), np.array([2, 1]), {"first": "0", "records": f"{'a' * 64} {'b' * 64}"}),
+        (np.zeros(4, np.uint64), np.array([2, 2]), {"first": "0", "records": "a" * 64}),
+        (np.zeros(4, np.uint64), np.array([5, -1]), {"first": "0", "records": f"{'a' * 64} {'b' * 64}"}),
+        (np.zeros(4, np.int64), np.array([4]), {"first": "0", "records": "a" * 64}),
+        (np.zeros(4, np.uint64), np.array([4]), {"first": "x", "records": "a" * 64}),
+        (np.zeros(4, np.uint64), np.array([4]), {"first": "0", "records": "../secret"}),
+    ],
+)
+def test_a_note_whose_parts_do_not_fit_is_refused(tmp_path, samples, lengths, told):
+    save_file({"samples": samples, "lengths": lengths}, tmp_path / "note", metadata=told)
+    with pytest.raises(Refused, match="do not fit"):
+        Records.read(tmp_path / "note")
+
+
+class Two(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.names, self.last = nn.Embedding(5, 4), nn.Linear(7, 2)
+
+    def forward(self, kind, values):
+        return self.last(torch.cat([self.names(kind).flatten(1), values], 1))
+
+
+def test_several_inputs_are_compared_as_they_are(tmp_path):
+    """Tokens beside real numbers, which are not cut to whole ones."""
+
+    def two(x):
+        return (np.arange(160)[:, None] % 5, np.abs(x[:, :3]) % 1)
+
+    def go(x, **more):
+        return privsgp.train(
+            Two(), (two(x), Y), out=tmp_path / "out", privacy={"epsilon": 5.0}, engine={"device": "cpu"},
+            algorithm=LONG | {"batch": 8, "step_size": 0.1}, progress=False, nodes=2, classes=2, **more,
+        )  # fmt: skip
+
+    with (
+        mock.patch.object(Trainer, "_release", side_effect=[None, None, KeyboardInterrupt]),
+        pytest.raises(KeyboardInterrupt),
+    ):
+        go(X)
+    with pytest.raises(Refused, match="than it began with"):
+        go(X + 0.25, resume=True)
+    result = go(X, resume=True, test=(two(X + 0.25), Y))
+    with pytest.raises(Refused, match="metrics on them no ε covers"):
+        result.evaluate((two(X), Y))
+    assert result.evaluate((two(X + 0.25), Y))
 
 
 def test_records_with_few_values_are_alike_by_chance(tmp_path):

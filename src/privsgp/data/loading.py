@@ -234,9 +234,10 @@ def hashes_in(path: Path, form: Form) -> Hashes:
     """Return the hashes of a file's samples; none of a file that is not there, or cannot be read."""
     tokens = form.text is not None or form.vocabulary is not None
     try:
-        return hashes(unlabelled(path, form), tokens=tokens)
+        x = unlabelled(path, form)
     except (OSError, Refused):
-        return np.empty(0, np.uint64)
+        x = np.empty((0, 0), np.float32)
+    return hashes(x, tokens=tokens) if x.ndim and x.dtype.kind in "biuf" else np.empty(0, np.uint64)
 
 
 def same_file(one: Path, other: Path) -> bool:

@@ -74,8 +74,7 @@ def make(
     """
     schedules.refuse_planning(config, "a plan")
     network, settings = network_of(config, problem), protection.settings(config)
-    source = source_of(config, config.plan.data, data_dir, problem)
-    permit(source, may_spend=config.plan.may_spend and config.seed is not None)
+    source = _permitted(config, problem, data_dir)
     if source.kind == "private" and problem.block is not None:
         raise Refused(f"plan.data = {source.name!r} with several processes", "plan with 'synthetic' or public data")
     rehearsal = _stage(config, source, problem, data_dir)
@@ -191,6 +190,13 @@ def network_of(config: Config, problem: Problem) -> Network:
     return network
 
 
+def _permitted(config: Config, problem: Problem | None, data_dir: Path | None) -> Source:
+    """Return what a plan looks at; refuse the nodes' own data."""
+    source = source_of(config, config.plan.data, data_dir, problem)
+    permit(source, may_spend=config.plan.may_spend and config.seed is not None)
+    return source
+
+
 def source_of(config: Config, name: str, data_dir: Path | None = None, problem: Problem | None = None) -> Source:
     """Tell what a name of data to look at means: synthetic, public, or the nodes' own.
 
@@ -284,6 +290,7 @@ def settle(
     if any(world.all_gather(goes_on, forms.FLAG)):
         config = world.all_or_none(lambda: _as_started(config, started))
         return config, load(config), None
+    world.all_or_none(lambda: _permitted(config, public, data_dir))  # each knows its own nodes' records
     plan = None if world.rank or public is None else _Planning(config, public, data_dir, say)
     chosen = _told(world, plan, config.algorithm.auto)
     config = world.all_or_none(lambda: config.with_algorithm(**chosen))

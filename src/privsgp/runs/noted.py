@@ -6,18 +6,21 @@ Every process notes its own nodes' records, as they were before features were pu
 from __future__ import annotations
 
 import hashlib
+import re
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from pydantic import BaseModel
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
 
-from privsgp.data.known import moved_from
+from privsgp.data.known import moved
 from privsgp.errors import Refused
-from privsgp.files import read_json, write_json
+from privsgp.files import replace
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -25,18 +28,13 @@ if TYPE_CHECKING:
     from privsgp.data.known import Hashes
     from privsgp.engine.folder import Folder
 
-
-class Noted(BaseModel):
-    """The records of a process's nodes: a SHA-256 of all of a node's, and hashes of its samples in hexadecimal."""
-
-    first: int
-    records: list[str]
-    samples: list[str]
+ANEW = "begin a new run with --ledger"
+_END = ".safetensors"
 
 
 @dataclass(frozen=True)
 class Records:
-    """The records of nodes that follow each other: of each a hash of all, with their targets, and one of each sample.
+    """The records of nodes that follow each other: of each a SHA-256 of all, targets too, and hashes of its samples.
 
     Records in another order, or with other targets, are others: tables and coins know them by their places.
     """
@@ -51,46 +49,70 @@ class Records:
         digests = [hashlib.sha256(hashes[rows].tobytes() + y[rows].tobytes()).hexdigest() for rows in parts]
         return cls(first, digests, [hashes[rows] for rows in parts])
 
-    def by_node(self) -> dict[int, tuple[str, Hashes]]:
-        """Return both hashes of each node."""
-        return dict(enumerate(zip(self.digests, self.samples, strict=True), self.first))
+    @classmethod
+    def read(cls, path: Path) -> Records:
+        """Read a note; refuse one that is damaged."""
+        try:
+            with safe_open(path, "np") as file:
+                told, samples, lengths = file.metadata() or {}, file.get_tensor("samples"), file.get_tensor("lengths")
+        except (OSError, SafetensorError) as error:
+            raise _damaged(path, str(error)) from error
+        digests, first = told.get("records", "").split(), told.get("first", "")
+        if (
+            not first.isdecimal()
+            or samples.dtype != np.uint64
+            or lengths.dtype != np.int64
+            or not len(digests) == len(lengths)
+            or not all(re.fullmatch("[0-9a-f]{64}", digest) for digest in digests)
+            or lengths.min(initial=0) < 0
+            or lengths.sum() != len(samples)
+        ):
+            raise _damaged(path, "its parts do not fit")
+        return cls(int(first), digests, np.split(samples, np.cumsum(lengths)[:-1]) if len(lengths) else [])
 
     def write(self, path: Path) -> None:
         """Write a note."""
-        told = Noted(first=self.first, records=[*self.digests], samples=[one.tobytes().hex() for one in self.samples])
-        write_json(path, told.model_dump())
+        lengths = np.array([len(one) for one in self.samples], np.int64)
+        told = {"samples": np.concatenate(self.samples), "lengths": lengths}
+        metadata = {"first": str(self.first), "records": " ".join(self.digests)}
+        replace(path, partial(save_file, told, metadata=metadata))
+
+    @property
+    def nodes(self) -> range:
+        """Whose they are."""
+        return range(self.first, self.first + len(self.digests))
 
 
 def note(folder: Folder, records: Records, earlier: Path | None = None) -> None:
     """Keep what a run begins with in its private/; and beside the ledgers of an earlier run that it goes on with."""
-    records.write(folder.path / "private" / f"records{folder.part}.json")
+    records.write(folder.path / "private" / f"records{folder.part}{_END}")
     if earlier is not None and (earlier / "private").is_dir():
-        records.write(earlier / "private" / f"later{folder.part}-{folder.run}.json")
+        records.write(earlier / "private" / f"later{folder.part}-{folder.run}{_END}")
 
 
-def noted(run: Path, names: Sequence[str] = ("records*.json",)) -> list[Records]:
-    """Return what the processes of a run have noted."""
-    found = sorted(path for name in names for path in (run / "private").glob(name))
-    return [_read(path) for path in found]
+def noted(run: Path, *kinds: str) -> list[Records]:
+    """Return what the processes of a run have noted: of its own `records`, and of `later` ones on its ledgers."""
+    found = sorted(path for kind in kinds or ("records",) for path in (run / "private").glob(f"{kind}*{_END}"))
+    return [Records.read(path) for path in found]
 
 
-def refuse_other_records(folder: Folder, records: Records) -> None:
+def refuse_other_records(folder: Folder, records: Records, or_else: str = ANEW) -> None:
     """Refuse to go on with other records than a run began with, or with a run that has lost its note of them.
 
     Tables hold what records gave: taken out by other ones, a record's share would not stay within its clip.
     """
-    begun = {node: digest for one in noted(folder.path) for node, (digest, _) in one.by_node().items()}
-    for node, (digest, _) in records.by_node().items():
+    begun = {node: digest for one in noted(folder.path) for node, digest in zip(one.nodes, one.digests, strict=True)}
+    for node, digest in zip(records.nodes, records.digests, strict=True):
         if node not in begun:
             raise Refused(
-                f"{folder.path} does not say what records node {node} began with: private/records….json is gone, or "
+                f"{folder.path} does not say what records node {node} began with: private/records…{_END} is gone, or "
                 "an earlier release began it",
-                "put it back from a copy of the folder, or begin a new run with --ledger",
+                f"put it back from a copy of the folder, or {or_else}",
             )
         if begun[node] != digest:
             raise Refused(
                 f"{folder.path} goes on with other records of node {node} than it began with, or in another order",
-                "put the records back as they were, at the same node, or begin a new run with --ledger",
+                f"put the records back as they were, at the same node, or {or_else}",
             )
 
 
@@ -100,22 +122,16 @@ def refuse_moved_records(records: Records, earlier: Path) -> None:
     What records have spent is in their own node's ledger.
     """
     before: dict[int, list[Hashes]] = {}
-    for one in noted(earlier, ("records*.json", "later*.json")):
-        for node, (_, samples) in one.by_node().items():
+    for one in noted(earlier, "records", "later"):
+        for node, samples in zip(one.nodes, one.samples, strict=True):
             before.setdefault(node, []).append(samples)
-    for node, (_, samples) in records.by_node().items():
-        for other in before.keys() - {node}:
-            if moved_from(samples, _all(before[other]), _all(before.get(node, []))):
-                raise Refused(
-                    f"records of node {node} were node {other}'s in {earlier}",
-                    "give the nodes their records as before: what they have spent is in their own node's ledger",
-                )
+    stranger = moved(dict(zip(records.nodes, records.samples, strict=True)), before)
+    if stranger is not None:
+        raise Refused(
+            f"records of node {stranger} were other nodes' in {earlier}",
+            "give the nodes their records as before: what they have spent is in their own node's ledger",
+        )
 
 
-def _read(path: Path) -> Records:
-    told = Noted.model_validate(read_json(path, Noted))
-    return Records(told.first, told.records, [np.frombuffer(bytes.fromhex(one), np.uint64) for one in told.samples])
-
-
-def _all(parts: Iterable[Hashes]) -> Hashes:
-    return np.concatenate([np.empty(0, np.uint64), *parts])
+def _damaged(path: Path, how: str) -> Refused:
+    return Refused(f"{path}: {how}", "put it back from a copy of the folder")

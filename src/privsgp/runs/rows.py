@@ -127,7 +127,7 @@ def refuse_records(run: Path, what: str, card: dict[str, Any], x: NDArray[Any]) 
     refused (`known.belong_to`).
     Assumes: private/ is here; who got the run without it has none of its records.
     """
-    found = hashes(x, tokens=card.get("vocabulary") is not None)
+    found = hashes(x, tokens=isinstance(card.get("vocabulary"), int))
     if belong_to(found, [own for one in noted(run) for own in one.samples]):
         raise Refused(
             f"{what}: records that {run} was trained on, and metrics on them no ε covers",

@@ -35,7 +35,7 @@ from privsgp.files import finite, parsed, read_bytes, sync_names, write, write_j
 from privsgp.gradients import Layout
 from privsgp.options import Options, Positive, Probability
 from privsgp.runs import card as cards
-from privsgp.runs.noted import Records, note, noted, refuse_other_records
+from privsgp.runs.noted import Records, note, refuse_other_records
 from privsgp.runs.summary import seen
 from privsgp.runs.summary import summary as summarised
 from privsgp.runs.train import save_model, versions
@@ -258,9 +258,9 @@ def _token(folder: Folder) -> str:
 
 def _refuse_other_records(folder: Folder, records: Records) -> None:
     """Refuse to go on with other records than before, or others' places: a table knows records by their places."""
-    if noted(folder.path) or folder.checkpoint.exists():
-        refuse_other_records(folder, records)
-    else:
+    if folder.checkpoint.exists():
+        refuse_other_records(folder, records, "agree anew: each record has spent what this run's ledger says")
+    else:  # nothing was sent
         note(folder, records)
 
 
