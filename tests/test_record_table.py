@@ -57,6 +57,35 @@ def test_pages_have_the_tables_of_the_runs(experiment, page, shown):
     assert experiment.pages.shown((ROOT / page).read_text(), "record") == text.strip()
 
 
+def test_what_the_page_says_of_the_table_is_in_it(experiment):
+    rows = experiment.read(experiment.RESULTS)["rows"]
+    found = {(r["data"], r["partition"], r["kind"], r["asked"]): 100 * r["accuracy"]["mean"] for r in rows}
+    page = " ".join((ROOT / "docs" / "results-accuracy.md").read_text().split())
+
+    def closed(data):
+        own, shared, pooled = (
+            np.array([found[data, where, kind, e] for e in experiment.EPSILONS])
+            for where, kind in (("even", "local"), ("even", "pairwise"), (None, "pooled"))
+        )
+        share = 100 * (shared - own) / (pooled - own)
+        return f"{share.min():.0f} to {share.max():.0f} %"
+
+    def lost(data, kind):
+        asked = [None] if kind == "none" else experiment.EPSILONS
+        return [found[data, "even", kind, e] - found[data, "0.1", kind, e] for e in asked]
+
+    sets = ("mnist", "cifar10", "cifar10-efficientnet")
+    first, second, third = map(closed, sets)
+    assert f"{first} of the gap between own noise and pooled data on MNIST, {second} on CIFAR-10, and {third}" in page
+    most = {kind: [max(lost(data, kind)) for data in sets] for kind in ("pairwise", "local", "none")}
+    assert max(lost("mnist", "pairwise")) <= 0
+    assert "at most {1:.1f} points of CIFAR-10 and {2:.1f} there".format(*most["pairwise"]) in page
+    assert "with own noise {:.1f}, {:.1f} and {:.1f}; without".format(*most["local"]) in page
+    assert "privacy {:.1f}, {:.1f} and {:.1f}. On a9a".format(*most["none"]) in page
+    a9a = [*lost("a9a", "pairwise"), *lost("a9a", "local"), *lost("a9a", "none")]
+    assert f"On a9a it takes {min(a9a):.1f} to {max(a9a):.1f} points" in page
+
+
 def test_no_test_sample_decides_anything(experiment, tiny, monkeypatch):
     made = here(monkeypatch)
     experiment.choose("digits", tiny)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from unittest import mock
 
 import numpy as np
@@ -9,6 +11,7 @@ import pytest
 import torch
 from safetensors.numpy import save_file
 from torch import nn
+from torch.distributed import HashStore
 
 import privsgp
 import runs
@@ -18,7 +21,11 @@ from privsgp.data.loading import holds_records_of
 from privsgp.engine.folder import Folder
 from privsgp.engine.trainer import Trainer
 from privsgp.errors import Refused
+from privsgp.planner import settle
+from privsgp.runs import config as configs
+from privsgp.runs import problem as problems
 from privsgp.runs.noted import Records, note, refuse_moved_records, refuse_other_records
+from privsgp.transport.rendezvous import World
 
 rng = np.random.default_rng(0)
 X, Y = rng.normal(size=(160, 6)).astype(np.float32), np.arange(160) % 2
@@ -347,6 +354,30 @@ def test_several_inputs_are_compared_as_they_are(tmp_path):
     with pytest.raises(Refused, match="metrics on them no ε covers"):
         result.evaluate((two(X), Y))
     assert result.evaluate((two(X + 0.25), Y))
+
+
+def test_every_process_looks_at_plan_data(tmp_path, monkeypatch):
+    """The first plans, and does not know the records of the others."""
+    np.savez(tmp_path / "public.npz", x=SITES[1][0][::-1], y=SITES[1][1])
+    text = SMALL.format(classes="classes = 2").replace("step_size = 0.1", 'step_size = "auto"')
+    text = text.replace('test_path = "public.npz"\n', "") + f'[plan]\ndata = "{tmp_path / "public.npz"}"\n'
+    config, store, here = configs.read(runs.small(tmp_path, text)), HashStore(), threading.local()
+    monkeypatch.setattr(settle, "join", lambda: here.world)
+
+    def process(rank):
+        here.world = World(rank, 2, store, 20.0)
+        dataset = from_arrays(*SITES[rank], classes=2)
+        problem = problems.assembled(config, dataset, [np.arange(40)], range(rank, rank + 1), [40, 40])
+        try:
+            settle.settle(config, lambda _: problem, tmp_path / "out", resume=False)
+        except Refused as refused:
+            return refused.what
+        return "went on"
+
+    with ThreadPoolExecutor(2) as pool:
+        said = list(pool.map(process, range(2)))
+    assert said[0] == "process 1 was refused"
+    assert "is the nodes' own data" in said[1]
 
 
 def test_records_with_few_values_are_alike_by_chance(tmp_path):
