@@ -79,9 +79,9 @@ def test_what_the_page_says_of_the_table_is_in_it(experiment):
     assert f"{first} of the gap between own noise and pooled data on MNIST, {second} on CIFAR-10, and {third}" in page
     most = {kind: [max(lost(data, kind)) for data in sets] for kind in ("pairwise", "local", "none")}
     assert max(lost("mnist", "pairwise")) <= 0
-    assert "at most {1:.1f} points of CIFAR-10 and {2:.1f} there".format(*most["pairwise"]) in page
-    assert "with own noise {:.1f}, {:.1f} and {:.1f}; without".format(*most["local"]) in page
-    assert "privacy {:.1f}, {:.1f} and {:.1f}. On a9a".format(*most["none"]) in page
+    assert "at most {1:.2f} points of CIFAR-10 and {2:.2f} there".format(*most["pairwise"]) in page
+    assert "with own noise {:.2f}, {:.2f} and {:.2f}; without".format(*most["local"]) in page
+    assert "privacy {:.2f}, {:.2f} and {:.2f}. On a9a".format(*most["none"]) in page
     a9a = [*lost("a9a", "pairwise"), *lost("a9a", "local"), *lost("a9a", "none")]
     assert f"On a9a it takes {min(a9a):.1f} to {max(a9a):.1f} points" in page
 
