@@ -104,9 +104,10 @@ class Result:
 
         `data` is (x, y), a torch `Dataset` of such pairs, or the path of a file as the run had them.
 
-        Guarantee: none. No ε covers a metric: show it only to those who may see the records it was computed on.
-        Assumes: (x, y) are public, or stay with whoever holds them. Choosing settings by metrics on records that were
-        trained on spends privacy that is not counted.
+        Guarantee: none. No ε covers a metric: show it only to those who may see the records it was computed on. Samples
+        that a private run was trained on are refused where its private/ is here: choosing settings by metrics on them
+        spends privacy that is not counted.
+        Assumes: (x, y) are public, or stay with whoever holds them.
         """
         x, y = self._measured(data)
         outputs, targets = self.outputs(x), torch.from_numpy(labels(y, self.card))
