@@ -135,7 +135,7 @@ def test_metrics_leave_the_site_where_test_data_are_public_alone(tmp_path, monke
     rng = np.random.default_rng(0)
     for node in range(2):
         x, y = rng.normal(size=(80, 5)), rng.integers(0, 2, 80)
-        np.savez(f"site-{node}.npz", x=x, y=y, x_test=x[:20], y_test=y[:20], classes=2)
+        np.savez(f"site-{node}.npz", x=x, y=y, x_test=x[:20] + 1, y_test=y[:20], classes=2)
     summary = runs.train(runs.small(tmp_path), tmp_path / "out", *PRIVATE, f"--set=data.test={test}")
     assert (set(summary) & set(metrics.KEYS) != set()) == (test == "public")
     kept = tmp_path / "out" / "private" / "metrics.jsonl"
