@@ -173,7 +173,7 @@ class Consortium:
             told.append(f"site {i}: {process.exitcode}, refused {refused}\n{self.log(i)}")
         return "\n".join(told)
 
-    def end(self, *which: int, seconds: float = 60.0) -> list[dict[str, Any]]:
+    def end(self, *which: int, seconds: float = 150.0) -> list[dict[str, Any]]:
         """Wait for sites to end well, and return their summaries."""
         until = time.monotonic() + seconds
         for i in which or range(len(self.sites)):
