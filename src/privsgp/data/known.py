@@ -57,7 +57,7 @@ def is_tested_on_own(dataset: Dataset, parts: Sequence[NDArray[np.int64]] | None
 def belong_to(samples: Hashes, owners: Sequence[Hashes]) -> bool:
     """Tell whether samples are an owner's: half of them, or half of an owner's among them; or ¾ several owners'.
 
-    Where chance alone makes some alike, half of the rest; and all of an owner's, in any order, always.
+    Where chance alone makes some alike, half of the rest; and all of an owner's, in any order.
     """
     if not len(samples) or not owners:
         return False
