@@ -203,7 +203,7 @@ class World:
         left, missed, words = list(range(self.size)), [first], [first]
         end = time.monotonic() + min(2 * _BEAT, self.patience)
         with contextlib.suppress(RuntimeError, ValueError, TimeoutError):  # gone, or changed: as far as it went
-            while len(left) > (1 if missed else 0) and time.monotonic() < end:
+            while left and time.monotonic() < end:
                 time.sleep(_PAUSE)
                 for rank in left:
                     if self._ask(partial(self.store.check, [f"lost/{rank}"]), _LAST_WORD):
