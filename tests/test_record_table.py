@@ -84,6 +84,15 @@ def test_what_the_page_says_of_the_table_is_in_it(experiment):
     assert "privacy {:.2f}, {:.2f} and {:.2f}. On a9a".format(*most["none"]) in page
     a9a = [*lost("a9a", "pairwise"), *lost("a9a", "local"), *lost("a9a", "none")]
     assert f"On a9a it takes {min(a9a):.1f} to {max(a9a):.1f} points" in page
+    edges = [row for row in rows if row["distance"] in (edge(row, min), edge(row, max))]
+    assert {(row["data"], row["partition"], row["kind"], row["asked"]) for row in edges} == {
+        ("mnist", None, "pooled", 3.0), ("cifar10-efficientnet", "even", "pairwise", 3.0),
+    }  # fmt: skip
+    assert "an edge for pooled MNIST and for shared noise, spread evenly, on EfficientNet's features" in page
+
+
+def edge(row, which):
+    return which(tried["distance"] for tried in row["held_out"])
 
 
 def test_no_test_sample_decides_anything(experiment, tiny, monkeypatch):
