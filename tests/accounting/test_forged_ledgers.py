@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import time
 
 import pytest
 from test_ledger import DIGEST, HEADER, lines
@@ -63,13 +62,11 @@ def _forge(path, *objects: object) -> None:
 def test_a_forged_line_is_refused_by_its_number(tmp_path, line):
     path = tmp_path / "node-3.jsonl"
     _forge(path, OPEN, RESERVE, line)
-    began = time.perf_counter()
     for look in (read, lambda p: Ledger.open(p, HEADER)):
         with pytest.raises(Refused, match=r"node-3\.jsonl, line 3: ") as refused:
             look(path)
         assert "\x1b" not in str(refused.value)
         assert len(str(refused.value)) < 1000
-    assert time.perf_counter() - began < 2
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,10 @@ def test_forms_of_the_same_sample_have_one_hash():
     assert (tokens == hashes(x.astype(np.int64), tokens=True)).all()
     assert not np.intersect1d(real, tokens).size
     assert (hashes(np.array([[0.0, 1.0]]), tokens=False) == hashes(np.array([[-0.0, 1.0]]), tokens=False)).all()
+    for rows in (x, x % 2, np.zeros_like(x)):  # pixels, answers of yes and no
+        found = [hashes(rows.astype(kind), tokens=False) for kind in ("u1", "i8", "f2", "f4", ">f8")]
+        assert all((one == found[0]).all() for one in found)
+    assert len(np.unique(hashes(np.array([[1.5, 300], [2, 256], [2, 255], [2, np.nan]]), tokens=False))) == 4
 
 
 def test_tokens_of_a_test_set_are_compared_as_tokens():
@@ -65,6 +69,58 @@ def test_unequal_copies_do_not_hide_whose_records_they_are():
     few = rng.integers(0, 2048, size=4000).astype(np.uint64)  # eleven columns of yes and no
     assert belong_to(few[1:], [few])
     assert belong_to(rng.permutation(few)[:2000], [few])
+
+
+BLANK = np.zeros(600, np.uint64)
+
+
+@pytest.mark.parametrize(
+    ("own", "found"),
+    [
+        (np.concatenate([OWN, BLANK]), np.concatenate([OWN[:30], OTHER[:30]])),
+        (np.concatenate([OWN, BLANK]), OWN[:4]),
+        (np.concatenate([OWN[:90], OWN[90:].repeat(9)]), OWN[:15]),  # the rarer class stands there again and again
+        (np.concatenate([OWN[:90], OWN[90:].repeat(9)]), np.concatenate([OWN[:30], OTHER[:11]])),
+    ],
+)
+def test_what_stands_there_often_hides_nothing(own, found):
+    assert belong_to(rng.permutation(found), [own])
+    assert not belong_to(np.concatenate([OTHER, BLANK]), [own])
+
+
+def answers(draws, rows, columns, likely):
+    return (
+        np.packbits(draws.random((rows, columns)) < likely, axis=1).astype(np.uint64) @ [1, 256][: (columns + 7) // 8]
+    )
+
+
+@pytest.mark.parametrize("columns", [4, 8, 10, 12, 16])
+@pytest.mark.parametrize(("here", "there"), [(0.3, 0.05), (0.05, 0.3), (0.5, 0.02), (0.1, 0.1), (0.05, 0.05)])
+def test_strangers_from_elsewhere_are_alike_by_chance(columns, here, there):
+    """Answers of yes and no, likelier at one place than at the other."""
+    draws, refused = np.random.default_rng(columns), 0
+    for count in (1, 2, 3, 50, 300, 3000):
+        for _ in range(5):
+            own = [answers(draws, 300, columns, here) for _ in range(3)]
+            refused += belong_to(answers(draws, count, columns, there), own)
+            now = {node: answers(draws, 300, columns, there) for node in range(3)}
+            refused += moved(now, {node: [some] for node, some in enumerate(own)}) is not None
+    assert refused <= 1
+
+
+def test_one_value_in_common_is_not_half():
+    one = np.concatenate([OWN[:99], BLANK[:1]])
+    assert not belong_to(np.concatenate([OTHER[:40], BLANK[:60]]), [one])
+    assert not belong_to(one, [np.concatenate([OTHER[:40], BLANK])])
+    before = {0: [OWN[:50]], 1: [np.concatenate([OWN[50:], BLANK[:1]])]}
+    assert moved({0: np.concatenate([OWN[:50], BLANK[:12]])}, before) is None
+
+
+def test_records_beside_many_blank_ones_have_moved():
+    node = [np.concatenate([OWN[16 * i : 16 * i + 16], BLANK[:24]]) for i in range(2)]
+    before = {0: [node[0]], 1: [node[1]]}
+    assert moved({0: np.concatenate([OWN[16:28], node[0][12:]])}, before) == 0
+    assert moved(dict(enumerate(node)), before) is None
 
 
 @pytest.mark.parametrize("nodes", [2, 4, 12, 100])

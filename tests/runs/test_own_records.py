@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from unittest import mock
@@ -9,6 +10,7 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
+from safetensors import SafetensorError
 from safetensors.numpy import save_file
 from torch import nn
 from torch.distributed import HashStore
@@ -137,6 +139,17 @@ def test_own_records_are_no_public_test_set_of_their_own_file(tmp_path, where):
     assert ran.code == 2
     assert "data.test = 'public': half of these records are a node's own" in ran.err
     assert runs.command("train", config, "--out", tmp_path / "out", "--set=seed=3").code == 0  # it protects nobody
+
+
+def test_a_sites_own_test_set_does_not_hide_among_those_of_others(tmp_path):
+    fresh = rng.normal(size=(700, 6)).astype(np.float32)
+    np.savez(tmp_path / "own-0.npz", x=X, y=Y, x_test=X[:100], y_test=Y[:100])
+    np.savez(tmp_path / "own-1.npz", x=X + 1, y=Y, x_test=fresh, y_test=np.arange(700) % 2)
+    text = SMALL.format(classes="classes = 2").replace('name = "own.npz"', 'path = "own-{node}.npz"')
+    config = runs.small(tmp_path, text.replace('test_path = "public.npz"', 'test = "public"'))
+    ran = runs.command("train", config, "--out", tmp_path / "out")
+    assert ran.code == 2
+    assert "own-0.npz, data.test = 'public': half of these records are a node's own" in ran.err
 
 
 def test_a_folder_called_synthetic_is_nothing_to_plan_with(tmp_path, monkeypatch):
@@ -294,13 +307,38 @@ def test_every_process_notes_its_own_nodes(tmp_path):
         refuse_other_records(folders[0], shares[0])
 
 
-@pytest.mark.parametrize("damage", [b"", b"{}", bytes(64), "cut", "folder"])
+def test_records_of_a_later_run_that_spent_nothing_lie_where_they_like(tmp_path):
+    train(tmp_path / "first", SITES, epsilon=BUDGETS, classes=2)
+    later = [(x + 1, y) for x, y in SITES]
+    with mock.patch.object(Trainer, "run", side_effect=KeyboardInterrupt), pytest.raises(KeyboardInterrupt):
+        go_on(tmp_path, later[::-1], classes=2)
+    assert list((tmp_path / "first" / "private").glob("later-*"))
+    go_on(tmp_path, later, "third", classes=2)
+    with pytest.raises(Refused, match=r"records of node \d were other nodes'"):
+        go_on(tmp_path, later[::-1], "fourth", times=3, classes=2)
+
+
+def test_a_disk_that_is_full_is_told_of(tmp_path):
+    full = SafetensorError("I/O error: No space left on device (os error 28)")
+    records = Records.of(hashes(X, tokens=False), Y, [np.arange(160)])
+    with mock.patch("privsgp.runs.noted.save_file", side_effect=full), pytest.raises(OSError, match="No space left"):
+        records.write(tmp_path / "note")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("damage", [b"", b"{}", bytes(64), "cut", "folder", "pipe"])
 def test_a_damaged_note_is_refused_by_its_name(tmp_path, damage):
     result = train(tmp_path / "out", (X, Y), nodes=2, classes=2)
     path = tmp_path / "out" / "private" / "records.safetensors"
     kept = path.read_bytes()
     path.unlink()
-    path.mkdir() if damage == "folder" else path.write_bytes(kept[:-9] if damage == "cut" else damage)
+    match damage:
+        case "folder":
+            path.mkdir()
+        case "pipe":
+            os.mkfifo(path)
+        case _:
+            path.write_bytes(kept[:-9] if damage == "cut" else damage)
     with pytest.raises(Refused, match=r"records\.safetensors"):
         result.evaluate((X + 1, Y))
 
@@ -314,6 +352,10 @@ def test_a_damaged_note_is_refused_by_its_name(tmp_path, damage):
         (np.zeros(4, np.int64), np.array([4]), {"first": "0", "records": "a" * 64}),
         (np.zeros(4, np.uint64), np.array([4]), {"first": "x", "records": "a" * 64}),
         (np.zeros(4, np.uint64), np.array([4]), {"first": "0", "records": "../secret"}),
+        (np.zeros(4, np.uint64), np.array([4]), {"first": "9" * 5000, "records": "a" * 64}),
+        (np.array(4, np.uint64), np.array([1]), {"first": "0", "records": "a" * 64}),
+        (np.zeros(4, np.uint64), np.array(4), {"first": "0", "records": "a" * 64}),
+        (np.zeros((2, 2), np.uint64), np.array([2]), {"first": "0", "records": "a" * 64}),
     ],
 )
 def test_a_note_whose_parts_do_not_fit_is_refused(tmp_path, samples, lengths, told):

@@ -178,6 +178,11 @@ def test_other_records_in_the_same_file_are_not_gone_on_with(consortium, algorit
         values = dict(kept)
     np.savez(c.files[1], **values | {"x": values["x"][::-1], "y": values["y"][::-1]})
     assert "other records" in refused(c)
+    commit = c.out(1) / "private" / "checkpoint-1-1.safetensors"
+    aside = commit.rename(c.folder / "aside")
+    assert "other records" in refused(c)  # the ledger says that something was sent, and the note stays
+    aside.rename(commit)
+    assert "other records" in refused(c)
 
 
 def test_a_finished_folder_of_another_run_signs_nothing(three, tmp_path):

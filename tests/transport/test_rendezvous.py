@@ -149,6 +149,23 @@ def test_where_all_miss_somebody_the_first_who_was_missed_is_named(monkeypatch):
     assert "(so it seems to others: as 0 says; it waited for process 2)" in str(ended[1])
 
 
+def test_one_that_lives_and_misses_nobody_is_not_gone(monkeypatch):
+    monkeypatch.setattr(rendezvous, "_BEAT", 0.4)
+    store = HashStore()
+    worlds = [World(rank, 3, store, 5.0) for rank in range(3)]
+    worlds[2]._live()
+    with ThreadPoolExecutor(2) as pool:
+        told = list(pool.map(lambda i: worlds[i].lost(1 - i, "its connection broke"), range(2)))
+    worlds[2]._die()
+    assert {one.rank for one in told} <= {0, 1}
+
+
+def test_who_is_gone_has_a_number():
+    store = HashStore()
+    store.set("alarm", '[true, "x"]')
+    assert World(0, 3, store, 2.0).lost(2, "its connection broke").rank == 2
+
+
 def _leave(lost, begun, world):
     if world.rank not in lost:
         return None

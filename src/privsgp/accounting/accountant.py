@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import operator
 from dataclasses import astuple, dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Literal, get_args
 
 import numpy as np
@@ -277,25 +277,32 @@ def _bracketed(
     question = f"epsilon {run} at {delta!r}{f' beside {tail!r}' if run.grouped and tail else ''}"
     kept = None if run.plain else cache.recall(question, 3)
     above = ENVELOPE if any(isinstance(release, Geometry) for release, _ in run.parts) else SLACK
-    if kept is None or _contradiction(kept, renyi.epsilon(delta), floor, delta, above):
+    single = renyi.epsilon(delta)
+    second = single, _in_pairs(renyi, delta, tail) if opinion.in_pairs(mechanism, relation) else single
+    wrong = partial(_contradiction, second=second, floor=floor, delta=delta, above=above)
+    if kept is None or wrong(kept):
         kept = _composed_epsilon(run, delta, tail)
-        if wrong := _contradiction(kept, renyi.epsilon(delta), floor, delta, above):
-            raise Disagreement(f"{wrong}: {run} at δ = {delta}")
+        if words := wrong(kept):
+            raise Disagreement(f"{words}: {run} at δ = {delta}")
         if not run.plain:
             cache.keep(question, kept)
-    grouped = opinion.in_pairs(mechanism, relation)
-    return kept[0], _in_pairs(renyi, delta, tail) if grouped else renyi.epsilon(delta)
+    return kept[0], second[1]
 
 
-def _contradiction(composed: tuple[float, ...], second: float, floor: float, delta: float, above: float) -> str:
-    """Say what is wrong with what `_composed_epsilon` gave, in words, nothing where it holds."""
-    value, single, infinite = composed
+def _contradiction(
+    composed: tuple[float, ...], second: tuple[float, float], floor: float, delta: float, above: float
+) -> str:
+    """Say what is wrong with what `_composed_epsilon` gave, in words, nothing where it holds.
+
+    `second` is ε of one zero-out and of the relation, by Rényi divergences.
+    """
+    (value, single, infinite), (renyi, pair) = composed, second
     if not (0 <= single <= value and 0 <= infinite <= 1):
         return f"ε = {value} with ε = {single} and {infinite} at infinity"
-    if math.isfinite(single) and single > second * (1 + above) + 1e-6 and infinite < delta / 100:
-        return f"composition gives ε = {single}, above the Rényi bound {second}"
-    if min(value, second if value == single else math.inf) < floor * (1 - SLACK) - 1e-9:
-        return f"ε = {value} (Rényi: {second}) is below {floor}, which an observer learns"
+    if math.isfinite(single) and single > renyi * (1 + above) + 1e-6 and infinite < delta / 100:
+        return f"composition gives ε = {single}, above the Rényi bound {renyi}"
+    if min(value, pair) < floor * (1 - SLACK) - 1e-9:
+        return f"ε = {value} (Rényi: {pair}) is below {floor}, which an observer learns"
     return ""
 
 

@@ -2,19 +2,22 @@
 
 A safety net for those who hold records, not a lock: who changes a bit of every sample gets by. Hashes stay in private/.
 
-Where columns take few values, strangers are alike by chance. How likely a fresh record is like one of some that are
-known is estimated from these (Good and Turing): it is the share of them that do not stand there alone.
+Where columns take few values, strangers are alike by chance, and what tells are records that stand alone on both sides.
+Of values that come twice in all, chance puts at most half one here and one there, whatever the two sides are drawn
+from: a value with rates a and b does so with weight ab, and comes twice on one side with (a² + b²)/2, which is no less.
+So those that come twice on one side, and not on the other, are set against those that are alone on both.
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import math
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from privsgp.data.mapped import AT_ONCE, scaled
+from privsgp.data.mapped import AT_ONCE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -28,16 +31,25 @@ if TYPE_CHECKING:
 
 _COPIES = 8  # of every record that somebody may have made, and they still count as one
 _MANY = 8  # values: with fewer, all of somebody's come as often elsewhere by chance
-_SURE = 4.0  # standard deviations beyond chance
+_SURE = 4.0  # standard deviations beyond chance; and where any value comes again, so many records at least
 
 
 def hashes(x: Array | Mapped, *, tokens: bool) -> Hashes:
-    """Hash samples as they are learnt from: images as bytes and as numbers from 0 to 1 are the same, tokens stay."""
+    """Hash samples: images as bytes, of whatever type, and as numbers from 0 to 1 are the same; tokens stay."""
     found, step = np.empty(len(x), np.uint64), max(1, AT_ONCE // (4 * max(1, math.prod(x.shape[1:]))))
     for at in range(0, len(x), step):
-        some = scaled(x[at : at + step], tokens=tokens).astype(np.float32) + np.float32(0)  # −0 is 0
+        some = x[at : at + step].astype(np.float32) + np.float32(0)  # −0 is 0
         rows = np.ascontiguousarray(some).reshape(len(some), -1)
+        if not tokens:
+            rows[_as_bytes(rows)] /= np.float32(255)
         found[at : at + step] = [int.from_bytes(hashlib.sha256(row.data).digest()[:8], "little") for row in rows]
+    return found
+
+
+def _as_bytes(rows: NDArray[np.float32]) -> NDArray[np.bool_]:
+    """Tell which rows are bytes: whole numbers up to 255, and not of 0 and 1 alone."""
+    whole = (rows >= 0) & (rows <= 255) & (rows == np.floor(rows))
+    found: NDArray[np.bool_] = whole.all(axis=1) & (rows > 1).any(axis=1)
     return found
 
 
@@ -57,14 +69,15 @@ def is_tested_on_own(dataset: Dataset, parts: Sequence[NDArray[np.int64]] | None
 def belong_to(samples: Hashes, owners: Sequence[Hashes]) -> bool:
     """Tell whether samples are an owner's: half of them, or half of an owner's among them; or ¾ several owners'.
 
-    Where chance alone makes some alike, half of the rest; and all of an owner's, in any order.
+    Half of those that can tell (`are_in`); and all of an owner's, in any order.
     """
     if not len(samples) or not owners:
         return False
     mine, each = _Counted.of(samples), [_Counted.of(one) for one in owners]
-    everybody = _Counted.merged(each, np.add)
+    everybody = each[0] if len(each) == 1 else _Counted.merged(each, np.add)
+    tries = len(each)
     return (
-        any(mine.are_in(one, 1 / 2) or (len(one.values) and one.are_in(mine, 1 / 2)) for one in each)
+        any(mine.are_in(one, 1 / 2, tries) or one.are_in(mine, 1 / 2, tries) for one in each)
         or mine.are_in(everybody, 3 / 4)
         or any(mine.digest == one.digest for one in [*each, everybody] if len(one.values) >= _MANY)
     )
@@ -73,7 +86,7 @@ def belong_to(samples: Hashes, owners: Sequence[Hashes]) -> bool:
 def moved(now: Mapping[int, Hashes], before: Mapping[int, Sequence[Hashes]]) -> int | None:
     """Return an owner a tenth of whose samples were others' before, and not its own; or all are another's.
 
-    `before` has what each owner had at one time and another. Where chance makes some alike, a tenth of the rest.
+    `before` has what each owner had at one time and another. A tenth of those that can tell (`are_in`), and four.
     """
     earlier = {owner: [_Counted.of(one) for one in some] for owner, some in before.items() if some}
     if not earlier:
@@ -86,8 +99,7 @@ def moved(now: Mapping[int, Hashes], before: Mapping[int, Sequence[Hashes]]) -> 
             whose.setdefault(one.digest, set()).add(owner)
     for owner, samples in now.items():
         mine = _Counted.of(samples)
-        strange = mine.without(held[owner]) if owner in held else mine
-        if len(samples) and strange.are_in(everybody, 1 / 10, of=mine):
+        if mine.are_in(everybody, 1 / 10, but=held.get(owner), least=_SURE):
             return owner
         if len(mine.values) >= _MANY and owner not in whose.get(mine.digest, {owner}):
             return owner
@@ -95,17 +107,15 @@ def moved(now: Mapping[int, Hashes], before: Mapping[int, Sequence[Hashes]]) -> 
 
 
 class _Counted:
-    """Values and how often each comes."""
+    """Values and how often each comes: alone, twice, or again."""
 
     def __init__(self, values: Hashes, counts: NDArray[np.int64]) -> None:
         self.values, self.counts = values, counts
         # where most values come equally often, somebody made copies of all
-        least = int(counts.min()) if len(counts) else 1
-        copied = 1 < least <= _COPIES and 2 * int((counts == least).sum()) >= len(counts)
-        self.copies = least if copied else 1
-        self.size = int(counts.sum()) / self.copies
-        alone = int((counts == self.copies).sum())
-        self.chance = max(0.0, 1 - alone / self.size) if self.size else 0.0  # that a fresh one is among them
+        usual = int(np.median(counts)) if len(counts) else 1
+        copies = usual if usual <= _COPIES and 2 * int((counts == usual).sum()) >= len(counts) else 1
+        self.alone, self.again = counts <= copies, counts > copies
+        self.twice = self.again & (counts <= 2 * copies)
 
     @classmethod
     def of(cls, samples: Hashes) -> _Counted:
@@ -121,28 +131,45 @@ class _Counted:
         how.at(counts, place, np.concatenate([one.counts for one in parts]))
         return cls(values, counts)
 
-    @property
+    @functools.cached_property
     def digest(self) -> bytes:
         """Tell values and how often they come from others."""
         return hashlib.sha256(self.values.tobytes() + self.counts.tobytes()).digest()
 
-    def without(self, other: _Counted) -> _Counted:
-        """Return what another has not."""
-        left = ~self._known_to(other)
-        return _Counted(self.values[left], self.counts[left])
+    @functools.cached_property
+    def sizes(self) -> tuple[int, int, int]:
+        """How many values are there alone, twice, and again."""
+        return int(self.alone.sum()), int(self.twice.sum()), int(self.again.sum())
 
-    def are_in(self, other: _Counted, share: float, of: _Counted | None = None) -> bool:
-        """Tell whether so large a share (of all of these, or of `of`) as chance does not explain are another's."""
-        whole, hit = of or self, int(self.counts[self._known_to(other)].sum())
-        if not other.size:
-            return False
-        found, chance = hit / int(whole.counts.sum()), other.chance
-        spread = math.sqrt(chance * (1 - chance) * (1 / whole.size + 1 / other.size))
-        return found > chance and found - chance >= max(share * (1 - chance), _SURE * spread)
+    def are_in(
+        self, other: _Counted, share: float, tries: int = 1, but: _Counted | None = None, least: float = 0.0
+    ) -> bool:
+        """Tell whether so large a share of those that can tell as chance does not explain, in so many tries, are there.
 
-    def _known_to(self, other: _Counted) -> NDArray[np.bool_]:
+        Those can that stand here alone, and not again there; `but` has some that may be there.
+        """
+        (alone, twice, again), (_, twice_there, again_there) = self.sizes, other.sizes
+        here, there = self.shared(other)
+        single = self.alone[here]
+        can_tell = alone - int((single & other.again[there]).sum())
+        both = single & other.alone[there]
+        if but is not None:
+            kept = np.zeros(len(self.values), bool)
+            kept[self.shared(but)[0]] = True
+            both &= ~kept[here]
+        chance = twice - int(self.twice[here].sum()) + twice_there - int(other.twice[there].sum())
+        found, sure = int(both.sum()), 0.0
+        if again or again_there:  # else no two were ever alike by chance
+            sure = _SURE * math.sqrt(chance + 1) + math.log(tries)
+        return found > 0 and found - chance >= max(share * (can_tell - chance), sure, least)
+
+    def shared(self, other: _Counted) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return where the values lie that both have: here, and there."""
+        if len(self.values) < len(other.values):
+            there, here = other.shared(self)
+            return here, there
         if not len(other.values):
-            return np.zeros(len(self.values), bool)
-        at = np.minimum(np.searchsorted(other.values, self.values), len(other.values) - 1)
-        found: NDArray[np.bool_] = other.values[at] == self.values
-        return found
+            return (np.empty(0, np.int64),) * 2
+        at = np.minimum(np.searchsorted(self.values, other.values), len(self.values) - 1)
+        there = np.flatnonzero(self.values[at] == other.values)
+        return at[there], there

@@ -195,13 +195,17 @@ def with_test(dataset: Dataset, path: Path | None, form: Form) -> Dataset:
 def load_sites(
     template: str, nodes: Sequence[int], *, task: Task = "classification", classes: int | None = None,
     form: Form = PLAIN, base: Path = _HERE, names: Sequence[str] | None = None, tell: Tell = lambda _line: None,
+    look: Callable[[Dataset], None] = lambda _one: None,
 ) -> tuple[Dataset, list[NDArray[np.int64]]]:  # fmt: skip
     """Each node's own file (see `site_paths`), pooled, and which rows are whose.
 
     Test sets are pooled too; a site may have none. What happened to single values is for who holds them, by `tell`.
+    `look` may refuse what one file holds.
     """
     paths = site_paths(template, nodes, base, names)
     brought = [read_file(path, task, form) for path in paths]
+    for one in brought:
+        look(one.dataset)
     declared = {one.classes for one in brought if one.classes is not None}
     if classes is None and len(declared) > 1:
         raise Refused(f"{template}: `classes` is {sorted(declared)} in different files", "store one number in all")

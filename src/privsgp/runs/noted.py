@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import re
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,10 +16,10 @@ from safetensors.numpy import save_file
 
 from privsgp.data.known import moved
 from privsgp.errors import Refused
-from privsgp.files import replace
+from privsgp.files import opened, replace
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -53,15 +52,16 @@ class Records:
     def read(cls, path: Path) -> Records:
         """Read a note; refuse one that is damaged."""
         try:
+            opened(path).close()
             with safe_open(path, "np") as file:
                 told, samples, lengths = file.metadata() or {}, file.get_tensor("samples"), file.get_tensor("lengths")
-        except (OSError, SafetensorError) as error:
+        except (OSError, SafetensorError, TypeError, AttributeError) as error:  # the last two: types numpy has not
             raise _damaged(path, str(error)) from error
         digests, first = told.get("records", "").split(), told.get("first", "")
         if (
-            not first.isdecimal()
-            or samples.dtype != np.uint64
-            or lengths.dtype != np.int64
+            not re.fullmatch("[0-9]{1,18}", first)
+            or (samples.dtype, samples.ndim) != (np.uint64, 1)
+            or (lengths.dtype, lengths.ndim) != (np.int64, 1)
             or not len(digests) == len(lengths)
             or not all(re.fullmatch("[0-9a-f]{64}", digest) for digest in digests)
             or lengths.min(initial=0) < 0
@@ -75,7 +75,14 @@ class Records:
         lengths = np.array([len(one) for one in self.samples], np.int64)
         told = {"samples": np.concatenate(self.samples), "lengths": lengths}
         metadata = {"first": str(self.first), "records": " ".join(self.digests)}
-        replace(path, partial(save_file, told, metadata=metadata))
+
+        def save(temporary: Path) -> None:
+            try:
+                save_file(told, temporary, metadata)
+            except SafetensorError as error:  # what safetensors makes of a full disk
+                raise OSError(f"{path}: {error}") from error
+
+        replace(path, save)
 
     @property
     def nodes(self) -> range:
@@ -90,10 +97,10 @@ def note(folder: Folder, records: Records, earlier: Path | None = None) -> None:
         records.write(earlier / "private" / f"later{folder.part}-{folder.run}{_END}")
 
 
-def noted(run: Path, *kinds: str) -> list[Records]:
-    """Return what the processes of a run have noted: of its own `records`, and of `later` ones on its ledgers."""
-    found = sorted(path for kind in kinds or ("records",) for path in (run / "private").glob(f"{kind}*{_END}"))
-    return [Records.read(path) for path in found]
+def noted(run: Path, later: Collection[str] = ()) -> list[Records]:
+    """Return what the processes of a run have noted of its records, and of those of `later` runs on its ledgers."""
+    kinds = ["records*", *(f"later*-{number}" for number in sorted(later))]
+    return [Records.read(path) for kind in kinds for path in sorted((run / "private").glob(kind + _END))]
 
 
 def refuse_other_records(folder: Folder, records: Records, or_else: str = ANEW) -> None:
@@ -116,13 +123,13 @@ def refuse_other_records(folder: Folder, records: Records, or_else: str = ANEW) 
             )
 
 
-def refuse_moved_records(records: Records, earlier: Path) -> None:
-    """Refuse records that have changed nodes since the run whose ledgers are continued, or since later ones on them.
+def refuse_moved_records(records: Records, earlier: Path, later: Collection[str] = ()) -> None:
+    """Refuse records that have changed nodes since the run whose ledgers are continued, or since `later` ones on them.
 
-    What records have spent is in their own node's ledger.
+    What records have spent is in their own node's ledger. A run that has spent nothing is no later one.
     """
     before: dict[int, list[Hashes]] = {}
-    for one in noted(earlier, "records", "later"):
+    for one in noted(earlier, later):
         for node, samples in zip(one.nodes, one.samples, strict=True):
             before.setdefault(node, []).append(samples)
     stranger = moved(dict(zip(records.nodes, records.samples, strict=True)), before)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import json
 from dataclasses import dataclass
@@ -94,7 +95,7 @@ class Problem:
         own = dataclasses.replace(self.dataset, x=self.dataset.x[rows], y=self.dataset.y[rows])
         return dataclasses.replace(self, dataset=own, parts=parts, block=block, sizes=self.samples)
 
-    @property
+    @functools.cached_property
     def hashes(self) -> Hashes:
         """Hashes of samples as they were brought, row by row (`known`)."""
         if self.known is None and self.raw_shape is not None:
@@ -143,9 +144,11 @@ def load_problem(config: Config, data_dir: Path | None = None) -> Problem:
 def _read(config: Config, data_dir: Path | None, block: range) -> Problem:
     """Read the files of the nodes in `block`, or a data set that is divided among all nodes."""
     task, d, told = models.task(config.model.loss), config.data, list[str]()
+    how = "data.test = 'public'" if d.test_path is None else f"data.test_path = {d.test_path!r}"
     if d.path is not None:
         dataset, parts = data.load_sites(
             d.path, block, task=task, classes=d.classes, form=d.form, base=config.base, names=d.sites, tell=told.append,
+            look=lambda one: None if d.test_path else refuse_own_records(config, f"{one.name}, {how}", one, None),
         )  # fmt: skip
     else:
         name = str(file_path(d.name, data_dir, config.base))
@@ -155,7 +158,6 @@ def _read(config: Config, data_dir: Path | None, block: range) -> Problem:
         parts = split(config, dataset)
     dataset = with_test(dataset, _public_test(config, block, dataset.name), d.form)
     if not d.published:
-        how = "data.test = 'public'" if d.test_path is None else f"data.test_path = {d.test_path!r}"
         refuse_own_records(config, how, dataset, None if d.path is None else parts)
     apart = len(parts) < d.nodes
     problem = assembled(config, dataset, parts, block if apart else None)

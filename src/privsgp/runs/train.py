@@ -242,7 +242,8 @@ def _look_around(
     if records is not None and folder.config.exists():
         refuse_other_records(folder, records)
     if records is not None and ledgers is not None:
-        refuse_moved_records(records, ledgers.parent)
+        spent = {one.header.run for segments in earlier for one in segments if one.charged}
+        refuse_moved_records(records, ledgers.parent, spent)
     counted = {segments[0].header.run for segments in earlier if segments} | {folder.run}
     others = [one for one in witness.elsewhere(folder.path, layout(config)) if one.origin not in counted]
     for one in others[:_MOST_NAMED]:

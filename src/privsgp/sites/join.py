@@ -23,6 +23,7 @@ import numpy as np
 from pydantic import Field
 
 from privsgp import data, models
+from privsgp.accounting import ledger
 from privsgp.data.dataset import settle
 from privsgp.data.known import hashes_of, is_tested_on_own
 from privsgp.data.loading import is_file, read_file, same_file, with_test
@@ -258,7 +259,8 @@ def _token(folder: Folder) -> str:
 
 def _refuse_other_records(folder: Folder, records: Records) -> None:
     """Refuse to go on with other records than before, or others' places: a table knows records by their places."""
-    if folder.checkpoint.exists():
+    spent = folder.ledger(records.first)
+    if folder.checkpoint.exists() or (spent.exists() and any(one.charged for one in ledger.read(spent))):
         refuse_other_records(folder, records, "agree anew: each record has spent what this run's ledger says")
     else:  # nothing was sent
         note(folder, records)

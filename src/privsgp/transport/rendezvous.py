@@ -197,12 +197,14 @@ class World:
     def _silent(self, first: tuple[int, str]) -> tuple[int, str]:
         """Return who is gone: who says so of itself, who is missed and says nothing, else the first that was missed.
 
-        Connections break before a process can say why it breaks them: it is given a moment.
+        Connections break before a process can say why it breaks them: it is given a moment. Where all that are missed
+        have spoken, one that has not, and gives no sign of life either, is what they have in common.
         """
         said: dict[int, tuple[int, str] | None] = {}
         left, missed, words = list(range(self.size)), [first], [first]
-        end = time.monotonic() + min(2 * _BEAT, self.patience)
+        end, silent = time.monotonic() + min(2 * _BEAT, self.patience), list[int]()
         with contextlib.suppress(RuntimeError, ValueError, TimeoutError):  # gone, or changed: as far as it went
+            beats = [self._beats(rank) for rank in left]
             while left and time.monotonic() < end:
                 time.sleep(_PAUSE)
                 for rank in left:
@@ -211,9 +213,10 @@ class World:
                 left = [rank for rank in left if rank not in said]
                 words = [first, *(word for word in said.values() if word is not None)]
                 missed = [word for word in words if word[0] in left]
+            silent = [rank for rank in left if self._beats(rank) == beats[rank]]
         confessed = [word for word in words if said.get(word[0]) == word]
-        silent = [(rank, first[1]) for rank in left]
-        return next(iter(confessed or missed or (silent if len(silent) == 1 else [first])))
+        alone = [(silent[0], "it gives no sign of life")] if len(left) == len(silent) == 1 else [first]
+        return next(iter(confessed or missed or alone))
 
     def refuse(self, rank: int, what: str) -> NoReturn:
         """Refuse what a process did, which no process of this release does, and tell the others whom to leave."""
@@ -275,7 +278,7 @@ class World:
     def _alarm(self, word: bytes) -> tuple[int, str] | None:
         """Read who is said to be gone, and why, if anybody is; anybody may have written it."""
         match json.loads(word):
-            case [int(rank), str(reason)] if 0 <= rank < self.size:
+            case [int(rank), str(reason)] if not isinstance(rank, bool) and 0 <= rank < self.size:
                 return rank, forms.shown(reason)[1:-1]
             case None:
                 return None
@@ -303,7 +306,7 @@ class World:
     def _look(self, keys: dict[int, str], alive: dict[int, tuple[int, float]], *, late: bool) -> None:
         """Find out who is missing; `alive` holds each one's last sign of life and when it came."""
         for rank in [rank for rank, key in keys.items() if not self._ask(partial(self.store.check, [key]))]:
-            beats, now = self._ask(partial(self.store.add, f"beat/{rank}", 0)), time.monotonic()
+            beats, now = self._beats(rank), time.monotonic()
             if rank not in alive or beats != alive[rank][0]:
                 alive[rank] = beats, now
             if late:
@@ -311,6 +314,10 @@ class World:
             heard = self._ask(partial(self.store.check, ["alarm"]))
             if heard or (beats and now - alive[rank][1] > self.silence):
                 raise self.lost(rank, f"no sign of life for {self.silence:g} s", heard=heard)
+
+    def _beats(self, rank: int) -> int:
+        """Return how many signs of life a process has given."""
+        return self._ask(partial(self.store.add, f"beat/{rank}", 0))
 
     def _live(self) -> None:
         """Give signs of life from now on."""
