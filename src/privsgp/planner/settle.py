@@ -200,8 +200,8 @@ def _permitted(config: Config, problem: Problem | None, data_dir: Path | None) -
 def source_of(config: Config, name: str, data_dir: Path | None = None, problem: Problem | None = None) -> Source:
     """Tell what a name of data to look at means: synthetic, public, or the nodes' own.
 
-    Guarantee: no file of any node passes for public, by whatever path, link or copy it is named, nor one of records of
-    several of them; of a problem that is given, nor do its records, wherever they come from.
+    Guarantee: no file of a node passes for public, by whatever path, link or copy it is named, nor one of the records
+    of those that this process knows (`known.belong_to`); of a problem that is given, nor do its records.
     """
     if name == "synthetic":
         return Source("synthetic", name)

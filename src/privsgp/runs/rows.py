@@ -123,8 +123,8 @@ def schema_of(card: dict[str, Any]) -> schemas.Schema:
 def refuse_records(run: Path, what: str, card: dict[str, Any], x: NDArray[Any]) -> None:
     """Refuse samples that a private run was trained on: what is measured on them no ε covers.
 
-    Guarantee: samples that are those of a node here, or several nodes', whatever file and order they stand in, are
-    refused (`known.belong_to`).
+    Guarantee: samples half of which are those of a node here, or three quarters several nodes', whatever file and order
+    they stand in, are refused, as far as they can be told (`known.belong_to`).
     Assumes: private/ is here; who got the run without it has none of its records.
     """
     found = hashes(x, tokens=isinstance(card.get("vocabulary"), int))
