@@ -75,10 +75,11 @@ def belong_to(samples: Hashes, owners: Sequence[Hashes]) -> bool:
         return False
     mine, each = _Counted.of(samples), [_Counted.of(one) for one in owners]
     everybody = each[0] if len(each) == 1 else _Counted.merged(each, np.add)
-    tries = len(each)
+    # where no two are alike anywhere, one that is says enough
+    sure = _SURE + math.log(len(each)) if any(one.sizes[2] for one in (mine, everybody, *each)) else 0.0
     return (
-        any(mine.are_in(one, 1 / 2, tries) or one.are_in(mine, 1 / 2, tries) for one in each)
-        or mine.are_in(everybody, 3 / 4)
+        any(mine.are_in(one, 1 / 2, sure) or one.are_in(mine, 1 / 2, sure) for one in each)
+        or mine.are_in(everybody, 3 / 4, sure)
         or any(mine.digest == one.digest for one in [*each, everybody] if len(one.values) >= _MANY)
     )
 
@@ -99,7 +100,7 @@ def moved(now: Mapping[int, Hashes], before: Mapping[int, Sequence[Hashes]]) -> 
             whose.setdefault(one.digest, set()).add(owner)
     for owner, samples in now.items():
         mine = _Counted.of(samples)
-        if mine.are_in(everybody, 1 / 10, but=held.get(owner), least=_SURE):
+        if mine.are_in(everybody, 1 / 10, _SURE, held.get(owner)):
             return owner
         if len(mine.values) >= _MANY and owner not in whose.get(mine.digest, {owner}):
             return owner
@@ -141,14 +142,12 @@ class _Counted:
         """How many values are there alone, twice, and again."""
         return int(self.alone.sum()), int(self.twice.sum()), int(self.again.sum())
 
-    def are_in(
-        self, other: _Counted, share: float, tries: int = 1, but: _Counted | None = None, least: float = 0.0
-    ) -> bool:
-        """Tell whether so large a share of those that can tell as chance does not explain, in so many tries, are there.
+    def are_in(self, other: _Counted, share: float, least: float, but: _Counted | None = None) -> bool:
+        """Tell whether so large a share of those that can tell as chance does not explain, and so many, are there.
 
         Those can that stand here alone, and not again there; `but` has some that may be there.
         """
-        (alone, twice, again), (_, twice_there, again_there) = self.sizes, other.sizes
+        (alone, twice, _), (_, twice_there, _) = self.sizes, other.sizes
         here, there = self.shared(other)
         single = self.alone[here]
         can_tell = alone - int((single & other.again[there]).sum())
@@ -158,10 +157,9 @@ class _Counted:
             kept[self.shared(but)[0]] = True
             both &= ~kept[here]
         chance = twice - int(self.twice[here].sum()) + twice_there - int(other.twice[there].sum())
-        found, sure = int(both.sum()), 0.0
-        if again or again_there:  # else no two were ever alike by chance
-            sure = _SURE * math.sqrt(chance + 1) + math.log(tries)
-        return found > 0 and found - chance >= max(share * (can_tell - chance), sure, least)
+        found = int(both.sum())
+        beyond = max(share * (can_tell - chance), least + _SURE * (math.sqrt(chance + 1) - 1))
+        return found > 0 and found - chance >= beyond
 
     def shared(self, other: _Counted) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return where the values lie that both have: here, and there."""
