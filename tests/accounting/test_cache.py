@@ -87,7 +87,7 @@ LOUD = Saga(sigma=0.004, clip=1.0, batch=5, samples=100)
 def plant(monkeypatch, mechanism, steps, value):
     """Write what an attacker with access to the folder would: a well-formed file with a small ε."""
     with monkeypatch.context() as patch:
-        patch.setattr(accountant, "_contradiction", lambda *_: "")
+        patch.setattr(accountant, "_contradiction", lambda *_, **__: "")
         patch.setattr(accountant, "_composed_epsilon", lambda *_: (value, value, 0.0))
         accountant.epsilon(mechanism, steps, 1e-5)
 
