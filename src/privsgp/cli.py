@@ -239,7 +239,7 @@ def _identities(settings: Config, world: World, cards: list[Path], home: Path | 
     """Return the long-term keys of the processes; None where no cards are given."""
     if not cards:
         return None
-    from privsgp.sites.identity import default_home
+    from privsgp.accounting.policy import default_home
     from privsgp.sites.processes import identities
 
     return identities(settings, world, cards, home or default_home())

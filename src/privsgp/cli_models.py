@@ -76,16 +76,17 @@ def evaluate(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON on stdout, and nothing else there.")] = False,
 ) -> None:
     """Tell what a trained model is worth on public data. No ε covers that: records it was trained on are refused."""
+    from privsgp.accounting.book import Book
+    from privsgp.engine.folder import Folder
     from privsgp.report.terminal import err, show_metrics, tell
-    from privsgp.runs.noted import noted
     from privsgp.runs.result import load
     from privsgp.runs.rows import labelled_rows, refuse_records
 
     result = load(run)
     x, y = labelled_rows(file, result.card)
     refuse_records(run, str(file), result.card, x)
-    if not result.summary["simulation"] and not noted(run):
-        err.print("note: what the run was trained on is not noted here: nothing was compared", soft_wrap=True)
+    if not result.summary["simulation"] and not Book().records_of(Folder(run).run or ""):
+        err.print("note: the budget book does not know the run's records: nothing was compared", soft_wrap=True)
     found = result.evaluate((x, y))
     err.print("note: no ε covers these: they are for those who may see the samples", soft_wrap=True)
     tell(found, show_metrics, f"{file.name}, {len(x):,} samples", found, as_json=as_json)

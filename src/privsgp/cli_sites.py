@@ -91,7 +91,6 @@ def show_site(
 ) -> None:
     """Show who a site is."""
     from privsgp.sites.identity import Card, Site
-    from privsgp.sites.join import signed_before
 
     own = None if card_file is not None else Site.open(_home(home))
     shown = own.card if own is not None else Card.read(card_file or Path())
@@ -104,14 +103,8 @@ def show_site(
         values |= {
             "home": str(own.home), "listens at": own.listen or "–", "proxy": own.proxy or "–",
             "certificate until": f"{until:%Y-%m-%d}", "policy": str(policy) if policy.exists() else "none",
-            "signed": "; ".join(_signed(one) for one in signed_before(own)) or "nothing",
         }  # fmt: skip
     tell(values, show, "site", [(key, str(value)) for key, value in values.items()], as_json=as_json)
-
-
-def _signed(one: dict[str, Any]) -> str:
-    trust = f", if {one['honest']} sites are honest" if one.get("honest") else ""
-    return f"{one['name']} (ε = {one['epsilon']}{trust})"
 
 
 @agree.command("propose")
@@ -276,7 +269,6 @@ def join(
     as_json: Json = False,
 ) -> None:
     """Sign an agreement and take part in its run; again after a crash, to go on."""
-    from privsgp.engine.witness import unusable
     from privsgp.report import page
     from privsgp.sites.agreement import Agreement
     from privsgp.sites.identity import Site
@@ -290,8 +282,6 @@ def join(
         _say(f"WARNING: {agreement.algorithm} adds no noise: whoever gets a message learns about single records")
     if agreement.config.seed is not None:
         _say("WARNING: the agreement has a seed: this is a simulation, not private")
-    elif agreement.config.private and (lost := unusable()) is not None:
-        _say(f"WARNING: {lost}")
     show_log()
     try:
         with bar(agreement.rounds) as watch:
@@ -424,7 +414,7 @@ def doctor(study: Study, home: Home = None) -> None:
 
 
 def _home(given: Path | None) -> Path:
-    from privsgp.sites.identity import default_home
+    from privsgp.accounting.policy import default_home
 
     return given or default_home()
 

@@ -9,9 +9,9 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from privsgp.accounting import accountant, ledger
+from privsgp.accounting.book import Book
 from privsgp.accounting.counting import Filter
 from privsgp.accounting.mechanisms import described
-from privsgp.accounting.state import missing, outside
 from privsgp.errors import Refused
 from privsgp.files import finite
 
@@ -60,14 +60,15 @@ def statements(place: Path) -> list[Statement]:
     """Return one statement for every ledger of a run folder, a ledger folder or a single file, in node order.
 
     Guarantee: ε covers at least everything the node sent: what was reserved and not returned counts as spent.
-    Assumes: the files are complete up to their last line. A cut end, or a lost file, shows where this user's state
-    folder knows more: that is refused.
+    Assumes: the files are complete up to their last line. A cut end, or a lost file, is refused if this user's budget
+    book knows more.
     """
-    files, known = _files(place), lru_cache(outside)
+    files, book = _files(place), Book()
+    known = lru_cache(book.seen)
     found = [_read(path, known) for path in files]
     if not place.is_file():
         nodes, ledgers = [segments[-1].header.node for segments in found], files[0].parent
-        if (gone := missing(found[0][0].header.run, ledgers.parent, nodes)) is not None:
+        if (gone := book.missing(found[0][0].header.run, ledgers.parent, nodes)) is not None:
             raise ledger.lost(ledgers / f"node-{gone[0]}.jsonl", gone[1])
     return sorted(map(_statement, found), key=lambda statement: statement.node)
 

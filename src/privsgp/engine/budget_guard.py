@@ -16,16 +16,17 @@ from typing import TYPE_CHECKING, Self
 
 from blake3 import blake3
 
+from privsgp.accounting.book import Book
 from privsgp.accounting.ledger import MOST_AHEAD, Header, Ledger, make_room, short, together
 from privsgp.devices import device_of
-from privsgp.engine.witness import Witness, heads
+from privsgp.engine.checkpoint import known_ledgers
 from privsgp.errors import Diverged, Interrupted, Refused, ReplayDiffers
 from privsgp.threads import beside, one_thread_each
 from privsgp.transport import forms
 from privsgp.transport.rendezvous import PeerLost, World
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from contextlib import ExitStack
 
     from torch import Tensor
@@ -46,7 +47,7 @@ class BudgetGuard:
         self.since = 0  # the step that the run goes on from: of messages before it, no hash is asked for
         self.committed: int | None = None  # the last step made durable before it was sent; None where none is
         self.at_once = False  # whether all threads hash messages before anything else is done with them
-        self.witness = Witness(folder, simulation=spec.simulation)
+        self._book = None if spec.simulation else Book()
         self._attempts: list[int] = []
         self._until = 0
         self._reach: int | None = None
@@ -63,10 +64,9 @@ class BudgetGuard:
     def _open_all(self, opened: ExitStack) -> None:
         here = self.spec.here if self.spec.algorithm.private else range(0)
         make_room(len(here))
-        known = self.witness.of_folder() if here else {}
+        known = known_ledgers(self.folder) if here else {}
         self.ledgers = [opened.enter_context(self._open(i, known.get(i, []))) for i in here]
-        if self.ledgers:
-            self.witness.begin(self.ledgers)
+        self._remember()
 
     def _open(self, i: int, known: list[Seen]) -> Ledger:
         """Open a node's ledger: what the run's folder knows of it, and what is known outside, must be in it."""
@@ -75,7 +75,7 @@ class BudgetGuard:
         since = self.committed
         if since is None and self.spec.simulation:
             since = self.spec.released(i, self.since)
-        seen = known + self.witness.outside(first, i)
+        seen = known + ([] if self._book is None else self._book.seen(first).get(i, []))
         return Ledger.open(self.folder.ledger(i), header, earlier, seen, since, self.committed)
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
@@ -85,7 +85,8 @@ class BudgetGuard:
             with contextlib.suppress(Refused):  # a full disk, say: why the run ends is what matters
                 together(self.ledgers, Ledger.give_back)
         self._spent = [ledger.charged for ledger in self.ledgers] or self._spent
-        self.witness.remember(self.ledgers)
+        with contextlib.nullcontext() if kind is None else contextlib.suppress(Refused):
+            self._remember()
         for ledger in self.ledgers:
             ledger.unlock()
 
@@ -197,9 +198,18 @@ class BudgetGuard:
         self._announced = True
 
     def heads(self) -> dict[str, tuple[int, str]]:
-        """Return what a checkpoint knows of each node's ledger, and keep it outside the run's folder too."""
-        self.witness.remember(self.ledgers)
+        """Return what a checkpoint knows of each node's ledger, and keep it in the budget book too."""
+        self._remember()
         return heads(self.ledgers)
+
+    def _remember(self) -> None:
+        """Keep in the budget book how far the ledgers are.
+
+        Guarantee: a budget book that cannot be written ends the run before the next release.
+        """
+        if self._book is not None and self.ledgers:
+            known = {int(node): seen for node, seen in heads(self.ledgers).items()}
+            self._book.remember(self.folder.run or "", known)
 
     def releases(self) -> list[int]:
         """Return how many releases each node is charged for."""
@@ -269,6 +279,12 @@ class BudgetGuard:
             layout=spec.layout,
             site=spec.sites[i] if spec.sites else "",
         )
+
+
+def heads(ledgers: Sequence[Ledger]) -> dict[str, tuple[int, str]]:
+    """Return by node what is charged in a ledger, and its head."""
+    seen = ((one.segment.header.node, one.seen("")) for one in ledgers)
+    return {str(node): (charged, head) for node, (charged, head, _) in seen}
 
 
 def _digest(message: Tensor) -> str:

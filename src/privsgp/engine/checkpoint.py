@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from safetensors import SafetensorError, safe_open
 
+from privsgp.accounting.ledger import Seen
 from privsgp.algorithms import State
 from privsgp.engine.folder import write_tensors
 from privsgp.errors import Refused
@@ -78,6 +79,15 @@ def read_progress(path: Path) -> Progress:
     """Read how far a checkpoint has come, without its tensors."""
     with _opened(path) as (_, metadata):
         return Progress(**json.loads(metadata["progress"]))
+
+
+def known_ledgers(folder: Folder) -> dict[int, list[Seen]]:
+    """Return what the checkpoints of a run know of each node's ledger."""
+    known: dict[int, list[Seen]] = {}
+    for path in (folder.checkpoint_before, folder.checkpoint):
+        for node, (charged, head) in read_progress(path).ledgers.items() if path.exists() else ():
+            known.setdefault(int(node), []).append(Seen(charged, head, "the checkpoint"))
+    return known
 
 
 @contextmanager

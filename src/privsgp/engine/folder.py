@@ -54,8 +54,6 @@ class Folder:
         self.checkpoint = path / "private" / f"checkpoint{part}.safetensors"  # the last; never to leave the site
         # the one before: others may not have come further when a process dies
         self.checkpoint_before = path / "private" / f"checkpoint{part}-before.safetensors"
-        # where this folder was when its ledgers were opened, and what they held; of runs without a seed
-        self.place = path / "private" / f"place{part}.json"
 
     def node(self, i: int) -> Path:
         """Node i's own model z_i."""

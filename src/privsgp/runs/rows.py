@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 
 import numpy as np
 
+from privsgp.accounting.book import Book
 from privsgp.data import schema as schemas
 from privsgp.data import tables
 from privsgp.data.brought import is_dataset, pair, plain
@@ -24,8 +25,8 @@ from privsgp.data.known import belong_to, hashes
 from privsgp.data.loading import Form, unlabelled
 from privsgp.data.mapped import open_array
 from privsgp.data.text import TextOptions, read_texts
+from privsgp.engine.folder import Folder
 from privsgp.errors import Refused
-from privsgp.runs.noted import noted
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -125,10 +126,11 @@ def refuse_records(run: Path, what: str, card: dict[str, Any], x: NDArray[Any]) 
 
     Guarantee: samples half of which are those of a node here, or three quarters several nodes', whatever file and order
     they stand in, are refused, as far as they can be told (`known.belong_to`).
-    Assumes: private/ is here; who got the run without it has none of its records.
+    Assumes: this user's budget book knows the run; anybody else has none of its records.
     """
-    found = hashes(x, tokens=isinstance(card.get("vocabulary"), int))
-    if belong_to(found, [own for one in noted(run) for own in one.samples]):
+    book = Book()
+    found = book.keyed(hashes(x, tokens=isinstance(card.get("vocabulary"), int)))
+    if belong_to(found, book.records_of(Folder(run).run or "")):
         raise Refused(
             f"{what}: records that {run} was trained on, and metrics on them no ε covers",
             "take public data, or records that nobody trained on",

@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import hashlib
 import json
-import logging
 import platform
 import uuid
 from pathlib import Path
@@ -17,20 +16,20 @@ from torch import Tensor, nn
 
 from privsgp import __version__, features
 from privsgp.accounting import ledger
+from privsgp.accounting import policy as policies
+from privsgp.accounting.book import Book
 from privsgp.algorithms import ALGORITHMS
-from privsgp.engine import witness
 from privsgp.engine.evaluate import present
 from privsgp.engine.folder import Folder, write_tensors
 from privsgp.engine.trainer import Outcome, Trainer
-from privsgp.errors import Interrupted, Refused, in_callers_terms
+from privsgp.errors import Interrupted, Refused
 from privsgp.files import finite, write, write_json
 from privsgp.gradients import Layout
+from privsgp.runs import booked, starting
 from privsgp.runs import card as cards
 from privsgp.runs import config as configs
-from privsgp.runs import starting
 from privsgp.runs.budgets import declared, with_scale
 from privsgp.runs.build import build_run, refuse_faults
-from privsgp.runs.noted import Records, note, refuse_moved_records, refuse_other_records
 from privsgp.runs.problem import Problem, layout, pooled, refuse_other_configurations
 from privsgp.runs.result import Result, load_result
 from privsgp.runs.summary import SEEN, seen, summary
@@ -40,6 +39,7 @@ from privsgp.transport.rendezvous import World, blocks, join, refuse_differences
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from privsgp.accounting.book import Records
     from privsgp.accounting.ledger import Header, Segment
     from privsgp.engine.spec import RunSpec
     from privsgp.engine.trainer import Watcher
@@ -48,8 +48,6 @@ if TYPE_CHECKING:
     from privsgp.runs.starting import Start
     from privsgp.transport.lossy import Faults
 
-_LOG = logging.getLogger(__name__)
-_MOST_NAMED = 5
 _RUN = forms.text("[0-9a-f]{32}", "the number of a run")
 _PLACE = forms.text("[0-9a-f]{64}", "the SHA-256 of a place")
 # What a process checks in a summary that another one wrote for it.
@@ -94,7 +92,7 @@ def run(
         around = _circumstances(config, world, faults, identities)
         if start is not None:
             around |= {"start": {"run": start.run, "x0": starting.digest(problem.model)}}
-        done = world.all_or_none(lambda: _finished(folder, config, around, resume=resume, moved=moved))
+        done = world.all_or_none(lambda: _finished(folder, config, around, resume=resume))
         if all(world.all_gather(done, forms.FLAG)):
             return load_result(folder, problem.model, problem.encoder, cards.card(config, problem))
         ran, whole = pooled(config, problem)
@@ -102,8 +100,8 @@ def run(
         earlier = world.all_or_none(lambda: earlier_runs(folder, ledgers, ran, problem.block, whole.samples))
         world.all_or_none(lambda: starting.refuse_other_ledgers(start, ran, ledgers or folder.ledgers, earlier))
         records = _own_records(ran, whole)
-        if ran.secret:
-            world.all_or_none(lambda: _look_around(folder, ran, records, ledgers, earlier))
+        if ran.secret and ledgers is not None:
+            world.all_or_none(lambda: booked.refuse_moved(records, ledgers, earlier, _first(whole)))
         spec = build_run(config, problem, earlier, world, faults)
         spec = dataclasses.replace(spec, started_from=starting.told(start, ledgers or folder.ledgers))
         training = Trainer(spec, folder, watch, world, identities)
@@ -115,9 +113,8 @@ def run(
             folder.prepare()
             folder.identify(versions(), ledgers, number, around)
         world.all_gather(None, forms.NOTHING)  # the folder is ready
-        world.all_or_none(lambda: _settle(folder, number, secret=ran.secret))
-        if ran.secret:
-            world.all_or_none(lambda: _note(folder, records, ledgers))
+        world.all_or_none(lambda: _refuse_other_run(folder, number))
+        world.all_or_none(lambda: _enter(spec, folder, ran, records, moved=moved))
         if beside[0] == world.rank:  # last: from now on there is a run to resume
             write(folder.config, config.toml())
             if plan is not None:
@@ -191,12 +188,20 @@ def _refuse_other_model(problem: Problem, world: World) -> None:
     refuse_differences(world, made | {"SHA-256 of the features": None if encoder is None else features.digest(encoder)})
 
 
-def _settle(folder: Folder, number: str, *, secret: bool) -> None:
-    """Refuse a folder of another run; of a secret one, note where it is before there is anything to resume."""
+def _refuse_other_run(folder: Folder, number: str) -> None:
+    """Refuse a folder of another run."""
     if folder.run != number:
         raise Refused(f"{folder.path} belongs to another run than process 0's folder", "choose another one with --out")
-    if secret:
-        witness.settle(folder)
+
+
+def _enter(spec: RunSpec, folder: Folder, config: Config, records: Sequence[Records | None], *, moved: bool) -> None:
+    """Enter the run in the budget book, before there is anything to resume and before its first release."""
+    if not spec.algorithm.private:
+        return
+    d = config.data
+    made = booked.entries(spec, folder, "train", d.path or d.name)
+    policy = policies.read(policies.default_home() / "policy.toml")
+    booked.enter(made, records, resumed=folder.config.exists(), moved=moved, policy=policy)
 
 
 def earlier_runs(
@@ -232,43 +237,18 @@ def _spent(path: Path, node: int, config: Config) -> list[Segment]:
     header = ledger.first(path)
     if header is None:
         raise Refused(f"{path} has not a single complete line", "restore it, or leave --ledger out to begin anew")
-    return ledger.read(path, witness.outside(header.run).get(node, []) if config.seed is None else [])
+    return ledger.read(path, Book().seen(header.run).get(node, []) if config.seed is None else [])
 
 
-def _look_around(
-    folder: Folder, config: Config, records: Records | None, ledgers: Path | None, earlier: list[list[Segment]]
-) -> None:
-    """Refuse other records than those begun with; say which private runs, on records that lie alike, do not count."""
-    if records is not None and folder.config.exists():
-        refuse_other_records(folder, records)
-    if records is not None and ledgers is not None:
-        spent = {one.header.run for segments in earlier for one in segments if one.charged}
-        refuse_moved_records(records, ledgers.parent, spent)
-    counted = {segments[0].header.run for segments in earlier if segments} | {folder.run}
-    others = [one for one in witness.elsewhere(folder.path, layout(config)) if one.origin not in counted]
-    for one in others[:_MOST_NAMED]:
-        budget = "" if one.epsilon is None else f" under ε = {one.epsilon:g}"
-        _LOG.warning("%s has spent %d releases of %s%s", one.folder, one.charged, config.site(one.node), budget)
-    if others:
-        told = "private run(s) on records laid out like these are not counted here: what they and this run spend"
-        how = in_callers_terms("--ledger <run>/ledger goes on with the budget of one")
-        _LOG.warning("%d %s add up; %s", len(others), told, how)
-    if (lost := witness.unusable()) is not None:
-        _LOG.warning("%s", lost)
+def _first(problem: Problem) -> int:
+    return 0 if problem.block is None else problem.block.start
 
 
-def _own_records(config: Config, problem: Problem) -> Records | None:
-    """Return what tells the records of this process's nodes in a private run from others; published ones may be."""
-    if not config.secret or config.data.published:
-        return None
-    first = 0 if problem.block is None else problem.block.start
-    return Records.of(problem.hashes, problem.dataset.y, problem.parts, first)
-
-
-def _note(folder: Folder, records: Records | None, ledgers: Path | None) -> None:
-    """Keep what a run begins with, once."""
-    if records is not None and not folder.config.exists():
-        note(folder, records, None if ledgers is None else ledgers.parent)
+def _own_records(config: Config, problem: Problem) -> Sequence[Records | None]:
+    """Return the records of this process's nodes; None where everybody can have them."""
+    if config.data.published:
+        return [None] * len(problem.parts)
+    return booked.records_of(problem.hashes, problem.dataset.y, problem.parts)
 
 
 def _refuse_other_terms(where: Path, before: Header, config: Config) -> None:
@@ -345,8 +325,8 @@ def standing(out: Path) -> str:
     return f"the run in {out} goes on"
 
 
-def _finished(folder: Folder, config: Config, around: dict[str, Any], *, resume: bool, moved: bool) -> bool:
-    """Tell whether the run is finished; refuse a folder that belongs to another one, and a copy of one."""
+def _finished(folder: Folder, config: Config, around: dict[str, Any], *, resume: bool) -> bool:
+    """Return whether the run is finished; refuse a folder that belongs to another one."""
     folder.refuse_unless_writable()
     refuse_used(folder.path, resume=resume, secret=config.secret)
     if not folder.config.exists():
@@ -361,11 +341,7 @@ def _finished(folder: Folder, config: Config, around: dict[str, Any], *, resume:
     keys = [key for key in before | around if before.get(key) != around.get(key)]
     if changed := [f"{key}: {before.get(key)} → {around.get(key)}" for key in keys]:
         raise Refused(f"--resume with other {'; '.join(changed)}", "resume as the run was started")
-    if folder.summary.exists():
-        return True
-    if config.secret:
-        witness.refuse_copy(folder, moved=moved)
-    return False
+    return folder.summary.exists()
 
 
 def _finish(

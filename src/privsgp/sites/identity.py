@@ -30,7 +30,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from pydantic import Field
 
 from privsgp.errors import Refused
-from privsgp.files import parsed, read_bytes, replace, user_folder, write_private
+from privsgp.files import parsed, read_bytes, replace, write_private
 from privsgp.options import Options
 from privsgp.sites.canonical import canonical
 
@@ -165,11 +165,6 @@ def fingerprint(public: bytes) -> str:
 def _to_sign(purpose: bytes, text: bytes) -> bytes:
     """Return what is signed: a signature for one purpose is none for another."""
     return b"privsgp/" + purpose + b"/1\n" + text
-
-
-def default_home() -> Path:
-    """Return where a site's keys are: $PRIVSGP_SITE, else ~/.config/privsgp/site."""
-    return user_folder("PRIVSGP_SITE", "XDG_CONFIG_HOME", ".config", "privsgp/site")
 
 
 class Site:

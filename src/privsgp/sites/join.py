@@ -8,42 +8,37 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import fcntl
 import hashlib
 import json
 import os
-import secrets
 import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from pydantic import Field
 
 from privsgp import data, models
-from privsgp.accounting import ledger
+from privsgp.accounting import policy as policies
+from privsgp.accounting.book import Total
 from privsgp.data.dataset import settle
 from privsgp.data.known import hashes_of, is_tested_on_own
 from privsgp.data.loading import is_file, read_file, same_file, with_test
 from privsgp.data.tables import is_table
-from privsgp.engine import checkpoint, witness
+from privsgp.engine import checkpoint
 from privsgp.engine.folder import Folder
 from privsgp.engine.stops import Stopping
 from privsgp.errors import Interrupted, Refused
-from privsgp.files import finite, parsed, read_bytes, sync_names, write, write_json
+from privsgp.files import finite, read_bytes, sync_names, write, write_json
 from privsgp.gradients import Layout
-from privsgp.options import Options, Positive, Probability
+from privsgp.runs import booked
 from privsgp.runs import card as cards
-from privsgp.runs.noted import Records, note, refuse_other_records
 from privsgp.runs.summary import seen
 from privsgp.runs.summary import summary as summarised
 from privsgp.runs.train import save_model, versions
-from privsgp.sites import policy as policies
 from privsgp.sites.agreement import Agreement, refuse_counted
 from privsgp.sites.audit import Audit
-from privsgp.sites.canonical import canonical
 from privsgp.sites.client import Client
 from privsgp.sites.identity import Site
 from privsgp.sites.mailbox import Inbox, Outbox, depth
@@ -51,6 +46,7 @@ from privsgp.sites.members import Members, goodbye_text
 from privsgp.sites.metrics import served
 from privsgp.sites.metrics import text as metrics_text
 from privsgp.sites.pairs import PairKeys, needs_keys
+from privsgp.sites.policy import refuse_against
 from privsgp.sites.relay import Relay
 from privsgp.sites.seen import Heard, Seen
 from privsgp.sites.server import Server
@@ -60,6 +56,7 @@ from privsgp.sites.transport import SitesTransport
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from privsgp.accounting.book import Records
     from privsgp.engine.spec import RunSpec
     from privsgp.engine.trainer import Outcome, Watcher
     from privsgp.runs.config import Config
@@ -132,11 +129,10 @@ def join(
         agreement.refuse_expired()
     check_policy(site, agreement)
     spec, records = _spec(agreement, file, test, node, device, lambda line: say(f"note, for this site alone: {line}"))
-    _name_others(folder, spec, say)
     with folder.locked():
-        _settle(folder, agreement, moved=moved)
-        _refuse_other_records(folder, records)
-        _remember_signature(site, agreement, _token(folder) if agreement.config.secret else None)
+        resumed = folder.checkpoint.exists()
+        _settle(folder, agreement)
+        _enter(site, agreement, folder, spec, (str(file), records), resumed=resumed, moved=moved, say=say)
         network = Network.make(site, agreement, folder)
         transport = _transport(network, folder)
         pairs = _pair_keys(network, folder)
@@ -174,96 +170,26 @@ def default_out(agreement: Agreement) -> Path:
 
 
 def check_policy(site: Site, agreement: Agreement) -> bool:
-    """Refuse what the site's policy.toml does not allow; tell whether there is one."""
-    policy = policies.read(site.home / "policy.toml")
-    if policy is None:
-        return False
-    before = [one for one in signed_before(site) if one["run"] != agreement.run]
-    others = [one for one in before if not (one.get("simulation") and policy.allows_seeds)]
-    if policy.epsilon_total is not None and (without := [one["name"] for one in others if one["epsilon"] is None]):
-        raise Refused(
-            f"policy.toml: epsilon_total = {policy.epsilon_total:g}, and {without[0]!r}, signed before, has no ε",
-            "what it has spent cannot be added up: nothing more is signed under this limit",
-        )
-    policies.refuse_against(policy, agreement, agreement.node(site), sum(one["epsilon"] or 0.0 for one in others))
-    return True
+    """Refuse what the site's policy.toml does not allow, whatever records the site has; return whether there is one.
 
-
-class _Signed(Options):
-    """A line of signed.jsonl."""
-
-    run: str
-    name: str
-    epsilon: Positive | None
-    delta: Probability
-    honest: Annotated[int, Field(ge=2)] | None = None  # sites that had to be honest for ε to hold; None: this one alone
-    simulation: bool = False  # its noise was known: no ε holds for what records it had
-    folder: str | None = None  # the token of the folder that the run was begun in; None where it may be begun again
-
-
-def signed_before(site: Site) -> list[dict[str, Any]]:
-    """Return the runs that this home has signed: run, name, ε and δ of each."""
-    path = site.home / "signed.jsonl"
-    try:
-        lines = read_bytes(path, _LONGEST).splitlines() if path.exists() else []
-        return [parsed(line, _Signed, str(path)) for line in lines]
-    except Refused as refused:
-        raise Refused(f"{refused.what}: it says what was promised", "restore it from a copy") from refused
-
-
-def _remember_signature(site: Site, agreement: Agreement, token: str | None = None) -> None:
-    """Note what is promised, durably and before the signature leaves.
-
-    The policy is asked again under a lock: of two studies that are joined at once, the second counts the first. A run
-    that was begun in another folder is refused: what it has spent is in the ledger there.
+    Sums of ε and δ are checked when the records are known, before anything is signed.
     """
-    node = agreement.node(site)
-    line = {
-        "run": agreement.run,
-        "name": agreement.name,
-        "epsilon": agreement.epsilon[node],
-        "delta": agreement.delta[node],
-        "folder": token,
-    }
-    if agreement.config.seed is not None:
-        line |= {"epsilon": None, "simulation": True}
-    if agreement.honest is not None:
-        line["honest"] = agreement.honest
-    descriptor = os.open(site.home / "signed.jsonl", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        check_policy(site, agreement)
-        known = [one for one in signed_before(site) if one["run"] == agreement.run]
-        if not known:
-            os.write(descriptor, canonical(line) + b"\n")
-            os.fsync(descriptor)
-            sync_names(site.home)
-        elif token is not None and known[0].get("folder") not in (None, token):
-            raise Refused(
-                f"{site.name} has begun {agreement.name} in another folder",
-                "name that one with --out: here its budget would be spent a second time; if it is lost, agree anew",
-            )
-    finally:
-        os.close(descriptor)
+    policy = policies.read(site.home / "policy.toml")
+    if policy is not None:
+        refuse_against(policy, agreement, agreement.node(site), Total(0.0, 0.0, ()))
+    return policy is not None
 
 
-def _token(folder: Folder) -> str:
-    """Return what tells this run folder from any other, wherever it is moved."""
-    path = folder.path / "private" / "token"
-    if not path.exists():
-        write(path, secrets.token_hex(16))
-        for place in (path.parent, folder.path, folder.path.resolve().parent):
-            sync_names(place)  # the home's note of it will be durable too
-    return read_bytes(path, 64).decode(errors="replace")
-
-
-def _refuse_other_records(folder: Folder, records: Records) -> None:
-    """Refuse to go on with other records than before, or others' places: a table knows records by their places."""
-    spent = folder.ledger(records.first)
-    if folder.checkpoint.exists() or (spent.exists() and any(one.charged for one in ledger.read(spent))):
-        refuse_other_records(folder, records, "agree anew: each record has spent what this run's ledger says")
-    else:  # nothing was sent
-        note(folder, records)
+def _enter(
+    site: Site, agreement: Agreement, folder: Folder, spec: RunSpec, data: tuple[str, Records], *, resumed: bool,
+    moved: bool, say: Callable[[str], None],
+) -> None:  # fmt: skip
+    """Enter in the budget book what this site promises, before its signature leaves."""
+    name, records = data
+    named = dataclasses.replace(spec, name=agreement.name)
+    made = booked.entries(named, folder, "join", name, [card.name for card in agreement.roster])
+    policy = policies.read(site.home / "policy.toml")
+    booked.enter(made, [records], resumed=resumed, moved=moved, policy=policy, say=lambda line: say(f"note: {line}"))
 
 
 def bring(
@@ -305,27 +231,14 @@ def _spec(
     public = spec.simulation or test is not None
     names = tuple(card.name for card in agreement.roster)
     told = dataclasses.replace(spec, layout=place, sites=names, share_metrics=public)
-    return told, Records.of(hashes_of(dataset), dataset.y, [np.arange(len(dataset.y))], node)
+    return told, booked.records_of(hashes_of(dataset), dataset.y, [np.arange(len(dataset.y))])[0]
 
 
-def _name_others(folder: Folder, spec: RunSpec, say: Callable[[str], None]) -> None:
-    """Say which other private runs have spent on the records of the same file: all of it adds up."""
-    here = folder.path.resolve()
-    for one in [] if spec.simulation else witness.elsewhere(folder.path, spec.layout):
-        if one.folder.resolve() != here:
-            budget = "" if one.epsilon is None else f" under ε = {one.epsilon:g}"
-            say(f"note: {one.folder} has spent {one.charged} releases of this file's records{budget}: that adds up")
-
-
-def _settle(folder: Folder, agreement: Agreement, *, moved: bool) -> None:
-    """Make the run's folder, or refuse one of another run, and a copy."""
-    if folder.config.exists() and agreement.config.secret:
-        witness.refuse_copy(folder, moved=moved)
+def _settle(folder: Folder, agreement: Agreement) -> None:
+    """Make the run's folder, or refuse one of another run."""
     folder.prepare()
     folder.identify(versions(), None, agreement.run)
     _refuse_other_run(folder, agreement)
-    if agreement.config.secret:
-        witness.settle(folder)
     agreement.write(folder.path / "agreement.study")
     write(folder.config, agreement.config.toml())
 

@@ -17,10 +17,10 @@ import torch
 from privsgp.algorithms import State
 from privsgp.algorithms.saga import TablePushSum
 from privsgp.engine import checkpoint
+from privsgp.engine.budget_guard import heads
 from privsgp.engine.checkpoint import Progress
 from privsgp.engine.stops import refuse_no_model
 from privsgp.engine.trainer import Outcome, Trainer
-from privsgp.engine.witness import heads
 from privsgp.errors import Refused
 from privsgp.files import sync_names
 from privsgp.sites.journal import Journal

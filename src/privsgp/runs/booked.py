@@ -1,0 +1,139 @@
+"""Enter a run in the budget book before its first release, and name what its records have spent elsewhere."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import logging
+import operator
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from privsgp.accounting.book import Book, Entry, Records
+from privsgp.accounting.policy import refuse_spending
+from privsgp.errors import Refused
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from privsgp.accounting.ledger import Segment
+    from privsgp.accounting.policy import Policy
+    from privsgp.data.known import Hashes
+    from privsgp.engine.folder import Folder
+    from privsgp.engine.spec import RunSpec
+
+_LOG = logging.getLogger(__name__)
+_MOST_NAMED = 5
+
+
+def records_of(hashes: Hashes, y: NDArray[Any], parts: Sequence[NDArray[np.int64]]) -> list[Records]:
+    """Return each node's records: their hashes, and a digest of all in order with their targets."""
+    return [
+        Records(hashlib.sha256(hashes[rows].tobytes() + y[rows].tobytes()).hexdigest(), hashes[rows]) for rows in parts
+    ]
+
+
+def entries(spec: RunSpec, folder: Folder, command: str, data: str, sites: Sequence[str] = ()) -> list[Entry]:
+    """Return what the budget book keeps of this process's nodes."""
+    p = spec.protection
+    return [
+        Entry(
+            run=folder.run or "",
+            node=i,
+            ledger=earlier[0].header.run if (earlier := p.after(i)) else folder.run or "",
+            command=command,
+            name=spec.name,
+            data=data,
+            folder=str(folder.path.resolve()),
+            simulation=spec.simulation,
+            relation=p.relation,
+            trust=spec.settings.trust,
+            epsilon=p.budgets[i],
+            delta=p.deltas[i],
+            sites=tuple(sites),
+        )
+        for i in spec.here
+    ]
+
+
+def enter(
+    made: Sequence[Entry], records: Sequence[Records | None], *, resumed: bool, moved: bool = False,
+    policy: Policy | None = None, say: Callable[[str], None] = lambda line: _LOG.warning("%s", line),
+) -> None:  # fmt: skip
+    """Enter a run in the budget book, after naming what its records have spent in other runs.
+
+    Guarantee: of a run without a seed, the entry is on the disk when this returns, and the policy allows it.
+    """
+    book, known = Book(), [(entry, own) for entry, own in zip(made, records, strict=True) if own is not None]
+    if all(entry.simulation for entry in made):
+        with contextlib.suppress(Refused):  # a simulation spends nothing: it continues without a book
+            book.enter([entry for entry, _ in known], [own for _, own in known])
+        return
+
+    def check() -> None:
+        if policy is None:
+            return
+        for entry, own in known:
+            before = book.spent_on(own.hashes, entry.relation, but={(entry.ledger, entry.node)})
+            refuse_spending(
+                policy, epsilon=entry.epsilon, delta=entry.delta, relation=entry.relation, samples=len(own.hashes),
+                before=before,
+            )  # fmt: skip
+
+    if not resumed:
+        for line in _spent_elsewhere(book, known):
+            say(line)
+    book.enter(made, records, resumed=resumed, moved=moved, check=check)
+
+
+def _spent_elsewhere(book: Book, known: Sequence[tuple[Entry, Records]]) -> Iterator[str]:
+    """Yield a line for each other run that some of these records were used in."""
+    found: dict[tuple[str, str], tuple[Entry, int]] = {}
+    for entry, own in known:
+        for other, shared in book.overlapping(own.hashes):
+            if (other.ledger, other.node) != (entry.ledger, entry.node):
+                found[other.run, other.folder] = other, shared + found.get((other.run, other.folder), (other, 0))[1]
+    private = [(other, shared) for other, shared in found.values() if not other.simulation]
+    for other, shared in private[:_MOST_NAMED]:
+        budget = "no finite ε" if other.epsilon is None else f"ε = {other.epsilon:g}"
+        yield f"{shared:,} of these records are also in {other.name!r} ({other.folder}) under {budget}: the two add up"
+    if len(private) > _MOST_NAMED:
+        yield f"{len(private) - _MOST_NAMED} more private runs hold some of these records: see `privsgp budget`"
+    if simulated := [other.name for other, _ in found.values() if other.simulation]:
+        names = ", ".join(sorted(set(simulated))[:_MOST_NAMED])
+        yield f"simulations on these records: {names}. If they chose this configuration, that is not counted"
+
+
+def refuse_moved(
+    records: Sequence[Records | None], ledgers: Path, earlier: Sequence[Sequence[Segment]], first: int = 0
+) -> None:
+    """Refuse records that were at another node in the runs whose ledgers are continued.
+
+    What a record has spent is in the ledger of its node. A value that comes more often now than before, over all nodes
+    here, is a new record that looks like an old one.
+    """
+    origin = next((segments[0].header.run for segments in earlier if segments), None)
+    book = Book()
+    before = {} if origin is None else book.sets_of(origin)
+    now = {first + i: book.keyed(one.hashes) for i, one in enumerate(records) if one is not None}
+    if not before or not now:
+        return
+    held = {node: _most(sets) for node, sets in before.items()}
+    then, total = sum(held.values(), Counter[int]()), sum((_most([one]) for one in now.values()), Counter[int]())
+    for node, own in now.items():
+        new = _most([own]) - held.get(node, Counter[int]())
+        if any(total[value] <= then[value] for value in new):
+            raise Refused(
+                f"records of node {node} were at other nodes in the runs of {ledgers}",
+                "give the nodes their records as before: what a record has spent is in the ledger of its node",
+            )
+
+
+def _most(sets: Sequence[Hashes]) -> Counter[int]:
+    """Return how often each value comes at most in one of several sets."""
+    return functools.reduce(operator.or_, (Counter[int](one.tolist()) for one in sets))
