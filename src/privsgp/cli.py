@@ -21,6 +21,7 @@ from privsgp.report.terminal import (
     err,
     show,
     show_audit,
+    show_budget,
     show_comparison,
     show_figure,
     show_keys,
@@ -644,6 +645,26 @@ def ledger(
     if above := [s.name for s in found if s.above]:
         err.print(f"privsgp: ε spent is above its budget: {', '.join(above)}", style="bold red", soft_wrap=True)
         raise typer.Exit(1)
+
+
+@app.command()
+def budget(as_json: Json = False) -> None:
+    """Show what each private data set has spent in all, over `train` and `join`, and what the policy leaves."""
+    import dataclasses
+
+    from privsgp.accounting import policy as policies
+    from privsgp.accounting.book import Book
+
+    found = Book().data_sets()
+    policy = policies.read(policies.default_home() / "policy.toml")
+    if as_json:
+        typer.echo(json.dumps([
+            {"records": one.records, "relation": one.relation, "epsilon": finite(one.spent.epsilon),
+             "delta": one.spent.delta, "runs": [dataclasses.asdict(entry) for entry in one.entries]}
+            for one in found
+        ]))  # fmt: skip
+    else:
+        show_budget(found, None if policy is None else policy.epsilon_total)
 
 
 @app.command()

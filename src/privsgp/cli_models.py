@@ -85,7 +85,7 @@ def evaluate(
     result = load(run)
     x, y = labelled_rows(file, result.card)
     refuse_records(run, str(file), result.card, x)
-    if not result.summary["simulation"] and not Book().records_of(Folder(run).run or ""):
+    if not result.summary["simulation"] and not Book().sets_of({Folder(run).run or ""}):
         err.print("note: the budget book does not know the run's records: nothing was compared", soft_wrap=True)
     found = result.evaluate((x, y))
     err.print("note: no ε covers these: they are for those who may see the samples", soft_wrap=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
@@ -11,8 +10,10 @@ import stat
 import pytest
 
 import runs
+from privsgp.accounting.book import Book
+from privsgp.engine.budget_guard import BudgetGuard
 from privsgp.engine.trainer import Trainer
-from privsgp.errors import Interrupted
+from privsgp.errors import Interrupted, Refused
 
 SECRET = runs.SMALL.replace("seed = 7\n", "").replace("sigma = 0.05", "epsilon = 2.0\nspare = 1.0")
 
@@ -77,19 +78,18 @@ def test_a_ledger_that_lost_what_its_checkpoint_knows_is_refused(tmp_path, monke
     ATTACKS[attack](out / "ledger" / "node-2.jsonl")
     elsewhere()
     for _ in range(2):  # a refusal leaves nothing behind that a second try would take for granted
-        said = _refused("train", config, "--out", out, "--resume")
+        said = _refused("train", config, "--out", out, "--resume", "--moved")
         assert "node-2.jsonl" in said
         assert re.search(r"the checkpoint knows it with \d+ releases", said)
     (out / "ledger" / "node-2.jsonl").write_bytes(whole)
     assert runs.train(config, out, "--resume")["releases"] == [30] * 4
 
 
-def test_a_ledger_that_is_lost_before_the_first_checkpoint_is_refused(tmp_path, config, elsewhere):
+def test_a_ledger_that_is_lost_before_the_first_checkpoint_is_refused(tmp_path, config):
     out = tmp_path / "out"
     assert runs.killed("train", config, "--out", out, steps=5)
     assert not (out / "private" / "checkpoint.safetensors").exists()
     shutil.rmtree(out / "ledger")
-    elsewhere()
     assert "node-0.jsonl" in _refused("train", config, "--out", out, "--resume")
 
 
@@ -113,21 +113,31 @@ def test_a_folder_that_has_lost_what_it_knew_is_no_run_to_resume(tmp_path, confi
     for name in left:
         (shutil.copytree if (out / name).is_dir() else shutil.copy)(out / name, lost / name)
     (lost / "ledger" / "node-2.jsonl").unlink(missing_ok=True)
+    said = _refused("train", config, "--out", lost, "--resume", "--moved")
+    assert ("another folder or a copy" if "run.json" in left else "has lost run.json") in said
     elsewhere()
-    assert "private/place.json" in _refused("train", config, "--out", lost, "--resume")
-    assert runs.train(config, out, "--resume")["releases"] == [30] * 4
+    assert _refused("train", config, "--out", lost, "--resume")
 
 
-def test_a_copied_run_folder_is_refused_and_the_original_goes_on(tmp_path, config, monkeypatch, elsewhere):
+def test_a_copied_run_folder_is_refused_and_the_original_goes_on(tmp_path, config, monkeypatch):
     out, copy = tmp_path / "out", tmp_path / "copy"
     _stop(monkeypatch, config, out)
     shutil.copytree(out, copy)
-    elsewhere()
     for options in ([], ["--moved"]):
         said = _refused("train", config, "--out", copy, "--resume", *options)
-        assert "is a copy" in said
+        assert "or a copy" in said
         assert str(out) in said
     assert runs.train(config, out, "--resume")["releases"] == [30] * 4
+
+
+def test_a_run_that_the_budget_book_does_not_know_is_refused(tmp_path, config, monkeypatch, elsewhere):
+    out = tmp_path / "out"
+    _stop(monkeypatch, config, out)
+    elsewhere()
+    said = _refused("train", config, "--out", out, "--resume")
+    assert "does not know the run" in said
+    assert "--moved" in said
+    assert runs.train(config, out, "--resume", "--moved")["releases"] == [30] * 4
 
 
 def test_a_run_folder_that_was_moved_goes_on(tmp_path, config, monkeypatch):
@@ -168,42 +178,35 @@ def test_a_ledger_folder_that_was_put_back_is_not_continued(tmp_path):
     assert not (tmp_path / "third").exists()
 
 
-def test_what_is_kept_outside_is_for_its_owner_alone_and_tells_no_more_than_heads(tmp_path, config):
+def test_the_budget_book_is_for_its_owner_alone(tmp_path, config):
     runs.train(config, tmp_path / "out")
-    [file] = (tmp_path / "state").iterdir()
     assert stat.S_IMODE((tmp_path / "state").stat().st_mode) == 0o700
-    assert stat.S_IMODE(file.stat().st_mode) == 0o600
-    assert set(json.loads(file.read_text())) == {"format", "version", "origin", "layout", "folder", "epsilon", "nodes"}
+    assert all(stat.S_IMODE(file.stat().st_mode) == 0o600 for file in (tmp_path / "state").iterdir())
 
 
-def test_a_simulation_keeps_nothing_outside(tmp_path):
-    runs.train(runs.small(tmp_path), tmp_path / "out")
-    assert not (tmp_path / "state").exists()
+@pytest.mark.parametrize("when", ["at the start", "in mid-run"])
+def test_a_private_run_ends_before_its_next_release_without_a_budget_book(tmp_path, config, monkeypatch, when):
+    sent, record = [], BudgetGuard.record
+    monkeypatch.setattr(BudgetGuard, "record", lambda self, k, x: (sent.append(k), record(self, k, x)))
+    if when == "at the start":
+        (tmp_path / "file").write_text("")
+        monkeypatch.setenv("PRIVSGP_STATE", str(tmp_path / "file"))
+        said = _refused("train", config, "--out", tmp_path / "out")
+        assert sent == []
+    else:
+        remember, calls = Book.remember, []
 
+        def full(self, run, heads):
+            calls.append(run)
+            if len(calls) > 2:
+                raise Refused("the budget book x cannot be used: disk full", "make its folder writable")
+            remember(self, run, heads)
 
-def test_without_a_place_outside_a_run_says_so_and_goes_on(tmp_path, config, monkeypatch, caplog):
-    (tmp_path / "file").write_text("")
-    monkeypatch.setenv("PRIVSGP_STATE", str(tmp_path / "file"))
-    assert runs.train(config, tmp_path / "out")["steps"] == 30
-    assert "PRIVSGP_STATE" in caplog.text
-
-
-def test_other_private_runs_on_the_same_records_are_named(tmp_path, config, caplog, elsewhere):
-    runs.train(config, tmp_path / "a")
-    assert "add up" not in caplog.text
-    runs.train(config, tmp_path / "b")
-    assert f"{tmp_path / 'a'} has spent 30 releases of node 0 under ε = 2" in caplog.text
-    assert "--ledger" in caplog.text
-    caplog.clear()
-    runs.train(config, tmp_path / "deep" / "c")  # not beside them: known from outside
-    assert str(tmp_path / "a") in caplog.text
-    caplog.clear()
-    elsewhere()
-    runs.train(config, tmp_path / "d")  # nothing is known outside: seen beside it
-    assert str(tmp_path / "b") in caplog.text
-    caplog.clear()
-    runs.train(runs.small(tmp_path), tmp_path / "e")
-    assert "add up" not in caplog.text
+        monkeypatch.setattr(Book, "remember", full)
+        said = _refused("train", config, "--out", tmp_path / "out", "--set=engine.checkpoint_every=5")
+        assert len(calls) >= 3
+        assert max(sent, default=0) < 29
+    assert "the budget book" in said
 
 
 def test_a_run_that_continues_ledgers_names_only_the_others(tmp_path, caplog):
@@ -214,15 +217,15 @@ def test_a_run_that_continues_ledgers_names_only_the_others(tmp_path, caplog):
     assert "add up" not in caplog.text
 
 
-def test_a_state_file_that_cannot_be_read_is_refused_where_it_counts(tmp_path, config, monkeypatch):
+@pytest.mark.parametrize("damage", [b"{", b"x" * 5000, "cut"])
+def test_a_damaged_budget_book_is_refused(tmp_path, config, monkeypatch, damage):
     _stop(monkeypatch, config, tmp_path / "out")
-    [file] = (tmp_path / "state").iterdir()
-    kept = file.read_bytes()
-    for damaged in (b"{", b"[]", b'{"nodes": {"0": 1}}', b'{"nodes": {"x": [1, "a"]}}', b"{}", b"[" * 10**5):
-        file.write_bytes(damaged)
-        assert "cannot be read" in _refused("train", config, "--out", tmp_path / "out", "--resume")
-    runs.train(config, tmp_path / "other")  # it is of other ledgers
-    file.write_bytes(kept)
+    book = tmp_path / "state" / "budget.sqlite"
+    kept = book.read_bytes()
+    book.write_bytes(kept[: len(kept) // 2] if damage == "cut" else damage)
+    said = _refused("train", config, "--out", tmp_path / "out", "--resume")
+    assert "budget.sqlite cannot be used" in said
+    book.write_bytes(kept)
     assert runs.train(config, tmp_path / "out", "--resume")["steps"] == 30
 
 
@@ -261,19 +264,19 @@ def test_a_ledger_that_lost_lines_is_not_read_as_if_less_was_spent(tmp_path, con
     for command in ("ledger", "report"):
         said = _refused(command, out)
         assert "node-2.jsonl" in said
-        assert "the state folder knows it with 30 releases" in said
+        assert "the budget book knows it with 30 releases" in said
     elsewhere()
     assert runs.command("ledger", out).code == 0  # what is known nowhere cannot be missed
 
 
 @pytest.mark.parametrize(
     "name",
-    ["ledger/node-0.jsonl", "private/place.json", "private/checkpoint.safetensors", ".lock", "../state"],
+    ["ledger/node-0.jsonl", "private/checkpoint.safetensors", ".lock", "../state/budget.sqlite"],
 )
 def test_a_pipe_in_the_place_of_a_file_is_refused(tmp_path, config, monkeypatch, hurried, name):
     out = tmp_path / "out"
     _stop(monkeypatch, config, out)
-    path = next((tmp_path / "state").iterdir()) if name == "../state" else out / name
+    path = out / name
     path.unlink()
     os.mkfifo(path)
     assert path.name in _refused("train", config, "--out", out, "--resume")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from unittest import mock
@@ -10,23 +9,18 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
-from safetensors import SafetensorError
-from safetensors.numpy import save_file
 from torch import nn
 from torch.distributed import HashStore
 
 import privsgp
 import runs
 from privsgp.data import Dataset, from_arrays
-from privsgp.data.known import hashes
 from privsgp.data.loading import holds_records_of
-from privsgp.engine.folder import Folder
 from privsgp.engine.trainer import Trainer
 from privsgp.errors import Refused
 from privsgp.planner import settle
 from privsgp.runs import config as configs
 from privsgp.runs import problem as problems
-from privsgp.runs.noted import Records, note, refuse_moved_records, refuse_other_records
 from privsgp.transport.rendezvous import World
 
 rng = np.random.default_rng(0)
@@ -208,19 +202,13 @@ def test_files_stay_those_a_run_began_with(tmp_path, files):
     for changed in (files[::-1], SITES[::-1], [SITES[1], *files[1:]]):
         with pytest.raises(Refused, match=said):
             train(out, changed, LONG, resume=True, classes=2)
-    kept = (out / "private" / "records.safetensors").read_bytes()
     np.savez(files[0], x=X[:40], y=1 - Y[:40], classes=2)  # labels are of a record
     with pytest.raises(Refused, match=said):
         train(out, files, LONG, resume=True, classes=2)
     np.savez(files[0], x=2 * X[:40], y=Y[:40], classes=2)
     with pytest.raises(Refused, match=said):
         train(out, files, LONG, resume=True, classes=2)
-    assert (out / "private" / "records.safetensors").read_bytes() == kept
     np.savez_compressed(files[0], x=X[:40].astype(np.float64), y=Y[:40], classes=2)  # the same in other bytes
-    (out / "private" / "records.safetensors").unlink()
-    with pytest.raises(Refused, match=r"private/records….safetensors is gone"):
-        train(out, files, LONG, resume=True, classes=2)
-    (out / "private" / "records.safetensors").write_bytes(kept)
     train(out, files, LONG, resume=True, classes=2)
 
 
@@ -233,12 +221,6 @@ def test_features_do_not_hide_which_records_they_are_of(tmp_path):
     result = train(tmp_path / "out", (X, Y), LONG, resume=True, **more)
     with pytest.raises(Refused, match="metrics on them no ε covers"):
         result.evaluate((X, Y))
-
-
-def test_a_note_before_there_is_a_run_is_none(tmp_path, files):
-    (tmp_path / "out" / "private").mkdir(parents=True)
-    note(Folder(tmp_path / "out"), Records.of(hashes(X, tokens=False), Y, [np.arange(40)] * 4))
-    train(tmp_path / "out", files)
 
 
 def test_pooled_records_are_every_sites(tmp_path, files):
@@ -265,7 +247,7 @@ def test_records_that_changed_nodes_do_not_go_on_with_each_others_ledgers(tmp_pa
         np.savez_compressed(file, x=x[::-1], y=y[::-1], classes=2)
     few = [(np.concatenate([x[5:], other[:5]]), y) for (x, y), (other, _) in zip(SITES, SITES[::-1], strict=True)]
     for moved in ([files[1], files[0], *files[2:]], SITES[::-1], again, few):
-        with pytest.raises(Refused, match=r"records of node \d were other nodes'"):
+        with pytest.raises(Refused, match=r"records of node \d were at other nodes"):
             go_on(tmp_path, moved, classes=2)
     shifted = [(x[::-1], y[::-1]) for x, y in SITES]  # where they lie in a node does not matter to a new run
     go_on(tmp_path, shifted, classes=2)
@@ -276,35 +258,16 @@ def test_records_of_a_later_run_on_the_same_ledgers_stay_where_they_are_too(tmp_
     later = [(x + 1, y) for x, y in SITES]
     go_on(tmp_path, later, classes=2)
     for ledger in ("first", "second"):
-        with pytest.raises(Refused, match=r"records of node \d were other nodes'"):
+        with pytest.raises(Refused, match=r"records of node \d were at other nodes"):
             go_on(tmp_path, later[::-1], "third", ledger, 3, classes=2)
     go_on(tmp_path, later, "third", "second", 3, classes=2)
 
 
 def test_rows_of_a_divided_file_that_moved_are_noticed(tmp_path):
     train(tmp_path / "first", (X, Y), nodes=4, classes=2, epsilon=BUDGETS)
-    with pytest.raises(Refused, match=r"records of node \d were other nodes'"):
+    with pytest.raises(Refused, match=r"records of node \d were at other nodes"):
         go_on(tmp_path, (np.roll(X, 40, axis=0), Y), nodes=4, classes=2)
     go_on(tmp_path, (X, Y), nodes=4, classes=2)
-
-
-def test_every_process_notes_its_own_nodes(tmp_path):
-    """Two of torchrun with two nodes each, in one folder or in two; a later one may be alone."""
-    known, parts = hashes(X, tokens=False), np.split(np.arange(160), 4)
-    (tmp_path / "run" / "private").mkdir(parents=True)
-    folders = [Folder(tmp_path / "run", part) for part in ("-0-1", "-2-3")]
-    shares = [Records.of(known, Y, parts[first : first + 2], first) for first in (0, 2)]
-    for folder, records in zip(folders, shares, strict=True):
-        note(folder, records)
-    together = Records.of(known, Y, parts)
-    refuse_other_records(Folder(tmp_path / "run"), together)
-    refuse_moved_records(together, tmp_path / "run")
-    with pytest.raises(Refused, match="records of node 0 were other nodes'"):
-        refuse_moved_records(Records.of(known, Y, parts[::-1]), tmp_path / "run")
-    (tmp_path / "run" / "private" / "records-0-1.safetensors").unlink()
-    refuse_other_records(folders[1], shares[1])
-    with pytest.raises(Refused, match=r"what records node 0 began with: private/records….safetensors is gone"):
-        refuse_other_records(folders[0], shares[0])
 
 
 def test_records_of_a_later_run_that_spent_nothing_lie_where_they_like(tmp_path):
@@ -312,56 +275,9 @@ def test_records_of_a_later_run_that_spent_nothing_lie_where_they_like(tmp_path)
     later = [(x + 1, y) for x, y in SITES]
     with mock.patch.object(Trainer, "run", side_effect=KeyboardInterrupt), pytest.raises(KeyboardInterrupt):
         go_on(tmp_path, later[::-1], classes=2)
-    assert list((tmp_path / "first" / "private").glob("later-*"))
     go_on(tmp_path, later, "third", classes=2)
-    with pytest.raises(Refused, match=r"records of node \d were other nodes'"):
+    with pytest.raises(Refused, match=r"records of node \d were at other nodes"):
         go_on(tmp_path, later[::-1], "fourth", times=3, classes=2)
-
-
-def test_a_disk_that_is_full_is_told_of(tmp_path):
-    full = SafetensorError("I/O error: No space left on device (os error 28)")
-    records = Records.of(hashes(X, tokens=False), Y, [np.arange(160)])
-    with mock.patch("privsgp.runs.noted.save_file", side_effect=full), pytest.raises(OSError, match="No space left"):
-        records.write(tmp_path / "note")
-    assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize("damage", [b"", b"{}", bytes(64), "cut", "folder", "pipe"])
-def test_a_damaged_note_is_refused_by_its_name(tmp_path, damage):
-    result = train(tmp_path / "out", (X, Y), nodes=2, classes=2)
-    path = tmp_path / "out" / "private" / "records.safetensors"
-    kept = path.read_bytes()
-    path.unlink()
-    match damage:
-        case "folder":
-            path.mkdir()
-        case "pipe":
-            os.mkfifo(path)
-        case _:
-            path.write_bytes(kept[:-9] if damage == "cut" else damage)
-    with pytest.raises(Refused, match=r"records\.safetensors"):
-        result.evaluate((X + 1, Y))
-
-
-@pytest.mark.parametrize(
-    ("samples", "lengths", "told"),
-    [
-        (np.zeros(4, np.uint64), np.array([2, 1]), {"first": "0", "records": f"{'a' * 64} {'b' * 64}"}),
-        (np.zeros(4, np.uint64), np.array([2, 2]), {"first": "0", "records": "a" * 64}),
-        (np.zeros(4, np.uint64), np.array([5, -1]), {"first": "0", "records": f"{'a' * 64} {'b' * 64}"}),
-        (np.zeros(4, np.int64), np.array([4]), {"first": "0", "records": "a" * 64}),
-        (np.zeros(4, np.uint64), np.array([4]), {"first": "x", "records": "a" * 64}),
-        (np.zeros(4, np.uint64), np.array([4]), {"first": "0", "records": "../secret"}),
-        (np.zeros(4, np.uint64), np.array([4]), {"first": "9" * 5000, "records": "a" * 64}),
-        (np.array(4, np.uint64), np.array([1]), {"first": "0", "records": "a" * 64}),
-        (np.zeros(4, np.uint64), np.array(4), {"first": "0", "records": "a" * 64}),
-        (np.zeros((2, 2), np.uint64), np.array([2]), {"first": "0", "records": "a" * 64}),
-    ],
-)
-def test_a_note_whose_parts_do_not_fit_is_refused(tmp_path, samples, lengths, told):
-    save_file({"samples": samples, "lengths": lengths}, tmp_path / "note", metadata=told)
-    with pytest.raises(Refused, match="do not fit"):
-        Records.read(tmp_path / "note")
 
 
 class Two(nn.Module):

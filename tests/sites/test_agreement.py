@@ -13,12 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from privsgp import data
-from privsgp.accounting import calibration
+from privsgp.accounting import calibration, policy
 from privsgp.engine.budget_guard import BudgetGuard
 from privsgp.engine.folder import Folder
 from privsgp.errors import Refused
 from privsgp.runs import config as configs
-from privsgp.sites import policy
 from privsgp.sites.agreement import Agreement, Limits, propose
 from privsgp.sites.canonical import canonical
 from privsgp.sites.join import check_policy
@@ -185,7 +184,9 @@ def budgeted(tmp_path_factory):
 
 POLICIES = {
     "epsilon_run = 2.5": "asks for 3",
-    "epsilon_total = 4.0": "4.5",
+    "epsilon_total = 2.9": "asks for 3",
+    "delta_total = 1e-6": "1e-05",
+    'relation = "replace-one"': "zero-out",
     "delta_run = 1e-6": "1e-05",
     "weights = 600": "650",
     'algorithms = ["sgp"]': "privsgp",
@@ -198,10 +199,9 @@ POLICIES = {
 def test_a_policy_refuses(budgeted, text):
     site = budgeted.sites[1]
     (site.home / "policy.toml").write_text(text)
-    (site.home / "signed.jsonl").write_text('{"run":"x","name":"old","epsilon":1.5,"delta":1e-5}\n')
     with pytest.raises(Refused, match=POLICIES[text]) as refused:
         check_policy(site, budgeted.agreement)
-    assert "nothing was signed" in refused.value.remedy
+    assert "nothing was sent" in refused.value.remedy
 
 
 def test_where_epsilon_is_limited_delta_is_below_one_over_the_samples(tmp_path):
@@ -214,24 +214,10 @@ def test_where_epsilon_is_limited_delta_is_below_one_over_the_samples(tmp_path):
     assert check_policy(site, c.agreement)
 
 
-@pytest.mark.parametrize(("allowed", "counts"), [("", True), ("simulation = true\n", False)])
-def test_a_simulation_signed_before_has_no_epsilon_to_add_up(budgeted, allowed, counts):
-    site = budgeted.sites[1]
-    (site.home / "policy.toml").write_text(f"epsilon_total = 4.0\n{allowed}")
-    line = '{"run":"x","name":"old","epsilon":null,"delta":1e-5,"simulation":true}\n'
-    (site.home / "signed.jsonl").write_text(line)
-    if counts:
-        with pytest.raises(Refused, match="has no ε"):
-            check_policy(site, budgeted.agreement)
-    else:
-        assert check_policy(site, budgeted.agreement)
-
-
 def test_a_policy_allows(budgeted):
     site = budgeted.sites[1]
     peers = [one.card.fingerprint for one in budgeted.sites]
     (site.home / "policy.toml").write_text(f"epsilon_run = 3.0\nepsilon_total = 4.5\npeers = {json.dumps(peers)}\n")
-    (site.home / "signed.jsonl").write_text('{"run":"x","name":"old","epsilon":1.5,"delta":1e-5}\n')
     assert check_policy(site, budgeted.agreement)
     ran = command("agree", "check", budgeted.study, "--home", site.home)
     assert ran.code == 0

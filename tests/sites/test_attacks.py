@@ -19,6 +19,7 @@ from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 from test_door import channel
 from test_mailbox import frame
 
+from privsgp.accounting.book import Book
 from privsgp.engine.folder import Folder
 from privsgp.errors import Refused
 from privsgp.sites.agreement import Agreement, Limits
@@ -26,7 +27,7 @@ from privsgp.sites.audit import Audit, check
 from privsgp.sites.canonical import canonical
 from privsgp.sites.frames import Rejected
 from privsgp.sites.identity import Card, Site, _certificate, _p256, _pem, _to_sign, load_key, private_pem
-from privsgp.sites.join import Network, _remember_signature, check_policy, join, leave
+from privsgp.sites.join import Network, _enter, _spec, check_policy, join, leave
 from privsgp.sites.mailbox import Inbox, Outbox
 from privsgp.sites.members import Members, hello_form
 from privsgp.sites.relay import Seal
@@ -101,30 +102,28 @@ def test_with_a_seed_there_is_no_epsilon_that_a_policy_could_allow(budgeted):
     policy.unlink()
 
 
-@pytest.mark.parametrize("epsilon", ["null", '"1"', "NaN", "-5.0"])
-def test_a_run_without_epsilon_is_not_counted_as_nothing(budgeted, epsilon):
-    site = budgeted.sites[0]
-    (site.home / "policy.toml").write_text("epsilon_total = 9.0")
-    (site.home / "signed.jsonl").write_text(f'{{"run":"x","name":"old","epsilon":{epsilon},"delta":1e-5}}\n')
-    with pytest.raises(Refused, match=r"old|signed"):
-        check_policy(site, budgeted.agreement)
-    for name in ("policy.toml", "signed.jsonl"):
-        (site.home / name).unlink()
+def promised(site, agreement, file):
+    """Enter in the budget book what a site promises, as `join` does before it signs."""
+    node = agreement.node(site)
+    folder = Folder(file.parent / agreement.run[:8], f"-{node}-{node}")
+    folder.path.mkdir(exist_ok=True)
+    folder.identify({}, None, agreement.run)
+    spec, records = _spec(agreement, file, None, node, "cpu", lambda _line: None)
+    _enter(site, agreement, folder, spec, (str(file), records), resumed=False, moved=False, say=lambda _line: None)
 
 
 def test_two_studies_that_are_joined_at_once_do_not_both_fit(budgeted):
-    """Each asks the policy before the other has signed; it is asked again when the signature is noted."""
+    """Each asks the policy before the other has promised anything; it is asked again under the book's lock."""
     site, one = budgeted.sites[0], budgeted.agreement
     two = Agreement.of(one.values | {"name": "two"}, "it")
     (site.home / "policy.toml").write_text("epsilon_total = 3.0")
     assert check_policy(site, one)
     assert check_policy(site, two)
-    _remember_signature(site, one)
-    with pytest.raises(Refused, match="epsilon_total"):
-        _remember_signature(site, two)
-    assert len((site.home / "signed.jsonl").read_text().splitlines()) == 1
-    for name in ("policy.toml", "signed.jsonl"):
-        (site.home / name).unlink()
+    promised(site, one, budgeted.files[0])
+    with pytest.raises(Refused, match="epsilon_total = 3, and the run asks for 2; other runs on the same records"):
+        promised(site, two, budgeted.files[0])
+    assert [entry.name for entry in Book().entries()] == [one.name]
+    (site.home / "policy.toml").unlink()
 
 
 def stopped(consortium, algorithm="privsgp"):
@@ -156,13 +155,16 @@ def test_a_lost_commit_is_not_begun_anew(consortium):
     assert c.ledger(1).charged == 60
 
 
-def test_a_run_is_not_begun_again_in_another_folder(consortium, tmp_path, monkeypatch):
-    """Not even where the state folder, which would know, is another one."""
+@pytest.mark.parametrize(("lost", "why"), [(False, "another folder"), (True, "older copy")])
+def test_a_run_is_not_begun_again_in_another_folder(consortium, tmp_path, monkeypatch, lost, why):
+    """The budget book knows of it; if that is lost as well, peers know of its steps."""
     c = stopped(consortium)
-    monkeypatch.setenv("PRIVSGP_STATE", str(tmp_path / "another state"))
-    c.out(1).rename(tmp_path / "kept")
-    assert "another folder" in refused(c)
-    assert not (c.out(1) / "ledger" / "node-1.jsonl").exists()
+    with monkeypatch.context() as patch:
+        if lost:
+            patch.setenv("PRIVSGP_STATE", str(tmp_path / "another state"))
+        c.out(1).rename(tmp_path / "kept")
+        assert why in refused(c)
+    assert lost or not (c.out(1) / "ledger" / "node-1.jsonl").exists()
     (tmp_path / "kept").rename(tmp_path / "moved")  # where it is does not matter
     c.out(1).rename(tmp_path / "away")
     (tmp_path / "moved").rename(c.out(1))

@@ -135,19 +135,11 @@ def test_what_was_spent_is_said(spent, budget, said):
     assert said in _spent({"epsilon_spent": spent, "epsilon_budget": budget, "delta": [1e-5, 1e-5]}, 0)
 
 
-def test_join_says_where_no_older_ledger_would_be_noticed(three, tmp_path, monkeypatch):
-    from privsgp.errors import Interrupted
-    from privsgp.sites import join
-
-    def stopped(*_, **__):
-        raise Interrupted(0)
-
-    monkeypatch.setattr(join, "join", stopped)
-    arguments = ("join", three.study, "--data", three.files[0], "--home", three.sites[0].home)
-    monkeypatch.setenv("PRIVSGP_STATE", str(tmp_path / "fine"))
-    assert "state folder" not in command(*arguments).err
+def test_join_without_a_budget_book_signs_nothing(three, tmp_path, monkeypatch):
     (tmp_path / "file").touch()
     monkeypatch.setenv("PRIVSGP_STATE", str(tmp_path / "file"))
-    ran = command(*arguments)
-    assert ran.code == 130
-    assert "nothing can be kept in the state folder" in ran.err
+    out = tmp_path / "out"
+    ran = command("join", three.study, "--data", three.files[0], "--home", three.sites[0].home, "--out", out)
+    assert ran.code == 2
+    assert "the budget book" in ran.err
+    assert not (out / "signatures.json").exists()

@@ -12,15 +12,16 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 import planted
 from privsgp import data
+from privsgp.accounting.book import Total
+from privsgp.accounting.policy import Policy
 from privsgp.errors import Refused
 from privsgp.randomness import pairwise
 from privsgp.randomness.noise import Keyed, Secure
 from privsgp.randomness.pairwise import Ends, PairStreams
-from privsgp.sites import policy as policies
 from privsgp.sites.agreement import Agreement
 from privsgp.sites.members import Members
 from privsgp.sites.pairs import PairKeys, is_word
-from privsgp.sites.policy import Policy
+from privsgp.sites.policy import refuse_against
 from privsgp.studies import collusion
 
 N, HONEST, D = 6, 4, 400
@@ -248,7 +249,7 @@ def test_what_is_agreed_on_is_checked_by_each_site(six):
 )
 def test_a_policy_says_how_many_others_may_have_to_be_trusted(six, policy, allowed):
     if allowed:
-        policies.refuse_against(policy, six.agreement, 0, 0.0)
+        refuse_against(policy, six.agreement, 0, Total(0.0, 0.0, ()))
         return
     with pytest.raises(Refused, match="honest"):
-        policies.refuse_against(policy, six.agreement, 0, 0.0)
+        refuse_against(policy, six.agreement, 0, Total(0.0, 0.0, ()))

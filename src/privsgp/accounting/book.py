@@ -21,7 +21,7 @@ import sqlite3
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -210,10 +210,6 @@ class Book:
         with self._open() as db:
             return [_entry(row) for row in db.execute("SELECT * FROM entries ORDER BY started, run, node")]
 
-    def records_of(self, run: str) -> list[Hashes]:
-        """Return the keyed hashes of each node's records in a run."""
-        return list(self._sets("WHERE run = ?", (run,)).values())
-
     def overlapping(self, hashes: Hashes) -> list[tuple[Entry, int]]:
         """Return the entries that hold some of these records, and how many of them."""
         mine, sets = self.keyed(hashes), self._sets()
@@ -246,39 +242,50 @@ class Book:
             for relation in sorted({one.relation for one in entries})
         ]
 
-    def _sets(self, where: str = "", values: tuple[Any, ...] = ()) -> dict[tuple[str, int], Hashes]:
+    def _sets(self) -> dict[tuple[str, int], Hashes]:
         if not self.path.exists():
             return {}
         with self._open() as db:
-            query = f"SELECT run, node, hashes FROM entries JOIN sets ON set_id = sets.id {where}"  # noqa: S608 - ours
-            return {(run, node): np.frombuffer(content, np.uint64) for run, node, content in db.execute(query, values)}
+            rows = db.execute("SELECT run, node, hashes FROM entries JOIN sets ON set_id = sets.id")
+            return {(run, node): np.frombuffer(content, np.uint64) for run, node, content in rows}
 
-    def sets_of(self, ledger: str) -> dict[int, list[Hashes]]:
-        """Return by node the keyed hashes of the records of every run on a ledger."""
+    def sets_of(self, runs: Collection[str]) -> dict[int, list[Hashes]]:
+        """Return by node the keyed hashes of the records of some runs."""
         found: dict[int, list[Hashes]] = {}
-        for (_, node), hashes in self._sets("WHERE ledger = ?", (ledger,)).items():
-            found.setdefault(node, []).append(hashes)
+        for (run, node), hashes in self._sets().items():
+            if run in runs:
+                found.setdefault(node, []).append(hashes)
         return found
 
     def _key(self) -> bytes:
         path = self.folder / "budget.key"
-        if not path.exists():
-            self._make_folder()
-            write_private(path, secrets.token_bytes(32))
-        return read_bytes(path, 64)
+        with self._usable():
+            if not path.exists():
+                self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+                write_private(path, secrets.token_bytes(32))
+            return read_bytes(path, 64)
 
-    def _make_folder(self) -> None:
-        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    @contextlib.contextmanager
+    def _usable(self) -> Iterator[None]:
+        """Refuse a book that cannot be read or written."""
+        try:
+            yield
+        except (OSError, sqlite3.Error) as error:
+            raise Refused(
+                f"the budget book {self.path} cannot be used: {error}",
+                "make its folder writable, restore it from a copy, or name another folder in PRIVSGP_STATE; without it "
+                "nothing says what records have spent",
+            ) from error
 
     @contextlib.contextmanager
     def _open(self, *, write: bool = False) -> Iterator[sqlite3.Connection]:
-        """Open the book for one transaction; what it writes is on the disk at the end. Refuse a book that is unusable.
+        """Open the book for one transaction; what it writes is on the disk at the end.
 
         While one process writes, others can read what was there before, and cannot write.
         """
-        try:
-            self._make_folder()
-            os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+        with self._usable():
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK, 0o600))
             with contextlib.closing(sqlite3.connect(self.path, timeout=_PATIENCE, isolation_level=None)) as db:
                 db.row_factory = sqlite3.Row
                 db.execute("PRAGMA synchronous = EXTRA")
@@ -286,12 +293,6 @@ class Book:
                 db.execute("BEGIN IMMEDIATE" if write else "BEGIN")
                 yield db
                 db.execute("COMMIT")
-        except (OSError, sqlite3.Error) as error:
-            raise Refused(
-                f"the budget book {self.path} cannot be used: {error}",
-                "make its folder writable, restore it from a copy, or name another folder in PRIVSGP_STATE; without it "
-                "nothing says what records have spent",
-            ) from error
 
 
 def _worst(mine: Hashes, entries: Sequence[Entry], sets: dict[tuple[str, int], Hashes], relation: str) -> Total:
@@ -352,6 +353,8 @@ def _make_tables(path: Path, db: sqlite3.Connection) -> None:
     if (version := db.execute("PRAGMA user_version").fetchone()[0]) == 0:
         db.execute("BEGIN IMMEDIATE")
         if (version := db.execute("PRAGMA user_version").fetchone()[0]) == 0:
+            if path.stat().st_size:
+                raise sqlite3.DatabaseError("it is damaged")
             for statement in (*_TABLES, f"PRAGMA user_version = {_VERSION}"):
                 db.execute(statement)
             version = _VERSION

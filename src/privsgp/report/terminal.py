@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
     from rich.text import Text
 
+    from privsgp.accounting.book import DataSet
     from privsgp.accounting.observer import View
     from privsgp.accounting.statements import Statement
     from privsgp.engine.trainer import Watcher
@@ -290,6 +291,28 @@ def show_statements(statements: Sequence[Statement]) -> None:
         rows.append((named, str(s.runs), str(s.releases), epsilon, budget, f"{s.delta:g}", s.relation, state))
     head = ("node", "runs", "releases", "ε spent", "ε budget", "δ", "relation", "state")
     _show_table("ledgers, every line checked", head, rows, words=["state"])
+
+
+def show_budget(found: Sequence[DataSet], limit: float | None) -> None:
+    """Print what each data set of the budget book has spent, then the runs on it."""
+    from privsgp.report.words import small, up
+
+    head = ("data set", "records", "Σ ε", "Σ δ", "relation", "policy leaves")
+    rows, runs = [], []
+    for number, one in enumerate(found, 1):
+        total, entries = one.spent.epsilon, one.entries
+        spent = "no finite bound" if math.isinf(total) else up(total)
+        left = "–" if limit is None else f"{max(0.0, limit - total):.3g}"
+        data = ", ".join(sorted({f"{entry.data} (node {entry.node})" for entry in entries}))
+        rows.append((f"{number}: {data}", f"{one.records:,}", spent, small(one.spent.delta), one.relation, left))
+        for entry in entries:
+            epsilon = "no finite bound" if entry.epsilon is None else up(entry.epsilon)
+            counted = "simulation: not counted" if entry.simulation else epsilon
+            agreed = ", ".join(entry.sites) or "this user"
+            runs.append((str(number), entry.started, entry.command, entry.name, counted, small(entry.delta), agreed))
+    _show_table("budget book: for the record that has spent most", head, rows, words=["data set"])
+    titles = ("data set", "entered", "command", "run", "largest ε", "δ", "agreed by")
+    _show_table("runs", titles, runs, words=["run", "agreed by"])
 
 
 _MOST_SITES = 9  # for which a matrix fits into eighty characters

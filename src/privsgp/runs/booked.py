@@ -117,9 +117,8 @@ def refuse_moved(
     What a record has spent is in the ledger of its node. A value that comes more often now than before, over all nodes
     here, is a new record that looks like an old one.
     """
-    origin = next((segments[0].header.run for segments in earlier if segments), None)
     book = Book()
-    before = {} if origin is None else book.sets_of(origin)
+    before = book.sets_of({one.header.run for segments in earlier for one in segments if one.charged})
     now = {first + i: book.keyed(one.hashes) for i, one in enumerate(records) if one is not None}
     if not before or not now:
         return

@@ -130,7 +130,7 @@ def refuse_records(run: Path, what: str, card: dict[str, Any], x: NDArray[Any]) 
     """
     book = Book()
     found = book.keyed(hashes(x, tokens=isinstance(card.get("vocabulary"), int)))
-    if belong_to(found, book.records_of(Folder(run).run or "")):
+    if belong_to(found, [own for sets in book.sets_of({Folder(run).run or ""}).values() for own in sets]):
         raise Refused(
             f"{what}: records that {run} was trained on, and metrics on them no ε covers",
             "take public data, or records that nobody trained on",

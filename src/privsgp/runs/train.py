@@ -331,6 +331,11 @@ def _finished(folder: Folder, config: Config, around: dict[str, Any], *, resume:
     refuse_used(folder.path, resume=resume, secret=config.secret)
     if not folder.config.exists():
         return False
+    if folder.run is None and config.secret:
+        raise Refused(
+            f"--resume with --out {folder.path}, which has lost run.json: nothing there says what was spent",
+            "restore the folder as it was when the run stopped; to begin a run, choose another --out",
+        )
     changed = configs.differences(configs.started(folder.config), config)
     if changed:
         raise Refused(
