@@ -24,7 +24,8 @@ def book(tmp_path):
 def entry(run, node=0, *, folder="/nowhere", **more):
     values = {
         "run": run, "node": node, "ledger": run, "command": "train", "name": run, "data": "a.csv",
-        "folder": str(folder), "simulation": False, "relation": "zero-out", "trust": "per-node", "epsilon": 1.0, "delta": 1e-6,
+        "folder": str(folder), "simulation": False, "relation": "zero-out", "trust": "per-node", "epsilon": 1.0,
+        "delta": 1e-6,
     }  # fmt: skip
     return Entry(**values | more)
 

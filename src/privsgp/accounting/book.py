@@ -262,7 +262,11 @@ class Book:
         with self._usable():
             if not path.exists():
                 self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-                write_private(path, secrets.token_bytes(32))
+                made = self.folder / f"budget.key-{secrets.token_hex(8)}"
+                write_private(made, secrets.token_bytes(32))
+                with contextlib.suppress(FileExistsError):  # of several processes, the first gives the key
+                    os.link(made, path)
+                made.unlink()
             return read_bytes(path, 64)
 
     @contextlib.contextmanager
@@ -285,7 +289,11 @@ class Book:
         """
         with self._usable():
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK, 0o600))
+            if not self.path.exists():  # never open an existing book: closing it would drop the locks that SQLite holds
+                with contextlib.suppress(FileExistsError):
+                    os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+            if not self.path.is_file():
+                raise OSError("it is no regular file")
             with contextlib.closing(sqlite3.connect(self.path, timeout=_PATIENCE, isolation_level=None)) as db:
                 db.row_factory = sqlite3.Row
                 db.execute("PRAGMA synchronous = EXTRA")
