@@ -342,14 +342,14 @@ def _refuse_other_records(entry: Entry, before: str, records: Records | None) ->
 def _refuse_copy(entry: Entry, before: sqlite3.Row, *, resumed: bool, moved: bool) -> None:
     """Refuse a second folder of a run: each would count only what it spends itself."""
     old = Path(before["folder"])
-    if before["folder"] == entry.folder or before["inode"] == _inode(entry.folder):
-        return  # a folder that was renamed is the same one
-    if old.exists() or not resumed:
+    same = before["folder"] == entry.folder or before["inode"] == _inode(entry.folder)  # renamed, it is the same one
+    if not resumed or (old.exists() and not same):
         raise Refused(
-            f"the run began in {old}, and {entry.folder} is another folder or a copy",
-            "name the folder in which it began: a second one would spend the same budget again",
+            f"the run began in {old} and has spent {before['charged']} releases; {entry.folder} is another folder or a "
+            "copy",
+            "restore the folder in which it began, and name that one: a second one would spend the same budget again",
         )
-    if not moved:
+    if not same and not moved:
         raise Refused(
             f"the run in {entry.folder} began in {old}, which is gone: this looks like a copy",
             "if it was moved, and no copy of it continues elsewhere, add --moved; else resume the original",

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from privsgp import data, models
+from privsgp.accounting import ledger
 from privsgp.accounting import policy as policies
 from privsgp.accounting.book import Total
 from privsgp.data.dataset import settle
@@ -130,7 +131,7 @@ def join(
     check_policy(site, agreement)
     spec, records = _spec(agreement, file, test, node, device, lambda line: say(f"note, for this site alone: {line}"))
     with folder.locked():
-        resumed = folder.checkpoint.exists()
+        resumed = _has_spent(folder, node)
         _settle(folder, agreement)
         _enter(site, agreement, folder, spec, (str(file), records), resumed=resumed, moved=moved, say=say)
         network = Network.make(site, agreement, folder)
@@ -178,6 +179,12 @@ def check_policy(site: Site, agreement: Agreement) -> bool:
     if policy is not None:
         refuse_against(policy, agreement, agreement.node(site), Total(0.0, 0.0, ()))
     return policy is not None
+
+
+def _has_spent(folder: Folder, node: int) -> bool:
+    """Return whether anything may have been sent from this folder."""
+    spent = folder.ledger(node)
+    return folder.checkpoint.exists() or (spent.exists() and any(one.charged for one in ledger.read(spent)))
 
 
 def _enter(
