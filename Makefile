@@ -5,7 +5,7 @@ export MPLBACKEND := Agg
 export PRIVSGP_CACHE ?= $(CURDIR)/.venv/cache
 export PRIVSGP_STATE ?= $(CURDIR)/.venv/state
 
-.PHONY: setup demo demo-pairwise test test-faults test-gpu test-pythons wheel test-browser browser audit bench results docs lint typed licences clean
+.PHONY: setup demo demo-pairwise test test-unit test-faults test-gpu test-pythons wheel test-browser browser audit bench results docs lint typed licences clean
 
 setup: .venv/.ready
 
@@ -31,6 +31,10 @@ demo-pairwise: .venv/.ready
 
 test: .venv/.ready
 	$(BIN)/python -m pytest
+
+# The tests that start no process and open no socket: minutes less.
+test-unit: .venv/.ready
+	$(BIN)/python -m pytest -m 'unit and not slow'
 
 # A hundred SIGKILLs of a run, twenty of one process among eight, a hundred of sites among three, eight sites, a wire that is cut
 # (PRIVSGP_CUT seconds), a soak (PRIVSGP_SOAK): many minutes.

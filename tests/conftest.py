@@ -16,6 +16,32 @@ settings.register_profile("no deadline", deadline=None)
 settings.load_profile("no deadline")
 
 
+# Tests that start processes, open sockets or wait; and tests of pages and results. All others are `unit`.
+TIERS = {
+    "process": (
+        "distributed/", "sites/", "transport/", "engine/test_kills", "engine/test_lost_ledgers", "engine/test_resume",
+        "engine/test_asynchronous_resume", "studies/test_pool", "test_cli", "test_devices", "test_house",
+        "test_install", "test_newcomer", "test_threads", "test_wheel",
+    ),
+    "pages": (
+        "paper/", "report/", "test_benchmarks", "test_class_weights", "test_docs", "test_examples",
+        "test_first_picture", "test_hospitals", "test_links", "test_notebook", "test_planner_page",
+        "test_planning_page", "test_pythons", "test_record_table", "test_results", "test_shared_noise",
+        "test_single_page", "test_soteriafl_page", "test_stragglers_page", "test_texts", "test_trust_page",
+        "test_what_it_buys",
+    ),
+}  # fmt: skip
+
+
+def pytest_collection_modifyitems(items):
+    """Give every test its tier: `pytest -m unit` runs in three minutes on two cores."""
+    here = pathlib.Path(__file__).parent
+    for item in items:
+        name = item.path.relative_to(here).as_posix()
+        tier = next((tier for tier, starts in TIERS.items() if name.startswith(starts)), "unit")
+        item.add_marker(getattr(pytest.mark, tier))
+
+
 @pytest.fixture
 def hurried():
     """End a test that hangs, in a pipe that nobody writes to, say."""
