@@ -9,7 +9,6 @@ from privsgp.data.images import ImageOptions
 from privsgp.data.text import TextOptions
 from privsgp.runs.config import AUTO, SECTIONS, Schedule
 from privsgp.runs.reference import sections
-from privsgp.runs.schedules import Clips
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
 
 TABLES: dict[type[Options], str] = {  # within sections
     Schedule: "Schedule",
-    Clips: "Clips",
     ImageOptions: "ImagesSection",
     TextOptions: "TextSection",
 }

@@ -46,7 +46,6 @@ PAGES = (
     "experiments/planner_mnist.py --page docs/planner.md",
     "experiments/planning.py --page docs/planner.md",
     "experiments/record.py --page docs/results-accuracy.md --short README.md",
-    "experiments/schedules.py --page docs/algorithms.md",
     "experiments/single.py --page docs/results-accuracy.md",
     "experiments/texts.py --page docs/accuracy.md",
     "experiments/class_weights.py --page docs/howto/data.md",

@@ -19,7 +19,7 @@ from unittest.mock import patch
 import numpy as np
 import torch
 
-from privsgp.algorithms import Block, Drawn, PushSum, State
+from privsgp.algorithms import Block, PushSum, State
 from privsgp.algorithms.algorithm import clipped_mean
 from privsgp.algorithms.gossip import DP2SGD
 from privsgp.engine import node_randomness
@@ -47,8 +47,6 @@ CANARIES = 24
 BARE = 10  # every tenth message carries the bare table mean
 OWN_SHARE = 1 / 3  # of a node in a ring
 WEIGHTED = {"difference_scale": 0.1, "batch": 2}  # few samples a step: a difference of full weight stands out
-FADING = {"noise_schedule": "optimal", "noise_curvature": 0.05}  # σ falls to half over the run
-FALLING = {"clip": {"schedule": "steps", "start": 1.0, "end": 0.1}, "sigma": 0.02}
 CLIPPED = {"difference_scale": 0.9, "difference_clip": 0.05, "batch": 2}  # so does one of full length
 
 
@@ -61,7 +59,6 @@ class Bug:
     algorithms: tuple[str, ...] = ("privsgp", "privsgp-vr")
     options: dict[str, Any] = field(default_factory=dict)
     shared: bool = False  # of noise that nodes share
-    privacy: dict[str, Any] = field(default_factory=dict)  # keys of [privacy] that bring it out
 
 
 def no_noise(g: Tensor, source: Normals, nodes: Sequence[int], step: int, **kept: Any) -> None:
@@ -121,16 +118,6 @@ def no_weight(self: Block) -> Tensor:
     return self.b
 
 
-def equal_noise(self: independent._OfNodes, g: Tensor, nodes: Sequence[int], step: int, attempt: int) -> None:
-    """Add at every step what a schedule has as its least."""
-    add_noise_(g, self._ahead, nodes, step, sigma=[self._mechanisms[i].sigma for i in nodes], attempt=attempt)
-
-
-def equal_clip(self: node_randomness.NodeRandomness, k: int) -> list[Drawn]:
-    """Clip at every step to what a schedule has as its largest."""
-    return [drawn._replace(clip=self.spec.mechanisms[0].clip) for drawn in _draw(self, k)]
-
-
 def unclipped(self: Table, old: Sequence[Piece], new: Sequence[Piece], C: float) -> list[Piece]:
     """Replace entries, however far that is."""
     del C
@@ -166,16 +153,12 @@ def larger_coalition(covariance: PairwiseCovariance, node: int, honest: int) -> 
 
 _step, _towards = PushSum.step, Table._towards  # patches call what they replace
 
-_draw = node_randomness.NodeRandomness._draw
-
 _fill_pairs, _share = pairwise._Sum._fill_pairs, pairwise._Sum._share
 
 NOTHING = Bug("nothing", nullcontext, ("privsgp", "privsgp-vr", "privsgp-sag", "dp2-sgd"))
 QUIET = (
     NOTHING,
     Bug("nothing, weight θ = 0.1", nullcontext, ("privsgp-vr",), WEIGHTED),
-    Bug("nothing, schedule of noise", nullcontext, ("privsgp", "privsgp-sag"), privacy=FADING),
-    Bug("nothing, schedule of clip", nullcontext, ("privsgp",), privacy=FALLING),
     Bug("nothing, weight θ = 0.9 and clip C = 0.05", nullcontext, ("privsgp-vr",), CLIPPED),
 )
 BUGS = (
@@ -197,18 +180,6 @@ BUGS = (
         CLIPPED,
     ),
     Bug("canary always drawn", lambda: patch.object(node_randomness, "draw_all", eager_draw)),
-    Bug(
-        "schedule of noise not applied",
-        lambda: patch.object(independent._OfNodes, "add_", equal_noise),
-        ("privsgp", "privsgp-sag"),
-        privacy=FADING,
-    ),
-    Bug(
-        "schedule of clip not applied",
-        lambda: patch.object(node_randomness.NodeRandomness, "_draw", equal_clip),
-        ("privsgp",),
-        privacy=FALLING,
-    ),
     Bug("own term without noise", lambda: patch.object(DP2SGD, "step", bare_self), ("dp2-sgd",)),
 )
 SHARED_NOTHING = Bug("nothing, pairwise", nullcontext, ("privsgp", "privsgp-vr", "privsgp-sag", "dp2-sgd"), shared=True)
@@ -233,7 +204,6 @@ def attack(bug: Bug, algorithm: str, seed: int) -> AuditReport:
         "privacy": {"sigma": 0.05} | ({"noise": "pairwise", "honest": 4} if bug.shared else {}),
         "algorithm": {"name": algorithm, "batch": 32, "steps": 150} | bug.options,
     }
-    values["privacy"] |= bug.privacy  # type: ignore[operator]
     with bug.patch():
         return audit(config.parse(values), canaries=CANARIES, seed=seed, observations=1)
 

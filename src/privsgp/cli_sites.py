@@ -205,7 +205,6 @@ def _message(agreement: Agreement) -> str:
 
 
 def _show(agreement: Agreement, home: Path | None = None) -> None:
-    from privsgp.runs.schedules import schedule
     from privsgp.sites.identity import Site
 
     v, limits = agreement.values, agreement.limits
@@ -234,8 +233,6 @@ def _show(agreement: Agreement, home: Path | None = None) -> None:
         rows.append(("NOT PRIVATE", "it has a seed: a simulation that anyone can repeat"))
     if not agreement.config.private:
         rows.append(("NOT PRIVATE", f"{agreement.algorithm} adds no noise"))
-    if (planned := schedule(agreement.config, 0)) is not None:
-        rows.append(("schedule", planned.text))
     try:
         own: str | None = Site.open(_home(home)).card.identity
     except Refused:

@@ -15,7 +15,6 @@ import runs
 from privsgp import graph
 from privsgp.accounting import accountant, observer
 from privsgp.accounting.mechanisms import Sag, SampledMean
-from privsgp.accounting.schedule import Schedule, Stretch
 from privsgp.errors import Refused
 
 ACCOUNT = ("account", "--algorithm=privsgp", "--samples=1200", "--batch=1200", "--steps=40", "--sigma=0.01")
@@ -181,7 +180,6 @@ def test_an_attack_on_simulated_runs_gets_as_far(adaptive):
         (Sag(sigma=0.1, clip=1.0, batch=100, samples=100), "remember"),
         (SampledMean(sigma=0.0, clip=1.0, batch=100, samples=100), "sees all"),
         (SampledMean(sigma=0.1, clip=1.0, batch=100, samples=100, coordinates=3), "ideal"),
-        (SampledMean(sigma=0.1, clip=1.0, batch=100, samples=100, schedule=Schedule((Stretch(5, 0.5),))), "one clip"),
         (SampledMean(sigma=0.1, clip=1.0, batch=100, samples=100, honest=3, partners=3), "not derived"),
     ],
 )

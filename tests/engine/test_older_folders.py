@@ -1,6 +1,7 @@
 """A folder of an earlier release is read, and what a later one wrote is refused by its version.
 
-`run-0.1.0` is what release 0.1.0 left of three nodes and eight steps, without its report.
+`run-0.1.0` is what release 0.1.0 left of three nodes and eight steps, without its report. `run-1.0.0rc1` is what
+release 1.0.0rc1 left of two nodes and six steps with a schedule of noise and a block table. This release has neither.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ import privsgp
 import runs
 from privsgp.accounting import segment
 
-OLD = pathlib.Path(__file__).parent / "run-0.1.0"
+HERE = pathlib.Path(__file__).parent
+OLD, CANDIDATE = HERE / "run-0.1.0", HERE / "run-1.0.0rc1"
 
 
 @pytest.fixture
@@ -34,6 +36,28 @@ def test_a_folder_of_the_release_before_is_read(old, tmp_path):
     ran = runs.command("predict", old, tmp_path / "new.npz")
     assert (ran.code, len(ran.out.splitlines())) == (0, 3), ran.err
     assert privsgp.load(old).summary["steps"] == 8
+
+
+def test_a_folder_with_features_that_are_gone_is_read_and_its_epsilon_is_an_upper_bound(tmp_path):
+    old = shutil.copytree(CANDIDATE, tmp_path / "old")
+    ran = runs.command("ledger", old, "--json")
+    assert ran.code == 0, ran.err
+    told = json.loads((old / "summary.json").read_text())["epsilon_spent"]
+    assert all(node["epsilon"] >= known for node, known in zip(json.loads(ran.out), told, strict=True))
+    assert runs.command("report", old).code == 0
+    np.savez(tmp_path / "new.npz", x=np.zeros((2, 64), np.float32))
+    assert runs.command("predict", old, tmp_path / "new.npz").code == 0
+
+
+def test_a_run_with_a_feature_that_is_gone_is_not_resumed(tmp_path):
+    old = shutil.copytree(CANDIDATE, tmp_path / "old")
+    (old / "summary.json").unlink()  # as if it had been stopped
+    lines = (old / "config.toml").read_text().splitlines()
+    gone = ("noise_schedule", "noise_curvature")
+    (tmp_path / "run.toml").write_text("\n".join(line for line in lines if not line.startswith(gone)))
+    ran = runs.command("train", tmp_path / "run.toml", "--out", old, "--resume")
+    assert ran.code == 2
+    assert "privacy.noise_schedule: optimal → None" in ran.err
 
 
 @pytest.mark.parametrize("name", ["run.json", "summary.json", "metrics.jsonl"])

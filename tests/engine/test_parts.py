@@ -83,19 +83,6 @@ def test_parts_have_the_bits_of_all_nodes_at_once(tmp_path, monkeypatch, algorit
         torch.testing.assert_close(array, memories[1][name], rtol=0, atol=0)
 
 
-def test_parts_keep_to_a_schedule(tmp_path, monkeypatch):
-    planned = {"clip": {"schedule": "linear", "start": 1.0, "end": 0.1}, "noise_schedule": "proportional"}
-    ends = []
-    for parted in (True, False):
-        with monkeypatch.context() as patched:
-            if not parted:
-                patched.setattr(trainer, "divided", lambda *_: ())
-            training = _training(tmp_path / str(parted), {"name": "privsgp"}, privacy=planned)
-        assert bool(training.algorithm.block.parts) is parted
-        ends.append(training.run().state.x)
-    torch.testing.assert_close(*ends, rtol=0, atol=0)
-
-
 SHARED = {"noise": "pairwise", "honest": 4}
 
 

@@ -95,6 +95,14 @@ def test_an_unknown_key_is_named_whole_with_what_was_meant(values, what, remedy)
     assert remedy in refused.remedy
 
 
+@pytest.mark.parametrize("key", sorted(configs._GONE))
+def test_a_key_that_is_gone_is_refused_with_what_to_do(key):
+    section, name = key.split(".")
+    refused = _refusal(MINIMAL | {section: MINIMAL.get(section, {}) | {name: 1}})
+    assert refused.what == f"{key} = 1"
+    assert refused.remedy == configs._GONE[key]
+
+
 @pytest.mark.parametrize(
     ("section", "key", "value", "remedy"),
     [

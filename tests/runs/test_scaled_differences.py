@@ -80,13 +80,6 @@ def test_what_is_shared_does_not_change_when_both_are_settled():
     assert parsed(algorithm={"difference_clip": 0.5}).shared_hash() != config.shared_hash()
 
 
-def test_nor_where_the_clip_is_a_schedule_of_one_value():
-    config = parsed(privacy={"clip": {"schedule": "linear", "start": 3.0, "end": 3.0}})
-    settled_on = with_scale(config, SAMPLES)
-    assert settings(settled_on).difference_clip == 3.0
-    assert settled_on.shared_hash() == config.shared_hash()
-
-
 def test_a_run_does_not_go_on_under_another_clip_of_differences():
     config = parsed()
     begun, other = with_scale(config, SAMPLES), config.with_algorithm(difference_clip=0.5)

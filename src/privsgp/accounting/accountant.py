@@ -25,8 +25,6 @@ from privsgp.errors import Refused
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from privsgp.accounting.schedule import Schedule
-
 Accountant = Literal["certified", "published"]
 Release = Sampled | Geometry
 SMALLEST, LARGEST = 1e-7, 1e60  # shifts, in units of σ: below, sampling is not worth counting; above, nothing is left
@@ -158,14 +156,12 @@ def assumptions(mechanism: Mechanism, steps: int, relation: Relation) -> tuple[s
     neighbours = "is zeroed out" if relation == "zero-out" else "is replaced by any other"
     words = [
         f"neighbours differ in one sample of this node, which {neighbours}; the number of samples is public",
-        f"{steps} releases with fresh noise of standard deviation {_span(mechanism)} per coordinate, and no others",
+        f"{steps} releases with fresh noise of standard deviation {mechanism.sigma:.10g} per coordinate, and no others",
         "clip, batch, noise and number of releases were fixed before the run",
     ]
     if isinstance(mechanism, Unprotected):
         return (*words, "nothing is clipped and no noise is added: there is no guarantee")
     words.append(f"each sample's gradient is clipped to norm {mechanism.clip:.10g} as a whole{_slack(mechanism)}")
-    if mechanism.schedule is not None:
-        words.append(_schedule_words(mechanism.schedule))
     words.append(_sampling_words(mechanism))
     words.append(_noise_words(mechanism))
     if mechanism.honest:
@@ -177,18 +173,6 @@ def assumptions(mechanism: Mechanism, steps: int, relation: Relation) -> tuple[s
     if _grouped(mechanism, relation):
         words.append("replace-one follows from zero-out by group privacy: 2ε and (1 + e^ε) δ")
     return tuple(words)
-
-
-def _span(mechanism: Mechanism) -> str:
-    least, most = mechanism.sigma, mechanism.largest_sigma
-    return f"{least:.10g}" if least == most else f"{least:.10g} to {most:.10g}, by a public schedule,"
-
-
-def _schedule_words(schedule: Schedule) -> str:
-    least = min(one.clip for one in schedule.stretches)
-    clip = "the clip is the same at every step" if least == 1 else f"the clip goes down to {least:.4g} of that"
-    spare = f", and {schedule.spare} as the step that shows most: crashes may repeat any" if schedule.spare else ""
-    return f"{clip}; {schedule.steps} steps in {len(schedule.stretches)} stretches, each counted as it is{spare}"
 
 
 def _slack(mechanism: Mechanism) -> str:
@@ -337,20 +321,9 @@ def _run(mechanism: Mechanism, steps: int, relation: Relation) -> _Run | None:
         return None
     grouped = _grouped(mechanism, relation)
     replace = relation == "replace-one" and not grouped
-    parts = [part for alike, count in _stretches(mechanism, steps) for part in releases(alike, count, replace=replace)]
+    parts = releases(mechanism, steps, replace=replace)
     counted = tuple((_within_reason(release), count) for release, count in parts if count)
     return None if any(_unsampled(release) > LARGEST for release, _ in counted) else _Run(counted, grouped)
-
-
-def _stretches(mechanism: Mechanism, steps: int) -> list[tuple[Mechanism, int]]:
-    """Return releases that are alike and how many: all without a schedule; with one, equal stretches together."""
-    if mechanism.schedule is None:
-        return [(mechanism, steps)]
-    counts: dict[Mechanism, int] = {}
-    for one in mechanism.schedule.releases(steps):
-        alike = mechanism.alike(one)
-        counts[alike] = counts.get(alike, 0) + one.steps
-    return list(counts.items())
 
 
 def _within_reason(release: Release) -> Release:

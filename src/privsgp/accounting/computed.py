@@ -122,7 +122,7 @@ def _length(mechanism: Mechanism) -> float:
 
     Infinite where float64 has no room for products with σ, or for a grid of σ/16 (`noise.snap_` refuses it too).
     """
-    batch, sigmas = mechanism.batch, [mechanism.sigma, mechanism.largest_sigma]
+    batch, sigmas = mechanism.batch, [mechanism.sigma]
     if isinstance(mechanism, Anchored):
         batch, sigmas = min(batch, mechanism.anchor.batch), [mechanism.sigma, mechanism.anchor.sigma]
     if not SIGMAS[0] <= min(sigmas) <= max(sigmas) <= SIGMAS[1]:

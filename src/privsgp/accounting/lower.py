@@ -18,8 +18,6 @@ from privsgp.accounting.mechanisms import Anchored, Mechanism, Relation, Sag, Sa
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from privsgp.accounting.schedule import Stretch
-
     Logs = NDArray[np.float64]
 
 _THRESHOLDS = 121
@@ -34,8 +32,6 @@ def epsilon(mechanism: Mechanism, steps: int, delta: float, relation: Relation) 
         return math.inf
     if isinstance(mechanism, Anchored):
         return _anchored(mechanism, steps, delta, relation)
-    if mechanism.schedule is not None:
-        return _scheduled(mechanism, mechanism.schedule.of(min(steps, mechanism.schedule.steps)), delta, relation)
     return max(_tests(mechanism, steps, delta, 1.0 if relation == "replace-one" else 0.0))
 
 
@@ -63,18 +59,6 @@ def _anchored(m: Anchored, steps: int, delta: float, relation: Relation) -> floa
     anchors = m.anchors(steps)
     kinds = ((m.anchor, anchors), (m.difference, steps - anchors))
     return max(epsilon(k.with_sigma(k.sigma * math.sqrt(m.aggregated)), n, delta, relation) for k, n in kinds)
-
-
-def _scheduled(m: Mechanism, stretches: list[Stretch], delta: float, relation: Relation) -> float:
-    """Of a run in which nothing was made again: the steps that show at least so much, all as if they showed no more.
-
-    A message with more noise is one to which somebody has added some, and a smaller clip is a smaller gradient.
-    """
-    found = 0.0
-    for level in stretches:
-        shown = sum(one.steps for one in stretches if one.clip / one.sigma >= level.clip / level.sigma)
-        found = max(found, epsilon(m.alike(level), shown, delta, relation))
-    return found
 
 
 def _sum(steps: int, rate: float, entry: float, drawn: float, other: float, delta: float) -> float:

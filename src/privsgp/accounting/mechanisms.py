@@ -10,10 +10,8 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, ClassVar, Literal
 
-from privsgp.accounting.schedule import Schedule, Stretch
 from privsgp.errors import Refused
 
 Sampling = Literal["poisson", "fixed"]
@@ -32,8 +30,7 @@ class Mechanism:
     is the length d of a message, whose noise is computed (docs/privacy.md, "The sampler"); 0 takes the noise as ideal.
     Where nodes share noise, `sigma` is what is left of it before a coalition of all but `honest` nodes, and `partners`
     how many a node shares it with; `least_own` is the least noise that any node has of its own (0: not known yet).
-    With `honest = 0` all of it is the node's own. With a `schedule` steps differ, `at(step)` is the release of one, and
-    `clip` and `sigma` are the largest clip and the least σ of any.
+    With `honest = 0` all of it is the node's own.
 
     What others need to know of a mechanism they ask it; nobody outside the accounting asks which it is.
     """
@@ -52,7 +49,6 @@ class Mechanism:
     honest: int = 0
     partners: int = 0
     least_own: float = 0.0
-    schedule: Schedule | None = None
 
     def __post_init__(self) -> None:
         if self.samples < 1:
@@ -72,16 +68,6 @@ class Mechanism:
         if self.sampling == "fixed" and self.batch != int(self.batch):
             raise Refused(f"batch = {self.batch:g} with fixed sampling", "a fixed-size batch is a whole number")
         self._refuse_odd_sharing()
-        if self.schedule is not None:
-            self._refuse_odd_schedule(self.schedule)
-
-    def _refuse_odd_schedule(self, schedule: Schedule) -> None:
-        """Refuse a clip that changes where what was clipped before is remembered: nothing is proved of that."""
-        if self.has_table and schedule.clips:
-            raise Refused(
-                f"a clip that changes with {type(self).__name__}",
-                "its table holds gradients of older clips: keep one clip, or take a method without a table (privsgp)",
-            )
 
     def _refuse_odd_sharing(self) -> None:
         if (self.honest, self.partners) != (0, 0) and (self.honest < 1 or self.partners < 1):
@@ -122,7 +108,7 @@ class Mechanism:
     @property
     def redo_limit(self) -> int | None:
         """How many of the counted releases may be steps made again after a crash; None: any, for all cost alike."""
-        return None if self.schedule is None else self.schedule.spare
+        return None
 
     def is_anchor(self, step: int) -> bool:
         """Tell whether the release of this step is an anchor."""
@@ -131,22 +117,8 @@ class Mechanism:
 
     def at(self, step: int) -> Mechanism:
         """Return what is released at one step, where not all are alike: its rate is drawn with, its noise added."""
-        return self if self.schedule is None else self._by_stretch[self.schedule.place(step)]
-
-    @cached_property
-    def _by_stretch(self) -> list[Mechanism]:
-        """The releases of the schedule's stretches: asked for at every step, made once."""
-        return [] if self.schedule is None else [self.alike(one) for one in self.schedule.stretches]
-
-    def alike(self, stretch: Stretch) -> Mechanism:
-        """Return what is released at every step of a stretch of the schedule."""
-        clip, sigma = self.clip * stretch.clip, self.sigma * stretch.sigma
-        return dataclasses.replace(self, clip=clip, sigma=sigma, schedule=None)
-
-    @property
-    def largest_sigma(self) -> float:
-        """The largest σ of any step."""
-        return self.sigma if self.schedule is None else self.sigma * self.schedule.largest_sigma
+        del step
+        return self
 
     def with_sigma(self, sigma: float) -> Mechanism:
         """Return the same release with other noise."""
@@ -154,10 +126,8 @@ class Mechanism:
 
     def describe(self) -> dict[str, Any]:
         """Return all that is counted, as plain values for ledgers and JSON (an infinite clip is None)."""
-        left_out = ("schedule", *(() if self.honest else _SHARED))  # ledgers without either are as they were
+        left_out = () if self.honest else _SHARED  # ledgers of noise that is not shared are as they were
         values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in left_out}
-        if self.schedule is not None:
-            values["schedule"] = self.schedule.describe()
         return {"mechanism": type(self).__name__} | {
             k: None if isinstance(v, float) and math.isinf(v) else v for k, v in values.items()
         }
@@ -244,8 +214,6 @@ class Anchored(Mechanism):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.schedule is not None:
-            raise Refused("a schedule of clip or noise with anchors", "leave it out: anchors have noise of their own")
         if self.period is not None and self.period < 1:
             raise Refused(f"period = {self.period}", "take at least 1, or leave it out for a single anchor")
         if self.difference_clip is not None and not 0 < self.difference_clip < math.inf:
@@ -313,12 +281,14 @@ _KINDS = (Unprotected, SampledMean, Saga, Sag, Anchored)
 
 
 def described(values: dict[str, Any]) -> Mechanism:
-    """Return the mechanism that `describe` wrote down."""
+    """Return the mechanism that `describe` wrote down.
+
+    Release 1.0.0rc1 could change clip and noise by a schedule. `clip` and `sigma` are then the largest clip and the
+    least σ of any step, so the ε computed here is an upper bound.
+    """
     kinds: dict[str, type[Mechanism]] = {k.__name__: k for k in _KINDS}
-    fields = {k: v for k, v in values.items() if k != "mechanism"}
+    fields = {k: v for k, v in values.items() if k not in ("mechanism", "schedule")}
     kind = kinds.get(str(values.get("mechanism")))
     if kind is None:
         raise Refused(f"mechanism = {values.get('mechanism')!r}", f"known are {', '.join(kinds)}")
-    schedule = fields.pop("schedule", None)
-    made = {} if schedule is None else {"schedule": Schedule.read(schedule)}
-    return kind(**fields | made | {"clip": math.inf if fields["clip"] is None else fields["clip"]})
+    return kind(**fields | {"clip": math.inf if fields["clip"] is None else fields["clip"]})

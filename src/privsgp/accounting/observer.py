@@ -108,10 +108,6 @@ def _refuse_other(mechanism: Mechanism) -> None:
         raise Refused(
             f"a neighbour's view with coordinates = {mechanism.coordinates}", "leave them out: noise is taken as ideal"
         )
-    if mechanism.schedule is not None:
-        raise Refused(
-            "a neighbour's view with a schedule of clip or noise", "leave it out: one clip and one σ are taken for all"
-        )
     if mechanism.sigma == 0:
         raise Refused(
             "a neighbour's view with sigma = 0", "give the noise: without any, whoever sees a message sees all"

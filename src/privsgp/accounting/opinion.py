@@ -19,8 +19,6 @@ from privsgp.accounting.mechanisms import Anchored, Mechanism, Relation, Sag, Sa
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from privsgp.accounting.schedule import Schedule
-
     Cumulants = NDArray[np.float64]
 
 
@@ -40,8 +38,6 @@ def renyi(mechanism: Mechanism, steps: int, relation: Relation) -> rdp.Renyi:
     sides = 2 if relation == "replace-one" and not in_pairs(mechanism, relation) else 1
     if isinstance(mechanism, Anchored):
         return rdp.Renyi(_anchored(mechanism, steps, sides))
-    if mechanism.schedule is not None:
-        return rdp.Renyi(_scheduled(mechanism, steps, mechanism.schedule, sides))
     return rdp.Renyi(steps * _one(mechanism, sides))
 
 
@@ -65,17 +61,6 @@ def _one(mechanism: Mechanism, sides: int) -> Cumulants:
     if not secret:
         return plain
     return np.minimum(rdp.saga(mechanism.batch / mechanism.samples, reach, g / mechanism.samples, scale), plain)
-
-
-def _scheduled(mechanism: Mechanism, steps: int, schedule: Schedule, sides: int) -> Cumulants:
-    """Add up the steps in order; of those that may be repeats, each order takes the most of any step."""
-    again = min(steps, schedule.spare)
-    kinds = [(_one(mechanism.alike(one), sides), one.steps) for one in schedule.stretches]
-    total, left = again * np.max([cumulants for cumulants, _ in kinds], axis=0), steps - again
-    for cumulants, length in kinds:
-        total = total + min(left, length) * cumulants
-        left -= min(left, length)
-    return np.asarray(total)
 
 
 def _anchored(mechanism: Anchored, steps: int, sides: int) -> Cumulants:

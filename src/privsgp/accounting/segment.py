@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from privsgp.accounting.mechanisms import Relation, described
-from privsgp.accounting.schedule import MOST_STRETCHES
 from privsgp.errors import Refused
 
 if TYPE_CHECKING:
@@ -138,11 +137,9 @@ class Header:
         if wrong := [key for key, right in checks.items() if not right]:
             raise ValueError(f"{wrong[0]} = {getattr(self, wrong[0])!r:.80} cannot be")
         try:
-            schedule = described(self.mechanism).schedule
+            described(self.mechanism)
         except (Refused, TypeError, KeyError) as error:
             raise ValueError(f"no mechanism is like that: {getattr(error, 'what', error)!s:.200}") from None
-        if schedule is not None and (schedule.steps != self.steps or schedule.spare < self.spare):
-            raise ValueError(f"steps = {self.steps} and spare = {self.spare} are not those of its schedule")
 
 
 @dataclass
@@ -301,19 +298,9 @@ def _plain(key: str, value: object) -> bool:
     """Tell whether a mechanism's value is of the kind that is counted with."""
     if key in _WORDS:
         return _letters(value)
-    if key == "schedule":
-        return _is_schedule(value)
+    if key == "schedule":  # of release 1.0.0rc1; nothing is counted with it (`described`)
+        return True
     return _whole(value) if key in _COUNTS and value is not None else value is None or _number(value)
-
-
-def _is_schedule(value: object) -> bool:
-    """Tell whether this is `Schedule.describe()`: whole numbers of steps, each with two shares."""
-    if not isinstance(value, dict) or set(value) != {"spare", "stretches"} or not _whole(value["spare"]):
-        return False
-    parts = value["stretches"]
-    if not isinstance(parts, list) or not 0 < len(parts) <= MOST_STRETCHES:
-        return False
-    return all(isinstance(p, list) and len(p) == 3 and _whole(p[0]) and all(map(_number, p[1:])) for p in parts)
 
 
 def _is_budget(value: object) -> bool:

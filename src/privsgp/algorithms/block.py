@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from privsgp.devices import device_of
-from privsgp.errors import Refused
 from privsgp.gradients.product import aligned_rows
 from privsgp.gradients.tables.storage import Rows, gather
 from privsgp.options import Options
@@ -71,7 +70,6 @@ class Drawn(NamedTuple):
     rows: Tensor
     mask: Tensor
     keys: Tensor | None = None  # of each sample's dropout at this step, where a model has some
-    clip: float | None = None  # of this step, where a schedule changes it
 
     def of(self, nodes: slice) -> Drawn:
         """Return what was drawn for some of the nodes."""
@@ -232,17 +230,8 @@ class Block:
         if self.prepare is not None:
             g = self.prepare(g)
         g.exact = self.exact
-        g.clip_(self.clip_of(drawn), drawn.mask)
+        g.clip_(self.mechanisms[0].clip, drawn.mask)
         return g
-
-    def clip_of(self, drawn: Drawn) -> float:
-        """Return what these samples' gradients are clipped to: where a schedule changes it, what was drawn says it."""
-        m = self.mechanisms[0]
-        if drawn.clip is None and m.schedule is not None and m.schedule.clips:
-            raise Refused(
-                "samples without the clip of their step, which changes", "take what `block.sample` drew as it is"
-            )
-        return m.clip if drawn.clip is None else drawn.clip
 
 
 def moved(x: Tensor, g: Tensor, step_size: float) -> Tensor:

@@ -43,7 +43,6 @@ class NodeRandomness:
         self.source = Secure() if spec.seed is None else Keyed(spec.seed)
         self.node_noise = spec.noise.of_nodes(spec.here, spec.mechanisms, self.source, exchange)
         self.attempt = 0
-        self._clip_changes = spec.clip_changes
         self._dropout = public_seed(spec.seed, spec.shared_hash, "dropout") if tosses(spec.learning.model) else None
         self._dummy = spec.learning.inputs.shape[1] - 1
         self._samples = np.array(spec.learning.samples)[:, None]
@@ -119,8 +118,7 @@ class NodeRandomness:
         spec, block = self.spec, self.spec.settings.block_size
         if block == 1:
             releases = [mechanism.at(k) for mechanism in spec.mechanisms]
-            drawn = self._passes(draw_all(self.source, releases, spec.here, k, self.attempt), [k] * len(spec.here))
-            return [one._replace(clip=releases[0].clip) for one in drawn] if self._clip_changes else drawn
+            return self._passes(draw_all(self.source, releases, spec.here, k, self.attempt), [k] * len(spec.here))
         each = zip(spec.here, spec.mechanisms, strict=True)
         draws = [draw_blocks(self.source, m, i, k, self.attempt, size=block, dummy=self._dummy) for i, m in each]
         return self._passes(draws, [k] * len(spec.here))

@@ -192,11 +192,6 @@ class RunSpec:
         return self.protection.mechanisms[self.here.start : self.here.stop]
 
     @property
-    def clip_changes(self) -> bool:
-        """Whether the clip changes from step to step: then no direction may be recorded with one clip in it."""
-        return any(m.schedule is not None and m.schedule.clips for m in self.protection.mechanisms)
-
-    @property
     def apart(self) -> bool:
         """Whether nodes keep to themselves: an average of their models would be nobody's."""
         return self.algorithm.network == "alone" and self.nodes > 1

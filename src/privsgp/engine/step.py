@@ -63,8 +63,6 @@ def suits(algorithm: PushSum, graph: Graph, x: Tensor) -> bool:
     """Tell whether `OnDevice` can take the steps of an algorithm."""
     if not runs_on(x) or x.dtype != torch.float32:
         return False
-    if any(m.schedule is not None for m in algorithm.block.mechanisms):  # its kernels were given one σ a node
-        return False
     if graph.period is None or type(algorithm).step is not PushSum.step or algorithm.block.update_rule is not None:
         return False
     return all(np.bincount(graph.edges(k).target).max() <= _MOST_SENDERS for k in range(graph.period))
@@ -166,7 +164,7 @@ class Recorded:
             self._fits = self._graph is not None
         if len(batch) > 1 or self._graph is None:
             return self._direction(z, batch)
-        for place, drawn in zip(self._batch[:3], batch[0][:3], strict=True):
+        for place, drawn in zip(self._batch, batch[0], strict=True):
             if place is not None and drawn is not None:
                 place.copy_(drawn)
         self._graph.replay()
@@ -174,8 +172,6 @@ class Recorded:
 
     def _record(self, z: Tensor, drawn: Drawn) -> torch.cuda.CUDAGraph | None:
         """Record the launches, or return None where that cannot be; nothing is run, so the memory is as it was."""
-        if drawn.clip is not None:
-            raise RuntimeError("a clip that changes cannot be recorded: report this")
         self._batch = Drawn(drawn.rows.clone(), drawn.mask.clone(), None if drawn.keys is None else drawn.keys.clone())
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()

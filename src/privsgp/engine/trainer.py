@@ -292,7 +292,7 @@ class Trainer:
         spec, learning = self.spec, self.spec.learning
         gradient = stack(self.model, learning.loss, learning.made_up(), rules=spec.rules)
         parts = self._parts(gradient)
-        may_record = self.transport.plain and isinstance(learning.inputs, torch.Tensor) and not spec.clip_changes
+        may_record = self.transport.plain and isinstance(learning.inputs, torch.Tensor)
         return Block(
             mechanisms=spec.mechanisms,
             inputs=learning.inputs,

@@ -33,7 +33,7 @@ from privsgp.planner.record import Formula, Plan
 from privsgp.planner.rehearsal import Rehearsal
 from privsgp.planner.stand_in import Samples
 from privsgp.runs import budgets as protection
-from privsgp.runs import build, schedules
+from privsgp.runs import build
 from privsgp.runs import config as configs
 from privsgp.runs import problem as problems
 from privsgp.runs.config import AUTO, PLANNED, Schedule
@@ -72,7 +72,6 @@ def make(
     Guarantee: nothing here depends on the nodes' samples, except with `plan.may_spend`, which the plan records.
     Assumes: the sizes J_i and the model at x⁰ are public, and test inputs where `data.test` says so.
     """
-    schedules.refuse_planning(config, "a plan")
     network, settings = network_of(config, problem), protection.settings(config)
     source = _permitted(config, problem, data_dir)
     if source.kind == "private" and problem.block is not None:

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 from privsgp.algorithms import ALGORITHMS
 from privsgp.features.maps import pretraining
-from privsgp.runs.schedules import scheduled
 
 if TYPE_CHECKING:
     from privsgp.accounting.statements import Statement
@@ -137,8 +136,7 @@ def _promise(run: Run) -> list[str]:
 def _seen(run: Run) -> tuple[str, str]:
     """Say what happened, and what an adversary is taken to see and to know."""
     n, algorithm = run.config.data.nodes, ALGORITHMS[run.config.algorithm.name]
-    planned = ", as much at each step as a plan says that all knew before" if scheduled(run.config) else ""
-    noised = f"with random noise added before anybody used it{planned}."
+    noised = "with random noise added before anybody used it."
     others = "controls all other sites, knows all their data, and knows every record of this site but one"
     if algorithm.pooled:
         trusted = f"{n} sites gave their records to one, which trained a model and has to be trusted with them."

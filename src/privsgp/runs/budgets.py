@@ -14,7 +14,6 @@ from privsgp.algorithms import ALGORITHMS, Settings
 from privsgp.algorithms.update_rule import node_weights
 from privsgp.engine.spec import Protection
 from privsgp.errors import Refused
-from privsgp.runs import schedules
 from privsgp.seeds import public_seed
 from privsgp.transport import forms
 from privsgp.transport.rendezvous import World, blocks
@@ -37,7 +36,7 @@ def settings(config: Config) -> Settings:
     """Return the algorithm's share of the configuration."""
     a = config.algorithm
     return Settings(
-        clip=schedules.largest_clip(config), sampling=a.sampling, batch=a.batch, nodes=config.data.nodes,
+        clip=config.privacy.clip, sampling=a.sampling, batch=a.batch, nodes=config.data.nodes,
         trust=config.trust, spare=spare(config), options=ALGORITHMS[a.name].Options(**config.options("algorithm")),
     )  # fmt: skip
 
@@ -106,7 +105,7 @@ def difference_clip(config: Config) -> float | None:
     A clipped entry is a mixture of two gradients: of a linear layer that sees a sample once it keeps its factors, of
     others it would not; nor can it be rounded, or have several views.
     """
-    a, G = config.algorithm, schedules.largest_clip(config)
+    a, G = config.algorithm, config.privacy.clip
     if (given := getattr(a, "difference_clip", None)) is not None:
         return float(given)
     plain = config.views is None and getattr(a, "table_dtype", None) != "bfloat16" and math.isfinite(G)
@@ -143,13 +142,13 @@ def calibrate_nodes(
     allowance = None if budgets[0] is None else [K + math.ceil(p.spare * K) for K in releases]
     batches = batch_sizes(config, samples)
     counts = [_count(config, budgets[i], deltas[i], earlier[i] if earlier else ()) for i in range(n)]
-    made, schedule = settings(config), schedules.schedule(config, spare(config))
+    made = settings(config)
     bare = [
         algorithm.mechanism(made, sigma=sigmas[i], batch=batches[i], samples=samples[i], kappa=slack) for i in range(n)
     ]
     graph = noise_graph(config, n)
     shared: dict[str, Any] = {} if graph is None else {"honest": config.honest, "partners": graph.partners}
-    mechanisms = [replace(m, coordinates=coordinates, schedule=schedule, **shared) for m in bare]
+    mechanisms = [replace(m, coordinates=coordinates, **shared) for m in bare]
 
     world = world or World()
     if allowance is not None:

@@ -25,7 +25,6 @@ from privsgp.randomness.pairwise import PairwiseNoise
 from privsgp.runs.budgets import calibrate_nodes, settings, with_scale
 from privsgp.runs.card import card
 from privsgp.runs.problem import Problem, layout, pooled
-from privsgp.runs.schedules import largest_clip, step_size
 from privsgp.seeds import public_seed
 from privsgp.transport.lossy import Faults
 
@@ -71,7 +70,7 @@ def build_run(
     slack = kappa(dtype, device, positions=places)
     dim = Layout.of(problem.model).dim
     protection = calibrate_nodes(config, problem.samples, slack, earlier, world, releases, dim, agreed)
-    _refuse_short(protection.mechanisms[0], least_difference_clip(largest_clip(config), dtype, places))
+    _refuse_short(protection.mechanisms[0], least_difference_clip(config.privacy.clip, dtype, places))
     spec = RunSpec(
         name=config.name,
         seed=config.seed,
@@ -83,7 +82,7 @@ def build_run(
         graph=network,
         clock=clock,
         steps=steps,
-        step_size=step_size(config),
+        step_size=config.step_size,
         device=device,
         dtype=dtype,
         evaluate_every=config.engine.evaluate_every or max(1, steps // 10),

@@ -33,7 +33,6 @@ from pydantic import (
 
 from privsgp.accounting.accountant import Accountant
 from privsgp.accounting.counting import nominal
-from privsgp.accounting.schedule import WIDEST
 from privsgp.algorithms import ALGORITHMS, PushSum, load_plugins
 from privsgp.algorithms.algorithm import Trust  # noqa: TC001 - a field has this type
 from privsgp.algorithms.gossip import DP2SGD
@@ -54,8 +53,6 @@ from privsgp.graph import GRAPHS
 from privsgp.models.networks import MODELS
 from privsgp.options import Count, NotNegative, Options, Positive, Probability, option
 from privsgp.randomness import NOISES
-from privsgp.runs import schedules
-from privsgp.runs.schedules import Clips, NoiseSchedule
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
@@ -221,20 +218,13 @@ class Privacy(Options):
     epsilon: Positive | list[Positive] | None = option(None, "ε_i: the budget that noise is calibrated for")
     delta: Probability | list[Probability] = option(1e-5, "δ_i; below 1/J_i")
     sigma: NotNegative | list[NotNegative] | None = option(None, "σ_i instead of a budget: ε is then reported")
-    clip: Positive | Clips = option(1.0, "G: the largest norm of one sample's gradient; a table: a public schedule")
+    clip: Positive = option(1.0, "G: the largest norm of one sample's gradient")
     accountant: Accountant = option("certified", "who turns ε into σ; ε is always certified")
     relation: Literal["zero-out", "replace-one"] = option("zero-out", "which data sets count as neighbours")
     c2: Positive = option(0.3724, "c₂ of the published formula")
     spare: Annotated[float, Field(ge=0, le=1)] = option(0.02, "share of K that may be made again after crashes")
     noise: Annotated[str, _one_of(NOISES)] = option(
         "independent", "each node's own; pairwise: shared by pairs of nodes, it cancels in the average"
-    )
-    noise_schedule: NoiseSchedule = option(
-        "constant",
-        "σ_k; proportional: to the clip; optimal: least noise in the released model; sigma is then the least of any",
-    )
-    noise_curvature: NotNegative = option(
-        0.0, "λ of optimal: the noise of a step fades by e^(−λγ) with each step after it; a public guess, 0: it stays"
     )
 
     @property
@@ -249,16 +239,9 @@ class Privacy(Options):
 
     @model_validator(mode="after")
     def _can_be_counted(self) -> Self:
-        clips = (self.clip.start, self.clip.end) if isinstance(self.clip, Clips) else (self.clip,)
-        for clip in clips:
-            if not _FINEST <= clip <= 1 / _FINEST:
-                raise Refused(
-                    f"privacy.clip = {clip:g}", "take 2⁻⁶⁰ to 2⁶⁰: beyond, squares leave what is known of rounding"
-                )
-        if max(clips) > WIDEST * min(clips):
+        if not _FINEST <= self.clip <= 1 / _FINEST:
             raise Refused(
-                f"privacy.clip from {clips[0]:g} to {clips[-1]:g}",
-                f"take one clip at most {WIDEST:,.0f} times the other",
+                f"privacy.clip = {self.clip:g}", "take 2⁻⁶⁰ to 2⁶⁰: beyond, squares leave what is known of rounding"
             )
         if self.epsilon is not None and self.sigma is not None:
             raise Refused(
@@ -288,7 +271,9 @@ class Schedule(Options):
 
     def at(self, k: int, steps: int) -> float:
         """Return γ_k."""
-        return self.end + (self.start - self.end) * schedules.left(self.schedule, k, steps, self.hold)
+        done = max(0.0, (k / max(1, steps - 1) - self.hold) / (1 - self.hold))
+        left = (1 + math.cos(math.pi * done)) / 2 if self.schedule == "cosine" else 1 - done
+        return self.end + (self.start - self.end) * left
 
 
 class AlgorithmSection(UpdateOptions, FinalModelOptions):
@@ -407,6 +392,7 @@ class Config(Options):
     plan: PlanSection = PlanSection()
     engine: Engine = Engine()
     _base: Path = PrivateAttr(default_factory=Path)
+    _gone: dict[str, Any] = PrivateAttr(default_factory=dict)  # keys of an earlier release, in a run folder
 
     def __eq__(self, other: object) -> bool:
         """Compare what is said, wherever it stands."""
@@ -512,7 +498,6 @@ class Config(Options):
                 )
         if self.privacy.noise == "pairwise" and (why_not := self._unshared()) is not None:
             raise why_not
-        schedules.refuse_uncounted(self)
         return self
 
     def _unshared(self) -> Refused | None:
@@ -619,6 +604,13 @@ class Config(Options):
         """Whether samples go through a network that was trained on images with values from 0 to 1."""
         return self.features.name in efficientnet.SIZES
 
+    def step_size(self, k: int) -> float:
+        """Return γ_k: a constant, the paper's √(n/K), or a schedule's."""
+        given, steps = self.algorithm.step_size, self.algorithm.steps
+        if isinstance(given, Schedule):
+            return given.at(k, steps)
+        return math.sqrt(self.data.nodes / steps) if given == "theory" else float(given)
+
     def options(self, section: str) -> dict[str, Any]:
         """Return the values of the keys that the chosen component brings to a section."""
         chosen = getattr(self, section)
@@ -669,7 +661,7 @@ class Config(Options):
         values = self.shared()
         a = values["algorithm"]
         a.pop("difference_scale", None)
-        if a.get("difference_clip") is not None and a["difference_clip"] == schedules.largest_clip(self):
+        if a.get("difference_clip") is not None and a["difference_clip"] == self.privacy.clip:
             a["difference_clip"] = None
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
@@ -688,9 +680,9 @@ class Config(Options):
 
 
 # Keys that came later, and what they are where nothing is said: what was shared before is shared still.
-_LATER = {
+_LATER: dict[str, dict[str, Any]] = {
     "data": dict.fromkeys(("schema", "sites", "classes", "vocabulary", "text", "images")),
-    "privacy": {"noise": "independent", "noise_schedule": "constant", "noise_curvature": 0.0},
+    "privacy": {"noise": "independent"},
 }
 
 
@@ -744,10 +736,32 @@ def read(path: Path, changes: Sequence[str] = ()) -> Config:
 
 
 def started(path: Path) -> Config:
-    """Read config.toml of a run folder; one from before differences had a weight is of the paper's estimator."""
-    config = read(path)
-    old = "difference_scale" not in config.algorithm.model_fields_set and hasattr(config.algorithm, "difference_scale")
-    return config.with_algorithm(difference_scale=1.0) if old else config
+    """Read config.toml of a run folder, which an earlier release may have written.
+
+    Keys that are gone are dropped: reports and models are made without them. `differences` names those that changed the
+    result. A folder from before differences had a weight is of the paper's estimator.
+    """
+    values = read_toml(path, "config", "see run.toml in the README")
+    gone = _drop_gone(values)
+    config = parse(values, base=path.parent)
+    if "difference_scale" not in config.algorithm.model_fields_set and hasattr(config.algorithm, "difference_scale"):
+        config = config.with_algorithm(difference_scale=1.0)
+    config._gone = gone
+    return config
+
+
+def _drop_gone(values: dict[str, Any]) -> dict[str, Any]:
+    """Take the keys that are gone out of a configuration; return those that changed the result."""
+    gone: dict[str, Any] = {}
+    sections = {name: keys for name, keys in values.items() if isinstance(keys, dict)}
+    for key, unused in _UNUSED.items():
+        section, name = key.split(".")
+        value = sections.get(section, {}).pop(name, unused)
+        gone |= {} if value == unused else {key: value}
+    if isinstance(clip := sections.get("privacy", {}).get("clip"), dict):  # release 1.0.0rc1 could change it
+        gone["privacy.clip"] = clip
+        values["privacy"]["clip"] = clip.get("start")
+    return gone
 
 
 def parse(values: dict[str, Any], changes: Sequence[str] = (), base: Path | None = None) -> Config:
@@ -780,7 +794,7 @@ def differences(old: Config, new: Config) -> list[str]:
     """Name every key whose change would change the result, with both values."""
     free = {"name", *(f"plan.{key}" for key in PlanSection.model_fields), "algorithm.table_place"}
     free |= {f"engine.{key}" for key in ("device", "evaluate_every", "checkpoint_every")}
-    a, b = flat(old.model_dump(mode="json")), flat(new.model_dump(mode="json"))
+    a, b = flat(old.model_dump(mode="json")) | old._gone, flat(new.model_dump(mode="json"))
     if b.get(_SCALE) == "auto":  # settled by the rest, or as the run that goes on has it
         free |= {_SCALE} if b.get(_DIFFERENCE) is not None else {_SCALE, _DIFFERENCE}
     keys = [key for key in a | b if key not in free and a.get(key) != b.get(key)]
@@ -855,12 +869,19 @@ def _unknown(path: list[str], value: object, kind: type[Config], values: dict[st
     return f"unknown key {key} = {value!r}", _known_keys(sections, last, kind)
 
 
-_GONE = {"privacy.clip_what": "leave it out: each record's gradient is clipped, always"}
+# Keys that are gone, and what to do.
+_GONE = {
+    "privacy.clip_what": "leave it out: each record's gradient is clipped, always",
+    "privacy.noise_schedule": "leave it out: all steps have the same noise",
+    "privacy.noise_curvature": "leave it out: all steps have the same noise",
+}
+# The values that those of release 1.0.0rc1 had without an effect: its run folders hold them.
+_UNUSED = {"privacy.noise_schedule": "constant", "privacy.noise_curvature": 0.0}
 
 
 def _path(location: tuple[int | str, ...]) -> list[str]:
     """Leave out pydantic's names of the types it tried: int, Schedule, list[constrained-float], …"""
-    tried = ("float", "int", "Schedule", "Clips")
+    tried = ("float", "int", "Schedule")
     return [str(p) for p in location if isinstance(p, int) or (p.isidentifier() and p not in tried)]
 
 

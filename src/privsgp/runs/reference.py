@@ -8,12 +8,10 @@ from privsgp.data.images import ImageOptions
 from privsgp.data.text import TextOptions
 from privsgp.options import Key, Options, keys
 from privsgp.runs.config import AUTO, SECTIONS, Config, Schedule
-from privsgp.runs.schedules import Clips
 
 TABLES: dict[tuple[str, str], type[Options]] = {  # within a section
     ("data", "images = { … }"): ImageOptions,
     ("data", "text = { … }"): TextOptions,
-    ("privacy", "clip = { … }"): Clips,
     ("algorithm", "step_size = { … }"): Schedule,
 }
 

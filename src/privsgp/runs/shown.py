@@ -30,7 +30,6 @@ def summary_rows(s: dict[str, Any], folder: Path) -> Rows:
         ("privacy", _privacy(s)),
         ("sites", _each_site(s)),
         ("noise σ", span(s["sigma"])),
-        ("schedule", (s.get("schedule") or {}).get("text", "–")),
         ("time", _time(s)),
         ("sent", f"{s['bytes_sent'] / 1e6:.1f} MB by all nodes"),
         ("folder", str(folder)),

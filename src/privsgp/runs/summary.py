@@ -12,7 +12,7 @@ from privsgp.files import finite
 from privsgp.transport import forms
 
 if TYPE_CHECKING:
-    from privsgp.engine.spec import Protection, RunSpec
+    from privsgp.engine.spec import RunSpec
     from privsgp.engine.trainer import Outcome
 
 SUMMARY_VERSION = 1
@@ -75,53 +75,43 @@ def summary(
     p, private = spec.protection, spec.algorithm.private
     known = [math.inf if epsilon is None else epsilon for epsilon in spent]
     rests_on = {} if spec.pretraining is None else {"pretraining": spec.pretraining}
-    return (
-        rests_on
-        | schedule_told(p)
-        | {
-            "version": SUMMARY_VERSION,
-            "name": spec.name,
-            "simulation": spec.simulation,
-            "algorithm": spec.algorithm.name,
-            "trust": spec.settings.trust,
-            "graph": spec.graph.name,
-            "nodes": spec.nodes,
-            "sites": list(spec.sites) or None,
-            "steps": outcome.steps,
-            "steps_planned": spec.steps,
-            "ended": _ended(spec, outcome),
-            "model": spec.final_model.text,
-            "started_from": spec.started_from,
-            "weights": None if spec.weights is None else list(spec.weights),
-            "difference_scale": getattr(p.mechanisms[0], "difference_scale", None),
-            "dim": outcome.state.x.shape[1],
-            **{key: seen[key] for key in _EVALUATED},
-            **_tested(outcome, seen["scores"]),
-            "epsilon_spent": spent if private else None,
-            "epsilon_budget": list(p.budgets) if private and p.budgets[0] is not None else None,
-            "epsilon_nominal": list(p.budgets) if spec.algorithm.private and p.nominal else None,
-            "delta": list(p.deltas) if private else None,
-            "sigma": [m.sigma for m in p.mechanisms],
-            "noise": spec.noise.name,
-            "pairwise": shared_noise(spec, known.index(max(known)) if node is None else node),
-            "samples": [m.samples for m in p.mechanisms],
-            "releases": outcome.releases,
-            "reported": reported,
-            "relation": p.relation,
-            "accountant": p.accountant,
-            "test_data": PUBLIC_TEST if spec.share_metrics else PRIVATE_TEST,
-            "virtual_seconds": seen["virtual_seconds"],
-            "bytes_sent": outcome.bytes_sent,
-            "faults": outcome.faults,
-            **{key: seen[key] for key in ("finished", "seconds", "steps_per_second", "peak_memory_bytes")},
-        }
-    )
-
-
-def schedule_told(p: Protection) -> dict[str, Any]:
-    """Return the schedule of clip and noise that all nodes have, in numbers and in words; nothing without one."""
-    schedule = p.mechanisms[0].schedule
-    return {} if schedule is None else {"schedule": schedule.describe() | {"text": schedule.text}}
+    return rests_on | {
+        "version": SUMMARY_VERSION,
+        "name": spec.name,
+        "simulation": spec.simulation,
+        "algorithm": spec.algorithm.name,
+        "trust": spec.settings.trust,
+        "graph": spec.graph.name,
+        "nodes": spec.nodes,
+        "sites": list(spec.sites) or None,
+        "steps": outcome.steps,
+        "steps_planned": spec.steps,
+        "ended": _ended(spec, outcome),
+        "model": spec.final_model.text,
+        "started_from": spec.started_from,
+        "weights": None if spec.weights is None else list(spec.weights),
+        "difference_scale": getattr(p.mechanisms[0], "difference_scale", None),
+        "dim": outcome.state.x.shape[1],
+        **{key: seen[key] for key in _EVALUATED},
+        **_tested(outcome, seen["scores"]),
+        "epsilon_spent": spent if private else None,
+        "epsilon_budget": list(p.budgets) if private and p.budgets[0] is not None else None,
+        "epsilon_nominal": list(p.budgets) if spec.algorithm.private and p.nominal else None,
+        "delta": list(p.deltas) if private else None,
+        "sigma": [m.sigma for m in p.mechanisms],
+        "noise": spec.noise.name,
+        "pairwise": shared_noise(spec, known.index(max(known)) if node is None else node),
+        "samples": [m.samples for m in p.mechanisms],
+        "releases": outcome.releases,
+        "reported": reported,
+        "relation": p.relation,
+        "accountant": p.accountant,
+        "test_data": PUBLIC_TEST if spec.share_metrics else PRIVATE_TEST,
+        "virtual_seconds": seen["virtual_seconds"],
+        "bytes_sent": outcome.bytes_sent,
+        "faults": outcome.faults,
+        **{key: seen[key] for key in ("finished", "seconds", "steps_per_second", "peak_memory_bytes")},
+    }
 
 
 def shared_noise(spec: RunSpec, node: int) -> dict[str, Any] | None:

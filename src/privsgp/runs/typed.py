@@ -19,15 +19,6 @@ class Schedule(TypedDict, total=False):
     hold: float  # share of the steps before it begins to fall
 
 
-class Clips(TypedDict, total=False):
-    """A clip that goes from `start` to `end` over the run; its shape is public."""
-
-    schedule: Literal['cosine', 'linear', 'steps']  # how it goes; steps: by equal factors
-    start: float  # C at the first step
-    end: float  # C at the last step
-    pieces: int | None  # of steps: how many; left out: 4
-
-
 class ImagesSection(TypedDict, total=False):
     """Folders of class folders with PNG and JPEG images."""
 
@@ -78,14 +69,12 @@ class PrivacySection(TypedDict, total=False):
     epsilon: float | list[float] | None  # ε_i: the budget that noise is calibrated for
     delta: float | list[float]  # δ_i; below 1/J_i
     sigma: float | list[float] | None  # σ_i instead of a budget: ε is then reported
-    clip: float | Clips  # G: the largest norm of one sample's gradient; a table: a public schedule
+    clip: float  # G: the largest norm of one sample's gradient
     accountant: Literal['certified', 'published']  # who turns ε into σ; ε is always certified
     relation: Literal['zero-out', 'replace-one']  # which data sets count as neighbours
     c2: float  # c₂ of the published formula
     spare: float  # share of K that may be made again after crashes
     noise: str  # each node's own; pairwise: shared by pairs of nodes, it cancels in the average
-    noise_schedule: Literal['constant', 'proportional', 'optimal']  # σ_k; proportional: to the clip; optimal: least noise in the released model; sigma is then the least of any
-    noise_curvature: float  # λ of optimal: the noise of a step fades by e^(−λγ) with each step after it; a public guess, 0: it stays
     honest: int | None  # h: of all nodes so many are honest, oneself included; left out: three quarters of them, rounded up
     pair_ratio: float  # ρ: more noise in each message for less in the average; D + h s² = ρσ²
     pair_degree: int | None  # with how many others a node shares noise, on a public graph; left out: with all

@@ -69,7 +69,6 @@ class Attacked(Trainer):
         self.lures = canaries.lures(self.state.x[0], self.layout) if feedback else None
         self._lured = [] if self.lures is None else [self._canary_gradients(z) for z in self.lures]
         self._scores: list[NDArray[np.float32]] = []
-        self.looked_at: list[int] = []  # the steps that the scores are of
         self._before = self._columns(self.state.x).clone()
         self._gradient = self._canary_gradients(self.state.z)
         self._direction = _unit(self._gradient)
@@ -157,16 +156,15 @@ class Attacked(Trainer):
             y = (self._before - self._columns(message)).double() / step_size
             if self.collusion is not None and self._added is not None:
                 y = y - self.collusion.known(k, self._added).to(y)
-            sigma = torch.tensor([m.at(k).sigma for m in self.spec.protection.mechanisms], device=y.device)
+            sigma = torch.tensor([m.sigma for m in self.spec.protection.mechanisms], device=y.device)
             turned = _turn(y, self._direction)[:, :SIDES] / sigma[:, None, None]
             self._scores.append(turned.float().cpu().numpy())
-            self.looked_at.append(k)
 
     def _canary_gradients(self, z: Tensor) -> Tensor:
         """Return every canary's clipped gradient in its own column, up to the factor AMPLITUDE: [n, units, M]."""
         n, M = self.canaries.present.shape
         rows = torch.arange(M, device=z.device).expand(n, M)
-        drawn = Drawn(rows, torch.ones_like(rows, dtype=torch.bool), clip=self.spec.mechanisms[0].clip)
+        drawn = Drawn(rows, torch.ones_like(rows, dtype=torch.bool))
         gradients = Block.gradients(self.algorithm.block, z, drawn)
         first = gradients.pieces[0]
         if not (isinstance(first, Outer) and first.input_is_data):

@@ -141,7 +141,7 @@ def audit(
     lures = 2 if declared(config).sends_changes else 1
     lured = canary.draw(problem, canaries, rng, lures=lures, odds=PRESENT)
     spec = _spec(config, canary.plant(problem, lured, rng, lured=True))
-    scores, looked_at, cancellation = _white_box(spec, lured, observations, rng)
+    scores, cancellation = _white_box(spec, lured, observations, rng)
     alone = canary.draw(problem, canaries, rng)
     learnt = _black_box(_spec(config, canary.plant(problem, alone, rng, lured=False)), alone)
     alpha = (1 - confidence) / (STATEMENTS * spec.nodes)
@@ -150,7 +150,7 @@ def audit(
         mine, present = scores[:, i], lured.present[i]
         seen, unseen = mine[:, 0, present], mine[:, :, ~present]
         guesses = statistics.guess(learnt[i], alone.present[i])
-        nodes.append(_judge(spec, i, _by_release(spec, i, looked_at, seen, unseen), guesses, cancellation, alpha))
+        nodes.append(_judge(spec, i, (seen, unseen), guesses, cancellation, alpha))
     seen_of_each = len(scores) * lured.count
     return AuditReport(spec.name, spec.algorithm.name, spec.steps, lured.count, seen_of_each, confidence, tuple(nodes))
 
@@ -169,10 +169,8 @@ def _spec(config: Config, problem: problems.Problem) -> RunSpec:
     return dataclasses.replace(spec, evaluate_every=spec.steps, checkpoint_every=spec.steps)
 
 
-def _white_box(
-    spec: RunSpec, canaries: Canaries, observations: int, rng: np.random.Generator
-) -> tuple[Scores, NDArray[np.int64], float]:
-    """Return the scores [steps, n, sides, M] of runs, one after the other, whose nodes get lures back; their steps.
+def _white_box(spec: RunSpec, canaries: Canaries, observations: int, rng: np.random.Generator) -> tuple[Scores, float]:
+    """Return the scores [steps, n, sides, M] of runs, one after the other, whose nodes get lures back.
 
     Beside them a p-value against "noise that nodes share cancels in their sum", 1 where they share none.
     """
@@ -183,18 +181,7 @@ def _white_box(
     cancelled = [1.0 if one.collusion is None else one.collusion.cancellation_p() for one in ran]
     blur = rng.standard_normal(scores.shape, dtype=np.float32)
     blurred: Scores = (scores + BLUR * blur) / math.sqrt(1 + BLUR**2)
-    return blurred, np.concatenate([one.looked_at for one in ran]), statistics.bonferroni(*cancelled)
-
-
-def _by_release(
-    spec: RunSpec, node: int, looked_at: NDArray[np.int64], seen: Scores, unseen: Scores
-) -> list[tuple[Mechanism, Scores, Scores]]:
-    """Return the scores of present and of absent canaries for each kind of release: one, or one for each stretch."""
-    mechanism = spec.protection.mechanisms[node]
-    kinds: dict[Mechanism, list[int]] = {}
-    for place, k in enumerate(looked_at.tolist()):
-        kinds.setdefault(mechanism.at(k), []).append(place)
-    return [(kind, seen[places], unseen[places]) for kind, places in kinds.items()]
+    return blurred, statistics.bonferroni(*cancelled)
 
 
 def _black_box(spec: RunSpec, canaries: Canaries) -> Scores:
@@ -219,13 +206,13 @@ def _run(spec: RunSpec, canaries: Canaries, *, feedback: bool) -> Attacked:
 def _judge(
     spec: RunSpec,
     node: int,
-    releases: list[tuple[Mechanism, Scores, Scores]],
+    scores: tuple[Scores, Scores],
     guesses: tuple[int, int, int],
     cancellation: float,
     alpha: float,
 ) -> NodeAudit:
     """Turn the scores of a node's present and absent canaries, and guesses about its final model, into a verdict."""
-    p = spec.protection
+    p, (seen, unseen) = spec.protection, scores
     certified = _epsilon(spec, node, 1.0)
     budget = p.budgets[node]
     found = NodeAudit(
@@ -233,10 +220,10 @@ def _judge(
         delta=p.deltas[node],
         epsilon_claimed=certified if budget is None else budget,
         epsilon_certified=certified,
-        white_box=_white_bound(spec, node, releases, alpha),
+        white_box=_white_bound(spec, node, scores, alpha),
         black_box=statistics.guessed_epsilon(*guesses, delta=p.deltas[node], alpha=alpha),
-        noise_p=statistics.bonferroni(*(statistics.noise_p(unseen) for _, _, unseen in releases)),
-        trade_off_p=statistics.bonferroni(*(statistics.trade_off_p(seen, _allowed(m)) for m, seen, _ in releases)),
+        noise_p=statistics.noise_p(unseen),
+        trade_off_p=statistics.trade_off_p(seen, _allowed(p.mechanisms[node])),
         cancellation_p=cancellation,
         alarms=(),
     )
@@ -259,20 +246,16 @@ def _alarms(found: NodeAudit, alpha: float) -> tuple[str, ...]:
     return tuple(said)
 
 
-def _white_bound(spec: RunSpec, node: int, releases: list[tuple[Mechanism, Scores, Scores]], alpha: float) -> float:
+def _white_bound(spec: RunSpec, node: int, scores: tuple[Scores, Scores], alpha: float) -> float:
     """Return the ε of the node's K releases with the least noise that its messages contradict, 0 for none."""
-    factors = [
-        statistics.least_noise(seen, unseen, functools.partial(_allowed_at, m), alpha / len(releases))
-        for m, seen, unseen in releases
-    ]
-    return max((_epsilon(spec, node, factor, spare=False) for factor in factors if factor is not None), default=0.0)
+    allowed = functools.partial(_allowed_at, spec.protection.mechanisms[node])
+    factor = statistics.least_noise(*scores, allowed, alpha)
+    return 0.0 if factor is None else _epsilon(spec, node, factor)
 
 
-def _epsilon(spec: RunSpec, node: int, factor: float, *, spare: bool = True) -> float:
-    """Return the ε of all steps with so much more noise; what a schedule counts for repeats, only with `spare`."""
+def _epsilon(spec: RunSpec, node: int, factor: float) -> float:
+    """Return the ε of all steps with so much more noise."""
     mechanism = spec.protection.mechanisms[node]
-    if mechanism.schedule is not None and not spare:
-        mechanism = dataclasses.replace(mechanism, schedule=dataclasses.replace(mechanism.schedule, spare=0))
     more = mechanism.with_sigma(mechanism.sigma * factor)
     return accountant.epsilon(more, spec.steps, spec.protection.deltas[node]).epsilon
 

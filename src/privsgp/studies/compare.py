@@ -17,7 +17,7 @@ from privsgp import metrics
 from privsgp.algorithms import ALGORITHMS
 from privsgp.devices import device_name
 from privsgp.errors import Refused, refuse_below_one
-from privsgp.runs import build, schedules
+from privsgp.runs import build
 from privsgp.runs.config import Config, Schedule
 from privsgp.studies.provenance import provenance
 
@@ -166,7 +166,7 @@ def _moves(config: Config, name: str) -> bool:
 def base_step_size(config: Config) -> float:
     """Return the configuration's step size as a number: a schedule's first."""
     given = config.algorithm.step_size
-    return given.start if isinstance(given, Schedule) else schedules.step_size(config)(0)
+    return given.start if isinstance(given, Schedule) else config.step_size(0)
 
 
 def with_step_size(config: Config, step_size: float) -> Config:

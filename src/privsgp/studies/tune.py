@@ -19,7 +19,6 @@ from privsgp.planner.choose import Method, Network, NoiseNeeded
 from privsgp.planner.rehearsal import Rehearsal, RehearsalSpec
 from privsgp.runs import budgets as protection
 from privsgp.runs import problem as problems
-from privsgp.runs import schedules
 from privsgp.runs.config import Config, Schedule
 
 if TYPE_CHECKING:
@@ -67,7 +66,6 @@ def tune(config: Config, public: str, data_dir: Path | None = None, *, most: int
     Assumes: the sizes J_i and the model at x⁰ are public, and so is what is called so.
     """
     refuse_below_one(trials=most)
-    schedules.refuse_planning(config, "tune")
     source = planning.source_of(config, public, data_dir)
     if source.kind == "private":
         raise Refused(
@@ -88,7 +86,7 @@ def tune(config: Config, public: str, data_dir: Path | None = None, *, most: int
 def start(config: Config) -> Trial:
     """Return the configuration's own values."""
     a = config.algorithm
-    step_size = a.step_size.mean if isinstance(a.step_size, Schedule) else schedules.step_size(config)(0)
+    step_size = a.step_size.mean if isinstance(a.step_size, Schedule) else config.step_size(0)
     share = (a.average_share or FinalModel.share) if a.average == "tail" else 0.0
     return Trial(step_size, protection.settings(config).clip, float(a.batch), a.steps, a.momentum, share)
 
