@@ -9,9 +9,7 @@ from small_network import Setting, cross_entropy, trained
 from torch.func import functional_call
 
 from privsgp.algorithms import ALGORITHMS
-from privsgp.errors import Refused
 from privsgp.graph import make
-from settings import settings_of
 
 SILENT = (0.0,) * 4
 HUGE = 1e9
@@ -137,9 +135,3 @@ def test_every_step_releases_once_and_after_it_nothing_bare_is_sent(name):
         else:
             assert any(torch.equal(x, one) for one in known[-1:])
     assert np.isfinite(known[-1].numpy()).all()
-
-
-def test_samples_that_share_a_coin_are_not_drawn_in_batches_of_one_size():
-    settings = settings_of("privsgp-sag", table="block", block=8, sampling="fixed")
-    with pytest.raises(Refused, match=r"'block' with algorithm\.sampling = 'fixed'"):
-        ALGORITHMS["privsgp-sag"].mechanism(settings, sigma=1.0, batch=8.0, samples=80, kappa=0.0)

@@ -34,7 +34,6 @@ METHODS = [
     {"name": "privsgp-vr", "difference_scale": 1, "difference_clip": 0.5},
     {"name": "privsgp-vr", "difference_scale": 1, "table_dtype": "bfloat16"},
     {"name": "privsgp-sag"},
-    {"name": "privsgp-sag", "table": "block", "block": 10},
 ]
 
 

@@ -24,7 +24,7 @@ def _mechanism(algorithm, *, samples=1000, **settings):
 
 def test_each_kind_of_sum_is_counted():
     def share(algorithm, places=1, **settings):
-        return rounding_error(_mechanism(algorithm, **settings), 100, 1, steps=70, places=places) / EPS
+        return rounding_error(_mechanism(algorithm, **settings), 100, steps=70, places=places) / EPS
 
     batch, table = 4 * (100**2 + 100), 4 * (64 * 1000 + 1000**2 / 64)
     assert share("privsgp") == pytest.approx(batch)
@@ -37,7 +37,7 @@ def test_each_kind_of_sum_is_counted():
 def test_more_of_anything_never_rounds_less(algorithm, slots, samples, places, steps):
     def share(samples=samples, slots=slots, places=places, steps=steps):
         m = _mechanism(algorithm, samples=samples)
-        return rounding_error(m, min(slots, samples), 1, steps=steps, places=places)
+        return rounding_error(m, min(slots, samples), steps=steps, places=places)
 
     assert share() <= min(share(places=2 * places), share(steps=2 * steps), share(samples=2 * samples))
     assert share() <= share(samples=2 * samples, slots=2 * slots) * (1 + 1e-12)

@@ -71,7 +71,7 @@ def test_what_is_added_of_a_sample_has_the_same_bits_whoever_stands_beside_it(ke
 KEPT = [
     ("privsgp-vr", {"table": "factored"}),
     ("privsgp-vr", {"table": "dense"}),
-    ("privsgp-sag", {"table": "block", "block": 1}),
+    ("privsgp-sag", {}),
     ("privsgp", {}),
 ]
 

@@ -14,7 +14,7 @@ from scipy import stats
 
 from privsgp.accounting.mechanisms import SampledMean
 from privsgp.errors import Refused
-from privsgp.randomness.coins import _threshold, batches, capacity, draw, draw_all, draw_blocks
+from privsgp.randomness.coins import _threshold, batches, capacity, draw, draw_all
 from privsgp.randomness.noise import Keyed, Secure, _Once
 
 
@@ -184,24 +184,3 @@ def test_empty_draws_are_a_pass_like_any_other():
 def test_no_room_is_refused():
     with pytest.raises(Refused, match="capacity = 0"):
         batches([np.arange(3)], 0, dummy=9)
-
-
-def test_a_block_has_one_coin_and_comes_whole():
-    """Seven samples in blocks of three: the last block is one sample and two empty slots."""
-    half = 2**63
-    drawn = draw_blocks(Coins([half - 1, half, 0]), mechanism(3.5, 7), 0, 0, 0, size=3, dummy=9)
-    assert drawn.tolist() == [0, 1, 2, 6, 9, 9]
-    assert draw_blocks(Coins([]), mechanism(7, 7), 0, 0, 0, size=3, dummy=7).tolist() == [0, 1, 2, 3, 4, 5, 6, 7, 7]
-
-
-def test_blocks_are_never_split_over_passes():
-    mech = mechanism(20, 101)
-    room = capacity(mech, 3, 7)
-    assert room % 7 == 0
-    assert room >= 20
-    assert capacity(mechanism(100, 101), 3, 7) == 105
-    drawn = [draw_blocks(Keyed(0), mech, node, 0, 0, size=7, dummy=101) for node in range(3)]
-    for index, mask in batches(drawn, 14, dummy=101):
-        first = index[:, ::7]
-        assert ((first % 7 == 0) | (first == 101)).all()
-        assert (mask == (index < 101)).all()

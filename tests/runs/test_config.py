@@ -163,17 +163,10 @@ def test_a_bad_value_is_named_with_its_key_and_what_is_right(section, key, value
 @pytest.mark.parametrize(
     ("algorithm", "what"),
     [
-        ({"name": "privsgp-sag", "table": "block"}, "algorithm.block = None with algorithm.table = 'block'"),
-        ({"name": "privsgp-sag", "block": 8}, "algorithm.block = 8 with algorithm.table = 'factored'"),
-        ({"table": "block", "block": 8}, "algorithm.block = 8 with algorithm.name = 'privsgp-vr'"),
-        ({"table": "block"}, "algorithm.table = 'block'"),
+        ({"name": "privsgp-sag", "table": "block"}, "algorithm.table = 'block'"),
+        ({"table": "dense", "name": "privsgp"}, "algorithm.table = 'dense' with algorithm.name = 'privsgp'"),
         (
-            {"table": "block", "block": 8, "name": "privsgp"},
-            "algorithm.table = 'block' with algorithm.name = 'privsgp'",
-        ),
-        ({"table": "block", "block": 8, "name": "privsgp-sag", "table_dtype": "bfloat16"}, "algorithm.table_dtype"),
-        (
-            {"table": "block", "block": 8, "name": "privsgp-sag", "difference_clip": 0.5},
+            {"name": "privsgp-sag", "difference_clip": 0.5},
             "algorithm.difference_clip = 0.5 with algorithm.name = 'privsgp-sag'",
         ),
         ({"table_dtype": "bfloat16", "difference_clip": 0.5}, "algorithm.table_dtype = 'bfloat16'"),

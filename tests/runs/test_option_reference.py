@@ -58,7 +58,7 @@ def test_the_schema_refuses_what_is_unknown_and_knows_names():
     algorithm = known["$defs"]["AlgorithmSection"]
     assert algorithm["additionalProperties"] is False
     assert {"privsgp-vr", "auto"} <= set(algorithm["properties"]["name"]["enum"])
-    assert "block" in algorithm["properties"]["table"]["enum"]
+    assert "dense" in algorithm["properties"]["table"]["enum"]
     assert {"const": "auto"} in algorithm["properties"]["steps"]["anyOf"]
 
 

@@ -12,7 +12,7 @@ import torch
 
 from privsgp.algorithms.block import Block, Drawn, Settings, State
 from privsgp.gradients.per_sample import minus
-from privsgp.gradients.rounding import chunk
+from privsgp.gradients.rounding import CHUNK
 from privsgp.options import Options
 
 if TYPE_CHECKING:
@@ -81,8 +81,8 @@ def full_mean(block: Block, z: Tensor) -> Tensor:
     """(1/J) Σ_j clip_G(∇f_i(z_i; j)) over all samples of each node; it never leaves as it is."""
     samples = torch.tensor([mechanism.samples for mechanism in block.mechanisms], device=z.device)[:, None]
     total = torch.zeros_like(z, dtype=torch.float64)
-    for start in range(0, block.rows, chunk()):
-        index = torch.arange(start, min(start + chunk(), block.rows), device=z.device).expand(len(samples), -1)
+    for start in range(0, block.rows, CHUNK):
+        index = torch.arange(start, min(start + CHUNK, block.rows), device=z.device).expand(len(samples), -1)
         total += block.gradients(z, Drawn(index.where(index < samples, block.rows), index < samples)).sum()
     total.div_(block.J)
     return total if block.exact else total.to(z.dtype)

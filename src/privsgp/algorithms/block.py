@@ -22,7 +22,6 @@ from privsgp.options import Options
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from pathlib import Path
 
     from privsgp.accounting.mechanisms import Mechanism, Sampling
     from privsgp.algorithms.algorithm import Trust
@@ -138,11 +137,6 @@ class Settings:
         scale: float | str = getattr(self.options, "difference_scale", 1.0)
         return 1.0 if isinstance(scale, str) else scale
 
-    @property
-    def block_size(self) -> int:
-        """How many samples are drawn by one coin."""
-        return getattr(self.options, "block", None) or 1
-
 
 @dataclass
 class Block:
@@ -166,7 +160,6 @@ class Block:
     async_tools: AsyncTools | None = None  # where nodes act one at a time
     update_rule: UpdateRule | None = None  # what is made of a noised direction; None: nothing
     leave_one_core: Callable[[], AbstractContextManager[None]] = nullcontext  # a second thread has it
-    private: Path | None = None  # a folder for the site alone, where a table may be mapped
     prepare: Callable[[PerSample], PerSample] | None = None  # what a table makes of gradients before they are clipped
     record: Callable[[Direction, Kept], Direction] = as_it_is  # how lines 6 and 7 are run on the block's device
     exact: bool = False  # whether noise is secret: estimates are then in float64 until it is added

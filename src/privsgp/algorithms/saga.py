@@ -16,12 +16,10 @@ from privsgp.algorithms.block import Block, Drawn, Settings
 from privsgp.algorithms.push_sum import PushSum, of_each_node
 from privsgp.devices import device_of
 from privsgp.errors import Refused
-from privsgp.gradients.rounding import chunk
-from privsgp.gradients.tables.blocks import BlockTable
-from privsgp.gradients.tables.storage import Place, Storage
-from privsgp.gradients.tables.table import Memory, fill, make_table, restore
+from privsgp.gradients.rounding import CHUNK
+from privsgp.gradients.tables.table import Table, fill, make_table, restore
 from privsgp.kernels import at_once
-from privsgp.options import Count, Options, Positive, Share, option
+from privsgp.options import Options, Positive, Share, option
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -39,7 +37,6 @@ class TableOptions(Options):
     table: Literal["factored", "dense"] = option("factored", "what is kept of a gradient: its factors, or all of it")
     table_init: Literal["gradients", "zeros"] = option("gradients", "the entries at the start: gradients at x⁰, or 0")
     table_dtype: Literal["float32", "bfloat16"] | None = option(None, "precision of entries; left out: engine.dtype")
-    table_place: Place = option("auto", "where the table lies; the numbers are the same")
 
 
 class SagaOptions(TableOptions):
@@ -62,30 +59,7 @@ class SagaOptions(TableOptions):
         return self
 
 
-class SagOptions(TableOptions):
-    """SAG's estimator, which needs no secret coins: samples may share one."""
-
-    table: Literal["factored", "dense", "block"] = option(  # type: ignore[assignment]
-        "factored", "what is kept: a gradient's factors, all of it, or the sum of a block of samples"
-    )
-    block: Count | None = option(None, "samples per entry of a block table")
-
-    @model_validator(mode="after")
-    def _block_table_is_possible(self) -> Self:
-        if (self.table == "block") != (self.block is not None):
-            raise Refused(
-                f"algorithm.block = {self.block} with algorithm.table = {self.table!r}",
-                "a block table ('privsgp-sag' alone has one) needs the samples per block, no other table does",
-            )
-        if self.block and self.table_dtype is not None:
-            raise Refused(
-                f"algorithm.table_dtype = {self.table_dtype} with algorithm.table = 'block'",
-                "leave it out: nothing but sums is taken of a block",
-            )
-        return self
-
-
-def init_table(block: Block, settings: Settings, z: Tensor) -> Memory:
+def init_table(block: Block, settings: Settings, z: Tensor) -> Table:
     """Return the table at z⁰: every sample's clipped gradient there (the paper), or zeros.
 
     The entries are never released as they are; only the noised mean is.
@@ -95,7 +69,7 @@ def init_table(block: Block, settings: Settings, z: Tensor) -> Memory:
     return table
 
 
-def empty_table(block: Block, settings: Settings, z: Tensor) -> Memory:
+def empty_table(block: Block, settings: Settings, z: Tensor) -> Table:
     """Return a table of zeros."""
     block.prepare = None  # an earlier table's, which is not to stay
     table = _zeros(block, settings, z)
@@ -103,7 +77,7 @@ def empty_table(block: Block, settings: Settings, z: Tensor) -> Memory:
     return table
 
 
-def fill_table(block: Block, settings: Settings, table: Memory, z: Tensor) -> None:
+def fill_table(block: Block, settings: Settings, table: Table, z: Tensor) -> None:
     """Take every sample's clipped gradient at z⁰ for its entry, where the table is to begin with them."""
     if settings.own(TableOptions).table_init == "gradients":
 
@@ -112,10 +86,10 @@ def fill_table(block: Block, settings: Settings, table: Memory, z: Tensor) -> No
 
         samples = _samples(block, z)
         _LOG.info("table: the gradients of %s samples at x⁰ come first", f"{sum(samples.tolist()):,}")
-        fill(table, gradients, samples, rows=block.rows, chunk=chunk(settings.block_size))
+        fill(table, gradients, samples, rows=block.rows, chunk=CHUNK)
 
 
-def restore_table(block: Block, settings: Settings, table: Memory, z: Tensor) -> None:
+def restore_table(block: Block, table: Table, z: Tensor) -> None:
     """Make of a table that was read from a file what the accountant assumes: |t_j| ≤ G (1 + κ), mean = (1/J) Σ_j t_j.
 
     Where noise comes from a seed there is nothing to protect, and the mean stays what it was to the bit.
@@ -124,8 +98,8 @@ def restore_table(block: Block, settings: Settings, table: Memory, z: Tensor) ->
     def gradients(rows: Tensor) -> PerSample:  # whose factors show which form entries have; z does not matter
         return block.gradients(z, Drawn(rows, rows < block.rows))
 
-    radius, some = block.mechanisms[0].radius, chunk(settings.block_size)
-    mean = restore(table, gradients, _samples(block, z), radius, rows=block.rows, chunk=some)
+    radius = block.mechanisms[0].radius
+    mean = restore(table, gradients, _samples(block, z), radius, rows=block.rows, chunk=CHUNK)
     if block.exact:
         table.mean.copy_(mean)
 
@@ -134,23 +108,20 @@ def _samples(block: Block, z: Tensor) -> Tensor:
     return torch.tensor([mechanism.samples for mechanism in block.mechanisms], device=z.device)
 
 
-def _zeros(block: Block, settings: Settings, z: Tensor) -> Memory:
+def _zeros(block: Block, settings: Settings, z: Tensor) -> Table:
     o = settings.own(TableOptions)
     padding = torch.full((z.shape[0], 1), block.rows, device=z.device)
     example = block.gradients(z, Drawn(padding, torch.zeros_like(padding, dtype=torch.bool)))
-    storage = Storage(o.table_place, block.private)
-    if isinstance(o, SagOptions) and o.block is not None:
-        return BlockTable(example, block.rows, settings.block_size, storage)
     dtype: torch.dtype | None = None if o.table_dtype is None else getattr(torch, o.table_dtype)
     if dtype == z.dtype:
         dtype = None
     return make_table(
         o.table, example, block.rows, clip=settings.clip, difference_clip=getattr(o, "difference_clip", None),
-        dtype=dtype, storage=storage,
+        dtype=dtype,
     )  # fmt: skip
 
 
-def saga_estimate(block: Block, table: Memory, z: Tensor, batch: list[Drawn]) -> Tensor:
+def saga_estimate(block: Block, table: Table, z: Tensor, batch: list[Drawn]) -> Tensor:
     """SAGA's estimate, and its table moved on; [m, d].
 
     c_j = clip(∇f_i(z_i; j) − t_j, C),   g = (θ/b) Σ_{j∈B} c_j + (1/J) Σ_j t_j,   t_j ← t_j + c_j for j ∈ B
@@ -171,7 +142,7 @@ def saga_estimate(block: Block, table: Memory, z: Tensor, batch: list[Drawn]) ->
     return c
 
 
-def replace_entries(block: Block, table: Memory, z: Tensor, batch: list[Drawn]) -> Tensor:
+def replace_entries(block: Block, table: Table, z: Tensor, batch: list[Drawn]) -> Tensor:
     """Take the gradients of the drawn samples at z and replace their entries; return Σ_{j∈B} c_j, [m, d]."""
     total = table.replace(batch[0].rows, block.gradients(z, batch[0]))
     for drawn in batch[1:]:
@@ -182,7 +153,7 @@ def replace_entries(block: Block, table: Memory, z: Tensor, batch: list[Drawn]) 
 class TablePushSum(PushSum):
     """Push-sum whose estimate remembers one gradient for each sample."""
 
-    table: Memory
+    table: Table
 
     def begin(self, z: Tensor) -> None:
         """Lines 1-3: ∇f_i(φ_ij; j) = ∇f_i(z_i⁰; j)."""
@@ -212,7 +183,7 @@ class TablePushSum(PushSum):
 
     def restore(self, z: Tensor) -> None:
         """Do so with the table of this block's nodes."""
-        restore_table(self.block, self.settings, self.table, z[self.block.nodes])
+        restore_table(self.block, self.table, z[self.block.nodes])
 
 
 class PrivSGPVR(TablePushSum):
@@ -258,15 +229,11 @@ class PrivSGPSAG(TablePushSum):
     """
 
     name: ClassVar[str] = "privsgp-sag"
-    Options: ClassVar[type[Options]] = SagOptions
+    Options: ClassVar[type[Options]] = TableOptions
 
     @staticmethod
     def mechanism(settings: Settings, *, sigma: float, batch: float, samples: int, kappa: float) -> Mechanism:
         """(1/J) Σ_j t_j + N(0, σ²)."""
-        if settings.block_size > 1 and settings.sampling == "fixed":
-            raise Refused(
-                "algorithm.table = 'block' with algorithm.sampling = 'fixed'", "take 'poisson': a block has one coin"
-            )
         return Sag(
             sigma=sigma, clip=settings.clip, batch=batch, samples=samples, sampling=settings.sampling, kappa=kappa
         )

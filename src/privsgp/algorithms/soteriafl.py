@@ -28,7 +28,7 @@ from privsgp.options import Options, Positive, Share, option
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from privsgp.gradients.tables.table import Memory
+    from privsgp.gradients.tables.table import Table
 
 
 class SoteriaFL(Algorithm):
@@ -162,7 +162,7 @@ class SoteriaFLSAGA(SoteriaFL):
 
     name: ClassVar[str] = "soteriafl-saga"
     Options: ClassVar[type[Options]] = SoteriaSAGAOptions
-    table: Memory
+    table: Table
 
     mechanism = staticmethod(PrivSGPVR.mechanism)
 
@@ -178,7 +178,7 @@ class SoteriaFLSAGA(SoteriaFL):
 
     def restored(self, z: Tensor) -> None:
         """Keep the entries in the ball of radius G."""
-        restore_table(self.block, self.settings, self.table, z)
+        restore_table(self.block, self.table, z)
 
     def estimate(self, k: int, z: Tensor, batch: list[Drawn]) -> Tensor:
         """ĝ_i = (θ/b) Σ_{j∈B} c_j + (1/J) Σ_j t_j."""

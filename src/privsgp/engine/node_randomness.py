@@ -14,7 +14,7 @@ from privsgp.algorithms import Drawn
 from privsgp.algorithms.block import EVERYONE
 from privsgp.devices import device_of
 from privsgp.gradients.dropout import sample_keys, tosses
-from privsgp.randomness.coins import batches, capacity, draw, draw_all, draw_blocks
+from privsgp.randomness.coins import batches, capacity, draw, draw_all
 from privsgp.randomness.noise import Keyed, Secure, clock_offset, clocks_parted
 from privsgp.seeds import public_seed
 
@@ -47,7 +47,7 @@ class NodeRandomness:
         self._dummy = spec.learning.inputs.shape[1] - 1
         self._samples = np.array(spec.learning.samples)[:, None]
         # By the mechanisms of all nodes: a batch has one size wherever a node lives.
-        self.slots = max(capacity(m, spec.nodes, spec.settings.block_size) for m in set(spec.protection.mechanisms))
+        self.slots = max(capacity(m, spec.nodes) for m in set(spec.protection.mechanisms))
         self._like = like.new_empty(1).expand_as(like)  # x itself would be kept alive
         self._drawn: tuple[int, int, list[Drawn]] | None = None
         self._offset = 0.0  # of the clocks, when that was drawn
@@ -115,13 +115,8 @@ class NodeRandomness:
         return np.random.Philox(key=seed % 2**128, counter=[0, 0, 0, k])
 
     def _draw(self, k: int) -> list[Drawn]:
-        spec, block = self.spec, self.spec.settings.block_size
-        if block == 1:
-            releases = [mechanism.at(k) for mechanism in spec.mechanisms]
-            return self._passes(draw_all(self.source, releases, spec.here, k, self.attempt), [k] * len(spec.here))
-        each = zip(spec.here, spec.mechanisms, strict=True)
-        draws = [draw_blocks(self.source, m, i, k, self.attempt, size=block, dummy=self._dummy) for i, m in each]
-        return self._passes(draws, [k] * len(spec.here))
+        here, releases = self.spec.here, [mechanism.at(k) for mechanism in self.spec.mechanisms]
+        return self._passes(draw_all(self.source, releases, here, k, self.attempt), [k] * len(here))
 
     def _passes(self, draws: Sequence[np.ndarray[Any, Any]], steps: Sequence[int]) -> list[Drawn]:
         """Lay draws into passes; `steps` are the numbers of the nodes' own gradients, for dropout."""

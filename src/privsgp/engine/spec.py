@@ -232,9 +232,8 @@ def refuse_vast(spec: RunSpec, places: int) -> None:
     if spec.simulation or not spec.algorithm.private:
         return
     for m in set(spec.protection.mechanisms):
-        block = spec.settings.block_size
-        slots = capacity(m, spec.nodes, block)
-        off = rounding_error(m, slots, block, steps=spec.steps, places=places)
+        slots = capacity(m, spec.nodes)
+        off = rounding_error(m, slots, steps=spec.steps, places=places)
         if off > m.kappa / 2:
             raise Refused(
                 f"sums of {slots:,} gradients of layers at {places:,} positions, {spec.steps:,} steps and "
@@ -243,9 +242,9 @@ def refuse_vast(spec: RunSpec, places: int) -> None:
             )
 
 
-def rounding_error(m: Mechanism, slots: int, block: int, *, steps: int, places: int) -> float:
+def rounding_error(m: Mechanism, slots: int, *, steps: int, places: int) -> float:
     """Return by how much of G a run's sums in float64 may differ, with and without a record, beyond its share."""
     off = sum_error(max(slots, m.largest_batch), slots, places)
     if m.has_table:
-        off += table_error(m.samples, block, steps=steps, positions=places)
+        off += table_error(m.samples, steps=steps, positions=places)
     return off

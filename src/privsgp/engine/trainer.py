@@ -32,7 +32,7 @@ from privsgp.engine.stops import Stopping, refuse_no_model
 from privsgp.errors import Diverged, Interrupted, ReplayDiffers
 from privsgp.gradients import Layout, stack
 from privsgp.gradients.dropout import without_coins
-from privsgp.gradients.rounding import chunk
+from privsgp.gradients.rounding import CHUNK
 from privsgp.randomness.pairwise import told
 from privsgp.threads import leave_one_core, one_thread_each
 from privsgp.transport import forms
@@ -309,7 +309,6 @@ class Trainer:
             async_tools=self._async_tools(),
             update_rule=self.update_rule,
             leave_one_core=leave_one_core if self.randomness.beside else nullcontext,
-            private=self.folder.checkpoint.parent,
             record=recorder(gradient, spec.device) if may_record else as_it_is,
             exact=not spec.simulation,
             parts=parts,
@@ -324,7 +323,7 @@ class Trainer:
             return ()
         each = getattr(getattr(spec.algorithm, "direction", None), "of_each_node", False)
         parts = divided(len(spec.here), threads) if each else ()
-        made_up, batches = spec.learning.made_up(), {self.randomness.slots, chunk(spec.settings.block_size)}
+        made_up, batches = spec.learning.made_up(), {self.randomness.slots, CHUNK}
         if not parts or not all(alone_as_together(gradient, made_up, parts, b, spec.dtype) for b in batches):
             return ()
         self.randomness.at_once, self.budget_guard.at_once = False, True

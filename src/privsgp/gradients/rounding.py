@@ -1,7 +1,7 @@
 """κ, the slack that clipping is counted with for what arithmetic rounds by, and every constant it rests on.
 
 κ is for each gradient's norm and clip; half of it is left for sums (privacy.md, "Clipping"; docs/privacy.md, "Sums").
-Loops that add up all of a node's gradients take `chunk` of them at a time: the bound holds for that length. Which
+Loops that add up all of a node's gradients take `CHUNK` of them at a time: the bound holds for that length. Which
 layers are used at many positions their rules declare (`rules.layer.StackedLayer.positional`).
 """
 
@@ -37,11 +37,6 @@ def kappa(dtype: torch.dtype, device: torch.device, *, positions: int = 1) -> fl
     return 2.0**-8 if positions > 1 or dtype != torch.float32 else 2.0**-12
 
 
-def chunk(block: int = 1) -> int:
-    """Return how many samples of a node are added at once where all of them are: `CHUNK`, in whole blocks."""
-    return -(-CHUNK // block) * block
-
-
 def sum_error(samples: float, at_once: int, positions: int) -> float:
     """Return by how much of G a sum in float64 may differ with and without a record, beyond the record's share.
 
@@ -54,9 +49,9 @@ def sum_error(samples: float, at_once: int, positions: int) -> float:
     return 4 * _EPS * (cancel * positions * min(at_once, samples) * samples + samples**2 / at_once)
 
 
-def table_error(samples: int, block: int, *, steps: int, positions: int) -> float:
+def table_error(samples: int, *, steps: int, positions: int) -> float:
     """Return the same of a table's mean: J entries are added in chunks, and K moves round by K 2⁻⁵² G."""
-    return sum_error(samples, chunk(block), positions) + 2 * _EPS * steps * samples
+    return sum_error(samples, CHUNK, positions) + 2 * _EPS * steps * samples
 
 
 def least_difference_clip(clip: float, dtype: torch.dtype, positions: int) -> float:

@@ -56,41 +56,24 @@ def draw_all(
     return [samples[start:end] for start, end in itertools.pairwise(ends)]
 
 
-def draw_blocks(
-    source: Source, mechanism: Mechanism, node: int, step: int, attempt: int, *, size: int, dummy: int
-) -> npt.NDArray[np.int64]:
-    """Return the samples of the blocks of one step, `size` slots a block; what a last block lacks is `dummy`.
-
-    Guarantee: each block ⌊j / size⌋ of samples has one coin, as a sample has in Poisson sampling.
-
-    Assumes: the mechanism is counted without the secrecy of coins: those of a block show in its other samples.
-    """
-    blocks = np.arange(-(-mechanism.samples // size))
-    if mechanism.rate < 1:
-        blocks = blocks[source.below([node], step, len(blocks), attempt, _threshold(mechanism.rate))[0]]
-    slots = (blocks[:, None] * size + np.arange(size)).reshape(-1)
-    return np.where(slots < mechanism.samples, slots, dummy)
-
-
 def _threshold(rate: float) -> int:
     """Return ⌊q 2⁶⁴⌋: exact, since 2⁶⁴ moves only the float's exponent, and never above the q that was paid for."""
     return int(rate * 2.0**64)
 
 
-def capacity(mechanism: Mechanism, nodes: int, block: int = 1) -> int:
+def capacity(mechanism: Mechanism, nodes: int) -> int:
     """Return the public batch size at which a step of so many nodes is expected to cost least, in eights, at most J.
 
     Every slot costs, drawn or not. If one node of all draws more there is another pass, which costs about twice the
-    first: it is seldom, so nothing is recorded or warm for it. Where samples are drawn by blocks it is in whole blocks.
+    first: it is seldom, so nothing is recorded or warm for it.
     """
     if mechanism.sampling == "fixed":
         return int(mechanism.batch)
-    coins, unit = math.ceil(mechanism.samples / block), 8 if block == 1 else 1
-    rate = min(1.0, mechanism.rate)
-    most = min(coins, coins * rate + 40 * math.sqrt(coins * rate) + 64 * unit)  # no draw is larger; J may be anybody's
-    sizes = np.arange(unit * math.ceil(coins * rate / unit), most + unit, unit).clip(max=coins)
-    within = special.bdtr(sizes, coins, rate) ** nodes
-    return block * int(sizes[np.argmin(sizes * (3 - 2 * within))])
+    J, rate = mechanism.samples, min(1.0, mechanism.rate)
+    most = min(J, J * rate + 40 * math.sqrt(J * rate) + 512)  # no draw is larger; J may be anybody's
+    sizes = np.arange(8 * math.ceil(J * rate / 8), most + 8, 8).clip(max=J)
+    within = special.bdtr(sizes, J, rate) ** nodes
+    return int(sizes[np.argmin(sizes * (3 - 2 * within))])
 
 
 def batches(draws: Sequence[npt.NDArray[np.int64]], capacity: int, dummy: int) -> list[Pass]:

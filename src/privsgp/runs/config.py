@@ -628,7 +628,6 @@ class Config(Options):
                 if values[section][key] == default:
                     del values[section][key]
         del values["plan"]
-        values["algorithm"].pop("table_place", None)
         values["engine"] = {"dtype": self.engine.dtype}
         return values
 
@@ -761,6 +760,8 @@ def _drop_gone(values: dict[str, Any]) -> dict[str, Any]:
     if isinstance(clip := sections.get("privacy", {}).get("clip"), dict):  # release 1.0.0rc1 could change it
         gone["privacy.clip"] = clip
         values["privacy"]["clip"] = clip.get("start")
+    if sections.get("algorithm", {}).get("table") == "block":
+        gone["algorithm.table"] = values["algorithm"].pop("table")
     return gone
 
 
@@ -792,7 +793,7 @@ def _with_schema(values: dict[str, Any], base: Path) -> dict[str, Any]:
 
 def differences(old: Config, new: Config) -> list[str]:
     """Name every key whose change would change the result, with both values."""
-    free = {"name", *(f"plan.{key}" for key in PlanSection.model_fields), "algorithm.table_place"}
+    free = {"name", *(f"plan.{key}" for key in PlanSection.model_fields)}
     free |= {f"engine.{key}" for key in ("device", "evaluate_every", "checkpoint_every")}
     a, b = flat(old.model_dump(mode="json")) | old._gone, flat(new.model_dump(mode="json"))
     if b.get(_SCALE) == "auto":  # settled by the rest, or as the run that goes on has it
@@ -874,9 +875,16 @@ _GONE = {
     "privacy.clip_what": "leave it out: each record's gradient is clipped, always",
     "privacy.noise_schedule": "leave it out: all steps have the same noise",
     "privacy.noise_curvature": "leave it out: all steps have the same noise",
+    "algorithm.block": "leave it out: each sample has its own entry; 'privsgp' keeps no table",
+    "algorithm.table_place": "leave it out: privsgp puts a table on the device, or in memory if the device has no room",
 }
 # The values that those of release 1.0.0rc1 had without an effect: its run folders hold them.
-_UNUSED = {"privacy.noise_schedule": "constant", "privacy.noise_curvature": 0.0}
+_UNUSED = {
+    "privacy.noise_schedule": "constant",
+    "privacy.noise_curvature": 0.0,
+    "algorithm.block": None,
+    "algorithm.table_place": "auto",
+}
 
 
 def _path(location: tuple[int | str, ...]) -> list[str]:

@@ -96,13 +96,11 @@ class AlgorithmSection(TypedDict, total=False):
     step_size: float | Literal['theory'] | Schedule | Literal['auto']  # γ; theory: √(n/K)
     sampling: Literal['poisson', 'fixed']  # a coin a sample, or batches of one size
     trust: Literal['per-node', 'secure aggregation', 'curator', 'honest sites'] | None  # what an adversary sees; left out: the method's own
-    table: Literal['factored', 'dense'] | Literal['factored', 'dense', 'block']  # what is kept of a gradient: its factors, or all of it
+    table: Literal['factored', 'dense']  # what is kept of a gradient: its factors, or all of it
     table_init: Literal['gradients', 'zeros']  # the entries at the start: gradients at x⁰, or 0
     table_dtype: Literal['float32', 'bfloat16'] | None  # precision of entries; left out: engine.dtype
-    table_place: Literal['auto', 'device', 'host', 'disk']  # where the table lies; the numbers are the same
     difference_clip: float | None  # C: clips each g_j − t_j; left out: G beside auto where a table is no larger for it, else 2G, no clip
     difference_scale: float | Literal['auto']  # θ: the weight of differences; 1 is the paper's; auto: the largest that costs hardly any noise
-    block: int | None  # samples per entry of a block table
     anchor_batch: float | None  # expected samples of an anchor, at the mean size; left out: all
     anchor_noise: float  # an anchor's noise, in units of σ
     alpha: float  # α: the share of the plain gradient; 1 is DP-SGD

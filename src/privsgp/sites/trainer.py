@@ -118,8 +118,8 @@ class SiteTrainer(Trainer):
         drawn, self._drawn = self._drawn, []
         if not drawn or not isinstance(self.algorithm, TablePushSum):
             return torch.empty(0, dtype=torch.int64)
-        table, last = self.algorithm.table, len(next(iter(self._table_rows().values()))[0]) - 1
-        rows = torch.unique(torch.cat([table.places(one.rows) for one in drawn], 1)[0])
+        last = len(next(iter(self._table_rows().values()))[0]) - 1
+        rows = torch.unique(torch.cat([one.rows for one in drawn], 1)[0])
         changed: Tensor = rows[rows != last]
         return changed
 

@@ -1,19 +1,13 @@
-"""Where a table lies: beside the computation, in the machine's memory, or in a file that is mapped into it.
+"""Where a table lies, beside the computation or in the machine's memory, and how its rows are read and written.
 
 The choice follows from sizes alone, which are public, and is logged before anything is computed.
 """
 
 from __future__ import annotations
 
-import errno
 import logging
-import mmap
-import os
-import shutil
-import tempfile
-from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
@@ -23,81 +17,25 @@ from privsgp.files import in_units
 from privsgp.kernels import at_once
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
     from torch import Tensor
 
-Place = Literal["auto", "device", "host", "disk"]
 _SHARE = 0.75  # of what is free; steps need the rest
-_CANNOT = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
-_ZEROS = 1 << 20  # bytes written at a time
 _LOG = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Storage:
-    """A place, and the folder that is for the site alone, where files may lie."""
-
-    place: Place = "auto"
-    folder: Path | None = None
-
-    def settled(self, size: int, words: str, device: torch.device) -> Storage:
-        """Return the place that is taken for `size` bytes, and say so; refuse where nothing is large enough."""
-        free: dict[Place, Callable[[], int]] = {
-            "device": lambda: devices.free_on(device),
-            "host": devices.free_memory,
-            "disk": lambda: shutil.disk_usage(self.folder or tempfile.gettempdir()).free,
-        }
-        tried = list(free) if self.place == "auto" else [self.place]
-        room = {place: free[place]() for place in tried}
-        for place in tried:
-            if size <= _SHARE * room[place]:
-                _LOG.info("table: %s = %s, %s (%s free)", words, in_units(size), _NAMES[place], in_units(room[place]))
-                return Storage(place, self.folder)
-        raise Refused(
-            f"algorithm.table_place = {self.place!r} for a table of {words} = {in_units(size)}: free are "
-            + ", ".join(f"{in_units(r)} {_NAMES[p]}" for p, r in room.items()),
-            f"a table may take {_SHARE:.0%} of that: take algorithm.table_dtype = 'bfloat16', another "
-            "algorithm.table_place, algorithm.table = 'block' with 'privsgp-sag', or 'privsgp', which keeps no table",
-        )
-
-    def zeros(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-        """Return zeros in this place."""
-        if self.place == "disk":
-            return _mapped(shape, dtype, self.folder)
-        return torch.zeros(shape, dtype=dtype, device="cpu" if self.place == "host" else device)
-
-
-_NAMES = {"device": "on the device", "host": "in memory", "disk": "on disk"}
-
-
-def _mapped(shape: tuple[int, ...], dtype: torch.dtype, folder: Path | None) -> Tensor:
-    """Map a file that has no name: whatever ends the process, nothing of it stays behind."""
-    size = torch.Size(shape).numel() * dtype.itemsize
-    with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
-        try:
-            _set_aside(file.fileno(), size)
-        except OSError as error:
-            raise Refused(
-                f"a table of {in_units(size)} in {folder or tempfile.gettempdir()}: {error.strerror}",
-                "make room there, or take another algorithm.table_place, or algorithm.table_dtype = 'bfloat16'",
-            ) from error
-        return torch.frombuffer(mmap.mmap(file.fileno(), size), dtype=dtype).view(shape)
-
-
-def _set_aside(file: int, size: int) -> None:
-    """Give a file all its blocks: to write to a mapped hole when others have filled the disk would be a SIGBUS."""
-    try:
-        os.posix_fallocate(file, 0, size)
-    except (AttributeError, OSError) as error:  # not every system and disk can
-        if isinstance(error, OSError) and error.errno not in _CANNOT:
-            raise
-        zeros = bytes(_ZEROS)
-        for start in range(0, size, _ZEROS):
-            left = memoryview(zeros)[: size - start]
-            while left:
-                left = left[os.write(file, left) :]
+def place(size: int, words: str, device: torch.device) -> torch.device:
+    """Return where a table of `size` bytes lies: on the device, or in memory if the device has no room."""
+    free = {device: devices.free_on(device), torch.device("cpu"): devices.free_memory()}
+    for where, room in free.items():
+        if size <= _SHARE * room:
+            name = "on the device" if where == device else "in memory"
+            _LOG.info("table: %s = %s, %s (%s free)", words, in_units(size), name, in_units(room))
+            return where
+    raise Refused(
+        f"a table of {words} takes {in_units(size)}, and {in_units(max(free.values()))} are free",
+        f"a table may take {_SHARE:.0%} of that: take algorithm.table_dtype = 'bfloat16', fewer samples a node, or "
+        "'privsgp', which keeps no table",
+    )
 
 
 class Rows(Protocol):

@@ -9,7 +9,7 @@ table belongs to no sample: padding slots of a Poisson batch point there, and it
 from __future__ import annotations
 
 import copy
-from typing import TYPE_CHECKING, Literal, Protocol, Self
+from typing import TYPE_CHECKING, Literal, Self
 
 import torch
 from torch import Tensor
@@ -26,50 +26,23 @@ from privsgp.gradients.per_sample import (
     linear,
     sum_pieces,
 )
-from privsgp.gradients.tables.storage import Storage, clear, gather, gather_like, put, rounded, scatter
+from privsgp.gradients.tables.storage import clear, gather, gather_like, place, put, rounded, scatter
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     Gradients = Callable[[Tensor], PerSample]
 
-Kind = Literal["dense", "factored", "block"]
-
-
-class Memory(Protocol):
-    """What an algorithm knows of its table."""
-
-    mean: Tensor
-
-    def prepared(self, g: PerSample) -> PerSample:
-        """Return the gradients as they can be kept; it is these that are clipped."""
-
-    def set(self, rows: Tensor, g: PerSample) -> Tensor:
-        """Make the clipped gradients g the entries of the samples `rows` [m, b]; return Σ_j g_j, [m, d]."""
-
-    def replace(self, rows: Tensor, g: PerSample) -> Tensor:
-        """Move the entries of the samples `rows` towards their clipped gradients g; return Σ_j c_j, [m, d]."""
-
-    def keep_within(self, radius: float, rows: Tensor, gradients: Gradients) -> Tensor:
-        """Let entries of the samples `rows` [m, b] outside the ball of `radius` count as 0; return Σ_j t_j, [m, d]."""
-
-    def places(self, rows: Tensor) -> Tensor:
-        """Return in which rows of the arrays the entries of the samples `rows` [m, b] are."""
-
-    def of_nodes(self, nodes: slice) -> Self:
-        """Return the tables of some of the nodes, in the same memory."""
-
-    def arrays(self) -> dict[str, Tensor]:
-        """Return everything a checkpoint must keep, by name; of each but the mean the last row belongs to no sample."""
+Kind = Literal["dense", "factored"]
 
 
 class Part:
     """The table of one layer (or, when dense, of the whole gradient): each factor of its gradients, [m, rows, …]."""
 
-    def __init__(self, piece: Piece, rows: int, storage: Storage, dtype: torch.dtype | None) -> None:
+    def __init__(self, piece: Piece, rows: int, device: torch.device, dtype: torch.dtype | None) -> None:
         self.plain = isinstance(piece, Plain)
         self.arrays = {
-            name: storage.zeros((f.shape[0], rows, *f.shape[2:]), _kept(f, dtype), f.device)
+            name: torch.zeros((f.shape[0], rows, *f.shape[2:]), dtype=_kept(f, dtype), device=device)
             for name, f in piece.factors().items()
         }
 
@@ -203,10 +176,6 @@ class Table:
                 clear(a, rows.where(~inside, a.shape[1] - 1))
         return self._sum(self._entries(rows, like), g)
 
-    def places(self, rows: Tensor) -> Tensor:
-        """Return the samples' numbers: each has an entry of its own."""
-        return rows
-
     def arrays(self) -> dict[str, Tensor]:
         """Return everything a checkpoint must keep, by name."""
         kept = {f"{i}.{name}": a for i, part in enumerate(self.parts) for name, a in part.arrays.items()}
@@ -278,16 +247,13 @@ def make_table(
     clip: float,
     difference_clip: float | None = None,
     dtype: torch.dtype | None = None,
-    storage: Storage | None = None,
 ) -> Table:
     """Return a table of zeros for `samples` samples a node, for gradients shaped like `example`.
 
     With clipped differences an entry is a mixture of several gradients of a sample, which has factors only where a
     layer's input never changes; other layers then keep plain gradients (architecture.md, "Fast by construction").
-    `dtype` is what numbers are rounded to, the gradients' own if None; `storage` is where they lie.
+    `dtype` is what numbers are rounded to, the gradients' own if None.
     """
-    if kind not in ("dense", "factored"):
-        raise Refused(f"algorithm.table = {kind!r}", "take 'factored', 'dense' or 'block'")
     whole: Sequence[Piece] = [Plain(example.dense())] if kind == "dense" else example.pieces
     pieces = [piece if _worth_factors(piece, difference_clip) else Plain(piece.dense()) for piece in whole]
     like = next(iter(pieces[0].factors().values()))
@@ -297,23 +263,23 @@ def make_table(
             f"algorithm.table_dtype = '{str(dtype).removeprefix('torch.')}' with algorithm.difference_clip",
             "leave one of them out: a rounded entry may move by more than the difference clip",
         )
-    where = _place(pieces, example.models, samples, dtype, storage or Storage("device"))
+    where = _place(pieces, example.models, samples, dtype)
     parts = [Part(piece, samples + 1, where, dtype) for piece in pieces]
     if dtype is not None and dtype != like.dtype:
         return RoundedTable(parts, mean, clip, like.new_zeros(example.models, samples + 1))
     return Table(parts, mean, clip, difference_clip)
 
 
-def _place(pieces: Sequence[Piece], models: int, samples: int, dtype: torch.dtype | None, storage: Storage) -> Storage:
-    """Say how large the table will be, and settle where it lies."""
+def _place(pieces: Sequence[Piece], models: int, samples: int, dtype: torch.dtype | None) -> torch.device:
+    """Return where the table lies, by its size."""
     kept = [f for piece in pieces for f in piece.factors().values()]
     numbers = sum(f[0, 0].numel() for f in kept)
     entry = sum(f[0, 0].numel() * _kept(f, dtype).itemsize for f in kept)
     words = f"{models} × {samples:,} entries of {numbers:,} numbers"
-    return storage.settled(models * (samples + 1) * entry, words, kept[0].device)
+    return place(models * (samples + 1) * entry, words, kept[0].device)
 
 
-def fill(table: Memory, gradients: Gradients, samples: Tensor, *, rows: int, chunk: int) -> None:
+def fill(table: Table, gradients: Gradients, samples: Tensor, *, rows: int, chunk: int) -> None:
     """Set every entry to its sample's clipped gradient at x⁰ (the paper's lines 1-3), and the mean with it.
 
     `gradients(index)` returns the clipped gradients of the samples `index` [m, chunk]; `samples` [m] holds J_i.
@@ -324,12 +290,11 @@ def fill(table: Memory, gradients: Gradients, samples: Tensor, *, rows: int, chu
     table.mean /= samples[:, None]
 
 
-def restore(table: Memory, gradients: Gradients, samples: Tensor, radius: float, *, rows: int, chunk: int) -> Tensor:
+def restore(table: Table, gradients: Gradients, samples: Tensor, radius: float, *, rows: int, chunk: int) -> Tensor:
     """Let all that a file may hold and a table may not count as 0; return the mean of its entries, [m, d].
 
     Guarantee: every entry is in the ball of `radius`, and the row that belongs to no sample is 0. An entry outside is
-    not one that was clipped: it counts as 0, as in `PerSample.clip_`. Of a block's sum it is the sum that is held in
-    the ball of as many radii as it has samples.
+    not one that was clipped: it counts as 0, as in `PerSample.clip_`.
     Assumes: as `fill`.
     """
     for name, a in table.arrays().items():
