@@ -44,9 +44,6 @@ if TYPE_CHECKING:
     from privsgp.accounting.observer import View
     from privsgp.accounting.pairwise import Sharing
     from privsgp.graph import Graph
-    from privsgp.randomness.pairwise import Identities
-    from privsgp.runs.config import Config
-    from privsgp.transport.rendezvous import World
 
 app = typer.Typer(help="Private learning without a server.", no_args_is_help=True, pretty_exceptions_enable=False)
 cli_models.add_to(app)
@@ -181,11 +178,6 @@ def train(
     ] = None,
     leave: Annotated[list[str] | None, typer.Option(help="NODE@STEP: leaves for good before that step.")] = None,
     staleness: Annotated[int, typer.Option(help="Steps after which a silent link's message is waited for.")] = 64,
-    cards: Annotated[
-        list[Path] | None,
-        typer.Option("--card", help="Several processes, pairwise noise: the card of each one's site, by rank."),
-    ] = None,
-    home: Annotated[Path | None, typer.Option(help="With --card: this process's site (see `site init`).")] = None,
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Log metrics to <run>/tensorboard.")] = False,
     as_json: Json = False,
 ) -> None:
@@ -221,29 +213,18 @@ def train(
     faults = build.simulated_faults(
         settings, drop=drop, delay=delay, crash=crash or [], leave=leave or [], staleness=staleness
     )
-    identities = world.all_or_none(lambda: _identities(settings, world, cards or [], home))
     log = Log(place, simulation=settings.seed is not None) if tensorboard else None
     with bar(settings.algorithm.steps) as progress:
         watch = progress if log is None else log.beside(progress)
         result = training.run(
             settings, problem, place, resume=resume, moved=moved, ledgers=ledger, watch=watch, plan=plan, faults=faults,
-            start=begun, identities=identities,
+            start=begun,
         )  # fmt: skip
     if log is not None:
         log.finish(result.metrics[-1])
     if not world.rank:
         page.leave(result.folder, result.summary)
         tell(result.summary, show_summary, result.summary, result.folder, as_json=as_json)
-
-
-def _identities(settings: Config, world: World, cards: list[Path], home: Path | None) -> Identities | None:
-    """Return the long-term keys of the processes; None where no cards are given."""
-    if not cards:
-        return None
-    from privsgp.accounting.policy import default_home
-    from privsgp.sites.processes import identities
-
-    return identities(settings, world, cards, home or default_home())
 
 
 @app.command()

@@ -62,15 +62,13 @@ class _Lying:
         return [self._meant.get(key, word) for key, word in zip(keys, self._store.multi_get(keys), strict=True)]
 
 
-def send(rank: int, *, liar: int, step: int, how: str, where: str = "") -> None:
+def send(rank: int, *, liar: int, step: int, how: str) -> None:
     """Let one process send something else than its message, from a step on."""
     import torch
     import torch.distributed as dist
 
     from privsgp.transport import torch_distributed as distributed
 
-    if where and rank != liar:
-        os.dup2(os.open(where, os.O_CREAT | os.O_WRONLY), 2)
     batch, packed, calls = dist.batch_isend_irecv, distributed.TorchDistributed._packed, iter(range(10**9))
 
     def sent(operations: list[Any]) -> Any:
@@ -115,41 +113,12 @@ def pause_at_exchange(rank: int, *, victim: int, number: int) -> None:
     """Let one process stop when it is to say something for the n-th time."""
     from privsgp.transport.rendezvous import World
 
-    live, calls = World._live, iter(range(number))
+    gather, calls = World.all_gather_each, iter(range(number))
 
-    def living(self: Any) -> None:
-        if rank == victim and next(calls, None) is None and not self._ended.is_set():
-            World._live = live
-            time.sleep(1.2)  # by then it has given a sign of life
+    def stopping(self: Any, value: Any, expected: Any) -> Any:
+        if rank == victim and next(calls, None) is None:
+            World.all_gather_each = gather
             os.kill(os.getpid(), signal.SIGSTOP)
-        live(self)
+        return gather(self, value, expected)
 
-    World._live = living
-
-
-def leave_at_connect(rank: int, *, victim: int) -> None:
-    """Let one process vanish when all are to connect."""
-    from privsgp.transport import torch_distributed as distributed
-
-    if rank == victim:
-        distributed._connect = lambda *_: os._exit(9)
-
-
-def between(rank: int) -> None:
-    """Let the meeting place show each process other keys than were told, and its own last word as everybody's."""
-    from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
-
-    from privsgp.transport.rendezvous import World
-
-    del rank
-    gather, rounds = World.all_gather_nodes, iter((True, False))
-
-    def changed(self: Any, own: Any, form: Any, nodes: int) -> Any:
-        said, keys = gather(self, own, form, nodes), "hexadecimal" in form.text and next(rounds, None)
-        if not said or keys is None or "hexadecimal" not in form.text:
-            return said
-        here = [place for place, word in enumerate(said) if word in own]
-        false = [X25519PrivateKey.generate().public_key().public_bytes_raw().hex() if keys else own[0] for _ in said]
-        return [word if place in here else false[place] for place, word in enumerate(said)]
-
-    World.all_gather_nodes = changed
+    World.all_gather_each = stopping

@@ -12,6 +12,7 @@ import pytest
 import runs
 from privsgp.accounting import ledger
 
+PATIENCE = 8.0
 DIGITS = """
 name = "digits"
 seed = 0
@@ -44,7 +45,7 @@ def _killed(said, config, out, processes, restart, draw):
     """Start the run, kill one process at a random moment, and return (who, how all ended)."""
     victim, moments = draw.randrange(processes), draw.randrange(5, 90)
     words = [["train", config, "--out", out]] * processes
-    started = cluster.start(said, words, "cluster.die", restart, victim=victim, moments=moments)
+    started = cluster.start(said, words, "cluster.die", restart, victim=victim, moments=moments, patience=PATIENCE)
     return victim, cluster.ended(said, started)
 
 
@@ -68,14 +69,11 @@ def _kill_and_restart(tmp_path, undisturbed, kills, processes, draw):
         for rank, one in enumerate(all_ended):
             if rank != victim:
                 assert one.code == 130, one.err
-                # one that died before its first sign of life is given up after the set time
-                how = r"its connection broke|no sign of life for 5 s|silent for 20 s"
-                how += r"|so it seems to others: .*; it waited for process \d+"
-                said = re.search(rf"process (\d+) is gone \(({how})\); noticed at step \d+, 20\d\d-", one.err)
+                how = rf"its connection broke|silent for {PATIENCE:g} s|it ended: see its own message"
+                said = re.search(rf"process(?:es)? ([\d, ]+) (?:is|are) gone \((?:{how})\); noticed at step", one.err)
                 assert said is not None, one.err
-                named.add(int(said[1]))
-                assert one.seconds < cluster.PATIENCE + 10
-        assert victim in named  # one that is slow to say whom it lost may be taken for gone, but not by all
+                named |= {int(rank) for rank in said[1].split(",")}
+        assert victim in named  # one that leaves because of another may be missed too
     cluster.train(tmp_path / "last", config, out, processes, restart=kills)
     assert (out / "model.safetensors").read_bytes() == (undisturbed / "model.safetensors").read_bytes()
     assert runs.charged(out) == runs.charged(undisturbed) == [30] * 16
@@ -100,19 +98,10 @@ def test_a_silent_process_is_given_up_after_the_set_time(tmp_path):
         started[rank].join(60)
     started[1].kill()
     said = cluster.ended(tmp_path / "said", started)
-    blamed = []
-    for rank, other in ((0, 2), (2, 0)):
+    for rank in (0, 2):
         assert said[rank].code == 130
-        found = re.search(
-            r"process (\d) is gone \((?:so it seems to others: )?"
-            r"(?:no message within 2 s|silent for 2 s|its connection broke)(?:; it waited for process (\d))?\)",
-            said[rank].err,
-        )
-        assert found, said[rank].err
-        assert (int(found[1]) == rank) == (found[2] is not None)
-        blamed.append(int(found[2] or found[1]))
-        assert blamed[-1] in (1, other)
-    assert 1 in blamed  # who waits for one that waits may be taken for the silent one, but not by all
+        assert re.search(r"process \d is gone \((no message within 2 s|its connection broke|it ended)", said[rank].err)
+    assert any("process 1 is gone (no message within 2 s)" in one.err for one in said)
 
 
 def test_a_secret_run_resumes_together_and_pays_for_what_it_repeats(tmp_path):
@@ -175,7 +164,8 @@ def test_a_replay_that_differs_is_begun_again_by_all_with_fresh_noise(tmp_path):
     sent = [len(runs.sent(out, node)) for node in range(16)]
     other = cluster.ended(tmp_path / "b", cluster.start(tmp_path / "b", words, "cluster.differ", 1, victim=1))
     assert [one.code for one in other] == [130, 130]
-    assert all("process 1 is gone (its replay of a step differs" in one.err for one in other)
+    assert "the replay of a step differs" in other[1].err
+    assert "process 1 is gone" in other[0].err
     summary = cluster.train(tmp_path / "c", config, out, 2, hook="cluster.differ", restart=2, victim=1)
     assert summary["steps"] == 30
     assert all(charged >= 30 and charged > n for charged, n in zip(summary["releases"], sent, strict=True))

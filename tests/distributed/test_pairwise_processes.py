@@ -9,7 +9,6 @@ import pytest
 from safetensors.torch import load_file
 
 import runs
-from privsgp.sites.identity import Site
 
 SHARED = """
 name = "shared"
@@ -123,51 +122,3 @@ def test_a_peer_that_says_another_attempt_makes_no_pairs_numbers_serve_twice(tmp
     for node in range(6):
         sent = [(step, attempt) for step, attempt, _ in runs.sent(out, node)]
         assert len(set(sent)) == len(sent) == 12
-
-
-@pytest.fixture
-def homes(tmp_path):
-    """Three sites, whose cards all have."""
-    made = [Site.create(tmp_path / f"home{rank}", f"site-{rank}", address=None) for rank in range(3)]
-    return [["--home", site.home, *(f"--card={one.home / 'own.card'}" for one in made)] for site in made]
-
-
-def test_a_meeting_place_that_sits_between_is_noticed_where_processes_have_cards(tmp_path, homes):
-    """Without --card this run goes through, and only the logged transcripts tell (tests/randomness)."""
-    config, said = runs.small(tmp_path, SECRET), tmp_path / "said"
-    words = [["train", config, "--out", tmp_path / "out", *homes[rank]] for rank in range(3)]
-    ended = cluster.ended(said, cluster.start(said, words, "hostile.between", patience=8.0))
-    assert [one.code for one in ended] == [2] * 3, "\n".join(one.err for one in ended)
-    assert all("has not signed the transcript" in one.err for one in ended)
-    assert not any((tmp_path / "out").glob("ledger/*"))
-
-
-def test_processes_with_cards_sign_what_they_saw_and_the_report_says_so(tmp_path, homes):
-    config, said, out = runs.small(tmp_path, SECRET), tmp_path / "said", tmp_path / "out"
-    words = [["train", config, "--out", out, *homes[rank]] for rank in range(3)]
-    ended = cluster.ended(said, cluster.start(said, words))
-    assert [one.code for one in ended] == [0] * 3, "\n".join(one.err for one in ended)
-    assert "all have signed it" in " ".join(ended[1].err.split())
-    report = (out / "report.html").read_text()
-    assert "signed what it saw of the public keys" in report
-    assert "first process passed on" not in report
-    words = [["train", config, "--out", out, "--resume"] for _ in range(3)]
-    ended = cluster.ended(said, cluster.start(said, words))
-    assert ended[0].code == 2
-    assert "roster" in ended[0].err
-
-
-def test_cards_that_are_not_those_of_the_processes_are_refused(tmp_path, homes):
-    config, said = runs.small(tmp_path, SECRET), tmp_path / "said"
-    given = [[*homes[0][:2], *homes[0][:1:-1]], [*homes[1][:2], *homes[1][3:]], homes[2]]
-    words = [["train", config, "--out", tmp_path / "out", *given[rank]] for rank in range(3)]
-    ended = cluster.ended(said, cluster.start(said, words, patience=8.0))
-    assert [one.code for one in ended] == [2] * 3
-    for rank, why in enumerate(("in the order of ranks", "one for each", "was refused")):
-        assert why in " ".join(ended[rank].err.split())
-
-
-def test_cards_in_one_process_are_refused(tmp_path, homes):
-    ended = runs.command("train", str(runs.small(tmp_path, SECRET)), "--out", str(tmp_path / "o"), *map(str, homes[0]))
-    assert ended.code == 2
-    assert "without noise that several processes share" in ended.err

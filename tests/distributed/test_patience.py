@@ -74,20 +74,3 @@ def test_process_0_is_absent(tmp_path):
     said = (tmp_path / "said" / "1.err").read_text()
     assert "do not meet at 127.0.0.1:" in said
     assert "Traceback" not in said
-
-
-def test_who_leaves_while_all_connect_is_missed_before_patience_ends(tmp_path):
-    started = _started(tmp_path, 3, hook="hostile.leave_at_connect", victim=1, patience=16.0)
-    started[1].join(60)
-    begun = time.monotonic()
-    for rank in (0, 2):
-        started[rank].join(30)
-    seconds, codes = time.monotonic() - begun, [started[rank].exitcode for rank in (0, 2)]
-    for process in started:
-        process.kill()
-    assert codes == [130, 130]
-    assert seconds < 12  # a quarter of patience, and a few seconds to notice and to leave
-    for rank in (0, 2):
-        said = (tmp_path / "said" / f"{rank}.err").read_text()
-        assert "process 1 is gone (no sign of life" in said
-        assert "Traceback" not in said

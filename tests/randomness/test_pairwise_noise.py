@@ -20,8 +20,6 @@ from privsgp.errors import Refused
 from privsgp.randomness import pairwise
 from privsgp.randomness.noise import Keyed, Secure, _Once
 from privsgp.randomness.pairwise import PairStreams, PairwiseNoise, told
-from privsgp.sites.identity import Site
-from privsgp.sites.processes import ProcessIdentities
 
 NODES, HONEST, D = 6, 4, 5000
 
@@ -30,13 +28,13 @@ def noise(needed=(1.0,) * NODES, weights=None, degree=None) -> PairwiseNoise:
     return PairwiseNoise(solve(needed, HONEST, 2.0, NoiseGraph(NODES, degree), weights), HONEST, "context")
 
 
-def of_nodes(made: PairwiseNoise, source, nodes=range(NODES), gather=None, identities=None):
+def of_nodes(made: PairwiseNoise, source, nodes=range(NODES), gather=None):
     k = made.covariance.graph.partners
     mechanisms = [
         SampledMean(sigma=made.covariance.effective(HONEST)[i], clip=1.0, batch=2, samples=9, honest=HONEST, partners=k)
         for i in nodes
     ]
-    return made.of_nodes(nodes, mechanisms, source, gather and told(gather, identities))
+    return made.of_nodes(nodes, mechanisms, source, gather and told(gather))
 
 
 def drawn(node_noise, nodes=range(NODES), step=0, attempt=0, dtype=torch.float64) -> torch.Tensor:
@@ -69,13 +67,13 @@ class Meeting:
         return gather
 
 
-def in_processes(made: PairwiseNoise, split, tamper=lambda rank, said: said, identities=None):
+def in_processes(made: PairwiseNoise, split, tamper=lambda rank, said: said):
     """Return the node noise of each of several "processes" that exchange keys; what one raises is in its place."""
     meeting, found = Meeting(len(split), tamper), [None] * len(split)
 
     def start(rank: int) -> None:
         try:
-            found[rank] = of_nodes(made, Secure(), split[rank], meeting.of(rank), identities and identities[rank])
+            found[rank] = of_nodes(made, Secure(), split[rank], meeting.of(rank))
         except Refused as refused:
             found[rank] = refused
 
@@ -356,44 +354,9 @@ EACH_ALONE = [range(i, i + 1) for i in range(NODES)]
 
 
 def test_who_keeps_the_meeting_place_can_sit_between_and_only_the_logged_transcripts_tell(caplog):
-    """What remains without long-term keys (docs/trust.md)."""
+    """Process 0 has to be trusted (docs/trust.md)."""
     caplog.set_level("INFO", "privsgp.randomness.pairwise")
     found = in_processes(noise(), EACH_ALONE, Between(own_word))
     assert not any(isinstance(one, Refused) for one in found)
     transcripts = [record.args[0] for record in caplog.records if "transcript" in record.msg]
     assert len(set(transcripts)) == len(transcripts) == NODES
-
-
-@pytest.fixture(scope="module")
-def owners(tmp_path_factory):
-    """One site for each node, that all know the cards of."""
-    folder = tmp_path_factory.mktemp("owners")
-    sites = [Site.create(folder / str(i), f"site-{i}", address=None) for i in range(NODES)]
-    cards = [site.card for site in sites]
-    return [ProcessIdentities(site, cards, range(NODES)) for site in sites]
-
-
-def test_with_long_term_keys_secrets_are_agreed_on_as_without(owners, caplog):
-    caplog.set_level("INFO", "privsgp.randomness.pairwise")
-    made = noise()
-    found = in_processes(made, EACH_ALONE, identities=owners)
-    added = torch.cat([drawn(one, nodes) for one, nodes in zip(found, EACH_ALONE, strict=True)])
-    assert added.sum(0).std() < 1.2 * (sum(made.covariance.own)) ** 0.5
-    assert {record.args[1] for record in caplog.records} == {"all have signed it"}
-
-
-@pytest.mark.parametrize("second", ["own word", "the real words", "words of another run"])
-def test_with_long_term_keys_nobody_can_sit_between(owners, second):
-    before = [one.sign(f"{'00' * 32}/{i}".encode()) for i, one in enumerate(owners)]
-    words = {
-        "own word": own_word,
-        "the real words": lambda _rank, said: said,
-        "words of another run": lambda rank, said: [w if i == rank else before[i] for i, w in enumerate(said)],
-    }[second]
-    found = in_processes(noise(), EACH_ALONE, Between(words), owners)
-    assert all(isinstance(one, Refused) and "has not signed" in str(one) for one in found)
-
-
-def test_two_owners_have_a_secret_in_common_that_no_third_has(owners):
-    assert owners[0].common(1) == owners[1].common(0) != owners[2].common(0)
-    assert owners[0].common(1) != owners[0].common(2)

@@ -70,7 +70,7 @@ def test_a_path_is_shown_as_it_is(tmp_path, command):
     assert _unharmed(ran.err)
 
 
-@pytest.mark.parametrize("raised", [OSError(HOSTILE), Diverged(3, HOSTILE), PeerLost(1, HOSTILE, 3), Interrupted(3)])
+@pytest.mark.parametrize("raised", [OSError(HOSTILE), Diverged(3, HOSTILE), PeerLost(HOSTILE, 3), Interrupted(3)])
 def test_what_ends_a_command_is_shown_as_it_is(monkeypatch, tmp_path, raised):
     def end(*_, **__):
         raise raised

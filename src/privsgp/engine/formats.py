@@ -32,7 +32,6 @@ class _Faults(_Kept):
 class _Circumstances(_Kept):
     processes: _Whole = 1
     faults: _Faults | None = None
-    roster: str | None = None
 
 
 class Identity(_Kept):

@@ -38,7 +38,7 @@ from privsgp.threads import leave_one_core, one_thread_each
 from privsgp.transport import forms
 from privsgp.transport.checks import refuse_wild
 from privsgp.transport.connect import connect
-from privsgp.transport.rendezvous import World
+from privsgp.transport.rendezvous import PeerLost, World
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -49,14 +49,13 @@ if TYPE_CHECKING:
     from privsgp.engine.folder import Folder
     from privsgp.engine.spec import RunSpec
     from privsgp.gradients import Stacked
-    from privsgp.randomness.pairwise import Identities
     from privsgp.randomness.protocol import Exchange
     from privsgp.transport.protocol import Transport
 
     Watcher = Callable[[int, dict[str, Any] | None], None]
 
 _MOST_ATTEMPTS = 2**20
-_KEY = forms.text("[0-9a-f]{64}|[0-9a-f]{128}", "32 or 64 bytes in hexadecimal")
+_KEY = forms.text("[0-9a-f]{64}", "32 bytes in hexadecimal")
 _WITHOUT = 64  # steps between two looks at whether to stop, where there are no checkpoints
 
 
@@ -80,10 +79,9 @@ class Trainer:
 
     def __init__(
         self, spec: RunSpec, folder: Folder, watch: Watcher | None = None, world: World | None = None,
-        identities: Identities | None = None,
     ) -> None:  # fmt: skip
         self.spec, self.folder = spec, folder
-        self.world, self.identities = world or World(), identities
+        self.world = world or World()
         self.watch = watch or (lambda _step, _row: None)
         self.bytes_sent = 0
         self.layout = Layout.of(spec.learning.model)
@@ -156,7 +154,7 @@ class Trainer:
         """Return how nodes agree on secrets with those elsewhere; None where all are here."""
         if self.world.alone:
             return None
-        return told(lambda own: self.world.all_gather_nodes(own, _KEY, self.spec.nodes), self.identities)
+        return told(lambda own: self.world.all_gather_nodes(own, _KEY, self.spec.nodes))
 
     def _end(self, k: int, rows: list[dict[str, Any]], seconds: float) -> Outcome:
         """Put together what came out; of several processes only the first sees all nodes, and only now."""
@@ -241,7 +239,7 @@ class Trainer:
         """Go back to the checkpoint, with fresh noise; several processes do so when all are started again."""
         if not self.world.alone:
             self.budget_guard.announce(k, self.randomness.attempt + 1)
-            raise self.world.lost(self.world.rank, "its replay of a step differs: all begin again with fresh noise")
+            raise PeerLost("the replay of a step differs: all begin again with fresh noise", k)
         done, _ = self._begin(fresh_noise=True)
         self.budget_guard.refund()
         return done

@@ -24,7 +24,7 @@ import math
 import threading
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Annotated, Any, Protocol
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 import torch
@@ -107,13 +107,12 @@ class PairwiseNoise(Noise):
         here = Ends(self.covariance.graph, nodes)
         return _OfNodes(self, here, mechanisms, source, _pair_source(self, here, source, exchange))
 
-    def transcript(self, keys: Sequence[str], roster: str = "") -> bytes:
+    def transcript(self, keys: Sequence[str]) -> bytes:
         """Return what must be the same at both ends of every pair: the noise of all, who shares it, and their keys."""
         c = self.covariance
         told = {
             "context": self.context, "honest": self.honest, "own": c.own, "pair": c.pair, "weights": c.weights,
             "pairs": c.graph.pairs, "keys": list(keys),
-            "roster": roster,
         }  # fmt: skip
         return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).digest()
 
@@ -208,48 +207,28 @@ def _pair_source(noise: PairwiseNoise, here: Ends, source: Source, exchange: Exc
     return Secure() if exchange is None else exchange(noise, here)
 
 
-class Identities(Protocol):
-    """The long-term keys of those whose processes share noise, as this one has them by another way than the run's."""
-
-    @property
-    def roster(self) -> str:
-        """A hash of all public keys, in order."""
-
-    def sign(self, text: bytes) -> str:
-        """Sign with one's own key."""
-
-    def signed(self, node: int, text: bytes, signature: str) -> bool:
-        """Tell whether a node's owner signed this."""
-
-    def common(self, node: int) -> bytes:
-        """Return a secret that only a node's owner has in common with this process's."""
-
-
-def told(gather: Gather, identities: Identities | None = None) -> Exchange:
+def told(gather: Gather) -> Exchange:
     """Return how secrets are agreed on where processes tell each other public keys."""
-    return lambda noise, here: PairStreams(exchange(noise, here, gather, identities))
+    return lambda noise, here: PairStreams(exchange(noise, here, gather))
 
 
-def exchange(
-    noise: PairwiseNoise, here: Ends, gather: Gather, identities: Identities | None = None
-) -> dict[int, bytes]:
+def exchange(noise: PairwiseNoise, here: Ends, gather: Gather) -> dict[int, bytes]:
     """Agree on a secret with the other end of every pair; return the pairs' keys by number.
 
     Guarantee: the key of a pair is HKDF-SHA256 of X25519 between its two ends, over the transcript of all public keys
     and all noise levels. Ends that were shown different transcripts are refused here, or, where they were lied to about
-    that too, have different keys. With `identities` nobody can lie about it: each end signs the transcript that it saw,
-    and a secret of the two long-term keys goes into the key too.
+    that too, have different keys.
 
-    Assumes: without `identities`, that who carries the public keys (under torchrun process 0 keeps the meeting place)
-    does not put its own in their place *and* lie to both ends about the transcript. Compare its fingerprint, which
-    every process logs, by another way where that is to be feared. With them, that they were handed over by another way.
+    Assumes: process 0, which passes on the public keys under torchrun, does not put its own in their place *and* lie to
+    both ends about the transcript. Every process logs the transcript's fingerprint: sites can compare it by another
+    way. Sites that do not trust process 0 use `privsgp join`, where cards sign these keys.
     """
     from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 
     own = {i: X25519PrivateKey.generate() for i in here.nodes}
     keys = gather([own[i].public_key().public_bytes_raw().hex() for i in here.nodes])
-    transcript = noise.transcript(keys, "" if identities is None else identities.roster)
-    _refuse_other_transcript(transcript, here, gather, identities)
+    transcript = noise.transcript(keys)
+    _refuse_other_transcript(transcript, here, gather)
     if len(set(keys)) < len(keys):
         raise Refused("two nodes have the same public key", "each makes its own: ask the sites, and start again")
     secrets = {}
@@ -259,31 +238,20 @@ def exchange(
             shared = own[mine].exchange(X25519PublicKey.from_public_bytes(bytes.fromhex(keys[other])))
         except ValueError as error:
             raise Refused(f"the public key of node {other} is of no use: {error}", "ask its site") from error
-        lasting = b"" if identities is None or other in own else identities.common(other)
-        secrets[here.number((i, j))] = derived(shared + lasting, transcript, f"privsgp 1 pair {i} {j}".encode())
-    trusting = "unless process 0 is trusted, compare it with the other sites' by another way"
-    how = trusting if identities is None else "all have signed it"
-    _LOG.info("pair secrets are agreed on: transcript %s; %s", transcript.hex()[:32], how)
+        secrets[here.number((i, j))] = derived(shared, transcript, f"privsgp 1 pair {i} {j}".encode())
+    compare = "unless process 0 is trusted, compare it with the other sites' by another way"
+    _LOG.info("pair secrets are agreed on: transcript %s; %s", transcript.hex()[:32], compare)
     return secrets
 
 
-def _refuse_other_transcript(transcript: bytes, here: Ends, gather: Gather, identities: Identities | None) -> None:
+def _refuse_other_transcript(transcript: bytes, here: Ends, gather: Gather) -> None:
     """Refuse to go on where another process was shown other keys or noise levels."""
-    own, signs = transcript.hex(), identities is not None
-    words = [own if identities is None else identities.sign(_to_sign(transcript, i)) for i in here.nodes]
-    for node, said in enumerate(gather(words)):
-        if node in here.nodes:
-            continue
-        if said != own if identities is None else not identities.signed(node, _to_sign(transcript, node), said):
-            whose = f"node {node} has not signed the transcript that is seen here: " if signs else ""
-            raise Refused(
-                f"{whose}the processes were shown different keys or noise levels: their transcripts differ",
-                "nothing was sent; somebody changes what processes tell each other: find out who, and start again",
-            )
-
-
-def _to_sign(transcript: bytes, node: int) -> bytes:
-    return f"{transcript.hex()}/{node}".encode()
+    own = transcript.hex()
+    if any(said != own for said in gather([own] * len(here.nodes))):
+        raise Refused(
+            "the processes were shown different keys or noise levels: their transcripts differ",
+            "nothing was sent; somebody changes what processes tell each other: find out who, and start again",
+        )
 
 
 def derived(secret: bytes, salt: bytes, info: bytes) -> bytes:

@@ -52,12 +52,6 @@ class Run:
         return int((self.identity.get("circumstances") or {}).get("processes", 1))
 
     @property
-    def roster(self) -> str | None:
-        """The hash of the cards by which its processes knew each other; None where they did not."""
-        found: str | None = (self.identity.get("circumstances") or {}).get("roster")
-        return found
-
-    @property
     def finished(self) -> bool:
         """Whether it came to its end, and its nodes' ledgers were closed."""
         return self.summary is not None and all(s.complete for s in self.statements)

@@ -170,12 +170,7 @@ def _trusted(run: Run) -> list[str]:
         "cancels when all are summed; whoever has another site's secrets can take that part away. The secrets rest on "
         "cryptography (X25519, ChaCha20)."
     )
-    if run.roster is not None:
-        said += (
-            " Each process signed what it saw of the public keys, and knew the others' signatures from their cards "
-            f"(SHA-256 of all cards: {run.roster[:16]}…)."
-        )
-    elif run.processes > 1:
+    if run.processes > 1:
         said += " The first process passed on the public keys: it is honest too, unless transcripts were compared."
     curve = known_curve(run)
     if not curve:

@@ -43,7 +43,6 @@ if TYPE_CHECKING:
     from privsgp.accounting.ledger import Header, Segment
     from privsgp.engine.spec import RunSpec
     from privsgp.engine.trainer import Watcher
-    from privsgp.randomness.pairwise import Identities
     from privsgp.runs.config import Config
     from privsgp.runs.starting import Start
     from privsgp.transport.lossy import Faults
@@ -69,7 +68,6 @@ def run(
     plan: dict[str, Any] | None = None,
     faults: Faults | None = None,
     start: Start | None = None,
-    identities: Identities | None = None,
 ) -> Result:
     """Train, and leave a complete run folder behind. On a finished run `resume` changes nothing.
 
@@ -77,8 +75,7 @@ def run(
     `ledgers` is the ledger folder of an earlier run on the same data: its budget is what this run may go on spending.
     `plan` is kept as plan.json: what `planning.settle` put in the place of "auto", and why. `faults` are of a simulated
     network. `start` is the earlier run whose model x⁰ is. Started by torchrun, this is one process's share of the run;
-    after a restart it resumes by itself. `identities` are the long-term keys of all processes: with them nobody sits
-    between two that share noise.
+    after a restart it resumes by itself.
     """
     world, ledgers = join(), None if ledgers is None else starting.ledger_folder(ledgers)
     with world.leaving(), contextlib.ExitStack() as locks:
@@ -89,7 +86,7 @@ def run(
         folder = Folder(out, "" if problem.block is None else f"-{problem.block.start}-{problem.block.stop - 1}")
         config = world.all_or_none(lambda: _settled(folder, config, problem, resume=resume))
         _refuse_other_values(config, world)
-        around = _circumstances(config, world, faults, identities)
+        around = _circumstances(config, world, faults)
         if start is not None:
             around |= {"start": {"run": start.run, "x0": starting.digest(problem.model)}}
         done = world.all_or_none(lambda: _finished(folder, config, around, resume=resume))
@@ -104,7 +101,7 @@ def run(
             world.all_or_none(lambda: booked.refuse_moved(records, ledgers, earlier, _first(whole)))
         spec = build_run(config, problem, earlier, world, faults)
         spec = dataclasses.replace(spec, started_from=starting.told(start, ledgers or folder.ledgers))
-        training = Trainer(spec, folder, watch, world, identities)
+        training = Trainer(spec, folder, watch, world)
         world.all_or_none(lambda: locks.enter_context(folder.locked()))
         number = world.all_gather(folder.run or uuid.uuid4().hex, _RUN)[0]
         world.run = number
@@ -145,9 +142,7 @@ def _refuse_other_values(config: Config, world: World) -> None:
         refuse_differences(world, {f"algorithm.{key}": value for key, value in config.shared()["algorithm"].items()})
 
 
-def _circumstances(
-    config: Config, world: World, faults: Faults | None, identities: Identities | None
-) -> dict[str, Any]:
+def _circumstances(config: Config, world: World, faults: Faults | None) -> dict[str, Any]:
     """Return what a resumed run must find as it was; refuse what the algorithm cannot do with."""
     name, algorithm = config.algorithm.name, ALGORITHMS[config.algorithm.name]
     if algorithm.asynchronous and (faults is not None or not world.alone):
@@ -163,10 +158,7 @@ def _circumstances(
         )
     if faults is not None and not world.alone:
         raise Refused(f"faults with {world.size} processes", "faults are for simulation in one process")
-    around: dict[str, Any] = {
-        "processes": world.size, "faults": None if faults is None else dataclasses.asdict(faults),
-        "roster": None if identities is None else identities.roster,
-    }  # fmt: skip
+    around: dict[str, Any] = {"processes": world.size, "faults": None if faults is None else dataclasses.asdict(faults)}
     told: dict[str, Any] = json.loads(json.dumps(around))
     return told
 

@@ -2,16 +2,15 @@
 
 A process started by torchrun finds the others through a key-value store. What goes through it is public and small:
 the shared configuration, sizes, step numbers, noise levels, test metrics, and who is gone. Parameters never do; they
-travel as messages (distributed.py). A process that was started alone is a world of one, for which nothing here happens.
+travel as messages (torch_distributed.py). A process that was started alone is a world of one: nothing happens here.
 
 Anyone may write anything there, so a process uses its own values as they are and never as they come back, and those of
-others only where they have the form that was asked for (privacy.md, "Peers are adversaries"). Nobody is waited for
-without a deadline: the store is asked by a thread of its own, for it may stand still with the process that holds it.
+others only where they have the form that was asked for (privacy.md, "Peers are adversaries"). Every wait has a
+deadline. A thread of its own asks the store, which may stand still with the process that holds it.
 """
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import functools
 import itertools
@@ -20,7 +19,7 @@ import os
 import queue
 import threading
 import time
-from concurrent.futures import Future, wait
+from concurrent.futures import Future
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
@@ -43,9 +42,8 @@ T = TypeVar("T")
 
 PATIENCE = 120.0  # seconds to wait for a process that lives; PRIVSGP_PATIENCE changes it
 REFUSED = "refused"
-_QUIET = 0.25  # of the patience: without a sign of life for so long a process counts as gone
-_LAST_WORD = 3.0  # seconds that are left to tell the others why one leaves
-_BEAT = 0.5
+_LAST_WORD = 3.0  # seconds to tell the others that one leaves
+_LOOK = 0.5  # seconds between looks for a process that has left
 _PAUSE = 0.002
 _MOST_WORDS = 8  # differences that are named
 _SAID = forms.text(f"|{REFUSED}", "a yes, or a refusal")
@@ -54,10 +52,10 @@ _SAID = forms.text(f"|{REFUSED}", "a yes, or a refusal")
 class PeerLost(Interrupted):
     """Another process is gone; ledgers and the last common checkpoint are kept."""
 
-    def __init__(self, rank: int, how: str, step: int) -> None:
+    def __init__(self, what: str, step: int) -> None:
         when = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        Exception.__init__(self, f"process {rank} is gone ({how}); noticed at step {step}, {when}")
-        self.rank, self.step = rank, step
+        Exception.__init__(self, f"{what}; noticed at step {step}, {when}")
+        self.step = step
 
 
 def blocks(nodes: int, processes: int) -> list[range]:
@@ -106,13 +104,10 @@ class World:
 
     def __init__(self, rank: int = 0, size: int = 1, store: Store | None = None, patience: float = PATIENCE) -> None:
         self.rank, self.size, self.patience = rank, size, patience
-        self.silence = max(_QUIET * patience, min(patience, 4 * _BEAT))
         self.step = 0  # for messages: how far this process has come
         self.run = ""  # its number, which messages carry
         self._store = store
         self._round = 0
-        self._pulse: threading.Thread | None = None
-        self._ended = threading.Event()
 
     @property
     def alone(self) -> bool:
@@ -154,73 +149,17 @@ class World:
         return result
 
     def connect(self, call: Callable[[], None]) -> None:
-        """Do what lets processes find each other through the meeting place; where it fails, somebody is missed.
+        """Do what lets processes find each other through the meeting place.
 
-        Meanwhile it is watched who gives signs of life. `call` has a line of its own to the meeting place (`apart`):
-        on this one it would keep everybody else waiting, those signs too.
+        `call` has a line of its own to the meeting place (`apart`).
         """
-        answer, alive, end = _Line().begin(call), dict[int, tuple[int, float]](), self.patience + _LAST_WORD
-        others = {rank: f"connected/{rank}" for rank in range(self.size) if rank != self.rank}  # never said
-        begun = time.monotonic()
         try:
-            while not wait([answer], _BEAT).done and time.monotonic() - begun < end:
-                with self._meeting():
-                    self._look(others, alive, late=False)
-            answer.result(0)
+            _Line()(call, self.patience + _LAST_WORD)
         except (RuntimeError, TimeoutError) as error:
-            how = f"the processes did not connect within {self.patience:g} s"
-            raise self.lost(0 if self.rank else 1, how) from error
-
-    def lost(self, rank: int, how: str, *, heard: bool = False) -> PeerLost:
-        """Return the reason to stop, told to all: of those who are missed, one who does not tell whom it misses itself.
-
-        Who notices a loss leaves, and is missed by others; one that waits for a silent one may itself be taken for
-        silent by a third. Who has only heard that somebody is gone (`heard`) says so of nobody.
-        """
-        if (first := self.warn(rank, how, heard=heard)) is None:
-            return PeerLost(rank, f"{how}; the meeting place is gone too", self.step)
-        gone, why = self._silent(first)
-        if gone == self.rank != rank:
-            why = f"so it seems to others: {why}; it waited for process {rank}"
-        return PeerLost(gone, why, self.step)
-
-    def warn(self, rank: int, how: str, *, heard: bool = False) -> tuple[int, str] | None:
-        """Tell all who is gone, and return who was the first that somebody told of; None if nobody can be told."""
-        word, seconds = json.dumps([rank, how]), min(_LAST_WORD, self.patience)
-        try:
-            self._ask(partial(self.store.set, f"lost/{self.rank}", "null" if heard else word), seconds)
-            told = self._alarm(self._ask(partial(self.store.compare_set, "alarm", "", word), seconds))
-        except (RuntimeError, ValueError, TimeoutError):
-            return None
-        return told or (rank, how)
-
-    def _silent(self, first: tuple[int, str]) -> tuple[int, str]:
-        """Return who is gone: who says so of itself, who is missed and says nothing, else the first that was missed.
-
-        Connections break before a process can say why it breaks them: it is given a moment. Where all that are missed
-        have spoken, one that has not, and gives no sign of life either, is what they have in common.
-        """
-        said: dict[int, tuple[int, str] | None] = {}
-        left, missed, words = list(range(self.size)), [first], [first]
-        end, silent = time.monotonic() + min(2 * _BEAT, self.patience), list[int]()
-        with contextlib.suppress(RuntimeError, ValueError, TimeoutError):  # gone, or changed: as far as it went
-            beats = [self._beats(rank) for rank in left]
-            while left and time.monotonic() < end:
-                time.sleep(_PAUSE)
-                for rank in left:
-                    if self._ask(partial(self.store.check, [f"lost/{rank}"]), _LAST_WORD):
-                        said[rank] = self._alarm(self._ask(partial(self.store.get, f"lost/{rank}"), _LAST_WORD))
-                left = [rank for rank in left if rank not in said]
-                words = [first, *(word for word in said.values() if word is not None)]
-                missed = [word for word in words if word[0] in left]
-            silent = [rank for rank in left if self._beats(rank) == beats[rank]]
-        confessed = [word for word in words if said.get(word[0]) == word]
-        alone = [(silent[0], "it gives no sign of life")] if len(left) == len(silent) == 1 else [first]
-        return next(iter(confessed or missed or alone))
+            raise PeerLost(f"not all processes connected within {self.patience:g} s", self.step) from error
 
     def refuse(self, rank: int, what: str) -> NoReturn:
-        """Refuse what a process did, which no process of this release does, and tell the others whom to leave."""
-        self.warn(rank, "it does not keep to the protocol")
+        """Refuse what a process did, which no process of this release does."""
         raise Refused(
             f"process {rank} {what}", "nothing of it was used; ask its site which program runs there, and start again"
         )
@@ -233,9 +172,10 @@ class World:
         """
         try:
             yield
-        except BaseException as error:
-            if not self.alone and not isinstance(error, Interrupted | Refused):
-                self.warn(self.rank, "it ended: see its own message")
+        except BaseException:
+            if not self.alone:
+                with contextlib.suppress(RuntimeError, TimeoutError):
+                    self._ask(partial(self.store.compare_set, "gone", "", str(self.rank)), _LAST_WORD)
             raise
         if not self.alone:
             with self._meeting():
@@ -248,7 +188,6 @@ class World:
         if self.alone:
             return [value]
         self._round += 1
-        self._live()
         word = json.dumps(value)
         with self._meeting():
             self._ask(partial(self.store.set, f"{self._round}/{self.rank}", word))
@@ -258,7 +197,6 @@ class World:
             # Whoever posts in this round has read the one before.
             self._ask(partial(self.store.delete_key, f"{self._round - 1}/{self.rank}"))
         if said[self.rank] != word.encode():
-            self.warn(self.rank, "what it said was changed in the meeting place")
             raise Refused(
                 f"what this process ({self.rank}) said was changed in the meeting place",
                 "somebody there does not keep to the protocol: find out who can reach it, and start again",
@@ -275,15 +213,6 @@ class World:
             self.refuse(rank, f"says {forms.shown(said)}, where it was to say {form.text}")
         return said
 
-    def _alarm(self, word: bytes) -> tuple[int, str] | None:
-        """Read who is said to be gone, and why, if anybody is; anybody may have written it."""
-        match json.loads(word):
-            case [int(rank), str(reason)] if not isinstance(rank, bool) and 0 <= rank < self.size:
-                return rank, forms.shown(reason)[1:-1]
-            case None:
-                return None
-        raise ValueError("no alarm of this program's")
-
     def _ask(self, call: Callable[[], T], seconds: float | None = None) -> T:
         return self._line(call, self.patience if seconds is None else seconds)
 
@@ -292,51 +221,25 @@ class World:
         return _Line()
 
     def _wait(self, keys: dict[int, str]) -> None:
-        """Wait until all have said something, as long as they live and nobody is missed."""
+        """Wait until all have said something; stop if one has left, or after the patience."""
         begun = looked = time.monotonic()
-        alive: dict[int, tuple[int, float]] = {}
         while not self._ask(partial(self.store.check, list(keys.values()))):
             time.sleep(_PAUSE)
             now = time.monotonic()
-            late = now - begun > self.patience
-            if late or now - looked > _BEAT:
+            if now - looked > _LOOK or now - begun > self.patience:
                 looked = now
-                self._look(keys, alive, late=late)
+                self._stop_if_gone()
+            if now - begun > self.patience:
+                silent = [rank for rank, key in keys.items() if not self._ask(partial(self.store.check, [key]))]
+                who = f"process {silent[0]} is" if len(silent) == 1 else f"processes {', '.join(map(str, silent))} are"
+                raise PeerLost(f"{who} gone (silent for {self.patience:g} s)", self.step)
 
-    def _look(self, keys: dict[int, str], alive: dict[int, tuple[int, float]], *, late: bool) -> None:
-        """Find out who is missing; `alive` holds each one's last sign of life and when it came."""
-        for rank in [rank for rank, key in keys.items() if not self._ask(partial(self.store.check, [key]))]:
-            beats, now = self._beats(rank), time.monotonic()
-            if rank not in alive or beats != alive[rank][0]:
-                alive[rank] = beats, now
-            if late:
-                raise self.lost(rank, f"silent for {self.patience:g} s")
-            heard = self._ask(partial(self.store.check, ["alarm"]))
-            if heard or (beats and now - alive[rank][1] > self.silence):
-                raise self.lost(rank, f"no sign of life for {self.silence:g} s", heard=heard)
-
-    def _beats(self, rank: int) -> int:
-        """Return how many signs of life a process has given."""
-        return self._ask(partial(self.store.add, f"beat/{rank}", 0))
-
-    def _live(self) -> None:
-        """Give signs of life from now on."""
-        if self._pulse is None:
-            self._pulse = threading.Thread(target=self._beat, daemon=True)
-            self._pulse.start()
-            atexit.register(self._die)
-
-    def _beat(self) -> None:
-        with contextlib.suppress(RuntimeError):  # the meeting place is gone: the main thread will notice
-            beating = True  # at once: who is gone before it ever gave a sign would not be missed
-            while beating:
-                self.store.add(f"beat/{self.rank}", 1)
-                beating = not self._ended.wait(_BEAT)
-
-    def _die(self) -> None:
-        self._ended.set()
-        if self._pulse is not None:
-            self._pulse.join(2 * _BEAT)  # it may wait for a meeting place that stands still
+    def _stop_if_gone(self) -> None:
+        """Stop if a process has said that it ended. Anybody may have written its number."""
+        if self._ask(partial(self.store.check, ["gone"])):
+            said = self._ask(partial(self.store.get, "gone")).decode(errors="replace")
+            who = f"process {said}" if said in map(str, range(self.size)) else "a process"
+            raise PeerLost(f"{who} is gone (it ended: see its own message)", self.step)
 
     @contextmanager
     def _meeting(self) -> Iterator[None]:
@@ -344,7 +247,7 @@ class World:
             yield
         except (RuntimeError, TimeoutError) as error:
             how = f"within {self.patience:g} s" if isinstance(error, TimeoutError) else type(error).__name__
-            raise PeerLost(0, f"the meeting place does not answer: {how}", self.step) from error
+            raise PeerLost(f"process 0 is gone (the meeting place does not answer: {how})", self.step) from error
 
 
 @functools.cache

@@ -10,10 +10,7 @@ same bits. Blocks are contiguous, so that order is: lower processes, own nodes, 
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import hashlib
-import os
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
@@ -28,7 +25,7 @@ from torch.distributed.distributed_c10d import PrefixStore
 from privsgp.devices import device_of
 from privsgp.transport.checks import refuse_wild, wild
 from privsgp.transport.protocol import Transport, nothing
-from privsgp.transport.rendezvous import World, blocks
+from privsgp.transport.rendezvous import PeerLost, World, blocks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -160,7 +157,7 @@ class TorchDistributed(Transport):
         except RuntimeError as error:
             timed_out = "timed out" in str(error).lower()
             how = f"no message within {self.world.patience:g} s" if timed_out else "its connection broke"
-            raise self.world.lost(rank, how) from error
+            raise PeerLost(f"process {rank} is gone ({how})", self.world.step) from error
 
     def _room(self, rows: int) -> Tensor:
         """Return memory for a message: the rows' weights (float64), the rows, and its end, in whole words of 8 bytes.
@@ -223,7 +220,6 @@ class TorchDistributed(Transport):
         """End the run at a message that can be no model, in the name of its sender."""
         row = wild(rows)
         if row is not None:
-            self.world.warn(rank, f"the message of its node {nodes[row]} is no model")
             refuse_wild(self.world.step, rows, nodes, f" (process {rank})")
 
     def _at(self, k: int) -> _Plan:
@@ -267,7 +263,6 @@ class TorchDistributed(Transport):
 def _connect(world: World, device: torch.device) -> None:
     """Let messages travel by NCCL between GPUs, else by gloo. Neither encrypts nor asks who is there."""
     if not dist.is_initialized():
-        ending_with_words("gloo", "a process sent a message that is longer than its step has room for")
         world.connect(
             partial(
                 dist.init_process_group,
@@ -278,39 +273,3 @@ def _connect(world: World, device: torch.device) -> None:
                 timeout=timedelta(seconds=world.patience),
             )
         )
-
-
-_HANDLER = ctypes.CFUNCTYPE(None)
-_kept: list[object] = []  # what C++ calls must not be collected
-
-
-def ending_with_words(library: str, what: str) -> None:
-    """Let an exception of a library that nobody catches end this process with status 2 and say what was met.
-
-    Gloo reads messages in a thread of its own, and one that is longer than the memory it was given ends the process
-    (its memory is safe). What was paid for is in the ledgers by then.
-    """
-    with contextlib.suppress(OSError, AttributeError):  # another C++ runtime: it ends without words, as it did
-        runtime = ctypes.CDLL("libstdc++.so.6")
-        kind = runtime["__cxa_current_exception_type"]
-        kind.restype = ctypes.c_void_p
-        install = runtime["_ZSt13set_terminatePFvvE"]  # std::set_terminate
-        install.argtypes, install.restype = [_HANDLER], ctypes.c_void_p
-
-        def end() -> None:
-            if library in _name(kind()):
-                remedy = "ask the other sites which program runs there, and start again"
-                os.write(2, f"privsgp: {what}\n  → {remedy}\n".encode())
-                os._exit(2)
-            before()
-
-        handler = _HANDLER(end)
-        before = ctypes.cast(install(handler), _HANDLER)
-        _kept.extend([handler, before])
-
-
-def _name(kind: int | None) -> str:
-    """Return the name of a C++ type: a std::type_info holds a pointer to it after that to its own methods."""
-    if not kind:
-        return ""
-    return (ctypes.c_char_p.from_address(kind + ctypes.sizeof(ctypes.c_void_p)).value or b"").decode()
