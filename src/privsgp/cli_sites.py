@@ -354,25 +354,61 @@ def status(study: Study, home: Home = None, folder: Out = None, as_json: Json = 
     if not (place / "status.json").exists():
         raise Refused(f"{place} has no status.json", "join first, or name the run's folder with --out")
     told = json.loads(read_bytes(place / "status.json"))
+    if "links" not in told:
+        raise Refused(f"{place / 'status.json'} is of an older release", "join again, or show it with that release")
     path = place / "ledger" / f"node-{node}.jsonl"
-    charged = sum(one.charged for one in ledger.read(path)) if path.exists() else 0
-    told |= {"releases": charged, "epsilon_budget": agreement.epsilon[node], "honest": agreement.honest}
+    segments = ledger.read(path) if path.exists() else []
+    sent, charged = sum(one.sent for one in segments), sum(one.charged for one in segments)
+    told |= {"releases": sent, "reserved": charged - sent}
+    told |= {"epsilon_budget": agreement.epsilon[node], "honest": agreement.honest}
     if as_json:
         typer.echo(json.dumps(told))
         return
     age = time.time() - told["at"]
     running = "running" if age < 5 else f"not running: last heard {age:.0f} s ago"
-    rows = [(f"{told['own']['name']} (this site)", f"{told['own']['phase']}, step {told['own']['step']}; {running}")]
-    for name, one in told["sites"].items():
-        there = "there" if one["there"] else "not there" + (f": {one['failure'][:60]}" if one["failure"] else "")
-        signed = "" if one["signed"] else ", has not signed"
-        rows.append((name, f"{one['phase']}, step {one['step']}; {there}{signed}"))
-    bound = f"ε ≤ {agreement.epsilon[node]}{_if_honest(agreement)}"
-    rows.append(("paid for", f"{charged} releases of {agreement.values['steps']}, {bound}"))
+    own = told["own"]
+    rows = [(f"{own['name']} (this site)", f"{own['phase']}, step {own['step']}; {running}{_failing(own)}")]
+    rows += [
+        (name, f"{one['phase']}, step {one['step']}; {_presence(one)}{_failing(one)}")
+        for name, one in told["sites"].items()
+    ]
+    rows += [(f"{one['source']} → {one['target']}", _last_message(one)) for one in told["links"]]
+    rows.append(("releases", _releases(agreement, node, sent, charged)))
     rows.append(("refused", ", ".join(f"{count} × {kind}" for kind, count in told["refused"].items()) or "nothing"))
     show(agreement.name, rows)
     if age >= 5 and told["own"]["phase"] not in ("finished", "left"):
         out.print(f"next: privsgp join {study} --data FILE goes on; nothing is charged twice", soft_wrap=True)
+
+
+def _presence(one: dict[str, Any]) -> str:
+    """Say whether a site speaks to this one: "there" is said of a site that was heard directly, and lately."""
+    signed = "" if one["signed"] else ", has not signed"
+    if one["there"] or one["phase"] == "left":
+        return ("there" if one["there"] else "has left") + signed
+    if one["relay"] is not None and one["reported_by"] is not None:
+        return f"speaks through the relay {one['relay']} (reported alive by {one['reported_by']}){signed}"
+    silent = "silent so far" if (seconds := one["silent_seconds"]) is None else f"silent for {seconds:.0f} s"
+    reported = "" if one["reported_by"] is None else f" (reported alive by {one['reported_by']})"
+    return silent + reported + signed
+
+
+def _failing(one: dict[str, Any]) -> str:
+    return "" if one["error"] is None else f"\n{one['error']}\n→ {one['remedy']}"
+
+
+def _last_message(one: dict[str, Any]) -> str:
+    if one["step"] is None:
+        return "no message yet"
+    when = "before this process" if (seconds := one["seconds_ago"]) is None else f"{seconds:.0f} s ago"
+    return f"step {one['step']}, {when}; {one['bytes'] / 1e6:.1f} MB"
+
+
+def _releases(agreement: Agreement, node: int, sent: int, charged: int) -> str:
+    """Say what was sent, what was reserved in advance, and what the whole run may cost."""
+    reserved = f", {charged - sent} more are reserved" if charged > sent else ""
+    epsilon = agreement.epsilon[node]
+    bound = "without a budget" if epsilon is None else f"ε ≤ {epsilon:g} for all{_if_honest(agreement)}"
+    return f"{sent} of {agreement.values['steps']} sent{reserved}; {bound}"
 
 
 def leave(study: Study, home: Home = None, folder: Out = None) -> None:

@@ -165,6 +165,11 @@ class Segment:
         """How many more releases the budget pays for; None without a budget."""
         return None if self.header.allowance is None else max(0, self.header.allowance - self.charged)
 
+    @property
+    def sent(self) -> int:
+        """How many steps have a message that was noted as sent."""
+        return sum(stop - first for first, stop, _ in self._sent)
+
     def next_attempt(self, step: int) -> int:
         """Return the first attempt of `step` that was never paid for, so surely never sent."""
         return self._paid[step]

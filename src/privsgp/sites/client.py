@@ -7,6 +7,7 @@ new connection (so that a renewed certificate is shown) and the newest message t
 from __future__ import annotations
 
 import logging
+import math
 import os
 import random
 import threading
@@ -14,10 +15,11 @@ import time
 from contextlib import contextmanager
 from functools import partial
 from itertools import chain
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from privsgp.sites import frames
 from privsgp.sites.canonical import canonical
+from privsgp.sites.causes import Cause, cause_of
 from privsgp.sites.frames import PIECE, Rejected
 from privsgp.sites.identity import tls_name
 from privsgp.sites.members import NEWEST
@@ -45,6 +47,13 @@ _FIRST, _LAST = 0.2, 15.0  # seconds between two attempts
 _LOG = logging.getLogger(__name__)
 
 
+class Failure(NamedTuple):
+    """Why the last attempt to talk to a peer failed, and when, on the monotonic clock."""
+
+    cause: Cause
+    at: float
+
+
 class Client:
     """A site's connections to those that can be dialled."""
 
@@ -54,7 +63,8 @@ class Client:
         self.site, self.agreement, self.node = site, agreement, node
         self.inbox, self.outbox, self.members, self.audit = inbox, outbox, members, audit
         self.ended = threading.Event()
-        self.failures: dict[int, str] = {}
+        self.failures: dict[int, Failure] = {}
+        self._worked: dict[int, float] = {}  # when the last attempt succeeded
         # Peers to whom, and from whom, the next message travels as a whole: what is new in it alone has failed.
         self._bring_whole: set[int] = set()
         self._fetch_whole: set[int] = set()
@@ -112,7 +122,7 @@ class Client:
                 with self._opened(peer) as channel:
                     while not self.ended.is_set():
                         work(peer, channel)
-                        self.failures.pop(peer, None)
+                        self._worked[peer] = time.monotonic()
                         pause = _FIRST
             except Exception as error:  # noqa: BLE001 - whatever it is: nobody else talks to this peer
                 self._failed(peer, error)
@@ -137,16 +147,22 @@ class Client:
             channel.close()
 
     def _failed(self, peer: int, error: Exception) -> None:
-        """Note why a peer cannot be talked to; say so once, and at length where nobody has thought of it."""
-        name, how = self._card(peer).name, _in_words(error)
-        is_new = peer not in self.failures and not self.ended.is_set()
+        """Note why a peer cannot be talked to; log a cause once, and an error that nobody expected with its trace."""
+        card, before = self._card(peer), self.failing(peer)
+        cause = cause_of(error, self.site, card)
+        is_new = (before is None or before.cause.what != cause.what) and not self.ended.is_set()
         if isinstance(error, Rejected):
-            self.audit.note(error.kind, name, str(error), **error.evidence)
+            self.audit.note(error.kind, card.name, str(error), **error.evidence)
         elif is_new and not isinstance(error, grpc.RpcError | OSError):
-            _LOG.error("talking to %s failed", name, exc_info=error)
+            _LOG.error("talking to %s failed", card.name, exc_info=error)
         if is_new:
-            _LOG.info("%s cannot be reached: %s", name, how[:200])
-        self.failures[peer] = how
+            _LOG.info("%s cannot be reached: %s. To do: %s", card.name, *cause)
+        self.failures[peer] = Failure(cause, time.monotonic())
+
+    def failing(self, peer: int) -> Failure | None:
+        """Return why a peer cannot be talked to; None if the last attempt succeeded."""
+        failure = self.failures.get(peer)
+        return failure if failure is not None and failure.at >= self._worked.get(peer, -math.inf) else None
 
     def _channel(self, peer: int) -> grpc.Channel:
         """Open a connection on which nobody but the peer can answer: its own authority is all that is trusted."""
@@ -177,17 +193,18 @@ class Client:
         asked = canonical({"run": self.agreement.run, "node": target, "after": step})
         sealed = b"" if frame is None else self.seal.close(frame)
         drop = channel.stream_unary(f"/{SERVICE}/Drop")
-        parts = chain([asked], self.outbox.counted(frames.in_pieces(sealed)))
+        parts = chain([asked], self.outbox.counted(target, frames.in_pieces(sealed)))
         said = read_said(drop(parts, timeout=self.agreement.limits.transfer))
         if not _KEPT.fits(said):
             raise Rejected("form", f"no answer: {forms.shown(said)}")
-        self.members.relay_has[target] = said["newest"]
+        self.members.relayed(target, said["newest"])
 
     def _collect(self, source: int, _peer: int, channel: grpc.Channel) -> None:
         """Fetch the newest message of a source from the relay."""
         asked = canonical({"run": self.agreement.run, "node": source, "after": self.inbox.newest(source)})
         collect = channel.unary_stream(f"/{SERVICE}/Collect")
-        sealed = collected(collect(asked, timeout=PULL + self.agreement.limits.transfer), most(self.agreement))
+        parts = self.inbox.counted(source, collect(asked, timeout=PULL + self.agreement.limits.transfer))
+        sealed = collected(parts, most(self.agreement))
         frame = self.seal.open(source, sealed) if sealed else None
         if frame is not None and self.inbox.is_news(frame.header, frame.signature):
             self.inbox.put(frame)
@@ -216,7 +233,7 @@ class Client:
         after = None if whole or peer in self._bring_whole else self.members.have_of(peer)
         push, asked = channel.stream_unary(f"/{SERVICE}/Push"), self.members.others[peer].incarnation
         self._bring_whole.add(peer)  # where this fails
-        pieces = self.outbox.counted(frame.pieces(after))
+        pieces = self.outbox.counted(peer, frame.pieces(after))
         said = read_said(push(pieces, timeout=self.agreement.limits.transfer))
         if not NEWEST.fits(said):
             raise Rejected("form", f"no answer: {forms.shown(said)}")
@@ -228,9 +245,9 @@ class Client:
 
     def _fetch(self, peer: int, channel: grpc.Channel) -> None:
         """Fetch the next message from a peer, waiting for it there; first it is shown what this site has of it."""
-        if not self.members.others[peer].incarnation:
-            self.ended.wait(_FIRST)
-            return
+        while not self.members.others[peer].incarnation:
+            if self.ended.wait(_FIRST):
+                return
         pull = channel.unary_stream(f"/{SERVICE}/Pull")
         before = self.inbox.newest(peer)
         request = canonical({"run": self.agreement.run, "after": before, "whole": peer in self._fetch_whole})
@@ -242,11 +259,3 @@ class Client:
             self._fetch_whole.discard(peer)
         if self.inbox.newest(peer) == before:
             self.ended.wait(_FIRST)
-
-
-def _in_words(error: Exception) -> str:
-    if isinstance(error, grpc.RpcError) and (code := getattr(error, "code", lambda: None)()) is not None:
-        return f"{code.name}: {error.details()}"
-    if isinstance(error, OSError):
-        return f"what came cannot be noted: {error.strerror}"
-    return str(error) or type(error).__name__

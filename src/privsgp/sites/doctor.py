@@ -14,10 +14,12 @@ from urllib.parse import urlsplit
 from cryptography import x509
 
 from privsgp.errors import Refused
+from privsgp.sites.causes import cause_of, own_certificate
 from privsgp.sites.identity import tls_name
 
 if TYPE_CHECKING:
     from privsgp.sites.agreement import Agreement
+    from privsgp.sites.causes import Cause
     from privsgp.sites.identity import Card, Site
 
 _PATIENCE = 5.0
@@ -37,10 +39,13 @@ def examine(site: Site, agreement: Agreement) -> list[Finding]:
     now = dt.datetime.now(dt.UTC)
     found = [_member(site, agreement), _clock(agreement, now), _certificate(site, now), _door(site)]
     others = [card for card in agreement.roster if card.identity != site.card.identity]
-    return found + [_peer(site, card, now) for card in others]
+    used = agreement.trusted[len(agreement.roster) :] if site.card.address is None else ()  # a relay that is no member
+    return found + [_peer(site, card, agreement) for card in (*others, *used)]
 
 
 def _member(site: Site, agreement: Agreement) -> Finding:
+    if agreement.relay == site.card and site.card not in agreement.roster:
+        return Finding("roster", fine=True, text=f"{site.name} is the relay of {agreement.name}")
     try:
         return Finding("roster", fine=True, text=f"{site.name} is node {agreement.node(site)} of {agreement.name}")
     except Refused as refused:
@@ -61,9 +66,9 @@ def _clock(agreement: Agreement, now: dt.datetime) -> Finding:
 
 
 def _certificate(site: Site, now: dt.datetime) -> Finding:
+    if (cause := own_certificate(site)) is not None:
+        return Finding("certificate", fine=False, text=_text(cause))
     until = site.certificate.not_valid_after_utc
-    if until < now:
-        return Finding("certificate", fine=False, text=f"expired on {until:%Y-%m-%d}: privsgp site rotate")
     soon = ": renew it soon, privsgp site rotate" if until < now + _SOON else ""
     return Finding("certificate", fine=True, text=f"good until {until:%Y-%m-%d}{soon}")
 
@@ -81,28 +86,37 @@ def _door(site: Site) -> Finding:
     return Finding("own door", fine=True, text=f"can listen at {site.listen}; others dial {site.card.address}")
 
 
-def _peer(site: Site, card: Card, now: dt.datetime) -> Finding:
-    """Dial a site as far as TLS."""
+def _peer(site: Site, card: Card, agreement: Agreement) -> Finding:
+    """Dial a site as far as its first byte after TLS: it sends one if it accepts this site's certificate."""
     if card.address is None:
-        own = site.card.address is not None
-        return Finding(
-            card.name, fine=own, text="dials out only" + ("" if own else ", and so do we: no message between us")
-        )
+        return Finding(card.name, fine=True, text=f"dials out only{_way(site, card, agreement)}")
     try:
-        with _dialled(site, card.address) as plain:
-            shown = _shown(site, card, plain)
+        with (
+            _dialled(site, card.address) as plain,
+            _verified(site, card).wrap_socket(plain, server_hostname=tls_name(card.name)) as secured,
+        ):
+            if not secured.recv(1):
+                raise ConnectionError("failed to connect: Socket closed")
+    except ssl.SSLCertVerificationError as error:
+        return Finding(card.name, fine=False, text=f"{_text(cause_of(error, site, card))} ({_issuer(site, card)})")
     except OSError as error:
-        return Finding(card.name, fine=False, text=_why(card.address, site.proxy, error))
-    if not card.issued(shown):
-        issuer = shown.issuer.rfc4514_string()
-        text = f"{card.address} shows a certificate of {issuer}: another server, or something looks into TLS on the way"
-        return Finding(card.name, fine=False, text=text)
-    if not shown.not_valid_before_utc <= now <= shown.not_valid_after_utc:
-        until = f"{shown.not_valid_after_utc:%Y-%m-%d %H:%M}"
-        return Finding(
-            card.name, fine=False, text=f"its certificate is good until {until}: it must rotate, or clocks differ"
-        )
-    return Finding(card.name, fine=True, text=f"{card.address} answers with the key of its card")
+        return Finding(card.name, fine=False, text=_text(cause_of(error, site, card)))
+    return Finding(card.name, fine=True, text=f"{card.address} answers with the key of its card, and accepts this site")
+
+
+def _way(site: Site, card: Card, agreement: Agreement) -> str:
+    """Say how messages travel between this site and one that nobody can dial."""
+    if site.card.address is not None:
+        return ""
+    ends = {one.identity: node for node, one in enumerate(agreement.roster)}
+    own, other = ends.get(site.card.identity), ends[card.identity]
+    if agreement.relay is None or not {(own, other), (other, own)} & agreement.links:
+        return ", as this site does: the graph has no link between the two"
+    return f", as this site does: their messages travel through the relay {agreement.relay.name}"
+
+
+def _text(cause: Cause) -> str:
+    return f"{cause.what}: {cause.remedy}"
 
 
 def _dialled(site: Site, address: str) -> socket.socket:
@@ -119,25 +133,29 @@ def _dialled(site: Site, address: str) -> socket.socket:
     return plain
 
 
-def _shown(site: Site, card: Card, plain: socket.socket) -> x509.Certificate:
-    """Return the certificate that is shown, whatever it is."""
+def _verified(site: Site, card: Card) -> ssl.SSLContext:
+    """Return TLS as `join` uses it: this site's certificate goes to nobody but the holder of the card's key."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.load_verify_locations(cadata=card.authority)
+    context.load_cert_chain(site.home / "tls.key")
+    context.set_alpn_protocols(["h2"])
+    return context
+
+
+def _issuer(site: Site, card: Card) -> str:
+    """Say who issued the certificate that is shown at a site's address, whatever it is."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # it is looked at, not trusted
-    context.set_alpn_protocols(["h2"])
-    context.load_cert_chain(site.home / "tls.key")
-    with context.wrap_socket(plain, server_hostname=tls_name(card.name)) as secured:
-        return x509.load_der_x509_certificate(secured.getpeercert(binary_form=True) or b"")
-
-
-def _why(address: str, proxy: str | None, error: OSError) -> str:
-    through = f" through {proxy}" if proxy else ""
-    if isinstance(error, socket.gaierror):
-        return f"{address}: no such name{through}"
-    if isinstance(error, ssl.SSLError):
-        return f"{address}: whoever answers does not speak TLS as sites do ({error.reason})"
-    if isinstance(error, TimeoutError):
-        return f"{address}: no answer in {_PATIENCE:g} s{through}: a firewall?"
-    return f"{address}: {error.strerror or error}{through}: nobody has joined there yet, or a firewall says no"
+    try:
+        with (
+            _dialled(site, card.address or "") as plain,
+            context.wrap_socket(plain, server_hostname=tls_name(card.name)) as secured,
+        ):
+            shown = x509.load_der_x509_certificate(secured.getpeercert(binary_form=True) or b"")
+    except (OSError, ValueError) as error:
+        return f"its issuer could not be read: {error}"
+    since, until = shown.not_valid_before_utc, shown.not_valid_after_utc
+    return f"issued by {shown.issuer.rfc4514_string()}, valid from {since:%Y-%m-%d} to {until:%Y-%m-%d}"
 
 
 def _split(address: str) -> tuple[str, int]:

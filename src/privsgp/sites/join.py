@@ -38,6 +38,7 @@ from privsgp.runs import card as cards
 from privsgp.runs.summary import seen
 from privsgp.runs.summary import summary as summarised
 from privsgp.runs.train import save_model, versions
+from privsgp.sites import status
 from privsgp.sites.agreement import Agreement, refuse_counted
 from privsgp.sites.audit import Audit
 from privsgp.sites.client import Client
@@ -141,8 +142,8 @@ def join(
         _take_up_links(folder, transport)
         transport.stop = lambda: trainer.stopping.asked or _asked_to_leave(folder).exists()
         _keep_signatures(network, folder)
-        measured = served(metrics, lambda: metrics_text(network.members, transport, network.audit))
-        with network.opened(), _status(network, folder), measured:
+        measured = served(metrics, lambda: metrics_text(network, transport, _budget(trainer, node)))
+        with network.opened(), status.kept(network, folder), measured:
             try:
                 _wait_for_signatures(network, folder, say, trainer.stopping)
                 network.members.phase = "training"
@@ -158,6 +159,21 @@ def join(
             network.members.phase = "finished"
             _see_off(network, transport, say)
         return summary
+
+
+def _budget(trainer: SiteTrainer, node: int) -> dict[str, float]:
+    """Return the releases that were sent, ε of them and ε of the budget; nothing for a run without noise.
+
+    ε is that of the next hundredth of the run, an upper bound: it is computed a hundred times at most.
+    """
+    spec = trainer.spec
+    if not spec.algorithm.private:
+        return {}
+    sent, part = sum(one.segment.sent for one in trainer.budget_guard.ledgers), -(-spec.steps // 100)
+    counted = min(spec.steps, -(-sent // part) * part)
+    found = {"releases": sent, "epsilon_spent": spec.protection.epsilon(node, counted) if counted else 0.0}
+    budget = spec.protection.budgets[node]
+    return found if budget is None else found | {"epsilon_budget": budget}
 
 
 def _transport(network: Network, folder: Folder) -> SitesTransport:
@@ -390,7 +406,7 @@ def _serve_again(site: Site, agreement: Agreement, folder: Folder, say: Callable
         _take_up_links(folder, transport)
         _keep_signatures(network, folder)
         network.members.phase = "finished"
-        with network.opened(), _status(network, folder):
+        with network.opened(), status.kept(network, folder):
             transport.serve()
             _see_off(network, transport, say, _AGAIN)
     return summary
@@ -493,48 +509,3 @@ def relay(
             time.sleep(_TICK)
     finally:
         server.stop()
-
-
-@contextlib.contextmanager
-def _status(network: Network, folder: Folder) -> Iterator[None]:
-    """Keep status.json up to date, for `privsgp status`."""
-    ended = threading.Event()
-
-    def keep() -> None:
-        while not ended.wait(0.5):
-            with contextlib.suppress(OSError):  # a full disk: the run itself says so
-                _write_status(network, folder)
-
-    thread = threading.Thread(target=keep, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        thread.join()
-        with contextlib.suppress(OSError):
-            _write_status(network, folder)
-
-
-def _write_status(network: Network, folder: Folder) -> None:
-    members, roster, now = network.members, network.agreement.roster, time.monotonic()
-    sites = {}
-    with members.changed:
-        for i, m in members.others.items():
-            age = now - m.heard
-            sites[roster[i].name] = {
-                "step": m.step, "phase": "left" if i in members.left else m.phase, "there": members.is_there(i),
-                "heard_seconds_ago": round(age, 1) if age < 1e5 else None, "signed": i in members.signatures,
-                "failure": network.client.failures.get(i),
-            }  # fmt: skip
-        own = {"name": roster[network.node].name, "step": members.step, "phase": members.phase, "pid": os.getpid()}
-    told = {
-        "run": network.agreement.run,
-        "at": time.time(),
-        "own": own,
-        "sites": sites,
-        "refused": network.audit.counts(),
-    }
-    temporary = folder.path / "private" / "status.new"
-    temporary.write_text(json.dumps(told))
-    temporary.replace(folder.path / "status.json")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from privsgp.sites.frames import Frame, Rejected, refuse_body
@@ -37,15 +38,16 @@ class Outbox:
     def __init__(self, kept: int) -> None:
         self.kept = kept
         self.changed = threading.Condition()
-        self.bytes = 0  # that have left
+        self.bytes, self.bytes_to = 0, Counter[int]()  # that have left, in all and by target
         self._frames: dict[int, list[Frame]] = {}
 
-    def counted(self, pieces: Iterator[bytes]) -> Iterator[bytes]:
-        """Yield what leaves, and count it."""
+    def counted(self, target: int, pieces: Iterator[bytes]) -> Iterator[bytes]:
+        """Yield what leaves for a target, and count it."""
         for piece in pieces:
             yield piece
             with self.changed:
                 self.bytes += len(piece)
+                self.bytes_to[target] += len(piece)
 
     def post(self, frame: Frame) -> None:
         """Let a message be sent; it stands for all before it."""
@@ -88,6 +90,15 @@ class Inbox:
         self._last: dict[int, Frame] = {}  # the newest of each source, taken or not
         self._taken: dict[int, tuple[int, NDArray[np.float64]]] = {}  # step and sums of the newest that was taken
         self._incarnation: dict[int, int] = {}
+        self.bytes_from = Counter[int]()
+        self.arrived: dict[int, float] = {}  # by source: when the newest message was let in, on the monotonic clock
+
+    def counted(self, source: int, pieces: Iterator[bytes]) -> Iterator[bytes]:
+        """Yield what arrives from a source, and count it."""
+        for piece in pieces:
+            with self.changed:
+                self.bytes_from[source] += len(piece)
+            yield piece
 
     def restore(self, source: int, step: int, sums: NDArray[np.float64]) -> None:
         """Note what an earlier process of this site had taken from a link."""
@@ -152,6 +163,7 @@ class Inbox:
                 refuse_body(frame, self._before(source), len(roster), dtype)
             self.seen.note(frame)
             self._last[source] = frame
+            self.arrived[source] = time.monotonic()
             self._incarnation[source] = frame.header.incarnation
             frames = self._frames.setdefault(source, [])
             frames.append(frame)

@@ -23,6 +23,7 @@ from privsgp.sites.seen import Heard
 from privsgp.transport import forms
 
 if TYPE_CHECKING:
+    import datetime as dt
     from collections.abc import Callable
 
     from privsgp.sites.agreement import Agreement
@@ -85,7 +86,11 @@ def hello_form(nodes: int) -> forms.Form:
 class Member:
     """What is known of a site."""
 
-    heard: float = -_LONG_AGO  # on the monotonic clock
+    heard: float = -_LONG_AGO  # when it last spoke to this site, or to a site that reports it; on the monotonic clock
+    met: float = -_LONG_AGO  # when it last spoke to this site itself
+    reporter: str = ""  # the site whose report `heard` is from
+    delivered: tuple[int, float] = (-1, -_LONG_AGO)  # the newest step of this site's that it has, and since when
+    certificate_until: dt.datetime | None = None  # of the certificate that it showed last
     step: int = 0
     phase: str = "signing"
     incarnation: int = 0
@@ -182,13 +187,15 @@ class Members:
                 raise Rejected("incarnation", f"process {said['incarnation']} after {member.incarnation}")
             if said["incarnation"] > member.incarnation:
                 member.answered = -1
-            member.heard, member.incarnation = time.monotonic(), said["incarnation"]
+            member.heard = member.met = time.monotonic()
+            member.incarnation = said["incarnation"]
             member.step, member.phase = said["step"], said["phase"]
             member.have, member.durable = said["have"], said["durable"]
             member.sent, member.vows = said["sent"], said["vows"]
+            self._deliver(peer, self.have_of(peer))
             member.progress = self._made(member.phase, member.step), member.sent.get(str(self.node), -1)
             self.prove(said["yours"]["proof"])
-            news = self._hear_of_others(said)
+            news = self._hear_of_others(said, self.agreement.roster[peer].name)
         if news:
             self.keep()
 
@@ -196,18 +203,18 @@ class Members:
         """Take in what a relay that is no member says of members."""
         if not self._form.fits(said) or not isinstance(said, dict) or said["run"] != self.agreement.run:
             raise Rejected("form", f"no hello: {forms.shown(said)}")
+        relay = self.agreement.relay
         with self.changed:
-            news = self._hear_of_others(said)
+            news = self._hear_of_others(said, "" if relay is None else relay.name)
         if news:
             self.keep()
 
-    def _hear_of_others(self, said: dict[str, Any]) -> bool:
+    def _hear_of_others(self, said: dict[str, Any], by: str) -> bool:
         """Take in what a hello passes on; tell whether a signature, a goodbye or a key among it is new."""
         now = time.monotonic()
         for node, age in said["heard"].items():
-            if int(node) in self.others:
-                member = self.others[int(node)]
-                member.heard = max(member.heard, now - age)
+            if int(node) in self.others and now - age > (member := self.others[int(node)]).heard:
+                member.heard, member.reporter = now - age, by
         self._hear_progress(said["passed_on"])
         self._hear_heads(said["heads"])
         news = self._sign(said["signatures"]) | self._leave(said["left"]) | self._share(said["pair_keys"])
@@ -367,8 +374,8 @@ class Members:
     def heard(self, peer: int) -> None:
         """Note that a peer is there; only its hello, which shows what it has of this site, makes it so at first."""
         with self.changed:
-            if self.others[peer].incarnation:
-                self.others[peer].heard = time.monotonic()
+            if (member := self.others[peer]).incarnation:
+                member.heard = member.met = time.monotonic()
                 self.changed.notify_all()
 
     def ungreeted(self) -> list[int]:
@@ -397,7 +404,53 @@ class Members:
             if member.incarnation != asked:
                 return
             member.have[str(self.node)] = step
-            member.heard, member.answered = time.monotonic(), answered
+            member.heard = member.met = time.monotonic()
+            member.answered = answered
+            self._deliver(target, self.have_of(target))
+
+    def relayed(self, target: int, step: int) -> None:
+        """Note which message of this site's the relay keeps for a target."""
+        with self.changed:
+            self.relay_has[target] = step
+            self._deliver(target, step)
+
+    def showed(self, peer: int, until: dt.datetime) -> None:
+        """Note until when the certificate is valid that a peer has shown."""
+        self.others[peer].certificate_until = until
+
+    def _deliver(self, target: int, step: int) -> None:
+        member = self.others[target]
+        if step != member.delivered[0]:
+            member.delivered = step, time.monotonic()
+
+    def presence(self, node: int) -> dict[str, Any]:
+        """Return what people are shown of a site: how far it is, and whether it speaks to this one.
+
+        A site that speaks through the relay alone is as far as its newest signed message and its signed progress say.
+        """
+        with self.changed:
+            member, now, head = self.others[node], time.monotonic(), self._head(node)
+            step = max(member.step, member.progress[0], -1 if head is None else head.header.step + 1)
+            is_reported, relay = member.met < member.heard >= now - self._silence, self.agreement.relay
+            return {
+                "step": step,
+                "phase": self._phase_of(node, step),
+                "there": node not in self.left and now - member.met <= self._silence,
+                "silent_seconds": None if member.met == -_LONG_AGO else round(now - member.met, 1),
+                "reported_by": member.reporter if is_reported else None,
+                "relay": relay.name if relay is not None and node not in self._near else None,
+                "signed": node in self.signatures,
+            }
+
+    def _phase_of(self, node: int, step: int) -> str:
+        """Return what a site does: by its own word, or by what it has signed if it never spoke to this one."""
+        if node in self.left or self.others[node].incarnation:
+            return "left" if node in self.left else self.others[node].phase
+        if step == 0:
+            return "signed" if node in self.signatures else "signing"
+        if step >= self.agreement.rounds:
+            return "finished"
+        return "training" if step <= self.agreement.config.algorithm.steps else "mixing"
 
     def is_served(self, target: int, step: int) -> bool:
         """Tell whether a target needs nothing more from this site, whose last message is of `step`."""

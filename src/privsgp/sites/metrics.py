@@ -1,6 +1,6 @@
 """What a monitoring system may ask a site for, in Prometheus' text format: off unless asked for, on the address given.
 
-Nothing of it depends on records: steps, releases paid for, messages, who is there, what was refused.
+Nothing of it depends on records: steps, releases and their ε, links and their messages, sites, what was refused.
 """
 
 from __future__ import annotations
@@ -8,22 +8,32 @@ from __future__ import annotations
 import threading
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from privsgp.errors import Refused
 from privsgp.sites.identity import is_address
+from privsgp.sites.status import state
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
-    from privsgp.sites.audit import Audit
-    from privsgp.sites.members import Members
+    from privsgp.sites.join import Network
     from privsgp.sites.transport import SitesTransport
 
+_BUDGET = {
+    "releases": "Releases that this site has sent.",
+    "epsilon_spent": "An upper bound of the privacy loss of these releases.",
+    "epsilon_budget": "The largest privacy loss that was agreed on for the run.",
+}
 
-def text(members: Members, transport: SitesTransport, audit: Audit) -> str:
-    """Return the metrics of a site."""
+
+def text(network: Network, transport: SitesTransport, budget: dict[str, float]) -> str:
+    """Return the metrics of a site; `budget` are releases and ε, by the names of their metrics."""
+    members, seen = network.members, state(network)
     posted, taken, missed = transport.counts.tolist()
+    sites = {f'{{site="{name}"}}': one for name, one in seen["sites"].items()}
+    links = {f'{{source="{one["source"]}",target="{one["target"]}"}}': one for one in seen["links"]}
+    failing = {label: one["error"] is not None for label, one in links.items()}
     lines = [
         *_metric("step", "gauge", "Steps and rounds of mixing that are done.", {"": members.step}),
         *_metric("rounds", "gauge", "Steps and rounds of mixing in all.", {"": members.agreement.rounds}),
@@ -33,21 +43,28 @@ def text(members: Members, transport: SitesTransport, audit: Audit) -> str:
             "messages_total", "counter", "Messages.",
             {'{kind="posted"}': posted, '{kind="taken"}': taken, '{kind="missed"}': missed},
         ),
-        *_metric(
-            "peer_step", "gauge", "The step that a site was last heard of at.",
-            {f'{{site="{members.agreement.roster[i].name}"}}': m.step for i, m in members.others.items()},
+        *_metric("peer_step", "gauge", "The newest step known of a site.", _column(sites, "step")),
+        *_metric("peer_there", "gauge", "1 if a site has spoken to this one lately.", _column(sites, "there")),
+        *_metric("link_step", "gauge", "The step of the last message over a link.", _column(links, "step")),
+        *_metric("link_age_seconds", "gauge", "Seconds since that message.", _column(links, "seconds_ago")),
+        *_metric("link_bytes_total", "counter", "Bytes of messages over a link.", _column(links, "bytes")),
+        *_metric("link_failing", "gauge", "1 while a link fails.", failing),
+        *_metric("refused_total", "counter", "What was refused at the border since this process began.",
+            {f'{{kind="{kind}"}}': count for kind, count in seen["refused"].items()},
         ),
-        *_metric(
-            "refused_total", "counter", "What was refused at the border since this process began.",
-            {f'{{kind="{kind}"}}': count for kind, count in audit.counts().items()},
-        ),
+        *(line for name, value in budget.items() for line in _metric(name, "gauge", _BUDGET[name], {"": value})),
     ]  # fmt: skip
     return "\n".join(lines) + "\n"
 
 
-def _metric(name: str, kind: str, meaning: str, values: dict[str, int]) -> list[str]:
+def _column(rows: dict[str, dict[str, Any]], key: str) -> dict[str, float]:
+    return {label: row[key] for label, row in rows.items() if row[key] is not None}
+
+
+def _metric(name: str, kind: str, meaning: str, values: Mapping[str, float]) -> list[str]:
     full = f"privsgp_site_{name}"
-    return [f"# HELP {full} {meaning}", f"# TYPE {full} {kind}", *(f"{full}{label} {v}" for label, v in values.items())]
+    shown = [f"{full}{label} {value + 0}" for label, value in values.items()]  # True is 1
+    return [f"# HELP {full} {meaning}", f"# TYPE {full} {kind}", *shown]
 
 
 @contextmanager

@@ -14,6 +14,7 @@ import json
 import logging
 import math
 import os
+import resource
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -60,6 +61,7 @@ _BYE = 2.0
 _LOOK = 1.0  # seconds between two looks at the certificate
 _LOG = logging.getLogger(__name__)
 _CUT = ("form", "length", "incarnation")  # what half a message looks like, and what a process sent before it died
+_STRANGERS = 512  # connections that may be open besides the members', or half of the process's limit of files
 _MOMENT = 0.5  # seconds in which a connection that broke shows as such
 
 
@@ -108,6 +110,7 @@ class Server:
             ("grpc.server_handshake_timeout_ms", int(1000 * HANDSHAKE)), ("grpc.max_concurrent_streams", 64),
             ("grpc.http2.min_recv_ping_interval_without_data_ms", 5000), ("grpc.keepalive_time_ms", 20000),
             ("grpc.keepalive_timeout_ms", 10000), ("grpc.keepalive_permit_without_calls", 1),
+            ("grpc.max_allowed_incoming_connections", self._connections()),
         ]  # fmt: skip
         server = grpc.server(self._threads, options=options, maximum_concurrent_rpcs=self._calls)
         # All take streams, also of one message: gRPC would wait for it in a thread, without an end.
@@ -126,6 +129,13 @@ class Server:
             ) from error
         server.start()
         return server
+
+    def _connections(self) -> int:
+        """Return how many connections may be open: anybody can open one, and files of the run need descriptors too.
+
+        Of connections that are not through with TLS each is closed after `HANDSHAKE` seconds.
+        """
+        return self._calls + min(_STRANGERS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
 
     def _renew(self, listen: str, shown: tuple[bytes, bytes]) -> None:
         """Close the door and open it again when there is a new certificate to show; calls under way may end."""
@@ -191,7 +201,7 @@ class Server:
             self.members.heard(peer)
             frame = self.outbox.wait(peer, said["after"], PULL, lambda: self.ended.is_set() or stream.over.is_set())
             if frame is not None:
-                yield from self.outbox.counted(frame.pieces(None if said["whole"] else said["after"]))
+                yield from self.outbox.counted(peer, frame.pieces(None if said["whole"] else said["after"]))
 
     def _drop(self, parts: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
         """Keep a member's sealed message for another; say what is kept."""
@@ -241,12 +251,15 @@ class Server:
     def _who(self, context: grpc.ServicerContext) -> int:
         """Return which node's site is at the other end, by the key in its certificate."""
         pem = context.auth_context().get("x509_pem_cert", [b""])[0]
-        peer = _member(self.agreement.roster, pem)
-        if peer is None or peer == self.node:
-            who = f"a certificate of no other member, {_common_name(pem)}, from {context.peer()}"
+        certificate = _read(pem)
+        peer = None if certificate is None else _member(self.agreement.roster, certificate)
+        if certificate is None or peer is None or peer == self.node:
+            name = "?" if certificate is None else certificate.subject.rfc4514_string()[:80]
+            who = f"a certificate of no other member, {name}, from {context.peer()}"
             self.audit.note("stranger", "?", who)  # counted together: a member can issue any number of names
             context.abort(grpc.StatusCode.PERMISSION_DENIED, "no other member's certificate")
             raise AssertionError  # abort does not return
+        self.members.showed(peer, certificate.not_valid_after_utc)
         return peer
 
     @contextlib.contextmanager
@@ -340,6 +353,7 @@ def receive(
 
     Nor is what is new after another message than the one that is here: the answer says which that is.
     """
+    pieces = inbox.counted(peer, pieces)
     frames.refuse_head(agreement, peer, node, header, signature)
     if not inbox.is_news(header, signature):
         return
@@ -368,19 +382,15 @@ def _is_own(card: Card, key: bytes, certificate: bytes) -> bool:
     return private.public_key() == shown.public_key() and card.issued(shown)
 
 
-def _member(roster: tuple[Card, ...], pem: bytes) -> int | None:
+def _read(pem: bytes) -> x509.Certificate | None:
     try:
-        certificate = x509.load_pem_x509_certificate(pem)
+        return x509.load_pem_x509_certificate(pem)
     except ValueError:
         return None
+
+
+def _member(roster: tuple[Card, ...], certificate: x509.Certificate) -> int | None:
     return next((node for node, card in enumerate(roster) if card.issued(certificate)), None)
-
-
-def _common_name(pem: bytes) -> str:
-    try:
-        return x509.load_pem_x509_certificate(pem).subject.rfc4514_string()[:80]
-    except ValueError:
-        return "?"
 
 
 def read_said(text: bytes, most: int = _MOST_HELLO) -> Any:  # noqa: ANN401 - JSON

@@ -62,6 +62,11 @@ class SiteTrainer(Trainer):
     def _connect(self) -> SitesTransport:
         return self._network
 
+    def close(self) -> None:
+        """End the transport's thread too."""
+        super().close()
+        self._network.close()
+
     def _exchange(self) -> Exchange | None:
         return None if self._pairs is None else self._pairs.streams
 

@@ -77,6 +77,11 @@ class SitesTransport(Transport):
         self._recent: deque[_Sent] = deque()  # the last steps' messages, which a site that leaves may not have taken
         self._since = -1  # steps up to this one are not in it
         self._most = depth(agreement) + 2
+        self._other = ThreadPoolExecutor(1, "sums")  # sums are hashed while the disk is waited for
+
+    def close(self) -> None:
+        """End the thread of this object."""
+        self._other.shutdown()
 
     def mix(self, k: int, x: Tensor, w: Tensor, meanwhile: Callable[[], None] = nothing) -> tuple[Tensor, Tensor]:
         """Return what the node holds after step k: its share is split, committed and sent, and what is there is added.
@@ -91,12 +96,11 @@ class SitesTransport(Transport):
         self.used.fill_(0)
         self.used[links] = 1
         self.kept.fill_(1 - _sum(shares))
-        with ThreadPoolExecutor(1) as other:  # sums are hashed while the disk is waited for
-            frames = other.map(partial(self._grown, k, body, bases), links.tolist())
-            self.links.sync()
-            self.commit(k, x, w)
-            self._durable = self.taken()
-            self._post(frames)
+        frames = self._other.map(partial(self._grown, k, body, bases), links.tolist())
+        self.links.sync()
+        self.commit(k, x, w)
+        self._durable = self.taken()
+        self._post(frames)
         self._remember(k, links, shares, body)
         meanwhile()
         return self._arrive(k, x, w)
