@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import time
+
 import numpy as np
 from average import firsts, held_at_the_end
 from wires import ConnectProxy, Wires
@@ -44,6 +47,36 @@ def test_wires_that_are_cut_or_carry_one_way_only_for_longer_than_the_deadline(c
     counted(c)
     agree(c)
     assert sum(c.summary(i)["site"]["messages"]["missed"] for i in range(3)) >= 4
+
+
+def test_status_shows_wires_that_are_cut_or_carry_one_way_only(consortium):
+    """Of four sites two lose their wire, and of the other two one is not heard; the rest report all alive."""
+    with Wires(4) as wires:
+        c = consortium(
+            sizes=(100, 120, 140, 100), wires=wires, limits=Limits(deadline=0.3, staleness=5),
+            algorithm=MIXING | {"final_mixing": 2000},
+        )  # fmt: skip
+        c.start()
+        c.until_step(0, 3)
+        wires.cut(0, 1)
+        wires.deafen(2, 3)
+        for i, peer in ((0, 1), (1, 0), (2, 3), (3, 2)):
+            name, end = c.sites[peer].name, time.monotonic() + 60.0
+            while (one := seen(c, i)["sites"][name])["there"] or one["reported_by"] is None or one["error"] is None:
+                assert time.monotonic() < end, one
+                time.sleep(0.1)
+            assert one["error"].startswith(
+                (f"no answer from {c.sites[peer].card.address}", f"{c.sites[peer].card.address} is unreachable")
+            )
+            links = [link for link in seen(c, i)["links"] if name in (link["source"], link["target"])]
+            assert len(links) == 2
+            assert all(link["error"] == one["error"] and link["seconds_ago"] > 1 for link in links)
+            others = [other for other in seen(c, i)["sites"] if other != name]
+            assert all(seen(c, i)["sites"][other]["there"] for other in others)
+
+
+def seen(c, i):
+    return json.loads((c.out(i) / "status.json").read_text())
 
 
 def test_two_sites_without_a_wire_between_them_learn_through_a_relay_that_reads_nothing_and_tampers(consortium):

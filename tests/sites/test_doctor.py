@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import datetime as dt
 import json
 import socket
+import threading
 import time
+from types import SimpleNamespace
 from urllib.error import HTTPError
 from urllib.request import urlopen
 
+import grpc
 import pytest
 from consortium import free_ports
 from test_mailbox import frame
@@ -15,10 +20,18 @@ from wires import ConnectProxy
 
 from privsgp.engine.folder import Folder
 from privsgp.errors import Refused
-from privsgp.sites.doctor import examine
+from privsgp.sites import doctor, identity, join, status
+from privsgp.sites.causes import cause_of
+from privsgp.sites.client import Client
+from privsgp.sites.doctor import _peer, examine
 from privsgp.sites.identity import Site
 from privsgp.sites.join import Network
+from privsgp.sites.mailbox import Outbox
+from privsgp.sites.members import Members
 from privsgp.sites.metrics import served, text
+from privsgp.sites.relay import Relay
+from privsgp.sites.server import Server
+from privsgp.sites.status import state
 from privsgp.sites.transport import SitesTransport
 from runs import command
 
@@ -30,7 +43,7 @@ def findings(c, who=0):
 def test_everything_is_fine_but_nobody_has_joined_yet(three):
     found = findings(three)
     assert [what for what, one in found.items() if not one.fine] == ["basel", "cork"]
-    assert "nobody has joined there yet" in found["basel"].text
+    assert "refuses the connection: basel has not joined yet" in found["basel"].text
     assert command("doctor", three.study, "--home", three.sites[0].home).code == 1
 
 
@@ -71,7 +84,8 @@ def test_metrics_are_what_prometheus_reads(three, tmp_path):
     transport = SitesTransport(*about, tmp_path / "log")
     network.audit.note("form", "basel", "x")
     (port,) = free_ports(1)
-    with served(f"127.0.0.1:{port}", lambda: text(network.members, transport, network.audit)):
+    budget = {"releases": 7, "epsilon_spent": 1.25, "epsilon_budget": 3.0}
+    with served(f"127.0.0.1:{port}", lambda: text(network, transport, budget)):
         with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
             said = answer.read().decode()
         with pytest.raises(HTTPError) as error:
@@ -81,9 +95,156 @@ def test_metrics_are_what_prometheus_reads(three, tmp_path):
     assert values["privsgp_site_rounds"] == "22"
     assert values['privsgp_site_refused_total{kind="form"}'] == "1"
     assert values['privsgp_site_peer_step{site="cork"}'] == "0"
-    assert said.count("# TYPE") == 7
+    assert values['privsgp_site_link_failing{source="aachen",target="cork"}'] == "0"
+    assert 'privsgp_site_link_step{source="aachen",target="cork"}' not in values  # no message yet
+    assert [values[f"privsgp_site_{name}"] for name in budget] == ["7", "1.25", "3.0"]
+    assert said.count("# TYPE") == 15
     with pytest.raises(Refused, match="--metrics"), served("9464", str):
         pass
+
+
+@pytest.mark.parametrize(("sent", "counted"), [(0, 0), (1, 10), (20, 20), (21, 30), (995, 995)])
+def test_the_metric_of_epsilon_is_an_upper_bound_and_computed_a_hundred_times_at_most(sent, counted):
+    protection = SimpleNamespace(epsilon=lambda node, releases: 100.0 * node + releases, budgets=[None, 3.0])
+    spec = SimpleNamespace(steps=995, algorithm=SimpleNamespace(private=True), protection=protection)
+    ledgers = [SimpleNamespace(segment=SimpleNamespace(sent=sent))]
+    trainer = SimpleNamespace(spec=spec, budget_guard=SimpleNamespace(ledgers=ledgers))
+    spent = 100.0 + counted if counted else 0.0
+    assert join._budget(trainer, 1) == {"releases": sent, "epsilon_spent": spent, "epsilon_budget": 3.0}
+    assert "epsilon_budget" not in join._budget(trainer, 0)
+    spec.algorithm.private = False
+    assert join._budget(trainer, 1) == {}
+
+
+def network_of(c, i):
+    folder = Folder(c.out(i))
+    folder.path.mkdir(exist_ok=True)
+    folder.prepare()
+    network = Network.make(Site.open(c.sites[i].home), c.agreement, folder)
+    join._transport(network, folder)  # hellos say what it has
+    return network
+
+
+def not_yet_valid(site):
+    """Give a site a certificate that is valid from the day after tomorrow on."""
+    later = SimpleNamespace(
+        UTC=dt.UTC, datetime=SimpleNamespace(now=lambda zone: dt.datetime.now(zone) + dt.timedelta(days=3))
+    )
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(identity, "dt", later)
+        site.rotate()
+
+
+@contextlib.contextmanager
+def answers(*said):
+    """Listen, and answer each connection with what is said; a listener that says nothing never accepts one."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def answer():
+            with contextlib.suppress(OSError):
+                while True:
+                    one, _ = listener.accept()
+                    with one:
+                        if said[0]:
+                            one.recv(4096)
+                            one.sendall(said[0])
+
+        if said:
+            threading.Thread(target=answer, daemon=True).start()
+        yield f"127.0.0.1:{listener.getsockname()[1]}"
+        with contextlib.suppress(OSError):
+            listener.shutdown(socket.SHUT_RDWR)
+
+
+def why(c, site, card):
+    """Return the cause of a failed link as a run finds it, having checked that the doctor finds the same."""
+    client = Client(site, c.agreement, 0, None, Outbox(1), Members(c.agreement, 0, 1, "0" * 128), None)
+    client._card = lambda _peer: card
+    with client._opened(1) as channel, pytest.raises(grpc.RpcError) as failed:
+        channel.unary_unary("/privsgp.Sites/Hello")(b"{}", timeout=2.0)
+    cause = cause_of(failed.value, site, card)
+    found = _peer(site, card, c.agreement)
+    assert not found.fine
+    assert cause.what in found.text
+    assert cause.remedy.split(" (")[0] in found.text  # up to the clock
+    return cause
+
+
+OWN = {
+    "expired": (lambda site: site.rotate(days=-0.1), "the certificate of this site expired at 20", "site rotate"),
+    "not valid yet": (not_yet_valid, "the certificate of this site is not valid before 20", "set the clock here"),
+    "another's": (
+        lambda site: (site.home / "tls.key").write_bytes(
+            (Site.create(site.home / "other", "aachen", address=None).home / "tls.key").read_bytes()
+        ),
+        "basel does not accept the certificate of this site",
+        "compare the clock",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", OWN)
+def test_a_site_names_what_is_wrong_with_its_own_certificate(consortium, what):
+    c = consortium()
+    basel = network_of(c, 1)
+    basel.server.start(c.sites[1].listen)
+    spoil, cause, remedy = OWN[what]
+    spoil(c.sites[0])
+    try:
+        found = why(c, c.sites[0], c.sites[1].card)
+    finally:
+        basel.server.stop()
+    assert found.what.startswith(cause)
+    assert remedy in found.remedy
+    assert findings(c)["certificate"].fine == (what == "another's")
+    assert ("expired" in findings(c)["certificate"].text) == (what == "expired")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "what"),
+    [(lambda site: site.rotate(days=-0.1), "has expired"), (not_yet_valid, "is not valid yet")],
+    ids=["expired", "not valid yet"],
+)
+def test_a_site_names_what_is_wrong_with_the_certificate_of_another(consortium, spoil, what):
+    c = consortium()
+    spoil(c.sites[1])
+    basel = network_of(c, 1)
+    basel.server.start(c.sites[1].listen)
+    try:
+        found = why(c, c.sites[0], c.sites[1].card)
+    finally:
+        basel.server.stop()
+    assert found.what == f"the certificate of basel {what}"
+    assert "clock" in found.remedy
+
+
+UNREACHED = {
+    "refused": (None, "{address} refuses the connection"),
+    "name": (None, "the name in no.such.name.invalid:443 was not found"),
+    "silent": ((), "no answer from {address}"),
+    "closed": ((b"",), "{address} closes the connection before TLS is set up"),
+    "no TLS": ((b"HTTP/1.1 400 Bad Request\r\n\r\n",), "{address} does not answer in TLS"),
+}
+
+
+@pytest.mark.parametrize("what", UNREACHED)
+def test_a_site_names_why_another_cannot_be_reached(three, monkeypatch, what):
+    monkeypatch.setattr(doctor, "_PATIENCE", 1.0)
+    said, cause = UNREACHED[what]
+    with contextlib.nullcontext(f"127.0.0.1:{free_ports(1)[0]}") if said is None else answers(*said) as address:
+        where = "no.such.name.invalid:443" if what == "name" else address
+        found = why(three, three.sites[0], three.sites[1].card.model_copy(update={"address": where}))
+    assert found.what == cause.format(address=where)
+    assert "basel" in found.remedy or what in ("silent", "closed")
+
+
+def test_a_site_names_a_proxy_that_refuses(three, monkeypatch):
+    site, card = three.sites[0], three.sites[1].card
+    with answers(b"HTTP/1.1 403 Forbidden\r\n\r\n") as address:
+        monkeypatch.setattr(Site, "proxy", f"http://{address}")
+        assert why(three, site, card).what == f"the proxy http://{address} refused to connect to {card.address}"
+    found = why(three, site, card).what
+    assert found == f"{card.address} through the proxy http://{address} refuses the connection"
 
 
 def through_the_proxy(c, basel):
@@ -102,6 +263,112 @@ def through_the_proxy(c, basel):
     cork.client.stop()
 
 
+def until(there, about=lambda: None, seconds=30.0):
+    end = time.monotonic() + seconds
+    while not there():
+        assert time.monotonic() < end, about()
+        time.sleep(0.05)
+
+
+def rows(network):
+    return {(one["source"], one["target"]): one for one in state(network)["links"]}
+
+
+def shown(c, network, i):
+    """Return what `privsgp status` prints of a network, and its JSON."""
+    status._write(network, Folder(c.out(i)))
+    about = ("status", c.study, "--home", c.sites[i].home, "--out", c.out(i))
+    return command(*about).out, json.loads(command(*about, "--json").out)
+
+
+def test_status_and_log_show_each_link_and_why_one_fails(consortium, caplog):
+    c = consortium(closed=(2,))
+    basel, cork = network_of(c, 1), network_of(c, 2)
+    cork.members._silence = 1.0
+    caplog.set_level("INFO", "privsgp")
+    basel.outbox.post(frame(c, 4, 0.5, source=1, target=2))
+    cork.outbox.post(frame(c, 3, 0.5, source=2, target=1))
+    basel.server.start(c.sites[1].listen)
+    cork.client.start()
+    try:
+        until(lambda: rows(cork)["basel", "cork"]["step"] == 4 and rows(cork)["cork", "basel"]["step"] == 3)
+        until(lambda: rows(basel)["basel", "cork"]["step"] == 4 and rows(basel)["cork", "basel"]["step"] == 3)
+        for way in (("basel", "cork"), ("cork", "basel")):
+            assert rows(cork)[way]["bytes"] >= c.agreement.step_bytes <= rows(basel)[way]["bytes"]
+        assert rows(cork)["aachen", "cork"]["step"] is None
+        assert state(cork)["sites"]["basel"]["there"]
+        assert state(cork)["sites"]["basel"]["error"] is None
+        basel.server.stop()
+        until(lambda: "refuses" in (rows(cork)["cork", "basel"]["error"] or ""), lambda: state(cork))
+        until(lambda: not state(cork)["sites"]["basel"]["there"])
+        aachen = Members(c.agreement, 0, 1, c.agreement.sign(c.sites[0]))
+        cork.members.learn(0, aachen.hello(2) | {"heard": {"1": 0.25}})
+        text, told = shown(c, cork, 2)
+        assert told["sites"]["basel"]["reported_by"] == "aachen"
+        assert told["links"][-1]["error"].endswith("refuses the connection")
+        assert "(reported alive by aachen)" in text
+        assert "basel → cork" in text
+        assert "step 4, " in text
+        cause = f"{c.sites[1].card.address} refuses the connection"
+        assert cause in text
+        assert "→ basel has not joined yet or has stopped, or a firewall refuses the connection" in text
+        assert f"basel cannot be reached: {cause}. To do: basel has not joined yet" in caplog.text
+    finally:
+        cork.client.stop()
+        basel.server.stop()
+
+
+def test_both_ends_show_a_certificate_that_has_expired(consortium, caplog):
+    """Cork dials out only: aachen learns from its last call how long its certificate is valid."""
+    c = consortium(closed=(2,))
+    aachen, cork = network_of(c, 0), network_of(c, 2)
+    aachen.members._silence = 3.0
+    c.sites[2].rotate(days=4 / 86400)
+    aachen.server.start(c.sites[0].listen)
+    try:
+        with cork.client._opened(0) as channel:
+            cork.client._talk(0, channel)
+        assert state(aachen)["sites"]["cork"]["there"]
+        until(lambda: (state(aachen)["sites"]["cork"]["error"] or "").startswith("the certificate of cork expired at"))
+        cork.client.start()
+        own = "the certificate of this site expired at"
+        until(lambda: (rows(cork)["cork", "aachen"]["error"] or "").startswith(own), lambda: state(cork))
+        assert own in shown(c, cork, 2)[0]
+        with status.kept(cork, Folder(c.out(2))):
+            until(lambda: f"no site can exchange messages with this one: {own}" in caplog.text)
+    finally:
+        cork.client.stop()
+        aachen.server.stop()
+
+
+def test_a_site_that_dials_out_only_and_does_not_is_named(consortium):
+    c = consortium(closed=(2,))
+    aachen = network_of(c, 0)
+    assert state(aachen)["sites"]["cork"]["error"] == "cork does not dial this site"
+    assert state(aachen)["sites"]["basel"]["error"] is None  # nobody has dialled it yet
+
+
+def test_the_doctor_knows_the_relay(consortium):
+    c = consortium(closed=(1, 2), relay="rented", graph={"name": "complete"})
+    assert not findings(c, 1)["relay"].fine
+    assert "refuses the connection" in findings(c, 1)["relay"].text
+    relay = Site.open(c.folder / "home-relay")
+    nobody = Members(c.agreement, -1, 1, "")
+    carrying = Server(relay, c.agreement, -1, None, Outbox(1), nobody, None, relay=Relay())
+    carrying.start(relay.listen)
+    aachen = network_of(c, 0)
+    aachen.server.start(c.sites[0].listen)
+    try:
+        ran = command("doctor", c.study, "--home", c.sites[1].home)
+        assert "their messages travel through the relay relay" in ran.out
+        assert ran.code == 0, ran.out
+        assert "relay" not in findings(c, 0)  # aachen can be dialled: it has no use for it
+        assert "is the relay of study" in {one.what: one for one in examine(relay, c.agreement)}["roster"].text
+    finally:
+        carrying.stop()
+        aachen.server.stop()
+
+
 def test_another_server_shows(consortium):
     c = consortium()
     folder = Folder(c.out(1))
@@ -110,7 +377,8 @@ def test_another_server_shows(consortium):
     intercepting = Network.make(c.sites[1], c.agreement, folder)
     intercepting.server.start(c.sites[2].listen)  # at cork's address
     try:
-        assert "looks into TLS" in findings(c)["cork"].text
+        found = findings(c)["cork"].text
+        assert "shows another key than the card of cork (issued by CN=basel authority, valid from" in found
     finally:
         intercepting.server.stop()
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import json
+import resource
 import signal
 import socket
 import ssl
 import threading
 import time
+from pathlib import Path
 
 import grpc
 import numpy as np
@@ -23,6 +25,7 @@ from privsgp.sites.agreement import Agreement, Limits
 from privsgp.sites.canonical import canonical
 from privsgp.sites.identity import Site, load_key, tls_name
 from privsgp.sites.join import Network
+from privsgp.sites.members import Members
 from privsgp.sites.server import Server
 from runs import FORKS
 
@@ -145,27 +148,56 @@ def test_a_door_that_cannot_be_opened_again_at_once_is_opened_later(house, monke
 def test_strangers_who_open_many_connections_at_once_do_not_end_a_site(consortium):
     """With certificates that gRPC takes up while it listens, a few thousand did: a signal ended the process."""
     c = consortium()
-    door = FORKS.Process(target=keep_open, args=(c.study, c.sites[0].home))
+    with opened(c) as door:
+        end = time.monotonic() + 4.0
+        strangers = [threading.Thread(target=knock, args=(place(c), end)) for _ in range(8)]
+        for one in strangers:
+            one.start()
+        for one in strangers:
+            one.join()
+        assert door.exitcode is None, signal.Signals(-door.exitcode).name
+        assert shown(c) is not None
+
+
+def test_strangers_leave_descriptors_for_files_and_members(consortium):
+    """Each connection takes a descriptor, and a process often has 1024 of them: here 256."""
+    c = consortium()
+    with opened(c, files=256) as door, contextlib.ExitStack() as held, channel(c, c.sites[1]) as member:
+        hello = member.unary_unary("/privsgp.Sites/Hello")
+        hello(canonical(_hello(c, 1)), timeout=20.0)
+        for _ in range(300):
+            held.enter_context(socket.create_connection(place(c), 5.0)).sendall(b"\x16\x03\x01\x02\x00\x01")
+        time.sleep(1.0)  # each may stay for five seconds
+        assert 100 < len(list(Path(f"/proc/{door.pid}/fd").iterdir())) < 220
+        hello(canonical(_hello(c, 1)), timeout=20.0)  # a member that was connected still is
+        until_shown(c)  # others are let in when the strangers have run out of time
+
+
+@contextlib.contextmanager
+def opened(c, files=None):
+    """Open aachen's door in a process of its own, with so many descriptors."""
+    door = FORKS.Process(target=keep_open, args=(c.study, c.sites[0].home, files))
     door.start()
+    try:
+        until_shown(c)
+        yield door
+    finally:
+        door.kill()
+        door.join()
+
+
+def until_shown(c):
     until = time.monotonic() + 30.0
     while shown(c) is None:
         assert time.monotonic() < until
-        time.sleep(0.05)
-    end = time.monotonic() + 4.0
-    strangers = [threading.Thread(target=knock, args=(place(c), end)) for _ in range(8)]
-    for one in strangers:
-        one.start()
-    for one in strangers:
-        one.join()
-    assert door.exitcode is None, signal.Signals(-door.exitcode).name
-    assert shown(c) is not None
-    door.kill()
-    door.join()
+        time.sleep(0.1)
 
 
-def keep_open(study, home):
-    site = Site.open(home)
-    Server(site, Agreement.read(study), 0, None, None, None, None).start(site.listen)
+def keep_open(study, home, files):
+    if files is not None:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
+    site, agreement = Site.open(home), Agreement.read(study)
+    Server(site, agreement, 0, None, None, Members(agreement, 0, 1, "0" * 128), None).start(site.listen)
     signal.pause()
 
 
@@ -209,8 +241,6 @@ def test_the_text_of_an_error_stays_here(house, monkeypatch):
 
 
 def _hello(c, node=2):
-    from privsgp.sites.members import Members
-
     return Members(c.agreement, node, 1, "0" * 128).hello(0)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import threading
 
 import numpy as np
 import pytest
@@ -17,8 +18,10 @@ from privsgp.sites import frames
 from privsgp.sites.audit import Audit, check
 from privsgp.sites.frames import Frame, Header, Rejected
 from privsgp.sites.mailbox import Inbox, Outbox
+from privsgp.sites.members import Members
 from privsgp.sites.seen import Seen
 from privsgp.sites.server import receive
+from privsgp.sites.transport import SitesTransport
 from privsgp.transport.link import Outgoing, grown
 
 
@@ -322,3 +325,27 @@ def test_nobody_can_fill_the_disk(tmp_path):
         audit.note("form", "basel", "again")
     assert len(check(tmp_path / "audit.jsonl")) == 16 + 5
     assert audit.counts() == {"form": 1000}
+
+
+def test_sums_are_hashed_by_one_thread_that_ends_with_the_transport(three, tmp_path):
+    members = Members(three.agreement, 0, 1, three.agreement.sign(three.sites[0]))
+    for node in (1, 2):
+        peer = Members(three.agreement, node, 1, three.agreement.sign(three.sites[node]))
+        members.learn(node, peer.hello(0))
+    inbox, log = Inbox(three.agreement, 0, 2), tmp_path / "taken.jsonl"
+    transport = SitesTransport(three.sites[0], three.agreement, 0, inbox, Outbox(2), members, log)
+    transport._wait = lambda _k: None
+    grown, threads = transport._grown, set()
+
+    def noted(*about):
+        threads.add(threading.current_thread())
+        return grown(*about)
+
+    transport._grown = noted
+    x, w = torch.ones(1, three.agreement.weights), torch.ones(1, dtype=torch.float64)
+    for k in range(3):
+        x, w = transport.mix(k, x, w)
+    (one,) = threads
+    assert one is not threading.main_thread()
+    transport.close()
+    assert not one.is_alive()

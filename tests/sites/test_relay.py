@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import time
 
 import numpy as np
@@ -82,6 +83,13 @@ def test_two_closed_sites_learn_through_a_member(consortium):
         assert not c.audited(i)
         assert summary["site"]["messages"]["taken"] > 0
     assert any(source == 1 for taken in c.taken(2).values() for source, _ in taken)
+    ran = command("status", c.study, "--home", c.sites[2].home, "--out", c.out(2), "--json")
+    seen = json.loads(ran.out)
+    basel = seen["sites"]["basel"]
+    assert (basel["phase"], basel["relay"], basel["there"]) == ("finished", "aachen", False)
+    assert basel["step"] == 22
+    carried = {(one["source"], one["target"]): one["step"] for one in seen["links"]}
+    assert carried["basel", "cork"] == carried["cork", "basel"] == 21
 
 
 def test_a_rented_relay_serves_sites_that_are_all_closed_and_may_be_restarted(consortium):

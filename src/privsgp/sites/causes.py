@@ -40,22 +40,22 @@ _CAUSES = (  # the first that fits
     (
         "CERTIFICATE_VERIFY_FAILED|Hostname Verification",
         "{address} shows another key than the card of {name}",
-        "another server answers there, or a device on the way opens TLS: `privsgp doctor` names the issuer",
+        "another server answers there, or a device on the way opens TLS",
     ),
     (
-        "[Pp]roxy (returned|says)",
-        "the proxy {proxy} refused to connect to {address} ({text})",
+        "HTTP proxy returned",
+        "the proxy {proxy} refused to connect to {address}",
         "ask the administrator of the proxy to allow CONNECT to {address}",
+    ),
+    (
+        "lookup failed|resolving|Name or service not known|name resolution|No address associated|nodename nor",
+        "the name in {way} was not found",
+        "compare the address with {name}, and check the name server of this machine",
     ),
     (
         "Connection refused",
         "{way} refuses the connection",
         "{name} has not joined yet or has stopped, or a firewall refuses the connection",
-    ),
-    (
-        "lookup failed|resolving|Name or service not known|name resolution|No address associated",
-        "the name in {way} was not found",
-        "compare the address with {name}, and check the name server of this machine",
     ),
     (
         "Deadline Exceeded|timed out|Timeout|timeout|Endpoint closing",

@@ -98,7 +98,8 @@ def _peer(site: Site, card: Card, agreement: Agreement) -> Finding:
             if not secured.recv(1):
                 raise ConnectionError("failed to connect: Socket closed")
     except ssl.SSLCertVerificationError as error:
-        return Finding(card.name, fine=False, text=f"{_text(cause_of(error, site, card))} ({_issuer(site, card)})")
+        cause = cause_of(error, site, card)
+        return Finding(card.name, fine=False, text=f"{cause.what} ({_issuer(site, card)}): {cause.remedy}")
     except OSError as error:
         return Finding(card.name, fine=False, text=_text(cause_of(error, site, card)))
     return Finding(card.name, fine=True, text=f"{card.address} answers with the key of its card, and accepts this site")
@@ -126,10 +127,10 @@ def _dialled(site: Site, address: str) -> socket.socket:
     proxy = urlsplit(site.proxy)
     plain = socket.create_connection((proxy.hostname or "", proxy.port or 80), _PATIENCE)
     plain.sendall(f"CONNECT {address} HTTP/1.1\r\nHost: {address}\r\n\r\n".encode())
-    answer = plain.recv(4096).split(b"\r\n")[0]
-    if b" 200" not in answer:
+    code = [*plain.recv(4096).decode(errors="replace").split(), "", ""][1]
+    if code != "200":
         plain.close()
-        raise ConnectionRefusedError(0, f"the proxy says {answer.decode(errors='replace')[:80]!r}")
+        raise ConnectionError(f"HTTP proxy returned response code {code[:80]!r}")
     return plain
 
 
