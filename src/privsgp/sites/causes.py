@@ -55,22 +55,22 @@ _CAUSES = (  # the first that fits
     (
         "Connection refused",
         "{way} refuses the connection",
-        "{name} has not joined yet or has stopped, or a firewall refuses the connection",
+        "ask {name} whether `privsgp join` runs there, and check the firewalls between the two",
     ),
     (
         "Deadline Exceeded|timed out|Timeout|timeout|Endpoint closing",
         "no answer from {way}",
-        "the machine there is off, a firewall drops the packets, or the process there hangs",
+        "ask {name} whether `privsgp join` runs there, and check for a firewall that drops packets",
     ),
     (
         "No route to host|nreachable",
         "{way} is unreachable from here",
-        "check the network of this machine",
+        "check the network and the routes of this machine",
     ),
     (
-        "Handshake read failed|EOF occurred|Connection reset",
+        r"Handshake read failed|EOF occurred|(failed to connect.*|^\[Errno \d+\] )Connection reset",
         "{way} closes the connection before TLS is set up",
-        "too many connections are open there, or a firewall closes them. privsgp dials again",
+        "wait: privsgp dials again. {name} may have too many connections open, or a firewall closes them",
     ),
     (
         "WRONG_VERSION_NUMBER|SSL",

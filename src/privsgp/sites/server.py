@@ -61,7 +61,7 @@ _BYE = 2.0
 _LOOK = 1.0  # seconds between two looks at the certificate
 _LOG = logging.getLogger(__name__)
 _CUT = ("form", "length", "incarnation")  # what half a message looks like, and what a process sent before it died
-_STRANGERS = 512  # connections that may be open besides the members', or half of the process's limit of files
+_STRANGERS = 2048  # connections that may be open besides the members', of 25 kB each
 _MOMENT = 0.5  # seconds in which a connection that broke shows as such
 
 
@@ -131,9 +131,9 @@ class Server:
         return server
 
     def _connections(self) -> int:
-        """Return how many connections may be open: anybody can open one, and files of the run need descriptors too.
+        """Return how many connections may be open: anybody can open one, and the run's files need descriptors too.
 
-        Of connections that are not through with TLS each is closed after `HANDSHAKE` seconds.
+        gRPC closes any more at once, and those that have not finished TLS after `HANDSHAKE` seconds.
         """
         return self._calls + min(_STRANGERS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
 
