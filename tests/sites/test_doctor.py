@@ -313,6 +313,8 @@ def test_status_and_log_show_each_link_and_why_one_fails(consortium, caplog):
         assert cause in text
         assert "→ ask basel whether `privsgp join` runs there, and check the firewalls between the two" in text
         assert f"basel cannot be reached: {cause}. To do: ask basel whether" in caplog.text
+        cork.members.phase = cork.members.others[1].phase = "finished"
+        assert rows(cork)["cork", "basel"]["error"] is None  # it is not needed any more
     finally:
         cork.client.stop()
         basel.server.stop()

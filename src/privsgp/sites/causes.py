@@ -117,7 +117,7 @@ def _other(error: Exception, text: str, card: Card) -> Cause:
     if isinstance(error, OSError):
         return Cause(f"a message of {card.name} cannot be written to the disk: {error.strerror}", "check the disk")
     if isinstance(error, grpc.RpcError):
-        return Cause(f"the connection to {card.name} broke ({text[:_LONGEST]})", "nothing: privsgp dials again")
+        return Cause(f"the connection to {card.name} broke ({text[:_LONGEST]})", "wait: privsgp dials again")
     return Cause(f"{type(error).__name__}: {text[:_LONGEST]}", "read the log of this site")
 
 

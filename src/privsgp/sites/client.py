@@ -151,6 +151,7 @@ class Client:
         card, before = self._card(peer), self.failing(peer)
         cause = cause_of(error, self.site, card)
         is_new = (before is None or before.cause.what != cause.what) and not self.ended.is_set()
+        is_new = is_new and (peer == RELAY or self.members.is_needed(peer))
         if isinstance(error, Rejected):
             self.audit.note(error.kind, card.name, str(error), **error.evidence)
         elif is_new and not isinstance(error, grpc.RpcError | OSError):

@@ -350,6 +350,11 @@ class Members:
         with self.changed:
             return node not in self.left and time.monotonic() - self.others[node].heard <= self._silence
 
+    def is_needed(self, peer: int) -> bool:
+        """Tell whether a peer has not left, and it or this site has not finished."""
+        with self.changed:
+            return peer not in self.left and {self.phase, self.others[peer].phase} != {"finished"}
+
     def has_met_anybody(self) -> bool:
         """Tell whether any site has said hello to this process."""
         with self.changed:

@@ -60,6 +60,8 @@ def _link(network: Network, source: int, target: int) -> dict[str, Any]:
 
 
 def _error(network: Network, peer: int) -> dict[str, str | None]:
+    if not network.members.is_needed(peer):
+        return _worded(None)
     is_relayed = network.agreement.is_relayed((network.node, peer))
     failure = network.client.failing(RELAY if is_relayed else peer)
     return _worded(failure.cause if failure is not None else _silence(network, peer))
@@ -68,7 +70,7 @@ def _error(network: Network, peer: int) -> dict[str, str | None]:
 def _silence(network: Network, peer: int) -> Cause | None:
     """Return why a peer is silent that this site cannot dial, as far as it can be known here."""
     card, member, seen = network.agreement.roster[peer], network.members.others[peer], network.members.presence(peer)
-    if card.address is not None or seen["there"] or seen["phase"] == "left" or network.site.card.address is None:
+    if card.address is not None or seen["there"] or network.site.card.address is None:
         return None
     if member.certificate_until is not None and (cause := expired(card, member.certificate_until)) is not None:
         return cause
