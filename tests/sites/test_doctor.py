@@ -13,6 +13,7 @@ from urllib.error import HTTPError
 from urllib.request import urlopen
 
 import grpc
+import numpy as np
 import pytest
 from consortium import free_ports
 from test_mailbox import frame
@@ -348,6 +349,10 @@ def test_a_site_that_dials_out_only_and_does_not_is_named(consortium):
     aachen = network_of(c, 0)
     assert state(aachen)["sites"]["cork"]["error"] == "cork does not dial this site"
     assert state(aachen)["sites"]["basel"]["error"] is None  # nobody has dialled it yet
+    aachen.inbox.restore(2, 5, np.zeros(1))  # an earlier process took it
+    aachen.members.relayed(2, 3)
+    assert (rows(aachen)["cork", "aachen"]["step"], rows(aachen)["cork", "aachen"]["seconds_ago"]) == (5, None)
+    assert "step 5, before this process" in shown(c, aachen, 0)[0]
 
 
 def test_the_doctor_knows_the_relay(consortium):

@@ -27,61 +27,39 @@ _ANSWERS = {  # the peer was reached, and said no
     grpc.StatusCode.INTERNAL: ("{name} failed to answer", "read the log at {name}"),
 }
 _CAUSES = (  # the first that fits
-    (
-        "certificate has expired",
-        "the certificate of {name} has expired",
-        "{name} runs `privsgp site rotate`. If the clock here ({clock}) is wrong, set it",
-    ),
-    (
-        "certificate is not yet valid",
-        "the certificate of {name} is not valid yet",
-        "compare the clock here ({clock}) with the clock at {name}, and set the wrong one",
-    ),
-    (
-        "CERTIFICATE_VERIFY_FAILED|Hostname Verification",
-        "{address} shows another key than the card of {name}",
-        "another server answers there, or a device on the way opens TLS",
-    ),
-    (
-        "HTTP proxy returned",
-        "the proxy {proxy} refused to connect to {address}",
-        "ask the administrator of the proxy to allow CONNECT to {address}",
-    ),
-    (
-        "lookup failed|resolving|Name or service not known|name resolution|No address associated|nodename nor",
-        "the name in {way} was not found",
-        "compare the address with {name}, and check the name server of this machine",
-    ),
-    (
-        "Connection refused",
-        "{way} refuses the connection",
-        "ask {name} whether `privsgp join` runs there, and check the firewalls between the two",
-    ),
-    (
-        "Deadline Exceeded|timed out|Timeout|timeout|Endpoint closing",
-        "no answer from {way}",
-        "ask {name} whether `privsgp join` runs there, and check for a firewall that drops packets",
-    ),
-    (
-        "No route to host|nreachable",
-        "{way} is unreachable from here",
-        "check the network and the routes of this machine",
-    ),
-    (
-        r"Handshake read failed|EOF occurred|(failed to connect.*|^\[Errno \d+\] )Connection reset",
-        "{way} closes the connection before TLS is set up",
-        "wait: privsgp dials again. {name} may have too many connections open, or a firewall closes them",
-    ),
-    (
-        "WRONG_VERSION_NUMBER|SSL",
-        "{way} does not answer in TLS",
-        "another program answers there: compare host and port with {name}",
-    ),
-    (
-        "failed to connect.*Socket closed",
-        "{name} does not accept the certificate of this site",
-        "compare the clock here ({clock}) with the clock at {name}, and `privsgp agree show` at both",
-    ),
+    ("certificate has expired",
+     "the certificate of {name} has expired",
+     "{name} runs `privsgp site rotate`. If the clock here ({clock}) is wrong, set it"),
+    ("certificate is not yet valid",
+     "the certificate of {name} is not valid yet",
+     "compare the clock here ({clock}) with the clock at {name}, and set the wrong one"),
+    ("CERTIFICATE_VERIFY_FAILED|Hostname Verification",
+     "{address} shows another key than the card of {name}",
+     "another server answers there, or a device on the way opens TLS"),
+    ("HTTP proxy returned",
+     "the proxy {proxy} refused to connect to {address}",
+     "ask the administrator of the proxy to allow CONNECT to {address}"),
+    ("lookup failed|resolving|Name or service not known|name resolution|No address associated|nodename nor",
+     "the name in {way} was not found",
+     "compare the address with {name}, and check the name server of this machine"),
+    ("Connection refused",
+     "{way} refuses the connection",
+     "ask {name} whether `privsgp join` runs there, and check the firewalls between the two"),
+    ("Deadline Exceeded|timed out|Timeout|timeout|Endpoint closing",
+     "no answer from {way}",
+     "ask {name} whether `privsgp join` runs there, and check for a firewall that drops packets"),
+    ("No route to host|nreachable",
+     "{way} is unreachable from here",
+     "check the network and the routes of this machine"),
+    (r"Handshake read failed|EOF occurred|(failed to connect.*|^\[Errno \d+\] )Connection reset",
+     "{way} closes the connection before TLS is set up",
+     "wait: privsgp dials again. {name} may have too many connections open, or a firewall closes them"),
+    ("WRONG_VERSION_NUMBER|SSL",
+     "{way} does not answer in TLS",
+     "another program answers there: compare host and port with {name}"),
+    ("failed to connect.*Socket closed",
+     "{name} does not accept the certificate of this site",
+     "compare the clock here ({clock}) with the clock at {name}, and `privsgp agree show` at both"),
 )  # fmt: skip
 
 
@@ -123,7 +101,10 @@ def _other(error: Exception, text: str, card: Card) -> Cause:
 
 def own_certificate(site: Site) -> Cause | None:
     """Return what is wrong with the certificate that this site shows, by its own clock; None if it is valid."""
-    now, shown = dt.datetime.now(dt.UTC), site.certificate
+    try:
+        now, shown = dt.datetime.now(dt.UTC), site.certificate
+    except (OSError, ValueError):  # the file is damaged: a server that runs shows the certificate that it has read
+        return None
     if now > (until := shown.not_valid_after_utc):
         return Cause(f"the certificate of this site expired at {_shown(until)}", "run `privsgp site rotate`")
     if now < (since := shown.not_valid_before_utc):

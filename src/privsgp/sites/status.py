@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import math
 import os
 import threading
 import time
@@ -35,7 +36,7 @@ def state(network: Network) -> dict[str, Any]:
         "run": network.agreement.run,
         "at": time.time(),
         "own": {"name": roster[node].name, "step": members.step, "phase": members.phase, "pid": os.getpid()}
-        | _worded(_own(network)),
+        | _worded(own_certificate(network.site)),
         "sites": sites,
         "links": [_link(network, *link) for link in links],
         "refused": network.audit.counts(),
@@ -48,7 +49,7 @@ def _link(network: Network, source: int, target: int) -> dict[str, Any]:
     peer = target if is_sent else source
     step, at = network.members.others[peer].delivered
     if not is_sent:
-        step, at = network.inbox.newest(peer), network.inbox.arrived.get(peer, at)
+        step, at = network.inbox.newest(peer), network.inbox.arrived.get(peer, -math.inf)
     age = time.monotonic() - at
     return {
         "source": roster[source].name,
@@ -77,12 +78,6 @@ def _silence(network: Network, peer: int) -> Cause | None:
     return Cause(f"{card.name} does not dial this site", f"run `privsgp status` at {card.name}: it shows the cause")
 
 
-def _own(network: Network) -> Cause | None:
-    with contextlib.suppress(OSError, ValueError):  # the file is damaged: the server shows the certificate it has
-        return own_certificate(network.site)
-    return None
-
-
 def _worded(cause: Cause | None) -> dict[str, str | None]:
     return {"error": None, "remedy": None} if cause is None else {"error": cause.what, "remedy": cause.remedy}
 
@@ -95,7 +90,7 @@ def kept(network: Network, folder: Folder) -> Iterator[None]:
     def keep() -> None:
         logged = None
         while not ended.wait(_EVERY):
-            if (cause := _own(network)) is not None and cause.what != logged:
+            if (cause := own_certificate(network.site)) is not None and cause.what != logged:
                 _LOG.warning("no site can exchange messages with this one: %s. To do: %s", *cause)
             logged = None if cause is None else cause.what
             _write(network, folder)
