@@ -66,6 +66,11 @@ def command(*arguments: object) -> Ran:
     raise AssertionError("a command line ends with a status")
 
 
+def unwrapped(table: str) -> str:
+    """Return the text of a table's cells, however narrow it was printed."""
+    return " ".join(table.replace("│", " ").split())
+
+
 def changes(**values: Any) -> list[str]:
     """Return --set options: `algorithm__steps=3` for algorithm.steps = 3."""
     return [f"--set={key.replace('__', '.')}={json.dumps(value)}" for key, value in values.items()]

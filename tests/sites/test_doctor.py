@@ -34,7 +34,7 @@ from privsgp.sites.relay import Relay
 from privsgp.sites.server import Server
 from privsgp.sites.status import state
 from privsgp.sites.transport import SitesTransport
-from runs import command
+from runs import command, unwrapped
 
 
 def findings(c, who=0):
@@ -279,7 +279,7 @@ def shown(c, network, i):
     """Return what `privsgp status` prints of a network, and its JSON."""
     status._write(network, Folder(c.out(i)))
     about = ("status", c.study, "--home", c.sites[i].home, "--out", c.out(i))
-    return command(*about).out, json.loads(command(*about, "--json").out)
+    return unwrapped(command(*about).out), json.loads(command(*about, "--json").out)
 
 
 def test_status_and_log_show_each_link_and_why_one_fails(consortium, caplog):
@@ -367,7 +367,7 @@ def test_the_doctor_knows_the_relay(consortium):
     aachen.server.start(c.sites[0].listen)
     try:
         ran = command("doctor", c.study, "--home", c.sites[1].home)
-        assert "their messages travel through the relay relay" in ran.out
+        assert "their messages travel through the relay relay" in unwrapped(ran.out)
         assert ran.code == 0, ran.out
         assert "relay" not in findings(c, 0)  # aachen can be dialled: it has no use for it
         assert "is the relay of study" in {one.what: one for one in examine(relay, c.agreement)}["roster"].text

@@ -14,7 +14,7 @@ from safetensors.numpy import load_file
 
 from privsgp.sites.agreement import Limits
 from privsgp.sites.join import leave
-from runs import command
+from runs import command, unwrapped
 
 
 @pytest.mark.parametrize("algorithm", ["privsgp", "privsgp-vr"])
@@ -45,7 +45,7 @@ def test_killed_and_restarted_nobody_is_charged_twice_and_a_replay_gives_the_sam
     c.kill(1)
     ran = command("status", c.study, "--home", c.sites[1].home, "--out", c.out(1))
     assert (more := c.ledger(1).charged - c.sent(1)) > 0
-    assert f"{c.sent(1)} of 40 sent, {more} more are reserved; without a budget" in ran.out
+    assert f"{c.sent(1)} of 40 sent, {more} more are reserved; without a budget" in unwrapped(ran.out)
     c.until_step(0, 12)
     c.start(1, loss=0.2, twice=0.07)
     summaries = c.end()
