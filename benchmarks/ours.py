@@ -6,10 +6,12 @@ import tempfile
 import time
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from privsgp.engine.drive import drive
 from privsgp.engine.folder import Folder
 from privsgp.engine.trainer import Trainer
 
@@ -41,7 +43,7 @@ def stepper(training: Trainer) -> Callable[[], None]:
         nonlocal k
         if not training.budget_guard.reserve(k, training.randomness.attempt):
             raise RuntimeError(f"step {k} was not granted")
-        training.state = training.step(k, training.state)
+        training.state = drive(training.step(k, training.state), k, training.driver)
         k += 1
 
     return step
@@ -50,18 +52,18 @@ def stepper(training: Trainer) -> Callable[[], None]:
 def parts(training: Trainer, steps: int = 30) -> dict[str, float]:
     """Return the milliseconds of each line of the loop; the device is waited for after each, so the sum is larger."""
     spent: dict[str, list[float]] = {}
-    block, algorithm = training.algorithm.block, training.algorithm
-    block.parts, algorithm.__dict__["parts"] = (), [algorithm]  # line by line, all nodes go at once
-    _watch(block, "sample", spent, "5 sample")
+    algorithm, randomness = training.algorithm, training.randomness
+    algorithm.__dict__["parts"] = [algorithm]  # line by line, all nodes go at once
+    _watch(randomness, "sample", spent, "5 sample")
     _watch(algorithm, "recorded", spent, "6-7 direction")
-    _watch(block, "noise", spent, "8 noise")
+    _watch(randomness, "noise", spent, "8 noise")
     _watch(training.budget_guard, "record", spent, "ledger and hashes")
     _watch(training.transport, "mix", spent, "10-13 mix")
-    _watch(algorithm, "step", spent, "whole step")
     training.step = algorithm.step
-    step = stepper(training)
+    lines = SimpleNamespace(step=stepper(training))
+    _watch(lines, "step", spent, "whole step")
     for _ in range(steps):
-        step()
+        lines.step()
     return {name: 1e3 * sorted(times)[len(times) // 2] for name, times in spent.items()}
 
 

@@ -34,6 +34,7 @@ from privsgp.runs import config as configs
 from privsgp.sites.agreement import Agreement, Limits, propose
 from privsgp.sites.identity import Site
 from privsgp.sites.join import Network
+from privsgp.sites.trainer import SiteDriver
 from privsgp.sites.transport import SitesTransport
 
 if TYPE_CHECKING:
@@ -208,8 +209,8 @@ def _mixes(transport: SitesTransport, run: Folder, x: Tensor, w: Tensor) -> dict
         sync_names(run.checkpoint.parent)
 
     def mix(make: Callable[[int, Tensor, Tensor], None], write: Callable[[Iterable[memoryview]], None]) -> object:
-        transport.commit, transport.links.append = make, write  # type: ignore[method-assign]
-        return transport.mix(next(counter), x, w)
+        transport.links.append = write  # type: ignore[method-assign]
+        return SiteDriver(transport, None, None, make).send(next(counter), x, w, paid=False)  # type: ignore[arg-type]
 
     append = transport.links.append
     return {"committed": lambda: mix(commit, append), "sent": lambda: mix(lambda _k, _x, _w: None, lambda _texts: None)}

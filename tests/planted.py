@@ -19,7 +19,7 @@ from unittest.mock import patch
 import numpy as np
 import torch
 
-from privsgp.algorithms import Block, PushSum, State
+from privsgp.algorithms import Block, Exchange, PushSum, Release, State, Step
 from privsgp.algorithms.algorithm import clipped_mean
 from privsgp.algorithms.gossip import DP2SGD
 from privsgp.engine import node_randomness
@@ -87,11 +87,11 @@ def no_clip(self: PerSample, radius: float, mask: Tensor) -> None:
         piece.scale_(mask.to(torch.float64))
 
 
-def bare_mean(self: PushSum, k: int, s: State) -> State:
+def bare_mean(self: PushSum, k: int, s: State) -> Step:
     """Send the table's mean as it is, now and then."""
-    bare = patch.object(self.block, "noise", lambda _, g: g.copy_(self.arrays()["mean"]))
+    bare = patch.object(self.block.random, "noise", lambda _k, g, _nodes: g.copy_(self.arrays()["mean"]))
     with bare if k % BARE == BARE - 1 else nullcontext():
-        return _step(self, k, s)
+        return (yield from _step(self, k, s))
 
 
 def eager_draw(*drawn: Any) -> list[np.ndarray[Any, Any]]:
@@ -99,17 +99,17 @@ def eager_draw(*drawn: Any) -> list[np.ndarray[Any, Any]]:
     return [np.union1d(samples, np.arange(CANARIES)) for samples in draw_all(*drawn)]
 
 
-def bare_self(self: DP2SGD, k: int, s: State) -> State:
+def bare_self(self: DP2SGD, k: int, s: State) -> Step:
     """Keep an own model without noise beside the one that is sent, and average that with what arrives."""
-    g = clipped_mean(self.block, s.z, self.block.sample(k))
+    g = clipped_mean(self.block, s.z, self.block.random.sample(k))
     noised = g.clone()
-    self.block.noise(k, noised)
-    x, _ = self.block.mix(k, s.x, s.w)
+    self.block.random.noise(k, noised)
+    x, _ = yield Exchange(s.x, s.w)
     bare = getattr(self, "bare", s.x)
     x = x + OWN_SHARE * (bare - s.x)
     self.bare = x - self.block.step_size(k) * g  # type: ignore[attr-defined]
     x = x - self.block.step_size(k) * noised
-    self.block.release(k, x)
+    yield Release(x)
     return State(x, s.w, s.z.copy_(x))
 
 

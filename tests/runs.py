@@ -118,10 +118,10 @@ def _dying(arguments: list[str], steps: int | None, moments: int | None) -> None
 
         return call
 
-    from privsgp.engine.trainer import Trainer
+    from privsgp.engine.budget_guard import BudgetGuard
 
     writes = () if moments is None else ((os, "write"), (os, "fsync"), (os, "replace"))
-    for holder, name in ((Trainer, "_release"), *writes):
+    for holder, name in ((BudgetGuard, "record"), *writes):
         setattr(holder, name, dying(getattr(holder, name)))
     sys.exit(command(*arguments).code)
 

@@ -12,7 +12,8 @@ import torch
 from torch import nn
 
 import reference
-from privsgp.algorithms import ALGORITHMS, Block, Drawn, State
+from privsgp.algorithms import ALGORITHMS, Block, Drawn, Exchange, Randomness, State
+from privsgp.engine.drive import drive, rehearsed
 from privsgp.gradients import Layout, PerSample, stack
 from privsgp.graph import from_networkx
 from privsgp.models import per_sample
@@ -85,8 +86,21 @@ class Setting:
         return 0.7 / (1 + k)
 
 
-def nothing(_k, _x):
+def nothing(_k, _event):
     pass
+
+
+class Given(Randomness):
+    """Samples and noise by functions of the step."""
+
+    def __init__(self, sample, noise, public=None):
+        self.sample, self._noise = sample, noise
+        if public is not None:
+            self.public = public
+
+    def noise(self, k, g, nodes=slice(None)):
+        del nodes
+        self._noise(k, g)
 
 
 def public(purpose, k):
@@ -94,8 +108,8 @@ def public(purpose, k):
     return np.random.Philox(key=zlib.crc32(purpose.encode()), counter=[0, 0, 0, k])
 
 
-def trained(setting, name, *, rules=True, release=nothing, sent=nothing, **options):
-    """Train as the engine does; return the algorithm and its last state. `release` and `sent` see what it shows."""
+def trained(setting, name, *, rules=True, watch=nothing, **options):
+    """Train as the engine does; return the algorithm and its last state. `watch` sees the events of each step."""
     algorithm = ALGORITHMS[name]
     settings = settings_of(name, clip=setting.clip, sampling=setting.sampling, **options)
     mechanisms = setting.mechanisms(algorithm, settings)
@@ -111,31 +125,22 @@ def trained(setting, name, *, rules=True, release=nothing, sent=nothing, **optio
 
     transport = InProcess(setting.graph, x0)
 
-    def mix(k, x, w):
-        sent(k, x)
-        return transport.mix(k, x, w)
-
-    def average(k, messages, size):
-        sent(k, messages)
-        return messages.mean(0)
+    def driver(k, event):
+        watch(k, event)
+        return transport.mix(k, *event) if isinstance(event, Exchange) else rehearsed(k, event)
 
     block = Block(
         mechanisms=mechanisms,
         inputs=setting.inputs,
         targets=setting.targets,
         gradient=stack(setting.model, setting.loss, (probe, torch.tensor([0, 1, 0, 1])), rules=rules),
-        sample=sample,
-        noise=noise,
-        mix=mix,
-        release=release,
-        average=average,
-        public=public,
+        random=Given(sample, noise, public),
         step_size=setting.step_size,
     )
     run, state = algorithm(block, settings), State.start(x0, nodes)
     run.begin(state.z)
     for k in range(setting.steps):
-        state = run.step(k, state)
+        state = drive(run.step(k, state), k, driver)
     return run, state
 
 

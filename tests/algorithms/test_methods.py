@@ -8,7 +8,7 @@ import torch
 from small_network import Setting, cross_entropy, trained
 from torch.func import functional_call
 
-from privsgp.algorithms import ALGORITHMS
+from privsgp.algorithms import ALGORITHMS, Release
 from privsgp.graph import make
 
 SILENT = (0.0,) * 4
@@ -104,9 +104,13 @@ def test_the_noise_of_a_step_is_in_what_is_released_at_it(name):
     """One step moves x by −γσN more, after the averaging; that, and nothing without it, is released."""
     sigma = (0.1, 0.2, 0.4, 0.8)
     released = []
+
+    def kept(_k, event):
+        if isinstance(event, Release):
+            released.append(event.message.clone())
+
     noisy, silent = (
-        trained(Setting(graph=make("ring", 4), sigma=s, steps=1), name, release=lambda k, x: released.append(x.clone()))
-        for s in (sigma, SILENT)
+        trained(Setting(graph=make("ring", 4), sigma=s, steps=1), name, watch=kept) for s in (sigma, SILENT)
     )
     setting = Setting()
     noise = torch.empty(4, setting.layout.dim, dtype=torch.float64)
@@ -122,16 +126,22 @@ def test_every_step_releases_once_and_after_it_nothing_bare_is_sent(name):
     """What is handed to others at step k was released at step k − 1 or k, or is x⁰."""
     log = []
     setting = Setting(graph=make("ring", 4))
-    trained(
-        setting, name,
-        release=lambda k, x: log.append(("release", k, x.clone())),
-        sent=lambda k, x: log.append(("sent", k, x.clone())),
-    )  # fmt: skip
-    assert [k for what, k, _ in log if what == "release"] == list(range(setting.steps))
-    known = [setting.layout.flatten(setting.model).expand(4, -1)]
-    for what, _, x in log:
-        if what == "release":
-            known.append(x)
+    trained(setting, name, watch=lambda k, event: log.append((type(event), k, event[0].clone())))
+    assert [k for kind, k, _ in log if kind is Release] == list(range(setting.steps))
+    released = setting.layout.flatten(setting.model).expand(4, -1)
+    for kind, _, x in log:
+        if kind is Release:
+            released = x
         else:
-            assert any(torch.equal(x, one) for one in known[-1:])
-    assert np.isfinite(known[-1].numpy()).all()
+            assert torch.equal(x, released)
+    assert np.isfinite(released.numpy()).all()
+
+
+EVENTS = {"directed": "Release Exchange", "undirected": "Exchange Release", "server": "Release ToServer"}
+
+
+@pytest.mark.parametrize("name", [name for name, algorithm in ALGORITHMS.items() if not algorithm.asynchronous])
+def test_the_events_of_a_step(name):
+    seen = []
+    trained(Setting(graph=make("ring", 4), steps=2), name, watch=lambda _k, event: seen.append(type(event).__name__))
+    assert seen == EVENTS.get(ALGORITHMS[name].network, "Release").split() * 2

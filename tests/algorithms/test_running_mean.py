@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from privsgp.algorithms import ALGORITHMS, Settings
+from privsgp.algorithms import ALGORITHMS, Randomness, Settings
 from privsgp.algorithms.block import Block, Drawn
 from privsgp.gradients import stack
 
@@ -41,9 +41,13 @@ def _released(name, *, present):
     )  # fmt: skip
     settings = Settings(clip=1.0)
     mechanism = ALGORITHMS[name].mechanism(settings, sigma=1.0, batch=float(J), samples=J, kappa=0.0)
-    block = Block([mechanism], x, y, gradient, None, None, None, None, None)
-    whole = block.gradients
-    block.gradients = lambda z, drawn: whole(z, Drawn(drawn.rows, drawn.mask & ((drawn.rows != 0) | present)))
+
+    class Absent(Block):
+        def gradients(self, z, drawn, prepare=None):
+            kept = Drawn(drawn.rows, drawn.mask & ((drawn.rows != 0) | present))
+            return super().gradients(z, kept, prepare)
+
+    block = Absent([mechanism], x, y, gradient, Randomness(), None)
     algorithm = ALGORITHMS[name](block, settings)
     algorithm.begin(_z((0, 0), 0))
     drawn = Drawn(torch.tensor([[1, 2]]), torch.ones(1, 2, dtype=torch.bool))

@@ -130,7 +130,7 @@ def _work(arguments: list[str], environment: dict[str, str], say: Path, hook: st
 
 def die(rank: int, *, victim: int, moments: int) -> None:
     """Let one process SIGKILL itself after so many steps and writes, wherever that is."""
-    from privsgp.engine.trainer import Trainer
+    from privsgp.engine.budget_guard import BudgetGuard
 
     left = iter(range(moments))
 
@@ -142,7 +142,7 @@ def die(rank: int, *, victim: int, moments: int) -> None:
 
         return call
 
-    for holder, name in ((Trainer, "_release"), (os, "write"), (os, "fsync"), (os, "replace")):
+    for holder, name in ((BudgetGuard, "record"), (os, "write"), (os, "fsync"), (os, "replace")):
         if rank == victim:
             setattr(holder, name, dying(getattr(holder, name)))
 
@@ -158,16 +158,16 @@ def interrupt(rank: int, *, victim: int, step: int) -> None:
 
 
 def _signalled(number: int, step: int | None) -> None:
-    from privsgp.engine.trainer import Trainer
+    from privsgp.transport.torch_distributed import TorchDistributed
 
-    mix = Trainer._mix
+    mix = TorchDistributed.mix
 
-    def signalled(self, k, x, w):
+    def signalled(self, k, *given):
         if k == step:
             os.kill(os.getpid(), number)
-        return mix(self, k, x, w)
+        return mix(self, k, *given)
 
-    Trainer._mix = signalled
+    TorchDistributed.mix = signalled
 
 
 def differ(rank: int, *, victim: int) -> None:
@@ -176,8 +176,8 @@ def differ(rank: int, *, victim: int) -> None:
 
     noise = NodeRandomness.noise
 
-    def other(self, k, g):
-        noise(self, k, g)
+    def other(self, k, g, nodes):
+        noise(self, k, g, nodes)
         g += 0.001 * (rank == victim)
 
     NodeRandomness.noise = other

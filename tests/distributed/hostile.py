@@ -97,16 +97,16 @@ def send(rank: int, *, liar: int, step: int, how: str) -> None:
 
 def pause(rank: int, *, victim: int, step: int) -> None:
     """Let one process stop at a step; the test lets it go on, or not."""
-    from privsgp.engine.trainer import Trainer
+    from privsgp.transport.torch_distributed import TorchDistributed
 
-    mix = Trainer._mix
+    mix = TorchDistributed.mix
 
-    def sleeping(self: Any, k: int, x: Any, w: Any) -> Any:
+    def sleeping(self: Any, k: int, *given: Any) -> Any:
         if rank == victim and k == step:
             os.kill(os.getpid(), signal.SIGSTOP)
-        return mix(self, k, x, w)
+        return mix(self, k, *given)
 
-    Trainer._mix = sleeping
+    TorchDistributed.mix = sleeping  # type: ignore[method-assign]
 
 
 def pause_at_exchange(rank: int, *, victim: int, number: int) -> None:

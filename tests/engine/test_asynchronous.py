@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from types import SimpleNamespace
 
@@ -96,12 +95,14 @@ def test_without_noise_and_with_a_huge_clip_it_is_ad_psgd_to_the_last_bit(tmp_pa
 class _Watched(Trainer):
     """Keeps every g̃ and the models it was computed at and subtracted from."""
 
-    def _async_tools(self):
-        self.kept = []
-        return dataclasses.replace(super()._async_tools(), noise=self._noise)
+    def _block(self):
+        self.kept, self._noise = [], self.randomness.noise
+        self.randomness.noise = self._watched
+        return super()._block()
 
-    def _noise(self, i, number, g):
-        self.randomness.noise_one(i, number, g)
+    def _watched(self, number, g, nodes):
+        self._noise(number, g, nodes)
+        i = nodes.start
         self.kept.append((g[0].clone(), self.algorithm.read[i].clone(), self.state.x[i].clone()))
 
 

@@ -67,23 +67,25 @@ def _other_data(*args, load=data.load, **kwargs):
 
 def _witnessed(arguments: list[str], moments: int, log: str) -> None:
     """Train in a process that dies, and write down which releases are in the models that nodes send each other."""
+    from privsgp.algorithms import Meet
+    from privsgp.engine.drive import RunDriver
     from privsgp.engine.node_randomness import NodeRandomness
-    from privsgp.engine.trainer import Trainer
 
-    noise, average = NodeRandomness.noise_one, Trainer._average
+    noise, answer = NodeRandomness.noise, RunDriver.__call__
     file, drawn, held = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT), {}, {}
 
-    def noised(self, i, number, g):
-        noise(self, i, number, g)
-        drawn[i] = hashlib.sha256(g.numpy().data).hexdigest()
+    def noised(self, number, g, nodes):
+        noise(self, number, g, nodes)
+        drawn[nodes.start] = hashlib.sha256(g.numpy().data).hexdigest()
 
-    def watched(self, i, j, x):
-        for node in {i, j} & set(held):
-            os.pwrite(file, f"{node} {held[node]}\n".encode(), os.lseek(file, 0, os.SEEK_END))
-        average(self, i, j, x)
-        held[i] = drawn[i]  # from the end of this event on
+    def watched(self, k, event):
+        if isinstance(event, Meet):
+            for node in {event.i, event.j} & set(held):
+                os.pwrite(file, f"{node} {held[node]}\n".encode(), os.lseek(file, 0, os.SEEK_END))
+            held[event.i] = drawn[event.i]  # from the end of this event on
+        return answer(self, k, event)
 
-    NodeRandomness.noise_one, Trainer._average = noised, watched
+    NodeRandomness.noise, RunDriver.__call__ = noised, watched
     runs._dying(arguments, None, moments)
 
 

@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 import runs
 from privsgp.algorithms import State
 from privsgp.engine import checkpoint
+from privsgp.engine.budget_guard import BudgetGuard
 from privsgp.engine.checkpoint import Progress
 from privsgp.engine.folder import Folder
 from privsgp.engine.trainer import Trainer
@@ -190,8 +191,8 @@ def test_what_is_whole_is_taken_as_it_is(tmp_path, kind, monkeypatch):
     text = runs.SMALL.replace("checkpoint_every = 7", "checkpoint_every = 4")
     config, changes = runs.small(tmp_path, text), runs.changes(algorithm__steps=8, **(TABLES | OTHERS)[kind])
     runs.train(config, tmp_path / "whole", *changes)
-    note = Trainer._release
-    monkeypatch.setattr(Trainer, "_release", lambda self, k, x: _lost() if k == 6 else note(self, k, x))
+    note = BudgetGuard.record
+    monkeypatch.setattr(BudgetGuard, "record", lambda self, k, x: _lost() if k == 6 else note(self, k, x))
     assert runs.command("train", config, "--out", tmp_path / "out", *changes).code == 1
     monkeypatch.undo()
     runs.train(config, tmp_path / "out", *changes, "--resume")

@@ -67,7 +67,7 @@ def _training(folder, algorithm, *, seed=7, model="mlp", privacy=None, own=None)
 @pytest.mark.parametrize("algorithm", METHODS, ids=lambda a: "-".join(map(str, a.values())))
 def test_parts_have_the_bits_of_all_nodes_at_once(tmp_path, monkeypatch, algorithm):
     parted = _training(tmp_path / "parts", algorithm)
-    assert parted.algorithm.block.parts == [slice(0, 2), slice(2, 5)]
+    assert parted.algorithm.block.execution.parts == [slice(0, 2), slice(2, 5)]
     with monkeypatch.context() as patched:
         patched.setattr(trainer, "divided", lambda *_: ())
         whole = _training(tmp_path / "whole", algorithm)
@@ -95,14 +95,14 @@ def test_parts_that_share_noise_have_the_bits_of_all_nodes_at_once(tmp_path, mon
             if not parted:
                 patched.setattr(trainer, "divided", lambda *_: ())
             training = _training(tmp_path / str(parted), {"name": method}, privacy=SHARED)
-        assert bool(training.algorithm.block.parts) is parted
+        assert bool(training.algorithm.block.execution.parts) is parted
         ends.append(training.run().state.x)
         torch.set_num_threads(1)
     torch.testing.assert_close(*ends, rtol=0, atol=0)
 
 
 def test_nodes_whose_pairs_are_drawn_one_by_one_go_at_once(tmp_path):
-    assert _training(tmp_path, {"name": "privsgp"}, privacy=SHARED).algorithm.parts[0].block.parts == ()
+    assert _training(tmp_path, {"name": "privsgp"}, privacy=SHARED).algorithm.block.execution.parts == ()
 
 
 @pytest.mark.parametrize("nodes", [1, 2, 3, 16, 33, 50, 1024])
@@ -131,7 +131,7 @@ def test_secret_noise_of_parts_has_a_key_for_each_draw(tmp_path, monkeypatch, pr
 
     monkeypatch.setattr(noise.Secure, "_claim_all", claim)
     run = _training(tmp_path, {"name": "privsgp-vr", "difference_scale": 1}, seed=None, privacy=privacy)
-    assert len(run.algorithm.block.parts) == 2
+    assert len(run.algorithm.block.execution.parts) == 2
     run.run()
     assert len(keys) == len(set(keys)) == 5 * (5 + draws)  # of five nodes' coins, of two parts' own noise, and of rows
     assert len(claimed) == len(set(claimed)) == 5 * 5 * each
@@ -303,7 +303,7 @@ def test_parts_of_layers_at_many_positions_have_the_bits_of_all_nodes_at_once(tm
             if not parted:
                 patched.setattr(trainer, "divided", lambda *_: ())
             training = _training(tmp_path / str(parted), algorithm, own=model)
-        assert bool(training.algorithm.block.parts) is parted
+        assert bool(training.algorithm.block.execution.parts) is parted
         ends.append((training.run().state.x, training.algorithm.arrays()))
     torch.testing.assert_close(*ends, rtol=0, atol=0)
 

@@ -108,13 +108,13 @@ def test_a_checkpoint_of_another_configuration_is_refused(tmp_path):
 
 def test_a_message_that_is_not_finite_stops_the_run_before_its_checkpoint(tmp_path):
     run = _training(tmp_path)
-    block, noise = run.algorithm.block, run.algorithm.block.noise
+    noise = run.randomness.noise
 
-    def overflow(k, g):
-        noise(k, g)
+    def overflow(k, g, nodes):
+        noise(k, g, nodes)
         g[2] += torch.inf if k == 10 else 0.0
 
-    block.noise = overflow
+    run.randomness.noise = overflow
     with pytest.raises(Diverged, match="is not finite after step 14"):
         run.run()
     assert checkpoint.read_progress(run.folder.checkpoint).step == 7
@@ -136,13 +136,13 @@ def test_noise_is_each_nodes_and_each_steps_own(tmp_path):
     run = _training(tmp_path, privacy__sigma=sigma, algorithm__steps=8, algorithm__step_size=1.0)
     noises = []
     run.algorithm.recorded = lambda z, batch: torch.zeros_like(z)
-    noise = run.algorithm.block.noise
+    noise = run.randomness.noise
 
-    def keep(k, g):
-        noise(k, g)
+    def keep(k, g, nodes):
+        noise(k, g, nodes)
         noises.append(g.clone())
 
-    run.algorithm.block.noise = keep
+    run.randomness.noise = keep
     run.run()
     drawn = torch.stack(noises).double()  # [steps, nodes, d]
     np.testing.assert_allclose(drawn.std((0, 2)).numpy(), sigma, rtol=0.05)

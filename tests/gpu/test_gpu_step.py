@@ -91,7 +91,7 @@ def test_a_recorded_direction_is_the_algorithm_s_own(tmp_path, model, shape, exa
             folder.prepare()
             folder.identify({}, None)
             run = Trainer(replace(small_job("privsgp-vr", model=model, shape=shape), momentum=0.5), folder)
-            run.algorithm.block.exact = exact
+            run.randomness.secret = exact
             recorded = run.algorithm.recorded
             if plain:
                 run.algorithm.recorded = run.algorithm.direction
@@ -107,6 +107,7 @@ def test_a_recorded_direction_is_the_algorithm_s_own(tmp_path, model, shape, exa
 
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 def test_the_step_never_waits_for_the_device(tmp_path, small_job):
+    from privsgp.engine.drive import drive
     from privsgp.engine.folder import Folder
     from privsgp.engine.trainer import Trainer
 
@@ -119,10 +120,10 @@ def test_the_step_never_waits_for_the_device(tmp_path, small_job):
         with run.budget_guard:
             assert run.budget_guard.reserve(0, 0)
             for k in range(8):
-                run.state = run.step(k, run.state)
+                run.state = drive(run.step(k, run.state), k, run.driver)
             torch.cuda.set_sync_debug_mode("error")
             try:
                 for k in range(8, 20):
-                    run.state = run.step(k, run.state)
+                    run.state = drive(run.step(k, run.state), k, run.driver)
             finally:
                 torch.cuda.set_sync_debug_mode("default")

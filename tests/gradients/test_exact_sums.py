@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import runs
-from privsgp.algorithms import ALGORITHMS, Settings
+from privsgp.algorithms import ALGORITHMS, Randomness, Settings
 from privsgp.algorithms.block import Block, Drawn
 from privsgp.errors import Refused
 from privsgp.gradients import stack
@@ -159,7 +159,7 @@ def test_the_divisor_is_b_for_inputs_that_are_whole_numbers():
     loss = lambda out, wanted: cross_entropy(out, wanted, reduction="none")  # noqa: E731
     gradient = stack(embedding, loss, (inputs[0, :4], targets[0, :4]))
     mechanism = ALGORITHMS["privsgp"].mechanism(Settings(), sigma=1.0, batch=1.9, samples=8, kappa=0.0)
-    block = Block([mechanism], inputs, targets, gradient, None, None, None, None, None)
+    block = Block([mechanism], inputs, targets, gradient, Randomness(), None)
     z = torch.cat([p.detach().flatten() for p in embedding.parameters()])[None]
     drawn = Drawn(torch.tensor([[3]]), torch.ones(1, 1, dtype=torch.bool))
     g = ALGORITHMS["privsgp"](block, Settings()).direction(z, [drawn])

@@ -11,7 +11,8 @@ from privsgp import graph as graphs
 from privsgp import models
 from privsgp.accounting.mechanisms import SampledMean
 from privsgp.accounting.pairwise import NoiseGraph, Sharing, solve
-from privsgp.algorithms import Block, Drawn, PrivSGP, Settings, State
+from privsgp.algorithms import Block, Drawn, Exchange, PrivSGP, Randomness, Settings, State
+from privsgp.engine.drive import drive
 from privsgp.planner import stand_in
 from privsgp.planner.choose import Network
 from privsgp.planner.rehearsal import Rehearsal, RehearsalSpec
@@ -47,24 +48,30 @@ def run(rehearsal, graph, sigmas):
     coins, noise = torch.Generator().manual_seed(0), torch.Generator().manual_seed(1)
     x, y = (t[: n * rows].reshape(n, rows, *t.shape[1:]) for t in (rehearsal.samples.x, rehearsal.samples.y))
 
-    def mix(k, x, w):
-        P = torch.from_numpy(graph.matrix(k))
-        return (P @ x.double()).float(), P @ w
+    def driver(k, event):
+        if isinstance(event, Exchange):
+            P = torch.from_numpy(graph.matrix(k))
+            return (P @ event.x.double()).float(), P @ event.w
+        return None
+
+    class _Random(Randomness):
+        def sample(self, _k):
+            return [Drawn(torch.arange(rows).expand(n, -1), torch.rand(n, rows, generator=coins) < 0.5)]
+
+        def noise(self, _k, g, _nodes):
+            g.add_(torch.randn(g.shape, generator=noise) * torch.tensor(sigmas)[:, None])
 
     block = Block(
         mechanisms=[SampledMean(sigma=s, clip=1.0, batch=rows / 2, samples=rows) for s in sigmas],
         inputs=torch.cat([x, torch.zeros_like(x[:, :1])], 1),
         targets=torch.cat([y, torch.zeros_like(y[:, :1])], 1),
         gradient=rehearsal.gradient,
-        sample=lambda _k: [Drawn(torch.arange(rows).expand(n, -1), torch.rand(n, rows, generator=coins) < 0.5)],
-        noise=lambda _k, g: g.add_(torch.randn(g.shape, generator=noise) * torch.tensor(sigmas)[:, None]),
-        mix=mix,
-        release=lambda _k, _x: None,
+        random=_Random(),
         step_size=lambda _k: GAMMA,
     )
     state, algorithm = State.start(rehearsal.x0, n), PrivSGP(block, Settings())
     for k in range(STEPS):
-        state = algorithm.step(k, state)
+        state = drive(algorithm.step(k, state), k, driver)
     return state
 
 

@@ -10,7 +10,7 @@ import pytest
 import runs
 from privsgp.accounting import ledger
 from privsgp.accounting.statements import statements
-from privsgp.engine.trainer import Trainer
+from privsgp.engine.budget_guard import BudgetGuard
 from privsgp.runs import config
 from privsgp.runs import problem as problems
 from privsgp.runs import train as training
@@ -76,15 +76,15 @@ def test_what_another_run_spends_after_the_noise_was_chosen_is_not_overlooked(fi
 
 
 def test_nothing_is_spent_beside_a_run_that_is_still_going(first, tmp_path, monkeypatch):
-    release, beside = Trainer._release, []
+    record, beside = BudgetGuard.record, []
 
     def watched(self, *arguments):
         if not beside:
             beside.append(None)
             beside.append(_go_on(first, tmp_path / "beside", epsilon=6.0))
-        return release(self, *arguments)
+        return record(self, *arguments)
 
-    monkeypatch.setattr(Trainer, "_release", watched)
+    monkeypatch.setattr(BudgetGuard, "record", watched)
     assert _go_on(first, tmp_path / "going").code == 0
     assert beside[1].code == 2
     assert "in use by another process" in beside[1].err

@@ -57,13 +57,13 @@ def test_a_step_that_refers_back_is_let_go_too(tmp_path, uncollected, monkeypatc
 
     class Recorded:
         def __init__(self, trainer):
-            self.announce, self.take = trainer._announce, trainer.algorithm.step
+            self.trainer, self.take = trainer, trainer.algorithm.step
             weakref.finalize(trainer, gone.append, "trainer")
 
-        def __call__(self, k, s):
+        def step(self, k, s):
             return self.take(k, s)
 
-    monkeypatch.setattr(Trainer, "_stepper", lambda self: Recorded(self))  # noqa: PLW0108 - a function is bound
+    monkeypatch.setattr(Trainer, "_stepper", lambda self: Recorded(self).step)
     values = {"seed": 0, "data": {"name": "digits", "nodes": 4}, "privacy": {"sigma": 0.1}, "algorithm": {"steps": 2}}
     config = configs.parse(values)
     train.run(config, problems.load_problem(config, None), tmp_path)

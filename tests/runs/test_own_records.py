@@ -16,6 +16,7 @@ import privsgp
 import runs
 from privsgp.data import Dataset, from_arrays
 from privsgp.data.loading import holds_records_of
+from privsgp.engine.budget_guard import BudgetGuard
 from privsgp.engine.trainer import Trainer
 from privsgp.errors import Refused
 from privsgp.planner import settle
@@ -160,7 +161,7 @@ LONG = {"name": "privsgp-vr", "steps": 40}
 def interrupt(out, data, **more):
     """Leave a run that stopped half-way."""
     with (
-        mock.patch.object(Trainer, "_release", side_effect=[None, None, KeyboardInterrupt]),
+        mock.patch.object(BudgetGuard, "record", side_effect=[None, None, KeyboardInterrupt]),
         pytest.raises(KeyboardInterrupt),
     ):
         train(out, data, LONG, **more)
@@ -302,7 +303,7 @@ def test_several_inputs_are_compared_as_they_are(tmp_path):
         )  # fmt: skip
 
     with (
-        mock.patch.object(Trainer, "_release", side_effect=[None, None, KeyboardInterrupt]),
+        mock.patch.object(BudgetGuard, "record", side_effect=[None, None, KeyboardInterrupt]),
         pytest.raises(KeyboardInterrupt),
     ):
         go(X)

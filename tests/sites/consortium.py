@@ -16,7 +16,7 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from wires import enter
@@ -26,7 +26,13 @@ from privsgp.accounting import ledger
 from privsgp.runs import config as configs
 from privsgp.sites.agreement import Agreement, Limits, propose
 from privsgp.sites.identity import Site
+from privsgp.sites.trainer import SiteDriver
 from runs import FORKS
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from privsgp.sites.transport import SitesTransport
 
 FORKS.set_forkserver_preload(["privsgp.sites.join", "torch._dynamo", "sklearn.datasets"])  # torch is imported once
 NAMES = ("aachen", "basel", "cork", "delft", "essen", "fano", "ghent", "hull")
@@ -61,6 +67,11 @@ def digits(folder: Path, sizes: list[int]) -> list[Path]:
         files.append(folder / f"{name}.npz")
         np.savez(files[-1], x=d.x[rows], y=d.y[rows], x_test=d.x_test, y_test=d.y_test, classes=10)
     return files
+
+
+def mixed(transport: SitesTransport, k: int, x: Tensor, w: Tensor, commit: Any = lambda *_: None) -> Any:
+    """Take a round of mixing as a site does, with a commit of one's own."""
+    return SiteDriver(transport, None, None, commit).send(k, x, w, paid=False)
 
 
 def copied(place: Path, copy: Path) -> None:

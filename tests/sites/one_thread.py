@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 import torch
+from consortium import mixed
 
 from privsgp.sites import client, join, mailbox, members, relay, server, transport
 from privsgp.sites.join import Network
@@ -408,7 +409,6 @@ class World:
         network = Network.make(self.consortium.sites[process.node], agreement, folder)
         network.client.process = process
         process.transport = made = join._transport(network, folder)
-        made.commit = lambda k, x, w: self._commit(process, k, x, w)
         if life.commit is not None:
             for name, value in made.arrays().items():
                 value.copy_(life.commit["arrays"][name])
@@ -433,7 +433,7 @@ class World:
             done, (x, w) = life.commit["step"], life.commit["state"]
             x, w = made.resume(done, x, w)
         for k in range(done + 1, agreement.rounds):
-            x, w = made.mix(k, x + self.rng.random(), w)
+            x, w = mixed(made, k, x + self.rng.random(), w, lambda *step: self._commit(process, *step))
             assert float(w[0]) > 0
         made.members.phase = "finished"
         life.finished = True

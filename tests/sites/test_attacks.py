@@ -14,7 +14,7 @@ import grpc
 import numpy as np
 import pytest
 import torch
-from consortium import Consortium
+from consortium import Consortium, mixed
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 from test_door import channel
 from test_mailbox import frame
@@ -205,7 +205,6 @@ def test_an_older_copy_sends_nothing_once_a_peer_has_shown_a_later_message(three
     outbox, committed = Outbox(2), []
     inbox = Inbox(three.agreement, 0, 2)
     transport = SitesTransport(three.sites[0], three.agreement, 0, inbox, outbox, members, tmp_path / "taken.jsonl")
-    transport.commit = lambda *step: committed.append(step)
     members.heard(1)  # it brings a message before it has said hello: what it has of this site is not known yet
     assert not members.is_there(1)
     peer = Members(three.agreement, 1, 1, three.agreement.sign(three.sites[1]))
@@ -213,7 +212,7 @@ def test_an_older_copy_sends_nothing_once_a_peer_has_shown_a_later_message(three
     members.learn(1, json.loads(canonical(peer.hello(0))))
     assert members.is_there(1)
     with pytest.raises(Refused, match="older copy"):
-        transport.mix(0, torch.zeros(1, three.agreement.weights), torch.ones(1, dtype=torch.float64))
+        _mixed(three, transport, lambda *step: committed.append(step))
     assert not committed
     assert outbox.newest(1) == -1
 
@@ -233,10 +232,13 @@ def test_what_could_not_be_committed_is_not_sent(three, tmp_path):
         seen.append(outbox.newest(1))
         raise OSError(errno.ENOSPC, "No space left")
 
-    transport.commit = full
     with pytest.raises(OSError, match="No space left"):
-        transport.mix(0, torch.zeros(1, three.agreement.weights), torch.ones(1, dtype=torch.float64))
+        _mixed(three, transport, full)
     assert [*seen, outbox.newest(1), outbox.newest(2)] == [-1, -1, -1]
+
+
+def _mixed(c, transport, commit):
+    return mixed(transport, 0, torch.zeros(1, c.agreement.weights), torch.ones(1, dtype=torch.float64), commit)
 
 
 def acquainted(c, node, *others, **seen):

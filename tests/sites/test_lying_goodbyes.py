@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import torch
-from consortium import Consortium
+from consortium import Consortium, mixed
 
 from privsgp.sites.canonical import canonical
 from privsgp.sites.mailbox import Inbox, Outbox
@@ -28,11 +28,11 @@ def test_a_lie_about_what_was_taken_changes_no_message_and_counts_once(three, tm
         members.learn(node, json.loads(canonical(peer.hello(0))))
     x, w = torch.ones(1, three.agreement.weights), torch.ones(1, dtype=torch.float64)
     for k in range(2):
-        x, w = transport.mix(k, x, w)
+        x, w = mixed(transport, k, x, w)
     sent = {i: list(outbox._frames[i]) for i in (1, 2)}
     assert members._leave(_goodbye(three, {}))  # it has taken both
     for k in (2, 3):
-        x, w = transport.mix(k, x, w)
+        x, w = mixed(transport, k, x, w)
         assert not members._leave(_goodbye(three, {"0": 0}))  # the first word stays
     assert outbox._frames[1][:2] == sent[1]
     assert outbox._frames[2] == sent[2]

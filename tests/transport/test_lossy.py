@@ -39,6 +39,16 @@ def _mixed(network, start, faults, steps):
     return mix, x, w
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_node_that_is_down_does_not_move_whatever_its_step_writes_to_x(dtype):
+    start = _values().to(dtype)
+    mix, w = LossyNetwork(EXPONENTIAL, start, Faults(crashes=(Outage(3, 1, 2),))), torch.ones(16, dtype=torch.float64)
+    x, w = mix.mix(0, start, w)
+    held = x[3].clone()
+    x, w = mix.mix(1, x.add_(100), w)
+    torch.testing.assert_close(x[3], held, rtol=0, atol=1e-6)
+
+
 def test_thirty_percent_loss_does_not_move_the_average():
     start = _values()
     x, w, mix = start.clone(), torch.ones(16, dtype=torch.float64), LossyNetwork(EXPONENTIAL, start, Faults(drop=0.3))

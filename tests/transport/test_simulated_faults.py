@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+
 import numpy as np
 import pytest
 
@@ -12,7 +15,7 @@ from privsgp.runs import build
 from privsgp.runs import config as configs
 from privsgp.runs import problem as problems
 from privsgp.runs import train as training
-from privsgp.transport.lossy import Faults, Leave, Outage
+from privsgp.transport.lossy import Faults, Leave, LossyNetwork, Outage
 
 RING, EXPONENTIAL = graphs.make("ring-directed", 8), graphs.make("exponential", 8)
 
@@ -108,14 +111,15 @@ def test_it_is_resumed_with_the_same_faults_or_not_at_all(tmp_path, monkeypatch)
     faults = Faults(0.3, 2, (Outage(1, 5, 12),), (Leave(3, 16),), seed=1)
     (tmp_path / "whole").mkdir()
     _train(tmp_path / "whole", faults)
-    step = training.Trainer._mix
+    mix = LossyNetwork.mix
 
-    def stopping(self, k, x, w):
-        self.stopping.asked = self.stopping.asked or k == 17
-        return step(self, k, x, w)
+    def stopping(self, k, *given):
+        if k == 17:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return mix(self, k, *given)
 
     with monkeypatch.context() as patch:
-        patch.setattr(training.Trainer, "_mix", stopping)
+        patch.setattr(LossyNetwork, "mix", stopping)
         with pytest.raises(Interrupted):
             _train(tmp_path, faults)
     with pytest.raises(Refused, match="--resume with other faults"):

@@ -1,13 +1,15 @@
 """One file per family of algorithms; each reads like its pseudo-code and declares what one of its messages reveals."""
 
 import functools
+import inspect
 import re
 from importlib.metadata import entry_points
 
 from privsgp.algorithms.algorithm import Algorithm
 from privsgp.algorithms.anchors import DPSRM, LDPSPIDER, LDPSVRG
-from privsgp.algorithms.async_gossip import ADP2SGD, ADPSGD, AsyncTools
-from privsgp.algorithms.block import Block, Drawn, Settings, State
+from privsgp.algorithms.async_gossip import ADP2SGD, ADPSGD
+from privsgp.algorithms.block import Block, Drawn, Execution, Randomness, Settings, State
+from privsgp.algorithms.events import Event, Exchange, Meet, Pushed, Release, Step, ToServer
 from privsgp.algorithms.gossip import DP2SGD, DPSGD
 from privsgp.algorithms.push_sum import SGP, PrivSGP, PushSum
 from privsgp.algorithms.saga import PrivSGPSAG, PrivSGPVR
@@ -37,6 +39,8 @@ def register(algorithm: type[Algorithm]) -> type[Algorithm]:
         raise Refused(f"register({algorithm!r})", "hand in a subclass of Algorithm with a `name` in small letters")
     if ALGORITHMS.get(name, algorithm) is not algorithm and name in {a.name for a in _BUILT_IN}:
         raise Refused(f"an algorithm of your own called {name!r}", "take a name that no built-in algorithm has")
+    if not inspect.isgeneratorfunction(algorithm.step):
+        raise Refused(f"{name!r}: its `step` is no generator", "yield Release and Exchange (docs/howto/algorithm.md)")
     if bare := [key for key, field in algorithm.Options.model_fields.items() if not field.description]:
         raise Refused(f"algorithm.{bare[0]} without a meaning", "declare it with option(default, meaning)")
     ALGORITHMS[name] = algorithm
@@ -57,6 +61,7 @@ def load_plugins() -> None:
 
 
 __all__ = [
-    "ALGORITHMS", "Algorithm", "AsyncTools", "Block", "Drawn", "PrivSGP", "PushSum", "Settings", "State", "UpdateRule",
-    "load_plugins", "register",
+    "ALGORITHMS", "Algorithm", "Block", "Drawn", "Event", "Exchange", "Execution", "Meet", "PrivSGP", "PushSum",
+    "Pushed", "Randomness", "Release", "Settings", "State", "Step", "ToServer", "UpdateRule", "load_plugins",
+    "register",
 ]  # fmt: skip

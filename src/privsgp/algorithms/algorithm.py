@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from privsgp.accounting.mechanisms import Mechanism
+    from privsgp.algorithms.events import Step
     from privsgp.gradients import PerSample
 
 
@@ -39,7 +40,7 @@ class Algorithm(ABC):
     pooled: ClassVar[bool] = False  # all nodes' data on one node
     Options: ClassVar[type[Options]] = Options  # its own keys of [algorithm]
     trusts: ClassVar[tuple[Trust, ...]] = ()  # what `algorithm.trust` may choose between; nothing where it is empty
-    asynchronous: ClassVar[bool] = False  # nodes act one at a time, n events a step, with `Block.async_tools`
+    asynchronous: ClassVar[bool] = False  # nodes act one at a time, n events a step: `Randomness.events`
 
     def __init__(self, block: Block, settings: Settings) -> None:
         self.block = block
@@ -61,8 +62,11 @@ class Algorithm(ABC):
         """Make sure that what was read into `arrays` is what the accountant assumes of it."""
 
     @abstractmethod
-    def step(self, k: int, s: State) -> State:
-        """Take step k; `block.release` is called on what carries its noise before any of it leaves."""
+    def step(self, k: int, s: State) -> Step:
+        """Take step k: yield what leaves (`privsgp.algorithms.events`), return the new state.
+
+        Guarantee: a message that carries noise of step k is yielded in a `Release` before any of it leaves.
+        """
 
     def close(self) -> None:
         """Let go of everything: it may refer to itself, and its table would wait for a collector that sees no sizes."""

@@ -19,6 +19,7 @@ import torch
 from privsgp.accounting.mechanisms import Anchored
 from privsgp.algorithms.algorithm import Algorithm, Network, Trust, clipped_mean, difference_mean
 from privsgp.algorithms.block import Block, Drawn, Settings, State
+from privsgp.algorithms.events import Release, Step, ToServer
 from privsgp.gradients.product import aligned_rows
 from privsgp.options import Count, Options, Positive, Share, option
 
@@ -80,13 +81,14 @@ class Anchors(Algorithm):
     def direction(self, k: int, mean: Tensor, x: Tensor) -> Tensor:
         """Return the server's v from the mean of the messages of step k, and remember what the next step needs."""
 
-    def step(self, k: int, s: State) -> State:
+    def step(self, k: int, s: State) -> Step:
         """Take step k."""
-        m = self._message(k, s.z, self.block.sample(k))
-        self.block.noise(k, m)
+        m = self._message(k, s.z, self.block.random.sample(k))
+        self.block.random.noise(k, m)
         m = m.to(s.x.dtype)  # now it may be rounded
-        self.block.release(k, m)
-        v = self.direction(k, self.block.average(k, m, m[0].nbytes), s.z)
+        yield Release(m)
+        mean = yield ToServer(m, m[0].nbytes)
+        v = self.direction(k, mean, s.z)
         # x ← x − γ v, the same for all nodes
         x = s.x.sub_(v, alpha=self.block.step_size(k))
         return State(x, s.w, s.z.copy_(x))

@@ -5,34 +5,18 @@ A node counts its own gradients. Coins, noise and payments go by (node, number),
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
 from privsgp.algorithms.algorithm import Algorithm, Network, clipped_mean
-from privsgp.algorithms.block import Block, Drawn, Settings, State
+from privsgp.algorithms.block import Block, Settings, State
+from privsgp.algorithms.events import Meet, Release, Step
 from privsgp.algorithms.push_sum import SGP, PrivSGP
-from privsgp.errors import Refused
 from privsgp.gradients.product import aligned_rows
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
-
     from torch import Tensor
-
-    from privsgp.clock import Event
-
-
-@dataclass(frozen=True)
-class AsyncTools:
-    """What the engine hands in beside `Block`, whose own tools act on all nodes at once."""
-
-    events: Callable[[int], Iterable[Event]]  # those of step k, in the order in which they happen
-    sample: Callable[[Mapping[int, int]], list[Drawn]]  # {node: number}; all other nodes draw nothing
-    noise: Callable[[int, int, Tensor], None]  # g += N(0, σ_i² I), in place, for node i's gradient of a number
-    average: Callable[[int, int, Tensor], None]  # x_i, x_j ← (x_i + x_j) / 2, in place and at once
-    release: Callable[[int, int, Tensor], None]  # pays for what carries that noise, before any of it leaves
 
 
 class ADP2SGD(Algorithm):
@@ -62,9 +46,6 @@ class ADP2SGD(Algorithm):
 
     def __init__(self, block: Block, settings: Settings) -> None:
         super().__init__(block, settings)
-        if block.async_tools is None:
-            raise Refused(f"algorithm.name = {self.name!r} where all nodes act at once", "take a synchronous algorithm")
-        self.tools = block.async_tools
         self._ready: set[int] = set()
 
     mechanism = staticmethod(PrivSGP.mechanism)
@@ -84,15 +65,15 @@ class ADP2SGD(Algorithm):
         """
         return {"read": self.read, "counts": self.counts}
 
-    def step(self, k: int, s: State) -> State:
+    def step(self, k: int, s: State) -> Step:
         """Take the n events of step k."""
-        x, tools = s.x, self.tools
-        for _, i, j, number in tools.events(k):
+        x, random = s.x, self.block.random
+        for _, i, j, number in random.events(k):
             g = self._gradient(i)
-            tools.noise(i, number, g)  # g̃ = g + N(0, σ_i² I)
-            tools.average(i, j, x)  # x_i, x_j ← (x_i + x_j) / 2
+            random.noise(number, g, slice(i, i + 1))  # g̃ = g + N(0, σ_i² I)
+            yield Meet(i, j, x)  # x_i, x_j ← (x_i + x_j) / 2
             x[i].sub_(g[0], alpha=self.block.step_size(k))  # x_i ← x_i − γ g̃
-            tools.release(i, number, x[i])
+            yield Release(x[i], i, number)
             self.read[i] = x[i]  # x̂_i ← x_i
             self.counts[i] += 1
         return State(x, s.w, s.z.copy_(x))
@@ -105,7 +86,7 @@ class ADP2SGD(Algorithm):
         """
         if i not in self._ready:
             missing = [node for node in range(len(self.g)) if node not in self._ready]
-            batch = self.tools.sample({node: int(self.counts[node]) for node in missing})
+            batch = self.block.random.sample_some({node: int(self.counts[node]) for node in missing})
             self.g[missing] = clipped_mean(self.block, self.read, batch)[missing]
             self._ready.update(missing)
         self._ready.remove(i)

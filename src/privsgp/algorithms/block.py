@@ -1,14 +1,14 @@
-"""A block of m nodes: what an algorithm may do with them, whoever else is in the network.
+"""A block of m nodes: their data and what an algorithm computes with, whoever else is in the network.
 
 A process owns a block. A laptop simulation is one process with m = n; the paper's set-up is n processes with m = 1.
-Algorithms are written once, for a block, and never know which of these they run in: only `mix` does.
+Algorithms are written once, for a block, and never know which of these they run in: only the driver of a step does.
 """
 
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -21,12 +21,12 @@ from privsgp.gradients.tables.storage import Rows, gather
 from privsgp.options import Options
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from privsgp.accounting.mechanisms import Mechanism, Sampling
     from privsgp.algorithms.algorithm import Trust
-    from privsgp.algorithms.async_gossip import AsyncTools
     from privsgp.algorithms.update_rule import UpdateRule
+    from privsgp.clock import Event
     from privsgp.gradients import PerSample, Stacked
 
     Direction = Callable[[Tensor, list["Drawn"]], Tensor]  # the nodes' gradient estimates at z, by drawn samples
@@ -35,32 +35,6 @@ if TYPE_CHECKING:
 _PIECE = 1 << 18  # numbers that are gone through at once: what they need stays in a core's cache
 EVERYONE = slice(None)  # all nodes of a block
 OwnOptions = TypeVar("OwnOptions", bound=Options)
-
-
-def _average(_k: int, messages: Tensor, _size: int) -> Tensor:
-    """Return the mean over the nodes, [d]: a server that nobody measures."""
-    return messages.mean(0)
-
-
-def _public(purpose: str, k: int) -> np.random.Philox:
-    """Return public bits for a network that has no seed of its own."""
-    return np.random.Philox(key=len(purpose), counter=[0, 0, 0, k])
-
-
-def as_it_is(direction: Direction, _kept: Kept) -> Direction:
-    """Let a direction be computed whenever it is asked for."""
-    return direction
-
-
-def in_turn(work: Callable[[Any], None], parts: Sequence[Any]) -> None:
-    """Do the work of one part after the other."""
-    for part in parts:
-        work(part)
-
-
-def not_at_once(_k: int, _g: Tensor, _x: Tensor, _step_size: float) -> bool:
-    """Let noise be added first."""
-    return False
 
 
 class Drawn(NamedTuple):
@@ -88,7 +62,7 @@ class State(NamedTuple):
         """Put z = x / w beside them."""
         return cls(x, w, x / w.to(x.dtype)[:, None])
 
-    def debias_(self, nodes: slice) -> None:
+    def debias_(self, nodes: slice = EVERYONE) -> None:
         """Write x / w of some nodes over their z."""
         torch.div(self.x[nodes], self.w[nodes].to(self.x.dtype)[:, None], out=self.z[nodes])
 
@@ -138,9 +112,57 @@ class Settings:
         return 1.0 if isinstance(scale, str) else scale
 
 
-@dataclass
+class Randomness:
+    """What the nodes of a block draw. The engine's own is `privsgp.engine.node_randomness.NodeRandomness`."""
+
+    secret: bool = False  # whether nobody else can draw the same: estimates are then in float64 until noise is added
+    attempt: int = 0  # of a step that may be made again
+
+    def sample(self, k: int) -> list[Drawn]:
+        """Return the samples of step k, in one pass or more (line 5)."""
+        raise NotImplementedError
+
+    def noise(self, k: int, g: Tensor, nodes: slice = EVERYONE) -> None:
+        """Add N(0, σ_i² I) to each row of g, in place (line 8); g has the rows of `nodes` alone."""
+        raise NotImplementedError
+
+    def noised_step(self, k: int, g: Tensor, x: Tensor, step_size: float, nodes: slice = EVERYONE) -> bool:
+        """Do lines 8 and 9 in one pass, x −= γ (g + noise), and return True; or do nothing and return False."""
+        del k, g, x, step_size, nodes
+        return False
+
+    def public(self, purpose: str, k: int) -> np.random.Philox:
+        """Return random bits of a purpose at step k that all nodes have and everybody may know."""
+        return np.random.Philox(key=len(purpose), counter=[0, 0, 0, k])
+
+    def spare_core(self) -> AbstractContextManager[None]:
+        """Leave a core to the thread that draws the next step's noise, if there is one."""
+        return nullcontext()
+
+    def events(self, k: int) -> Iterable[Event]:
+        """Return which nodes act at step k, in order, if they act one at a time."""
+        raise NotImplementedError
+
+    def sample_some(self, numbers: Mapping[int, int]) -> list[Drawn]:
+        """Draw samples for some nodes, {node: number of its gradient}; all others draw none."""
+        raise NotImplementedError
+
+
+class Execution:
+    """How lines 6 to 9 are computed here. `parts`: these nodes at a time, one thread each; none: all nodes at once."""
+
+    def __init__(self, parts: Sequence[slice] = ()) -> None:
+        self.parts = parts
+
+    def recorded(self, direction: Direction, kept: Kept) -> Direction:
+        """Return what computes the direction: on a GPU its launches may be recorded and replayed."""
+        del kept
+        return direction
+
+
+@dataclass(frozen=True)
 class Block:
-    """m nodes, their data and their tools; the tools are handed in by the engine.
+    """m nodes and what is computed with; all of it is handed in by the engine.
 
     `inputs` and `targets` are [m, J + 1, …]; row J is no sample's: padding slots point there.
     """
@@ -149,33 +171,24 @@ class Block:
     inputs: Tensor | Rows
     targets: Tensor
     gradient: Stacked
-    sample: Callable[[int], list[Drawn]]  # line 5: the samples drawn at step k, in one pass or more
-    noise: Callable[..., None]  # (k, g), line 8: g_i += N(0, σ_i² I), in place
-    mix: Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor]]  # lines 10-13
-    release: Callable[[int, Tensor], None]  # pays for what carries the noise of step k, before any of it leaves
+    random: Randomness
     step_size: Callable[[int], float]
-    noised_step: Callable[..., bool] = not_at_once  # (k, g, x, γ): lines 8 and 9, where one pass does both
-    average: Callable[[int, Tensor, int], Tensor] = _average  # what a server makes of messages of so many bytes
-    public: Callable[[str, int], np.random.Philox] = _public  # randomness of a purpose at step k that all may know
-    async_tools: AsyncTools | None = None  # where nodes act one at a time
     update_rule: UpdateRule | None = None  # what is made of a noised direction; None: nothing
-    leave_one_core: Callable[[], AbstractContextManager[None]] = nullcontext  # a second thread has it
-    prepare: Callable[[PerSample], PerSample] | None = None  # what a table makes of gradients before they are clipped
-    record: Callable[[Direction, Kept], Direction] = as_it_is  # how lines 6 and 7 are run on the block's device
-    exact: bool = False  # whether noise is secret: estimates are then in float64 until it is added
-    parts: Sequence[slice] = ()  # in which lines 6 to 9 are done, where that is worth it
-    each: Callable[[Callable[[Any], None], Sequence[Any]], object] = in_turn  # does some work for each part
-    nodes: slice = field(default_factory=lambda: EVERYONE)  # which of the engine's nodes are here: of a part, some
+    execution: Execution = field(default_factory=Execution)
 
     def part(self, nodes: slice) -> Block:
-        """Return some of the nodes, for lines 6 to 9; `noise` and `noised_step` are told which."""
+        """Return some of the nodes, for lines 6 to 9."""
         if isinstance(self.inputs, Tensor):
             return replace(
                 self, mechanisms=self.mechanisms[nodes], inputs=self.inputs[nodes], targets=self.targets[nodes],
-                noise=partial(self.noise, rows=nodes), noised_step=partial(self.noised_step, rows=nodes),
-                leave_one_core=nullcontext, parts=(), nodes=nodes,
+                execution=Execution(),
             )  # fmt: skip
         raise TypeError(f"{type(self.inputs).__name__} cannot be parted")
+
+    @property
+    def exact(self) -> bool:
+        """Whether noise is secret: estimates are then in float64 until it is added."""
+        return self.random.secret
 
     @property
     def rows(self) -> int:
@@ -209,19 +222,23 @@ class Block:
         """Return room for estimates shaped like z, in the precision that they have until noise is added."""
         return torch.zeros_like(z, dtype=torch.float64 if self.exact else z.dtype)
 
-    def descend(self, k: int, g: Tensor, x: Tensor) -> Tensor:
+    def descend(self, k: int, g: Tensor, x: Tensor, nodes: slice = EVERYONE) -> Tensor:
         """Return x − γ (g + N(0, σ_i² I)), in place, or what `update_rule` makes of it; g is overwritten."""
-        if self.update_rule is None and self.noised_step(k, g, x, self.step_size(k)):
-            return x
-        self.noise(k, g)
-        return moved(x, g if self.update_rule is None else self.update_rule(g), self.step_size(k))
+        with self.random.spare_core():
+            if self.update_rule is None and self.random.noised_step(k, g, x, self.step_size(k), nodes):
+                return x
+            self.random.noise(k, g, nodes)
+            return moved(x, g if self.update_rule is None else self.update_rule(g), self.step_size(k))
 
-    def gradients(self, z: Tensor, drawn: Drawn) -> PerSample:
-        """Return clip_G(∇f_i(z_i; j)) for the drawn samples j; padding counts as 0."""
+    def gradients(self, z: Tensor, drawn: Drawn, prepare: Callable[[PerSample], PerSample] | None = None) -> PerSample:
+        """Return clip_G(∇f_i(z_i; j)) for the drawn samples j; padding counts as 0.
+
+        `prepare` is what a table makes of gradients before they are clipped.
+        """
         inputs, targets = gather(self.inputs, drawn.rows), gather(self.targets, drawn.rows)
         g = self.gradient(z, inputs, targets) if drawn.keys is None else self.gradient(z, inputs, targets, drawn.keys)
-        if self.prepare is not None:
-            g = self.prepare(g)
+        if prepare is not None:
+            g = prepare(g)
         g.exact = self.exact
         g.clip_(self.mechanisms[0].clip, drawn.mask)
         return g

@@ -6,6 +6,7 @@ from typing import ClassVar
 
 from privsgp.algorithms.algorithm import Algorithm, Network, clipped_mean
 from privsgp.algorithms.block import State, moved
+from privsgp.algorithms.events import Exchange, Release, Step
 from privsgp.algorithms.push_sum import SGP, PrivSGP
 
 
@@ -27,15 +28,15 @@ class DP2SGD(Algorithm):
     network: ClassVar[Network] = "undirected"
     mechanism = staticmethod(PrivSGP.mechanism)
 
-    def step(self, k: int, s: State) -> State:
+    def step(self, k: int, s: State) -> Step:
         """Take step k: combine, then adapt. W is doubly stochastic, so that w stays 1."""
         # g_i = (1/b) Σ_{j∈B} clip_G(∇f_i(x_i; j)) + N(0, σ_i² I), at the model before the averaging
-        g = clipped_mean(self.block, s.z, self.block.sample(k))
-        self.block.noise(k, g)
+        g = clipped_mean(self.block, s.z, self.block.random.sample(k))
+        self.block.random.noise(k, g)
         # x_i ← Σ_j W_ij x_j − γ g_i
-        x, _ = self.block.mix(k, s.x, s.w)
+        x, _ = yield Exchange(s.x, s.w)
         moved(x, g, self.block.step_size(k))
-        self.block.release(k, x)
+        yield Release(x)
         return State(x, s.w, s.z.copy_(x))
 
 

@@ -18,8 +18,12 @@ from typing import TYPE_CHECKING, ClassVar, Self, TypeVar
 from privsgp.accounting.mechanisms import Mechanism, SampledMean, Unprotected
 from privsgp.algorithms.algorithm import Algorithm, clipped_mean
 from privsgp.algorithms.block import EVERYONE, Block, Drawn, Settings, State
+from privsgp.algorithms.events import Exchange, Release, Step
+from privsgp.threads import one_thread_each
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch import Tensor
 
 AnyDirection = TypeVar("AnyDirection")
@@ -38,42 +42,47 @@ def of_each_node(direction: AnyDirection) -> AnyDirection:
 class PushSum(Algorithm):
     """Stochastic gradient push for a block of nodes."""
 
+    nodes = EVERYONE  # those of the run that are in `block`; of a part, some
+
     def __init__(self, block: Block, settings: Settings) -> None:
         super().__init__(block, settings)
-        self.recorded = block.record(self.direction, self.arrays)  # on a GPU its launches may be replayed
+        self.recorded = block.execution.recorded(self.direction, self.arrays)
 
     @abstractmethod
     def direction(self, z: Tensor, batch: list[Drawn]) -> Tensor:
         """Return the nodes' gradient estimates [m, d] at z, before noise; the next call may overwrite them."""
 
-    def step(self, k: int, s: State) -> State:
+    def step(self, k: int, s: State) -> Step:
         """Take step k."""
-        batch = self.block.sample(k)  # 5
-        self.block.each(lambda part: part.descend(k, s, batch), self.parts)  # 6-9, of some nodes or of all
-        with self.block.leave_one_core():
-            self.block.release(k, s.x)
-            x, w = self.block.mix(k, s.x, s.w)  # 10-13
-            new = State(x, w, s.z)
-            self.block.each(new.debias_, self.block.parts or [EVERYONE])  # 14
-            return new
+        batch = self.block.random.sample(k)  # 5
+        self.each(lambda part: part.descend(k, s, batch))  # 6-9: x −= γ (direction(z) + noise)
+        yield Release(s.x)
+        x, w = yield Exchange(s.x, s.w)  # 10-13
+        new = State(x, w, s.z)
+        self.each(lambda part: new.debias_(part.nodes))  # 14: z = x / w
+        return new
 
     def descend(self, k: int, s: State, batch: list[Drawn]) -> None:
-        """Move x of this block's nodes, in place."""
-        nodes = self.block.nodes
-        g = self.recorded(s.z[nodes], [drawn.of(nodes) for drawn in batch])  # 6-7: `direction`
-        with self.block.leave_one_core():
-            self.block.descend(k, g, s.x[nodes])  # 8-9
+        """Move x of this part's nodes, in place."""
+        g = self.recorded(s.z[self.nodes], [drawn.of(self.nodes) for drawn in batch])  # 6-7
+        self.block.descend(k, g, s.x[self.nodes], self.nodes)  # 8-9
+
+    def each(self, work: Callable[[Self], None]) -> None:
+        """Do some work for all nodes: for each part, in a thread of its own, if there are parts."""
+        if len(self.parts) > 1:
+            one_thread_each(work, self.parts)
+        else:
+            work(self)
 
     @cached_property
     def parts(self) -> list[Self]:
-        """The same for some of the nodes each; itself, where there are no parts or `direction` wants all nodes."""
-        alone = getattr(self.direction, "of_each_node", False)
-        return [self.part(nodes) for nodes in self.block.parts if alone] or [self]
+        """The same for some of the nodes each; itself alone, if all nodes go at once."""
+        return [self.part(nodes) for nodes in self.block.execution.parts] or [self]
 
     def part(self, nodes: slice) -> Self:
         """Return the same for some of the nodes."""
         part = copy.copy(self)
-        part.block = self.block.part(nodes)
+        part.block, part.nodes = self.block.part(nodes), nodes
         part.recorded = part.direction
         part.__dict__.pop("parts", None)
         return part

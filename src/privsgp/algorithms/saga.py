@@ -69,20 +69,12 @@ def init_table(block: Block, settings: Settings, z: Tensor) -> Table:
     return table
 
 
-def empty_table(block: Block, settings: Settings, z: Tensor) -> Table:
-    """Return a table of zeros."""
-    block.prepare = None  # an earlier table's, which is not to stay
-    table = _zeros(block, settings, z)
-    block.prepare = table.prepared
-    return table
-
-
 def fill_table(block: Block, settings: Settings, table: Table, z: Tensor) -> None:
     """Take every sample's clipped gradient at z⁰ for its entry, where the table is to begin with them."""
     if settings.own(TableOptions).table_init == "gradients":
 
         def gradients(rows: Tensor) -> PerSample:
-            return block.gradients(z, Drawn(rows, rows < block.rows))
+            return block.gradients(z, Drawn(rows, rows < block.rows), table.prepared)
 
         samples = _samples(block, z)
         _LOG.info("table: the gradients of %s samples at x⁰ come first", f"{sum(samples.tolist()):,}")
@@ -96,7 +88,7 @@ def restore_table(block: Block, table: Table, z: Tensor) -> None:
     """
 
     def gradients(rows: Tensor) -> PerSample:  # whose factors show which form entries have; z does not matter
-        return block.gradients(z, Drawn(rows, rows < block.rows))
+        return block.gradients(z, Drawn(rows, rows < block.rows), table.prepared)
 
     radius = block.mechanisms[0].radius
     mean = restore(table, gradients, _samples(block, z), radius, rows=block.rows, chunk=CHUNK)
@@ -108,7 +100,8 @@ def _samples(block: Block, z: Tensor) -> Tensor:
     return torch.tensor([mechanism.samples for mechanism in block.mechanisms], device=z.device)
 
 
-def _zeros(block: Block, settings: Settings, z: Tensor) -> Table:
+def empty_table(block: Block, settings: Settings, z: Tensor) -> Table:
+    """Return a table of zeros."""
     o = settings.own(TableOptions)
     padding = torch.full((z.shape[0], 1), block.rows, device=z.device)
     example = block.gradients(z, Drawn(padding, torch.zeros_like(padding, dtype=torch.bool)))
@@ -132,7 +125,7 @@ def saga_estimate(block: Block, table: Table, z: Tensor, batch: list[Drawn]) -> 
 
         return rows.corrected(table.mean, c, block.b_over_scale, block.J)
     b, tall = block.b_over_scale.to(c.dtype), device_of(c).rows_at_once(c, _PIECE)
-    with block.leave_one_core():
+    with block.random.spare_core():
         for some in (slice(top, top + tall) for top in range(0, len(c), tall)):
             before = table.mean[some].to(c.dtype, copy=True)
             # the mean follows its entries: (1/J) Σ_j (t_j + c_j)
@@ -144,9 +137,9 @@ def saga_estimate(block: Block, table: Table, z: Tensor, batch: list[Drawn]) -> 
 
 def replace_entries(block: Block, table: Table, z: Tensor, batch: list[Drawn]) -> Tensor:
     """Take the gradients of the drawn samples at z and replace their entries; return Σ_{j∈B} c_j, [m, d]."""
-    total = table.replace(batch[0].rows, block.gradients(z, batch[0]))
+    total = table.replace(batch[0].rows, block.gradients(z, batch[0], table.prepared))
     for drawn in batch[1:]:
-        total += table.replace(drawn.rows, block.gradients(z, drawn))
+        total += table.replace(drawn.rows, block.gradients(z, drawn, table.prepared))
     return total
 
 
@@ -160,17 +153,16 @@ class TablePushSum(PushSum):
         for made in ("table", "parts"):
             self.__dict__.pop(made, None)  # a second table may not fit beside the first
         self.table = empty_table(self.block, self.settings, z)
-        self.block.each(lambda part: part.fill(z), self.parts)
+        self.each(lambda part: part.fill(z))
 
     def fill(self, z: Tensor) -> None:
-        """Fill the table of this block's nodes."""
-        fill_table(self.block, self.settings, self.table, z[self.block.nodes])
+        """Fill the table of this part's nodes."""
+        fill_table(self.block, self.settings, self.table, z[self.nodes])
 
     def part(self, nodes: slice) -> Self:
         """Return the same for some of the nodes, with their tables."""
         part = super().part(nodes)
         part.table = self.table.of_nodes(nodes)
-        part.block.prepare = part.table.prepared
         return part
 
     def arrays(self) -> dict[str, Tensor]:
@@ -179,11 +171,11 @@ class TablePushSum(PushSum):
 
     def restored(self, z: Tensor) -> None:
         """Keep the entries in the ball of radius G."""
-        self.block.each(lambda part: part.restore(z), self.parts)
+        self.each(lambda part: part.restore(z))
 
     def restore(self, z: Tensor) -> None:
-        """Do so with the table of this block's nodes."""
-        restore_table(self.block, self.table, z[self.block.nodes])
+        """Do so with the table of this part's nodes."""
+        restore_table(self.block, self.table, z[self.nodes])
 
 
 class PrivSGPVR(TablePushSum):

@@ -12,6 +12,7 @@ from typing import ClassVar
 
 from privsgp.algorithms.algorithm import Algorithm, Network, Trust, clipped_mean
 from privsgp.algorithms.block import State, moved
+from privsgp.algorithms.events import Release, Step
 from privsgp.algorithms.push_sum import PrivSGP
 
 
@@ -22,14 +23,14 @@ class Local(Algorithm):
     network: ClassVar[Network] = "alone"
     mechanism = staticmethod(PrivSGP.mechanism)
 
-    def step(self, k: int, s: State) -> State:
+    def step(self, k: int, s: State) -> Step:
         """Take step k."""
         # g_i = (1/b) Σ_{j∈B} clip_G(∇f_i(x_i; j)) + N(0, σ_i² I)
-        g = clipped_mean(self.block, s.z, self.block.sample(k))
-        self.block.noise(k, g)
+        g = clipped_mean(self.block, s.z, self.block.random.sample(k))
+        self.block.random.noise(k, g)
         # x_i ← x_i − γ g_i
         x = moved(s.x, g, self.block.step_size(k))
-        self.block.release(k, x)
+        yield Release(x)
         return State(x, s.w, s.z.copy_(x))
 
 

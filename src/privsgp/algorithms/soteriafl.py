@@ -20,6 +20,7 @@ from pydantic import Field
 from privsgp.algorithms.algorithm import Algorithm, Network, clipped_mean, difference_mean, full_mean
 from privsgp.algorithms.block import Drawn, State
 from privsgp.algorithms.compressors import CompressionOptions
+from privsgp.algorithms.events import Release, Step, ToServer
 from privsgp.algorithms.push_sum import PrivSGP
 from privsgp.algorithms.saga import PrivSGPVR, SagaOptions, init_table, restore_table, saga_estimate
 from privsgp.gradients.product import aligned_rows
@@ -57,18 +58,18 @@ class SoteriaFL(Algorithm):
         given = self.settings.own(CompressionOptions).shift_rate
         return math.sqrt((1 + 2 * omega) / (2 * (1 + omega) ** 3)) if given is None else given
 
-    def step(self, k: int, s: State) -> State:
+    def step(self, k: int, s: State) -> Step:
         """Take step k."""
         # g_i = ĝ_i + N(0, σ_i² I)
-        g = self.estimate(k, s.z, self.block.sample(k))
-        self.block.noise(k, g)
+        g = self.estimate(k, s.z, self.block.random.sample(k))
+        self.block.random.noise(k, g)
         g = g.to(s.x.dtype)  # now it may be rounded
         # v_i = C(g_i − s_i);  s_i ← s_i + γ_s v_i
-        v = self.compress(g.sub_(self.shift), self.block.public("compressor", k))
-        self.block.release(k, v)
+        v = self.compress(g.sub_(self.shift), self.block.random.public("compressor", k))
+        yield Release(v)
         self.shift.add_(v, alpha=self.shift_rate)
         # x ← x − γ (s + v);  s ← s + γ_s v, with v = mean_i v_i
-        mean = self.block.average(k, v, self.compress.size(v.element_size()))
+        mean = yield ToServer(v, self.compress.size(v.element_size()))
         x = s.x.sub_(self.server_shift + mean, alpha=self.block.step_size(k))
         self.server_shift.add_(mean, alpha=self.shift_rate)
         return State(x, s.w, s.z.copy_(x))
@@ -145,7 +146,7 @@ class SoteriaFLSVRG(SoteriaFL):
         """Toss the public coin of step k."""
         given = self.settings.own(SoteriaSVRGOptions).anchor_probability
         p = self.block.mechanisms[0].rate if given is None else given
-        return float(self.block.public("anchor", k).random_raw()) * 2.0**-64 < p
+        return float(self.block.random.public("anchor", k).random_raw()) * 2.0**-64 < p
 
 
 class SoteriaSAGAOptions(SagaOptions, CompressionOptions):

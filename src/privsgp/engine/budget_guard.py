@@ -21,12 +21,12 @@ from privsgp.accounting.ledger import MOST_AHEAD, Header, Ledger, make_room, sho
 from privsgp.devices import device_of
 from privsgp.engine.checkpoint import known_ledgers
 from privsgp.errors import Diverged, Interrupted, Refused, ReplayDiffers
-from privsgp.threads import beside, one_thread_each
+from privsgp.threads import one_thread_each
 from privsgp.transport import forms
 from privsgp.transport.rendezvous import PeerLost, World
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
     from contextlib import ExitStack
 
     from torch import Tensor
@@ -46,7 +46,6 @@ class BudgetGuard:
         self.ledgers: list[Ledger] = []
         self.since = 0  # the step that the run goes on from: of messages before it, no hash is asked for
         self.committed: int | None = None  # the last step made durable before it was sent; None where none is
-        self.at_once = False  # whether all threads hash messages before anything else is done with them
         self._book = None if spec.simulation else Book()
         self._attempts: list[int] = []
         self._until = 0
@@ -136,24 +135,9 @@ class BudgetGuard:
                 )
 
     def record(self, k: int, x: Tensor) -> None:
-        """Note the messages of step k, just before they leave."""
-        with self.recording(k, x):
-            pass
-
-    @contextlib.contextmanager
-    def recording(self, k: int, x: Tensor) -> Iterator[None]:
-        """Hash the messages of step k, on a second thread while the block runs or before; note them at its end.
-
-        Assumes: none of them leaves this process in the block.
-        """
+        """Note the messages of step k, before they leave; all threads hash them."""
         rows = list(x) if self.ledgers and self._may_be_hashed(x) else []
-        if self.at_once:
-            digests = one_thread_each(_digest, rows)
-            yield
-        else:
-            with beside(_digest, rows) as digests:
-                yield
-        for place, digest in enumerate(digests or [""] * len(self.ledgers)):
+        for place, digest in enumerate(one_thread_each(_digest, rows) or [""] * len(self.ledgers)):
             self._note(place, k, digest)
 
     def _may_be_hashed(self, message: Tensor) -> bool:

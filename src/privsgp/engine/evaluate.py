@@ -71,7 +71,9 @@ class Evaluator:
         """Measure all nodes on test data; on training data only in simulation, where it is all here."""
         spec = self.spec
         models = s.z if spec.apart else average(s)[None]
-        row = self._times(k, seconds) | {"consensus_error": finite(consensus_error(s))}
+        row = self._times(k, seconds)
+        if len(s.w) == spec.nodes:  # a site knows no other model, and how far others are from its own
+            row["consensus_error"] = finite(consensus_error(s))
         tested: dict[str, Any] = {}
         if loss := self._tested(spec.learning.loss, models):
             tested["test_loss"] = finite(float(np.mean(loss)))

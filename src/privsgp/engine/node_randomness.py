@@ -5,29 +5,34 @@ What would be waited for is drawn ahead, while gradients are computed or message
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
-from privsgp.algorithms import Drawn
+from privsgp.algorithms import Drawn, Randomness
 from privsgp.algorithms.block import EVERYONE
+from privsgp.clock import Events
 from privsgp.devices import device_of
 from privsgp.gradients.dropout import sample_keys, tosses
 from privsgp.randomness.coins import batches, capacity, draw, draw_all
 from privsgp.randomness.noise import Keyed, Secure, clock_offset, clocks_parted
 from privsgp.seeds import public_seed
+from privsgp.threads import leave_one_core
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
+    from contextlib import AbstractContextManager
 
     from torch import Tensor
 
+    from privsgp.clock import Event
     from privsgp.engine.spec import RunSpec
-    from privsgp.randomness.protocol import Exchange
+    from privsgp.randomness.protocol import KeyExchange
 
 
-class NodeRandomness:
+class NodeRandomness(Randomness):
     """The coins and the noise of a run's nodes here, x being like `like`; `alone`: no messages travel to others.
 
     `exchange` agrees on secrets with nodes elsewhere, where there are some.
@@ -37,12 +42,13 @@ class NodeRandomness:
     Assumes: `attempt` grows before a step is made again that may differ from what was sent.
     """
 
-    def __init__(self, spec: RunSpec, like: Tensor, *, alone: bool, exchange: Exchange | None = None) -> None:
+    def __init__(self, spec: RunSpec, like: Tensor, *, alone: bool, exchange: KeyExchange | None = None) -> None:
         self.spec, self.alone = spec, alone
-        self.at_once = True  # whether all nodes' noise is added at once: else it is drawn where it is used
         self.source = Secure() if spec.seed is None else Keyed(spec.seed)
         self.node_noise = spec.noise.of_nodes(spec.here, spec.mechanisms, self.source, exchange)
-        self.attempt = 0
+        self.secret = self.source.secret
+        self.drawn: list[Drawn] = []  # the samples of the last step
+        self._ahead = False  # whether a second thread draws the next step's noise
         self._dropout = public_seed(spec.seed, spec.shared_hash, "dropout") if tosses(spec.learning.model) else None
         self._dummy = spec.learning.inputs.shape[1] - 1
         self._samples = np.array(spec.learning.samples)[:, None]
@@ -52,26 +58,20 @@ class NodeRandomness:
         self._drawn: tuple[int, int, list[Drawn]] | None = None
         self._offset = 0.0  # of the clocks, when that was drawn
 
-    @property
-    def beside(self) -> bool:
-        """Whether a second thread draws the noise of the next step from the moment that of the last one is used."""
-        return self._in_time and self.alone and device_of(self.spec.device).in_host_memory
-
-    @property
-    def _in_time(self) -> bool:
-        """Whether noise is drawn before it is used."""
-        return self.at_once and not self.node_noise.zero
-
     def sample(self, k: int) -> list[Drawn]:
-        """Return the samples of step k, in passes of one size, and let its noise be drawn while they are used."""
+        """Return the samples of step k, in passes of one size."""
         drawn, self._drawn = self._drawn, None
         if drawn is not None and self.source.secret and clocks_parted(self._offset):
             self.source.undraw("coins", self.spec.here, *drawn[:2])
             drawn = None
-        samples = drawn[2] if drawn is not None and drawn[:2] == (k, self.attempt) else self._draw(k)
-        if self._in_time:
-            self.node_noise.begin(self._like, k, self.attempt)
-        return samples
+        self.drawn = drawn[2] if drawn is not None and drawn[:2] == (k, self.attempt) else self._draw(k)
+        return self.drawn
+
+    def events(self, k: int) -> Iterable[Event]:
+        """Return which nodes act at step k, in the order of the public clock."""
+        if not isinstance(self.spec.clock, Events):
+            raise TypeError(f"{self.spec.algorithm.name} needs a clock of events, and has {self.spec.clock!r}")
+        return self.spec.clock.of(k)
 
     def sample_some(self, numbers: Mapping[int, int]) -> list[Drawn]:
         """Draw for some nodes, each by the number of its own gradient."""
@@ -80,26 +80,28 @@ class NodeRandomness:
         steps = [numbers.get(i, 0) for i in self.spec.here]
         return self._passes([draws.get(i, nothing) for i in self.spec.here], steps)
 
-    def noise(self, k: int, g: Tensor, rows: slice = EVERYONE) -> None:
-        """Add the noise of step k to every node's row of g, in place; g may be of some rows of nodes alone."""
-        self.node_noise.add_(g, self.spec.here[rows], k, self.attempt)
-        self._ahead(k)
+    def noise(self, k: int, g: Tensor, nodes: slice = EVERYONE) -> None:
+        """Add the noise of step k to every node's row of g, in place; g may be of some nodes alone."""
+        self.node_noise.add_(g, self.spec.here[nodes], k, self.attempt)
+        self._begin_next(k, nodes)
 
-    def noised_step(self, k: int, g: Tensor, x: Tensor, step_size: float, rows: slice = EVERYONE) -> bool:
+    def noised_step(self, k: int, g: Tensor, x: Tensor, step_size: float, nodes: slice = EVERYONE) -> bool:
         """Take γ (g + noise of step k) from x, in place, where one pass does it; tell whether that was done."""
-        done = self.node_noise.step_(x, g, self.spec.here[rows], k, self.attempt, step_size)
+        done = self.node_noise.step_(x, g, self.spec.here[nodes], k, self.attempt, step_size)
         if done:
-            self._ahead(k)
+            self._begin_next(k, nodes)
         return done
 
-    def _ahead(self, k: int) -> None:
-        """Let the next step's noise be drawn."""
-        if self.alone and k + 1 < self.spec.steps and self._in_time:  # others draw `meanwhile`
+    def _begin_next(self, k: int, nodes: slice) -> None:
+        """Let a second thread draw the next step's noise, unless threads draw it for some nodes each."""
+        alone = self.alone and nodes == EVERYONE and k + 1 < self.spec.steps  # others draw `meanwhile`
+        self._ahead = alone and not self.node_noise.zero and device_of(self.spec.device).in_host_memory
+        if self._ahead:
             self.node_noise.begin(self._like, k + 1, self.attempt)
 
-    def noise_one(self, i: int, number: int, g: Tensor) -> None:
-        """Add the noise of node i's gradient of a number, in place."""
-        self.node_noise.add_(g, [i], number, self.attempt)
+    def spare_core(self) -> AbstractContextManager[None]:
+        """Leave a core to the thread that draws ahead."""
+        return leave_one_core() if self._ahead else nullcontext()
 
     def meanwhile(self, k: int) -> None:
         """Draw the next step's samples and noise while the messages of step k travel."""

@@ -3,7 +3,8 @@
 Lines 6 and 7 of a small model are a hundred little kernels, whose launches would take longer than they do: they are
 recorded once as a CUDA graph and replayed. Lines 8 to 14 of a simulation are one kernel (`privsgp.kernels.push`), with
 secret noise, which costs more and is drawn once, two (`privsgp.kernels.chacha`).
-Nothing there waits for the device; buffers are allocated once.
+Nothing there waits for the device; buffers are allocated once. The events are those of `PushSum.step`, but for mixing,
+which is the kernel's: `Pushed` has its bytes counted.
 """
 
 from __future__ import annotations
@@ -16,8 +17,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 import numpy as np
 import torch
 
-from privsgp.algorithms import Drawn, State
-from privsgp.algorithms.block import as_it_is
+from privsgp.algorithms import Drawn, Execution, Pushed, Release, State
 from privsgp.algorithms.push_sum import PushSum
 from privsgp.devices import device_of
 from privsgp.gradients.rules.ruled import Ruled
@@ -30,12 +30,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
+    from privsgp.algorithms import Step
     from privsgp.algorithms.block import Direction, Kept
     from privsgp.gradients import Stacked
     from privsgp.graph import Graph
-
-    Announce = Callable[[int, Tensor], int]
-    Step = Callable[[int, State], State]
 
 # A receiver draws its senders' noise again: beyond a few of them, to write messages down is cheaper.
 _MOST_SENDERS = 4
@@ -44,19 +42,27 @@ AnySource = TypeVar("AnySource", Keyed, Secure)
 _LOG = logging.getLogger(__name__)
 
 
-def recorder(gradient: Stacked, device: torch.device) -> Callable[[Direction, Kept], Direction]:
-    """Return how a block's directions are run on a device where all nodes are here: what `Block.record` is to be."""
-    return Recorded if device_of(device).records and isinstance(gradient, Ruled) else as_it_is
+def execution(gradient: Stacked, device: torch.device) -> Execution:
+    """Return how lines 6 and 7 are run on a device where all nodes are here."""
+    return Recording() if device_of(device).records and isinstance(gradient, Ruled) else Execution()
 
 
-def chosen(algorithm: PushSum, graph: Graph, source: Keyed | Secure, x: Tensor, announce: Announce) -> Step:
-    """Return what takes the steps on x's device, where a kernel may draw the noise from `source`."""
+class Recording(Execution):
+    """Launches of directions are recorded."""
+
+    def recorded(self, direction: Direction, kept: Kept) -> Direction:
+        """Return the direction as a CUDA graph."""
+        return Recorded(direction, kept)
+
+
+def chosen(algorithm: PushSum, graph: Graph, source: Keyed | Secure, x: Tensor) -> Callable[[int, State], Step]:
+    """Return whose steps are driven on x's device, where a kernel may draw the noise from `source`."""
     if not suits(algorithm, graph, x):
         return algorithm.step
     if isinstance(source, Keyed):
-        return OnDevice(algorithm, graph, source, x, announce)
+        return OnDevice(algorithm, graph, source, x).step
     noised = all(m.sigma for m in algorithm.block.mechanisms) and x.shape[1] < LONGEST
-    return SecretOnDevice(algorithm, graph, source, x, announce) if noised else algorithm.step
+    return SecretOnDevice(algorithm, graph, source, x).step if noised else algorithm.step
 
 
 def suits(algorithm: PushSum, graph: Graph, x: Tensor) -> bool:
@@ -69,26 +75,24 @@ def suits(algorithm: PushSum, graph: Graph, x: Tensor) -> bool:
 
 
 class _OnDevice(Generic[AnySource]):
-    """Takes steps as `PushSum.step` does.
+    """Takes steps as `PushSum.step` does. Each overwrites the z of the state before, and its x at the next but one."""
 
-    `announce(k, x)` is called before the messages of step k exist and returns the attempt they are made at. Each call
-    overwrites the z of the state before, and its x at the next but one.
-    """
-
-    def __init__(self, algorithm: PushSum, graph: Graph, source: AnySource, like: Tensor, announce: Announce) -> None:
-        self.algorithm, self.block, self.graph, self.announce = algorithm, algorithm.block, graph, announce
+    def __init__(self, algorithm: PushSum, graph: Graph, source: AnySource, like: Tensor) -> None:
+        self.algorithm, self.block, self.graph = algorithm, algorithm.block, graph
         self.source: AnySource = source
         self.sigma = [m.sigma for m in self.block.mechanisms]
         period = range(graph.period or 1)
         self._peers = [[torch.from_numpy(a).to(like.device) for a in peers(graph, k)] for k in period]
         self._spare: tuple[Tensor, Tensor] | None = None
 
-    def __call__(self, k: int, s: State) -> State:
+    def step(self, k: int, s: State) -> Step:
         """Take step k."""
-        batch = self.block.sample(k)  # 5
-        g = self.algorithm.recorded(s.z, batch)  # 6-7
+        random = self.block.random
+        g = self.algorithm.recorded(s.z, random.sample(k))  # 5-7
+        yield Release(s.x)  # before the messages exist: their bytes never come to the host, and have no hash
         x, w = self._spare or (torch.empty_like(s.x), torch.empty_like(s.w))
-        self._push(k, s, g, self.announce(k, s.x), (x, w, s.z))  # 8-14
+        self._push(k, s, g, random.attempt, (x, w, s.z))  # 8-14
+        yield Pushed()
         self._spare = s.x, s.w
         return State(x, w, s.z)
 

@@ -1,40 +1,37 @@
 """The run: K steps of an algorithm on all nodes of this process, with everything that must happen around a step.
 
-`Trainer.run` is the loop. A step itself, the paper's lines 5 to 14, is `PushSum.step` in algorithms/push_sum.py;
-what it draws is in node_randomness.py, and what is told of its models in evaluate.py.
+`Trainer.run` is the loop. A step itself, the paper's lines 5 to 14, is `PushSum.step` in algorithms/push_sum.py. What
+leaves the nodes goes through `drive` in drive.py, what they draw is in node_randomness.py, and what is told of their
+models in evaluate.py.
 """
 
 from __future__ import annotations
 
 import copy
 import time
-from contextlib import nullcontext
 from dataclasses import dataclass, field
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from privsgp.algorithms import AsyncTools, Block, PushSum, State, UpdateRule
-from privsgp.algorithms.block import as_it_is, in_turn
-from privsgp.clock import Events
+from privsgp.algorithms import Block, Exchange, Execution, PushSum, State, UpdateRule
 from privsgp.devices import current, device_of, keep_memory
 from privsgp.engine import checkpoint
 from privsgp.engine.averaging import Averaging
 from privsgp.engine.budget_guard import BudgetGuard
 from privsgp.engine.checkpoint import Progress
+from privsgp.engine.drive import RunDriver, drive
 from privsgp.engine.evaluate import Evaluator, average
 from privsgp.engine.node_randomness import NodeRandomness
 from privsgp.engine.parts import Lent, alone_as_together, can_be_parted, divided
 from privsgp.engine.spec import refuse_coarser
-from privsgp.engine.step import chosen, recorder
+from privsgp.engine.step import chosen, execution
 from privsgp.engine.stops import Stopping, refuse_no_model
 from privsgp.errors import Diverged, Interrupted, ReplayDiffers
 from privsgp.gradients import Layout, stack
 from privsgp.gradients.dropout import without_coins
 from privsgp.gradients.rounding import CHUNK
 from privsgp.randomness.pairwise import told
-from privsgp.threads import leave_one_core, one_thread_each
 from privsgp.transport import forms
 from privsgp.transport.checks import refuse_wild
 from privsgp.transport.connect import connect
@@ -42,14 +39,14 @@ from privsgp.transport.rendezvous import PeerLost, World
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from contextlib import AbstractContextManager
 
     from torch import Tensor
 
+    from privsgp.algorithms import Step
     from privsgp.engine.folder import Folder
     from privsgp.engine.spec import RunSpec
     from privsgp.gradients import Stacked
-    from privsgp.randomness.protocol import Exchange
+    from privsgp.randomness.protocol import KeyExchange
     from privsgp.transport.protocol import Transport
 
     Watcher = Callable[[int, dict[str, Any] | None], None]
@@ -83,7 +80,6 @@ class Trainer:
         self.spec, self.folder = spec, folder
         self.world = world or World()
         self.watch = watch or (lambda _step, _row: None)
-        self.bytes_sent = 0
         self.layout = Layout.of(spec.learning.model)
         self.model = without_coins(copy.deepcopy(spec.learning.model).to(spec.device, spec.dtype))
         self.state = self._start()
@@ -94,11 +90,11 @@ class Trainer:
         self.averaging = Averaging(spec.final_model, spec.steps, self.state)
         self.algorithm = spec.algorithm(self._block(), spec.settings)
         self.step = self._stepper()
+        self.driver = self._driver()
         self.evaluator = Evaluator(self.model, self.layout, spec, self.world, folder.keep_metrics)
         self.stopping = Stopping()
         if device_of(spec.device).in_host_memory:
             keep_memory()
-        self._unnoted: tuple[int, Tensor] | None = None
 
     def run(self) -> Outcome:
         """Take the steps that are still to be taken, and return what came out."""
@@ -113,8 +109,7 @@ class Trainer:
             self._recover()
             while k < spec.steps and self.budget_guard.reserve(k, self.randomness.attempt):
                 try:
-                    self.state = self.step(k, self.state)
-                    self._note()
+                    self.state = drive(self.step(k, self.state), k, self.driver)
                 except ReplayDiffers:
                     k = self._again(k)
                     rows = self._start_metrics(k)
@@ -134,12 +129,17 @@ class Trainer:
 
     def close(self) -> None:
         """Let go of what refers back to this object; what came out is kept by whoever has it."""
-        vars(self).pop("step", None)
+        for own in ("step", "driver"):
+            vars(self).pop(own, None)
         self.algorithm.close()
 
     def _connect(self) -> Transport:
         """Return what carries the messages."""
         return connect(self.spec.graph, self.state.x, self.world, self.spec.faults)
+
+    def _driver(self, sent: int = 0) -> RunDriver:
+        """Return what does what the events of a step ask for; so many bytes were sent before."""
+        return RunDriver(self.transport, self.budget_guard, self.randomness, sent)
 
     def _recover(self) -> None:
         """Finish what was begun before a crash: nothing, where steps are whole or not at all."""
@@ -150,7 +150,7 @@ class Trainer:
         said = self.world.all_gather(own, forms.whole(0, _MOST_ATTEMPTS))
         return max(said) if self.spec.simulation or self.spec.noise.shared else own
 
-    def _exchange(self) -> Exchange | None:
+    def _exchange(self) -> KeyExchange | None:
         """Return how nodes agree on secrets with those elsewhere; None where all are here."""
         if self.world.alone:
             return None
@@ -161,19 +161,18 @@ class Trainer:
         final = self._mixed_on(k, self.averaging.released(self.state))
         refuse_no_model(k, final, self.spec.here, [] if self.spec.faults is None else self.spec.faults.left(k - 1))
         s = self._gathered(final)
-        if s is not None and (
-            not rows or rows[-1]["step"] != k or not self.world.alone or self.spec.final_model.mixing
-        ):
+        mixed = self.spec.final_model.mixing or k < self.spec.steps  # since the last row
+        if s is not None and (not rows or rows[-1]["step"] != k or not self.transport.local or mixed):
             rows = [row for row in rows if row["step"] < k] + [self.evaluator.measured(k, seconds, s)]
             self.folder.write_metrics(rows, self._mark)
             self._refuse_nonsense(k, rows[-1])
         return Outcome(
             state=final,
-            average=None if s is None or self.spec.apart else average(s),
+            average=None if s is None or self.spec.apart or len(s.w) < self.spec.nodes else average(s),
             metrics=rows,
             steps=k,
             seconds=seconds,
-            bytes_sent=sum(self.world.all_gather(self.bytes_sent, forms.whole())),
+            bytes_sent=sum(self.world.all_gather(self.driver.bytes_sent, forms.whole())),
             releases=self.world.all_gather_nodes(self.budget_guard.releases(), forms.whole(), self.spec.nodes),
             faults=self.transport.report(),
             measured={} if s is None else self.evaluator.final(k, s),
@@ -182,8 +181,7 @@ class Trainer:
     def _mixed_on(self, k: int, s: State) -> State:
         """Mix without gradients, so that the nodes agree: of what was sent before, nothing new is revealed."""
         for r in range(k, k + self.spec.final_model.mixing):
-            self.bytes_sent += self._bytes(r)
-            s = State.debiased(*self.transport.mix(r, s.x, s.w))
+            s = State.debiased(*self.driver(r, Exchange(s.x, s.w)))
         return s
 
     def _gathered(self, s: State) -> State | None:
@@ -230,7 +228,7 @@ class Trainer:
             path, progress = found
             self.state = checkpoint.load_into(path, self.state, self._memory())
             self.algorithm.restored(self.state.z)
-        self.bytes_sent = progress.bytes_sent
+        self.driver = self._driver(progress.bytes_sent)
         # Noise that may have been sent is never used again with other inputs: a replay that differs starts afresh.
         self.randomness.attempt = max(progress.attempt, self.randomness.attempt + int(fresh_noise))
         return progress.step, progress.seconds
@@ -262,7 +260,7 @@ class Trainer:
         if not self.spec.checkpoint_every:
             return  # a simulation can be repeated, and its table may be larger than the disk
         heads = self.budget_guard.heads()
-        progress = Progress(k, self.randomness.attempt, seconds, self.bytes_sent, self.spec.shared_hash, heads)
+        progress = Progress(k, self.randomness.attempt, seconds, self.driver.bytes_sent, self.spec.shared_hash, heads)
         if not self.world.alone and self.folder.checkpoint.exists():
             self.folder.checkpoint.replace(self.folder.checkpoint_before)
         checkpoint.save(self.folder.checkpoint, progress, self.state, self._memory(), self.folder.run or "")
@@ -296,21 +294,10 @@ class Trainer:
             inputs=learning.inputs,
             targets=learning.targets,
             gradient=Lent(gradient, torch.get_num_threads()) if parts else gradient,
-            sample=self.randomness.sample,
-            noise=self.randomness.noise,
-            noised_step=self.randomness.noised_step,
-            mix=self._mix,
-            release=self._release,
+            random=self.randomness,
             step_size=spec.step_size,
-            average=self._serve,
-            public=self.randomness.public,
-            async_tools=self._async_tools(),
             update_rule=self.update_rule,
-            leave_one_core=leave_one_core if self.randomness.beside else nullcontext,
-            record=recorder(gradient, spec.device) if may_record else as_it_is,
-            exact=not spec.simulation,
-            parts=parts,
-            each=one_thread_each if parts else in_turn,
+            execution=Execution(parts) if parts or not may_record else execution(gradient, spec.device),
         )
 
     def _parts(self, gradient: Stacked) -> Sequence[slice]:
@@ -322,17 +309,8 @@ class Trainer:
         each = getattr(getattr(spec.algorithm, "direction", None), "of_each_node", False)
         parts = divided(len(spec.here), threads) if each else ()
         made_up, batches = spec.learning.made_up(), {self.randomness.slots, CHUNK}
-        if not parts or not all(alone_as_together(gradient, made_up, parts, b, spec.dtype) for b in batches):
-            return ()
-        self.randomness.at_once, self.budget_guard.at_once = False, True
-        return parts
-
-    def _async_tools(self) -> AsyncTools | None:
-        """Return what nodes need that act one at a time."""
-        clock, draws = self.spec.clock, self.randomness
-        if not isinstance(clock, Events):
-            return None
-        return AsyncTools(clock.of, draws.sample_some, draws.noise_one, self._average, self.budget_guard.record_one)
+        same = parts and all(alone_as_together(gradient, made_up, parts, b, spec.dtype) for b in batches)
+        return parts if same else ()
 
     def _update_rule(self) -> UpdateRule | None:
         spec = self.spec
@@ -341,52 +319,9 @@ class Trainer:
             return None
         return UpdateRule(self.state.x, momentum=spec.momentum, normalised=spec.normalised, scale=scale)
 
-    def _release(self, k: int, message: Tensor) -> None:
-        """Note the messages of step k before they leave: where none does before the step is over, that can wait."""
-        self._unnoted = k, message
-        if not self.transport.local:
-            self._note()
-
-    def _note(self) -> None:
-        """Have what was released hashed and written down."""
-        with self._noting():
-            pass
-
-    def _noting(self) -> AbstractContextManager[None]:
-        """Return a block in which what was released is hashed on a second thread; at its end that is written down."""
-        unnoted, self._unnoted = self._unnoted, None
-        return nullcontext() if unnoted is None else self.budget_guard.recording(*unnoted)
-
-    def _average(self, i: int, j: int, x: Tensor) -> None:
-        """Let i and j send each other their models, and both take the mean."""
-        x[i].add_(x[j]).div_(2)
-        x[j] = x[i]
-        self.bytes_sent += 2 * x[i].nbytes if i != j else 0
-
-    def _mix(self, k: int, x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
-        self.bytes_sent += self._bytes(k)
-        with self._noting():
-            return self.transport.mix(k, x, w, partial(self.randomness.meanwhile, k))
-
-    def _serve(self, k: int, messages: Tensor, size: int) -> Tensor:
-        """Return what a server makes of everybody's messages, [d]; it sends the result back to all."""
-        del k
-        mean = messages.mean(0, dtype=torch.float64).to(messages.dtype)
-        self.bytes_sent += len(messages) * (size + mean.nbytes)
-        return mean
-
-    def _announce(self, k: int, x: Tensor) -> int:
-        """Note the messages of step k, before they exist; return the attempt they are made at."""
-        self.budget_guard.record(k, x)
-        self.bytes_sent += self._bytes(k)
-        return self.randomness.attempt
-
-    def _bytes(self, k: int) -> int:
-        return self.transport.messages(k) * self.transport.message_bytes
-
-    def _stepper(self) -> Callable[[int, State], State]:
-        """Choose who takes the steps: the algorithm itself, or the same on a GPU in fewer launches."""
+    def _stepper(self) -> Callable[[int, State], Step]:
+        """Choose whose steps are driven: the algorithm's own, or the same on a GPU in fewer launches."""
         source = self.randomness.node_noise.kernel_source
         if self.transport.plain and source is not None and isinstance(self.algorithm, PushSum):
-            return chosen(self.algorithm, self.spec.graph, source, self.state.x, self._announce)
+            return chosen(self.algorithm, self.spec.graph, source, self.state.x)
         return self.algorithm.step

@@ -12,12 +12,14 @@ from __future__ import annotations
 import os
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch.func import functional_call
 
-from privsgp.algorithms import ALGORITHMS, Block, Drawn, State
+from privsgp.algorithms import ALGORITHMS, Block, Drawn, Exchange, Randomness, State
+from privsgp.algorithms.block import EVERYONE
+from privsgp.engine.drive import drive, rehearsed
 from privsgp.errors import Refused
 from privsgp.planner.theorems import Constants
 from privsgp.randomness.noise import Keyed, add_noise_
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from privsgp.algorithms import Event
     from privsgp.gradients import PerSample
     from privsgp.graph import Graph
     from privsgp.planner.choose import Method
@@ -34,6 +37,7 @@ if TYPE_CHECKING:
 
 
 TRAJECTORY, SAMPLES = 16, 256  # steps along which L and b² are looked for, and samples that are looked at
+_SIGMA = 1e-9  # noise that changes nothing and takes its time
 _TRIES = 3  # steps whose fastest counts
 FEW = 4  # steps with a model that is too large to rehearse
 
@@ -144,35 +148,52 @@ def seconds_per_step(rehearsal: Rehearsal, method: Method, nodes: int, batch: fl
     took = []
     for k in range(_TRIES):
         started = time.perf_counter()
-        state = algorithm.step(k, state)
+        state = drive(algorithm.step(k, state), k, _one_neighbour)
         took.append(time.perf_counter() - started)
     algorithm.close()
     return min(took)
 
 
+def _one_neighbour(k: int, event: Event) -> Any:  # noqa: ANN401
+    """Let every node mix with one neighbour."""
+    if isinstance(event, Exchange):
+        return (event.x + event.x.roll(1, 0)) / 2, event.w
+    return rehearsed(k, event)
+
+
+class _SameRows(Randomness):
+    """Nodes that draw the same rows at every step, and a little noise."""
+
+    def __init__(self, nodes: int, index: Tensor) -> None:
+        self.nodes, self.source = nodes, Keyed(0)
+        self.drawn = Drawn(index.expand(nodes, -1), torch.ones(nodes, len(index), dtype=torch.bool))
+
+    def sample(self, k: int) -> list[Drawn]:
+        """Return the same rows."""
+        del k
+        return [self.drawn]
+
+    def noise(self, k: int, g: Tensor, nodes: slice = EVERYONE) -> None:
+        """Add a little noise, which takes as long as any."""
+        del nodes
+        add_noise_(g, self.source, range(self.nodes), k, sigma=[_SIGMA] * self.nodes)
+
+
 def _block(rehearsal: Rehearsal, method: Method, nodes: int, batch: int) -> Block:
-    """Return nodes that draw the same rows of a few stand-in samples at every step, and mix with one neighbour."""
+    """Return nodes that draw the same rows of a few stand-in samples at every step."""
     rows = min(batch, len(rehearsal.samples.y))
     mechanism = ALGORITHMS[method.algorithm].mechanism(
-        method.settings, sigma=1e-9, batch=float(rows), samples=rows, kappa=0.0
+        method.settings, sigma=_SIGMA, batch=float(rows), samples=rows, kappa=0.0
     )
-    index = torch.arange(batch) % rows
-    source = Keyed(0)
 
     def place(t: Tensor) -> Tensor:
         return torch.cat([t[:rows], torch.zeros_like(t[:1])]).expand(nodes, -1, *t.shape[1:]).contiguous()
-
-    def noise(k: int, g: Tensor) -> None:
-        add_noise_(g, source, range(nodes), k, sigma=[1e-9] * nodes)
 
     return Block(
         mechanisms=[mechanism] * nodes,
         inputs=place(rehearsal.samples.x),
         targets=place(rehearsal.samples.y),
         gradient=rehearsal.gradient,
-        sample=lambda _k: [Drawn(index.expand(nodes, -1), torch.ones(nodes, len(index), dtype=torch.bool))],
-        noise=noise,
-        mix=lambda _k, x, w: ((x + x.roll(1, 0)) / 2, w),
-        release=lambda _k, _x: None,
+        random=_SameRows(nodes, torch.arange(batch) % rows),
         step_size=lambda _k: 0.0,
     )

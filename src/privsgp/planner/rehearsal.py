@@ -20,7 +20,9 @@ import torch
 from torch.func import functional_call
 from torch.nn.utils.rnn import pad_sequence
 
-from privsgp.algorithms import ALGORITHMS, Block, Drawn, State, UpdateRule
+from privsgp.algorithms import ALGORITHMS, Block, Drawn, Randomness, State, UpdateRule
+from privsgp.algorithms.block import EVERYONE
+from privsgp.engine.drive import drive, rehearsed
 from privsgp.gradients import Layout, stack
 
 if TYPE_CHECKING:
@@ -113,15 +115,14 @@ class Rehearsal:
     def _states(
         self, spec: RehearsalSpec, candidates: Sequence[Candidate], steps: int, momentum: float = 0.0
     ) -> Iterator[State]:
-        block = self._block(spec, candidates, steps)
         state = State.start(self.x0, len(candidates))
         scale = [distance / candidates[0][0] for distance, _ in candidates]
-        block.update_rule = UpdateRule(state.x, momentum=momentum, scale=scale)
-        algorithm = ALGORITHMS[spec.algorithm](block, spec.settings)
+        rule = UpdateRule(state.x, momentum=momentum, scale=scale)
+        algorithm = ALGORITHMS[spec.algorithm](self._block(spec, candidates, steps, rule), spec.settings)
         try:
             algorithm.begin(state.z)
             for k in range(steps):
-                state = algorithm.step(k, state)
+                state = drive(algorithm.step(k, state), k, rehearsed)
                 yield state
         finally:
             algorithm.close()
@@ -183,26 +184,9 @@ class Rehearsal:
         length = float(x.square().sum(1).mean().sqrt()) if x.is_floating_point() else x.shape[1] ** 0.5
         return min(max(1 / (max(noise, 1e-12) * max(length, 1e-12)), 1e-3), 1e6)
 
-    def _block(self, spec: RehearsalSpec, candidates: Sequence[Candidate], steps: int) -> Block:
+    def _block(self, spec: RehearsalSpec, candidates: Sequence[Candidate], steps: int, rule: UpdateRule) -> Block:
         rows, runs = len(self.samples.y), len(candidates)
-        nobody = torch.tensor([rows])
         rate = min(1.0, spec.visits / steps)
-        sources = {seed: torch.Generator().manual_seed(seed) for _, seed in candidates}  # common random numbers
-
-        def each(make: Callable[[torch.Generator], Tensor]) -> list[Tensor]:
-            made = {seed: make(source) for seed, source in sources.items()}
-            return [made[seed] for _, seed in candidates]
-
-        def sample(_k: int) -> list[Drawn]:
-            drawn = each(lambda source: (torch.rand(rows, generator=source) < rate).nonzero()[:, 0])
-            # The row that is nobody's comes last: a batch is never empty, and all are as long as the longest.
-            padded = pad_sequence([torch.cat([one, nobody]) for one in drawn], batch_first=True, padding_value=rows)
-            return [Drawn(padded, padded < rows)]
-
-        def noise(_k: int, g: Tensor) -> None:
-            for row, one in zip(g, each(lambda source: torch.randn(g.shape[1], generator=source)), strict=True):
-                row.add_(one, alpha=spec.noise * math.sqrt(steps))
-
         settings = replace(spec.settings, sampling="poisson")
         if settings.difference_scale < rate:  # a coarse step renews more of the table: SAG's weight is the least
             settings = settings.carried_to(ALGORITHMS[spec.algorithm].Options, difference_scale=rate)
@@ -214,12 +198,37 @@ class Rehearsal:
             inputs=_with_padding(self.samples.x, runs),
             targets=_with_padding(self.samples.y, runs),
             gradient=self.gradient,
-            sample=sample,
-            noise=noise,
-            mix=lambda _k, x, w: (x, w),
-            release=lambda _k, _x: None,
+            random=_CommonRandomness([seed for _, seed in candidates], rows, rate, spec.noise * math.sqrt(steps)),
             step_size=lambda _k: candidates[0][0] / steps,
+            update_rule=rule,
         )
+
+
+class _CommonRandomness(Randomness):
+    """Coins and noise of stacked runs: those of one seed have the same."""
+
+    def __init__(self, seeds: Sequence[int], rows: int, rate: float, sigma: float) -> None:
+        self.seeds, self.rows, self.rate, self.sigma = seeds, rows, rate, sigma
+        self.sources = {seed: torch.Generator().manual_seed(seed) for seed in seeds}
+
+    def sample(self, k: int) -> list[Drawn]:
+        """Return each run's samples."""
+        del k
+        nobody = torch.tensor([self.rows])
+        drawn = self._each(lambda source: (torch.rand(self.rows, generator=source) < self.rate).nonzero()[:, 0])
+        # The row that is nobody's comes last: a batch is never empty, and all are as long as the longest.
+        padded = pad_sequence([torch.cat([one, nobody]) for one in drawn], batch_first=True, padding_value=self.rows)
+        return [Drawn(padded, padded < self.rows)]
+
+    def noise(self, k: int, g: Tensor, nodes: slice = EVERYONE) -> None:
+        """Add each run's noise."""
+        del k, nodes
+        for row, one in zip(g, self._each(lambda source: torch.randn(g.shape[1], generator=source)), strict=True):
+            row.add_(one, alpha=self.sigma)
+
+    def _each(self, make: Callable[[torch.Generator], Tensor]) -> list[Tensor]:
+        made = {seed: make(source) for seed, source in self.sources.items()}
+        return [made[seed] for seed in self.seeds]
 
 
 def _key(spec: RehearsalSpec, distance: float) -> str:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from privsgp.accounting.mechanisms import Mechanism
     from privsgp.randomness.noise import Source
-    from privsgp.randomness.protocol import Exchange
+    from privsgp.randomness.protocol import KeyExchange
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class IndependentNoise(Noise):
         return "independent"
 
     def of_nodes(
-        self, nodes: range, mechanisms: Sequence[Mechanism], source: Source, exchange: Exchange | None = None
+        self, nodes: range, mechanisms: Sequence[Mechanism], source: Source, exchange: KeyExchange | None = None
     ) -> NodeNoise:
         """Return the noise of a process's nodes: there is nothing to agree on."""
         del exchange

@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from privsgp.accounting.mechanisms import Mechanism
     from privsgp.accounting.pairwise import NoiseGraph, Pair, PairwiseCovariance
     from privsgp.randomness.noise import Source
-    from privsgp.randomness.protocol import Exchange, Gather
+    from privsgp.randomness.protocol import Gather, KeyExchange
 
 
 _LOG = logging.getLogger(__name__)
@@ -101,7 +101,7 @@ class PairwiseNoise(Noise):
         return True
 
     def of_nodes(
-        self, nodes: range, mechanisms: Sequence[Mechanism], source: Source, exchange: Exchange | None = None
+        self, nodes: range, mechanisms: Sequence[Mechanism], source: Source, exchange: KeyExchange | None = None
     ) -> NodeNoise:
         """Return the noise of a process's nodes; `exchange` agrees on secrets where others are elsewhere."""
         here = Ends(self.covariance.graph, nodes)
@@ -194,7 +194,7 @@ class PairStreams(Streams):
         super()._read(words, str(draw[0]), draw, block)
 
 
-def _pair_source(noise: PairwiseNoise, here: Ends, source: Source, exchange: Exchange | None) -> Source:
+def _pair_source(noise: PairwiseNoise, here: Ends, source: Source, exchange: KeyExchange | None) -> Source:
     """Return where the numbers of pairs come from."""
     if isinstance(source, Keyed):
         return source.derived("pairs")
@@ -207,7 +207,7 @@ def _pair_source(noise: PairwiseNoise, here: Ends, source: Source, exchange: Exc
     return Secure() if exchange is None else exchange(noise, here)
 
 
-def told(gather: Gather) -> Exchange:
+def told(gather: Gather) -> KeyExchange:
     """Return how secrets are agreed on where processes tell each other public keys."""
     return lambda noise, here: PairStreams(exchange(noise, here, gather))
 

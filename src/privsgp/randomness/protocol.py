@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from privsgp.randomness.pairwise import Ends, PairStreams, PairwiseNoise
 
     Gather = Callable[[list[str]], list[str]]  # bytes of each node here, in hexadecimal, to those of all nodes
-    Exchange = Callable[[PairwiseNoise, Ends], PairStreams]  # agrees on secrets with nodes elsewhere
+    KeyExchange = Callable[[PairwiseNoise, Ends], PairStreams]  # agrees on secrets with nodes elsewhere
 
 
 class NodeNoise(Protocol):
@@ -68,7 +68,7 @@ class Noise(Protocol):
         return False
 
     def of_nodes(
-        self, nodes: range, mechanisms: Sequence[Mechanism], source: Source, exchange: Exchange | None = None
+        self, nodes: range, mechanisms: Sequence[Mechanism], source: Source, exchange: KeyExchange | None = None
     ) -> NodeNoise:
         """Return the noise of a process's nodes, one mechanism each, drawn from `source`.
 

@@ -25,7 +25,7 @@ from privsgp.transport.link import gathered
 from privsgp.transport.protocol import Transport, nothing
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -49,6 +49,16 @@ class _Sent(NamedTuple):
     shares: dict[int, float]
 
 
+class Messages(NamedTuple):
+    """The messages of a step that are being made: x and w, the links that they go over, and the share of each."""
+
+    step: int
+    body: memoryview
+    links: NDArray[np.int64]
+    shares: NDArray[np.float64]
+    frames: Iterator[Frame]
+
+
 class SitesTransport(Transport):
     """Mixes the one node of a site with those of others."""
 
@@ -68,7 +78,6 @@ class SitesTransport(Transport):
         self.settled = torch.zeros(len(self.targets), dtype=torch.int64)  # links to sites that left, taken back from
         self.kept = torch.ones(1, dtype=torch.float64)  # the share that the node kept of itself at the last step
         self.counts = torch.zeros(3, dtype=torch.int64)  # messages posted, taken, missed at the deadline
-        self.commit: Callable[[int, Tensor, Tensor], None] = lambda _k, _x, _w: None
         self.stop: Callable[[], bool] = lambda: False
         self.device = torch.device("cpu")
         members.have, members.durable, members.sent = self._have, lambda: self._durable, self._sent
@@ -84,9 +93,13 @@ class SitesTransport(Transport):
         self._other.shutdown()
 
     def mix(self, k: int, x: Tensor, w: Tensor, meanwhile: Callable[[], None] = nothing) -> tuple[Tensor, Tensor]:
-        """Return what the node holds after step k: its share is split, committed and sent, and what is there is added.
+        """Refuse: between `prepare` and `post` a site commits, which its driver does (`SiteDriver`)."""
+        raise NotImplementedError
 
-        Guarantee: nothing leaves that a restarted process would not send again as it is.
+    def prepare(self, k: int, x: Tensor, w: Tensor) -> Messages:
+        """Split what the node holds among its links, and let the messages of step k be made; none of them leaves yet.
+
+        Sums are made and hashed by another thread, while the commit waits for the disk.
         """
         links, shares = self._shares(k)  # asked once: who is there may change at any moment
         self._refuse_older_copy()  # who is there has shown what it has of this site
@@ -98,12 +111,16 @@ class SitesTransport(Transport):
         self.kept.fill_(1 - _sum(shares))
         frames = self._other.map(partial(self._grown, k, body, bases), links.tolist())
         self.links.sync()
-        self.commit(k, x, w)
+        return Messages(k, body, links, shares, frames)
+
+    def post(self, messages: Messages) -> None:
+        """Let the messages of a step be sent.
+
+        Assumes: the step is committed, so that a restarted process would send them again as they are.
+        """
         self._durable = self.taken()
-        self._post(frames)
-        self._remember(k, links, shares, body)
-        meanwhile()
-        return self._arrive(k, x, w)
+        self._post(messages.frames)
+        self._remember(messages.step, messages.links, messages.shares, messages.body)
 
     def resume(self, k: int, x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
         """Finish step k, which was committed and taken up: send the same messages again, and take what is there."""
@@ -114,7 +131,7 @@ class SitesTransport(Transport):
         self._post_again()
         self._remember(k, links, np.array(shares), step_body(x[0].cpu().numpy(), float(w[0])))
         self.greet(k)
-        return self._arrive(k, x, w)
+        return self.arrive(k, x, w)
 
     def greet(self, k: int) -> None:
         """Give everybody the time to show what it has of this site, before a process makes its first new step."""
@@ -235,7 +252,7 @@ class SitesTransport(Transport):
         """Let the newest message of every link be sent again."""
         self._post(self._signed(link) for link, step in enumerate(self.last.tolist()) if step >= 0)
 
-    def _arrive(self, k: int, x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+    def arrive(self, k: int, x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
         """Wait for the messages of step k, and add all that are there."""
         self._wait(k)
         taken, returned = self.inbox.take(k), self._returned()

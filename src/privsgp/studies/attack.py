@@ -18,16 +18,17 @@ model is seen, inputs are smaller: a canary that is learnt at once has no gradie
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from privsgp.algorithms import Block, Drawn, State
-from privsgp.algorithms.block import as_it_is, not_at_once
+from privsgp.algorithms import Block, Drawn, Exchange, Execution, Randomness, Release
+from privsgp.algorithms.block import EVERYONE
 from privsgp.data import Dataset
+from privsgp.engine.drive import RunDriver
 from privsgp.engine.trainer import Trainer
 from privsgp.errors import Refused
 from privsgp.gradients import Layout, PerSample
@@ -39,22 +40,23 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from privsgp.algorithms import Event, State, Step
     from privsgp.engine.folder import Folder
     from privsgp.engine.spec import RunSpec
     from privsgp.gradients import Stacked
     from privsgp.runs.problem import Problem
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ZeroedOut(Block):
     """A block in which absent records count as the relation says: gradient and table entry are 0 throughout."""
 
     present: Tensor  # [m, J + 1]
 
-    def gradients(self, z: Tensor, drawn: Drawn) -> PerSample:
+    def gradients(self, z: Tensor, drawn: Drawn, prepare: Callable[[PerSample], PerSample] | None = None) -> PerSample:
         """Return the clipped gradients of the drawn samples, 0 for absent ones."""
         nodes = torch.arange(len(self.present), device=z.device)[:, None]
-        return super().gradients(z, drawn._replace(mask=drawn.mask & self.present[nodes, drawn.rows]))
+        return super().gradients(z, drawn._replace(mask=drawn.mask & self.present[nodes, drawn.rows]), prepare)
 
 
 SIDES = 8  # directions looked at per canary: its own, and some across it that show the same noise without the canary
@@ -101,7 +103,7 @@ class Attacked(Trainer):
         present = torch.ones(block.inputs.shape[:2], dtype=torch.bool)
         present[:, : self.canaries.count] = torch.from_numpy(self.canaries.present)
         values = {field.name: getattr(block, field.name) for field in fields(block)}
-        values |= {"sample": self._sample, "noise": self._noise, "noised_step": not_at_once, "record": as_it_is}
+        values |= {"random": _WatchedRandomness(self), "execution": Execution()}
         return ZeroedOut(**values, present=present.to(block.inputs.device))
 
     def _parts(self, gradient: Stacked) -> Sequence[slice]:
@@ -109,11 +111,14 @@ class Attacked(Trainer):
         del gradient
         return ()
 
-    def _stepper(self) -> Callable[[int, State], State]:
+    def _stepper(self) -> Callable[[int, State], Step]:
         """Let the algorithm itself take the steps: what a GPU does in one kernel has no messages to look at."""
         return self.algorithm.step
 
-    def _sample(self, k: int) -> list[Drawn]:
+    def _driver(self, sent: int = 0) -> RunDriver:
+        return _AttackDriver(self, sent)
+
+    def sample(self, k: int) -> list[Drawn]:
         """Choose where to look at this step: along the gradient, or along its change where that is what is sent."""
         if (coming := self._coming) is not None:
             change = coming - self._gradient if self.spec.protection.mechanisms[0].sends_changes else coming
@@ -128,19 +133,14 @@ class Attacked(Trainer):
         told = listen(self.randomness.node_noise, self._columns)
         return Collusion(covariance, self.spec.protection.mechanisms[0].honest, told)
 
-    def _noise(self, k: int, g: Tensor) -> None:
+    def add_noise(self, k: int, g: Tensor) -> None:
         """Add the noise of step k, as the run does, and keep what was added where others will know of it."""
         before = None if self.collusion is None else self._columns(g).clone()
         self.randomness.noise(k, g)
         self._added = None if before is None else self._columns(g) - before
 
-    def _release(self, k: int, message: Tensor) -> None:
-        super()._release(k, message)
-        if self.lures is not None:
-            self._look(k, message)
-
-    def _mix(self, k: int, x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
-        x, w = super()._mix(k, x, w)
+    def sent_back(self, k: int, x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+        """Return what the nodes get back at step k: x, or a lure in its place."""
         if self.lures is None:
             return x, w
         lure = k % len(self.lures)
@@ -149,10 +149,10 @@ class Attacked(Trainer):
         self._before = self._columns(x).clone()
         return x, w
 
-    def _look(self, k: int, message: Tensor) -> None:
+    def look(self, k: int, message: Tensor) -> None:
         """Turn each canary's column of y_i^k, the message being `_before` − γ_k y_i^k: its direction comes first."""
         step_size = self.spec.step_size(k)
-        if step_size > 0:  # a message that does not move says nothing
+        if self.lures is not None and step_size > 0:  # a message that does not move says nothing
             y = (self._before - self._columns(message)).double() / step_size
             if self.collusion is not None and self._added is not None:
                 y = y - self.collusion.known(k, self._added).to(y)
@@ -176,6 +176,37 @@ class Attacked(Trainer):
 
     def _columns(self, x: Tensor) -> Tensor:
         return first_layer(x, self.layout)[:, :, : self.canaries.count]
+
+
+class _AttackDriver(RunDriver):
+    """Does what the run does, looks at every message that is released, and sends back what the adversary chooses."""
+
+    def __init__(self, attacked: Attacked, sent: int) -> None:
+        super().__init__(attacked.transport, attacked.budget_guard, attacked.randomness, sent)
+        self.attacked = attacked
+
+    def __call__(self, k: int, event: Event) -> Any:  # noqa: ANN401
+        """Answer an event of step k."""
+        answer = super().__call__(k, event)
+        if isinstance(event, Release):
+            self.attacked.look(k, event.message)
+        return self.attacked.sent_back(k, *answer) if isinstance(event, Exchange) else answer
+
+
+class _WatchedRandomness(Randomness):
+    """Draws what the run draws; the audit looks on."""
+
+    def __init__(self, attacked: Attacked) -> None:
+        self.attacked, self.secret = attacked, attacked.randomness.secret
+
+    def sample(self, k: int) -> list[Drawn]:
+        """Return the samples of step k."""
+        return self.attacked.sample(k)
+
+    def noise(self, k: int, g: Tensor, nodes: slice = EVERYONE) -> None:
+        """Add the noise of step k, of all nodes at once."""
+        del nodes
+        self.attacked.add_noise(k, g)
 
 
 def _unit(v: Tensor) -> Tensor:

@@ -38,7 +38,7 @@ class _Round(NamedTuple):
 
 
 class InProcess(Transport):
-    """Mixes where every node is in this process. What it returns is overwritten at the call after the next."""
+    """Mixes where every node is in this process."""
 
     local: ClassVar[bool] = True
     plain: ClassVar[bool] = True
@@ -48,7 +48,6 @@ class InProcess(Transport):
         self.message_bytes = like.shape[-1] * like.element_size() + torch.float64.itemsize
         self.device, self.dtype = like.device, like.dtype
         self._rounds: dict[int, list[_Round]] = {}
-        self._mixed: tuple[Tensor, ...] = ()
 
     def mix(self, k: int, x: Tensor, w: Tensor, meanwhile: Callable[[], None] = nothing) -> tuple[Tensor, Tensor]:
         """Return (P^k x, P^k w).
@@ -56,7 +55,7 @@ class InProcess(Transport):
         Shares are rounded to x's precision once and used for both, so that their rounding cancels in z = x / w.
         """
         del meanwhile
-        mixed, weights, rounds = self._room(x), torch.zeros_like(w), self._at(k)
+        mixed, weights, rounds = torch.empty_like(x), torch.zeros_like(w), self._at(k)
         for part in rounds:
             weights.index_add_(0, part.target, w[part.source] * part.share[:, 0].double())
         tall = min(len(x), device_of(x).rows_at_once(x, _PIECE))
@@ -64,12 +63,6 @@ class InProcess(Transport):
             add = partial(_add, mixed, x, alike, rounds[0])
             one_thread_each(add, [slice(top, top + tall) for top in range(0, len(alike[0].target), tall)])
         return mixed, weights
-
-    def _room(self, x: Tensor) -> Tensor:
-        """Return memory for the result: one of two arrays, whichever is not x."""
-        if not self._mixed or self._mixed[0].shape != x.shape:
-            self._mixed = torch.empty_like(x), torch.empty_like(x)
-        return self._mixed[0] if self._mixed[0].data_ptr() != x.data_ptr() else self._mixed[1]
 
     def messages(self, k: int) -> int:
         """Count the messages between different nodes at step k."""

@@ -50,6 +50,7 @@ class LossyNetwork(Transport):
 
     local: ClassVar[bool] = True
     plain: ClassVar[bool] = False
+    once: ClassVar[bool] = True
 
     def __init__(self, graph: Graph, like: Tensor, faults: Faults) -> None:
         self.graph, self.faults, self.device = graph, faults, like.device
@@ -86,7 +87,7 @@ class LossyNetwork(Transport):
         late = ~sent.lost & (sent.arrives > k)
         self.counts[:3] += torch.tensor([len(sent.link), int(sent.lost.sum()), int(late.sum())])
         self.held = mixed
-        return mixed[:, :-1].to(x.dtype), mixed[:, -1].clone()
+        return mixed[:, :-1].to(x.dtype, copy=True), mixed[:, -1].clone()
 
     def messages(self, k: int) -> int:
         """Count the messages sent at step k, lost ones included."""

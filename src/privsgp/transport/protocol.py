@@ -26,11 +26,14 @@ class Transport(Protocol):
 
     local: ClassVar[bool]  # every node is in this process: nothing leaves it before a step is over
     plain: ClassVar[bool]  # `mix` is the product with P^k and nothing else: one kernel may do it with the step
+    once: ClassVar[bool] = False  # its links carry one exchange a step
     message_bytes: int  # of one message from one node to another: its numbers and its weight
 
     @abstractmethod
     def mix(self, k: int, x: Tensor, w: Tensor, meanwhile: Callable[[], None] = nothing) -> tuple[Tensor, Tensor]:
         """Return this process's rows of (P^k x, P^k w), or of what arrived of them (Algorithm 1, lines 10 to 13).
+
+        The caller owns what it gets: a kind neither writes to it later nor keeps it.
 
         A kind that has to wait for messages does `meanwhile` in that time; others ignore it.
 

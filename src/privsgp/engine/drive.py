@@ -1,0 +1,103 @@
+"""Taking a step: the algorithm computes and yields events, a driver does what they ask for.
+
+`drive` is the whole protocol between the two. `RunDriver` is the driver of a run in one process, and of each process
+under torchrun: it records a message in the ledgers, and mixes or sends it after that. A site has its own,
+`privsgp.sites.trainer.SiteDriver`: it commits, records, posts and waits. `rehearsed` records nothing.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from privsgp.algorithms.events import Event, Exchange, Meet, Pushed, Release, Step, ToServer
+from privsgp.errors import Refused
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from privsgp.algorithms import State
+    from privsgp.engine.budget_guard import BudgetGuard
+    from privsgp.engine.node_randomness import NodeRandomness
+    from privsgp.transport.protocol import Transport
+
+    Driver = Callable[[int, Event], Any]  # does what an event of step k asks for, and returns the answer
+
+
+def drive(step: Step, k: int, driver: Driver) -> State:
+    """Take step k: hand each event to the driver and its answer to the step; return the new state."""
+    answer: Any = None
+    while True:
+        try:
+            event = step.send(answer)
+        except StopIteration as end:
+            state: State = end.value
+            return state
+        answer = driver(k, event)
+
+
+class RunDriver:
+    """All nodes in this process, or its share of them under torchrun; `sent` bytes were sent before.
+
+    Guarantee: messages are in the ledgers when a `Release` is answered. They are mixed or sent after that.
+    """
+
+    def __init__(self, transport: Transport, guard: BudgetGuard, randomness: NodeRandomness, sent: int = 0) -> None:
+        self.transport, self.guard, self.randomness, self._sent = transport, guard, randomness, sent
+        self._exchanged = -1  # the last step or round that had an exchange
+
+    @property
+    def bytes_sent(self) -> int:
+        """The bytes that were sent so far."""
+        return self._sent
+
+    def __call__(self, k: int, event: Event) -> Any:  # noqa: ANN401
+        """Answer an event of step k."""
+        match event:
+            case Release(message, None):
+                self.guard.record(k, message)
+            case Release(message, int(node), number):
+                self.guard.record_one(node, number, message)
+            case Exchange(x, w):
+                self._refuse_twice(k)
+                self._count(k)
+                with self.randomness.spare_core():  # and draw for the next step while messages travel
+                    return self.transport.mix(k, x, w, partial(self.randomness.meanwhile, k))
+            case ToServer(messages, size):
+                mean = messages.mean(0, dtype=torch.float64).to(messages.dtype)
+                self._sent += len(messages) * (size + mean.nbytes)
+                return mean
+            case Meet(i, j, x):
+                x[i].add_(x[j]).div_(2)
+                x[j] = x[i]
+                self._sent += 2 * x[i].nbytes if i != j else 0
+            case Pushed():
+                self._count(k)
+            case _:
+                raise TypeError(f"a step yielded {event!r}, which is no event of privsgp.algorithms.events")
+        return None
+
+    def _refuse_twice(self, k: int) -> None:
+        if self.transport.once and k == self._exchanged:
+            raise Refused(
+                "simulated faults with a method that exchanges twice in a step",
+                "leave out --drop, --delay, --crash and --leave: a link that survives loss carries one message a step",
+            )
+        self._exchanged = k
+
+    def _count(self, k: int) -> None:
+        """Count the bytes of one exchange."""
+        self._sent += self.transport.messages(k) * self.transport.message_bytes
+
+
+def rehearsed(k: int, event: Event) -> Any:  # noqa: ANN401
+    """Answer for one node that stands for the whole network, with data that are nobody's secret: nothing leaves."""
+    del k
+    match event:
+        case Exchange():
+            return event
+        case ToServer(messages):
+            return messages.mean(0)
+    return None
