@@ -48,7 +48,7 @@ _CAUSES = (  # the first that fits
     ("Deadline Exceeded|timed out|Timeout|timeout|Endpoint closing",
      "no answer from {way}",
      "ask {name} whether `privsgp join` runs there, and check for a firewall that drops packets"),
-    ("No route to host|nreachable",
+    ("No route to host|nreachable|Invalid argument",  # the last by a route that drops packets
      "{way} is unreachable from here",
      "check the network and the routes of this machine"),
     (r"Handshake read failed|EOF occurred|(failed to connect.*|^\[Errno \d+\] )Connection reset",
