@@ -23,6 +23,7 @@ from privsgp.report.terminal import (
     show_audit,
     show_budget,
     show_comparison,
+    show_end,
     show_figure,
     show_keys,
     show_lines,
@@ -119,9 +120,7 @@ def main() -> None:
 
 
 def _end(what: str, *then: str, status: int = 1) -> NoReturn:
-    err.print(f"privsgp: {what}", style="bold red", highlight=False, soft_wrap=True)
-    for line in then:
-        err.print(line, highlight=False, soft_wrap=True)
+    show_end(what, *then)
     sys.exit(status)
 
 

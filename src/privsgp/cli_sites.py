@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,12 +11,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from privsgp.errors import Interrupted, Refused
-from privsgp.report.terminal import bar, doing, err, out, show, show_log, tell
+from privsgp.report.terminal import LogFormat, bar, doing, out, show, show_log, tell
+from privsgp.runs.shown import site_lines, warning_lines
 
 if TYPE_CHECKING:
     from privsgp.data import Dataset
     from privsgp.runs.config import Config
     from privsgp.sites.agreement import Agreement
+
+_LOG = logging.getLogger(__name__)
 
 site = typer.Typer(help="This site's identity: keys that stay here, and the card for others.", no_args_is_help=True)
 agree = typer.Typer(help="Agreements (*.study): propose, read and check one.", no_args_is_help=True)
@@ -23,6 +27,7 @@ agree = typer.Typer(help="Agreements (*.study): propose, read and check one.", n
 Home = Annotated[Path | None, typer.Option(help="Where the keys are; default PRIVSGP_SITE or ~/.config/privsgp/site.")]
 Study = Annotated[Path, typer.Argument(help="The agreement, *.study")]
 Out = Annotated[Path | None, typer.Option("--out", help="Run folder; default runs/<name>-<run>.")]
+LogFormatOption = Annotated[LogFormat, typer.Option(help="json: one JSON object a line on stderr.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout, and nothing else there.")]
 
 
@@ -120,6 +125,10 @@ def propose(
     staleness: Annotated[int, typer.Option(help="Steps after which a silent site is waited for.")] = 64,
     fewest: Annotated[int, typer.Option(help="Sites that must be there for steps to be taken.")] = 2,
     transfer: Annotated[float, typer.Option(help="Seconds that one message may take.")] = 120.0,
+    max_update: Annotated[
+        float | None,
+        typer.Option(help="Steps of γ(C + σ√d) that a peer's model may be away; beyond, sites stop its link."),
+    ] = None,
     relay_card: Annotated[
         Path | None, typer.Option("--relay", help="Card of who carries messages between sites that cannot be dialled.")
     ] = None,
@@ -131,7 +140,9 @@ def propose(
     from privsgp.sites.identity import Card
 
     settings = configs.read(config, changes or [])
-    limits = agreements.Limits(deadline=deadline, staleness=staleness, fewest=fewest, transfer=transfer)
+    limits = agreements.Limits(
+        deadline=deadline, staleness=staleness, fewest=fewest, transfer=transfer, max_update=max_update
+    )
     with doing("calibrating the noise of every site"):
         made = agreements.propose(
             settings,
@@ -222,6 +233,9 @@ def _show(agreement: Agreement, home: Path | None = None) -> None:
         ),
         ("join until", v["expires"]),
     ]
+    if limits.max_update is not None and agreement.step_norm is not None:
+        unit = f"{limits.max_update:g} steps of γ(C + σ√d) = {agreement.step_norm:.3g}"
+        rows.append(("max_update", f"{unit}: beyond that distance a site stops the link, and waits"))
     if agreement.honest is not None:
         rows.insert(3, ("noise", f"shared by pairs of sites: ε holds{_if_honest(agreement)}"))
     if (schema := agreement.config.data.schema) is not None:
@@ -263,6 +277,7 @@ def join(
         bool, typer.Option("--moved", help="The run folder is from another disk or machine, no copy.")
     ] = False,
     metrics: Annotated[str | None, typer.Option(help="HOST:PORT for Prometheus, 127.0.0.1:9464, say.")] = None,
+    log_format: LogFormatOption = "text",
     as_json: Json = False,
 ) -> None:
     """Sign an agreement and take part in its run; again after a crash, to go on."""
@@ -272,16 +287,18 @@ def join(
     from privsgp.sites.join import check_policy, default_out
     from privsgp.sites.join import join as take_part
 
+    show_log(log_format)
     agreement, own = Agreement.read(study), Site.open(_home(home))
     if not check_policy(own, agreement):
         _say(f"note: there is no policy.toml in {own.home}: nothing but the agreement itself is checked")
     if not agreement.config.private:
-        _say(f"WARNING: {agreement.algorithm} adds no noise: whoever gets a message learns about single records")
+        _LOG.warning(
+            "WARNING: %s adds no noise: whoever gets a message learns about single records", agreement.algorithm
+        )
     if agreement.config.seed is not None:
-        _say("WARNING: the agreement has a seed: this is a simulation, not private")
-    show_log()
+        _LOG.warning("WARNING: the agreement has a seed: this is a simulation, not private")
     try:
-        with bar(agreement.rounds) as watch:
+        with bar(agreement.rounds, quiet=log_format == "json") as watch:
             summary = take_part(
                 study,
                 data,
@@ -330,6 +347,8 @@ def _show_summary(s: dict[str, Any], folder: Path) -> None:
         ("messages", f"{m['posted']} sent, {m['taken']} taken, {m['missed']} missed at a deadline"),
         ("process", f"number {own['incarnation']} of this site"),
         ("refused", ", ".join(f"{count} × {kind}" for kind, count in own["refused"].items()) or "nothing"),
+        ("model", "\n".join(site_lines(s))),
+        *((f"WARNING: {peer}", text) for peer, text in warning_lines(own["warnings"])),
         ("folder", str(folder)),
     ]
     if s["simulation"]:
@@ -375,6 +394,7 @@ def status(study: Study, home: Home = None, folder: Out = None, as_json: Json = 
     rows += [(f"{one['source']} → {one['target']}", _last_message(one)) for one in told["links"]]
     rows.append(("releases", _releases(agreement, node, sent, charged)))
     rows.append(("refused", ", ".join(f"{count} × {kind}" for kind, count in told["refused"].items()) or "nothing"))
+    rows += [(f"WARNING: {peer}", text) for peer, text in warning_lines(told.get("warnings", []))]
     show(agreement.name, rows)
     if age >= 5 and told["own"]["phase"] not in ("finished", "left"):
         out.print(f"next: privsgp join {study} --data FILE goes on; nothing is charged twice", soft_wrap=True)
@@ -423,11 +443,13 @@ def relay(
     study: Study,
     home: Home = None,
     audit: Annotated[Path, typer.Option(help="Where what is refused is written down.")] = Path("relay-audit.jsonl"),
+    log_format: LogFormatOption = "text",
 ) -> None:
     """Carry sealed messages between sites that cannot be dialled; for the machine whose card the study names."""
     from privsgp.engine.stops import Stopping
     from privsgp.sites.join import relay as carry
 
+    show_log(log_format)
     stopping = Stopping()
     with stopping:
         carry(study, home=_home(home), audit=audit, ended=lambda: stopping.asked, say=_say)
@@ -453,4 +475,4 @@ def _home(given: Path | None) -> Path:
 
 
 def _say(text: str) -> None:
-    err.print(text, soft_wrap=True)
+    _LOG.info("%s", text)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import io
+import json
 import logging
 
 import pytest
@@ -49,6 +51,35 @@ def test_neither_are_tables_bars_and_log_lines(capsys):
     assert SHOWN in said.out
     assert SHOWN.replace(r"\udcff", "") in said.err.replace("\n", "")
     assert _unharmed(said.out + said.err)
+
+
+@pytest.fixture
+def log(monkeypatch):
+    log = logging.getLogger("privsgp")
+    monkeypatch.setattr(log, "handlers", [])
+    return log
+
+
+def test_lines_of_a_log_in_a_file_are_as_long_as_they_are(log, capsys):
+    terminal.show_log()
+    log.info("step %d waits: %s", 7, "nothing from basel " * 20)
+    assert capsys.readouterr().err == f"step 7 waits: {'nothing from basel ' * 20}\n"
+
+
+def test_a_log_can_be_one_json_object_a_line(log, capsys):
+    terminal.show_log("json")
+    log.getChild("sites").warning("%s left\nfor good", "basel", extra={"peer": "basel", "step": 7})
+    log.info(HOSTILE.replace("\udcff", ""))
+    log.error("a call failed", exc_info=ValueError("x"))
+    terminal.show_end("the disk is full", "  → make room")
+    said = capsys.readouterr().err
+    assert _unharmed(said)
+    first, second, third, fourth = map(json.loads, said.splitlines())
+    assert dt.datetime.fromisoformat(first.pop("time")).tzinfo is dt.UTC
+    assert first == {"level": "warning", "message": "basel left\nfor good", "peer": "basel", "step": 7}
+    assert second["message"] == HOSTILE.replace("\udcff", "")
+    assert third["traceback"].endswith("ValueError: x")
+    assert (fourth["level"], fourth["message"], fourth["remedy"]) == ("error", "the disk is full", "make room")
 
 
 def test_what_is_being_done_is_no_markup(monkeypatch, capsys):

@@ -89,6 +89,7 @@ class Faults:
     twice: float = 0.0  # the share that comes twice
     late: float = 0.0  # the share that comes after the next one
     hours: float = 0.0  # its clock is ahead by so many
+    lie: float | None = None  # from the fifth step on it sends this number in the place of each weight of its model
     space: str | None = None  # its network namespace
 
 
@@ -311,6 +312,8 @@ def _afflict(faults: Faults, log: Path) -> None:
         _die_after(faults.moments, full=faults.full)
     if faults.loss or faults.twice or faults.late:
         _lose(faults, log)
+    if faults.lie is not None:
+        _lie(faults.lie)
 
 
 def _note_first(path: Path) -> None:
@@ -321,6 +324,16 @@ def _note_first(path: Path) -> None:
         if k == 0:
             np.save(path, np.append(x.double().numpy(), w.numpy()))
         return mix(transport, k, x, w, *args)
+
+    mix, SitesTransport.mix = SitesTransport.mix, begin
+
+
+def _lie(value: float) -> None:
+    """Let this site send another model than it has."""
+    from privsgp.sites.transport import SitesTransport
+
+    def begin(transport: Any, k: int, x: Any, *args: Any) -> Any:
+        return mix(transport, k, x.fill_(value) if k >= 4 else x, *args)
 
     mix, SitesTransport.mix = SitesTransport.mix, begin
 

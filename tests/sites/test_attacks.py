@@ -21,18 +21,21 @@ from test_mailbox import frame
 
 from privsgp.accounting.book import Book
 from privsgp.engine.folder import Folder
-from privsgp.errors import Refused
+from privsgp.errors import Interrupted, Refused
+from privsgp.report import page
 from privsgp.sites.agreement import Agreement, Limits
 from privsgp.sites.audit import Audit, check
 from privsgp.sites.canonical import canonical
-from privsgp.sites.frames import Rejected
+from privsgp.sites.frames import Frame, Rejected
 from privsgp.sites.identity import Card, Site, _certificate, _p256, _pem, _to_sign, load_key, private_pem
 from privsgp.sites.join import Network, _enter, _spec, check_policy, join, leave
 from privsgp.sites.mailbox import Inbox, Outbox
 from privsgp.sites.members import Members, hello_form
+from privsgp.sites.outliers import Outliers
 from privsgp.sites.relay import Seal
 from privsgp.sites.server import _MOST_HELLO, read_said
 from privsgp.sites.transport import SitesTransport
+from privsgp.transport.link import Increment
 
 
 @pytest.fixture(scope="module")
@@ -479,3 +482,182 @@ def test_a_hello_of_the_largest_roster_is_read(three):
     each = steps | signed
     hello = said | {key: dict.fromkeys(map(str, range(1024)), value) for key, value in each.items()}
     assert hello_form(1024).fits(read_said(canonical(hello), _MOST_HELLO))
+
+
+def arriving(c, tmp_path, frames, agreement=None, **limits):
+    """Return the transport of the first site at its first step, with messages for it; it stops where it would pause."""
+    values = (agreement or c.agreement).values
+    agreement = Agreement.of(values | {"limits": values["limits"] | limits}, "it")
+    members, accused = Members(agreement, 0, 1, agreement.sign(c.sites[0])), []
+    for peer in (1, 2):
+        other = Members(agreement, peer, 1, agreement.sign(c.sites[peer]))
+        members.learn(peer, json.loads(canonical(other.hello(0))))
+    members.accuse = lambda node, evidence: accused.append((node, evidence))
+    inbox = Inbox(agreement, 0, 4)
+    for one in frames:
+        header = dataclasses.replace(one.header, run=agreement.run)
+        inbox.put(Frame.make(c.sites[header.source], header, one.body))
+    transport = SitesTransport(c.sites[0], agreement, 0, inbox, Outbox(2), members, tmp_path / "taken.jsonl")
+    transport.stop = lambda: bool(inbox.stopped())
+    return transport, accused
+
+
+def step(transport, w=1.0):
+    x = torch.zeros(1, transport.agreement.weights)
+    return transport.mix(0, x, torch.tensor([w], dtype=torch.float64))
+
+
+@pytest.mark.parametrize("far", [1e18, 1e3])
+def test_a_message_far_outside_others_is_taken_and_its_sender_named(three, tmp_path, far):
+    honest, poisoned = frame(three, 0, 1 / 3, source=1, x=0.01), frame(three, 0, 1 / 3, source=2, x=far)
+    transport, accused = arriving(three, tmp_path, [honest, poisoned])
+    x, w = step(transport)
+    assert x.max() == pytest.approx(far, rel=1e-3)
+    assert float(w) == pytest.approx(1.0)
+    ((node, said),) = accused
+    assert (node, said.kind) == (2, "outlier")
+    assert "cork" not in str(said)  # whoever reads it is told the name beside it
+    assert "norm" in str(said)
+    header, signature = said.evidence["header"], bytes.fromhex(said.evidence["signature"])
+    three.sites[2].card.verify(b"message", header.encode(), signature)
+
+
+def test_beyond_the_agreed_update_the_whole_message_is_refused_and_the_site_waits(three, tmp_path):
+    unit = three.agreement.step_norm
+    assert unit == pytest.approx(0.5 * (1 + 0.05 * three.agreement.weights**0.5))
+    at = 19 * unit / three.agreement.weights**0.5 / 3  # of each weight, in the sums
+    near, far = frame(three, 0, 1 / 3, source=1, x=at), frame(three, 0, 1 / 3, source=2, x=at * 21 / 19)
+    transport, accused = arriving(three, tmp_path, [near, far], max_update=20.0)
+    with pytest.raises(Interrupted):  # it would wait: nothing is spent
+        step(transport)
+    assert [(node, said.kind) for node, said in accused] == [(2, "update")]
+    assert transport.taken() == {"1": 0}  # and nothing of the other, so that all sums are as if it were on its way
+    assert transport.inbox.stopped() == {2}
+    later = frame(three, 1, 2 / 3, source=2)
+    with pytest.raises(Rejected, match="stopped"):
+        transport.inbox.put(dataclasses.replace(later, header=dataclasses.replace(later.header, run="")))
+
+
+def test_a_paused_site_goes_on_when_the_member_has_left(three, tmp_path):
+    far = frame(three, 0, 1 / 3, source=2, x=1e6)
+    transport, _ = arriving(three, tmp_path, [frame(three, 0, 1 / 3, source=1), far], max_update=20.0)
+    transport.stop = lambda: False
+    threading.Timer(0.3, lambda: transport.members.left.update({2: {"taken": {}}})).start()
+    x, w = step(transport)
+    assert float(x.abs().max()) == 0
+    assert float(w) == pytest.approx(2 / 3)
+    assert transport.members.phase == "signing"  # as before
+
+
+def test_a_site_never_holds_more_weight_than_there_is(three, tmp_path):
+    """Each message is within the bound of its own link: five ninths of all, after two steps."""
+    frames = [frame(three, 1, 1.66, source=1), frame(three, 1, 1.65, source=2)]
+    transport, accused = arriving(three, tmp_path, frames)
+    with pytest.raises(Interrupted):
+        step(transport)
+    ((node, said),) = accused
+    assert (node, said.kind) == (1, "weight")
+    assert "would hold 3.64333, and all sites together hold 3" in str(said)
+    assert transport.taken() == {"2": 1}
+    transport, accused = arriving(three, tmp_path, [frame(three, 1, 1.3, source=1), frames[1]])
+    assert float(step(transport, w=0.15)[1]) == pytest.approx(3.0)
+    assert not accused
+
+
+def test_weights_that_sum_to_more_than_there_are_for_many_steps_are_warned_of(three):
+    """Three times its weight, always: no message of it is more than it could be, and no site holds more than all."""
+    outliers, found = Outliers(three.agreement, 0), []
+    for k in range(40):
+        both = [
+            outliers.arrival(frame(three, k, source=j), k - 1, Increment(w / 3, 1.0, 0.1), 1.5)
+            for j, w in ((1, 1.5), (2, 3.0))
+        ]
+        assert outliers.refused(both, 2.0) is None
+        found += [(k, one.source) for one, _ in outliers.warned(k, 1.5, both)]
+    assert {source for _, source in found} == {2}
+    assert min(k for k, _ in found) > 10  # at single steps it can be
+    assert outliers.weight_of_all(set()) == pytest.approx(6.0)
+
+
+def test_who_was_poisoned_does_not_accuse_who_was_not(three):
+    """Its own model is the one that is far away."""
+    outliers = Outliers(three.agreement, 0)
+    clean = outliers.arrival(frame(three, 0, source=1), -1, Increment(1 / 3, 3.0, 1e18), 1.0)
+    assert not outliers.warned(0, 1.0, [clean])
+
+
+@pytest.mark.parametrize(("w", "own"), [(0.002, 1.0), (1.0, 0.002)])
+def test_a_site_with_little_weight_is_far_away_and_not_accused(three, w, own):
+    """Much of it is on its way to a site that was killed; x/w then moves by many lengths of a step."""
+    outliers, far = Outliers(three.agreement, 0), 300 * three.agreement.step_norm
+    one = outliers.arrival(frame(three, 0, source=1), -1, Increment(w / 3, far, far), own)
+    assert not outliers.warned(0, own, [one])
+    assert outliers.warned(0, 1.0, [one._replace(w=1.0, own=1.0)])
+
+
+def test_without_noise_others_are_the_only_measure(three):
+    config = three.agreement.config.with_section("algorithm", name="sgp")
+    agreement = dataclasses.replace(three.agreement, config=config)
+    assert agreement.step_norm is None
+    outliers = Outliers(agreement, 0)
+    both = [
+        outliers.arrival(frame(three, 0, source=j), -1, Increment(1 / 3, far, far), 1.0)
+        for j, far in ((1, 0.1), (2, 1e3))
+    ]
+    assert [one.source for one, _ in outliers.warned(0, 1.0, both[1:])] == []  # one alone: far from what?
+    assert [one.source for one, _ in outliers.warned(0, 1.0, both)] == [2]
+
+
+def test_a_limit_on_updates_needs_steps_of_some_length(consortium):
+    with pytest.raises(Refused, match="max_update"):
+        consortium(algorithm={"name": "sgp", "steps": 5}, limits=Limits(max_update=20.0))
+
+
+def named(c, i):
+    """Return whom a site names in its summary, log, audit log and report, for what."""
+    page.write([c.out(i)], c.folder / "report.html")
+    said = {(one["peer"], one["kind"], one["refused"]) for one in c.summary(i)["site"]["warnings"]}
+    assert {peer for peer, *_ in said} == {line["peer"] for line in c.audited(i)}
+    for peer, *_ in said:
+        assert f"{peer}: the model in its message of step" in c.log(i)
+        assert f"Warning: {peer}." in (c.folder / "report.html").read_text()
+    return said
+
+
+def status(c, i):
+    return json.loads((c.out(i) / "status.json").read_text())
+
+
+def test_one_member_that_sends_1e18_is_named_by_all_others(consortium):
+    c = consortium(algorithm={"steps": 8, "final_mixing": 2})
+    c.start(0, 2)
+    c.start(1, lie=1e18)
+    c.end()
+    for i in (0, 2):
+        assert named(c, i) == {("basel", "outlier", False)}
+        assert c.summary(i)["site"]["model_norm"] > 1e17
+
+
+def test_with_an_agreed_update_the_others_pause_and_end_without_the_liar(consortium):
+    c = consortium(limits=Limits(deadline=2.0, max_update=20.0), algorithm={"steps": 8, "final_mixing": 4})
+    c.start(0, 2)
+    c.start(1, lie=1e18)
+    for i in (0, 2):
+        c.until_step(i, 4)
+        assert [source for source, _ in c.taken(i)[4]] == [2 - i]
+    until = time.monotonic() + 40
+    while any(status(c, i)["own"]["phase"] != "paused" for i in (0, 2)):
+        assert time.monotonic() < until, c.told()
+        time.sleep(0.2)
+    for i in (0, 2):
+        assert max(c.taken(i)) == 4
+        assert [one["peer"] for one in status(c, i)["warnings"]] == ["basel"]
+    leave(c.study, home=c.sites[1].home, out=c.out(1))
+    for i, summary in zip((0, 2), c.end(0, 2), strict=True):
+        assert named(c, i) == {("basel", "update", True)}
+        assert summary["releases"][i] == 8 == c.sent(i)
+        assert summary["site"]["model_norm"] < 10
+        held = summary["site"]["weight_of_all"]  # what basel held is gone with it
+        assert held == pytest.approx(sum(c.summary(j)["site"]["w"] for j in (0, 2)), rel=1e-9)
+        assert held < 2.5
+        assert f"hold the weight {held:.3g} of 3. basel left with the rest." in (c.folder / "report.html").read_text()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import datetime as dt
 import json
+import logging
 import socket
 import threading
 import time
@@ -21,6 +22,7 @@ from wires import ConnectProxy
 
 from privsgp.engine.folder import Folder
 from privsgp.errors import Refused
+from privsgp.runs.shown import site_lines
 from privsgp.sites import doctor, identity, join, status
 from privsgp.sites.causes import cause_of
 from privsgp.sites.client import Client
@@ -30,10 +32,12 @@ from privsgp.sites.join import Network
 from privsgp.sites.mailbox import Outbox
 from privsgp.sites.members import Members
 from privsgp.sites.metrics import served, text
+from privsgp.sites.outliers import Outliers
 from privsgp.sites.relay import Relay
 from privsgp.sites.server import Server
 from privsgp.sites.status import state
 from privsgp.sites.transport import SitesTransport
+from privsgp.transport.link import Increment
 from runs import command, unwrapped
 
 
@@ -418,3 +422,65 @@ def test_join_without_a_budget_book_signs_nothing(three, tmp_path, monkeypatch):
     assert ran.code == 2
     assert "the budget book" in ran.err
     assert not (out / "signatures.json").exists()
+
+
+@pytest.mark.parametrize("name", ["join", "relay"])
+def test_all_that_is_logged_can_be_json(three, tmp_path, monkeypatch, name):
+    from privsgp.errors import Interrupted
+    from privsgp.sites import join
+
+    def stopped(*_, say, **__):
+        say("waiting for cork")
+        logging.getLogger("privsgp.sites.transport").warning("step 3 waits", extra={"step": 3})
+        raise Interrupted(3) if name == "join" else Refused("not the relay", "see it")
+
+    monkeypatch.setattr(logging.getLogger("privsgp"), "handlers", [])
+    monkeypatch.setattr(join, name, stopped)
+    monkeypatch.setenv("PRIVSGP_STATE", str(tmp_path))
+    data = ("--data", three.files[0]) if name == "join" else ()
+    ran = command(name, three.study, *data, "--home", three.sites[0].home, "--log-format", "json")
+    lines = [json.loads(line) for line in ran.err.splitlines()]
+    assert [(line["level"], line.get("step")) for line in lines if line["message"] == "step 3 waits"] == [
+        ("warning", 3)
+    ]
+    assert "waiting for cork" in [line["message"] for line in lines]
+    assert ran.code == (130 if name == "join" else 2)
+    if name == "relay":
+        assert (lines[-1]["message"], lines[-1]["remedy"]) == ("not the relay", "see it")
+
+
+def test_status_names_the_member_that_it_warns_of(three, tmp_path):
+    folder = Folder(tmp_path / "run")
+    folder.path.mkdir()
+    folder.prepare()
+    network = Network.make(three.sites[0], three.agreement, folder)
+    network.audit.note("outlier", "basel", "it is far away")
+    network.audit.note("form", "cork", "no hello")
+    again = Network.make(three.sites[0], three.agreement, folder)  # after a restart it is still known
+    assert [(one["peer"], one["refused"]) for one in again.audit.warnings()] == [("basel", False)]
+    assert network.audit.counts() == {"form": 1}  # what was taken was not refused
+    status._write(again, folder)
+    ran = command("status", three.study, "--home", three.sites[0].home, "--out", folder.path)
+    assert "WARNING: basel" in ran.out
+    assert "it is far away. This site took it" in unwrapped(ran.out)
+
+
+def test_a_summary_tells_how_far_models_are_apart_and_what_weight_is_lost(three):
+    known = [
+        {"name": name, "distance": distance} for name, distance in (("aachen", None), ("basel", 0.0037), ("cork", None))
+    ]
+    own = {"model_norm": 3.217, "weight_of_all": 0.89, "messages": {"left": ["cork"]}, "roster": known}
+    said = site_lines({"nodes": 3, "site": own})
+    assert "3.217" in said[0]
+    assert said[1].endswith("by: basel 0.37%.")
+    assert said[2].startswith("The sites hold the weight 0.89 of 3. cork left with the rest.")
+    assert "2.25 times as far" in said[2]  # two sites, of weight 2 if nothing were lost
+    assert len(site_lines({"nodes": 3, "site": own | {"weight_of_all": 3.0 - 1e-9}})) == 2
+    outliers = Outliers(three.agreement, 0)
+    for step, known in ((19, None), (20, 0.5 / 4.0)):  # the last step with noise, the first round without
+        arrived = outliers.arrival(frame(three, step), step - 1, Increment(1 / 3, 4.0, 0.5), 1.0)
+        outliers.warned(step, 1.0, [arrived])
+        assert outliers.distance(1, 4.0) == known
+    assert outliers.distance(2, 4.0) is None
+    assert outliers.weight_of_all({2}) == pytest.approx(2.0)
+    assert outliers.weight_of_all(set()) is None  # of cork nothing is known

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import json
 import threading
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 
 from privsgp.errors import Refused
 from privsgp.sites import frames
+from privsgp.sites.agreement import Agreement
 from privsgp.sites.audit import Audit, check
 from privsgp.sites.frames import Frame, Header, Rejected
 from privsgp.sites.mailbox import Inbox, Outbox
@@ -81,7 +83,7 @@ def test_a_body_of_another_length_or_content_is_refused(three, pieces, why):
 
 @pytest.mark.parametrize(
     ("changes", "kind"),
-    [({"w": 0.0}, "weight"), ({"w": -1.0}, "weight"), ({"w": 3.1}, "weight"), ({"w": np.nan}, "not finite"),
+    [({"w": 0.0}, "weight"), ({"w": -1.0}, "weight"), ({"w": 1.01}, "weight"), ({"w": np.nan}, "not finite"),
      ({"x": np.inf}, "not finite"), ({"x": np.nan}, "not finite"), ({"x": 1e200}, "not finite")],
 )  # fmt: skip
 def test_sums_that_no_link_can_have_carried_are_refused(three, changes, kind):
@@ -93,18 +95,49 @@ def test_sums_that_no_link_can_have_carried_are_refused(three, changes, kind):
 
 
 def test_weight_is_counted_from_the_last_message(three):
+    """A third of all weight is what a link of three sites can carry at a step, and five ninths at two."""
     inbox = Inbox(three.agreement, 0, 4)
-    let_in(three, inbox, frame(three, 0, 2.0))
-    let_in(three, inbox, frame(three, 1, 4.0))
-    for w in (4.0, 3.9, 7.1):
-        with pytest.raises(Rejected, match="Δw"):
-            let_in(three, inbox, frame(three, 2, w))
+    let_in(three, inbox, frame(three, 0, 1.0))
+    let_in(three, inbox, frame(three, 2, 2.6))
+    for w in (2.6, 2.5, 3.61):
+        with pytest.raises(Rejected, match="brings the weight") as rejected:
+            let_in(three, inbox, frame(three, 3, w))
+        evidence = rejected.value.evidence  # anybody can see who signed it
+        three.sites[1].card.verify(b"message", evidence["header"].encode(), bytes.fromhex(evidence["signature"]))
+    with pytest.raises(Rejected, match=r"at most 1\.66"):
+        inbox.put(frame(three, 4, 4.3))  # as what comes from a relay
+
+
+@given(st.integers(2, 5), st.integers(0, 2**32 - 1), st.floats(0.0, 0.9))
+def test_no_honest_link_carries_more_than_the_bound_and_no_site_holds_more_than_all(n, seed, loss):
+    """Whatever is lost and late; and at the bound stands who held all, and got nothing back."""
+    rng, p = np.random.default_rng(seed), 1 / n
+    study = SimpleNamespace(roster=range(n), share=lambda _k, _link: p)
+    w, sent, arrived = rng.dirichlet(np.ones(n)) * n, np.zeros((n, n)), np.zeros((n, n))
+    made, newest = -np.ones(n, int), -np.ones((n, n), int)
+    for i in rng.integers(0, n, 100):  # sites make steps in any order
+        made[i] += 1
+        others = [j for j in range(n) if j != i]
+        sent[others, i] += p * w[i]
+        w[i] *= 1 - p * (n - 1)
+        for j in others:
+            if made[j] > newest[i, j] and rng.random() >= loss:
+                most = Agreement.most_weight(study, (j, i), newest[i, j], made[j])
+                assert 0 < sent[i, j] - arrived[i, j] <= most * (1 + 1e-9)
+                w[i] += sent[i, j] - arrived[i, j]
+                arrived[i, j], newest[i, j] = sent[i, j], made[j]
+        assert w[i] <= n * (1 + 1e-9)
+    held = n
+    for k in range(4):
+        held *= 1 - p
+        assert Agreement.most_weight(study, (0, 1), -1, k) == pytest.approx(n - held)
+    assert Agreement.most_weight(study, (0, 1), -1, 10**6) == n
 
 
 def test_what_was_taken_before_a_restart_is_counted_from_too(three):
     inbox = Inbox(three.agreement, 0, 4)
     inbox.restore(1, 5, frame(three, 5, 2.0).sums())
-    with pytest.raises(Rejected, match="Δw"):
+    with pytest.raises(Rejected, match="brings the weight"):
         let_in(three, inbox, frame(three, 6, 1.0))
     let_in(three, inbox, frame(three, 5, 9.0))  # old: not read
     let_in(three, inbox, frame(three, 6, 2.5))
@@ -204,7 +237,7 @@ def test_a_message_that_arrived_while_another_was_let_in_is_checked_against_that
         let_in(three, inbox, frame(three, 1, 1.0))
         yield bytes(slow.body)[100:]
 
-    with pytest.raises(Rejected, match="Δw"):
+    with pytest.raises(Rejected, match="brings the weight"):
         let_in(three, inbox, slow, pieces=other_comes_first())
     assert inbox.newest(1) == 1
 

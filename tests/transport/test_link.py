@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -73,10 +75,32 @@ def test_one_link_in_parts_is_a_row_of_many_bit_by_bit(dtype, d, steps, seed):
             out.send(k, [0, 1], rows * torch.tensor([share, share / 2], dtype=torch.float64)[:, None])
             now = [grown(before[link], x[0].numpy(), w, share / (1 + link)) for link in range(2)]
             assert np.concatenate(now).tobytes() == out.message(k, [0, 1]).numpy().tobytes()
-            mixed, total = gathered(x[0].numpy(), w, share, list(zip(now, before, strict=True)))
+            mixed, total, _ = gathered(x[0].numpy(), w, share, list(zip(now, before, strict=True)))
             right = rows * share
             for link in range(2):
                 right += into.receive(k, [link], out.message(k, [link]))
             assert mixed.tobytes() == right[0, :-1].to(dtype).numpy().tobytes()
             assert total == right[0, -1]
             before = now
+
+
+@given(
+    st.integers(1, 40),
+    st.sampled_from([1e-30, 1.0, 1e18]),
+    st.sampled_from([1e-200, 1e-3, 0.5, 3.0]),
+    st.floats(1e-6, 3.0),
+    st.integers(0, 2**32 - 1),
+)
+def test_a_message_is_measured_by_its_model_and_how_far_that_is(d, size, weight, w, seed):
+    rng = np.random.default_rng(seed)
+    x, before = rng.normal(size=d).astype(np.float32), rng.normal(size=d + 1)
+    now = before + np.append(size * rng.normal(size=d), 0.0)
+    before[-1], now[-1] = 0.0, weight
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(links, "_PART", 16)
+        *_, (increment,) = gathered(x, w, 0.5, [(now, before)])
+    assert increment.weight == weight
+    model = (now - before)[:-1] / weight
+    norm, distance = math.hypot(*model), math.hypot(*(model - x / w))
+    assert increment.norm == pytest.approx(norm, rel=1e-6)
+    assert increment.distance == pytest.approx(distance, rel=1e-6, abs=1e-6 * (norm + 1 / w))

@@ -20,6 +20,7 @@ from privsgp.report.charts import Chart, Figure, Table, bars, curves, number, pe
 from privsgp.report.reading import Run, read
 from privsgp.report.sections import Group, Section, Series, group
 from privsgp.report.tested import tested
+from privsgp.runs.shown import warning_lines
 from privsgp.sites import signed
 
 if TYPE_CHECKING:
@@ -103,7 +104,8 @@ def _banners(runs: Sequence[Run]) -> list[tuple[str, str]]:
     banners = [("Simulation, not private.", said)] if count else []
     banners += [(f"{len(real)} private runs.", adds)] if len(real) > 1 else []
     early = [f"{run.path.name}: {run.length} were taken. {run.ended}." for run in runs if run.ended]
-    return banners + [("Ended early.", why) for why in early]
+    named = [row for run in runs for row in warning_lines((run.summary or {}).get("site", {}).get("warnings", []))]
+    return banners + [("Ended early.", why) for why in early] + [(f"Warning: {peer}.", text) for peer, text in named]
 
 
 def _lead(groups: Sequence[Group]) -> str:

@@ -22,6 +22,7 @@ from privsgp.planner import settle as planning
 from privsgp.report.charts import Chart, Figure, Table, curves, number
 from privsgp.runs import build
 from privsgp.runs import config as configs
+from privsgp.runs.shown import site_lines
 from privsgp.sites import signed as signatures
 from privsgp.transport.connect import connect
 from privsgp.transport.rendezvous import World
@@ -262,7 +263,8 @@ def agreed(run: Run) -> Section | None:
     ]  # fmt: skip
     whose = f" This is the report of {site['name']}, who knows no model but its own." if site else ""
     said = f"{signed.name}, proposed {signed.created}; every signature was checked for this page.{whose}"
-    return Section("agreed", {"run": signed.run, "said": said, "complete": signed.complete, "sites": Table(head, rows)})
+    told = {"run": signed.run, "said": said, "complete": signed.complete, "sites": Table(head, rows)}
+    return Section("agreed", told | {"ended": site_lines(run.summary) if site and run.summary else []})
 
 
 def _heard(one: Signatory, step: int | None) -> str:

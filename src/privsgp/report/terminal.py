@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import json
 import logging
 import math
@@ -9,7 +10,7 @@ import os
 import sys
 from contextlib import contextmanager
 from dataclasses import astuple
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from rich.box import HEAVY_HEAD, SIMPLE_HEAD
 from rich.console import Console
@@ -70,26 +71,55 @@ class _Visible(logging.Formatter):
         return visible(super().format(record))
 
 
-def show_log() -> None:
-    """Show what the package logs (where a table lies, and how large it is) on stderr."""
+class _Json(logging.Formatter):
+    """One JSON object a line: time, level, message, and what else the record was given by name."""
+
+    _usual: ClassVar[set[str]] = {*vars(logging.makeLogRecord({})), "message", "asctime", "taskName"}
+
+    def format(self, record: logging.LogRecord) -> str:
+        when = dt.datetime.fromtimestamp(record.created, dt.UTC).isoformat(timespec="milliseconds")
+        told = {"time": when, "level": record.levelname.lower(), "message": record.getMessage()}
+        trace = {"traceback": self.formatException(record.exc_info)} if record.exc_info else {}
+        named = {key: value for key, value in vars(record).items() if key not in self._usual}
+        return json.dumps(told | named | trace, default=str)
+
+
+LogFormat = Literal["text", "json"]
+
+
+def show_log(form: LogFormat = "text") -> None:
+    """Show what the package logs on stderr: text that only a terminal wraps, or one JSON object a line."""
     log = logging.getLogger("privsgp")
     log.setLevel(logging.INFO)
-    handler = RichHandler(console=err, show_time=False, show_level=False, show_path=False)
-    handler.setFormatter(_Visible())
+    handler: logging.Handler = logging.StreamHandler()
+    if form == "text" and err.is_terminal:  # a bar may be shown below
+        handler = RichHandler(console=err, show_time=False, show_level=False, show_path=False)
+    handler.setFormatter(_Json() if form == "json" else _Visible())
     log.handlers = [handler]
+
+
+def show_end(what: str, *then: str) -> None:
+    """Say why a command ends, and what to do; as the log is written."""
+    log = logging.getLogger("privsgp")
+    if any(isinstance(handler.formatter, _Json) for handler in log.handlers):
+        log.error(visible(what), extra={"remedy": " ".join(then).strip(" →")})
+        return
+    err.print(f"privsgp: {what}", style="bold red", highlight=False, soft_wrap=True)
+    for line in then:
+        err.print(line, highlight=False, soft_wrap=True)
 
 
 _FIRST = "before the first step: certifying the noise, which takes longest the first time"
 
 
 @contextmanager
-def bar(steps: int) -> Iterator[Watcher]:
+def bar(steps: int, *, quiet: bool = False) -> Iterator[Watcher]:
     """Show steps, accuracy and time left on stderr; the training loss only where the engine measured it."""
     columns = [
         TextColumn("step"), MofNCompleteColumn(), BarColumn(), TextColumn("{task.fields[figures]}"),
         TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(),
     ]  # fmt: skip
-    with Progress(*columns, console=err, transient=not err.is_terminal) as progress:
+    with Progress(*columns, console=err, transient=not err.is_terminal, disable=quiet) as progress:
         task = progress.add_task("", total=steps, figures=_FIRST)
 
         def watch(step: int, row: dict[str, Any] | None) -> None:

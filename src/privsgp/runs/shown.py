@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 Rows = list[tuple[str, str]]
+_ROUNDING = 1e-6
 
 
 def summary_rows(s: dict[str, Any], folder: Path) -> Rows:
@@ -125,6 +126,30 @@ def _honest(s: dict[str, Any]) -> str:
         f"\nas long as {pairwise['honest']} of {s['nodes']} nodes are honest, whatever the others do together; "
         f"if all are, ε = {all_of_them}, if none but the node itself is, {alone}"
     )
+
+
+def site_lines(s: dict[str, Any]) -> list[str]:
+    """Describe a site's model, how far others' were from it at the end, and the weight that left with sites."""
+    own, n = s["site"], s["nodes"]
+    lines = [f"The norm of this site's model is {own['model_norm']:.4g}."] if "model_norm" in own else []
+    if distances := [
+        f"{one['name']} {one['distance']:.2%}" for one in own["roster"] if one.get("distance") is not None
+    ]:
+        lines.append(f"The others' last models differ from it by: {', '.join(distances)}.")
+    held, left = own.get("weight_of_all"), own.get("messages", {}).get("left", [])
+    if held is not None and abs(held - n) > _ROUNDING * n:
+        gone = f" {', '.join(left)} left with the rest." if held < n and left else ""
+        far = f"{(n - len(left)) / held:.3g} times as far as planned"
+        lines.append(
+            f"The sites hold the weight {held:.3g} of {n}.{gone} Each step and its noise move the model {far}."
+        )
+    return lines
+
+
+def warning_lines(warnings: Sequence[dict[str, Any]]) -> Rows:
+    """Return what people should know of members: who, what, and whether its message was refused."""
+    done = {True: "This site refused it", False: "This site took it"}
+    return [(one["peer"], f"{one['what']}. {done[one['refused']]} ({one['at']}).") for one in warnings]
 
 
 def span(values: Sequence[float]) -> str:

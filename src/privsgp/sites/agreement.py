@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import datetime as dt
 import json
+import math
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, Any
@@ -23,7 +24,7 @@ from privsgp.errors import Refused
 from privsgp.files import parsed, read_bytes, replace
 from privsgp.gradients import Layout
 from privsgp.graph.assumptions import HORIZON
-from privsgp.options import Count, Options, option
+from privsgp.options import Count, Options, Positive, option
 from privsgp.runs import config as configs
 from privsgp.runs import starting
 from privsgp.runs.budgets import per_node, with_scale
@@ -64,6 +65,9 @@ class Limits(Options):
     staleness: Count = option(64, "steps after which a silent link's next message is waited for, however long")
     fewest: Count = option(2, "sites that must be there for steps to be taken, oneself included")
     transfer: _Seconds = option(120.0, "seconds that one message may take")
+    max_update: Positive | None = option(
+        None, "steps, as long as γ (C + σ √d), that the model in a message may be away from the receiver's; None: any"
+    )
 
 
 class _Shape(Options):
@@ -197,6 +201,11 @@ class Agreement:
                 f"staleness = {limits.staleness} with a graph that uses a link every {period} steps",
                 f"take at least {period}",
             )
+        if limits.max_update is not None and self.step_norm is None:
+            raise Refused(
+                f"max_update = {limits.max_update:g} with {self.algorithm}, whose steps have any length",
+                "leave --max-update out, or take an algorithm that clips gradients",
+            )
 
     def _refuse_unreachable(self) -> None:
         """Refuse a link that nobody could open."""
@@ -256,6 +265,34 @@ class Agreement:
         edges = self.graph.edges(k)
         (at,) = np.nonzero((edges.source == link[0]) & (edges.target == link[1]))
         return float(edges.share[at[0]]) if len(at) else None
+
+    def most_weight(self, link: tuple[int, int], after: int, step: int) -> float:
+        """Return the most weight that a link can carry after one step, up to another: n (1 − Π (1 − p_k)).
+
+        The weights of all sites and of all that is on its way sum to n at every moment. So a source that has sent f
+        since `after` holds at most n − f, and sends the share p_k of that.
+        """
+        held = 1.0
+        for k in range(step, after, -1):
+            held *= 1 - (self.share(k, link) or 0.0)
+            if held < _CLOSE:
+                return float(len(self.roster))
+        return len(self.roster) * (1 - held)
+
+    @cached_property
+    def step_norm(self) -> float | None:
+        """How far one step moves x, γ (C + σ √d), by the largest γ and σ; None where nothing is clipped.
+
+        The mean of a batch's clipped gradients is about C long at most, and the noise σ √d.
+        """
+        if not self.config.private:
+            return None
+        c, shared, sigma = self.config, self.values["shared_noise"], max(self.values["sigma"])
+        if shared is not None:
+            partners = c.pair_degree or len(self.roster) - 1
+            sigma = math.sqrt(max(shared["own"]) + partners * shared["pair"])
+        longest = max(c.step_size(0), c.step_size(c.algorithm.steps - 1))
+        return float(longest * (c.privacy.clip + sigma * math.sqrt(self.weights)))
 
     @property
     def algorithm(self) -> str:

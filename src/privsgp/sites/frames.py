@@ -246,11 +246,13 @@ class Border:
     """What is checked of a message's sums, a part at a time: `before` are those of the newest that was let in.
 
     Guarantee: what is settled is what the header names, finite, can be squared in the model's `dtype`, and brings
-    0 < Δw ≤ n.
+    0 < Δw ≤ `most`.
     """
 
-    def __init__(self, header: Header, before: NDArray[np.float64] | None, nodes: int, dtype: str) -> None:
-        self.header, self.before, self.nodes, self.dtype = header, before, nodes, dtype
+    def __init__(
+        self, header: Header, signature: bytes, before: NDArray[np.float64] | None, most: float, dtype: str
+    ) -> None:
+        self.header, self.signature, self.before, self.most, self.dtype = header, signature, before, most, dtype
         self._hash, self._most = hashlib.sha256(), math.sqrt(np.finfo(dtype).max)
         self._tame, self._weight = True, math.nan
 
@@ -265,18 +267,21 @@ class Border:
 
     def settle(self) -> None:
         """Reject sums that no link can have carried, once all parts were seen."""
-        step = self.header.step
+        step, evidence = self.header.step, Frame(self.header, self.signature, b"").evidence()
         if self._hash.hexdigest() != self.header.sha256:
             raise Rejected("hash", "a body that is not the one its header names")
         if not self._tame:
-            raise Rejected("not finite", f"a message of step {step} that can be no model")
-        if not 0 < self._weight <= self.nodes * (1 + 1e-9):
-            raise Rejected("weight", f"Δw = {self._weight:g} at step {step}: it lies in (0, {self.nodes}]")
+            raise Rejected("not finite", f"a message of step {step} that can be no model", evidence)
+        if not 0 < self._weight <= self.most * (1 + 1e-9):
+            what = (
+                f"its message of step {step} brings the weight {self._weight:g}. Since the last one the link can carry"
+            )
+            raise Rejected("weight", f"{what} more than 0 and at most {self.most:g}", evidence)
 
 
-def refuse_body(frame: Frame, before: NDArray[np.float64] | None, nodes: int, dtype: str) -> None:
+def refuse_body(frame: Frame, before: NDArray[np.float64] | None, most: float, dtype: str) -> None:
     """Reject a message at whose border nobody stood while it arrived."""
-    border, sums = Border(frame.header, before, nodes, dtype), frame.sums()
+    border, sums = Border(frame.header, frame.signature, before, most, dtype), frame.sums()
     for part in parts(len(sums)):
         border.see(sums, part)
     border.settle()

@@ -61,6 +61,7 @@ if TYPE_CHECKING:
     from privsgp.engine.spec import RunSpec
     from privsgp.engine.trainer import Outcome, Watcher
     from privsgp.runs.config import Config
+    from privsgp.sites.outliers import Outliers
 
 _LONGEST = 2**24
 _TICK = 0.1
@@ -154,7 +155,7 @@ def join(
                 raise
             finally:
                 trainer.close()
-            summary = _finish(network, folder, spec, outcome)
+            summary = _finish(network, folder, spec, outcome, transport.outliers)
             network.members.phase = "finished"
             _see_off(network, transport, say)
         return summary
@@ -339,16 +340,16 @@ def _wait_for_signatures(network: Network, folder: Folder, say: Callable[[str], 
         say("all have signed")
 
 
-def _finish(network: Network, folder: Folder, spec: RunSpec, outcome: Outcome) -> dict[str, Any]:
+def _finish(network: Network, folder: Folder, spec: RunSpec, outcome: Outcome, outliers: Outliers) -> dict[str, Any]:
     """Write the site's model and its summary."""
     save_model(folder.node(network.node), Layout.of(spec.learning.model), outcome.state.z[0], spec.card)
-    summary = _summary(network, spec, outcome)
+    summary = _summary(network, spec, outcome, outliers)
     write(folder.path / cards.NAME, cards.markdown(dict(spec.card), summary))
     write_json(folder.summary, summary)
     return summary
 
 
-def _summary(network: Network, spec: RunSpec, outcome: Outcome) -> dict[str, Any]:
+def _summary(network: Network, spec: RunSpec, outcome: Outcome, outliers: Outliers) -> dict[str, Any]:
     """Return what came out at this site: its own ε by its own ledger, and of others what was agreed on."""
     agreement, node, p = network.agreement, network.node, spec.protection
     newest = [network.inbox.seen.newest(i) for i in range(spec.nodes)]  # what each site has signed for this one
@@ -359,14 +360,20 @@ def _summary(network: Network, spec: RunSpec, outcome: Outcome) -> dict[str, Any
     untold = dict.fromkeys([*unseen, "steps_per_second", "peak_memory_bytes"])
     told = seen(spec, outcome) | untold | {"virtual_seconds": spec.clock.at(outcome.steps)}
     others = [i for i in range(spec.nodes) if i != node]
+    norm = float(outcome.state.z[0].double().norm())
     return summarised(spec, outcome, spent, told, others, node) | {
         "name": agreement.name, "releases": releases, "faults": None,
         "site": {
             "name": network.site.name, "node": node, "run": agreement.run, "w": float(outcome.state.w[0]),
+            "model_norm": norm, "weight_of_all": outliers.weight_of_all(network.members.gone()),
             "incarnation": network.members.incarnation, "messages": outcome.faults, "refused": network.audit.counts(),
+            "warnings": network.audit.warnings(),
             "roster": [
-                {"name": card.name, "fingerprint": card.fingerprint, "newest": None if one is None else one.header.step}
-                for card, one in zip(agreement.roster, newest, strict=True)
+                {
+                    "name": card.name, "fingerprint": card.fingerprint,
+                    "newest": None if one is None else one.header.step, "distance": outliers.distance(i, norm),
+                }
+                for i, (card, one) in enumerate(zip(agreement.roster, newest, strict=True))
             ],
         },
     }  # fmt: skip

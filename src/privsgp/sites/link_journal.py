@@ -57,17 +57,15 @@ class LinkJournal(Log):
         else:
             self.append(_record({"kind": "sent", "step": k, "links": links}, body))
 
-    def take(self, link: int, frame: Frame) -> tuple[Sums, Sums | None]:
-        """Note a message that is taken over a link; return its sums, and those before it."""
-        news, before = frame.step, self.arrived[link]
+    def take(self, link: int, frame: Frame) -> None:
+        """Note a message that is taken over a link."""
+        news = frame.step
         head = {"link": link, "step": frame.header.step}
         if news is not None and news.base == self.newest[link]:
             self.append(_record(head | {"kind": "news"}, news.body))
         else:
             self.append(_record(head | {"kind": "arrived"}, memoryview(frame.body)))
-        now = frame.sums()
-        self.arrived[link], self.newest[link] = now, frame.header.step
-        return now, before
+        self.arrived[link], self.newest[link] = frame.sums(), frame.header.step
 
     def replay(self) -> None:
         """Make the sums what they were at the commit whose place was read, but for what its own step sends."""

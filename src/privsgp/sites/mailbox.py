@@ -90,6 +90,7 @@ class Inbox:
         self._last: dict[int, Frame] = {}  # the newest of each source, taken or not
         self._taken: dict[int, tuple[int, NDArray[np.float64]]] = {}  # step and sums of the newest that was taken
         self._incarnation: dict[int, int] = {}
+        self._stopped: set[int] = set()
         self.bytes_from = Counter[int]()
         self.arrived: dict[int, float] = {}  # by source: when the newest message was let in, on the monotonic clock
 
@@ -99,6 +100,17 @@ class Inbox:
             with self.changed:
                 self.bytes_from[source] += len(piece)
             yield piece
+
+    def stop(self, source: int) -> None:
+        """Let nothing more in over the link from a source, until this process ends."""
+        with self.changed:
+            self._stopped.add(source)
+            self._frames.pop(source, None)
+
+    def stopped(self) -> set[int]:
+        """Return the sources whose link was stopped."""
+        with self.changed:
+            return set(self._stopped)
 
     def restore(self, source: int, step: int, sums: NDArray[np.float64]) -> None:
         """Note what an earlier process of this site had taken from a link."""
@@ -135,6 +147,8 @@ class Inbox:
         Guarantee: of one link and step, one message is ever let in.
         """
         with self.changed:
+            if header.source in self._stopped:
+                raise Rejected("stopped", "a message over a link that this site has stopped")
             last = self.seen.newest(header.source)
             if last is not None and last.header.step == header.step and last.header.sha256 != header.sha256:
                 other = Frame(header, signature, b"").evidence()
@@ -159,8 +173,8 @@ class Inbox:
             if not self.is_news(frame.header, frame.signature):
                 return
             if after is None or after != self.newest(source):
-                roster, dtype = self.agreement.roster, self.agreement.config.engine.dtype
-                refuse_body(frame, self._before(source), len(roster), dtype)
+                most = self.agreement.most_weight((source, self.node), self.newest(source), frame.header.step)
+                refuse_body(frame, self._before(source), most, self.agreement.config.engine.dtype)
             self.seen.note(frame)
             self._last[source] = frame
             self.arrived[source] = time.monotonic()

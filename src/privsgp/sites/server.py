@@ -358,7 +358,8 @@ def receive(
     if not inbox.is_news(header, signature):
         return
     after, before = inbox.last(peer)
-    border = frames.Border(header, before, len(agreement.roster), agreement.config.engine.dtype)
+    most = agreement.most_weight((peer, node), after, header.step)
+    border = frames.Border(header, signature, before, most, agreement.config.engine.dtype)
     if base is None:
         inbox.put(frames.read_sums(header, signature, pieces, border), after)
     elif base == after:

@@ -40,6 +40,7 @@ def state(network: Network) -> dict[str, Any]:
         "sites": sites,
         "links": [_link(network, *link) for link in links],
         "refused": network.audit.counts(),
+        "warnings": network.audit.warnings(),
     }
 
 

@@ -21,6 +21,7 @@ from privsgp.errors import Interrupted, Refused
 from privsgp.sites.frames import PIECE, Frame, Header, Step, body_of, split_step, step_body
 from privsgp.sites.link_journal import LinkJournal
 from privsgp.sites.mailbox import depth
+from privsgp.sites.outliers import Arrival, Outliers
 from privsgp.transport.link import gathered
 from privsgp.transport.protocol import Transport, nothing
 
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from privsgp.sites.agreement import Agreement
+    from privsgp.sites.frames import Rejected
     from privsgp.sites.identity import Site
     from privsgp.sites.mailbox import Inbox, Outbox
     from privsgp.sites.members import Members
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger(__name__)
 _TICK = 0.25  # seconds between two looks at who is there
+_DECIDE = "The run continues when they leave it. Or stop this site, and agree anew"
 
 
 class _Sent(NamedTuple):
@@ -71,7 +74,7 @@ class SitesTransport(Transport):
         self.site, self.agreement, self.node = site, agreement, node
         self.inbox, self.outbox, self.members, self.log = inbox, outbox, members, log
         self.graph, self.message_bytes = agreement.graph, agreement.message_bytes
-        self.links = LinkJournal(log.parent, agreement, node)
+        self.links, self.outliers = LinkJournal(log.parent, agreement, node), Outliers(agreement, node)
         self.targets, self.sources = self.links.targets, self.links.sources
         self.last = torch.full((len(self.targets),), -1)  # the step of each link's newest message
         self.used = torch.zeros(len(self.targets), dtype=torch.int64)  # the links that the last step used
@@ -214,7 +217,8 @@ class SitesTransport(Transport):
             self.settled[link] = 1
             if taken < self._since:
                 name = self.agreement.roster[target].name
-                _LOG.warning("%s left: what was on its way to it after step %d is lost with it", name, taken)
+                text = "%s left: what was on its way to it after step %d is lost with it"
+                _LOG.warning(text, name, taken, extra={"peer": name, "step": taken})
                 continue
             back.append((target, taken, self._sent_after(link, taken)))
         return back
@@ -256,15 +260,55 @@ class SitesTransport(Transport):
         """Wait for the messages of step k, and add all that are there."""
         self._wait(k)
         taken, returned = self.inbox.take(k), self._returned()
-        brought = [self.links.take(self.sources.index(frame.header.source), frame) for frame in taken]
-        mixed, total = gathered(
-            x[0].cpu().numpy(), float(w[0]), float(self.kept), brought + [(sums, None) for *_, sums in returned]
-        )
+        mixed, total, arrived = self._gathered(x, w, taken, returned)
+        while (refused := self.outliers.refused(arrived, total)) is not None:
+            self._stop_link(*refused)
+            taken = [frame for frame in taken if frame.header.source != refused[0].source]
+            mixed, total, arrived = self._gathered(x, w, taken, returned)
+        for one, warned in self.outliers.warned(k, float(w[0]), arrived):
+            self.members.accuse(one.source, warned)
+        for frame in taken:
+            self.links.take(self.sources.index(frame.header.source), frame)
         self.counts[1] += len(taken)
         told = [(frame.header.source, frame.header.step) for frame in taken]
         self._write(k, told, [(target, step) for target, step, _ in returned])
         self.members.step = k + 1
+        self._pause_while_stopped(k)
         return torch.from_numpy(mixed)[None].to(x.device), torch.tensor([total], dtype=torch.float64)
+
+    def _gathered(
+        self, x: Tensor, w: Tensor, taken: list[Frame], returned: list[tuple[int, int, Sums]]
+    ) -> tuple[NDArray[np.floating], float, list[Arrival]]:
+        """Return x and w of the node after adding messages, and these messages as they are judged."""
+        own, links = float(w[0]), [self.sources.index(frame.header.source) for frame in taken]
+        sums = [(frame.sums(), self.links.arrived[link]) for frame, link in zip(taken, links, strict=True)]
+        back = [(sent, None) for *_, sent in returned]
+        mixed, total, found = gathered(x[0].cpu().numpy(), own, float(self.kept), [*sums, *back])
+        after = [self.links.newest[link] for link in links]
+        arrived = [self.outliers.arrival(*one, own) for one in zip(taken, after, found, strict=False)]
+        return mixed, total, arrived
+
+    def _stop_link(self, one: Arrival, why: Rejected) -> None:
+        """Take nothing more over a link. To the sums of all sites, its messages are still on their way."""
+        self.inbox.stop(one.source)
+        self.members.accuse(one.source, why)
+
+    def _pause_while_stopped(self, k: int) -> None:
+        """Wait, and spend nothing, until every member whose link was stopped has left, or people stop this site."""
+        phase = self.members.phase
+        while (names := self._stopped()) and not self._asked_to_stop(k):
+            if self.members.phase != "paused":
+                text = "step %d waits: the link from %s is stopped (audit.jsonl). %s"
+                _LOG.warning(text, k, names, _DECIDE, extra={"step": k, "peer": names})
+                self.members.phase = "paused"
+            with self.inbox.changed:
+                self.inbox.changed.wait(_TICK)
+        self.members.phase = phase
+
+    def _stopped(self) -> str:
+        """Return the names of members whose link to this site was stopped and that have not left."""
+        stopped = sorted(self.inbox.stopped() - self.members.gone())
+        return ", ".join(self.agreement.roster[j].name for j in stopped)
 
     def _write(self, k: int, taken: list[tuple[int, int]], returned: list[tuple[int, int]]) -> None:
         """Note what was taken when: with it a simulation can make the same run again."""
@@ -283,13 +327,13 @@ class SitesTransport(Transport):
         began, said = time.monotonic(), ""
         while not self._asked_to_stop(k) and (why := self._holds(k, due, time.monotonic() - began)) is not None:
             if why and why != said:
-                _LOG.warning("step %d waits: %s", k, why)
+                _LOG.warning("step %d waits: %s", k, why, extra={"step": k})
                 self.members.phase = "paused"
             said = why or said
             with self.inbox.changed:
                 self.inbox.changed.wait(_TICK if why else min(_TICK, 0.05))
         if said:
-            _LOG.warning("step %d goes on", k)
+            _LOG.warning("step %d goes on", k, extra={"step": k})
         self.members.phase = phase
 
     def _asked_to_stop(self, k: int) -> bool:

@@ -11,7 +11,8 @@ with a large message, `grown` and `gathered` do the same in parts that stay in t
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import math
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     Rows = Sequence[int] | NDArray[np.int64]
     Sums = NDArray[np.float64]
 
-_PART = 1 << 15  # numbers that are computed on at a time
+_PART = 1 << 13  # numbers that are computed on at a time: of more, BLAS gives an inner product to several threads
 
 
 class Outgoing:
@@ -89,24 +90,52 @@ def grow_part(after: Sums, before: Sums | None, x: NDArray[np.floating], share: 
     after += 0.0 if before is None else before
 
 
+class Increment(NamedTuple):
+    """A message's weight Δw, the norm of its model Δx/Δw, and the distance of that model from the receiver's x/w."""
+
+    weight: float
+    norm: float
+    distance: float
+
+
 def gathered(
     x: NDArray[np.floating], w: float, kept: float, taken: Sequence[tuple[Sums, Sums | None]]
-) -> tuple[NDArray[np.floating], float]:
+) -> tuple[NDArray[np.floating], float, list[Increment]]:
     """Return x and w of a node that keeps a share of its own and adds what messages bring: sums, and those before.
+
+    Each message is measured while its numbers are in the processor's cache.
 
     Guarantee: operation for operation what adding `Incoming.receive` to the share does, one message after the other.
     """
     mixed, total = np.empty_like(x), w * kept
-    held, news = np.empty(_PART), np.empty(_PART)
+    weights = [float(now[-1] - (0.0 if before is None else before[-1])) for now, before in taken]
+    held, news, own = np.empty(_PART), np.empty(_PART), np.empty(_PART)
+    squares, products, square = np.zeros(len(taken)), np.zeros(len(taken)), 0.0
     for part in parts(len(x)):
         size = len(x[part])
         np.multiply(x[part], kept, out=held[:size], dtype=np.float64)
-        for now, before in taken:
-            held[:size] += np.subtract(now[part], 0.0 if before is None else before[part], out=news[:size])
+        np.copyto(own[:size], x[part])
+        square += float(own[:size] @ own[:size])
+        for at, (now, before) in enumerate(taken):
+            new = np.subtract(now[part], 0.0 if before is None else before[part], out=news[:size])
+            held[:size] += new
+            squares[at] += new @ new
+            products[at] += new @ own[:size]
         mixed[part] = held[:size]
-    for now, before in taken:
-        total += now[-1] - (0.0 if before is None else before[-1])
-    return mixed, float(total)
+    for weight in weights:
+        total += weight
+    found = zip(weights, squares.tolist(), products.tolist(), strict=True)
+    return mixed, float(total), [_measured(*one, square, w) for one in found]
+
+
+def _measured(weight: float, new_new: float, new_own: float, own_own: float, w: float) -> Increment:
+    """Measure a message by inner products of Δx and the receiver's x, whatever the weights: no square overflows."""
+    norm, own = math.sqrt(new_new) / weight, math.sqrt(own_own) / w
+    scale = max(norm, own) or 1.0
+    if not math.isfinite(scale):
+        return Increment(weight, norm, math.inf)
+    square = (norm / scale) ** 2 - 2 * (new_own / weight / scale) / w / scale + (own / scale) ** 2
+    return Increment(weight, norm, scale * math.sqrt(max(0.0, square)))
 
 
 def parts(length: int) -> Iterator[slice]:
