@@ -455,7 +455,7 @@ def audit(
     data_dir: DataDir = None,
     canaries: Annotated[int | None, typer.Option(help="Canaries on each node; default: as many as fit.")] = None,
     seed: Annotated[int, typer.Option(help="Decides the canaries' coins.")] = 0,
-    confidence: Annotated[float, typer.Option(help="Of everything said about all nodes together.")] = 0.95,
+    confidence: Annotated[float, typer.Option(help="Of everything said about all nodes together.")] = 0.9999,
     observations: Annotated[int, typer.Option(help="(canary, step) pairs to see of each node.")] = 50_000,
     as_json: Json = False,
 ) -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from privsgp.accounting.mechanisms import Anchored, Mechanism, Saga, SampledMean, described
+from privsgp.accounting.mechanisms import Anchored, Mechanism, Sag, Saga, SampledMean, described
 from privsgp.errors import Refused
 
 GOOD = {"sigma": 0.1, "clip": 1.0, "batch": 10, "samples": 100}
@@ -109,3 +109,23 @@ def test_a_ledger_from_before_there_was_a_scale_is_the_papers_estimator():
     written = Saga(**GOOD).describe()
     assert written.pop("difference_scale") == 1.0
     assert described(written) == Saga(**GOOD)
+
+
+@given(
+    ratio=st.floats(0.05, 3), theta=st.floats(0.02, 1), entry=st.complex_numbers(max_magnitude=1),
+    change=st.complex_numbers(max_magnitude=2),
+)  # fmt: skip
+def test_no_sample_moves_a_release_further_than_declared(ratio, theta, entry, change):
+    m = Saga(**GOOD, difference_clip=ratio, difference_scale=theta)
+    change *= min(1.0, ratio / max(abs(change), 1e-9))
+    if abs(entry + change) <= 1:
+        assert abs(theta * change / m.batch + entry / m.samples) <= m.largest_shift * (1 + 1e-9)
+    reach = min(ratio, 2.0)
+    worst = max(1 / m.samples, abs(theta * reach / m.batch + (1 - reach) / m.samples))
+    assert m.largest_shift == pytest.approx(worst)  # E1 or E2 of the accountant: they occur
+
+
+def test_what_a_sample_moves_without_differences_and_who_needs_coins():
+    mean, sag = SampledMean(**GOOD, kappa=0.5), Sag(**GOOD, kappa=0.5)
+    assert (mean.largest_shift, sag.largest_shift) == (0.15, 0.015)
+    assert [m.amplified for m in (mean, sag, SampledMean(**GOOD, sampling="fixed"))] == [True, False, False]

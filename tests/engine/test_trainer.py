@@ -25,7 +25,7 @@ from privsgp.runs import config as configs
 from privsgp.runs import problem as problems
 
 
-def _training(folder, watch=None, **changes):
+def _training(folder, watch=None, kind=Trainer, **changes):
     values = tomllib.loads(runs.SMALL)
     for key, value in changes.items():
         section, _, name = key.partition("__")
@@ -38,7 +38,44 @@ def _training(folder, watch=None, **changes):
     place = Folder(folder)
     place.prepare()
     place.identify({}, None)
-    return Trainer(spec, place, watch)
+    return kind(spec, place, watch)
+
+
+class Heard(Trainer):
+    """A run that keeps the directions which its messages show, x − γ y being a message: [steps, n, d]."""
+
+    def __init__(self, *given):
+        super().__init__(*given)
+        self.before, self.heard = self.state.x.clone(), []
+
+    def _release(self, k, message):
+        self.heard.append((self.before - message) / self.spec.step_size(k))
+        super()._release(k, message)
+
+    def _mix(self, k, x, w):
+        x, w = super()._mix(k, x, w)
+        self.before = x.clone()
+        return x, w
+
+
+@pytest.mark.parametrize(("algorithm", "threads"), [("privsgp", 1), ("privsgp", 2), ("dp2-sgd", 1)])
+@pytest.mark.parametrize("noise", [{}, {"noise": "pairwise", "honest": 3}])
+@pytest.mark.parametrize("seed", [7, None])
+def test_the_messages_of_each_node_have_all_of_its_noise(seed, noise, algorithm, threads, tmp_path):
+    """Whichever code adds it: gradients are clipped to next to nothing, so that messages show the noise alone."""
+    changes = {"graph": {"name": "ring"}, "algorithm__name": algorithm, "algorithm__steps": 8}
+    privacy = {"sigma": [0.1, 0.1, 0.2, 0.4], "clip": 1e-6} | noise
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        run = _training(tmp_path, kind=Heard, seed=seed, privacy=privacy, **changes)
+        run.run()
+    finally:
+        torch.set_num_threads(before)
+    shared = run.spec.protection.covariance
+    wanted = torch.tensor([m.sigma for m in run.spec.mechanisms] if shared is None else shared.message_sigma)
+    found = torch.stack(run.heard, 1).flatten(1).std(1)
+    assert ((found / wanted - 1).abs() < 0.06).all()  # 8 · 650 numbers a node: six standard errors
 
 
 def test_evaluations_and_checkpoints_come_when_asked_and_at_the_end(tmp_path, monkeypatch):

@@ -86,6 +86,16 @@ class Mechanism:
         return self.clip * (1 + self.kappa)
 
     @property
+    def amplified(self) -> bool:
+        """Whether the guarantee needs secret coins, one per sample and step, each with probability q."""
+        return self.sampling == "poisson"
+
+    @property
+    def largest_shift(self) -> float:
+        """How far one sample moves a release at most, before noise."""
+        return self.radius / self.batch
+
+    @property
     def largest_batch(self) -> float:
         """The expected samples of the release that takes most of them."""
         return self.batch
@@ -180,6 +190,13 @@ class Saga(Mechanism):
         """C."""
         return self.difference_clip
 
+    @property
+    def largest_shift(self) -> float:
+        """|t/J + θc/b| with |t| ≤ G, |t + c| ≤ G and |c| ≤ C: largest where t + c and c are parallel."""
+        weight = max(0.0, self.difference_scale / self.batch - 1 / self.samples)
+        reach = min(self.difference_clip or math.inf, 2 * self.clip)
+        return (self.clip / self.samples + reach * weight) * (1 + self.kappa)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Sag(Mechanism):
@@ -187,6 +204,16 @@ class Sag(Mechanism):
 
     auditable: ClassVar[bool] = True
     has_table: ClassVar[bool] = True
+
+    @property
+    def amplified(self) -> bool:
+        """False: a sample is part of every release."""
+        return False
+
+    @property
+    def largest_shift(self) -> float:
+        """G (1 + κ) / J."""
+        return self.radius / self.samples
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -247,7 +247,7 @@ def show_audit(report: AuditReport) -> None:
         rows.append((str(n.node), *(f"{bound:.4g}" for bound in bounds), "; ".join(n.alarms) or "none"))
     _show_table(title, head, rows, words=["alarm"])
     verdict = "ALARM: not as private as claimed" if report.alarm else "no alarm"
-    out.print(f"{verdict}, at {report.confidence:.0%} confidence, {report.observations} observations a node")
+    out.print(f"{verdict}, at {100 * report.confidence:g} % confidence, {report.observations} observations a node")
     show_lines(report.assumptions)
 
 

@@ -1,10 +1,11 @@
 """A real run with canaries, watched by neighbours who work together and send back what suits them.
 
-Nothing is rebuilt here: `Attacked` is the engine's own `Trainer` on a real job. It adds three things: an absent canary
-is zeroed out, every message is looked at before it leaves, and what a node gets back may be the adversary's choice. All
-neighbours of a node together can make its average any vector they like, since they know its message and the shares.
-Push-sum then sends that vector less its own step; where nodes combine first and adapt then (DP²-SGD), the step follows,
-and the next gradient is taken that much beside the lure.
+Nothing is rebuilt here: `Attacked` is the engine's own `Trainer` on a real job. It adds four things: an absent canary
+is zeroed out, every message is looked at before it leaves, what a node gets back may be the adversary's choice, and the
+audit reads which records a node draws and what it would send without noise. All neighbours of a node together can make
+its average any vector they like, since they know its message and the shares. Push-sum then sends that vector less its
+own step; where nodes combine first and adapt then (DP²-SGD), the step follows, and the next gradient is taken that much
+beside the lure.
 
 Canaries: records of the auditor's own, among made-up ones, whose trace in a message can be told from all else.
 
@@ -25,6 +26,7 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
+from privsgp.accounting.audit_statistics import group_sizes
 from privsgp.algorithms import Block, Drawn, Exchange, Execution, Randomness, Release
 from privsgp.algorithms.block import EVERYONE
 from privsgp.data import Dataset
@@ -52,13 +54,16 @@ class ZeroedOut(Block):
     """A block in which absent records count as the relation says: gradient and table entry are 0 throughout."""
 
     present: Tensor  # [m, J + 1]
+    taken: Tensor  # [m, J + 1]: the records whose gradients were asked for
 
     def gradients(self, z: Tensor, drawn: Drawn, prepare: Callable[[PerSample], PerSample] | None = None) -> PerSample:
         """Return the clipped gradients of the drawn samples, 0 for absent ones."""
         nodes = torch.arange(len(self.present), device=z.device)[:, None]
+        self.taken[nodes, drawn.rows] |= drawn.mask
         return super().gradients(z, drawn._replace(mask=drawn.mask & self.present[nodes, drawn.rows]), prepare)
 
 
+NUMBERS = 64  # of each message whose noise is compared with that of other messages
 SIDES = 8  # directions looked at per canary: its own, and some across it that show the same noise without the canary
 
 
@@ -71,10 +76,15 @@ class Attacked(Trainer):
         self.lures = canaries.lures(self.state.x[0], self.layout) if feedback else None
         self._lured = [] if self.lures is None else [self._canary_gradients(z) for z in self.lures]
         self._scores: list[NDArray[np.float32]] = []
+        self.noise: list[NDArray[np.float32]] = []  # [n, NUMBERS] at each step, in units of σ
+        self.sizes: list[NDArray[np.int64]] = []  # how many records each node drew, in groups: [n, GROUPS]
+        self.counts = np.zeros(self._taken.shape, np.int64)  # how often each record was drawn, [n, J + 1]
+        self.shift = np.zeros(spec.nodes)  # how far a canary moved a message at most, 1 being what is declared
         self._before = self._columns(self.state.x).clone()
         self._gradient = self._canary_gradients(self.state.z)
         self._direction = _unit(self._gradient)
         self._coming: Tensor | None = None  # the canaries' gradients where the next step will take them
+        self._bare = torch.zeros_like(self._before)  # the canaries' columns of the direction before noise
         self._added: Tensor | None = None  # the nodes' noise of the step, where they share it
         self.collusion = self._collusion() if feedback else None
 
@@ -100,11 +110,12 @@ class Attacked(Trainer):
 
     def _block(self) -> Block:
         block = super()._block()
-        present = torch.ones(block.inputs.shape[:2], dtype=torch.bool)
+        present = torch.ones(block.inputs.shape[:2], dtype=torch.bool, device=block.inputs.device)
         present[:, : self.canaries.count] = torch.from_numpy(self.canaries.present)
         values = {field.name: getattr(block, field.name) for field in fields(block)}
         values |= {"random": _WatchedRandomness(self), "execution": Execution()}
-        return ZeroedOut(**values, present=present.to(block.inputs.device))
+        self._taken = torch.zeros_like(present)
+        return ZeroedOut(**values, present=present, taken=self._taken)
 
     def _parts(self, gradient: Stacked) -> Sequence[slice]:
         """Let all nodes go at once: what was added to each is looked at for all of them together."""
@@ -123,6 +134,7 @@ class Attacked(Trainer):
         if (coming := self._coming) is not None:
             change = coming - self._gradient if self.spec.protection.mechanisms[0].sends_changes else coming
             self._gradient, self._direction = coming, _unit(change)
+        self._taken.zero_()  # gradients may have been taken to fill a table
         return self.randomness.sample(k)
 
     def _collusion(self) -> Collusion | None:
@@ -134,10 +146,10 @@ class Attacked(Trainer):
         return Collusion(covariance, self.spec.protection.mechanisms[0].honest, told)
 
     def add_noise(self, k: int, g: Tensor) -> None:
-        """Add the noise of step k, as the run does, and keep what was added where others will know of it."""
-        before = None if self.collusion is None else self._columns(g).clone()
+        """Add the noise of step k, as the run does; keep what was there before, and noise that others know of."""
+        self._bare = self._columns(g).clone()
         self.randomness.noise(k, g)
-        self._added = None if before is None else self._columns(g) - before
+        self._added = None if self.collusion is None else self._columns(g) - self._bare
 
     def sent_back(self, k: int, x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
         """Return what the nodes get back at step k: x, or a lure in its place."""
@@ -156,9 +168,19 @@ class Attacked(Trainer):
             y = (self._before - self._columns(message)).double() / step_size
             if self.collusion is not None and self._added is not None:
                 y = y - self.collusion.known(k, self._added).to(y)
-            sigma = torch.tensor([m.sigma for m in self.spec.protection.mechanisms], device=y.device)
-            turned = _turn(y, self._direction)[:, :SIDES] / sigma[:, None, None]
+            releases = self.spec.protection.mechanisms
+            sigma = torch.tensor([m.sigma for m in releases], device=y.device)[:, None, None]
+            turned = _turn(y, self._direction)[:, :SIDES] / sigma
             self._scores.append(turned.float().cpu().numpy())
+            noise = ((y - self._bare) / sigma).flatten(1)
+            self.noise.append(noise[:, :: -(-noise.shape[1] // NUMBERS)].float().cpu().numpy())
+            length = torch.linalg.vector_norm(self._bare.double(), dim=1).amax(1).cpu().numpy()
+            self.shift = np.maximum(self.shift, length / [m.largest_shift for m in releases])
+            taken = self._taken.cpu().numpy()
+            self.counts += taken
+            self.sizes.append(group_sizes(taken))
+        self._taken.zero_()
+        self._bare.zero_()
 
     def _canary_gradients(self, z: Tensor) -> Tensor:
         """Return every canary's clipped gradient in its own column, up to the factor AMPLITUDE: [n, units, M]."""

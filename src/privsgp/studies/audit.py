@@ -1,8 +1,10 @@
 """The audit: attack a run of the user's own configuration, bound each node's ε from below, or raise the alarm.
 
 Two runs with canaries. In the first all neighbours of each node work together, read every message and send back what
-makes canaries stand out; their scores are compared with the certified trade-off curve of one release (white box). The
-second is left alone, and only its final model is looked at (black box). Neither touches anybody's data.
+makes canaries stand out; their scores are compared with the certified trade-off curve of one release (white box). In
+this run the audit also tests what the count of all releases assumes: noise is independent over steps and nodes, each
+record is drawn by its own coin at each step, and no record moves a message too far. The second run is left alone, and
+only its final model is looked at (black box). Neither touches anybody's data.
 """
 
 from __future__ import annotations
@@ -42,7 +44,8 @@ if TYPE_CHECKING:
     Scores = NDArray[np.floating[Any]]
 
 REPORT_VERSION = 1
-STATEMENTS = 5  # about each node: noise, trade-off, white box, black box; whether shared noise cancels
+STATEMENTS = 7  # about each node: noise, its independence, coins, trade-off, white box, black box, cancellation
+LARGER = 1.001  # times the declared largest shift: what rounding can explain
 # The secure source rounds its sums to a grid of about σ/16. Noise of our own on what we saw makes that invisible to
 # the tests; it is post-processing, and counted in the scores' scale.
 BLUR = 1 / 8
@@ -53,6 +56,7 @@ ASSUMPTIONS = (
     "neighbours differ in one canary, which is zeroed out: gradient and table entry are 0 throughout",
     "white box: all neighbours of a node work together, see all its messages and choose all it receives",
     "the white-box bound is the ε of the declared mechanism with the least noise that the messages contradict",
+    "the audit also reads each node's draws, and what the node would send without noise",
     "where nodes share noise: the attacker has the secrets of the worst coalition, and all that any other node added",
     "black box: only the final average model is seen, and only the canaries' losses under it are used",
     "the confidence holds for all statements about all nodes together; no alarm is no proof",
@@ -63,7 +67,8 @@ ASSUMPTIONS = (
 class NodeAudit:
     """What was found about one node; `alarms` says in words what contradicts its claim, and is empty if nothing does.
 
-    `epsilon_claimed` is the node's budget, or the certified ε where noise was fixed by hand.
+    `epsilon_claimed` is the node's budget, or the certified ε where noise was fixed by hand. `shift` is the farthest
+    that a canary moved a message before noise, in units of the largest shift that the mechanism declares.
     """
 
     node: int
@@ -72,7 +77,10 @@ class NodeAudit:
     epsilon_certified: float
     white_box: float
     black_box: float
+    shift: float
     noise_p: float
+    correlation_p: float
+    coins_p: float
     trade_off_p: float
     cancellation_p: float
     alarms: tuple[str, ...]
@@ -109,7 +117,7 @@ def audit(
     data_dir: Path | None = None,
     canaries: int | None = None,
     seed: int = 0,
-    confidence: float = 0.95,
+    confidence: float = 0.9999,
     observations: int = 50_000,
 ) -> AuditReport:
     """Attack runs of this configuration and say how private its nodes at most are.
@@ -122,7 +130,7 @@ def audit(
     """
     refuse_below_one(observations=observations)
     if not 0 < confidence < 1:
-        raise Refused(f"confidence = {confidence}", "take a probability, such as 0.95")
+        raise Refused(f"confidence = {confidence}", "take a probability, such as 0.9999")
     if not config.private:
         raise Refused(f"algorithm.name = {config.algorithm.name!r}", "it promises nothing: audit a private algorithm")
     if ALGORITHMS[config.algorithm.name].asynchronous:
@@ -141,7 +149,8 @@ def audit(
     lures = 2 if declared(config).sends_changes else 1
     lured = canary.draw(problem, canaries, rng, lures=lures, odds=PRESENT)
     spec = _spec(config, canary.plant(problem, lured, rng, lured=True))
-    scores, cancellation = _white_box(spec, lured, observations, rng)
+    ran = _white_box(spec, lured, observations)
+    scores, inside = _blurred(ran, rng), _inside(spec, ran, rng)
     alone = canary.draw(problem, canaries, rng)
     learnt = _black_box(_spec(config, canary.plant(problem, alone, rng, lured=False)), alone)
     alpha = (1 - confidence) / (STATEMENTS * spec.nodes)
@@ -150,7 +159,7 @@ def audit(
         mine, present = scores[:, i], lured.present[i]
         seen, unseen = mine[:, 0, present], mine[:, :, ~present]
         guesses = statistics.guess(learnt[i], alone.present[i])
-        nodes.append(_judge(spec, i, (seen, unseen), guesses, cancellation, alpha))
+        nodes.append(_judge(spec, i, (seen, unseen), guesses, inside[i], alpha))
     seen_of_each = len(scores) * lured.count
     return AuditReport(spec.name, spec.algorithm.name, spec.steps, lured.count, seen_of_each, confidence, tuple(nodes))
 
@@ -169,19 +178,37 @@ def _spec(config: Config, problem: problems.Problem) -> RunSpec:
     return dataclasses.replace(spec, evaluate_every=spec.steps, checkpoint_every=spec.steps)
 
 
-def _white_box(spec: RunSpec, canaries: Canaries, observations: int, rng: np.random.Generator) -> tuple[Scores, float]:
-    """Return the scores [steps, n, sides, M] of runs, one after the other, whose nodes get lures back.
-
-    Beside them a p-value against "noise that nodes share cancels in their sum", 1 where they share none.
-    """
+def _white_box(spec: RunSpec, canaries: Canaries, observations: int) -> list[Attacked]:
+    """Return runs, one after the other, whose nodes get lures back."""
     runs = max(1, math.ceil(observations / (spec.steps * canaries.count)))
     again = [spec if spec.seed is None else dataclasses.replace(spec, seed=spec.seed + run) for run in range(runs)]
-    ran = [_run(one, canaries, feedback=True) for one in again]
+    return [_run(one, canaries, feedback=True) for one in again]
+
+
+def _blurred(ran: list[Attacked], rng: np.random.Generator) -> Scores:
+    """Return the scores [steps, n, sides, M] of all runs."""
     scores = np.concatenate([one.scores for one in ran])
+    blurred: Scores = (scores + BLUR * rng.standard_normal(scores.shape, dtype=np.float32)) / math.sqrt(1 + BLUR**2)
+    return blurred
+
+
+def _inside(spec: RunSpec, ran: list[Attacked], rng: np.random.Generator) -> list[dict[str, float]]:
+    """Return for each node the tests of noise, coins and shifts that the audit read inside the runs."""
+    mechanisms, shared = spec.protection.mechanisms, spec.protection.covariance is not None
+    # What is left of shared noise at two nodes is correlated within a step, as declared.
+    correlation = statistics.correlation_p(np.concatenate([one.noise for one in ran]), same_step=not shared)
+    coins = [1.0] * spec.nodes
+    if all(m.amplified for m in mechanisms):
+        counts = np.sum([one.counts for one in ran], 0)
+        of_records = [row[: m.samples] for row, m in zip(counts, mechanisms, strict=True)]
+        sizes = np.concatenate([one.sizes for one in ran])
+        coins = statistics.coins_p(sizes, of_records, [m.rate for m in mechanisms], rng)
     cancelled = [1.0 if one.collusion is None else one.collusion.cancellation_p() for one in ran]
-    blur = rng.standard_normal(scores.shape, dtype=np.float32)
-    blurred: Scores = (scores + BLUR * blur) / math.sqrt(1 + BLUR**2)
-    return blurred, statistics.bonferroni(*cancelled)
+    shift = np.max([one.shift for one in ran], 0).tolist()
+    return [
+        {"shift": s, "correlation_p": r, "coins_p": c, "cancellation_p": statistics.bonferroni(*cancelled)}
+        for s, r, c in zip(shift, correlation, coins, strict=True)
+    ]
 
 
 def _black_box(spec: RunSpec, canaries: Canaries) -> Scores:
@@ -208,7 +235,7 @@ def _judge(
     node: int,
     scores: tuple[Scores, Scores],
     guesses: tuple[int, int, int],
-    cancellation: float,
+    inside: dict[str, float],
     alpha: float,
 ) -> NodeAudit:
     """Turn the scores of a node's present and absent canaries, and guesses about its final model, into a verdict."""
@@ -224,22 +251,23 @@ def _judge(
         black_box=statistics.guessed_epsilon(*guesses, delta=p.deltas[node], alpha=alpha),
         noise_p=statistics.noise_p(unseen),
         trade_off_p=statistics.trade_off_p(seen, _allowed(p.mechanisms[node])),
-        cancellation_p=cancellation,
         alarms=(),
+        **inside,
     )
     return dataclasses.replace(found, alarms=_alarms(found, alpha))
 
 
 def _alarms(found: NodeAudit, alpha: float) -> tuple[str, ...]:
-    said = []
-    if found.noise_p < alpha:
-        said.append(f"there is less noise in its messages than declared (p = {found.noise_p:.1e})")
-    if found.trade_off_p < alpha:
-        said.append(
-            f"a message shows more of a present canary than the certified curve allows (p = {found.trade_off_p:.1e})"
-        )
-    if found.cancellation_p < alpha:
-        said.append(f"what nodes share does not cancel in their sum (p = {found.cancellation_p:.1e})")
+    tests = (
+        (found.noise_p, "there is less noise in its messages than declared"),
+        (found.correlation_p, "its noise is not independent of the noise of other steps or nodes"),
+        (found.coins_p, "it does not draw each record at each step by a coin of its own"),
+        (found.trade_off_p, "a message shows more of a present canary than the certified curve allows"),
+        (found.cancellation_p, "what nodes share does not cancel in their sum"),
+    )
+    said = [f"{words} (p = {p:.1e})" for p, words in tests if p < alpha]
+    if found.shift > LARGER:
+        said.append(f"before noise, a canary moves a message {found.shift:.3g} times as far as declared")
     for way, bound in (("messages", found.white_box), ("final model", found.black_box)):
         if bound > found.epsilon_claimed:
             said.append(f"ε is at least {bound:.3g} by its {way}, and {found.epsilon_claimed:.3g} is claimed")
