@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from privsgp.accounting import accountant, cache
+from privsgp.accounting import accountant
 from privsgp.accounting import audit_statistics as statistics
 from privsgp.algorithms import ALGORITHMS
 from privsgp.engine.averaging import FinalModel
@@ -283,13 +283,8 @@ def _allowed_at(mechanism: Mechanism, factor: float) -> statistics.TradeOff:
 
 @functools.lru_cache(maxsize=256)
 def _allowed(mechanism: Mechanism) -> statistics.TradeOff:
-    """Return the certified trade-off curve of one release; a second's work for SAGA, so it is kept."""
-
-    def compute() -> tuple[float, ...]:
-        return tuple(statistics.TradeOff.of(accountant.profile(mechanism, 1)).delta)
-
-    delta = cache.remember(f"trade-off {mechanism} at {statistics.EPSILONS.tolist()}", compute)
-    return statistics.TradeOff(statistics.EPSILONS, np.array(delta))
+    """Return the certified trade-off curve of one release; a second's work for SAGA."""
+    return statistics.TradeOff.of(accountant.profile(mechanism, 1))
 
 
 def _plain(value: Any) -> Any:  # noqa: ANN401 - any JSON value
