@@ -100,7 +100,7 @@ def profile(mechanism: Mechanism, steps: int, relation: Relation = "zero-out") -
     run = _run(mechanism, check(steps, 0.5, relation), relation)
     if run is None:
         return Gaussian(math.inf)
-    return Group(_composed(run)) if run.grouped else _composed(run)
+    return Group(_composed(run, 1.0)) if run.grouped else _composed(run, 1.0)
 
 
 def renyi(mechanism: Mechanism, steps: int, relation: Relation = "zero-out") -> rdp.Renyi:
@@ -132,7 +132,7 @@ def rough(mechanism: Mechanism, steps: int, delta: float, relation: Relation) ->
     if run is None:
         return math.inf
     parts = ((Ends(*astuple(r)) if isinstance(r, Geometry) else r, count) for r, count in run.parts)
-    curve = _composed(_Run(tuple(parts), run.grouped))
+    curve = _composed(_Run(tuple(parts), run.grouped), delta)
     return (Group(curve) if run.grouped else curve).epsilon(delta)
 
 
@@ -238,7 +238,7 @@ def _anchored_words(mechanism: Anchored) -> list[str]:
 
 def _composed_epsilon(run: _Run, delta: float, tail: float) -> tuple[float, float, float]:
     """Return ε of the run by composition, ε of one zero-out alone, and the mass at infinite loss."""
-    composed = _composed(run)
+    composed = _composed(run, delta)
     single = composed.epsilon(delta)
     infinite = min(composed.delta(math.inf), 1.0)  # bounds of parts add up to more
     return _in_pairs(composed, delta, tail) if run.grouped else single, single, infinite
@@ -299,13 +299,13 @@ def _contradiction(
 
 
 @lru_cache(maxsize=8)
-def _composed(run: _Run) -> Curve:
-    """Return the curve of all releases: exact for Gaussians, by privacy-loss distributions otherwise."""
+def _composed(run: _Run, delta: float) -> Curve:
+    """Return the curve of all releases: exact for Gaussians, else by privacy-loss distributions, sharpest around δ."""
     if run.plain:
         return Gaussian(math.hypot(*(math.sqrt(n) * _unsampled(release) for release, n in run.parts)))
     from privsgp.accounting import pld  # dp-accounting takes a second to import, and Gaussians alone need none of it
 
-    return pld.compose(run.parts)
+    return pld.compose(run.parts, delta)
 
 
 def _unsampled(release: Release) -> float:
