@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from privsgp import __version__, features
 from privsgp.accounting import ledger
+from privsgp.accounting.shown import up
 from privsgp.algorithms import ALGORITHMS
 from privsgp.engine import witness
 from privsgp.engine.evaluate import present
@@ -247,7 +248,7 @@ def _look_around(
     counted = {segments[0].header.run for segments in earlier if segments} | {folder.run}
     others = [one for one in witness.elsewhere(folder.path, layout(config)) if one.origin not in counted]
     for one in others[:_MOST_NAMED]:
-        budget = "" if one.epsilon is None else f" under ε = {one.epsilon:g}"
+        budget = "" if one.epsilon is None else f" under ε = {up(one.epsilon)}"
         _LOG.warning("%s has spent %d releases of %s%s", one.folder, one.charged, config.site(one.node), budget)
     if others:
         told = "private run(s) on records laid out like these are not counted here: what they and this run spend"

@@ -24,6 +24,7 @@ from pydantic import Field
 
 from privsgp import data, models
 from privsgp.accounting import ledger
+from privsgp.accounting.shown import up
 from privsgp.data.dataset import settle
 from privsgp.data.known import hashes_of, is_tested_on_own
 from privsgp.data.loading import is_file, read_file, same_file, with_test
@@ -182,7 +183,7 @@ def check_policy(site: Site, agreement: Agreement) -> bool:
     others = [one for one in before if not (one.get("simulation") and policy.allows_seeds)]
     if policy.epsilon_total is not None and (without := [one["name"] for one in others if one["epsilon"] is None]):
         raise Refused(
-            f"policy.toml: epsilon_total = {policy.epsilon_total:g}, and {without[0]!r}, signed before, has no ε",
+            f"policy.toml: epsilon_total = {policy.epsilon_total}, and {without[0]!r}, signed before, has no ε",
             "what it has spent cannot be added up: nothing more is signed under this limit",
         )
     policies.refuse_against(policy, agreement, agreement.node(site), sum(one["epsilon"] or 0.0 for one in others))
@@ -313,7 +314,7 @@ def _name_others(folder: Folder, spec: RunSpec, say: Callable[[str], None]) -> N
     here = folder.path.resolve()
     for one in [] if spec.simulation else witness.elsewhere(folder.path, spec.layout):
         if one.folder.resolve() != here:
-            budget = "" if one.epsilon is None else f" under ε = {one.epsilon:g}"
+            budget = "" if one.epsilon is None else f" under ε = {up(one.epsilon)}"
             say(f"note: {one.folder} has spent {one.charged} releases of this file's records{budget}: that adds up")
 
 

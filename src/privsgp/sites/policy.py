@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field, ValidationError
 
+from privsgp.accounting.shown import up
 from privsgp.errors import Refused
 from privsgp.files import read_bytes
 from privsgp.options import Count, Options, Positive, option
@@ -87,13 +88,13 @@ def refuse_against(policy: Policy, agreement: Agreement, node: int, signed: floa
     }  # fmt: skip
     for key, (value, most) in asked.items():
         if most is not None and (value is None or value > most * (1 + _ROUNDING)):
-            so_far = f" ({signed:g} of it in runs signed before)" if key == "epsilon_total" and signed else ""
-            said = "no ε at all" if value is None else f"{value:g}{so_far}"
+            so_far = f" ({up(signed, 6)} of it in runs signed before)" if key == "epsilon_total" and signed else ""
+            said = "no ε at all" if value is None else f"{up(value, 6)}{so_far}"
             raise _refused(f"{key} = {most:g}, and the agreement asks for {said}")
     J = agreement.values["samples"][node]
     if policy.limited and policy.delta_run is None and delta * J >= 1:
         raise _refused(
-            f"no delta_run, and the agreement's δ = {delta:g} is not below 1/J for {J} samples: publishing a whole "
+            f"no delta_run, and the agreement's δ = {delta} is not below 1/J for {J} samples: publishing a whole "
             "record with that probability would be allowed"
         )
     if policy.algorithms is not None and agreement.algorithm not in policy.algorithms:

@@ -20,6 +20,7 @@ import numpy as np
 
 from privsgp.accounting import accountant
 from privsgp.accounting import audit_statistics as statistics
+from privsgp.accounting.shown import up
 from privsgp.algorithms import ALGORITHMS
 from privsgp.engine.averaging import FinalModel
 from privsgp.engine.evaluate import average
@@ -255,7 +256,7 @@ def _alarms(found: NodeAudit, alpha: float) -> tuple[str, ...]:
         said.append(f"what nodes share does not cancel in their sum (p = {found.cancellation_p:.1e})")
     for way, bound in (("messages", found.white_box), ("final model", found.black_box)):
         if bound > found.epsilon_claimed:
-            said.append(f"ε is at least {bound:.3g} by its {way}, and {found.epsilon_claimed:.3g} is claimed")
+            said.append(f"ε is at least {bound:.3g} by its {way}, and {up(found.epsilon_claimed, 3)} is claimed")
     return tuple(said)
 
 
