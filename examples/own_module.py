@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import privsgp
+from privsgp.accounting.shown import up
 
 
 class Residual(nn.Module):
@@ -84,7 +85,7 @@ def main() -> None:
     }
     result = privsgp.train(Residual(), digits(), loss=smoothed, correct=correct, out=out / "run", **settings)
     s = result.summary
-    print(f"{s['test_accuracy']:.1%} with ε = {max(s['epsilon_spent']):.2f} at every one of {s['nodes']} nodes")
+    print(f"{s['test_accuracy']:.1%} with ε = {up(max(s['epsilon_spent']), 3)} at every one of {s['nodes']} nodes")
     print(f"the model is an ordinary module: {type(result.model).__name__}; report: {result.folder / 'report.html'}")
 
     try:

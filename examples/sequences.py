@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 import privsgp
+from privsgp.accounting.shown import up
 
 WORDS, LENGTH = 60, 16
 
@@ -114,7 +115,7 @@ def train(name: str, model: nn.Module, out: Path, steps: int, records: int, shif
     )
     s, whole = result.summary, sum(p.numel() for p in model.parameters())
     print(
-        f"{name}: {s['test_accuracy']:.1%}, ε = {max(s['epsilon_spent']):.2f} at each of {s['nodes']} sites; "
+        f"{name}: {s['test_accuracy']:.1%}, ε = {up(max(s['epsilon_spent']), 3)} at each of {s['nodes']} sites; "
         f"{s['dim']:,} of {whole:,} numbers learn, {4 * s['dim']:,} bytes a message"
     )
     return result.model

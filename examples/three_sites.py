@@ -23,6 +23,7 @@ from pathlib import Path
 import numpy as np
 
 from privsgp import data
+from privsgp.accounting.shown import up
 
 SITES = {"aachen": 400, "basel": 450, "cork": 500}  # records
 CONFIG = """
@@ -124,7 +125,7 @@ def main() -> None:
         accuracy = [row["test_accuracy"] for row in private if "test_accuracy" in row][-1]
         print(
             f"{name:7}{accuracy:.1%}, {s['releases'][node]} releases, "
-            f"ε = {s['epsilon_spent'][node]:.3f} of {s['epsilon_budget'][node]:g}, process {s['site']['incarnation']}"
+            f"ε = {up(s['epsilon_spent'][node])} of {up(s['epsilon_budget'][node])}, process {s['site']['incarnation']}"
         )
     print(f"in {homes['aachen'].parent}")
 

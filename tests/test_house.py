@@ -100,3 +100,33 @@ def test_no_two_test_modules_have_one_name():
 def test_every_module_says_what_it_is_for():
     left = [path for path in (ROOT / "src").rglob("*.py") if '"""TODO' in path.read_text()]
     assert left == []
+
+
+PRIVACY = re.compile(r"epsilon|(?<!time)delta|\bspent\b|\bbudget\b|guarantee")
+
+
+def printed_otherwise(tree):
+    """Yield the line and the text of each ε or δ that something else than `accounting/shown.py` rounds for people."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FormattedValue) and node.format_spec is not None:
+            shown = node.value
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("number", "span", "_plain"):
+            shown = node
+        else:
+            continue
+        if PRIVACY.search(text := ast.unparse(shown)):
+            yield node.lineno, text
+
+
+@pytest.mark.parametrize("planted", ['f"{s.epsilon:.4g}"', 'f"δ = {max(deltas):g}"', 'span(s["epsilon_spent"])'])
+def test_an_epsilon_that_is_rounded_to_the_nearest_is_seen(planted):
+    assert list(printed_otherwise(ast.parse(planted)))
+
+
+def test_every_printed_epsilon_and_delta_is_rounded_up():
+    found = [
+        (str(path.relative_to(PACKAGE)), *where)
+        for path in FILES
+        for where in printed_otherwise(ast.parse(path.read_text()))
+    ]
+    assert not found, "write it with `up` of accounting/shown.py"

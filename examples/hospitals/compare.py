@@ -17,6 +17,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
 
 import privsgp
+from privsgp.accounting.shown import up
 from privsgp.data import tables
 
 SITES = ("aachen", "basel", "cork")
@@ -40,7 +41,7 @@ def main() -> None:
     pooled = auc_without_privacy(
         np.concatenate([t.x for t in own.values()]), np.concatenate([t.y for t in own.values()]), test
     )
-    print(f"AUC {summary['auc']:.4f}  together, ε = {max(summary['epsilon_spent']):.3g} at most")
+    print(f"AUC {summary['auc']:.4f}  together, ε = {up(max(summary['epsilon_spent']), 3)} at most")
     print(f"AUC {pooled:.4f}  all records in one place, not private: {pooled - summary['auc']:+.4f}")
     for site, table in own.items():
         print(f"AUC {auc_without_privacy(table.x, table.y, test):.4f}  {site} alone, not private")

@@ -6,13 +6,13 @@ import contextlib
 import json
 import sys
 from dataclasses import replace
-from decimal import ROUND_HALF_EVEN, ROUND_UP, Context
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, cast
 
 import typer
 
 from privsgp import __version__, cli_data, cli_models, cli_sites
+from privsgp.accounting.shown import up
 from privsgp.errors import Refused, mending
 from privsgp.files import finite
 from privsgp.report.terminal import (
@@ -835,14 +835,12 @@ def _counted(
 
 
 def _digits(key: str, value: object) -> str:
-    """Write an answer's value, numbers with six digits; ε and σ are rounded up, so that neither promises more."""
+    """Write an answer's value, numbers with six digits; ε, δ and σ are rounded up, so that none promises more."""
     if key == "curve" and isinstance(value, list):  # ε by how many nodes are honest
         return ", ".join(f"{honest}: {_digits('epsilon', epsilon)}" for honest, epsilon in value)
     if not isinstance(value, float):
         return "no finite bound" if value is None else str(value)
-    up = "epsilon" in key or "sigma" in key
-    six = Context(6, ROUND_UP if up else ROUND_HALF_EVEN).create_decimal(repr(value))  # 0.1 stays what was typed
-    return f"{six.normalize():f}" if 1e-4 <= abs(value) < 1e9 else f"{six.normalize()}"
+    return up(value, 6) if any(word in key for word in ("epsilon", "delta", "sigma")) else f"{value:.6g}"
 
 
 def _answer(answer: dict[str, Any], assumptions: tuple[str, ...], *, as_json: bool, seen: View | None = None) -> None:

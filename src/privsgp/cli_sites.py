@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from privsgp.accounting.shown import up
 from privsgp.errors import Interrupted, Refused
 from privsgp.report.terminal import LogFormat, bar, doing, out, show, show_log, tell
 from privsgp.runs.shown import site_lines, warning_lines
@@ -252,7 +253,7 @@ def _show(agreement: Agreement, home: Path | None = None) -> None:
     except Refused:
         own = None
     for i, card in enumerate(agreement.roster):
-        epsilon = "no budget" if v["epsilon"][i] is None else f"ε = {v['epsilon'][i]:g}, δ = {v['delta'][i]:g}"
+        epsilon = "no budget" if v["epsilon"][i] is None else f"ε = {up(v['epsilon'][i])}, δ = {up(v['delta'][i])}"
         where = card.address or "dials out only"
         this = "  ← this site" if card.identity == own else ""
         rows.append(
@@ -331,9 +332,9 @@ def _spent(s: dict[str, Any], node: int) -> str:
         return "no noise: not private"
     if (spent := s["epsilon_spent"][node]) is None:
         return "no finite ε: there is too little noise"
-    budget = "" if s["epsilon_budget"] is None else f" of {s['epsilon_budget'][node]:g}"
+    budget = "" if s["epsilon_budget"] is None else f" of {up(s['epsilon_budget'][node])}"
     honest = "" if s.get("pairwise") is None else f", if {s['pairwise']['honest']} of {s['nodes']} sites are honest"
-    return f"{spent:.4g}{budget}, δ = {s['delta'][node]:g}{honest}"
+    return f"{up(spent)}{budget}, δ = {up(s['delta'][node])}{honest}"
 
 
 def _show_summary(s: dict[str, Any], folder: Path) -> None:

@@ -11,6 +11,7 @@ from torch import nn
 
 from privsgp.errors import Refused
 from privsgp.features.encode import encode, encode_once, frozen, output_shape
+from privsgp.files import cache_folder
 
 CPU = torch.device("cpu")
 X = np.random.default_rng(0).standard_normal((300, 5), np.float32)
@@ -64,6 +65,27 @@ def test_a_damaged_file_or_a_folder_that_cannot_be_written_is_no_obstacle(tmp_pa
     np.testing.assert_array_equal(encode_once(module, X, CPU, tmp_path / "there"), made)
     (tmp_path / "file").write_text("")
     np.testing.assert_array_equal(encode_once(module, X, CPU, tmp_path / "file"), made)
+
+
+@pytest.mark.parametrize("bits", [0o777, 0o775, 0o757])
+def test_a_folder_that_others_may_write_to_is_not_read(tmp_path, monkeypatch, bits):
+    folder, module = tmp_path / "features", _linear()
+    made = encode_once(module, X, CPU, folder)
+    monkeypatch.setattr("privsgp.features.encode.encode", lambda *_: made + 1)
+    np.testing.assert_array_equal(encode_once(module, X, CPU, folder), made)
+    folder.chmod(bits)
+    np.testing.assert_array_equal(encode_once(module, X, CPU, folder), made + 1)
+
+
+def test_where_features_are_kept(monkeypatch, tmp_path):
+    monkeypatch.setenv("PRIVSGP_CACHE", str(tmp_path))
+    assert cache_folder() == tmp_path
+    monkeypatch.delenv("PRIVSGP_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert cache_folder() == tmp_path / "privsgp"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert cache_folder() == tmp_path / ".cache" / "privsgp"
 
 
 def test_what_is_not_finite_counts_as_zero_and_what_is_huge_is_held():

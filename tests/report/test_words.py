@@ -11,9 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from privsgp import cli_sites
 from privsgp.accounting.curve import Gaussian
-from privsgp.report import words
+from privsgp.accounting.shown import percent_up, up
+from privsgp.report import page, terminal, words
 from privsgp.report.reading import read
+from privsgp.runs import card
 
 EPSILONS = st.floats(1e-3, 700)
 
@@ -32,17 +35,26 @@ def test_no_test_of_a_gaussian_beats_it(shift, delta):
     assert words.guess(Gaussian(shift).epsilon(delta), delta) >= best
 
 
-@given(EPSILONS)
-def test_an_epsilon_is_rounded_up(epsilon):
-    shown = float(words.up(epsilon))
-    assert epsilon * (1 - 1e-8) <= shown <= epsilon * 1.0101
+@given(st.floats(1e-15, 1e6), st.integers(2, 6))
+def test_an_epsilon_or_a_delta_is_rounded_up_and_by_less_than_a_digit(value, digits):
+    assert value <= float(up(value, digits)) <= value * (1 + 1.001 * 10.0 ** (1 - digits))
+
+
+@pytest.mark.parametrize("typed", ["0.1", "3", "1e-05", "0.7", "1e-09", "inf", "0"])
+def test_what_was_typed_is_printed_as_it_was(typed):
+    assert up(float(typed)) == typed
+
+
+@given(st.floats(0.5, 1.0))
+def test_a_bound_on_guesses_is_rounded_up(value):
+    assert value * 100 <= float(percent_up(value).removesuffix(" %")) <= value * 100 + 0.1001
 
 
 def test_every_site_is_told_from_the_worst_and_the_best(secret):
     run = read(secret)
     said = " ".join(words.paragraphs(run))
     spent = [s.epsilon for s in run.statements]
-    assert f"site 3: ε = {words.up(spent[3])}" in said
+    assert f"site 3: ε = {up(spent[3], 3)}" in said
     assert f"At the best protected, site 0, it is {100 * words.guess(spent[0], 1e-5):.0f}"[:-1] in said
     assert "several records of one person" in said
 
@@ -109,3 +121,23 @@ def test_who_sees_what_is_said_as_the_algorithm_declares_it(made, name, told, se
     assert sees in said
     assert "not in this folder" not in said
     assert ("reads every message of a site" in said) == (name == "ldp-svrg")
+
+
+def test_no_view_shows_less_than_was_spent(secret, capsys):
+    """ε = 2.96325 was 2.963 on the terminal and on the card, and 2.96 in charts."""
+    epsilon, delta = 2.96325, 1.23412e-5
+    run = read(secret)
+    spent = tuple(dataclasses.replace(s, epsilon=epsilon, delta=delta, budget=epsilon) for s in run.statements)
+    summary = run.summary | {"epsilon_spent": [epsilon] * 4, "epsilon_budget": [epsilon] * 4, "delta": [delta] * 4}
+    terminal.show_statements(spent)
+    terminal.show_summary(summary, secret)
+    views = [
+        page.page([dataclasses.replace(run, statements=spent)]),
+        card.markdown(card.read(secret / "model.safetensors"), summary),
+        cli_sites._spent(summary, 0),
+        capsys.readouterr().out,
+    ]
+    for view in views:
+        shown = {float(number) for number in re.findall(r"\d+\.\d+(?:e-?\d+)?", view)}
+        assert any(epsilon <= number < 2.98 for number in shown)
+        assert not [n for n in shown if 2.95 <= n < epsilon or 1.2e-5 <= n < delta]

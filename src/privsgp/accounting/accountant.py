@@ -1,9 +1,9 @@
 """The certified accountant: ε of a run from the mechanism its algorithm declares.
 
 Every mechanism becomes a list of releases, each a sampled Gaussian or a SAGA release; together they become one curve
-δ(ε). Gaussians add up exactly; the rest is composed as privacy-loss distributions. Every ε, computed or read from the
-cache, is bracketed before it is handed out by two readings of the mechanism that share nothing of this: it may not
-exceed the Rényi bound (`opinion`), and it may not lie below what an observer surely learns (`lower`).
+δ(ε). Gaussians add up exactly; the rest is composed as privacy-loss distributions. Before any ε is returned, two other
+readings of the mechanism bracket it. It may not exceed the Rényi bound (`opinion`). It may not lie below the ε that an
+observer certainly learns (`lower`). Each process computes every ε itself: a file could hold one that is too low.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from __future__ import annotations
 import math
 import operator
 from dataclasses import astuple, dataclass
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import TYPE_CHECKING, Literal, get_args
 
 import numpy as np
 
-from privsgp.accounting import cache, computed, lower, opinion, rdp
+from privsgp.accounting import computed, lower, opinion, rdp
 from privsgp.accounting.curve import Curve, Gaussian, Group, Sampled, Tailed
 from privsgp.accounting.mechanisms import Anchored, Mechanism, Relation, Sag, Saga, SampledMean, Unprotected
 from privsgp.accounting.saga import Ends, Geometry
@@ -98,7 +98,7 @@ def profile(mechanism: Mechanism, steps: int, relation: Relation = "zero-out") -
     run = _run(mechanism, check(steps, 0.5, relation), relation)
     if run is None:
         return Gaussian(math.inf)
-    return Group(_composed(run)) if run.grouped else _composed(run)
+    return Group(_composed(run, 1.0)) if run.grouped else _composed(run, 1.0)
 
 
 def renyi(mechanism: Mechanism, steps: int, relation: Relation = "zero-out") -> rdp.Renyi:
@@ -130,7 +130,7 @@ def rough(mechanism: Mechanism, steps: int, delta: float, relation: Relation) ->
     if run is None:
         return math.inf
     parts = ((Ends(*astuple(r)) if isinstance(r, Geometry) else r, count) for r, count in run.parts)
-    curve = _composed(_Run(tuple(parts), run.grouped))
+    curve = _composed(_Run(tuple(parts), run.grouped), delta)
     return (Group(curve) if run.grouped else curve).epsilon(delta)
 
 
@@ -222,7 +222,7 @@ def _anchored_words(mechanism: Anchored) -> list[str]:
 
 def _composed_epsilon(run: _Run, delta: float, tail: float) -> tuple[float, float, float]:
     """Return ε of the run by composition, ε of one zero-out alone, and the mass at infinite loss."""
-    composed = _composed(run)
+    composed = _composed(run, delta)
     single = composed.epsilon(delta)
     infinite = min(composed.delta(math.inf), 1.0)  # bounds of parts add up to more
     return _in_pairs(composed, delta, tail) if run.grouped else single, single, infinite
@@ -250,27 +250,19 @@ def _farthest(run: _Run) -> float:
     return max((_unsampled(release) for release, _ in run.parts), default=0.0)
 
 
+@lru_cache(maxsize=1024)
 def _bracketed(
     run: _Run, mechanism: Mechanism, steps: int, delta: float, tail: float, relation: Relation
 ) -> tuple[float, float]:
-    """Return ε by composition and by Rényi divergences, once both agree with each other and with `lower`.
-
-    What the cache holds is asked the same questions, and computed anew where it fails them.
-    """
+    """Return ε by composition and by Rényi divergences, once both agree with each other and with `lower`."""
     renyi, floor = opinion.renyi(mechanism, steps, relation), lower.epsilon(mechanism, steps, delta, relation)
-    question = f"epsilon {run} at {delta!r}{f' beside {tail!r}' if run.grouped and tail else ''}"
-    kept = None if run.plain else cache.recall(question, 3)
     above = ENVELOPE if any(isinstance(release, Geometry) for release, _ in run.parts) else SLACK
     single = renyi.epsilon(delta)
     second = single, _in_pairs(renyi, delta, tail) if opinion.in_pairs(mechanism, relation) else single
-    wrong = partial(_contradiction, second=second, floor=floor, delta=delta, above=above)
-    if kept is None or wrong(kept):
-        kept = _composed_epsilon(run, delta, tail)
-        if words := wrong(kept):
-            raise Disagreement(f"{words}: {run} at δ = {delta}")
-        if not run.plain:
-            cache.keep(question, kept)
-    return kept[0], second[1]
+    composed = _composed_epsilon(run, delta, tail)
+    if words := _contradiction(composed, second, floor, delta, above):
+        raise Disagreement(f"{words}: {run} at δ = {delta}")
+    return composed[0], second[1]
 
 
 def _contradiction(
@@ -291,13 +283,13 @@ def _contradiction(
 
 
 @lru_cache(maxsize=8)
-def _composed(run: _Run) -> Curve:
-    """Return the curve of all releases: exact for Gaussians, by privacy-loss distributions otherwise."""
+def _composed(run: _Run, delta: float) -> Curve:
+    """Return the curve of all releases: exact for Gaussians, else by privacy-loss distributions, sharpest around δ."""
     if run.plain:
         return Gaussian(math.hypot(*(math.sqrt(n) * _unsampled(release) for release, n in run.parts)))
-    from privsgp.accounting import pld  # dp-accounting takes a second to import, and a cached answer needs none of it
+    from privsgp.accounting import pld  # dp-accounting takes a second to import, and Gaussians alone need none of it
 
-    return pld.compose(run.parts)
+    return pld.compose(run.parts, delta)
 
 
 def _unsampled(release: Release) -> float:

@@ -18,7 +18,7 @@ import math
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from privsgp.accounting import accountant, cache, computed
+from privsgp.accounting import accountant, computed
 from privsgp.accounting.curve import Gaussian, bisect
 from privsgp.accounting.mechanisms import Mechanism, Relation, Saga, Unprotected
 from privsgp.errors import Refused
@@ -170,7 +170,7 @@ def largest(
     least = gaussian_sigma(mechanism, steps, epsilon, delta, sides=_sides(relation))
 
     def within(factor: float) -> float:
-        return _kept(mechanism, steps, factor * least, epsilon, delta, relation)
+        return _searched(dataclasses.replace(mechanism, sigma=factor * least), steps, epsilon, delta, relation)
 
     return _worth(mechanism, steps, left, within)
 
@@ -181,7 +181,7 @@ def largest_at(mechanism: Saga, steps: int, delta: float, relation: Relation = "
     def within(factor: float) -> float:
         least = dataclasses.replace(mechanism, difference_scale=mechanism.rate, sigma=mechanism.sigma / factor)
         epsilon = accountant.rough(least, steps, delta, relation)
-        return 1.0 if math.isinf(epsilon) else _kept(mechanism, steps, mechanism.sigma, epsilon, delta, relation)
+        return 1.0 if math.isinf(epsilon) else _searched(mechanism, steps, epsilon, delta, relation)
 
     return _worth(mechanism, steps, left, within)
 
@@ -198,18 +198,7 @@ def _sides(relation: Relation) -> int:
     return 2 if relation == "replace-one" else 1
 
 
-def _kept(m: Saga, steps: int, sigma: float, epsilon: float, delta: float, relation: Relation) -> float:
-    """Ask the cache first: the search takes a second, and all that it depends on is in the question."""
-    shift = m.radius / (m.samples * sigma)
-    reach = None if m.difference_clip is None else m.difference_clip / m.clip
-    question = f"scale {m.rate!r} {m.sampling} {reach} {shift!r} {steps} {epsilon!r} {delta!r} {relation}"
-    if (kept := cache.recall(question, 1)) is not None and 0 < kept[0] <= 1:
-        return kept[0]
-    found = _searched(dataclasses.replace(m, sigma=sigma), steps, epsilon, delta, relation)
-    cache.keep(question, (found,))
-    return found
-
-
+@lru_cache(maxsize=1024)  # one command asks several times, and the search takes a second
 def _searched(m: Saga, steps: int, epsilon: float, delta: float, relation: Relation) -> float:
     """Bisect the weights of two digits above q: ε grows with θ."""
 

@@ -15,6 +15,7 @@ import math
 from dataclasses import dataclass
 
 from privsgp.accounting.mechanisms import Anchored, Mechanism
+from privsgp.accounting.shown import up
 from privsgp.errors import Refused
 
 SHARE = 2.0**-14  # of δ, set aside for what the ratio costs there
@@ -105,7 +106,7 @@ def refuse_vast(mechanism: Mechanism, steps: int, delta: float) -> None:
         )
     cost = Cost.of(mechanism, steps, 0.0)
     highest = 10.0 if mechanism.honest else 100.0
-    what = f"{mechanism.coordinates:,} coordinates and {steps:,} releases at δ = {delta:g}"
+    what = f"{mechanism.coordinates:,} coordinates and {steps:,} releases at δ = {up(delta)}"
     fewer = ", or share noise with fewer nodes" if mechanism.honest else ""
     if cost.tail > delta / 4 or 3 * cost.variation > ASIDE[-1] * delta:
         alone = f"the tail of the sampler alone may cost {cost.tail_at(0.0):.2g}"

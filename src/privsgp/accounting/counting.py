@@ -21,6 +21,7 @@ from privsgp.accounting.accountant import Accountant
 from privsgp.accounting.computed import SHARE, Cost, refuse_vast
 from privsgp.accounting.mechanisms import Mechanism, Relation, described
 from privsgp.accounting.pld import added
+from privsgp.accounting.shown import up
 from privsgp.errors import Refused
 
 if TYPE_CHECKING:
@@ -117,7 +118,7 @@ class Filter:
     def __post_init__(self) -> None:
         if self.cap <= 0:
             raise Refused(
-                f"(ε, δ) = ({self.epsilon:g}, {self.delta:g}) over several runs",
+                f"(ε, δ) = ({up(self.epsilon)}, {up(self.delta)}) over several runs",
                 "a Rényi filter has no room for so small a budget: use a new budget, or a larger δ",
             )
 
@@ -131,7 +132,7 @@ class Filter:
                 "a filter needs a budget that was fixed before the data was first used: start with a new ledger",
             )
         if opened["delta"] != delta:
-            raise Refused(f"privacy.delta = {delta:g}, the ledger began with {opened['delta']:g}", "keep to its δ")
+            raise Refused(f"privacy.delta = {delta}, the ledger began with {opened['delta']}", "keep to its δ")
         return cls(epsilon, delta, opened["epsilon"])
 
     @property
@@ -192,7 +193,7 @@ class Filter:
         left = self.cap - spent
         if left <= 0:
             raise Refused(
-                f"the ledger has spent ε = {self.epsilon_of(spent):.4g} of {self.epsilon:g}, as runs that follow "
+                f"the ledger has spent ε = {up(self.epsilon_of(spent))} of {up(self.epsilon)}, as runs that follow "
                 f"each other are counted, by Rényi divergences of order {self.order:g}",
                 "nothing is left for a further run; one that was begun goes on (--resume), counted as one run. Sampled "
                 "steps with little noise cost most at this order (docs/privacy.md, 'Proved, certified, checked')",

@@ -2,8 +2,26 @@
 
 One release is given by its profile: upper bounds of the hockey sticks H_ε(P‖Q) and H_ε(Q‖P) for ε ≥ 0. They are
 evaluated at a few hundred ε, joined by chords in e^ε (above the true curve, which is convex there), turned into a
-distribution by dp-accounting's connect-the-dots and convolved by FFT. Every rounding goes upwards: the tails that
-are cut become an infinite loss, and so does a bound on the FFT's own rounding.
+distribution by dp-accounting's connect-the-dots and convolved by FFT.
+
+An FFT errs by a part of the largest masses, and a small δ is a sum of far smaller ones. Where that matters the
+distribution of one release is tilted first: the mass of a loss L is multiplied by e^{θL} and divided by the moment
+M(θ) = Σ mass e^{θL}. The composition of K tilted distributions is the tilted composition, with M(θ)^K. Chernoff's θ for
+δ moves the centre of the tilted distribution to about ε: there an error of the FFT is the same part of δ.
+
+*What is lost.* δ at ε is M^K e^{−θε} Σ w mass, over tilted masses, with w = e^{−θ(L − ε)} (1 − e^{ε − L})₊. As L grows,
+w rises from 0 to a `peak`, at most 1/(1 + θ) and at most 1 − e^{−L} for the largest L. It falls again, and to 0 at once
+after the largest L. `off` bounds the part of Σ w mass that is missing, for every ε ≥ 0. With τ = `_unit` it adds up:
+
+- Cutting. All but TRUNCATION of the mass is in the window, by Chernoff's bound. The rest comes back into the window,
+  since an FFT is periodic, and only adds to it.
+- The spectrum. A value s of an FFT is a sum of inputs times roots of unity. It errs by at most τ times the total mass,
+  and s^K by at most Kτ (|s| + τ)^{K − 1}. By Parseval's formula Σ w mass errs by the mean over frequencies of |ŵ| times
+  that. At frequency f of N, |ŵ| is at most peak/sin(πf/N), since w varies by twice its peak, and at most Σ w.
+- The way back. In l² it errs by at most τ times the norm of the masses, and Σ w mass by √Σw² times that.
+
+Both bounds of an FFT follow path by path: each factor of two in its size takes one multiplication and one addition of
+complex numbers, and errs by 4 units of 2⁻⁵³ (Higham 2002, section 24.1; sizes have the factors 2, 3 and 5 alone).
 """
 
 from __future__ import annotations
@@ -24,9 +42,12 @@ if TYPE_CHECKING:
 
 LARGEST_LOSS = 500.0  # of one release; beyond it a loss counts as infinite
 TAIL = 1e-22  # the δ of one release at which its profile is cut
-TRUNCATION = 1e-15  # mass that composition may cut; it is added to the infinite loss
+TRUNCATION = 1e-15  # tilted mass that composition may cut
 RATIO = 1.04  # of neighbouring ε: 4 % of a loss is far below the spread of a sum of losses
 LONGEST = 1 << 21  # points of a composed distribution: half a second of FFT
+WORTH = 1e-3  # of δ: where more may be missing, tilting is tried
+CERTAIN = 0.01  # of δ: where more is missing although masses are tilted, no ε is given
+_HIGHEST = 40.0  # e^40 · TRUNCATION exceeds 1: beyond, a bound on δ says nothing
 
 
 class Profile(Protocol):
@@ -43,36 +64,61 @@ class Profile(Protocol):
 
 
 class _Loss(NamedTuple):
-    """A distribution of losses on the grid `interval · (first, first + 1, …)`, the rest of the mass at infinity."""
+    """A distribution of losses on the grid `interval · (first, first + 1, …)`, the rest of the mass at infinity.
+
+    The mass of a loss L is mass · e^{scale − tilt · L}. Some masses are below 0 by a rounding; `off` covers them.
+    """
 
     interval: float
     first: int
     mass: NDArray[np.float64]
     infinite: float
+    tilt: float = 0.0
+    scale: float = 0.0
+    off: float = 0.0
 
     def delta(self, epsilon: float) -> float:
-        """Return Σ (1 − e^{ε − loss})₊ mass + infinite."""
+        """Return Σ (1 − e^{ε − loss})₊ mass + infinite + what may be missing."""
         if math.isinf(epsilon):
-            return self.infinite
+            return min(self.infinite + (0.0 if self.tilt else self.off), 1.0)
         start = max(math.floor(epsilon / self.interval) - self.first, 0)
-        losses = np.arange(self.first + start, self.first + self.mass.size) * self.interval
+        losses = self.interval * np.arange(self.first + start, self.first + self.mass.size, dtype=np.float64)
         gain = -np.expm1(np.minimum(epsilon - losses, 0.0))
-        return min(self.infinite + float(gain @ self.mass[start:]), 1.0)
+        missing = self.off * float(self._weights(np.array(epsilon)))
+        return min(self.infinite + missing + float((gain * self._weights(losses)) @ self.mass[start:]), 1.0)
 
     def epsilon(self, delta: float) -> float:
         """Return the least ε ≥ 0 whose δ suffices: first among all points of the grid, then between two of them."""
-        if self.infinite > delta:
-            return math.inf
-        # From the largest loss down to the first above 0: mass above a point, and the same discounted by e^{ε − loss}.
+        # From the largest loss down to the first above 0. After each, ε is the point of the grid below it.
         above = np.concatenate((self.mass[max(1 - self.first, 0) :][::-1], np.zeros(max(self.first - 1, 0))))
-        decay = math.exp(-self.interval)
-        upper, lower = np.cumsum(above), signal.lfilter([decay], [1.0, -decay], above)
-        short = self.infinite + upper - lower > delta
+        losses = self.interval * np.arange(above.size, -1, -1, dtype=np.float64)
+        missing = self.infinite + self.off * self._weights(losses)
+        if missing[0] > delta:
+            return math.inf
+        upper, missing = np.cumsum(above * self._weights(losses[:-1])), missing[1:]
+        # δ(ε) = e^{−interval} δ(ε + interval) + (1 − e^{−interval}) P(loss > ε): nothing is subtracted.
+        lower = signal.lfilter([-math.expm1(-self.interval)], [1.0, -math.exp(-self.interval)], upper)
+        short = missing + lower > delta
         if not short.any():
             return 0.0
         at = int(np.argmax(short))
-        # δ is linear in e^ε between two points.
-        return (above.size - 1 - at) * self.interval + math.log((self.infinite + upper[at] - delta) / lower[at])
+        if self.tilt and missing[at] - self.infinite > CERTAIN * delta:
+            return math.inf
+        # δ is linear in e^ε between two points, and small enough at the upper one.
+        needed = (missing[at] + lower[at] - delta) / max(upper[at] - lower[at], 1e-300)
+        return float(losses[at + 1] + min(math.log1p(needed), self.interval))
+
+    def _weights(self, losses: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return what a tilted mass is multiplied by; 2⁻³⁰ more, for sums of up to LONGEST numbers."""
+        return np.exp(np.minimum(self.scale - self.tilt * losses, _HIGHEST)) * (1 + 2.0**-30)
+
+    def tilted(self, order: float) -> _Loss:
+        """Return the same losses, tilted by `order` per point of the grid."""
+        places, mass = np.flatnonzero(self.mass), np.zeros_like(self.mass)
+        moment = float(_log_moments(np.array([order]), [self], [1])[0])
+        mass[places] = np.exp(np.log(self.mass[places]) + order * places - moment)
+        # A mass is exact to 2⁻⁴⁰: the exponent is at most some thousand.
+        return self._replace(mass=mass, tilt=order / self.interval, scale=moment + order * self.first + 2.0**-40)
 
 
 @dataclass(frozen=True)
@@ -107,19 +153,19 @@ class _Dots:
     backward: NDArray[np.float64]
 
 
-def compose(parts: Sequence[tuple[Profile, int]]) -> Composed:
-    """Return the curve of all parts together, each `count` times.
+def compose(parts: Sequence[tuple[Profile, int]], delta: float = 1.0) -> Composed:
+    """Return the curve of all parts together, each `count` times, sharpest around `delta`.
 
     Guarantee: an upper bound of the hockey stick of any adaptive composition of releases dominated by the profiles
     (Zhu, Dong and Wang 2022, Theorem 10), in both directions.
-    Assumes: profiles and counts are fixed before the run; double precision keeps within the FFT bound of `_power`.
+    Assumes: profiles and counts are fixed before the run; double precision keeps within the bound of `_unit`.
     """
     counts = [count for _, count in parts]
     scales = [_scale(profile) for profile, _ in parts]
     interval = _interval(scales, counts)
     while True:
         dots = [_evaluate(profile, interval, scale.top) for (profile, _), scale in zip(parts, scales, strict=True)]
-        ahead, back = (_losses(interval, dots, counts, reverse=reverse) for reverse in (False, True))
+        ahead, back = (_losses(interval, dots, counts, delta, reverse=reverse) for reverse in (False, True))
         if ahead is not None and back is not None:
             return Composed((ahead, back))
         interval *= 2
@@ -159,28 +205,69 @@ def _evaluate(profile: Profile, interval: float, top: float) -> _Dots:
     return _Dots(index, profile.forward(index * interval), profile.backward(index * interval))
 
 
-def _losses(interval: float, dots: Sequence[_Dots], counts: Sequence[int], *, reverse: bool) -> _Loss | None:
+def _losses(
+    interval: float, dots: Sequence[_Dots], counts: Sequence[int], delta: float, *, reverse: bool
+) -> _Loss | None:
     """Return the composed losses of one direction, None when they would not fit into LONGEST points."""
-    powers = []
-    for part, count in zip(dots, counts, strict=True):
-        ahead, back = (part.backward, part.forward) if reverse else (part.forward, part.backward)
-        power = _power(_connect(interval, part.index, ahead, back), count)
-        if power is None:
-            return None
-        powers.append(power)
-    total = powers[0]
-    for other in powers[1:]:
-        total = _convolved(total, other)
-    return total
+    sticks = [(d.index, d.backward, d.forward) if reverse else (d.index, d.forward, d.backward) for d in dots]
+    ones = [_connect(interval, *stick) for stick in sticks]
+    plain = _composed(ones, counts)
+    if plain is None or plain.off <= WORTH * delta or plain.infinite == 1:
+        return plain
+    order = _order(ones, counts, delta)
+    tilted = _composed([one.tilted(order) for one in ones], counts)
+    return plain if tilted is None else min(plain, tilted, key=lambda loss: loss.epsilon(delta))
 
 
-def _convolved(one: _Loss, other: _Loss) -> _Loss:
-    """Return the losses of two parts together."""
-    mass = np.maximum(signal.fftconvolve(one.mass, other.mass), 0.0)
-    # As in `_power`: in l² a product of spectra errs by a few ulp of both norms, and a sum of n terms by √n of that.
-    rounding = 1e-15 * math.sqrt(mass.size) * float(np.linalg.norm(one.mass) * np.linalg.norm(other.mass))
-    rounding = max(rounding, 1e-14)
-    return _Loss(one.interval, one.first + other.first, mass, one.infinite + other.infinite + rounding)
+def _order(losses: Sequence[_Loss], counts: Sequence[int], delta: float) -> float:
+    """Return how much to tilt, per point of the grid: Chernoff's order for δ. Any other would be valid."""
+    orders = _orders(losses)
+    first = added(count * loss.first for loss, count in zip(losses, counts, strict=True))
+    least = (_log_moments(orders, losses, counts) - math.log(delta)) / orders + first
+    return float(orders[np.argmin(least)])
+
+
+def _composed(losses: Sequence[_Loss], counts: Sequence[int]) -> _Loss | None:
+    """Return all losses together, each `count` times, None when they need more than LONGEST points."""
+    if not all(loss.mass.any() for loss in losses):
+        return losses[0]._replace(infinite=1.0)
+    low, high = _range(losses, counts)
+    longest = max(loss.mass.size for loss in losses)
+    length = max(high - low + 1, longest)
+    if length > max(LONGEST, 4 * longest):
+        return None
+    size = fft.next_fast_len(length, real=True)
+    spectra = [fft.rfft(loss.mass, size) for loss in losses]
+    product = np.prod([one**count for one, count in zip(spectra, counts, strict=True)], axis=0)
+    mass = np.roll(fft.irfft(product, size), -(low % size))[: high - low + 1]
+    each = list(zip(losses, counts, strict=True))
+    first = low + sum(count * loss.first for loss, count in each)
+    scale = added(count * loss.scale for loss, count in each)
+    infinite = -math.expm1(added(count * math.log1p(-min(loss.infinite, 1 - 1e-16)) for loss, count in each))
+    interval, tilt = losses[0].interval, losses[0].tilt
+    off = TRUNCATION + _rounding(spectra, counts, size, (interval, tilt, first + mass.size - 1))
+    return _Loss(interval, first, mass, min(infinite, 1.0), tilt, scale, off)
+
+
+def _rounding(
+    spectra: Sequence[NDArray[np.complex128]], counts: Sequence[int], size: int, grid: tuple[float, float, int]
+) -> float:
+    """Return what FFTs add to `off`; `grid` is its interval, the tilt and the point of the last loss."""
+    unit, (interval, tilt, last) = _unit(size), grid
+    peak = min(-math.expm1(-max(last, 0) * interval), 1 / (1 + tilt))
+    most_w = min(peak * min(size, max(last, 0)), -1 / math.expm1(-tilt * interval) if tilt else math.inf)
+    shown = np.minimum(peak / np.sin(np.arange(1, spectra[0].size) * (math.pi / size)), most_w)
+    largest = [np.abs(one) + unit * abs(one[0]) for one in spectra]  # at frequency 0 it is the total mass
+    product = np.prod([each**count for each, count in zip(largest, counts, strict=True)], axis=0)
+    wrong = product * sum(count * unit * each[0] / each for each, count in zip(largest, counts, strict=True))
+    # Half of a spectrum is here: the other half is its mirror image.
+    ahead = 2 / size * (most_w * wrong[0] + shown @ wrong[1:])
+    return float(ahead + unit * math.sqrt(2 * peak * most_w / size) * np.linalg.norm(product))
+
+
+def _unit(size: int) -> float:
+    """Return τ: the relative error of an FFT of this size, and 12 units for each factor of a power."""
+    return (4 * math.log2(size) + 12) * 2.0**-53
 
 
 def _connect(interval: float, index: NDArray[np.int64], ahead: NDArray[np.float64], back: NDArray[np.float64]) -> _Loss:
@@ -221,40 +308,25 @@ def _turns_up(epsilon: NDArray[np.float64], delta: NDArray[np.float64], a: int, 
     return bool(before < after)
 
 
-def _power(loss: _Loss, count: int) -> _Loss | None:
-    """Return the losses of `count` equal releases, None when they need more than LONGEST points."""
-    if not loss.mass.any():
-        return loss._replace(infinite=1.0)
-    low, high = _range(loss.mass, count)
-    length = max(high - low + 1, loss.mass.size)
-    if length > max(LONGEST, 4 * loss.mass.size):
-        return None
-    size = fft.next_fast_len(length, real=True)
-    # The transform is periodic: what lies outside [low, high], at most TRUNCATION, falls back into it.
-    cycle = fft.irfft(fft.rfft(loss.mass, size) ** count, size)
-    mass = np.maximum(np.roll(cycle, -(low % size))[: high - low + 1], 0.0)
-    # A factor of the spectrum is known to a few ulp; its power to `count` times that; so is, in l², the mass, and the
-    # sum of n terms errs by at most √n of it. Measured errors are a hundred times smaller.
-    rounding = 1e-15 * count * math.sqrt(mass.size) * float(np.linalg.norm(mass))
-    infinite = TRUNCATION + rounding - math.expm1(count * math.log1p(-min(loss.infinite, 1 - 1e-16)))
-    return _Loss(loss.interval, loss.first * count + low, mass, min(infinite, 1.0))
-
-
-def _range(mass: NDArray[np.float64], count: int) -> tuple[int, int]:
-    """Return the points between which a sum of `count` losses lies but for TRUNCATION, by Chernoff's bound."""
-    places = np.flatnonzero(mass)
-    orders = np.geomspace(1e-3, 1e3, 80)[:, None] / mass.size
-    need = math.log(2 / TRUNCATION)
-    up = (count * _log_moments(orders, places, mass) + need) / orders[:, 0]
-    down = (count * _log_moments(orders, -places, mass) + need) / orders[:, 0]
-    last = count * (mass.size - 1)
+def _range(losses: Sequence[_Loss], counts: Sequence[int]) -> tuple[int, int]:
+    """Return the points between which the sum of all losses lies but for TRUNCATION, by Chernoff's bound."""
+    orders, need = _orders(losses), math.log(2 / TRUNCATION)
+    up = (_log_moments(orders, losses, counts) + need) / orders
+    down = (_log_moments(-orders, losses, counts) + need) / orders
+    last = sum(count * (loss.mass.size - 1) for loss, count in zip(losses, counts, strict=True))
     return max(math.floor(-down.min()), 0), min(math.ceil(up.min()), last)
 
 
-def _log_moments(
-    orders: NDArray[np.float64], places: NDArray[np.int64], mass: NDArray[np.float64]
-) -> NDArray[np.float64]:
-    """Return log Σ mass e^{order · place} for each order."""
-    terms = orders * places + np.log(mass[np.abs(places)])
-    top = terms.max(axis=1)
-    return np.asarray(top + np.log(np.exp(terms - top[:, None]).sum(axis=1)))
+def _orders(losses: Sequence[_Loss]) -> NDArray[np.float64]:
+    return np.geomspace(1e-3, 1e3, 80) / max(loss.mass.size for loss in losses)
+
+
+def _log_moments(orders: NDArray[np.float64], losses: Sequence[_Loss], counts: Sequence[int]) -> NDArray[np.float64]:
+    """Return log Σ mass e^{order · place} of all losses together for each order; places count from the first."""
+    total = np.zeros_like(orders)
+    for loss, count in zip(losses, counts, strict=True):
+        places = np.flatnonzero(loss.mass)
+        terms = orders[:, None] * places + np.log(loss.mass[places])
+        top = terms.max(axis=1)
+        total += count * (top + np.log(np.exp(terms - top[:, None]).sum(axis=1)))
+    return total

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field, ValidationError
 
+from privsgp.accounting.shown import up
 from privsgp.errors import Refused
 from privsgp.files import read_bytes, user_folder
 from privsgp.options import Count, Options, Positive, option
@@ -101,7 +102,7 @@ def refuse_spending(
     }  # fmt: skip
     for key, (value, most, spent) in asked.items():
         if most is not None and (value is None or value + spent > most * (1 + _ROUNDING)):
-            added = f"; other runs on the same records may have spent {spent:g}" if spent else ""
+            added = f"; other runs on the same records may have spent {up(spent)}" if spent else ""
             raise refused(
                 f"{key} = {most:g}, and the run asks for {'no finite ε' if value is None else f'{value:g}'}{added}"
             )

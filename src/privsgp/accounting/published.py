@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from privsgp.accounting import rdp
 from privsgp.accounting.curve import bisect
 from privsgp.accounting.mechanisms import Mechanism, Saga, SampledMean
+from privsgp.accounting.shown import up
 from privsgp.errors import Refused
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ def sigma(
     if algorithm == "dp-sgd":
         return bisect(lambda s: _moments(mechanism.with_sigma(s), steps, delta) <= epsilon, 1e6 * mechanism.clip, 0.0)
     if algorithm == "dp2-sgd" and epsilon > steps:
-        raise Refused(f"epsilon = {epsilon:g} over {steps} steps", "basic composition takes at most 1 a step")
+        raise Refused(f"epsilon = {up(epsilon)} over {steps} steps", "basic composition takes at most 1 a step")
     return _PRODUCTS[algorithm](mechanism, steps, delta, c2) / epsilon
 
 

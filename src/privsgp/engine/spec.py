@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from privsgp.accounting.counting import nominal
+from privsgp.accounting.shown import up
 from privsgp.clock import Events
 from privsgp.devices import device_of
 from privsgp.engine.averaging import FinalModel
@@ -116,7 +117,7 @@ class Protection:
             if budget is None or not spent <= budget * (1 + _ROUNDING):
                 raise Refused(
                     f"sigma = {self.mechanisms[i].sigma:g} of node {i}: its {self.allowance[i]} releases would spend "
-                    f"ε = {spent:g} of {budget}",
+                    f"ε = {up(spent, 6)} of {budget}",
                     "nothing was sent; report this: noise must be calibrated for what is released",
                 )
 

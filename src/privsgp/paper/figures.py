@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from privsgp.accounting.accountant import Accountant
 from privsgp.accounting.counting import ACCOUNTANTS, nominal
+from privsgp.accounting.shown import up
 from privsgp.algorithms import ALGORITHMS
 from privsgp.paper import claims
 
@@ -140,7 +141,7 @@ def tradeoff(s: Setting, mode: Mode) -> list[Curve]:
     for line, factor in (("K*/2", 0.5), ("K*", 1.0), ("2K*", 2.0)):
         for epsilon in s.epsilons:
             K = max(1, round(factor * s.best * (epsilon / s.epsilon) ** 2))
-            key, label = f"epsilon-{epsilon:g}-steps-{K}", f"{line}, ε = {epsilon:g}"
+            key, label = f"epsilon-{up(epsilon)}-steps-{K}", f"{line}, ε = {up(epsilon)}"
             found.append(Curve(key, label, s.values(s.budget(mode, epsilon), K), line, epsilon))
     return found
 

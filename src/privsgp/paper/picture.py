@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from privsgp import pictures
 from privsgp.accounting.counting import nominal
+from privsgp.accounting.shown import span_up
 from privsgp.paper import claims
 from privsgp.pictures import COLOURS, INK, save
 
@@ -68,8 +69,7 @@ def _legend(curves: Sequence[dict[str, Any]], words: str = "") -> str:
     found = [c["epsilon_certified"] for c in curves]
     if None in found:
         return f"{words or curves[0]['label']} (ε: no finite bound)"
-    low, high = f"{min(found):.3g}", f"{max(found):.3g}"
-    return f"{words or curves[0]['label']} (ε = {low if low == high else f'{low} … {high}'})"
+    return f"{words or curves[0]['label']} (ε = {span_up(found, 3)})"
 
 
 def panes(count: int) -> tuple[Figure, list[Axes]]:

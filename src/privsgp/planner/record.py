@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from privsgp.accounting.shown import up
 from privsgp.files import finite
 from privsgp.graph import constants as graph_constants
 from privsgp.planner import comparison, estimates, theorems
@@ -329,7 +330,7 @@ def heavy_nodes(
     weighted = n / math.sqrt(math.fsum(1 / s**2 for s in sigmas) * total) if min(sigmas) else 0.0
     return [
         (
-            f"{named(worst)}, at ε = {budgets[worst][0]:g}, brings {sigmas[worst] ** 2 / total:.0%} of the average's "
+            f"{named(worst)}, at ε = {up(budgets[worst][0])}, brings {sigmas[worst] ** 2 / total:.0%} of the average's "
             f"noise: without it the noise is {without:.2f} times as large, with algorithm.weights = 'noise' "
             f"{weighted:.2f} times"
         )

@@ -9,6 +9,7 @@ import math
 from typing import TYPE_CHECKING
 
 from privsgp import metrics
+from privsgp.accounting.shown import span_up, up
 from privsgp.pictures import COLOURS, INK, panes, save
 from privsgp.planner import estimates
 from privsgp.planner.record import SHOWN
@@ -29,7 +30,7 @@ def formula_rows(formula: Formula) -> list[tuple[str, str]]:
     return [
         ("steps K*", f"{K} (the bound's minimum, {n.accountant} noise)"),
         ("noise σ", span(formula.noise.each(K))),
-        ("budget ε", span([epsilon for epsilon, _ in n.budgets])),
+        ("budget ε", span_up([epsilon for epsilon, _ in n.budgets])),
         ("bound on E‖∇f‖²", f"{formula.bound(K):.4g}"),
         ("published K*", f"{formula.published_steps:.4g}"),
         ("K̂ of Theorem 1", _least(formula.log_least_steps)),
@@ -51,7 +52,7 @@ def plan_rows(plan: Plan) -> list[tuple[str, str]]:
         *([("weight θ of differences", f"{c.scale:.4g}")] if c.method.algorithm == "privsgp-vr" else []),
         ("gradients of a node", plan.limit_text or f"{c.evaluations:,.0f}"),
         ("noise σ", span(plan.sigmas)),
-        ("budget ε", span([epsilon for epsilon, _ in n.budgets])),
+        ("budget ε", span_up([epsilon for epsilon, _ in n.budgets])),
         (
             "weights of nodes",
             "all alike" if n.weights is None else f"{span([n.nodes * p for p in n.weights])} times 1/n",
@@ -93,7 +94,7 @@ def _trust(plan: Plan) -> list[tuple[str, str]]:
     if plan.shared is None:
         return []
     h, nodes = plan.shared["honest"], plan.shared["nodes"]
-    known = {k: "no bound" if epsilon is None else f"{epsilon:.3g}" for k, epsilon in plan.shared["curve"]}
+    known = {k: "no bound" if epsilon is None else up(epsilon, 3) for k, epsilon in plan.shared["curve"]}
     said = ", ".join(f"{k}: {epsilon}" for k, epsilon in known.items())
     return [("trust", f"{h} of {nodes} nodes are honest"), ("ε if so many are honest", said)]
 

@@ -60,7 +60,7 @@ class Axis:
                 return inside
         step = _round_step((self.high - self.low) / 4)
         first, last = math.ceil(self.low / step - 1e-9), math.floor(self.high / step + 1e-9)
-        return [i * step for i in range(first, last + 1)]
+        return [float(f"{i * step:.12g}") for i in range(first, last + 1)]
 
 
 def _round_step(rough: float) -> float:
@@ -114,6 +114,7 @@ class Chart:
     room: bool = False  # the x axis goes on to a round value beyond the last x
     zero: bool = False
     write: Callable[[float], str] = number
+    write_x: Callable[[float], str] = number
     mark: tuple[float, str] | None = None  # an x worth pointing at
     cursor: bool = False  # a line that the network's slider moves
 
@@ -172,8 +173,8 @@ def curves(chart: Chart, series: Sequence[Series]) -> Figure:
     every = sorted({v for s in series for v in s.x})
     hover = _hover(series, every, chart)
     told = {"x": [[round(x.at(v), 1) for v in every] for _, x in drawn],
-            "at": [f"{chart.x_label} {number(v)}" for v in every], "series": hover}  # fmt: skip
-    rows = [[number(v), *(s["value"][k] or "" for s in hover)] for k, v in enumerate(every)]
+            "at": [f"{chart.x_label} {chart.write_x(v)}" for v in every], "series": hover}  # fmt: skip
+    rows = [[chart.write_x(v), *(s["value"][k] or "" for s in hover)] for k, v in enumerate(every)]
     numbers = Table([chart.x_label, *(s.name for s in series)], rows)
     return _figure(chart, [svg for svg, _ in drawn], told, numbers, _ends(series, chart))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from privsgp.accounting.shown import up
 from privsgp.pictures import INK, panes, save
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ def draw(view: View, guarantee: float, title: str, path: str | Path) -> None:
         axis.set(xticks=range(nodes), yticks=range(nodes))
         _write(axis, view, guarantee)
     bar = figure.colorbar(shown, ax=axis)
-    bar.set_label(f"ε at δ = {view.delta:g}; against everybody {guarantee:.3g}")
+    bar.set_label(f"ε at δ = {up(view.delta)}; against everybody {up(guarantee, 3)}")
     save(figure, path)
 
 
@@ -37,4 +38,4 @@ def _write(axis: Axes, view: View, guarantee: float) -> None:
         for j, value in enumerate(row):
             if i != j:
                 colour = "white" if value > 0.6 * guarantee else INK
-                axis.text(j, i, f"{value:.2g}", ha="center", va="center", fontsize=7, color=colour)
+                axis.text(j, i, up(value, 2), ha="center", va="center", fontsize=7, color=colour)

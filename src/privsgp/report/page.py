@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from privsgp.accounting.shown import span_up, up
 from privsgp.algorithms import ALGORITHMS
 from privsgp.errors import Refused
 from privsgp.features.maps import pretraining
@@ -165,8 +166,11 @@ def _epsilon(g: Group) -> str:
         return "none"
     if math.isinf(max(spent)):
         return "no finite bound"
-    low, high = words.up(min(spent)), words.up(max(spent))
-    return f"ε = {low}" if low == high else f"ε = {low} … {high}"
+    return f"ε = {span_up(spent, 3)}"
+
+
+def _up(epsilon: float) -> str:
+    return up(epsilon, 3)
 
 
 def _epsilon_words(run: Run) -> str:
@@ -219,7 +223,7 @@ def _trade(groups: Sequence[Group]) -> Figure | None:
         if spent and accuracy and not math.isinf(max(spent)):
             mean = sum(accuracy) / len(accuracy)
             points.append(Series(g.label, [max(spent)], [mean], [min(accuracy)], [max(accuracy)]))
-    chart = Chart("Accuracy against privacy", "the site that is worst off", "ε", room=True, write=percent)
+    chart = Chart("Accuracy against privacy", "the site that is worst off", "ε", room=True, write=percent, write_x=_up)
     return curves(chart, points) if len(points) > 1 else None
 
 
@@ -259,7 +263,7 @@ def _privacy(run: Run) -> Section:
 def _spent(run: Run) -> Figure:
     spent = [(s.site or str(s.node), None if math.isinf(s.epsilon) else s.epsilon, s.budget) for s in run.statements]
     note = "from the ledgers, every line checked" + ("; the line is the budget" if spent[0][2] is not None else "")
-    chart = Chart("ε spent by each site", note, x_label="site", write=lambda v: f"{v:.3g}")
+    chart = Chart("ε spent by each site", note, x_label="site", write=_up)
     return bars(chart, spent)
 
 
@@ -271,9 +275,7 @@ def _honesty(run: Run) -> Figure | None:
     x, y = [float(h) for h, _ in curve], [epsilon for _, epsilon in curve]
     taken = run.config.honest
     note = f"ε of the site that spent most, if only so many sites are honest; {taken} were taken to be"
-    chart = Chart(
-        "If fewer sites are honest", note, "honest sites", zero=True, write=lambda v: f"{v:.3g}", mark=(taken, "taken")
-    )
+    chart = Chart("If fewer sites are honest", note, "honest sites", zero=True, write=_up, mark=(taken, "taken"))
     return curves(chart, [Series("ε", x, y, y, y)])
 
 

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from privsgp.accounting.counting import nominal
+from privsgp.accounting.shown import up
 from privsgp.planner import settle as planning
 from privsgp.report.charts import Chart, Figure, Table, curves, number
 from privsgp.runs import build
@@ -256,7 +257,7 @@ def agreed(run: Run) -> Section | None:
     rows = [
         [
             one.name, one.fingerprint, "right" if one.signed else "missing or wrong", f"{one.samples:,}",
-            _or_none(one.epsilon), number(one.delta), number(one.sigma),
+            "–" if one.epsilon is None else up(one.epsilon), up(one.delta), number(one.sigma),
             "this site" if i == site.get("node") else _heard(one, step),
         ]
         for i, (one, step) in enumerate(zip(signed.signatories, newest, strict=False))

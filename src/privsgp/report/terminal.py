@@ -27,9 +27,10 @@ from rich.progress import (
 from rich.table import Table
 
 from privsgp import metrics
+from privsgp.accounting.shown import span_up, up
 from privsgp.errors import visible
 from privsgp.paper import claims
-from privsgp.runs.shown import LABELS, clocked, metric_rows, span, summary_rows
+from privsgp.runs.shown import LABELS, clocked, metric_rows, summary_rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -243,8 +244,9 @@ def show_audit(report: AuditReport) -> None:
     head = ("node", "ε claimed", "ε certified", "ε ≥ (messages)", "ε ≥ (final model)", "alarm")
     rows = []
     for n in report.nodes:
-        bounds = (n.epsilon_claimed, n.epsilon_certified, n.white_box, n.black_box)
-        rows.append((str(n.node), *(f"{bound:.4g}" for bound in bounds), "; ".join(n.alarms) or "none"))
+        promised, found = (n.epsilon_claimed, n.epsilon_certified), (n.white_box, n.black_box)
+        bounds = *map(up, promised), *(f"{bound:.4g}" for bound in found)
+        rows.append((str(n.node), *bounds, "; ".join(n.alarms) or "none"))
     _show_table(title, head, rows, words=["alarm"])
     verdict = "ALARM: not as private as claimed" if report.alarm else "no alarm"
     out.print(f"{verdict}, at {100 * report.confidence:g} % confidence, {report.observations} observations a node")
@@ -263,7 +265,7 @@ def show_comparison(comparison: dict[str, Any]) -> None:
     rows = [
         [
             row["algorithm"], _accuracy(row), *(_three(_mean(row, name)) for name in extra),
-            _three(row["test_loss"] and row["test_loss"]["mean"]), _three(row["epsilon"]),
+            _three(row["test_loss"] and row["test_loss"]["mean"]), _three(row["epsilon"], up),
             _three(row["step_size"]), str(row["steps"]), str(row["messages"] or 0),
             f"{(row['bytes_sent'] or 0) / 1e6:.1f}",
             *([_three(time)] if clock else []),
@@ -286,7 +288,7 @@ def show_figure(told: dict[str, Any]) -> None:
     for verdict, found in claims.stated(told).items():
         out.print(f"  {verdict}: {found}", soft_wrap=True, highlight=False)
     spent = [c["epsilon_certified"] for c in told["curves"]]
-    words = "no finite bound for some" if None in spent else f"ε = {span(spent)}"
+    words = "no finite bound for some" if None in spent else f"ε = {span_up(spent)}"
     seeds = "one seed" if told["seeds"] == 1 else f"{told['seeds']} seeds"
     out.print(f"  certified: {words}; {seeds}", soft_wrap=True, highlight=False)
 
@@ -304,8 +306,8 @@ def _mean(row: dict[str, Any], name: str) -> float | None:
     return None if found is None else float(found["mean"])
 
 
-def _three(value: float | None) -> str:
-    return "–" if value is None else f"{value:.3g}"
+def _three(value: float | None, write: Callable[[float, int], str] = lambda v, digits: f"{v:.{digits}g}") -> str:
+    return "–" if value is None else write(value, 3)
 
 
 def show_statements(statements: Sequence[Statement]) -> None:
@@ -315,17 +317,17 @@ def show_statements(statements: Sequence[Statement]) -> None:
         state = ("finished" if s.complete else "open") + (", simulation" if s.simulation else "")
         state += f", only sums of {s.aggregated} nodes seen" if s.aggregated > 1 else ""
         state += f", if {s.honest} nodes are honest" if s.honest else ""
-        epsilon = "no finite bound" if math.isinf(s.epsilon) else f"{s.epsilon:.4g}"
-        budget = "–" if s.budget is None else f"{s.budget:.4g}"
+        epsilon = "no finite bound" if math.isinf(s.epsilon) else up(s.epsilon)
+        budget = "–" if s.budget is None else up(s.budget)
         named = f"{s.node} {s.site}".strip()
-        rows.append((named, str(s.runs), str(s.releases), epsilon, budget, f"{s.delta:g}", s.relation, state))
+        rows.append((named, str(s.runs), str(s.releases), epsilon, budget, up(s.delta), s.relation, state))
     head = ("node", "runs", "releases", "ε spent", "ε budget", "δ", "relation", "state")
     _show_table("ledgers, every line checked", head, rows, words=["state"])
 
 
 def show_budget(found: Sequence[DataSet], limit: float | None) -> None:
     """Print what each data set of the budget book has spent, then the runs on it."""
-    from privsgp.report.words import small, up
+    from privsgp.report.words import small
 
     head = ("data set", "records", "Σ ε", "Σ δ", "relation", "policy leaves")
     rows, runs = [], []
@@ -352,13 +354,13 @@ def show_view(view: View, guarantee: float) -> None:
     """Print what each site learns of each other: the matrix where it fits, else the most and the least of each."""
     from privsgp.accounting.observer import NOTE
 
-    words = f"what one site learns of another: ε at δ = {view.delta:g}; against everybody {guarantee:.4g}"
+    words = f"what one site learns of another: ε at δ = {up(view.delta)}; against everybody {up(guarantee)}"
     out.print(words, style="bold", soft_wrap=True, highlight=False)
     if len(view.epsilon) <= _MOST_SITES:
         columns, found = [f"of {j}" for j in range(len(view.epsilon))], view.epsilon.tolist()
     else:
         columns, found = ["the most", "of site", "the least", "of site"], view.extremes()
-    rows = [[str(i), *("–" if math.isnan(value) else f"{value:.3g}" for value in row)] for i, row in enumerate(found)]
+    rows = [[str(i), *("–" if math.isnan(value) else up(value, 3) for value in row)] for i, row in enumerate(found)]
     _show_table(None, ("observer", *columns), rows, words=())
     show_lines([NOTE])
 

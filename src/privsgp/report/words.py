@@ -10,6 +10,7 @@ import math
 from decimal import Decimal
 from typing import TYPE_CHECKING
 
+from privsgp.accounting.shown import percent_up, up
 from privsgp.algorithms import ALGORITHMS
 from privsgp.features.maps import pretraining
 
@@ -50,7 +51,7 @@ def headline(run: Run) -> str:
     worst = max(promised(run, s) for s in run.statements)
     if math.isinf(worst):
         return "No finite bound is known for at least one site."
-    said = f"ε ≤ {up(worst)}, δ ≤ {small(max(s.delta for s in run.statements))}"
+    said = f"ε ≤ {up(worst, 3)}, δ ≤ {small(max(s.delta for s in run.statements))}"
     whose = (
         f"every record of the {len(run.statements)} sites whose ledgers are here" if missing(run) else "every record"
     )
@@ -108,12 +109,12 @@ def _of_a_plan(plan: Plan, nodes: list[int], share: float) -> str:
     trusted = "" if n.sharing is None else f", as long as {n.sharing.honest} of {n.nodes} nodes are honest"
     bound = "" if n.nominal else (
         f" Whoever sees all that it sends, and must say whether a record of it took part, is right at "
-        f"most {_percent_up(guess(epsilon, delta))} of the time{trusted}; a coin is right half of the time."
+        f"most {percent_up(guess(epsilon, delta))} of the time{trusted}; a coin is right half of the time."
     )  # fmt: skip
     whose = "its" if len(nodes) == 1 else "theirs"
     noise = f" {share:.0%} of the noise in the average model is {whose}." if len(nodes) < n.nodes else ""
     nominal = " by the published formula, which guarantees nothing" if n.nominal else ""
-    return f"{who}: {records} records, ε = {epsilon:g}, δ = {small(delta)}{nominal}.{bound}{noise}"
+    return f"{who}: {records} records, ε = {up(epsilon)}, δ = {small(delta)}{nominal}.{bound}{noise}"
 
 
 def _promise(run: Run) -> list[str]:
@@ -125,8 +126,8 @@ def _promise(run: Run) -> list[str]:
     happened, sees = _seen(run)
     means = (
         f"Suppose someone {sees}. They must say {question}. Tossing a coin is right half of the time. With "
-        f"all they have seen they are right at most {_percent_up(guess(budgets[worst], worst.delta))} of the time, at "
-        f"the site that is worst off ({site(worst)}: ε = {up(budgets[worst])}, δ = {small(worst.delta)})."
+        f"all they have seen they are right at most {percent_up(guess(budgets[worst], worst.delta))} of the time, at "
+        f"the site that is worst off ({site(worst)}: ε = {up(budgets[worst], 3)}, δ = {small(worst.delta)})."
     )
     if budgets[worst] > WEAK:
         means += " So large an ε promises next to nothing: treat what that site sent as you treat its records."
@@ -176,7 +177,7 @@ def _trusted(run: Run) -> list[str]:
     if not curve:
         return [said]
     alone = curve.get(1)
-    left = "no finite bound holds" if alone is None else f"ε = {up(alone)} still holds, by its own noise"
+    left = "no finite bound holds" if alone is None else f"ε = {up(alone, 3)} still holds, by its own noise"
     return [f"{said} If nobody but the site itself is honest, {left}."]
 
 
@@ -200,10 +201,10 @@ def _left_out(delta: float) -> list[str]:
 
 def _best(budgets: dict[Statement, float], best: Statement, worst: Statement) -> list[str]:
     """Say what the best-protected site has, where the printed figures differ."""
-    most, least = (_percent_up(guess(budgets[s], s.delta)) for s in (best, worst))
+    most, least = (percent_up(guess(budgets[s], s.delta)) for s in (best, worst))
     if most == least:
         return []
-    return [f"Sites differ. At the best protected, {site(best)}, it is {most} (ε = {up(budgets[best])})."]
+    return [f"Sites differ. At the best protected, {site(best)}, it is {most} (ε = {up(budgets[best], 3)})."]
 
 
 def _replaced(run: Run) -> bool:
@@ -240,18 +241,6 @@ def _not_covered(run: Run) -> str:
     )
 
 
-def up(epsilon: float) -> str:
-    """Write ε with three digits, rounded up: what is printed must not promise more than what was proved."""
-    if epsilon == 0:
-        return "0"
-    unit = 10.0 ** (math.floor(math.log10(epsilon)) - 2)
-    return f"{math.ceil(epsilon / unit - 1e-9) * unit:.3g}"
-
-
 def small(delta: float) -> str:
     """Write a δ."""
-    return f"{delta:g}".replace("e-0", "e-")
-
-
-def _percent_up(value: float) -> str:
-    return f"{min(100.0, math.ceil(value * 1000 - 1e-9) / 10):.1f} %"
+    return up(delta).replace("e-0", "e-")

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from privsgp.accounting.book import Book, Entry, Records
 from privsgp.accounting.policy import refuse_spending
+from privsgp.accounting.shown import up
 from privsgp.errors import Refused
 
 if TYPE_CHECKING:
@@ -100,7 +101,7 @@ def _spent_elsewhere(book: Book, known: Sequence[tuple[Entry, Records]]) -> Iter
                 found[other.run, other.folder] = other, shared + found.get((other.run, other.folder), (other, 0))[1]
     private = [(other, shared) for other, shared in found.values() if not other.simulation]
     for other, shared in private[:_MOST_NAMED]:
-        budget = "no finite ε" if other.epsilon is None else f"ε = {other.epsilon:g}"
+        budget = "no finite ε" if other.epsilon is None else f"ε = {up(other.epsilon)}"
         yield f"{shared:,} of these records are also in {other.name!r} ({other.folder}) under {budget}: the two add up"
     if len(private) > _MOST_NAMED:
         yield f"{len(private) - _MOST_NAMED} more private runs hold some of these records: see `privsgp budget`"

@@ -18,12 +18,13 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from safetensors import SafetensorError, safe_open
 
 from privsgp import __version__, features, metrics
+from privsgp.accounting.shown import span_up
 from privsgp.data.images import ImageOptions
 from privsgp.data.text import TextOptions
 from privsgp.errors import Refused, visible
 from privsgp.files import parsed
 from privsgp.runs.budgets import per_node
-from privsgp.runs.shown import metric_rows, span
+from privsgp.runs.shown import metric_rows
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -245,7 +246,7 @@ def _privacy(s: dict[str, Any]) -> list[str]:
     if not known or (len(known) < len(s["epsilon_spent"]) and not elsewhere):
         return ["No finite bound is known for at least one site."]
     whose = "the site's own" if elsewhere else "every site's"
-    promise = f"ε = {span(known)}, δ = {span(s['delta'])} for {whose} records, each by itself ({s['relation']})"
+    promise = f"ε = {span_up(known)}, δ = {span_up(s['delta'])} for {whose} records, each by itself ({s['relation']})"
     would = "Without a seed it would be " if s["simulation"] else ""
     return [f"{would}{promise}, by the ledgers; against {_AGAINST[s['trust']]}.", *_before(s.get("started_from"))]
 

@@ -310,7 +310,7 @@ def notes(config: Config, problem: Problem) -> list[str]:
     large = [i for i, J in enumerate(samples) if config.private and deltas[i] * J >= 1]
     if large:
         said.append(
-            f"privacy.delta = {deltas[large[0]]:g} is not below 1/J of {config.site(large[0])} ({samples[large[0]]} "
+            f"privacy.delta = {deltas[large[0]]} is not below 1/J of {config.site(large[0])} ({samples[large[0]]} "
             f"samples; {len(large)} such nodes): publishing a whole record with that probability would be allowed"
         )
     if config.seed is not None:

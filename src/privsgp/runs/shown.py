@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from privsgp import metrics
+from privsgp.accounting.shown import span_up, up
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -99,10 +100,10 @@ def _whose(s: dict[str, Any]) -> str:
 def _privacy(s: dict[str, Any]) -> str:
     if s["epsilon_spent"] is None:
         return "none: this method adds no noise"
-    spent = "no finite bound" if None in s["epsilon_spent"] else f"ε = {span(s['epsilon_spent'])}"
-    words = f"{spent}, δ = {span(s['delta'])} for each record of a node ({s['relation']}, certified)"
+    spent = "no finite bound" if None in s["epsilon_spent"] else f"ε = {span_up(s['epsilon_spent'])}"
+    words = f"{spent}, δ = {span_up(s['delta'])} for each record of a node ({s['relation']}, certified)"
     if s["epsilon_nominal"] is not None:
-        words += f"; nominal ε = {span(s['epsilon_nominal'])} by the published formula"
+        words += f"; nominal ε = {span_up(s['epsilon_nominal'])} by the published formula"
     words += _AGAINST.get(s["trust"], "") + _honest(s)
     return words + ("\nsimulation, not private: the config has a seed" if s["simulation"] else "")
 
@@ -112,7 +113,7 @@ def _each_site(s: dict[str, Any]) -> str:
     names, spent = s.get("sites"), s["epsilon_spent"]
     if not names or spent is None or len(names) != len(spent):
         return "–"
-    return ", ".join(f"{n} ε = {'?' if e is None else f'{e:.4g}'}" for n, e in zip(names, spent, strict=True))
+    return ", ".join(f"{n} ε = {'?' if e is None else up(e)}" for n, e in zip(names, spent, strict=True))
 
 
 def _honest(s: dict[str, Any]) -> str:
@@ -120,7 +121,7 @@ def _honest(s: dict[str, Any]) -> str:
     pairwise = s.get("pairwise")
     if not pairwise:
         return ""
-    curve = {h: "no bound" if epsilon is None else f"{epsilon:.4g}" for h, epsilon in pairwise["curve"]}
+    curve = {h: "no bound" if epsilon is None else up(epsilon) for h, epsilon in pairwise["curve"]}
     alone, all_of_them = curve[1], curve[s["nodes"]]
     return (
         f"\nas long as {pairwise['honest']} of {s['nodes']} nodes are honest, whatever the others do together; "

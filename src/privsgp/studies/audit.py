@@ -20,8 +20,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from privsgp.accounting import accountant, cache
+from privsgp.accounting import accountant
 from privsgp.accounting import audit_statistics as statistics
+from privsgp.accounting.shown import up
 from privsgp.algorithms import ALGORITHMS
 from privsgp.engine.averaging import FinalModel
 from privsgp.engine.evaluate import average
@@ -270,7 +271,7 @@ def _alarms(found: NodeAudit, alpha: float) -> tuple[str, ...]:
         said.append(f"before noise, a canary moves a message {found.shift:.3g} times as far as declared")
     for way, bound in (("messages", found.white_box), ("final model", found.black_box)):
         if bound > found.epsilon_claimed:
-            said.append(f"ε is at least {bound:.3g} by its {way}, and {found.epsilon_claimed:.3g} is claimed")
+            said.append(f"ε is at least {bound:.3g} by its {way}, and {up(found.epsilon_claimed, 3)} is claimed")
     return tuple(said)
 
 
@@ -294,13 +295,8 @@ def _allowed_at(mechanism: Mechanism, factor: float) -> statistics.TradeOff:
 
 @functools.lru_cache(maxsize=256)
 def _allowed(mechanism: Mechanism) -> statistics.TradeOff:
-    """Return the certified trade-off curve of one release; a second's work for SAGA, so it is kept."""
-
-    def compute() -> tuple[float, ...]:
-        return tuple(statistics.TradeOff.of(accountant.profile(mechanism, 1)).delta)
-
-    delta = cache.remember(f"trade-off {mechanism} at {statistics.EPSILONS.tolist()}", compute)
-    return statistics.TradeOff(statistics.EPSILONS, np.array(delta))
+    """Return the certified trade-off curve of one release; a second's work for SAGA."""
+    return statistics.TradeOff.of(accountant.profile(mechanism, 1))
 
 
 def _plain(value: Any) -> Any:  # noqa: ANN401 - any JSON value

@@ -1,0 +1,28 @@
+"""How ε and δ are printed: rounded up, so that a printed number never promises more than the computed one."""
+
+from __future__ import annotations
+
+import math
+from decimal import ROUND_CEILING, Context, Decimal
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+def up(value: float, digits: int = 4) -> str:
+    """Write an ε or a δ with so many digits, rounded up. A number that has no more digits stays as it was typed."""
+    if not math.isfinite(value):
+        return f"{value:g}"
+    return f"{float(Context(digits, ROUND_CEILING).create_decimal(repr(float(value)))):.{digits}g}"
+
+
+def span_up(values: Sequence[float], digits: int = 4) -> str:
+    """Write one ε or δ, or the smallest and the largest, each rounded up."""
+    low, high = up(min(values), digits), up(max(values), digits)
+    return low if low == high else f"{low} … {high}"
+
+
+def percent_up(value: float) -> str:
+    """Write a bound on a probability in percent, rounded up to one decimal."""
+    return f"{min((Decimal(repr(float(value))) * 100).quantize(Decimal('0.1'), ROUND_CEILING), Decimal(100)):.1f} %"
