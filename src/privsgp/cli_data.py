@@ -33,7 +33,7 @@ def schema(
     ],
     target: Annotated[str, typer.Option(help="The column to predict.")],
 ) -> None:
-    """Draft a schema from public data, to stdout; never from private rows: it tells what it was drafted from."""
+    """Draft a schema from public data, to stdout; never from a site's table, which training would then refuse."""
     from privsgp.data.draft import draft
     from privsgp.data.tables import read_arrow
 
@@ -53,7 +53,7 @@ def check(
     from privsgp.data import tables
 
     found = schemas.read(schema_file)
-    encoded = tables.read(table, found, labelled=not no_target)
+    encoded = tables.read(table, found, labelled=not no_target, own=not no_target)
     if as_json:
         counts = {name: count._asdict() for name, count in encoded.counts.items()}
         told = {"schema": found.digest, "rows": len(encoded.x), "features": found.features, "counts": counts}
