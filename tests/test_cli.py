@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -22,6 +23,7 @@ from privsgp.accounting.mechanisms import Saga
 from privsgp.algorithms import ALGORITHMS, Settings
 from privsgp.engine import folder as folders
 from privsgp.errors import Refused
+from privsgp.runs import config as configs
 
 BAD = {
     "algorithm.bacth=3": ("algorithm.bacth = 3", "did you mean 'batch'"),
@@ -252,6 +254,57 @@ def test_ctrl_c_says_what_is_there_to_go_on_with(tmp_path, monkeypatch, every, w
     monkeypatch.undo()
     assert runs.command(*arguments, "--resume").code == 0
     assert runs.charged(tmp_path / "x") == [30] * 4
+
+
+@pytest.fixture
+def stopped_at(monkeypatch):
+    """Return a function after which Ctrl-C comes once so much is done."""
+
+    def at(count):
+        @contextlib.contextmanager
+        def stage(_words, _total):
+            yield lambda done: os.kill(os.getpid(), signal.SIGINT) if done == count else None
+
+        monkeypatch.setattr(cli, "stage", stage)
+
+    return at
+
+
+AUDITED = ("--canaries=8", "--observations=600", "--json", "--set=algorithm.steps=20")  # 4 runs and another
+
+
+@pytest.mark.parametrize(("count", "seen"), [(30, 30), (60, 60), (90, 80)])
+def test_an_audit_that_is_stopped_judges_what_it_has_seen(tmp_path, stopped_at, count, seen):
+    stopped_at(count)
+    ran = runs.command("audit", runs.small(tmp_path), *AUDITED)
+    assert ran.code == 130, ran.err
+    found = json.loads(ran.out)
+    assert found["stopped"]
+    assert abs(found["observations"] / 8 - seen) <= 1  # the step in hand is taken
+    assert all(node["epsilon_certified"] > 0 and node["black_box"] == 0 for node in found["nodes"])
+    assert "audit stopped: it judged the" in ran.err
+    assert "checkpoint" not in ran.err
+
+
+def test_an_audit_that_is_stopped_at_once_has_words_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.setattr("privsgp.studies.audit.problems.load_problem", mock.Mock(side_effect=KeyboardInterrupt))
+    ran = runs.command("audit", runs.small(tmp_path), *AUDITED)
+    assert (ran.code, ran.out) == (130, "")
+    assert "audit stopped: it had seen no message to judge" in ran.err
+
+
+def test_a_search_that_is_stopped_keeps_the_best_so_far(tmp_path, stopped_at):
+    config = runs.small(tmp_path, runs.SMALL.replace("sigma = 0.05", "epsilon = 3.0"))
+    arguments = ("tune", config, "--public=synthetic", "--out", tmp_path / "tuned.toml", "--json")
+    stopped_at(2)
+    ran = runs.command(*arguments)
+    assert ran.code == 130, ran.err
+    found = json.loads(ran.out)
+    assert found["stopped"]
+    assert len(found["trials"]) <= 3
+    assert f"tune stopped after {len(found['trials'])} of at most 60 trials" in ran.err
+    kept = configs.read(tmp_path / "tuned.toml").algorithm
+    assert (kept.step_size, kept.momentum) == (found["best"]["step_size"], found["best"]["momentum"])
 
 
 def test_graph_shows_a_network(tmp_path, monkeypatch):

@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, cast
 
 import typer
+import typer.core
 
 from privsgp import __version__, cli_data, cli_models, cli_sites
-from privsgp.errors import Refused, mending
+from privsgp.errors import Diverged, Refused, Stopped, mending
 from privsgp.files import finite
 from privsgp.report.terminal import (
     bar,
@@ -45,7 +46,23 @@ if TYPE_CHECKING:
     from privsgp.accounting.pairwise import Sharing
     from privsgp.graph import Graph
 
-app = typer.Typer(help="Private learning without a server.", no_args_is_help=True, pretty_exceptions_enable=False)
+
+class _Commands(typer.core.TyperGroup):
+    """All commands; typer itself would end in silence where a run was interrupted."""
+
+    def invoke(self, ctx: Any) -> Any:  # noqa: ANN401 - typer's own
+        try:
+            return super().invoke(ctx)
+        except Stopped as stopped:
+            there = "a checkpoint is kept: continue with the same command and --resume"
+            none = "there is no checkpoint (none was due, or engine.checkpoint_every = 0): the same command begins anew"
+            err.print(f"{stopped}; {there if stopped.kept else none}", soft_wrap=True)
+            raise typer.Exit(130) from None
+
+
+app = typer.Typer(
+    cls=_Commands, help="Private learning without a server.", no_args_is_help=True, pretty_exceptions_enable=False
+)
 cli_models.add_to(app)
 cli_data.add_to(app)
 cli_sites.add_to(app)
@@ -97,20 +114,10 @@ SHARING = ("privsgp", "privsgp-vr", "privsgp-sag", "dp2-sgd")  # methods in whos
 
 def main() -> None:
     """Run the command line; turn refusals into status 2."""
-    from privsgp.errors import Diverged, Interrupted
-
     try:
         app()
     except Refused as refused:
         _end(refused.what, f"  → {refused.remedy}", status=2)
-    except Interrupted as stopped:
-        there = (
-            "a checkpoint is kept: continue with the same command and --resume"
-            if stopped.kept
-            else "there is no checkpoint (none was due, or engine.checkpoint_every = 0): the same command begins anew"
-        )
-        err.print(f"{stopped}; {there}", soft_wrap=True)
-        sys.exit(130)
     except Diverged as diverged:
         _end(str(diverged))
     except OSError as error:
@@ -464,10 +471,18 @@ def audit(
     from privsgp.runs import config as configs
     from privsgp.studies.audit import audit as attack
 
-    report = attack(configs.read(config, changes or []), data_dir, canaries, seed, confidence, observations)
+    settings = configs.read(config, changes or [])
+    try:
+        report = attack(settings, data_dir, canaries, seed, confidence, observations, stage)
+    except KeyboardInterrupt:
+        err.print("audit stopped: it had seen no message to judge; the same command starts it again", soft_wrap=True)
+        raise typer.Exit(130) from None
     tell(report.to_json(), show_audit, report, as_json=as_json)
-    if report.alarm:
-        raise typer.Exit(3)
+    if report.stopped:
+        words = f"it judged the {report.observations} of {observations} observations that it had"
+        err.print(f"audit stopped: {words}; the same command starts a new audit", soft_wrap=True)
+    if report.alarm or report.stopped:
+        raise typer.Exit(3 if report.alarm else 130)
 
 
 @app.command()
@@ -601,10 +616,14 @@ def tune(
     from privsgp.runs import config as configs
     from privsgp.studies.tune import tune as search
 
-    found = search(configs.read(config, changes or []), public, data_dir, most=trials)
+    found = search(configs.read(config, changes or []), public, data_dir, most=trials, stage=stage)
     save.write_text(found.config.beside(save.parent).toml())
     err.print(f"written to {save}")
     tell(found.to_json(), show_tuned, found, as_json=as_json)
+    if found.stopped:
+        words = f"tune stopped after {len(found.trials)} of at most {trials} trials: {save} has the best so far"
+        err.print(f"{words}; `privsgp tune {save} --public {public}` continues from there", soft_wrap=True)
+        raise typer.Exit(130)
 
 
 @app.command()

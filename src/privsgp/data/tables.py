@@ -245,12 +245,12 @@ def encode(
     own: bool = False,
 ) -> Table:
     """Turn an Arrow table into arrays; refuse columns and values that are not as the schema says."""
+    refuse_other_columns(table.column_names, schema, where, labelled=labelled)
     if own and schema.drafted is not None and same_rows.digest(table) == schema.drafted:
         raise Refused(
             f"{where}: the schema was drafted from these rows, and shows everybody their ranges and lists",
             "draft the schema from a table that no site trains on; send this one to nobody if the rows are private",
         )
-    refuse_other_columns(table.column_names, schema, where, labelled=labelled)
     if not table.num_rows:
         raise Refused(f"{where} has no rows", "give at least one record")
     refuse_vast(where, 16 * table.num_rows * schema.width)  # float64 first, then float32, twice

@@ -7,6 +7,7 @@ import logging
 import math
 import os
 import sys
+import time
 from contextlib import contextmanager
 from dataclasses import astuple
 from typing import TYPE_CHECKING, Any
@@ -79,6 +80,7 @@ def show_log() -> None:
     log.handlers = [handler]
 
 
+_PAUSE = 30.0  # seconds between two lines about progress in a log
 _FIRST = "before the first step: certifying the noise, which takes longest the first time"
 
 
@@ -100,7 +102,10 @@ def bar(steps: int) -> Iterator[Watcher]:
 
 @contextmanager
 def stage(words: str, steps: int) -> Iterator[Callable[[int], None]]:
-    """Show how far many runs are, all their steps together, on stderr."""
+    """Show how far many runs are, all their steps together, on stderr; in a log, by a line now and then."""
+    if not err.is_terminal:
+        yield _in_lines(words, steps)
+        return
     columns = [
         _description(), MofNCompleteColumn(), BarColumn(), TimeElapsedColumn(), TextColumn("left"),
         TimeRemainingColumn(),
@@ -108,6 +113,19 @@ def stage(words: str, steps: int) -> Iterator[Callable[[int], None]]:
     with Progress(*columns, console=err, transient=True) as progress:
         task = progress.add_task(visible(words), total=steps)
         yield lambda done: progress.update(task, completed=done)
+
+
+def _in_lines(words: str, steps: int) -> Callable[[int], None]:
+    last = -math.inf
+
+    def watch(done: int) -> None:
+        nonlocal last
+        if time.monotonic() - last >= _PAUSE:
+            last = time.monotonic()
+            err.print(f"{words}: {done} of {steps}", soft_wrap=True)
+
+    watch(0)
+    return watch
 
 
 @contextmanager
@@ -218,6 +236,8 @@ def show_audit(report: AuditReport) -> None:
     _show_table(title, head, rows, words=["alarm"])
     verdict = "ALARM: not as private as claimed" if report.alarm else "no alarm"
     out.print(f"{verdict}, at {report.confidence:.0%} confidence, {report.observations} observations a node")
+    if report.stopped:
+        out.print("stopped early: the final model was not attacked")
     show_lines(report.assumptions)
 
 
