@@ -55,7 +55,7 @@ class _Commands(typer.core.TyperGroup):
             return super().invoke(ctx)
         except Stopped as stopped:
             there = "a checkpoint is kept: continue with the same command and --resume"
-            none = "there is no checkpoint (none was due, or engine.checkpoint_every = 0): the same command begins anew"
+            none = "there is no checkpoint (none was due, or engine.checkpoint_every = 0): the same command starts over"
             err.print(f"{stopped}; {there if stopped.kept else none}", soft_wrap=True)
             raise typer.Exit(130) from None
 

@@ -125,7 +125,7 @@ class Stopped(InWords):
 
 
 class Interrupted(Stopped, KeyboardInterrupt):
-    """Somebody stopped the run. `except Exception`, around one run of many, lets it through like any Ctrl-C."""
+    """A signal stopped the run. `except Exception`, around one run of many, lets it through like any Ctrl-C."""
 
     def __init__(self, step: int) -> None:
         super().__init__(f"stopped after step {step}", step)

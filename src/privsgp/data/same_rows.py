@@ -30,7 +30,7 @@ def digest(table: Any) -> str:  # noqa: ANN401 - Arrow's
 def same(public: Any, own: Sequence[Any]) -> bool:  # noqa: ANN401 - Arrow's
     """Tell whether a public table has the rows of one of these tables, or of all of them together.
 
-    Half of the different rows of either table have to be in the other one, and equally often. Where columns take few
+    Half of the different rows of either table have to be in the other one, and equally often. If columns take few
     values, tables of different people share rows too. But a row comes exactly c times among other people with a
     probability of at most 1/e (Poisson), whatever c and however frequent it is.
     """
