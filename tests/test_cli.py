@@ -307,6 +307,47 @@ def test_a_search_that_is_stopped_keeps_the_best_so_far(tmp_path, stopped_at):
     assert (kept.step_size, kept.momentum) == (found["best"]["step_size"], found["best"]["momentum"])
 
 
+FRESH = """
+import json, sys
+from privsgp.cli import main
+
+for arguments in json.loads(sys.argv[1]):
+    sys.argv[1:] = arguments
+    try:
+        main()
+    except SystemExit as end:
+        print(json.dumps([arguments, end.code, "torch" in sys.modules]))
+"""
+
+
+def test_refusals_come_before_torch_is_imported(tmp_path):
+    config, more = runs.small(tmp_path), ("--set=algorithm.steps=2", "--out", tmp_path / "run")
+    (tmp_path / "sites.toml").write_text(
+        runs.SMALL.replace("[data]", '[data]\npath = "{node}.npz"').replace("sizes", "#")
+    )
+    (tmp_path / "a.csv").write_text("x,y\n1,2\n")
+    gone = tmp_path / "gone"
+    refused = [
+        ("train", gone), ("train", config, "--none-such"), ("none-such",), ("train", tmp_path / "sites.toml"),
+        *(("train", config, f"--set={change}") for change in ("data.foo=3", "algorithm.steps=-1", "graph.name=x")),
+        ("plan", gone), ("plan",), ("tune", gone, "--public=synthetic"), ("audit", config, "--set=privacy.clip=0"),
+        ("compare", gone, "--algorithms=privsgp"), ("agree", "propose", gone, "--site", gone, "-o", gone),
+        ("data", "schema", gone, "--target=y"), ("data", "check", gone, tmp_path / "a.csv"), ("init",),
+        ("init", "--public", tmp_path / "a.csv", "--target=z", "--sites=a", "--path={site}.csv", "--epsilon=1"),
+        ("join", config, "--data", gone), ("join", config, "--data", config, "--home", gone), ("doctor", gone),
+        ("report", gone), ("ledger", gone), ("ledger", tmp_path), ("predict", gone, gone), ("evaluate", gone, gone),
+        ("export", gone, "--format=onnx"), ("graph", "x"),
+    ]  # fmt: skip
+    asked = json.dumps([list(map(str, one)) for one in [*refused, ("train", config, *more)]])
+    ran = subprocess.run(
+        [sys.executable, "-c", FRESH, asked], capture_output=True, text=True, check=True, stdin=subprocess.DEVNULL
+    )
+    *ends, last = [json.loads(line) for line in ran.stdout.splitlines() if line.startswith('[["')]
+    assert [end for end in ends if end[1:] != [2, False]] == []
+    assert len(ends) == len(refused)
+    assert last[1:] == [0, True]  # what was imported before torch works with it
+
+
 def test_graph_shows_a_network(tmp_path, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     table = runs.command("graph", "exponential", "--nodes", 16)

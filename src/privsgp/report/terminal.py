@@ -243,7 +243,7 @@ def show_audit(report: AuditReport) -> None:
 
 def show_comparison(comparison: dict[str, Any]) -> None:
     """Print a comparison, as comparison.json holds it, method by method."""
-    from privsgp.features.maps import pretraining  # brings torch, which counting privacy goes without
+    from privsgp.features.options import pretraining
 
     times = [row["virtual_seconds"] and row["virtual_seconds"]["mean"] for row in comparison["rows"]]
     clock = any(clocked(time, row["steps"]) for time, row in zip(times, comparison["rows"], strict=True))

@@ -11,7 +11,7 @@ from decimal import Decimal
 from typing import TYPE_CHECKING
 
 from privsgp.algorithms import ALGORITHMS
-from privsgp.features.maps import pretraining
+from privsgp.features.options import pretraining
 
 if TYPE_CHECKING:
     from privsgp.accounting.statements import Statement
