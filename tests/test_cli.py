@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -22,6 +23,7 @@ from privsgp.accounting.mechanisms import Saga
 from privsgp.algorithms import ALGORITHMS, Settings
 from privsgp.engine import folder as folders
 from privsgp.errors import Refused
+from privsgp.runs import config as configs
 
 BAD = {
     "algorithm.bacth=3": ("algorithm.bacth = 3", "did you mean 'batch'"),
@@ -252,6 +254,98 @@ def test_ctrl_c_says_what_is_there_to_go_on_with(tmp_path, monkeypatch, every, w
     monkeypatch.undo()
     assert runs.command(*arguments, "--resume").code == 0
     assert runs.charged(tmp_path / "x") == [30] * 4
+
+
+@pytest.fixture
+def stopped_at(monkeypatch):
+    """Return a function after which Ctrl-C comes once so much is done."""
+
+    def at(count):
+        @contextlib.contextmanager
+        def stage(_words, _total):
+            yield lambda done: os.kill(os.getpid(), signal.SIGINT) if done == count else None
+
+        monkeypatch.setattr(cli, "stage", stage)
+
+    return at
+
+
+AUDITED = ("--canaries=8", "--observations=600", "--json", "--set=algorithm.steps=20")  # 4 runs and another
+
+
+@pytest.mark.parametrize(("count", "seen"), [(30, 30), (60, 60), (90, 80)])
+def test_an_audit_that_is_stopped_judges_what_it_has_seen(tmp_path, stopped_at, count, seen):
+    stopped_at(count)
+    ran = runs.command("audit", runs.small(tmp_path), *AUDITED)
+    assert ran.code == 130, ran.err
+    found = json.loads(ran.out)
+    assert found["stopped"]
+    assert abs(found["observations"] / 8 - seen) <= 1  # the step in hand is taken
+    assert all(node["epsilon_certified"] > 0 and node["black_box"] == 0 for node in found["nodes"])
+    assert "audit stopped: it judged the" in ran.err
+    assert "checkpoint" not in ran.err
+
+
+def test_an_audit_that_is_stopped_at_once_has_words_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.setattr("privsgp.studies.audit.problems.load_problem", mock.Mock(side_effect=KeyboardInterrupt))
+    ran = runs.command("audit", runs.small(tmp_path), *AUDITED)
+    assert (ran.code, ran.out) == (130, "")
+    assert "audit stopped: it had seen no message to judge" in ran.err
+
+
+def test_a_search_that_is_stopped_keeps_the_best_so_far(tmp_path, stopped_at):
+    config = runs.small(tmp_path, runs.SMALL.replace("sigma = 0.05", "epsilon = 3.0"))
+    arguments = ("tune", config, "--public=synthetic", "--out", tmp_path / "tuned.toml", "--json")
+    stopped_at(2)
+    ran = runs.command(*arguments)
+    assert ran.code == 130, ran.err
+    found = json.loads(ran.out)
+    assert found["stopped"]
+    assert len(found["trials"]) <= 3
+    assert f"tune stopped after {len(found['trials'])} of at most 60 trials" in ran.err
+    kept = configs.read(tmp_path / "tuned.toml").algorithm
+    assert (kept.step_size, kept.momentum) == (found["best"]["step_size"], found["best"]["momentum"])
+
+
+FRESH = """
+import json, sys
+from privsgp.cli import main
+
+for arguments in json.loads(sys.argv[1]):
+    sys.argv[1:] = arguments
+    try:
+        main()
+    except SystemExit as end:
+        print(json.dumps([arguments, end.code, "torch" in sys.modules]))
+"""
+
+
+def test_refusals_come_before_torch_is_imported(tmp_path):
+    config, more = runs.small(tmp_path), ("--set=algorithm.steps=2", "--out", tmp_path / "run")
+    (tmp_path / "sites.toml").write_text(
+        runs.SMALL.replace("[data]", '[data]\npath = "{node}.npz"').replace("sizes", "#")
+    )
+    (tmp_path / "a.csv").write_text("x,y\n1,2\n")
+    gone = tmp_path / "gone"
+    refused = [
+        ("train", gone), ("train", config, "--none-such"), ("none-such",), ("train", tmp_path / "sites.toml"),
+        *(("train", config, f"--set={change}") for change in ("data.foo=3", "algorithm.steps=-1", "graph.name=x")),
+        ("plan", gone), ("plan",), ("tune", gone, "--public=synthetic"), ("audit", config, "--set=privacy.clip=0"),
+        ("compare", gone, "--algorithms=privsgp"), ("agree", "propose", gone, "--site", gone, "-o", gone),
+        ("data", "schema", gone, "--target=y"), ("data", "check", gone, tmp_path / "a.csv"), ("init",),
+        ("init", "--public", tmp_path / "a.csv", "--target=z", "--sites=a", "--path={site}.csv", "--epsilon=1"),
+        ("join", config, "--data", gone), ("join", config, "--data", config, "--home", gone), ("doctor", gone),
+        ("report", gone), ("ledger", gone), ("ledger", tmp_path), ("predict", gone, gone), ("evaluate", gone, gone),
+        ("export", gone, "--format=onnx"), ("graph", "x"),
+    ]  # fmt: skip
+    asked = json.dumps([list(map(str, one)) for one in [*refused, ("train", config, *more)]])
+    ran = subprocess.run(
+        [sys.executable, "-c", FRESH, asked], capture_output=True, text=True, check=True, stdin=subprocess.DEVNULL
+    )
+    *ends, last = [json.loads(line) for line in ran.stdout.splitlines() if line.startswith('[["')]
+    assert [end for end in ends if end[1:] != [2, False]] == []
+    assert len(ends) == len(refused)
+    assert last[1:] == [0, True]  # what was imported before torch works with it
 
 
 def test_graph_shows_a_network(tmp_path, monkeypatch):

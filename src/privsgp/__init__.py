@@ -6,8 +6,9 @@ when it is first used: a training step needs torch and NumPy alone.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from privsgp import later
 
 if TYPE_CHECKING:
     from privsgp.algorithms import register
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 __version__ = "1.0.0rc1"
 __all__ = ["Dataset", "Refused", "Result", "Schema", "__version__", "load", "register", "train"]
 
-_WHERE = {
+__getattr__ = later.names(__name__, {
     "train": "api",
     "load": "runs.result",
     "Result": "runs.result",
@@ -28,10 +29,4 @@ _WHERE = {
     "Dataset": "data",
     "Refused": "errors",
     "Schema": "data.schema",
-}
-
-
-def __getattr__(name: str) -> Any:  # noqa: ANN401 - whatever the name stands for
-    if name not in _WHERE:
-        raise AttributeError(f"module 'privsgp' has no attribute {name!r}")
-    return getattr(importlib.import_module(f"privsgp.{_WHERE[name]}"), name)
+})  # fmt: skip

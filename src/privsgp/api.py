@@ -240,7 +240,7 @@ def _read(
     """
     d, said = config.data, list[int | None]()
 
-    def arrays(given: Any, where: str) -> Any:  # noqa: ANN401 - whatever was brought
+    def arrays(given: Any, where: str, *, own: bool) -> Any:  # noqa: ANN401 - whatever was brought
         if not is_frame(given) and not isinstance(given, str | Path):
             _refuse_read_as(d, given, where)
             return given
@@ -248,19 +248,19 @@ def _read(
             return tuple(files.values())
         if is_frame(given):
             schema = needed(d.schema, where)
-            made = of_table(of_frame(given, schema, where), schema, where, task)
+            made = of_table(of_frame(given, schema, where, own=own), schema, where, task)
         else:
-            made = read_file(Path(given), task, d.form)
+            made = read_file(Path(given), task, d.form, own=own)
         _say(made.told)
         said.append(made.classes)
         found = made.dataset
         return (found.x, found.y) if found.x_test is None else (found.x, found.y, found.x_test, found.y_test)
 
     if isinstance(data, Mapping):
-        brought = {node: arrays(one, config.site(node)) for node, one in data.items()}
+        brought = {node: arrays(one, config.site(node), own=True) for node, one in data.items()}
     else:
-        brought = arrays(data, "data")
-    public = None if test is None else arrays(test, "test")
+        brought = arrays(data, "data", own=config.seed is None)
+    public = None if test is None else arrays(test, "test", own=False)
     return brought, public, d.classes or next((count for count in said if count is not None), None)
 
 

@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, cast
 
 import typer
+import typer.core
 
-from privsgp import __version__, cli_data, cli_models, cli_sites
+from privsgp import __version__, cli_data, cli_models, cli_sites, later
 from privsgp.accounting.shown import up
-from privsgp.errors import Refused, mending
+from privsgp.errors import Diverged, Refused, Stopped, mending
 from privsgp.files import finite
 from privsgp.report.terminal import (
     bar,
@@ -40,13 +41,30 @@ from privsgp.report.terminal import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from privsgp.accounting.accountant import Accountant, Spent
-    from privsgp.accounting.mechanisms import Mechanism, Saga
+    from privsgp.accounting.accountant import Spent
+    from privsgp.accounting.mechanisms import Accountant, Mechanism, Saga
     from privsgp.accounting.observer import View
     from privsgp.accounting.pairwise import Sharing
     from privsgp.graph import Graph
+    from privsgp.runs.config import Config
 
-app = typer.Typer(help="Private learning without a server.", no_args_is_help=True, pretty_exceptions_enable=False)
+
+class _Commands(typer.core.TyperGroup):
+    """All commands; typer itself would end in silence where a run was interrupted."""
+
+    def invoke(self, ctx: Any) -> Any:  # noqa: ANN401 - typer's own
+        try:
+            return super().invoke(ctx)
+        except Stopped as stopped:
+            there = "a checkpoint is kept: continue with the same command and --resume"
+            none = "there is no checkpoint (none was due, or engine.checkpoint_every = 0): the same command starts over"
+            err.print(f"{stopped}; {there if stopped.kept else none}", soft_wrap=True)
+            raise typer.Exit(130) from None
+
+
+app = typer.Typer(
+    cls=_Commands, help="Private learning without a server.", no_args_is_help=True, pretty_exceptions_enable=False
+)
 cli_models.add_to(app)
 cli_data.add_to(app)
 cli_sites.add_to(app)
@@ -98,20 +116,10 @@ SHARING = ("privsgp", "privsgp-vr", "privsgp-sag", "dp2-sgd")  # methods in whos
 
 def main() -> None:
     """Run the command line; turn refusals into status 2."""
-    from privsgp.errors import Diverged, Interrupted
-
     try:
         app()
     except Refused as refused:
         _end(refused.what, f"  → {refused.remedy}", status=2)
-    except Interrupted as stopped:
-        there = (
-            "a checkpoint is kept: continue with the same command and --resume"
-            if stopped.kept
-            else "there is no checkpoint (none was due, or engine.checkpoint_every = 0): the same command begins anew"
-        )
-        err.print(f"{stopped}; {there}", soft_wrap=True)
-        sys.exit(130)
     except Diverged as diverged:
         _end(str(diverged))
     except OSError as error:
@@ -181,17 +189,17 @@ def train(
     as_json: Json = False,
 ) -> None:
     """Train a model over a network of nodes, each with its own privacy budget."""
+    settings = cli_data.configured(config, changes)
     from privsgp.planner import settle as planning
     from privsgp.report import page
     from privsgp.report.tensorboard import Log
     from privsgp.runs import build
-    from privsgp.runs import config as configs
     from privsgp.runs import problem as problems
     from privsgp.runs import train as training
     from privsgp.runs.starting import Start
     from privsgp.transport import rendezvous
 
-    settings, world = configs.read(config, changes or []), rendezvous.join()
+    world = rendezvous.join()
     place = folder or Path("runs") / settings.name
     if world.alone:  # several processes refuse together, once they have met
         training.refuse_used(place, resume=resume, secret=settings.secret)
@@ -199,7 +207,7 @@ def train(
         _note(*([training.standing(place)] if resume else []), *problems.unsaid(settings))
     begun = None if start is None else Start.of(start, records)
 
-    def loaded(c: configs.Config) -> problems.Problem:
+    def loaded(c: Config) -> problems.Problem:
         problem = problems.load_problem(c, data_dir)
         return problem if begun is None else begun.put_into(problem)
 
@@ -258,17 +266,13 @@ def plan(
     as_json: Json = False,
 ) -> None:
     """Tell before anything is trained: how many steps, how much noise, what to expect."""
-    from privsgp import graph as graphs
-    from privsgp.accounting.counting import nominal
-    from privsgp.planner import settle as planning
-    from privsgp.planner import shown
-    from privsgp.planner.theorems import Constants
-    from privsgp.runs import config as configs
-
     if config is not None:
         _refuse_given(context, beside={"config", "changes", "data_dir", "evaluations", "save", "details", "as_json"})
         limited = evaluations is not None
-        settings = configs.read(config, [*(changes or []), *([f"plan.evaluations={evaluations}"] if limited else [])])
+        added = [f"plan.evaluations={evaluations}"] if limited else []
+        settings = cli_data.configured(config, [*(changes or []), *added])
+        from privsgp.planner import settle as planning
+
         with doing("reading the data", quiet=as_json) as say:
             made = planning.plan(settings, data_dir, compare=save is not None, say=say, free=limited)
         formula = made.formula
@@ -277,12 +281,19 @@ def plan(
     elif samples is None or dim is None or epsilon is None or smoothness is None:
         raise Refused("no run.toml, and not all of --samples, --dim, --epsilon, --smoothness", "give one or the other")
     else:
+        from privsgp import graph as graphs
+        from privsgp.accounting.mechanisms import nominal
+        from privsgp.planner import settle as planning
+        from privsgp.planner.theorems import Constants
+
         made, constants = None, Constants(smoothness, gap, heterogeneity, norm)
         formula = planning.from_constants(
             constants, graphs.make(network, nodes), dim, clip, samples=samples, batch=batch, budget=(epsilon, delta),
             published_c2=c2 if nominal(_accountant(accountant)) else None,
         )  # fmt: skip
     if save is not None:
+        from privsgp.planner import shown
+
         with doing("drawing the bound and the noise of many K", quiet=as_json):
             shown.draw(formula, save, made)
         err.print(f"drawn to {save}")
@@ -355,7 +366,7 @@ def account(
     from privsgp.accounting import accountant as accountants
     from privsgp.accounting import calibration, published
     from privsgp.accounting import observer as observers
-    from privsgp.accounting.counting import nominal
+    from privsgp.accounting.mechanisms import nominal
 
     own = {"difference_clip": difference_clip, "period": period, "alpha": alpha, "aggregated": aggregated}
     kind, related = _accountant(accountant), _relation(relation)
@@ -422,7 +433,8 @@ def calibrate(
     """Tell the noise that a budget needs. No data needed."""
     from privsgp.accounting import accountant as accountants
     from privsgp.accounting import calibration
-    from privsgp.accounting.counting import count, nominal
+    from privsgp.accounting.counting import count
+    from privsgp.accounting.mechanisms import nominal
 
     own = {"difference_clip": difference_clip, "period": period, "alpha": alpha, "aggregated": aggregated}
     bare = _mechanism(algorithm, 0.0, clip, batch, samples, sampling, kappa, **own)
@@ -460,13 +472,20 @@ def audit(
     as_json: Json = False,
 ) -> None:
     """Attack runs of this configuration on made-up data: a lower bound on every node's ε, or an alarm (status 3)."""
-    from privsgp.runs import config as configs
+    settings = cli_data.configured(config, changes)
     from privsgp.studies.audit import audit as attack
 
-    report = attack(configs.read(config, changes or []), data_dir, canaries, seed, confidence, observations)
+    try:
+        report = attack(settings, data_dir, canaries, seed, confidence, observations, stage)
+    except KeyboardInterrupt:
+        err.print("audit stopped: it had seen no message to judge; the same command starts it again", soft_wrap=True)
+        raise typer.Exit(130) from None
     tell(report.to_json(), show_audit, report, as_json=as_json)
-    if report.alarm:
-        raise typer.Exit(3)
+    if report.stopped:
+        words = f"it judged the {report.observations} of {observations} observations that it had"
+        err.print(f"audit stopped: {words}; the same command starts a new audit", soft_wrap=True)
+    if report.alarm or report.stopped:
+        raise typer.Exit(3 if report.alarm else 130)
 
 
 @app.command()
@@ -490,14 +509,13 @@ def compare(
     as_json: Json = False,
 ) -> None:
     """Compare methods at one certified budget, each at its best step size. The same command goes on after Ctrl-C."""
+    settings = cli_data.configured(config, changes)
     from privsgp.files import write_json
     from privsgp.paper import picture
-    from privsgp.runs import config as configs
     from privsgp.studies import compare as comparing
     from privsgp.studies.pool import alone_in
     from privsgp.studies.several import Bench
 
-    settings = configs.read(config, changes or [])
     place = folder or Path("runs") / f"{settings.name}-compare"
     names = cli_data.listed(algorithms)
     if moved := comparing.moved(settings, names):
@@ -597,28 +615,35 @@ def tune(
     as_json: Json = False,
 ) -> None:
     """Search step size, clip, batch, steps, momentum and averaging on public or synthetic data alone."""
-    from privsgp.runs import config as configs
+    settings = cli_data.configured(config, changes)
     from privsgp.studies.tune import tune as search
 
-    found = search(configs.read(config, changes or []), public, data_dir, most=trials)
+    found = search(settings, public, data_dir, most=trials, stage=stage)
     save.write_text(found.config.beside(save.parent).toml())
     err.print(f"written to {save}")
     tell(found.to_json(), show_tuned, found, as_json=as_json)
+    if found.stopped:
+        words = f"tune stopped after {len(found.trials)} of at most {trials} trials: {save} has the best so far"
+        err.print(f"{words}; `privsgp tune {save} --public {public}` continues from there", soft_wrap=True)
+        raise typer.Exit(130)
 
 
 @app.command()
 def ledger(
-    place: Annotated[Path, typer.Argument(help="A run folder, a ledger folder, or one ledger file.")],
+    place: Annotated[
+        Path, typer.Argument(help="A run folder, a ledger folder, or one ledger file.", callback=cli_data.there)
+    ],
     as_json: Json = False,
 ) -> None:
     """Check the ledgers of a run and recompute from them what each node has spent; status 1 above a budget."""
     from privsgp.accounting.statements import statements
-    from privsgp.sites import signed
 
     found = statements(place)
     if as_json:
         typer.echo(json.dumps([statement.to_json() for statement in found]))
     else:
+        from privsgp.sites import signed
+
         show_statements(found)
         if (agreed := signed.read(place)) is not None:
             err.print(agreed.text, soft_wrap=True)
@@ -655,6 +680,8 @@ def report(
     ] = None,
 ) -> None:
     """Write one page about runs: curves, privacy spent, the network, the plan, how to repeat it. Needs no network."""
+    for place in places:
+        cli_data.there(place)
     from privsgp.report import page
 
     out = file or (places[0] / page.NAME if len(places) == 1 else Path(page.NAME))
@@ -667,7 +694,8 @@ def options(
     section: Annotated[str | None, typer.Argument(help="A section of run.toml; default: all of them.")] = None,
 ) -> None:
     """Show every key that a run.toml may have: its values, its default, what it means."""
-    from privsgp.runs.reference import reference
+    with later.package("torch"):
+        from privsgp.runs.reference import reference
 
     known = {name: groups for name, _, groups in reference()}
     if section is not None:
@@ -681,7 +709,8 @@ def options(
 @app.command()
 def schema() -> None:
     """Write a JSON schema of run.toml, for editors that complete and check TOML."""
-    from privsgp.runs.reference import schema as made
+    with later.package("torch"):
+        from privsgp.runs.reference import schema as made
 
     typer.echo(json.dumps(made(), indent=1, ensure_ascii=False))
 
@@ -810,7 +839,7 @@ def _relation(name: str) -> Literal["zero-out", "replace-one"]:
 
 
 def _accountant(name: str) -> Accountant:
-    from privsgp.accounting.counting import ACCOUNTANTS
+    from privsgp.accounting.mechanisms import ACCOUNTANTS
 
     _one_of("accountant", name, ACCOUNTANTS)
     return cast("Accountant", name)

@@ -3,17 +3,48 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from privsgp import later
 from privsgp.errors import Refused
 from privsgp.report.terminal import err, out, show, show_lines
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from privsgp.data.schema import Schema
     from privsgp.data.tables import Table
+    from privsgp.runs.config import Config
+
+
+def there(path: Path | None) -> Path | None:
+    """Refuse a path that leads nowhere, before a command imports anything."""
+    if path is not None and not path.exists():
+        raise Refused(f"{path} does not exist", "name a file or folder that is there")
+    return path
+
+
+def configured(path: Path, changes: Sequence[str] | None, *, data: bool = True) -> Config:
+    """Read run.toml; refuse what is wrong with it before torch is imported, which takes seconds.
+
+    With `data`, files that it names must be there, but for processes of torchrun: each has its own nodes' alone.
+    """
+    with later.package("torch"):
+        from privsgp.data.loading import site_paths
+        from privsgp.runs import config as configs
+    found = configs.read(path, changes or [])
+    d = found.data
+    if data and d.path is not None and "WORLD_SIZE" not in os.environ:
+        tests = [] if d.test_path is None else [found.base / d.test_path]
+        for file in (*site_paths(d.path, range(d.nodes), found.base, d.sites), *tests):
+            if not file.exists():
+                raise Refused(f"data: {file} does not exist", "name an existing file; paths are relative to run.toml")
+    return found
+
 
 data = typer.Typer(help="Tables: draft a schema, check a table against it.", no_args_is_help=True)
 SchemaFile = Annotated[Path, typer.Argument(help="schema.toml, the same at every site.")]
@@ -33,9 +64,10 @@ def schema(
     ],
     target: Annotated[str, typer.Option(help="The column to predict.")],
 ) -> None:
-    """Draft a schema from public data, to stdout; never from private rows: it tells what it was drafted from."""
-    from privsgp.data.draft import draft
-    from privsgp.data.tables import read_arrow
+    """Draft a schema from public data, to stdout; never from a site's table, which training would then refuse."""
+    with later.package("torch"):
+        from privsgp.data.draft import draft
+        from privsgp.data.tables import read_arrow
 
     typer.echo(draft(read_arrow(public), target, public.name), nl=False)
     err.print("read every line, then give the same file to all sites: it must come from public data alone")
@@ -49,11 +81,12 @@ def check(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON on stdout, and nothing else there.")] = False,
 ) -> None:
     """Tell this site, and nobody else, what would happen to its table; nothing is written and nothing leaves."""
-    from privsgp.data import schema as schemas
-    from privsgp.data import tables
+    with later.package("torch"):
+        from privsgp.data import schema as schemas
+        from privsgp.data import tables
 
     found = schemas.read(schema_file)
-    encoded = tables.read(table, found, labelled=not no_target)
+    encoded = tables.read(table, found, labelled=not no_target, own=not no_target)
     if as_json:
         counts = {name: count._asdict() for name, count in encoded.counts.items()}
         told = {"schema": found.digest, "rows": len(encoded.x), "features": found.features, "counts": counts}
@@ -91,7 +124,8 @@ def init(
     folder: Annotated[Path, typer.Option("--out", help="Where run.toml and schema.toml go.")] = Path(),
 ) -> None:
     """Write a commented run.toml, and a schema.toml beside it; what is not given is asked for."""
-    from privsgp.runs.first import write_first
+    with later.package("torch"):
+        from privsgp.runs.first import write_first
 
     public = public or Path(_asked("a public table (or data dictionary) with the columns of every site's", "--public"))
     target = target or _asked("the column to predict", "--target")

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from privsgp.cli_data import there
 from privsgp.errors import Refused, visible
 
 if TYPE_CHECKING:
     from privsgp.runs.result import Result
 
-RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a finished run.")]
+RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a finished run.", callback=there)]
 
 
 def add_to(app: typer.Typer) -> None:
@@ -27,7 +28,10 @@ def predict(
     run: RunFolder,
     file: Annotated[
         Path,
-        typer.Argument(help="Samples as the run had them: .npz with x, a table, texts, an image or a folder of them."),
+        typer.Argument(
+            help="Samples as the run had them: .npz with x, a table, texts, an image or a folder of them.",
+            callback=there,
+        ),
     ],
     out: Annotated[Path | None, typer.Option("--out", "-o", help="A .csv file; default: stdout.")] = None,
 ) -> None:
@@ -72,7 +76,10 @@ def _said(result: Result, x: Any, files: list[str] | None) -> list[list[Any]]:  
 
 def evaluate(
     run: RunFolder,
-    file: Annotated[Path, typer.Argument(help="Public samples with targets, as the run had them; .npz with x and y.")],
+    file: Annotated[
+        Path,
+        typer.Argument(help="Public samples with targets, as the run had them; .npz with x and y.", callback=there),
+    ],
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON on stdout, and nothing else there.")] = False,
 ) -> None:
     """Tell what a trained model is worth on public data. No ε covers that: records it was trained on are refused."""

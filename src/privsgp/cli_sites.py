@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from privsgp.accounting.shown import up
+from privsgp.cli_data import configured, there
 from privsgp.errors import Interrupted, Refused
 from privsgp.report.terminal import LogFormat, bar, doing, out, show, show_log, tell
 from privsgp.runs.shown import site_lines, warning_lines
@@ -26,7 +27,7 @@ site = typer.Typer(help="This site's identity: keys that stay here, and the card
 agree = typer.Typer(help="Agreements (*.study): propose, read and check one.", no_args_is_help=True)
 
 Home = Annotated[Path | None, typer.Option(help="Where the keys are; default PRIVSGP_SITE or ~/.config/privsgp/site.")]
-Study = Annotated[Path, typer.Argument(help="The agreement, *.study")]
+Study = Annotated[Path, typer.Argument(help="The agreement, *.study", callback=there)]
 Out = Annotated[Path | None, typer.Option("--out", help="Run folder; default runs/<name>-<run>.")]
 LogFormatOption = Annotated[LogFormat, typer.Option(help="json: one JSON object a line on stderr.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout, and nothing else there.")]
@@ -136,11 +137,10 @@ def propose(
     days: Annotated[float, typer.Option(help="Days within which all must have joined.")] = 30.0,
 ) -> None:
     """Write an agreement for others to read, check and sign by joining."""
-    from privsgp.runs import config as configs
+    settings = configured(config, changes, data=False)
     from privsgp.sites import agreement as agreements
     from privsgp.sites.identity import Card
 
-    settings = configs.read(config, changes or [])
     limits = agreements.Limits(
         deadline=deadline, staleness=staleness, fewest=fewest, transfer=transfer, max_update=max_update
     )
@@ -268,9 +268,14 @@ def _show(agreement: Agreement, home: Path | None = None) -> None:
 def join(
     study: Study,
     data: Annotated[
-        Path, typer.Option(help="This site's own file: .csv, .parquet or .feather as the schema says, or .npz.")
+        Path,
+        typer.Option(
+            help="This site's own file: .csv, .parquet or .feather as the schema says, or .npz.", callback=there
+        ),
     ],
-    test: Annotated[Path | None, typer.Option(help="Public test data: the site's summary has metrics on them.")] = None,
+    test: Annotated[
+        Path | None, typer.Option(help="Public test data: the site's summary has metrics on them.", callback=there)
+    ] = None,
     home: Home = None,
     folder: Out = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, …")] = "cpu",
@@ -282,14 +287,16 @@ def join(
     as_json: Json = False,
 ) -> None:
     """Sign an agreement and take part in its run; again after a crash, to go on."""
+    from privsgp.sites.identity import Site
+
+    own = Site.open(_home(home))
     from privsgp.report import page
     from privsgp.sites.agreement import Agreement
-    from privsgp.sites.identity import Site
     from privsgp.sites.join import check_policy, default_out
     from privsgp.sites.join import join as take_part
 
     show_log(log_format)
-    agreement, own = Agreement.read(study), Site.open(_home(home))
+    agreement = Agreement.read(study)
     if not check_policy(own, agreement):
         _say(f"note: there is no policy.toml in {own.home}: nothing but the agreement itself is checked")
     if not agreement.config.private:

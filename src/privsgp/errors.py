@@ -21,14 +21,14 @@ def visible(text: str) -> str:
     return _UNSEEN.sub(lambda found: ascii(found[0])[1:-1], text)
 
 
-class InWords(Exception):
+class InWords(BaseException):
     """An exception whose words are made from its arguments: it comes out of another process as it went in."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _as_it_was, (type(self), self.args, self.__dict__)
 
 
-def _as_it_was(kind: type[Exception], args: tuple[Any, ...], rest: dict[str, Any]) -> Exception:
+def _as_it_was(kind: type[BaseException], args: tuple[Any, ...], rest: dict[str, Any]) -> BaseException:
     made = kind.__new__(kind, *args)
     made.__dict__.update(rest)
     return made
@@ -84,7 +84,7 @@ def called_from_python() -> Iterator[None]:
         refused.what, refused.remedy = in_pythons_terms(refused.what), in_pythons_terms(refused.remedy)
         refused.args = (f"{refused.what}\n  → {refused.remedy}",)
         raise
-    except Interrupted as stopped:
+    except Stopped as stopped:
         there = (
             "call again with resume=True to go on" if stopped.kept else "there is no checkpoint: call again to begin"
         )
@@ -114,17 +114,24 @@ def mending(error: OSError, otherwise: str) -> str:
 _SMALLER = "lower algorithm.step_size or privacy.clip, and choose another --out"
 
 
-class Interrupted(InWords):
-    """The run was stopped; `kept` tells whether a checkpoint holds it."""
+class Stopped(InWords):
+    """A run ended before its last step, after `step`; `kept` tells whether a checkpoint holds it."""
 
     kept = False
 
-    def __init__(self, step: int) -> None:
-        super().__init__(f"stopped after step {step}")
+    def __init__(self, words: str, step: int) -> None:
+        super().__init__(words)
         self.step = step
 
 
-class Diverged(InWords):
+class Interrupted(Stopped, KeyboardInterrupt):
+    """A signal stopped the run. `except Exception`, around one run of many, lets it through like any Ctrl-C."""
+
+    def __init__(self, step: int) -> None:
+        super().__init__(f"stopped after step {step}", step)
+
+
+class Diverged(InWords, Exception):
     """A message is no model, or without noise the test loss no number. Messages are noised: a look reveals nothing."""
 
     def __init__(self, step: int, what: str, remedy: str = _SMALLER) -> None:

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from test_schema import TEXT
 
 from privsgp import devices
-from privsgp.data import draft, tables
+from privsgp.data import draft, same_rows, tables
 from privsgp.data import schema as schemas
 from privsgp.data.loading import Form, holds_records_of
 from privsgp.errors import Refused
@@ -279,13 +279,64 @@ def test_a_draft_is_a_schema_of_what_it_was_drafted_from():
         "id": "ignored", "age": "number", "when": "ignored", "ward": "category", "smoker": "yes/no", "kind": "category",
     }  # fmt: skip
     assert schema.target.classes == ["0", "1"]
-    assert schema.columns["age"].range == [8, 71]  # a deviation beyond what was seen, and no sign that was not
+    assert schema.columns["age"].range == [0, 80]  # a deviation beyond what was seen, then a round number
     assert schema.columns["age"].centre == 40
-    assert "40 different texts in 40 rows" in text
+    assert '"ignored" }  # most of its texts are different' in text
     with pytest.raises(Refused, match="--target gone"):
         drafted(PUBLIC, "gone")
     with pytest.raises(Refused, match="--target id"):
         drafted(PUBLIC, "id")
+
+
+@given(
+    st.lists(st.floats(-1e6, 1e6).map(lambda v: float(f"{v:.3g}")), min_size=4, max_size=30, unique=True),
+    st.sampled_from([0, 37, 1e9]),
+)
+def test_a_draft_shows_no_extreme(values, offset):
+    values = sorted({value + offset for value in values})
+    if len(values) < 4 or not np.std(values) > 1e-3:
+        return
+    table = pa.table({"age": [*values, None], "back": ["no", "yes", *["no"] * (len(values) - 1)]})
+    text = draft.draft(table, "back", "public.csv")
+    low, high = schemas.parse(tomllib.loads(text)).columns["age"].range
+    assert low <= values[0] < values[-1] <= high
+    assert low < values[0] or low == 0
+    assert high > values[-1] or high == 0
+    body = text.partition("[columns]")[2]  # one line: range, centre and scale, which are rounded, and words
+    assert "…" not in body
+    assert body.rstrip().endswith("}  # some values are missing")
+
+
+def people(count, seed, **more):
+    rng = np.random.default_rng(seed)
+    age, smoker, back = rng.integers(20, 90, count), rng.random(count) < 0.2, rng.random(count) < 0.3
+    return pa.table({"id": np.arange(count), "age": age, "smoker": smoker, "back": back} | more)
+
+
+def as_csv(table, order=slice(None)):
+    """Return a table as its CSV file is read, rows in another order."""
+    rows = [[str(value) for value in row.values()] for row in table.to_pylist()][order]
+    return pa.table(
+        {name: list(values) for name, values in zip(table.column_names, zip(*rows, strict=True), strict=True)}
+    )
+
+
+def test_the_same_rows_are_known_in_any_order_and_format():
+    own = people(100, 1, sugar=np.random.default_rng(3).normal(5, 1, 100).astype(np.float32))
+    again = as_csv(own, slice(None, None, -1)).select(own.column_names[::-1])
+    assert same_rows.digest(again) == same_rows.digest(own)
+    assert same_rows.digest(own.slice(1)) != same_rows.digest(own)
+    for copied in (again, again.slice(0, 60), again.drop_columns("sugar"), pa.concat_tables([own, own])):
+        assert same_rows.same(copied, [people(80, 2), own])
+    assert same_rows.same(pa.concat_tables([people(80, s) for s in range(4)]), [people(80, s) for s in range(4)])
+
+
+@pytest.mark.parametrize("columns", [["id", "smoker", "back"], ["age", "smoker", "back"], ["smoker", "back"]])
+@pytest.mark.parametrize("sizes", [(40, 30), (300, 300), (5000, 100), (100, 5000)])
+def test_other_people_are_not_the_same_rows_where_columns_take_few_values(columns, sizes):
+    for seed in range(20):
+        public, own = (people(count, 2 * seed + at).select(columns) for at, count in enumerate(sizes))
+        assert not same_rows.same(public, [own])
 
 
 def test_a_data_dictionary_will_do():

@@ -132,6 +132,27 @@ def test_a_signal_at_any_moment_of_a_step_leaves_a_checkpoint_of_that_step(tmp_p
     assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == handlers
 
 
+def test_ctrl_c_ends_a_loop_over_runs_that_goes_on_after_errors(tmp_path):
+    begun = []
+
+    def once(k, _row):
+        if k == 5:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    def sweep():
+        for run in prepared:
+            begun.append(run)
+            with contextlib.suppress(Exception):  # what a sweep does with a run that fails
+                run.run()
+
+    for name in "ab":
+        (tmp_path / name).mkdir()
+    prepared = [_training(tmp_path / name, once) for name in "ab"]
+    with pytest.raises(KeyboardInterrupt):
+        sweep()
+    assert begun == prepared[:1]
+
+
 def test_a_signal_in_the_last_step_does_not_stop_a_run_that_is_done(tmp_path):
     run = _training(tmp_path, lambda k, _: os.kill(os.getpid(), signal.SIGINT) if k == 6 else None, algorithm__steps=6)
     assert run.run().steps == 6

@@ -11,7 +11,7 @@ from torch.nn.functional import batch_norm, conv2d, pad
 
 from privsgp import features
 from privsgp.errors import Refused
-from privsgp.features import efficientnet, maps
+from privsgp.features import efficientnet, options
 from privsgp.features.encode import make_encoder
 from privsgp.report import page, terminal
 from privsgp.runs import config as configs
@@ -178,5 +178,5 @@ def test_values_that_are_no_pixels_are_refused(tmp_path):
 
 
 def test_a_map_without_weights_of_its_own_says_nothing():
-    assert maps.pretraining("scattering") is None
-    assert maps.pretraining("module") is None
+    assert options.pretraining("scattering") is None
+    assert options.pretraining("module") is None

@@ -8,6 +8,8 @@ import shutil
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet
 import pytest
 import torch
 from torch import nn
@@ -289,6 +291,77 @@ def test_init_leaves_nothing_behind_where_it_refuses(place):
         assert init(place, place / "first", *options).code == 2
         assert not list((place / "first").glob("*"))
     assert "init without" in runs.command("init").err
+
+
+def another_table(place, how):
+    """Return a file with aachen's rows."""
+    own, other = place / "aachen.csv", place / ("other.parquet" if how == "format" else "other.csv")
+    if how == "path":
+        return place / "." / ".." / place.name / "aachen.csv"
+    if how in ("symbolic link", "hard link"):
+        (other.symlink_to if how == "symbolic link" else other.hardlink_to)(own)
+    elif how == "copy":
+        shutil.copy(own, other)
+    elif how == "order":
+        head, *lines = own.read_text().splitlines()
+        other.write_text("\n".join([head, *lines[::-1]]) + "\n")
+    elif how == "format":
+        pyarrow.parquet.write_table(pyarrow.csv.read_csv(own), other)
+    elif how == "all sites":
+        texts = [(place / f"{name}.csv").read_text().split("\n", 1) for name in ("aachen", "basel", "cork")]
+        other.write_text(texts[0][0] + "\n" + "".join(rows for _, rows in texts))
+    return other
+
+
+COPIES = ["path", "symbolic link", "hard link", "copy", "order", "format"]
+
+
+@pytest.mark.parametrize("how", [*COPIES, "all sites"])
+def test_init_takes_no_sites_table_for_a_public_one(place, how):
+    ran = init(place, place / "first", "--public", another_table(place, how))
+    assert ran.code == 2
+    assert "has the rows of a site's table" in ran.err
+    assert not (place / "first").exists()
+
+
+@pytest.mark.parametrize("how", ["path", "order", "format"])
+def test_no_site_trains_by_a_schema_that_was_drafted_from_its_table(place, how):
+    drafted = runs.command("data", "schema", another_table(place, how), "--target=back")
+    ward = '"category", values = ["a", "b.1", "odd"]'
+    assert ward in drafted.out
+    (place / "schema.toml").write_text(drafted.out.replace(ward, '"ignored"'))  # somebody has edited it
+    for ran in (train(place), train(place, "--set=seed="), runs.command("data", "check", *on_aachen(place))):
+        assert ran.code == 2
+        assert "aachen.csv: the schema was drafted from these rows" in ran.err
+    for one in ("aachen.csv", pyarrow.csv.read_csv(place / "aachen.csv")):
+        own = place / one if isinstance(one, str) else one
+        with pytest.raises(Refused, match="was drafted from these rows"):
+            privsgp.train(
+                nn.Linear(2, 2), {"aachen": own}, schema=place / "schema.toml", seed=1, privacy={"sigma": 0.1},
+                out=place / "python",
+            )  # fmt: skip
+
+
+def on_aachen(place):
+    return place / "schema.toml", place / "aachen.csv"
+
+
+def test_a_schema_drafted_from_public_rows_goes_with_the_run(place):
+    (place / "schema.toml").write_text(runs.command("data", "schema", place / "test.csv", "--target=back").out)
+    assert train(place).code == 0  # the public table is its test data too
+    schema = configs.read(place / "run.toml").data.schema
+    assert configs.read(place / "run" / "config.toml").data.schema == schema
+    assert schema.drafted is not None
+    told = privsgp.Schema.read(place / "schema.toml").model_dump()
+    assert privsgp.Schema(**{key: value for key, value in told.items() if key != "drafted"}).digest != schema.digest
+    (place / "run.toml").write_text(
+        RUN.replace('sites = ["aachen", "basel", "cork"]\npath = "{site}.csv"', "nodes = 2")
+        .replace("[data]", '[data]\nname = "test.csv"')
+        .replace('test_path = "test.csv"', "")
+    )
+    assert train(place, out="divided").code == 0  # a simulation divides a public table among its nodes
+    refused = train(place, "--set=seed=", out="private")
+    assert "test.csv: the schema was drafted from these rows" in refused.err
 
 
 def test_leaving_out_nodes_is_said(place):

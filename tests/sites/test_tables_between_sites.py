@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tomllib
 
 import numpy as np
 import pytest
@@ -91,6 +92,18 @@ def test_the_study_holds_the_schema_and_another_table_is_refused_before_signing(
         bring(agreement.config, hospitals.files[1], hospitals.folder / "again.csv")
     tested = bring(agreement.config, hospitals.files[1], hospitals.files[2])
     assert len(tested.y_test) == SIZES[2]
+
+
+def test_no_site_joins_by_a_schema_that_was_drafted_from_its_table(hospitals, tmp_path):
+    drafted = runs.command("data", "schema", hospitals.files[1], "--target=back").out
+    config = configs.parse(RUN | {"data": RUN["data"] | {"schema": tomllib.loads(drafted)}})
+    cards = [site.card for site in hospitals.sites]
+    study = propose(config, cards, like(config.data.schema), name="study", limits=Limits(deadline=30.0))
+    study.write(tmp_path / "b.study")
+    agreed = Agreement.read(tmp_path / "b.study").config
+    with pytest.raises(Refused, match=r"basel\.csv: the schema was drafted from these rows"):
+        bring(agreed, hospitals.files[1])
+    assert len(bring(agreed, hospitals.files[2]).y) == SIZES[2]
 
 
 def test_names_of_sites_are_those_on_their_cards(hospitals):

@@ -39,14 +39,14 @@ class _Bowl:
 
 def test_the_search_climbs_to_the_top_and_stops():
     bowl = _Bowl()
-    best = search(bowl, Trial(0.05, 0.5, 16.0, 100, 0.0, 0.5), most=1000)
+    best = search(bowl, Trial(0.05, 0.5, 16.0, 100, 0.0, 0.5), 1000, lambda _: None, lambda: False)
     assert (best.step_size, best.clip, best.momentum, best.share) == (0.4, 2.0, 0.5, 0.0)
     assert bowl.scores[best] == max(bowl.scores.values())
 
 
 def test_a_search_keeps_to_its_number_of_trials():
     bowl = _Bowl()
-    search(bowl, Trial(0.001, 0.5, 16.0, 100, 0.0, 0.5), most=7)
+    search(bowl, Trial(0.001, 0.5, 16.0, 100, 0.0, 0.5), 7, lambda _: None, lambda: False)
     assert len(bowl.scores) <= 7
 
 
@@ -79,7 +79,7 @@ def test_public_data_is_what_is_looked_at(tmp_path, monkeypatch):
     np.savez(tmp_path / "public.npz", x=rng.standard_normal((200, 64)), y=rng.integers(0, 10, 200))
     seen = []
     monkeypatch.setattr(
-        tuning, "search", lambda rehearse, trial, _most: seen.append(rehearse.rehearsal.samples.x) or trial
+        tuning, "search", lambda rehearse, trial, *_: seen.append(rehearse.rehearsal.samples.x) or trial
     )
     found = tune(_config(tmp_path), str(tmp_path / "public.npz"))
     assert found.source.kind == "public"

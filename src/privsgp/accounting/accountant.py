@@ -12,20 +12,19 @@ import math
 import operator
 from dataclasses import astuple, dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, get_args
 
 import numpy as np
 
 from privsgp.accounting import computed, lower, opinion, rdp
 from privsgp.accounting.curve import Curve, Gaussian, Group, Sampled, Tailed
-from privsgp.accounting.mechanisms import Anchored, Mechanism, Relation, Sag, Saga, SampledMean, Unprotected
+from privsgp.accounting.mechanisms import Accountant, Anchored, Mechanism, Relation, Sag, Saga, SampledMean, Unprotected
 from privsgp.accounting.saga import Ends, Geometry
 from privsgp.errors import Refused
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-Accountant = Literal["certified", "published"]
 Release = Sampled | Geometry
 SMALLEST, LARGEST = 1e-7, 1e60  # shifts, in units of σ: below, sampling is not worth counting; above, nothing is left
 SLACK = 0.02  # by which discretisation may blur the bracket

@@ -12,14 +12,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, get_args
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
 from privsgp.accounting import accountant, calibration, published, rdp
-from privsgp.accounting.accountant import Accountant
 from privsgp.accounting.computed import SHARE, Cost, refuse_vast
-from privsgp.accounting.mechanisms import Mechanism, Relation, described
+from privsgp.accounting.mechanisms import Accountant, Mechanism, Relation, described, nominal
 from privsgp.accounting.pld import added
 from privsgp.accounting.shown import up
 from privsgp.errors import Refused
@@ -28,14 +27,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from privsgp.accounting.ledger import Segment
-
-
-ACCOUNTANTS: tuple[Accountant, ...] = get_args(Accountant)
-
-
-def nominal(kind: str) -> bool:
-    """Tell whether the ε that an accountant turns into noise is a paper's: no guarantee, and shown as none."""
-    return kind == "published"
 
 
 class Count(Protocol):

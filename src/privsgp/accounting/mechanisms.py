@@ -10,14 +10,21 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, get_args
 
 from privsgp.errors import Refused
 
 Sampling = Literal["poisson", "fixed"]
 Relation = Literal["zero-out", "replace-one"]
+Accountant = Literal["certified", "published"]
+ACCOUNTANTS: tuple[Accountant, ...] = get_args(Accountant)
 
 _SHARED = ("honest", "partners", "least_own")
+
+
+def nominal(kind: str) -> bool:
+    """Tell whether the ε that an accountant turns into noise is a paper's: no guarantee, and shown as none."""
+    return kind == "published"
 
 
 @dataclass(frozen=True, kw_only=True)

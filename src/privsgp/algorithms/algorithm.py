@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import torch
 
 from privsgp.algorithms.block import Block, Drawn, Settings, State
-from privsgp.gradients.per_sample import minus
-from privsgp.gradients.rounding import CHUNK
 from privsgp.options import Options
 
 if TYPE_CHECKING:
@@ -83,6 +81,8 @@ def clipped_mean(block: Block, z: Tensor, batch: list[Drawn], b: Tensor | None =
 
 def full_mean(block: Block, z: Tensor) -> Tensor:
     """(1/J) Σ_j clip_G(∇f_i(z_i; j)) over all samples of each node; it never leaves as it is."""
+    from privsgp.gradients.rounding import CHUNK
+
     samples = torch.tensor([mechanism.samples for mechanism in block.mechanisms], device=z.device)[:, None]
     total = torch.zeros_like(z, dtype=torch.float64)
     for start in range(0, block.rows, CHUNK):
@@ -107,6 +107,8 @@ def difference_mean(
 
 def _difference(g: PerSample, h: PerSample, mask: Tensor, C: float | None) -> Tensor:
     """Return Σ_j clip_C(g_j − h_j)."""
+    from privsgp.gradients.per_sample import minus
+
     if C is None:
         return g.sum().sub_(h.sum())
     c = minus(g, h)

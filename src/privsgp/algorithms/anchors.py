@@ -20,7 +20,6 @@ from privsgp.accounting.mechanisms import Anchored
 from privsgp.algorithms.algorithm import Algorithm, Network, Trust, clipped_mean, difference_mean
 from privsgp.algorithms.block import Block, Drawn, Settings, State
 from privsgp.algorithms.events import Release, Step, ToServer
-from privsgp.gradients.product import aligned_rows
 from privsgp.options import Count, Options, Positive, Share, option
 
 if TYPE_CHECKING:
@@ -66,6 +65,8 @@ class Anchors(Algorithm):
 
     def begin(self, z: Tensor) -> None:
         """Set x' = x⁰; the first release is an anchor, so that nothing of the estimate is used before it is set."""
+        from privsgp.gradients.product import aligned_rows
+
         self.point = aligned_rows(z, z.shape[1]).copy_(z)
         self.estimate = torch.zeros_like(z[0])
 

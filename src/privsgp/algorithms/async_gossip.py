@@ -13,7 +13,6 @@ from privsgp.algorithms.algorithm import Algorithm, Network, clipped_mean
 from privsgp.algorithms.block import Block, Settings, State
 from privsgp.algorithms.events import Meet, Release, Step
 from privsgp.algorithms.push_sum import SGP, PrivSGP
-from privsgp.gradients.product import aligned_rows
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -52,6 +51,8 @@ class ADP2SGD(Algorithm):
 
     def begin(self, z: Tensor) -> None:
         """Every node reads x⁰."""
+        from privsgp.gradients.product import aligned_rows
+
         self.read = aligned_rows(z, z.shape[1]).copy_(z)
         self.counts = torch.zeros(len(z), dtype=torch.int64)
         self.g = self.block.zeros(z)

@@ -13,21 +13,21 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from privsgp.devices import device_of
-from privsgp.gradients.product import aligned_rows
-from privsgp.gradients.tables.storage import Rows, gather
 from privsgp.options import Options
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from torch import Tensor
 
     from privsgp.accounting.mechanisms import Mechanism, Sampling
     from privsgp.algorithms.algorithm import Trust
     from privsgp.algorithms.update_rule import UpdateRule
     from privsgp.clock import Event
     from privsgp.gradients import PerSample, Stacked
+    from privsgp.gradients.tables.storage import Rows
 
     Direction = Callable[[Tensor, list["Drawn"]], Tensor]  # the nodes' gradient estimates at z, by drawn samples
     Kept = Callable[[], dict[str, Tensor]]  # what a direction remembers, and changes in place
@@ -69,6 +69,8 @@ class State(NamedTuple):
     @classmethod
     def start(cls, x0: Tensor, nodes: int) -> State:
         """All nodes start from the same x⁰ with weight 1."""
+        from privsgp.gradients.product import aligned_rows
+
         x = x0.expand(nodes, -1).clone()
         z = aligned_rows(x, x.shape[1]).copy_(x)  # its rows are what every product of the forward pass reads
         return cls(x, torch.ones(nodes, dtype=torch.float64, device=x.device), z)
@@ -178,7 +180,7 @@ class Block:
 
     def part(self, nodes: slice) -> Block:
         """Return some of the nodes, for lines 6 to 9."""
-        if isinstance(self.inputs, Tensor):
+        if isinstance(self.inputs, torch.Tensor):
             return replace(
                 self, mechanisms=self.mechanisms[nodes], inputs=self.inputs[nodes], targets=self.targets[nodes],
                 execution=Execution(),
@@ -235,6 +237,8 @@ class Block:
 
         `prepare` is what a table makes of gradients before they are clipped.
         """
+        from privsgp.gradients.tables.storage import gather
+
         inputs, targets = gather(self.inputs, drawn.rows), gather(self.targets, drawn.rows)
         g = self.gradient(z, inputs, targets) if drawn.keys is None else self.gradient(z, inputs, targets, drawn.keys)
         if prepare is not None:

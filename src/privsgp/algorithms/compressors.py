@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Annotated, Literal, Protocol, Self
+from typing import TYPE_CHECKING, Annotated, Literal, Protocol, Self
 
 import numpy as np
 import torch
 from pydantic import Field, model_validator
-from torch import Tensor
 
 from privsgp.errors import Refused
 from privsgp.options import Count, Options, Share, option
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class Compressor(Protocol):

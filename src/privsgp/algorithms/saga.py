@@ -16,8 +16,6 @@ from privsgp.algorithms.block import Block, Drawn, Settings
 from privsgp.algorithms.push_sum import PushSum, of_each_node
 from privsgp.devices import device_of
 from privsgp.errors import Refused
-from privsgp.gradients.rounding import CHUNK
-from privsgp.gradients.tables.table import Table, fill, make_table, restore
 from privsgp.kernels import at_once
 from privsgp.options import Options, Positive, Share, option
 
@@ -25,6 +23,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from privsgp.gradients import PerSample
+    from privsgp.gradients.tables.table import Table
 
 
 _PIECE = 1 << 18  # numbers of a mean that are moved at once: what they need stays in a core's cache
@@ -71,6 +70,9 @@ def init_table(block: Block, settings: Settings, z: Tensor) -> Table:
 
 def fill_table(block: Block, settings: Settings, table: Table, z: Tensor) -> None:
     """Take every sample's clipped gradient at z⁰ for its entry, where the table is to begin with them."""
+    from privsgp.gradients.rounding import CHUNK
+    from privsgp.gradients.tables.table import fill
+
     if settings.own(TableOptions).table_init == "gradients":
 
         def gradients(rows: Tensor) -> PerSample:
@@ -86,6 +88,8 @@ def restore_table(block: Block, table: Table, z: Tensor) -> None:
 
     Where noise comes from a seed there is nothing to protect, and the mean stays what it was to the bit.
     """
+    from privsgp.gradients.rounding import CHUNK
+    from privsgp.gradients.tables.table import restore
 
     def gradients(rows: Tensor) -> PerSample:  # whose factors show which form entries have; z does not matter
         return block.gradients(z, Drawn(rows, rows < block.rows), table.prepared)
@@ -102,6 +106,8 @@ def _samples(block: Block, z: Tensor) -> Tensor:
 
 def empty_table(block: Block, settings: Settings, z: Tensor) -> Table:
     """Return a table of zeros."""
+    from privsgp.gradients.tables.table import make_table
+
     o = settings.own(TableOptions)
     padding = torch.full((z.shape[0], 1), block.rows, device=z.device)
     example = block.gradients(z, Drawn(padding, torch.zeros_like(padding, dtype=torch.bool)))

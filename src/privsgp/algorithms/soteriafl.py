@@ -23,7 +23,6 @@ from privsgp.algorithms.compressors import CompressionOptions
 from privsgp.algorithms.events import Release, Step, ToServer
 from privsgp.algorithms.push_sum import PrivSGP
 from privsgp.algorithms.saga import PrivSGPVR, SagaOptions, init_table, restore_table, saga_estimate
-from privsgp.gradients.product import aligned_rows
 from privsgp.options import Options, Positive, Share, option
 
 if TYPE_CHECKING:
@@ -120,6 +119,8 @@ class SoteriaFLSVRG(SoteriaFL):
 
     def begin(self, z: Tensor) -> None:
         """Set w = x⁰."""
+        from privsgp.gradients.product import aligned_rows
+
         super().begin(z)
         self.point = aligned_rows(z, z.shape[1]).copy_(z)
         self.full = full_mean(self.block, z)

@@ -1,6 +1,7 @@
 """Drafts a schema from public data or a data dictionary, for somebody who knows the columns to read and correct.
 
-Everything in a draft is a statistic of what it was drafted from: drafted from private rows, it would tell of them.
+Everything in a draft is a statistic of what it was drafted from, so private rows must not be: `drafted` lets training
+refuse them. A draft has rounded numbers alone, never the smallest or largest value or a count.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import math
 import tomllib
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from privsgp.data import same_rows
 from privsgp.data import schema as schemas
 from privsgp.data.schema import MISSING, YesNo, toml_key, toml_value
 from privsgp.data.tables import as_number
@@ -23,12 +25,14 @@ _DICTIONARY = ("column", "type", "min", "max", "values", "missing")
 _HEAD = """# schema.toml: what the columns of a table are. It is public, and the same at every site: its hash is part of
 # what they agree on. Drafted from {source}.
 # Read every line: ranges and lists must hold for all sites, and come from no private row.
+# A drafted range is wider than the values were. Write the limits that every site expects.
 #
 # number    range = [smallest, largest] becomes -1 … 1, or centre 0 and centre + scale 1; what lies outside is clipped
 # category  values: the public list; anything else becomes "other"
 # yes/no    ±1
 # ignored   not used; may be left out of the table
 # missing   what a missing value becomes, with an indicator; without it a missing value is refused
+# drafted   a digest of the public table. Training refuses a site whose own table has the same rows.
 
 """
 
@@ -43,25 +47,30 @@ class Draft(NamedTuple):
 
 def draft(table: Any, target: str, source: str) -> str:  # noqa: ANN401 - Arrow's
     """Return the text of a schema for a public table, or by a data dictionary with the columns of `_DICTIONARY`."""
+    digest = None
     columns = {name: list(map(_text, table.column(name).to_pylist())) for name in table.column_names}
     if {"column", "type"} <= set(columns) <= set(_DICTIONARY):
         rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
         found = {row["column"]: Draft(_described(row), "by the data dictionary") for row in rows}
     else:
-        found = {name: _column(values) for name, values in columns.items()}
+        found, digest = {name: _column(values) for name, values in columns.items()}, same_rows.digest(table)
     if target not in found:
         raise Refused(f"--target {target}: {source} has no such column", f"take one of {', '.join(found)}")
     target_draft = found.pop(target)
-    text = _written(target, _as_target(target_draft, target), found, source)
+    text = _written(target, _as_target(target_draft, target), found, source, digest)
     schemas.parse(tomllib.loads(text), source)  # what is drafted can be read
     return text
 
 
-def _written(target: str, values: dict[str, Any], columns: dict[str, Draft], source: str) -> str:
-    lines = ["[target]", f"column = {toml_value(target)}"]
+def _written(target: str, values: dict[str, Any], columns: dict[str, Draft], source: str, digest: str | None) -> str:
+    lines = [] if digest is None else [f"drafted = {toml_value(digest)}", ""]
+    lines += ["[target]", f"column = {toml_value(target)}"]
     lines += [f"{key} = {toml_value(value)}" for key, value in values.items()]
     lines += ["", "[columns]"]
-    lines += [f"{toml_key(name)} = {toml_value(one.values)}  # {one.why}" for name, one in columns.items()]
+    lines += [
+        f"{toml_key(name)} = {toml_value(one.values)}" + (f"  # {one.why}" if one.why else "")
+        for name, one in columns.items()
+    ]
     return _HEAD.format(source=json.dumps(source, ensure_ascii=False)) + "\n".join(lines) + "\n"
 
 
@@ -76,21 +85,21 @@ def _text(value: object) -> str:
 def _column(values: Sequence[str]) -> Draft:
     """Guess what a public column is."""
     there = [value for value in values if value not in MISSING]
-    gaps = len(values) - len(there)
-    missing = f", {gaps} of {len(values)} missing" if gaps else ""
+    gaps = len(there) < len(values)
+    missing = "some values are missing" if gaps else ""
     if not there:
         return Draft({"type": "ignored"}, "all values are missing")
     kinds = sorted(set(there))
     if len(kinds) <= 2 and _yes_no(kinds):
         said = {"type": "yes/no", "missing": False} if gaps else {"type": "yes/no"}
-        return Draft(said, f"{', '.join(kinds)}{missing}", tuple(kinds))
+        return Draft(said, missing, tuple(kinds))
     numbers = [as_number(value) for value in there]
     if None not in numbers:
-        return _number([number for number in numbers if number is not None], gaps, missing)
+        return _number([number for number in numbers if number is not None], missing)
     if len(kinds) > _CLASSES or len(kinds) > max(2, len(there) // 2):
-        return Draft({"type": "ignored"}, f"{len(kinds)} different texts in {len(there)} rows{missing}")
+        return Draft({"type": "ignored"}, "most of its texts are different")
     given = {"missing": schemas.OTHER} if gaps else {}
-    return Draft({"type": "category", "values": kinds} | given, f"{len(kinds)} values{missing}")
+    return Draft({"type": "category", "values": kinds} | given, missing)
 
 
 def _yes_no(kinds: Sequence[str]) -> bool:
@@ -98,22 +107,28 @@ def _yes_no(kinds: Sequence[str]) -> bool:
     return all(kind.lower() in (*words.yes, *words.no) for kind in kinds)
 
 
-def _number(numbers: list[float], gaps: int, missing: str) -> Draft:
+def _number(numbers: list[float], missing: str) -> Draft:
     low, high, mean = min(numbers), max(numbers), math.fsum(numbers) / len(numbers)
-    seen = f"{low:g} … {high:g}{missing}"
     deviation = math.sqrt(math.fsum((v - mean) ** 2 for v in numbers) / len(numbers))
     if not deviation or not math.isfinite(deviation):
-        return Draft({"type": "ignored"}, f"always {low:g}{missing}" if low == high else seen)
+        return Draft({"type": "ignored"}, "all its values are the same" if low == high else "its values are vast")
     step = 10 ** math.floor(math.log10(deviation)) / 10
     centre, scale = _tidy(round(mean / step) * step), _tidy(round(deviation / step) * step)
+    given = {"missing": centre} if missing else {}
+    limits = _limits(low, high, deviation)
+    return Draft({"type": "number", "centre": centre, "scale": scale, "range": limits} | given, missing)
+
+
+def _limits(low: float, high: float, deviation: float) -> list[float]:
+    """Return round numbers beyond what was seen: a deviation further, then out to one digit of the width."""
     least = max(0.0, low - deviation) if low >= 0 else low - deviation  # others have seen more than these rows
-    limits = [_tidy(math.floor(least / step) * step), _tidy(math.ceil((high + deviation) / step) * step)]
-    given = {"missing": centre} if gaps else {}
-    return Draft({"type": "number", "centre": centre, "scale": scale, "range": limits} | given, seen)
+    most = min(0.0, high + deviation) if high <= 0 else high + deviation
+    step = 10.0 ** math.floor(math.log10(most - least))
+    return [_tidy(math.floor(least / step) * step), _tidy(math.ceil(most / step) * step)]
 
 
 def _tidy(value: float) -> float:
-    return float(f"{value:.6g}")
+    return float(f"{value:.12g}")
 
 
 def _as_target(found: Draft, target: str) -> dict[str, Any]:

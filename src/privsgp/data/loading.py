@@ -64,15 +64,16 @@ PLAIN = Form()
 
 def load(
     name: str, *, data_dir: Path | None = None, task: Task = "classification", classes: int | None = None,
-    form: Form = PLAIN, pixels: bool = False,
+    form: Form = PLAIN, pixels: bool = False, own: bool = False,
 ) -> Dataset:  # fmt: skip
     """The data set `name`: digits, mnist, cifar10, a9a, or the path of a file: .npz, or what its `form` says.
 
     `classes` is for .npz files, where it stands above the file's own number `classes`. With `task="regression"` labels
-    become real targets. With `pixels` built-in images have values from 0 to 1 instead of scaled ones.
+    become real targets. With `pixels` built-in images have values from 0 to 1 instead of scaled ones. `own` as for
+    `read_file`.
     """
     if name not in _KNOWN and (is_file(name) or form.fits(Path(name))):
-        brought = read_file(file_path(name, data_dir), task, form)
+        brought = read_file(file_path(name, data_dir), task, form, own=own)
         dataset = replace(brought.dataset, name=name)
         return dataset if dataset.y.dtype != np.int64 else settle(dataset, classes or brought.classes)
     if name not in _KNOWN:
@@ -100,15 +101,18 @@ class Brought:
     told: list[str]
 
 
-def read_file(path: Path, task: Task, form: Form = PLAIN) -> Brought:
-    """Read an .npz file, a table by its schema, texts, or a folder: of mapped arrays, or of class folders."""
+def read_file(path: Path, task: Task, form: Form = PLAIN, *, own: bool = False) -> Brought:
+    """Read an .npz file, a table by its schema, texts, or a folder: of mapped arrays, or of class folders.
+
+    `own` says that it is a site's own file: privsgp refuses a table from which the schema was drafted.
+    """
     if form.images is not None and not path.exists():
         raise Refused(f"data: {path} does not exist", "name a folder of class folders with images")
     if form.fits(path):
         return _read_folder(path, form, task) if path.is_dir() else _read_texts(path, form, task)
     if is_table(path.name):
         schema = needed(form.schema, str(path))
-        return of_table(tables.read(path, schema), schema, str(path), task)
+        return of_table(tables.read(path, schema, own=own), schema, str(path), task)
     if path.suffix in TEXTS:
         raise Refused(
             f"{path} without a column of texts",
@@ -203,7 +207,7 @@ def load_sites(
     `look` may refuse what one file holds.
     """
     paths = site_paths(template, nodes, base, names)
-    brought = [read_file(path, task, form) for path in paths]
+    brought = [read_file(path, task, form, own=True) for path in paths]
     for one in brought:
         look(one.dataset)
     declared = {one.classes for one in brought if one.classes is not None}

@@ -15,7 +15,15 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    model_serializer,
+    model_validator,
+)
 
 from privsgp.errors import Refused
 from privsgp.files import read_toml
@@ -182,6 +190,14 @@ class Schema(Options):
     target: Target
     columns: Annotated[dict[str, Column], Field(min_length=1)]
     missing: list[str] = option(MISSING, "texts that stand for a missing value, unless a category lists them")
+    drafted: Annotated[str, Field(pattern="^[0-9a-f]{16}$")] | None = option(
+        None, "digest of the public table it was drafted from: a site's table with the same rows is refused"
+    )
+
+    @model_serializer(mode="wrap")
+    def _as_before(self, written: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave `drafted` out where it is not given: hashes of older schemas stay the same."""
+        return {key: value for key, value in written(self).items() if key != "drafted" or value is not None}
 
     @model_validator(mode="after")
     def _can_be_encoded(self) -> Self:
@@ -235,7 +251,8 @@ class Schema(Options):
 
     def toml(self, prefix: str = "") -> str:
         """Write it out; `prefix` is the section it stands in."""
-        lines = [] if self.missing == MISSING else [f"missing = {toml_value(self.missing)}", ""]
+        own = {key: value for key, value in _given(self).items() if key in ("missing", "drafted")}
+        lines = [*(f"{key} = {toml_value(value)}" for key, value in own.items()), ""] if own else []
         lines = ([f"[{prefix[:-1]}]", *lines] if prefix and lines else lines) + [f"[{prefix}target]"]
         lines += [f"{key} = {toml_value(value)}" for key, value in _given(self.target).items()]
         lines += ["", f"[{prefix}columns]"]

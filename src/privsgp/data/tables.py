@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
+from privsgp.data import same_rows
 from privsgp.data.files import refuse_vast
 from privsgp.data.schema import OTHER, Category, Number, YesNo, doubles
 from privsgp.errors import Refused
@@ -101,14 +102,17 @@ def _word(value: object) -> str:
     return f"{value:g}" if isinstance(value, float) else repr(value)
 
 
-def read(path: Path, schema: Schema, *, labelled: bool = True) -> Table:
-    """Read a file and encode it; without `labelled` it needs no target, and one that is there is not looked at."""
-    return encode(read_arrow(path), schema, str(path), labelled=labelled)
+def read(path: Path, schema: Schema, *, labelled: bool = True, own: bool = False) -> Table:
+    """Read a file and encode it; without `labelled` it needs no target, and one that is there is not looked at.
+
+    `own` says that it is a site's own table: privsgp refuses it if the schema was drafted from it.
+    """
+    return encode(read_arrow(path), schema, str(path), labelled=labelled, own=own)
 
 
-def of_frame(frame: object, schema: Schema, where: str = "data", *, labelled: bool = True) -> Table:
-    """Encode a data frame of pandas or polars, or an Arrow table."""
-    return encode(as_arrow(frame, where), schema, where, labelled=labelled)
+def of_frame(frame: object, schema: Schema, where: str = "data", *, labelled: bool = True, own: bool = False) -> Table:
+    """Encode a data frame of pandas or polars, or an Arrow table; `own` as for `read`."""
+    return encode(as_arrow(frame, where), schema, where, labelled=labelled, own=own)
 
 
 def as_arrow(frame: object, where: str = "data") -> Any:  # noqa: ANN401 - pyarrow has no types
@@ -232,9 +236,21 @@ def _feather(path: Path) -> Any:  # noqa: ANN401 - pyarrow has no types
         return read_table(file, use_threads=False)
 
 
-def encode(table: Any, schema: Schema, where: str, *, labelled: bool = True) -> Table:  # noqa: ANN401 - Arrow's
+def encode(
+    table: Any,  # noqa: ANN401 - Arrow's
+    schema: Schema,
+    where: str,
+    *,
+    labelled: bool = True,
+    own: bool = False,
+) -> Table:
     """Turn an Arrow table into arrays; refuse columns and values that are not as the schema says."""
     refuse_other_columns(table.column_names, schema, where, labelled=labelled)
+    if own and schema.drafted is not None and same_rows.digest(table) == schema.drafted:
+        raise Refused(
+            f"{where}: the schema was drafted from these rows, and shows everybody their ranges and lists",
+            "draft the schema from a table that no site trains on; send this one to nobody if the rows are private",
+        )
     if not table.num_rows:
         raise Refused(f"{where} has no rows", "give at least one record")
     refuse_vast(where, 16 * table.num_rows * schema.width)  # float64 first, then float32, twice

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from privsgp.accounting.counting import nominal
+from privsgp.accounting.mechanisms import nominal
 from privsgp.accounting.shown import up
 from privsgp.clock import Events
 from privsgp.devices import device_of
@@ -30,9 +30,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
-    from privsgp.accounting.accountant import Accountant
     from privsgp.accounting.ledger import Segment
-    from privsgp.accounting.mechanisms import Mechanism, Relation
+    from privsgp.accounting.mechanisms import Accountant, Mechanism, Relation
     from privsgp.accounting.pairwise import PairwiseCovariance
     from privsgp.algorithms import Algorithm, Settings
     from privsgp.clock import Waiting

@@ -1,7 +1,16 @@
 """What a model is given instead of the raw sample: fixed maps of each sample alone, which cost no privacy."""
 
-from privsgp.features.encode import Encoded, digest, encode_once, frozen, output_shape
-from privsgp.features.maps import Choice, FeatureMap, make
-from privsgp.features.views import Views
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from privsgp import later
+
+if TYPE_CHECKING:
+    from privsgp.features.encode import Encoded, digest, encode_once, frozen, output_shape
+    from privsgp.features.maps import Choice, FeatureMap, make
+    from privsgp.features.views import Views
 
 __all__ = ["Choice", "Encoded", "FeatureMap", "Views", "digest", "encode_once", "frozen", "make", "output_shape"]
+_MAPS = dict.fromkeys(("Choice", "FeatureMap", "make"), "maps")
+__getattr__ = later.names(__name__, dict.fromkeys(__all__, "encode") | _MAPS | {"Views": "views"})

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import io
 import math
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -20,46 +19,19 @@ from torch import Tensor, nn
 from torch.nn.functional import conv2d, interpolate, pad
 
 from privsgp.errors import Refused
+from privsgp.features.options import SIZES, Size
 from privsgp.files import packaged
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 WIDTH = 1280  # features of a sample, whatever the size of the network
-PRETRAINING = "public pre-training on ImageNet"
 _EPS = 1e-3  # of batch normalisation, as it was trained
 _LAYOUT = {"cpu": torch.channels_last}  # 1.5 times as fast there, measured once; what a GPU is given stays as it is
 _STAGES = (  # repeats, kernel, stride, expansion, channels
     (1, 3, 1, 1, 16), (2, 3, 2, 6, 24), (2, 5, 2, 6, 40), (3, 3, 2, 6, 80), (3, 5, 1, 6, 112), (4, 5, 2, 6, 192),
     (1, 3, 1, 6, 320),
 )  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Size:
-    """One network of the family: its scale, the side of the images it was trained on, and its weights."""
-
-    width: float
-    depth: float
-    side: int
-    file: str
-    sha256: str
-
-
-SIZES = {
-    "efficientnet-lite0": Size(
-        1.0, 1.0, 224, "efficientnet-lite0-57934424.pth",
-        "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db",
-    ),
-    "efficientnet-lite1": Size(
-        1.0, 1.1, 240, "efficientnet-lite1-77cc7160.pth",
-        "77cc7160d37bebc1e0d68dc9e8d1e836a263e063f0825ec80d85670b2c913850",
-    ),
-    "efficientnet-lite2": Size(
-        1.1, 1.2, 260, "efficientnet-lite2-9656183e.pth",
-        "9656183eaeafe8cbf0cf560089305d34668787f6a26377ccbe5be192ed3f855d",
-    ),
-}  # fmt: skip
 
 
 class EfficientNetLite(nn.Module):

@@ -32,6 +32,7 @@ from privsgp import features
 from privsgp.data.mapped import Mapped
 from privsgp.errors import Refused
 from privsgp.features import wordllama
+from privsgp.features.options import WORDLLAMA
 from privsgp.files import cache_folder, own_folder, replace
 from privsgp.seeds import public_seed
 
@@ -156,7 +157,7 @@ def make_encoder(
     """
     if name in ("none", "module"):
         return None, shape
-    if name == wordllama.NAME:
+    if name == WORDLLAMA:
         words = wordllama.make(shape)
         return words, features.output_shape(words, shape)
     # Keys that came later and are not given are left out: a map stays what it was.

@@ -25,18 +25,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, Self
+from typing import TYPE_CHECKING
 
 import torch
-from pydantic import Field, model_validator
 from torch import Tensor, nn
 from torch.nn.functional import adaptive_avg_pool2d, conv2d, group_norm, relu
 
 from privsgp.errors import Refused
-from privsgp.features import efficientnet, synthetic, wordllama
+from privsgp.features import efficientnet, synthetic
 from privsgp.features.encode import keep, read
+from privsgp.features.options import SIZES
 from privsgp.features.scattering import Scattering
-from privsgp.options import Count, Options, option
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -52,59 +51,6 @@ if TYPE_CHECKING:
 MADE_UP = 2048  # images that means and directions are measured on
 _CHUNK = 8
 _ROWS = 4096
-
-
-class MapOptions(Options):
-    """What all maps of images have in common."""
-
-    like: Literal["strokes", "leaves"] | None = option(
-        None, "made-up images that whitening is measured on; left out: no whitening"
-    )
-    components: Count | None = option(None, "directions that whitening keeps; left out: 512")
-    power: Annotated[float, Field(ge=0, le=1)] | None = option(
-        None, "how far whitening brings directions to one scale; left out: 1"
-    )
-    mirror: bool | None = option(None, "an image and its mirror image have the same features")
-    views: Literal["mirror", "shifts"] | None = option(None, "views of a sample, averaged before its clip")
-
-    @model_validator(mode="after")
-    def _whitening_has_a_use(self) -> Self:
-        for key in ("components", "power") if self.like is None else ():
-            if (given := getattr(self, key)) is not None:
-                raise Refused(f"features.{key} = {given!r} without features.like", "give it too, or leave both out")
-        return self
-
-
-class ScatteringOptions(MapOptions):
-    """The scattering transform: wavelets, moduli, averages."""
-
-    scales: Count | None = option(None, "octaves of wavelets; left out: 2")
-    angles: Count | None = option(None, "directions of wavelets; left out: 8")
-    order: Literal[1, 2] | None = option(None, "how often a modulus is taken; left out: 2")
-
-
-class RandomConvOptions(MapOptions):
-    """Convolutions with random filters."""
-
-    filters: Count | None = option(None, "how many; left out: 256")
-    patch: Count | None = option(None, "their width in pixels; left out: 6")
-    grid: Count | None = option(None, "cells a side that responses are averaged over; left out: 4")
-
-
-class EfficientNetOptions(MapOptions):
-    """A frozen network with public ImageNet weights, for images whose pixels go from 0 to 1."""
-
-    size: Count | None = option(
-        None, "pixels a side that images are brought to; left out: what the network was trained on, 224, 240 or 260"
-    )
-
-
-FEATURES: dict[str, type[Options]] = {
-    "none": Options,
-    "scattering": ScatteringOptions,
-    "random-conv": RandomConvOptions,
-    wordllama.NAME: Options,
-} | dict.fromkeys(efficientnet.SIZES, EfficientNetOptions)
 
 
 @dataclass(frozen=True)
@@ -123,13 +69,6 @@ class Choice:
     power: float = 1.0
     mirror: bool = False  # an image and its mirror image have the same features
     size: int | None = None  # pixels a side that an encoder is shown
-
-
-def pretraining(name: str) -> str | None:
-    """Say what a map was learnt from before it was frozen; this stands beside every number that rests on it."""
-    if name == wordllama.NAME:
-        return f"{wordllama.PRETRAINING} ({name})"
-    return f"{efficientnet.PRETRAINING} ({name})" if name in efficientnet.SIZES else None
 
 
 class FeatureMap(nn.Module):
@@ -208,7 +147,7 @@ def _version() -> str:
 
 
 def _base(choice: Choice, image: tuple[int, int, int], seed: int) -> Base:
-    if choice.name in efficientnet.SIZES:
+    if choice.name in SIZES:
         return efficientnet.make(choice.name, image, choice.size)
     if choice.name == "scattering":
         return Scattering(*image[1:], scales=choice.scales, angles=choice.angles, order=choice.order)

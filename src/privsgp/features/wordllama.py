@@ -14,13 +14,12 @@ from torch import nn
 
 from privsgp.data.subwords import EXTRA, PACKAGE, VOCABULARY
 from privsgp.errors import Refused
+from privsgp.features.options import WORDLLAMA
 from privsgp.files import packaged
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-NAME = "wordllama"
-PRETRAINING = "public pre-training on texts"
 _FILE = "weights/l2_supercat_256.safetensors"
 _SHA256 = "64b47a2dc493cb8e85944076601189739852d7b64e0e1eedcb1937a251cd9fd5"
 
@@ -44,8 +43,8 @@ def make(shape: tuple[int, ...]) -> WordLlama:
     """Return the map for sequences of this shape."""
     if len(shape) != 1:
         raise Refused(
-            f"features.name = {NAME!r} with samples of shape {list(shape)}",
-            f'it is for texts: [data.text] tokens = "{NAME}"',
+            f"features.name = {WORDLLAMA!r} with samples of shape {list(shape)}",
+            f'it is for texts: [data.text] tokens = "{WORDLLAMA}"',
         )
     vectors: Tensor = load(packaged(PACKAGE, _FILE, _SHA256, EXTRA))["embedding.weight"]
     if len(vectors) != VOCABULARY:

@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import math
 from itertools import pairwise
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import relu
 
 from privsgp.errors import Refused
+from privsgp.models.options import MODELS
 from privsgp.models.tokens import embedding
-from privsgp.options import Count, Options, option
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,27 +26,6 @@ if TYPE_CHECKING:
 ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "sigmoid": nn.Sigmoid, "tanh": nn.Tanh}
 
 
-class MLPOptions(Options):
-    """A fully connected network."""
-
-    hidden: Count | list[Count] = option(64, "width of the hidden layer, or a list with one width per layer")
-    activation: Literal["relu", "sigmoid", "tanh"] = option("relu", "after each hidden layer")
-
-
-class EmbeddingOptions(Options):
-    """A linear model of the mean embedding of a sequence of tokens."""
-
-    width: Count = option(32, "numbers that stand for a token")
-
-
-MODELS: dict[str, type[Options]] = {
-    "logistic": Options,
-    "linear": Options,
-    "mlp": MLPOptions,
-    "cnn": Options,
-    "resnet18": Options,
-    "embedding": EmbeddingOptions,
-}
 NAMES = tuple(MODELS)
 
 

@@ -14,8 +14,7 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from privsgp.accounting.accountant import Accountant
-from privsgp.accounting.counting import ACCOUNTANTS, nominal
+from privsgp.accounting.mechanisms import ACCOUNTANTS, Accountant, nominal
 from privsgp.accounting.shown import up
 from privsgp.algorithms import ALGORITHMS
 from privsgp.paper import claims

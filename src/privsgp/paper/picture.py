@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from privsgp import pictures
-from privsgp.accounting.counting import nominal
+from privsgp.accounting.mechanisms import nominal
 from privsgp.accounting.shown import span_up
 from privsgp.paper import claims
 from privsgp.pictures import COLOURS, INK, save

@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING
 
 from privsgp.accounting import calibration, published
 from privsgp.accounting.calibration import gaussian_shift, relative_noise
-from privsgp.accounting.counting import nominal
-from privsgp.accounting.mechanisms import Sag, SampledMean
+from privsgp.accounting.mechanisms import Sag, SampledMean, nominal
 from privsgp.accounting.pairwise import solve
 from privsgp.algorithms import ALGORITHMS
 from privsgp.algorithms.saga import TableOptions
@@ -31,8 +30,7 @@ from privsgp.planner.theorems import response
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from privsgp.accounting.accountant import Accountant
-    from privsgp.accounting.mechanisms import Mechanism, Relation
+    from privsgp.accounting.mechanisms import Accountant, Mechanism, Relation
     from privsgp.accounting.pairwise import PairwiseCovariance, Sharing
     from privsgp.algorithms import Settings
     from privsgp.algorithms.update_rule import Weights

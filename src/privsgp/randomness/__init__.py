@@ -1,7 +1,27 @@
 """Noise and coins: where they come from, and which kinds of noise a run may add."""
 
-from privsgp.options import Options
-from privsgp.randomness.pairwise import PairwiseOptions
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from privsgp.options import Count, Options, option
+
+
+class PairwiseOptions(Options):
+    """What pairwise noise is made of."""
+
+    honest: Count | None = option(
+        None, "h: of all nodes so many are honest, oneself included; left out: three quarters of them, rounded up"
+    )
+    pair_ratio: Annotated[float, Field(gt=1, allow_inf_nan=False)] = option(
+        2.0, "ρ: more noise in each message for less in the average; D + h s² = ρσ²"
+    )
+    pair_degree: Count | None = option(
+        None, "with how many others a node shares noise, on a public graph; left out: with all"
+    )
+
 
 # What `privacy.noise` may be, and the keys that come with it. "auto": pairwise wherever it can be.
 NOISES: dict[str, type[Options]] = {"independent": Options, "pairwise": PairwiseOptions, "auto": PairwiseOptions}

@@ -24,15 +24,13 @@ import math
 import threading
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from pydantic import Field
 
 from privsgp.devices import device_of
 from privsgp.errors import Refused
-from privsgp.options import Count, Options, option
 from privsgp.randomness.noise import (
     Keyed,
     Secure,
@@ -63,20 +61,6 @@ _LOG = logging.getLogger(__name__)
 _CACHED = 1 << 18  # numbers that a core's cache holds
 _DRAWN = 1 << 20  # numbers of pairs that are drawn at a time
 _LONG = 1 << 22  # numbers a step, of all pairs, beyond which their sums are drawn at once where they may be
-
-
-class PairwiseOptions(Options):
-    """What pairwise noise is made of."""
-
-    honest: Count | None = option(
-        None, "h: of all nodes so many are honest, oneself included; left out: three quarters of them, rounded up"
-    )
-    pair_ratio: Annotated[float, Field(gt=1, allow_inf_nan=False)] = option(
-        2.0, "ρ: more noise in each message for less in the average; D + h s² = ρσ²"
-    )
-    pair_degree: Count | None = option(
-        None, "with how many others a node shares noise, on a public graph; left out: with all"
-    )
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from privsgp.accounting.shown import span_up, up
 from privsgp.algorithms import ALGORITHMS
 from privsgp.errors import Refused
-from privsgp.features.maps import pretraining
+from privsgp.features.options import pretraining
 from privsgp.files import in_units
 from privsgp.files import write as write_whole
 from privsgp.report import sections, words

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 
-from privsgp.accounting.counting import nominal
+from privsgp.accounting.mechanisms import nominal
 from privsgp.accounting.shown import up
 from privsgp.planner import settle as planning
 from privsgp.report.charts import Chart, Figure, Table, curves, number

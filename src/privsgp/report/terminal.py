@@ -8,6 +8,7 @@ import logging
 import math
 import os
 import sys
+import time
 from contextlib import contextmanager
 from dataclasses import astuple
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -110,6 +111,7 @@ def show_end(what: str, *then: str) -> None:
         err.print(line, highlight=False, soft_wrap=True)
 
 
+_PAUSE = 30.0  # seconds between two lines about progress in a log
 _FIRST = "before the first step: certifying the noise, which takes longest the first time"
 
 
@@ -131,7 +133,10 @@ def bar(steps: int, *, quiet: bool = False) -> Iterator[Watcher]:
 
 @contextmanager
 def stage(words: str, steps: int) -> Iterator[Callable[[int], None]]:
-    """Show how far many runs are, all their steps together, on stderr."""
+    """Show how far many runs are, all their steps together, on stderr; in a log, by a line now and then."""
+    if not err.is_terminal:
+        yield _in_lines(words, steps)
+        return
     columns = [
         _description(), MofNCompleteColumn(), BarColumn(), TimeElapsedColumn(), TextColumn("left"),
         TimeRemainingColumn(),
@@ -139,6 +144,19 @@ def stage(words: str, steps: int) -> Iterator[Callable[[int], None]]:
     with Progress(*columns, console=err, transient=True) as progress:
         task = progress.add_task(visible(words), total=steps)
         yield lambda done: progress.update(task, completed=done)
+
+
+def _in_lines(words: str, steps: int) -> Callable[[int], None]:
+    last = -math.inf
+
+    def watch(done: int) -> None:
+        nonlocal last
+        if time.monotonic() - last >= _PAUSE:
+            last = time.monotonic()
+            err.print(f"{words}: {done} of {steps}", soft_wrap=True)
+
+    watch(0)
+    return watch
 
 
 @contextmanager
@@ -250,12 +268,14 @@ def show_audit(report: AuditReport) -> None:
     _show_table(title, head, rows, words=["alarm"])
     verdict = "ALARM: not as private as claimed" if report.alarm else "no alarm"
     out.print(f"{verdict}, at {100 * report.confidence:g} % confidence, {report.observations} observations a node")
+    if report.stopped:
+        out.print("stopped early: the final model was not attacked")
     show_lines(report.assumptions)
 
 
 def show_comparison(comparison: dict[str, Any]) -> None:
     """Print a comparison, as comparison.json holds it, method by method."""
-    from privsgp.features.maps import pretraining  # brings torch, which counting privacy goes without
+    from privsgp.features.options import pretraining
 
     times = [row["virtual_seconds"] and row["virtual_seconds"]["mean"] for row in comparison["rows"]]
     clock = any(clocked(time, row["steps"]) for time, row in zip(times, comparison["rows"], strict=True))

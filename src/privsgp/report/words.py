@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from privsgp.accounting.shown import percent_up, up
 from privsgp.algorithms import ALGORITHMS
-from privsgp.features.maps import pretraining
+from privsgp.features.options import pretraining
 
 if TYPE_CHECKING:
     from privsgp.accounting.statements import Statement

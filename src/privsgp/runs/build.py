@@ -16,7 +16,7 @@ from privsgp.devices import chosen_device, use_tensor_cores
 from privsgp.engine.averaging import FinalModel
 from privsgp.engine.spec import Learning, Protection, RunSpec, refuse_vast
 from privsgp.errors import Refused
-from privsgp.features.maps import pretraining
+from privsgp.features.options import pretraining
 from privsgp.gradients import Layout
 from privsgp.gradients.rounding import kappa, least_difference_clip
 from privsgp.gradients.rules.ruled import positions

@@ -31,8 +31,7 @@ from pydantic import (
     model_validator,
 )
 
-from privsgp.accounting.accountant import Accountant
-from privsgp.accounting.counting import nominal
+from privsgp.accounting.mechanisms import Accountant, nominal
 from privsgp.algorithms import ALGORITHMS, PushSum, load_plugins
 from privsgp.algorithms.algorithm import Trust  # noqa: TC001 - a field has this type
 from privsgp.algorithms.gossip import DP2SGD
@@ -46,11 +45,10 @@ from privsgp.data.tables import is_table
 from privsgp.data.text import TextOptions
 from privsgp.engine.averaging import FinalModelOptions
 from privsgp.errors import Refused
-from privsgp.features import efficientnet
-from privsgp.features.maps import FEATURES
+from privsgp.features.options import FEATURES, SIZES
 from privsgp.files import flat, read_toml
 from privsgp.graph import GRAPHS
-from privsgp.models.networks import MODELS
+from privsgp.models.options import MODELS
 from privsgp.options import Count, NotNegative, Options, Positive, Probability, option
 from privsgp.randomness import NOISES
 
@@ -602,7 +600,7 @@ class Config(Options):
     @property
     def takes_pixels(self) -> bool:
         """Whether samples go through a network that was trained on images with values from 0 to 1."""
-        return self.features.name in efficientnet.SIZES
+        return self.features.name in SIZES
 
     def step_size(self, k: int) -> float:
         """Return γ_k: a constant, the paper's √(n/K), or a schedule's."""

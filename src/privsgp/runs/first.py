@@ -6,8 +6,8 @@ import json
 import os
 from typing import TYPE_CHECKING
 
-from privsgp.data import draft, tables
-from privsgp.data.loading import site_paths
+from privsgp.data import draft, same_rows, tables
+from privsgp.data.loading import same_file, site_paths
 from privsgp.errors import Refused
 from privsgp.files import write
 from privsgp.runs import config as configs
@@ -52,12 +52,21 @@ def write_first(
     folder: Path, public: Path, target: str, sites: Sequence[str], path: str, epsilon: Sequence[float],
     test: Path | None = None,
 ) -> list[Path]:  # fmt: skip
-    """Write run.toml and schema.toml, or refuse: nothing that is there is overwritten."""
+    """Write run.toml and schema.toml, or refuse: nothing that is there is overwritten.
+
+    Guarantee: no schema is drafted from the table of a site whose file this machine can read.
+    """
     files = [folder / "run.toml", folder / "schema.toml"]
     if there := [file for file in files if file.exists()]:
         raise Refused(f"{there[0]} is there already", "choose another --out, or move it away")
-    site_paths(path, range(len(sites)), folder, sites)
-    schema = draft.draft(tables.read_arrow(public), target, public.name)
+    own = [file for file in site_paths(path, range(len(sites)), folder, sites) if os.access(file, os.R_OK)]
+    table = tables.read_arrow(public)
+    if any(same_file(public, file) for file in own) or same_rows.same(table, [tables.read_arrow(file) for file in own]):
+        raise Refused(
+            f"--public {public} has the rows of a site's table, and schema.toml would show everybody their ranges",
+            "name a table that no site trains on, or a data dictionary (column, type, min, max, values)",
+        )
+    schema = draft.draft(table, target, public.name)
     folder.mkdir(parents=True, exist_ok=True)
     write(files[1], schema)
     try:

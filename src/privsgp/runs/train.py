@@ -22,7 +22,7 @@ from privsgp.algorithms import ALGORITHMS
 from privsgp.engine.evaluate import present
 from privsgp.engine.folder import Folder, write_tensors
 from privsgp.engine.trainer import Outcome, Trainer
-from privsgp.errors import Interrupted, Refused
+from privsgp.errors import Refused, Stopped
 from privsgp.files import finite, write, write_json
 from privsgp.gradients import Layout
 from privsgp.runs import booked, starting
@@ -118,7 +118,7 @@ def run(
                 write_json(folder.plan, plan)
         try:
             outcome = training.run()
-        except Interrupted as stopped:
+        except Stopped as stopped:
             stopped.kept = folder.checkpoint.exists() or folder.checkpoint_before.exists()
             raise
         finally:

@@ -228,7 +228,7 @@ def bring(
         raise Refused(f"--data {file}", "name an .npz, .csv, .parquet or .feather file")
     if d.schema is not None and not is_table(file.name):
         raise Refused(f"--data {file}, and the study has a schema", "bring a .csv, .parquet or .feather file")
-    brought = read_file(file, task, d.form)
+    brought = read_file(file, task, d.form, own=True)
     for line in brought.told:
         tell(line)
     count = d.classes or brought.classes or classes

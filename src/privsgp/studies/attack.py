@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from privsgp.algorithms import Event, State, Step
     from privsgp.engine.folder import Folder
     from privsgp.engine.spec import RunSpec
+    from privsgp.engine.trainer import Watcher
     from privsgp.gradients import Stacked
     from privsgp.runs.problem import Problem
 
@@ -70,9 +71,11 @@ SIDES = 8  # directions looked at per canary: its own, and some across it that s
 class Attacked(Trainer):
     """A run with canaries; with `feedback` the neighbours send the lures back in turn, without they only listen."""
 
-    def __init__(self, spec: RunSpec, folder: Folder, canaries: Canaries, *, feedback: bool) -> None:
+    def __init__(
+        self, spec: RunSpec, folder: Folder, canaries: Canaries, *, feedback: bool, watch: Watcher | None = None
+    ) -> None:
         self.canaries = canaries
-        super().__init__(spec, folder)
+        super().__init__(spec, folder, watch)
         self.lures = canaries.lures(self.state.x[0], self.layout) if feedback else None
         self._lured = [] if self.lures is None else [self._canary_gradients(z) for z in self.lures]
         self._scores: list[NDArray[np.float32]] = []
@@ -87,6 +90,11 @@ class Attacked(Trainer):
         self._bare = torch.zeros_like(self._before)  # the canaries' columns of the direction before noise
         self._added: Tensor | None = None  # the nodes' noise of the step, where they share it
         self.collusion = self._collusion() if feedback else None
+
+    @property
+    def has_seen(self) -> bool:
+        """Whether there is a message to judge."""
+        return bool(self._scores)
 
     @property
     def scores(self) -> NDArray[np.float32]:

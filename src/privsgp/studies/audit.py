@@ -27,20 +27,25 @@ from privsgp.algorithms import ALGORITHMS
 from privsgp.engine.averaging import FinalModel
 from privsgp.engine.evaluate import average
 from privsgp.engine.folder import Folder
-from privsgp.errors import Diverged, Refused, refuse_below_one
+from privsgp.errors import Diverged, Interrupted, Refused, refuse_below_one
 from privsgp.runs import build
 from privsgp.runs import problem as problems
 from privsgp.runs import train as training
 from privsgp.runs.budgets import declared
 from privsgp.studies import attack as canary
 from privsgp.studies.attack import Attacked, Canaries
+from privsgp.studies.several import silent
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from numpy.typing import NDArray
 
     from privsgp.accounting.mechanisms import Mechanism
     from privsgp.engine.spec import RunSpec
+    from privsgp.engine.trainer import Watcher
     from privsgp.runs.config import Config
+    from privsgp.studies.several import Stage
 
     Scores = NDArray[np.floating[Any]]
 
@@ -99,6 +104,7 @@ class AuditReport:
     confidence: float
     nodes: tuple[NodeAudit, ...]
     assumptions: tuple[str, ...] = ASSUMPTIONS
+    stopped: bool = False  # before all was seen: the final model was not attacked
 
     @property
     def alarm(self) -> bool:
@@ -120,10 +126,12 @@ def audit(
     seed: int = 0,
     confidence: float = 0.9999,
     observations: int = 50_000,
+    stage: Stage = silent,
 ) -> AuditReport:
     """Attack runs of this configuration and say how private its nodes at most are.
 
     The white-box attack is repeated until it has at least so many `observations` of each node: (canary, step) pairs.
+    Stopped by Ctrl-C or SIGTERM, the audit judges what it has seen by then; KeyboardInterrupt: it has seen nothing.
 
     Guarantee: with probability `confidence` all lower bounds are right and no alarm is false, for all nodes together.
     Assumes: what `AuditReport.assumptions` says. `seed` decides the canaries' coins; noise and sampling come from where
@@ -150,19 +158,25 @@ def audit(
     lures = 2 if declared(config).sends_changes else 1
     lured = canary.draw(problem, canaries, rng, lures=lures, odds=PRESENT)
     spec = _spec(config, canary.plant(problem, lured, rng, lured=True))
-    ran = _white_box(spec, lured, observations)
-    scores, inside = _blurred(ran, rng), _inside(spec, ran, rng)
-    alone = canary.draw(problem, canaries, rng)
-    learnt = _black_box(_spec(config, canary.plant(problem, alone, rng, lured=False)), alone)
+    runs = max(1, math.ceil(observations / (spec.steps * lured.count)))
+    with stage("attacked steps", (runs + 1) * spec.steps) as done:
+        ran, stopped = _white_box(spec, lured, runs, done)
+        scores, inside = _blurred(ran, rng), _inside(spec, ran, rng)
+        alone = canary.draw(problem, canaries, rng)
+        quiet = _spec(config, canary.plant(problem, alone, rng, lured=False))
+        learnt = None if stopped else _black_box(quiet, alone, _counting(done, runs * spec.steps))
     alpha = (1 - confidence) / (STATEMENTS * spec.nodes)
     nodes = []
     for i in range(spec.nodes):
         mine, present = scores[:, i], lured.present[i]
         seen, unseen = mine[:, 0, present], mine[:, :, ~present]
-        guesses = statistics.guess(learnt[i], alone.present[i])
+        guesses = (0, 0, alone.count) if learnt is None else statistics.guess(learnt[i], alone.present[i])
         nodes.append(_judge(spec, i, (seen, unseen), guesses, inside[i], alpha))
     seen_of_each = len(scores) * lured.count
-    return AuditReport(spec.name, spec.algorithm.name, spec.steps, lured.count, seen_of_each, confidence, tuple(nodes))
+    return AuditReport(
+        spec.name, spec.algorithm.name, spec.steps, lured.count, seen_of_each, confidence, tuple(nodes),
+        stopped=learnt is None,
+    )  # fmt: skip
 
 
 def _spec(config: Config, problem: problems.Problem) -> RunSpec:
@@ -179,11 +193,21 @@ def _spec(config: Config, problem: problems.Problem) -> RunSpec:
     return dataclasses.replace(spec, evaluate_every=spec.steps, checkpoint_every=spec.steps)
 
 
-def _white_box(spec: RunSpec, canaries: Canaries, observations: int) -> list[Attacked]:
-    """Return runs, one after the other, whose nodes get lures back."""
-    runs = max(1, math.ceil(observations / (spec.steps * canaries.count)))
+def _white_box(
+    spec: RunSpec, canaries: Canaries, runs: int, done: Callable[[int], None]
+) -> tuple[list[Attacked], bool]:
+    """Return runs, one after the other, whose nodes get lures back; and whether somebody stopped them."""
     again = [spec if spec.seed is None else dataclasses.replace(spec, seed=spec.seed + run) for run in range(runs)]
-    return [_run(one, canaries, feedback=True) for one in again]
+    ran: list[Attacked] = []
+    with contextlib.suppress(KeyboardInterrupt):  # between two runs
+        for number, one in enumerate(again):
+            ran.append(_run(one, canaries, feedback=True, watch=_counting(done, number * spec.steps)))
+            if ran[-1].stopping.asked:
+                break
+    stopped = len(ran) < runs or ran[-1].stopping.asked
+    if not (ran := [one for one in ran if one.has_seen]):
+        raise KeyboardInterrupt
+    return ran, stopped
 
 
 def _blurred(ran: list[Attacked], rng: np.random.Generator) -> Scores:
@@ -212,21 +236,33 @@ def _inside(spec: RunSpec, ran: list[Attacked], rng: np.random.Generator) -> lis
     ]
 
 
-def _black_box(spec: RunSpec, canaries: Canaries) -> Scores:
-    """Return by how much the canaries' losses [n, M] fell from x⁰ to the final average model of a run left alone."""
-    attacked = _run(spec, canaries, feedback=False)
+def _counting(done: Callable[[int], None], before: int) -> Watcher:
+    return lambda step, _row: done(before + step)
+
+
+def _black_box(spec: RunSpec, canaries: Canaries, watch: Watcher) -> Scores | None:
+    """Return by how much the canaries' losses [n, M] fell from x⁰ to the final average model of a run left alone.
+
+    None where somebody stopped it.
+    """
+    try:
+        attacked = _run(spec, canaries, feedback=False, watch=watch)
+    except KeyboardInterrupt:
+        return None
+    if attacked.stopping.asked:
+        return None
     before, after = (attacked.losses(x) for x in (attacked.layout.flatten(attacked.model), average(attacked.state)))
     return np.nan_to_num(before - after)
 
 
-def _run(spec: RunSpec, canaries: Canaries, *, feedback: bool) -> Attacked:
+def _run(spec: RunSpec, canaries: Canaries, *, feedback: bool, watch: Watcher) -> Attacked:
     with tempfile.TemporaryDirectory() as place:
         folder = Folder(Path(place))
         with folder.locked():
-            attacked = Attacked(spec, folder, canaries, feedback=feedback)
+            attacked = Attacked(spec, folder, canaries, feedback=feedback, watch=watch)
             folder.prepare()
             folder.identify(training.versions(), None)
-            with contextlib.suppress(Diverged):  # what was sent until then has been seen
+            with contextlib.suppress(Diverged, Interrupted):  # what was sent until then has been seen
                 attacked.run()
             return attacked
 

@@ -21,7 +21,7 @@ import torch
 from privsgp.engine.folder import Folder, read_metrics
 from privsgp.engine.formats import Summary
 from privsgp.engine.stops import Stopping
-from privsgp.errors import Diverged, Interrupted, Refused
+from privsgp.errors import Diverged, Refused
 from privsgp.files import read_json, write_json
 from privsgp.runs import config as configs
 from privsgp.runs import problem as problems
@@ -165,7 +165,7 @@ def _work(task: Task, data_dir: Path | None, pipe: Connection) -> None:
         pipe.send((refused.what, refused.remedy))
     except Diverged as diverged:
         write_json(_diverged(task), {"version": 1, "why": str(diverged)})
-    except (Interrupted, KeyboardInterrupt, BrokenPipeError):  # the last: nobody is there any more to be told
+    except (KeyboardInterrupt, BrokenPipeError):  # the last: nobody is there any more to be told
         raise SystemExit(130) from None
 
 

@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
     from privsgp.runs.config import Config
 
-    Stage = Callable[[str, int], AbstractContextManager[Callable[[int], None] | None]]
+    Stage = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
 
 
 @contextlib.contextmanager
-def silent(_words: str, _steps: int) -> Iterator[None]:
+def silent(_words: str, _steps: int) -> Iterator[Callable[[int], None]]:
     """Show nothing."""
-    yield None
+    yield lambda _done: None
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from privsgp.algorithms import ALGORITHMS, Settings
 from privsgp.engine.averaging import Averaging, FinalModel
+from privsgp.engine.stops import Stopping
 from privsgp.errors import Refused, refuse_below_one
 from privsgp.planner import settle as planning
 from privsgp.planner.choose import Method, Network, NoiseNeeded
@@ -20,12 +21,14 @@ from privsgp.planner.rehearsal import Rehearsal, RehearsalSpec
 from privsgp.runs import budgets as protection
 from privsgp.runs import problem as problems
 from privsgp.runs.config import Config, Schedule
+from privsgp.studies.several import silent
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from privsgp.planner.estimates import Source
+    from privsgp.studies.several import Stage
 
 LONGEST = 128  # steps of a rehearsal; a longer run takes as many coarser ones
 SEEDS = 3
@@ -52,15 +55,19 @@ class Tuned:
     trials: list[tuple[Trial, float]]
     best: Trial
     config: Config
+    stopped: bool = False  # by Ctrl-C or SIGTERM
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values."""
         rows = [asdict(trial) | {"score": score} for trial, score in self.trials]
-        return {"looked_at": self.source.text, "best": asdict(self.best), "trials": rows}
+        best = asdict(self.best)
+        return {"looked_at": self.source.text, "best": best, "trials": rows, "stopped": self.stopped}
 
 
-def tune(config: Config, public: str, data_dir: Path | None = None, *, most: int = 60) -> Tuned:
+def tune(config: Config, public: str, data_dir: Path | None = None, *, most: int = 60, stage: Stage = silent) -> Tuned:
     """Search on `public` data: "synthetic", the name of a data set, or an .npz file; at most `most` trials.
+
+    Ctrl-C or SIGTERM ends the search after the trial in hand; a second one ends it at once.
 
     Guarantee: nothing here depends on the nodes' samples.
     Assumes: the sizes J_i and the model at x⁰ are public, and so is what is called so.
@@ -79,8 +86,10 @@ def tune(config: Config, public: str, data_dir: Path | None = None, *, most: int
     samples = planning.samples_of(config, source, problem, data_dir)
     rehearsal = Rehearsal(problem.model, problem.loss, problem.correct, samples)
     rehearse = Rehearse(config, planning.network_of(config, problem), rehearsal)
-    best = search(rehearse, start(config), most)
-    return Tuned(source, list(rehearse.scores.items()), best, applied(config, best))
+    stopping = Stopping()
+    with stage("trials", most) as done, stopping:
+        best = search(rehearse, start(config), most, done, lambda: stopping.asked)
+    return Tuned(source, list(rehearse.scores.items()), best, applied(config, best), stopping.asked)
 
 
 def start(config: Config) -> Trial:
@@ -153,13 +162,16 @@ class Rehearse:
         return float(math.floor(self.network.mean_samples))
 
 
-def search(rehearse: Rehearse, best: Trial, most: int) -> Trial:
+def search(
+    rehearse: Rehearse, best: Trial, most: int, done: Callable[[int], None], stopped: Callable[[], bool]
+) -> Trial:
     """Move one parameter after the other for as long as that helps, up to `most` trials."""
     moved = True
     while moved:
         moved = False
         for better in _neighbours(best, rehearse.largest_batch):
-            if len(rehearse.scores) >= most:
+            done(len(rehearse.scores))
+            if len(rehearse.scores) >= most or stopped():
                 return best
             if rehearse(better) > rehearse(best) + BETTER * abs(rehearse(best)):
                 best, moved = better, True

@@ -29,7 +29,7 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
 from privsgp import __version__
-from privsgp.errors import Interrupted, Refused
+from privsgp.errors import Refused, Stopped
 from privsgp.files import flat
 from privsgp.transport import forms
 
@@ -49,13 +49,12 @@ _MOST_WORDS = 8  # differences that are named
 _SAID = forms.text(f"|{REFUSED}", "a yes, or a refusal")
 
 
-class PeerLost(Interrupted):
+class PeerLost(Stopped, Exception):
     """Another process is gone; ledgers and the last common checkpoint are kept."""
 
     def __init__(self, what: str, step: int) -> None:
         when = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        Exception.__init__(self, f"{what}; noticed at step {step}, {when}")
-        self.step = step
+        super().__init__(f"{what}; noticed at step {step}, {when}", step)
 
 
 def blocks(nodes: int, processes: int) -> list[range]:
