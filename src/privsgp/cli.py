@@ -249,9 +249,6 @@ def plan(
     network: Annotated[str, typer.Option("--graph", help="Its C and q make K̂.")] = "exponential",
     accountant: AccountantOption = "certified",
     c2: C2 = 0.3724,
-    evaluations: Annotated[
-        float | None, typer.Option(help="Gradients that a node may evaluate: method, batch and K are chosen for it.")
-    ] = None,
     save: Annotated[
         Path | None, typer.Option(help="Draw bound and noise of all methods against K to a picture.")
     ] = None,
@@ -267,14 +264,11 @@ def plan(
     from privsgp.runs import config as configs
 
     if config is not None:
-        _refuse_given(context, beside={"config", "changes", "data_dir", "evaluations", "save", "details", "as_json"})
-        limited = evaluations is not None
-        settings = configs.read(config, [*(changes or []), *([f"plan.evaluations={evaluations}"] if limited else [])])
+        _refuse_given(context, beside={"config", "changes", "data_dir", "save", "details", "as_json"})
+        settings = configs.read(config, changes or [])
         with doing("reading the data", quiet=as_json) as say:
-            made = planning.plan(settings, data_dir, compare=save is not None, say=say, free=limited)
+            made = planning.plan(settings, data_dir, compare=save is not None, say=say)
         formula = made.formula
-    elif evaluations is not None:
-        raise Refused(f"--evaluations {evaluations:g} without a run.toml", "a limit is planned for by rehearsing a run")
     elif samples is None or dim is None or epsilon is None or smoothness is None:
         raise Refused("no run.toml, and not all of --samples, --dim, --epsilon, --smoothness", "give one or the other")
     else:

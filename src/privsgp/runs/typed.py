@@ -127,9 +127,7 @@ class ClockSection(TypedDict, total=False):
 class PlanSection(TypedDict, total=False):
     """What a plan may look at."""
 
-    data: str  # synthetic stand-ins, public data (a name or a file), or private
-    may_spend: bool  # whether a simulation may plan on the nodes' own data; else they are refused
-    evaluations: float | None  # gradients that a node may evaluate in the whole run; left out: any
+    data: str  # synthetic stand-ins, or public data (a name or a file)
 
 
 class EngineSection(TypedDict, total=False):
