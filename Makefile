@@ -5,7 +5,7 @@ export MPLBACKEND := Agg
 export PRIVSGP_CACHE ?= $(CURDIR)/.venv/cache
 export PRIVSGP_STATE ?= $(CURDIR)/.venv/state
 
-.PHONY: setup demo demo-pairwise test test-unit test-faults test-gpu test-pythons wheel test-browser browser audit bench results docs lint typed licences clean
+.PHONY: setup demo demo-pairwise test test-unit test-faults test-gpu test-pythons wheel test-browser browser audit bench results docs lint licences clean
 
 setup: .venv/.ready
 
@@ -95,10 +95,6 @@ results: .venv/.encoders
 docs: .venv/.docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	$(BIN)/python .ci/links.py site
-
-typed: .venv/.ready        # the types of all settings, after one was added
-	$(BIN)/python docs/typed.py > src/privsgp/runs/typed.new
-	mv src/privsgp/runs/typed.new src/privsgp/runs/typed.py
 
 lint: .venv/.ready
 	$(BIN)/ruff check .

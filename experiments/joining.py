@@ -15,7 +15,6 @@ from privsgp.algorithms.update_rule import node_weights
 from privsgp.planner.theorems import average_variance
 from privsgp.runs import config as configs
 from privsgp.runs.budgets import calibrate_nodes
-from privsgp.runs.build import step_size
 
 
 def rows(path: Path) -> list[dict[str, float]]:
@@ -31,7 +30,7 @@ def rows(path: Path) -> list[dict[str, float]]:
         here = [sigmas[i] for i in order[:count]]
         weights = node_weights("noise", [sizes[i] for i in order[:count]], here)
         equal, weighted = (
-            math.sqrt(average_variance(step_size(config), config.algorithm.steps, here, w)) for w in (None, weights)
+            math.sqrt(average_variance(config.step_size, config.algorithm.steps, here, w)) for w in (None, weights)
         )
         found.append({"nodes": count, "epsilon": budgets[order[count - 1]], "equal": equal, "weighted": weighted})
     return found

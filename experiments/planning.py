@@ -1,4 +1,4 @@
-"""What a plan takes, what it makes of few evaluations, how near noise alone comes: tables of docs/planner.md.
+"""What a plan takes, and how near noise alone comes: tables of docs/planner.md.
 
 Processor seconds of `privsgp plan` with an empty cache, imports included; and the distance T = γK that is guessed by
 noise alone (planner/noise_alone.py), beside what a rehearsal finds, or what was tuned.
@@ -38,16 +38,14 @@ DIGITS, MLP, RESNET = (
 _CPU = "engine.device=cpu"
 OPEN = [f"algorithm.{key}=auto" for key in ("name", "batch", "steps", "step_size")]
 UNEQUAL = f"privacy.epsilon={[round(0.5 + 0.03 * node, 2) for node in range(50)]}"
-PLANS: dict[str, tuple[str, list[str], list[str]]] = {
-    "`examples/digits.toml`": (DIGITS, [], []),
-    'the same with name, batch, steps and step size `"auto"`': (DIGITS, OPEN, []),
-    "the same with `difference_scale = 1`": (DIGITS, ["algorithm.difference_scale=1"], []),
-    "`--evaluations 48000`": (DIGITS, [], ["--evaluations", "48000"]),
-    'MNIST, 50 nodes, MLP-64, all four `"auto"`': (MLP, OPEN, []),
-    "the same with 50 different budgets": (MLP, [*OPEN, UNEQUAL], []),
-    "CIFAR-10, 16 nodes, ResNet-18, step size `\"auto\"`": (RESNET, ["algorithm.step_size=auto", _CPU], []),
+PLANS: dict[str, tuple[str, list[str]]] = {
+    "`examples/digits.toml`": (DIGITS, []),
+    'the same with name, batch, steps and step size `"auto"`': (DIGITS, OPEN),
+    "the same with `difference_scale = 1`": (DIGITS, ["algorithm.difference_scale=1"]),
+    'MNIST, 50 nodes, MLP-64, all four `"auto"`': (MLP, OPEN),
+    "the same with 50 different budgets": (MLP, [*OPEN, UNEQUAL]),
+    "CIFAR-10, 16 nodes, ResNet-18, step size `\"auto\"`": (RESNET, ["algorithm.step_size=auto", _CPU]),
 }  # fmt: skip
-FEW, EVALUATIONS = ["data.nodes=4", "privacy.epsilon=2.0"], (1000, 3000)
 _WIDER = ["model.name=mlp", "model.hidden=64"]
 _A9A = ["data.name=a9a", "privacy.epsilon=1.0", "algorithm.batch=1000"]
 DISTANCES: dict[str, tuple[float, str, list[str]]] = {
@@ -63,8 +61,8 @@ DISTANCES: dict[str, tuple[float, str, list[str]]] = {
 
 def seconds(words: str, data: Path | None) -> float:
     """Return the processor time of a plan from the command line."""
-    file, changes, more = PLANS[words]
-    line = [sys.executable, "-m", "privsgp", "plan", str(ROOT / file), *more, *(f"--set={one}" for one in changes)]
+    file, changes = PLANS[words]
+    line = [sys.executable, "-m", "privsgp", "plan", str(ROOT / file), *(f"--set={one}" for one in changes)]
     line += [] if data is None else ["--data-dir", str(data)]
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     subprocess.run(line, check=True, stdout=subprocess.DEVNULL)  # noqa: S603 - our own command
@@ -86,34 +84,6 @@ def distances(words: str, data: Path | None) -> dict[str, Any]:
         "words": words, "epsilon": epsilon, "alone": alone.chosen.distance,
         "rehearsed": found.chosen.distance if found.rehearsed else None, "tuned": tuned,
     }  # fmt: skip
-
-
-def limited(evaluations: int) -> dict[str, Any]:
-    """Return what is chosen where a node may evaluate so many gradients, and what the other methods score."""
-    asked = configs.read(ROOT / DIGITS, [*OPEN, *FEW, f"plan.evaluations={evaluations}"])
-    found = settle.make(asked, problems.load_problem(asked))
-    best: dict[str, float] = {}
-    for choice in found.choices:
-        best[choice.method.label] = max(choice.score, best.get(choice.method.label, 0.0))
-    c, more, said = found.chosen, found.more, found.limit_text
-    return {
-        "evaluations": evaluations, "method": c.method.label, "theta": c.scale, "steps": c.steps, "batch": c.batch,
-        "score": c.score, "best": best, "more": None if more is None or "gains nothing" in said else more.score,
-    }  # fmt: skip
-
-
-def limits(told: dict[str, Any]) -> str:
-    """Return the table of what few evaluations give, and where it comes from."""
-    lines = ["| evaluations | chosen | K, batch | score | other methods | with four times as many |", "|---" * 6 + "|"]
-    for row in told["limited"]:
-        others = sorted(((s, m) for m, s in row["best"].items() if m != row["method"]), reverse=True)
-        said = ", ".join(f"{method} {score:.3f}" for score, method in others)
-        more = "gains nothing" if row["more"] is None else f"{row['more']:.3f}"
-        lines.append(
-            f"| {row['evaluations']:,} | {row['method']} (θ = {row['theta']:.2g}) | {row['steps']}, {row['batch']:.2g} "
-            f"| {row['score']:.3f} | {said} | {more} |"
-        )
-    return "\n".join([*lines, "", pages.commits([told])])
 
 
 def part(told: dict[str, Any]) -> str:
@@ -138,11 +108,9 @@ def main() -> None:
     if options.page is None:
         spent = {words: seconds(words, options.data_dir) for words in PLANS}
         found = [distances(words, options.data_dir) for words in DISTANCES]
-        few = [limited(evaluations) for evaluations in EVALUATIONS]
-        made = {"simulation": True, "seconds": spent, "distances": found, "limited": few}
+        made = {"simulation": True, "seconds": spent, "distances": found}
         write_json(RESULTS, made | provenance("cpu"))
-    for mark, written in (("planning", part), ("limited", limits)):
-        pages.put(options.page or PAGE, mark, written(json.loads(RESULTS.read_text())))
+    pages.put(options.page or PAGE, "planning", part(json.loads(RESULTS.read_text())))
 
 
 if __name__ == "__main__":

@@ -17,9 +17,14 @@ if TYPE_CHECKING:
     from privsgp.data.schema import Schema
     from privsgp.errors import Refused
     from privsgp.runs.result import Result, load
+    from privsgp.runs.sections import Algorithm, Clock, Engine, Features, Graph, Images, Plan, Privacy, Schedule, Text
 
 __version__ = "1.0.0rc1"
-__all__ = ["Dataset", "Refused", "Result", "Schema", "__version__", "load", "register", "train"]
+_SECTIONS = ("Algorithm", "Clock", "Engine", "Features", "Graph", "Images", "Plan", "Privacy", "Schedule", "Text")
+__all__ = [
+    "Algorithm", "Clock", "Dataset", "Engine", "Features", "Graph", "Images", "Plan", "Privacy", "Refused", "Result",
+    "Schedule", "Schema", "Text", "__version__", "load", "register", "train",
+]  # fmt: skip
 
 __getattr__ = later.names(__name__, {
     "train": "api",
@@ -29,4 +34,4 @@ __getattr__ = later.names(__name__, {
     "Dataset": "data",
     "Refused": "errors",
     "Schema": "data.schema",
-})  # fmt: skip
+} | dict.fromkeys(_SECTIONS, "runs.sections"))  # fmt: skip

@@ -27,6 +27,7 @@ from privsgp.errors import Refused, called_from_python, in_callers_terms
 from privsgp.features import frozen
 from privsgp.features.encode import make_encoder
 from privsgp.metrics import Measure
+from privsgp.options import Options
 from privsgp.planner import settle as planning
 from privsgp.report import page
 from privsgp.report.notebook import watching
@@ -34,6 +35,7 @@ from privsgp.runs import config as configs
 from privsgp.runs import problem as problems
 from privsgp.runs import train as training
 from privsgp.runs.result import MARK, Result
+from privsgp.runs.sections import plain
 from privsgp.runs.starting import Records, Start
 from privsgp.transport.rendezvous import join
 
@@ -41,17 +43,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from privsgp.metrics import Kind, Metric
-    from privsgp.runs.typed import (
-        AlgorithmSection,
-        ClockSection,
-        EngineSection,
-        FeaturesSection,
-        GraphSection,
-        ImagesSection,
-        PlanSection,
-        PrivacySection,
-        TextSection,
-    )
+    from privsgp.runs.sections import Algorithm, Clock, Engine, Features, Graph, Images, Plan, Privacy, Text
 
     PerSampleFunction = Callable[[Tensor, Tensor], Tensor]
 
@@ -60,6 +52,7 @@ _LOG = logging.getLogger(__name__)
 Arrays = Sequence[Any]  # (x, y) or (x, y, x_test, y_test)
 Brought = Arrays | torch_data.Dataset[Any] | torch_data.DataLoader[Any] | Frame | str | Path
 Sites = Mapping[int, Brought] | Mapping[str, Brought]
+Keys = Mapping[str, Any]  # of a section, as run.toml has them
 
 
 @called_from_python()
@@ -75,10 +68,10 @@ def train(
     classes: int | None = None,
     vocabulary: int | None = None,
     task: data_room.Task | None = None,
-    schema: Schema | Mapping[str, Any] | str | Path | None = None,
-    images: ImagesSection | None = None,
-    text: TextSection | None = None,
-    features: nn.Module | FeaturesSection | None = None,
+    schema: Schema | Keys | str | Path | None = None,
+    images: Images | Keys | None = None,
+    text: Text | Keys | None = None,
+    features: nn.Module | Features | Keys | None = None,
     resume: bool = False,
     ledger: str | Path | None = None,
     start: str | Path | Result | None = None,
@@ -89,12 +82,12 @@ def train(
     name: str = "run",
     seed: int | None = None,
     nodes: int | None = None,
-    graph: str | GraphSection | None = None,
-    privacy: PrivacySection | None = None,
-    algorithm: str | AlgorithmSection | None = None,
-    clock: ClockSection | None = None,
-    plan: PlanSection | None = None,
-    engine: EngineSection | None = None,
+    graph: str | Graph | Keys | None = None,
+    privacy: Privacy | Keys | None = None,
+    algorithm: str | Algorithm | Keys | None = None,
+    clock: Clock | Keys | None = None,
+    plan: Plan | Keys | None = None,
+    engine: Engine | Keys | None = None,
 ) -> Result:
     """Train `model` from the weights it has; the run folder `out` is as from the command line.
 
@@ -110,8 +103,9 @@ def train(
     classes or public test labels show it.
     `ledger` is an earlier run on this data: both spend from one budget. `start` is one whose model to start from
     (`start_records`: made of "these" records, which takes its ledger, of "others", or of "public" ones). `name` to
-    `engine` are the sections of run.toml: `graph="ring"`, `privacy={"epsilon": 1.0}`, `algorithm={"name":
-    "privsgp-vr", "steps": 300}`. `metrics` are your own, each of all outputs and targets of the test data at once.
+    `engine` are the sections of run.toml: `graph="ring"`, `privacy=privsgp.Privacy(epsilon=1.0)` or
+    `privacy={"epsilon": 1.0}`, `algorithm={"name": "privsgp-vr", "steps": 300}`. `metrics` are your own, each of
+    all outputs and targets of the test data at once.
     `features` is the section of that name, or any encoder: a frozen module, each sample by itself, whose outputs
     `model` is trained on. A `loss` of your own maps (outputs, targets) to one number per sample; `correct` likewise to
     0 or 1. With torch's own (reduction="none") it is known what outputs mean; with another, targets are classes unless
@@ -126,7 +120,7 @@ def train(
     sections = {
         "name": name, "seed": seed, "nodes": nodes, "graph": graph, "privacy": privacy, "algorithm": algorithm,
         "clock": clock, "plan": plan, "engine": engine,
-        "features": {"name": "module"} if isinstance(features, nn.Module) else dict(features or {}),
+        "features": {"name": "module"} if isinstance(features, nn.Module) else features or {},
     }  # fmt: skip
     own = {"classes": classes, "test": "public" if test_is_public else None, "vocabulary": vocabulary}
     kind = _kind_of(loss, correct, task)
@@ -213,13 +207,14 @@ def _kind_of(loss: object, correct: object, task: data_room.Task | None) -> Kind
 
 
 def _read_as(
-    schema: Schema | Mapping[str, Any] | str | Path | None, images: ImagesSection | None, text: TextSection | None
+    schema: Schema | Keys | str | Path | None, images: Images | Keys | None, text: Text | Keys | None
 ) -> dict[str, Any]:
     """Return the keys of [data] that say how files and frames are read."""
     if isinstance(schema, Path | Schema):
         schema = str(schema) if isinstance(schema, Path) else schema.model_dump()
-    given = {"schema": schema, "images": images, "text": text}
-    return {key: value for key, value in given.items() if value is not None}
+    given = {"images": images, "text": text}
+    said = {key: plain(value) for key, value in given.items() if value is not None}
+    return said if schema is None else said | {"schema": schema}
 
 
 def _paths(data: object) -> list[Path]:
@@ -369,6 +364,7 @@ def _refuse_failing_loss(problem: problems.Problem, outputs: Tensor) -> None:
 def _sections(settings: dict[str, Any], nodes: int | None, kind: Kind | None, own: dict[str, Any]) -> dict[str, Any]:
     """Return the values of a config: names stand for sections that have nothing but a name."""
     values = {k: {"name": v} if k in ("graph", "algorithm") and isinstance(v, str) else v for k, v in settings.items()}
+    values = {key: plain(value) if isinstance(value, Options | Mapping) else value for key, value in values.items()}
     count = values.pop("nodes", nodes)
     where = {"name": "arrays" if nodes is None else configs.SITES} | own | ({} if count is None else {"nodes": count})
     if nodes is not None and where["nodes"] != nodes:

@@ -256,9 +256,6 @@ def plan(
     network: Annotated[str, typer.Option("--graph", help="Its C and q make K̂.")] = "exponential",
     accountant: AccountantOption = "certified",
     c2: C2 = 0.3724,
-    evaluations: Annotated[
-        float | None, typer.Option(help="Gradients that a node may evaluate: method, batch and K are chosen for it.")
-    ] = None,
     save: Annotated[
         Path | None, typer.Option(help="Draw bound and noise of all methods against K to a picture.")
     ] = None,
@@ -267,17 +264,13 @@ def plan(
 ) -> None:
     """Tell before anything is trained: how many steps, how much noise, what to expect."""
     if config is not None:
-        _refuse_given(context, beside={"config", "changes", "data_dir", "evaluations", "save", "details", "as_json"})
-        limited = evaluations is not None
-        added = [f"plan.evaluations={evaluations}"] if limited else []
-        settings = cli_data.configured(config, [*(changes or []), *added])
+        _refuse_given(context, beside={"config", "changes", "data_dir", "save", "details", "as_json"})
+        settings = cli_data.configured(config, changes or [])
         from privsgp.planner import settle as planning
 
         with doing("reading the data", quiet=as_json) as say:
-            made = planning.plan(settings, data_dir, compare=save is not None, say=say, free=limited)
+            made = planning.plan(settings, data_dir, compare=save is not None, say=say)
         formula = made.formula
-    elif evaluations is not None:
-        raise Refused(f"--evaluations {evaluations:g} without a run.toml", "a limit is planned for by rehearsing a run")
     elif samples is None or dim is None or epsilon is None or smoothness is None:
         raise Refused("no run.toml, and not all of --samples, --dim, --epsilon, --smoothness", "give one or the other")
     else:

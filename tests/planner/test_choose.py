@@ -7,8 +7,8 @@ import pytest
 from privsgp.accounting import calibration, published
 from privsgp.accounting.pairwise import NoiseGraph, Sharing
 from privsgp.algorithms import Settings
-from privsgp.algorithms.saga import SagaOptions, SagOptions
-from privsgp.planner.choose import LENGTHS, SPLITS, Choice, Method, Network, NoiseNeeded, best, methods
+from privsgp.algorithms.saga import SagaOptions, TableOptions
+from privsgp.planner.choose import LENGTHS, Choice, Method, Network, NoiseNeeded, best, methods
 
 PRIVSGP, SAG = Method("privsgp", Settings()), Method("privsgp-sag", Settings())
 
@@ -147,30 +147,8 @@ def test_a_weight_has_a_label():
     assert PRIVSGP.weighted(0.3).label == "privsgp"
 
 
-@pytest.mark.parametrize(("method", "left"), [(PRIVSGP, 3000), (SAG, 2750)])
-def test_a_limit_on_evaluations_is_divided_into_steps_and_samples(small_planner, method, left):
-    splits = small_planner.splits(method, 3000.0)
-    assert splits == [(left // 1024, 1024), (1, left), (left // 256, 256), (left // 64, 64)]
-    for batch, steps in splits:
-        assert (
-            Choice(method, batch, steps, 0.1, NoiseNeeded(small_planner.network, method, batch), 0, 1).evaluations
-            <= 3000
-        )
-    assert small_planner.splits(method, 1e9) == [(250, K) for K in SPLITS]  # all samples at every step
-    assert small_planner.splits(method, 3000.0 - left) == []
-    assert small_planner.best_split(method, 3000.0 - left) is None
-
-
 def test_a_table_of_zeros_takes_no_evaluations():
     assert SAG.fills_a_table
     assert SCALED.fills_a_table
     assert not PRIVSGP.fills_a_table
-    assert not Method("privsgp-sag", Settings(options=SagOptions(table_init="zeros"))).fills_a_table
-
-
-def test_few_evaluations_are_better_spent_with_a_table(small_planner):
-    """PrivSGP needs large batches to be quiet, and has few steps then; SAG is as quiet with one sample a step."""
-    (few, many), (one, steps) = (small_planner.best_split(method, 1500.0) for method in (PRIVSGP, SAG))
-    assert few * many <= 1500
-    assert one * steps <= 1250
-    assert one <= few
+    assert not Method("privsgp-sag", Settings(options=TableOptions(table_init="zeros"))).fills_a_table

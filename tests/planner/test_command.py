@@ -7,7 +7,6 @@ from typer.testing import CliRunner
 
 from privsgp.cli import app
 from privsgp.errors import Refused
-from privsgp.planner import settle as planning
 
 PAPER = (
     "plan --nodes 16 --samples 3125 --dim 11173962 --epsilon 3 --delta 1e-5 --smoothness 25 --clip 10 --gap 2.8 "
@@ -38,21 +37,6 @@ def test_the_papers_plan_needs_no_config():
     found = json.loads(answer(*PAPER.split()))
     assert found["steps"] == 3120
     assert found["sigma"] == pytest.approx(0.2259, abs=5e-5)
-
-
-def test_a_limit_on_evaluations_needs_a_config():
-    with pytest.raises(Refused, match=r"--evaluations 9 without a run\.toml"):
-        CliRunner().invoke(app, [*PAPER.split(), "--evaluations", "9"], catch_exceptions=False)
-
-
-def test_with_a_limit_on_evaluations_method_and_batch_are_open_too(tmp_path, monkeypatch):
-    (tmp_path / "run.toml").write_text(RUN)
-    seen = []
-    monkeypatch.setattr(planning, "make", lambda config, *_args, **_kwargs: seen.append(config) or {}["enough"])
-    with pytest.raises(KeyError, match="enough"):
-        CliRunner().invoke(app, ["plan", str(tmp_path / "run.toml"), "--evaluations", "900"], catch_exceptions=False)
-    assert set(seen[0].algorithm.auto) == {"name", "batch", "steps", "step_size"}
-    assert seen[0].plan.evaluations == 900
 
 
 def test_it_is_all_or_a_config():

@@ -6,19 +6,9 @@ import pytest
 import torch
 
 from privsgp import models
-from privsgp.errors import Refused
-from privsgp.planner.estimates import Source, constants, permit
+from privsgp.planner.estimates import constants
 from privsgp.planner.rehearsal import Rehearsal
 from privsgp.planner.stand_in import Samples, make
-
-
-def test_private_data_is_refused_unless_it_may_be_spent():
-    with pytest.raises(Refused, match="may_spend"):
-        permit(Source("private", "mnist"), may_spend=False)
-    permit(Source("private", "mnist"), may_spend=True)
-    permit(Source("public", "digits"), may_spend=False)
-    assert "spent privacy" in Source("private", "mnist").text
-    assert "nothing was spent" in Source("synthetic", "synthetic").text
 
 
 def quadratic(curvature):

@@ -8,8 +8,8 @@ import pytest
 
 from privsgp.engine import formats
 from privsgp.errors import Refused
-from privsgp.planner import choose, rehearsal, shown
 from privsgp.planner import settle as planning
+from privsgp.planner import shown
 from privsgp.report import sections
 from privsgp.runs import build
 from privsgp.runs import config as configs
@@ -54,10 +54,10 @@ def test_what_was_not_planned_is_not_run():
         build.build_run(config, problems.load_problem(config))
 
 
-def test_the_nodes_data_are_not_looked_at_without_leave():
+def test_the_nodes_data_are_not_looked_at():
     for name in ("private", "digits"):
         config = parsed(plan={"data": name}, steps="auto")
-        with pytest.raises(Refused, match="may_spend"):
+        with pytest.raises(Refused, match="the nodes' own data"):
             planning.make(config, problems.load_problem(config))
 
 
@@ -88,7 +88,7 @@ def test_a_file_of_a_site_is_private_whatever_it_is_called(tmp_path, monkeypatch
         return
     where = {"path": template, "nodes": 2} if own == "path" else {"name": "site-1.npz", "nodes": 2}
     config = parsed(plan={"data": name}, data=where, steps="auto")
-    with pytest.raises(Refused, match="may_spend"):
+    with pytest.raises(Refused, match="the nodes' own data"):
         planning.make(config, problems.load_problem(config))
     with pytest.raises(Refused, match="the nodes' own data"):
         tune(parsed(data=where), name)
@@ -99,7 +99,7 @@ def test_so_is_one_that_was_found_in_the_data_folder(tmp_path, monkeypatch):
     (tmp_path / "data").mkdir()
     _sites(tmp_path / "data")
     config = parsed(plan={"data": "./data/site-1.npz"}, data={"name": "site-1.npz", "nodes": 2}, steps="auto")
-    with pytest.raises(Refused, match="may_spend"):
+    with pytest.raises(Refused, match="the nodes' own data"):
         planning.make(config, problems.load_problem(config, tmp_path / "data"), tmp_path / "data")
 
 
@@ -108,13 +108,6 @@ def test_other_data_beside_the_sites_files_are_public(tmp_path, monkeypatch):
     where = {"path": _sites(tmp_path), "nodes": 2}
     assert planning.source_of(parsed(data=where), "digits").kind == "public"
     assert planning.source_of(parsed(data=where), "other.npz").kind == "public"
-
-
-def test_spending_is_recorded():
-    config = parsed(plan={"data": "private", "may_spend": True}, step_size="auto")
-    found = planning.make(config, problems.load_problem(config)).as_json()
-    assert found["estimated_on"]["kind"] == "private"
-    assert "spent" in found["estimated_on"]["words"]
 
 
 def test_public_data_must_fit(tmp_path):
@@ -219,49 +212,6 @@ def test_public_images_go_through_the_features(tmp_path):
 
 def made(config):
     return planning.make(config, problems.load_problem(config))
-
-
-def test_a_limit_on_evaluations_is_kept_and_used_up(monkeypatch):
-    monkeypatch.setattr(choose, "SPLITS", (256, 64))
-    monkeypatch.setattr(rehearsal, "SEEDS", 1)
-    config = parsed(plan={"evaluations": 2000}, name="auto", batch="auto", steps="auto", step_size="auto")
-    plan = made(config)
-    assert 0.9 * 2000 < plan.chosen.evaluations <= 2000
-    settled = planning.apply(config, plan)
-    assert settled.algorithm.batch * settled.algorithm.steps <= 2000
-    assert [choice.method.label for choice in plan.choices][1] == "privsgp-vr, scaled differences"
-    assert 2000 < plan.more.evaluations <= 8000
-    told = plan.as_json()
-    assert told["evaluations_limit"] == 2000
-    assert "of 2,000 allowed; " in told["evaluations_words"]
-    assert told["evaluations_words"] in planning.described(told)
-    assert ("gradients of a node", told["evaluations_words"]) in shown.plan_rows(plan)
-
-
-def test_with_a_batch_that_is_given_a_limit_cuts_the_steps(monkeypatch):
-    monkeypatch.setattr(rehearsal, "SEEDS", 1)
-    cut, fixed = (
-        made(parsed(plan={"evaluations": 64 * 100}, name="privsgp", step_size="auto", steps=steps)).chosen
-        for steps in ("auto", 20)
-    )
-    assert (cut.batch, cut.steps) == (64, 100)
-    assert fixed.steps == 20
-
-
-def test_with_steps_that_are_given_a_limit_cuts_the_batch():
-    plan = made(parsed(plan={"evaluations": 1000}, name="privsgp", batch="auto", steps=30, step_size="auto"))
-    assert (plan.chosen.batch, plan.chosen.steps) == (33, 30)
-    assert plan.more.batch == 133
-
-
-@pytest.mark.parametrize(
-    ("algorithm", "least"),
-    [({"name": "privsgp", "steps": 20}, "1280"), ({"name": "privsgp-sag", "steps": "auto"}, "425, 361 of them"),
-     ({"name": "auto", "steps": "auto", "batch": 64}, "64")],
-)  # fmt: skip
-def test_a_limit_that_allows_no_run_is_refused_with_the_least_that_does(algorithm, least):
-    with pytest.raises(Refused, match=rf"plan\.evaluations = 60\n  → take at least {least}"):
-        made(parsed(plan={"evaluations": 60}, **algorithm | {"step_size": "auto"}))
 
 
 @pytest.mark.parametrize("noise", ["independent", "pairwise"])

@@ -55,7 +55,7 @@ def test_records_from_python_are_no_public_data_of_a_plan(tmp_path, files):
             with pytest.raises(Refused, match="the nodes' own data"):
                 train(tmp_path / "out", data, plan={"data": str(tmp_path / name)}, **plan)
     with pytest.raises(Refused, match="the nodes' own data"):  # no ε covers a choice by them
-        train(tmp_path / "out", files, plan={"data": "private", "may_spend": True}, **plan)
+        train(tmp_path / "out", files, plan={"data": "private"}, **plan)
     assert not (tmp_path / "out" / "plan.json").exists()
 
 

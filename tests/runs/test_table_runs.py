@@ -209,7 +209,7 @@ def test_a_plan_looks_at_public_tables_and_at_no_sites_own(place):
     assert "--details" in ran.out
     ran = runs.command(*planned, "--set", "plan.data=basel.csv")
     assert ran.code == 2
-    assert "may_spend" in ran.err
+    assert "the nodes' own data" in ran.err
 
 
 def test_one_table_can_be_divided(place):

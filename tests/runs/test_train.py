@@ -15,7 +15,6 @@ from safetensors.torch import load_file, save_file
 import privsgp
 import runs
 from privsgp.errors import Refused
-from privsgp.runs import build
 from privsgp.runs import config as configs
 from privsgp.runs import problem as problems
 from privsgp.runs import train as training
@@ -50,13 +49,13 @@ def _run(config, out, **kwargs):
     ],
 )
 def test_step_sizes(given, expected):
-    gamma = build.step_size(_config(algorithm__step_size=given))
-    assert [gamma(k) for k in range(8)] == pytest.approx(expected, abs=1e-15)
+    config = _config(algorithm__step_size=given)
+    assert [config.step_size(k) for k in range(8)] == pytest.approx(expected, abs=1e-15)
 
 
 def test_a_schedule_of_one_step_is_its_start():
     config = _config(algorithm__steps=1, algorithm__step_size={"schedule": "cosine", "start": 0.4})
-    assert build.step_size(config)(0) == 0.4
+    assert config.step_size(0) == 0.4
 
 
 def test_step_sizes_are_used(tmp_path):

@@ -89,7 +89,7 @@ def test_public_data_is_what_is_looked_at(tmp_path, monkeypatch):
 @pytest.mark.parametrize("name", ["digits", "private"])
 def test_the_nodes_own_data_are_refused(tmp_path, name):
     with pytest.raises(Refused, match="the nodes' own data"):
-        tune(_config(tmp_path, "plan.may_spend=true"), name)
+        tune(_config(tmp_path), name)
 
 
 @pytest.mark.parametrize("change", ["algorithm.steps=auto", "privacy.epsilon="])

@@ -4,8 +4,7 @@ The distance T = γK is found in a rehearsal. With σ growing like √K, noise a
 gain a little (shorter ones follow the curvature better, tables are fresher, sampling costs less) and cost time and
 messages. K is the smallest of a few lengths whose rehearsal is as good as the longest one's.
 
-A limit on gradient evaluations is a limit on K b: it can be spent on many steps of few samples or on few of many, and
-each way is rehearsed. θ of scaled differences is what training will take for that batch and K.
+θ of scaled differences is what training will take for that batch and K.
 """
 
 from __future__ import annotations
@@ -36,8 +35,6 @@ if TYPE_CHECKING:
     from privsgp.algorithms.update_rule import Weights
     from privsgp.planner.theorems import Budget, Constants
 
-SPLITS = (1024, 4096, 256, 64)  # K that a limit on evaluations may be divided into; the first among equals
-FURTHER = 4  # times a limit on evaluations that a plan looks at too
 LENGTHS = (1024, 2048, 4096)  # K to choose from; on scikit-learn's digits accuracy still rises up to about 500
 NEARLY = 1.05  # noise this much above the least is not worth more steps
 SHORT = 16  # γ ≤ 1/(16L): short beside the curvature even where real data bends four times as much as the stand-in
@@ -347,35 +344,8 @@ class Planner:
         enough = CHEAP * sigma(J)
         return float(next((batch for batch in candidates if sigma(batch) < enough), J))
 
-    def allowed(self, method: Method, by: float, limit: float) -> int:
-        """Return how many steps of a batch, or how large a batch for so many steps, a limit on evaluations allows."""
-        return max(0, math.floor(self._left(method, limit) / by))
-
-    def splits(self, method: Method, limit: float) -> list[tuple[float, int]]:
-        """Return (b, K) that use a limit up, or all of a node's samples at every step: few large steps, or many small.
-
-        Where it is below K, b is 1 and K what there is.
-        """
-        left, J = self._left(method, limit), math.floor(self.network.mean_samples)
-        found = [(float(min(J, left // K)), K) if left >= K else (1.0, math.floor(left)) for K in SPLITS]
-        return list(dict.fromkeys(split for split in found if split[1] >= 1))
-
-    def best_split(self, method: Method, limit: float) -> tuple[float, int] | None:
-        """Return the first split that scores like the best, each at its own T ∝ 1/κ; None where no step is allowed."""
-        splits = self.splits(method, limit)
-        specs = [self.spec(NoiseNeeded(self.network, method, batch), steps) for batch, steps in splits]
-        if not splits:
-            return None
-        distance = self.rehearsal.distance(specs[0])
-        scores = [self.rehearsal.mean_score(spec, distance * specs[0].noise / spec.noise) for spec in specs]
-        enough = self._nearly(max(scores))
-        return next(split for split, score in zip(splits, scores, strict=True) if score >= enough)
-
     def _nearly(self, score: float) -> float:
         return score - self.rehearsal.tie / 2 * abs(score)
-
-    def _left(self, method: Method, limit: float) -> float:
-        return limit - (self.network.mean_samples if method.fills_a_table else 0)
 
     def published_steps(self, clip: float) -> int:
         """Return Corollary 1's K, for the published accountant."""

@@ -2,7 +2,7 @@
 
 As the methods the paper cites do: L from differences of gradients along a trajectory, b² from how far a node's
 gradient may be from the mean, F⁰ from the initial loss (f* ≥ 0), G is the clip. Looking at the nodes' own data for
-this spends privacy that no accountant here counts: it is refused unless the user says that it may be, and recorded.
+this would spend privacy that no accountant here counts: `settle` refuses it.
 
 What a run costs besides privacy: messages, the table's memory, and time on this machine.
 """
@@ -20,7 +20,6 @@ from torch.func import functional_call
 from privsgp.algorithms import ALGORITHMS, Block, Drawn, Exchange, Randomness, State
 from privsgp.algorithms.block import EVERYONE
 from privsgp.engine.drive import drive, rehearsed
-from privsgp.errors import Refused
 from privsgp.planner.theorems import Constants
 from privsgp.randomness.noise import Keyed, add_noise_
 
@@ -44,32 +43,17 @@ FEW = 4  # steps with a model that is too large to rehearse
 
 @dataclass(frozen=True)
 class Source:
-    """Where the samples of a plan come from. `kind` "private" is the nodes' own data."""
+    """Where the samples of a plan come from."""
 
-    kind: Literal["synthetic", "public", "private"]
+    kind: Literal["synthetic", "public"]
     name: str
 
     @property
     def text(self) -> str:
         """Say it to the user."""
-        return {
-            "synthetic": "synthetic stand-in data: nothing was spent",
-            "public": f"{self.name}, which the configuration declares public: nothing was spent",
-            "private": f"{self.name}, the nodes' own data: this spent privacy that no ε here covers",
-        }[self.kind]
-
-
-def permit(source: Source, *, may_spend: bool) -> None:
-    """Refuse the nodes' own data, but in simulations whose user agrees to look at them.
-
-    Guarantee: what passes here without `may_spend` does not depend on any node's samples.
-    Assumes: the user is right in calling data public.
-    """
-    if source.kind == "private" and not may_spend:
-        raise Refused(
-            f"plan.data = {source.name!r} is the nodes' own data",
-            "plan with 'synthetic' or public data; in a simulation (with a seed) plan.may_spend = true allows it",
-        )
+        if self.kind == "synthetic":
+            return "synthetic stand-in data: nothing was spent"
+        return f"{self.name}, which the configuration declares public: nothing was spent"
 
 
 def constants(rehearsal: Rehearsal, clip: float, distance: float, samples: float, *, skewed: bool = False) -> Constants:

@@ -17,7 +17,7 @@ from privsgp.accounting.shown import up
 from privsgp.files import finite
 from privsgp.graph import constants as graph_constants
 from privsgp.planner import comparison, estimates, theorems
-from privsgp.planner.choose import FURTHER, LENGTHS
+from privsgp.planner.choose import LENGTHS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -119,8 +119,6 @@ class Plan:
     choices: Sequence[Choice]
     why: str
     asked: dict[str, Any]  # what the configuration says of all that can be chosen: a value, or "auto"
-    limit: float | None = None  # on gradient evaluations of a node
-    more: Choice | None = None  # what would be chosen with a larger one
     measure: Callable[[Tensor, Tensor], dict[str, Any]] | None = None
 
     @cached_property
@@ -160,20 +158,6 @@ class Plan:
     def network(self) -> Network:
         """Who takes part."""
         return self.planner.network
-
-    @property
-    def limit_text(self) -> str:
-        """What the limit on evaluations allows, and what a larger one would; nothing where there is none."""
-        if self.limit is None or self.more is None:
-            return ""
-        c, more = self.chosen, self.more
-        used = f"{c.evaluations:,.0f} of {self.limit:,.0f} allowed"
-        if not self.rehearsed:
-            return used
-        if more.score <= c.score + self.planner.rehearsal.tie / 2 * abs(c.score):
-            return f"{used}; with {FURTHER} times as many a rehearsal gains nothing"
-        how = f"{more.method.label}, {more.steps} steps, batch {more.batch:g}"
-        return f"{used}; {more.evaluations:,.0f} would score {more.score:.3g} instead of {c.score:.3g} ({how})"
 
     def deviation(self, choice: Choice) -> float:
         """Return the standard deviation that privacy adds to a coordinate of the average model."""
@@ -235,9 +219,6 @@ class Plan:
             "difference_clip": c.method.settings.difference_clip,
             "difference_scale": c.scale,
             "evaluations": c.evaluations,
-            "evaluations_limit": self.limit,
-            "evaluations_words": self.limit_text,
-            "more_evaluations": None if self.more is None else self._short(self.more),
             "why": self.why,
             "asked": self.asked,
             "estimated_on": {"kind": self.source.kind, "name": self.source.name, "words": self.source.text},
@@ -267,7 +248,7 @@ class Plan:
     def _score(self, choice: Choice) -> float | None:
         return choice.score if self.rehearsed else None
 
-    def _short(self, choice: Choice) -> dict[str, Any]:
+    def _method(self, choice: Choice) -> dict[str, Any]:
         return {
             "method": choice.method.label,
             "batch": choice.batch,
@@ -278,10 +259,6 @@ class Plan:
             "sigma": choice.noise.at(choice.steps),
             "noise_in_average": self.deviation(choice),
             "score": self._score(choice),
-        }
-
-    def _method(self, choice: Choice) -> dict[str, Any]:
-        return self._short(choice) | {
             "bound_curve": [self.formula.bound(K, choice.noise) for K in SHOWN],
             "noise_curve": self.noise_curve(choice),
         }

@@ -12,7 +12,6 @@ what would hardly differ is rehearsed once (`RehearsalSpec.alike`).
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
@@ -44,7 +43,6 @@ GIVEN_UP = 0.005
 TIE = 0.01  # of a score: rehearsals differ by as much from chance
 NOISES, DISTANCES = 24, 16  # κ and T that are rehearsed, to an octave: within 1.5 and 2.2 % of what is asked
 TOGETHER = 2**23  # numbers in the inputs of stacked runs
-KEPT = 8  # rehearsals whose models are kept
 
 
 @dataclass(frozen=True)
@@ -95,7 +93,6 @@ class Rehearsal:
         self.x0 = self.layout.flatten(model).float()
         self.gradient = stack(model, loss, (samples.x[:4], samples.y[:4]))
         self._scores: dict[str, float] = {}
-        self._ends: OrderedDict[str, Tensor] = OrderedDict()
 
     def end(self, spec: RehearsalSpec, distance: float, steps: int = STEPS, seed: int = 0) -> Tensor:
         """Return the average model after a run of γK = `distance`."""
@@ -153,26 +150,14 @@ class Rehearsal:
             models = self.ends(spec, [(T, seed) for T in some for seed in range(SEEDS)])
             for T, runs in zip(some, torch.split(models, SEEDS), strict=True):
                 self._scores[_key(spec, T)] = math.fsum(self.score(x) for x in runs) / SEEDS
-                self._keep(_key(spec, T), runs)
         return [self._scores[_key(spec, T)] for T in distances]
 
     def moved(self, spec: RehearsalSpec, distance: float) -> float:
         """Return the mean square by which noise moves a coordinate, over κ²T²: the same runs with noise and without."""
         spec, distance = spec.alike, _near(distance, DISTANCES)
         runs = [(distance, seed) for seed in range(SEEDS)]
-        noisy, quiet = (self._kept(s, runs) for s in (spec, replace(spec, noise=0.0)))
+        noisy, quiet = (self.ends(s, runs).clone() for s in (spec, replace(spec, noise=0.0)))
         return float((noisy - quiet).double().square().mean()) / (spec.noise * distance) ** 2
-
-    def _kept(self, spec: RehearsalSpec, runs: Sequence[Candidate]) -> Tensor:
-        key = _key(spec, runs[0][0])
-        if key not in self._ends:
-            self._keep(key, self.ends(spec, runs))
-        return self._ends[key]
-
-    def _keep(self, key: str, models: Tensor) -> None:
-        self._ends[key] = models.clone()
-        while len(self._ends) > KEPT:
-            self._ends.popitem(last=False)
 
     def distance(self, spec: RehearsalSpec) -> float:
         """Return a good T = γK."""

@@ -1,17 +1,13 @@
 """From a configuration to a plan, and from a plan to the numbers that stand in for "auto".
 
 A plan is made from what is public: the configuration, how many samples each node holds, the shape of a sample, the
-model at x⁰, and stand-in or public data to rehearse with. The nodes' own samples are looked at only if the user says
-so, and the plan records it.
+model at x⁰, and stand-in or public data to rehearse with.
 """
 
 from __future__ import annotations
 
 import math
-import threading
-from concurrent.futures import Future
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,8 +22,8 @@ from privsgp.engine.folder import Folder
 from privsgp.errors import Refused
 from privsgp.gradients import Layout
 from privsgp.planner import noise_alone, record, stand_in
-from privsgp.planner.choose import FURTHER, LENGTHS, Method, Network, NoiseNeeded, best, methods, planner
-from privsgp.planner.estimates import Source, permit
+from privsgp.planner.choose import LENGTHS, Method, Network, NoiseNeeded, best, methods, planner
+from privsgp.planner.estimates import Source
 from privsgp.planner.noise_alone import NoiseAlone
 from privsgp.planner.record import Formula, Plan
 from privsgp.planner.rehearsal import Rehearsal
@@ -69,13 +65,11 @@ def make(
 
     `compare` looks at all methods even where the configuration names one. `say` is told what is being done.
 
-    Guarantee: nothing here depends on the nodes' samples, except with `plan.may_spend`, which the plan records.
+    Guarantee: nothing here depends on the nodes' samples.
     Assumes: the sizes J_i and the model at x⁰ are public, and test inputs where `data.test` says so.
     """
     network, settings = network_of(config, problem), protection.settings(config)
-    source = _permitted(config, problem, data_dir)
-    if source.kind == "private" and problem.block is not None:
-        raise Refused(f"plan.data = {source.name!r} with several processes", "plan with 'synthetic' or public data")
+    source = source_of(config, config.plan.data, data_dir, problem)
     rehearsal = _stage(config, source, problem, data_dir)
     skewed = config.data.partition == "dirichlet"
     say("estimating the constants of the bound")
@@ -83,67 +77,26 @@ def make(
     own, clip = Method(config.algorithm.name, settings), protection.difference_clip(config)
     if own.scaled:
         own = own.weighted(1.0) if network.nominal else own.clipped(clip)
-    auto, limit = "name" in config.algorithm.auto, config.plan.evaluations
+    auto = "name" in config.algorithm.auto
     looked_at = methods(settings, network.accountant, clip) if auto or compare else [own]
     looked_at = looked_at if auto or own in looked_at else [own, *looked_at]
-    choices = _choices(config, p, looked_at, limit, say)
-    mine = choices if auto else [choice for choice in choices if choice.method == own]
-    if not mine:
-        raise _too_little(config, p, own)
-    chosen, why = best(mine, rehearsal) if auto else (mine[0], "the configuration says so")
-    more = None
-    if limit is not None:
-        say(f"rehearsing with {FURTHER} times the evaluations")
-        further = _choices(config, p, looked_at if auto else [own], FURTHER * limit, _silently)
-        more = max(further, key=lambda choice: choice.score)
+    choices = _choices(config, p, looked_at, say)
+    if auto:
+        chosen, why = best(choices, rehearsal)
+    else:
+        chosen, why = next(choice for choice in choices if choice.method == own), "the configuration says so"
     graph = build.make_graph(config)
     formula = Formula(network, graph, p.constants, Layout.of(problem.model).dim, settings.clip, chosen.noise)
-    return Plan(p, formula, source, chosen, choices, why, _asked(config), limit, more, problem.measure)
+    return Plan(p, formula, source, chosen, choices, why, _asked(config), problem.measure)
 
 
-def _choices(config: Config, p: Planner, looked_at: list[Method], limit: float | None, say: Say) -> list[Choice]:
-    """Choose for every method; with a limit on evaluations, methods that it leaves no step are left out."""
-    a, found = config.algorithm, []
-    batch = p.batch() if "batch" in a.auto and limit is None else a.batch
+def _choices(config: Config, p: Planner, looked_at: list[Method], say: Say) -> list[Choice]:
+    """Choose for every method."""
+    batch, found = p.batch() if "batch" in config.algorithm.auto else config.algorithm.batch, []
     for i, method in enumerate(looked_at, 1):
         say(f"rehearsing {method.label} ({i} of {len(looked_at)})")
-        if limit is None:
-            found.append(_choice(config, p, method, batch))
-        elif "batch" in a.auto:
-            found += _divided(config, p, method, limit)
-        else:
-            found += _cut(config, p, method, limit)
+        found.append(_choice(config, p, method, batch))
     return found
-
-
-def _divided(config: Config, p: Planner, method: Method, limit: float) -> list[Choice]:
-    """Return the batch, with its K, that makes most of a limit on evaluations; nothing where it allows no step."""
-    a = config.algorithm
-    if "steps" in a.auto:
-        split = p.best_split(method, limit)
-    else:
-        batch = min(math.floor(p.network.mean_samples), p.allowed(method, a.steps, limit))
-        split = (float(batch), a.steps) if batch else None
-    return [] if split is None else [_choice(config, p, method, *split)]
-
-
-def _cut(config: Config, p: Planner, method: Method, limit: float) -> list[Choice]:
-    """Return what is chosen at the batch that is given, with fewer steps where a limit asks for it."""
-    a = config.algorithm
-    most = p.allowed(method, a.batch, limit)
-    if not most or ("steps" not in a.auto and a.steps > most):
-        return []
-    free = _choice(config, p, method, a.batch)
-    return [free if free.steps <= most else _choice(config, p, method, a.batch, most)]
-
-
-def _too_little(config: Config, p: Planner, method: Method) -> Refused:
-    """Say what a limit on evaluations would have to be."""
-    a = config.algorithm
-    first = math.ceil(p.network.mean_samples) if method.fills_a_table and "name" not in a.auto else 0
-    batch, steps = 1 if "batch" in a.auto else a.batch, 1 if "steps" in a.auto else a.steps
-    table = f", {first} of them to fill the table" if first else ""
-    return Refused(f"plan.evaluations = {config.plan.evaluations:g}", f"take at least {first + batch * steps:g}{table}")
 
 
 def _asked(config: Config) -> dict[str, Any]:
@@ -153,14 +106,14 @@ def _asked(config: Config) -> dict[str, Any]:
     return asked | ({"step_size": "schedule"} if isinstance(asked["step_size"], Schedule) else {})
 
 
-def _choice(config: Config, p: Planner, method: Method, batch: float, steps: int | None = None) -> Choice:
-    """Choose K, unless it is named here, and γ, as far as they are open; γ may hang on K (`"theory"`, schedules)."""
+def _choice(config: Config, p: Planner, method: Method, batch: float) -> Choice:
+    """Choose K and γ, as far as they are open; γ may depend on K (`"theory"`, schedules)."""
     a, n = config.algorithm, p.network.nodes
     if isinstance(a.step_size, Schedule):
         given: float | None = a.step_size.mean
     else:
         given = None if "step_size" in a.auto or a.step_size == "theory" else float(a.step_size)
-    steps = steps or (None if "steps" in a.auto else a.steps)
+    steps = None if "steps" in a.auto else a.steps
     if p.network.nominal and steps is None:
         steps = p.published_steps(method.settings.clip)
     if a.step_size != "theory" or "step_size" in a.auto:
@@ -189,15 +142,8 @@ def network_of(config: Config, problem: Problem) -> Network:
     return network
 
 
-def _permitted(config: Config, problem: Problem | None, data_dir: Path | None) -> Source:
-    """Return what a plan looks at; refuse the nodes' own data."""
-    source = source_of(config, config.plan.data, data_dir, problem)
-    permit(source, may_spend=config.plan.may_spend and config.seed is not None)
-    return source
-
-
 def source_of(config: Config, name: str, data_dir: Path | None = None, problem: Problem | None = None) -> Source:
-    """Tell what a name of data to look at means: synthetic, public, or the nodes' own.
+    """Return what a name of data to look at means, synthetic or public; refuse the nodes' own data.
 
     Guarantee: no file of a node passes for public, by whatever path, link or copy it is named, nor one of the records
     of those that this process knows (`known.belong_to`); of a problem that is given, nor do its records.
@@ -214,7 +160,11 @@ def source_of(config: Config, name: str, data_dir: Path | None = None, problem: 
     if not private and problem is not None and looked_at.exists():
         known = problem.hashes
         private = belong_to(hashes_in(looked_at, d.form), [known[rows] for rows in problem.parts])
-    return Source("private", own) if private else Source("public", name)
+    if private:
+        raise Refused(
+            f"{name} is the nodes' own data", "take 'synthetic' or public data: what is chosen by private data has no ε"
+        )
+    return Source("public", name)
 
 
 def _stage(config: Config, source: Source, problem: Problem, data_dir: Path | None) -> Rehearsal:
@@ -289,57 +239,37 @@ def settle(
     if any(world.all_gather(goes_on, forms.FLAG)):
         config = world.all_or_none(lambda: _as_started(config, started))
         return config, load(config), None
-    world.all_or_none(lambda: _permitted(config, public, data_dir))  # each knows its own nodes' records
-    plan = None if world.rank or public is None else _Planning(config, public, data_dir, say)
-    chosen = _told(world, plan, config.algorithm.auto)
-    config = world.all_or_none(lambda: config.with_algorithm(**chosen))
-    return config, load(config), None if plan is None else plan.result()
+    world.all_or_none(lambda: source_of(config, config.plan.data, data_dir, public))  # each knows its own records
+    made = world.all_or_none(lambda: None if public is None else _made_once(world, config, public, data_dir, say))
+    own = None if made is None else _values(config, made[0])
+    chosen = world.all_gather_each(own, [_form(config.algorithm.auto), *[forms.NOTHING] * (world.size - 1)])[0]
+    config = world.all_or_none(lambda: config.with_algorithm(**chosen or {}))
+    return config, load(config), None if made is None else made[1]
 
 
-def _as_started(config: Config, started: Path) -> Config:
-    """Return the configuration with the numbers that a run began with."""
-    if not started.exists():
-        raise Refused(f"{started} is not there, and other processes have theirs", "bring this process's folder back")
-    old, auto = configs.started(started), config.algorithm.auto
-    own = old.options("algorithm") if "name" in auto else {}
-    return config.with_algorithm(**{key: getattr(old.algorithm, key) for key in auto} | own)
+def _made_once(
+    world: World, config: Config, problem: Problem, data_dir: Path | None, say: Say
+) -> tuple[Plan, dict[str, Any]] | None:
+    """Return the plan and its plain values in process 0; the others wait, and hear after each stage that it goes on."""
+    if world.rank:
+        while not world.all_gather(value=False, form=forms.FLAG)[0]:
+            pass
+        return None
+
+    def heard(words: str) -> None:
+        say(words)
+        world.all_gather(value=False, form=forms.FLAG)
+
+    try:
+        plan = make(config, problem, data_dir, say=heard)
+        heard("certifying the noise of many K, for the bound")
+        return plan, plan.as_json()
+    finally:
+        world.all_gather(value=True, form=forms.FLAG)
 
 
-class _Planning:
-    """A plan that is made while others wait: in one process there are none, and it is made at once."""
-
-    def __init__(self, config: Config, problem: Problem, data_dir: Path | None, say: Say) -> None:
-        self._config, self._made = config, Future[dict[str, Any]]()
-        self.chosen: dict[str, Any] = {}
-        work = partial(self._make, problem, data_dir, say)
-        work() if join().alone else threading.Thread(target=work, daemon=True).start()
-
-    def _make(self, problem: Problem, data_dir: Path | None, say: Say) -> None:
-        try:
-            plan = make(self._config, problem, data_dir, say=say)
-            say("certifying the noise of many K, for the bound")
-            told = plan.as_json()
-            self.chosen = _values(self._config, plan)
-        except BaseException as error:  # noqa: BLE001 - it is raised where the result is asked for
-            self._made.set_exception(error)
-        else:
-            self._made.set_result(told)
-
-    def result(self, seconds: float | None = None) -> dict[str, Any]:
-        """Return the plan as plan.json has it; TimeoutError where it takes longer than that."""
-        return self._made.result(seconds)
-
-    def so_far(self, seconds: float) -> dict[str, Any] | None:
-        """Return what was chosen, None where it is not known within so many seconds."""
-        try:
-            self.result(seconds)
-        except TimeoutError:
-            return None
-        return self.chosen
-
-
-def _told(world: World, plan: _Planning | None, auto: Sequence[str]) -> dict[str, Any]:
-    """Return what process 0 chose, in every process; the others wait for as long as it goes on.
+def _form(auto: Sequence[str]) -> forms.Form:
+    """Return the form of what process 0 chose.
 
     Guarantee: a choice costs no privacy, whoever made it: every node's noise is certified for it where the node lives.
     """
@@ -350,11 +280,16 @@ def _told(world: World, plan: _Planning | None, auto: Sequence[str]) -> dict[str
         "step_size": forms.real(above=True),
         "weights": forms.text("equal|noise", "how nodes count"),
     }
-    form, found = forms.perhaps(forms.keys({key: known[key] for key in auto})), None
-    while found is None:
-        mine = world.all_or_none(lambda: None if plan is None else plan.so_far(world.patience / 4))
-        found = world.all_gather(mine, form)[0]
-    return found
+    return forms.keys({key: known[key] for key in auto})
+
+
+def _as_started(config: Config, started: Path) -> Config:
+    """Return the configuration with the numbers that a run began with."""
+    if not started.exists():
+        raise Refused(f"{started} is not there, and other processes have theirs", "bring this process's folder back")
+    old, auto = configs.started(started), config.algorithm.auto
+    own = old.options("algorithm") if "name" in auto else {}
+    return config.with_algorithm(**{key: getattr(old.algorithm, key) for key in auto} | own)
 
 
 def apply(config: Config, plan: Plan) -> Config:
@@ -383,10 +318,7 @@ def described(plan: dict[str, Any]) -> str:
     planned = ", ".join(said[key] for key in AUTO if asked[key] == "auto")
     given = ", ".join(said[key] for key in AUTO[:-1] if asked[key] != "auto")
     why = f"; {plan['why']}" if asked["name"] == "auto" else ""
-    limited = f"; {plan['evaluations_words']}" if plan.get("evaluations_words") else ""
-    return (
-        f"{planned}{f'; given: {given}' if given else ''}{why}{limited}; estimated on {plan['estimated_on']['words']}"
-    )
+    return f"{planned}{f'; given: {given}' if given else ''}{why}; estimated on {plan['estimated_on']['words']}"
 
 
 def plan(
@@ -395,13 +327,9 @@ def plan(
     *,
     compare: bool = False,
     say: Say = _silently,
-    free: bool = False,
 ) -> Plan:
-    """Plan a configuration as if its steps and step size were open, which is what one asks a planner about.
-
-    Where it is `free` to choose, method and batch are open too.
-    """
-    open_ = ("steps", "step_size", *(("name", "batch") if free else ()), *config.algorithm.auto)
+    """Plan a configuration as if its steps and step size were open, which is what one asks a planner about."""
+    open_ = ("steps", "step_size", *config.algorithm.auto)
     if "name" not in open_ and config.algorithm.name not in PLANNED:
         raise Refused(f"a plan for algorithm.name = {config.algorithm.name!r}", f"take one of {', '.join(PLANNED)}")
     config = config.with_algorithm(**dict.fromkeys(open_, "auto"))

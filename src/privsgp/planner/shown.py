@@ -50,7 +50,7 @@ def plan_rows(plan: Plan) -> list[tuple[str, str]]:
         ("batch", f"{c.batch:g} of {n.mean_samples:g} samples a node"),
         ("step size γ", f"{c.step_size:.4g}"),
         *([("weight θ of differences", f"{c.scale:.4g}")] if c.method.algorithm == "privsgp-vr" else []),
-        ("gradients of a node", plan.limit_text or f"{c.evaluations:,.0f}"),
+        ("gradients of a node", f"{c.evaluations:,.0f}"),
         ("noise σ", span(plan.sigmas)),
         ("budget ε", span_up([epsilon for epsilon, _ in n.budgets])),
         (

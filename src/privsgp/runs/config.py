@@ -355,11 +355,7 @@ class Clock(Options):
 class PlanSection(Options):
     """What a plan may look at."""
 
-    data: str = option("synthetic", "synthetic stand-ins, public data (a name or a file), or private")
-    may_spend: bool = option(
-        default=False, meaning="whether a simulation may plan on the nodes' own data; else they are refused"
-    )
-    evaluations: Positive | None = option(None, "gradients that a node may evaluate in the whole run; left out: any")
+    data: str = option("synthetic", "synthetic stand-ins, or public data (a name or a file)")
 
 
 class Engine(Options):
@@ -874,6 +870,8 @@ _GONE = {
     "privacy.noise_schedule": "leave it out: all steps have the same noise",
     "privacy.noise_curvature": "leave it out: all steps have the same noise",
     "algorithm.block": "leave it out: each sample has its own entry; 'privsgp' keeps no table",
+    "plan.may_spend": "leave it out: a plan never looks at the nodes' own data",
+    "plan.evaluations": "leave it out: give algorithm.batch and algorithm.steps, whose product a node evaluates",
     "algorithm.table_place": "leave it out: privsgp puts a table on the device, or in memory if the device has no room",
 }
 # The values that those of release 1.0.0rc1 had without an effect: its run folders hold them.
@@ -882,6 +880,8 @@ _UNUSED = {
     "privacy.noise_curvature": 0.0,
     "algorithm.block": None,
     "algorithm.table_place": "auto",
+    "plan.may_spend": False,
+    "plan.evaluations": None,
 }
 
 

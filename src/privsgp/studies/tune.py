@@ -74,11 +74,6 @@ def tune(config: Config, public: str, data_dir: Path | None = None, *, most: int
     """
     refuse_below_one(trials=most)
     source = planning.source_of(config, public, data_dir)
-    if source.kind == "private":
-        raise Refused(
-            f"--public {public} is the nodes' own data",
-            "tune on 'synthetic' or other data: what it finds spends privacy",
-        )
     if config.algorithm.auto or config.privacy.epsilon is None:
         what = f"algorithm.{config.algorithm.auto[0]} = 'auto'" if config.algorithm.auto else "no privacy.epsilon"
         raise Refused(f"tune with {what}", "give a budget, and numbers to start the search from")

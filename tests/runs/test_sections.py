@@ -1,0 +1,56 @@
+"""The sections of run.toml as objects: what `privsgp.train` takes."""
+
+from __future__ import annotations
+
+import inspect
+
+import numpy as np
+import pytest
+from pydantic import ValidationError
+from torch import nn
+
+import privsgp
+from privsgp.runs import config as configs
+from privsgp.runs import sections
+
+GIVEN = {
+    "privacy": sections.Privacy(sigma=0.1, noise="pairwise", honest=2),
+    "algorithm": sections.Algorithm(name="privsgp", steps=3, step_size=privsgp.Schedule(schedule="linear", start=0.5)),
+    "graph": sections.Graph(name="random", degree=2),
+}
+
+
+def test_every_section_is_an_argument_of_its_own():
+    taken = inspect.signature(privsgp.train).parameters
+    assert set(configs.Config.model_fields) - {"data", "model"} <= set(taken)
+    assert not [p for p in taken.values() if p.kind is p.VAR_KEYWORD]
+    for section in ("features", "privacy", "algorithm", "clock", "plan", "engine"):
+        assert section.capitalize() in taken[section].annotation
+
+
+@pytest.mark.parametrize("name", sorted(set(configs.SECTIONS) - {"data", "model"}))
+def test_a_section_has_every_key_of_every_component(name):
+    for component in configs.SECTIONS[name].components().values():
+        assert set(component.model_fields) <= set(getattr(sections, name.capitalize()).model_fields)
+
+
+def test_objects_are_what_dictionaries_are(tmp_path):
+    rng = np.random.default_rng(0)
+    data = [(rng.normal(size=(20, 4)).astype(np.float32), np.arange(20) % 2) for _ in range(4)]
+    values = {name: sections.plain(section) for name, section in GIVEN.items()}
+    assert values["algorithm"]["step_size"] == {"schedule": "linear", "start": 0.5}
+    ran = []
+    for how, given in (("objects", GIVEN), ("dictionaries", values)):
+        privsgp.train(nn.Linear(4, 2), data, out=tmp_path / how, classes=2, seed=1, **given)
+        ran.append((tmp_path / how / "config.toml").read_text())
+    assert ran[0] == ran[1]
+
+
+def test_what_is_left_to_the_planner_stays_open():
+    section = sections.Algorithm(name="auto", steps="auto", batch=8.0)
+    assert sections.plain(section) == {"batch": 8.0, "name": "auto", "steps": "auto"}
+
+
+def test_a_key_that_nobody_knows_is_refused():
+    with pytest.raises(ValidationError, match="clips"):
+        sections.Privacy(epsilon=1.0, clips=1.0)
