@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import errno
 import faulthandler
 import json
@@ -23,6 +24,7 @@ from wires import enter
 
 from privsgp import data
 from privsgp.accounting import ledger
+from privsgp.engine import witness
 from privsgp.runs import config as configs
 from privsgp.sites.agreement import Agreement, Limits, propose
 from privsgp.sites.identity import Site
@@ -101,7 +103,9 @@ class Consortium:
     sites: list[Site]
     files: list[Path]
     agreement: Agreement
+    study: Path
     spaces: list[str] | None = None  # the network namespace of each site
+    state: Path | None = None  # where the sites keep what is known outside run folders; None: where this test does
     processes: dict[int, Any] = field(default_factory=dict)
 
     @classmethod
@@ -137,8 +141,9 @@ class Consortium:
         card = {None: None, "rented": cards[-1]}.get(relay, cards[relay] if isinstance(relay, int) else None)
         limits = limits or Limits(deadline=30.0)
         made = propose(configs.parse(values), cards[: len(sites)], like, name="study", limits=limits, relay=card)
-        made.write(folder / "a.study")
-        return cls(folder, sites, files, made, None if wires is None else wires.spaces)
+        study = folder / "a.study"
+        made.write(study)
+        return cls(folder, sites, files, made, study, None if wires is None else wires.spaces)
 
     def start_relay(self, tampers: tuple[int, ...] = ()) -> None:
         """Start a relay that is no member; it changes a bit of the messages of some steps."""
@@ -147,20 +152,31 @@ class Consortium:
         self.processes[-1] = FORKS.Process(target=_relay, args=args)
         self.processes[-1].start()
 
-    @property
-    def study(self) -> Path:
-        return self.folder / "a.study"
-
     def out(self, i: int) -> Path:
         return self.folder / f"run-{self.sites[i].name}"
 
     def start(self, *which: int, **faults: Any) -> None:
         """Start sites as processes, with `Faults`."""
         for i in which or range(len(self.sites)):
-            args = (self.study, self.files[i], self.sites[i].home, self.out(i), os.environ["PRIVSGP_STATE"])
+            args = (self.study, self.files[i], self.sites[i].home, self.out(i), str(self.state or _state()))
             bad = Faults(space=self.spaces and self.spaces[i], **faults)
             self.processes[i] = FORKS.Process(target=_site, args=(*args, bad))
             self.processes[i].start()
+
+    def copy_machine(self, i: int) -> Consortium:
+        """Copy all that a site has, as who copies its virtual machine does; the copy is that site of what is returned.
+
+        A copied machine has the same paths and disks: the copy's note of where its folder is says so.
+        """
+        place = self.folder / "machine"
+        for found, copy in ((self.out(i), self.out(i).name), (self.sites[i].home, "home"), (_state(), "state")):
+            copied(found, place / copy)
+        note = place / self.out(i).name / "private" / f"place-{i}-{i}.json"
+        note.write_text(json.dumps(json.loads(note.read_text()) | witness._whereabouts(note.parent.parent)))
+        sites = [*self.sites[:i], Site.open(place / "home"), *self.sites[i + 1 :]]
+        return dataclasses.replace(
+            self, folder=place, study=self.study, state=place / "state", sites=sites, processes={}
+        )
 
     def ask_to_stop(self, i: int) -> int:
         """Stop a site as an administrator would; return its exit status."""
@@ -260,6 +276,10 @@ class Consortium:
 
         tensors = load_file(self.out(i) / "nodes" / f"{i}.safetensors")
         return np.concatenate([tensors[name].ravel() for name in sorted(tensors)])
+
+
+def _state() -> Path:
+    return Path(os.environ["PRIVSGP_STATE"])
 
 
 def _site(study: Path, file: Path, home: Path, out: Path, state: str, faults: Faults) -> None:

@@ -258,6 +258,7 @@ def through_the_proxy(c, basel):
     folder.path.mkdir()
     folder.prepare()
     cork = Network.make(Site.open(c.sites[2].home), c.agreement, folder)
+    cork.inbox.open()
     basel.outbox.post(frame(c, 4, 0.5, source=1, target=2))
     cork.client.start()
     until = time.monotonic() + 15

@@ -35,6 +35,7 @@ def house(tmp_path_factory):
     """Return a consortium with aachen's door open."""
     c = Consortium.make(tmp_path_factory.mktemp("door") / "c", limits=Limits(deadline=5.0, transfer=1.5))
     network = Network.make(c.sites[0], c.agreement, prepared(c))
+    network.inbox.open()
     network.server.start(c.sites[0].listen)
     yield c, network
     network.server.stop()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
 import shutil
+import signal
 import threading
 import time
 from pathlib import Path
@@ -24,11 +26,13 @@ from privsgp.engine.folder import Folder
 from privsgp.errors import Refused
 from privsgp.sites.agreement import Limits
 from privsgp.sites.canonical import canonical
-from privsgp.sites.frames import PLACE
-from privsgp.sites.join import _incarnation, _take_up_links
+from privsgp.sites.frames import PLACE, Rejected
+from privsgp.sites.join import Network, _incarnation, _take_up_links, _transport
 from privsgp.sites.mailbox import Inbox, Outbox
 from privsgp.sites.members import Members
+from privsgp.sites.own_messages import OwnMessages
 from privsgp.sites.seen import Heard
+from privsgp.sites.server import receive
 from privsgp.sites.trainer import SiteTrainer
 from privsgp.sites.transport import SitesTransport
 
@@ -145,3 +149,130 @@ def test_what_was_heard_of_is_known_after_a_restart_and_on_a_full_disk(three, tm
     assert told.newest(1).header.step == 6
     (tmp_path / "heard").write_bytes(bytes(2 * 3 * PLACE)[:-10] + b"{changed}!")
     assert Heard(three.agreement, 0, tmp_path / "heard").newest(1) is None
+
+
+def test_a_suspended_machine_stops_when_its_copy_has_gone_on(consortium):
+    """The machine is suspended, its copy takes its place, and then it is resumed."""
+    c = consortium(closed=(1,), limits=Limits(deadline=1.0, staleness=40), algorithm={"steps": 400})
+    c.start()
+    c.until_step(1, 3)
+    os.kill(c.processes[1].pid, signal.SIGSTOP)
+    copy = c.copy_machine(1)
+    try:
+        copy.start(1)
+        copy.until_step(1, max(c.taken(1)) + 5)
+        os.kill(c.processes[1].pid, signal.SIGCONT)
+        c.processes[1].join(30)
+        assert c.processes[1].exitcode == 2, c.log(1)
+        assert "another copy of this site" in c.log(1)
+    finally:
+        copy.stop()
+
+
+def test_of_two_copies_that_start_together_one_stops_at_least(consortium):
+    c = consortium(closed=(1,), limits=Limits(deadline=1.0, staleness=40), algorithm={"steps": 400})
+    c.start()
+    c.until_step(1, 3)
+    assert c.ask_to_stop(1) == 130
+    copy = c.copy_machine(1)
+    try:
+        for one in (c, copy):
+            one.start(1)
+        until = time.monotonic() + 40
+        while time.monotonic() < until and not (ended := [o for o in (c, copy) if o.processes[1].exitcode is not None]):
+            time.sleep(0.05)
+        assert [one.processes[1].exitcode for one in ended] == [2] * len(ended)
+        assert all("another copy of this site" in one.log(1) for one in ended)
+    finally:
+        copy.stop()
+
+
+def transport_of(c, tmp_path, own=None):
+    """Return a site that has met both others, and what it commits."""
+    members = Members(c.agreement, 0, 1, c.agreement.sign(c.sites[0]), own)
+    for peer in (1, 2):
+        other = Members(c.agreement, peer, 1, c.agreement.sign(c.sites[peer]))
+        members.learn(peer, json.loads(canonical(other.hello(0))))
+    inbox, log, committed = Inbox(c.agreement, 0, 2), tmp_path / "taken.jsonl", []
+    transport = SitesTransport(c.sites[0], c.agreement, 0, inbox, Outbox(2), members, log)
+    transport.commit, transport._wait = lambda k, *_: committed.append(k), lambda _k: None
+    return transport, committed
+
+
+def made(c, transport, *steps):
+    for k in steps:
+        transport.mix(k, torch.full((1, c.agreement.weights), 0.1 * k), torch.ones(1, dtype=torch.float64))
+
+
+@pytest.mark.parametrize(("step", "first"), [(0, True), (0, False), (1, True), (1, False), (2, False)])
+def test_another_copys_message_of_any_step_stops_a_site_before_its_next(three, tmp_path, step, first):
+    """Steps 0 and 1 were sent here too, with other noise; basel gets the copy's message first, or after them."""
+    transport, committed = transport_of(three, tmp_path)
+    made(three, transport, 0, 1)
+    peer, inbox = Members(three.agreement, 1, 1, three.agreement.sign(three.sites[1])), Inbox(three.agreement, 1, 2)
+    peer.proof, peer.seen = inbox.shown, inbox.seen.newest
+    own = [transport.outbox.next(1, after) for after in (-1, 0)]
+    foreign = frame(three, step, 2.5, source=0, target=1)
+    for one in [foreign, *own] if first else [*own, foreign]:
+        with contextlib.suppress(Rejected):
+            receive(three.agreement, 1, inbox, 0, one.header, one.signature, None, iter([bytes(one.body)]))
+        if one is not foreign:
+            transport.members.prove(inbox.proof(0)["proof"])  # the answer to its sender
+    transport.members.learn(1, json.loads(canonical(peer.hello(0))))
+    with pytest.raises(Refused, match="another copy of this site"):
+        made(three, transport, 2)
+    assert committed == [0, 1]
+    assert transport.outbox.next(1, 1) is None
+
+
+def test_what_a_site_sent_itself_does_not_stop_it(three, tmp_path):
+    """Not after a restart either, in which it signs the same message as another process."""
+    transport, _ = transport_of(three, tmp_path, OwnMessages(tmp_path / "own"))
+    made(three, transport, 0, 1)
+    again = Members(three.agreement, 0, 2, three.agreement.sign(three.sites[0]), OwnMessages(tmp_path / "own"))
+    for after in (-1, 0):
+        again.prove(transport.outbox.next(1, after).evidence())
+    assert again.foreign is None
+
+
+def test_a_site_judges_no_message_before_peers_had_the_time_to_show_it_its_own(three, tmp_path):
+    """To one that an old backup has replaced, honest messages bring more weight than all sites have."""
+    folder = Folder(tmp_path / "run", "-0-0")
+    folder.path.mkdir()
+    folder.prepare()
+    network = Network.make(three.sites[0], three.agreement, folder)
+    transport, honest = _transport(network, folder), frame(three, 5, 12.7)
+    about = three.agreement, 0, network.inbox, 1, honest.header, honest.signature, None
+    receive(*about, iter([bytes(honest.body)]))
+    assert network.inbox.newest(1) == -1
+    for peer in (1, 2):
+        other = Members(three.agreement, peer, 1, three.agreement.sign(three.sites[peer]))
+        network.members.learn(peer, json.loads(canonical(other.hello(0))))
+    transport.greet(0)
+    with pytest.raises(Rejected, match=r"Δw = 12\.7"):
+        receive(*about, iter([bytes(honest.body)]))
+
+
+def test_a_message_is_in_the_log_and_on_the_disk_before_it_leaves(three, tmp_path, monkeypatch):
+    path, seen, synced = tmp_path / "own", [], noted(monkeypatch)
+    transport, _ = transport_of(three, tmp_path, OwnMessages(path))
+    monkeypatch.setattr(
+        transport.outbox, "post", lambda one: seen.append((one.header in OwnMessages(path), path in synced))
+    )
+    made(three, transport, 0, 1)
+    assert seen == [(True, True)] * 4
+    assert path.stat().st_mode & 0o777 == 0o600
+    path.write_bytes(path.read_bytes()[:-10])  # a crash has cut the last entry: its message did not leave
+    own = OwnMessages(path)
+    assert len(own) == 3
+    own.note([frame(three, 5, 0.5, source=0, target=1)])
+    assert len(OwnMessages(path)) == 4
+
+
+def test_without_the_log_of_its_messages_a_site_does_not_go_on(three, tmp_path):
+    transport, _ = transport_of(three, tmp_path)
+    made(three, transport, 0, 1)
+    again, _ = transport_of(three, tmp_path, OwnMessages(tmp_path / "lost"))
+    again.counts.copy_(transport.counts)
+    with pytest.raises(Refused, match="lists 0 messages, and this site has sent 4"):
+        again.restored(1, torch.zeros(1, three.agreement.weights), torch.ones(1, dtype=torch.float64))

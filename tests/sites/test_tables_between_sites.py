@@ -55,7 +55,7 @@ def hospitals(tmp_path):
     cards = [site.card for site in sites]
     made = propose(config, cards, like(config.data.schema), name="study", limits=Limits(deadline=30.0))
     made.write(tmp_path / "a.study")
-    one = Consortium(tmp_path, sites, files, made)
+    one = Consortium(tmp_path, sites, files, made, tmp_path / "a.study")
     yield one
     one.stop()
 

@@ -162,6 +162,7 @@ def test_an_older_copy_of_all_that_a_site_has_is_noticed_by_peers_that_were_rest
     assert c.processes[1].exitcode == 2
     assert "older copy" in c.log(1)
     assert c.sent(1) == messages  # no step was made again
+    assert [(line["kind"], line["peer"]) for line in c.audited(1)] == [("copy", "basel")]
 
 
 def test_an_older_copy_that_went_on_unnoticed_is_noticed_when_an_honest_peer_comes_back(consortium):
@@ -187,7 +188,7 @@ def test_an_older_copy_that_went_on_unnoticed_is_noticed_when_an_honest_peer_com
     c.start(0)
     c.processes[1].join(30)
     assert c.processes[1].exitcode == 2
-    assert "this is an older copy" in c.log(1)
+    assert "this folder is an older copy" in c.log(1)
 
 
 def test_a_site_leaves_for_good_and_a_third_of_the_messages_is_lost(consortium):

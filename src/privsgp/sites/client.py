@@ -202,6 +202,9 @@ class Client:
 
     def _collect(self, source: int, _peer: int, channel: grpc.Channel) -> None:
         """Fetch the newest message of a source from the relay."""
+        if not self.inbox.is_open:
+            self.ended.wait(_FIRST)
+            return
         asked = canonical({"run": self.agreement.run, "node": source, "after": self.inbox.newest(source)})
         collect = channel.unary_stream(f"/{SERVICE}/Collect")
         parts = self.inbox.counted(source, collect(asked, timeout=PULL + self.agreement.limits.transfer))
@@ -246,7 +249,7 @@ class Client:
 
     def _fetch(self, peer: int, channel: grpc.Channel) -> None:
         """Fetch the next message from a peer, waiting for it there; first it is shown what this site has of it."""
-        while not self.members.others[peer].incarnation:
+        while not self.members.others[peer].incarnation or not self.inbox.is_open:
             if self.ended.wait(_FIRST):
                 return
         pull = channel.unary_stream(f"/{SERVICE}/Pull")

@@ -46,6 +46,7 @@ from privsgp.sites.mailbox import Inbox, Outbox, depth
 from privsgp.sites.members import Members, goodbye_text
 from privsgp.sites.metrics import served
 from privsgp.sites.metrics import text as metrics_text
+from privsgp.sites.own_messages import OwnMessages
 from privsgp.sites.pairs import PairKeys, needs_keys
 from privsgp.sites.policy import refuse_against
 from privsgp.sites.relay import Relay
@@ -90,11 +91,12 @@ class Network:
         """Prepare connections; nothing is opened yet."""
         node, kept = agreement.node(site), depth(agreement)
         audit = Audit(folder.path / "audit.jsonl")
-        members = Members(agreement, node, _incarnation(folder), agreement.sign(site))
+        own = OwnMessages(folder.path / "private" / "own_messages")
+        members = Members(agreement, node, _incarnation(folder), agreement.sign(site), own)
         members.told_of = Heard(agreement, node, folder.path / "private" / "heard")
         members.sign = lambda text: site.sign(b"progress", text).hex()
         members.accuse = lambda i, of: audit.note(of.kind, agreement.roster[i].name, str(of), **of.evidence)
-        inbox = Inbox(agreement, node, kept, Seen(agreement, node, folder.path / "private" / "seen"))
+        inbox = Inbox(agreement, node, kept, Seen(agreement, node, folder.path / "private" / "seen"), is_open=False)
         outbox = Outbox(kept)
         about = (site, agreement, node, inbox, outbox, members, audit)
         relays = agreement.relay is not None and agreement.relay.identity == site.card.identity

@@ -72,18 +72,18 @@ class Outbox:
                 self.changed.wait(min(left, 0.5))
             return frame
 
-    def newest(self, target: int) -> int:
-        """Return the step of the newest message to a target, −1 before the first."""
-        with self.changed:
-            frames = self._frames.get(target)
-            return frames[-1].header.step if frames else -1
-
 
 class Inbox:
-    """The messages that have arrived over each link and were not taken yet, behind the border."""
+    """The messages that have arrived over each link and were not taken yet, behind the border.
 
-    def __init__(self, agreement: Agreement, node: int, kept: int, seen: Seen | None = None) -> None:
-        self.agreement, self.node, self.kept = agreement, node, kept
+    A site that an old backup has replaced would find fault with honest messages: they are far ahead of what it knows.
+    So its inbox is closed until peers have had the time to show what they have from the site.
+    """
+
+    def __init__(
+        self, agreement: Agreement, node: int, kept: int, seen: Seen | None = None, *, is_open: bool = True
+    ) -> None:
+        self.agreement, self.node, self.kept, self.is_open = agreement, node, kept, is_open
         self.seen = seen or Seen(agreement, node)
         self.changed = threading.Condition()
         self._frames: dict[int, list[Frame]] = {}
@@ -91,6 +91,7 @@ class Inbox:
         self._taken: dict[int, tuple[int, NDArray[np.float64]]] = {}  # step and sums of the newest that was taken
         self._incarnation: dict[int, int] = {}
         self._stopped: set[int] = set()
+        self._old: dict[int, Frame] = {}  # by source: the last header that was no news; a copy of it may have sent it
         self.bytes_from = Counter[int]()
         self.arrived: dict[int, float] = {}  # by source: when the newest message was let in, on the monotonic clock
 
@@ -112,6 +113,19 @@ class Inbox:
         with self.changed:
             return set(self._stopped)
 
+    def open(self) -> None:
+        """Let messages in from now on."""
+        with self.changed:
+            self.is_open = True
+            self.changed.notify_all()
+
+    def until_open(self, seconds: float, ended: Callable[[], bool]) -> None:
+        """Wait until messages are let in, for some time."""
+        until = time.monotonic() + seconds
+        with self.changed:
+            while not self.is_open and not ended() and (left := until - time.monotonic()) > 0:
+                self.changed.wait(min(left, 0.5))
+
     def restore(self, source: int, step: int, sums: NDArray[np.float64]) -> None:
         """Note what an earlier process of this site had taken from a link."""
         with self.changed:
@@ -132,6 +146,16 @@ class Inbox:
             seen = self.seen.newest(source)
             return {"newest": self.newest(source), "proof": None if seen is None else seen.evidence()}
 
+    def shown(self, source: int) -> dict[str, Any]:
+        """Return what a hello shows a source: of its headers that were no news the last, else its newest.
+
+        Only the source knows whether it signed such a header itself, or a copy of it did. Its newest header is among
+        the hello's `heads` too.
+        """
+        with self.changed:
+            old = self._old.get(source)
+            return self.proof(source) | ({} if old is None else {"proof": old.evidence()})
+
     def last(self, source: int) -> tuple[int, NDArray[np.float64] | None]:
         """Return the step and the sums of a source's newest message; −1 and None before the first."""
         with self.changed:
@@ -144,22 +168,24 @@ class Inbox:
     def is_news(self, header: Header, signature: bytes) -> bool:
         """Tell, before the body is read, whether a message is newer than all that came; reject two of one step.
 
-        Guarantee: of one link and step, one message is ever let in.
+        A closed inbox judges none. Guarantee: of one link and step, one message is ever let in.
         """
+        if not self.is_open:
+            return False
         with self.changed:
             if header.source in self._stopped:
                 raise Rejected("stopped", "a message over a link that this site has stopped")
-            last = self.seen.newest(header.source)
+            last, this = self.seen.newest(header.source), Frame(header, signature, b"")
+            news, process = header.step > self.newest(header.source), self._incarnation.get(header.source, 0)
+            is_late = news and header.incarnation < process
+            if last is not None and header != last.header and (is_late or header.step <= last.header.step):
+                self._old[header.source] = this
             if last is not None and last.header.step == header.step and last.header.sha256 != header.sha256:
-                other = Frame(header, signature, b"").evidence()
+                evidence = {"first": last.evidence(), "second": this.evidence()}
+                raise Rejected("equivocation", f"two messages of step {header.step}", evidence)
+            if is_late:
                 raise Rejected(
-                    "equivocation", f"two messages of step {header.step}", {"first": last.evidence(), "second": other}
-                )
-            news = header.step > self.newest(header.source)
-            if news and header.incarnation < self._incarnation.get(header.source, 0):
-                seen = self._incarnation[header.source]
-                raise Rejected(
-                    "incarnation", f"step {header.step} of process {header.incarnation}, after one of process {seen}"
+                    "incarnation", f"step {header.step} of process {header.incarnation}, after one of process {process}"
                 )
             return news
 

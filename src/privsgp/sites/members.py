@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from privsgp.sites import pairs
 from privsgp.sites.canonical import canonical
 from privsgp.sites.frames import Frame, Header, Rejected, refuse_head
+from privsgp.sites.own_messages import OwnMessages
 from privsgp.sites.seen import Heard
 from privsgp.transport import forms
 
@@ -105,8 +106,12 @@ class Member:
 class Members:
     """All sites of a run, as one of them knows them; several threads ask and tell."""
 
-    def __init__(self, agreement: Agreement, node: int, incarnation: int, signature: str) -> None:
+    def __init__(
+        self, agreement: Agreement, node: int, incarnation: int, signature: str, own: OwnMessages | None = None
+    ) -> None:
         self.agreement, self.node, self.incarnation = agreement, node, incarnation
+        self.own = OwnMessages() if own is None else own  # an empty one is false
+        self.foreign: Frame | None = None  # a message that another copy of this site has signed
         self.changed = threading.Condition()
         self.others = {i: Member() for i in range(len(agreement.roster)) if i != node}
         self.signatures = {node: signature} if node >= 0 else {}
@@ -118,9 +123,7 @@ class Members:
         self.told: dict[int, str] = {}  # the phase that a site was last told of
         self.version = 0  # grows when there is something that others should hear soon
         self.on_change: Callable[[], None] = lambda: None
-        self.proven: dict[int, int] = {}  # by target: a step of this site's that it has shown to have
         self.proof: Callable[[int], dict[str, Any]] = lambda _peer: {"newest": -1, "proof": None}
-        self.posted: Callable[[int], int] = lambda _peer: -1
         self.seen: Callable[[int], Frame | None] = lambda _source: None  # what came over its link to this site
         self.accuse: Callable[[int, Rejected], None] = lambda _node, _evidence: None
         self.told_of = Heard(agreement, node)  # by node: the newest header it signed that others have told of
@@ -263,17 +266,18 @@ class Members:
             return made <= step or sent > newest
 
     def prove(self, told: dict[str, str] | None) -> None:
-        """Note that somebody has a message of this site's, where it is later than what this process has sent.
+        """Look at a message that a peer has from this site; note it if it is not in this site's log.
 
-        A site that was put back to an older copy learns of it here. The word of a peer is not enough for that: it has
-        to show what this site signed, for itself or for another.
+        The peer's word is not enough: it has to show this site's signature.
         """
         if told is None:
             return
-        target = (header := Header.read(told["header"].encode())).target
-        if target in self.others and header.step > max(self.posted(target), self.proven.get(target, -1)):
-            self._verified(self.node, header, told)
-            self.proven[target] = header.step
+        header = Header.read(told["header"].encode())
+        if self.foreign is None and self.node >= 0 and header not in self.own:
+            self.foreign = self._verified(self.node, header, told)
+            name = self.agreement.roster[header.target].name
+            what = f"this site signed a message of step {header.step} to {name} that its own log does not contain"
+            self.accuse(self.node, Rejected("copy", what, self.foreign.evidence()))
 
     def _verified(self, node: int, header: Header, told: dict[str, str]) -> Frame:
         """Return a header of a message that a node may send in this run, and has signed; reject any other.

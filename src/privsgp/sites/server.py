@@ -62,6 +62,7 @@ _LOOK = 1.0  # seconds between two looks at the certificate
 _LOG = logging.getLogger(__name__)
 _CUT = ("form", "length", "incarnation")  # what half a message looks like, and what a process sent before it died
 _STRANGERS = 2048  # connections that may be open besides the members', of 25 kB each
+_COPY = ("incarnation", "equivocation")  # what a copy of a site sends: the answer shows it what the other copy has sent
 _MOMENT = 0.5  # seconds in which a connection that broke shows as such
 
 
@@ -186,7 +187,10 @@ class Server:
     def _push(self, pieces: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
         """Let a member's message in; of one that is not newer than what is here, the body is not read."""
         peer = self._who(context)
-        with self._border(peer, context), self._alone(peer, "push", context, self.agreement.limits.transfer):
+        limits = self.agreement.limits
+        with self._border(peer, context), self._alone(peer, "push", context, limits.transfer) as stream:
+            patience = min(limits.deadline, limits.transfer / 2)
+            self.inbox.until_open(patience, lambda: self.ended.is_set() or stream.over.is_set())
             head = frames.opened(next(pieces, b""))
             receive(self.agreement, self.node, self.inbox, peer, *head, pieces)
             self.members.heard(peer)
@@ -264,14 +268,15 @@ class Server:
 
     @contextlib.contextmanager
     def _border(self, peer: int, context: grpc.ServicerContext) -> Iterator[None]:
-        """Write down what is rejected, and say so."""
+        """Write down what is rejected, and say so; a copy of a site gets its answer, so that it stops."""
         try:
             yield
         except Rejected as rejected:
             if rejected.kind in _CUT and _broke(context):  # nobody's fault
                 raise grpc.RpcError from rejected
             self.audit.note(rejected.kind, self.agreement.roster[peer].name, str(rejected), **rejected.evidence)
-            context.abort(grpc.StatusCode.INVALID_ARGUMENT, rejected.kind)
+            if rejected.kind not in _COPY:
+                context.abort(grpc.StatusCode.INVALID_ARGUMENT, rejected.kind)
 
     @contextlib.contextmanager
     def _alone(

@@ -84,7 +84,7 @@ class SitesTransport(Transport):
         self.stop: Callable[[], bool] = lambda: False
         self.device = torch.device("cpu")
         members.have, members.durable, members.sent = self._have, lambda: self._durable, self._sent
-        members.proof, members.posted, members.seen = inbox.proof, outbox.newest, inbox.seen.newest
+        members.proof, members.seen = inbox.shown, inbox.seen.newest
         self._durable = dict[str, int]()  # what a restarted process would still have, by source
         self._recent: deque[_Sent] = deque()  # the last steps' messages, which a site that leaves may not have taken
         self._since = -1  # steps up to this one are not in it
@@ -105,7 +105,7 @@ class SitesTransport(Transport):
         Sums are made and hashed by another thread, while the commit waits for the disk.
         """
         links, shares = self._shares(k)  # asked once: who is there may change at any moment
-        self._refuse_older_copy()  # who is there has shown what it has of this site
+        self._refuse_copy()
         body = step_body(x[0].cpu().numpy(), float(w[0]))
         bases = self.last.tolist()
         self.last[links] = k
@@ -119,21 +119,26 @@ class SitesTransport(Transport):
     def post(self, messages: Messages) -> None:
         """Let the messages of a step be sent.
 
+        Guarantee: nothing leaves after a peer has shown a message that another copy of this site has signed.
         Assumes: the step is committed, so that a restarted process would send them again as they are.
         """
         self._durable = self.taken()
+        self._refuse_copy()  # again: a commit may take seconds
         self._post(messages.frames)
         self._remember(messages.step, messages.links, messages.shares, messages.body)
 
     def resume(self, k: int, x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
-        """Finish step k, which was committed and taken up: send the same messages again, and take what is there."""
+        """Finish step k, which was committed and taken up: send the same messages again, and take what is there.
+
+        An older copy sends nothing: peers first have the time to show what they have from this site.
+        """
         self._durable = self.taken()
         links = np.flatnonzero(self.used.numpy())
         shares = [self.agreement.share(k, (self.node, self.targets[link])) or 0.0 for link in links]
         self._since = k - 1
+        self.greet(k)
         self._post_again()
         self._remember(k, links, np.array(shares), step_body(x[0].cpu().numpy(), float(w[0])))
-        self.greet(k)
         return self.arrive(k, x, w)
 
     def greet(self, k: int) -> None:
@@ -141,16 +146,24 @@ class SitesTransport(Transport):
         until = time.monotonic() + self.agreement.limits.deadline
         while not self._asked_to_stop(k) and self.members.strangers() and time.monotonic() < until:
             time.sleep(min(_TICK, 0.05))
-        self._refuse_older_copy()
+        self._refuse_copy()
+        self.inbox.open()
 
     def serve(self) -> None:
         """Let the last messages of a run that is over be sent again."""
+        self.inbox.open()
         self._durable = self._have()
         self._post_again()
 
     def restored(self, k: int, x: Tensor, w: Tensor) -> None:
         """Take up the links as they were when step k was committed; tell the inbox what had been taken."""
         self.members.step = k
+        if (known := len(self.members.own)) < (posted := int(self.counts[0])):
+            raise Refused(
+                f"{self.members.own.path} lists {known} messages, and this site has sent {posted}: without the log the "
+                "site cannot recognise a copy of itself",
+                "restore the run folder as it was when the run stopped",
+            )
         self.links.replay()
         self.links.grow(k, step_body(x[0].numpy(), float(w[0])), np.flatnonzero(self.used.numpy()).tolist())
         for source, step, sums in zip(self.sources, self.links.newest, self.links.arrived, strict=True):
@@ -246,11 +259,13 @@ class SitesTransport(Transport):
         return Frame.make(self.site, Header(*about, len(body), digest), body, news)
 
     def _post(self, frames: Iterable[Frame]) -> None:
-        """Let messages be sent, but to who has left."""
-        for frame in frames:
-            if frame.header.target not in self.members.gone():
-                self.outbox.post(frame)
-                self.counts[0] += 1
+        """Let messages be sent, except to sites that have left; first they are in the log of own messages."""
+        gone = self.members.gone()
+        wanted = [frame for frame in frames if frame.header.target not in gone]
+        self.members.own.note(wanted)
+        for frame in wanted:
+            self.outbox.post(frame)
+            self.counts[0] += 1
 
     def _post_again(self) -> None:
         """Let the newest message of every link be sent again."""
@@ -343,7 +358,7 @@ class SitesTransport(Transport):
 
     def _holds(self, k: int, due: list[int], waited: float) -> str | None:
         """Say what step k waits for: "" for messages that may still be in time, None where it can go on."""
-        self._refuse_older_copy()
+        self._refuse_copy()
         limits, gone = self.agreement.limits, self.members.gone()
         missing = [j for j in due if j not in gone and self.inbox.newest(j) < k]
         silent = [j for j in missing if self.inbox.newest(j) < (least := k - limits.staleness) and self._owes(j, least)]
@@ -368,17 +383,16 @@ class SitesTransport(Transport):
     def _owes(self, source: int, step: int) -> bool:
         return self.members.owes(source, self.inbox.newest(source), step)
 
-    def _refuse_older_copy(self) -> None:
-        """Refuse to go on where a peer has shown a later message of this site than this folder knows of."""
-        for link, target in enumerate(self.targets):
-            if (shown := self.members.proven.get(target, -1)) > self.last[link]:
-                name = self.agreement.roster[target].name
-                raise Refused(
-                    f"{name} was sent this site's message of step {shown}, and this folder knows of none after step "
-                    f"{int(self.last[link])}",
-                    "this is an older copy: put the folder back that went on. If this one has made steps since it was "
-                    "put back, these are spent twice",
-                )
+    def _refuse_copy(self) -> None:
+        """Stop if a peer has shown a message that this site signed and that is not in its own log."""
+        if (found := self.members.foreign) is not None:
+            name = self.agreement.roster[found.header.target].name
+            raise Refused(
+                f"{name} was sent a message of step {found.header.step} that this site signed and that is not in this "
+                "folder's log: another copy of this site is in the run, or this folder is an older copy",
+                "stop all copies of this site; go on with the one that sent this message if no other has sent any "
+                "since, else `privsgp leave` and agree anew: steps that two copies sent are spent twice",
+            )
 
     def _have(self) -> dict[str, int]:
         return {str(j): step for j in self.sources if (step := self.inbox.newest(j)) >= 0}
