@@ -9,6 +9,8 @@ import stat
 import pytest
 import torch
 
+from privsgp.algorithms import State
+from privsgp.engine import checkpoint
 from privsgp.engine.folder import Folder, read_metrics, write_tensors
 from privsgp.errors import Refused
 from privsgp.files import replace, write, write_json
@@ -78,6 +80,16 @@ def test_prepare_keeps_private_private_and_clears_away_what_was_half_written(tmp
     assert folder.checkpoint.exists()
     assert folder.metrics.exists()
     assert not any(path.exists() for path in strays)
+
+
+def test_what_is_written_into_private_is_for_its_owner_alone(tmp_path):
+    folder = Folder(tmp_path)
+    folder.prepare()
+    folder.keep_metrics({"step": 1})
+    x = torch.zeros(1, 1)
+    checkpoint.save(folder.checkpoint, checkpoint.Progress(0, 0, 0.0, 0, ""), State(x, x[0].clone(), x), {})
+    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "private").iterdir()}
+    assert modes == {"metrics.jsonl": 0o600, "checkpoint.safetensors": 0o600}
 
 
 @pytest.mark.parametrize("where", [".", "nodes", "private"])

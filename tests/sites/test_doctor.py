@@ -20,6 +20,7 @@ from consortium import free_ports
 from test_mailbox import frame
 from wires import ConnectProxy
 
+from privsgp.accounting.book import Book, Entry
 from privsgp.engine.folder import Folder
 from privsgp.errors import Refused
 from privsgp.runs.shown import site_lines
@@ -28,7 +29,7 @@ from privsgp.sites.causes import cause_of
 from privsgp.sites.client import Client
 from privsgp.sites.doctor import _peer, examine
 from privsgp.sites.identity import Site
-from privsgp.sites.join import Network
+from privsgp.sites.join import Network, default_out
 from privsgp.sites.mailbox import Outbox
 from privsgp.sites.members import Members
 from privsgp.sites.metrics import served, text
@@ -485,3 +486,25 @@ def test_a_summary_tells_how_far_models_are_apart_and_what_weight_is_lost(three)
     assert outliers.distance(2, 4.0) is None
     assert outliers.weight_of_all({2}) == pytest.approx(2.0)
     assert outliers.weight_of_all(set()) is None  # of cork nothing is known
+
+
+def entry(run, folder):
+    return Entry(
+        run=run, node=0, ledger=run, command="join", name=run, data="a.csv", folder=str(folder), simulation=False,
+        relation="zero-out", trust="per-node", epsilon=1.0, delta=1e-6,
+    )  # fmt: skip
+
+
+def test_doctor_lists_the_keys_of_runs_that_have_stopped(three, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    runs = [tmp_path / default_out(three.agreement), tmp_path / "elsewhere", tmp_path / "in use"]
+    for at, run in enumerate(runs):
+        (run / "private").mkdir(parents=True)
+        (run / "private" / "pair.key").touch()
+        if at:
+            Book().enter([entry(f"run{at}", folder=run)], [None])
+    with Folder(runs[2], "-0-0").locked():
+        left = [one for one in examine(three.sites[0], three.agreement) if one.what == "key left"]
+    assert [one.fine for one in left] == [True, True]
+    for run in runs[:2]:
+        assert any(str(run / "private" / "pair.key") in one.text for one in left)

@@ -114,3 +114,22 @@ def test_a_site_that_restarts_while_all_mix_needs_its_key_no_more(consortium):
     for i, summary in enumerate(c.end()):
         assert summary["releases"][i] == 4 == c.ledger(i).charged == c.sent(i)
     assert length_in_sigmas(c, 4) == pytest.approx(1.0, rel=0.15)
+
+
+def test_a_run_that_cannot_continue_keeps_no_key(consortium):
+    c = consortium(
+        limits=Limits(deadline=1.0, staleness=4, fewest=3), privacy=LOUD, algorithm={"steps": 3000, "final_mixing": 2}
+    )
+    c.start()
+    c.until_step(2, 2)
+    keys = [c.out(i) / "private" / "pair.key" for i in range(3)]
+    assert all(key.exists() for key in keys)
+    assert c.ask_to_stop(1) == 130
+    assert keys[1].exists()  # it may continue
+    c.start(1)
+    c.until_step(1, max(c.taken(1)) + 1)
+    (c.out(2) / "private" / "leaving").touch()
+    for i in range(3):
+        c.processes[i].join(40)
+    assert [c.processes[i].exitcode for i in range(3)] == [2, 2, 130], c.told()
+    assert not any(key.exists() for key in keys)

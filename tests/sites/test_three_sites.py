@@ -34,6 +34,7 @@ def test_undisturbed_a_run_of_sites_is_the_simulated_one_to_the_last_bit(consort
         count, size = summary["site"]["messages"]["posted"], c.agreement.step_bytes
         # nothing was lost: messages were x in float32 and w, and no sums; the last may be on their way
         assert (count - 2) * size < summary["bytes_sent"] < 1.3 * count * (size + 300)
+        assert {path.stat().st_mode & 0o777 for path in (c.out(i) / "private").iterdir()} == {0o600}
 
 
 @pytest.mark.parametrize("algorithm", ["privsgp", "privsgp-sag"])

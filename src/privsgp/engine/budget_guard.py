@@ -37,6 +37,9 @@ if TYPE_CHECKING:
     from privsgp.engine.spec import RunSpec
 
 
+_EXPECTED = (Interrupted, PeerLost, Diverged, Refused)  # ends of a run after which it is known what was sent
+
+
 class BudgetGuard:
     """The ledgers of all nodes of this process; nothing to pay for methods without noise."""
 
@@ -80,7 +83,7 @@ class BudgetGuard:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if self.ledgers and kind is None:
             together(self.ledgers, Ledger.close)
-        elif self.ledgers and kind in (Interrupted, PeerLost, Diverged, Refused) and not self._announced:
+        elif self.ledgers and kind is not None and issubclass(kind, _EXPECTED) and not self._announced:
             with contextlib.suppress(Refused):  # a full disk, say: why the run ends is what matters
                 together(self.ledgers, Ledger.give_back)
         self._spent = [ledger.charged for ledger in self.ledgers] or self._spent

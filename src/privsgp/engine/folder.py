@@ -2,8 +2,8 @@
 
     run.json   config.toml   plan.json   metrics.jsonl   summary.json   ledger/node-<i>.jsonl
     model.safetensors   nodes/<i>.safetensors   report.html
-    private/      mode 0700: checkpoint.safetensors, which holds tables and anything else that depends on the data, and
-                  metrics.jsonl, where metrics on test data are not to be shared (`data.test`)
+    private/      mode 0700, files 0600: checkpoint.safetensors, which holds tables and anything else that depends on
+                  the data, and metrics.jsonl, where metrics on test data are not to be shared (`data.test`)
 
 Files are written in a folder beside their place and renamed into it. A folder in use is locked; the lock dies with its
 process.
@@ -148,7 +148,9 @@ class Folder:
 
     def keep_metrics(self, row: dict[str, Any]) -> None:
         """Add one evaluation on test data that nobody else may see; a step taken again has several."""
-        _append(self.path / "private" / f"metrics{self.part}.jsonl", row)
+        path = self.path / "private" / f"metrics{self.part}.jsonl"
+        path.touch(0o600)
+        _append(path, row)
 
     def start_metrics(self, mark: dict[str, Any], *, up_to: int) -> list[dict[str, Any]]:
         """Begin the metrics, or keep those of an earlier attempt up to a step; return the rows kept."""

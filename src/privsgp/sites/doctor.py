@@ -5,17 +5,22 @@ Nothing is signed or sent but a TLS handshake with each site that can be dialled
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import socket
 import ssl
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import urlsplit
 
 from cryptography import x509
 
+from privsgp.accounting.book import Book
+from privsgp.engine.folder import Folder
 from privsgp.errors import Refused
 from privsgp.sites.causes import cause_of, own_certificate
 from privsgp.sites.identity import tls_name
+from privsgp.sites.join import default_out
 
 if TYPE_CHECKING:
     from privsgp.sites.agreement import Agreement
@@ -38,6 +43,7 @@ def examine(site: Site, agreement: Agreement) -> list[Finding]:
     """Look at everything that can be looked at from here."""
     now = dt.datetime.now(dt.UTC)
     found = [_member(site, agreement), _clock(agreement, now), _certificate(site, now), _door(site)]
+    found += _left_keys({default_out(agreement).resolve(), *(Path(entry.folder) for entry in Book().entries())})
     others = [card for card in agreement.roster if card.identity != site.card.identity]
     used = agreement.trusted[len(agreement.roster) :] if site.card.address is None else ()  # a relay that is no member
     return found + [_peer(site, card, agreement) for card in (*others, *used)]
@@ -71,6 +77,19 @@ def _certificate(site: Site, now: dt.datetime) -> Finding:
     until = site.certificate.not_valid_after_utc
     soon = ": renew it soon, privsgp site rotate" if until < now + _SOON else ""
     return Finding("certificate", fine=True, text=f"good until {until:%Y-%m-%d}{soon}")
+
+
+def _left_keys(runs: set[Path]) -> list[Finding]:
+    """List the keys for shared noise of runs that nobody continues at the moment."""
+    found = []
+    for run in sorted(runs):
+        key = run / "private" / "pair.key"
+        with contextlib.suppress(Refused, OSError):  # the run is in use: it needs its key
+            if key.exists():
+                with Folder(run).locked():
+                    text = f"{key} is left from a run that has stopped: continue the run, or `privsgp leave` deletes it"
+                    found.append(Finding("key left", fine=True, text=text))
+    return found
 
 
 def _door(site: Site) -> Finding:

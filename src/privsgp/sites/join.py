@@ -30,7 +30,7 @@ from privsgp.engine import checkpoint
 from privsgp.engine.folder import Folder
 from privsgp.engine.stops import Stopping
 from privsgp.errors import Interrupted, Refused
-from privsgp.files import finite, read_bytes, sync_names, write, write_json
+from privsgp.files import finite, read_bytes, sync_names, write, write_json, write_private
 from privsgp.gradients import Layout
 from privsgp.runs import booked
 from privsgp.runs import card as cards
@@ -47,13 +47,13 @@ from privsgp.sites.members import Members, goodbye_text
 from privsgp.sites.metrics import served
 from privsgp.sites.metrics import text as metrics_text
 from privsgp.sites.own_messages import OwnMessages
-from privsgp.sites.pairs import PairKeys, needs_keys
+from privsgp.sites.pairs import PairKeys, delete, needs_keys
 from privsgp.sites.policy import refuse_against
 from privsgp.sites.relay import Relay
 from privsgp.sites.seen import Heard, Seen
 from privsgp.sites.server import Server
 from privsgp.sites.trainer import SiteTrainer
-from privsgp.sites.transport import SitesTransport
+from privsgp.sites.transport import Ended, SitesTransport
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -154,6 +154,10 @@ def join(
                 stopped.kept = True
                 if _asked_to_leave(folder).exists():
                     _goodbye(network, folder, transport)
+                raise
+            except Ended:
+                if pairs is not None:
+                    pairs.forget()
                 raise
             finally:
                 trainer.close()
@@ -291,7 +295,7 @@ def _incarnation(folder: Folder) -> int:
     """Count the processes of this site in this run, durably."""
     path = folder.path / "private" / "incarnation"
     number = 1 + (int(read_bytes(path, 64)) if path.exists() else 0)
-    write(path, str(number))
+    write_private(path, str(number).encode())
     sync_names(path.parent)  # the one before would be this one's number again, and answers of both the same to others
     return number
 
@@ -409,6 +413,7 @@ def _serve_again(site: Site, agreement: Agreement, folder: Folder, say: Callable
     summary: dict[str, Any] = json.loads(read_bytes(folder.summary))
     with folder.locked():
         _refuse_other_run(folder, agreement)
+        delete(_pair_key(folder))
         network = Network.make(site, agreement, folder)
         transport = _transport(network, folder)
         _take_up_links(folder, transport)
@@ -439,6 +444,7 @@ def _left(folder: Folder) -> Path:
 
 def _refuse_left(folder: Folder) -> None:
     if _left(folder).exists():
+        delete(_pair_key(folder))
         raise Refused(f"{folder.path}: this site has left the run for good", "agree on a new one")
 
 
@@ -451,7 +457,7 @@ def leave(study: Path, *, home: Path, out: Path | None = None) -> bool:
         raise Refused(f"{folder.path} holds no run of {agreement.name}", "name its folder with --out")
     _refuse_other_run(folder, agreement)
     _refuse_left(folder)
-    _asked_to_leave(folder).touch()
+    _asked_to_leave(folder).touch(0o600)
     try:
         with folder.locked():
             network = Network.make(site, agreement, folder)
@@ -479,8 +485,8 @@ def _goodbye(network: Network, folder: Folder, transport: SitesTransport) -> Non
         members.left[network.node] = {"taken": taken, "signature": network.site.sign(b"leave", text).hex()}
     members.phase = "left"
     members.keep()
-    _left(folder).touch()
-    _pair_key(folder).unlink(missing_ok=True)
+    _left(folder).touch(0o600)
+    delete(_pair_key(folder))
     _until_heard(network, "left")
 
 

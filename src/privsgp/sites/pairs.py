@@ -4,9 +4,11 @@ A pair's stream is keyed by HKDF of two X25519 secrets, of the two run keys and 
 agreement's hash. Run keys travel with hellos, each signed together with the run and the node: whoever carries them, a
 relay or a third member, cannot put another in their place, and the roster that all signed is the trust store.
 
-A run key lies in the run's private folder, for its owner alone, because a restarted site must make the numbers that its
-partners have made already. It is deleted when the site's last step with a gradient is committed: from then on nobody
-who takes its files, home included, learns what its messages were hidden under.
+A run key is in the run's private folder, for its owner alone, because a restarted site must make the numbers that its
+partners have made already. The site deletes it as soon as it can make no more steps with a gradient: when the last one
+is committed, when the site leaves, and when the run cannot continue here (too few sites are left, or a copy of the site
+is in the run). From then on nobody who takes the site's files, home included, learns what its messages were hidden
+under. A run that was stopped may continue, so it keeps its key; `privsgp doctor` lists such keys.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from typing import TYPE_CHECKING
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 
 from privsgp.errors import Refused
-from privsgp.files import write_private
+from privsgp.files import sync_names, write_private
 from privsgp.randomness.pairwise import PairStreams, derived
 from privsgp.sites.identity import load_key, private_pem
 
@@ -49,6 +51,13 @@ def is_word(agreement: Agreement, node: int, word: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+def delete(path: Path) -> None:
+    """Delete a run key, durably."""
+    if path.exists():
+        path.unlink()
+        sync_names(path.parent)
 
 
 def _to_sign(agreement: Agreement, node: int, public: bytes) -> bytes:
@@ -88,8 +97,8 @@ class PairKeys:
             self._streams.committed = step
 
     def forget(self) -> None:
-        """Delete the run key: the site's last step with a gradient is committed."""
-        self.path.unlink(missing_ok=True)
+        """Delete the run key: the site makes no more steps with a gradient."""
+        delete(self.path)
         if self._streams is not None:
             self._streams.forget()
 

@@ -66,6 +66,7 @@ class Seen:
     def _read(self, path: Path) -> None:
         """Take up what earlier processes kept; what its source did not sign is no header."""
         if not path.exists():  # it has all its blocks from the start: a full disk does not stop it later
+            path.touch(0o600)
             with path.open("wb") as file:
                 file.write(bytes(2 * len(self.agreement.roster) * PLACE))
                 file.flush()

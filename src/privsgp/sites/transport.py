@@ -44,6 +44,10 @@ _TICK = 0.25  # seconds between two looks at who is there
 _DECIDE = "The run continues when they leave it. Or stop this site, and agree anew"
 
 
+class Ended(Refused):
+    """A refusal after which this site can make no more steps of its run: keys for them are not needed any more."""
+
+
 class _Sent(NamedTuple):
     """What was sent at a step: x and w, and the share of them that went over each link."""
 
@@ -329,6 +333,7 @@ class SitesTransport(Transport):
         """Note what was taken when: with it a simulation can make the same run again."""
         more = {"returned": returned} if returned else {}
         sent = [target for target, used in zip(self.targets, self.used.tolist(), strict=True) if used]
+        self.log.touch(0o600)
         with self.log.open("a") as file:
             file.write(json.dumps({"step": k, "sent": sent, "taken": taken} | more) + "\n")
 
@@ -368,7 +373,7 @@ class SitesTransport(Transport):
         there, left = self.members.count(), len(self.agreement.roster) - len(gone)
         if left < limits.fewest and k < self.agreement.config.algorithm.steps:  # rounds of mixing spend nothing
             names = ", ".join(self.agreement.roster[j].name for j in sorted(gone))
-            raise Refused(
+            raise Ended(
                 f"{names} left for good, and {left} of at least {limits.fewest} sites that were agreed on are left",
                 "the run ends here, and what was spent stands in the ledger; agree anew with those who stay",
             )
@@ -387,7 +392,7 @@ class SitesTransport(Transport):
         """Stop if a peer has shown a message that this site signed and that is not in its own log."""
         if (found := self.members.foreign) is not None:
             name = self.agreement.roster[found.header.target].name
-            raise Refused(
+            raise Ended(
                 f"{name} was sent a message of step {found.header.step} that this site signed and that is not in this "
                 "folder's log: another copy of this site is in the run, or this folder is an older copy",
                 "stop all copies of this site; go on with the one that sent this message if no other has sent any "
