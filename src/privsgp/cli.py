@@ -123,8 +123,10 @@ def main() -> None:
     except Diverged as diverged:
         _end(str(diverged))
     except OSError as error:
-        remedy = mending(error, "mend it (a full disk?) and run again, train with --resume")
-        _end(str(error), f"  → nothing was half-written; {remedy}")
+        again = "the same command continues the run" if "join" in sys.argv[1:2] else "run again, `train` with --resume"
+        _end(
+            str(error), f"  → {mending(error, 'find out why the system refused it')}. No file is half-written: {again}"
+        )
 
 
 def _end(what: str, *then: str, status: int = 1) -> NoReturn:

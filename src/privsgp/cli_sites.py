@@ -292,7 +292,7 @@ def join(
     own = Site.open(_home(home))
     from privsgp.report import page
     from privsgp.sites.agreement import Agreement
-    from privsgp.sites.join import check_policy, default_out
+    from privsgp.sites.join import check_policy, default_out, has_left
     from privsgp.sites.join import join as take_part
 
     show_log(log_format)
@@ -320,7 +320,11 @@ def join(
                 test=test,
             )
     except Interrupted as stopped:
-        _say(f"{stopped}; every step is kept: the same command goes on")
+        left = has_left(folder or default_out(agreement))
+        _say(
+            f"{stopped}; "
+            + ("this site has left the run" if left else "every step is kept: run the same command again")
+        )
         raise typer.Exit(130) from None
     place = folder or default_out(agreement)
     page.leave(place, summary)

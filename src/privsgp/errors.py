@@ -104,11 +104,21 @@ def refuse_below_one(**counts: int | None) -> None:
             raise Refused(f"--{option.replace('_', '-')} {count}", "take at least 1")
 
 
+_REMEDIES = {
+    errno.EMFILE: "too many files are open: raise the limit (ulimit -n), or spread the nodes over more processes",
+    errno.ENFILE: "too many files are open on this machine: close some programs",
+    errno.ENOSPC: "the disk is full: free some space",
+    errno.EDQUOT: "this user's share of the disk is full: free some space",
+    errno.EACCES: "this user may not read or write there: change the permissions, or the user",
+    errno.EPERM: "this user may not read or write there: change the permissions, or the user",
+    errno.EROFS: "the disk is mounted read-only: make it writable",
+    errno.ENOENT: "name a file or folder that exists",
+}
+
+
 def mending(error: OSError, otherwise: str) -> str:
-    """Say what helps against an error of the operating system: it is not always the disk."""
-    if error.errno in (errno.EMFILE, errno.ENFILE):
-        return "too many files are open at once: raise the limit (ulimit -n), or spread the nodes over more processes"
-    return otherwise
+    """Return what to do about an error of the operating system, `otherwise` if its cause has no known remedy."""
+    return _REMEDIES.get(error.errno or 0, otherwise)
 
 
 _SMALLER = "lower algorithm.step_size or privacy.clip, and choose another --out"

@@ -7,6 +7,7 @@ import datetime as dt
 import json
 import logging
 import socket
+import ssl
 import threading
 import time
 from types import SimpleNamespace
@@ -204,6 +205,35 @@ def test_a_site_names_what_is_wrong_with_its_own_certificate(consortium, what):
     assert remedy in found.remedy
     assert findings(c)["certificate"].fine == (what == "another's")
     assert ("expired" in findings(c)["certificate"].text) == (what == "expired")
+
+
+def test_a_site_whose_own_certificate_has_expired_does_not_join(consortium):
+    c = consortium()
+    c.sites[0].rotate(days=-0.1)
+    ran = command("join", c.study, "--data", c.files[0], "--home", c.sites[0].home, "--out", c.out(0))
+    assert ran.code == 2
+    assert "the certificate of this site expired at" in unwrapped(ran.err)
+    assert "privsgp site rotate" in ran.err
+    assert not (c.out(0) / "signatures.json").exists()
+
+
+@pytest.mark.parametrize(("version", "accepted"), [(ssl.TLSVersion.TLSv1_2, False), (ssl.TLSVersion.TLSv1_3, True)])
+def test_the_door_accepts_tls_13_alone(consortium, version, accepted):
+    c = consortium()
+    basel = network_of(c, 1)
+    basel.server.start(c.sites[1].listen)
+    context = doctor._verified(c.sites[0], c.sites[1].card)
+    context.minimum_version = context.maximum_version = version
+    host, _, port = c.sites[1].listen.rpartition(":")
+    try:
+        with (
+            contextlib.nullcontext() if accepted else pytest.raises(OSError),
+            socket.create_connection((host, int(port)), 5) as plain,
+            context.wrap_socket(plain, server_hostname=identity.tls_name("basel")) as secured,
+        ):
+            assert secured.version() == "TLSv1.3"
+    finally:
+        basel.server.stop()
 
 
 @pytest.mark.parametrize(

@@ -103,7 +103,8 @@ class Folder:
                 fcntl.flock(lock, kind | fcntl.LOCK_NB)
             except OSError as error:
                 raise Refused(
-                    f"the run folder {self.path} is in use by another process", "wait for it, or choose another --out"
+                    f"the run folder {self.path} is in use by another process",
+                    "wait until that process ends, or stop it; a new run needs another --out",
                 ) from error
             yield
 

@@ -8,14 +8,11 @@ at its own certificate.
 from __future__ import annotations
 
 import datetime as dt
-import os
 import re
 from typing import TYPE_CHECKING, NamedTuple
 
 from privsgp.sites.frames import Rejected
-
-os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-import grpc
+from privsgp.sites.tls import grpc
 
 if TYPE_CHECKING:
     from privsgp.sites.identity import Card, Site

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 import random
 import threading
 import time
@@ -25,10 +24,8 @@ from privsgp.sites.identity import tls_name
 from privsgp.sites.members import NEWEST
 from privsgp.sites.relay import Seal, collected, most
 from privsgp.sites.server import HELLO, PULL, SERVICE, read_said, receive
+from privsgp.sites.tls import grpc
 from privsgp.transport import forms
-
-os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-import grpc
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -40,6 +40,7 @@ from privsgp.runs.train import save_model, versions
 from privsgp.sites import status
 from privsgp.sites.agreement import Agreement, refuse_counted
 from privsgp.sites.audit import Audit
+from privsgp.sites.causes import own_certificate
 from privsgp.sites.client import Client
 from privsgp.sites.identity import Site
 from privsgp.sites.mailbox import Inbox, Outbox, depth
@@ -127,6 +128,8 @@ def join(
     folder = Folder(out or default_out(agreement), f"-{node}-{node}")
     folder.refuse_unless_writable()
     _refuse_left(folder)
+    if (wrong := own_certificate(site)) is not None:
+        raise Refused(*wrong)
     if folder.summary.exists():
         return _serve_again(site, agreement, folder, say)
     if not folder.checkpoint.exists():
@@ -442,8 +445,13 @@ def _left(folder: Folder) -> Path:
     return folder.path / "private" / "left"
 
 
+def has_left(place: Path) -> bool:
+    """Return whether the site has left the run in a folder for good."""
+    return _left(Folder(place)).exists()
+
+
 def _refuse_left(folder: Folder) -> None:
-    if _left(folder).exists():
+    if has_left(folder.path):
         delete(_pair_key(folder))
         raise Refused(f"{folder.path}: this site has left the run for good", "agree on a new one")
 

@@ -13,7 +13,6 @@ import contextlib
 import json
 import logging
 import math
-import os
 import resource
 import threading
 import time
@@ -29,13 +28,8 @@ from privsgp.sites import frames
 from privsgp.sites import relay as relays
 from privsgp.sites.canonical import canonical
 from privsgp.sites.frames import PIECE, Rejected
+from privsgp.sites.tls import grpc
 from privsgp.transport import forms
-
-os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what matters is said in this program's words
-try:
-    import grpc
-except ImportError as missing:
-    raise Refused("sites need grpcio, which is not installed", "pip install 'privsgp[sites]'") from missing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
