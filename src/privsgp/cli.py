@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from privsgp.accounting.accountant import Spent
-    from privsgp.accounting.mechanisms import Accountant, Mechanism, Saga
+    from privsgp.accounting.mechanisms import Accountant, Mechanism, Saga, Sampling
     from privsgp.accounting.observer import View
     from privsgp.accounting.pairwise import Sharing
     from privsgp.graph import Graph
@@ -710,7 +710,7 @@ def schema() -> None:
     typer.echo(json.dumps(made(), indent=1, ensure_ascii=False))
 
 
-def declared() -> dict[str, type[Mechanism]]:
+def declared() -> dict[str, Callable[..., Mechanism]]:
     """Name what each private algorithm declares, without importing torch, which takes longer than the accounting."""
     from privsgp.accounting.mechanisms import Anchored, Sag, Saga, SampledMean
 
@@ -728,8 +728,9 @@ def _mechanism(
 ) -> Mechanism:
     """Build what an algorithm declares, with those values of its own that were given."""
     kinds = declared()
-    _one_of("algorithm", name, list(kinds))
     _one_of("sampling", sampling, ("poisson", "fixed"))
+    if name not in kinds:
+        kinds |= {name: _registered(name)}
     values = _own(name)
     for key, value in own.items():
         if value is not None and key not in values:
@@ -738,6 +739,20 @@ def _mechanism(
             values[key] = value
     values["sampling"] = sampling
     return kinds[name](sigma=sigma, clip=clip, batch=batch, samples=samples, kappa=kappa, **values)
+
+
+def _registered(name: str) -> Callable[..., Mechanism]:
+    """Return what makes the mechanism of a method that an installed package registers."""
+    from privsgp.algorithms import ALGORITHMS, Settings, load_plugins
+
+    load_plugins()
+    _one_of("algorithm", name, [name for name, algorithm in ALGORITHMS.items() if algorithm.private])
+
+    def mechanism(*, clip: float, sampling: Sampling, batch: float, **values: Any) -> Mechanism:  # noqa: ANN401
+        settings = Settings(clip=clip, sampling=sampling, batch=batch)
+        return ALGORITHMS[name].mechanism(settings, batch=batch, **values)
+
+    return mechanism
 
 
 def _scaled(mechanism: Mechanism, algorithm: str, given: str | None, auto: Callable[[Saga], float]) -> Mechanism:

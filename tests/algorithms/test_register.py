@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import importlib.metadata
+import json
 
 import pytest
 
 import privsgp
+import runs
 from privsgp import algorithms
 from privsgp.algorithms import ALGORITHMS, PrivSGP
 from privsgp.errors import Refused
@@ -72,6 +74,12 @@ def test_installed_packages_offer_theirs(monkeypatch):
     monkeypatch.setattr(algorithms, "entry_points", lambda *, group: [Entry()] if group == "privsgp.algorithms" else [])
     algorithms.load_plugins.cache_clear()
     assert configs.parse({"privacy": {"sigma": 1.0}, "algorithm": {"name": "privsgp-decayed"}}).algorithm.decay == 0.01
+    numbers = ["--samples", 100, "--batch", 10, "--steps", 5, "--sigma", 0.5, "--json"]
+    theirs, ours = (
+        json.loads(runs.command("account", *numbers, "--algorithm", name).out)
+        for name in ("privsgp-decayed", "privsgp")
+    )
+    assert theirs["epsilon"] == ours["epsilon"]
 
 
 def test_a_package_that_is_broken_is_named(monkeypatch):

@@ -20,12 +20,17 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+_SHARE, _DECAY = 0.5, 0.99  # of averages, if none is given
+
+
 class FinalModelOptions(Options):
     """Which model a run ends with."""
 
     average: Literal["none", "tail", "exponential"] = option("none", "of iterates: the model that is released")
-    average_share: Share | None = option(None, "share of the steps, from the end, of a tail average; left out: 0.5")
-    average_decay: Probability | None = option(None, "d of an exponential average, d^age; left out: 0.99")
+    average_share: Share | None = option(
+        None, f"share of the steps, from the end, of a tail average; left out: {_SHARE}"
+    )
+    average_decay: Probability | None = option(None, f"d of an exponential average, d^age; left out: {_DECAY}")
     final_mixing: Annotated[int, Field(ge=0)] = option(0, "rounds of mixing without gradients at the end")
 
     @model_validator(mode="after")
@@ -44,8 +49,8 @@ class FinalModel:
     """What becomes of the iterates in the end: an average over `share` of them, and rounds of mixing alone."""
 
     average: Literal["none", "tail", "exponential"] = "none"
-    share: float = 0.5
-    decay: float = 0.99
+    share: float = _SHARE
+    decay: float = _DECAY
     mixing: int = 0
 
     @property

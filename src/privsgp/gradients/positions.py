@@ -260,7 +260,7 @@ def _sums_by_products(delta: Tensor, a: Tensor, w: Window) -> Tensor:
     models, groups = delta.shape[1], delta.shape[1] * w.groups
     each = models * a.shape[2] * w.places * delta[0, 0, 0].numel()
     total = delta.new_zeros(groups, delta.shape[2] // w.groups, a.shape[2] // w.groups * w.places)
-    parts = (torch.split(t, max(1, _CHUNK[a.device.type] // each)) for t in (delta, a))
+    parts = (torch.split(t, max(1, _CHUNK.get(a.device.type, _CHUNK["cpu"]) // each)) for t in (delta, a))
     for d, x in zip(*parts, strict=True):
         patches = _patches(x.flatten(1, 2), d.shape[-2:], w)
         patches = patches.view(len(x), groups, -1, *patches.shape[2:]).permute(1, 2, 3, 4, 0, 5, 6)
@@ -283,7 +283,7 @@ def _some_at_a_time(delta: Tensor, a: Tensor, window: Window, *, plain: bool = F
     `plain`: as sums of products, which `sum_rounding` is about. cuDNN may take Winograd's or Fourier's way.
     """
     each = a.shape[1] * window.places * delta[0, 0].numel()
-    parts = (torch.split(t, max(1, _CHUNK[a.device.type] // each)) for t in (delta, a))
+    parts = (torch.split(t, max(1, _CHUNK.get(a.device.type, _CHUNK["cpu"]) // each)) for t in (delta, a))
     return (_weight_gradients(d, x, window, plain=plain) for d, x in zip(*parts, strict=True))
 
 
