@@ -100,14 +100,17 @@ def killed(*arguments: object, steps: int | None = None, moments: int | None = N
 
     False if the run ended before.
     """
-    process = FORKS.Process(target=_dying, args=(list(map(str, arguments)), steps, moments))
+    process = FORKS.Process(
+        target=_dying, args=(list(map(str, arguments)), steps, moments, os.environ["PRIVSGP_STATE"])
+    )
     process.start()
     process.join()
     assert process.exitcode in (0, -signal.SIGKILL)
     return process.exitcode != 0
 
 
-def _dying(arguments: list[str], steps: int | None, moments: int | None) -> None:
+def _dying(arguments: list[str], steps: int | None, moments: int | None, state: str) -> None:
+    os.environ["PRIVSGP_STATE"] = state  # the fork server began before the test
     left = iter(range(steps if moments is None else moments))
 
     def dying(function: Any) -> Any:

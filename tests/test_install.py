@@ -49,6 +49,7 @@ def test_an_extra_exists_and_is_in_the_readme(extra):
 def test_a_missing_extra_is_refused_with_the_command_that_brings_it(package, extra, command, tmp_path):
     """Those of `encoders`, `export` and `tensorboard` are beside the tests of what needs them."""
     (tmp_path / "site.csv").write_text("y\n0\n")
+    (tmp_path / "lung.study").touch()
     command = [sys.executable, "-c", WITHOUT, package, *command]
     ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert ran.returncode == 2, ran.stderr

@@ -77,7 +77,18 @@ def test_options_become_arguments():
 
 
 ROOMS = ("accounting", "data", "engine", "features", "runs", "transport", "graph", "errors")
-ELSEWHERE = {"--target", "--set", "--drop", "--delay", "--crash", "--leave", "--noise", "--own-sigma", "--pair-sigma"}
+ELSEWHERE = {
+    "--target",
+    "--set",
+    "--drop",
+    "--delay",
+    "--crash",
+    "--leave",
+    "--noise",
+    "--own-sigma",
+    "--pair-sigma",
+    "--public",
+}
 
 
 def test_every_option_that_a_refusal_names_has_an_argument():

@@ -439,7 +439,7 @@ def _releases(agreement: Agreement, node: int, sent: int, charged: int) -> str:
     """Say what was sent, what was reserved in advance, and what the whole run may cost."""
     reserved = f", {charged - sent} more are reserved" if charged > sent else ""
     epsilon = agreement.epsilon[node]
-    bound = "without a budget" if epsilon is None else f"ε ≤ {epsilon:g} for all{_if_honest(agreement)}"
+    bound = "without a budget" if epsilon is None else f"ε ≤ {up(epsilon)} for all{_if_honest(agreement)}"
     return f"{sent} of {agreement.values['steps']} sent{reserved}; {bound}"
 
 

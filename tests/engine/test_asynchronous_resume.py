@@ -65,8 +65,9 @@ def _other_data(*args, load=data.load, **kwargs):
     return dataset
 
 
-def _witnessed(arguments: list[str], moments: int, log: str) -> None:
+def _witnessed(arguments: list[str], moments: int, log: str, state: str) -> None:
     """Train in a process that dies, and write down which releases are in the models that nodes send each other."""
+    os.environ["PRIVSGP_STATE"] = state  # the fork server began before the test
     from privsgp.algorithms import Meet
     from privsgp.engine.drive import RunDriver
     from privsgp.engine.node_randomness import NodeRandomness
@@ -91,7 +92,7 @@ def _witnessed(arguments: list[str], moments: int, log: str) -> None:
 
 def _died(config, out, log, moments) -> bool:
     arguments = ["train", str(config), "--out", str(out), *runs.again(out)]
-    process = runs.FORKS.Process(target=_witnessed, args=(arguments, moments, str(log)))
+    process = runs.FORKS.Process(target=_witnessed, args=(arguments, moments, str(log), os.environ["PRIVSGP_STATE"]))
     process.start()
     process.join()
     assert process.exitcode in (0, -signal.SIGKILL)

@@ -8,11 +8,9 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from blake3 import blake3
 
 import runs
 from privsgp.accounting import ledger as ledgers
-from privsgp.accounting.ledger import short
 from privsgp.accounting.mechanisms import SampledMean
 from privsgp.engine.budget_guard import BudgetGuard
 from privsgp.engine.folder import Folder
@@ -80,21 +78,6 @@ def test_no_message_leaves_before_it_is_paid_for(tmp_path):
         with pytest.raises(Refused, match="not paid for"):
             budget_guard.record(STEPS - 1, _message(0))
     assert runs.charged(tmp_path) == [0, 0]
-
-
-@pytest.mark.parametrize("at_once", [False, True])
-def test_what_happens_while_messages_are_hashed_ends_before_each_is_noted_by_its_node(tmp_path, at_once):
-    with _payments(tmp_path, simulation=True) as budget_guard:
-        budget_guard.at_once = at_once
-        assert budget_guard.reserve(0, 0)
-        with budget_guard.recording(0, _message(0)):
-            assert [ledger.segment.sent_at(0) for ledger in budget_guard.ledgers] == [None, None]
-        assert [ledger.segment.sent_at(0) for ledger in budget_guard.ledgers] == [0, 0]
-        for ledger, message in zip(budget_guard.ledgers, _message(0), strict=True):
-            assert short(blake3(message.numpy().tobytes()).hexdigest()) in ledger.path.read_text()
-        with contextlib.suppress(Crash), budget_guard.recording(1, _message(1)):
-            raise Crash
-        assert [ledger.segment.sent_at(1) for ledger in budget_guard.ledgers] == [None, None]
 
 
 def test_a_whole_run_is_charged_its_steps_and_its_ledgers_are_closed(tmp_path):

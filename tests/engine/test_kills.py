@@ -15,8 +15,9 @@ import runs
 SECRET = runs.SMALL.replace("seed = 7\n", "").replace("sigma = 0.05", "epsilon = 2.0\nspare = 1.0")
 
 
-def _witnessed(arguments: list[str], moments: int, log: str) -> None:
+def _witnessed(arguments: list[str], moments: int, log: str, state: str) -> None:
     """Train in a process that dies, and write every message down as it goes into the network."""
+    os.environ["PRIVSGP_STATE"] = state  # the fork server began before the test
     from privsgp.transport.in_process import InProcess
 
     network = InProcess.mix
@@ -41,7 +42,9 @@ def _kill(kills: int, folder, draw: random.Random) -> int:
         finished = False
         while not finished and died < kills:
             arguments = ["train", str(config), "--out", str(out), *runs.again(out)]
-            process = runs.FORKS.Process(target=_witnessed, args=(arguments, draw.randrange(5, 160), str(log)))
+            process = runs.FORKS.Process(
+                target=_witnessed, args=(arguments, draw.randrange(5, 160), str(log), os.environ["PRIVSGP_STATE"])
+            )
             process.start()
             process.join()
             assert process.exitcode in (0, -signal.SIGKILL)

@@ -273,8 +273,8 @@ def test_evaluations_before_a_replay_that_differs_are_not_kept_twice(tmp_path, m
     assert runs.killed("train", config, "--out", out, steps=20)
     noise = NodeRandomness.noise
 
-    def other(self, k, g):
-        noise(self, k, g)
+    def other(self, k, g, nodes):
+        noise(self, k, g, nodes)
         g += float(k == 19 and self.attempt == 0)
 
     monkeypatch.setattr(NodeRandomness, "noise", other)

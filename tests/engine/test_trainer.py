@@ -15,7 +15,9 @@ import torch
 from torch import nn
 
 import runs
+from privsgp.algorithms import Exchange, Release
 from privsgp.engine import checkpoint
+from privsgp.engine.drive import RunDriver
 from privsgp.engine.folder import Folder
 from privsgp.engine.trainer import Trainer
 from privsgp.errors import Diverged, Interrupted, Refused
@@ -41,21 +43,25 @@ def _training(folder, watch=None, kind=Trainer, **changes):
     return kind(spec, place, watch)
 
 
+class Listening(RunDriver):
+    """Keeps the directions y which messages show, x − γ y being a message."""
+
+    def __init__(self, run):
+        super().__init__(run.transport, run.budget_guard, run.randomness)
+        self.step_size, self.before, self.heard = run.spec.step_size, run.state.x.clone(), []
+
+    def __call__(self, k, event):
+        if isinstance(event, Release):
+            self.heard.append((self.before - event.message) / self.step_size(k))
+        answer = super().__call__(k, event)
+        if isinstance(event, Exchange):
+            self.before = answer[0].clone()
+        return answer
+
+
 class Heard(Trainer):
-    """A run that keeps the directions which its messages show, x − γ y being a message: [steps, n, d]."""
-
-    def __init__(self, *given):
-        super().__init__(*given)
-        self.before, self.heard = self.state.x.clone(), []
-
-    def _release(self, k, message):
-        self.heard.append((self.before - message) / self.spec.step_size(k))
-        super()._release(k, message)
-
-    def _mix(self, k, x, w):
-        x, w = super()._mix(k, x, w)
-        self.before = x.clone()
-        return x, w
+    def _driver(self, sent=0):
+        return Listening(self)
 
 
 @pytest.mark.parametrize(("algorithm", "threads"), [("privsgp", 1), ("privsgp", 2), ("dp2-sgd", 1)])
@@ -74,7 +80,7 @@ def test_the_messages_of_each_node_have_all_of_its_noise(seed, noise, algorithm,
         torch.set_num_threads(before)
     shared = run.spec.protection.covariance
     wanted = torch.tensor([m.sigma for m in run.spec.mechanisms] if shared is None else shared.message_sigma)
-    found = torch.stack(run.heard, 1).flatten(1).std(1)
+    found = torch.stack(run.driver.heard, 1).flatten(1).std(1)
     assert ((found / wanted - 1).abs() < 0.06).all()  # 8 · 650 numbers a node: six standard errors
 
 
@@ -130,27 +136,6 @@ def test_a_signal_at_any_moment_of_a_step_leaves_a_checkpoint_of_that_step(tmp_p
     assert checkpoint.read_progress(run.folder.checkpoint).step == stopped.value.step
     assert runs.charged(tmp_path) == [stopped.value.step] * 4
     assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == handlers
-
-
-def test_ctrl_c_ends_a_loop_over_runs_that_goes_on_after_errors(tmp_path):
-    begun = []
-
-    def once(k, _row):
-        if k == 5:
-            os.kill(os.getpid(), signal.SIGINT)
-
-    def sweep():
-        for run in prepared:
-            begun.append(run)
-            with contextlib.suppress(Exception):  # what a sweep does with a run that fails
-                run.run()
-
-    for name in "ab":
-        (tmp_path / name).mkdir()
-    prepared = [_training(tmp_path / name, once) for name in "ab"]
-    with pytest.raises(KeyboardInterrupt):
-        sweep()
-    assert begun == prepared[:1]
 
 
 def test_a_signal_in_the_last_step_does_not_stop_a_run_that_is_done(tmp_path):

@@ -224,11 +224,6 @@ def test_numbers_kept_per_sample(name, kind, difference_clip, size):
     assert kept["mean"].shape == (1, example.dim)
 
 
-def test_a_table_that_is_not_known_is_refused():
-    with pytest.raises(Refused, match=r"algorithm\.table = 'sparse'"):
-        make_table("sparse", Site().at(0)(drawn(0)), 3, clip=1.0)
-
-
 class Writes(torch.nn.Module):
     """Puts what its first layer says of a sample into the sample, or what is there already."""
 

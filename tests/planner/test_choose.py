@@ -136,7 +136,7 @@ def test_what_is_rehearsed_has_the_weight_of_the_run(small_planner):
     assert spec.settings.difference_scale == noise.scale(300)
     often = replace(spec, visits=1000.0)  # at every coarse step: SAG's weight there is 1
     for one, weight in ((spec, noise.scale(300)), (often, 1.0)):
-        (mechanism,) = small_planner.rehearsal._block(one, [(1.0, 0)], 64).mechanisms
+        (mechanism,) = small_planner.rehearsal._block(one, [(1.0, 0)], 64, None).mechanisms
         assert mechanism.difference_scale == pytest.approx(max(weight, mechanism.rate))
 
 

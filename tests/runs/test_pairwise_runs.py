@@ -164,9 +164,9 @@ def test_where_one_nodes_replay_differs_all_nodes_get_new_numbers(tmp_path, monk
     assert runs.killed("train", config, "--out", out, *PAIRWISE, steps=20)
     noise, drawn = NodeRandomness.noise, {}
 
-    def other(self, k, g):
+    def other(self, k, g, nodes):
         before = g.clone()
-        noise(self, k, g)
+        noise(self, k, g, nodes)
         drawn[k, self.attempt] = (g - before).flatten()
         g[3] += float(k == 19 and self.attempt == 0)
 

@@ -19,6 +19,7 @@ from torch import nn
 import privsgp
 import runs
 from privsgp import data
+from privsgp.accounting.shown import up
 from privsgp.engine.folder import Folder
 from privsgp.errors import Refused
 from privsgp.runs import export as exporting
@@ -147,7 +148,7 @@ def test_the_model_card_says_what_was_spent_and_that_a_simulation_is_none(made):
     text = (made("plain") / "model-card.md").read_text()
     summary = json.loads(Folder(made("plain")).summary.read_text())
     assert "A simulation, not private" in text
-    assert f"Without a seed it would be ε = {max(summary['epsilon_spent']):.4g}" in text
+    assert f"Without a seed it would be ε = {up(max(summary['epsilon_spent']))}" in text
     secret = made("secret", "--set=seed=", "--set=privacy.sigma=", "--set=privacy.epsilon=2.0")
     text = (secret / "model-card.md").read_text()
     assert "simulation" not in text

@@ -12,6 +12,7 @@ import random
 import shutil
 import signal
 import socket
+import sqlite3
 import sys
 import time
 from collections import Counter
@@ -24,7 +25,6 @@ from wires import enter
 
 from privsgp import data
 from privsgp.accounting import ledger
-from privsgp.engine import witness
 from privsgp.runs import config as configs
 from privsgp.sites.agreement import Agreement, Limits, propose
 from privsgp.sites.identity import Site
@@ -166,13 +166,14 @@ class Consortium:
     def copy_machine(self, i: int) -> Consortium:
         """Copy all that a site has, as who copies its virtual machine does; the copy is that site of what is returned.
 
-        A copied machine has the same paths and disks: the copy's note of where its folder is says so.
+        A copied machine has the same paths: in the copy's budget book the run is in the copied folder.
         """
         place = self.folder / "machine"
         for found, copy in ((self.out(i), self.out(i).name), (self.sites[i].home, "home"), (_state(), "state")):
             copied(found, place / copy)
-        note = place / self.out(i).name / "private" / f"place-{i}-{i}.json"
-        note.write_text(json.dumps(json.loads(note.read_text()) | witness._whereabouts(note.parent.parent)))
+        with sqlite3.connect(place / "state" / "budget.sqlite") as book:
+            moved = (str((place / self.out(i).name).resolve()), str(self.out(i).resolve()))
+            book.execute("UPDATE entries SET folder = ? WHERE folder = ?", moved)
         sites = [*self.sites[:i], Site.open(place / "home"), *self.sites[i + 1 :]]
         return dataclasses.replace(
             self, folder=place, study=self.study, state=place / "state", sites=sites, processes={}

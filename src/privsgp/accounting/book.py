@@ -250,11 +250,12 @@ class Book:
             return {(run, node): np.frombuffer(content, np.uint64) for run, node, content in rows}
 
     def sets_of(self, runs: Collection[str]) -> dict[int, list[Hashes]]:
-        """Return by node the keyed hashes of the records of some runs."""
+        """Return by node the keyed hashes of the records of some private runs."""
         found: dict[int, list[Hashes]] = {}
-        for (run, node), hashes in self._sets().items():
-            if run in runs:
-                found.setdefault(node, []).append(hashes)
+        sets = self._sets()
+        for one in self.entries():
+            if one.run in runs and not one.simulation and (own := sets.get((one.run, one.node))) is not None:
+                found.setdefault(one.node, []).append(own)
         return found
 
     def _key(self) -> bytes:

@@ -104,11 +104,11 @@ def refuse_spending(
         if most is not None and (value is None or value + spent > most * (1 + _ROUNDING)):
             added = f"; other runs on the same records may have spent {up(spent)}" if spent else ""
             raise refused(
-                f"{key} = {most:g}, and the run asks for {'no finite ε' if value is None else f'{value:g}'}{added}"
+                f"{key} = {most:g}, and the run asks for {'no finite ε' if value is None else up(value)}{added}"
             )
     if policy.limited and policy.delta_run is None and delta * samples >= 1:
         raise refused(
-            f"no delta_run, and δ = {delta:g} is not below 1/J for J = {samples} records: the run would be allowed to "
+            f"no delta_run, and δ = {up(delta)} is not below 1/J for J = {samples} records: the run would be allowed to "
             "publish a whole record with that probability"
         )
 

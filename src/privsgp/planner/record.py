@@ -175,7 +175,8 @@ class Plan:
         c = self.chosen
         shared = self.network.covariance(self.sigmas)
         added = theorems.added(self.sigmas, self.network.weights) if shared is None else shared.matrix
-        return math.sqrt(theorems.spread(self.formula.graph, self._step(c), c.steps, added))
+        found = theorems.spread(self.formula.graph, self._step(c), c.steps, added)
+        return math.sqrt(max(0.0, found))  # models that agree differ by rounding alone
 
     @cached_property
     def shared(self) -> dict[str, Any] | None:
