@@ -108,7 +108,7 @@ def refuse_spending(
             )
     if policy.limited and policy.delta_run is None and delta * samples >= 1:
         raise refused(
-            f"no delta_run, and δ = {up(delta)} is not below 1/J for J = {samples} records: the run would be allowed to "
+            f"no delta_run, and δ = {up(delta)} is not below 1/J for J = {samples} records: the run might "
             "publish a whole record with that probability"
         )
 
