@@ -344,9 +344,9 @@ def _note_first(path: Path) -> None:
     def begin(transport: Any, k: int, x: Any, w: Any, *args: Any) -> Any:
         if k == 0:
             np.save(path, np.append(x.double().numpy(), w.numpy()))
-        return mix(transport, k, x, w, *args)
+        return prepare(transport, k, x, w, *args)
 
-    mix, SitesTransport.mix = SitesTransport.mix, begin
+    prepare, SitesTransport.prepare = SitesTransport.prepare, begin
 
 
 def _lie(value: float) -> None:
@@ -354,9 +354,9 @@ def _lie(value: float) -> None:
     from privsgp.sites.transport import SitesTransport
 
     def begin(transport: Any, k: int, x: Any, *args: Any) -> Any:
-        return mix(transport, k, x.fill_(value) if k >= 4 else x, *args)
+        return prepare(transport, k, x.fill_(value) if k >= 4 else x, *args)
 
-    mix, SitesTransport.mix = SitesTransport.mix, begin
+    prepare, SitesTransport.prepare = SitesTransport.prepare, begin
 
 
 def _set_clock(hours: float) -> None:
@@ -396,9 +396,9 @@ def _die_after(moments: int, *, full: bool) -> None:
             more = () if full else ((os, "pwrite"), (os, "unlink"), (Outbox, "post"))
             for holder, name in ((os, "write"), (os, "fsync"), (os, "replace"), *more):
                 setattr(holder, name, dying(getattr(holder, name)))
-        return mix(transport, k, *args)
+        return prepare(transport, k, *args)
 
-    mix, SitesTransport.mix = SitesTransport.mix, begin
+    prepare, SitesTransport.prepare = SitesTransport.prepare, begin
 
 
 def _lose(faults: Faults, log: Path) -> None:

@@ -504,7 +504,7 @@ def arriving(c, tmp_path, frames, agreement=None, **limits):
 
 def step(transport, w=1.0):
     x = torch.zeros(1, transport.agreement.weights)
-    return transport.mix(0, x, torch.tensor([w], dtype=torch.float64))
+    return mixed(transport, 0, x, torch.tensor([w], dtype=torch.float64))
 
 
 @pytest.mark.parametrize("far", [1e18, 1e3])

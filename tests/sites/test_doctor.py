@@ -322,6 +322,8 @@ def test_status_and_log_show_each_link_and_why_one_fails(consortium, caplog):
     c = consortium(closed=(2,))
     basel, cork = network_of(c, 1), network_of(c, 2)
     cork.members._silence = 1.0
+    for network in (basel, cork):
+        network.inbox.open()
     caplog.set_level("INFO", "privsgp")
     basel.outbox.post(frame(c, 4, 0.5, source=1, target=2))
     cork.outbox.post(frame(c, 3, 0.5, source=2, target=1))

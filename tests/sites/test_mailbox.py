@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from consortium import mixed
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -376,7 +377,7 @@ def test_sums_are_hashed_by_one_thread_that_ends_with_the_transport(three, tmp_p
     transport._grown = noted
     x, w = torch.ones(1, three.agreement.weights), torch.ones(1, dtype=torch.float64)
     for k in range(3):
-        x, w = transport.mix(k, x, w)
+        x, w = mixed(transport, k, x, w)
     (one,) = threads
     assert one is not threading.main_thread()
     transport.close()

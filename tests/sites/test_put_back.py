@@ -16,7 +16,7 @@ from unittest import mock
 
 import pytest
 import torch
-from consortium import copied
+from consortium import copied, mixed
 from test_mailbox import frame
 
 from privsgp.algorithms import State
@@ -195,20 +195,21 @@ def transport_of(c, tmp_path, own=None):
         members.learn(peer, json.loads(canonical(other.hello(0))))
     inbox, log, committed = Inbox(c.agreement, 0, 2), tmp_path / "taken.jsonl", []
     transport = SitesTransport(c.sites[0], c.agreement, 0, inbox, Outbox(2), members, log)
-    transport.commit, transport._wait = lambda k, *_: committed.append(k), lambda _k: None
+    transport._wait = lambda _k: None
     return transport, committed
 
 
-def made(c, transport, *steps):
+def made(c, transport, committed, *steps):
     for k in steps:
-        transport.mix(k, torch.full((1, c.agreement.weights), 0.1 * k), torch.ones(1, dtype=torch.float64))
+        x, w = torch.full((1, c.agreement.weights), 0.1 * k), torch.ones(1, dtype=torch.float64)
+        mixed(transport, k, x, w, lambda k, *_: committed.append(k))
 
 
 @pytest.mark.parametrize(("step", "first"), [(0, True), (0, False), (1, True), (1, False), (2, False)])
 def test_another_copys_message_of_any_step_stops_a_site_before_its_next(three, tmp_path, step, first):
     """Steps 0 and 1 were sent here too, with other noise; basel gets the copy's message first, or after them."""
     transport, committed = transport_of(three, tmp_path)
-    made(three, transport, 0, 1)
+    made(three, transport, committed, 0, 1)
     peer, inbox = Members(three.agreement, 1, 1, three.agreement.sign(three.sites[1])), Inbox(three.agreement, 1, 2)
     peer.proof, peer.seen = inbox.shown, inbox.seen.newest
     own = [transport.outbox.next(1, after) for after in (-1, 0)]
@@ -220,15 +221,15 @@ def test_another_copys_message_of_any_step_stops_a_site_before_its_next(three, t
             transport.members.prove(inbox.proof(0)["proof"])  # the answer to its sender
     transport.members.learn(1, json.loads(canonical(peer.hello(0))))
     with pytest.raises(Refused, match="another copy of this site"):
-        made(three, transport, 2)
+        made(three, transport, committed, 2)
     assert committed == [0, 1]
     assert transport.outbox.next(1, 1) is None
 
 
 def test_what_a_site_sent_itself_does_not_stop_it(three, tmp_path):
     """Not after a restart either, in which it signs the same message as another process."""
-    transport, _ = transport_of(three, tmp_path, OwnMessages(tmp_path / "own"))
-    made(three, transport, 0, 1)
+    transport, committed = transport_of(three, tmp_path, OwnMessages(tmp_path / "own"))
+    made(three, transport, committed, 0, 1)
     again = Members(three.agreement, 0, 2, three.agreement.sign(three.sites[0]), OwnMessages(tmp_path / "own"))
     for after in (-1, 0):
         again.prove(transport.outbox.next(1, after).evidence())
@@ -249,17 +250,17 @@ def test_a_site_judges_no_message_before_peers_had_the_time_to_show_it_its_own(t
         other = Members(three.agreement, peer, 1, three.agreement.sign(three.sites[peer]))
         network.members.learn(peer, json.loads(canonical(other.hello(0))))
     transport.greet(0)
-    with pytest.raises(Rejected, match=r"Δw = 12\.7"):
+    with pytest.raises(Rejected, match=r"the weight 12\.7"):
         receive(*about, iter([bytes(honest.body)]))
 
 
 def test_a_message_is_in_the_log_and_on_the_disk_before_it_leaves(three, tmp_path, monkeypatch):
     path, seen, synced = tmp_path / "own", [], noted(monkeypatch)
-    transport, _ = transport_of(three, tmp_path, OwnMessages(path))
+    transport, committed = transport_of(three, tmp_path, OwnMessages(path))
     monkeypatch.setattr(
         transport.outbox, "post", lambda one: seen.append((one.header in OwnMessages(path), path in synced))
     )
-    made(three, transport, 0, 1)
+    made(three, transport, committed, 0, 1)
     assert seen == [(True, True)] * 4
     assert path.stat().st_mode & 0o777 == 0o600
     path.write_bytes(path.read_bytes()[:-10])  # a crash has cut the last entry: its message did not leave
@@ -270,8 +271,8 @@ def test_a_message_is_in_the_log_and_on_the_disk_before_it_leaves(three, tmp_pat
 
 
 def test_without_the_log_of_its_messages_a_site_does_not_go_on(three, tmp_path):
-    transport, _ = transport_of(three, tmp_path)
-    made(three, transport, 0, 1)
+    transport, committed = transport_of(three, tmp_path)
+    made(three, transport, committed, 0, 1)
     again, _ = transport_of(three, tmp_path, OwnMessages(tmp_path / "lost"))
     again.counts.copy_(transport.counts)
     with pytest.raises(Refused, match="lists 0 messages, and this site has sent 4"):

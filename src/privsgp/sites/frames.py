@@ -52,7 +52,7 @@ _FORM = forms.keys(
 )  # fmt: skip
 
 
-class Rejected(InWords):
+class Rejected(InWords, Exception):
     """What a peer sent is not let in; `kind` is for counting, the text for people."""
 
     def __init__(self, kind: str, what: str, evidence: dict[str, Any] | None = None) -> None:
