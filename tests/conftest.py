@@ -12,6 +12,8 @@ import signal
 import pytest
 from hypothesis import settings
 
+import privsgp.sites.tls  # noqa: F401 - before anything else imports grpc
+
 settings.register_profile("no deadline", deadline=None)
 settings.load_profile("no deadline")
 

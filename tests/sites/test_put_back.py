@@ -213,7 +213,7 @@ def test_another_copys_message_of_any_step_stops_a_site_before_its_next(three, t
     peer, inbox = Members(three.agreement, 1, 1, three.agreement.sign(three.sites[1])), Inbox(three.agreement, 1, 2)
     peer.proof, peer.seen = inbox.shown, inbox.seen.newest
     own = [transport.outbox.next(1, after) for after in (-1, 0)]
-    foreign = frame(three, step, 2.5, source=0, target=1)
+    foreign = frame(three, step, 0.3 * (step + 1), source=0, target=1)
     for one in [foreign, *own] if first else [*own, foreign]:
         with contextlib.suppress(Rejected):
             receive(three.agreement, 1, inbox, 0, one.header, one.signature, None, iter([bytes(one.body)]))

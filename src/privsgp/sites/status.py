@@ -96,6 +96,7 @@ def kept(network: Network, folder: Folder) -> Iterator[None]:
             logged = None if cause is None else cause.what
             _write(network, folder)
 
+    _write(network, folder)
     thread = threading.Thread(target=keep, daemon=True)
     thread.start()
     try:

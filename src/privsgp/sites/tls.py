@@ -5,10 +5,14 @@ allows one cipher there that needs a key shared in advance, which no site has: a
 """
 
 import os
+import sys
 
 from privsgp.errors import Refused
 
-os.environ["GRPC_SSL_CIPHER_SUITES"] = "ECDHE-PSK-CHACHA20-POLY1305"
+_UNUSABLE = "ECDHE-PSK-CHACHA20-POLY1305"
+if "grpc" in sys.modules and os.environ.get("GRPC_SSL_CIPHER_SUITES") != _UNUSABLE:  # gRPC has read its settings
+    raise Refused("grpc was imported before privsgp.sites: it would accept TLS 1.2", "import privsgp.sites.tls first")
+os.environ["GRPC_SSL_CIPHER_SUITES"] = _UNUSABLE
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # privsgp reports failures in its own words
 
 try:
