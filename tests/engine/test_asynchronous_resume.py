@@ -87,7 +87,7 @@ def _witnessed(arguments: list[str], moments: int, log: str, state: str) -> None
         return answer(self, k, event)
 
     NodeRandomness.noise, RunDriver.__call__ = noised, watched
-    runs._dying(arguments, None, moments)
+    runs._dying(arguments, None, moments, state)
 
 
 def _died(config, out, log, moments) -> bool:

@@ -30,7 +30,7 @@ def _witnessed(arguments: list[str], moments: int, log: str, state: str) -> None
         return network(self, k, x, w, *meanwhile)
 
     InProcess.mix = watched
-    runs._dying(arguments, None, moments)
+    runs._dying(arguments, None, moments, state)
 
 
 def _kill(kills: int, folder, draw: random.Random) -> int:

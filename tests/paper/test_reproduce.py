@@ -223,7 +223,7 @@ def test_two_at_once_in_one_folder_are_refused(tmp_path):
         ran = runs.command("reproduce", "mnist-best-k", "--out", tmp_path)
     assert ran.code == 2
     assert f"{tmp_path} is in use by another process" in ran.err.replace("\n", "")
-    assert "choose another --out" in ran.err
+    assert "a new run needs another --out" in ran.err
 
 
 def test_a_small_copy_is_a_part_of_the_whole(tmp_path):
