@@ -10,7 +10,7 @@ import re
 import sys
 from importlib import metadata
 
-EXTRAS = ("sites", "tables", "encoders", "export", "tensorboard")
+EXTRAS = ("sites", "tables", "encoders", "export")
 PERMISSIVE = re.compile(
     r"\b(Apache|MIT|MIT-CMU|[0-3]?BSD|ISCL?|PSF|Python Software Foundation|HPND|Zlib|CC0|BSL|MPL|Mozilla Public"
     r"|Unlicense|CNRI)\b"

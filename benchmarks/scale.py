@@ -82,5 +82,5 @@ def _write(path: Path, releases: int) -> None:
         for k in range(releases):
             if not ledger.holds(k):
                 ledger.reserve(k, min(MOST_AHEAD, releases - k))
-            ledger.sent(k, 0, hashlib.sha256(b"%d" % k).hexdigest())
+            ledger.sent(k, hashlib.sha256(b"%d" % k).hexdigest())
         ledger.close()

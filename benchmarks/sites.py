@@ -33,7 +33,7 @@ from privsgp.files import sync_names
 from privsgp.runs import config as configs
 from privsgp.sites.agreement import Agreement, Limits, propose
 from privsgp.sites.identity import Site
-from privsgp.sites.join import Network
+from privsgp.sites.run import Network
 from privsgp.sites.trainer import SiteDriver
 from privsgp.sites.transport import SitesTransport
 

@@ -2,10 +2,11 @@
 
     python examples/sequences.py
 
-Whole numbers that a model looks up in an embedding stay whole. Every layer below has a fast rule: attention is made of
-nn.Linear (nn.MultiheadAttention works too, by torch.func, slower), positions are looked up for every sample, nn.LSTM
-is unrolled. Dropout's coins are public and each sample's own. Adapters train, send and noise a small share of a model;
-the base here was learnt from the same sites, so what both runs spend adds up (`ledger=` counts it in one budget).
+Whole numbers that a model looks up in an embedding stay whole. The transformer has fast rules: attention is made of
+nn.Linear (nn.MultiheadAttention works too, by torch.func, slower), positions are looked up for every sample. nn.LSTM
+is unrolled, for torch.func. Dropout's coins are public and each sample's own. Adapters train, send and noise a small
+share of a model; the base here was learnt from the same sites, so what both runs spend adds up (`ledger=` counts it in
+one budget).
 """
 
 from __future__ import annotations

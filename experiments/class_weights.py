@@ -18,7 +18,7 @@ from torch import nn
 
 import privsgp
 from privsgp.files import write_json
-from privsgp.studies.provenance import provenance
+from privsgp.research.provenance import provenance
 
 if TYPE_CHECKING:
     import argparse

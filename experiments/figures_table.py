@@ -16,9 +16,9 @@ from typing import Any
 import pages
 
 from privsgp.files import write_json
-from privsgp.paper import claims, picture
-from privsgp.paper.figures import MODES, NAMES
-from privsgp.paper.reproduce import judged, known
+from privsgp.research import claims, picture
+from privsgp.research.figures import MODES, NAMES, known
+from privsgp.research.reproduce import judged
 
 SCALES = ("full", "small")
 NOISE = {"published": "published noise", "certified": "certified budget"}

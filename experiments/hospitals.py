@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pages
 
 from privsgp.files import write_json
-from privsgp.studies.provenance import provenance
+from privsgp.research.provenance import provenance
 
 if TYPE_CHECKING:
     import argparse

@@ -30,17 +30,17 @@ import pages
 from what_it_buys import best_of, beyond_edge
 
 from privsgp.files import replace, write_json
+from privsgp.research.compare import with_step_size
+from privsgp.research.provenance import provenance
+from privsgp.research.several import Bench
 from privsgp.runs import config as configs
 from privsgp.runs import problem as problems
-from privsgp.studies.compare import with_step_size
-from privsgp.studies.provenance import provenance
-from privsgp.studies.several import Bench
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from privsgp.research.several import Several
     from privsgp.runs.config import Config
-    from privsgp.studies.several import Several
 
 Row = dict[str, Any]
 HERE = Path(__file__).parent

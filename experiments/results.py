@@ -26,8 +26,8 @@ from typing import TYPE_CHECKING, Any
 from privsgp import data
 from privsgp.errors import Refused
 from privsgp.files import write_json
-from privsgp.studies.pool import alone_in
-from privsgp.studies.provenance import commit
+from privsgp.research.pool import alone_in
+from privsgp.research.provenance import commit
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -20,14 +20,14 @@ from typing import TYPE_CHECKING, Any
 import pages
 
 from privsgp.files import write_json
+from privsgp.research.compare import with_step_size
+from privsgp.research.provenance import provenance
+from privsgp.research.several import Bench
 from privsgp.runs import config as configs
-from privsgp.studies.compare import with_step_size
-from privsgp.studies.provenance import provenance
-from privsgp.studies.several import Bench
 
 if TYPE_CHECKING:
+    from privsgp.research.several import Several
     from privsgp.runs.config import Config
-    from privsgp.studies.several import Several
 
 Row = dict[str, Any]
 HERE = Path(__file__).parent

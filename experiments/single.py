@@ -17,9 +17,9 @@ import joining
 import pages
 
 from privsgp.files import write_json
+from privsgp.research.provenance import provenance
+from privsgp.research.several import Bench
 from privsgp.runs import config as configs
-from privsgp.studies.provenance import provenance
-from privsgp.studies.several import Bench
 
 Row = dict[str, Any]
 HERE = Path(__file__).parent

@@ -19,15 +19,17 @@ import pages
 import torch
 
 import privsgp
-from privsgp.accounting import accountant, published
+from privsgp.accounting import accountant
 from privsgp.accounting.mechanisms import Saga, SampledMean, Unprotected
-from privsgp.algorithms.soteriafl import SoteriaFL, SoteriaFLSGD, SoteriaFLSVRG
 from privsgp.files import write_json
+from privsgp.research import published
+from privsgp.research.provenance import provenance
+from privsgp.research.soteriafl import SoteriaFL, SoteriaFLSGD, SoteriaFLSVRG
 from privsgp.runs import build
 from privsgp.runs import config as configs
 from privsgp.runs import problem as problems
 from privsgp.runs import train as training
-from privsgp.studies.provenance import provenance
+from privsgp.runs.resolve import resolve
 
 if TYPE_CHECKING:
     import argparse
@@ -158,7 +160,7 @@ def run(
 def honest(data: Path | None, name: str, epsilon: int) -> float:
     """Return the certified ε of noise by their formula, if every record were clipped."""
     config = configured(name, epsilon, accountant="published")
-    spec = build.build_run(config, problems.load_problem(config, data))
+    spec = build.build_run(resolve(config, problems.load_problem(config, data)))
     return accountant.epsilon(spec.protection.mechanisms[0], spec.steps, 1e-3).epsilon
 
 

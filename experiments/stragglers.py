@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 import pages
 
 from privsgp.files import write_json
+from privsgp.research.provenance import provenance
 from privsgp.runs import config, problem, train
-from privsgp.studies.provenance import provenance
 
 if TYPE_CHECKING:
     import argparse

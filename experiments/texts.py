@@ -22,10 +22,10 @@ import numpy as np
 import pages
 
 from privsgp.files import write_json
+from privsgp.research.provenance import provenance
 from privsgp.runs import config as configs
 from privsgp.runs import train as training
 from privsgp.runs.problem import Problem, load_problem
-from privsgp.studies.provenance import provenance
 
 DOCS = Path(__file__).parent.parent / "docs"
 RESULTS, PAGE = DOCS / "results" / "texts.json", DOCS / "accuracy.md"

@@ -22,8 +22,8 @@ import pages
 
 from privsgp.accounting.statements import statements
 from privsgp.files import write_json
+from privsgp.research.provenance import provenance
 from privsgp.runs import build, config, problem, train
-from privsgp.studies.provenance import provenance
 
 Row = dict[str, Any]
 if TYPE_CHECKING:

@@ -27,17 +27,17 @@ import pages
 from privsgp.algorithms import ALGORITHMS
 from privsgp.algorithms.saga import TableOptions
 from privsgp.files import write_json
-from privsgp.paper import picture
+from privsgp.research import picture
+from privsgp.research.compare import with_step_size
+from privsgp.research.provenance import provenance
+from privsgp.research.several import Bench
 from privsgp.runs import config as configs
-from privsgp.studies.compare import with_step_size
-from privsgp.studies.provenance import provenance
-from privsgp.studies.several import Bench
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from privsgp.research.several import Several
     from privsgp.runs.config import Config
-    from privsgp.studies.several import Several
 
 Row = dict[str, Any]
 RESULTS = Path(__file__).parent.parent / "docs" / "results" / "what-it-buys"

@@ -5,14 +5,15 @@ And an end for what might have none.
 
 from __future__ import annotations
 
-import importlib
+import importlib.metadata
 import pathlib
 import signal
+import tomllib
 
 import pytest
 from hypothesis import settings
 
-import privsgp.sites.tls  # noqa: F401 - before anything else imports grpc
+import privsgp.sites.net.tls  # noqa: F401 - before anything else imports grpc
 
 settings.register_profile("no deadline", deadline=None)
 settings.load_profile("no deadline")
@@ -22,17 +23,29 @@ settings.load_profile("no deadline")
 TIERS = {
     "process": (
         "distributed/", "sites/", "transport/", "engine/test_kills", "engine/test_lost_ledgers", "engine/test_resume",
-        "engine/test_asynchronous_resume", "studies/test_pool", "test_cli", "test_devices", "test_house",
+        "engine/test_asynchronous_resume", "research/test_pool", "test_cli", "test_devices", "test_house",
         "test_install", "test_newcomer", "test_threads", "test_wheel",
     ),
     "pages": (
-        "paper/", "report/", "test_benchmarks", "test_class_weights", "test_docs", "test_examples",
-        "test_first_picture", "test_hospitals", "test_links", "test_notebook", "test_planner_page",
+        "report/", "research/test_claims", "research/test_reproduce", "test_benchmarks", "test_class_weights",
+        "test_docs", "test_examples", "test_first_picture", "test_hospitals", "test_links", "test_notebook",
+        "test_planner_page",
         "test_planning_page", "test_pythons", "test_record_table", "test_results", "test_shared_noise",
         "test_single_page", "test_soteriafl_page", "test_stragglers_page", "test_texts", "test_trust_page",
         "test_what_it_buys",
     ),
 }  # fmt: skip
+
+
+def pytest_configure():
+    """Refuse to test an installation whose entry points are older than pyproject.toml: methods would be missing."""
+    project = tomllib.loads((pathlib.Path(__file__).parent.parent / "pyproject.toml").read_text())["project"]
+    wanted = {(group, *entry) for group, found in project["entry-points"].items() for entry in found.items()}
+    there = {
+        (entry.group, entry.name, entry.value) for entry in importlib.metadata.distribution("privsgp").entry_points
+    }
+    if wanted - there:
+        pytest.exit("pyproject.toml has new entry points: pip install --no-deps --no-build-isolation -e .", 2)
 
 
 def pytest_collection_modifyitems(items):

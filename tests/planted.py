@@ -20,17 +20,17 @@ import torch
 
 from privsgp.algorithms import Block, Drawn, Exchange, PushSum, Release, State, Step
 from privsgp.algorithms.algorithm import clipped_mean
-from privsgp.algorithms.gossip import DP2SGD
+from privsgp.audit import collusion
+from privsgp.audit.audit import AuditReport, audit
+from privsgp.audit.collusion import Told, worst
 from privsgp.engine import node_randomness
 from privsgp.gradients.per_sample import PerSample
 from privsgp.gradients.tables.table import Table
 from privsgp.randomness import independent, pairwise
 from privsgp.randomness.coins import draw_all
 from privsgp.randomness.noise import add_noise_
+from privsgp.research.gossip import DP2SGD
 from privsgp.runs import config
-from privsgp.studies import collusion
-from privsgp.studies.audit import AuditReport, audit
-from privsgp.studies.collusion import Told, worst
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

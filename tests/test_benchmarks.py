@@ -34,7 +34,7 @@ def test_noise_that_is_shared_is_timed_as_it_is_counted(monkeypatch):
     with ours.engine(work) as training:
         ours.stepper(training)()
         assert training.spec.noise.name == "pairwise"
-        assert {m.honest for m in training.spec.mechanisms} == {3}
+        assert {m.shared.honest for m in training.spec.mechanisms} == {3}
 
 
 PLACE = {"device": "cpu", "n": 50, "batch": 48, "samples": 1200, "dim": 79510, "memory_mb": 1.0}

@@ -10,7 +10,7 @@ import tomllib
 import pytest
 
 import runs
-from privsgp.paper import figures, reproduce
+from privsgp.research import figures, reproduce
 from privsgp.runs import config
 
 ROOT = pathlib.Path(__file__).parent.parent

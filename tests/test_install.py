@@ -17,7 +17,7 @@ from privsgp import __version__
 
 ROOT = pathlib.Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
-EXTRAS = ("sites", "tables", "encoders", "export", "tensorboard")
+EXTRAS = ("sites", "tables", "encoders")
 WITHOUT = """
 import sys
 sys.modules[sys.argv.pop(1)] = None  # as if it were not installed
@@ -47,7 +47,7 @@ def test_an_extra_exists_and_is_in_the_readme(extra):
     ],
 )
 def test_a_missing_extra_is_refused_with_the_command_that_brings_it(package, extra, command, tmp_path):
-    """Those of `encoders`, `export` and `tensorboard` are beside the tests of what needs them."""
+    """Those of `encoders` are beside the tests of what needs them."""
     (tmp_path / "site.csv").write_text("y\n0\n")
     (tmp_path / "lung.study").touch()
     command = [sys.executable, "-c", WITHOUT, package, *command]

@@ -14,6 +14,7 @@ from privsgp.algorithms import ALGORITHMS
 from privsgp.errors import Refused
 from privsgp.runs import build, config
 from privsgp.runs import problem as problems
+from privsgp.runs.resolve import make_graph, resolve
 from settings import settings_of
 
 BUDGETS = [3.0, 1.0, 2.0, 4.0]
@@ -28,7 +29,7 @@ def test_dp_sgd_pools_all_data_at_the_same_rate_and_the_strictest_budget(tmp_pat
     delta = [1e-5, 1e-6, 1e-5, 1e-4]
     told = small(tmp_path, algorithm__name="dp-sgd", privacy__epsilon=BUDGETS, privacy__delta=delta)
     problem = problems.load_problem(told)
-    spec = build.build_run(told, problem)
+    spec = build.build_run(resolve(told, problem))
     (mechanism,) = spec.protection.mechanisms
     assert (mechanism.samples, mechanism.batch, mechanism.rate) == (1200, 64, 16 / 300)
     assert (spec.protection.budgets, spec.protection.deltas) == ([1.0], [1e-6])
@@ -70,7 +71,7 @@ def test_alone_every_node_has_its_own_model_and_budget(tmp_path):
 @pytest.mark.parametrize("network", ["exponential", "ring-directed", "random"])
 def test_links_that_do_not_go_both_ways_are_refused(tmp_path, name, network):
     with pytest.raises(Refused, match=f"graph.name = '{network}'") as refused:
-        build.make_graph(small(tmp_path, algorithm__name=name, graph__name=network))
+        make_graph(small(tmp_path, algorithm__name=name, graph__name=network))
     assert "graph.name = 'ring'" in refused.value.remedy
 
 
@@ -133,11 +134,11 @@ def test_budgets_of_their_own_are_refused_where_nodes_share_their_noise(key, val
 @pytest.mark.parametrize(
     ("name", "key", "value", "users"),
     [
-        ("privsgp", "period", 5, "'ldp-svrg' or 'ldp-spider'"),
+        ("privsgp", "period", 5, "'ldp-spider' or 'ldp-svrg'"),
         ("ldp-svrg", "alpha", 0.5, "'dp-srm'"),
         ("ldp-spider", "trust", "per-node", "'dp-srm'"),
         ("dp2-sgd", "difference_clip", 0.5, "'privsgp-vr' or 'dp-srm'"),
-        ("privsgp-vr", "compressor", "random-k", "'soteriafl-sgd' or 'soteriafl-svrg' or 'soteriafl-saga'"),
+        ("privsgp-vr", "compressor", "random-k", "'soteriafl-saga' or 'soteriafl-sgd' or 'soteriafl-svrg'"),
         ("soteriafl-saga", "anchor_probability", 0.5, "'soteriafl-svrg'"),
     ],
 )

@@ -9,8 +9,8 @@ import pathlib
 import numpy as np
 import pytest
 
-from privsgp.studies import pool
-from privsgp.studies.several import Bench
+from privsgp.research import pool
+from privsgp.research.several import Bench
 
 ROOT = pathlib.Path(__file__).parent.parent
 EXPERIMENT = "record"
@@ -47,7 +47,7 @@ def here(monkeypatch):
                 pool._run(task, data_dir, lambda *_: None)
         return [pool._read(task) for task in tasks]
 
-    monkeypatch.setattr("privsgp.studies.several.run_all", run_all)
+    monkeypatch.setattr("privsgp.research.several.run_all", run_all)
     return made
 
 

@@ -19,11 +19,11 @@ from privsgp import data as data_room
 from privsgp import models
 from privsgp.data.brought import are_sites, pair
 from privsgp.data.dataset import pool, settle, unsettled
-from privsgp.data.fields import Fields, are_fields, field_arrays, fields_of
-from privsgp.data.loading import mapped_files, needed, of_table, read_file
+from privsgp.data.fields import Fields, are_fields, field_arrays, fields_of, looked_up
+from privsgp.data.loading import array_files, needed, of_table, read_file
 from privsgp.data.schema import Schema
 from privsgp.data.tables import Frame, is_frame, of_frame
-from privsgp.errors import Refused, called_from_python, in_callers_terms
+from privsgp.errors import Refused, called_from_python
 from privsgp.features import frozen
 from privsgp.features.encode import make_encoder
 from privsgp.metrics import Measure
@@ -93,8 +93,8 @@ def train(
 
     `data` is a `Dataset`, arrays (x, y) or (x, y, x_test, y_test), or a torch `Dataset` of such pairs, to be divided
     among `nodes` nodes; or a list or a mapping {node: …} of these, where every node brings its own; its keys are
-    numbers, or names of sites. x may be several inputs, a tuple or a mapping of arrays, and a mapped .npy file larger
-    than memory. Whole numbers that the model looks up in an embedding are tokens of its `vocabulary`. In the place of
+    numbers, or names of sites. x may be several inputs, a tuple or a mapping of arrays.
+    Whole numbers that the model looks up in an embedding are tokens of its `vocabulary`. In the place of
     arrays may stand data frames of pandas or polars, Arrow tables, or paths of .csv, .parquet and .feather files, with
     the public `schema` of their columns; paths of folders of class folders, with `images={"labels": ["cat", "dog"],
     "size": 64}`; paths of .jsonl, .csv or .tsv files of texts, with `text={"column": "text", "label": "stars"}`; and of
@@ -138,40 +138,36 @@ def train(
         problems.refuse_own_records(config, "test data that are public", dataset, parts)
         return dataset, parts, fields
 
-    dataset, parts, fields = join().all_or_none(brought)
+    world = join()
+    dataset, parts, fields = world.all_or_none(brought)
     model = model if fields is None else fields.given_to(model)
     _say(problems.unsaid(config))
 
-    def problem(config: configs.Config) -> problems.Problem:
-        alone = problems.Problem(
-            dataset=dataset,
-            parts=problems.split(config, dataset) if parts is None else parts,
-            model=model,
-            loss=models.per_sample(loss)
-            if isinstance(loss, str)
-            else models.in_any_precision(loss, dataset.y.ndim - 1),
-            correct=correct if kind is None else models.correct(kind),
-            encoder=_encoder(features, config, dataset),
-            views=config.views,
-            measure=measure,
-            loss_name=measure.kind,
-            fields=fields,
-        )
-        home = problems.brought_home(config, alone)
-        _refuse_unfit(home, measure)
-        return home if begun is None or not begun.named else begun.put_into(home)
-
     measure = Measure(kind, dataset.classes, None if kind else correct, metrics or {})
-    config, settled, planned = planning.settle(config, problem, folder, resume=resume)
-    _say(problems.test_notes(config, settled))
+    alone = problems.Problem(
+        dataset=dataset,
+        parts=problems.split(config, dataset) if parts is None else parts,
+        model=model,
+        loss=models.per_sample(loss) if isinstance(loss, str) else models.in_any_precision(loss, dataset.y.ndim - 1),
+        correct=correct if kind is None else models.correct(kind),
+        encoder=_encoder(features, config, dataset),
+        measure=measure,
+        loss_name=measure.kind,
+        fields=fields,
+    )
+    problem = problems.brought_home(config, alone, world)
+    _refuse_unfit(problem, measure)
+    config, planned = planning.settle(config, problem, folder, resume=resume, world=world)
+    problem = problem if begun is None or not begun.named else begun.put_into(problem)
+    _say(problems.test_notes(config, problem))
     if kind is None and correct is None and targets != "regression":
         _say(["accuracy is unknown: the loss is your own, and no correct=… says which outputs are right"])
-    with watching(config.algorithm.steps, False if join().rank else progress) as watch:
+    with watching(config.algorithm.steps, False if world.rank else progress) as watch:
         result = training.run(
-            config, settled, folder, resume=resume, moved=moved, ledgers=None if ledger is None else Path(ledger),
-            watch=watch, plan=planned, start=begun,
+            config, problem, folder, resume=resume, moved=moved, ledgers=None if ledger is None else Path(ledger),
+            watch=watch, plan=planned, start=begun, world=world,
         )  # fmt: skip
-    if not join().rank:
+    if not world.rank:
         page.leave(result.folder, result.summary)
     return result
 
@@ -193,7 +189,7 @@ def _configured(
 
 def _say(notes: Sequence[str]) -> None:
     for note in notes:
-        _LOG.warning("%s", in_callers_terms(note))
+        _LOG.warning("%s", note)
 
 
 def _kind_of(loss: object, correct: object, task: data_room.Task | None) -> Kind | None:
@@ -239,7 +235,7 @@ def _read(
         if not is_frame(given) and not isinstance(given, str | Path):
             _refuse_read_as(d, given, where)
             return given
-        if not is_frame(given) and (files := mapped_files(Path(given))):
+        if not is_frame(given) and (files := array_files(Path(given))):
             return tuple(files.values())
         if is_frame(given):
             schema = needed(d.schema, where)
@@ -431,7 +427,7 @@ def _kind(x: Any, vocabulary: int | None, model: nn.Module | None) -> tuple[Fiel
         return fields_of(x, model), None
     if model is None:
         return None, vocabulary
-    found = models.looked_up(model, x.shape[1:])
+    found = looked_up(model, x.shape[1:])
     if vocabulary is not None:
         if found is not None and found < vocabulary:
             raise Refused(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
+import functools
 import json
+import os
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -12,8 +13,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, cast
 import typer
 import typer.core
 
-from privsgp import __version__, cli_data, cli_models, cli_sites, later
+from privsgp import __version__, cli_data, cli_models, cli_sites, later, plugins
 from privsgp.accounting.shown import up
+from privsgp.cli_data import Changes, DataDir, Json, note, one_of
 from privsgp.errors import Diverged, Refused, Stopped, mending
 from privsgp.files import finite
 from privsgp.report.terminal import (
@@ -23,30 +25,24 @@ from privsgp.report.terminal import (
     show,
     show_audit,
     show_budget,
-    show_comparison,
     show_end,
-    show_figure,
+    show_formula,
     show_keys,
     show_lines,
     show_log,
     show_plan,
+    show_run,
     show_statements,
-    show_summary,
-    show_tuned,
-    show_view,
     stage,
     tell,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable
 
     from privsgp.accounting.accountant import Spent
     from privsgp.accounting.mechanisms import Accountant, Mechanism, Saga, Sampling
-    from privsgp.accounting.observer import View
     from privsgp.accounting.pairwise import Sharing
-    from privsgp.graph import Graph
-    from privsgp.runs.config import Config
 
 
 class _Commands(typer.core.TyperGroup):
@@ -69,9 +65,6 @@ cli_models.add_to(app)
 cli_data.add_to(app)
 cli_sites.add_to(app)
 
-Changes = Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE, as for train.")]
-DataDir = Annotated[Path | None, typer.Option(help="Where MNIST, CIFAR-10, a9a lie (or PRIVSGP_DATA).")]
-Jobs = Annotated[int | None, typer.Option(help="Runs at a time, a thread each; default: one per core.")]
 Algorithm = Annotated[str, typer.Option(help="privsgp-vr, privsgp, dp2-sgd, …: any that adds noise.")]
 Samples = Annotated[int, typer.Option(help="J, the node's number of samples.")]
 Batch = Annotated[float, typer.Option(help="b, the expected batch.")]
@@ -97,33 +90,36 @@ Coordinates = Annotated[
     int, typer.Option(help="d, the length of a message: counts what computed noise costs; 0 takes noise as ideal.")
 ]
 NoiseOption = Annotated[str, typer.Option(help="independent, or pairwise: shared by pairs of nodes")]
-Nodes = Annotated[int | None, typer.Option(help="n, of pairwise noise and of --observer.")]
+Nodes = Annotated[int | None, typer.Option(help="n, of pairwise noise.")]
 Honest = Annotated[int | None, typer.Option(help="h: nodes that are honest, oneself included; default: 3n/4.")]
 PairDegree = Annotated[int | None, typer.Option(help="With how many others a node shares noise; default: all.")]
-Observer = Annotated[
-    str | None,
-    typer.Option(
-        metavar="GRAPH",
-        help="Also tell what each site of this network (--nodes) learns of each other by itself: information beside "
-        "the guarantee, of full batches. A name that `privsgp graph` knows.",
-    ),
-]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout, and nothing else there.")]
 
 
 SHARING = ("privsgp", "privsgp-vr", "privsgp-sag", "dp2-sgd")  # methods in whose steps shared noise cancels
 
 
+@functools.cache
+def command_line() -> typer.Typer:
+    """Return all commands: privsgp's own, then those that installed packages offer."""
+    for entry in plugins.offered(plugins.COMMANDS).values():
+        plugins.load(entry)(app)
+    return app
+
+
 def main() -> None:
     """Run the command line; turn refusals into status 2."""
     try:
-        app()
+        command_line()()
     except Refused as refused:
         _end(refused.what, f"  → {refused.remedy}", status=2)
     except Diverged as diverged:
         _end(str(diverged))
     except OSError as error:
-        again = "the same command continues the run" if "join" in sys.argv[1:2] else "run again, `train` with --resume"
+        goes_on = {
+            "join": "the same command continues the run",
+            "train": "run it again, with --resume if the run has begun",
+        }
+        again = goes_on.get(sys.argv[1] if len(sys.argv) > 1 else "", "then run the same command again")
         _end(
             str(error), f"  → {mending(error, 'find out why the system refused it')}. No file is half-written: {again}"
         )
@@ -132,11 +128,6 @@ def main() -> None:
 def _end(what: str, *then: str, status: int = 1) -> NoReturn:
     show_end(what, *then)
     sys.exit(status)
-
-
-def _note(*notes: str) -> None:
-    for note in notes:
-        err.print(f"note: {note}", soft_wrap=True)
 
 
 def _version(asked: bool) -> None:  # noqa: FBT001 - typer hands it in
@@ -187,14 +178,20 @@ def train(
     ] = None,
     leave: Annotated[list[str] | None, typer.Option(help="NODE@STEP: leaves for good before that step.")] = None,
     staleness: Annotated[int, typer.Option(help="Steps after which a silent link's message is waited for.")] = 64,
-    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Log metrics to <run>/tensorboard.")] = False,
     as_json: Json = False,
 ) -> None:
     """Train a model over a network of nodes, each with its own privacy budget."""
     settings = cli_data.configured(config, changes)
+    with later.package("torch"):
+        from privsgp.engine.folder import refuse_used
+
+    place = folder or Path("runs") / settings.name
+    if "WORLD_SIZE" not in os.environ:  # processes of torchrun refuse together, once they have met
+        refuse_used(place, resume=resume, secret=settings.secret)
+    cli_data.there(ledger)
+    cli_data.there(start)
     from privsgp.planner import settle as planning
     from privsgp.report import page
-    from privsgp.report.tensorboard import Log
     from privsgp.runs import build
     from privsgp.runs import problem as problems
     from privsgp.runs import train as training
@@ -202,38 +199,30 @@ def train(
     from privsgp.transport import rendezvous
 
     world = rendezvous.join()
-    place = folder or Path("runs") / settings.name
-    if world.alone:  # several processes refuse together, once they have met
-        training.refuse_used(place, resume=resume, secret=settings.secret)
     if not world.rank:  # of several processes the first speaks
-        _note(*([training.standing(place)] if resume else []), *problems.unsaid(settings))
+        note(*([training.standing(place)] if resume else []), *problems.unsaid(settings))
     begun = None if start is None else Start.of(start, records)
-
-    def loaded(c: Config) -> problems.Problem:
-        problem = problems.load_problem(c, data_dir)
-        return problem if begun is None else begun.put_into(problem)
-
     with doing("reading the data", quiet=world.rank > 0) as say:
-        settings, problem, plan = planning.settle(settings, loaded, place, resume=resume, data_dir=data_dir, say=say)
+        problem = problems.load_problem(settings, data_dir, world)
+        settings, plan = planning.settle(
+            settings, problem, place, resume=resume, world=world, data_dir=data_dir, say=say
+        )
+    problem = problems.at_start(settings, problem) if begun is None else begun.put_into(problem)
     if plan is not None:
         err.print(f"planned: {planning.described(plan)}", soft_wrap=True)
-    _note(*problems.notes(settings, problem))
+    note(*problems.notes(settings, problem, world))
     show_log()
     faults = build.simulated_faults(
         settings, drop=drop, delay=delay, crash=crash or [], leave=leave or [], staleness=staleness
     )
-    log = Log(place, simulation=settings.seed is not None) if tensorboard else None
-    with bar(settings.algorithm.steps) as progress:
-        watch = progress if log is None else log.beside(progress)
+    with bar(settings.algorithm.steps) as watch:
         result = training.run(
             settings, problem, place, resume=resume, moved=moved, ledgers=ledger, watch=watch, plan=plan, faults=faults,
-            start=begun,
+            start=begun, world=world,
         )  # fmt: skip
-    if log is not None:
-        log.finish(result.metrics[-1])
     if not world.rank:
         page.leave(result.folder, result.summary)
-        tell(result.summary, show_summary, result.summary, result.folder, as_json=as_json)
+        tell(result.summary, show_run, result.view, as_json=as_json)
 
 
 @app.command()
@@ -258,21 +247,18 @@ def plan(
     network: Annotated[str, typer.Option("--graph", help="Its C and q make K̂.")] = "exponential",
     accountant: AccountantOption = "certified",
     c2: C2 = 0.3724,
-    save: Annotated[
-        Path | None, typer.Option(help="Draw bound and noise of all methods against K to a picture.")
-    ] = None,
-    details: Annotated[bool, typer.Option("--details", help="Show the paper's bound and its theorems too.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Tell before anything is trained: how many steps, how much noise, what to expect."""
+    """Choose steps, noise and step size for a budget, and show what to expect, before anything is trained."""
     if config is not None:
-        _refuse_given(context, beside={"config", "changes", "data_dir", "save", "details", "as_json"})
+        _refuse_given(context, beside={"config", "changes", "data_dir", "as_json"})
         settings = cli_data.configured(config, changes or [])
         from privsgp.planner import settle as planning
 
         with doing("reading the data", quiet=as_json) as say:
-            made = planning.plan(settings, data_dir, compare=save is not None, say=say)
-        formula = made.formula
+            made = planning.plan(settings, data_dir, say=say)
+            found = made.as_json() | {"rehearsal_metrics": made.metrics}
+        tell(found, show_plan, made, as_json=as_json)
     elif samples is None or dim is None or epsilon is None or smoothness is None:
         raise Refused("no run.toml, and not all of --samples, --dim, --epsilon, --smoothness", "give one or the other")
     else:
@@ -281,22 +267,12 @@ def plan(
         from privsgp.planner import settle as planning
         from privsgp.planner.theorems import Constants
 
-        made, constants = None, Constants(smoothness, gap, heterogeneity, norm)
+        constants = Constants(smoothness, gap, heterogeneity, norm)
         formula = planning.from_constants(
             constants, graphs.make(network, nodes), dim, clip, samples=samples, batch=batch, budget=(epsilon, delta),
             published_c2=c2 if nominal(_accountant(accountant)) else None,
         )  # fmt: skip
-    if save is not None:
-        from privsgp.planner import shown
-
-        with doing("drawing the bound and the noise of many K", quiet=as_json):
-            shown.draw(formula, save, made)
-        err.print(f"drawn to {save}")
-    if as_json:
-        rehearsed = {} if made is None else {"rehearsal_metrics": made.metrics}
-        typer.echo(json.dumps((made or formula).as_json() | rehearsed))
-    else:
-        show_plan(formula, made, details=details)
+        tell(formula.as_json(), show_formula, formula, as_json=as_json)
 
 
 @app.command()
@@ -308,7 +284,7 @@ def graph(
     dim: Annotated[int, typer.Option(help="The paper's d, for the bound on C.")] = 1,
     degree: Annotated[int, typer.Option(help="Out-degree of `random`.")] = 1,
     seed: Annotated[int, typer.Option(help="Seed of `random`.")] = 0,
-    save: Annotated[Path | None, typer.Option(help="Draw it to a picture.")] = None,
+    save: Annotated[Path | None, typer.Option(help="Draw it to an .svg file.")] = None,
     as_json: Json = False,
 ) -> None:
     """Show a network: who talks to whom, and the paper's constants for it."""
@@ -351,22 +327,16 @@ def account(
     own_sigma: Annotated[float | None, typer.Option(help="Pairwise noise: a node's own, in place of --sigma.")] = None,
     pair_sigma: Annotated[float | None, typer.Option(help="Pairwise noise: that of each pair.")] = None,
     pair_degree: PairDegree = None,
-    observer: Observer = None,
-    degree: Annotated[int | None, typer.Option(help="--observer random: its out-degree; default 1.")] = None,
-    seed: Annotated[int | None, typer.Option(help="--observer random: its seed; default 0.")] = None,
-    picture: Annotated[Path | None, typer.Option(help="--observer: draw it to this file, .svg or .png.")] = None,
     as_json: Json = False,
 ) -> None:
     """Tell the ε that so much noise gives. No data needed."""
     from privsgp.accounting import accountant as accountants
-    from privsgp.accounting import calibration, published
-    from privsgp.accounting import observer as observers
+    from privsgp.accounting import calibration
     from privsgp.accounting.mechanisms import nominal
 
     own = {"difference_clip": difference_clip, "period": period, "alpha": alpha, "aggregated": aggregated}
     kind, related = _accountant(accountant), _relation(relation)
-    looking = _looking(observer, nodes, degree, seed, picture, algorithm, accountant, noise)
-    shared = _sharing(noise, algorithm, accountant, nodes if looking is None else None, honest, pair_degree)
+    shared = _sharing(noise, algorithm, accountant, nodes, honest, pair_degree)
     covariance = None if shared is None else shared.given(own_sigma, pair_sigma)
     if sigma is not None and covariance is not None:
         raise Refused(f"--sigma {sigma:g} with --noise pairwise", "give --own-sigma and --pair-sigma instead")
@@ -379,23 +349,15 @@ def account(
         left = 1.0 if covariance is None else covariance.left([saga.sigma] * covariance.graph.nodes)
         return 1.0 if nominal(kind) else calibration.largest_at(saga, steps, delta, related, left)
 
-    mechanism = replace(_scaled(bare, algorithm, difference_scale, auto), coordinates=coordinates)
+    mechanism = _scaled(bare, algorithm, difference_scale, auto).changed(coordinates=coordinates)
     if shared is not None and covariance is not None:
         mechanism = shared.counted(mechanism, covariance)
-    seen = None if looking is None else observers.view(looking, steps, mechanism, delta, related)
     spent = accountants.epsilon(mechanism, steps, delta, related)
-    claimed = published.epsilon(mechanism, steps, delta, c2, algorithm) if nominal(kind) else None
+    claimed = plugins.formula(kind).epsilon(mechanism, steps, delta, c2, algorithm) if nominal(kind) else None
     answer = _counted(spent, kind, claimed, c2, mechanism if difference_scale else None)
-    if shared is not None and covariance is not None:
-        answer |= shared.told(covariance, mechanism, steps, delta, related)
-    if looking is not None:
-        answer |= {"graph": looking.name, "nodes": looking.nodes}
-    _answer(answer | _trust(algorithm, aggregated), spent.assumptions, as_json=as_json, seen=seen)
-    if seen is not None and picture is not None:
-        from privsgp.report.observed import draw
-
-        draw(seen, spent.epsilon, f"{observer}, {nodes} sites, {steps} steps", picture)
-        err.print(f"drawn to {picture}")
+    if shared is not None and covariance is not None and mechanism.shared is not None:
+        answer |= shared.told(covariance, mechanism.shared, steps, delta, related)
+    _answer(answer | _trust(algorithm, aggregated), spent.assumptions, as_json=as_json)
 
 
 @app.command()
@@ -429,7 +391,7 @@ def calibrate(
     from privsgp.accounting import accountant as accountants
     from privsgp.accounting import calibration
     from privsgp.accounting.counting import count
-    from privsgp.accounting.mechanisms import nominal
+    from privsgp.accounting.mechanisms import Shared, nominal
 
     own = {"difference_clip": difference_clip, "period": period, "alpha": alpha, "aggregated": aggregated}
     bare = _mechanism(algorithm, 0.0, clip, batch, samples, sampling, kappa, **own)
@@ -440,18 +402,18 @@ def calibrate(
         return 1.0 if nominal(kind) else calibration.largest(saga, steps, epsilon, delta, related, left)
 
     shared, covariance = _sharing(noise, algorithm, accountant, nodes, honest, pair_degree), None
-    mechanism = replace(_scaled(bare, algorithm, difference_scale, auto), coordinates=coordinates)
+    base = mechanism = _scaled(bare, algorithm, difference_scale, auto).changed(coordinates=coordinates)
     if shared is not None:
-        mechanism = replace(mechanism, honest=shared.honest, partners=shared.graph.partners)
+        mechanism = Shared(base, shared.honest, shared.graph.partners)
     sigma = count(kind, related, algorithm, steps, c2).sigma(mechanism, steps, epsilon, delta)
     if shared is not None:
         covariance = shared.solved(sigma, pair_ratio)
-        mechanism = shared.counted(mechanism, covariance)
+        mechanism = shared.counted(base, covariance)
     spent = accountants.epsilon(mechanism.with_sigma(sigma), steps, delta, related)
     told = _counted(spent, kind, epsilon if nominal(kind) else None, c2, mechanism if difference_scale else None)
     answer = {"sigma": sigma, "epsilon": told["epsilon"], "target_epsilon": epsilon} | told
-    if shared is not None and covariance is not None:
-        answer |= shared.told(covariance, mechanism, steps, delta, related)
+    if shared is not None and covariance is not None and mechanism.shared is not None:
+        answer |= shared.told(covariance, mechanism.shared, steps, delta, related)
     _answer(answer | _trust(algorithm, aggregated), spent.assumptions, as_json=as_json)
 
 
@@ -468,113 +430,16 @@ def audit(
 ) -> None:
     """Attack runs of this configuration on made-up data: a lower bound on every node's ε, or an alarm (status 3)."""
     settings = cli_data.configured(config, changes)
-    from privsgp.studies.audit import audit as attack
+    from privsgp.audit.audit import audit as attack
 
     try:
         report = attack(settings, data_dir, canaries, seed, confidence, observations, stage)
     except KeyboardInterrupt:
-        err.print("audit stopped: it had seen no message to judge; the same command starts it again", soft_wrap=True)
+        err.print("audit stopped: the same command starts it again", soft_wrap=True)
         raise typer.Exit(130) from None
     tell(report.to_json(), show_audit, report, as_json=as_json)
-    if report.stopped:
-        words = f"it judged the {report.observations} of {observations} observations that it had"
-        err.print(f"audit stopped: {words}; the same command starts a new audit", soft_wrap=True)
-    if report.alarm or report.stopped:
-        raise typer.Exit(3 if report.alarm else 130)
-
-
-@app.command()
-def compare(
-    config: Annotated[Path, typer.Argument(help="run.toml, with a seed and a budget.")],
-    algorithms: Annotated[str, typer.Option(help="Names with commas between; `local` is always compared too.")],
-    changes: Changes = None,
-    seeds: Annotated[int, typer.Option(help="Runs of every method that are reported.")] = 3,
-    tuning_seeds: Annotated[int, typer.Option(help="Runs of every step size that is tried, with other seeds.")] = 1,
-    step_sizes: Annotated[
-        str,
-        typer.Option(
-            help="The common grid, numbers with commas between; default: around the config's step size. Where a method "
-            "is best at an end of it, its grid is extended there, up to three times."
-        ),
-    ] = "",
-    jobs: Jobs = None,
-    folder: Annotated[Path | None, typer.Option("--out", help="Default runs/<name>-compare.")] = None,
-    data_dir: DataDir = None,
-    save: Annotated[Path | None, typer.Option(help="The picture; default comparison.png in the folder.")] = None,
-    as_json: Json = False,
-) -> None:
-    """Compare methods at one certified budget, each at its best step size. The same command goes on after Ctrl-C."""
-    settings = cli_data.configured(config, changes)
-    from privsgp.files import write_json
-    from privsgp.paper import picture
-    from privsgp.studies import compare as comparing
-    from privsgp.studies.pool import alone_in
-    from privsgp.studies.several import Bench
-
-    place = folder or Path("runs") / f"{settings.name}-compare"
-    names = cli_data.listed(algorithms)
-    if moved := comparing.moved(settings, names):
-        words = f"on a ring, not on graph.name = {settings.graph.name!r}: {', '.join(moved)} (links must go both ways)"
-        _note(words)
-    bench = Bench(place, data_dir, jobs, stage)
-    with _going_on(), alone_in(place):
-        found = comparing.compare(
-            settings, names, bench, seeds=seeds, tuning_seeds=tuning_seeds,
-            step_sizes=cli_data.numbers("step-sizes", step_sizes),
-        )  # fmt: skip
-        told = found.as_json()
-        write_json(place / "comparison.json", told)
-        picture.draw_comparison(found, save or place / "comparison.png")
-    if as_json:
-        typer.echo(json.dumps(told))
-    else:
-        show_comparison(told)
-        err.print(f"comparison.json and the runs are in {place}", soft_wrap=True)
-
-
-@app.command()
-def reproduce(
-    name: Annotated[str, typer.Argument(help="A figure, or all; --list names them.")] = "",
-    listed: Annotated[bool, typer.Option("--list", help="Name all figures, with what the paper claims.")] = False,
-    scale: Annotated[str, typer.Option(help="small (minutes on a laptop) or full (as published; GPU).")] = "small",
-    mode: Annotated[str, typer.Option(help="published, certified or both")] = "both",
-    seeds: Annotated[int, typer.Option(help="Runs of every curve.")] = 2,
-    folder: Annotated[Path, typer.Option("--out", help="Where figures and their runs go.")] = Path("figures"),
-    data_dir: Annotated[Path | None, typer.Option(help="Where MNIST and CIFAR-10 lie (or PRIVSGP_DATA).")] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda")] = "auto",
-    jobs: Jobs = None,
-    max_steps: Annotated[
-        int | None, typer.Option(help="Leave out curves with more steps; a claim about one is not judged.")
-    ] = None,
-    only: Annotated[
-        list[str] | None, typer.Option(help="A curve's label, or what stands before its comma; others are left out.")
-    ] = None,
-    changes: Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE, for every curve.")] = None,
-    as_json: Json = False,
-) -> None:
-    """Make the paper's figures again and say whether its claims hold. The same command goes on after Ctrl-C."""
-    from privsgp.paper import reproduce as figures
-    from privsgp.paper.figures import MODES, SCALES
-    from privsgp.studies.pool import alone_in
-    from privsgp.studies.several import Bench
-
-    if listed:
-        claims = [{"name": known, "claim": claim} for known, claim in figures.listing()]
-        tell(claims, show, "figures", figures.listing(), as_json=as_json)
-        return
-    _one_of("scale", scale, SCALES)
-    _one_of("mode", mode, (*MODES, "both"))
-    names = [known for known, _ in figures.listing()] if name == "all" else [name]
-    wanted = [(one, m, s) for one in names for m in MODES for s in SCALES if mode in (m, "both") and s == scale]
-    bench = Bench(folder, data_dir, jobs, stage)
-    with _going_on(), alone_in(folder):
-        for one, m, s in wanted:
-            told = figures.reproduce(
-                one, bench, scale=s, mode=m, seeds=seeds, max_steps=max_steps, only=only or (),
-                changes=[f"engine.device={device}", *(changes or [])],
-            )  # fmt: skip
-            figures.save(told, folder)
-            tell(told, show_figure, told, as_json=as_json)
+    if report.alarm:
+        raise typer.Exit(3)
 
 
 def _refuse_given(context: typer.Context, beside: set[str]) -> None:
@@ -585,42 +450,6 @@ def _refuse_given(context: typer.Context, beside: set[str]) -> None:
             raise Refused(
                 f"--{name.replace('_', '-')} beside a run.toml", "change the key with --set, or leave one out"
             )
-
-
-@contextlib.contextmanager
-def _going_on() -> Iterator[None]:
-    """Tell after Ctrl-C how to go on."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        err.print("stopped: the same command goes on from here", soft_wrap=True)
-        raise typer.Exit(130) from None
-
-
-@app.command()
-def tune(
-    config: Annotated[Path, typer.Argument(help="run.toml: where the search starts.")],
-    public: Annotated[str, typer.Option(help="What to search on: synthetic, a data set's name, or a file.")],
-    changes: Changes = None,
-    data_dir: DataDir = None,
-    save: Annotated[Path, typer.Option("--out", help="Where the configuration with what was found goes.")] = Path(
-        "tuned.toml"
-    ),
-    trials: Annotated[int, typer.Option(help="The most combinations to try.")] = 60,
-    as_json: Json = False,
-) -> None:
-    """Search step size, clip, batch, steps, momentum and averaging on public or synthetic data alone."""
-    settings = cli_data.configured(config, changes)
-    from privsgp.studies.tune import tune as search
-
-    found = search(settings, public, data_dir, most=trials, stage=stage)
-    save.write_text(found.config.beside(save.parent).toml())
-    err.print(f"written to {save}")
-    tell(found.to_json(), show_tuned, found, as_json=as_json)
-    if found.stopped:
-        words = f"tune stopped after {len(found.trials)} of at most {trials} trials: {save} has the best so far"
-        err.print(f"{words}; `privsgp tune {save} --public {public}` continues from there", soft_wrap=True)
-        raise typer.Exit(130)
 
 
 @app.command()
@@ -669,18 +498,14 @@ def budget(as_json: Json = False) -> None:
 
 @app.command()
 def report(
-    places: Annotated[list[Path], typer.Argument(metavar="RUN…", help="Run folders; several are compared.")],
-    file: Annotated[
-        Path | None, typer.Option("--out", help="Default: report.html in the run's folder, or here.")
-    ] = None,
+    place: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.", callback=cli_data.there)],
+    file: Annotated[Path | None, typer.Option("--out", help="Default: report.html in the run's folder.")] = None,
 ) -> None:
-    """Write one page about runs: curves, privacy spent, the network, the plan, how to repeat it. Needs no network."""
-    for place in places:
-        cli_data.there(place)
+    """Write one page about a finished run: metrics, privacy spent, the network, how to repeat it."""
     from privsgp.report import page
 
-    out = file or (places[0] / page.NAME if len(places) == 1 else Path(page.NAME))
-    page.write(places, out)
+    out = file or place / page.NAME
+    page.write(place, out)
     err.print(f"written to {out}", soft_wrap=True)
 
 
@@ -694,20 +519,11 @@ def options(
 
     known = {name: groups for name, _, groups in reference()}
     if section is not None:
-        _one_of("section", section, [name for name in known if name])
+        one_of("section", section, [name for name in known if name])
     for name, groups in known.items():
         if section in (None, name):
             for whose, found in groups:
                 show_keys(f"[{name}]" if name else "at the top", whose, found)
-
-
-@app.command()
-def schema() -> None:
-    """Write a JSON schema of run.toml, for editors that complete and check TOML."""
-    with later.package("torch"):
-        from privsgp.runs.reference import schema as made
-
-    typer.echo(json.dumps(made(), indent=1, ensure_ascii=False))
 
 
 def declared() -> dict[str, Callable[..., Mechanism]]:
@@ -727,32 +543,40 @@ def _mechanism(
     name: str, sigma: float, clip: float, batch: float, samples: int, sampling: str, kappa: float, **own: float | None
 ) -> Mechanism:
     """Build what an algorithm declares, with those values of its own that were given."""
+    from privsgp.accounting.mechanisms import Summed
+
     kinds = declared()
-    _one_of("sampling", sampling, ("poisson", "fixed"))
-    if name not in kinds:
-        kinds |= {name: _registered(name)}
+    one_of("sampling", sampling, ("poisson", "fixed"))
     values = _own(name)
+    if name not in kinds:
+        kinds[name], options = _registered(name)
+        values = {key: options[key].default for key in own if key in options}
     for key, value in own.items():
         if value is not None and key not in values:
             raise Refused(f"--{key.replace('_', '-')} {value:g} with --algorithm {name}", "leave it out")
         if value is not None:
             values[key] = value
     values["sampling"] = sampling
-    return kinds[name](sigma=sigma, clip=clip, batch=batch, samples=samples, kappa=kappa, **values)
+    nodes = values.pop("aggregated", 1)
+    made = kinds[name](sigma=sigma, clip=clip, batch=batch, samples=samples, kappa=kappa, **values)
+    return made if nodes == 1 else Summed(made, nodes)
 
 
-def _registered(name: str) -> Callable[..., Mechanism]:
-    """Return what makes the mechanism of a method that an installed package registers."""
-    from privsgp.algorithms import ALGORITHMS, Settings, load_plugins
+def _registered(name: str) -> tuple[Callable[..., Mechanism], dict[str, Any]]:
+    """Return what makes the mechanism of a method that an installed package registers, and the method's options."""
+    from privsgp.algorithms import ALGORITHMS, Settings
 
-    load_plugins()
-    _one_of("algorithm", name, [name for name, algorithm in ALGORITHMS.items() if algorithm.private])
+    one_of("algorithm", name, [name for name, algorithm in ALGORITHMS.items() if algorithm.private])
 
-    def mechanism(*, clip: float, sampling: Sampling, batch: float, **values: Any) -> Mechanism:  # noqa: ANN401
-        settings = Settings(clip=clip, sampling=sampling, batch=batch)
-        return ALGORITHMS[name].mechanism(settings, batch=batch, **values)
+    options = ALGORITHMS[name].Options
 
-    return mechanism
+    def mechanism(
+        *, clip: float, sampling: Sampling, batch: float, sigma: float, samples: int, kappa: float, **own: float | None
+    ) -> Mechanism:
+        settings = Settings(clip=clip, sampling=sampling, batch=batch, options=options(**own))
+        return ALGORITHMS[name].mechanism(settings, batch=batch, sigma=sigma, samples=samples, kappa=kappa)
+
+    return mechanism, dict(options.model_fields)
 
 
 def _scaled(mechanism: Mechanism, algorithm: str, given: str | None, auto: Callable[[Saga], float]) -> Mechanism:
@@ -787,7 +611,7 @@ def _trust(algorithm: str, aggregated: int | None) -> dict[str, str]:
     if (aggregated or 1) > 1:
         return {"trust": "secure aggregation"}
     words = "every message of the node is seen here; train takes secure aggregation unless algorithm.trust = 'per-node'"
-    _note(f"{words}: --aggregated NODES counts that")
+    note(f"{words}: --aggregated NODES counts that")
     return {"trust": "per-node"}
 
 
@@ -797,7 +621,7 @@ def _sharing(
     """Return who shares noise; None where it is independent."""
     from privsgp.accounting.pairwise import Sharing
 
-    _one_of("noise", noise, ("independent", "pairwise"))
+    one_of("noise", noise, ("independent", "pairwise"))
     given = {"--nodes": nodes, "--honest": honest, "--pair-degree": degree}
     if noise == "independent":
         if unused := [f"{key} {value}" for key, value in given.items() if value is not None]:
@@ -813,51 +637,16 @@ def _sharing(
     return Sharing.among(nodes, honest, degree)
 
 
-def _looking(
-    name: str | None, nodes: int | None, degree: int | None, seed: int | None, picture: Path | None, algorithm: str,
-    accountant: str, noise: str,
-) -> Graph | None:  # fmt: skip
-    """Return the network whose sites look at each other; None where the guarantee alone was asked for."""
-    from privsgp import graph as graphs
-
-    if name is None:
-        given = {"--degree": degree, "--seed": seed, "--picture": picture}
-        if unused := [f"{key} {value}" for key, value in given.items() if value is not None]:
-            raise Refused(f"{unused[0]} without --observer", "leave it out, or name a network with --observer")
-        return None
-    needed = {
-        "--algorithm": (algorithm, "privsgp"),
-        "--accountant": (accountant, "certified"),
-        "--noise": (noise, "independent"),
-    }
-    if wrong := {key: pair for key, pair in needed.items() if pair[0] != pair[1]}:
-        raise Refused(
-            f"--observer with {', '.join(f'{key} {given}' for key, (given, _) in wrong.items())}",
-            f"say {' '.join(f'{key} {taken}' for key, (_, taken) in wrong.items())}: a neighbour's view is derived for "
-            "push-sum without tables and with each site's own noise",
-        )
-    if nodes is None:
-        raise Refused(f"--observer {name} without --nodes", "say how many sites there are")
-    network = graphs.make(name, nodes, seed=seed or 0, degree=degree or 1)
-    graphs.check(network)
-    return network
-
-
 def _relation(name: str) -> Literal["zero-out", "replace-one"]:
-    _one_of("relation", name, ("zero-out", "replace-one"))
+    one_of("relation", name, ("zero-out", "replace-one"))
     return "zero-out" if name == "zero-out" else "replace-one"
 
 
 def _accountant(name: str) -> Accountant:
     from privsgp.accounting.mechanisms import ACCOUNTANTS
 
-    _one_of("accountant", name, ACCOUNTANTS)
+    one_of("accountant", name, ACCOUNTANTS)
     return cast("Accountant", name)
-
-
-def _one_of(option: str, value: str, known: Sequence[str]) -> None:
-    if value not in known:
-        raise Refused(f"--{option} {value}", f"take one of {', '.join(known)}")
 
 
 def _counted(
@@ -870,7 +659,8 @@ def _counted(
     }  # fmt: skip
     if claimed is not None:
         told |= {"epsilon": finite(claimed), "certified_epsilon": told["epsilon"], "c2": c2}
-    return told if scaled is None else told | {"difference_scale": cast("Saga", scaled).difference_scale}
+    saga = None if scaled is None else scaled.weighted
+    return told if saga is None else told | {"difference_scale": saga.difference_scale}
 
 
 def _digits(key: str, value: object) -> str:
@@ -882,12 +672,10 @@ def _digits(key: str, value: object) -> str:
     return up(value, 6) if any(word in key for word in ("epsilon", "delta", "sigma")) else f"{value:.6g}"
 
 
-def _answer(answer: dict[str, Any], assumptions: tuple[str, ...], *, as_json: bool, seen: View | None = None) -> None:
+def _answer(answer: dict[str, Any], assumptions: tuple[str, ...], *, as_json: bool) -> None:
     if as_json:
-        typer.echo(json.dumps(answer | ({} if seen is None else seen.as_json())))
+        typer.echo(json.dumps(answer))
         return
     words = {"curve": "epsilon by honest nodes"}
     show("privacy", [(words.get(key, key), _digits(key, value)) for key, value in answer.items()])
     show_lines(assumptions)
-    if seen is not None:
-        show_view(seen, answer["epsilon"])

@@ -46,6 +46,23 @@ def configured(path: Path, changes: Sequence[str] | None, *, data: bool = True) 
     return found
 
 
+Changes = Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE, as for train.")]
+DataDir = Annotated[Path | None, typer.Option(help="Where MNIST, CIFAR-10, a9a lie (or PRIVSGP_DATA).")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout, and nothing else there.")]
+
+
+def one_of(option: str, value: str, known: Sequence[str]) -> None:
+    """Refuse a value that an option does not know."""
+    if value not in known:
+        raise Refused(f"--{option} {value}", f"take one of {', '.join(known)}")
+
+
+def note(*notes: str) -> None:
+    """Write notes to stderr."""
+    for text in notes:
+        err.print(f"note: {text}", soft_wrap=True)
+
+
 data = typer.Typer(help="Tables: draft a schema, check a table against it.", no_args_is_help=True)
 SchemaFile = Annotated[Path, typer.Argument(help="schema.toml, the same at every site.")]
 TableFile = Annotated[Path, typer.Argument(help=".csv, .parquet or .feather")]
@@ -78,7 +95,7 @@ def check(
     schema_file: SchemaFile,
     table: TableFile,
     no_target: Annotated[bool, typer.Option("--no-target", help="For prediction: without the target.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON on stdout, and nothing else there.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Tell this site, and nobody else, what would happen to its table; nothing is written and nothing leaves."""
     with later.package("torch"):
@@ -93,7 +110,7 @@ def check(
         typer.echo(json.dumps(told | {"classes": _per_class(found, encoded)}))
         return
     show(f"{table.name}, for this site alone", _rows(found, encoded))
-    show_lines(encoded.told(found) or ["every value fits"])
+    show_lines(encoded.told or ["every value fits"])
 
 
 def _rows(schema: Schema, table: Table) -> list[tuple[str, str]]:
@@ -113,40 +130,22 @@ def _per_class(schema: Schema, table: Table) -> dict[str, int]:
 
 
 def init(
-    public: Annotated[
-        Path | None, typer.Option(help="A public table, or a data dictionary, to draft schema.toml from.")
-    ] = None,
-    target: Annotated[str | None, typer.Option(help="The column to predict.")] = None,
-    sites: Annotated[str | None, typer.Option(help="Names of the sites, with commas between.")] = None,
-    path: Annotated[str | None, typer.Option(help='Each site\'s file: "{site}.csv" or "site-{node}.csv".')] = None,
-    epsilon: Annotated[str | None, typer.Option(help="ε: one for all, or one per site with commas between.")] = None,
+    public: Annotated[Path, typer.Option(help="A public table, or a data dictionary, to draft schema.toml from.")],
+    target: Annotated[str, typer.Option(help="The column to predict.")],
+    sites: Annotated[str, typer.Option(help="Names of the sites, with commas between.")],
+    path: Annotated[str, typer.Option(help='Each site\'s file: "{site}.csv" or "site-{node}.csv".')] = "{site}.csv",
+    epsilon: Annotated[str, typer.Option(help="ε: one for all, or one per site with commas between.")] = "2.0",
     test: Annotated[Path | None, typer.Option(help="Public test data.")] = None,
     folder: Annotated[Path, typer.Option("--out", help="Where run.toml and schema.toml go.")] = Path(),
 ) -> None:
-    """Write a commented run.toml, and a schema.toml beside it; what is not given is asked for."""
+    """Write a commented run.toml, and a schema.toml beside it."""
     with later.package("torch"):
         from privsgp.runs.first import write_first
 
-    public = public or Path(_asked("a public table (or data dictionary) with the columns of every site's", "--public"))
-    target = target or _asked("the column to predict", "--target")
-    names = sites or _asked("names of the sites, with commas between", "--sites")
-    path = path or _asked("each site's file", "--path", "{site}.csv")
-    budgets = epsilon or _asked("ε of each site, one for all or with commas between", "--epsilon", "2.0")
-    files = write_first(folder, public, target, listed(names), path, numbers("epsilon", budgets), test)
+    files = write_first(folder, public, target, listed(sites), path, numbers("epsilon", epsilon), test)
     for file in files:
         out.print(f"written: {file}", soft_wrap=True)
     out.print(f"next: read both; each site: privsgp data check {files[1]} ITS.csv; then: privsgp plan {files[0]}")
-
-
-def _asked(what: str, called: str, default: str | None = None) -> str:
-    """Ask at a terminal; elsewhere refuse, for nobody would answer."""
-    import sys
-
-    if not sys.stdin.isatty():
-        example = "" if default is None else f" '{default}'"
-        raise Refused(f"init without {what}", f"give it as an option: {called}{example}")
-    answer: str = typer.prompt(what, default=default, err=True)
-    return answer
 
 
 def listed(text: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""The commands for a model that is trained: predict, evaluate, export."""
+"""The commands for a model that is trained: predict, evaluate."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a 
 
 def add_to(app: typer.Typer) -> None:
     """Add the commands."""
-    for command in (predict, evaluate, export):
+    for command in (predict, evaluate):
         app.command()(command)
 
 
@@ -97,19 +97,3 @@ def evaluate(
     found = result.evaluate((x, y))
     err.print("note: no ε covers these: they are for those who may see the samples", soft_wrap=True)
     tell(found, show_metrics, f"{file.name}, {len(x):,} samples", found, as_json=as_json)
-
-
-def export(
-    run: RunFolder,
-    form: Annotated[str, typer.Option("--format", help="onnx, torchscript or state-dict (safetensors).")],
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="Default: model with its ending, in RUN.")] = None,
-) -> None:
-    """Write a trained model, feature map included, for other programs; it is read back and compared first."""
-    from privsgp.report.terminal import err
-    from privsgp.runs import export as exporting
-    from privsgp.runs.result import load
-
-    ending = exporting.ENDINGS.get(form, "")
-    place = out or run / ("model-whole.safetensors" if form == "state-dict" else f"model{ending}")
-    exporting.export(load(run), form, place)
-    err.print(f"written to {place}: it gives the same outputs", soft_wrap=True)

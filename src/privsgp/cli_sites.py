@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from privsgp.accounting.shown import up
-from privsgp.cli_data import configured, there
+from privsgp.cli_data import Json, configured, there
 from privsgp.errors import Interrupted, Refused
-from privsgp.report.terminal import LogFormat, bar, doing, out, show, show_log, tell
-from privsgp.runs.shown import site_lines, warning_lines
+from privsgp.report.terminal import LogFormat, bar, doing, out, show, show_log, show_run, tell
 
 if TYPE_CHECKING:
     from privsgp.data import Dataset
     from privsgp.runs.config import Config
+    from privsgp.runs.views import RunView
     from privsgp.sites.agreement import Agreement
 
 _LOG = logging.getLogger(__name__)
@@ -29,8 +29,17 @@ agree = typer.Typer(help="Agreements (*.study): propose, read and check one.", n
 Home = Annotated[Path | None, typer.Option(help="Where the keys are; default PRIVSGP_SITE or ~/.config/privsgp/site.")]
 Study = Annotated[Path, typer.Argument(help="The agreement, *.study", callback=there)]
 Out = Annotated[Path | None, typer.Option("--out", help="Run folder; default runs/<name>-<run>.")]
-LogFormatOption = Annotated[LogFormat, typer.Option(help="json: one JSON object a line on stderr.")]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout, and nothing else there.")]
+
+
+def _logged(form: LogFormat) -> LogFormat:
+    """Set up the log before any other argument is looked at: refusals are in its format too."""
+    show_log(form)
+    return form
+
+
+LogFormatOption = Annotated[
+    LogFormat, typer.Option(help="json: one JSON object a line on stderr.", is_eager=True, callback=_logged)
+]
 
 
 def add_to(app: typer.Typer) -> None:
@@ -197,7 +206,7 @@ def check(study: Study, home: Home = None) -> None:
     """Check an agreement against this site's policy, without signing it."""
     from privsgp.sites.agreement import Agreement
     from privsgp.sites.identity import Site
-    from privsgp.sites.join import check_policy
+    from privsgp.sites.run import check_policy
 
     agreement, own = Agreement.read(study), Site.open(_home(home))
     node = agreement.node(own)
@@ -291,11 +300,11 @@ def join(
 
     own = Site.open(_home(home))
     from privsgp.report import page
+    from privsgp.runs import views
     from privsgp.sites.agreement import Agreement
-    from privsgp.sites.join import check_policy, default_out, has_left
-    from privsgp.sites.join import join as take_part
+    from privsgp.sites.run import check_policy, default_out, has_left
+    from privsgp.sites.run import join as take_part
 
-    show_log(log_format)
     agreement = Agreement.read(study)
     if not check_policy(own, agreement):
         _say(f"note: there is no policy.toml in {own.home}: nothing but the agreement itself is checked")
@@ -328,7 +337,7 @@ def join(
         raise typer.Exit(130) from None
     place = folder or default_out(agreement)
     page.leave(place, summary)
-    tell(summary, _show_summary, summary, place, as_json=as_json)
+    tell(summary, _show_run, views.of(summary, place), as_json=as_json)
 
 
 def _if_honest(agreement: Agreement) -> str:
@@ -337,48 +346,20 @@ def _if_honest(agreement: Agreement) -> str:
     return "" if h is None else f" if {h} of the {n} sites are honest, this one included"
 
 
-def _spent(s: dict[str, Any], node: int) -> str:
-    """Say what a site has spent of its budget."""
-    if s["epsilon_spent"] is None:
-        return "no noise: not private"
-    if (spent := s["epsilon_spent"][node]) is None:
-        return "no finite ε: there is too little noise"
-    budget = "" if s["epsilon_budget"] is None else f" of {up(s['epsilon_budget'][node])}"
-    honest = "" if s.get("pairwise") is None else f", if {s['pairwise']['honest']} of {s['nodes']} sites are honest"
-    return f"{up(spent)}{budget}, δ = {up(s['delta'][node])}{honest}"
-
-
-def _show_summary(s: dict[str, Any], folder: Path) -> None:
-    own = s["site"]
-    node, m = own["node"], own["messages"]
-    rows = [
-        ("site", f"{own['name']}, node {node} of {s['nodes']}"),
-        ("steps", f"{s['steps']} of {s['steps_planned']}, {s['algorithm']} on {s['graph']}"),
-        ("ε spent", _spent(s, node)),
-        ("releases", f"{s['releases'][node]}"),
-        ("messages", f"{m['posted']} sent, {m['taken']} taken, {m['missed']} missed at a deadline"),
-        ("process", f"number {own['incarnation']} of this site"),
-        ("refused", ", ".join(f"{count} × {kind}" for kind, count in own["refused"].items()) or "nothing"),
-        ("model", "\n".join(site_lines(s))),
-        *((f"WARNING: {peer}", text) for peer, text in warning_lines(own["warnings"])),
-        ("folder", str(folder)),
-    ]
-    if s["simulation"]:
-        rows.insert(0, ("NOT PRIVATE", "a simulation: its seed is known"))
-    if s["test_accuracy"] is not None:
-        rows.insert(2, ("test accuracy", f"{s['test_accuracy']:.1%}"))
-    show(s["name"], rows)
-    model = folder / "nodes" / f"{node}.safetensors"
-    out.print(f"next: the model is {model}; privsgp report {folder} writes what to show others", soft_wrap=True)
+def _show_run(view: RunView) -> None:
+    show_run(view)
+    model = view.folder / "nodes" / f"{view.summary['site']['node']}.safetensors"
+    out.print(f"next: the model is {model}; privsgp report {view.folder} writes what to show others", soft_wrap=True)
 
 
 def status(study: Study, home: Home = None, folder: Out = None, as_json: Json = False) -> None:
     """Show who is there, at which step, and what this site has spent."""
     from privsgp.accounting import ledger
     from privsgp.files import read_bytes
+    from privsgp.runs.views import warning_lines
     from privsgp.sites.agreement import Agreement
     from privsgp.sites.identity import Site
-    from privsgp.sites.join import default_out
+    from privsgp.sites.run import default_out
 
     agreement, own = Agreement.read(study), Site.open(_home(home))
     node, place = agreement.node(own), folder or default_out(agreement)
@@ -445,7 +426,7 @@ def _releases(agreement: Agreement, node: int, sent: int, charged: int) -> str:
 
 def leave(study: Study, home: Home = None, folder: Out = None) -> None:
     """Leave a run for good and tell the others; what was spent stays spent."""
-    from privsgp.sites.join import leave as go
+    from privsgp.sites.run import leave as go
 
     told = go(study, home=_home(home), out=folder)
     out.print("this site has left; the others were told" if told else "the process in the run says goodbye and ends")
@@ -459,9 +440,9 @@ def relay(
 ) -> None:
     """Carry sealed messages between sites that cannot be dialled; for the machine whose card the study names."""
     from privsgp.engine.stops import Stopping
-    from privsgp.sites.join import relay as carry
+    from privsgp.sites.run import relay as carry
 
-    show_log(log_format)
+    del log_format  # `_logged` has set up the log
     stopping = Stopping()
     with stopping:
         carry(study, home=_home(home), audit=audit, ended=lambda: stopping.asked, say=_say)

@@ -46,52 +46,35 @@ class Refused(InWords, ValueError):
         super().__init__(f"{self.what}\n  → {self.remedy}")
 
 
-# What the command line calls an option, and a caller from Python an argument.
-_ARGUMENTS = {
-    "resume": "resume=True", "moved": "moved=True", "out": "out=…", "ledger": "ledger=…", "from": "start=…",
-    "from-records": "start_records=…", "data-dir": "the folder that PRIVSGP_DATA names", "format": "form",
-}  # fmt: skip
-_SETTINGS = {
-    "data.test = 'public'": "test_is_public=True", "data.test = 'private'": "test_is_public=False",
-    "data.nodes is left out": "nodes=… is left out",
-}  # fmt: skip
-_NAMES = "|".join(sorted(_ARGUMENTS, key=len, reverse=True))
-_OPTION = re.compile(rf"--({_NAMES})(?![\w-])(?: (?=(\S*/\S+|these|others|public|\S+: |\S+ is no |<)))?")
-
-
-def in_pythons_terms(text: str) -> str:
-    """Put arguments of `privsgp.train` in the place of the command line's options and of keys of run.toml."""
-    for key, argument in _SETTINGS.items():
-        text = text.replace(key, argument)
-    return _OPTION.sub(lambda found: _ARGUMENTS[found[1]].removesuffix("…") if found[2] else _ARGUMENTS[found[1]], text)
-
-
 _FROM_PYTHON: ContextVar[bool] = ContextVar("from_python", default=False)
+_ARGUMENTS = {"from": "start", "from-records": "start_records", "format": "form"}  # where Python has another name
 
 
-def in_callers_terms(text: str) -> str:
-    """Say a note as whoever called would put it right: from Python, or at a terminal."""
-    return in_pythons_terms(text) if _FROM_PYTHON.get() else text
+def either(at_a_terminal: str, from_python: str) -> str:
+    """Return the words for the caller: a person at a terminal, or a program that called `privsgp.train`."""
+    return from_python if _FROM_PYTHON.get() else at_a_terminal
+
+
+def argument(option: str, value: object = None) -> str:
+    """Return an option as the caller writes it: `--ledger runs/a` at a terminal, `ledger=runs/a` from Python."""
+    unsaid = "True" if option in ("resume", "moved") else "…"
+    return either(
+        f"--{option}" if value is None else f"--{option} {value}",
+        f"{_ARGUMENTS.get(option, option)}={unsaid if value is None else value}",
+    )
 
 
 @contextlib.contextmanager
 def called_from_python() -> Iterator[None]:
-    """Say refusals, stops, divergences and notes as a caller from Python would put them right."""
+    """Let refusals, notes and stops name arguments of Python."""
     before = _FROM_PYTHON.set(True)
     try:
         yield
-    except Refused as refused:
-        refused.what, refused.remedy = in_pythons_terms(refused.what), in_pythons_terms(refused.remedy)
-        refused.args = (f"{refused.what}\n  → {refused.remedy}",)
-        raise
     except Stopped as stopped:
         there = (
             "call again with resume=True to go on" if stopped.kept else "there is no checkpoint: call again to begin"
         )
         stopped.args = (f"{stopped}; {there}",)
-        raise
-    except Diverged as diverged:
-        diverged.args = (in_pythons_terms(str(diverged)),)
         raise
     finally:
         _FROM_PYTHON.reset(before)
@@ -121,9 +104,6 @@ def mending(error: OSError, otherwise: str) -> str:
     return _REMEDIES.get(error.errno or 0, otherwise)
 
 
-_SMALLER = "lower algorithm.step_size or privacy.clip, and choose another --out"
-
-
 class Stopped(InWords):
     """A run ended before its last step, after `step`; `kept` tells whether a checkpoint holds it."""
 
@@ -144,9 +124,6 @@ class Interrupted(Stopped, KeyboardInterrupt):
 class Diverged(InWords, Exception):
     """A message is no model, or without noise the test loss no number. Messages are noised: a look reveals nothing."""
 
-    def __init__(self, step: int, what: str, remedy: str = _SMALLER) -> None:
+    def __init__(self, step: int, what: str, remedy: str = "") -> None:
+        remedy = remedy or f"lower algorithm.step_size or privacy.clip, and choose another {argument('out')}"
         super().__init__(f"{what} after step {step}: the run has diverged\n  → {remedy}")
-
-
-class ReplayDiffers(Exception):
-    """A step computed again after a crash gives other bytes than were sent: it must not go out with the same noise."""

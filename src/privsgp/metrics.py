@@ -229,15 +229,15 @@ def dull(found: Mapping[str, Any], samples: int) -> list[str]:
             continue
         room = 2 * math.sqrt(base * (1 - base) / samples) if name == "accuracy" else 0.0
         if value <= base + room:
-            told.append(f"{name} is dull: {shown(name, value)}, and {_GUESSES[name]} gets {shown(name, base)}")
+            told.append(f"{name} {shown(name, value)} is no better than {_GUESSES[name]} ({shown(name, base)})")
     return told
 
 
 _GUESSES = {
-    "accuracy": "who always says the most frequent class",
-    "balanced_accuracy": "who always says one class",
-    "auc": "who tosses a coin",
-    "r2": "who always says the mean",
+    "accuracy": "always predicting the most frequent class",
+    "balanced_accuracy": "always predicting one class",
+    "auc": "tossing a coin",
+    "r2": "always predicting the mean",
 }
 
 

@@ -12,9 +12,9 @@ from dp_accounting.pld import privacy_loss_distribution as stock
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from privsgp.accounting import accountant, lower, rdp
+from privsgp.accounting import accountant, lower_bound, rdp
 from privsgp.accounting.curve import Gaussian
-from privsgp.accounting.mechanisms import Anchored, Mechanism, Sag, Saga, SampledMean, Unprotected
+from privsgp.accounting.mechanisms import Anchored, Release, Sag, Saga, SampledMean, Summed, Unprotected
 from privsgp.errors import Refused
 
 MNIST = {"sigma": 0.05, "clip": 1.0, "batch": 240, "samples": 1200}
@@ -213,7 +213,7 @@ def test_steps_made_again_count_as_an_anchor_and_as_a_difference():
 
 def test_a_sum_of_messages_carries_the_noise_of_all_nodes():
     alone = Anchored(**MNIST | {"sigma": 0.2}, alpha=0.3, difference_clip=0.5)
-    assert epsilon(Anchored(**MNIST, alpha=0.3, difference_clip=0.5, aggregated=16), 40) == epsilon(alone, 40)
+    assert epsilon(Summed(Anchored(**MNIST, alpha=0.3, difference_clip=0.5), 16), 40) == epsilon(alone, 40)
 
 
 def test_recursive_momentum_is_bounded_by_its_two_clips():
@@ -255,7 +255,7 @@ class Unheard(Saga):
     """A variation that nobody has proved anything about."""
 
 
-@pytest.mark.parametrize("kind", [Mechanism, Unheard])
+@pytest.mark.parametrize("kind", [Release, Unheard])
 def test_refuses_a_mechanism_it_does_not_know(kind):
     with pytest.raises(Refused, match=kind.__name__):
         accountant.epsilon(kind(**MNIST), 10, 1e-5)
@@ -284,7 +284,7 @@ def test_two_opinions_that_disagree_are_an_error(monkeypatch):
 
 
 def test_an_epsilon_below_a_pair_that_occurs_is_an_error(monkeypatch):
-    monkeypatch.setattr(lower, "epsilon", lambda *_: 100.0)
+    monkeypatch.setattr(lower_bound, "epsilon", lambda *_: 100.0)
     with pytest.raises(accountant.Disagreement, match="an observer learns"):
         epsilon(Saga(**MNIST | {"sigma": 0.0512}), 50)
 

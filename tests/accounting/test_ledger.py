@@ -51,7 +51,7 @@ def a_run(path: Path) -> None:
     with Ledger.open(path, HEADER) as ledger:
         ledger.reserve(0, 10)
         for step in range(3):
-            ledger.sent(step, 0, DIGEST)
+            ledger.sent(step, DIGEST)
         ledger.close()
 
 
@@ -74,18 +74,17 @@ def test_each_line_holds_the_hash_of_the_one_before(path):
     assert [prev or head for prev, head in zip(prevs, heads, strict=False)] == heads[:-1]
     assert prevs.count(None) == 3
     with Ledger.open(path, HEADER) as ledger:
-        assert ledger.head == heads[-1]
+        assert ledger._chain.head == heads[-1]
 
 
 def test_what_was_reserved_counts_until_it_is_returned(path):
     with Ledger.open(path, HEADER) as ledger:
         assert ledger.reserve(0, 64) == 64
-        ledger.sent(0, 0, DIGEST)
+        ledger.sent(0, DIGEST)
         assert ledger.charged == 64
         assert ledger.give_back() == 63
         assert ledger.give_back() == 0
         assert ledger.charged == 1
-        assert (ledger.next_attempt(0), ledger.next_attempt(1)) == (1, 0)
         assert ledger.reserve(1, 5) == 5
     assert read(path)[0].charged == 6
 
@@ -106,74 +105,83 @@ def test_without_a_budget_nothing_ends(path):
 def test_a_message_that_is_not_paid_for_is_refused(path):
     with Ledger.open(path, HEADER) as ledger:
         ledger.reserve(0, 2)
-        ledger.sent(0, 0, DIGEST)
-        for step, attempt in ((0, 0), (1, 1), (2, 0)):
-            with pytest.raises(Refused, match=f"step {step}, attempt {attempt} is not paid for"):
-                ledger.sent(step, attempt, DIGEST)
+        ledger.sent(0, DIGEST)
+        for step in (0, 2):
+            with pytest.raises(Refused, match=f"step {step}, attempt 0 is not paid for"):
+                ledger.sent(step, DIGEST)
 
 
 def test_after_a_crash_what_was_reserved_is_spent_and_redone_as_another_attempt(path):
     with Ledger.open(path, HEADER) as ledger:
         ledger.reserve(0, 8)
-        ledger.sent(0, 0, DIGEST)
+        ledger.sent(0, DIGEST)
     with Ledger.open(path, HEADER) as ledger:
         assert ledger.charged == 8
         assert ledger.give_back() == 0
-        assert [ledger.next_attempt(step) for step in (0, 7, 8)] == [1, 1, 0]
-        assert (ledger.digest_of(0), ledger.digest_of(1)) == (short(DIGEST), None)
-        with pytest.raises(Refused, match="step 1, attempt 0 was reserved before"):
-            ledger.reserve(1, 4)
-        assert not ledger.holds(1)
-        ledger.reserve(1, 4, ledger.next_attempt(1))
-        ledger.sent(1, 1, "e" * 64)
-        assert ledger.charged == 12
+        assert not any(map(ledger.holds, range(10)))
+        ledger.reserve(1, 4)
+        ledger.sent(1, "e" * 64)
+        assert (ledger.charged, ledger.attempt) == (12, 1)
+        assert ledger.give_back() == 3
     with Ledger.open(path, HEADER) as ledger:
-        assert (ledger.digest_of(0), ledger.digest_of(1)) == (short(DIGEST), short("e" * 64))
+        assert (ledger.charged, ledger.attempt, ledger.segment.digest) == (9, 2, short("e" * 64))
 
 
 def test_a_simulation_uses_what_its_killed_process_paid_for(path):
     header = dataclasses.replace(HEADER, simulation=True)
     with Ledger.open(path, header) as ledger:
         ledger.reserve(0, 4)
-        ledger.sent(0, 0, DIGEST)
+        ledger.sent(0, DIGEST)
     with Ledger.open(path, header) as ledger:
         assert [ledger.holds(step) for step in range(5)] == [False, True, True, True, False]
-        ledger.sent(1, 0, DIGEST)
+        ledger.sent(1, DIGEST)
         assert ledger.give_back() == 2
         assert ledger.charged == 2
 
 
 @pytest.mark.parametrize("simulation", [True, False])
-def test_messages_without_a_hash_share_lines(path, simulation):
+def test_messages_without_a_hash_share_a_line_at_a_clean_stop(path, simulation):
     with Ledger.open(path, dataclasses.replace(HEADER, simulation=simulation)) as ledger:
         ledger.reserve(0, 10)
-        for step in (0, 1, 2, 5):
-            ledger.sent(step, 0, "")
+        for step in (0, 1, 2, 3):
+            ledger.sent(step, "")
             assert not ledger.holds(step)
-        for step in (5, 1, 10):  # twice, noted or not, and never reserved
+        for step in (3, 1, 10):  # twice, and never reserved
             with pytest.raises(Refused, match=f"step {step}, attempt 0 is not paid for"):
-                ledger.sent(step, 0, "")
+                ledger.sent(step, "")
         assert ledger.give_back() == 6
-        assert (ledger.segment.sent_at(5), ledger.holds(5)) == (0, False)
+        assert ledger.give_back() == 0
     told = [(line["first"], line["count"]) for line in lines(path) if line["kind"] == "sent"]
-    assert told == [(0, 3), (5, 1)]
+    assert told == [(0, 4)]
     [segment] = read(path)
-    assert (segment.charged, segment.sent_at(2), segment.sent_at(3)) == (4, 0, None)
+    assert (segment.charged, segment.sent, segment.next, segment.stop) == (4, 4, 4, 4)
+
+
+def test_a_simulation_that_stops_before_its_first_step_returns_none_that_was_sent(path):
+    """Messages without a hash have no line after a kill; the checkpoint says that they were sent."""
+    header = dataclasses.replace(HEADER, simulation=True)
+    with Ledger.open(path, header) as ledger:
+        ledger.reserve(0, 10)
+        for step in range(6):
+            ledger.sent(step, "")
+    with Ledger.open(path, header, since=5) as ledger:
+        assert ledger.give_back() == 5
+    assert read(path)[0].charged == 5
 
 
 @pytest.mark.parametrize("simulation", [True, False])
 def test_a_message_that_no_line_notes_is_paid_for(path, simulation):
     with Ledger.open(path, dataclasses.replace(HEADER, simulation=simulation)) as ledger:
         ledger.reserve(0, 10)
-        ledger.sent(0, 0, "")
+        ledger.sent(0, "")
     [segment] = read(path)
-    assert (segment.charged, segment.sent_at(0)) == (10, None)
+    assert (segment.charged, segment.sent) == (10, 0)
 
 
 def test_a_resumed_secret_run_returns_nothing_that_a_killed_process_may_have_sent_unnoted(path):
     with Ledger.open(path, HEADER) as ledger:
         ledger.reserve(0, 10)
-        ledger.sent(0, 0, "")
+        ledger.sent(0, "")
     with Ledger.open(path, HEADER) as ledger:
         assert not ledger.holds(0)
         assert ledger.give_back() == 0
@@ -181,9 +189,9 @@ def test_a_resumed_secret_run_returns_nothing_that_a_killed_process_may_have_sen
 
 
 def test_where_steps_are_committed_first_a_message_without_a_hash_is_noted_at_once(path):
-    with Ledger.open(path, HEADER, committed=-1) as ledger:
+    with Ledger.open(path, HEADER, commits=True) as ledger:
         ledger.reserve(0, 10)
-        ledger.sent(0, 0, "")
+        ledger.sent(0, "")
         assert lines(path)[-1]["kind"] == "sent"
 
 
@@ -266,11 +274,11 @@ def test_damage_is_found_and_named(path, damage, number):
 @pytest.mark.parametrize(
     ("line", "reason"),
     [
-        ({"kind": "return", "first": 1, "count": 9, "attempt": 0}, "step 4, attempt 0 is not a reserved step"),
+        ({"kind": "return", "first": 1, "count": 9, "attempt": 0}, "step 1, attempt 0 is not a reserved step"),
+        ({"kind": "return", "first": 1, "count": 3, "attempt": 1}, "step 1, attempt 1 is not a reserved step"),
         ({"kind": "return", "first": 0, "count": 1, "attempt": 0}, "step 0, attempt 0 is not a reserved step"),
         ({"kind": "sent", "step": 9, "attempt": 0, "digest": DIGEST}, "step 9, attempt 0 was never reserved"),
         ({"kind": "reserve", "first": 9, "count": 65, "attempt": 0}, "65 steps from step 9"),
-        ({"kind": "reserve", "first": 3, "count": 2, "attempt": 0}, "step 3, attempt 0 was reserved before"),
         ({"kind": "reserve", "first": 3}, "no line of format 3 is a 'reserve' with these keys"),
         ({"kind": "open", "format": 4}, "not of format 1 or 2 or 3"),
         ({"kind": "open", "format": 1, "node": 3}, "missing .* 'run'"),
@@ -280,8 +288,8 @@ def test_a_well_chained_line_that_cannot_be_is_refused(path, line, reason):
     """A program that writes nonsense chains it as neatly as sense."""
     with Ledger.open(path, HEADER) as ledger:
         ledger.reserve(0, 4)
-        ledger.sent(0, 0, DIGEST)
-        ledger._write(line)
+        ledger.sent(0, DIGEST)
+        ledger._chain.write(line)
     with pytest.raises(Refused, match=f"line 4: .*{reason}"):
         read(path)
 
@@ -316,7 +324,7 @@ def test_a_full_disk_grants_nothing(path, monkeypatch, broken):
             with pytest.raises(Refused, match="No space left"):
                 ledger.reserve(4, 4)
         assert not ledger.holds(4)
-        for later in (lambda: ledger.reserve(8, 4), lambda: ledger.sent(0, 0, DIGEST), ledger.give_back):
+        for later in (lambda: ledger.reserve(8, 4), lambda: ledger.sent(0, DIGEST), ledger.give_back):
             with pytest.raises(Refused, match="failed write"):
                 later()
     assert read(path)[0].charged >= 4
@@ -340,7 +348,7 @@ def test_a_short_write_is_completed(path, monkeypatch):
 
 def test_a_second_process_is_refused(path):
     with Ledger.open(path, HEADER):
-        code = "import pathlib, sys; from privsgp.accounting.ledger import _lock; _lock(pathlib.Path(sys.argv[1]))"
+        code = "import pathlib, sys; from privsgp.accounting.chain import _lock; _lock(pathlib.Path(sys.argv[1]), [])"
         other = subprocess.run([sys.executable, "-c", code, path], capture_output=True, text=True, check=False)
         assert "in use by another process" in other.stderr
     Ledger.open(path, HEADER).unlock()
@@ -362,17 +370,17 @@ def test_a_block_of_ledgers_at_once(tmp_path):
 
 @given(st.sets(st.integers(0, 40)), st.integers(0, 40))
 def test_what_is_given_back_is_what_was_never_sent(tmp_path_factory, sent, reserved):
+    """A step that was passed over counts as sent."""
     path = tmp_path_factory.mktemp("back") / "node.jsonl"
     sent = {step for step in sent if step < reserved}
     with Ledger.open(path, HEADER) as ledger:
         ledger.reserve(0, reserved)
         for step in sorted(sent):
-            ledger.sent(step, 0, DIGEST)
-        assert ledger.give_back() == reserved - len(sent)
+            ledger.sent(step, DIGEST)
+        after = max(sent, default=-1) + 1
+        assert ledger.give_back() == reserved - after
     [segment] = read(path)
-    assert segment.charged == len(sent)
-    assert {step for step in range(50) if segment.sent_at(step) == 0} == sent
-    assert {step for step in range(50) if segment.next_attempt(step)} == sent
+    assert (segment.charged, segment.sent) == (after, len(sent))
 
 
 def test_a_ledger_grows_by_34_bytes_a_release_and_its_memory_does_not(path):
@@ -381,9 +389,7 @@ def test_a_ledger_grows_by_34_bytes_a_release_and_its_memory_does_not(path):
         for step in range(steps):
             if step % 64 == 0:
                 ledger.reserve(step, 64)
-            ledger.sent(step, 0, DIGEST)
-        assert len(ledger.segment._sent._starts) == len(ledger.segment._paid._starts) == 2
-        assert not ledger.segment._digests
+            ledger.sent(step, DIGEST)
     assert path.stat().st_size < 34 * steps + 1000
     tracemalloc.start()
     assert read(path)[0].charged == steps
@@ -391,33 +397,46 @@ def test_a_ledger_grows_by_34_bytes_a_release_and_its_memory_does_not(path):
     tracemalloc.stop()
 
 
-def test_hashes_are_kept_from_where_a_message_may_be_repeated(path):
-    a_run(path)
-    with Ledger.open(path, HEADER, since=2) as ledger:
-        assert [ledger.digest_of(step) for step in range(4)] == [None, None, short(DIGEST), None]
-    with Ledger.open(path, HEADER, since=None) as ledger:
-        assert ledger.digest_of(2) is None
-
-
 def test_ledgers_of_the_first_format_are_read_and_continued(path):
     """Every message had an object of its own, with all of its SHA-256."""
     with Ledger.open(path, HEADER) as ledger:
         ledger.reserve(0, 10)
         for step in range(3):
-            ledger.segment.note(step, 0, short(DIGEST))
-            ledger._write({"kind": "sent", "step": step, "attempt": 0, "digest": DIGEST})
+            ledger._chain.write({"kind": "sent", "step": step, "attempt": 0, "digest": DIGEST})
     with Ledger.open(path, HEADER) as ledger:
-        assert ledger.digest_of(2) == short(DIGEST)
-        ledger.reserve(3, 1, 1)
-        ledger.sent(3, 1, DIGEST)
-    assert [read(path)[0].sent_at(step) for step in range(5)] == [0, 0, 0, 1, None]
+        assert (ledger.segment.digest, ledger.segment.next) == (short(DIGEST), 3)
+        ledger.reserve(3, 1)
+        ledger.sent(3, DIGEST)
+    [segment] = read(path)
+    assert (segment.sent, segment.charged, segment.attempt) == (4, 11, 1)
+
+
+def test_ledgers_in_which_attempts_were_counted_by_step_are_read(path):
+    """Up to 1.0.0rc1 an attempt was that of a step: it went back to 0 after the steps that a crash had undone."""
+    with Ledger.open(path, HEADER) as ledger:
+        ledger.reserve(0, 10)
+        for line in (
+            {"kind": "sent", "first": 0, "count": 7, "attempt": 0},
+            {"kind": "reserve", "first": 5, "count": 10, "attempt": 1},
+            {"kind": "sent", "step": 5, "attempt": 1, "digest": DIGEST},
+            *[short(DIGEST)] * 9,
+            {"kind": "reserve", "first": 15, "count": 5, "attempt": 0},
+            {"kind": "sent", "step": 15, "attempt": 0, "digest": DIGEST},
+            {"kind": "return", "first": 16, "count": 4, "attempt": 0},
+        ):
+            ledger._chain.write(line)
+    [segment] = read(path)
+    assert (segment.charged, segment.sent) == (10 + 10 + 1, 7 + 10 + 1)
+    with Ledger.open(path, HEADER) as ledger:
+        assert ledger.reserve(16, 4) == 4
+        ledger.sent(16, DIGEST)
 
 
 def test_what_somebody_has_seen_must_be_there(path):
     with Ledger.open(path, HEADER) as ledger:
         ledger.reserve(0, 10)
         seen = ledger.seen("a checkpoint")
-        ledger.sent(0, 0, DIGEST)
+        ledger.sent(0, DIGEST)
         assert ledger.seen("a checkpoint") == seen  # a message's line may not outlive a power cut
     assert read(path, [seen])[0].charged == 10
     with Ledger.open(path, HEADER, seen=[seen]):
@@ -455,9 +474,8 @@ wire = os.open(folder / "wire", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 ledger = Ledger.open(folder / "node.jsonl", dataclasses.replace(HEADER, steps=10**6))
 step = os.fstat(wire).st_size
 while True:
-    attempt = max(ledger.next_attempt(k) for k in range(step, step + 5))
-    for k in range(step, step + ledger.reserve(step, 5, attempt)):
-        ledger.sent(k, attempt, DIGEST)
+    for k in range(step, step + ledger.reserve(step, 5)):
+        ledger.sent(k, DIGEST)
         os.write(wire, b"m")
         step += 1
 """
@@ -479,30 +497,30 @@ def test_killed_at_any_moment_the_ledger_shows_all_that_was_sent(tmp_path):
         assert segment.charged >= sent
         with Ledger.open(tmp_path / "node.jsonl", segment.header) as ledger:
             assert ledger.charged == segment.charged
-            assert ledger.digest_of(sent - 1) == short(DIGEST)
+            assert (ledger.segment.digest, ledger.segment.next) >= (short(DIGEST), sent)
 
 
 @pytest.mark.parametrize("committed", [1, 2])
 def test_steps_after_the_last_commit_were_not_sent_and_stay_paid_for(path, committed):
     """A crash came after the commit of step 1 and its line, or between the commit of step 2 and its line."""
-    with Ledger.open(path, HEADER, committed=-1) as ledger:
+    with Ledger.open(path, HEADER, commits=True) as ledger:
         ledger.reserve(0, 10)
-        ledger.sent(0, 0, DIGEST)
-        ledger.sent(1, 0, DIGEST)
-    with Ledger.open(path, HEADER, committed=committed) as ledger:
+        ledger.sent(0, DIGEST)
+        ledger.sent(1, DIGEST)
+    with Ledger.open(path, HEADER, since=committed, commits=True) as ledger:
         assert [step for step in range(12) if ledger.holds(step)] == list(range(2, 10))
-        ledger.sent(2, 0, DIGEST)
+        ledger.sent(2, DIGEST)
         assert ledger.give_back() == 7
     [segment] = read(path)
     assert segment.charged == 3
 
 
 def test_lines_that_a_power_cut_took_are_not_given_back(path):
-    with Ledger.open(path, HEADER, committed=-1) as ledger:
+    with Ledger.open(path, HEADER, commits=True) as ledger:
         ledger.reserve(0, 10)  # steps 0 … 4 left; their lines were not on the disk yet
-    with Ledger.open(path, HEADER, committed=4) as ledger:
+    with Ledger.open(path, HEADER, since=4, commits=True) as ledger:
         assert not any(ledger.holds(step) for step in range(4))
-        ledger.sent(4, 0, DIGEST)
+        ledger.sent(4, DIGEST)
         assert ledger.give_back() == 5
     [segment] = read(path)
     assert segment.charged == 5

@@ -10,7 +10,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from privsgp.accounting.mechanisms import Anchored, Mechanism, Sag, Saga, SampledMean, described
+from privsgp.accounting import accountant, lower_bound
+from privsgp.accounting.mechanisms import (
+    Anchored,
+    Composed,
+    Gaussian,
+    Release,
+    Sag,
+    Saga,
+    SampledMean,
+    Shared,
+    Summed,
+    Unprotected,
+    described,
+)  # fmt: skip
 from privsgp.errors import Refused
 
 GOOD = {"sigma": 0.1, "clip": 1.0, "batch": 10, "samples": 100}
@@ -33,7 +46,7 @@ GOOD = {"sigma": 0.1, "clip": 1.0, "batch": 10, "samples": 100}
 )
 def test_refuses_what_cannot_be_by_name(field, value):
     with pytest.raises(Refused, match=field):
-        Mechanism(**GOOD | {field: value})
+        Release(**GOOD | {field: value})
 
 
 @pytest.mark.parametrize(
@@ -49,7 +62,6 @@ def test_refuses_what_cannot_be_by_name(field, value):
         (Anchored, "anchor_batch", 1000),
         (Anchored, "anchor_noise", 0.0),
         (Anchored, "alpha", 1.5),
-        (Anchored, "aggregated", 0),
         (Anchored, "spare", -1),
     ],
 )
@@ -60,11 +72,11 @@ def test_kinds_refuse_their_own_fields(kind, field, value):
 
 def test_fixed_batches_are_whole():
     with pytest.raises(Refused, match="batch"):
-        Mechanism(**GOOD | {"sampling": "fixed", "batch": 2.5})
+        Release(**GOOD | {"sampling": "fixed", "batch": 2.5})
 
 
 def test_rate_and_radius():
-    mechanism = Mechanism(**GOOD, kappa=0.01)
+    mechanism = Release(**GOOD, kappa=0.01)
     assert mechanism.rate == 0.1
     assert mechanism.radius == pytest.approx(1.01)
 
@@ -87,7 +99,7 @@ def test_parts_of_an_anchored_mechanism():
 
 
 def test_an_infinite_clip_is_null_in_json():
-    assert Mechanism(**GOOD | {"clip": math.inf}).describe()["clip"] is None
+    assert Release(**GOOD | {"clip": math.inf}).describe()["clip"] is None
 
 
 def test_importing_a_mechanism_is_light():
@@ -129,3 +141,64 @@ def test_what_a_sample_moves_without_differences_and_who_needs_coins():
     mean, sag = SampledMean(**GOOD, kappa=0.5), Sag(**GOOD, kappa=0.5)
     assert (mean.largest_shift, sag.largest_shift) == (0.15, 0.015)
     assert [m.amplified for m in (mean, sag, SampledMean(**GOOD, sampling="fixed"))] == [True, False, False]
+
+
+TREES = [
+    Shared(Saga(**GOOD, difference_scale=0.3), 3, 4, 0.05),
+    Summed(Anchored(**GOOD, period=3, alpha=0.5), 16),
+    Shared(Summed(Sag(**GOOD), 4), 3, 4),
+    Gaussian(**GOOD),
+    Unprotected(batch=1, samples=10),
+]
+
+
+@pytest.mark.parametrize("tree", TREES, ids=lambda tree: type(tree).__name__)
+def test_a_tree_survives_its_ledger(tree):
+    assert described(tree.describe()) == tree
+
+
+@pytest.mark.parametrize(
+    "tree", [tree for tree in TREES if hasattr(tree, "base")], ids=lambda tree: type(tree).__name__
+)
+def test_a_wrapper_answers_like_its_base_but_for_its_own_subject(tree):
+    own = {"base", "shared", "seen_together", "describe", "assumptions", "changed", "with_sigma"}
+    for question in (name for name in dir(Release) if not name.startswith("_") and name not in own):
+        mine, theirs = getattr(tree, question), getattr(tree.base, question)
+        assert mine == theirs or callable(mine), question
+    assert tree.with_sigma(0.7).sigma == 0.7
+    assert tree.changed(coordinates=5).kinds == tree.base.changed(coordinates=5).kinds
+
+
+def test_wrappers_refuse_their_own_fields():
+    with pytest.raises(Refused, match="aggregated"):
+        Summed(Sag(**GOOD), 0)
+    with pytest.raises(Refused, match="honest"):
+        Shared(Sag(**GOOD), 0, 3)
+    with pytest.raises(Refused, match="least_own"):
+        Shared(Sag(**GOOD), 2, 3, math.inf)
+
+
+@pytest.mark.parametrize("relation", ["zero-out", "replace-one"])
+def test_a_composition_costs_what_its_parts_cost_together(relation):
+    half = Composed(((SampledMean(**GOOD), 20), (SampledMean(**GOOD), 20)))
+    for reading in (accountant.profile, accountant.renyi):
+        whole, found = reading(SampledMean(**GOOD), 40, relation), reading(half, 1, relation)
+        assert found.epsilon(1e-5) == pytest.approx(whole.epsilon(1e-5), rel=1e-3)
+    lowest = lower_bound.epsilon(half, 1, 1e-5, relation)
+    assert 0 < lowest <= found.epsilon(1e-5)
+
+
+def test_saga_in_a_composition_is_counted_in_pairs_under_replace_one():
+    saga = Saga(**GOOD)
+    for tree in (Composed(((saga, 20),)), Shared(saga, 3, 4), Summed(saga, 1)):
+        steps = 1 if isinstance(tree, Composed) else 20
+        found = accountant.profile(tree, steps, "replace-one")
+        assert found.epsilon(1e-5) == accountant.profile(saga, 20, "replace-one").epsilon(1e-5)
+
+
+def test_a_wrapper_that_the_accountant_does_not_know_is_refused():
+    class Unknown(Summed):
+        pass
+
+    with pytest.raises(Refused, match="Unknown"):
+        accountant.epsilon(Unknown(Sag(**GOOD), 3), 10, 1e-5)

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from privsgp.accounting import accountant, calibration, computed
-from privsgp.accounting.mechanisms import Sag, Saga, SampledMean, described
+from privsgp.accounting import accountant, calibration, sampler_cost
+from privsgp.accounting.mechanisms import Sag, Saga, SampledMean, Shared, described
 from privsgp.accounting.pairwise import (
     Disagreement,
     NoiseGraph,
@@ -59,12 +59,13 @@ def test_what_sharing_leaves_of_the_noise_in_the_average():
 
 def test_one_sample_a_step_is_not_refused_for_less_noise_than_it_will_have():
     """Of its own mean it needs six times the Gaussian's noise, at which rounding would cost more than is set aside."""
-    m = SampledMean(sigma=0.0, clip=1.0, batch=1, samples=1200, coordinates=7850, honest=38, partners=49)
+    values = {"sigma": 0.0, "clip": 1.0, "batch": 1, "samples": 1200, "coordinates": 7850}
+    m = Shared(SampledMean(**values), 38, 49)
     sigma = calibration.sigma(m, 1020, 1.0, 1e-5)
     assert sigma > 6 * calibration.gaussian_sigma(m, 1020, 1.0, 1e-5)
     assert accountant.epsilon(m.with_sigma(sigma), 1020, 1e-5).epsilon <= 1
     with pytest.raises(Refused, match="rounding may cost more"):
-        calibration.sigma(Sag(**dataclasses.asdict(m)), 1020, 1.0, 1e-5)
+        calibration.sigma(Shared(Sag(**values), 38, 49), 1020, 1.0, 1e-5)
 
 
 @settings(max_examples=40, deadline=None)
@@ -179,31 +180,31 @@ def test_two_computations_that_disagree_give_nothing():
 def test_a_mechanism_tells_its_ledger_who_is_trusted_and_others_are_as_they_were():
     alone = SampledMean(sigma=1.0, clip=1.0, batch=2, samples=10)
     assert "honest" not in alone.describe()
-    shared = dataclasses.replace(alone, honest=3, partners=4, least_own=0.5)
+    shared = Shared(alone, 3, 4, least_own=0.5)
     assert described(shared.describe()) == shared
     with pytest.raises(Refused):
-        dataclasses.replace(alone, honest=3)
+        Shared(alone, 3, 0)
 
 
 @pytest.mark.parametrize("kind", [SampledMean, Sag, Saga])
 def test_the_sampler_of_shared_noise_is_counted_and_costs_little(kind):
     plain = kind(sigma=0.0, clip=1.0, batch=240, samples=1200, coordinates=50_890)
-    shared = dataclasses.replace(plain, honest=38, partners=49)
+    shared = Shared(plain, 38, 49)
     sigma = calibration.sigma(shared, 600, 1.0, 1e-5)
     assert sigma == pytest.approx(calibration.sigma(plain, 600, 1.0, 1e-5), rel=5e-3)
     noised = shared.with_sigma(sigma)
     assert accountant.epsilon(noised, 600, 1e-5).epsilon <= 1.0
     assert accountant.epsilon(noised, 600, 1e-5).epsilon > accountant.epsilon(
-        dataclasses.replace(noised, coordinates=0), 600, 1e-5
+        noised.changed(coordinates=0), 600, 1e-5
     ).epsilon  # fmt: skip
 
 
 def test_a_sampler_that_leaves_no_delta_is_refused():
-    vast = SampledMean(sigma=0.0, clip=1.0, batch=240, samples=1200, coordinates=10**9, honest=800, partners=999)
+    vast = Shared(SampledMean(sigma=0.0, clip=1.0, batch=240, samples=1200, coordinates=10**9), 800, 999)
     with pytest.raises(Refused, match="fewer nodes"):
         calibration.sigma(vast, 3000, 1.0, 1e-5)
-    cost = computed.Cost.of(vast.with_sigma(1.0), 3000, 0.0)
-    assert math.isinf(cost.epsilon(1e-5, 1.0, computed.ASIDE[0]))
+    cost = sampler_cost.Cost.of(vast.with_sigma(1.0), 3000, 0.0)
+    assert math.isinf(cost.epsilon(1e-5, 1.0, sampler_cost.ASIDE[0]))
 
 
 def test_a_trust_curve_falls_from_own_noise_alone_to_all_honest():
@@ -215,7 +216,7 @@ def test_a_trust_curve_falls_from_own_noise_alone_to_all_honest():
     assert [h for h, _ in curve] == looked_at(16, 12)
     assert {1, 2, 12, 16} <= dict(curve).keys()
     assert all(a > b for (_, a), (_, b) in itertools.pairwise(curve))
-    alone = dataclasses.replace(mechanism, sigma=noise.own_sigma[0])
+    alone = mechanism.with_sigma(noise.own_sigma[0])
     assert curve[0][1] == pytest.approx(accountant.epsilon(alone, 50, 1e-5).epsilon, rel=1e-6)
 
 

@@ -9,7 +9,7 @@ import pytest
 from dp_accounting.pld import privacy_loss_distribution as stock
 from scipy import stats
 
-from privsgp.accounting import accountant, lower, pld
+from privsgp.accounting import accountant, lower_bound, pld
 from privsgp.accounting.curve import Gaussian, Sampled
 from privsgp.accounting.mechanisms import SampledMean
 
@@ -92,7 +92,7 @@ def test_a_small_delta_needs_no_renyi_bound(rate, sigma, steps, delta):
     """Rounding of the FFT exceeded δ, and the Rényi bound was returned: 5 to 300 % more."""
     mechanism = SampledMean(sigma=sigma / (rate * 1e5), clip=1.0, batch=rate * 1e5, samples=10**5)
     spent = accountant.epsilon(mechanism, steps, delta)
-    assert lower.epsilon(mechanism, steps, delta, "zero-out") <= spent.epsilon < 0.97 * spent.rdp_epsilon
+    assert lower_bound.epsilon(mechanism, steps, delta, "zero-out") <= spent.epsilon < 0.97 * spent.rdp_epsilon
 
 
 def test_the_grid_is_the_same_on_every_python():

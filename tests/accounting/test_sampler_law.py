@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from scipy.special import ndtr
 
-from privsgp.accounting import computed
+from privsgp.accounting import sampler_cost
 
 SPACINGS = (2**-4.5, 2**-3.5)  # of the grid, in σ: all that rounding log₂ σ can give
 CENTRES = ((0.0, 0.0), (0.5, 0.5), (0.5, 0.0), (0.31, 0.12))  # in cells: g in a cell's middle, on a corner, on an edge
@@ -186,10 +186,10 @@ def test_the_strips_around_a_corner_at_g_are_as_small_as_the_proof_says():
         assert mass / cell < 5e-11
         assert mass**2 / cell < 2e-24
     others = (150 * 2.0**-53) ** 2 * (12.8 + 120 + 900 * 2)  # E(2/r + 30 r)² beyond 0.044
-    assert 2e-24 + others < computed._EACH
-    assert computed._SUMMED > 2 * (150 * 2.0**-53) ** 2
-    assert computed._WIDEST[0] > 150 * (2.0**-53 * (2 + 30 * 7.5) + 1.1 * 2.0**-75 * 2**40 / 7.44)
-    assert computed._WIDEST[1] > 150 * 2.0**-53
+    assert 2e-24 + others < sampler_cost._EACH
+    assert sampler_cost._SUMMED > 2 * (150 * 2.0**-53) ** 2
+    assert sampler_cost._WIDEST[0] > 150 * (2.0**-53 * (2 + 30 * 7.5) + 1.1 * 2.0**-75 * 2**40 / 7.44)
+    assert sampler_cost._WIDEST[1] > 150 * 2.0**-53
 
 
 @pytest.mark.parametrize("nodes", [2, 3])

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from scipy import integrate, stats
 
-from privsgp.accounting import computed
-from privsgp.accounting.mechanisms import SampledMean
+from privsgp.accounting import sampler_cost
+from privsgp.accounting.mechanisms import SampledMean, Shared
 
 NEAR, LAST = 6.4, 10.2  # radii: up to the first a ratio is bounded, beyond the second there are no numbers
 
@@ -33,7 +33,7 @@ def test_the_mean_square_by_which_a_pairs_numbers_are_off():
 
 def test_a_density_whose_logarithm_bends_little_is_low_and_so_is_the_mean_of_one_over_r():
     """−∇² ln f ≤ c: f ≤ c/2π, so E[1/r] ≤ cρ + 1/ρ for every ρ, 2√c at best."""
-    c = 1 + 2 * computed.LARGEST_PAIR**2
+    c = 1 + 2 * sampler_cost.LARGEST_PAIR**2
     for centre in (0.0, 0.3, 1.0, 3.0):  # Gaussians of this curvature, wherever their centre is, are the steepest
         rice = stats.rice(centre * math.sqrt(c), scale=1 / math.sqrt(c))
         mean_inverse = integrate.quad(lambda r, law=rice: law.pdf(r) / r if r else 0.0, 0, 12, limit=400)[0]
@@ -41,14 +41,14 @@ def test_a_density_whose_logarithm_bends_little_is_low_and_so_is_the_mean_of_one
 
 
 def test_what_a_pairs_numbers_are_off_by_on_average_given_all_that_is_seen():
-    inverse = 2 * math.sqrt(1 + 2 * computed.LARGEST_PAIR**2)
+    inverse = 2 * math.sqrt(1 + 2 * sampler_cost.LARGEST_PAIR**2)
     largest = 2.0**-53 * (2 * inverse + 30 * NEAR) + 1.1 * 2.0**-75 * math.exp(NEAR**2 / 2) / NEAR
     assert math.sqrt(2) * largest <= 2.0**-44
-    assert computed._PAIR_WIDEST == 11 * 2.0**-44  # 10.3 of own noise, and second orders
+    assert sampler_cost._PAIR_WIDEST == 11 * 2.0**-44  # 10.3 of own noise, and second orders
 
 
 def test_total_variation_beyond_the_near_numbers():
-    slope, beyond = computed._PAIR_TAIL
+    slope, beyond = sampler_cost._PAIR_TAIL
     assert 2 * 0.4 * mean(off, NEAR, LAST) <= slope  # both ends; a shift of η costs 2Φ(η/2) − 1 ≤ 0.4 η
     assert math.exp(-(LAST**2) / 2) <= beyond * 1.01
     eta = np.linspace(1e-9, 3, 100)
@@ -60,7 +60,7 @@ def test_total_variation_of_own_noise():
     side = 2.0**-4.5
     changing = mean(lambda r: 4 * 1.1 * 2.0**-75 * math.exp(r * r / 2) / r / side, 7.4, LAST)
     rounding = mean(lambda r: 4 * 2.0**-53 * (2 / r + 30 * r) / side, 7.4, LAST)
-    each, summed = computed._OWN_TAIL
+    each, summed = sampler_cost._OWN_TAIL
     assert changing + rounding + math.exp(-(LAST**2) / 2) + math.exp(-(10.3**2) / 2) <= each
     assert mean(lambda _r: 4 * 2.0**-53 / side, 7.4, LAST) <= summed
 
@@ -74,19 +74,18 @@ def test_rounding_of_a_sum_of_pairs_is_little_beside_what_they_are_off_by():
 def test_rounding_of_a_gradient_and_its_pairs_fits_what_is_counted_of_their_length():
     """It moves the mean, by 2⁻⁵³ for a sum of length 1; beside what edges of cells cost. (a + b)² ≤ 5/4 a² + 5 b²."""
     edges, shift = 150 * 2.0**-53, 2.0**-53
-    assert 1.25 * 2 * edges**2 + 5 * 2 * shift**2 <= computed._SUMMED
-    assert 2 * computed._EACH >= 1.25 * (2e-24 + 2 * 5.4e-25)  # of a pair of coordinates: step 4 of the sampler
-    assert edges + 11 * shift <= computed._WIDEST[1]
+    assert 1.25 * 2 * edges**2 + 5 * 2 * shift**2 <= sampler_cost._SUMMED
+    assert 2 * sampler_cost._EACH >= 1.25 * (2e-24 + 2 * 5.4e-25)  # of a pair of coordinates: step 4 of the sampler
+    assert edges + 11 * shift <= sampler_cost._WIDEST[1]
     beyond = mean(lambda _r: 4 * 2.0**-53 / 2.0**-4.5 + 11 * shift, 7.4, LAST)
-    assert beyond <= computed._OWN_TAIL[1]
+    assert beyond <= sampler_cost._OWN_TAIL[1]
 
 
 @pytest.mark.parametrize(("honest", "partners"), [(2, 1), (38, 49), (300, 399)])
 def test_the_cost_is_the_claims_formula(honest, partners):
     d, K, least = 50_000, 600, 0.01
-    m = SampledMean(sigma=0.05, clip=1.0, batch=50, samples=100, coordinates=d, honest=honest, partners=partners)
-    m = SampledMean(**{**m.__dict__, "least_own": least})
-    cost, most, B = computed.Cost.of(m, K, 0.0), computed.LARGEST_PAIR, (1 + 2 * 100 / 50) * 1.0 / least
+    m = Shared(SampledMean(sigma=0.05, clip=1.0, batch=50, samples=100, coordinates=d), honest, partners, least)
+    cost, most, B = sampler_cost.Cost.of(m, K, 0.0), sampler_cost.LARGEST_PAIR, (1 + 2 * 100 / 50) * 1.0 / least
     h, k = honest, partners
     V = 2 * K * h * (
         (d + 1) * 2.0**-78 + 2.0**-89 * (B**2 + 4 * d * k * most**2) + (d / 2 + 1) * k**2 * most**2 * 2.0**-93
@@ -101,7 +100,7 @@ def test_the_cost_is_the_claims_formula(honest, partners):
 
 def test_sums_that_are_drawn_at_once_stay_within_what_is_counted_of_pairs():
     """√n (v_i − v̄) of n ≥ 4 nodes: no longer than k numbers can be, and off by no more, given all that is seen."""
-    most, beyond = computed.LARGEST_PAIR, 1.1 * 2.0**-75 * math.exp(NEAR**2 / 2) / NEAR
+    most, beyond = sampler_cost.LARGEST_PAIR, 1.1 * 2.0**-75 * math.exp(NEAR**2 / 2) / NEAR
     for n in (4, 5, 6, 8, 12, 50, 1000, 10**5):
         k, few = n - 1, 2 * math.sqrt(n) * (1 - 1 / n)
         inverse = 2 * math.sqrt(1 + k * most**2)

@@ -18,7 +18,7 @@ def spend(path, run, releases, *, node=0, budget=3.0, close=True, relation="zero
     with Ledger.open(path, header, read(path) if path.exists() else ()) as ledger:
         assert ledger.reserve(0, releases) == releases
         for step in range(releases):
-            ledger.sent(step, 0, "")
+            ledger.sent(step, "")
         if close:
             ledger.close()
 

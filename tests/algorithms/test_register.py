@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import subprocess
+import sys
 
 import pytest
 
 import privsgp
 import runs
-from privsgp import algorithms
+from privsgp import plugins
 from privsgp.algorithms import ALGORITHMS, PrivSGP
 from privsgp.errors import Refused
 from privsgp.options import Options, option
 from privsgp.runs import config as configs
+
+REAL = plugins.entry_points
 
 
 class DecayOptions(Options):
@@ -25,14 +29,18 @@ class Decayed(PrivSGP):
     Options = DecayOptions
 
 
+def offer(monkeypatch, *entries):
+    """Let these be the entry points of installed packages."""
+    theirs = {"privsgp.algorithms": entries}
+    monkeypatch.setattr(plugins, "entry_points", lambda *, group: theirs.get(group) or REAL(group=group))
+    plugins.offered.cache_clear()
+
+
 @pytest.fixture(autouse=True)
 def unchanged(monkeypatch):
-    monkeypatch.setattr(algorithms, "ALGORITHMS", ALGORITHMS)
-    before = dict(ALGORITHMS)
+    monkeypatch.setattr(ALGORITHMS, "_registered", {})
     yield
-    ALGORITHMS.clear()
-    ALGORITHMS.update(before)
-    algorithms.load_plugins.cache_clear()
+    plugins.offered.cache_clear()
 
 
 def test_its_options_are_keys_of_run_toml():
@@ -66,13 +74,12 @@ def test_what_is_no_method_is_refused():
 
 def test_installed_packages_offer_theirs(monkeypatch):
     class Entry:
-        name, value = "privsgp-decayed", "elsewhere:Decayed"
+        name, value = "privsgp-decayed", f"{__name__}:Decayed"
 
         def load(self):
             return Decayed
 
-    monkeypatch.setattr(algorithms, "entry_points", lambda *, group: [Entry()] if group == "privsgp.algorithms" else [])
-    algorithms.load_plugins.cache_clear()
+    offer(monkeypatch, Entry())
     assert configs.parse({"privacy": {"sigma": 1.0}, "algorithm": {"name": "privsgp-decayed"}}).algorithm.decay == 0.01
     numbers = ["--samples", 100, "--batch", 10, "--steps", 5, "--sigma", 0.5, "--json"]
     theirs, ours = (
@@ -82,9 +89,59 @@ def test_installed_packages_offer_theirs(monkeypatch):
     assert theirs["epsilon"] == ours["epsilon"]
 
 
+def test_their_own_options_are_counted(monkeypatch):
+    class Rarer(ALGORITHMS["ldp-svrg"]):
+        name = "ldp-rarer"
+
+    privsgp.register(Rarer)
+    numbers = ["--samples", 100, "--batch", 10, "--steps", 8, "--sigma", 0.5, "--json"]
+    for given in ((), ("--period", 4), ("--difference-clip", 0.3)):
+        theirs, ours = (
+            json.loads(runs.command("account", *numbers, *given, "--algorithm", name).out)
+            for name in ("ldp-rarer", "ldp-svrg")
+        )
+        assert theirs["epsilon"] == ours["epsilon"]
+    assert (
+        "--alpha 0.5 with --algorithm ldp-rarer"
+        in runs.command("account", *numbers, "--alpha", 0.5, "--algorithm", "ldp-rarer").err
+    )
+
+
 def test_a_package_that_is_broken_is_named(monkeypatch):
     broken = importlib.metadata.EntryPoint("theirs", "no_such_package:Method", "privsgp.algorithms")
-    monkeypatch.setattr(algorithms, "entry_points", lambda *, group: [broken])
-    algorithms.load_plugins.cache_clear()
+    offer(monkeypatch, broken)
+    assert configs.parse({"privacy": {"sigma": 1.0}}).algorithm.name == "privsgp-vr"  # the others need not suffer
     with pytest.raises(Refused, match="no_such_package"):
-        configs.parse({"privacy": {"sigma": 1.0}})
+        configs.parse({"privacy": {"sigma": 1.0}, "algorithm": {"name": "theirs"}})
+
+
+def test_no_package_takes_a_name_that_is_taken(monkeypatch):
+    """Neither an entry point nor `register` replaces a method of privsgp or of another package."""
+
+    class Local(PrivSGP):
+        name = "local"
+
+    with pytest.raises(Refused, match="'local'"):
+        privsgp.register(Local)
+    theirs = importlib.metadata.EntryPoint("local", "elsewhere:Local", "privsgp.algorithms")
+    offer(monkeypatch, theirs, *importlib.metadata.entry_points(group="privsgp.algorithms"))
+    with pytest.raises(Refused, match="two installed packages offer 'local'"):
+        list(ALGORITHMS)
+    misnamed = importlib.metadata.EntryPoint("global", "privsgp.research.single:Local", "privsgp.algorithms")
+    offer(monkeypatch, misnamed)
+    with pytest.raises(Refused, match="offers a method called 'local'"):
+        ALGORITHMS["global"]
+
+
+def test_a_run_imports_no_other_method_than_its_own():
+    code = """
+import sys
+from privsgp import later
+with later.package("torch"):
+    from privsgp.runs import config
+for name, imported in (("privsgp-vr", False), ("local", True)):
+    config.parse({"seed": 0, "privacy": {"sigma": 1.0}, "algorithm": {"name": name}})
+    assert ("privsgp.research.single" in sys.modules) is imported
+assert not {"torch", "privsgp.research.anchors"} & set(sys.modules)
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,4 +1,4 @@
-"""What people bring from Python: data sets of torch, lists of sites, several inputs, tokens, files beyond memory."""
+"""What people bring from Python: data sets of torch, lists of sites, several inputs, tokens, mapped files."""
 
 from __future__ import annotations
 
@@ -9,11 +9,9 @@ from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import privsgp
-from privsgp.data import brought, from_arrays, stack
+from privsgp.data import brought
 from privsgp.data.fields import fields_of
-from privsgp.data.mapped import Mapped, open_array
 from privsgp.errors import Refused
-from privsgp.gradients.tables.storage import gather
 
 RNG = np.random.default_rng(0)
 X = RNG.standard_normal((40, 3)).astype(np.float32)
@@ -150,20 +148,6 @@ def test_a_data_set_that_memory_cannot_hold_is_refused(monkeypatch):
         brought.pair(TensorDataset(torch.from_numpy(X), torch.from_numpy(Y)))
 
 
-@pytest.mark.parametrize("kind", ["float32", "uint8", "float64"])
-def test_a_mapped_file_is_read_by_batch_and_gives_the_same_samples(tmp_path, kind):
-    x = (X * 50 + 100).clip(0, 255).astype(kind)
-    np.save(tmp_path / "x.npy", x)
-    mapped = from_arrays(open_array(tmp_path / "x.npy"), Y, classes=2)
-    held = from_arrays(x, Y, classes=2)
-    assert isinstance(mapped.x, Mapped)
-    parts = [np.arange(0, 30, 2), np.arange(30, 40)]
-    there, here = stack(mapped, parts), stack(held, parts)
-    rows = torch.tensor([[3, 0, 15], [9, 15, 2]])
-    assert there.inputs.shape == here.inputs.shape
-    torch.testing.assert_close(gather(there.inputs, rows), gather(here.inputs, rows), rtol=0, atol=0)
-
-
 def test_a_run_on_a_mapped_file_is_the_run_on_the_array(tmp_path):
     np.save(tmp_path / "x.npy", X)
     torch.manual_seed(0)
@@ -177,12 +161,3 @@ def test_a_run_on_a_mapped_file_is_the_run_on_the_array(tmp_path):
     both = [privsgp.train(model, data, out=tmp_path / f"c{i}", **saga) for i, data in enumerate([sites, {
         0: (X[:20], Y[:20]), 1: (X[20:], Y[20:])}])]  # fmt: skip
     torch.testing.assert_close(_weights(both[0]), _weights(both[1]), rtol=0, atol=0)
-
-
-def test_a_value_that_is_not_finite_is_found_in_a_mapped_file(tmp_path, monkeypatch):
-    monkeypatch.setattr("privsgp.data.mapped.AT_ONCE", 100)
-    x = X.copy()
-    x[33, 1] = np.nan
-    np.save(tmp_path / "x.npy", x)
-    with pytest.raises(Refused, match="not finite"):
-        from_arrays(open_array(tmp_path / "x.npy"), Y, classes=2)

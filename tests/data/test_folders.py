@@ -1,4 +1,4 @@
-"""Files of sites that are no tables: images in class folders, texts by lines, mapped arrays."""
+"""Files of sites that are no tables: images in class folders, texts by lines, arrays."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ import pytest
 from PIL import Image
 
 from privsgp.data.images import ImageOptions, read_images
-from privsgp.data.loading import Form, holds_records_of, mapped_files
-from privsgp.data.mapped import Mapped
+from privsgp.data.loading import Form, array_files, holds_records_of
 from privsgp.data.text import TextOptions, read_texts, tokens
 from privsgp.errors import Refused
 from privsgp.runs import config as configs
@@ -62,11 +61,11 @@ def test_images_that_were_written_as_arrays_are_the_same_data(tmp_path):
     assert not holds_records_of(tmp_path / "again.npz", [tmp_path / "site"], form)
 
 
-def test_a_mapped_folder_that_lacks_an_array_is_refused(tmp_path):
+def test_a_folder_that_lacks_an_array_is_refused(tmp_path):
     for name in ("x", "y", "x_test"):
         np.save(tmp_path / f"{name}.npy", np.zeros((2, 2)))
     with pytest.raises(Refused, match=r"has x_test.npy and no y_test.npy"):
-        mapped_files(tmp_path)
+        array_files(tmp_path)
 
 
 def test_what_is_no_image_or_of_another_size_or_class_is_refused(tmp_path):
@@ -171,7 +170,7 @@ def test_a_run_on_texts(tmp_path):
         load_problem(_config({"name": "digits"}, model={"name": "embedding"}))
 
 
-def test_a_run_on_mapped_folders_is_that_on_npz_files(tmp_path):
+def test_a_run_on_folders_of_arrays_is_that_on_npz_files(tmp_path):
     rng = np.random.default_rng(0)
     for node in range(2):
         x, y = rng.standard_normal((10, 3)).astype(np.float32), np.arange(10) % 2
@@ -183,7 +182,6 @@ def test_a_run_on_mapped_folders_is_that_on_npz_files(tmp_path):
     for ending in ("", ".npz"):
         config = _config({"path": str(tmp_path / f"site-{{node}}{ending}"), "classes": 2})
         problem = load_problem(config)
-        assert isinstance(problem.dataset.x, Mapped) == (not ending)
         sums.append(run(config, problem, tmp_path / f"run{ending}").nodes)
     np.testing.assert_array_equal(sums[0].numpy(), sums[1].numpy())
     (tmp_path / "site-1" / "y.npy").unlink()

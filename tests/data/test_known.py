@@ -1,4 +1,4 @@
-"""Records are known again in another file, form and order, and strangers that look alike by chance are not."""
+"""Records are found again in another file, form and order; samples that identify nobody do not count."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from privsgp.data import from_arrays
-from privsgp.data.known import belong_to, hashes, is_tested_on_own, moved
+from privsgp.data.known import belong_to, hashes, is_tested_on_own
 
 rng = np.random.default_rng(0)
 OWN, OTHER = (rng.integers(2**63, size=100, dtype=np.uint64) for _ in range(2))
@@ -46,19 +46,19 @@ def test_a_mixture_of_several_owners_is_theirs():
     some = np.concatenate([one[:10] for one in owners])
     assert not any(belong_to(some, [one]) for one in owners)
     assert belong_to(some, owners)
-    assert belong_to(np.concatenate([some, OTHER[:13]]), owners)
-    assert not belong_to(np.concatenate([some, OTHER[:14]]), owners)
+    assert belong_to(np.concatenate([some, OTHER[:40]]), owners)
+    assert not belong_to(np.concatenate([some, OTHER[:41]]), owners)
     assert not belong_to(some, [])
     assert not belong_to(OWN[:0], owners)
 
 
-@pytest.mark.parametrize("values", [2, 16, 200, 2000, 20_000])
-@pytest.mark.parametrize("count", [40, 400, 4000])
-def test_fresh_draws_from_few_values_belong_to_nobody(values, count):
+@pytest.mark.parametrize("values", [2, 4, 16])
+@pytest.mark.parametrize("count", [1, 3, 400, 4000])
+def test_samples_that_come_several_times_identify_nobody(values, count):
     draws = np.random.default_rng(values + count)
-    own = draws.integers(0, values, size=200).astype(np.uint64)
-    assert sum(belong_to(draws.integers(0, values, size=count).astype(np.uint64), [own]) for _ in range(20)) <= 1
-    assert belong_to(draws.permutation(own), [own]) or values == 2
+    own = draws.integers(0, values, size=400).astype(np.uint64)
+    assert not any(belong_to(draws.integers(0, values, size=count).astype(np.uint64), [own]) for _ in range(20))
+    assert belong_to(draws.permutation(own), [own]) == (values >= 8)  # all of them, though
 
 
 def test_unequal_copies_do_not_hide_whose_records_they_are():
@@ -88,80 +88,7 @@ def test_what_stands_there_often_hides_nothing(own, found):
     assert not belong_to(np.concatenate([OTHER, BLANK]), [own])
 
 
-def answers(draws, rows, columns, likely):
-    return (
-        np.packbits(draws.random((rows, columns)) < likely, axis=1).astype(np.uint64) @ [1, 256][: (columns + 7) // 8]
-    )
-
-
-@pytest.mark.parametrize("columns", [4, 8, 10, 12, 16])
-@pytest.mark.parametrize(("here", "there"), [(0.3, 0.05), (0.05, 0.3), (0.5, 0.02), (0.1, 0.1), (0.05, 0.05)])
-def test_strangers_from_elsewhere_are_alike_by_chance(columns, here, there):
-    """Answers of yes and no, likelier at one place than at the other."""
-    draws, refused = np.random.default_rng(columns), 0
-    for count in (1, 2, 3, 50, 300, 3000):
-        for _ in range(5):
-            own = [answers(draws, 300, columns, here) for _ in range(3)]
-            refused += belong_to(answers(draws, count, columns, there), own)
-            now = {node: answers(draws, 300, columns, there) for node in range(3)}
-            refused += moved(now, {node: [some] for node, some in enumerate(own)}) is not None
-    assert refused <= 1
-
-
 def test_one_value_in_common_is_not_half():
     one = np.concatenate([OWN[:99], BLANK[:1]])
     assert not belong_to(np.concatenate([OTHER[:40], BLANK[:60]]), [one])
     assert not belong_to(one, [np.concatenate([OTHER[:40], BLANK])])
-    before = {0: [OWN[:50]], 1: [np.concatenate([OWN[50:], BLANK[:1]])]}
-    assert moved({0: np.concatenate([OWN[:50], BLANK[:12]])}, before) is None
-
-
-def test_records_beside_many_blank_ones_have_moved():
-    node = [np.concatenate([OWN[16 * i : 16 * i + 16], BLANK[:24]]) for i in range(2)]
-    before = {0: [node[0]], 1: [node[1]]}
-    assert moved({0: np.concatenate([OWN[16:28], node[0][12:]])}, before) == 0
-    assert moved(dict(enumerate(node)), before) is None
-
-
-@pytest.mark.parametrize("nodes", [2, 4, 12, 100])
-def test_records_that_were_dealt_anew_have_moved(nodes):
-    before = dict(enumerate(np.split(rng.integers(2**63, size=60 * nodes).astype(np.uint64), nodes)))
-    kept = {node: [some] for node, some in before.items()}
-    assert moved(before, kept) is None
-    assert moved(before, kept | {nodes + 1: []}) is None
-    assert moved(before, {}) is None
-    dealt = dict(enumerate(np.split(rng.permutation(np.concatenate([*before.values()])), nodes)))
-    swapped = before | {0: before[1], 1: before[0]}
-    for other in (dealt, swapped):
-        assert moved(other, kept) is not None
-    fresh = rng.integers(2**63, size=(nodes, 4)).astype(np.uint64)
-    grown = {node: np.concatenate([some, fresh[node]]) for node, some in before.items()}
-    assert moved(grown, kept) is None
-    later = {node: [before[node], *[grown[node]] * 9] for node in before}  # nine more runs
-    assert moved(grown, later) is None
-    for other in (dealt, swapped):
-        assert moved(other, later) is not None
-
-
-def test_a_tenth_of_others_records_has_moved():
-    before = {0: [OWN[:50]], 1: [OWN[50:]]}
-    assert moved({0: np.concatenate([OWN[:46], OWN[50:55]])}, before) is None
-    assert moved({0: np.concatenate([OWN[:45], OWN[50:55]])}, before) == 0
-    assert moved({0: OWN}, before | {0: [OWN]}) is None  # both had them
-    assert moved({7: OWN[50:]}, before) == 7
-
-
-@pytest.mark.parametrize("values", [2, 16, 100, 250, 400, 1000, 20_000])
-@pytest.mark.parametrize("nodes", [2, 4, 30])
-def test_fresh_records_with_few_values_have_not_moved(values, nodes):
-    draws, refused = np.random.default_rng(values + nodes), 0
-    for _ in range(10):
-        now, before = (
-            dict(enumerate(draws.integers(0, values, size=(nodes, 100)).astype(np.uint64))) for _ in range(2)
-        )
-        kept = {node: [some] for node, some in before.items()}
-        refused += moved(now, kept) is not None
-        refused += moved({node: np.concatenate([before[node], now[node][:50]]) for node in now}, kept) is not None
-        if values > 2:
-            assert moved(before | {0: before[1], 1: before[0]}, kept) is not None
-    assert refused <= 1

@@ -170,19 +170,6 @@ def _signalled(number: int, step: int | None) -> None:
     TorchDistributed.mix = signalled
 
 
-def differ(rank: int, *, victim: int) -> None:
-    """Let one process compute other numbers than before, as another machine may."""
-    from privsgp.engine.node_randomness import NodeRandomness
-
-    noise = NodeRandomness.noise
-
-    def other(self, k, g, nodes):
-        noise(self, k, g, nodes)
-        g += 0.001 * (rank == victim)
-
-    NodeRandomness.noise = other
-
-
 def watch(rank: int, *, where: str) -> None:
     """Note whatever a process hands to torch.distributed or to the store."""
     import torch.distributed as dist

@@ -21,7 +21,7 @@ import torch
 from torch.distributed import TCPStore
 
 from privsgp import graph
-from privsgp.transport import forms
+from privsgp.outside import Whole
 from privsgp.transport.in_process import InProcess
 from privsgp.transport.rendezvous import World
 from privsgp.transport.torch_distributed import TorchDistributed
@@ -92,9 +92,9 @@ def _one(rank: int, processes: int, dim: int, port: int, answers: multiprocessin
         world = World(rank, processes, store)
         transport = TorchDistributed(graph.make("exponential", processes), x, world)
     times = _timed(lambda k: transport.mix(k, x, w), STEPS if dim < 5_000_000 else 12)
-    talks = _timed(lambda k: world.all_gather(k, forms.whole()), 30)
+    talks = _timed(lambda k: world.all_gather(k, Whole), 30)
     answers.put((times, talks))
-    world.all_gather(None, forms.NOTHING)
+    world.all_gather(None, None)
     if processes > 1:
         torch.distributed.destroy_process_group()
     world._die()

@@ -154,19 +154,3 @@ def test_without_checkpoints_a_stop_is_agreed_on_too(tmp_path):
     said = cluster.ended(tmp_path / "said", started)
     assert [one.code for one in said] == [130] * 2
     assert all("stopped after step 64; there is no checkpoint" in one.err for one in said)
-
-
-def test_a_replay_that_differs_is_begun_again_by_all_with_fresh_noise(tmp_path):
-    config, out = runs.small(tmp_path, DIGITS), tmp_path / "out"
-    words = [["train", config, "--out", out]] * 2
-    started = cluster.start(tmp_path / "a", words, "cluster.die", victim=0, moments=200)
-    assert cluster.ended(tmp_path / "a", started)[0].code == -signal.SIGKILL
-    sent = [len(runs.sent(out, node)) for node in range(16)]
-    other = cluster.ended(tmp_path / "b", cluster.start(tmp_path / "b", words, "cluster.differ", 1, victim=1))
-    assert [one.code for one in other] == [130, 130]
-    assert "the replay of a step differs" in other[1].err
-    assert "process 1 is gone" in other[0].err
-    summary = cluster.train(tmp_path / "c", config, out, 2, hook="cluster.differ", restart=2, victim=1)
-    assert summary["steps"] == 30
-    assert all(charged >= 30 and charged > n for charged, n in zip(summary["releases"], sent, strict=True))
-    assert {attempt for _, attempt, _ in runs.sent(out, 15)} == {0, 1}

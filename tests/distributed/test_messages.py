@@ -10,8 +10,8 @@ import pytest
 
 import runs
 from privsgp import data
-from privsgp.runs import build
 from privsgp.runs import config as configs
+from privsgp.runs.resolve import make_graph
 from privsgp.transport.rendezvous import blocks
 
 PROCESSES, NODES, STEPS, DIM = 3, 11, 24, 64 * 8 + 8 + 8 * 10 + 10
@@ -24,7 +24,7 @@ def watched(tmp_path_factory):
     config = runs.small(folder, cluster.IRREGULAR)
     cluster.train(folder / "said", config, folder / "out", PROCESSES, hook="cluster.watch", where=str(folder))
     notes = [[json.loads(line) for line in (folder / f"{r}.jsonl").read_text().splitlines()] for r in range(PROCESSES)]
-    return build.make_graph(configs.read(config)), notes
+    return make_graph(configs.read(config)), notes
 
 
 def _crossing(graph, k):

@@ -110,15 +110,3 @@ def test_noise_that_is_proposed_and_worth_too_little_is_refused(tmp_path):
     assert all_ended[1].code == 2
     assert "process 0 proposes is worth" in all_ended[1].err
     assert not any(list((tmp_path / f"out{rank}").glob("ledger/*")) for rank in range(2))
-
-
-def test_a_peer_that_says_another_attempt_makes_no_pairs_numbers_serve_twice(tmp_path):
-    """All take the largest that was said: numbers are then those of another counter, and go on from there."""
-    config, out, said = runs.small(tmp_path, SECRET), tmp_path / "out", tmp_path / "said"
-    told = {"liar": 1, "about": 1, "pattern": "0", "word": "9"}
-    words = [["train", config, "--out", out]] * 3
-    ended = cluster.ended(said, cluster.start(said, words, "hostile.say", patience=10.0, **told))
-    assert [one.code for one in ended] == [0, 0, 0], "\n".join(one.err for one in ended)
-    for node in range(6):
-        sent = [(step, attempt) for step, attempt, _ in runs.sent(out, node)]
-        assert len(set(sent)) == len(sent) == 12

@@ -16,7 +16,7 @@ ALL = runs.changes(
 OTHERS = runs.changes(
     algorithm__unit_steps=True, algorithm__average="exponential", algorithm__weights="samples", algorithm__steps=8
 )
-FEATURES = runs.changes(features__name="random-conv", features__filters=6, features__patch=3, features__grid=2)
+FEATURES = runs.changes(features__name="scattering", features__scales=1, features__angles=2)
 
 
 @pytest.mark.parametrize("options", [ALL, OTHERS], ids=["all", "others"])

@@ -21,6 +21,7 @@ from privsgp.runs import build
 from privsgp.runs import config as configs
 from privsgp.runs import problem as problems
 from privsgp.runs import train as training
+from privsgp.runs.resolve import resolve
 
 SIZES = [40, 60, 30, 50]
 STRAGGLER = {"compute": "exponential", "stragglers": [2], "slowdown": 4.0, "latency": 0.3, "bandwidth": 1e5}
@@ -44,7 +45,7 @@ def _training(folder, name, *, kind=Trainer, privacy=None, clock=STRAGGLER, grap
     place.path.mkdir()
     place.prepare()
     place.identify({}, None)
-    return kind(build.build_run(config, problems.load_problem(config)), place)
+    return kind(build.build_run(resolve(config, problems.load_problem(config))), place)
 
 
 def _expected(spec):

@@ -11,7 +11,6 @@ import signal
 import pytest
 
 import runs
-from privsgp import data
 
 ASYNCHRONOUS = (
     runs.SMALL.replace("sigma = 0.05", "epsilon = 2.0\nspare = 0.5").replace('"privsgp"', '"adp2-sgd"')
@@ -41,28 +40,6 @@ def test_a_seeded_run_killed_at_random_moments_ends_with_the_same_bytes(tmp_path
         assert runs.sent(out, node) == runs.sent(whole, node)
     assert runs.evaluated(out) == runs.evaluated(whole)
     assert summary["virtual_seconds"] == expected["virtual_seconds"]
-
-
-def test_a_replay_that_differs_goes_out_with_fresh_noise_and_is_charged(tmp_path, undisturbed, monkeypatch):
-    """Other bytes after a crash (here: other data) must not meet the noise that was sent."""
-    config, out = runs.small(tmp_path, ASYNCHRONOUS), tmp_path / "out"
-    arguments = ("train", config, "--out", out, "--set=engine.checkpoint_every=30")
-    assert runs.killed(*arguments, moments=60)
-    sent = [len(runs.sent(out, node)) for node in range(4)]
-    monkeypatch.setattr(data, "load", _other_data)
-    summary = runs.train(config, out, "--resume", arguments[-1])
-    whole = undisturbed[1]["releases"]
-    assert summary["steps"] == 30
-    assert summary["releases"] == [K + again for K, again in zip(whole, sent, strict=True)]
-    for node in range(4):
-        assert {attempt for _, attempt, _ in runs.sent(out, node)[sent[node] :]} == {1}
-    assert max(summary["epsilon_spent"]) <= 2.0
-
-
-def _other_data(*args, load=data.load, **kwargs):
-    dataset = load(*args, **kwargs)
-    dataset.x[:] *= 1.5
-    return dataset
 
 
 def _witnessed(arguments: list[str], moments: int, log: str, state: str) -> None:
@@ -103,7 +80,7 @@ def test_without_a_seed_no_ledger_shows_less_than_what_others_have_seen(tmp_path
     config, out, log, draw = runs.small(tmp_path, SECRET), tmp_path / "out", tmp_path / "seen", random.Random(2)
     died = 0
     for _ in range(3):
-        died += _died(config, out, log, draw.randrange(60, 120))
+        died += _died(config, out, log, draw.randrange(40, 60))
         lines = set(log.read_text().splitlines()) if log.exists() else set()
         seen = collections.Counter(int(line.split()[0]) for line in lines)
         assert all(seen[node] <= charged for node, charged in enumerate(runs.charged(out)))

@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 
 import runs
 from privsgp.algorithms import State
-from privsgp.engine import checkpoint, folder
+from privsgp.engine import checkpoint
 from privsgp.engine.checkpoint import Progress
 from privsgp.errors import Refused
 
@@ -54,7 +54,7 @@ def test_one_that_cannot_be_written_leaves_the_last_one(tmp_path, state, monkeyp
         save_file(tensors, temporary, metadata)
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(folder, "save_file", full)
+    monkeypatch.setattr("safetensors.torch.save_file", full)
     with pytest.raises(OSError, match="No space"):
         checkpoint.save(path, dataclasses.replace(PROGRESS, step=8), state, {})
     assert [p.name for p in tmp_path.iterdir()] == ["checkpoint.safetensors"]

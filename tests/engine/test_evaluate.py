@@ -19,10 +19,11 @@ from privsgp.algorithms import State
 from privsgp.engine.evaluate import Evaluator, average, consensus_error
 from privsgp.engine.folder import read_metrics
 from privsgp.gradients import Layout
+from privsgp.outside import exactly, parse
 from privsgp.runs import build
 from privsgp.runs import config as configs
 from privsgp.runs import problem as problems
-from privsgp.transport import forms
+from privsgp.runs.resolve import resolve
 
 
 def _state(seed, nodes=5, dim=7, dtype=torch.float64):
@@ -78,7 +79,7 @@ def _own(tmp_path, **changes):
     np.savez(tmp_path / "own.npz", x=d.x, y=d.y, x_test=d.x_test, y_test=d.y_test, classes=10)
     config = runs.small(tmp_path, runs.SMALL.replace("seed = 7\n", "").replace("steps = 30", "steps = 12"))
     changed = runs.changes(data__name=str(tmp_path / "own.npz"), **changes)
-    ran = runs.command("train", config, "--out", tmp_path / "run", "--json", "--tensorboard", *changed)
+    ran = runs.command("train", config, "--out", tmp_path / "run", "--json", *changed)
     assert ran.code == 0, ran.err
     return json.loads(ran.out), ran.err
 
@@ -133,16 +134,18 @@ class _Others:
 
     alone = False
 
-    def all_gather_nodes(self, own, form, nodes):
-        assert all(forms.each(form, 4).fits(list(said)) for said in ([*own], [0.0, 1.0, None, 0.5]))
-        assert not forms.each(form, 4).fits([0.0, 1.1, 0.5, 0.5])
+    def all_gather_nodes(self, own, kind, nodes):
+        for said in ([*own], [0.0, 1.0, None, 0.5]):
+            assert parse(exactly(4, kind), json.dumps(said)) == said
+        with pytest.raises(ValueError, match="less than or equal to 1"):
+            parse(exactly(4, kind), "[0.0, 1.1, 0.5, 0.5]")
         self.said = own
         return own
 
 
 def test_how_well_a_site_does_on_its_own_test_data_is_told_only_where_it_is_to_be():
     config = configs.parse(tomllib.loads(runs.SMALL))
-    spec, world = build.build_run(config, problems.load_problem(config)), _Others()
+    spec, world = build.build_run(resolve(config, problems.load_problem(config))), _Others()
     model = spec.learning.model
     s = State.start(Layout.of(model).flatten(model), 4)
     row = Evaluator(model, Layout.of(model), spec, world).row(3, 1.0, s)

@@ -8,6 +8,7 @@ import stat
 
 import pytest
 import torch
+from safetensors import SafetensorError
 
 from privsgp.algorithms import State
 from privsgp.engine import checkpoint
@@ -144,3 +145,16 @@ def test_a_place_below_a_file_is_refused(tmp_path, below):
 def test_a_place_that_can_be_made_is_not_made_by_asking(tmp_path):
     Folder(tmp_path / "a" / "b").refuse_unless_writable()
     assert _names(tmp_path) == []
+
+
+@pytest.mark.parametrize(("said", "number"), [("I/O error: No space left on device (os error 28)", 28), ("odd", None)])
+def test_a_full_disk_keeps_its_number_when_tensors_are_written(tmp_path, monkeypatch, said, number):
+    """By this number commands find what to do about it."""
+
+    def save_file(*_):
+        raise SafetensorError(f"Error while serializing: {said}")
+
+    monkeypatch.setattr("safetensors.torch.save_file", save_file)
+    with pytest.raises(OSError, match=r"a\.safetensors") as failed:
+        write_tensors(tmp_path / "a.safetensors", {}, {})
+    assert failed.value.errno == number

@@ -15,6 +15,7 @@ from privsgp.errors import Refused
 from privsgp.runs import build
 from privsgp.runs import config as configs
 from privsgp.runs import problem as problems
+from privsgp.runs.resolve import resolve
 
 SIZES = [300, 40, 7, 1]
 
@@ -23,7 +24,9 @@ def _drawing(*, alone=True):
     values = tomllib.loads(runs.SMALL)
     values["data"]["sizes"], values["algorithm"]["batch"] = SIZES, 40
     config = configs.parse(values)
-    return NodeRandomness(build.build_run(config, problems.load_problem(config)), torch.zeros(4, 650), alone=alone)
+    return NodeRandomness(
+        build.build_run(resolve(config, problems.load_problem(config))), torch.zeros(4, 650), alone=alone
+    )
 
 
 def _step(drawing, k):
@@ -55,7 +58,7 @@ def test_a_row_that_is_not_the_nodes_own_is_never_gathered():
 def test_sizes_that_are_not_the_datas_are_refused():
     values = tomllib.loads(runs.SMALL)
     config = configs.parse(values)
-    spec = build.build_run(config, problems.load_problem(config))
+    spec = build.build_run(resolve(config, problems.load_problem(config)))
     told = [dataclasses.replace(m, samples=J) for m, J in zip(spec.mechanisms, [450, 150, 300, 300], strict=True)]
     with pytest.raises(Refused, match=r"hold \[300, .*\] samples and are counted as if they held \[450, 150"):
         dataclasses.replace(spec, protection=dataclasses.replace(spec.protection, mechanisms=told))
@@ -77,7 +80,9 @@ def _secret():
     values = tomllib.loads(runs.SMALL.replace("seed = 7\n", ""))
     values["algorithm"]["batch"] = 40
     config = configs.parse(values)
-    return NodeRandomness(build.build_run(config, problems.load_problem(config)), torch.zeros(4, 650), alone=False)
+    return NodeRandomness(
+        build.build_run(resolve(config, problems.load_problem(config))), torch.zeros(4, 650), alone=False
+    )
 
 
 @pytest.mark.parametrize(("moved", "kept"), [(0.0, True), (5.0, False), (-5.0, False)])

@@ -16,6 +16,7 @@ import pytest
 import privsgp
 import runs
 from privsgp.accounting import segment
+from privsgp.runs import config as configs
 
 HERE = pathlib.Path(__file__).parent
 OLD, CANDIDATE = HERE / "run-0.1.0", HERE / "run-1.0.0rc1"
@@ -47,6 +48,17 @@ def test_a_folder_with_features_that_are_gone_is_read_and_its_epsilon_is_an_uppe
     assert runs.command("report", old).code == 0
     np.savez(tmp_path / "new.npz", x=np.zeros((2, 64), np.float32))
     assert runs.command("predict", old, tmp_path / "new.npz").code == 0
+
+
+def test_a_folder_with_a_map_or_a_partition_that_is_gone_is_read(tmp_path):
+    old = shutil.copytree(CANDIDATE, tmp_path / "old")
+    text = (old / "config.toml").read_text().replace('name = "none"', 'name = "random-conv"\nfilters = 6', 1)
+    assert "random-conv" in text
+    (old / "config.toml").write_text(text.replace('partition = "even"', 'partition = "dirichlet"'))
+    for name in ("ledger", "report"):
+        ran = runs.command(name, old)
+        assert ran.code == 0, ran.err
+    assert set(configs.started(old / "config.toml")._gone) >= {"features", "data.sizes"}
 
 
 def test_a_run_with_a_feature_that_is_gone_is_not_resumed(tmp_path):

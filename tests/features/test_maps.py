@@ -23,11 +23,9 @@ def _few_made_up_images(monkeypatch):
     ("choice", "width"),
     [
         (features.Choice("scattering", scales=1, angles=4), 5 * 16),
-        (features.Choice("random-conv", filters=7, patch=3, grid=2), 14 * 4),
         (SMALL, 12),
-        (features.Choice("random-conv", filters=7, patch=3, grid=2, like="leaves", components=9), 9),
     ],
-    ids=["scattering", "random-conv", "whitened", "random-conv whitened"],
+    ids=["scattering", "whitened"],
 )
 def test_rows_have_one_length_and_depend_on_their_own_sample_alone(choice, width):
     encoder = features.make(choice, (1, 8, 8), seed=3)
@@ -99,7 +97,7 @@ def test_made_up_images_are_images(kind):
     ("choice", "shape", "words"),
     [
         (SMALL, (64,), r"features.name = 'scattering' with samples of shape \[64\]"),
-        (features.Choice("random-conv", patch=6, grid=4), (8, 8), "features.patch = 6 and features.grid = 4"),
+        (features.Choice("random-conv"), (8, 8), "features.name = 'random-conv' is unknown"),
         (features.Choice("scattering", scales=1, like="strokes", components=33), (8, 8), "features.components = 33"),
     ],
 )

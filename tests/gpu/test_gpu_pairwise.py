@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from privsgp.accounting.mechanisms import SampledMean
+from privsgp.accounting.mechanisms import SampledMean, Shared
 from privsgp.accounting.pairwise import NoiseGraph, solve
 from privsgp.randomness import pairwise
 from privsgp.randomness.noise import Keyed, Secure
@@ -21,9 +21,7 @@ def _made(source, degree=None):
     covariance = solve([1.0, 1.0, 2.0, 1.0, 1.0, 1.0], HONEST + 1, 2.0, NoiseGraph(NODES, degree))
     made = PairwiseNoise(covariance, HONEST + 1)
     worth, k = covariance.effective(HONEST + 1), covariance.graph.partners
-    mechanisms = [
-        SampledMean(sigma=sigma, clip=1.0, batch=2, samples=9, honest=HONEST + 1, partners=k) for sigma in worth
-    ]
+    mechanisms = [Shared(SampledMean(sigma=sigma, clip=1.0, batch=2, samples=9), HONEST + 1, k) for sigma in worth]
     return covariance, made.of_nodes(range(NODES), mechanisms, source)
 
 

@@ -35,23 +35,10 @@ class _Words(nn.Module):
         return self.head(self.embedding((10 * x).long() % 50).mean(1))
 
 
-class _Recurrent(nn.Module):
-    """The last state of an LSTM."""
-
-    def __init__(self, features, hidden, positions):
-        super().__init__()
-        self.shape = (positions, features)
-        self.cell, self.head = nn.LSTM(features, hidden, batch_first=True), nn.Linear(hidden, 3)
-
-    def forward(self, x):
-        return self.head(self.cell(x.view(-1, *self.shape))[0][:, -1])
-
-
 SHAPES = [(7, 13, 5, 6), (33, 65, 9, 16), (64, 32, 16, 8)]  # features, hidden, positions, batch
 MODELS = [
     *((lambda f=f, h=h, p=p, first=first: _Tokens(f, h, p, mean_first=first), p * f, b)
       for f, h, p, b in SHAPES for first in (True, False)),
-    *((lambda f=f, h=h, p=p: _Recurrent(f, h, p), p * f, b) for f, h, p, b in SHAPES),
     (lambda: _Words(38), 11, 15), (lambda: _Words(5), 10, 5),
 ]  # fmt: skip
 

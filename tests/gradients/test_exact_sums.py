@@ -17,6 +17,7 @@ from privsgp.gradients.tables.table import make_table
 from privsgp.randomness import independent
 from privsgp.runs import build, config
 from privsgp.runs import problem as problems
+from privsgp.runs.resolve import resolve
 
 OWN, SLACK = 0.2, 2.0**-12
 
@@ -125,7 +126,7 @@ def test_where_positions_may_cancel_the_least_difference_clip_is_larger(tmp_path
     monkeypatch.setattr(build, "positions", lambda *_: 2)
     told = config.read(runs.small(tmp_path), ["algorithm.name=privsgp-vr", "algorithm.difference_clip=0.06"])
     with pytest.raises(Refused, match=r"take at least 0\.0625"):
-        build.build_run(told, problems.load_problem(told))
+        build.build_run(resolve(told, problems.load_problem(told)))
 
 
 @pytest.mark.parametrize("name", [a.name for a in ALGORITHMS.values() if a.private])

@@ -77,6 +77,14 @@ def test_both_ways_to_a_sum_agree(window, chunk, monkeypatch):
     torch.testing.assert_close(positions._sums_by_products(*given), positions._weight_sums(*given))
 
 
+def test_devices_without_a_chunk_of_their_own_take_the_cpus():
+    p = piece(WINDOWS[0])
+    delta, a = p.delta.to("meta"), p.input.to("meta")  # neither "cpu" nor "cuda"
+    assert positions._sums_by_products(delta, a, p.window).shape == (2, 6 * 4 * 9)
+    rows = positions._some_at_a_time(delta.flatten(0, 1), a.flatten(0, 1), p.window)
+    assert torch.cat(list(rows)).shape == (6, 6 * 4 * 9)
+
+
 def test_the_smaller_form_is_kept():
     assert isinstance(smaller(piece(Window((3, 3), padding=(1, 1)), height=2, width=2)), Positions)
     large = piece(Window((3, 3), padding=(1, 1)), height=16, width=16)

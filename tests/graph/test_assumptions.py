@@ -23,22 +23,15 @@ def test_every_network_here_passes(graph):
 
 def test_a_sink_is_named_with_those_it_cuts_off():
     digraph = nx.DiGraph([(0, 1), (1, 2), (2, 0), (3, 0)])
-    with pytest.raises(Refused, match="node 3 is never reached from nodes 0, 1, 2") as refusal:
+    with pytest.raises(Refused, match="node 3 is never reached from node 0") as refusal:
         check(from_networkx([digraph]))
     assert refusal.value.what.count("never") == 1
 
 
-def test_two_islands_name_each_other():
+def test_two_islands_are_refused():
     islands = nx.disjoint_union(nx.path_graph(2), nx.path_graph(3))
-    says = "nodes 0, 1 are never reached from nodes 2, 3, 4; nodes 2, 3, 4 are never reached from nodes 0, 1"
-    with pytest.raises(Refused, match=says):
+    with pytest.raises(Refused, match="node 0 is never reached from node 2"):
         check(from_networkx([islands, islands]))
-
-
-def test_a_long_list_is_cut():
-    islands = nx.disjoint_union_all([nx.path_graph(30)] + [nx.empty_graph(1)] * 6)
-    with pytest.raises(Refused, match=r"… \(30 in all\).*and 3 more such groups"):
-        check(from_networkx([islands]))
 
 
 @pytest.mark.parametrize(

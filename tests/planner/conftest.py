@@ -10,7 +10,7 @@ from privsgp.algorithms import Settings
 from privsgp.planner import stand_in
 from privsgp.planner.choose import Method, Network, best, planner
 from privsgp.planner.estimates import Source
-from privsgp.planner.record import Formula, Plan
+from privsgp.planner.record import Plan
 from privsgp.planner.rehearsal import Rehearsal
 
 
@@ -29,6 +29,5 @@ def small_plan(small_planner):
     choices = [small_planner.choose(method, 32.0, None, None) for method in methods]
     chosen, why = best(choices)
     asked = {"name": "auto", "steps": "auto", "step_size": "auto", "batch": 32.0, "weights": "equal"}
-    dim, graph = small_planner.rehearsal.layout.dim, graphs.make("ring-directed", 4)
-    formula = Formula(small_planner.network, graph, small_planner.constants, dim, 1.0, chosen.noise)
-    return Plan(small_planner, formula, Source("synthetic", "synthetic"), chosen, choices, why, asked)
+    graph = graphs.make("ring-directed", 4)
+    return Plan(small_planner, graph, Source("synthetic", "synthetic"), chosen, choices, why, asked)

@@ -8,7 +8,6 @@ from privsgp.planner.record import (
     below_theorem,
     careless_delta,
     heavy_nodes,
-    large_table,
     more_steps_help,
     outside_theorem_3,
 )
@@ -51,11 +50,6 @@ def test_equals_drag_nobody(sigmas):
 def test_a_delta_that_allows_publication():
     assert "node 1" in careless_delta([10, 200], [(1, 1e-3), (1, 1e-2)])[0]
     assert careless_delta([10], [(1, 1e-5)]) == []
-
-
-def test_a_table_that_does_not_fit():
-    assert "3.0 GiB" in large_table(3 * 2**30, 2 * 2**30)[0]
-    assert large_table(10, 20) == []
 
 
 def test_k_at_the_end_of_the_range():

@@ -4,11 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from privsgp.accounting import calibration, published
+from privsgp.accounting import calibration
 from privsgp.accounting.pairwise import NoiseGraph, Sharing
 from privsgp.algorithms import Settings
 from privsgp.algorithms.saga import SagaOptions, TableOptions
 from privsgp.planner.choose import LENGTHS, Choice, Method, Network, NoiseNeeded, best, methods
+from privsgp.research import published
 
 PRIVSGP, SAG = Method("privsgp", Settings()), Method("privsgp-sag", Settings())
 

@@ -6,16 +6,14 @@ import shutil
 import numpy as np
 import pytest
 
-from privsgp.engine import formats
 from privsgp.errors import Refused
 from privsgp.planner import settle as planning
-from privsgp.planner import shown
-from privsgp.report import sections
+from privsgp.research.tune import tune
 from privsgp.runs import build
 from privsgp.runs import config as configs
 from privsgp.runs import problem as problems
 from privsgp.runs import train as training
-from privsgp.studies.tune import tune
+from privsgp.runs.resolve import resolve
 
 VALUES = {
     "seed": 0,
@@ -51,7 +49,7 @@ def test_auto_needs_a_budget():
 def test_what_was_not_planned_is_not_run():
     config = parsed(steps="auto")
     with pytest.raises(Refused, match="privsgp plan"):
-        build.build_run(config, problems.load_problem(config))
+        build.build_run(resolve(config, problems.load_problem(config)))
 
 
 def test_the_nodes_data_are_not_looked_at():
@@ -134,14 +132,15 @@ def test_theory_and_schedules_leave_only_the_steps_open():
 def test_the_published_plan_is_corollary_1():
     config = parsed(name="privsgp-vr", steps="auto", step_size="auto", privacy={"accountant": "published"})
     plan = planning.make(config, problems.load_problem(config))
-    assert plan.chosen.steps == max(1, round(plan.formula.published_steps))
+    assert plan.chosen.steps == plan.planner.published_steps(config.privacy.clip)
 
 
 def test_a_planned_run_and_its_resumption(tmp_path):
     config, out = parsed(batch="auto", step_size="auto"), tmp_path / "run"
     words = []
-    settled, problem, plan = planning.settle(config, problems.load_problem, out, resume=False, say=words.append)
-    assert [said.split()[0] for said in words] == ["estimating", "rehearsing", "certifying"]
+    problem = problems.load_problem(config)
+    settled, plan = planning.settle(config, problem, out, resume=False, say=words.append)
+    assert [said.split()[0] for said in words] == ["estimating", "rehearsing"]
     assert settled.algorithm.auto == ()
     training.run(settled, problem, out, plan=plan)
     kept = json.loads((out / "plan.json").read_text())
@@ -150,37 +149,16 @@ def test_a_planned_run_and_its_resumption(tmp_path):
     planned, given = planning.described(kept).split("; ")[:2]
     assert planned == f"step size {kept['step_size']:.3g}, batch {kept['batch']:g}"
     assert given == "given: privsgp-sag, 20 steps"
-    again, _, none = planning.settle(config, problems.load_problem, out, resume=True)
+    again, none = planning.settle(config, problem, out, resume=True)
     assert none is None
     assert again == settled
 
 
-def test_a_model_too_large_to_rehearse_is_planned_by_noise_alone():
-    algorithm = {"name": "auto", "steps": "auto", "step_size": "auto", "batch": 40}
-    config = configs.parse(VALUES | {"model": {"name": "mlp", "hidden": 30_000}, "algorithm": algorithm})
-    plan = planning.make(config, problems.load_problem(config))
-    told = plan.as_json()
-    assert (told["rehearsed"], told["rehearsal_score"], told["methods"][0]["score"]) == (False, None, None)
-    drawn = sections.plan(formats.Plan.model_validate(json.loads(json.dumps(told))).model_dump())
-    assert drawn.told["methods"].rows[0][-1] == "–"
-    assert any("by noise alone" in said for said in plan.warnings)
-    assert "noise κ" in plan.why
-    assert plan.metrics == {}  # they would be a rehearsal's
-    assert dict(shown.plan_rows(plan))["score in rehearsal"].startswith("not rehearsed")
-    with pytest.raises(Refused, match="too large"):
-        planning.samples_of(config, plan.source, problems.load_problem(config), None)
-
-
-@pytest.mark.parametrize("hidden", [None, 64])
-def test_noise_alone_is_within_a_factor_of_rehearsals(monkeypatch, hidden):
-    """What it is for cannot be rehearsed: these can be."""
-    model = {"name": "logistic"} if hidden is None else {"name": "mlp", "hidden": hidden}
-    config = configs.parse(VALUES | {"model": model, "algorithm": {"name": "privsgp", "step_size": "auto"}})
-    rehearsed = planning.make(config, problem := problems.load_problem(config))
-    monkeypatch.setattr(planning, "LARGEST", 0)
-    alone = planning.make(config, problem)
-    assert (rehearsed.rehearsed, alone.rehearsed) == (True, False)
-    assert 0.4 < alone.chosen.step_size / rehearsed.chosen.step_size < 2.5
+def test_a_model_too_large_to_rehearse_needs_numbers():
+    config = configs.parse(VALUES | {"model": {"name": "mlp", "hidden": 30_000}, "algorithm": {"steps": "auto"}})
+    with pytest.raises(Refused, match="'auto' for a model with 2,") as refused:
+        planning.make(config, problems.load_problem(config))
+    assert "give numbers" in refused.value.remedy
 
 
 @pytest.mark.parametrize(("epsilon", "chosen"), [([3.0, 3.0, 3.0, 0.2], "noise"), (3.0, "equal")])
@@ -202,12 +180,12 @@ def test_public_images_go_through_the_features(tmp_path):
     np.savez(tmp_path / "public.npz", x=1 - images, y=np.arange(300) % 3)
     values = VALUES | {
         "data": {"name": str(tmp_path / "images.npz"), "nodes": 4},
-        "features": {"name": "random-conv", "filters": 4, "patch": 3, "grid": 2},
+        "features": {"name": "scattering", "scales": 1, "angles": 2},
         "plan": {"data": str(tmp_path / "public.npz")},
     }
     config = configs.parse(values)
     plan = planning.make(config, problems.load_problem(config))
-    assert plan.planner.rehearsal.samples.x.shape[1:] == (4 * 2 * 4,)
+    assert plan.planner.rehearsal.samples.x.shape[1:] == (3 * 16,)
 
 
 def made(config):
@@ -220,7 +198,7 @@ def test_a_plan_knows_the_weight_that_training_takes(noise):
     plan = made(config)
     assert plan.chosen.method.label == "privsgp-vr, scaled differences"
     settled = planning.apply(config, plan)
-    spec = build.build_run(settled, problems.load_problem(settled))
+    spec = build.build_run(resolve(settled, problems.load_problem(settled)))
     (taken,) = {mechanism.difference_scale for mechanism in spec.protection.mechanisms}
     assert taken == pytest.approx(plan.chosen.scale, rel=0.1)
     assert spec.protection.mechanisms[0].sigma == pytest.approx(plan.sigmas[0], rel=0.025)

@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from privsgp.accounting import published
 from privsgp.accounting.mechanisms import Saga
 from privsgp.errors import Refused
 from privsgp.planner.theorems import (
@@ -17,6 +16,7 @@ from privsgp.planner.theorems import (
     log_least_steps,
     minimise,
 )
+from privsgp.research import published
 
 # The paper's ResNet-18 numbers (Experiments); c₂ is ours (privacy.md, "Facts to check in tests").
 RESNET = Constants(smoothness=25, gap=2.8, heterogeneity=500_000, norm=780_000)

@@ -14,7 +14,7 @@ import pytest
 import torch
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-from privsgp.accounting.mechanisms import SampledMean
+from privsgp.accounting.mechanisms import SampledMean, Shared
 from privsgp.accounting.pairwise import NoiseGraph, solve
 from privsgp.errors import Refused
 from privsgp.randomness import pairwise
@@ -31,7 +31,7 @@ def noise(needed=(1.0,) * NODES, weights=None, degree=None) -> PairwiseNoise:
 def of_nodes(made: PairwiseNoise, source, nodes=range(NODES), gather=None):
     k = made.covariance.graph.partners
     mechanisms = [
-        SampledMean(sigma=made.covariance.effective(HONEST)[i], clip=1.0, batch=2, samples=9, honest=HONEST, partners=k)
+        Shared(SampledMean(sigma=made.covariance.effective(HONEST)[i], clip=1.0, batch=2, samples=9), HONEST, k)
         for i in nodes
     ]
     return made.of_nodes(nodes, mechanisms, source, gather and told(gather))
@@ -228,11 +228,11 @@ def test_keys_are_shown_to_nobody():
 
 def test_noise_that_is_worth_less_than_is_counted_is_refused():
     made = noise()
-    counted = SampledMean(sigma=1.1, clip=1.0, batch=2, samples=9, honest=HONEST, partners=NODES - 1)
+    counted = Shared(SampledMean(sigma=1.1, clip=1.0, batch=2, samples=9), HONEST, NODES - 1)
     with pytest.raises(Refused, match="worth"):
         made.of_nodes(range(1), [counted], Keyed(1))
     with pytest.raises(Refused, match="worth"):
-        made.of_nodes(range(1), [dataclasses.replace(counted, sigma=0.5, honest=2)], Keyed(1))
+        made.of_nodes(range(1), [dataclasses.replace(counted.with_sigma(0.5), honest=2)], Keyed(1))
 
 
 def test_a_pairs_noise_far_above_own_noise_was_not_counted_and_is_refused():
@@ -324,8 +324,7 @@ def test_sums_of_few_pairs_are_not_drawn_at_once(monkeypatch, nodes, together):
     monkeypatch.setattr(pairwise, "_LONG", 0)
     made = PairwiseNoise(solve([1.0] * nodes, 2, 2.0, NoiseGraph(nodes)), 2)
     mechanisms = [
-        SampledMean(sigma=s, clip=1.0, batch=2, samples=9, honest=2, partners=nodes - 1)
-        for s in made.covariance.effective(2)
+        Shared(SampledMean(sigma=s, clip=1.0, batch=2, samples=9), 2, nodes - 1) for s in made.covariance.effective(2)
     ]
     assert made.of_nodes(range(nodes), mechanisms, Secure())._sum.together(D) is together
 

@@ -6,6 +6,8 @@ import datetime as dt
 import io
 import json
 import logging
+import re
+import types
 
 import pytest
 from rich.console import Console
@@ -82,6 +84,15 @@ def test_a_log_can_be_one_json_object_a_line(log, capsys):
     assert (fourth["level"], fourth["message"], fourth["remedy"]) == ("error", "the disk is full", "make room")
 
 
+@pytest.mark.usefixtures("log")
+@pytest.mark.parametrize("arguments", [("join", "gone", "--data=gone"), ("relay", "gone")])
+def test_a_path_that_is_refused_is_in_the_json_log_too(arguments):
+    ran = runs.command(*arguments, "--log-format=json")
+    assert ran.code == 2
+    said = json.loads(ran.err)
+    assert (said["message"], said["remedy"]) == ("gone does not exist", "name a file or folder that is there")
+
+
 def test_what_is_being_done_is_no_markup(monkeypatch, capsys):
     monkeypatch.setattr(terminal, "err", terminal.Plain(stderr=True, force_terminal=True, width=200))
     with terminal.doing(HOSTILE) as say, terminal.stage(HOSTILE, 3) as done:
@@ -90,6 +101,12 @@ def test_what_is_being_done_is_no_markup(monkeypatch, capsys):
     said = capsys.readouterr().err
     assert SHOWN in said
     assert not {"\x07", "\x9b", "\u202e"} & set(said)
+
+
+def test_the_budget_that_is_left_is_not_rounded_up(capsys):
+    spent = types.SimpleNamespace(epsilon=4.000049, delta=1e-5)
+    terminal.show_budget([types.SimpleNamespace(spent=spent, entries=[], records=3, relation="zero-out")], limit=10.0)
+    assert re.search(r"4\.001 .* 5\.999 ", capsys.readouterr().out)
 
 
 @pytest.mark.parametrize("command", ["train", "report", "ledger", "audit", "tune", "compare"])
@@ -106,7 +123,7 @@ def test_what_ends_a_command_is_shown_as_it_is(monkeypatch, tmp_path, raised):
     def end(*_, **__):
         raise raised
 
-    monkeypatch.setattr("privsgp.runs.train.refuse_used", end)
+    monkeypatch.setattr("privsgp.engine.folder.refuse_used", end)
     ran = runs.command("train", runs.small(tmp_path))
     assert ran.code in (1, 130)
     assert ("stopped after step 3" if isinstance(raised, Interrupted) else SHOWN) in ran.err

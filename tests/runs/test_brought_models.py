@@ -17,7 +17,6 @@ import privsgp
 import runs
 from privsgp.data.images import ImageOptions, read_images
 from privsgp.errors import Refused
-from privsgp.runs.export import export
 
 REST = """
 [graph]
@@ -110,8 +109,6 @@ def test_texts(tmp_path):
     bare = runs.command("evaluate", run, tmp_path / "bare.csv")
     assert bare.code == 2
     assert "has no 'mood'" in bare.err
-    for form in ("torchscript", "state-dict"):
-        assert runs.command("export", run, "--format", form).code == 0
 
 
 def test_records_in_other_words_are_refused_too(tmp_path):
@@ -226,8 +223,7 @@ class Visit(nn.Module):
         return self.out(torch.cat([self.codes(codes).mean(1), vitals], 1))
 
 
-@pytest.mark.parametrize("form", ["torchscript", "state-dict"])
-def test_tokens(tmp_path, form):
+def test_tokens(tmp_path):
     x = np.random.default_rng(0).integers(0, 30, (100, 5))
     result = privsgp.train(Words(), (x, x[:, 0] % 2), classes=2, nodes=2, out=tmp_path / "run", **SETTINGS)
     loaded = privsgp.load(tmp_path / "run", Words())
@@ -236,7 +232,6 @@ def test_tokens(tmp_path, form):
         loaded.predict(x + 30)
     with pytest.raises(Refused, match="dtype float"):
         loaded.predict(x / 2)
-    export(loaded, form, tmp_path / "model")
 
 
 @pytest.mark.parametrize("named", [True, False])
@@ -255,7 +250,6 @@ def test_several_inputs(tmp_path, named):
             loaded.predict(other)
     with pytest.raises(Refused, match="several inputs"):
         loaded.predict(tmp_path / "x.npz")
-    export(loaded, "torchscript", tmp_path / "model.pt")
 
 
 def test_data_sets_and_tensors_that_learn(tmp_path):

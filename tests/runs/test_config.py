@@ -185,9 +185,9 @@ def test_stragglers_are_nodes():
 @pytest.mark.parametrize(
     ("values", "what"),
     [
-        ({"features": {"name": "scattering", "patch": 3}}, "features.patch = 3 with features.name = 'scattering'"),
+        ({"features": {"name": "scattering", "size": 3}}, "features.size = 3 with features.name = 'scattering'"),
         ({"features": {"name": "scattering", "components": 9}}, "features.components = 9"),
-        ({"features": {"name": "random-conv", "order": 2}}, "features.order = 2"),
+        ({"features": {"name": "efficientnet-lite0", "order": 2}}, "features.order = 2"),
         (
             {"algorithm": {"name": "local", "final_mixing": 2}},
             "algorithm.final_mixing = 2 with algorithm.name = 'local'",

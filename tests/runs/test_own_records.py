@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from concurrent.futures import ThreadPoolExecutor
 from unittest import mock
 
@@ -315,20 +314,18 @@ def test_several_inputs_are_compared_as_they_are(tmp_path):
     assert result.evaluate((two(X + 0.25), Y))
 
 
-def test_every_process_looks_at_plan_data(tmp_path, monkeypatch):
+def test_every_process_looks_at_plan_data(tmp_path):
     """The first plans, and does not know the records of the others."""
     np.savez(tmp_path / "public.npz", x=SITES[1][0][::-1], y=SITES[1][1])
     text = SMALL.format(classes="classes = 2").replace("step_size = 0.1", 'step_size = "auto"')
     text = text.replace('test_path = "public.npz"\n', "") + f'[plan]\ndata = "{tmp_path / "public.npz"}"\n'
-    config, store, here = configs.read(runs.small(tmp_path, text)), HashStore(), threading.local()
-    monkeypatch.setattr(settle, "join", lambda: here.world)
+    config, store = configs.read(runs.small(tmp_path, text)), HashStore()
 
     def process(rank):
-        here.world = World(rank, 2, store, 20.0)
         dataset = from_arrays(*SITES[rank], classes=2)
         problem = problems.assembled(config, dataset, [np.arange(40)], range(rank, rank + 1), [40, 40])
         try:
-            settle.settle(config, lambda _: problem, tmp_path / "out", resume=False)
+            settle.settle(config, problem, tmp_path / "out", resume=False, world=World(rank, 2, store, 20.0))
         except Refused as refused:
             return refused.what
         return "went on"

@@ -13,10 +13,12 @@ from privsgp.accounting.mechanisms import SampledMean
 from privsgp.accounting.statements import statements
 from privsgp.engine.node_randomness import NodeRandomness
 from privsgp.errors import Refused
+from privsgp.research import compare
 from privsgp.runs import build
 from privsgp.runs import config as configs
 from privsgp.runs import problem as problems
-from privsgp.studies import compare
+from privsgp.runs.resolve import resolve
+from privsgp.transport.rendezvous import World
 
 PAIRWISE = ["--set=privacy.noise=pairwise", "--set=privacy.honest=3"]
 
@@ -33,7 +35,7 @@ def parsed(algorithm="privsgp", privacy=None, nodes=8, **more):
 
 
 def spec_of(config):
-    return build.build_run(config, problems.load_problem(config))
+    return build.build_run(resolve(config, problems.load_problem(config)))
 
 
 @pytest.mark.parametrize(("nodes", "honest"), [(2, 2), (3, 3), (8, 6), (9, 7), (16, 12), (50, 38)])
@@ -85,15 +87,15 @@ def test_auto_shares_noise_where_it_can_and_says_so():
     shared, alone = (parsed(name, {"noise": "auto"}) for name in ("privsgp", "local"))
     assert (shared.pairwise, alone.pairwise) == (True, False)
     assert alone.trust == "per-node"
-    notes = " ".join(problems.notes(shared, problems.load_problem(shared)))
+    notes = " ".join(problems.notes(shared, problems.load_problem(shared), World()))
     assert "6 of 8 sites are honest" in notes
-    assert "cannot be shared" in " ".join(problems.notes(alone, problems.load_problem(alone)))
+    assert "cannot be shared" in " ".join(problems.notes(alone, problems.load_problem(alone), World()))
 
 
 def test_where_all_are_taken_to_be_honest_it_is_said_that_each_learns_more_than_outsiders():
     for honest, said in ((8, True), (7, False)):
         config = parsed(privacy={"honest": honest})
-        notes = " ".join(problems.notes(config, problems.load_problem(config)))
+        notes = " ".join(problems.notes(config, problems.load_problem(config), World()))
         assert ("outside alone" in notes) is said
 
 
@@ -114,7 +116,8 @@ def test_each_node_is_counted_with_at_least_the_noise_it_needs():
     p.refuse_overspending(range(6))
     needed = [m.sigma for m in alone.protection.mechanisms]
     assert all(m.sigma >= s * 0.995 for m, s in zip(p.mechanisms, needed, strict=True))
-    assert all(isinstance(m, SampledMean) and m.honest == 4 and m.least_own > 0 for m in p.mechanisms)
+    assert all(isinstance(m.shared.base, SampledMean) and m.shared.honest == 4 for m in p.mechanisms)
+    assert all(m.shared.least_own > 0 for m in p.mechanisms)
     inverse = [1 / s for s in needed]
     assert spec.weights == pytest.approx([s / math.fsum(inverse) for s in inverse], rel=1e-2)
     apart = math.sqrt(math.fsum((w * s) ** 2 for w, s in zip(alone.weights, needed, strict=True)))

@@ -1,4 +1,4 @@
-"""A run's model on its way out: loaded without unpickling, ready to predict, measured, drawn, exported the same."""
+"""A run's model on its way out: loaded without unpickling, ready to predict, measured, drawn."""
 
 from __future__ import annotations
 
@@ -21,11 +21,10 @@ from privsgp import data
 from privsgp.accounting.shown import up
 from privsgp.engine.folder import Folder
 from privsgp.errors import Refused
-from privsgp.runs import export as exporting
 from privsgp.runs import rows
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
-FEATURES = ("--set=features.name=random-conv", "--set=features.filters=8", "--set=features.patch=3")
+FEATURES = ("--set=features.name=scattering", "--set=features.scales=1", "--set=features.angles=2")
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +74,6 @@ def test_features_are_part_of_the_module(tmp_path):
     result = privsgp.load(tmp_path / "out")
     assert result.card["input_shape"] == [1, 8, 8]
     assert result.evaluate((images, y))["log_loss"] == pytest.approx(result.summary["log_loss"], rel=1e-5)
-    exporting.export(result, "torchscript", tmp_path / "model.pt")
 
 
 def test_a_module_of_ones_own_is_asked_for(tmp_path, digits):
@@ -147,11 +145,12 @@ def test_the_model_card_says_what_was_spent_and_that_a_simulation_is_none(made):
     text = (made("plain") / "model-card.md").read_text()
     summary = json.loads(Folder(made("plain")).summary.read_text())
     assert "A simulation, not private" in text
-    assert f"Without a seed it would be ε = {up(max(summary['epsilon_spent']))}" in text
+    assert f"ε = {up(max(summary['epsilon_spent']))}" in text
+    assert "- simulation, not private" in text
     secret = made("secret", "--set=seed=", "--set=privacy.sigma=", "--set=privacy.epsilon=2.0")
     text = (secret / "model-card.md").read_text()
     assert "simulation" not in text
-    assert "δ = 1e-05 for every site's records" in text
+    assert "δ = 1e-05 for each record of a site (zero-out, certified)" in text
 
 
 def test_predictions_are_a_table(made, digits, tmp_path):
@@ -189,52 +188,14 @@ def test_evaluation_is_on_public_data_and_never_on_what_was_trained_on(made, dig
     assert "nothing was compared" in ran.err
 
 
-@pytest.mark.parametrize("form", list(exporting.ENDINGS))
-def test_an_exported_model_gives_the_same_outputs(made, digits, tmp_path, form):
-    if form == "onnx":
-        pytest.importorskip("onnx")
-        pytest.importorskip("onnxscript")
-    folder, path = made("mlp", "--set=model.name=mlp"), tmp_path / f"model{exporting.ENDINGS[form]}"
-    ran = runs.command("export", folder, "--format", form, "-o", path)
-    assert ran.code == 0, ran.err
-    result, x = privsgp.load(folder), torch.from_numpy(digits.x_test[:9])
-    outputs = {
-        "onnx": exporting._from_onnx,
-        "torchscript": exporting._from_torchscript,
-        "state-dict": exporting._from_state_dict(result),
-    }[form](path, x)
-    torch.testing.assert_close(outputs, result.outputs(x.numpy()), rtol=1e-4, atol=1e-5)
-
-
-def test_an_export_that_differs_is_not_left_behind(made, tmp_path, monkeypatch):
-    monkeypatch.setattr(exporting, "_from_torchscript", lambda _path, x: torch.zeros(len(x), 10))
-    ran = runs.command("export", made("plain"), "--format", "torchscript", "-o", tmp_path / "model.pt")
-    assert ran.code == 2
-    assert "differs by" in ran.err
-    assert not list(tmp_path.iterdir())
-
-
-def test_onnx_that_is_not_installed_is_named_with_its_command(made, tmp_path, monkeypatch):
-    monkeypatch.setattr(exporting.importlib.util, "find_spec", lambda _name: None)
-    ran = runs.command("export", made("plain"), "--format", "onnx", "-o", tmp_path / "m.onnx")
-    assert ran.code == 2
-    assert "pip install 'privsgp[export]'" in ran.err
-    assert runs.command("export", made("plain"), "--format", "pickle").code == 2
-
-
-def test_a_notebook_gets_a_table_and_pictures(made):
+def test_a_notebook_gets_a_table_and_charts(made):
     result = privsgp.load(made("plain"))
     html = result._repr_html_()
-    assert html.count("<tr>") == len(rows_of(result))
+    assert html.count('<tr><th style="text-align:left">') == len(result.view.facts)
     assert "simulation, not private" in html
-    assert result.plot()._repr_png_().startswith(b"\x89PNG")
+    assert "Accuracy on test data" in html
+    assert html.count("<figure>") == html.count("<polyline") - 4 == 5  # two have two curves, two a diagonal
     assert "{" not in repr(result)
-
-
-def rows_of(result):
-    from privsgp.runs.shown import summary_rows
-
-    return summary_rows(result.summary, result.folder)
 
 
 def test_what_a_run_is_called_is_no_markup(made):

@@ -10,6 +10,7 @@ from pydantic import ValidationError
 from torch import nn
 
 import privsgp
+from privsgp.algorithms import ALGORITHMS
 from privsgp.runs import config as configs
 from privsgp.runs import sections
 
@@ -28,7 +29,7 @@ def test_every_section_is_an_argument_of_its_own():
         assert section.capitalize() in taken[section].annotation
 
 
-@pytest.mark.parametrize("name", sorted(set(configs.SECTIONS) - {"data", "model"}))
+@pytest.mark.parametrize("name", sorted(set(configs.SECTIONS) - {"data", "model", "algorithm"}))
 def test_a_section_has_every_key_of_every_component(name):
     for component in configs.SECTIONS[name].components().values():
         assert set(component.model_fields) <= set(getattr(sections, name.capitalize()).model_fields)
@@ -49,6 +50,15 @@ def test_objects_are_what_dictionaries_are(tmp_path):
 def test_what_is_left_to_the_planner_stays_open():
     section = sections.Algorithm(name="auto", steps="auto", batch=8.0)
     assert sections.plain(section) == {"batch": 8.0, "name": "auto", "steps": "auto"}
+
+
+def test_a_section_has_every_key_of_privsgps_own_methods_and_takes_those_of_others():
+    for name in ("sgp", "privsgp", "privsgp-vr", "privsgp-sag"):
+        assert set(ALGORITHMS[name].Options.model_fields) <= set(sections.Algorithm.model_fields)
+    given = sections.plain(sections.Algorithm(name="ldp-svrg", period=3))
+    assert configs.parse({"privacy": {"sigma": 1.0}, "algorithm": given}).algorithm.period == 3
+    with pytest.raises(privsgp.Refused, match="periods"):
+        configs.parse({"privacy": {"sigma": 1.0}, "algorithm": {"name": "ldp-svrg", "periods": 3}})
 
 
 def test_a_key_that_nobody_knows_is_refused():

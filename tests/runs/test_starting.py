@@ -113,6 +113,7 @@ def test_a_resumed_run_starts_from_the_same(place, tmp_path):
 
 
 def test_another_model_and_no_run_are_refused(place, tmp_path):
+    (tmp_path / "none").mkdir()
     assert "no finished run" in _train(place, tmp_path / "on", "--from", tmp_path / "none").err
     ran = _train(place, tmp_path / "on", *STEPS, "--set=model.name=mlp", "--from", place / "simulated")
     assert (ran.code, "other weights" in ran.err) == (2, True)

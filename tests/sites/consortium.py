@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from privsgp.sites.transport import SitesTransport
 
-FORKS.set_forkserver_preload(["privsgp.sites.join", "torch._dynamo", "sklearn.datasets"])  # torch is imported once
+FORKS.set_forkserver_preload(["privsgp.sites.run", "torch._dynamo", "sklearn.datasets"])  # torch is imported once
 NAMES = ("aachen", "basel", "cork", "delft", "essen", "fano", "ghent", "hull")
 RUN = {
     "data": {"classes": 10},
@@ -289,8 +289,8 @@ def _site(study: Path, file: Path, home: Path, out: Path, state: str, faults: Fa
     import torch
 
     from privsgp.errors import Interrupted, Refused
-    from privsgp.sites import link_journal
-    from privsgp.sites.join import join
+    from privsgp.sites.protocol import link_journal
+    from privsgp.sites.run import join
 
     link_journal._LEAST, link_journal.GROWTH = 0, 1  # a new file every few steps, as where models are large
     torch.set_num_threads(1)
@@ -311,8 +311,8 @@ def _site(study: Path, file: Path, home: Path, out: Path, state: str, faults: Fa
 
 
 def _relay(study: Path, home: Path, audit: Path, space: str | None, tampers: tuple[int, ...]) -> None:
-    from privsgp.sites.join import relay
-    from privsgp.sites.relay import Relay
+    from privsgp.sites.net.relay import Relay
+    from privsgp.sites.run import relay
 
     def noting(kept: Any, link: tuple[int, int], step: int, sealed: bytes) -> None:
         (audit.parent / f"relay-{link[0]}-{link[1]}-{step}").write_bytes(sealed)
@@ -376,7 +376,7 @@ def _die_after(moments: int, *, full: bool) -> None:
 
     With `full`, writes fail from that moment on, as on a full disk.
     """
-    from privsgp.sites.mailbox import Outbox
+    from privsgp.sites.protocol.mailbox import Outbox
     from privsgp.sites.transport import SitesTransport
 
     left = iter(range(moments))
@@ -402,7 +402,7 @@ def _die_after(moments: int, *, full: bool) -> None:
 
 
 def _lose(faults: Faults, log: Path) -> None:
-    from privsgp.sites import client, server
+    from privsgp.sites.net import client, server
 
     rng, receive = random.Random(os.getpid()), server.receive
     held: dict[int, list[Any]] = {}

@@ -23,8 +23,11 @@ import grpc
 import torch
 from consortium import mixed
 
-from privsgp.sites import client, join, mailbox, members, relay, server, transport
-from privsgp.sites.join import Network
+from privsgp.sites import run as join
+from privsgp.sites import store, transport
+from privsgp.sites.net import client, relay, server
+from privsgp.sites.protocol import mailbox, members
+from privsgp.sites.run import Network, wire
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -58,6 +61,7 @@ class Process:
         self.alive, self.over = True, False
         self.network: Network | None = None
         self.transport: Any = None
+        self.store: Any = None
 
     def check(self) -> None:
         if not self.alive:
@@ -285,8 +289,7 @@ class World:
         process = self.processes[node]
         process.alive = False
         self.kills += 1
-        for task in [t for t in self.tasks if t.processes[0] is process]:
-            task.resume()
+        self._end(process)
         self.restarts[node] = self.now + self.rng.choice([0.1, 1.0, 3.0, 8.0])
 
     def run(self, seconds: float) -> None:
@@ -334,6 +337,8 @@ class World:
         process.alive = False
         for task in [t for t in self.tasks if t.processes[0] is process]:
             task.resume()
+        if process.store is not None:
+            process.store.close()  # the next process opens the file
 
     def told(self) -> str:
         """Return where everybody stands."""
@@ -345,7 +350,7 @@ class World:
             m, t = process.network.members, process.transport
             lines.append(
                 f"{node}: alive {process.alive}, incarnation {m.incarnation}, step {m.step}, {m.phase}, "
-                f"last {t.last.tolist()}, has {t._have()}, believes "
+                f"last {t.last.tolist()}, has {m.have()}, believes "
                 f"{ {i: (o.incarnation, o.have, o.answered) for i, o in m.others.items()} }, "
                 f"failures {process.network.client.failures}"
             )
@@ -368,7 +373,7 @@ class World:
         who = server.Server._who
         client.Client._channel = lambda one, peer: Channel(self, one.process, self._node(peer))
         server.Server._who = lambda _server, context: context.peer
-        os.fsync = lambda _descriptor: None
+        os.fsync, store.SYNC = (lambda _descriptor: None), "OFF"
         random.seed(self.seed)
         for module in PATCHED:
             module.time = clock
@@ -377,7 +382,7 @@ class World:
         try:
             yield
         finally:
-            client.Client._channel, server.Server._who, os.fsync = whole, who, sync
+            client.Client._channel, server.Server._who, os.fsync, store.SYNC = whole, who, sync, "FULL"
             random.setstate(chance)
             for module in PATCHED:
                 module.time = time
@@ -406,9 +411,10 @@ class World:
         """Do what `join` does: take up the last commit, open the door, dial, and go on to the last round."""
         agreement, life = self.consortium.agreement, self.lives[process.node]
         folder = SimpleNamespace(path=life.folder)
-        network = Network.make(self.consortium.sites[process.node], agreement, folder)
+        network = wire(self.consortium.sites[process.node], agreement, folder)
         network.client.process = process
-        process.transport = made = join._transport(network, folder)
+        process.store = network.members.store
+        process.transport = made = network.transport
         if life.commit is not None:
             for name, value in made.arrays().items():
                 value.copy_(life.commit["arrays"][name])
@@ -421,7 +427,7 @@ class World:
             made.serve()
         else:
             self._train(process, life)
-        join._see_off(network, made, lambda _text: None)
+        join._see_off(network, lambda _text: None)
         process.over = True
 
     def _train(self, process: Process, life: Life) -> None:

@@ -18,6 +18,7 @@ from privsgp.engine.folder import Folder
 from privsgp.engine.trainer import Trainer
 from privsgp.runs.build import build_run
 from privsgp.runs.problem import assembled
+from privsgp.runs.resolve import resolve
 from privsgp.transport.link import Incoming, Outgoing
 from privsgp.transport.lossy import Faults, LossyNetwork
 from privsgp.transport.protocol import Transport
@@ -29,7 +30,7 @@ def lockstep(c):
     sets = [data.load(str(file), classes=10) for file in c.files]
     whole = dataclasses.replace(sets[0], x=np.concatenate([d.x for d in sets]), y=np.concatenate([d.y for d in sets]))
     parts = np.split(np.arange(len(whole.y)), np.cumsum([len(d.y) for d in sets])[:-1])
-    spec = build_run(config, assembled(config, whole, parts))
+    spec = build_run(resolve(config, assembled(config, whole, parts)))
     spec = dataclasses.replace(spec, checkpoint_every=0)
 
     class Simulated(Trainer):

@@ -20,7 +20,7 @@ from privsgp.errors import Refused
 from privsgp.runs import config as configs
 from privsgp.sites.agreement import Agreement, Limits, propose
 from privsgp.sites.canonical import canonical
-from privsgp.sites.join import check_policy
+from privsgp.sites.run import check_policy
 from runs import command
 
 JSON = st.recursive(
@@ -135,7 +135,7 @@ def test_data_of_another_size_is_refused(three):
         ({"algorithm": {"average": "tail", "final_mixing": 3}}, "no average"),
         ({"privacy": {"epsilon": 3.0, "accountant": "published"}}, "guarantees nothing"),
         ({"privacy": {"epsilon": 3.0, "noise": "auto"}}, "whom they have to trust"),
-        ({"features": {"name": "random-conv", "filters": 10**6}}, "at most 4096"),
+        ({"features": {"name": "scattering", "angles": 10**6}}, "at most 4096"),
     ],
 )
 def test_what_sites_could_not_promise_or_go_on_with_is_refused(three, changes, why):
@@ -276,7 +276,7 @@ def test_features_are_made_anew_and_compared(three, tmp_path, monkeypatch):
     monkeypatch.setenv("PRIVSGP_CACHE", str(tmp_path / "cache"))
     d = data.load(str(three.files[0]), classes=10)
     d = dataclasses.replace(d, x=d.x.reshape(-1, 1, 8, 8), x_test=d.x_test.reshape(-1, 1, 8, 8))
-    made = {"name": "random-conv", "filters": 6, "patch": 3, "grid": 2}
+    made = {"name": "scattering", "scales": 1, "angles": 2}
     values = three.agreement.config.shared() | {"features": made}
     agreement = propose(
         configs.parse(values), [site.card for site in three.sites], d, name="images", limits=Limits(deadline=30.0)

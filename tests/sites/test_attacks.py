@@ -26,14 +26,13 @@ from privsgp.report import page
 from privsgp.sites.agreement import Agreement, Limits
 from privsgp.sites.audit import Audit, check
 from privsgp.sites.canonical import canonical
-from privsgp.sites.frames import Frame, Rejected
 from privsgp.sites.identity import Card, Site, _certificate, _p256, _pem, _to_sign, load_key, private_pem
-from privsgp.sites.join import Network, _enter, _spec, check_policy, join, leave
-from privsgp.sites.mailbox import Inbox, Outbox
-from privsgp.sites.members import Members, hello_form
-from privsgp.sites.outliers import Outliers
-from privsgp.sites.relay import Seal
-from privsgp.sites.server import _MOST_HELLO, read_said
+from privsgp.sites.net.relay import Seal
+from privsgp.sites.protocol.frames import Frame, Rejected
+from privsgp.sites.protocol.mailbox import Inbox, Outbox
+from privsgp.sites.protocol.members import Goodbye, Hello, Members, read_said
+from privsgp.sites.protocol.outliers import Outliers
+from privsgp.sites.run import _enter, _spec, check_policy, join, leave, wire
 from privsgp.sites.transport import SitesTransport
 from privsgp.transport.link import Increment
 
@@ -211,8 +210,8 @@ def test_an_older_copy_sends_nothing_once_a_peer_has_shown_a_later_message(three
     members.heard(1)  # it brings a message before it has said hello: what it has of this site is not known yet
     assert not members.is_there(1)
     peer = Members(three.agreement, 1, 1, three.agreement.sign(three.sites[1]))
-    peer.proof = lambda _peer: {"newest": 5, "proof": frame(three, 5, 0.5, source=0, target=1).evidence()}
-    members.learn(1, json.loads(canonical(peer.hello(0))))
+    peer.store.seen[0] = frame(three, 5, 0.5, source=0, target=1)
+    members.learn(1, canonical(peer.hello(0)))
     assert members.is_there(1)
     with pytest.raises(Refused, match="older copy"):
         _mixed(three, transport, lambda *step: committed.append(step))
@@ -225,7 +224,7 @@ def test_what_could_not_be_committed_is_not_sent(three, tmp_path):
     members, outbox = Members(three.agreement, 0, 1, three.agreement.sign(three.sites[0])), Outbox(2)
     for peer in (1, 2):
         other = Members(three.agreement, peer, 1, three.agreement.sign(three.sites[peer]))
-        members.learn(peer, json.loads(canonical(other.hello(0))))
+        members.learn(peer, canonical(other.hello(0)))
     log = tmp_path / "taken.jsonl"
     transport = SitesTransport(three.sites[0], three.agreement, 0, Inbox(three.agreement, 0, 2), outbox, members, log)
     seen = []
@@ -249,8 +248,8 @@ def acquainted(c, node, *others, **seen):
     members = Members(c.agreement, node, 1, c.agreement.sign(c.sites[node]))
     for other in others:
         peer = Members(c.agreement, other, 1, c.agreement.sign(c.sites[other]))
-        peer.seen = lambda source, heads=seen[f"by_{other}"]: heads.get(source)
-        members.learn(other, json.loads(canonical(peer.hello(node))))
+        peer.store.seen.update(seen[f"by_{other}"])
+        members.learn(other, canonical(peer.hello(node)))
     return members
 
 
@@ -259,12 +258,12 @@ def test_an_older_copy_is_noticed_by_who_only_heard_of_the_later_message(three):
     sent = frame(three, 5, 0.5, source=0, target=1)
     cork = acquainted(three, 2, 1, by_1={0: sent})
     aachen = Members(three.agreement, 0, 1, three.agreement.sign(three.sites[0]))
-    aachen.learn(2, json.loads(canonical(cork.hello(0))))
+    aachen.learn(2, canonical(cork.hello(0)))
     assert aachen.foreign.header == sent.header
-    cork.told_of._newest[0] = dataclasses.replace(sent, signature=bytes(64))
+    cork.store.heard[0] = dataclasses.replace(sent, signature=bytes(64))
     aachen = Members(three.agreement, 0, 1, three.agreement.sign(three.sites[0]))
     with pytest.raises(Rejected, match="did not sign"):
-        aachen.learn(2, json.loads(canonical(cork.hello(0))))
+        aachen.learn(2, canonical(cork.hello(0)))
     assert aachen.foreign is None
 
 
@@ -274,10 +273,10 @@ def test_two_messages_of_one_step_to_a_third_site_are_evidence_here_too(three, s
     second = frame(three, 5, 0.5 if same else 0.6, source=1, target=2, incarnation=2)
     members = acquainted(three, 0, 2, by_2={1: first})
     members.accuse = lambda node, evidence: accused.append((node, evidence))
-    other = Members(three.agreement, 2, 2, three.agreement.sign(three.sites[2]))
-    other.seen = {1: second}.get
+    other = Members(three.agreement, 2, 1, three.agreement.sign(three.sites[2]))
+    other.store.seen[1] = second
     for _ in range(2):
-        members.learn(2, json.loads(canonical(other.hello(0))))
+        members.learn(2, canonical(other.hello(0)))
     assert [node for node, _ in accused] == ([] if same else [1])
     for _, evidence in accused:
         for told in evidence.evidence.values():  # anybody can see who said both
@@ -289,7 +288,7 @@ def test_who_is_known_by_hearsay_is_waited_for_until_it_says_hello(three):
     members = Members(three.agreement, 0, 1, three.agreement.sign(three.sites[0]))
     peer = Members(three.agreement, 1, 1, three.agreement.sign(three.sites[1]))
     peer.others[2].heard = time.monotonic()
-    members.learn(1, json.loads(canonical(peer.hello(0))))
+    members.learn(1, canonical(peer.hello(0)))
     assert members.is_there(2)
     assert members.ungreeted() == [2]
 
@@ -303,7 +302,7 @@ def house(tmp_path_factory):
     folder = Folder(c.out(0))
     folder.path.mkdir()
     folder.prepare()
-    network = Network.make(c.sites[0], c.agreement, folder)
+    network = wire(c.sites[0], c.agreement, folder)
     network.inbox.open()
     network.server.start(c.sites[0].listen)
     yield c, network
@@ -409,12 +408,12 @@ def test_a_hello_never_speaks_of_the_future(three):
             lock.release()
 
     members.changed = Meanwhile()
-    assert members.hello(2)["heard"]["1"] >= 0
+    assert members.hello(2)["heard"][1] >= 0
 
 
 def test_half_a_sealed_message_is_not_kept(house):
     c, network = house
-    asked = canonical({"run": c.agreement.run, "node": 2, "after": 7})
+    asked = canonical({"run": c.agreement.run, "node": 2, "step": 7})
     for parts in ([asked], [asked, bytes(c.agreement.message_bytes - 1)]):
         with channel(c, c.sites[1]) as opened, pytest.raises(grpc.RpcError):
             opened.stream_unary("/privsgp.Sites/Drop")(iter(parts), timeout=5)
@@ -447,7 +446,7 @@ def test_what_comes_of_a_process_that_was_killed_is_nobodys_fault(house, kind):
 def told(c, node, to, heads, incarnation=1):
     """Return the hello of a site that tells of these headers."""
     members = Members(c.agreement, node, incarnation, c.agreement.sign(c.sites[node]))
-    return json.loads(canonical(members.hello(to))) | {"heads": heads}
+    return canonical(members.hello(to) | {"heads": heads})
 
 
 def test_a_header_that_goes_round_does_not_turn_honest_sites_against_each_other(three):
@@ -459,7 +458,7 @@ def test_a_header_that_goes_round_does_not_turn_honest_sites_against_each_other(
     with pytest.raises(Rejected, match="did not sign"):
         aachen.learn(1, told(three, 1, 0, {"1": {"header": spelt, "signature": signature}}))
     cork = Members(three.agreement, 2, 1, three.agreement.sign(three.sites[2]))
-    cork.learn(0, json.loads(canonical(aachen.hello(2))))
+    cork.learn(0, canonical(aachen.hello(2)))
 
 
 @pytest.mark.parametrize("wrong", [{"target": 99}, {"target": 1}, {"step": 2**50}, {"length": 8}])
@@ -470,7 +469,7 @@ def test_a_header_of_no_message_of_the_run_does_not_go_round(three, wrong):
         head = frame(three, w=w, **{"step": 5, "source": 1, "target": 2} | wrong).evidence()
         with pytest.raises(Rejected):
             members.learn(2, told(three, 2, 0, {"1": head}))
-    assert "1" not in members.hello(2)["heads"]
+    assert 1 not in members.hello(2)["heads"]
 
 
 def test_a_hello_of_the_largest_roster_is_read(three):
@@ -481,24 +480,32 @@ def test_a_hello_of_the_largest_roster_is_read(three):
     signed = {"passed_on": [2**31, 2**31, "0" * 128], "signatures": "0" * 128, "pair_keys": "0" * 192, "heads": head}
     each = steps | signed
     hello = said | {key: dict.fromkeys(map(str, range(1024)), value) for key, value in each.items()}
-    assert hello_form(1024).fits(read_said(canonical(hello), _MOST_HELLO))
+    assert len(read_said(Hello, canonical(hello), 1024).heads) == 1024
 
 
-def arriving(c, tmp_path, frames, agreement=None, **limits):
+def arriving(c, tmp_path, frames, agreement=None, stop=None, **limits):
     """Return the transport of the first site at its first step, with messages for it; it stops where it would pause."""
     values = (agreement or c.agreement).values
     agreement = Agreement.of(values | {"limits": values["limits"] | limits}, "it")
     members, accused = Members(agreement, 0, 1, agreement.sign(c.sites[0])), []
     for peer in (1, 2):
         other = Members(agreement, peer, 1, agreement.sign(c.sites[peer]))
-        members.learn(peer, json.loads(canonical(other.hello(0))))
+        members.learn(peer, canonical(other.hello(0)))
     members.accuse = lambda node, evidence: accused.append((node, evidence))
     inbox = Inbox(agreement, 0, 4)
     for one in frames:
         header = dataclasses.replace(one.header, run=agreement.run)
         inbox.put(Frame.make(c.sites[header.source], header, one.body))
-    transport = SitesTransport(c.sites[0], agreement, 0, inbox, Outbox(2), members, tmp_path / "taken.jsonl")
-    transport.stop = lambda: bool(inbox.stopped())
+    transport = SitesTransport(
+        c.sites[0],
+        agreement,
+        0,
+        inbox,
+        Outbox(2),
+        members,
+        tmp_path / "taken.jsonl",
+        stop or (lambda: bool(inbox.stopped())),
+    )
     return transport, accused
 
 
@@ -507,13 +514,14 @@ def step(transport, w=1.0):
     return mixed(transport, 0, x, torch.tensor([w], dtype=torch.float64))
 
 
+@pytest.mark.parametrize("weight", [1 / 3, 0.0])
 @pytest.mark.parametrize("far", [1e18, 1e3])
-def test_a_message_far_outside_others_is_taken_and_its_sender_named(three, tmp_path, far):
-    honest, poisoned = frame(three, 0, 1 / 3, source=1, x=0.01), frame(three, 0, 1 / 3, source=2, x=far)
+def test_a_message_far_outside_others_is_taken_and_its_sender_named(three, tmp_path, far, weight):
+    honest, poisoned = frame(three, 0, 1 / 3, source=1, x=0.01), frame(three, 0, weight, source=2, x=far)
     transport, accused = arriving(three, tmp_path, [honest, poisoned])
     x, w = step(transport)
     assert x.max() == pytest.approx(far, rel=1e-3)
-    assert float(w) == pytest.approx(1.0)
+    assert float(w) == pytest.approx(2 / 3 + weight)
     ((node, said),) = accused
     assert (node, said.kind) == (2, "outlier")
     assert "cork" not in str(said)  # whoever reads it is told the name beside it
@@ -531,7 +539,7 @@ def test_beyond_the_agreed_update_the_whole_message_is_refused_and_the_site_wait
     with pytest.raises(Interrupted):  # it would wait: nothing is spent
         step(transport)
     assert [(node, said.kind) for node, said in accused] == [(2, "update")]
-    assert transport.taken() == {"1": 0}  # and nothing of the other, so that all sums are as if it were on its way
+    assert transport.taken() == {1: 0}  # and nothing of the other, so that all sums are as if it were on its way
     assert transport.inbox.stopped() == {2}
     later = frame(three, 1, 2 / 3, source=2)
     with pytest.raises(Rejected, match="stopped"):
@@ -540,9 +548,10 @@ def test_beyond_the_agreed_update_the_whole_message_is_refused_and_the_site_wait
 
 def test_a_paused_site_goes_on_when_the_member_has_left(three, tmp_path):
     far = frame(three, 0, 1 / 3, source=2, x=1e6)
-    transport, _ = arriving(three, tmp_path, [frame(three, 0, 1 / 3, source=1), far], max_update=20.0)
-    transport.stop = lambda: False
-    threading.Timer(0.3, lambda: transport.members.left.update({2: {"taken": {}}})).start()
+    transport, _ = arriving(
+        three, tmp_path, [frame(three, 0, 1 / 3, source=1), far], max_update=20.0, stop=lambda: False
+    )
+    threading.Timer(0.3, lambda: transport.members.left.update({2: Goodbye(taken={}, signature="0" * 128)})).start()
     x, w = step(transport)
     assert float(x.abs().max()) == 0
     assert float(w) == pytest.approx(2 / 3)
@@ -558,7 +567,7 @@ def test_a_site_never_holds_more_weight_than_there_is(three, tmp_path):
     ((node, said),) = accused
     assert (node, said.kind) == (1, "weight")
     assert "would hold 3.64333, and all sites together hold 3" in str(said)
-    assert transport.taken() == {"2": 1}
+    assert transport.taken() == {2: 1}
     transport, accused = arriving(three, tmp_path, [frame(three, 1, 1.3, source=1), frames[1]])
     assert float(step(transport, w=0.15)[1]) == pytest.approx(3.0)
     assert not accused
@@ -584,6 +593,19 @@ def test_who_was_poisoned_does_not_accuse_who_was_not(three):
     outliers = Outliers(three.agreement, 0)
     clean = outliers.arrival(frame(three, 0, source=1), -1, Increment(1 / 3, 3.0, 1e18), 1.0)
     assert not outliers.warned(0, 1.0, [clean])
+
+
+def test_a_message_without_weight_is_measured_by_its_step(three, tmp_path):
+    """A site that was away sends all its weight off; its noise goes on."""
+    at = three.agreement.step_norm / three.agreement.weights**0.5 / 3  # of each weight: a step's length, in the sums
+    both = [frame(three, 0, 1 / 3, source=1, x=0.01), frame(three, 0, 0.0, source=2, x=at)]
+    transport, accused = arriving(three, tmp_path, both, max_update=1.01)
+    step(transport)
+    assert not accused
+    transport, accused = arriving(three, tmp_path, both, max_update=0.99)
+    with pytest.raises(Interrupted):
+        step(transport)
+    assert [(node, said.kind) for node, said in accused] == [(2, "update")]
 
 
 @pytest.mark.parametrize(("w", "own"), [(0.002, 1.0), (1.0, 0.002)])
@@ -615,7 +637,7 @@ def test_a_limit_on_updates_needs_steps_of_some_length(consortium):
 
 def named(c, i):
     """Return whom a site names in its summary, log, audit log and report, for what."""
-    page.write([c.out(i)], c.folder / "report.html")
+    page.write(c.out(i), c.folder / "report.html")
     said = {(one["peer"], one["kind"], one["refused"]) for one in c.summary(i)["site"]["warnings"]}
     assert {peer for peer, *_ in said} == {line["peer"] for line in c.audited(i)}
     for peer, *_ in said:

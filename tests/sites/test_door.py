@@ -24,9 +24,9 @@ from privsgp.errors import Refused
 from privsgp.sites.agreement import Agreement, Limits
 from privsgp.sites.canonical import canonical
 from privsgp.sites.identity import Site, load_key, tls_name
-from privsgp.sites.join import Network
-from privsgp.sites.members import Members
-from privsgp.sites.server import Server
+from privsgp.sites.net.server import Server
+from privsgp.sites.protocol.members import Members
+from privsgp.sites.run import wire
 from runs import FORKS
 
 
@@ -34,7 +34,7 @@ from runs import FORKS
 def house(tmp_path_factory):
     """Return a consortium with aachen's door open."""
     c = Consortium.make(tmp_path_factory.mktemp("door") / "c", limits=Limits(deadline=5.0, transfer=1.5))
-    network = Network.make(c.sites[0], c.agreement, prepared(c))
+    network = wire(c.sites[0], c.agreement, prepared(c))
     network.inbox.open()
     network.server.start(c.sites[0].listen)
     yield c, network
@@ -230,7 +230,7 @@ def test_the_text_of_an_error_stays_here(house, monkeypatch):
         raise OSError(28, "No space left on device", "/srv/patients/seen")
 
     with monkeypatch.context() as patched:
-        patched.setattr(network.inbox.seen, "note", full)
+        patched.setattr(network.inbox.store, "see", full)
         with pytest.raises(grpc.RpcError) as error:
             push(c, c.sites[2], frame(c, 0, 0.4, source=2).pieces())
     assert (code(error), error.value.details()) == ("INTERNAL", "this site could not answer")
@@ -328,7 +328,7 @@ def test_a_connection_that_does_not_speak_tls_is_closed(house):
 
 def test_hellos_that_are_none_are_refused_and_written_down(house):
     c, network = house
-    good, before = network.members.hello(1) | {"phase": "training"}, kinds(network).get("form", 0)
+    good, before = _hello(c, 1) | {"phase": "training"}, kinds(network).get("form", 0)
     with channel(c, c.sites[1]) as opened:
         hello = opened.unary_unary("/privsgp.Sites/Hello")
         wrong = [canonical(good | {"run": "0" * 64}), canonical(good | {"step": -1})]
@@ -366,7 +366,7 @@ def test_a_port_that_is_taken_is_refused(house):
 def test_a_door_that_finds_its_port_taken_tries_again(consortium, caplog):
     """Somebody else took it while the certificate was renewed."""
     c = consortium()
-    network = Network.make(c.sites[0], c.agreement, prepared(c))
+    network = wire(c.sites[0], c.agreement, prepared(c))
     with socket.create_server(place(c)):
         opening = threading.Thread(target=network.server._open_again, args=(c.sites[0].listen, c.sites[0].tls()))
         opening.start()

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from privsgp.errors import Refused
-from privsgp.sites import frames, link_journal
-from privsgp.sites.frames import Frame, Header, Step
-from privsgp.sites.link_journal import LinkJournal
+from privsgp.sites.protocol import frames, link_journal
+from privsgp.sites.protocol.frames import Frame, Header, Step
+from privsgp.sites.protocol.link_journal import LinkJournal
 from privsgp.transport.link import grown
 
 STEPS = st.lists(

@@ -14,15 +14,15 @@ import planted
 from privsgp import data
 from privsgp.accounting.book import Total
 from privsgp.accounting.policy import Policy
+from privsgp.audit import collusion
 from privsgp.errors import Refused
 from privsgp.randomness import pairwise
 from privsgp.randomness.noise import Keyed, Secure
 from privsgp.randomness.pairwise import Ends, PairStreams
 from privsgp.sites.agreement import Agreement
-from privsgp.sites.members import Members
-from privsgp.sites.pairs import PairKeys, is_word
 from privsgp.sites.policy import refuse_against
-from privsgp.studies import collusion
+from privsgp.sites.protocol.members import Members
+from privsgp.sites.protocol.pairs import PairKeys, is_word
 
 N, HONEST, D = 6, 4, 400
 
@@ -119,8 +119,8 @@ def test_a_key_that_its_site_did_not_sign_for_this_run_is_not_taken(six, keys, h
     members = Members(six.agreement, 0, 1, six.agreement.sign(six.sites[0]))
     word = forged(six, keys, how)
     assert not is_word(six.agreement, 1, word)
-    assert not members._share({"1": word})
-    assert members._share({"1": keys[1].words[1]})
+    assert not members._share({1: word})
+    assert members._share({1: keys[1].words[1]})
 
 
 def test_a_key_is_waited_for_as_a_signature_is_and_a_second_one_changes_nothing(six, keys, tmp_path):
@@ -128,12 +128,12 @@ def test_a_key_is_waited_for_as_a_signature_is_and_a_second_one_changes_nothing(
     members.signatures = {i: six.agreement.sign(site) for i, site in enumerate(six.sites)}
     members.pair_keys.update({i: keys[i].words[i] for i in range(N) if i != 3})
     assert members.unsigned() == ["delft"]
-    members._share({"3": keys[3].words[3]})
+    members._share({3: keys[3].words[3]})
     assert not members.unsigned()
     second = PairKeys(six.sites[3], six.agreement, 3, tmp_path / "second.key", {})
     second.settle(begun=False)
     assert is_word(six.agreement, 3, second.words[3])
-    assert not members._share({"3": second.words[3]})
+    assert not members._share({3: second.words[3]})
     assert members.pair_keys[3] == keys[3].words[3]
 
 

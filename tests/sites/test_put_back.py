@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import errno
-import json
 import os
 import shutil
 import signal
+import sqlite3
 import threading
 import time
 from pathlib import Path
@@ -26,15 +25,14 @@ from privsgp.engine.folder import Folder
 from privsgp.errors import Refused
 from privsgp.sites.agreement import Limits
 from privsgp.sites.canonical import canonical
-from privsgp.sites.frames import PLACE, Rejected
-from privsgp.sites.join import Network, _incarnation, _take_up_links, _transport
-from privsgp.sites.mailbox import Inbox, Outbox
-from privsgp.sites.members import Members
-from privsgp.sites.own_messages import OwnMessages
-from privsgp.sites.seen import Heard
-from privsgp.sites.server import receive
+from privsgp.sites.net.server import receive
+from privsgp.sites.protocol.frames import Rejected
+from privsgp.sites.protocol.mailbox import Inbox, Outbox
+from privsgp.sites.protocol.members import Evidence, Members, Newest, process_text
+from privsgp.sites.run import _take_up_links, wire
+from privsgp.sites.store import Store
 from privsgp.sites.trainer import SiteTrainer
-from privsgp.sites.transport import SitesTransport
+from privsgp.sites.transport import Ended, SitesTransport
 
 
 def test_a_folder_alone_that_was_put_back_by_a_few_steps_makes_none_again(consortium):
@@ -93,9 +91,9 @@ def test_a_site_that_knows_of_no_step_waits_for_who_may_know_of_one(three, tmp_p
     inbox, log = Inbox(three.agreement, 0, 2), tmp_path / "taken.jsonl"
     transport = SitesTransport(three.sites[0], three.agreement, 0, inbox, Outbox(2), members, log)
     others = {i: Members(three.agreement, i, 1, three.agreement.sign(three.sites[i])) for i in (1, 2)}
-    others[2].seen = {0: frame(three, 5, 0.5, source=0, target=2)}.get
-    members.learn(1, json.loads(canonical(others[1].hello(0))))
-    later = threading.Timer(0.3, lambda: members.learn(2, json.loads(canonical(others[2].hello(0)))))
+    others[2].store.seen[0] = frame(three, 5, 0.5, source=0, target=2)
+    members.learn(1, canonical(others[1].hello(0)))
+    later = threading.Timer(0.3, lambda: members.learn(2, canonical(others[2].hello(0))))
     later.start()
     guard = SimpleNamespace(settle=lambda *_: None)
     begun = SimpleNamespace(_pending=None, budget_guard=guard, transport=transport, state=SimpleNamespace(x=None))
@@ -120,16 +118,6 @@ def test_a_commit_that_is_taken_up_is_durable_before_its_messages_leave_again(th
     assert folder.checkpoint.parent.resolve() in synced
 
 
-def test_the_number_of_a_process_is_durable_before_anybody_hears_it(tmp_path, monkeypatch):
-    """Else the next process could have it too, and what the one before had answered would be taken for its own."""
-    folder = Folder(tmp_path / "run", "-0-0")
-    folder.path.mkdir()
-    folder.prepare()
-    synced = noted(monkeypatch)
-    assert [_incarnation(folder), _incarnation(folder)] == [1, 2]
-    assert synced.count((folder.path / "private").resolve()) == 2
-
-
 def noted(monkeypatch):
     """Return what is made durable, as it comes."""
     synced, fsync = [], os.fsync
@@ -137,18 +125,22 @@ def noted(monkeypatch):
     return synced
 
 
-def test_what_was_heard_of_is_known_after_a_restart_and_on_a_full_disk(three, tmp_path, monkeypatch):
+def test_what_was_heard_of_is_known_after_a_restart_and_on_a_full_disk(three, tmp_path):
     header = frame(three, 5, 0.5, source=1, target=2)
-    told = Heard(three.agreement, 0, tmp_path / "heard")
-    told.note(header)
-    told.note(frame(three, 4, 0.4, source=1, target=0))
-    assert Heard(three.agreement, 0, tmp_path / "heard").newest(1).header == header.header
-    full = OSError(errno.ENOSPC, "No space left")
-    monkeypatch.setattr(os, "pwrite", mock.Mock(side_effect=full))
-    told.note(frame(three, 6, 0.6, source=1, target=2))
-    assert told.newest(1).header.step == 6
-    (tmp_path / "heard").write_bytes(bytes(2 * 3 * PLACE)[:-10] + b"{changed}!")
-    assert Heard(three.agreement, 0, tmp_path / "heard").newest(1) is None
+    told = Store(three.agreement, 0, tmp_path / "state")
+    told.hear(header)
+    told.hear(frame(three, 4, 0.4, source=1, target=0))
+    told.sign([])  # it is written with what must be durable
+    assert Store(three.agreement, 0, tmp_path / "state").heard[1].header == header.header
+    told._put = mock.Mock(side_effect=sqlite3.OperationalError("database or disk is full"))
+    told.hear(frame(three, 6, 0.6, source=1, target=2))
+    assert told.heard[1].header.step == 6
+    with pytest.raises(OSError, match="No space left"):
+        told.see(frame(three, 6, 0.6, source=1, target=0))
+    assert 1 not in told.seen
+    told._db.execute("UPDATE newest SET signature = ?", (bytes(64),))
+    told._db.commit()
+    assert not Store(three.agreement, 0, tmp_path / "state").heard
 
 
 def test_a_suspended_machine_stops_when_its_copy_has_gone_on(consortium):
@@ -187,13 +179,94 @@ def test_of_two_copies_that_start_together_one_stops_at_least(consortium):
         copy.stop()
 
 
-def transport_of(c, tmp_path, own=None):
+def test_a_copy_that_was_started_stops_the_original_which_continues_when_it_is_started_again(consortium):
+    """The copy has sent nothing. Without this, peers would refuse the original, which would spend on its own."""
+    c = consortium(closed=(1,), limits=Limits(deadline=1.0, staleness=400), algorithm={"steps": 400})
+    c.start()
+    c.until_step(1, 3)
+    copy = c.copy_machine(1)
+    c.until_step(1, max(c.taken(1)) + 3)
+    try:
+        copy.start(1)
+        copy.processes[1].join(30)
+        assert copy.processes[1].exitcode == 2, copy.log(1)
+    finally:
+        copy.stop()
+    spent = c.sent(1)
+    c.processes[1].join(15)
+    assert c.processes[1].exitcode == 2, f"{c.sent(1) - spent} releases since then, {c.log(1)}"
+    assert "was started while this process runs" in c.log(1)
+    assert c.sent(1) <= spent + 10
+    c.start(1)
+    c.until_step(1, max(c.taken(1)) + 5)
+    assert {line["kind"] for line in c.audited(1)} == {"copy"}
+
+
+def signing(c, node, process=1, inbox=None):
+    """Return a site that signs the number of its process."""
+    sign = lambda text: c.sites[node].sign(b"progress", text).hex()  # noqa: E731
+    return Members(c.agreement, node, process, c.agreement.sign(c.sites[node]), inbox, sign=sign)
+
+
+def process_of(c, node, number, run=None):
+    """Return the number of a process as its site signs it."""
+    signature = c.sites[node].sign(b"progress", process_text(run or c.agreement.run, number)).hex()
+    return {"incarnation": number, "signature": signature}
+
+
+@pytest.mark.parametrize("by", ["hello", "answer to a message", "relay"])
+def test_a_site_stops_before_its_next_message_if_another_process_of_it_was_started(three, tmp_path, by):
+    transport, committed = transport_of(three, tmp_path)
+    made(three, transport, committed, 0)
+    peer, copied_site = signing(three, 1), signing(three, 0, 2)
+    peer.learn(0, canonical(copied_site.hello(1)))
+    said = peer.hello(0)
+    if by == "hello":
+        transport.members.learn(1, canonical(said))
+    elif by == "relay":
+        transport.members.learn_from_relay(canonical(said))
+    else:
+        transport.members.look(Newest(**peer.has_of(0)))
+    with pytest.raises(Refused, match="was started while this process runs") as refused:
+        made(three, transport, committed, 1)
+    assert not isinstance(refused.value, Ended)  # it can continue: keys of shared noise are kept
+    assert committed == [0]
+    assert transport.members.store.begin() == 3  # the next process comes after the copy's
+
+
+@pytest.mark.parametrize("lie", ["another's", "of another run", "of another number", "this one", "one before"])
+def test_no_peer_can_make_up_another_process_of_a_site(three, tmp_path, lie):
+    transport, committed = transport_of(three, tmp_path, process=4)
+    told = {
+        "another's": process_of(three, 1, 9),
+        "of another run": process_of(three, 0, 9, "0" * 64),
+        "of another number": process_of(three, 0, 3) | {"incarnation": 9},
+        "this one": process_of(three, 0, 4),
+        "one before": process_of(three, 0, 3),
+    }[lie]
+    said = signing(three, 1).hello(0)
+    with contextlib.suppress(Rejected):
+        transport.members.learn(1, canonical(said | {"yours": said["yours"] | {"process": told}}))
+    made(three, transport, committed, 0, 1)
+    assert committed == [0, 1]
+
+
+@pytest.mark.parametrize("word", [None, "0" * 128])
+def test_a_process_that_its_site_did_not_sign_replaces_none(three, word):
+    """With a stolen TLS key alone, nobody can have peers refuse the site."""
+    peer = signing(three, 1)
+    with pytest.raises(Rejected, match="did not sign"):
+        peer.learn(0, canonical(signing(three, 0, 9).hello(1) | {"process": word}))
+    peer.learn(0, canonical(signing(three, 0, 2).hello(1)))
+
+
+def transport_of(c, tmp_path, store=None, process=1):
     """Return a site that has met both others, and what it commits."""
-    members = Members(c.agreement, 0, 1, c.agreement.sign(c.sites[0]), own)
+    inbox, log, committed = Inbox(c.agreement, 0, 2, store), tmp_path / "taken.jsonl", []
+    members = signing(c, 0, process, inbox)
     for peer in (1, 2):
         other = Members(c.agreement, peer, 1, c.agreement.sign(c.sites[peer]))
-        members.learn(peer, json.loads(canonical(other.hello(0))))
-    inbox, log, committed = Inbox(c.agreement, 0, 2), tmp_path / "taken.jsonl", []
+        members.learn(peer, canonical(other.hello(0)))
     transport = SitesTransport(c.sites[0], c.agreement, 0, inbox, Outbox(2), members, log)
     transport._wait = lambda _k: None
     return transport, committed
@@ -210,16 +283,16 @@ def test_another_copys_message_of_any_step_stops_a_site_before_its_next(three, t
     """Steps 0 and 1 were sent here too, with other noise; basel gets the copy's message first, or after them."""
     transport, committed = transport_of(three, tmp_path)
     made(three, transport, committed, 0, 1)
-    peer, inbox = Members(three.agreement, 1, 1, three.agreement.sign(three.sites[1])), Inbox(three.agreement, 1, 2)
-    peer.proof, peer.seen = inbox.shown, inbox.seen.newest
+    inbox = Inbox(three.agreement, 1, 2)
+    peer = Members(three.agreement, 1, 1, three.agreement.sign(three.sites[1]), inbox)
     own = [transport.outbox.next(1, after) for after in (-1, 0)]
     foreign = frame(three, step, 0.3 * (step + 1), source=0, target=1)
     for one in [foreign, *own] if first else [*own, foreign]:
         with contextlib.suppress(Rejected):
             receive(three.agreement, 1, inbox, 0, one.header, one.signature, None, iter([bytes(one.body)]))
         if one is not foreign:
-            transport.members.prove(inbox.proof(0)["proof"])  # the answer to its sender
-    transport.members.learn(1, json.loads(canonical(peer.hello(0))))
+            transport.members.prove(Newest(**inbox.proof(0)).proof)  # the answer to its sender
+    transport.members.learn(1, canonical(peer.hello(0)))
     with pytest.raises(Refused, match="another copy of this site"):
         made(three, transport, committed, 2)
     assert committed == [0, 1]
@@ -228,11 +301,12 @@ def test_another_copys_message_of_any_step_stops_a_site_before_its_next(three, t
 
 def test_what_a_site_sent_itself_does_not_stop_it(three, tmp_path):
     """Not after a restart either, in which it signs the same message as another process."""
-    transport, committed = transport_of(three, tmp_path, OwnMessages(tmp_path / "own"))
+    transport, committed = transport_of(three, tmp_path, Store(three.agreement, 0, tmp_path / "own"))
     made(three, transport, committed, 0, 1)
-    again = Members(three.agreement, 0, 2, three.agreement.sign(three.sites[0]), OwnMessages(tmp_path / "own"))
+    kept = Inbox(three.agreement, 0, 2, Store(three.agreement, 0, tmp_path / "own"))
+    again = Members(three.agreement, 0, 2, three.agreement.sign(three.sites[0]), kept)
     for after in (-1, 0):
-        again.prove(transport.outbox.next(1, after).evidence())
+        again.prove(Evidence(**transport.outbox.next(1, after).evidence()))
     assert again.foreign is None
 
 
@@ -241,39 +315,36 @@ def test_a_site_judges_no_message_before_peers_had_the_time_to_show_it_its_own(t
     folder = Folder(tmp_path / "run", "-0-0")
     folder.path.mkdir()
     folder.prepare()
-    network = Network.make(three.sites[0], three.agreement, folder)
-    transport, honest = _transport(network, folder), frame(three, 5, 12.7)
+    network = wire(three.sites[0], three.agreement, folder)
+    transport, honest = network.transport, frame(three, 5, 12.7)
     about = three.agreement, 0, network.inbox, 1, honest.header, honest.signature, None
     receive(*about, iter([bytes(honest.body)]))
     assert network.inbox.newest(1) == -1
     for peer in (1, 2):
         other = Members(three.agreement, peer, 1, three.agreement.sign(three.sites[peer]))
-        network.members.learn(peer, json.loads(canonical(other.hello(0))))
+        network.members.learn(peer, canonical(other.hello(0)))
     transport.greet(0)
     with pytest.raises(Rejected, match=r"the weight 12\.7"):
         receive(*about, iter([bytes(honest.body)]))
 
 
 def test_a_message_is_in_the_log_and_on_the_disk_before_it_leaves(three, tmp_path, monkeypatch):
-    path, seen, synced = tmp_path / "own", [], noted(monkeypatch)
-    transport, committed = transport_of(three, tmp_path, OwnMessages(path))
-    monkeypatch.setattr(
-        transport.outbox, "post", lambda one: seen.append((one.header in OwnMessages(path), path in synced))
-    )
+    path, seen = tmp_path / "own", []
+    transport, committed = transport_of(three, tmp_path, Store(three.agreement, 0, path))
+    read = lambda: Store(three.agreement, 0, path)  # noqa: E731 - as another process does
+    monkeypatch.setattr(transport.outbox, "post", lambda one: seen.append(read().signed(one.header)))
     made(three, transport, committed, 0, 1)
-    assert seen == [(True, True)] * 4
-    assert path.stat().st_mode & 0o777 == 0o600
-    path.write_bytes(path.read_bytes()[:-10])  # a crash has cut the last entry: its message did not leave
-    own = OwnMessages(path)
-    assert len(own) == 3
-    own.note([frame(three, 5, 0.5, source=0, target=1)])
-    assert len(OwnMessages(path)) == 4
+    assert seen == [True] * 4
+    assert read().count() == 4
+    assert {file.stat().st_mode & 0o777 for file in tmp_path.glob("own*")} == {0o600}
+    (safe,) = transport.members.store._db.execute("PRAGMA synchronous").fetchone()
+    assert safe == 2  # every commit waits for the disk
 
 
 def test_without_the_log_of_its_messages_a_site_does_not_go_on(three, tmp_path):
     transport, committed = transport_of(three, tmp_path)
     made(three, transport, committed, 0, 1)
-    again, _ = transport_of(three, tmp_path, OwnMessages(tmp_path / "lost"))
+    again, _ = transport_of(three, tmp_path, Store(three.agreement, 0, tmp_path / "lost"))
     again.counts.copy_(transport.counts)
     with pytest.raises(Refused, match="lists 0 messages, and this site has sent 4"):
         again.restored(1, torch.zeros(1, three.agreement.weights), torch.ones(1, dtype=torch.float64))

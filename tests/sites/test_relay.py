@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,8 +14,13 @@ from test_mailbox import frame
 
 from privsgp.errors import Refused
 from privsgp.sites.agreement import Limits
-from privsgp.sites.frames import Rejected
-from privsgp.sites.relay import Relay, Seal
+from privsgp.sites.canonical import canonical
+from privsgp.sites.net.client import Client
+from privsgp.sites.net.relay import Relay, Seal
+from privsgp.sites.net.server import Server
+from privsgp.sites.protocol.frames import Rejected
+from privsgp.sites.protocol.mailbox import Inbox, Outbox
+from privsgp.sites.protocol.members import Members
 from runs import command
 
 
@@ -71,8 +77,10 @@ def test_a_relay_keeps_the_newest_of_each_link():
     relay.put((1, 2), 1, b"one")
     assert relay.newest((1, 2)) == 3
     assert relay.newest((2, 1)) == -1
-    assert relay.wait((1, 2), 2, 1.0, lambda: False) == b"three"
-    assert relay.wait((1, 2), 3, 0.05, lambda: False) is None
+    assert relay.next(2, {1: 2}) == (1, 3, b"three")
+    assert relay.next(2, {1: 3}) is None
+    assert relay.next(1, {}) is None
+    assert relay.kept_of(1) == {2: 3}
 
 
 def test_two_closed_sites_learn_through_a_member(consortium):
@@ -120,3 +128,33 @@ def test_only_the_relay_relays(closed, tmp_path):
 def test_a_relay_must_be_reachable(tmp_path):
     with pytest.raises(Refused, match="nobody can dial"):
         Consortium.make(tmp_path / "c", closed=(1, 2), relay=1)
+
+
+def test_a_message_that_nobody_can_open_does_not_hide_those_of_others(tmp_path):
+    """Basel seals rubbish for delft; cork's message comes all the same."""
+    c = Consortium.make(tmp_path / "c", (100, 100, 100, 100), closed=(1, 2, 3), relay=0)
+    relay, inbox = Relay(), Inbox(c.agreement, 3, 2)
+    relay.put((1, 3), 7, bytes(c.agreement.message_bytes))
+    relay.put((2, 3), 0, Seal(c.sites[2], c.agreement, 2).close(frame(c, 0, 0.5, source=2, target=3)))
+    members = Members(c.agreement, 3, 1, c.agreement.sign(c.sites[3]), inbox)
+    client = Client(c.sites[3], c.agreement, 3, inbox, Outbox(2), members, None)
+
+    def collect(asked, timeout):
+        found = relay.next(3, {int(j): step for j, step in json.loads(asked)["after"].items()})
+        return [] if found is None else [canonical({"source": found[0], "step": found[1]}), found[2]]
+
+    channel = SimpleNamespace(unary_stream=lambda _path: collect)
+    with pytest.raises(Rejected, match="did not seal"):
+        client._collect([1, 2], -1, channel)
+    client._collect([1, 2], -1, channel)
+    assert inbox.newest(2) == 0
+    client._collect([1, 2], -1, channel)  # nothing is left
+    relay.put((1, 3), 8, Seal(c.sites[1], c.agreement, 1).close(frame(c, 8, 0.5, source=1, target=3)))
+    client._collect([1, 2], -1, channel)
+    assert inbox.newest(1) == 8
+
+
+def test_threads_of_a_relay_grow_with_its_members_and_not_with_their_links(closed):
+    members = Members(closed.agreement, 0, 1, closed.agreement.sign(closed.sites[0]))
+    server = Server(closed.sites[0], closed.agreement, 0, members.inbox, Outbox(1), members, None, relay=Relay())
+    assert server._calls == 5 * 3 + 4

@@ -16,7 +16,7 @@ from privsgp.errors import Refused
 from privsgp.runs import config as configs
 from privsgp.sites.agreement import Agreement, Limits, propose
 from privsgp.sites.identity import Site
-from privsgp.sites.join import bring
+from privsgp.sites.run import bring
 
 SIZES = [40, 30, 20]
 SCHEMA = {

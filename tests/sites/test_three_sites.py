@@ -13,7 +13,7 @@ from oracle import flat, lockstep, replayed
 from safetensors.numpy import load_file
 
 from privsgp.sites.agreement import Limits
-from privsgp.sites.join import leave
+from privsgp.sites.run import leave
 from runs import command, unwrapped
 
 

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from torch.distributed import HashStore
 
 from privsgp.errors import Refused
-from privsgp.transport import forms, rendezvous
+from privsgp.outside import Real, Whole, exactly
+from privsgp.transport import rendezvous
 from privsgp.transport.rendezvous import PeerLost, World, blocks, refuse_differences
 
 
@@ -47,7 +48,7 @@ def _all(size, action, patience=5.0):
 
 def test_everybody_hears_everybody_round_after_round():
     def talk(world):
-        return [world.all_gather([world.rank, k], forms.each(forms.whole(), 2)) for k in range(5)]
+        return [world.all_gather([world.rank, k], exactly(2, Whole)) for k in range(5)]
 
     assert _all(3, talk) == [[[[r, k] for r in range(3)] for k in range(5)]] * 3
 
@@ -55,7 +56,7 @@ def test_everybody_hears_everybody_round_after_round():
 def test_a_world_of_one_needs_no_store():
     world = World()
     assert world.alone
-    assert world.all_gather("a", forms.text("a", "a letter")) == ["a"]
+    assert world.all_gather("a", str) == ["a"]
     assert world.all_or_none(lambda: 3) == 3
     with world.leaving():
         pass
@@ -85,7 +86,7 @@ def test_differences_are_named_with_both_values():
 
 def test_who_never_speaks_is_missed_after_the_set_time():
     def talk(world):
-        return None if world.rank == 2 else world.all_gather(1, forms.whole())
+        return None if world.rank == 2 else world.all_gather(1, Whole)
 
     for one in _all(3, talk, patience=0.3)[:2]:
         assert "process 2 is gone (silent for 0.3 s)" in str(one)
@@ -94,7 +95,7 @@ def test_who_never_speaks_is_missed_after_the_set_time():
 def test_all_who_are_missed_are_named():
     store = HashStore()
     with pytest.raises(PeerLost, match=r"processes 1, 2 are gone \(silent for 0\.1 s\)"):
-        World(0, 3, store, 0.1).all_gather(1, forms.whole())
+        World(0, 3, store, 0.1).all_gather(1, Whole)
 
 
 @pytest.mark.parametrize("error", [OSError("disk full at a secret place"), IndexError("a secret record")])
@@ -106,7 +107,7 @@ def test_a_bad_end_is_told_but_not_which(error):
             with pytest.raises(type(error), match="secret"), world.leaving():
                 raise error
             return None
-        return world.all_gather(1, forms.whole())
+        return world.all_gather(1, Whole)
 
     _, heard = _all(2, work, patience=2.0)
     assert "process 0 is gone (it ended: see its own message)" in str(heard)
@@ -127,7 +128,7 @@ def _beside_a_liar(*words):
 )
 def test_what_cannot_be_is_refused_in_the_name_of_who_says_it(word):
     with pytest.raises(Refused, match=r"^process 1 says ") as refused:
-        _beside_a_liar(word).all_gather_nodes([1, 2], forms.whole(), 4)
+        _beside_a_liar(word).all_gather_nodes([1, 2], Whole, 4)
     assert len(refused.value.what) < 500
 
 
@@ -144,14 +145,14 @@ def test_what_others_make_of_my_word_is_not_used():
 
     world.real, world._store = world.store, Overwritten()
     with pytest.raises(Refused, match="changed in the meeting place"):
-        world.all_gather_nodes([1.0, 2.0], forms.real(), 4)
+        world.all_gather_nodes([1.0, 2.0], Real, 4)
 
 
 def test_a_number_that_anybody_may_have_written_is_not_repeated():
     store = HashStore()
     store.set("gone", "\x1b[2J" + "a" * 9999)
     with pytest.raises(PeerLost, match=r"^a process is gone \(it ended: see its own message\)"):
-        World(0, 2, store, 5.0).all_gather(1, forms.whole())
+        World(0, 2, store, 5.0).all_gather(1, Whole)
 
 
 def test_a_meeting_place_that_stands_still_is_missed_after_the_set_time():
@@ -164,7 +165,7 @@ def test_a_meeting_place_that_stands_still_is_missed_after_the_set_time():
     begun = time.monotonic()
     try:
         with pytest.raises(PeerLost, match=r"the meeting place does not answer: within 0\.3 s"):
-            World(1, 2, Still(), 0.3).all_gather(1, forms.whole())
+            World(1, 2, Still(), 0.3).all_gather(1, Whole)
         assert time.monotonic() - begun < 5
     finally:
         stopped.set()

@@ -1,7 +1,7 @@
 """What a node reveals, how it is counted, and the randomness that hides it.
 
-`mechanism` says what one release is; `accountant` and `calibration` turn it into ε and σ; `published` is the paper's
-formula. Import them as modules: a mechanism costs nothing to import, the accountant brings scipy and dp-accounting.
+`mechanism` says what one release is; `accountant` and `calibration` turn it into ε and σ. Import
+them as modules: a mechanism costs nothing to import, the accountant brings scipy and dp-accounting.
 """
 
 from __future__ import annotations

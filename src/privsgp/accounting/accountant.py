@@ -2,8 +2,8 @@
 
 Every mechanism becomes a list of releases, each a sampled Gaussian or a SAGA release; together they become one curve
 δ(ε). Gaussians add up exactly; the rest is composed as privacy-loss distributions. Before any ε is returned, two other
-readings of the mechanism bracket it. It may not exceed the Rényi bound (`opinion`). It may not lie below the ε that an
-observer certainly learns (`lower`). Each process computes every ε itself: a file could hold one that is too low.
+readings of the mechanism bracket it. It may not exceed the Rényi bound (`renyi_bound`). It may not lie below the ε that
+an observer certainly learns (`lower_bound`). Each process computes every ε itself: a file could hold a smaller one.
 """
 
 from __future__ import annotations
@@ -16,14 +16,28 @@ from typing import TYPE_CHECKING, get_args
 
 import numpy as np
 
-from privsgp.accounting import computed, lower, opinion, rdp
+from privsgp.accounting import lower_bound, rdp, renyi_bound
+from privsgp.accounting import sampler_cost as sampler
 from privsgp.accounting.curve import Curve, Gaussian, Group, Sampled, Tailed
-from privsgp.accounting.mechanisms import Accountant, Anchored, Mechanism, Relation, Sag, Saga, SampledMean, Unprotected
+from privsgp.accounting.mechanisms import (
+    Accountant,
+    Anchored,
+    Composed,
+    Mechanism,
+    Relation,
+    Sag,
+    Saga,
+    SampledMean,
+    Shared,
+    Summed,
+    Unprotected,
+)  # fmt: skip
+from privsgp.accounting.mechanisms import Gaussian as WholeMean
 from privsgp.accounting.saga import Ends, Geometry
 from privsgp.errors import Refused
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
 Release = Sampled | Geometry
 SMALLEST, LARGEST = 1e-7, 1e60  # shifts, in units of σ: below, sampling is not worth counting; above, nothing is left
@@ -109,18 +123,18 @@ def renyi(mechanism: Mechanism, steps: int, relation: Relation = "zero-out") -> 
     run = _run(mechanism, check(steps, 0.5, relation), relation)
     if run is None:
         return rdp.Renyi(np.full(rdp.ORDERS.shape, math.inf))
-    if opinion.in_pairs(mechanism, relation):
+    if renyi_bound.in_pairs(mechanism, relation):
         raise Refused(
             f"relation = {relation!r} of {type(mechanism).__name__} over several runs",
             "take 'zero-out': Rényi divergences do not survive group privacy",
         )
-    return opinion.renyi(mechanism, steps, relation)
+    return renyi_bound.renyi(mechanism, steps, relation)
 
 
-def sampler_cost(mechanism: Mechanism, steps: int, relation: Relation) -> computed.Cost:
+def sampler_cost(mechanism: Mechanism, steps: int, relation: Relation) -> sampler.Cost:
     """Return what noise computed in float64 costs such a run beyond what is counted for ideal noise."""
     run = _run(mechanism, steps, relation)
-    return computed.Cost.of(mechanism, steps, math.inf if run is None else _farthest(run))
+    return sampler.Cost.of(mechanism, steps, math.inf if run is None else _farthest(run))
 
 
 def rough(mechanism: Mechanism, steps: int, delta: float, relation: Relation) -> float:
@@ -158,65 +172,10 @@ def assumptions(mechanism: Mechanism, steps: int, relation: Relation) -> tuple[s
         f"{steps} releases with fresh noise of standard deviation {mechanism.sigma:.10g} per coordinate, and no others",
         "clip, batch, noise and number of releases were fixed before the run",
     ]
-    if isinstance(mechanism, Unprotected):
-        return (*words, "nothing is clipped and no noise is added: there is no guarantee")
-    words.append(f"each sample's gradient is clipped to norm {mechanism.clip:.10g} as a whole{_slack(mechanism)}")
-    words.append(_sampling_words(mechanism))
-    words.append(_noise_words(mechanism))
-    if mechanism.honest:
-        words.append(_shared_words(mechanism))
-    if isinstance(mechanism, Anchored):
-        words += _anchored_words(mechanism)
-    if isinstance(mechanism, Saga) and mechanism.difference_scale < 1:
-        words.append(f"differences from the table have the weight θ = {mechanism.difference_scale:.6g} in a message")
-    if _grouped(mechanism, relation):
+    words += mechanism.assumptions()
+    if _grouped(_bases(mechanism, 1), relation):
         words.append("replace-one follows from zero-out by group privacy: 2ε and (1 + e^ε) δ")
     return tuple(words)
-
-
-def _slack(mechanism: Mechanism) -> str:
-    if not mechanism.kappa:
-        return "; sums are taken as exact (κ = 0), where a run counts what its arithmetic may be off by"
-    return f", and counted as {mechanism.radius:.10g}: arithmetic may be off by κ = {mechanism.kappa:.3g}"
-
-
-def _noise_words(mechanism: Mechanism) -> str:
-    if not mechanism.coordinates:
-        return "noise is taken as ideal, where a run counts what its sampler in float64 costs"
-    return f"noise of {mechanism.coordinates:,} coordinates is computed in float64 and rounded to a grid: counted"
-
-
-def _shared_words(mechanism: Mechanism) -> str:
-    return (
-        f"noise is shared with {mechanism.partners} nodes: ε holds as long as {mechanism.honest} nodes, this one "
-        "included, are honest and have no other use for what they share, whatever all others do together; it is "
-        "computational (X25519, ChaCha20)"
-    )
-
-
-def _sampling_words(mechanism: Mechanism) -> str:
-    if isinstance(mechanism, Sag):
-        return "every release is the mean of the updated table: it does not matter how samples are drawn"
-    if mechanism.sampling == "fixed":
-        return "batches of fixed size: counted without amplification, as if the sample were drawn every time"
-    return (
-        f"every sample is drawn by its own secret coin with probability {mechanism.rate:.6g}; "
-        f"sums are divided by the constant {mechanism.batch:g}"
-    )
-
-
-def _anchored_words(mechanism: Anchored) -> list[str]:
-    anchor = mechanism.anchor
-    turn = "the first release" if mechanism.period is None else f"the first of every {mechanism.period} releases"
-    words = [f"{turn} is a mean over {anchor.batch:g} samples with noise {anchor.sigma:g}; the others are differences"]
-    if mechanism.aggregated > 1:
-        words.append(
-            f"only the sum of {mechanism.aggregated} nodes' messages is seen (secure aggregation): "
-            "each of them adds this noise, and none tells others what it added"
-        )
-    if mechanism.spare:
-        words.append(f"up to {mechanism.spare} steps made again after a crash, each counted as both kinds of release")
-    return words
 
 
 def _composed_epsilon(run: _Run, delta: float, tail: float) -> tuple[float, float, float]:
@@ -234,9 +193,9 @@ def _in_pairs(curve: Curve, delta: float, tail: float) -> float:
 
 def _counted(run: _Run, mechanism: Mechanism, steps: int, delta: float, relation: Relation) -> tuple[float, float]:
     """Return both values of ε for the noise as it is computed: the ideal ones at a smaller δ, and a little more."""
-    cost = computed.Cost.of(mechanism, steps, _farthest(run))
+    cost = sampler.Cost.of(mechanism, steps, _farthest(run))
     found = math.inf, math.inf
-    for aside in computed.ASIDE if cost.variation else (0.0,):
+    for aside in sampler.ASIDE if cost.variation else (0.0,):
         left = cost.ideal_delta(delta, aside)
         if left > 0 and math.isinf(found[0]):
             first, second = _bracketed(run, mechanism, steps, left, cost.tail, relation)
@@ -253,11 +212,11 @@ def _farthest(run: _Run) -> float:
 def _bracketed(
     run: _Run, mechanism: Mechanism, steps: int, delta: float, tail: float, relation: Relation
 ) -> tuple[float, float]:
-    """Return ε by composition and by Rényi divergences, once both agree with each other and with `lower`."""
-    renyi, floor = opinion.renyi(mechanism, steps, relation), lower.epsilon(mechanism, steps, delta, relation)
+    """Return ε by composition and by Rényi divergences, once both agree with each other and with `lower_bound`."""
+    renyi, floor = renyi_bound.renyi(mechanism, steps, relation), lower_bound.epsilon(mechanism, steps, delta, relation)
     above = ENVELOPE if any(isinstance(release, Geometry) for release, _ in run.parts) else SLACK
     single = renyi.epsilon(delta)
-    second = single, _in_pairs(renyi, delta, tail) if opinion.in_pairs(mechanism, relation) else single
+    second = single, _in_pairs(renyi, delta, tail) if renyi_bound.in_pairs(mechanism, relation) else single
     composed = _composed_epsilon(run, delta, tail)
     if words := _contradiction(composed, second, floor, delta, above):
         raise Disagreement(f"{words}: {run} at δ = {delta}")
@@ -300,21 +259,36 @@ def _unsampled(release: Release) -> float:
 
 def _run(mechanism: Mechanism, steps: int, relation: Relation) -> _Run | None:
     """Return what is counted, None where nothing is protected; refuse a mechanism that is not known."""
-    releases = _KINDS.get(type(mechanism))
-    if releases is None:
+    bases = _bases(mechanism, steps)
+    if not steps:
+        return _Run((), grouped=False)
+    if any(n and base.sigma == 0 for base, n in bases):
+        return None
+    grouped = _grouped(bases, relation)
+    replace = relation == "replace-one" and not grouped
+    counted = tuple((_within_reason(_KINDS[type(base)](base, replace=replace)), n) for base, n in bases if n)
+    return None if any(_unsampled(release) > LARGEST for release, _ in counted) else _Run(counted, grouped)
+
+
+def _bases(mechanism: Mechanism, steps: int) -> list[tuple[Mechanism, int]]:
+    """Return the bases of a tree, each with its number of releases; refuse a mechanism that is not known."""
+    if type(mechanism) not in (*_KINDS, Shared, Summed, Composed, Anchored):  # a subclass may be another release
         raise Refused(
             f"mechanism = {type(mechanism).__name__}",
             f"the accountant counts {', '.join(kind.__name__ for kind in _KINDS)} and refuses what it does not know",
         )
-    if not steps:
-        return _Run((), grouped=False)
-    if mechanism.sigma == 0:
-        return None
-    grouped = _grouped(mechanism, relation)
-    replace = relation == "replace-one" and not grouped
-    parts = releases(mechanism, steps, replace=replace)
-    counted = tuple((_within_reason(release), count) for release, count in parts if count)
-    return None if any(_unsampled(release) > LARGEST for release, _ in counted) else _Run(counted, grouped)
+    match mechanism:
+        case Shared():  # its σ is what is left of the noise, so a node's releases are those of the base
+            return _bases(mechanism.base, steps)
+        case Summed():  # a sample moves the sum of n messages as it moves its node's own; the noise there is √n σ
+            noise = math.sqrt(mechanism.nodes)
+            return [(base.with_sigma(noise * base.sigma), n) for base, n in _bases(mechanism.base, steps)]
+        case Composed():
+            return [pair for part, count in mechanism.parts for pair in _bases(part, steps * count)]
+        case Anchored():
+            return _bases(mechanism.over(steps), 1)
+        case _:
+            return [(mechanism, steps)]
 
 
 def _within_reason(release: Release) -> Release:
@@ -330,67 +304,44 @@ def _amplified(mechanism: Mechanism) -> bool:
     return mechanism.sampling == "poisson" and mechanism.rate < 1
 
 
-def _mean(mechanism: Mechanism, steps: int, *, replace: bool) -> list[tuple[Release, int]]:
+def _grouped(bases: Sequence[tuple[Mechanism, int]], relation: Relation) -> bool:
+    """Whether replace-one is counted as two zero-outs: where the proof needs that one side has no coins."""
+    hidden = (isinstance(m, Saga) and m.difference_scale > m.rate and _amplified(m) for m, _ in bases)
+    return relation == "replace-one" and any(hidden)
+
+
+def _mean(mechanism: Mechanism, *, replace: bool) -> Release:
     """(1/b) Σ clip(g_j): shift G/b when drawn."""
     rate = mechanism.rate if _amplified(mechanism) else 1.0
-    return [(Sampled(rate, _over(mechanism.radius, mechanism.batch * mechanism.sigma), replace), steps)]
+    return Sampled(rate, _over(mechanism.radius, mechanism.batch * mechanism.sigma), replace)
 
 
-def _grouped(mechanism: Mechanism, relation: Relation) -> bool:
-    """Whether replace-one is counted as two zero-outs: where the proof needs that one side has no coins."""
-    hidden = isinstance(mechanism, Saga) and mechanism.difference_scale > mechanism.rate and _amplified(mechanism)
-    return hidden and relation == "replace-one"
-
-
-def _saga(mechanism: Mechanism, steps: int, *, replace: bool) -> list[tuple[Release, int]]:
+def _saga(mechanism: Mechanism, *, replace: bool) -> Release:
     """One admissible pair a step with coins; without, the largest shift: |θc/b + t/J| ≤ θR/b + (G − R)/J.
 
     For θ ≤ q both shifts lie between t/J and (t + c)/J, in the ball of radius G/J whatever the coins: as SAG's.
     """
     assert isinstance(mechanism, Saga)  # noqa: S101
     if mechanism.difference_scale <= mechanism.rate:
-        return _sag(mechanism, steps, replace=replace)
+        return _whole(mechanism, replace=replace)
     ratio, shift = (mechanism.difference_clip or math.inf) / mechanism.clip, mechanism.samples * mechanism.sigma
     geometry = Geometry(mechanism.rate, ratio, _over(mechanism.radius, shift), mechanism.difference_scale)
-    if _amplified(mechanism):
-        return [(geometry, steps)]
-    return [(Sampled(1.0, _unsampled(geometry), replace), steps)]
+    return geometry if _amplified(mechanism) else Sampled(1.0, _unsampled(geometry), replace)
 
 
-def _sag(mechanism: Mechanism, steps: int, *, replace: bool) -> list[tuple[Release, int]]:
-    """(1/J) Σ t_j with the table already updated: shift G/J whatever the coins."""
-    return [(Sampled(1.0, _over(mechanism.radius, mechanism.samples * mechanism.sigma), replace), steps)]
-
-
-def _anchored(mechanism: Mechanism, steps: int, *, replace: bool) -> list[tuple[Release, int]]:
-    """Anchors and differences, each a mean of its own; those made again count as both.
-
-    D steps and r ≤ spare repeats are R = D + r releases. The first R − spare steps are among the D, and each of the
-    other spare releases, whichever it is, shows no more than an anchor and a difference together.
-    """
-    assert isinstance(mechanism, Anchored)  # noqa: S101
-    unsure = min(steps, mechanism.spare)
-    sure = steps - unsure
-    anchors = mechanism.anchors(sure)
-    return [
-        *_mean(_in_the_sum(mechanism, mechanism.anchor), anchors + unsure, replace=replace),
-        *_mean(_in_the_sum(mechanism, mechanism.difference), sure - anchors + unsure, replace=replace),
-    ]
-
-
-def _in_the_sum(mechanism: Anchored, release: SampledMean) -> Mechanism:
-    """A sample moves the sum of n messages as it moves its node's own; the noise there is √n σ."""
-    return release.with_sigma(math.sqrt(mechanism.aggregated) * release.sigma)
+def _whole(mechanism: Mechanism, *, replace: bool) -> Release:
+    """(1/J) Σ v_j over all samples, or over a table that is already updated: shift G/J whatever the coins."""
+    return Sampled(1.0, _over(mechanism.radius, mechanism.samples * mechanism.sigma), replace)
 
 
 def _over(norm: float, noise: float) -> float:
     return norm / noise if noise else math.inf
 
 
-_KINDS: dict[type[Mechanism], Callable[..., list[tuple[Release, int]]]] = {
+_KINDS: dict[type[Mechanism], Callable[..., Release]] = {
     Unprotected: _mean,
     SampledMean: _mean,
     Saga: _saga,
-    Sag: _sag,
-    Anchored: _anchored,
+    WholeMean: _whole,
+    Sag: _whole,
 }

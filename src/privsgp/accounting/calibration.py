@@ -18,9 +18,10 @@ import math
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from privsgp.accounting import accountant, computed
+from privsgp.accounting import accountant
 from privsgp.accounting.curve import Gaussian, bisect
 from privsgp.accounting.mechanisms import Mechanism, Relation, Saga, Unprotected
+from privsgp.accounting.sampler_cost import refuse_vast
 from privsgp.errors import Refused
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ def sigma(mechanism: Mechanism, steps: int, epsilon: float, delta: float, relati
     if not accountant.check(steps, delta, relation):
         return 0.0
 
-    ideal = dataclasses.replace(mechanism, coordinates=0)
+    ideal = mechanism.changed(coordinates=0)
 
     def certified(value: float) -> float:
         return accountant.epsilon(ideal.with_sigma(value), steps, delta, relation).epsilon
@@ -51,7 +52,7 @@ def sigma(mechanism: Mechanism, steps: int, epsilon: float, delta: float, relati
         return accountant.rough(ideal.with_sigma(value), steps, delta, relation)
 
     near = _search(rough, epsilon, gaussian_sigma(mechanism, steps, epsilon, delta), 5 * WITHIN)
-    computed.refuse_vast(mechanism.with_sigma(near), steps, delta)  # few samples a step need more than the Gaussian's
+    refuse_vast(mechanism.with_sigma(near), steps, delta)  # few samples a step need more than the Gaussian's
     found = _search(certified, epsilon, near, WITHIN)
     return _with_sampler(mechanism, steps, epsilon, delta, relation, found)
 

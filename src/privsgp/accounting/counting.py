@@ -16,12 +16,13 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from privsgp.accounting import accountant, calibration, published, rdp
-from privsgp.accounting.computed import SHARE, Cost, refuse_vast
+from privsgp import plugins
+from privsgp.accounting import accountant, calibration, rdp
 from privsgp.accounting.mechanisms import Accountant, Mechanism, Relation, described, nominal
 from privsgp.accounting.pld import added
+from privsgp.accounting.sampler_cost import SHARE, Cost, refuse_vast
 from privsgp.accounting.shown import up
-from privsgp.errors import Refused
+from privsgp.errors import Refused, argument
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -37,6 +38,9 @@ class Count(Protocol):
 
     def sigma(self, mechanism: Mechanism, releases: int, epsilon: float, delta: float) -> float:
         """Return the noise that keeps so many releases within the budget."""
+
+
+C2 = 0.3724  # of the published formula: repeats the paper's ResNet-18 numbers
 
 
 @dataclass(frozen=True)
@@ -65,7 +69,8 @@ class Published(Certified):
     def sigma(self, mechanism: Mechanism, releases: int, epsilon: float, delta: float) -> float:
         """Calibrate as published; the spare releases are not part of it."""
         del releases
-        return published.sigma(mechanism, self.steps, epsilon, delta, self.c2, self.algorithm)
+        paper = plugins.formula("published")
+        return paper.sigma(mechanism, self.steps, epsilon, delta, self.c2, self.algorithm)
 
 
 def count(kind: Accountant, relation: Relation, algorithm: str, steps: int, c2: float) -> Certified:
@@ -186,8 +191,9 @@ class Filter:
             raise Refused(
                 f"the ledger has spent ε = {up(self.epsilon_of(spent))} of {up(self.epsilon)}, as runs that follow "
                 f"each other are counted, by Rényi divergences of order {self.order:g}",
-                "nothing is left for a further run; one that was begun goes on (--resume), counted as one run. Sampled "
-                "steps with little noise cost most at this order (docs/privacy.md, 'Proved, certified, checked')",
+                f"nothing is left for a further run. One that was begun continues ({argument('resume')}), counted as "
+                "one run. Sampled steps with little noise cost most at this order (docs/privacy.md, 'Proved, "
+                "certified, checked')",
             )
         refuse_vast(mechanism.with_sigma(1.0), releases, self.delta)
         high = mechanism.radius / mechanism.samples

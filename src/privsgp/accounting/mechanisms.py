@@ -1,8 +1,13 @@
-"""What one step of a node reveals, as small frozen values.
+"""What one step of a node reveals, as a small tree of frozen values.
 
 An algorithm declares one of these beside its update. The same object tells the sampler its rate, the clip its radius
 and the noise its σ, *and* is what the accountant counts: the code that adds noise and the code that counts it cannot
 drift apart. An accountant that does not know a mechanism refuses it.
+
+A base is one `Release`: `SampledMean`, `Saga`, `Gaussian`, `Sag`, `Unprotected`. `Anchored` is a run of two bases, and
+`Composed` any list of mechanisms. A wrapper changes one thing about its base: `Shared` whose noise it is, `Summed`
+which messages are seen. Every other question to a wrapper is answered by its base. A new noise or a new unit of privacy
+is a new wrapper here and a line in each of the accountant's three dispatches.
 """
 
 from __future__ import annotations
@@ -10,7 +15,8 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, get_args
+from operator import attrgetter
+from typing import Any, ClassVar, Literal, Self, get_args
 
 from privsgp.errors import Refused
 
@@ -19,68 +25,26 @@ Relation = Literal["zero-out", "replace-one"]
 Accountant = Literal["certified", "published"]
 ACCOUNTANTS: tuple[Accountant, ...] = get_args(Accountant)
 
-_SHARED = ("honest", "partners", "least_own")
-
 
 def nominal(kind: str) -> bool:
     """Tell whether the ε that an accountant turns into noise is a paper's: no guarantee, and shown as none."""
     return kind == "published"
 
 
-@dataclass(frozen=True, kw_only=True)
 class Mechanism:
-    """One release of one node: a mean of clipped per-sample gradients plus N(0, sigma² I).
+    """What a node releases, step by step. Code outside the accounting asks it these questions, never which it is."""
 
-    `sigma` is the standard deviation per coordinate added to the *averaged* gradient; `clip` is the radius G of one
-    sample's gradient; `batch` the public constant b the sum is divided by; `samples` the node's public J. `kappa` is
-    the relative slack of the arithmetic: accounting uses `clip * (1 + kappa)` (privacy.md, "Clipping"). `coordinates`
-    is the length d of a message, whose noise is computed (docs/privacy.md, "The sampler"); 0 takes the noise as ideal.
-    Where nodes share noise, `sigma` is what is left of it before a coalition of all but `honest` nodes, and `partners`
-    how many a node shares it with; `least_own` is the least noise that any node has of its own (0: not known yet).
-    With `honest = 0` all of it is the node's own.
-
-    What others need to know of a mechanism they ask it; nobody outside the accounting asks which it is.
-    """
-
-    auditable: ClassVar[bool] = False  # whether `studies.audit` knows the worst that canaries can do to it
+    auditable: ClassVar[bool] = False  # whether an audit knows the worst that canaries can do to it
     has_table: ClassVar[bool] = False  # whether a mean of all J entries is part of every release, and moved at each
     sends_changes: ClassVar[bool] = False  # whether a drawn sample adds the change of its gradient
 
-    sigma: float
-    clip: float
-    batch: float
-    samples: int
-    sampling: Sampling = "poisson"
-    kappa: float = 0.0
-    coordinates: int = 0
-    honest: int = 0
-    partners: int = 0
-    least_own: float = 0.0
-
-    def __post_init__(self) -> None:
-        if self.samples < 1:
-            raise Refused(f"samples = {self.samples}", "a node needs at least one sample")
-        if not 0 < self.batch <= self.samples:
-            raise Refused(f"batch = {self.batch:g} with samples = {self.samples}", "take 0 < batch <= samples")
-        if not (self.clip > 0 and not math.isnan(self.clip)):
-            raise Refused(f"clip = {self.clip}", "the clip is a norm: take a number above 0")
-        if not 0 <= self.sigma < math.inf:
-            raise Refused(f"sigma = {self.sigma}", "take a finite standard deviation, 0 for no noise")
-        if not 0 <= self.kappa < 1:
-            raise Refused(f"kappa = {self.kappa}", "the slack of the arithmetic lies in [0, 1)")
-        if self.coordinates < 0:
-            raise Refused(f"coordinates = {self.coordinates}", "a message has at least one, 0 for ideal noise")
-        if self.sampling not in ("poisson", "fixed"):
-            raise Refused(f"sampling = {self.sampling!r}", "take 'poisson' or 'fixed'")
-        if self.sampling == "fixed" and self.batch != int(self.batch):
-            raise Refused(f"batch = {self.batch:g} with fixed sampling", "a fixed-size batch is a whole number")
-        self._refuse_odd_sharing()
-
-    def _refuse_odd_sharing(self) -> None:
-        if (self.honest, self.partners) != (0, 0) and (self.honest < 1 or self.partners < 1):
-            raise Refused(f"honest = {self.honest}, partners = {self.partners}", "take at least 1 each, or 0 for none")
-        if not 0 <= self.least_own < math.inf:
-            raise Refused(f"least_own = {self.least_own}", "take a finite standard deviation")
+    sigma: float  # the standard deviation per coordinate added to the *averaged* gradient
+    clip: float  # the radius G of one sample's gradient
+    batch: float  # the public constant b that a sum is divided by
+    samples: int  # the node's public J
+    sampling: Sampling  # how samples are drawn
+    kappa: float  # the relative slack of the arithmetic: accounting uses `clip * (1 + kappa)`
+    coordinates: int  # the length d of a message whose noise is computed; 0 takes the noise as ideal
 
     @property
     def rate(self) -> float:
@@ -103,9 +67,14 @@ class Mechanism:
         return self.radius / self.batch
 
     @property
+    def kinds(self) -> tuple[Mechanism, ...]:
+        """The releases that occur in a run."""
+        return (self,)
+
+    @property
     def largest_batch(self) -> float:
         """The expected samples of the release that takes most of them."""
-        return self.batch
+        return max(kind.batch for kind in self.kinds)
 
     @property
     def entry_clip(self) -> float | None:
@@ -116,6 +85,11 @@ class Mechanism:
     def seen_together(self) -> int:
         """How many nodes' messages are seen as one sum only; 1: every message is seen."""
         return 1
+
+    @property
+    def shared(self) -> Shared | None:
+        """The wrapper that says with whom noise is shared; None where all of it is the node's own."""
+        return None
 
     @property
     def weighted(self) -> Saga | None:
@@ -137,39 +111,104 @@ class Mechanism:
         del step
         return self
 
-    def with_sigma(self, sigma: float) -> Mechanism:
+    def changed(self, **values: Any) -> Self:  # noqa: ANN401 - fields of the base
+        """Return the same mechanism with other values of its base."""
+        raise NotImplementedError
+
+    def with_sigma(self, sigma: float) -> Self:
         """Return the same release with other noise."""
-        return dataclasses.replace(self, sigma=sigma)
+        return self.changed(sigma=sigma)
 
     def describe(self) -> dict[str, Any]:
         """Return all that is counted, as plain values for ledgers and JSON (an infinite clip is None)."""
-        left_out = () if self.honest else _SHARED  # ledgers of noise that is not shared are as they were
-        values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in left_out}
-        return {"mechanism": type(self).__name__} | {
-            k: None if isinstance(v, float) and math.isinf(v) else v for k, v in values.items()
-        }
+        raise NotImplementedError
+
+    def assumptions(self) -> list[str]:
+        """Return in words what the guarantee of such a release rests on."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True, kw_only=True)
-class Unprotected(Mechanism):
+class Release(Mechanism):
+    """One release of one node: a mean of clipped per-sample gradients plus N(0, sigma² I)."""
+
+    sigma: float
+    clip: float
+    batch: float
+    samples: int
+    sampling: Sampling = "poisson"
+    kappa: float = 0.0
+    coordinates: int = 0
+
+    def __post_init__(self) -> None:
+        fixed = self.sampling == "fixed" and self.batch != int(self.batch)
+        _refuse_unless(self.samples >= 1, f"samples = {self.samples}", "a node needs at least one sample")
+        size = f"batch = {self.batch:g} with samples = {self.samples}"
+        _refuse_unless(0 < self.batch <= self.samples, size, "take 0 < batch <= samples")
+        _refuse_unless(self.clip > 0, f"clip = {self.clip}", "the clip is a norm: take a number above 0")
+        finite = "take a finite standard deviation, 0 for no noise"
+        _refuse_unless(0 <= self.sigma < math.inf, f"sigma = {self.sigma}", finite)
+        _refuse_unless(0 <= self.kappa < 1, f"kappa = {self.kappa}", "the slack of the arithmetic lies in [0, 1)")
+        length = f"coordinates = {self.coordinates}"
+        _refuse_unless(self.coordinates >= 0, length, "a message has at least one, 0 for ideal noise")
+        _refuse_unless(
+            self.sampling in get_args(Sampling), f"sampling = {self.sampling!r}", "take 'poisson' or 'fixed'"
+        )
+        _refuse_unless(not fixed, f"batch = {self.batch:g} with fixed sampling", "a fixed-size batch is a whole number")
+
+    def changed(self, **values: Any) -> Self:  # noqa: ANN401
+        """Return the same mechanism with other values."""
+        return dataclasses.replace(self, **values)
+
+    def describe(self) -> dict[str, Any]:
+        """Return the name of the mechanism and all its fields."""
+        values = {"mechanism": type(self).__name__} | dataclasses.asdict(self)
+        return {k: None if isinstance(v, float) and math.isinf(v) else v for k, v in values.items()}
+
+    def assumptions(self) -> list[str]:
+        """Say how gradients are clipped, how samples are drawn, and how noise is computed."""
+        slack = "; sums are taken as exact (κ = 0), where a run counts what its arithmetic may be off by"
+        if self.kappa:
+            slack = f", and counted as {self.radius:.10g}: arithmetic may be off by κ = {self.kappa:.3g}"
+        noise = "noise is taken as ideal, where a run counts what its sampler in float64 costs"
+        if self.coordinates:
+            noise = f"noise of {self.coordinates:,} coordinates is computed in float64 and rounded to a grid: counted"
+        clipped = f"each sample's gradient is clipped to norm {self.clip:.10g} as a whole{slack}"
+        return [clipped, self._drawn(), noise]
+
+    def _drawn(self) -> str:
+        if self.sampling == "fixed":
+            return "batches of fixed size: counted without amplification, as if the sample were drawn every time"
+        return (
+            f"every sample is drawn by its own secret coin with probability {self.rate:.6g}; "
+            f"sums are divided by the constant {self.batch:g}"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unprotected(Release):
     """A release without noise (SGP): nothing is guaranteed, ε is infinite."""
 
     sigma: float = 0.0
     clip: float = math.inf
 
+    def assumptions(self) -> list[str]:
+        """Say that there is no guarantee."""
+        return ["nothing is clipped and no noise is added: there is no guarantee"]
+
 
 @dataclass(frozen=True, kw_only=True)
-class SampledMean(Mechanism):
+class SampledMean(Release):
     """(1/b) Σ_{j∈B} clip(g_j) + N(0, σ²): the subsampled Gaussian of DP-SGD and PrivSGP."""
 
     auditable: ClassVar[bool] = True
 
 
 @dataclass(frozen=True, kw_only=True)
-class Saga(Mechanism):
+class Saga(Release):
     """(θ/b) Σ_{j∈B} clip(g_j − t_j, C) + (1/J) Σ_j t_j + N(0, σ²): PrivSGP-VR.
 
-    `difference_clip` is C; `None` is C = 2G (no further clip). `difference_scale` is θ; with both left out this is the
+    `difference_clip` is C; `None` is C = 2G (no further clip). `difference_scale` is θ. Without both this is the
     paper's estimator, and so is every ledger written before there was a θ.
     """
 
@@ -180,17 +219,16 @@ class Saga(Mechanism):
     difference_clip: float | None = None
     difference_scale: float = 1.0
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _refuse_difference_clip(self.difference_clip)
+        weight = f"difference_scale = {self.difference_scale}"
+        _refuse_unless(0 < self.difference_scale <= 1, weight, "take a weight in (0, 1]; 1 is the paper's")
+
     @property
     def weighted(self) -> Saga:
         """Itself."""
         return self
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.difference_clip is not None and not 0 < self.difference_clip < math.inf:
-            raise Refused(f"difference_clip = {self.difference_clip}", "take a norm above 0, or leave it out")
-        if not 0 < self.difference_scale <= 1:
-            raise Refused(f"difference_scale = {self.difference_scale}", "take a weight in (0, 1]; 1 is the paper's")
 
     @property
     def entry_clip(self) -> float | None:
@@ -204,13 +242,15 @@ class Saga(Mechanism):
         reach = min(self.difference_clip or math.inf, 2 * self.clip)
         return (self.clip / self.samples + reach * weight) * (1 + self.kappa)
 
+    def assumptions(self) -> list[str]:
+        """Name θ too."""
+        weight = f"differences from the table have the weight θ = {self.difference_scale:.6g} in a message"
+        return super().assumptions() + ([weight] if self.difference_scale < 1 else [])
+
 
 @dataclass(frozen=True, kw_only=True)
-class Sag(Mechanism):
-    """(1/J) Σ_j t_j + N(0, σ²) with the table already updated: PrivSGP-SAG."""
-
-    auditable: ClassVar[bool] = True
-    has_table: ClassVar[bool] = True
+class Gaussian(Release):
+    """(1/J) Σ_j v_j + N(0, σ²) over all records, each v_j clipped: no sampling, no amplification."""
 
     @property
     def amplified(self) -> bool:
@@ -222,9 +262,23 @@ class Sag(Mechanism):
         """G (1 + κ) / J."""
         return self.radius / self.samples
 
+    def _drawn(self) -> str:
+        return "every release is a mean over all samples: it does not matter how samples are drawn"
+
 
 @dataclass(frozen=True, kw_only=True)
-class Anchored(Mechanism):
+class Sag(Gaussian):
+    """(1/J) Σ_j t_j + N(0, σ²) with the table already updated: PrivSGP-SAG."""
+
+    auditable: ClassVar[bool] = True
+    has_table: ClassVar[bool] = True
+
+    def _drawn(self) -> str:
+        return "every release is the mean of the updated table: it does not matter how samples are drawn"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Anchored(Release):
     """Anchors and differences in turn: SVRG, SPIDER and SRM.
 
     The first release and every `period`-th after it (`None`: only the first) is an anchor, the mean of clipped
@@ -233,9 +287,8 @@ class Anchored(Mechanism):
     C = `difference_clip` (`None`: 2G, no further clip) and α = `alpha`, 0 but for SRM. What has been released is all
     the state there is, so releases are counted one by one.
 
-    `aggregated` nodes' messages, each with this noise, are seen as one sum only (1: every message is seen). Up to
-    `spare` releases may be steps made again after a crash; since nobody knows which, each of these is counted both as
-    an anchor and as a difference.
+    Up to `spare` releases may be steps made again after a crash. Nobody knows which, so each of these is counted both
+    as an anchor and as a difference.
     """
 
     period: int | None = None
@@ -243,28 +296,21 @@ class Anchored(Mechanism):
     anchor_batch: float | None = None
     anchor_noise: float = 1.0
     alpha: float = 0.0
-    aggregated: int = 1
     spare: int = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.period is not None and self.period < 1:
-            raise Refused(f"period = {self.period}", "take at least 1, or leave it out for a single anchor")
-        if self.difference_clip is not None and not 0 < self.difference_clip < math.inf:
-            raise Refused(f"difference_clip = {self.difference_clip}", "take a norm above 0, or leave it out")
-        if self.anchor_batch is not None and not 0 < self.anchor_batch <= self.samples:
-            raise Refused(
-                f"anchor_batch = {self.anchor_batch:g} with samples = {self.samples}",
-                "take 0 < anchor_batch <= samples",
-            )
-        if not 0 < self.anchor_noise < math.inf:
-            raise Refused(f"anchor_noise = {self.anchor_noise}", "take a finite factor above 0")
-        if not 0 <= self.alpha <= 1:
-            raise Refused(f"alpha = {self.alpha}", "the share of the plain gradient lies in [0, 1]")
-        if self.aggregated < 1 or self.spare < 0:
-            raise Refused(
-                f"aggregated = {self.aggregated}, spare = {self.spare}", "take at least 1 node and 0 releases"
-            )
+        once = "take at least 1, or leave it out for a single anchor"
+        _refuse_unless(self.period is None or self.period >= 1, f"period = {self.period}", once)
+        _refuse_difference_clip(self.difference_clip)
+        size = f"anchor_batch = {self.anchor_batch} with samples = {self.samples}"
+        fits = self.anchor_batch is None or 0 < self.anchor_batch <= self.samples
+        _refuse_unless(fits, size, "take 0 < anchor_batch <= samples")
+        factor = f"anchor_noise = {self.anchor_noise}"
+        _refuse_unless(0 < self.anchor_noise < math.inf, factor, "take a finite factor above 0")
+        share = "the share of the plain gradient lies in [0, 1]"
+        _refuse_unless(0 <= self.alpha <= 1, f"alpha = {self.alpha}", share)
+        _refuse_unless(self.spare >= 0, f"spare = {self.spare}", "take at least 0 releases")
 
     @property
     def anchor(self) -> SampledMean:
@@ -279,14 +325,9 @@ class Anchored(Mechanism):
         return self._mean(self.sigma, self.alpha * self.clip + (1 - self.alpha) * reach, self.batch)
 
     @property
-    def largest_batch(self) -> float:
-        """An anchor's, or a difference's."""
-        return max(self.batch, self.anchor.batch)
-
-    @property
-    def seen_together(self) -> int:
-        """`aggregated`."""
-        return self.aggregated
+    def kinds(self) -> tuple[Mechanism, ...]:
+        """Anchors and differences."""
+        return self.anchor, self.difference
 
     @property
     def redo_limit(self) -> int | None:
@@ -305,13 +346,127 @@ class Anchored(Mechanism):
         """Return how many of the first `steps` releases are anchors."""
         return min(steps, 1) if self.period is None else -(-steps // self.period)
 
+    def over(self, steps: int) -> Composed:
+        """Return what `steps` releases show at most.
+
+        D steps and r ≤ spare repeats are R = D + r releases. The first R − spare steps are among the D, and each of the
+        other spare releases, whichever it is, shows no more than an anchor and a difference together.
+        """
+        unsure = min(steps, self.spare)
+        anchors = self.anchors(steps - unsure)
+        return Composed(((self.anchor, anchors + unsure), (self.difference, steps - anchors)))
+
+    def assumptions(self) -> list[str]:
+        """Say which releases are anchors, and how many may be made again."""
+        turn = "the first release" if self.period is None else f"the first of every {self.period} releases"
+        mean = f"is a mean over {self.anchor.batch:g} samples with noise {self.anchor.sigma:g}"
+        again = f"up to {self.spare} steps made again after a crash, each counted as both kinds of release"
+        return [
+            *super().assumptions(), f"{turn} {mean}; the others are differences", *([again] if self.spare else []),
+        ]  # fmt: skip
+
     def _mean(self, sigma: float, clip: float, batch: float) -> SampledMean:
         return SampledMean(
             sigma=sigma, clip=clip, batch=batch, samples=self.samples, sampling=self.sampling, kappa=self.kappa
         )
 
 
-_KINDS = (Unprotected, SampledMean, Saga, Sag, Anchored)
+@dataclass(frozen=True)
+class Composed(Mechanism):
+    """Several mechanisms in one run, each so many times, in any order. No algorithm declares it alone."""
+
+    parts: tuple[tuple[Mechanism, int], ...]
+
+    def changed(self, **values: Any) -> Self:  # noqa: ANN401
+        """Return the same list with other values in every part."""
+        return dataclasses.replace(self, parts=tuple((part.changed(**values), count) for part, count in self.parts))
+
+
+@dataclass(frozen=True)
+class Wrapper(Mechanism):
+    """A mechanism around another one: it answers what it changes, and hands every other question to its base."""
+
+    base: Mechanism
+
+    def changed(self, **values: Any) -> Self:  # noqa: ANN401
+        """Return the same wrapper around a base with other values."""
+        return dataclasses.replace(self, base=self.base.changed(**values))
+
+
+for _question in (
+    "auditable", "has_table", "sends_changes", "sigma", "clip", "batch", "samples", "sampling", "kappa", "coordinates",
+    "amplified", "largest_shift", "kinds", "entry_clip", "seen_together", "shared", "weighted", "redo_limit",
+    "is_anchor", "at",
+):  # fmt: skip
+    setattr(Wrapper, _question, property(attrgetter(f"base.{_question}")))
+
+
+@dataclass(frozen=True)
+class Shared(Wrapper):
+    """Noise that nodes share: the base's `sigma` is what is left of it before a coalition of all but `honest` nodes.
+
+    `partners` is how many nodes a node shares noise with. `least_own` is the least noise that any node has of its own
+    (0: not known yet).
+    """
+
+    honest: int
+    partners: int
+    least_own: float = 0.0
+
+    def __post_init__(self) -> None:
+        given = f"honest = {self.honest}, partners = {self.partners}"
+        _refuse_unless(self.honest >= 1 and self.partners >= 1, given, "take at least 1 each")
+        least = f"least_own = {self.least_own}"
+        _refuse_unless(0 <= self.least_own < math.inf, least, "take a finite standard deviation")
+
+    @property
+    def shared(self) -> Shared:
+        """Itself."""
+        return self
+
+    def describe(self) -> dict[str, Any]:
+        """Return the base's values and those of the sharing."""
+        own = {"honest": self.honest, "partners": self.partners, "least_own": self.least_own}
+        return self.base.describe() | own
+
+    def assumptions(self) -> list[str]:
+        """Say who has to be honest."""
+        words = (
+            f"noise is shared with {self.partners} nodes: ε holds as long as {self.honest} nodes, this one included, "
+            "are honest and have no other use for what they share, whatever all others do together; it is "
+            "computational (X25519, ChaCha20)"
+        )
+        return [*self.base.assumptions(), words]
+
+
+@dataclass(frozen=True)
+class Summed(Wrapper):
+    """The messages of `nodes` nodes, each with the base's noise, are seen as one sum only (secure aggregation)."""
+
+    nodes: int
+
+    def __post_init__(self) -> None:
+        _refuse_unless(self.nodes >= 1, f"aggregated = {self.nodes}", "take at least 1 node")
+
+    @property
+    def seen_together(self) -> int:
+        """`nodes`."""
+        return self.nodes
+
+    def describe(self) -> dict[str, Any]:
+        """Return the base's values and the number of nodes."""
+        return self.base.describe() | {"aggregated": self.nodes}
+
+    def assumptions(self) -> list[str]:
+        """Say what is seen."""
+        words = (
+            f"only the sum of {self.nodes} nodes' messages is seen (secure aggregation): "
+            "each of them adds this noise, and none tells others what it added"
+        )
+        return [*self.base.assumptions(), words]
+
+
+_KINDS = {kind.__name__: kind for kind in (Unprotected, SampledMean, Saga, Gaussian, Sag, Anchored)}
 
 
 def described(values: dict[str, Any]) -> Mechanism:
@@ -320,9 +475,23 @@ def described(values: dict[str, Any]) -> Mechanism:
     Release 1.0.0rc1 could change clip and noise by a schedule. `clip` and `sigma` are then the largest clip and the
     least σ of any step, so the ε computed here is an upper bound.
     """
-    kinds: dict[str, type[Mechanism]] = {k.__name__: k for k in _KINDS}
-    fields = {k: v for k, v in values.items() if k not in ("mechanism", "schedule")}
-    kind = kinds.get(str(values.get("mechanism")))
+    fields = dict(values)
+    fields.pop("schedule", None)
+    kind = _KINDS.get(str(fields.pop("mechanism", None)))
     if kind is None:
-        raise Refused(f"mechanism = {values.get('mechanism')!r}", f"known are {', '.join(kinds)}")
-    return kind(**fields | {"clip": math.inf if fields["clip"] is None else fields["clip"]})
+        raise Refused(f"mechanism = {values.get('mechanism')!r}", f"known are {', '.join(_KINDS)}")
+    shared = {key: fields.pop(key) for key in ("honest", "partners", "least_own") if key in fields}
+    nodes = fields.pop("aggregated", 1)
+    made: Mechanism = kind(**fields | {"clip": math.inf if fields["clip"] is None else fields["clip"]})
+    made = made if nodes == 1 else Summed(made, nodes)
+    return Shared(made, **shared) if any(shared.values()) else made
+
+
+def _refuse_difference_clip(given: float | None) -> None:
+    fits = given is None or 0 < given < math.inf
+    _refuse_unless(fits, f"difference_clip = {given}", "take a norm above 0, or leave it out")
+
+
+def _refuse_unless(fits: bool, what: str, remedy: str) -> None:  # noqa: FBT001 - a condition
+    if not fits:
+        raise Refused(what, remedy)

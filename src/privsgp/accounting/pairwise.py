@@ -22,7 +22,8 @@ import numpy as np
 from scipy import linalg, optimize
 
 from privsgp.accounting import accountant
-from privsgp.accounting.computed import LARGEST_PAIR
+from privsgp.accounting.mechanisms import Shared
+from privsgp.accounting.sampler_cost import LARGEST_PAIR
 from privsgp.errors import Refused
 from privsgp.files import finite
 
@@ -321,15 +322,15 @@ class Sharing:
         """Return the noise that is worth σ."""
         return solve([sigma] * self.graph.nodes, self.honest, ratio, self.graph)
 
-    def counted(self, mechanism: Mechanism, covariance: PairwiseCovariance) -> Mechanism:
+    def counted(self, mechanism: Mechanism, covariance: PairwiseCovariance) -> Shared:
         """Return the mechanism as it is counted with this noise."""
         if mechanism.coordinates:
             covariance.refuse_large_pairs()
         sigma, least = covariance.effective(self.honest)[0], min(covariance.own_sigma)
-        return replace(mechanism, sigma=sigma, honest=self.honest, partners=self.graph.partners, least_own=least)
+        return Shared(mechanism.with_sigma(sigma), self.honest, self.graph.partners, least)
 
     def told(
-        self, covariance: PairwiseCovariance, mechanism: Mechanism, steps: int, delta: float, relation: Relation
+        self, covariance: PairwiseCovariance, mechanism: Shared, steps: int, delta: float, relation: Relation
     ) -> dict[str, Any]:
         """Return what the noise is made of, and ε by how many nodes are honest."""
 
@@ -350,7 +351,7 @@ def looked_at(nodes: int, honest: int) -> list[int]:
 
 
 def trust_curve(
-    covariance: PairwiseCovariance, node: int, mechanism: Mechanism, epsilon: Callable[[Mechanism], float]
+    covariance: PairwiseCovariance, node: int, shared: Shared, epsilon: Callable[[Mechanism], float]
 ) -> list[tuple[int, float]]:
     """Return (h, ε) of a node: what its messages reveal where only h nodes, itself included, are honest.
 
@@ -358,9 +359,9 @@ def trust_curve(
     """
 
     def at(h: int) -> Mechanism:
-        return replace(mechanism, honest=h, sigma=covariance.effective(h)[node])
+        return replace(shared.with_sigma(covariance.effective(h)[node]), honest=h)
 
-    return [(h, epsilon(at(h))) for h in looked_at(covariance.graph.nodes, mechanism.honest)]
+    return [(h, epsilon(at(h))) for h in looked_at(covariance.graph.nodes, shared.honest)]
 
 
 def solve(

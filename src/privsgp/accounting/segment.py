@@ -10,16 +10,11 @@ import dataclasses
 import math
 import re
 from base64 import b64encode
-from bisect import bisect_left, bisect_right
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from privsgp.accounting.mechanisms import Relation, described
 from privsgp.errors import Refused
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 
 FORMATS = (1, 2, 3)  # 2 knows short lines: strings; in 3 hashes of messages are BLAKE3
 MOST_AHEAD = 64
@@ -27,54 +22,6 @@ _MOST = 2**53
 _COUNTS = ("samples", "period", "aggregated", "spare", "honest", "partners")  # of a mechanism: whole numbers
 _SHORT = re.compile(r"[A-Za-z0-9+/]{22}")
 _WORDS = ("mechanism", "sampling")
-
-
-_MOST_STRETCHES = 10_000  # no run is interrupted so often; a forged ledger may say so
-
-
-class Stretches:
-    """A number for every step, 0 but for what was put. Memory grows with the stretches, not with the steps."""
-
-    def __init__(self) -> None:
-        self._starts: list[int] = []
-        self._values: list[int] = []
-
-    def __getitem__(self, step: int) -> int:
-        place = bisect_right(self._starts, step)
-        return self._values[place - 1] if place else 0
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Stretches) and list(self) == list(other)
-
-    __hash__ = None  # type: ignore[assignment] # it changes
-
-    def __iter__(self) -> Iterator[tuple[int, int, int]]:
-        """Yield (first, stop, value) of each stretch whose value is not 0."""
-        stops = self._starts[1:]
-        return (part for part in zip(self._starts, stops, self._values, strict=False) if part[2])
-
-    def between(self, first: int, stop: int) -> Iterator[tuple[int, int, int]]:
-        """Yield (first, stop, value) of each stretch of the steps first … stop − 1, zeros too."""
-        place = bisect_right(self._starts, first)
-        while first < stop:
-            end = min(stop, self._starts[place]) if place < len(self._starts) else stop
-            yield first, end, self._values[place - 1] if place else 0
-            first, place = end, place + 1
-
-    def put(self, first: int, stop: int, value: int) -> None:
-        """Set the steps first … stop − 1; ValueError where that makes more stretches than any run has."""
-        if value and self._starts and self._starts[-1] == first and self._values[-2] == value:
-            self._starts[-1] = stop  # the last stretch grows: nearly always
-            return
-        after = self[stop]
-        low, high = bisect_left(self._starts, first), bisect_right(self._starts, stop)
-        before = self._values[low - 1] if low else 0
-        new = [(first, value)] if value != before else []
-        new += [(stop, after)] if after != value else []
-        self._starts[low:high] = [start for start, _ in new]
-        self._values[low:high] = [kept for _, kept in new]
-        if len(self._starts) > _MOST_STRETCHES:
-            raise ValueError(f"more than {_MOST_STRETCHES} stretches of steps: no run is interrupted so often")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,80 +93,41 @@ class Header:
 class Segment:
     """One run in a ledger, as its lines so far tell it.
 
-    Of steps it knows how often each was paid for and at which attempt it was last sent, as stretches; of messages it
-    keeps the hashes of those from `since` on (None: of none), which are all that a process that goes on may repeat.
+    Steps are paid for in order. `next` … `stop` − 1 are those that are paid for at the last `attempt` and have no
+    `sent` line. A payment that does not continue the one before begins there anew: the rest of that one stays charged.
+
+    Guarantee: `charged` never falls below the number of messages that lines note.
     """
 
     header: Header
     charged: int = 0
     closed: bool = False
-    since: int | None = field(default=None, repr=False, compare=False)
-    _paid: Stretches = field(default_factory=Stretches, repr=False)  # attempts that were paid for
-    _before: Stretches = field(default_factory=Stretches, repr=False)  # the same, before what was last paid for
-    _sent: Stretches = field(default_factory=Stretches, repr=False)  # 1 + the attempt last sent
-    _digests: dict[int, str] = field(default_factory=dict, repr=False, compare=False)
-    following: tuple[int, int] = field(default=(0, 0), repr=False)  # (step, attempt) after the last one noted
+    sent: int = 0  # messages that lines note
+    attempt: int = 0
+    next: int = 0
+    stop: int = 0
+    following: tuple[int, int] = (0, 0)  # (step, attempt) after the last message that a line notes
+    digest: str = field(default="", compare=False)  # of the last message that a line notes; see `short`
 
     @property
     def left(self) -> int | None:
         """How many more releases the budget pays for; None without a budget."""
         return None if self.header.allowance is None else max(0, self.header.allowance - self.charged)
 
-    @property
-    def sent(self) -> int:
-        """How many steps have a message that was noted as sent."""
-        return sum(stop - first for first, stop, _ in self._sent)
-
-    def next_attempt(self, step: int) -> int:
-        """Return the first attempt of `step` that was never paid for, so surely never sent."""
-        return self._paid[step]
-
-    def last_attempt(self, first: int, stop: int) -> int:
-        """Return the first attempt at which none of the steps first … stop − 1 was paid for."""
-        return max((paid for _, _, paid in self._paid.between(first, stop)), default=0)
-
-    def paid(self, first: int, stop: int, attempt: int) -> int:
-        """Return how many steps from `first` on are paid for at this attempt, whether they were sent or not."""
-        end = next((a for a, _, paid in self._paid.between(first, stop) if paid != attempt + 1), stop)
-        return end - first
-
-    def unpaid(self, first: int, stop: int, attempt: int) -> int:
-        """Return how many steps from `first` on were not paid for at this attempt."""
-        end = next((a for a, _, paid in self._paid.between(first, stop) if paid > attempt), stop)
-        return end - first
-
-    def digest_of(self, step: int) -> str | None:
-        """Return the hash of the message last sent at `step`, where an earlier process noted it; see `short`."""
-        return self._digests.get(step)
-
-    def unsent(self) -> Stretches:
-        """Return the steps that are paid for and have no `sent` line, by the attempt that is their next.
-
-        What is left where one was returned is none of them: it was given back once.
-        """
-        held = Stretches()
-        for first, stop, paid in self._paid:
-            for a, b, sent in self._sent.between(first, stop):
-                for c, d, before in self._before.between(a, b):
-                    if sent != paid and before < paid:
-                        held.put(c, d, paid)
-        return held
-
-    def sent_at(self, step: int) -> int | None:
-        """Return the attempt at which `step` was last sent, where the ledger knows it."""
-        return self._sent[step] - 1 if self._sent[step] else None
-
-    def apply(self, line: dict[str, Any]) -> None:
+    def apply(self, line: dict[str, Any] | str) -> None:
         """Count one line; ValueError says why it cannot follow the lines before it."""
         if self.closed:
             raise ValueError("it follows the segment's close")
         match line:
+            case str(digest):
+                step, at = self.following
+                self._note(step, 1, at, digest)
             case {"kind": "reserve", "first": first, "count": count, "attempt": at} if _whole(first, count, at):
                 self._reserve(first, count, at)
             case {"kind": "sent", "step": step, "attempt": at, "digest": str(digest)} if _whole(step, at):
-                self.note(step, at, short(digest))
+                self._note(step, 1, at, short(digest))
             case {"kind": "sent", "first": first, "count": count, "attempt": at} if _whole(first, count, at):
-                self._note_many(first, count, at)
+                self._note(first, count, at)
             case {"kind": "return", "first": first, "count": count, "attempt": at} if _whole(first, count, at):
                 self._return(first, count, at)
             case {"kind": "close"}:
@@ -227,54 +135,28 @@ class Segment:
             case _:
                 raise ValueError(f"no line of format {FORMATS[-1]} is a {line.get('kind')!r:.80} with these keys")
 
-    def note(self, step: int, attempt: int, digest: str) -> None:
-        """Count one message."""
-        self._note_many(step, 1, attempt)
-        self._digests.pop(step, None)
-        if self.since is not None and step >= self.since:
-            self._digests[step] = digest
-
-    def note_next(self, digest: str) -> None:
-        """Count the message after the last one noted."""
-        if self.closed:
-            raise ValueError("it follows the segment's close")
-        step, attempt = self.following
-        if self.since is None and not self._digests and self._paid[step] == attempt + 1:  # nearly always
-            self._sent.put(step, step + 1, attempt + 1)
-            self.following = step + 1, attempt
-        else:
-            self.note(step, attempt, digest)
-
-    def _note_many(self, first: int, count: int, attempt: int) -> None:
-        unpaid = [step for step, _, paid in self._paid.between(first, first + count) if attempt >= paid]
-        if unpaid or not count:
-            raise ValueError(f"step {min(unpaid, default=first)}, attempt {attempt} was never reserved")
-        self._sent.put(first, first + count, attempt + 1)
-        self.following = first + count, attempt
-
     def _reserve(self, first: int, count: int, attempt: int) -> None:
         if not 0 < count <= MOST_AHEAD:
             raise ValueError(f"{count} steps from step {first}: a line reserves 1 to {MOST_AHEAD} steps from 0 on")
         if self.left is not None and count > self.left:
             raise ValueError(f"{count} releases with {self.left} left in the budget")
-        before = list(self._paid.between(first, first + count))
-        for step, _, paid in before:
-            if attempt < paid:
-                raise ValueError(f"step {step}, attempt {attempt} was reserved before")
-        for part in before:
-            self._before.put(*part)
-        self._paid.put(first, first + count, attempt + 1)
+        if (first, attempt) != (self.stop, self.attempt):
+            self.next = first
+        self.stop, self.attempt = first + count, attempt
         self.charged += count
 
+    def _note(self, first: int, count: int, attempt: int, digest: str = "") -> None:
+        unpaid = attempt != self.attempt or first + count > self.stop or self.sent + count > self.charged
+        if unpaid or not count:
+            raise ValueError(f"step {first}, attempt {attempt} was never reserved")
+        self.next, self.digest, self.following = first + count, digest, (first + count, attempt)
+        self.sent += count
+
     def _return(self, first: int, count: int, attempt: int) -> None:
-        stop = first + count
-        wrong = [a for a, _, paid in self._paid.between(first, stop) if paid != attempt + 1]
-        wrong += [a for a, _, sent in self._sent.between(first, stop) if sent == attempt + 1]
-        if wrong or not count:
-            step = min(wrong, default=first)
-            raise ValueError(f"step {step}, attempt {attempt} is not a reserved step that was never sent")
-        for a, b, before in self._before.between(first, stop):  # attempts may have been passed over
-            self._paid.put(a, b, min(before, attempt))
+        held = self.next <= first and first + count == self.stop and attempt == self.attempt
+        if not (held and count and self.charged - count >= self.sent):
+            raise ValueError(f"step {first}, attempt {attempt} is not a reserved step that was never sent")
+        self.stop = first
         self.charged -= count
 
 

@@ -6,7 +6,7 @@ Gradient estimates that more than one algorithm takes, before noise.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal, TypeVar
 
 import torch
 
@@ -26,6 +26,18 @@ Network = Literal["directed", "undirected", "server", "alone"]
 # What an adversary sees: every message of a node; only the sum of all nodes' messages; only a curator's model; every
 # message, but not what honest nodes share noise with each other by.
 Trust = Literal["per-node", "secure aggregation", "curator", "honest sites"]
+
+
+AnyStep = TypeVar("AnyStep")
+
+
+def cancelling(step: AnyStep) -> AnyStep:
+    """Declare that a step moves every node by its noised gradient and mixes linearly: shared noise cancels in the sum.
+
+    It is not inherited: another step may do something else with the noise.
+    """
+    step.cancelling = True  # type: ignore[attr-defined]
+    return step
 
 
 class Algorithm(ABC):
@@ -48,6 +60,17 @@ class Algorithm(ABC):
     @abstractmethod
     def mechanism(settings: Settings, *, sigma: float, batch: float, samples: int, kappa: float) -> Mechanism:
         """Declare what one message of a node reveals about one of its samples."""
+
+    @classmethod
+    def noise_cancels(cls) -> bool:
+        """Whether noise that pairs of nodes share cancels in the sum of all nodes."""
+        return cls.private and getattr(cls.step, "cancelling", False)
+
+    @staticmethod
+    def sent_bytes(settings: Settings, dim: int, number: int) -> int:
+        """Return how long a node's message of `dim` numbers is, each of `number` bytes."""
+        del settings
+        return dim * number
 
     def begin(self, z: Tensor) -> None:  # noqa: B027 - most algorithms remember nothing
         """Prepare what the algorithm remembers, at z⁰."""

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from privsgp.algorithms.update_rule import UpdateRule
     from privsgp.clock import Event
     from privsgp.gradients import PerSample, Stacked
-    from privsgp.gradients.tables.storage import Rows
 
     Direction = Callable[[Tensor, list["Drawn"]], Tensor]  # the nodes' gradient estimates at z, by drawn samples
     Kept = Callable[[], dict[str, Tensor]]  # what a direction remembers, and changes in place
@@ -170,7 +169,7 @@ class Block:
     """
 
     mechanisms: Sequence[Mechanism]
-    inputs: Tensor | Rows
+    inputs: Tensor
     targets: Tensor
     gradient: Stacked
     random: Randomness
@@ -180,12 +179,10 @@ class Block:
 
     def part(self, nodes: slice) -> Block:
         """Return some of the nodes, for lines 6 to 9."""
-        if isinstance(self.inputs, torch.Tensor):
-            return replace(
-                self, mechanisms=self.mechanisms[nodes], inputs=self.inputs[nodes], targets=self.targets[nodes],
-                execution=Execution(),
-            )  # fmt: skip
-        raise TypeError(f"{type(self.inputs).__name__} cannot be parted")
+        return replace(
+            self, mechanisms=self.mechanisms[nodes], inputs=self.inputs[nodes], targets=self.targets[nodes],
+            execution=Execution(),
+        )  # fmt: skip
 
     @property
     def exact(self) -> bool:
@@ -209,7 +206,8 @@ class Block:
     @cached_property
     def b_over_scale(self) -> Tensor:
         """What sums of differences are divided by, b_i/θ, [m, 1]; θ is the mechanism's, so what is counted is done."""
-        return self.b / self.column([getattr(mechanism, "difference_scale", 1.0) for mechanism in self.mechanisms])
+        scales = [1.0 if (m := one.weighted) is None else m.difference_scale for one in self.mechanisms]
+        return self.b / self.column(scales)
 
     @cached_property
     def J(self) -> Tensor:  # noqa: N802 - the paper's letter

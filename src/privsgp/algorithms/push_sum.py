@@ -16,7 +16,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar, Self, TypeVar
 
 from privsgp.accounting.mechanisms import Mechanism, SampledMean, Unprotected
-from privsgp.algorithms.algorithm import Algorithm, clipped_mean
+from privsgp.algorithms.algorithm import Algorithm, cancelling, clipped_mean
 from privsgp.algorithms.block import EVERYONE, Block, Drawn, Settings, State
 from privsgp.algorithms.events import Exchange, Release, Step
 from privsgp.threads import one_thread_each
@@ -52,6 +52,7 @@ class PushSum(Algorithm):
     def direction(self, z: Tensor, batch: list[Drawn]) -> Tensor:
         """Return the nodes' gradient estimates [m, d] at z, before noise; the next call may overwrite them."""
 
+    @cancelling
     def step(self, k: int, s: State) -> Step:
         """Take step k."""
         batch = self.block.random.sample(k)  # 5

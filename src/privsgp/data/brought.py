@@ -36,7 +36,7 @@ def pair(given: Any) -> tuple[Any, ...]:  # noqa: ANN401 - whatever was brought
     if isinstance(given, torch_data.DataLoader):
         given = given.dataset
     if isinstance(given, torch_data.Dataset):
-        return _items(given)
+        return tuple(plain(part, key) for part, key in zip(_items(given), NPZ, strict=False))
     if not isinstance(given, Sequence) or len(given) not in (2, 4):
         raise Refused(
             f"data is a {type(given).__name__}" + (f" of {len(given)}" if isinstance(given, Sequence) else ""),
@@ -46,14 +46,14 @@ def pair(given: Any) -> tuple[Any, ...]:  # noqa: ANN401 - whatever was brought
 
 
 def plain(part: Any, key: str) -> Any:  # noqa: ANN401 - whatever was brought
-    """Return arrays in the place of tensors; several inputs stay several, and a mapped file stays where it is."""
+    """Return arrays in the place of tensors; several inputs stay several."""
     if isinstance(part, Mapping):
         return {str(name): plain(value, f"{key}[{name!r}]") for name, value in part.items()}
     if isinstance(part, tuple) and all(hasattr(value, "shape") for value in part):
         return tuple(plain(value, key) for value in part)
     if isinstance(part, torch.Tensor):
         return part.detach().cpu().numpy()
-    return part if isinstance(part, np.memmap) else array(part, key)
+    return array(part, key)
 
 
 def _items(given: torch_data.Dataset[Any]) -> tuple[Any, Any]:
@@ -68,51 +68,34 @@ def _items(given: torch_data.Dataset[Any]) -> tuple[Any, Any]:
         raise Refused(f"data is a {type(given).__name__} without items", "give at least one sample")
     first = _sample(given[0])
     devices.refuse_vast(
-        _bytes(first[0]) * count,
+        4 * _numbers(first) * count,
         f"a data set of {count:,} items takes",
-        'write it to a file once (numpy.lib.format.open_memmap) and bring numpy.load("x.npy", mmap_mode="r")',
+        "take fewer items, or smaller ones: features instead of pixels",
     )
-    rows = [first, *(_sample(given[i]) for i in range(1, count))]
-    return _stacked([x for x, _ in rows]), np.stack([y for _, y in rows])
+    try:
+        x, y = torch_data.default_collate([first, *(_sample(given[i]) for i in range(1, count))])
+    except (RuntimeError, KeyError) as error:
+        raise Refused(f"items of the data set differ: {error}", "pad or cut them to one shape") from error
+    return (tuple(x) if isinstance(x, list) else x), y
+
+
+def _numbers(x: Any) -> int:  # noqa: ANN401 - tensors, one or several
+    if isinstance(x, torch.Tensor):
+        return x.numel()
+    return sum(map(_numbers, x.values() if isinstance(x, dict) else x))
 
 
 def _sample(item: object) -> tuple[Any, Any]:
     """Return input and target of an item."""
     if not isinstance(item, tuple | list) or len(item) != 2:
         raise Refused(f"an item of the data set is a {type(item).__name__}", "let it give pairs: (input, target)")
-    x, y = item
-    return _input(x), _number(y)
+    return _tensors(item[0]), _tensors(item[1])
 
 
-def _input(x: Any) -> Any:  # noqa: ANN401 - whatever was brought
+def _tensors(x: Any) -> Any:  # noqa: ANN401 - whatever was brought
     if isinstance(x, Mapping):
-        return {str(key): _input(value) for key, value in x.items()}
+        return {str(key): _tensors(value) for key, value in x.items()}
     if isinstance(x, tuple | list) and x and not isinstance(x[0], int | float):
-        return tuple(_input(value) for value in x)
-    found = _number(x)
-    return found.transpose(2, 0, 1) if hasattr(x, "getbands") and found.ndim == 3 else found  # Pillow's, as torch's
-
-
-def _number(value: Any) -> np.ndarray[Any, Any]:  # noqa: ANN401 - whatever was brought
-    return value.detach().cpu().numpy() if isinstance(value, torch.Tensor) else np.asarray(value)
-
-
-def _stacked(inputs: list[Any]) -> Any:  # noqa: ANN401 - arrays, one or several
-    first = inputs[0]
-    if isinstance(first, dict):
-        return {key: _stacked([one[key] for one in inputs]) for key in first}
-    if isinstance(first, tuple):
-        return tuple(_stacked([one[i] for one in inputs]) for i in range(len(first)))
-    for number, one in enumerate(inputs):
-        if one.shape != first.shape:
-            raise Refused(
-                f"item {number} of the data set has shape {list(one.shape)}, the first {list(first.shape)}",
-                "give all samples one shape: fill up or cut, publicly",
-            )
-    return np.stack(inputs)
-
-
-def _bytes(x: Any) -> int:  # noqa: ANN401 - arrays, one or several
-    if isinstance(x, dict):
-        return sum(map(_bytes, x.values()))
-    return sum(map(_bytes, x)) if isinstance(x, tuple) else x.size * 4
+        return tuple(_tensors(value) for value in x)
+    found = x.detach().cpu() if isinstance(x, torch.Tensor) else torch.from_numpy(np.array(x))
+    return found.permute(2, 0, 1) if hasattr(x, "getbands") and found.ndim == 3 else found  # Pillow's, as torch's

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from functools import reduce
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -21,7 +20,6 @@ import torch
 from numpy.typing import NDArray
 
 from privsgp import devices
-from privsgp.data.mapped import Mapped, MappedRows, mapped
 from privsgp.errors import Refused
 
 if TYPE_CHECKING:
@@ -47,7 +45,7 @@ class Dataset:
     """
 
     name: str
-    x: Inputs | Mapped
+    x: Inputs
     y: Targets
     x_test: Inputs | None
     y_test: Targets | None
@@ -79,7 +77,7 @@ def from_arrays(
 
 
 def unsettled(
-    x: Array | Mapped,
+    x: Array,
     y: Array,
     x_test: Array | None,
     y_test: Array | None,
@@ -94,9 +92,8 @@ def unsettled(
     train = _pair(x, y, f"{name}: x", f"{name}: y", task, vocabulary)
     if x_test is None or y_test is None:
         return Dataset(name, *train, None, None, None, vocabulary=vocabulary)
-    # test data are used whole, from a mapped file too
-    seen, known = _pair(np.array(x_test), y_test, f"{name}: x_test", f"{name}: y_test", task, vocabulary)
-    dataset = Dataset(name, *train, seen[:], known, None, vocabulary=vocabulary)
+    seen, known = _pair(x_test, y_test, f"{name}: x_test", f"{name}: y_test", task, vocabulary)
+    dataset = Dataset(name, *train, seen, known, None, vocabulary=vocabulary)
     refuse_other_shapes(dataset, name)
     return dataset
 
@@ -131,7 +128,7 @@ def pool(sites: Sequence[Dataset], name: str, classes: int | None) -> tuple[Data
     tests = [(s.x_test, s.y_test) for s in sites if s.x_test is not None and s.y_test is not None]
     pooled = Dataset(
         name,
-        _one_after_the_other([s.x for s in sites]),
+        np.concatenate([s.x for s in sites]),
         np.concatenate([s.y for s in sites]),
         np.concatenate([x for x, _ in tests]) if tests else None,
         np.concatenate([y for _, y in tests]) if tests else None,
@@ -151,7 +148,7 @@ def pool(sites: Sequence[Dataset], name: str, classes: int | None) -> tuple[Data
 def array(given: object, key: str) -> Array:
     """Return what was given as an array; refuse rows of different lengths, and more than there is memory for."""
     try:
-        made = np.asarray(given)
+        made = np.array(given) if isinstance(given, np.memmap) else np.asarray(given)  # a file is read once
     except ValueError as error:  # rows of different lengths
         raise Refused(f"{key} is no array: {error}", "give every row the same length, as a NumPy array") from error
     if made.dtype == object:
@@ -164,31 +161,13 @@ def targets(array: Array, key: str, task: Task) -> Targets:
     return (_labels if task == "classification" else _values)(array, key)
 
 
-def _one_after_the_other(inputs: list[Inputs | Mapped]) -> Inputs | Mapped:
-    """Return all sites' inputs; mapped files stay where they are, and an array among them is mapped as well as any."""
-    if not any(isinstance(x, Mapped) for x in inputs):
-        return np.concatenate(inputs)  # type: ignore[arg-type]
-    parts = [x if isinstance(x, Mapped) else Mapped([x], tokens=x.dtype == np.int64) for x in inputs]
-    return reduce(Mapped.beside, parts)
-
-
-def _pair(
-    x: Array | Mapped, y: Array, x_key: str, y_key: str, task: Task, vocabulary: int | None
-) -> tuple[Inputs | Mapped, Targets]:
-    found, known = checked(x, x_key, vocabulary), targets(np.asarray(y), y_key, task)
+def _pair(x: Array, y: Array, x_key: str, y_key: str, task: Task, vocabulary: int | None) -> tuple[Inputs, Targets]:
+    given = array(x, x_key)
+    found = inputs(given, x_key) if vocabulary is None else tokens(given, x_key, vocabulary)
+    known = targets(np.asarray(y), y_key, task)
     if len(found) != len(known):
         raise Refused(f"{x_key} has {len(found)} rows, {y_key} has {len(known)}", "give one row of y to each of x")
     return found, known
-
-
-def checked(x: Array | Mapped, key: str, vocabulary: int | None) -> Inputs | Mapped:
-    """Check inputs: real numbers in float32, tokens of a vocabulary; a mapped file stays where it is."""
-    if isinstance(x, Mapped):  # it was looked at when it was opened
-        return x
-    if isinstance(x, np.memmap):
-        return mapped(x, key, vocabulary)
-    given = np.asarray(x)
-    return inputs(given, key) if vocabulary is None else tokens(given, key, vocabulary)
 
 
 def tokens(array: Array, key: str, vocabulary: int) -> NDArray[np.int64]:
@@ -304,7 +283,7 @@ class StackedData:
     The last row belongs to nobody: zeros, target 0.
     """
 
-    inputs: torch.Tensor | MappedRows
+    inputs: torch.Tensor
     targets: torch.Tensor
     samples: list[int]
 
@@ -314,27 +293,15 @@ def stack(dataset: Dataset, parts: Sequence[NDArray[np.int64]]) -> StackedData:
     samples = [len(rows) for rows in parts]
     shape = (len(parts), max(samples) + 1)
     whole = dataset.classes is not None
-    targets = torch.zeros(shape + dataset.y.shape[1:], dtype=torch.int64 if whole else torch.float32)
-    for node, rows in enumerate(parts):
-        targets.numpy()[node, : len(rows)] = dataset.y[rows]
-    return StackedData(_stacked(dataset.x, parts, shape), targets, samples)
-
-
-def _stacked(
-    x: Inputs | Mapped, parts: Sequence[NDArray[np.int64]], shape: tuple[int, int]
-) -> torch.Tensor | MappedRows:
-    kind = torch.int64 if x.dtype == np.int64 else torch.float32
-    if isinstance(x, Mapped):
-        index = np.full(shape, -1)
-        for node, rows in enumerate(parts):
-            index[node, : len(rows)] = rows
-        return MappedRows(x, index, kind, torch.device("cpu"))
+    kind = torch.int64 if dataset.x.dtype == np.int64 else torch.float32
     devices.refuse_vast(
-        kind.itemsize * math.prod((*shape, *x.shape[1:])),
+        kind.itemsize * math.prod((*shape, *dataset.x.shape[1:])),
         "the samples of all nodes, padded to the longest, take",
         "take fewer samples a node, or smaller ones (float32, features instead of pixels), or a larger machine",
     )
-    inputs = torch.zeros(shape + x.shape[1:], dtype=kind)
+    inputs = torch.zeros(shape + dataset.x.shape[1:], dtype=kind)
+    targets = torch.zeros(shape + dataset.y.shape[1:], dtype=torch.int64 if whole else torch.float32)
     for node, rows in enumerate(parts):
-        inputs.numpy()[node, : len(rows)] = x[rows]
-    return inputs
+        inputs.numpy()[node, : len(rows)] = dataset.x[rows]
+        targets.numpy()[node, : len(rows)] = dataset.y[rows]
+    return StackedData(inputs, targets, samples)

@@ -32,7 +32,7 @@ _HEAD = """# schema.toml: what the columns of a table are. It is public, and the
 # yes/no    ±1
 # ignored   not used; may be left out of the table
 # missing   what a missing value becomes, with an indicator; without it a missing value is refused
-# drafted   a digest of the public table. Training refuses a site whose own table has the same rows.
+# drafted   digests of the public table. Training refuses a site whose own table has the same rows.
 
 """
 
@@ -53,7 +53,7 @@ def draft(table: Any, target: str, source: str) -> str:  # noqa: ANN401 - Arrow'
         rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
         found = {row["column"]: Draft(_described(row), "by the data dictionary") for row in rows}
     else:
-        found, digest = {name: _column(values) for name, values in columns.items()}, same_rows.digest(table)
+        found, digest = {name: _column(values) for name, values in columns.items()}, same_rows.digests(table)
     if target not in found:
         raise Refused(f"--target {target}: {source} has no such column", f"take one of {', '.join(found)}")
     target_draft = found.pop(target)

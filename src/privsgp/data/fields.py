@@ -103,9 +103,8 @@ def fields_of(x: Mapping[str, Any] | tuple[Any, ...], model: nn.Module) -> Field
     names = tuple(map(str, x)) if isinstance(x, Mapping) else None
     parts = field_arrays(x)
     bare = Fields(names, tuple(part.shape[1:] for part in parts), (0,) * len(parts))
-    found = [
-        _looked_up(bare, parts, model, number) if part.dtype.kind in "iu" else 0 for number, part in enumerate(parts)
-    ]
+    kinds = [torch.int64 if part.dtype.kind in "iu" else torch.float32 for part in parts]
+    found = [_looked_up(bare, kinds, model, number) if kind == torch.int64 else 0 for number, kind in enumerate(kinds)]
     if max(found) > _EXACT:
         raise Refused(f"a vocabulary of {max(found)} among several inputs", f"take at most {_EXACT}")
     return Fields(names, bare.shapes, tuple(found))
@@ -117,8 +116,19 @@ def field_arrays(x: Mapping[str, Any] | tuple[Any, ...]) -> list[NDArray[Any]]:
     return [part[:, None] if part.ndim == 1 else part for part in parts]
 
 
-def _looked_up(bare: Fields, parts: Sequence[NDArray[Any]], model: nn.Module, number: int) -> int:
-    """Return the smallest embedding that is shown ones where this field alone is ones; 0 where there is none."""
+def looked_up(model: nn.Module, shape: tuple[int, ...]) -> int | None:
+    """Return the vocabulary of the embedding that a sample's tokens go to; None where they go to no such layer."""
+    try:
+        return _looked_up(Fields(None, (shape,)), [torch.int64], model, 0) or None
+    except Refused:
+        return None  # it takes real numbers
+
+
+def _looked_up(bare: Fields, kinds: Sequence[torch.dtype], model: nn.Module, number: int) -> int:
+    """Return the smallest embedding that is shown ones where this field alone is ones; 0 where there is none.
+
+    An embedding of positions is shown others.
+    """
     still, seen = copy.deepcopy(model).cpu().eval(), []
 
     def note(layer: nn.Module, given: tuple[Any, ...], _out: object) -> None:
@@ -128,10 +138,10 @@ def _looked_up(bare: Fields, parts: Sequence[NDArray[Any]], model: nn.Module, nu
     for layer in still.modules():
         if isinstance(layer, nn.Embedding | nn.EmbeddingBag):
             layer.register_forward_hook(note)
-    shown = []
-    for index, (part, shape) in enumerate(zip(parts, bare.shapes, strict=True)):
-        kind = torch.int64 if part.dtype.kind in "iu" else torch.float32
-        shown.append(torch.full((2, *shape), int(index == number), dtype=kind))
+    shown = [
+        torch.full((2, *shape), int(index == number), dtype=kind)
+        for index, (kind, shape) in enumerate(zip(kinds, bare.shapes, strict=True))
+    ]
     try:
         with torch.no_grad():
             still(*shown) if bare.names is None else still(**dict(zip(bare.names, shown, strict=True)))

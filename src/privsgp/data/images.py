@@ -92,7 +92,7 @@ def _images(paths: list[Path], options: ImageOptions) -> NDArray[np.uint8]:
     devices.refuse_vast(
         5 * first.size * len(paths),  # bytes, and the same as float32
         f"{paths[0].parent}: {len(paths):,} images take",
-        "take a smaller data.images.size, or write them to x.npy once, which is read by batch",
+        "take a smaller data.images.size",
     )
     x = np.empty((len(paths), *first.shape), np.uint8)
     for row, path in enumerate(paths):

@@ -1,42 +1,35 @@
-"""Whether records are somebody's own: told by a hash of each sample, in whatever file, form and order it stands.
+"""Whether samples are the records of a site, in any file, form and order: an exact comparison of one hash per sample.
 
-A safety net for those who hold records, not a lock: who changes a bit of every sample gets by. Hashes stay in private/.
-
-Where columns take few values, strangers are alike by chance, and what tells are records that stand alone on both sides.
-Of values that come twice in all, chance puts at most half one here and one there, whatever the two sides are drawn
-from: a value with rates a and b does so with weight ab, and comes twice on one side with (a² + b²)/2, which is no less.
-So those that come twice on one side, and not on the other, are set against those that are alone on both.
+Two files overlap if they hold the same sample. If columns take few values, different people have equal records.
+So the comparison leaves out samples that come several times on one side: such a sample identifies nobody. The rule does
+not find samples of which somebody changed a bit. Hashes stay in private/.
 """
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import math
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from privsgp.data.mapped import AT_ONCE
-
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
     from privsgp.data.dataset import Array, Dataset
-    from privsgp.data.mapped import Mapped
 
     Hashes = NDArray[np.uint64]
 
-_COPIES = 8  # of every record that somebody may have made, and they still count as one
-_MANY = 8  # values: with fewer, all of somebody's come as often elsewhere by chance
-_SURE = 4.0  # standard deviations beyond chance; and where any value comes again, so many records at least
+_AT_ONCE = 2**24  # bytes that are hashed together
+_FEWEST = 4  # samples in common that count, where a file holds any sample twice
+_MANY = 8  # different samples: two files that agree in all of them are the same
 
 
-def hashes(x: Array | Mapped, *, tokens: bool) -> Hashes:
+def hashes(x: Array, *, tokens: bool) -> Hashes:
     """Hash samples: images as bytes, of whatever type, and as numbers from 0 to 1 are the same; tokens stay."""
-    found, step = np.empty(len(x), np.uint64), max(1, AT_ONCE // (4 * max(1, math.prod(x.shape[1:]))))
+    found, step = np.empty(len(x), np.uint64), max(1, _AT_ONCE // (4 * max(1, math.prod(x.shape[1:]))))
     for at in range(0, len(x), step):
         some = x[at : at + step].astype(np.float32) + np.float32(0)  # −0 is 0
         rows = np.ascontiguousarray(some).reshape(len(some), -1)
@@ -67,107 +60,32 @@ def is_tested_on_own(dataset: Dataset, parts: Sequence[NDArray[np.int64]] | None
 
 
 def belong_to(samples: Hashes, owners: Sequence[Hashes]) -> bool:
-    """Tell whether samples are an owner's: half of them, or half of an owner's among them; or ¾ several owners'.
+    """Tell whether half of the samples are an owner's, or half of an owner's are among them; or all owners' together.
 
-    Half of those that can tell (`are_in`); and all of an owner's, in any order.
+    Guarantee: what counts on a side are its samples that come once there and at most once on the other side. If half
+    of those of either side are on both sides, this is True. So it is if both sides hold exactly the same samples.
     """
     if not len(samples) or not owners:
         return False
-    mine, each = _Counted.of(samples), [_Counted.of(one) for one in owners]
-    everybody = each[0] if len(each) == 1 else _Counted.merged(each, np.add)
-    # where no two are alike anywhere, one that is says enough
-    sure = _SURE + math.log(len(each)) if any(one.sizes[2] for one in (mine, everybody, *each)) else 0.0
-    return (
-        any(mine.are_in(one, 1 / 2, sure) or one.are_in(mine, 1 / 2, sure) for one in each)
-        or mine.are_in(everybody, 3 / 4, sure)
-        or any(mine.digest == one.digest for one in [*each, everybody] if len(one.values) >= _MANY)
-    )
-
-
-def moved(now: Mapping[int, Hashes], before: Mapping[int, Sequence[Hashes]]) -> int | None:
-    """Return an owner a tenth of whose samples were others' before, and not its own; or all are another's.
-
-    `before` has what each owner had at one time and another. A tenth of those that can tell (`are_in`), and four.
-    """
-    earlier = {owner: [_Counted.of(one) for one in some] for owner, some in before.items() if some}
-    if not earlier:
-        return None
-    held = {owner: _Counted.merged(some, np.maximum) for owner, some in earlier.items()}
-    everybody = _Counted.merged(held.values(), np.add)
-    whose: dict[bytes, set[int]] = {}
-    for owner, some in earlier.items():
-        for one in some:
-            whose.setdefault(one.digest, set()).add(owner)
-    for owner, samples in now.items():
-        mine = _Counted.of(samples)
-        if mine.are_in(everybody, 1 / 10, _SURE, held.get(owner)):
-            return owner
-        if len(mine.values) >= _MANY and owner not in whose.get(mine.digest, {owner}):
-            return owner
-    return None
+    mine = _Counted(samples)
+    return any(mine.overlaps(_Counted(one)) for one in (*owners, np.concatenate(owners)))
 
 
 class _Counted:
-    """Values and how often each comes: alone, twice, or again."""
+    """Different samples, and which of them come once; in a file that was copied several times over, once a copy."""
 
-    def __init__(self, values: Hashes, counts: NDArray[np.int64]) -> None:
-        self.values, self.counts = values, counts
-        # where most values come equally often, somebody made copies of all
-        usual = int(np.median(counts)) if len(counts) else 1
-        copies = usual if usual <= _COPIES and 2 * int((counts == usual).sum()) >= len(counts) else 1
-        self.alone, self.again = counts <= copies, counts > copies
-        self.twice = self.again & (counts <= 2 * copies)
+    def __init__(self, samples: Hashes) -> None:
+        self.values, self.counts = np.unique(samples, return_counts=True)
+        usual = int(np.median(self.counts)) if len(samples) else 1
+        copied = 2 * int((self.counts == usual).sum()) >= len(self.counts)
+        self.once = self.counts <= (usual if copied else 1)
 
-    @classmethod
-    def of(cls, samples: Hashes) -> _Counted:
-        """Count samples."""
-        return cls(*np.unique(samples, return_counts=True))
-
-    @classmethod
-    def merged(cls, some: Iterable[_Counted], how: np.ufunc) -> _Counted:
-        """Return the values of several: their counts added up, or the largest."""
-        parts = list(some)
-        values, place = np.unique(np.concatenate([one.values for one in parts]), return_inverse=True)
-        counts = np.zeros(len(values), np.int64)
-        how.at(counts, place, np.concatenate([one.counts for one in parts]))
-        return cls(values, counts)
-
-    @functools.cached_property
-    def digest(self) -> bytes:
-        """Tell values and how often they come from others."""
-        return hashlib.sha256(self.values.tobytes() + self.counts.tobytes()).digest()
-
-    @functools.cached_property
-    def sizes(self) -> tuple[int, int, int]:
-        """How many values are there alone, twice, and again."""
-        return int(self.alone.sum()), int(self.twice.sum()), int(self.again.sum())
-
-    def are_in(self, other: _Counted, share: float, least: float, but: _Counted | None = None) -> bool:
-        """Tell whether so large a share of those that can tell as chance does not explain, and so many, are there.
-
-        Those can that stand here alone, and not again there; `but` has some that may be there.
-        """
-        (alone, twice, _), (_, twice_there, _) = self.sizes, other.sizes
-        here, there = self.shared(other)
-        single = self.alone[here]
-        can_tell = alone - int((single & other.again[there]).sum())
-        both = single & other.alone[there]
-        if but is not None:
-            kept = np.zeros(len(self.values), bool)
-            kept[self.shared(but)[0]] = True
-            both &= ~kept[here]
-        chance = twice - int(self.twice[here].sum()) + twice_there - int(other.twice[there].sum())
-        found = int(both.sum())
-        beyond = max(share * (can_tell - chance), least + _SURE * (math.sqrt(chance + 1) - 1))
-        return found > 0 and found - chance >= beyond
-
-    def shared(self, other: _Counted) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return where the values lie that both have: here, and there."""
-        if len(self.values) < len(other.values):
-            there, here = other.shared(self)
-            return here, there
-        if not len(other.values):
-            return (np.empty(0, np.int64),) * 2
-        at = np.minimum(np.searchsorted(self.values, other.values), len(self.values) - 1)
-        there = np.flatnonzero(self.values[at] == other.values)
-        return at[there], there
+    def overlaps(self, other: _Counted) -> bool:
+        """Tell whether half of one side's samples, of those that identify a record, are on the other side."""
+        _, here, there = np.intersect1d(self.values, other.values, assume_unique=True, return_indices=True)
+        both = int((self.once[here] & other.once[there]).sum())
+        mine = int(self.once.sum()) - int((self.once[here] & ~other.once[there]).sum())
+        theirs = int(other.once.sum()) - int((other.once[there] & ~self.once[here]).sum())
+        fewest = 1 if self.once.all() and other.once.all() else _FEWEST
+        equal = np.array_equal(self.values, other.values) and np.array_equal(self.counts, other.counts)
+        return (both >= fewest and 2 * both >= min(mine, theirs)) or (equal and len(self.values) >= _MANY)

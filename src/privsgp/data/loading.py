@@ -16,14 +16,13 @@ import numpy as np
 
 from privsgp.data import tables
 from privsgp.data.dataset import Dataset, Task, from_arrays, pool, refuse_other_shapes, settle, unsettled
-from privsgp.data.files import NPZ, find, read_cifar, read_idx, read_libsvm, read_npz
+from privsgp.data.files import NPZ, find, read_cifar, read_idx, read_libsvm, read_npy, read_npz
 from privsgp.data.images import ImageOptions, class_folders, read_bare_images, read_images
 from privsgp.data.known import belong_to, hashes
-from privsgp.data.mapped import open_array
 from privsgp.data.tables import is_table
 from privsgp.data.text import ENDINGS as TEXTS
 from privsgp.data.text import TextOptions, read_texts
-from privsgp.errors import Refused
+from privsgp.errors import Refused, either
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -35,6 +34,7 @@ if TYPE_CHECKING:
     from privsgp.data.schema import Schema
 
     Arrays = tuple[Array, Array, Array, Array]
+    Found = dict[str, Array] | tables.Table
     Tell = Callable[[str], None]
 
 MNIST_MEAN, MNIST_STD = 0.1307, 0.3081
@@ -53,6 +53,11 @@ class Form:
     text: TextOptions | None = None
     images: ImageOptions | None = None
     schema: Schema | None = None
+
+    @property
+    def tokens(self) -> int | None:
+        """How many tokens there are; None where samples are numbers."""
+        return self.vocabulary if self.text is None else self.text.size
 
     def fits(self, path: Path) -> bool:
         """Tell whether a path is a folder, or a file of texts."""
@@ -102,41 +107,43 @@ class Brought:
 
 
 def read_file(path: Path, task: Task, form: Form = PLAIN, *, own: bool = False) -> Brought:
-    """Read an .npz file, a table by its schema, texts, or a folder: of mapped arrays, or of class folders.
+    """Read an .npz file, a table by its schema, texts, or a folder: of arrays, or of class folders.
 
     `own` says that it is a site's own file: privsgp refuses a table from which the schema was drafted.
     """
-    if form.images is not None and not path.exists():
-        raise Refused(f"data: {path} does not exist", "name a folder of class folders with images")
-    if form.fits(path):
-        return _read_folder(path, form, task) if path.is_dir() else _read_texts(path, form, task)
+    found = read_arrays(path, form, own=own)
+    if isinstance(found, tables.Table):
+        return of_table(found, needed(form.schema, str(path)), str(path), task)
+    given = [found.get(key) for key in NPZ[:4]]
+    dataset = unsettled(*given, name=str(path), task=task, vocabulary=form.tokens)  # type: ignore[arg-type]
+    return Brought(dataset, _declared(found, path), [])
+
+
+def read_arrays(path: Path, form: Form, *, labelled: bool = True, own: bool = False) -> Found:
+    """Return what a file or folder holds: an encoded table, or arrays x, y, x_test, y_test and classes.
+
+    Without `labelled` targets need not be there.
+    """
+    if form.text is not None and path.suffix in TEXTS:
+        return _counted(*read_texts(path, form.text, labelled=labelled), form.text.labels)
+    if path.is_dir() or (form.images is not None and path.suffix != ".npz"):
+        return _read_folder(path, form, labelled=labelled)
     if is_table(path.name):
-        schema = needed(form.schema, str(path))
-        return of_table(tables.read(path, schema, own=own), schema, str(path), task)
+        return tables.read(path, needed(form.schema, str(path)), labelled=labelled, own=own)
     if path.suffix in TEXTS:
         raise Refused(
             f"{path} without a column of texts",
             'name it: [data.text] column = "text", from Python text={"column": "text"}',
         )
-    arrays = read_npz(path)
-    given = [arrays.get(key) for key in NPZ[2:4]]
-    dataset = unsettled(arrays["x"], arrays["y"], *given, name=str(path), task=task, vocabulary=form.vocabulary)
-    return Brought(dataset, _declared(arrays, path), [])
+    return read_npz(path, ("x", "y") if labelled else ("x",))
 
 
-def _read_texts(path: Path, form: Form, task: Task) -> Brought:
-    options = form.text or TextOptions()
-    x, y = read_texts(path, options)
-    dataset = unsettled(x, np.asarray(y), None, None, name=str(path), task=task, vocabulary=options.size)
-    return Brought(dataset, None if options.labels is None else len(options.labels), [])
-
-
-def _read_folder(path: Path, form: Form, task: Task) -> Brought:
-    """Read x.npy, y.npy (and x_test.npy, y_test.npy), the first by batch; else PNG and JPEG images by class folder."""
-    if found := mapped_files(path):
-        y, tests = np.array(found["y"]), [found.get(key) for key in NPZ[2:4]]
-        dataset = unsettled(found["x"], y, *tests, name=str(path), task=task, vocabulary=form.vocabulary)
-        return Brought(dataset, None, [])
+def _read_folder(path: Path, form: Form, *, labelled: bool) -> dict[str, Array]:
+    """Read x.npy, y.npy (and x_test.npy, y_test.npy); else PNG and JPEG images by class folder."""
+    if (path / "x.npy").exists() and not labelled:
+        return {"x": read_npy(path / "x.npy")}
+    if path.is_dir() and (found := array_files(path)):
+        return found
     if form.images is None:
         there = ", ".join(f'"{name}"' for name in class_folders(path)[:8])
         raise Refused(
@@ -144,13 +151,21 @@ def _read_folder(path: Path, form: Form, task: Task) -> Brought:
             f"images in class folders want [data.images] labels = [{there}], from Python "
             f'images={{"labels": [{there}]}}',
         )
-    x, y = read_images(path, form.images)
-    return Brought(unsettled(x, y, None, None, name=str(path), task=task), len(form.images.labels), [])
+    if not labelled:
+        return {"x": read_bare_images(path, form.images)}
+    if not path.exists():
+        raise Refused(f"data: {path} does not exist", "name a folder of class folders with images")
+    return _counted(*read_images(path, form.images), form.images.labels)
 
 
-def mapped_files(folder: Path) -> dict[str, Array]:
-    """Map x.npy and y.npy of a folder, and x_test.npy and y_test.npy where they are; nothing where it has no x.npy."""
-    found = {key: open_array(folder / f"{key}.npy") for key in NPZ[:4] if (folder / f"{key}.npy").exists()}
+def _counted(x: Array, y: Array | None, labels: list[str] | None) -> dict[str, Array]:
+    classes = {} if labels is None else {"classes": np.array(len(labels))}
+    return {"x": x} | ({} if y is None else {"y": y}) | classes
+
+
+def array_files(folder: Path) -> dict[str, Array]:
+    """Read x.npy and y.npy of a folder, and x_test.npy and y_test.npy where they are; nothing where it has no x.npy."""
+    found = {key: read_npy(folder / f"{key}.npy") for key in NPZ[:4] if (folder / f"{key}.npy").exists()}
     for one, other in (("x", "y"), ("y", "x"), ("x_test", "y_test"), ("y_test", "x_test")):
         if one in found and other not in found:
             raise Refused(f"{folder} has {one}.npy and no {other}.npy", "store both with numpy.save")
@@ -172,7 +187,7 @@ def of_table(table: tables.Table, schema: Schema, where: str, task: Task) -> Bro
             f"{where}: the schema's target {schema.target.column!r} has {says}, and the loss is for {task}",
             "take model.loss = 'mse' for numbers, 'cross-entropy' or 'binary' for classes",
         )
-    told = [f"{where}: {line}" for line in table.told(schema)]
+    told = [f"{where}: {line}" for line in table.told]
     return Brought(Dataset(where, table.x, table.y, None, None, None), schema.classes, told)
 
 
@@ -189,7 +204,7 @@ def with_test(dataset: Dataset, path: Path | None, form: Form) -> Dataset:
         return dataset
     task: Task = "regression" if dataset.classes is None else "classification"
     found = read_file(path, task, form).dataset
-    x, y = (found.x[:], found.y) if found.x_test is None or found.y_test is None else (found.x_test, found.y_test)
+    x, y = (found.x, found.y) if found.x_test is None or found.y_test is None else (found.x_test, found.y_test)
     tested = replace(dataset, x_test=x, y_test=y)
     refuse_other_shapes(tested, f"data.test_path = {str(path)!r}")
     own = "y" if dataset.counted == "y_test" else dataset.counted  # those labels were the site's own, and are gone
@@ -240,12 +255,11 @@ def holds_records_of(path: Path, own: Sequence[Path], form: Form = PLAIN) -> boo
 
 def hashes_in(path: Path, form: Form) -> Hashes:
     """Return the hashes of a file's samples; none of a file that is not there, or cannot be read."""
-    tokens = form.text is not None or form.vocabulary is not None
     try:
         x = unlabelled(path, form)
     except (OSError, Refused):
         x = np.empty((0, 0), np.float32)
-    return hashes(x, tokens=tokens) if x.ndim and x.dtype.kind in "biuf" else np.empty(0, np.uint64)
+    return hashes(x, tokens=form.tokens is not None) if x.ndim and x.dtype.kind in "biuf" else np.empty(0, np.uint64)
 
 
 def same_file(one: Path, other: Path) -> bool:
@@ -260,15 +274,8 @@ def same_file(one: Path, other: Path) -> bool:
 
 def unlabelled(path: Path, form: Form) -> Array:
     """Return the samples of a file or folder, as bytes, tokens or numbers; targets need not be there."""
-    if form.text is not None and path.suffix in TEXTS:
-        return read_texts(path, form.text, labelled=False)[0]
-    if (path / "x.npy").exists():
-        return open_array(path / "x.npy")
-    if form.images is not None and path.suffix != ".npz":
-        return read_bare_images(path, form.images)
-    if is_table(path.name) and form.schema is not None:
-        return tables.read(path, form.schema, labelled=False).x
-    return read_npz(path, ("x",))["x"]
+    found = read_arrays(path, form, labelled=False)
+    return found.x if isinstance(found, tables.Table) else found["x"]
 
 
 def file_path(name: str, data_dir: Path | None, base: Path | None = None) -> Path:
@@ -295,7 +302,7 @@ def _folder(data_dir: Path | None) -> Path | None:
 
 def _files(name: str, data_dir: Path | None, subfolder: str, files: tuple[str, ...], source: str) -> list[Path]:
     folder = _folder(data_dir)
-    remedy = f"{source}; the data folder is named by --data-dir or PRIVSGP_DATA"
+    remedy = f"{source}; the data folder is {either('--data-dir or PRIVSGP_DATA', 'the one that PRIVSGP_DATA names')}"
     if folder is None:
         raise Refused(f"data.name = {name!r} needs {', '.join(files)}, and no data folder is named", remedy)
     return [find(file, [folder / subfolder, folder], remedy) for file in files]

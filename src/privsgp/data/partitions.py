@@ -5,12 +5,13 @@ A partition simulates sites on one machine. It is public randomness, drawn from 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
+from pydantic import Field
 
 from privsgp.errors import Refused
-from privsgp.options import Options, Positive, option
+from privsgp.options import Options, option
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,25 +26,22 @@ if TYPE_CHECKING:
 class DirichletOptions(Options):
     """Label skew: each class is cut among the nodes in Dirichlet(α) shares."""
 
-    alpha: Positive = option(0.5, "α: smaller is more skewed")
+    # Above 1e9 the shares are equal to six digits; far above, their sum overflows.
+    alpha: Annotated[float, Field(gt=0, le=1e9)] = option(0.5, "α: smaller is more skewed")
 
 
 PARTITIONS: dict[str, type[Options]] = {"even": Options, "dirichlet": DirichletOptions, "sorted": Options}
 KINDS = tuple(PARTITIONS)
-# Above, the shares are equal to six digits; far above, their sum overflows.
-MAX_ALPHA = 1e9
 
 
-def check(kind: str, nodes: int, *, alpha: float = 0.5, sizes: Sequence[int] | None = None) -> None:
+def check(kind: str, nodes: int, sizes: Sequence[int] | None) -> None:
     """Refuse what is impossible for any data, before any is read."""
     if kind not in KINDS:
         raise Refused(f"data.partition = {kind!r} is unknown", f"use one of {', '.join(KINDS)}")
-    if nodes < 1:
-        raise Refused(f"data.nodes = {nodes}", "use at least one node")
-    if not 0 < alpha <= MAX_ALPHA:
-        raise Refused(f"data.alpha = {alpha}", f"use a number above 0, at most {MAX_ALPHA:g}; smaller is more skewed")
     if sizes is None:
         return
+    if kind == "dirichlet":
+        raise Refused("data.sizes with data.partition = 'dirichlet'", "leave data.sizes out: the draw decides them")
     if len(sizes) != nodes:
         raise Refused(f"data.sizes has {len(sizes)} entries for data.nodes = {nodes}", "give one size per node")
     if min(sizes) < 1:
@@ -62,9 +60,10 @@ def partition(
     """The rows of each node, at least one each.
 
     Without `sizes` every sample is given out: "even" and "sorted" sizes differ by one at most (the first N mod n nodes
-    have one more), "dirichlet" sizes follow the draw. With `sizes`, node i gets exactly sizes[i] samples.
+    have one more), "dirichlet" sizes follow the draw. With `sizes`, which "dirichlet" refuses, node i gets exactly
+    sizes[i] samples.
     """
-    check(kind, nodes, alpha=alpha, sizes=sizes)
+    check(kind, nodes, sizes)
     N = len(labels)
     if nodes > N:
         raise Refused(f"data.nodes = {nodes}, but there are only {N} samples", f"use at most {N} nodes")
@@ -73,8 +72,7 @@ def partition(
     if kind != "even" and (labels.dtype.kind not in "iu" or labels.ndim != 1):
         raise Refused(f"data.partition = {kind!r} needs class labels", 'use "even" for regression')
     if kind == "dirichlet":
-        skewed = _dirichlet(labels, nodes, alpha, rng) if sizes is None else _dirichlet_sized(labels, sizes, alpha, rng)
-        return _feed_empty(skewed)
+        return _feed_empty(_dirichlet(labels, nodes, alpha, rng))
     given = even_sizes(N, nodes) if sizes is None else sizes
     chosen = rng.permutation(N)[: sum(given)]
     if kind == "sorted":
@@ -87,40 +85,14 @@ def even_sizes(N: int, nodes: int) -> list[int]:
     return [N // nodes + (node < N % nodes) for node in range(nodes)]
 
 
-def _by_class(labels: Targets, rng: np.random.Generator) -> list[Rows]:
-    return [rng.permutation(np.flatnonzero(labels == label)) for label in np.unique(labels)]
-
-
 def _dirichlet(labels: Targets, nodes: int, alpha: float, rng: np.random.Generator) -> list[Rows]:
     """Each class is cut among the nodes in Dirichlet(alpha) shares."""
     pieces = []
-    for rows in _by_class(labels, rng):
+    classes = [rng.permutation(np.flatnonzero(labels == label)) for label in np.unique(labels)]
+    for rows in classes:
         ends = np.cumsum(rng.dirichlet(np.full(nodes, alpha))) * len(rows)
         pieces.append(np.split(rows, np.rint(ends[:-1]).astype(np.int64)))
     return [np.concatenate(node) for node in zip(*pieces, strict=True)]
-
-
-def _dirichlet_sized(labels: Targets, sizes: Sequence[int], alpha: float, rng: np.random.Generator) -> list[Rows]:
-    """Each node in turn fills its size with classes in Dirichlet(alpha) shares, from what is left of them."""
-    pools, parts = _by_class(labels, rng), []
-    for size in sizes:
-        taste = rng.dirichlet(np.full(len(pools), alpha))
-        counts = _fill(size, taste, np.array([len(rows) for rows in pools]), rng)
-        parts.append(np.concatenate([rows[:count] for rows, count in zip(pools, counts, strict=True)]))
-        pools = [rows[count:] for rows, count in zip(pools, counts, strict=True)]
-    return parts
-
-
-def _fill(size: int, taste: NDArray[np.float64], stock: Rows, rng: np.random.Generator) -> Rows:
-    """How many of each class: multinomial by taste; what a class cannot give is asked of the others again."""
-    counts = np.zeros_like(stock)
-    while missing := size - int(counts.sum()):
-        left = stock - counts
-        weight = np.where(left > 0, taste, 0.0)
-        if not weight.any():  # a small alpha gives exact zeros
-            weight = left.astype(np.float64)
-        counts += np.minimum(rng.multinomial(missing, weight / weight.sum()), left)
-    return counts
 
 
 def _feed_empty(parts: list[Rows]) -> list[Rows]:

@@ -1,8 +1,11 @@
 """Whether two tables hold the same rows, in any order and file format.
 
 A schema shows everybody what it was drafted from, so it must not be drafted from a site's table. `init` has both tables
-and compares their rows with `same`. Later there is only the schema, which carries the `digest` of its table. A digest
-of all rows together confirms no guess about one row to anyone who does not know all the others.
+and compares their rows with `same`. Later there is only the schema, which carries digests of its table.
+
+A large table has a digest for each of up to 16 parts of its rows. A row's own hash decides its part, so a row that is
+new or changed leaves the digests of most parts as they were. A part has about 64 different rows or more. So a digest
+confirms no guess about one row to anyone who does not know all other rows of its part.
 """
 
 from __future__ import annotations
@@ -17,14 +20,35 @@ from privsgp.data.schema import MISSING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+_PART, _PARTS = 64, 16  # different rows of a part, on average at least; parts at most
 _MANY = 8  # different rows: half of fewer may agree by chance
 _NUMBER = r"^[+-]?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?$"
 
 
-def digest(table: Any) -> str:  # noqa: ANN401 - Arrow's
-    """Return a digest of an Arrow table that the order of rows and columns and the file format do not change."""
+def digests(table: Any) -> str:  # noqa: ANN401 - Arrow's
+    """Return digests of an Arrow table that the order of rows and columns and the file format do not change."""
+    different = len(set(_rows(table, _telling(table)).to_pylist()))
+    return "-".join(_digests(table, max(1, min(_PARTS, different // _PART))))
+
+
+def is_of(drafted: str, table: Any) -> bool:  # noqa: ANN401 - Arrow's
+    """Tell whether one of these digests is of a part of this table, or of all of it where there is one digest."""
+    known = drafted.split("-")
+    return any(one == other for one, other in zip(known, _digests(table, len(known)), strict=True))
+
+
+def _digests(table: Any, count: int) -> list[str]:  # noqa: ANN401 - Arrow's
+    """Return the digest of each part; in parts, columns that may only name rows do not count."""
+    names = sorted(table.column_names) if count == 1 else _telling(table)
+    parts: list[list[str]] = [[] for _ in range(count)]
+    for row in sorted(_rows(table, names).to_pylist()):
+        parts[hashlib.sha256(row.encode()).digest()[0] % count].append(row)
+    return [hashlib.sha256(repr([names, part]).encode()).hexdigest()[:16] for part in parts]
+
+
+def _telling(table: Any) -> list[str]:  # noqa: ANN401 - Arrow's
     names = sorted(table.column_names)
-    return hashlib.sha256(repr([names, sorted(_rows(table, names).to_pylist())]).encode()).hexdigest()[:16]
+    return [name for name in names if not _names_rows(table, name)] or names
 
 
 def same(public: Any, own: Sequence[Any]) -> bool:  # noqa: ANN401 - Arrow's

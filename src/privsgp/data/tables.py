@@ -23,12 +23,12 @@ from privsgp.errors import Refused
 from privsgp.files import opened
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from types import ModuleType
 
     from numpy.typing import NDArray
 
-    from privsgp.data.schema import Encoded, Scaled, Schema
+    from privsgp.data.schema import Encoded, Scaled, Schema, Target
 
     Flags = NDArray[np.bool_]
     Floats = NDArray[np.float64]
@@ -78,28 +78,13 @@ class Table:
     y: NDArray[np.int64] | NDArray[np.float32] | None
     counts: dict[str, Count]
 
-    def told(self, schema: Schema) -> list[str]:
-        """Say what was clipped, filled in or unknown, column by column; for the site's own eyes."""
-        columns = {**schema.columns, schema.target.column: schema.target}
-        return [line for name, count in self.counts.items() for line in _told(name, count, columns[name])]
-
-
-def _told(name: str, count: Count, column: object) -> list[str]:
-    said = []
-    if count.missing and isinstance(column, Number | Category | YesNo):
-        said.append(f"{name}: {count.missing} missing, taken as {_word(column.missing)} and marked")
-    if count.clipped:
-        low, high = column.limits  # type: ignore[attr-defined]
-        said.append(f"{name}: {count.clipped} outside {low:g} … {high:g}, clipped")
-    if count.other:
-        said.append(f"{name}: {count.other} not in the list, taken as {OTHER!r}")
-    return said
-
-
-def _word(value: object) -> str:
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    return f"{value:g}" if isinstance(value, float) else repr(value)
+    @property
+    def told(self) -> list[str]:
+        """What was filled in, clipped or unknown, column by column; for the site's own eyes."""
+        words = {"missing": "missing, filled in and marked", "clipped": "outside the range, clipped"}
+        words["other"] = f"not in the list, taken as {OTHER!r}"
+        pairs = ((name, count._asdict()) for name, count in self.counts.items())
+        return [f"{name}: {n} {words[what]}" for name, counts in pairs for what, n in counts.items() if n]
 
 
 def read(path: Path, schema: Schema, *, labelled: bool = True, own: bool = False) -> Table:
@@ -246,7 +231,7 @@ def encode(
 ) -> Table:
     """Turn an Arrow table into arrays; refuse columns and values that are not as the schema says."""
     refuse_other_columns(table.column_names, schema, where, labelled=labelled)
-    if own and schema.drafted is not None and same_rows.digest(table) == schema.drafted:
+    if own and schema.drafted is not None and same_rows.is_of(schema.drafted, table):
         raise Refused(
             f"{where}: the schema was drafted from these rows, and shows everybody their ranges and lists",
             "draft the schema from a table that no site trains on; send this one to nobody if the rows are private",
@@ -263,7 +248,7 @@ def encode(
     y = None
     if labelled:
         values = _Values(table.column(schema.target.column), schema, f"{where}: target {schema.target.column!r}")
-        y, counts[schema.target.column] = _target(values, schema)
+        y, counts[schema.target.column] = _target(values, schema.target)
     return Table(np.concatenate(blocks, 1), y, counts)
 
 
@@ -297,17 +282,9 @@ class _Values:
             words = column.dictionary  # polars' are views of texts, of which Arrow cannot take some
             words = words.cast("large_string") if _any(words.type, "string_view") else words
             column = words.take(column.indices)
-        self.column, self.type, self.where, self._gaps = column, column.type, where, list(schema.missing)
-        self.is_text = _any(self.type, "string", "large_string", "string_view")
-        self.is_bool, self.is_whole = _any(self.type, "boolean"), _any(self.type, "integer")
-        self.is_real = _any(self.type, "floating", "decimal")
-        self.is_null = _any(self.type, "null")
-
-    def wrong_type(self, wanted: str) -> Refused:
-        """Say that the whole column is of another type."""
-        return Refused(
-            f"{self.where} is of type {self.type}, and the schema says {wanted}", "store it as the schema says"
-        )
+        self.column, self.where, self.gaps = column, where, schema.missing
+        self.is_text = _any(column.type, "string", "large_string", "string_view")
+        self.is_real = _any(column.type, "floating", "decimal")
 
     def wrong(self, bad: Flags, what: str, remedy: str) -> Refused:
         """Say which row is wrong, and how many."""
@@ -316,26 +293,38 @@ class _Values:
         more = f" ({int(bad.sum())} such rows)" if bad.sum() > 1 else ""
         return Refused(f"{self.where}, row {row + 1}: {value[:_SHOWN]!r} {what}{more}", remedy)
 
-    def texts(self, kept: tuple[str, ...] = ()) -> tuple[Any, Flags]:
-        """Return texts without blanks around them, and where one is missing; those `kept` are never."""
+    def _refuse_type(self, wanted: str, *known: str) -> None:
+        if not (self.is_text or self.is_real or _any(self.column.type, *known)):
+            raise Refused(
+                f"{self.where} is of type {self.column.type}, and the schema says {wanted}",
+                "store it as the schema says",
+            )
+
+    def codes(self, known: Sequence[str], wanted: str, *, lower: bool = False) -> tuple[NDArray[np.int64], Flags]:
+        """Return each value's place in a list, −1 where it has none, and where one is missing.
+
+        With `lower` capital letters do not matter.
+        """
         import pyarrow.compute as pc
 
-        column = self.column if self.is_text else self.column.cast(self._written())
-        texts = pc.utf8_trim_whitespace(column.cast("string"))
-        gaps = pc.is_in(texts, _pyarrow().array([gap for gap in self._gaps if gap not in kept], "string"))
-        missing = pc.or_(pc.fill_null(gaps, fill_value=False), pc.is_null(texts))
-        return pc.fill_null(texts, ""), _flags(missing)
-
-    def _written(self) -> Any:  # noqa: ANN401 - Arrow's
-        """Return the type that a column is written out through: 1.0 of a column with gaps is the code 1."""
-        return self.column.type if self.is_bool or self.is_whole or self.is_null else _pyarrow().int64()
+        self._refuse_type(wanted, "boolean", "integer", "null")
+        column = self.column
+        if self.is_real:  # 1.0 of a column with gaps is the code 1
+            found, gone = self.numbers()
+            if (bad := (found != np.rint(found)) & ~gone).any():
+                raise self.wrong(bad, "is no code", f"the schema says {wanted}: store texts or whole numbers")
+            column = _pyarrow().array(found.astype(np.int64), mask=gone)
+        texts, missing = self._texts(column, known, lower=lower)
+        codes = pc.fill_null(pc.index_in(texts, _pyarrow().array(known, "string")), -1)
+        return np.where(missing, -1, codes.to_numpy(zero_copy_only=False)).astype(np.int64), missing
 
     def numbers(self) -> tuple[Floats, Flags]:
         """Return numbers, and where one is missing; refuse what is none, and what has no end."""
         import pyarrow.compute as pc
 
+        self._refuse_type("number", "integer", "null")
         if self.is_text:
-            texts, missing = self.texts()
+            texts, missing = self._texts(self.column)
             bad = ~missing & ~_flags(pc.match_substring_regex(texts, _NUMBER))
             if bad.any():
                 raise self.wrong(
@@ -343,14 +332,23 @@ class _Values:
                 )
             written = np.where(missing, "0", np.asarray(texts.to_pylist(), dtype=object)).astype(np.str_)
             return written.astype(np.float64), missing
-        if not (self.is_whole or self.is_real or self.is_null):
-            raise self.wrong_type("number")
         values = self.column.cast("float64", safe=False)
         missing = _flags(pc.is_null(values, nan_is_null=True))
         found = np.where(missing, 0.0, values.fill_null(0.0).to_numpy(zero_copy_only=False))
         if (bad := ~np.isfinite(found)).any():
             raise self.wrong(bad, "is not finite", "correct it, or leave the value out")
         return found, missing
+
+    def _texts(self, column: Any, kept: Sequence[str] = (), *, lower: bool = False) -> tuple[Any, Flags]:  # noqa: ANN401 - Arrow's
+        """Return texts without blanks around them, and where one is missing; those `kept` are never."""
+        import pyarrow.compute as pc
+
+        texts, gaps = pc.utf8_trim_whitespace(column.cast("string")), list(self.gaps)
+        if lower:
+            texts, gaps = pc.utf8_lower(texts), [gap.lower() for gap in gaps]
+        gone = pc.is_in(texts, _pyarrow().array([gap for gap in gaps if gap not in kept], "string"))
+        missing = pc.or_(pc.fill_null(gone, fill_value=False), pc.is_null(texts))
+        return pc.fill_null(texts, ""), _flags(missing)
 
 
 def _any(kind: Any, *names: str) -> bool:  # noqa: ANN401 - Arrow's
@@ -389,72 +387,34 @@ def _scaled(values: Floats, column: Scaled) -> tuple[Floats, Flags]:
 
 
 def _category(values: _Values, column: Category) -> tuple[Floats, Flags, Count]:
-    codes, missing = _codes(values, column.known, "category")
-    other = column.known.index(OTHER)
+    codes, missing = values.codes(column.known, "category")
     unknown = (codes < 0) & ~missing
+    codes[unknown] = column.known.index(OTHER)
     if column.missing is not None:
         codes[missing] = column.known.index(column.missing)
-    codes[unknown] = other
     hot = np.zeros((len(codes), len(column.known)))
     hot[np.arange(len(codes)), np.maximum(codes, 0)] = 1
     return hot, missing, Count(other=int(unknown.sum()))
 
 
-def _codes(values: _Values, known: list[str], wanted: str) -> tuple[NDArray[np.int64], Flags]:
-    """Return each value's place in a list, −1 where it has none, and where one is missing."""
-    import pyarrow.compute as pc
-
-    if not (values.is_text or values.is_bool or values.is_whole or values.is_real or values.is_null):
-        raise values.wrong_type(wanted)
-    if values.is_real:
-        found, gone = values.numbers()
-        if (bad := (found != np.rint(found)) & ~gone).any():
-            raise values.wrong(bad, "is no code", f"the schema says {wanted}: store texts or whole numbers")
-        values = _whole(values, found, gone)
-    texts, missing = values.texts(tuple(known))
-    codes = pc.fill_null(pc.index_in(texts, _pyarrow().array(known, "string")), -1)
-    return np.where(missing, -1, codes.to_numpy(zero_copy_only=False)).astype(np.int64), missing
-
-
-def _whole(values: _Values, found: Floats, missing: Flags) -> _Values:
-    """Return a column of real numbers that are whole as whole numbers."""
-    values.column = _pyarrow().array(found.astype(np.int64), mask=missing)
-    values.is_whole, values.is_real = True, False
-    return values
-
-
 def _yes_no(values: _Values, column: YesNo) -> tuple[Floats, Flags, Count]:
-    words = [word.lower() for word in (*column.yes, *column.no)]
-    if values.is_text:
-        import pyarrow.compute as pc
-
-        values.column = pc.utf8_lower(values.column.cast("string"))
-        values._gaps = [gap.lower() for gap in values._gaps]
-    codes, missing = _codes(values, words, "yes/no")
+    codes, missing = values.codes([word.lower() for word in (*column.yes, *column.no)], "yes/no", lower=True)
     if (bad := (codes < 0) & ~missing).any():
         raise values.wrong(bad, "is neither yes nor no", 'correct it, or list the word in the schema: yes = ["ja"]')
-    yes = codes < len(column.yes)
-    taken = np.where(missing, column.missing or False, yes)
-    return np.where(taken, 1.0, -1.0)[:, None], missing, Count()
+    yes = np.where(missing, column.missing or False, codes < len(column.yes))
+    return np.where(yes, 1.0, -1.0)[:, None], missing, Count()
 
 
-def _target(values: _Values, schema: Schema) -> tuple[NDArray[np.int64] | NDArray[np.float32], Count]:
-    target = schema.target
-    if target.classes is None:
-        found, missing = values.numbers()
-        _refuse_unlabelled(values, missing)
-        scaled, clipped = _scaled(found, target)
-        return scaled.astype(np.float32), Count(clipped=int(clipped.sum()))
-    codes, missing = _codes(values, target.classes, "classes")
-    _refuse_unlabelled(values, missing)
-    if (bad := codes < 0).any():
-        raise values.wrong(bad, "is none of the classes", f"the schema lists {_names(target.classes)}")
-    return codes, Count()
-
-
-def _refuse_unlabelled(values: _Values, missing: Flags) -> None:
+def _target(values: _Values, target: Target) -> tuple[NDArray[np.int64] | NDArray[np.float32], Count]:
+    found, missing = values.numbers() if target.classes is None else values.codes(target.classes, "classes")
     if missing.any():
         raise values.wrong(missing, "is a missing value", "leave out rows whose target is not known")
+    if target.classes is None:
+        scaled, clipped = _scaled(found.astype(np.float64), target)
+        return scaled.astype(np.float32), Count(clipped=int(clipped.sum()))
+    if (bad := found < 0).any():
+        raise values.wrong(bad, "is none of the classes", f"the schema lists {_names(target.classes)}")
+    return found.astype(np.int64), Count()
 
 
 def as_number(text: str) -> float | None:

@@ -4,9 +4,8 @@ Steps are paid for a few at a time, and in a ledger a step is the number of a re
 at a time, each has made as many as the clock says, and several or none in one step of the run.
 
 After a crash, what was reserved counts as spent. With a seed the same noise comes again, so a repeated step is the same
-message and goes out free; if its bytes differ (another machine, another version) it is not sent, and everything since
-the checkpoint is redone with fresh noise and charged. Without a seed noise is always fresh, so every repeated step is a
-new release at its next attempt (privacy.md, "Crashes").
+message and is not paid for again; a seeded run protects nothing. Without a seed noise is always fresh, so every
+repeated step is a new release, at a new attempt (privacy.md, "Crashes").
 """
 
 from __future__ import annotations
@@ -20,9 +19,9 @@ from privsgp.accounting.book import Book
 from privsgp.accounting.ledger import MOST_AHEAD, Header, Ledger, make_room, short, together
 from privsgp.devices import device_of
 from privsgp.engine.checkpoint import known_ledgers
-from privsgp.errors import Diverged, Interrupted, Refused, ReplayDiffers
+from privsgp.errors import Diverged, Interrupted, Refused
+from privsgp.outside import between
 from privsgp.threads import one_thread_each
-from privsgp.transport import forms
 from privsgp.transport.rendezvous import PeerLost, World
 
 if TYPE_CHECKING:
@@ -47,14 +46,16 @@ class BudgetGuard:
         self.spec, self.folder = spec, folder
         self.world = world or World()
         self.ledgers: list[Ledger] = []
-        self.since = 0  # the step that the run goes on from: of messages before it, no hash is asked for
-        self.committed: int | None = None  # the last step made durable before it was sent; None where none is
+        self._since, self._commits = 0, False
         self._book = None if spec.simulation else Book()
-        self._attempts: list[int] = []
         self._until = 0
         self._reach: int | None = None
-        self._announced = False
+        self._unsure = False  # whether it is not known which steps were sent
         self._spent = [0] * len(spec.here)
+
+    def resume(self, since: int, *, commits: bool = False) -> None:
+        """Continue from a step: all before it were sent. `commits`: each is made durable before it is sent."""
+        self._since, self._commits = since, commits
 
     def __enter__(self) -> Self:
         self.spec.protection.refuse_overspending(self.spec.here)
@@ -74,16 +75,14 @@ class BudgetGuard:
         """Open a node's ledger: what the run's folder knows of it, and what is known outside, must be in it."""
         header, earlier = self._header(i), self.spec.protection.after(i)
         first = (earlier[0].header if earlier else header).run
-        since = self.committed
-        if since is None and self.spec.simulation:
-            since = self.spec.released(i, self.since)
+        since = self._since if self._commits else self.spec.released(i, self._since)
         seen = known + ([] if self._book is None else self._book.seen(first).get(i, []))
-        return Ledger.open(self.folder.ledger(i), header, earlier, seen, since, self.committed)
+        return Ledger.open(self.folder.ledger(i), header, earlier, seen, since, commits=self._commits)
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if self.ledgers and kind is None:
             together(self.ledgers, Ledger.close)
-        elif self.ledgers and kind is not None and issubclass(kind, _EXPECTED) and not self._announced:
+        elif self.ledgers and kind is not None and issubclass(kind, _EXPECTED) and not self._unsure:
             with contextlib.suppress(Refused):  # a full disk, say: why the run ends is what matters
                 together(self.ledgers, Ledger.give_back)
         self._spent = [ledger.charged for ledger in self.ledgers] or self._spent
@@ -92,26 +91,23 @@ class BudgetGuard:
         for ledger in self.ledgers:
             ledger.unlock()
 
-    def reserve(self, k: int, attempt: int) -> bool:
+    def reserve(self, k: int) -> bool:
         """Tell whether step k is paid for by every node, paying where it is not; False when a budget is spent."""
         if not self.ledgers or k < self._until:
             return True
         if self._reach is None:  # asked once: all processes count on from there alike
             pairs = zip(self.ledgers, self.spec.mechanisms, strict=True)
-            own = min(self._reach_of(ledger, mechanism, k, attempt) for ledger, mechanism in pairs)
-            self._reach = min(self.world.all_gather(own, forms.whole(0, self.spec.steps)))
+            own = min(self._reach_of(ledger, mechanism, k) for ledger, mechanism in pairs)
+            self._reach = min(self.world.all_gather(own, between(0, self.spec.steps)))
         stop = min(self._stop(k), self._reach)
-        if stop <= k:
-            return False
-        paid = together(self.ledgers, lambda ledger: self._pay(ledger, k, stop, attempt))
-        self._attempts = [at for _, at in paid]
-        self._until = stop if all(whole for whole, _ in paid) else k
+        if stop > k and all(together(self.ledgers, lambda ledger: self._pay(ledger, k, stop))):
+            self._until = stop
         return k < self._until
 
     @property
     def _knows_unsent(self) -> bool:
         """Whether a step that was paid for and has no line was surely not sent, or is the same message again."""
-        return self.spec.simulation or self.committed is not None
+        return self.spec.simulation or self._commits
 
     def settle(self, k: int, x: Tensor) -> None:
         """Note the messages of the last committed step where a crash came between the two; x are the committed ones.
@@ -120,8 +116,8 @@ class BudgetGuard:
         one that knows another message of its step has a commit of another life of the run.
         """
         for place, ledger in enumerate(self.ledgers):
-            if (noted := ledger.segment.following[0] - 1) > k:
-                self._announced = True  # nothing is given back: which of the steps were sent is not known
+            if (noted := ledger.segment.next - 1) > k:
+                self._unsure = True
                 held = f"{self.folder.checkpoint} is of step {k}" if k >= 0 else f"{self.folder.checkpoint} is lost"
                 raise Refused(
                     f"{held}, and {ledger.path} knows of step {noted}",
@@ -129,9 +125,9 @@ class BudgetGuard:
                 )
             digest = _digest(x[place]) if self._may_be_hashed(x) else ""
             if ledger.holds(k):
-                ledger.sent(k, 0, digest)
-            elif digest and ledger.digest_of(k) not in (None, "", short(digest)):
-                self._announced = True
+                ledger.sent(k, digest)
+            elif digest and noted == k and ledger.segment.digest not in ("", short(digest)):
+                self._unsure = True
                 raise Refused(
                     f"{self.folder.checkpoint} holds another message of step {k} than {ledger.path} knows of",
                     "restore the run folder as it was when the run stopped: two messages of one step are two releases",
@@ -158,31 +154,10 @@ class BudgetGuard:
             self._note(node - self.spec.here.start, number, _digest(message) if self._may_be_hashed(message) else "")
 
     def _note(self, place: int, number: int, digest: str) -> None:
-        ledger, attempt = self.ledgers[place], self._attempts[place]
-        if ledger.segment.sent_at(number) != attempt:
-            ledger.sent(number, attempt, digest)
-        elif ledger.digest_of(number) != short(digest):
-            raise ReplayDiffers
-
-    def attempt(self, k: int) -> int:
-        """Return at which attempt a simulation goes on from step k: a killed process may have begun a new one."""
-        ledgers = self.ledgers if self._knows_unsent else []
-        begun = [self._next_attempt(ledger, self._between(ledger, k)) - 1 for ledger in ledgers]
-        return max(begun, default=0)
-
-    def _next_attempt(self, ledger: Ledger, numbers: range) -> int:
-        return ledger.segment.last_attempt(numbers.start, numbers.stop)
-
-    def refund(self) -> None:
-        """Give back what was paid ahead, because the run goes back to its checkpoint with fresh noise."""
-        together(self.ledgers, Ledger.give_back)
-        self._until, self._reach = 0, None
-
-    def announce(self, k: int, attempt: int) -> None:
-        """Pay for step k at a new attempt: all processes take it up from the ledgers when they begin again."""
-        self.refund()
-        together(self.ledgers, lambda ledger: ledger.reserve(self._between(ledger, k).start, 1, attempt))
-        self._announced = True
+        ledger = self.ledgers[place]
+        repeated = self.spec.simulation and not self._commits and number < ledger.next
+        if not repeated:  # else a killed process has sent the same message
+            ledger.sent(number, digest)
 
     def heads(self) -> dict[str, tuple[int, str]]:
         """Return what a checkpoint knows of each node's ledger, and keep it in the budget book too."""
@@ -226,10 +201,10 @@ class BudgetGuard:
             return p.mechanisms[node].redo_limit
         return p.allowance[node] - self.spec.released(node, self.spec.steps)
 
-    def _reach_of(self, ledger: Ledger, mechanism: Mechanism, k: int, attempt: int) -> int:
+    def _reach_of(self, ledger: Ledger, mechanism: Mechanism, k: int) -> int:
         """Return the step up to which a node can pay; a simulation goes on for nothing over steps already paid for."""
         left, numbers = ledger.segment.left, self._between(ledger, k)
-        paid = ledger.segment.paid(numbers.start, numbers.stop, attempt) if self._knows_unsent else 0
+        paid = max(0, ledger.segment.stop - numbers.start) if self._knows_unsent else 0
         again, most = ledger.segment.charged - paid - numbers.start, mechanism.redo_limit
         if ledger.segment.closed or (most is not None and again > most):
             return k
@@ -237,19 +212,14 @@ class BudgetGuard:
             return self.spec.steps
         return self.spec.until(ledger.segment.header.node, numbers.start + paid + left)
 
-    def _pay(self, ledger: Ledger, k: int, stop: int, attempt: int) -> tuple[bool, int]:
-        """Pay for the steps k … stop − 1; return whether all of them are paid for, and at which attempt."""
+    def _pay(self, ledger: Ledger, k: int, stop: int) -> bool:
+        """Pay for the steps k … stop − 1; return whether all of them are paid for."""
         numbers = self._between(ledger, k, stop)
-        if not self._knows_unsent:
-            attempt = self._next_attempt(ledger, numbers)
-        while numbers:
-            paid = ledger.segment.paid(numbers.start, numbers.stop, attempt) if self._knows_unsent else 0
-            unpaid = ledger.segment.unpaid(numbers.start, numbers.stop, attempt)
-            paid = paid or ledger.reserve(numbers.start, unpaid, attempt)
-            if not paid:
-                break
+        if self._knows_unsent:
+            numbers = range(max(numbers.start, ledger.segment.stop), numbers.stop)
+        while numbers and (paid := ledger.reserve(numbers.start, len(numbers))):
             numbers = numbers[paid:]
-        return not numbers, attempt
+        return not numbers
 
     def _header(self, i: int) -> Header:
         p, spec = self.spec.protection, self.spec

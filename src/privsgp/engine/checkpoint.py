@@ -11,17 +11,18 @@ import json
 import logging
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
+from pydantic import Field
 from safetensors import SafetensorError, safe_open
 
 from privsgp.accounting.ledger import Seen
 from privsgp.algorithms import State
 from privsgp.engine.folder import write_tensors
-from privsgp.errors import Refused
+from privsgp.errors import Refused, argument
+from privsgp.outside import Whole
 from privsgp.threads import shared_out
-from privsgp.transport import forms
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -113,7 +114,8 @@ def _opened(path: Path) -> Iterator[tuple[Any, dict[str, str]]]:
 def _damaged(path: Path, how: str) -> Refused:
     return Refused(
         f"the checkpoint {path} is damaged: {how}",
-        "put a copy of it back, or begin again with another --out; --ledger goes on with what this run's ledgers say",
+        f"put a copy of it back, or begin again with another {argument('out')}; {argument('ledger')} continues with "
+        "what this run's ledgers say",
     )
 
 
@@ -134,12 +136,12 @@ def verified(path: Path, run: str = "") -> Progress:
 def last_common(folder: Folder, world: World, shared: str) -> tuple[Path, Progress] | None:
     """Find the last checkpoint that every process has: one may have died before it wrote what others have."""
     mine = world.all_or_none(lambda: _whole(folder, shared))
-    everybody = world.all_gather(list(mine), forms.each(forms.whole(), 0, 1, 2))
+    everybody = world.all_gather(list(mine), Annotated[list[Whole], Field(max_length=2)])
     common = set(everybody[0]).intersection(*everybody[1:])
     if not common and all(everybody):
         raise Refused(
             f"the processes' checkpoints are of the steps {everybody}: none is of all of them",
-            "put copies of one step back in all processes' folders, or begin again with another --out",
+            f"put copies of one step back in all processes' folders, or begin again with another {argument('out')}",
         )
     return mine[max(common)] if common else None
 

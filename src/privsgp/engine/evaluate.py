@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,7 +11,7 @@ from torch.func import functional_call
 
 from privsgp import metrics
 from privsgp.files import finite
-from privsgp.transport import forms
+from privsgp.outside import between
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -64,7 +63,7 @@ class Evaluator:
         accuracies = self._accuracies(s)
         row = self._shared(self._times(k, seconds), _spread(accuracies))
         own: list[float | None] = list(accuracies if self.spec.share_metrics else []) or [None] * len(s.w)
-        said = self.world.all_gather_nodes(own, forms.perhaps(forms.real(0.0, 1.0)), self.spec.nodes)
+        said = self.world.all_gather_nodes(own, between(0, 1, float) | None, self.spec.nodes)
         return row | _spread([accuracy for accuracy in said if accuracy is not None])
 
     def measured(self, k: int, seconds: float, s: State) -> dict[str, Any]:
@@ -136,8 +135,6 @@ class Evaluator:
     def _train_loss(self, mean: Tensor) -> float:
         """Return f(x̄) = (1/n) Σ_i f_i(x̄)."""
         learning = self.spec.learning
-        if not isinstance(learning.inputs, Tensor):
-            return math.nan  # to read a whole file for one number would take longer than the steps between
         data = zip(learning.inputs, learning.targets, self.spec.mechanisms, strict=True)
         return float(np.mean([self.mean(learning.loss, mean, a[: m.samples], b[: m.samples]) for a, b, m in data]))
 

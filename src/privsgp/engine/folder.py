@@ -17,6 +17,7 @@ import contextlib
 import fcntl
 import json
 import os
+import re
 import shutil
 import sys
 import time
@@ -25,10 +26,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError
-from safetensors.torch import save_file
 
 from privsgp.engine.formats import Evaluation, Identity
-from privsgp.errors import Refused
+from privsgp.errors import Refused, argument
 from privsgp.files import UNFINISHED, parsed, read_bytes, read_json, replace, write, write_json
 
 if TYPE_CHECKING:
@@ -76,7 +76,9 @@ class Folder:
             there = there.parent
         if not there.is_dir() or not os.access(there, os.W_OK):
             why = "is not a folder" if not there.is_dir() else "is not writable"
-            raise Refused(f"cannot make the run folder {self.path}: {there} {why}", "choose another one with --out")
+            raise Refused(
+                f"cannot make the run folder {self.path}: {there} {why}", f"choose another one with {argument('out')}"
+            )
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[Folder]:
@@ -90,13 +92,14 @@ class Folder:
     @contextlib.contextmanager
     def _locked(self, path: Path, kind: int) -> Iterator[None]:
         if path.exists() and not path.is_file():  # a pipe would be waited for
-            raise Refused(f"{path} is no regular file", "remove it, or choose another --out")
+            raise Refused(f"{path} is no regular file", f"remove it, or choose another {argument('out')}")
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             lock = path.open("a")
         except OSError as error:
             raise Refused(
-                f"cannot write to the run folder {self.path}: {error.strerror}", "choose another one with --out"
+                f"cannot write to the run folder {self.path}: {error.strerror}",
+                f"choose another one with {argument('out')}",
             ) from error
         with lock:
             try:
@@ -104,7 +107,7 @@ class Folder:
             except OSError as error:
                 raise Refused(
                     f"the run folder {self.path} is in use by another process",
-                    "wait until that process ends, or stop it; a new run needs another --out",
+                    f"wait until that process ends, or stop it; a new run needs another {argument('out')}",
                 ) from error
             yield
 
@@ -177,13 +180,36 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     return [row for row in rows if row.get("step") is not None]
 
 
+def refuse_used(out: Path, *, resume: bool, secret: bool = False, restarted: bool = False) -> None:
+    """Refuse a folder that holds a run already, and to resume a secret run where there is none.
+
+    To be asked before anything is computed. A process that torchrun starts again goes on by itself, or begins where
+    there is no folder yet: before there is one, nothing was spent.
+    """
+    there = Folder(out).config.exists()
+    if there and not resume and not restarted:
+        raise Refused(
+            f"{out} already holds a run",
+            f"add {argument('resume')} to continue it, or choose another {argument('out')}",
+        )
+    if secret and resume and not there:
+        raise Refused(
+            f"{argument('resume')} with {argument('out', out)}: there is no run to resume, and a new one would spend "
+            "its budget anew",
+            f"name the run's folder in {argument('out')}; to begin a run, start it without {argument('resume')}",
+        )
+
+
 def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
     """Write safetensors whole or not at all."""
+    from safetensors.torch import save_file  # imports torch
 
     def save(temporary: Path) -> None:
         try:
             save_file(tensors, temporary, metadata)
         except SafetensorError as error:  # what safetensors makes of a full disk
+            if number := re.search(r"os error (\d+)", str(error)):
+                raise OSError(code := int(number[1]), os.strerror(code), str(path)) from error
             raise OSError(f"{path}: {error}") from error
 
     replace(path, save)

@@ -141,8 +141,6 @@ class _Method(_Kept):
     sigma: float
     noise_in_average: float
     score: _Number  # None: not rehearsed
-    bound_curve: list[float]
-    noise_curve: list[float]
 
 
 class Plan(_Kept):
@@ -157,14 +155,5 @@ class Plan(_Kept):
     asked: _Asked | None = None
     estimated_on: _Source
     accountant: str
-    bound_steps: _Whole
-    curve_steps: Annotated[list[Annotated[int, Field(ge=1, le=2**53)]], Field(min_length=1)]
     methods: list[_Method]
     warnings: list[str]
-
-    @model_validator(mode="after")
-    def _one_point_a_step(self) -> Plan:
-        for m in self.methods:
-            if {len(m.bound_curve), len(m.noise_curve)} != {len(self.curve_steps)}:
-                raise ValueError(f"curves of {m.method!r:.40} do not have one value for each of curve_steps")
-        return self

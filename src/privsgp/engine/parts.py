@@ -39,13 +39,13 @@ def divided(nodes: int, threads: int) -> Sequence[slice]:
     return [slice(start, stop) for start, stop in itertools.pairwise(ends)]
 
 
-def can_be_parted(gradient: Stacked, inputs: object, device: torch.device) -> bool:
+def can_be_parted(gradient: Stacked, device: torch.device) -> bool:
     """Tell whether the gradients of some nodes can be those of all, to the bit, and be taken by several threads.
 
     Grouped convolutions are one operation for all nodes, and what has no rule is the user's own code.
     """
     ruled = isinstance(gradient, Ruled) and not gradient.samples_first
-    return ruled and isinstance(inputs, torch.Tensor) and device_of(device).in_host_memory
+    return ruled and device_of(device).in_host_memory
 
 
 def alone_as_together(

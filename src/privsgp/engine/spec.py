@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from privsgp.accounting.pairwise import PairwiseCovariance
     from privsgp.algorithms import Algorithm, Settings
     from privsgp.clock import Waiting
-    from privsgp.data.mapped import MappedRows
     from privsgp.graph import Graph
     from privsgp.randomness.protocol import Noise
     from privsgp.transport.lossy import Faults
@@ -54,7 +53,7 @@ class Learning:
     model: nn.Module
     loss: PerSampleFunction
     correct: PerSampleFunction | None
-    inputs: Tensor | MappedRows
+    inputs: Tensor
     targets: Tensor
     test: tuple[Tensor, Tensor] | None
     samples: Sequence[int]  # J_i of these nodes: how many of their rows are theirs

@@ -27,15 +27,15 @@ from privsgp.engine.parts import Lent, alone_as_together, can_be_parted, divided
 from privsgp.engine.spec import refuse_coarser
 from privsgp.engine.step import chosen, execution
 from privsgp.engine.stops import Stopping, refuse_no_model
-from privsgp.errors import Diverged, Interrupted, ReplayDiffers
+from privsgp.errors import Diverged, Interrupted
 from privsgp.gradients import Layout, stack
 from privsgp.gradients.dropout import without_coins
 from privsgp.gradients.rounding import CHUNK
+from privsgp.outside import Hash, Whole
 from privsgp.randomness.pairwise import told
-from privsgp.transport import forms
 from privsgp.transport.checks import refuse_wild
 from privsgp.transport.connect import connect
-from privsgp.transport.rendezvous import PeerLost, World
+from privsgp.transport.rendezvous import World
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -51,8 +51,6 @@ if TYPE_CHECKING:
 
     Watcher = Callable[[int, dict[str, Any] | None], None]
 
-_MOST_ATTEMPTS = 2**20
-_KEY = forms.text("[0-9a-f]{64}", "32 bytes in hexadecimal")
 _WITHOUT = 64  # steps between two looks at whether to stop, where there are no checkpoints
 
 
@@ -103,17 +101,10 @@ class Trainer:
         refuse_coarser(spec)
         k, spent = self._begin()
         rows = self._start_metrics(k)
-        self.budget_guard.since = k
         with self.stopping, self.budget_guard:
-            self.randomness.attempt = self._attempt(k)
             self._recover()
-            while k < spec.steps and self.budget_guard.reserve(k, self.randomness.attempt):
-                try:
-                    self.state = drive(self.step(k, self.state), k, self.driver)
-                except ReplayDiffers:
-                    k = self._again(k)
-                    rows = self._start_metrics(k)
-                    continue
+            while k < spec.steps and self.budget_guard.reserve(k):
+                self.state = drive(self.step(k, self.state), k, self.driver)
                 self.averaging.add(k, self.state)
                 k += 1
                 seconds = spent + time.perf_counter() - started
@@ -144,17 +135,11 @@ class Trainer:
     def _recover(self) -> None:
         """Finish what was begun before a crash: nothing, where steps are whole or not at all."""
 
-    def _attempt(self, k: int) -> int:
-        """Return at which attempt to go on: of a simulation the last that any process knows, else one's own."""
-        own = max(self.randomness.attempt, self.budget_guard.attempt(k))
-        said = self.world.all_gather(own, forms.whole(0, _MOST_ATTEMPTS))
-        return max(said) if self.spec.simulation or self.spec.noise.shared else own
-
     def _exchange(self) -> KeyExchange | None:
         """Return how nodes agree on secrets with those elsewhere; None where all are here."""
         if self.world.alone:
             return None
-        return told(lambda own: self.world.all_gather_nodes(own, _KEY, self.spec.nodes))
+        return told(lambda own: self.world.all_gather_nodes(own, Hash, self.spec.nodes))
 
     def _end(self, k: int, rows: list[dict[str, Any]], seconds: float) -> Outcome:
         """Put together what came out; of several processes only the first sees all nodes, and only now."""
@@ -172,8 +157,8 @@ class Trainer:
             metrics=rows,
             steps=k,
             seconds=seconds,
-            bytes_sent=sum(self.world.all_gather(self.driver.bytes_sent, forms.whole())),
-            releases=self.world.all_gather_nodes(self.budget_guard.releases(), forms.whole(), self.spec.nodes),
+            bytes_sent=sum(self.world.all_gather(self.driver.bytes_sent, Whole)),
+            releases=self.world.all_gather_nodes(self.budget_guard.releases(), Whole, self.spec.nodes),
             faults=self.transport.report(),
             measured={} if s is None else self.evaluator.final(k, s),
         )
@@ -213,7 +198,7 @@ class Trainer:
         """What a reader of the metrics must know first."""
         return {"simulation": self.spec.simulation}
 
-    def _begin(self, *, fresh_noise: bool = False) -> tuple[int, float]:
+    def _begin(self) -> tuple[int, float]:
         """Return (steps done, seconds spent): from the last checkpoint that all processes have, or from x⁰."""
         self.state = self._back_at_the_start()
         self.algorithm.begin(self.state.z)
@@ -229,18 +214,9 @@ class Trainer:
             self.state = checkpoint.load_into(path, self.state, self._memory())
             self.algorithm.restored(self.state.z)
         self.driver = self._driver(progress.bytes_sent)
-        # Noise that may have been sent is never used again with other inputs: a replay that differs starts afresh.
-        self.randomness.attempt = max(progress.attempt, self.randomness.attempt + int(fresh_noise))
+        self.randomness.attempt = progress.attempt
+        self.budget_guard.resume(progress.step)
         return progress.step, progress.seconds
-
-    def _again(self, k: int) -> int:
-        """Go back to the checkpoint, with fresh noise; several processes do so when all are started again."""
-        if not self.world.alone:
-            self.budget_guard.announce(k, self.randomness.attempt + 1)
-            raise PeerLost("the replay of a step differs: all begin again with fresh noise", k)
-        done, _ = self._begin(fresh_noise=True)
-        self.budget_guard.refund()
-        return done
 
     def _keep(self, k: int, seconds: float) -> bool:
         """Write a checkpoint where one is due and tell whether to stop; several processes stop where one is due.
@@ -253,7 +229,7 @@ class Trainer:
             self._checkpoint(k, seconds)
         if self.world.alone:
             return stop
-        return due and any(self.world.all_gather(stop, forms.FLAG))
+        return due and any(self.world.all_gather(stop, bool))
 
     def _checkpoint(self, k: int, seconds: float) -> None:
         refuse_wild(k, self.state.x, self.spec.here)
@@ -288,7 +264,7 @@ class Trainer:
         spec, learning = self.spec, self.spec.learning
         gradient = stack(self.model, learning.loss, learning.made_up(), rules=spec.rules)
         parts = self._parts(gradient)
-        may_record = self.transport.plain and isinstance(learning.inputs, torch.Tensor)
+        may_record = self.transport.plain
         return Block(
             mechanisms=spec.mechanisms,
             inputs=learning.inputs,
@@ -304,7 +280,7 @@ class Trainer:
         """Return the nodes that are taken by themselves from the samples to the moved x; none where all go at once."""
         spec, threads = self.spec, torch.get_num_threads()
         some = self.randomness.node_noise.in_parts(self.layout.dim) and self.update_rule is None
-        if not (some and self.transport.local and can_be_parted(gradient, spec.learning.inputs, spec.device)):
+        if not (some and self.transport.local and can_be_parted(gradient, spec.device)):
             return ()
         each = getattr(getattr(spec.algorithm, "direction", None), "of_each_node", False)
         parts = divided(len(spec.here), threads) if each else ()

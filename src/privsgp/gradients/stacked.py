@@ -18,8 +18,8 @@ from privsgp.errors import Refused
 from privsgp.gradients.dropout import is_keyed, keyed, keys_of
 from privsgp.gradients.layout import Layout
 from privsgp.gradients.per_sample import PerSample, Plain
-from privsgp.gradients.rules.recurrent import unrolled
 from privsgp.gradients.rules.ruled import Ruled, covers
+from privsgp.gradients.unrolled import unrolled
 
 if TYPE_CHECKING:
     from collections.abc import Callable

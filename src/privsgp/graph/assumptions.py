@@ -10,8 +10,6 @@ import numpy as np
 from privsgp.errors import Refused
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from numpy.typing import NDArray
 
     from privsgp.graph.edges import Edges
@@ -24,7 +22,7 @@ _ROUNDING = 1e-12
 
 
 def check(graph: Graph, horizon: int = HORIZON) -> None:
-    """Refuse a graph on which push-sum does not reach the average, and say which nodes are to blame.
+    """Refuse a graph on which push-sum does not reach the average, and name two nodes that have no way.
 
     *Assumes* that what holds for the first `horizon` steps holds for ever, when the graph has no period.
     """
@@ -33,8 +31,11 @@ def check(graph: Graph, horizon: int = HORIZON) -> None:
         _check_columns(graph.edges(k), graph.nodes, k)
     reached = _closure(union(graph, 0, steps))
     if not reached.all():
+        target = int(np.argmin(reached.all(axis=1)))
+        source = int(np.argmin(reached[target]))
         raise Refused(
-            f"graph {graph.name!r} is not strongly connected (period or horizon: {steps}): {_unreached(reached)}",
+            f"graph {graph.name!r} is not strongly connected (period or horizon: {steps}): "
+            f"node {target} is never reached from node {source}",
             "add a way there (Assumption 2), or choose a graph that has one between any two nodes, like 'exponential'",
         )
 
@@ -123,22 +124,3 @@ def _check_columns(edges: Edges, nodes: int, k: int) -> None:
             f"node {node} sends shares that sum to {sums[node]:.15g} at step {k} and keeps {kept[node]:g}",
             "let a node's shares be non-negative, sum to 1, and leave it something (Assumption 1)",
         )
-
-
-def _unreached(reached: NDArray[np.bool_]) -> str:
-    """Targets that miss the same sources share one phrase."""
-    groups: dict[tuple[int, ...], list[int]] = {}
-    for target in np.flatnonzero(~reached.all(axis=1)):
-        groups.setdefault(tuple(np.flatnonzero(~reached[target])), []).append(int(target))
-    phrases = [
-        f"{_named(targets)} {'is' if len(targets) == 1 else 'are'} never reached from {_named(sources)}"
-        for sources, targets in groups.items()
-    ]
-    more = f"; and {len(phrases) - 4} more such groups" if len(phrases) > 4 else ""
-    return "; ".join(phrases[:4]) + more
-
-
-def _named(nodes: Iterable[int]) -> str:
-    names = [str(node) for node in nodes]
-    listed = ", ".join(names[:12]) + (f", … ({len(names)} in all)" if len(names) > 12 else "")
-    return f"{'node' if len(names) == 1 else 'nodes'} {listed}"

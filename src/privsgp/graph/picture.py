@@ -1,107 +1,101 @@
-"""A picture of a graph: nodes on a circle, a panel for each step, and all steps of a period together.
+"""A picture of a graph as SVG: nodes on a circle, the messages of a period as arrows.
 
 What `privsgp graph` prints: the constants of a graph as rows of words and numbers.
 """
 
 from __future__ import annotations
 
-from math import ceil, inf, log
+from math import acos, ceil, cos, hypot, inf, log, pi, sin, sqrt
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
-
+from privsgp.errors import Refused
+from privsgp.files import write
 from privsgp.graph.convergence import constants
-from privsgp.pictures import COLOURS, INK, save
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Sequence
 
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-    from numpy.typing import NDArray
-
-    from privsgp.graph.edges import Edges
     from privsgp.graph.sequences import Graph
 
+    Point = tuple[float, float]
 
-_ARROWS = 400
-"""Above this many lines in a panel, arrow heads hide more than they show."""
-
-
-def draw(graph: Graph, path: str | Path, *, steps: int | None = None) -> None:
-    """Draw the first `steps` steps of `graph` into `path` (.png, .pdf or .svg); needs no display.
-
-    By default that is one period, but at most eight steps, and four when it never repeats. Lines without heads go
-    both ways, or are too many for heads.
-    """
-    shown = steps or min(graph.period or 4, len(COLOURS))
-    panels = {"every step" if graph.period == 1 else f"step {k}": [k] for k in range(shown)}
-    if len(panels) > 1:
-        panels = {"all together": list(range(shown))} | panels
-    figure, axes = _figure(len(panels))
-    figure.suptitle(_title(graph, shown), color=INK, fontsize=13)
-    for axis, (title, together) in zip(axes, panels.items(), strict=False):
-        _panel(axis, graph, together, title)
-    save(figure, path)
+_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#8a6d00", "#56b4e9")  # of Okabe and Ito
+_MOST = 8  # steps in a picture
+_SIZE, _RADIUS = 300, 120
 
 
-def _figure(panels: int) -> tuple[Figure, list[Axes]]:
-    from matplotlib.figure import Figure
-
-    columns = min(panels, 4 if panels > 6 else 3)
-    rows = ceil(panels / columns)
-    size = 5.5 if panels == 1 else 3.8
-    figure = Figure(figsize=(size * columns, 1.05 * size * rows + 0.4), layout="constrained", facecolor="white")
-    axes: list[Axes] = list(figure.subplots(rows, columns, squeeze=False).flat)
-    for axis in axes:
-        axis.set_axis_off()
-    return figure, axes
+def draw(graph: Graph, path: str | Path) -> None:
+    """Write the first steps of a graph to an .svg file, each step in its colour."""
+    if Path(path).suffix != ".svg":
+        raise Refused(f"the picture {str(path)!r} is no .svg file", "give it a name that ends in .svg")
+    drawn = circle(graph, range(first_steps(graph))).replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1)
+    try:
+        write(Path(path), drawn + "\n")
+    except OSError as error:
+        raise Refused(f"the picture {str(path)!r} cannot be written: {error}", "name a folder that exists") from error
 
 
-def _title(graph: Graph, shown: int) -> str:
-    nodes = f"{graph.nodes} node{'s' if graph.nodes != 1 else ''}"
-    rest = f"period {graph.period}" if graph.period else "never repeats"
-    return f"{graph.name}, {nodes}, {rest}" + (f", first {shown} steps" if shown != graph.period else "")
+def first_steps(graph: Graph) -> int:
+    """Return how many steps a picture shows: a period, if that is short, and four if the graph never repeats."""
+    return min(graph.period or 4, _MOST)
 
 
-def _panel(axis: Axes, graph: Graph, steps: list[int], title: str) -> None:
-    angle = np.pi / 2 - 2 * np.pi * np.arange(graph.nodes) / graph.nodes  # node 0 on top, then clockwise
-    places = np.stack([np.cos(angle), np.sin(angle)], axis=1)
-    for k in steps:
-        _lines(axis, graph.edges(k), places, COLOURS[k % len(COLOURS)])
-    axis.scatter(places[:, 0], places[:, 1], s=min(60, 900 / graph.nodes), color=INK, zorder=3)
-    for node in range(0, graph.nodes, ceil(graph.nodes / 64)):
-        x, y = 1.11 * places[node]
-        axis.text(x, y, str(node), ha="center", va="center", color=INK, fontsize=max(5.5, 10 - graph.nodes / 12))
-    axis.set(xlim=(-1.2, 1.2), ylim=(-1.2, 1.2), aspect="equal")
-    axis.set_title(title, color=INK, fontsize=10)
+def circle(graph: Graph, steps: Sequence[int]) -> str:
+    """Return one drawing of some steps together, in the colour of the text around it."""
+    frame = f'viewBox="0 0 {_SIZE} {_SIZE}" role="img" aria-label="Sites on a circle, an arrow for each message"'
+    return f'<svg {frame} font-size="11" fill="currentColor">{_links(graph, steps)}</svg>'
 
 
-def _lines(axis: Axes, edges: Edges, places: NDArray[np.float64], colour: str) -> None:
-    from matplotlib.patches import FancyArrowPatch, PathPatch
-    from matplotlib.path import Path as Curve
+def _links(graph: Graph, steps: Sequence[int]) -> str:
+    angles = [pi / 2 - 2 * pi * i / graph.nodes for i in range(graph.nodes)]  # node 0 on top, then clockwise
+    places = [(cos(angle), sin(angle)) for angle in angles]
+    parts = [arrow for k in steps for arrow in _step(graph, k, places)]
+    for i, (x, y) in enumerate(places):
+        parts.append(f'<circle cx="{_across(x)}" cy="{_down(y)}" r="{min(5, 120 / graph.nodes + 1):.1f}"/>')
+        if i % ceil(graph.nodes / 64) == 0:
+            parts.append(f'<text x="{_across(1.13 * x)}" y="{_down(1.13 * y - 0.03)}" text-anchor="middle">{i}</text>')
+    return "".join(parts)
 
+
+def _step(graph: Graph, k: int, places: Sequence[Point]) -> list[str]:
+    """Draw the messages of a step; a line without a head goes both ways."""
+    edges, colour = graph.edges(k), _COLOURS[k % len(_COLOURS)]
     sent = {(int(i), int(j)) for i, j in zip(edges.source, edges.target, strict=True) if i != j}
     lines = [(i, j) for i, j in sorted(sent) if i < j or (j, i) not in sent]
-    look = {"color": colour, "linewidth": np.clip(60 / max(len(lines), 1), 0.3, 1.4)}
-    look["alpha"] = 0.85 if len(lines) <= _ARROWS else 0.35
-    heads = "-|>,head_width=1.6,head_length=3.2" if len(places) > 24 else "-|>,head_width=2.4,head_length=4.8"
+    wide = min(1.4, max(0.3, 60 / max(len(lines), 1)))
+    drawn = []
     for i, j in lines:
-        curve = Curve([places[i], _bend(places[i], places[j]), places[j]], [Curve.MOVETO, Curve.CURVE3, Curve.CURVE3])
-        if (j, i) in sent or len(lines) > _ARROWS:
-            axis.add_patch(PathPatch(curve, fill=False, **look))
-        else:
-            axis.add_patch(FancyArrowPatch(path=curve, arrowstyle=heads, mutation_scale=1, **look))
+        (x, y), (u, v), bend = places[i], places[j], _bend(places[i], places[j])
+        ends = f"M{_across(x)} {_down(y)}Q{_across(bend[0])} {_down(bend[1])} {_across(u)} {_down(v)}"
+        drawn.append(f'<path d="{ends}" fill="none" stroke="{colour}" stroke-width="{wide:.1f}"/>')
+        if (j, i) not in sent:
+            drawn.append(f'<path d="{_head(bend, places[j])}" fill="{colour}"/>')
+    return drawn
 
 
-def _bend(start: NDArray[np.float64], end: NDArray[np.float64]) -> NDArray[np.float64]:
-    """A control point nearer to the centre the further the hop, so that hops of different length stay apart."""
-    middle = (start + end) / 2
-    radius = float(np.linalg.norm(middle))
-    angle = 2 * np.arccos(min(radius, 1.0))
-    inward = 0.4 * radius + 0.6 * (1 - np.sqrt(angle / np.pi))
-    control: NDArray[np.float64] = middle * (inward / max(radius, 1e-9))
-    return control
+def _head(start: Point, end: Point) -> str:
+    """Return the outline of an arrow's head that stops before the node."""
+    far = hypot(end[0] - start[0], end[1] - start[1]) or 1.0
+    u, v = (end[0] - start[0]) / far, (end[1] - start[1]) / far
+    corners = [(end[0] - a * u - b * v, end[1] - a * v + b * u) for a, b in ((0.04, 0), (0.11, 0.03), (0.11, -0.03))]
+    return "M" + "L".join(f"{_across(x)} {_down(y)}" for x, y in corners) + "Z"
+
+
+def _bend(start: Point, end: Point) -> Point:
+    """Return a control point nearer to the centre the further the hop, so that hops of different length stay apart."""
+    middle = (start[0] + end[0]) / 2, (start[1] + end[1]) / 2
+    radius = hypot(*middle)
+    inward = 0.4 * radius + 0.6 * (1 - sqrt(2 * acos(min(radius, 1.0)) / pi))
+    return middle[0] * inward / max(radius, 1e-9), middle[1] * inward / max(radius, 1e-9)
+
+
+def _across(x: float) -> str:
+    return f"{_SIZE / 2 + _RADIUS * x:.1f}"
+
+
+def _down(y: float) -> str:
+    return f"{_SIZE / 2 + 10 - _RADIUS * y:.1f}"
 
 
 def table(graph: Graph, dim: int = 1) -> list[tuple[str, str]]:

@@ -9,7 +9,6 @@ from privsgp import later
 if TYPE_CHECKING:
     from privsgp.models.loss import correct, in_any_precision, meaning, outputs, per_sample, task
     from privsgp.models.networks import make
-    from privsgp.models.tokens import looked_up
 
-__all__ = ["correct", "in_any_precision", "looked_up", "make", "meaning", "outputs", "per_sample", "task"]
-__getattr__ = later.names(__name__, dict.fromkeys(__all__, "loss") | {"make": "networks", "looked_up": "tokens"})
+__all__ = ["correct", "in_any_precision", "make", "meaning", "outputs", "per_sample", "task"]
+__getattr__ = later.names(__name__, dict.fromkeys(__all__, "loss") | {"make": "networks"})

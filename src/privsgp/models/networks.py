@@ -17,7 +17,6 @@ from torch.nn.functional import relu
 
 from privsgp.errors import Refused
 from privsgp.models.options import MODELS
-from privsgp.models.tokens import embedding
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -38,7 +37,6 @@ def make(
     hidden: int | Sequence[int] = 64,
     activation: str = "relu",
     width: int = 32,
-    rows: bool = False,
     vocabulary: int | None = None,
     device: str = "cpu",
 ) -> nn.Module:
@@ -47,8 +45,7 @@ def make(
     It is on the CPU, or on "meta", where it takes no memory: to count its weights.
     "logistic" and "linear" are one linear layer (the loss tells them apart); "mlp" has one layer with `activation` for
     each width in `hidden`, for which the others have no use; "cnn" and "resnet18" are for images (see `images`),
-    "embedding" for tokens of a `vocabulary` (see `tokens`). With `rows` a sample is several rows of `input_shape`, each
-    of which has its outputs.
+    "embedding" for tokens of a `vocabulary`.
     """
     if name not in NAMES:
         raise Refused(f"model.name = {name!r} is unknown", f"use one of {', '.join(NAMES)}")
@@ -60,15 +57,12 @@ def make(
     # `torch.manual_seed` would reseed the CUDA generators too.
     with torch.random.fork_rng(devices=[]), torch.device(device):
         torch.default_generator.manual_seed(seed % 2**64)
-        if rows and (name in ("cnn", "resnet18", "embedding") or len(input_shape) != 1):
-            raise Refused(f"model.name = {name!r} for several views", "use 'logistic', 'linear' or 'mlp' on features")
         if name == "embedding":
             return embedding(input_shape, outputs, vocabulary, width)
         if name in ("cnn", "resnet18"):
             return (cnn if name == "cnn" else resnet18)(input_shape, outputs)
         widths = [math.prod(input_shape), *(_widths(hidden) if name == "mlp" else []), outputs]
-        network = _fully_connected(widths, ACTIVATIONS[activation])
-        return network[1:] if rows else network
+        return _fully_connected(widths, ACTIVATIONS[activation])
 
 
 def _fully_connected(widths: Sequence[int], activation: type[nn.Module]) -> nn.Sequential:
@@ -165,3 +159,29 @@ def _image(name: str, input_shape: tuple[int, ...], smallest: int) -> tuple[int,
 
 def _with_channels(input_shape: tuple[int, ...]) -> list[nn.Module]:
     return [nn.Unflatten(1, (1, input_shape[0]))] if len(input_shape) == 2 else []
+
+
+class MeanEmbedding(nn.Module):
+    """A linear model of the mean of a sequence's embeddings; token 0 fills sequences up and does not count."""
+
+    def __init__(self, vocabulary: int, width: int, outputs: int) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(vocabulary, width, padding_idx=0)
+        self.out = nn.Linear(width, outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the outputs of sequences [B, T]."""
+        there = (x != 0).unsqueeze(-1)
+        total = (self.embedding(x) * there).sum(1)
+        out: Tensor = self.out(total / there.sum(1).clamp(min=1))
+        return out
+
+
+def embedding(input_shape: tuple[int, ...], outputs: int, vocabulary: int | None, width: int) -> nn.Module:
+    """Return the model for sequences of tokens; refuse what is none."""
+    if vocabulary is None or len(input_shape) != 1:
+        raise Refused(
+            f"model.name = 'embedding' with inputs of shape {list(input_shape)} and data.vocabulary = {vocabulary}",
+            "it takes sequences of tokens: say data.vocabulary, or [data.text] for texts",
+        )
+    return MeanEmbedding(vocabulary, width, outputs)

@@ -14,8 +14,10 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from privsgp.accounting import calibration, published
+from privsgp import plugins
+from privsgp.accounting import calibration
 from privsgp.accounting.calibration import gaussian_shift, relative_noise
+from privsgp.accounting.counting import C2
 from privsgp.accounting.mechanisms import Sag, SampledMean, nominal
 from privsgp.accounting.pairwise import solve
 from privsgp.algorithms import ALGORITHMS
@@ -23,7 +25,7 @@ from privsgp.algorithms.saga import TableOptions
 from privsgp.algorithms.update_rule import node_weights
 from privsgp.planner import estimates, theorems
 from privsgp.planner.price import Price, common_budget
-from privsgp.planner.rehearsal import STEPS, Rehearsal, RehearsalSpec
+from privsgp.planner.rehearsal import STEPS, TIE, Rehearsal, RehearsalSpec
 from privsgp.planner.theorems import response
 
 if TYPE_CHECKING:
@@ -50,7 +52,7 @@ class Network:
     relation: Relation = "zero-out"
     spare: float = 0.0
     accountant: Accountant = "certified"
-    c2: float = published.C2
+    c2: float = C2
     weighting: Weights = "equal"
     sharing: Sharing | None = None  # who shares noise; None: nobody
     pair_ratio: float = 2.0
@@ -193,7 +195,7 @@ class NoiseNeeded:
         """Return σ of a node with J̄ samples and the common budget."""
         n = self.network
         if n.nominal:
-            return published.sigma(self._mechanism(), round(steps), n.epsilon, n.delta, n.c2)
+            return plugins.formula(n.accountant).sigma(self._mechanism(), round(steps), n.epsilon, n.delta, n.c2)
         return self._more(steps, (n.epsilon, n.delta)) * self._price(n.delta).along(steps, n.epsilon)
 
     def in_average(self, steps: float) -> float:
@@ -228,7 +230,8 @@ class NoiseNeeded:
 
     def _one(self, steps: int, budget: Budget) -> float:
         if self.network.nominal:
-            return published.sigma(self._mechanism(), steps, *budget, self.network.c2)
+            n = self.network
+            return plugins.formula(n.accountant).sigma(self._mechanism(), steps, *budget, n.c2)
         return self._more(steps, budget) * self._price(budget[1]).sigma(steps, budget[0])
 
     def _more(self, steps: float, budget: Budget) -> float:
@@ -345,7 +348,7 @@ class Planner:
         return float(next((batch for batch in candidates if sigma(batch) < enough), J))
 
     def _nearly(self, score: float) -> float:
-        return score - self.rehearsal.tie / 2 * abs(score)
+        return score - TIE / 2 * abs(score)
 
     def published_steps(self, clip: float) -> int:
         """Return Corollary 1's K, for the published accountant."""
@@ -371,15 +374,10 @@ def planner(network: Network, rehearsal: Rehearsal, clip: float, *, skewed: bool
     return Planner(network, rehearsal, found)
 
 
-def best(choices: Sequence[Choice], stage: type[Rehearsal] | Rehearsal = Rehearsal) -> tuple[Choice, str]:
+def best(choices: Sequence[Choice]) -> tuple[Choice, str]:
     """Return the choice that scores best, the simplest among equals, and why."""
     top = max(choice.score for choice in choices)
-    chosen = next(choice for choice in choices if choice.score >= top - stage.tie * abs(top))
-    others = [c for c in choices if c is not chosen]
-    if not stage.rehearsed:
-        nearly = " (nearly the least, and simpler)" if chosen.score < top else ""
-        told = ", ".join(f"{c.method.label} {-c.score:.3g}" for c in others)
-        return chosen, f"{chosen.method.label} has the noise κ = {-chosen.score:.3g}{nearly}; the others: {told}"
+    chosen = next(choice for choice in choices if choice.score >= top - TIE * abs(top))
     equal = " (as good as the best but for chance, and simpler)" if chosen.score < top else ""
-    told = ", ".join(f"{c.method.label} {c.score:.3g}" for c in others)
-    return chosen, f"{chosen.method.label} scores {chosen.score:.3g} in rehearsal{equal}; the others: {told}"
+    others = ", ".join(f"{c.method.label} {c.score:.3g}" for c in choices if c is not chosen)
+    return chosen, f"{chosen.method.label} scores {chosen.score:.3g} in rehearsal{equal}; the others: {others}"

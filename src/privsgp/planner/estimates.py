@@ -4,41 +4,28 @@ As the methods the paper cites do: L from differences of gradients along a traje
 gradient may be from the mean, F⁰ from the initial loss (f* ≥ 0), G is the clip. Looking at the nodes' own data for
 this would spend privacy that no accountant here counts: `settle` refuses it.
 
-What a run costs besides privacy: messages, the table's memory, and time on this machine.
+Also the bytes that a run sends.
 """
 
 from __future__ import annotations
 
-import os
-import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch.func import functional_call
 
-from privsgp.algorithms import ALGORITHMS, Block, Drawn, Exchange, Randomness, State
-from privsgp.algorithms.block import EVERYONE
-from privsgp.engine.drive import drive, rehearsed
 from privsgp.planner.theorems import Constants
-from privsgp.randomness.noise import Keyed, add_noise_
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from torch import Tensor
 
-    from privsgp.algorithms import Event
     from privsgp.gradients import PerSample
     from privsgp.graph import Graph
-    from privsgp.planner.choose import Method
     from privsgp.planner.rehearsal import Rehearsal
 
 
 TRAJECTORY, SAMPLES = 16, 256  # steps along which L and b² are looked for, and samples that are looked at
-_SIGMA = 1e-9  # noise that changes nothing and takes its time
-_TRIES = 3  # steps whose fastest counts
-FEW = 4  # steps with a model that is too large to rehearse
 
 
 @dataclass(frozen=True)
@@ -61,10 +48,9 @@ def constants(rehearsal: Rehearsal, clip: float, distance: float, samples: float
 
     `skewed` is for partitions by label, where a node may hold a single class.
     """
-    steps = TRAJECTORY if rehearsal.rehearsed else FEW
-    step, x = distance / steps, rehearsal.x0.clone()
+    step, x = distance / TRAJECTORY, rehearsal.x0.clone()
     before, smoothness, heterogeneity = None, 1e-6, 0.0
-    for _ in range(steps + 1):
+    for _ in range(TRAJECTORY + 1):
         gradients = _gradients(rehearsal, x, clip)
         lengths, mean = gradients.norm(), gradients.sum()[0] / gradients.norm().numel()
         heterogeneity = max(heterogeneity, _heterogeneity(rehearsal, x, clip, samples, lengths, mean, skewed=skewed))
@@ -107,77 +93,3 @@ def bytes_sent_per_node(graph: Graph, dim: int, steps: int) -> int:
     period = graph.period or min(steps, 64)
     messages = sum(len(graph.out_neighbours(k, i)) for k in range(period) for i in range(graph.nodes))
     return round(messages / period / graph.nodes * steps * (dim * BYTES + 8))
-
-
-def table_bytes(rehearsal: Rehearsal, method: Method, samples: Sequence[int]) -> int:
-    """Return the memory of all nodes' tables together; 0 for a method without one."""
-    block = _block(rehearsal, method, nodes=1, batch=1)
-    algorithm = ALGORITHMS[method.algorithm](block, method.settings)
-    algorithm.begin(State.start(rehearsal.x0, 1).z)
-    table = getattr(algorithm, "table", None)
-    return 0 if table is None else round(table.entry_bytes * sum(samples))
-
-
-def memory_bytes() -> int:
-    """Return how much memory this machine has."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-
-
-def seconds_per_step(rehearsal: Rehearsal, method: Method, nodes: int, batch: float) -> float:
-    """Take a few steps with all nodes in this process, on stand-in data, and return the fastest."""
-    block = _block(rehearsal, method, nodes, batch=max(1, round(batch)))
-    algorithm = ALGORITHMS[method.algorithm](block, method.settings)
-    state = State.start(rehearsal.x0, nodes)
-    algorithm.begin(state.z)
-    took = []
-    for k in range(_TRIES):
-        started = time.perf_counter()
-        state = drive(algorithm.step(k, state), k, _one_neighbour)
-        took.append(time.perf_counter() - started)
-    algorithm.close()
-    return min(took)
-
-
-def _one_neighbour(k: int, event: Event) -> Any:  # noqa: ANN401
-    """Let every node mix with one neighbour."""
-    if isinstance(event, Exchange):
-        return (event.x + event.x.roll(1, 0)) / 2, event.w
-    return rehearsed(k, event)
-
-
-class _SameRows(Randomness):
-    """Nodes that draw the same rows at every step, and a little noise."""
-
-    def __init__(self, nodes: int, index: Tensor) -> None:
-        self.nodes, self.source = nodes, Keyed(0)
-        self.drawn = Drawn(index.expand(nodes, -1), torch.ones(nodes, len(index), dtype=torch.bool))
-
-    def sample(self, k: int) -> list[Drawn]:
-        """Return the same rows."""
-        del k
-        return [self.drawn]
-
-    def noise(self, k: int, g: Tensor, nodes: slice = EVERYONE) -> None:
-        """Add a little noise, which takes as long as any."""
-        del nodes
-        add_noise_(g, self.source, range(self.nodes), k, sigma=[_SIGMA] * self.nodes)
-
-
-def _block(rehearsal: Rehearsal, method: Method, nodes: int, batch: int) -> Block:
-    """Return nodes that draw the same rows of a few stand-in samples at every step."""
-    rows = min(batch, len(rehearsal.samples.y))
-    mechanism = ALGORITHMS[method.algorithm].mechanism(
-        method.settings, sigma=_SIGMA, batch=float(rows), samples=rows, kappa=0.0
-    )
-
-    def place(t: Tensor) -> Tensor:
-        return torch.cat([t[:rows], torch.zeros_like(t[:1])]).expand(nodes, -1, *t.shape[1:]).contiguous()
-
-    return Block(
-        mechanisms=[mechanism] * nodes,
-        inputs=place(rehearsal.samples.x),
-        targets=place(rehearsal.samples.y),
-        gradient=rehearsal.gradient,
-        random=_SameRows(nodes, torch.arange(batch) % rows),
-        step_size=lambda _k: 0.0,
-    )

@@ -9,7 +9,7 @@ What a careful colleague would say about a plan before it is carried out.
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
 
 VERSION = 1
-SHOWN = [round(64 * 2 ** (i / 4)) for i in range(25)]  # the K of a plan's curves
 WIDEST = 4.0**10  # the K between 1 and this among which the bound's valley is looked for
 
 
@@ -113,7 +112,7 @@ class Plan:
     """A run that was chosen: `chosen` among `choices`, and why."""
 
     planner: Planner
-    formula: Formula
+    graph: Graph
     source: Source
     chosen: Choice
     choices: Sequence[Choice]
@@ -123,9 +122,9 @@ class Plan:
 
     @cached_property
     def metrics(self) -> dict[str, Any]:
-        """Metrics of the chosen rehearsal's model, on samples it has not seen: of stand-ins, or as public as those."""
+        """Metrics of the chosen rehearsal's model, on samples it has not seen: made up, or public."""
         c, rehearsal = self.chosen, self.planner.rehearsal
-        if self.measure is None or not self.rehearsed:
+        if self.measure is None:
             return {}
         x = rehearsal.end(self.planner.spec(c.noise, c.steps), c.distance)
         return self.measure(rehearsal.outputs(x), rehearsal.samples.y_test)
@@ -135,82 +134,48 @@ class Plan:
         """σ_i at the chosen K."""
         return self.chosen.noise.each(self.chosen.steps)
 
-    @cached_property
-    def table_bytes(self) -> int:
-        """Memory of all tables."""
-        return estimates.table_bytes(self.planner.rehearsal, self.chosen.method, self.network.samples)
-
-    @cached_property
-    def seconds(self) -> float:
-        """Time of the steps on this machine, all nodes in one process; of a large model, n times that of one node."""
-        c, stage, n = self.chosen, self.planner.rehearsal, self.network.nodes
-        if self.rehearsed:
-            return c.steps * estimates.seconds_per_step(stage, c.method, n, c.batch)
-        few = min(c.batch, len(stage.samples.y))
-        return c.steps * n * c.batch / few * estimates.seconds_per_step(stage, c.method, 1, few)
-
-    @property
-    def rehearsed(self) -> bool:
-        """Whether the model was small enough for rehearsals."""
-        return self.planner.rehearsal.rehearsed
-
     @property
     def network(self) -> Network:
-        """Who takes part."""
+        """The sites and their budgets."""
         return self.planner.network
+
+    @cached_property
+    def bytes_sent(self) -> int:
+        """Bytes that a node sends on average."""
+        return estimates.bytes_sent_per_node(self.graph, self.planner.rehearsal.layout.dim, self.chosen.steps)
 
     def deviation(self, choice: Choice) -> float:
         """Return the standard deviation that privacy adds to a coordinate of the average model."""
-        common = [choice.noise.in_average(choice.steps)] * self.network.nodes
-        variance = theorems.average_variance(self._step(choice), choice.steps, common)
-        return math.sqrt(choice.response * variance)
-
-    def noise_curve(self, choice: Choice) -> list[float]:
-        """Return the noise in the average model by K at the method's own γK: flat where more steps gain nothing."""
-        scale = choice.distance * math.sqrt(choice.response / self.network.nodes)
-        return [scale * choice.noise.in_average(K) / math.sqrt(K) for K in SHOWN]
-
-    def spread(self) -> float:
-        """Return how far a coordinate of a node's own model is from the average, from noise alone."""
-        c = self.chosen
-        shared = self.network.covariance(self.sigmas)
-        added = theorems.added(self.sigmas, self.network.weights) if shared is None else shared.matrix
-        found = theorems.spread(self.formula.graph, self._step(c), c.steps, added)
-        return math.sqrt(max(0.0, found))  # models that agree differ by rounding alone
+        noise = choice.noise.in_average(choice.steps) * math.sqrt(choice.steps / self.network.nodes)
+        return choice.step_size * noise * math.sqrt(choice.response)
 
     @cached_property
     def shared(self) -> dict[str, Any] | None:
-        """What sharing noise asks one to trust and gives for that; None where noise is independent."""
+        """The trust that shared noise needs, and what it gives; None if noise is independent."""
         c, n = self.chosen, self.network
         covariance = n.covariance(self.sigmas)
         if covariance is None or n.sharing is None:
             return None
-        made = replace(c.method.mechanism(c.batch, round(n.mean_samples)), sigma=c.noise.at(c.steps))
+        made = c.method.mechanism(c.batch, round(n.mean_samples)).with_sigma(c.noise.at(c.steps))
         alike = n.sharing.solved(made.sigma, n.pair_ratio)
         mechanism = n.sharing.counted(made, alike)
         told = n.sharing.told(alike, mechanism, n.releases(c.steps), n.delta, n.relation)
         mean = {"average_sigma": covariance.average_sigma, "message_sigma": covariance.message_sigma}
         return told | mean | {"independent_noise_in_average": self.deviation(c) / n.left}
 
-    @staticmethod
-    def _step(choice: Choice) -> Callable[[int], float]:
-        return lambda _k: choice.step_size
-
     @cached_property
     def warnings(self) -> list[str]:
-        """What a careful colleague would say."""
+        """Return what to know before the plan is carried out."""
         n = self.network
         return [
-            *self.formula.warnings(self.chosen.steps),
+            *careless_delta(n.samples, n.budgets, n.named),
             *(heavy_nodes(self.sigmas, n.budgets, n.named) if n.weights is None else []),
-            *large_table(self.table_bytes, estimates.memory_bytes()),
             *more_steps_help(self.chosen.steps, LENGTHS[-1]),
-            *([] if self.rehearsed else not_rehearsed(self.formula.dim)),
         ]
 
     def as_json(self) -> dict[str, Any]:
-        """Return plain values for plan.json; nothing in them depends on any node's samples unless `source` says so."""
-        c, n, f = self.chosen, self.network, self.formula
+        """Return plain values for plan.json; none of them depends on any node's samples."""
+        c, n = self.chosen, self.network
         return {
             "version": VERSION,
             "steps": c.steps,
@@ -230,24 +195,11 @@ class Plan:
             "weights": n.weights,
             "noise_in_average": self.deviation(c),
             "pairwise": self.shared,
-            "noise_between_nodes": self.spread(),
-            "rehearsed": self.rehearsed,
-            "rehearsal_score": self._score(c),
-            "bound": f.bound(c.steps),
-            "bound_steps": f.steps,
-            "published_steps": f.published_steps,
-            "least_steps_log10": finite(f.log_least_steps / math.log(10)),
-            "constants": asdict(f.constants),
-            "bytes_sent_per_node": estimates.bytes_sent_per_node(f.graph, f.dim, c.steps),
-            "seconds": self.seconds,
-            "table_bytes": self.table_bytes,
-            "curve_steps": SHOWN,
+            "rehearsal_score": c.score,
+            "bytes_sent_per_node": self.bytes_sent,
             "methods": [self._method(choice) for choice in self.choices],
             "warnings": self.warnings,
         }
-
-    def _score(self, choice: Choice) -> float | None:
-        return choice.score if self.rehearsed else None
 
     def _method(self, choice: Choice) -> dict[str, Any]:
         return {
@@ -259,9 +211,7 @@ class Plan:
             "evaluations": choice.evaluations,
             "sigma": choice.noise.at(choice.steps),
             "noise_in_average": self.deviation(choice),
-            "score": self._score(choice),
-            "bound_curve": [self.formula.bound(K, choice.noise) for K in SHOWN],
-            "noise_curve": self.noise_curve(choice),
+            "score": choice.score,
         }
 
 
@@ -323,30 +273,8 @@ def careless_delta(
     return [f"δ of {named(bad[0])} is not below 1/J = {1 / samples[bad[0]]:.2g}: it should be, by far"] if bad else []
 
 
-def large_table(needed: int, memory: int) -> list[str]:
-    """The table does not fit."""
-    if needed <= memory:
-        return []
-    return [
-        (
-            f"the table needs {needed / 2**30:.1f} GiB and this machine has {memory / 2**30:.1f} GiB: take privsgp, "
-            'table = "factored", or spread the nodes over machines'
-        )
-    ]
-
-
 def more_steps_help(steps: int, most: int) -> list[str]:
     """K was cut at the end of what a plan looks at."""
     if steps < most:
         return []
     return [f"K was cut at {most}: more steps would still help, a larger batch more"]
-
-
-def not_rehearsed(dim: int) -> list[str]:
-    """T was guessed."""
-    return [
-        (
-            f"{dim:,} parameters are too many to rehearse with here: method, K and step size are by noise alone, the "
-            "step size to a factor of two at best"
-        )
-    ]

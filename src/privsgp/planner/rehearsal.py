@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import torch
 from torch.func import functional_call
@@ -81,9 +81,6 @@ def _near(value: float, octave: int) -> float:
 
 class Rehearsal:
     """Where rehearsals take place: a model at x⁰, its loss, and samples that are nobody's secret."""
-
-    tie: ClassVar[float] = TIE
-    rehearsed: ClassVar[bool] = True
 
     def __init__(
         self, model: nn.Module, loss: PerSampleFunction, correct: PerSampleFunction | None, samples: Samples

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 import torch
+from pydantic import Field
 
 from privsgp import data, features
 from privsgp.accounting.pairwise import Sharing
@@ -21,31 +22,30 @@ from privsgp.data.loading import file_path, hashes_in, holds_records_of, site_pa
 from privsgp.engine.folder import Folder
 from privsgp.errors import Refused
 from privsgp.gradients import Layout
-from privsgp.planner import noise_alone, record, stand_in
+from privsgp.outside import Above0, From1, keys
+from privsgp.planner import record, stand_in
 from privsgp.planner.choose import LENGTHS, Method, Network, NoiseNeeded, best, methods, planner
 from privsgp.planner.estimates import Source
-from privsgp.planner.noise_alone import NoiseAlone
 from privsgp.planner.record import Formula, Plan
 from privsgp.planner.rehearsal import Rehearsal
 from privsgp.planner.stand_in import Samples
 from privsgp.runs import budgets as protection
-from privsgp.runs import build
 from privsgp.runs import config as configs
 from privsgp.runs import problem as problems
 from privsgp.runs.config import AUTO, PLANNED, Schedule
-from privsgp.transport import forms
-from privsgp.transport.rendezvous import join, restarted
+from privsgp.runs.resolve import make_graph
+from privsgp.transport.rendezvous import World, restarts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from privsgp.graph import Graph
+    from privsgp.options import Options
     from privsgp.planner.choose import Choice, Planner
     from privsgp.planner.theorems import Budget, Constants
     from privsgp.runs.config import Config
     from privsgp.runs.problem import Problem
-    from privsgp.transport.rendezvous import World
 
     Say = Callable[[str], None]
 
@@ -58,19 +58,18 @@ def _silently(_words: str) -> None:
     """Say nothing."""
 
 
-def make(
-    config: Config, problem: Problem, data_dir: Path | None = None, *, compare: bool = False, say: Say = _silently
-) -> Plan:
+def make(config: Config, problem: Problem, data_dir: Path | None = None, *, say: Say = _silently) -> Plan:
     """Plan a run: what is "auto" in the configuration is chosen, the rest is taken as it is.
 
-    `compare` looks at all methods even where the configuration names one. `say` is told what is being done.
+    `say` gets a line for each stage.
 
     Guarantee: nothing here depends on the nodes' samples.
     Assumes: the sizes J_i and the model at x⁰ are public, and test inputs where `data.test` says so.
     """
     network, settings = network_of(config, problem), protection.settings(config)
     source = source_of(config, config.plan.data, data_dir, problem)
-    rehearsal = _stage(config, source, problem, data_dir)
+    samples = samples_of(config, source, problem, data_dir)
+    rehearsal = Rehearsal(problem.model, problem.loss, problem.correct, samples)
     skewed = config.data.partition == "dirichlet"
     say("estimating the constants of the bound")
     p = planner(network, rehearsal, settings.clip, skewed=skewed)
@@ -78,16 +77,9 @@ def make(
     if own.scaled:
         own = own.weighted(1.0) if network.nominal else own.clipped(clip)
     auto = "name" in config.algorithm.auto
-    looked_at = methods(settings, network.accountant, clip) if auto or compare else [own]
-    looked_at = looked_at if auto or own in looked_at else [own, *looked_at]
-    choices = _choices(config, p, looked_at, say)
-    if auto:
-        chosen, why = best(choices, rehearsal)
-    else:
-        chosen, why = next(choice for choice in choices if choice.method == own), "the configuration says so"
-    graph = build.make_graph(config)
-    formula = Formula(network, graph, p.constants, Layout.of(problem.model).dim, settings.clip, chosen.noise)
-    return Plan(p, formula, source, chosen, choices, why, _asked(config), problem.measure)
+    choices = _choices(config, p, methods(settings, network.accountant, clip) if auto else [own], say)
+    chosen, why = best(choices) if auto else (choices[0], "the configuration says so")
+    return Plan(p, make_graph(config), source, chosen, choices, why, _asked(config), problem.measure)
 
 
 def _choices(config: Config, p: Planner, looked_at: list[Method], say: Say) -> list[Choice]:
@@ -167,24 +159,15 @@ def source_of(config: Config, name: str, data_dir: Path | None = None, problem: 
     return Source("public", name)
 
 
-def _stage(config: Config, source: Source, problem: Problem, data_dir: Path | None) -> Rehearsal:
-    """Return where rehearsals take place, or what stands for them where the model is too large."""
-    large = Layout.of(problem.model).dim > LARGEST
-    samples = samples_of(config, source, problem, data_dir, noise_alone.SAMPLES if large else None)
-    return (NoiseAlone if large else Rehearsal)(problem.model, problem.loss, problem.correct, samples)
-
-
-def samples_of(
-    config: Config, source: Source, problem: Problem, data_dir: Path | None, count: int | None = None
-) -> Samples:
+def samples_of(config: Config, source: Source, problem: Problem, data_dir: Path | None) -> Samples:
     """Return samples in the shape of the nodes', to rehearse with; stand-ins on the scale of public test inputs."""
     d, dim = problem.dataset, Layout.of(problem.model).dim
-    if count is None and dim > LARGEST:
+    if dim > LARGEST:
         raise Refused(
-            f"a model with {dim:,} parameters, which is too large to rehearse here",
-            f"take one with at most {LARGEST:,}, or give numbers",
+            f"'auto' for a model with {dim:,} weights: the planner rehearses models with up to {LARGEST:,}",
+            "give numbers for steps, step_size and batch, or train a small model on [features]",
         )
-    count = count or max(64, min(REHEARSED, REHEARSED * WEIGHTS // dim))
+    count = max(64, min(REHEARSED, REHEARSED * WEIGHTS // dim))
     if source.kind == "synthetic":
         public = d.x_test if config.test_is_public else None
         scale = 1.0 if public is None else float(np.sqrt(np.square(public).mean()))
@@ -202,7 +185,7 @@ def samples_of(
         d = data.load(name, data_dir=data_dir, task=task, form=config.data.form, pixels=config.takes_pixels)
         if problem.encoder is not None:
             few = np.random.default_rng(1).permutation(len(d.x))[: 5 * count]
-            rows = features.encode_once(problem.learnt_from, d.x[few], torch.device("cpu"), None)
+            rows = features.encode_once(problem.encoder, d.x[few], torch.device("cpu"), None)
             d = replace(d, x=rows, y=d.y[few])
         if d.x.shape[1:] != problem.dataset.x.shape[1:]:
             raise Refused(
@@ -219,32 +202,29 @@ def samples_of(
 
 def settle(
     config: Config,
-    load: Callable[[Config], Problem],
+    problem: Problem,
     folder: Path,
     *,
     resume: bool,
+    world: World | None = None,
     data_dir: Path | None = None,
     say: Say = _silently,
-) -> tuple[Config, Problem, dict[str, Any] | None]:
-    """Return the configuration without "auto", its problem, and the plan that settled it (None if there was none).
+) -> tuple[Config, dict[str, Any] | None]:
+    """Return the configuration without "auto", and the plan that settled it (None if there was none).
 
-    A resumed run keeps the numbers it was started with. `load` makes the problem of a configuration: without a seed
-    public randomness hangs on the numbers that were chosen. Of several processes the first plans and tells the others.
+    A resumed run keeps the numbers it was started with. Of several processes the first plans and tells the others.
     """
     if not config.algorithm.auto:
-        return config, load(config), None
-    world, started = join(), Folder(folder).config
-    goes_on = (resume or restarted()) and started.exists()
-    public = load(config) if not (world.alone and goes_on) else None  # several processes meet there
-    if any(world.all_gather(goes_on, forms.FLAG)):
-        config = world.all_or_none(lambda: _as_started(config, started))
-        return config, load(config), None
-    world.all_or_none(lambda: source_of(config, config.plan.data, data_dir, public))  # each knows its own records
-    made = world.all_or_none(lambda: None if public is None else _made_once(world, config, public, data_dir, say))
+        return config, None
+    world, started = world or World(), Folder(folder).config
+    if any(world.all_gather(bool(resume or restarts()) and started.exists(), bool)):
+        return world.all_or_none(lambda: _as_started(config, started)), None
+    world.all_or_none(lambda: source_of(config, config.plan.data, data_dir, problem))  # each knows its own records
+    made = world.all_or_none(lambda: _made_once(world, config, problem, data_dir, say))
     own = None if made is None else _values(config, made[0])
-    chosen = world.all_gather_each(own, [_form(config.algorithm.auto), *[forms.NOTHING] * (world.size - 1)])[0]
+    chosen = world.all_gather_each(own, [_kind(config.algorithm.auto), *[None] * (world.size - 1)])[0]
     config = world.all_or_none(lambda: config.with_algorithm(**chosen or {}))
-    return config, load(config), None if made is None else made[1]
+    return config, None if made is None else made[1]
 
 
 def _made_once(
@@ -252,35 +232,34 @@ def _made_once(
 ) -> tuple[Plan, dict[str, Any]] | None:
     """Return the plan and its plain values in process 0; the others wait, and hear after each stage that it goes on."""
     if world.rank:
-        while not world.all_gather(value=False, form=forms.FLAG)[0]:
+        while not world.all_gather(value=False, kind=bool)[0]:
             pass
         return None
 
     def heard(words: str) -> None:
         say(words)
-        world.all_gather(value=False, form=forms.FLAG)
+        world.all_gather(value=False, kind=bool)
 
     try:
         plan = make(config, problem, data_dir, say=heard)
-        heard("certifying the noise of many K, for the bound")
         return plan, plan.as_json()
     finally:
-        world.all_gather(value=True, form=forms.FLAG)
+        world.all_gather(value=True, kind=bool)
 
 
-def _form(auto: Sequence[str]) -> forms.Form:
-    """Return the form of what process 0 chose.
+def _kind(auto: Sequence[str]) -> type[Options]:
+    """Return the type of what process 0 chose.
 
     Guarantee: a choice costs no privacy, whoever made it: every node's noise is certified for it where the node lives.
     """
     known = {
-        "name": forms.text("|".join(PLANNED), "a method"),
-        "batch": forms.real(above=True),
-        "steps": forms.whole(1),
-        "step_size": forms.real(above=True),
-        "weights": forms.text("equal|noise", "how nodes count"),
+        "name": Annotated[str, Field(pattern=f"^({'|'.join(PLANNED)})$")],
+        "batch": Above0,
+        "steps": From1,
+        "step_size": Above0,
+        "weights": Literal["equal", "noise"],
     }
-    return forms.keys({key: known[key] for key in auto})
+    return keys(**{key: known[key] for key in auto})
 
 
 def _as_started(config: Config, started: Path) -> Config:
@@ -321,19 +300,13 @@ def described(plan: dict[str, Any]) -> str:
     return f"{planned}{f'; given: {given}' if given else ''}{why}; estimated on {plan['estimated_on']['words']}"
 
 
-def plan(
-    config: Config,
-    data_dir: Path | None = None,
-    *,
-    compare: bool = False,
-    say: Say = _silently,
-) -> Plan:
+def plan(config: Config, data_dir: Path | None = None, *, say: Say = _silently) -> Plan:
     """Plan a configuration as if its steps and step size were open, which is what one asks a planner about."""
     open_ = ("steps", "step_size", *config.algorithm.auto)
     if "name" not in open_ and config.algorithm.name not in PLANNED:
         raise Refused(f"a plan for algorithm.name = {config.algorithm.name!r}", f"take one of {', '.join(PLANNED)}")
     config = config.with_algorithm(**dict.fromkeys(open_, "auto"))
-    return make(config, problems.load_problem(config, data_dir), data_dir, compare=compare, say=say)
+    return make(config, problems.load_problem(config, data_dir), data_dir, say=say)
 
 
 def from_constants(

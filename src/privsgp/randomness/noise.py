@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeGuard
 import numpy as np
 import torch
 
-from privsgp.accounting.computed import SIGMAS
+from privsgp.accounting.sampler_cost import SIGMAS
 from privsgp.devices import device_of
 from privsgp.errors import Refused
 from privsgp.kernels import have_triton

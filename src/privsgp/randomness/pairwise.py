@@ -474,10 +474,11 @@ def _refuse_uncounted(noise: PairwiseNoise, nodes: range, mechanisms: Sequence[M
     """Refuse noise that is worth less than a node's mechanism counts, whoever settled it."""
     worth = noise.covariance.effective(noise.honest)
     for i, mechanism in zip(nodes, mechanisms, strict=True):
-        counted = mechanism.honest == noise.honest and mechanism.partners == noise.covariance.graph.partners
-        if not counted or mechanism.sigma > worth[i]:
+        shared, partners = mechanism.shared, noise.covariance.graph.partners
+        honest = 0 if shared is None or shared.partners != partners else shared.honest
+        if honest != noise.honest or mechanism.sigma > worth[i]:
             raise Refused(
-                f"node {i} is counted with σ = {mechanism.sigma:g} and {mechanism.honest} honest nodes; its pairwise "
+                f"node {i} is counted with σ = {mechanism.sigma:g} and {honest} honest nodes; its pairwise "
                 f"noise is worth {worth[i]:g} where {noise.honest} are honest",
                 "nothing was sent; report this: noise must be what is counted",
             )

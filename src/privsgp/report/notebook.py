@@ -1,4 +1,4 @@
-"""Progress in a notebook: one bar that is drawn anew in its place. Needs nothing but what a notebook has."""
+"""Progress in a notebook: one bar that is drawn again in its place. It needs nothing but IPython."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from privsgp.engine.trainer import Watcher
 
 _PAUSE = 0.2  # seconds between two drawings
+_BAR = Markup('<progress max="%d" value="%d" style="width:20em"></progress> step %d of %d · %s')
 
 
 def in_notebook() -> bool:
@@ -36,32 +37,14 @@ def watching(steps: int, progress: bool | None) -> Iterator[Watcher | None]:  # 
             yield watch
 
 
-class Bar:
-    """A bar as a notebook shows it."""
-
-    def __init__(self, steps: int) -> None:
-        self.steps, self.step, self.told = steps, 0, ""
-        self.began = time.monotonic()
-
-    def _repr_html_(self) -> str:
-        gone = time.monotonic() - self.began
-        left = gone / self.step * (self.steps - self.step) if self.step else 0.0
-        meter = Markup('<progress max="%d" value="%d" style="width:20em"></progress>') % (self.steps, self.step)
-        return meter + Markup(" step %d of %d · %s %.0f s, %.0f s left") % (
-            self.step, self.steps, f"{self.told} · " if self.told else "", gone, left,
-        )  # fmt: skip
-
-
 def _drawn(steps: int) -> Watcher:
-    from IPython.display import display
+    from IPython.display import HTML, display
 
-    shown = Bar(steps)
-    handle, drawn = display(shown, display_id=True), [0.0]
+    handle, drawn = display(HTML(_BAR % (steps, 0, 0, steps, "")), display_id=True), [0.0]
 
     def watch(step: int, row: dict[str, Any] | None) -> None:
-        shown.step, shown.told = step, figures(row or {})
         if step == steps or time.monotonic() - drawn[0] > _PAUSE:
-            handle.update(shown)
+            handle.update(HTML(_BAR % (steps, step, step, steps, figures(row or {}))))
             drawn[0] = time.monotonic()
 
     return watch

@@ -1,300 +1,194 @@
-"""One page that tells a run, or compares several: self-contained, nothing is fetched, nothing private is in it."""
+"""The page of a run: one file without scripts. It fetches nothing, and nothing private is in it."""
 
 from __future__ import annotations
 
-import math
-import re
-from dataclasses import replace
+import shlex
 from importlib import resources
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from privsgp.accounting.shown import span_up, up
-from privsgp.algorithms import ALGORITHMS
-from privsgp.errors import Refused
-from privsgp.features.options import pretraining
+from privsgp.accounting.shown import percent_up, small, up
+from privsgp.errors import Refused, argument
 from privsgp.files import in_units
 from privsgp.files import write as write_whole
-from privsgp.report import sections, words
-from privsgp.report.charts import Chart, Figure, Table, bars, curves, number, percent
-from privsgp.report.reading import Run, read
-from privsgp.report.sections import Group, Section, Series, group
-from privsgp.report.tested import tested
-from privsgp.runs.shown import warning_lines
-from privsgp.sites import signed
+from privsgp.graph import picture
+from privsgp.planner import settle as planning
+from privsgp.report import words
+from privsgp.runs import views
+from privsgp.runs.charts import number, on_test_data, over_steps, percent, table
+from privsgp.runs.resolve import make_graph
+from privsgp.sites import signed as signatures
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from pathlib import Path
+    from markupsafe import Markup
+
+    from privsgp.runs.views import RunView
+    from privsgp.sites.signed import Signatory, Signed
 
 NAME = "report.html"
 SOON = 20_000  # releases whose ledgers are read again in about 0.3 s
-ACCURACY = {"test_accuracy": "average model", "mean_node_accuracy": "sites, mean", "worst_node_accuracy": "worst site"}
-CONSENSUS = Chart("Consensus error", "mean squared distance of the sites' models from their average", log=True)
-LOSS = {"test_loss": "test", "train_loss": "training"}
-
+_NODES = 128  # above this a circle shows nothing
+_CLASSES = 20  # of a confusion that a page has room for
 TEMPLATES = Environment(
     loader=PackageLoader("privsgp.report"), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
     lstrip_blocks=True, keep_trailing_newline=True,
 )  # fmt: skip
-TEMPLATES.policies["json.dumps_kwargs"] = {"separators": (",", ":")}  # ASCII, and <, >, & and ' by their numbers
-TEMPLATES.filters["by_numbers"] = re.compile(r"([εδ] [=≤] \S+)").split  # every other part is an ε or a δ
 
 
-def write(folders: Sequence[Path], out: Path) -> None:
-    """Write the page of these runs to `out`, whole or not at all."""
-    runs = [read(folder) for folder in folders]
-    _refuse_twice(runs)
-    text = page(runs)
+def write(folder: Path, out: Path) -> None:
+    """Write the page of a run to `out`, whole or not at all."""
+    text = page(views.read(folder))
     try:
         write_whole(out, text)
     except OSError as error:
-        raise Refused(f"cannot write the report {out}: {error.strerror}", "choose another file with --out") from error
-
-
-def _refuse_twice(runs: Sequence[Run]) -> None:
-    """Refuse two folders of one run: it would count as two seeds that agree."""
-    seen: dict[str, Path] = {}
-    for run in runs:
-        number = str(run.identity.get("run") or run.path.resolve())
-        if number in seen:
-            raise Refused(f"{seen[number]} and {run.path} are the same run", "name every run once")
-        seen[number] = run.path
+        raise Refused(
+            f"cannot write the report {out}: {error.strerror}", f"choose another file with {argument('out')}"
+        ) from error
 
 
 def leave(folder: Path, summary: dict[str, Any]) -> None:
-    """Write a finished run's page into its folder, once, and only where that takes no longer than a moment."""
+    """Write a finished run's page into its folder, once, and only if that takes no longer than a moment."""
     ledgers = 1 if "site" in summary else summary["nodes"]
     if ledgers * summary["steps"] <= SOON and not (folder / NAME).exists():
-        write([folder], folder / NAME)
+        write(folder, folder / NAME)
 
 
-def page(runs: Sequence[Run]) -> str:
-    """Return the page; the same folders give the same bytes.
+def page(view: RunView) -> str:
+    """Return the page; the same folder gives the same bytes.
 
-    Guarantee: as `reading.read`: of runs without a seed nothing is shown that their noised messages did not tell.
+    Guarantee: as `views.read`: of a run without a seed the page shows nothing that its noised messages did not tell.
     Assumes: test data are public.
     """
-    groups = group(runs)
-    alone = len(groups) == 1
+    signed = signatures.read(view.folder)
     return TEMPLATES.get_template("page.html").render(
-        title=groups[0].label if alone else f"{len(groups)} configurations compared",
-        style=_file("page.css"),
-        script=_file("page.js"),
-        banners=_banners(runs),
-        lead=_lead(groups),
-        figures=_figures(groups[0]) if alone else [],
-        comparison=None if alone else _comparison(groups),
-        training=_training(groups),
-        groups=[(g.label, _sections(g, len(groups))) for g in groups],
+        view=view,
+        name=view.summary["name"],
+        style=(resources.files("privsgp.report") / "page.css").read_text("utf-8"),
+        table=table,
+        banners=_banners(view),
+        figures=_figures(view),
+        tested=[chart.figure() for chart in on_test_data(view)],
+        confusion=_confusion(view.summary.get("confusion") or []),
+        trained=[chart.figure() for chart in over_steps(view)],
+        paragraphs=words.paragraphs(view),
+        sites=_sites(view) if view.sites else None,
+        trust=_trust(view) if view.if_honest else None,
+        signed=signed,
+        whose=(view.summary.get("site") or {}).get("name"),
+        agreed=None if signed is None else _agreed(view, signed),
+        network=_network(view, agreed=signed is not None),
+        plan=_plan(view),
+        **_repeat(view),
     )
 
 
-def _file(name: str) -> str:
-    return (resources.files("privsgp.report") / name).read_text("utf-8")
+def _banners(view: RunView) -> list[tuple[str, str]]:
+    """Return what must not be overlooked, and why."""
+    s = view.summary
+    seed = "The configuration has a seed, so anyone can compute the noise again."
+    banners = [("Simulation, not private.", seed)] if s["simulation"] else []
+    banners += [("Ended early.", s["ended"])] if s.get("ended") else []
+    return banners + [(f"Warning: {peer}.", text) for peer, text in view.warnings]
 
 
-def _banners(runs: Sequence[Run]) -> list[tuple[str, str]]:
-    """Say loudly what must not be overlooked, and why."""
-    count = sum(run.simulation for run in runs)
-    which = "The" if count == len(runs) else f"{count} of {len(runs)} runs: the"
-    said = f"{which} configuration has a seed, so anyone can compute the noise again."
-    real = [run for run in runs if run.config.private and not run.simulation]
-    adds = "ε is that of one run. Runs on the same records add up, unless one continued the ledgers of the other."
-    banners = [("Simulation, not private.", said)] if count else []
-    banners += [(f"{len(real)} private runs.", adds)] if len(real) > 1 else []
-    early = [f"{run.path.name}: {run.length} were taken. {run.ended}." for run in runs if run.ended]
-    named = [row for run in runs for row in warning_lines((run.summary or {}).get("site", {}).get("warnings", []))]
-    return banners + [("Ended early.", why) for why in early] + [(f"Warning: {peer}.", text) for peer, text in named]
-
-
-def _lead(groups: Sequence[Group]) -> str:
-    runs = sum(len(g.runs) for g in groups)
-    if len(groups) > 1:
-        return f"{runs} runs of {len(groups)} configurations; bands span runs that differ only in their seed."
-    c = groups[0].first.config
-    seeds = f", {runs} seeds" if runs > 1 else ""
-    kind = ALGORITHMS[c.algorithm.name].network
-    talk = {"server": "a server", "alone": "no messages"}.get(kind, f"{c.graph.name} graph")
-    return f"{c.algorithm.name} · {c.data.nodes} sites · {talk} · {groups[0].first.length}{seeds}"
-
-
-def _figures(g: Group) -> list[tuple[str, str]]:
-    """Return the few numbers one asks for first, with their names."""
-    run, cells = g.first, []
-    if g.last("test_accuracy"):
-        cells.append((_mean(g, "test_accuracy", percent), f"test accuracy, average model{_rests_on(g)}"))
-        if g.last("auc"):
-            cells.append((_mean(g, "auc", _loss), f"AUC, average model{_rests_on(g)}"))
-        cells.append((_mean(g, "worst_node_accuracy", percent), "worst site's own model"))
-    elif g.last("r2"):
-        cells.append((_mean(g, "r2", _loss), "R² on test data, average model"))
-    elif g.last("test_loss"):
-        cells.append((_mean(g, "test_loss", _loss), "test loss, average model"))
-    cells.append((_epsilon(g), _epsilon_words(run)))
-    if run.summary is not None:
-        cells.append((_time(run.summary["seconds"]), f"for {run.length}"))
-        own = "site" in run.summary  # the folder of one site, which knows of its own messages
-        sent = run.summary["bytes_sent"] / (1 if own else run.config.data.nodes)
-        cells.append((in_units(sent), "sent by this site" if own else "sent by each site"))
-    else:
-        cells.append(("unfinished", f"evaluated up to step {run.steps:,}"))
+def _figures(view: RunView) -> list[tuple[str, str]]:
+    """Return the numbers that readers ask for first, with their names."""
+    s = view.summary
+    cells = [(value, f"{label}: {view.model}") for label, value, _ in view.metrics if label in ("accuracy", "R²")]
+    if (worst := s.get("worst_node_accuracy")) is not None:
+        cells.append((percent(worst), "worst site's own model"))
+    certified = "certified, for each record" + (", if it had no seed" if view.sites and s["simulation"] else "")
+    cells.append((view.bound.replace(" = ", "\u00a0=\u00a0"), certified))
+    cells.append((views.duration(s), "time"))
+    cells.append((in_units(s["bytes_sent"]), "sent by this site" if "site" in s else "sent by all sites"))
     return cells
 
 
-def _rests_on(g: Group) -> str:
-    """Say what public pre-training a number rests on, if any."""
-    learnt = pretraining(g.first.config.features.name)
-    return "" if learnt is None else f"; {learnt}"
+def _confusion(counts: list[list[int]]) -> Markup | None:
+    if not 0 < len(counts) <= _CLASSES:
+        return None
+    head = ["true class", *(f"said {c}" for c in range(len(counts)))]
+    return table(head, [[str(c), *map(str, row)] for c, row in enumerate(counts)])
 
 
-def _mean(g: Group, key: str, write: Callable[[float], str]) -> str:
-    values = g.last(key)
-    if not values:
-        return "–"
-    mean, low, high = (write(v) for v in (sum(values) / len(values), min(values), max(values)))
-    if low == high:
-        return mean
-    unit = mean[mean.find(" ") :] if " " in mean else ""
-    return f"{mean} ({low.removesuffix(unit)}–{high.removesuffix(unit)})"
-
-
-def _epsilon(g: Group) -> str:
-    spent = [words.promised(run, s) for run in g.runs for s in run.statements]
-    if not spent:
-        return "none"
-    if math.isinf(max(spent)):
-        return "no finite bound"
-    return f"ε = {span_up(spent, 3)}"
-
-
-def _up(epsilon: float) -> str:
-    return up(epsilon, 3)
-
-
-def _epsilon_words(run: Run) -> str:
-    if not run.config.private:
-        return "privacy: this method adds no noise"
-    deltas = [words.small(delta) for delta in sorted({s.delta for s in run.statements})]
-    return f"δ = {' … '.join(deltas[:: max(1, len(deltas) - 1)])}, certified, per record"
-
-
-def _loss(value: float) -> str:
-    """Write losses with the same decimals, so that they compare; very small and very large ones by their digits."""
-    return f"{value:.3f}" if 0.01 <= value < 1000 else number(value)
-
-
-def _time(seconds: float) -> str:
-    return f"{seconds:.1f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
-
-
-def _comparison(groups: Sequence[Group]) -> Table:
-    head = ["configuration", "private?", "differs from the first in", "runs", "privacy", "test accuracy", "worst site",
-            *(["AUC"] if any(g.last("auc") for g in groups) else []),
-            *(["R²"] if any(g.last("r2") for g in groups) else []), "test loss", "time"]  # fmt: skip
+def _sites(view: RunView) -> Markup:
+    head = ["site", "ε spent", "ε budget", "δ", "a guess is right at most", "releases"]
     rows = [
         [
-            g.label + _rests_on(g), words.standing(g.first), "; ".join(g.changes(groups[0])) or "–", str(len(g.runs)),
-            _epsilon(g), _mean(g, "test_accuracy", percent), _mean(g, "worst_node_accuracy", percent),
-            *([_mean(g, "auc", _loss)] if "AUC" in head else []), *([_mean(g, "r2", _loss)] if "R²" in head else []),
-            _mean(g, "test_loss", _loss), _mean(g, "seconds", _time),
+            site.name, site.spent, "–" if site.budget is None else up(site.budget), small(site.delta),
+            percent_up(site.guess), "–" if site.releases is None else f"{site.releases:,}",
         ]
-        for g in groups
+        for site in view.sites
     ]  # fmt: skip
-    return Table(head, rows)
+    return table(head, rows)
 
 
-def _training(groups: Sequence[Group]) -> Section | None:
-    banded = any(len(g.runs) > 1 for g in groups)
-    several = "mean of the runs; the band goes from the lowest to the highest" if banded else ""
-    drawn = [_metric(Chart("Accuracy on test data", several, write=percent), ACCURACY, groups)]
-    drawn += [_metric(Chart("Loss", several), LOSS, groups)]
-    if len(groups) > 1:  # of one alone the consensus error stands beside the network
-        drawn += [_metric(replace(CONSENSUS, note=several), {"consensus_error": ""}, groups), _trade(groups)]
-    return sections.charted("Training", *drawn)
+def _trust(view: RunView) -> Markup:
+    rows = [[str(h), "no finite bound" if e is None else up(e)] for h, e in view.if_honest.items()]
+    return table(["honest sites", "ε of the site that has spent most"], rows)
 
 
-def _trade(groups: Sequence[Group]) -> Figure | None:
-    """Draw accuracy against the ε of the node that is worst off, where both are known."""
-    points = []
-    for g in groups:
-        spent, accuracy = [words.promised(run, s) for run in g.runs for s in run.statements], g.last("test_accuracy")
-        if spent and accuracy and not math.isinf(max(spent)):
-            mean = sum(accuracy) / len(accuracy)
-            points.append(Series(g.label, [max(spent)], [mean], [min(accuracy)], [max(accuracy)]))
-    chart = Chart("Accuracy against privacy", "the site that is worst off", "ε", room=True, write=percent, write_x=_up)
-    return curves(chart, points) if len(points) > 1 else None
+def _agreed(view: RunView, signed: Signed) -> Markup:
+    site = view.summary.get("site") or {}
+    newest = [one.get("newest") for one in site.get("roster", [])] or [None] * len(signed.signatories)
+    head = ["site", "fingerprint", "signature", "records", "ε", "δ", "σ", "last message to this site"]
+    rows = [
+        [
+            one.name, one.fingerprint, "right" if one.signed else "missing or wrong", f"{one.samples:,}",
+            "–" if one.epsilon is None else up(one.epsilon), up(one.delta), number(one.sigma),
+            "this site" if i == site.get("node") else _heard(one, step),
+        ]
+        for i, (one, step) in enumerate(zip(signed.signatories, newest, strict=False))
+    ]  # fmt: skip
+    return table(head, rows)
 
 
-def _metric(chart: Chart, metrics: dict[str, str], groups: Sequence[Group]) -> Figure | None:
-    """Draw one run's related metrics together, or the first of them for all groups."""
-    if len(groups) == 1:
-        found = [groups[0].curve(metric, name) for metric, name in metrics.items()]
-    else:
-        first = next(iter(metrics))
-        found = [g.curve(first) for g in groups]
-        chart = replace(chart, title=chart.title if len(metrics) == 1 else f"{chart.title}, {metrics[first]}")
-    series = [s for s in found if s is not None]
-    return curves(chart, series) if series else None
+def _heard(one: Signatory, step: int | None) -> str:
+    heard = "none" if step is None else f"step {step:,}"
+    return f"{heard}; left for good" if one.left else heard
 
 
-def _sections(g: Group, groups: int) -> list[Section]:
-    """Return what is told of one configuration, in the order of the page."""
-    room = sections.MOST_NUMBERS // groups
-    run = g.first
-    told = [
-        tested(run),
-        _privacy(run),
-        sections.agreed(run),
-        _network(run, room),
-        sections.plan(run.plan),
-        sections.repeat(g),
-    ]
-    return [section for section in told if section is not None]
-
-
-def _privacy(run: Run) -> Section:
-    known = not all(math.isinf(s.epsilon) for s in run.statements)
-    drawn = [figure for figure in (_spent(run), _honesty(run)) if figure is not None] if known else []
-    return Section("privacy", {"headline": words.headline(run), "said": words.paragraphs(run), "drawn": drawn})
-
-
-def _spent(run: Run) -> Figure:
-    spent = [(s.site or str(s.node), None if math.isinf(s.epsilon) else s.epsilon, s.budget) for s in run.statements]
-    note = "from the ledgers, every line checked" + ("; the line is the budget" if spent[0][2] is not None else "")
-    chart = Chart("ε spent by each site", note, x_label="site", write=_up)
-    return bars(chart, spent)
-
-
-def _honesty(run: Run) -> Figure | None:
-    """Draw what is left of the promise where fewer sites are honest than it takes for granted."""
-    curve = [(h, epsilon) for h, epsilon in words.known_curve(run).items() if epsilon is not None]
-    if len(curve) < 2:
+def _network(view: RunView, *, agreed: bool) -> dict[str, Any] | None:
+    """Return the graph's first steps in a picture, and what went wrong on a simulated network."""
+    if view.config is None or view.summary["graph"] in ("server", "alone"):
         return None
-    x, y = [float(h) for h, _ in curve], [epsilon for _, epsilon in curve]
-    taken = run.config.honest
-    note = f"ε of the site that spent most, if only so many sites are honest; {taken} were taken to be"
-    chart = Chart("If fewer sites are honest", note, "honest sites", zero=True, write=_up, mark=(taken, "taken"))
-    return curves(chart, [Series("ε", x, y, y, y)])
+    graph = make_graph(view.config)
+    steps = range(picture.first_steps(graph))
+    which = "Every step" if graph.period == 1 else f"The first {len(steps)} steps together"
+    repeats = "the graph never repeats" if graph.period is None else f"it repeats after {graph.period}"
+    said = f"{which}; {repeats}." + (" This is the graph that was agreed on." if agreed else "")
+    if faults := view.summary.get("faults"):
+        said += f" Simulated faults: {', '.join(f'{key} {value}' for key, value in faults.items())}."
+    return {"said": said, "drawn": picture.circle(graph, steps) if graph.nodes <= _NODES else None}
 
 
-def _network(run: Run, room: int) -> Section | None:
-    moving = sections.moving(run, room)
-    chart = replace(CONSENSUS, cursor=moving is not None)
-    agreed = _metric(chart, {"consensus_error": "consensus error"}, [Group("", [run])])
-    if moving is None:
-        return sections.charted("Agreement", agreed)
-    planned = signed.is_between_sites(run.path)
-    moving |= {"weights": None} if planned else {}  # those of the sites, not of the graph, are what they had
-    return Section("network", {"moving": moving, "first": _first_links(moving), "agreed": agreed, "planned": planned})
+_COLUMNS = {"step_size": "step size", "sigma": "σ", "noise_in_average": "noise in the average", "score": "score"}
 
 
-def _first_links(told: dict[str, Any]) -> Table:
-    """Tell the links of the first steps in words: a table for who cannot see the circle."""
-    rows = []
-    for k, phase in list(zip(told["steps"], told["phase"], strict=True))[: min(8, len(told["links"]))]:
-        links = told["links"][phase]
-        pairs = [f"{i}→{j}" for i, j in zip(links[::2], links[1::2], strict=True)]
-        rows.append([str(k), " ".join(pairs)])
-    return Table(["step", "messages"], rows)
+def _plan(view: RunView) -> dict[str, Any] | None:
+    """Return what the planner chose and from which methods."""
+    plan = view.plan
+    if plan is None or plan.get("asked") is None:  # plans of older releases do not say what was given
+        return None
+    rows = [
+        [m["method"], number(m["steps"]), *("–" if m[key] is None else number(m[key]) for key in _COLUMNS)]
+        for m in plan["methods"]
+    ]
+    methods = table(["method", "steps", *_COLUMNS.values()], rows)
+    warnings = [line.replace("node", "site") for line in plan["warnings"]]
+    return {"said": f"Planned: {planning.described(dict(plan))}.", "methods": methods, "warnings": warnings}
+
+
+def _repeat(view: RunView) -> dict[str, str]:
+    """Return the versions, the command and the configuration that the run was made with."""
+    made = view.identity.get("versions", {})
+    versions = ", ".join(f"{name} {made.get(name, 'unknown')}" for name in ("privsgp", "torch", "python"))
+    command = [Path(word).name if i == 0 else word for i, word in enumerate(view.identity.get("command", []))]
+    run = str(view.identity.get("run", ""))[:8]
+    return {
+        "made": f"Run {run}, started {view.identity.get('started', '')}, with {versions}.",
+        "command": shlex.join(command).replace("__main__.py", "python -m privsgp", 1),
+        "config": "" if view.config is None else view.config.toml(),
+    }

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from privsgp.accounting import calibration
 from privsgp.accounting.counting import After, Count, Filter, count
-from privsgp.accounting.mechanisms import Saga
+from privsgp.accounting.mechanisms import Saga, Shared
 from privsgp.accounting.pairwise import NoiseGraph, PairwiseCovariance, solve, trust_curve
 from privsgp.algorithms import ALGORITHMS, Settings
 from privsgp.algorithms.update_rule import node_weights
 from privsgp.engine.spec import Protection
-from privsgp.errors import Refused
+from privsgp.errors import Refused, argument
+from privsgp.outside import between, exactly, keys
 from privsgp.seeds import public_seed
-from privsgp.transport import forms
 from privsgp.transport.rendezvous import World, blocks
 
 if TYPE_CHECKING:
@@ -103,12 +102,12 @@ def difference_clip(config: Config) -> float | None:
     """Return C beside "auto": what was given, else G where a clip costs a norm and no memory, else none.
 
     A clipped entry is a mixture of two gradients: of a linear layer that sees a sample once it keeps its factors, of
-    others it would not; nor can it be rounded, or have several views.
+    others it would not; nor can it be rounded.
     """
     a, G = config.algorithm, config.privacy.clip
     if (given := getattr(a, "difference_clip", None)) is not None:
         return float(given)
-    plain = config.views is None and getattr(a, "table_dtype", None) != "bfloat16" and math.isfinite(G)
+    plain = getattr(a, "table_dtype", None) != "bfloat16" and math.isfinite(G)
     return G if plain and config.model.name in ("logistic", "linear", "mlp") else None
 
 
@@ -147,8 +146,9 @@ def calibrate_nodes(
         algorithm.mechanism(made, sigma=sigmas[i], batch=batches[i], samples=samples[i], kappa=slack) for i in range(n)
     ]
     graph = noise_graph(config, n)
-    shared: dict[str, Any] = {} if graph is None else {"honest": config.honest, "partners": graph.partners}
-    mechanisms = [replace(m, coordinates=coordinates, **shared) for m in bare]
+    mechanisms = [m.changed(coordinates=coordinates) for m in bare]
+    if graph is not None:
+        mechanisms = [Shared(m, config.honest, graph.partners) for m in mechanisms]
 
     world = world or World()
     if allowance is not None:
@@ -162,7 +162,7 @@ def calibrate_nodes(
 
         here = blocks(n, world.size)[world.rank]
         own = world.all_or_none(lambda: [calibrated(i) for i in here])
-        all_sigmas = world.all_gather_nodes(own, forms.real(_LEAST, 1 / _LEAST), n)
+        all_sigmas = world.all_gather_nodes(own, between(_LEAST, 1 / _LEAST, float), n)
         _refuse_apart(world, all_sigmas, own)
         if config.trust == "secure aggregation":
             all_sigmas = [max(all_sigmas)] * n  # each node is counted as if all added as much noise as it does
@@ -172,15 +172,17 @@ def calibrate_nodes(
     if graph is not None:
         covariance = share_noise(config, graph, samples, [m.sigma for m in mechanisms], world, agreed)
         least, worth = min(covariance.own_sigma), covariance.effective(config.honest)
-        mechanisms = [replace(m, sigma=sigma, least_own=least) for m, sigma in zip(mechanisms, worth, strict=True)]
+        bases = [m.changed(coordinates=coordinates, sigma=sigma) for m, sigma in zip(bare, worth, strict=True)]
+        mechanisms = [Shared(m, config.honest, graph.partners, least) for m in bases]
 
     def epsilon(node: int, releases: int) -> float:
         return counts[node].epsilon(mechanisms[node], releases, deltas[node])
 
     def curve(node: int, releases: int) -> list[tuple[int, float]]:
+        count, delta, shared = counts[node], deltas[node], mechanisms[node].shared
         assert covariance is not None  # noqa: S101
-        count, delta = counts[node], deltas[node]
-        return trust_curve(covariance, node, mechanisms[node], lambda m: count.epsilon(m, releases, delta))
+        assert shared is not None  # noqa: S101
+        return trust_curve(covariance, node, shared, lambda m: count.epsilon(m, releases, delta))
 
     return Protection(
         mechanisms, budgets, deltas, p.relation, p.accountant, allowance, epsilon, earlier,
@@ -222,10 +224,10 @@ def share_noise(
         _refuse_too_little(shared, config.honest, needed, range(len(needed)), "the agreement has")
         return shared
     found = world.all_or_none(lambda: solve(*wanted) if world.rank == 0 else None)
-    size = forms.real(0.0, 1 / _LEAST)
-    form = forms.keys({"own": forms.each(size, len(needed)), "pair": size})
+    size = between(0, 1 / _LEAST, float)
+    kind = keys(own=exactly(len(needed), size), pair=size)
     proposed: Any = None if found is None else {"own": list(found.own), "pair": found.pair}
-    said = world.all_gather_each(proposed, [form] + [forms.NOTHING] * (world.size - 1))[0]
+    said = world.all_gather_each(proposed, [kind, *[None] * (world.size - 1)])[0]
     shared = _covariance(graph, said, weights)
     here = blocks(len(needed), world.size)[world.rank]
     world.all_or_none(lambda: _refuse_too_little(shared, config.honest, needed, here, "process 0 proposes"))
@@ -265,10 +267,13 @@ def _count(config: Config, budget: float | None, delta: float, earlier: Sequence
         return count(p.accountant, p.relation, config.algorithm.name, config.algorithm.steps, p.c2)
     if p.nominal:
         raise Refused(
-            f"privacy.accountant = {p.accountant!r} with --ledger", "several runs are counted by 'certified' alone"
+            f"privacy.accountant = {p.accountant!r} with {argument('ledger')}",
+            "several runs are counted by 'certified' alone",
         )
     if budget is None:
-        raise Refused("--ledger without privacy.epsilon", "name the (ε, δ) that all runs on this data must share")
+        raise Refused(
+            f"{argument('ledger')} without privacy.epsilon", "name the (ε, δ) that all runs on this data must share"
+        )
     shared = Filter.over(earlier, budget, delta)
     return After(shared, shared.spent(earlier), p.relation)
 

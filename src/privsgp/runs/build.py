@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from privsgp import data, graph
+from privsgp import data
 from privsgp.algorithms import ALGORITHMS
-from privsgp.algorithms.compressors import CompressionOptions, Whole
 from privsgp.algorithms.update_rule import node_weights
 from privsgp.clock import Events, Hears, Times, Waiting, schedule
 from privsgp.devices import chosen_device, use_tensor_cores
@@ -22,9 +21,10 @@ from privsgp.gradients.rounding import kappa, least_difference_clip
 from privsgp.gradients.rules.ruled import positions
 from privsgp.randomness.independent import IndependentNoise
 from privsgp.randomness.pairwise import PairwiseNoise
-from privsgp.runs.budgets import calibrate_nodes, settings, with_scale
+from privsgp.runs.budgets import calibrate_nodes, settings
 from privsgp.runs.card import card
-from privsgp.runs.problem import Problem, layout, pooled
+from privsgp.runs.problem import Problem, layout
+from privsgp.runs.resolve import make_graph
 from privsgp.seeds import public_seed
 from privsgp.transport.lossy import Faults
 
@@ -35,31 +35,25 @@ if TYPE_CHECKING:
 
     from privsgp.accounting.ledger import Segment
     from privsgp.accounting.mechanisms import Mechanism
+    from privsgp.graph import Graph
     from privsgp.randomness.protocol import Noise
     from privsgp.runs.config import Config
+    from privsgp.runs.resolve import Resolved
     from privsgp.transport.rendezvous import World
 
 
 def build_run(
-    config: Config,
-    problem: Problem,
+    resolved: Resolved,
     earlier: Sequence[Sequence[Segment]] = (),
     world: World | None = None,
     faults: Faults | None = None,
     agreed: dict[str, Any] | None = None,
 ) -> RunSpec:
-    """Decide everything: σ_i from budgets, the graph, the device. What is impossible is refused here.
+    """Decide everything: σ_i from budgets, the clock, the device. What is impossible is refused here.
 
     `agreed` is what noise that sites share was agreed to be made of.
     """
-    config, problem = pooled(config, problem)
-    if config.algorithm.auto:
-        raise Refused(
-            f"algorithm.{config.algorithm.auto[0]} = 'auto' where nothing is planned",
-            "write the number that `privsgp plan` gives",
-        )
-    config = with_scale(config, problem.samples)
-    network = make_graph(config)
+    config, problem, network = resolved.counted, resolved.problem, resolved.graph
     device, dtype = chosen_device(config.engine.device), getattr(torch, config.engine.dtype)
     a = config.algorithm
     use_tensor_cores(device)
@@ -138,20 +132,7 @@ def _final_model(config: Config, faults: Faults | None) -> FinalModel:
     return FinalModel(a.average, mixing=a.final_mixing, **{key: v for key, v in given.items() if v is not None})
 
 
-def make_graph(config: Config) -> graph.Graph:
-    """Build the network, check the paper's Assumptions 1 and 2, and that the algorithm can do with it."""
-    algorithm = ALGORITHMS[config.algorithm.name]
-    if algorithm.network in ("server", "alone"):
-        return graph.unconnected(algorithm.network, config.data.nodes)
-    seed = public_seed(config.seed, config.shared_hash(), "graph")
-    network = graph.make(config.graph.name, config.data.nodes, seed=seed, **config.options("graph"))
-    graph.check(network)
-    if algorithm.network == "undirected" and not algorithm.asynchronous:  # pairs average evenly, whatever their shares
-        graph.check_symmetric(network)
-    return network
-
-
-def make_clock(config: Config, network: graph.Graph, message_bytes: int) -> Waiting | Events:
+def make_clock(config: Config, network: Graph, message_bytes: int) -> Waiting | Events:
     """Say when each step is done, or who acts when; messages of `message_bytes` bytes. All of it is public."""
     c, algorithm = config.clock, ALGORITHMS[config.algorithm.name]
     times = Times(
@@ -160,8 +141,7 @@ def make_clock(config: Config, network: graph.Graph, message_bytes: int) -> Wait
         public_seed(config.seed, config.shared_hash(), "clock"),
     )  # fmt: skip
     number = getattr(torch, config.engine.dtype).itemsize
-    options, dim = settings(config).options, message_bytes // number
-    sent = (options.make(dim) if isinstance(options, CompressionOptions) else Whole(dim)).size(number)
+    sent = algorithm.sent_bytes(settings(config), message_bytes // number, number)
     message = (times.message(sent) + times.message(message_bytes)) / 2  # what a server sends back is not compressed
     if algorithm.asynchronous:
         return schedule(times, network, config.algorithm.steps, message)
@@ -202,9 +182,7 @@ def _learning(problem: Problem, device: torch.device, dtype: torch.dtype) -> Lea
     test = None
     if d.x_test is not None and d.y_test is not None:
         test = place(torch.from_numpy(d.x_test)), place(torch.from_numpy(d.y_test))
-    read = stacked.inputs
-    inputs = place(read) if isinstance(read, torch.Tensor) else read.placed(device, dtype)
-    targets = place(stacked.targets)
+    inputs, targets = place(stacked.inputs), place(stacked.targets)
     return Learning(
         problem.model, problem.loss, problem.correct, inputs, targets, test, stacked.samples, d.vocabulary,
         problem.measure,

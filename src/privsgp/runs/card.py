@@ -17,14 +17,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from safetensors import SafetensorError, safe_open
 
-from privsgp import __version__, features, metrics
-from privsgp.accounting.shown import span_up
+from privsgp import __version__, features
 from privsgp.data.images import ImageOptions
 from privsgp.data.text import TextOptions
 from privsgp.errors import Refused, visible
 from privsgp.files import parsed
 from privsgp.runs.budgets import per_node
-from privsgp.runs.shown import metric_rows
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -33,6 +31,7 @@ if TYPE_CHECKING:
 
     from privsgp.runs.config import Config
     from privsgp.runs.problem import Problem
+    from privsgp.runs.views import RunView
 
 NAME = "model-card.md"
 VERSION = 2
@@ -179,18 +178,17 @@ def shapes(path: Path) -> dict[str, tuple[int, ...]]:
         return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118 - no mapping
 
 
-def markdown(told: dict[str, Any], summary: dict[str, Any]) -> str:
-    """Return model-card.md: what the model is, what it is worth, what it promises and what it does not."""
-    s = summary
+def markdown(told: dict[str, Any], view: RunView) -> str:
+    """Return model-card.md: what the model is, its metrics, what the run guarantees and what it does not."""
+    s = view.summary
     lines = [
         f"# {s['name']}", "", *([f"**{_SIMULATION}**", ""] if s["simulation"] else []),
-        (f"Trained by privsgp {__version__}: {s['algorithm']}, {s['nodes']} sites, {s['steps']} steps, "
-        f"{s['dim']:,} weights. The model is that {s['model']}."), "",
-        "## What goes in and comes out", "", *_shapes(told), "",
-        "## What it is worth", "", *_worth(s), "",
-        "## What it promises", "", *_privacy(s), "",
-        "## What it does not", "", *(f"- {line}" for line in _LIMITS), "",
-        "## How to use it", "", "```python", "import privsgp", "", 'result = privsgp.load("this folder")',
+        f"Trained by privsgp {__version__}: {view.what}. The model is that {s['model']}.", "",
+        "## Inputs and outputs", "", *_shapes(told), "",
+        "## Metrics", "", *_metrics(view), "",
+        "## Privacy", "", *(f"- {line}" for line in view.promise), *_unprotected(view), "",
+        "## Not covered", "", *(f"- {line}" for line in _LIMITS), "",
+        "## Use it", "", "```python", "import privsgp", "", 'result = privsgp.load("this folder")',
         "result.predict(x)  # result.model is a torch.nn.Module", "```", "",
     ]  # fmt: skip
     return "\n".join(lines)
@@ -198,13 +196,13 @@ def markdown(told: dict[str, Any], summary: dict[str, Any]) -> str:
 
 _SIMULATION = "A simulation, not private: the configuration has a seed, and anyone can compute its noise again."
 _LIMITS = (
-    "Several records of one person add up; each is protected for itself.",
-    "Metrics are on test data that are taken to be public; no ε covers them.",
+    "Several records of one person add up. The guarantee is for each record by itself.",
+    "Metrics are on public test data. No ε covers them.",
     (
-        "Another run on the same records adds to what was spent, unless it went on with the same ledgers. So does "
+        "Another run on the same records adds to what was spent, unless it continued the same ledgers. So does "
         "a run that starts from this model on the same records."
     ),
-    "Settings that were chosen by looking at results on these records were chosen at a cost that is not counted.",
+    "If people chose settings by looking at results on these records, that cost is not counted.",
 )
 
 
@@ -228,39 +226,17 @@ def _in_a_line(name: str) -> str:
     return html.escape(" ".join(visible(name).split()))
 
 
-def _worth(s: dict[str, Any]) -> list[str]:
-    accuracy = metrics.shown("accuracy", s.get("accuracy", s.get("test_accuracy")))
-    rows = [("accuracy", accuracy)] if accuracy != "–" else []
-    rows += metric_rows(s)
-    if not rows:
-        return ["No metrics: there were no public test data, or none that the loss has."]
-    table = ["| metric on public test data | value |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows)]
-    return [*table, *(f"\n{words}." for words in s.get(metrics.DULL) or ())]
+def _metrics(view: RunView) -> list[str]:
+    if not view.metrics:
+        return ["None: there were no public test data, or the loss defines no metric."]
+    rows = [f"| {_in_a_line(label)} | {value} | {base} |" for label, value, base in view.metrics]
+    return [
+        "| metric on public test data | model | a guess |",
+        "|---|---|---|",
+        *rows,
+        *(f"\n{n}." for n in view.notes),
+    ]
 
 
-def _privacy(s: dict[str, Any]) -> list[str]:
-    if s["epsilon_spent"] is None:
-        return ["Nothing: this method adds no noise. Treat the model as you treat the records."]
-    known = [epsilon for epsilon in s["epsilon_spent"] if epsilon is not None]
-    elsewhere = len(s["epsilon_spent"]) - len(known) if s.get("site") else 0
-    if not known or (len(known) < len(s["epsilon_spent"]) and not elsewhere):
-        return ["No finite bound is known for at least one site."]
-    whose = "the site's own" if elsewhere else "every site's"
-    promise = f"ε = {span_up(known)}, δ = {span_up(s['delta'])} for {whose} records, each by itself ({s['relation']})"
-    would = "Without a seed it would be " if s["simulation"] else ""
-    return [f"{would}{promise}, by the ledgers; against {_AGAINST[s['trust']]}.", *_before(s.get("started_from"))]
-
-
-_AGAINST = {
-    "per-node": "whoever reads every message of a site and works together with all others",
-    "secure aggregation": "those who see only sums of all sites' messages",
-    "curator": "all but the one that holds everybody's records",
-    "honest sites": "whoever works together with fewer sites than were taken to be dishonest",
-}
-
-
-def _before(start: dict[str, Any] | None) -> list[str]:
-    if start is None:
-        return []
-    said = "whose spending is counted in" if start["counted"] else "whose spending on its own records is not counted"
-    return ["", f"It started from the model of run {start['run'][:8]}, {said}."]
+def _unprotected(view: RunView) -> list[str]:
+    return [] if view.sites else ["- treat the model as you treat the records"]

@@ -17,6 +17,7 @@ import os
 import re
 import tomllib
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Self, get_args
 
@@ -32,9 +33,8 @@ from pydantic import (
 )
 
 from privsgp.accounting.mechanisms import Accountant, nominal
-from privsgp.algorithms import ALGORITHMS, PushSum, load_plugins
+from privsgp.algorithms import ALGORITHMS, PushSum
 from privsgp.algorithms.algorithm import Trust  # noqa: TC001 - a field has this type
-from privsgp.algorithms.gossip import DP2SGD
 from privsgp.algorithms.update_rule import UpdateOptions
 from privsgp.data import schema as schemas
 from privsgp.data.images import ImageOptions
@@ -45,7 +45,7 @@ from privsgp.data.tables import is_table
 from privsgp.data.text import TextOptions
 from privsgp.engine.averaging import FinalModelOptions
 from privsgp.errors import Refused
-from privsgp.features.options import FEATURES, SIZES
+from privsgp.features.options import EFFICIENTNET, FEATURES
 from privsgp.files import flat, read_toml
 from privsgp.graph import GRAPHS
 from privsgp.models.options import MODELS
@@ -53,7 +53,7 @@ from privsgp.options import Count, NotNegative, Options, Positive, Probability, 
 from privsgp.randomness import NOISES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterator, Sequence
 
     from pydantic_core import ErrorDetails
 
@@ -177,8 +177,7 @@ class Data(_Tables):
             raise Refused(f"data.schema beside data.path = {self.path!r}", "a schema is of .csv, .parquet or .feather")
         if self.schema is not None and self.classes is not None:
             raise Refused(f"data.classes = {self.classes} beside data.schema", "leave it out: the schema lists them")
-        alpha = getattr(self, "alpha", 0.5)
-        check_partition(self.partition, self.nodes, alpha=alpha, sizes=self.sizes)
+        check_partition(self.partition, self.nodes, self.sizes)
         if self.path is not None and self.sizes is not None:
             raise Refused(
                 "data.sizes beside data.path", "leave data.sizes out: each node's file says how much it holds"
@@ -194,7 +193,7 @@ class Features(Options):
     @property
     def options(self) -> dict[str, Any]:
         """The keys of the map that were given."""
-        return self.model_dump(exclude={"name", "views"}, exclude_none=True)
+        return self.model_dump(exclude={"name"}, exclude_none=True)
 
 
 class Model(Options):
@@ -473,12 +472,6 @@ class Config(Options):
                 f"algorithm.final_mixing = {a.final_mixing} with algorithm.name = {a.name!r}",
                 "leave it out: its nodes have no neighbours to mix with",
             )
-        clip = getattr(a, "difference_clip", None)
-        if self.views is not None and clip is not None:
-            raise Refused(
-                f"algorithm.difference_clip = {clip} with features.views = {self.views!r}",
-                "leave one of them out: a table of clipped differences keeps one input per sample",
-            )
         return self
 
     @model_validator(mode="after")
@@ -499,7 +492,7 @@ class Config(Options):
         a, p, n = self.algorithm, self.privacy, self.data.nodes
         algorithm, honest = ALGORITHMS[a.name], self.honest
         asked, others = f"privacy.noise = {p.noise!r}", "take 'independent' noise"
-        if not algorithm.private or algorithm.step not in (PushSum.step, DP2SGD.step):
+        if not algorithm.noise_cancels():
             return Refused(
                 f"{asked} with algorithm.name = {a.name!r}",
                 f"{others}, or a method that moves every node by its noised gradient and mixes linearly (privsgp, "
@@ -588,15 +581,9 @@ class Config(Options):
         return self.private and self.seed is None
 
     @property
-    def views(self) -> str | None:
-        """The views of a sample that are averaged before its clip; only maps of images have some."""
-        views: str | None = getattr(self.features, "views", None)
-        return views
-
-    @property
     def takes_pixels(self) -> bool:
         """Whether samples go through a network that was trained on images with values from 0 to 1."""
-        return self.features.name in SIZES
+        return self.features.name == EFFICIENTNET
 
     def step_size(self, k: int) -> float:
         """Return γ_k: a constant, the paper's √(n/K), or a schedule's."""
@@ -679,6 +666,19 @@ _LATER: dict[str, dict[str, Any]] = {
 }
 
 
+class _MethodOptions(Mapping[str, type[Options]]):
+    """The keys of each method; only those of a method that is asked for are imported."""
+
+    def __getitem__(self, name: str) -> type[Options]:
+        return ALGORITHMS[name].Options
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(ALGORITHMS)
+
+    def __len__(self) -> int:
+        return len(ALGORITHMS)
+
+
 class Section(NamedTuple):
     """A section of run.toml whose further keys are those of the component that one of its keys names."""
 
@@ -693,7 +693,7 @@ SECTIONS = {
     "model": Section(Model, "name", lambda: MODELS),
     "graph": Section(GraphSection, "name", lambda: GRAPHS),
     "privacy": Section(Privacy, "noise", lambda: NOISES),
-    "algorithm": Section(AlgorithmSection, "name", lambda: {name: a.Options for name, a in ALGORITHMS.items()}),
+    "algorithm": Section(AlgorithmSection, "name", _MethodOptions),
 }
 
 
@@ -754,8 +754,13 @@ def _drop_gone(values: dict[str, Any]) -> dict[str, Any]:
     if isinstance(clip := sections.get("privacy", {}).get("clip"), dict):  # release 1.0.0rc1 could change it
         gone["privacy.clip"] = clip
         values["privacy"]["clip"] = clip.get("start")
-    if sections.get("algorithm", {}).get("table") == "block":
-        gone["algorithm.table"] = values["algorithm"].pop("table")
+    for key, value in (("table", "block"), ("compressor", "quantisation")):
+        if sections.get("algorithm", {}).get(key) == value:
+            gone[f"algorithm.{key}"] = values["algorithm"].pop(key)
+    if sections.get("features", {}).get("name") in ("random-conv", "efficientnet-lite1", "efficientnet-lite2"):
+        gone["features"] = values.pop("features")
+    if sections.get("data", {}).get("partition") == "dirichlet" and sections["data"].get("sizes") is not None:
+        gone["data.sizes"] = values["data"].pop("sizes")
     return gone
 
 
@@ -766,7 +771,6 @@ def parse(values: dict[str, Any], changes: Sequence[str] = (), base: Path | None
         for change in changes:
             _apply(values, change)
         values = _with_schema(values, base or Path())
-        load_plugins()
         kind = _config_with(*(_named(values.get(name), section) for name, section in SECTIONS.items()))
         made = kind.model_validate(values)
     except ValidationError as error:
@@ -869,6 +873,8 @@ _GONE = {
     "privacy.clip_what": "leave it out: each record's gradient is clipped, always",
     "privacy.noise_schedule": "leave it out: all steps have the same noise",
     "privacy.noise_curvature": "leave it out: all steps have the same noise",
+    "features.views": "leave it out: a model sees each sample once; features.mirror makes mirror images alike",
+    "algorithm.levels": "leave it out: algorithm.compressor = 'random-k' makes messages shorter",
     "algorithm.block": "leave it out: each sample has its own entry; 'privsgp' keeps no table",
     "plan.may_spend": "leave it out: a plan never looks at the nodes' own data",
     "plan.evaluations": "leave it out: give algorithm.batch and algorithm.steps, whose product a node evaluates",
@@ -879,6 +885,8 @@ _UNUSED = {
     "privacy.noise_schedule": "constant",
     "privacy.noise_curvature": 0.0,
     "algorithm.block": None,
+    "algorithm.levels": None,
+    "features.views": None,
     "algorithm.table_place": "auto",
     "plan.may_spend": False,
     "plan.evaluations": None,

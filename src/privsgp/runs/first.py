@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from privsgp.data import draft, same_rows, tables
@@ -14,7 +15,6 @@ from privsgp.runs import config as configs
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
 _TEXT = """# A run of {count} sites. `privsgp options` lists every key, `privsgp plan run.toml` says what to expect,
 # `privsgp train run.toml` trains with all files on this machine, and docs/sites.md between organisations.
@@ -59,7 +59,9 @@ def write_first(
     files = [folder / "run.toml", folder / "schema.toml"]
     if there := [file for file in files if file.exists()]:
         raise Refused(f"{there[0]} is there already", "choose another --out, or move it away")
-    own = [file for file in site_paths(path, range(len(sites)), folder, sites) if os.access(file, os.R_OK)]
+    # Tables are relative to run.toml, but somebody who gives another --out often has them in the working folder.
+    places = [file for base in (folder, Path()) for file in site_paths(path, range(len(sites)), base, sites)]
+    own = [file for file in places if os.access(file, os.R_OK)]
     table = tables.read_arrow(public)
     if any(same_file(public, file) for file in own) or same_rows.same(table, [tables.read_arrow(file) for file in own]):
         raise Refused(

@@ -11,28 +11,26 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from torch import Tensor, nn
 
-from privsgp import data, features, models
+from privsgp import data, models
 from privsgp.algorithms import ALGORITHMS
 from privsgp.data.known import hashes_of, is_tested_on_own
 from privsgp.data.loading import file_path, same_file, site_paths, with_test
-from privsgp.data.mapped import Mapped
 from privsgp.devices import chosen_device
-from privsgp.errors import Refused
+from privsgp.errors import Refused, either
 from privsgp.features.encode import encoded, make_encoder
-from privsgp.features.views import of_the_mean_view, over_views
 from privsgp.metrics import Measure
+from privsgp.outside import From1
 from privsgp.runs.budgets import per_node
 from privsgp.seeds import public_seed
-from privsgp.transport import forms
-from privsgp.transport.rendezvous import World, blocks, greet, join
+from privsgp.transport.rendezvous import World, blocks, greet
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     import torch
     from numpy.typing import NDArray
+    from torch import Tensor, nn
 
     from privsgp.data.fields import Fields
     from privsgp.data.known import Hashes
@@ -45,7 +43,6 @@ class Problem:
 
     Where a run has several processes, each has the data of the nodes in `block` alone, and `sizes` of all of them.
     `encoder` is what the samples have gone through, or, in a problem that is not yet `brought_home`, are to go through;
-    `views` makes several views of a training sample, whose gradients are averaged before its clip.
     """
 
     dataset: data.Dataset
@@ -56,7 +53,6 @@ class Problem:
     block: range | None = None
     sizes: Sequence[int] = ()
     encoder: nn.Module | None = None
-    views: str | None = None
     measure: Callable[[Tensor, Tensor], dict[str, Any]] | None = None
     loss_name: str | None = None  # None: a loss of the user's own
     raw_shape: tuple[int, ...] | None = None  # of a sample before the encoder
@@ -74,21 +70,10 @@ class Problem:
         """J_i of every node, here or elsewhere."""
         return [len(rows) for rows in self.parts] if self.block is None else list(self.sizes)
 
-    @property
-    def learnt_from(self) -> nn.Module:
-        """The map of a training sample: its features, of every view where there are several."""
-        encoder = self.encoder or nn.Identity()
-        return encoder if self.views is None else features.Views(self.views, encoder)
-
     def local_shard(self, world: World) -> Problem:
         """Keep of all nodes' data what this process's nodes hold."""
         if world.alone or self.block is not None:
             return self
-        if isinstance(self.dataset.x, Mapped):
-            raise Refused(
-                f"{self.dataset.name}: mapped files of all nodes in {world.size} processes",
-                "give each node a folder of its own, with x.npy and y.npy: data.path",
-            )
         block = blocks(len(self.parts), world.size)[world.rank]
         rows = np.concatenate([self.parts[i] for i in block])
         parts = np.split(np.arange(len(rows)), np.cumsum([len(self.parts[i]) for i in block])[:-1])
@@ -103,33 +88,22 @@ class Problem:
         return hashes_of(self.dataset) if self.known is None else self.known
 
     def encoded(self, device: torch.device) -> Problem:
-        """Put features in the place of samples; where there are views, a sample's loss is their mean."""
+        """Put features in the place of samples."""
         if self.encoder is None:
             return self
         if self.known is None:
             return dataclasses.replace(self, known=self.hashes).encoded(device)
-        dataset = encoded(self.dataset, self.parts, self.learnt_from, self.encoder, device)
-        raw = self.sample_shape
-        if self.views is None:
-            return dataclasses.replace(self, dataset=dataset, raw_shape=raw)
-        one_view = None if dataset.x_test is None else dataset.x_test[:, None]
-        return dataclasses.replace(
-            self,
-            dataset=dataclasses.replace(dataset, x_test=one_view),
-            raw_shape=raw,
-            loss=over_views(self.loss),
-            correct=None if self.correct is None else of_the_mean_view(self.correct),
-            measure=None if self.measure is None else of_the_mean_view(self.measure),
-        )
+        dataset = encoded(self.dataset, self.parts, self.encoder, device)
+        return dataclasses.replace(self, dataset=dataset, raw_shape=self.sample_shape)
 
 
-def load_problem(config: Config, data_dir: Path | None = None) -> Problem:
+def load_problem(config: Config, data_dir: Path | None = None, world: World | None = None) -> Problem:
     """Read the data a configuration names and build its model at x⁰.
 
     Of several processes each reads its own nodes' files, or keeps its own nodes' rows of a data set that is divided;
     before that, all of them must have the same shared configuration.
     """
-    world = join()
+    world = world or World()
     refuse_other_configurations(config, world)
     block = blocks(config.data.nodes, world.size)[world.rank]
     problem = world.all_or_none(
@@ -137,14 +111,18 @@ def load_problem(config: Config, data_dir: Path | None = None) -> Problem:
     )
     if world.alone or config.data.path is None:
         return problem
-    sizes = world.all_gather_nodes([len(rows) for rows in problem.parts], forms.whole(1), config.data.nodes)
+    sizes = world.all_gather_nodes([len(rows) for rows in problem.parts], From1, config.data.nodes)
     return dataclasses.replace(problem, sizes=sizes)
+
+
+def _public() -> str:
+    return either("data.test = 'public'", "test_is_public=True")
 
 
 def _read(config: Config, data_dir: Path | None, block: range) -> Problem:
     """Read the files of the nodes in `block`, or a data set that is divided among all nodes."""
     task, d, told = models.task(config.model.loss), config.data, list[str]()
-    how = "data.test = 'public'" if d.test_path is None else f"data.test_path = {d.test_path!r}"
+    how = _public() if d.test_path is None else f"data.test_path = {d.test_path!r}"
     if d.path is not None:
         dataset, parts = data.load_sites(
             d.path, block, task=task, classes=d.classes, form=d.form, base=config.base, names=d.sites, tell=told.append,
@@ -183,14 +161,14 @@ def refuse_own_records(
     if config.seed is None and config.test_is_public and is_tested_on_own(dataset, parts):
         raise Refused(
             f"{what}: half of these records are a node's own, or half of a node's are among them",
-            "test data named here are public: take records that no node learns from",
+            "test data are public: take records that no node learns from",
         )
 
 
 def refuse_own_file(test: Path, own: Sequence[Path], what: str) -> None:
     """Refuse test data, whose metrics everybody sees, that are a node's own file, by whatever path, link or copy."""
     if any(same_file(test, file) for file in own):
-        raise Refused(f"{what} is a node's own file", "test data named here are public")
+        raise Refused(f"{what} is a node's own file", "test data are public: take records that no node learns from")
 
 
 def assembled(
@@ -212,7 +190,6 @@ def assembled(
         block=block,
         sizes=sizes,
         encoder=encoder,
-        views=config.views,
         measure=Measure(config.model.loss, dataset.classes),
         loss_name=config.model.loss,
     )
@@ -223,24 +200,39 @@ def first_model(
 ) -> tuple[nn.Module, nn.Module | None]:
     """Return the model at x⁰ for samples and targets of these shapes, and the map that samples go through first."""
     encoder, shape = make_encoder(config.features.name, config.features.options, sample)
-    model = models.make(
+    return _drawn(config, shape, target, classes, encoder, device), encoder
+
+
+def _drawn(
+    config: Config,
+    shape: tuple[int, ...],
+    target: tuple[int, ...],
+    classes: int | None,
+    encoder: nn.Module | None,
+    device: str = "cpu",
+) -> nn.Module:
+    return models.make(
         config.model.name,
         input_shape=shape,
         outputs=models.outputs(config.model.loss, classes=classes, target_shape=target),
         seed=public_seed(config.seed, config.shared_hash(), "x0"),
-        rows=config.views is not None,
         vocabulary=config.data.tokens if encoder is None else None,
         device=device,
         **config.options("model"),
     )
-    return model, encoder
+
+
+def at_start(config: Config, problem: Problem) -> Problem:
+    """Return the problem with the x⁰ of this configuration: without a seed, x⁰ depends on what was "auto"."""
+    d = problem.dataset
+    return dataclasses.replace(problem, model=_drawn(config, d.x.shape[1:], d.y.shape[1:], d.classes, problem.encoder))
 
 
 def refuse_counted(config: Config, dataset: data.Dataset) -> None:
     """Refuse, without a seed, a number of classes that was counted in records: it shapes the model, which all see."""
     public = ("", "y_test") if config.test_is_public else ("",)
     if config.seed is None and dataset.counted not in public:
-        or_else = ", or say data.test = 'public' if the test labels are" if dataset.counted == "y_test" else ""
+        or_else = f", or say {_public()} if the test labels are" if dataset.counted == "y_test" else ""
         raise Refused(
             f"{dataset.name}: no data.classes, and without a seed they are not counted in {dataset.counted}",
             "give the number of classes as data.classes, from Python as classes=…, or store it in the file as "
@@ -248,9 +240,8 @@ def refuse_counted(config: Config, dataset: data.Dataset) -> None:
         )
 
 
-def brought_home(config: Config, problem: Problem) -> Problem:
-    """Leave each process its own nodes' samples, and put features in their place."""
-    world = join()
+def brought_home(config: Config, problem: Problem, world: World) -> Problem:
+    """Leave each process its own nodes' samples, and replace them by features."""
     refuse_other_configurations(config, world)
     return problem.local_shard(world).encoded(chosen_device(config.engine.device))
 
@@ -279,34 +270,12 @@ def split(config: Config, dataset: data.Dataset) -> list[NDArray[np.int64]]:
     return data.partition(d.partition, dataset.y, d.nodes, rng=rng, sizes=d.sizes, **config.options("data"))
 
 
-def pooled(config: Config, problem: Problem) -> tuple[Config, Problem]:
-    """Put all nodes' data on one node, drawn at the same rate and at the strictest budget, if the algorithm wants that.
-
-    Guarantee: every node's (ε_i, δ_i) is kept to: the one node has the smallest of each, or the largest σ_i.
-    """
-    n, p = config.data.nodes, config.privacy
-    if n == 1 or not ALGORITHMS[config.algorithm.name].pooled:
-        return config, problem
-    strictest = {"delta": min(per_node(p.delta, n))}
-    if p.epsilon is not None:
-        strictest["epsilon"] = min(per_node(p.epsilon, n))
-    if p.sigma is not None:
-        strictest["sigma"] = max(per_node(p.sigma, n))
-    values = config.model_dump()
-    values["data"] |= {"nodes": 1, "sizes": None, "sites": None}
-    values["clock"] |= {"stragglers": 0.0, "slowdown": 1.0}  # slow nodes have handed their data over
-    values["privacy"] |= strictest
-    values["algorithm"] |= {"batch": n * config.algorithm.batch}
-    return config.with_values(values), dataclasses.replace(problem, parts=[np.concatenate(problem.parts)])
-
-
-def notes(config: Config, problem: Problem) -> list[str]:
-    """Say what a careful colleague would say before the run; of several processes the first says what holds for all."""
+def notes(config: Config, problem: Problem, world: World) -> list[str]:
+    """Return what to know before the run. The first of several processes reports what holds for all of them."""
     said = [*test_notes(config, problem), *problem.told]
-    if join().rank:
+    if world.rank:
         return said
-    config, problem = pooled(config, problem)
-    samples = problem.samples
+    samples = [sum(problem.samples)] if ALGORITHMS[config.algorithm.name].pooled else problem.samples
     deltas = per_node(config.privacy.delta, len(samples))
     large = [i for i, J in enumerate(samples) if config.private and deltas[i] * J >= 1]
     if large:
@@ -349,7 +318,7 @@ def unsaid(config: Config) -> list[str]:
     """Say what was left out of a configuration that matters most; to be asked before anything is put in its place."""
     if "nodes" in config.data.model_fields_set:
         return []
-    return [f"data.nodes is left out: there are {config.data.nodes} nodes"]
+    return [f"{either('data.nodes', 'nodes=…')} is left out: there are {config.data.nodes} nodes"]
 
 
 def test_notes(config: Config, problem: Problem) -> list[str]:
@@ -357,10 +326,11 @@ def test_notes(config: Config, problem: Problem) -> list[str]:
     if config.seed is not None or problem.dataset.x_test is None or (config.data.published and not config.data.test):
         return []
     if config.test_is_public:
-        how = "data.test_path" if config.data.test is None else "data.test = 'public'"
+        how = "data.test_path" if config.data.test is None else _public()
         return [f"{how}: peers, summary and report get to see metrics on test data; no ε covers them"]
-    kept = "data.test = 'private': metrics on test data stay in private/metrics.jsonl, and no ε covers them"
-    return [f"{kept}; if anybody may see them, say data.test = 'public'"]
+    own = either("data.test = 'private'", "test_is_public=False")
+    kept = f"{own}: metrics on test data stay in private/metrics.jsonl, and no ε covers them"
+    return [f"{kept}; if anybody may see them, say {_public()}"]
 
 
 def refuse_other_configurations(config: Config, world: World) -> None:

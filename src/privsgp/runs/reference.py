@@ -1,13 +1,11 @@
-"""What run.toml may hold, for people and for editors: made of the fields of sections and of components."""
+"""What run.toml may hold: made of the fields of sections and of components."""
 
 from __future__ import annotations
-
-from typing import Any
 
 from privsgp.data.images import ImageOptions
 from privsgp.data.text import TextOptions
 from privsgp.options import Key, Options, keys
-from privsgp.runs.config import AUTO, SECTIONS, Config, Schedule
+from privsgp.runs.config import SECTIONS, Config, Schedule
 
 TABLES: dict[tuple[str, str], type[Options]] = {  # within a section
     ("data", "images = { … }"): ImageOptions,
@@ -66,38 +64,3 @@ def markdown() -> str:
 
 def _cell(text: str) -> str:
     return "" if not text else f"`{text}`".replace("|", "\\|")
-
-
-def schema() -> dict[str, Any]:
-    """Return a JSON schema of run.toml: each section with the keys of every component that it may choose."""
-    whole = Config.model_json_schema()
-    for name, section in SECTIONS.items():
-        place = whole["$defs"][section.base.__name__]
-        for component, own in section.components().items():
-            made = own.model_json_schema()
-            for key, value in made.get("properties", {}).items():
-                _offer(place["properties"], key, value, component)
-        place["properties"][section.key] |= {"enum": _names(name)}
-    for key in AUTO[1:]:
-        field = whole["$defs"]["AlgorithmSection"]["properties"][key]
-        given = field.pop("anyOf", None) or [{k: field.pop(k) for k in list(field) if k in _TYPED}]
-        field["anyOf"] = [*given, {"const": "auto"}]
-    return {"$schema": "http://json-schema.org/draft-07/schema#", "title": "run.toml of privsgp"} | whole
-
-
-_TYPED = ("type", "exclusiveMinimum", "minimum", "exclusiveMaximum", "maximum", "enum")
-
-
-def _offer(properties: dict[str, Any], key: str, value: dict[str, Any], component: str) -> None:
-    """Add a component's key to its section; where several have one of that name, all their values are allowed."""
-    known = properties.get(key)
-    if known is None:
-        properties[key] = value | {"description": f"{value.get('description', '')} ({component})"}
-    elif component not in known["description"]:
-        known["description"] = f"{known['description'].removesuffix(')')}, {component})"
-        if "enum" in known and "enum" in value:
-            known["enum"] = [*dict.fromkeys([*known["enum"], *value["enum"]])]
-
-
-def _names(section: str) -> list[str]:
-    return [*SECTIONS[section].components(), *(["auto"] if section == "algorithm" else [])]

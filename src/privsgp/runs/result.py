@@ -1,4 +1,4 @@
-"""What a run leaves for those who use its model: a module that is ready, predictions, metrics, pictures.
+"""What a run leaves for those who use its model: a module that is ready, predictions, metrics.
 
 A model is read from the files of a finished run alone, released models all of them: whatever is done with one is
 post-processing, and costs no privacy. Nothing is unpickled. The one exception is training: a run that starts from a
@@ -25,16 +25,15 @@ from privsgp import devices, models
 from privsgp import features as maps
 from privsgp import metrics as measures
 from privsgp.data.brought import is_dataset, pair, plain
-from privsgp.engine.folder import Folder, read_metrics
+from privsgp.engine.folder import read_metrics
 from privsgp.engine.formats import Summary
-from privsgp.errors import Refused
+from privsgp.errors import Refused, argument
 from privsgp.features.encode import make_encoder
 from privsgp.files import read_json
 from privsgp.gradients import Layout
 from privsgp.runs import card as cards
-from privsgp.runs.picture import Picture, drawn
+from privsgp.runs import charts, views
 from privsgp.runs.rows import checked, encoded_rows, fields_of, labelled_rows, labels, refuse_records
-from privsgp.runs.shown import summary_rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -42,7 +41,9 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import ArrayLike, NDArray
 
+    from privsgp.engine.folder import Folder
     from privsgp.metrics import Metric
+    from privsgp.runs.views import RunView
 
     Samples = Any  # arrays, one or several, tensors, a data frame, a torch Dataset, or the path of a file
 
@@ -128,23 +129,26 @@ class Result:
         refuse_records(self.folder, what, self.card, checked(x, self.card))
         return x, y
 
-    def plot(self) -> Picture:
-        """Draw metrics over the steps and, where test data were public, the ROC curve and calibration."""
-        return Picture(drawn(self.summary, self.metrics))
+    @property
+    def view(self) -> RunView:
+        """The run as a terminal, a notebook or the model card shows it."""
+        return views.of(self.summary, self.folder, self.metrics)
 
     def __repr__(self) -> str:
         """Return the rows that a terminal shows."""
-        rows = summary_rows(self.summary, self.folder)
-        return "\n".join([self.summary["name"], *(f"  {label}: {value}" for label, value in rows)])
+        return "\n".join([self.summary["name"], *(f"  {label}: {value}" for label, value in self.view.facts)])
 
     def _repr_html_(self) -> str:
-        """Return the table that a notebook shows."""
+        """Return the table and the charts that a notebook shows."""
+        view = self.view
         row = Markup(
             '<tr><th style="text-align:left">%s</th><td style="text-align:left;white-space:pre-wrap">%s</td></tr>'
         )
-        rows = Markup().join(row % pair for pair in summary_rows(self.summary, self.folder))
-        said = Markup().join(Markup("<p>%s</p>") % words for words in self.summary.get(measures.DULL) or ())
-        return str(Markup("<table><caption>%s</caption>%s</table>%s") % (self.summary["name"], rows, said))
+        rows = Markup().join(row % pair for pair in view.facts)
+        notes = Markup().join(Markup("<p>%s</p>") % words for words in view.notes)
+        drawn = Markup().join(chart.figure() for chart in (*charts.over_steps(view), *charts.on_test_data(view)))
+        page = Markup('<table><caption>%s</caption>%s</table>%s<div style="max-width:30em">%s</div>')
+        return str(page % (self.summary["name"], rows, notes, drawn))
 
 
 def load(run: str | Path, model: nn.Module | None = None, features: nn.Module | None = None) -> Result:
@@ -155,10 +159,7 @@ def load(run: str | Path, model: nn.Module | None = None, features: nn.Module | 
 
     Guarantee: post-processing of what the run released; nothing is unpickled.
     """
-    folder = Folder(Path(run))
-    if not folder.summary.exists():
-        there = "is not finished" if folder.config.exists() else "is no run folder"
-        raise Refused(f"{run} {there}: it has no summary.json", "name the folder of a run that came to its end")
+    folder = views.finished(Path(run))
     summary = read_json(folder.summary, Summary)
     path = best_model(folder, summary)
     card = cards.read(path)
@@ -217,7 +218,6 @@ def _bare(card: dict[str, Any], model: nn.Module | None, path: Path) -> nn.Modul
         input_shape=shape,
         outputs=models.outputs(card["loss"], classes=card["classes"], target_shape=tuple(card["target_shape"])),
         seed=0,
-        rows=card["features"].get("views") is not None,
         vocabulary=card.get("vocabulary") if card["features"]["name"] == "none" else None,
     )
     layout = Layout.of(made(device="meta", **options))
@@ -279,4 +279,4 @@ def _read_model(path: Path, layout: Layout) -> dict[str, Tensor]:
 
 
 def _damaged_model(path: Path, how: str) -> Refused:
-    return Refused(f"{path} {how}", "put a copy of it back, or begin again with another --out")
+    return Refused(f"{path} {how}", f"put a copy of it back, or begin again with another {argument('out')}")

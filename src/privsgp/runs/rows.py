@@ -19,12 +19,10 @@ from privsgp.data import tables
 from privsgp.data.brought import is_dataset, pair, plain
 from privsgp.data.dataset import inputs, targets, tokens
 from privsgp.data.fields import Fields, are_fields, field_arrays
-from privsgp.data.files import read_npz
-from privsgp.data.images import ImageOptions, bare_images, is_image, read_images
+from privsgp.data.images import ImageOptions, bare_images, is_image
 from privsgp.data.known import belong_to, hashes
-from privsgp.data.loading import Form, unlabelled
-from privsgp.data.mapped import open_array
-from privsgp.data.text import TextOptions, read_texts
+from privsgp.data.loading import Form, read_arrays, unlabelled
+from privsgp.data.text import TextOptions
 from privsgp.engine.folder import Folder
 from privsgp.errors import Refused
 
@@ -60,17 +58,8 @@ def _pair(path: Path, card: dict[str, Any]) -> tuple[Any, Any]:
     form = form_of(card)
     if form.images is not None and is_image(path):
         raise Refused(f"{path} is an image without a class", "give a folder of class folders")
-    if form.text is not None and form.fits(path) and not path.is_dir():
-        return read_texts(path, form.text)
-    if path.is_dir():
-        if (path / "x.npy").exists():
-            return open_array(path / "x.npy"), open_array(path / "y.npy")
-        return read_images(path, form.images or ImageOptions(labels=[]))
-    if tables.is_table(path.name):
-        table = tables.read(path, schema_of(card))
-        return table.x, table.y
-    found = read_npz(path)
-    return found["x"], found["y"]
+    found = read_arrays(path, replace(form, schema=_schema(path, card)))
+    return (found.x, found.y) if isinstance(found, tables.Table) else (found["x"], found["y"])
 
 
 def _refuse_unreadable(path: Path, card: dict[str, Any]) -> None:
@@ -124,8 +113,8 @@ def schema_of(card: dict[str, Any]) -> schemas.Schema:
 def refuse_records(run: Path, what: str, card: dict[str, Any], x: NDArray[Any]) -> None:
     """Refuse samples that a private run was trained on: what is measured on them no ε covers.
 
-    Guarantee: samples half of which are those of a node here, or three quarters several nodes', whatever file and order
-    they stand in, are refused, as far as they can be told (`known.belong_to`).
+    Guarantee: samples half of which are those of a node here, or of all nodes here together, whatever file and order
+    they are in, are refused (`known.belong_to`).
     Assumes: this user's budget book knows the run; anybody else has none of its records.
     """
     book = Book()

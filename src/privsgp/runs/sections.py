@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from privsgp.algorithms.anchors import PeriodicOptions, RecursiveOptions
-from privsgp.algorithms.soteriafl import SoteriaSAGAOptions, SoteriaSVRGOptions
+from pydantic import ConfigDict
+
+from privsgp.algorithms.saga import SagaOptions
 from privsgp.data.images import ImageOptions as Images
 from privsgp.data.text import TextOptions as Text
-from privsgp.features.options import EfficientNetOptions, RandomConvOptions, ScatteringOptions
+from privsgp.features.options import EfficientNetOptions, ScatteringOptions
 from privsgp.graph.families import RandomOptions
 from privsgp.options import Options
 from privsgp.randomness import PairwiseOptions
@@ -34,14 +35,14 @@ class Graph(configs.GraphSection, RandomOptions):
     """Who talks to whom."""
 
 
-class Features(configs.Features, ScatteringOptions, RandomConvOptions, EfficientNetOptions):
+class Features(configs.Features, ScatteringOptions, EfficientNetOptions):
     """What the model sees of a sample: the sample, or a fixed map of it."""
 
 
-class Algorithm(
-    configs.AlgorithmSection, SoteriaSAGAOptions, SoteriaSVRGOptions, PeriodicOptions, RecursiveOptions
-):  # fmt: skip
-    """How it is learnt. Of other people's algorithms give a dictionary, which may have keys of their own."""
+class Algorithm(configs.AlgorithmSection, SagaOptions):
+    """How it is learnt; other people's methods have keys of their own, which `train` checks."""
+
+    model_config = ConfigDict(extra="allow")
 
 
 def plain(section: Options | Mapping[str, Any]) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from privsgp.data.loading import is_file
 from privsgp.engine.folder import Folder
 from privsgp.engine.formats import Summary
-from privsgp.errors import Refused, in_callers_terms
+from privsgp.errors import Refused, argument
 from privsgp.files import read_json
 from privsgp.gradients import Layout
 from privsgp.runs import config as configs
@@ -54,9 +54,11 @@ class Start:
         """Read what an earlier run was."""
         folder, known = Folder(path), get_args(Records)
         if records not in known:
-            raise Refused(f"--from-records {records}", f"take one of {', '.join(known)}")
+            raise Refused(argument("from-records", records), f"take one of {', '.join(known)}")
         if not folder.summary.exists():
-            raise Refused(f"--from {path}: no finished run is there", "name the folder of a run that came to its end")
+            raise Refused(
+                f"{argument('from', path)}: no finished run is there", "name the folder of a run that came to its end"
+            )
         config = configs.started(folder.config)
         return cls(path, folder.run or "", config, ledger_folder(path), cast("Records", records))
 
@@ -66,7 +68,7 @@ class Start:
         tensors, own = load_file(best_model(folder, read_json(folder.summary, Summary))), Layout.of(model)
         if {name: t.shape for name, t in tensors.items()} != dict(zip(own.names, own.shapes, strict=True)):
             raise Refused(
-                f"--from {self.folder}: its model has other weights than this configuration's",
+                f"{argument('from', self.folder)}: its model has other weights than this configuration's",
                 "take the same [model], [features] and data shapes as that run",
             )
         model.load_state_dict(tensors, strict=False)
@@ -91,19 +93,20 @@ def refuse_uncounted(start: Start | None, config: Config, ledgers: Path | None) 
         return
     if start.records == "these" or _visibly_same(start.config, config):
         raise Refused(
-            f"--from {start.folder} without --ledger: to the records of that run its model is a release, and what it "
-            "spent and what this run spends add up",
-            f"add --ledger {start.folder}, so that one budget pays for both; if its records are none of these, say "
-            "--from-records others (or public)",
+            f"{argument('from', start.folder)} without {argument('ledger')}: to the records of that run its model is a "
+            "release, and what it spent and what this run spends add up",
+            f"add {argument('ledger', start.folder)}, so that one budget pays for both; if its records are others, "
+            f"say {argument('from-records', 'others')} (or public)",
         )
     before = start.config
     if start.records == "others" and not before.secret:
         why = "is a simulation" if before.seed is not None else "added no noise"
         raise Refused(
-            f"--from {start.folder}, which {why}: its model protects nobody, and every site sends what it starts from",
-            "start from a private run; if the records it was made of are public, say --from-records public",
+            f"{argument('from', start.folder)}, which {why}: its model protects nobody, and every site sends what it "
+            "starts from",
+            f"start from a private run; if its records are public, say {argument('from-records', 'public')}",
         )
-    _LOG.warning("%s", in_callers_terms(_loudly(start)))
+    _LOG.warning("%s", _loudly(start))
 
 
 def refuse_other_ledgers(
@@ -139,7 +142,7 @@ def _loudly(start: Start) -> str:
         return f"starts from {start.folder}, whose records are said to be public"
     return (
         f"starts from {start.folder}, whose budget is not counted here: its records are said to be others than these. "
-        f"A record in both has spent the ε of both, added up; --ledger {start.folder} counts them together"
+        f"A record in both has spent the ε of both, added up; {argument('ledger', start.folder)} counts them together"
     )
 
 

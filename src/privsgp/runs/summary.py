@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 import resource
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import Field
 
 from privsgp import metrics
 from privsgp.files import finite
-from privsgp.transport import forms
+from privsgp.outside import Number, Real, Whole, keys
 
 if TYPE_CHECKING:
     from privsgp.engine.spec import RunSpec
@@ -18,21 +20,21 @@ if TYPE_CHECKING:
 SUMMARY_VERSION = 1
 PUBLIC_TEST = "public: metrics on it are not covered by the guarantee"
 PRIVATE_TEST = "private: metrics on it are in private/ alone, and not covered by the guarantee"
-_NUMBER = forms.perhaps(forms.real(-math.inf))
 # What the first process alone can see of a run, and tells the others when it has ended.
 _EVALUATED = (
     "test_accuracy", "mean_node_accuracy", "worst_node_accuracy", "test_loss", "train_loss", "consensus_error",
 )  # fmt: skip
 _MEASURED = (*_EVALUATED, "virtual_seconds", "seconds", "steps_per_second")
-# Numbers of the final model on test data; pictures, lists and the user's own metrics stay in the first one's folder.
-_SCORES = dict.fromkeys([*metrics.NAMES, *(f"{metrics.BASELINE}.{name}" for name in metrics.NAMES)], _NUMBER)
-SEEN = dict.fromkeys(_MEASURED, _NUMBER) | {
-    "scores": forms.keys(_SCORES),
-    "virtual_seconds": forms.real(),
-    "seconds": forms.real(),
-    "peak_memory_bytes": forms.perhaps(forms.whole()),
-    "finished": forms.text(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", "a time"),
-}
+SEEN = keys(
+    **dict.fromkeys((*_EVALUATED, "steps_per_second"), Number | None),
+    virtual_seconds=Real,
+    seconds=Real,
+    # Of the final model on test data. Pictures, lists and the user's own metrics stay in the first one's folder.
+    scores=dict[str, Number],
+    guess=dict[str, Number],
+    peak_memory_bytes=Whole | None,
+    finished=Annotated[str, Field(pattern=r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ$")],
+)
 
 
 def seen(spec: RunSpec, outcome: Outcome) -> dict[str, Any]:
@@ -40,24 +42,13 @@ def seen(spec: RunSpec, outcome: Outcome) -> dict[str, Any]:
     last, finished = outcome.metrics[-1], time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     measured: dict[str, Any] = {key: last.get(key) for key in _MEASURED} | _effort(spec, outcome)
     numbers = {key: None if measured[key] is None else float(measured[key]) for key in _MEASURED}
-    return measured | numbers | {"scores": _scores(outcome), "finished": finished}
+    scores, guess = _numbers(outcome.measured), _numbers(outcome.measured.get(metrics.BASELINE, {}))
+    return measured | numbers | {"scores": scores, "guess": guess, "finished": finished}
 
 
-def _scores(outcome: Outcome) -> dict[str, float | None]:
-    """Return the numbers among the final model's metrics, and their baselines, with fixed keys."""
-    found, guess = outcome.measured, outcome.measured.get(metrics.BASELINE, {})
-    return {name: found.get(name) for name in metrics.NAMES} | {
-        f"{metrics.BASELINE}.{name}": guess.get(name) for name in metrics.NAMES
-    }
-
-
-def _tested(outcome: Outcome, scores: dict[str, float | None]) -> dict[str, Any]:
-    """Return the final model's metrics: all of them where they were computed, elsewhere the numbers that were told."""
-    if outcome.measured:
-        return outcome.measured
-    known = {name: value for name, value in scores.items() if value is not None}
-    guess = {name: known[key] for name in metrics.NAMES if (key := f"{metrics.BASELINE}.{name}") in known}
-    return {name: known[name] for name in metrics.NAMES if name in known} | ({metrics.BASELINE: guess} if guess else {})
+def _numbers(found: dict[str, Any]) -> dict[str, float]:
+    """Return the numbers among a model's metrics, and nothing else that another process may have sent."""
+    return {name: found[name] for name in metrics.NAMES if found.get(name) is not None}
 
 
 def summary(
@@ -74,6 +65,7 @@ def summary(
     """
     p, private = spec.protection, spec.algorithm.private
     known = [math.inf if epsilon is None else epsilon for epsilon in spent]
+    guess = _numbers(seen["guess"])
     rests_on = {} if spec.pretraining is None else {"pretraining": spec.pretraining}
     return rests_on | {
         "version": SUMMARY_VERSION,
@@ -90,10 +82,10 @@ def summary(
         "model": spec.final_model.text,
         "started_from": spec.started_from,
         "weights": None if spec.weights is None else list(spec.weights),
-        "difference_scale": getattr(p.mechanisms[0], "difference_scale", None),
+        "difference_scale": None if (saga := p.mechanisms[0].weighted) is None else saga.difference_scale,
         "dim": outcome.state.x.shape[1],
         **{key: seen[key] for key in _EVALUATED},
-        **_tested(outcome, seen["scores"]),
+        **(outcome.measured or _numbers(seen["scores"]) | ({metrics.BASELINE: guess} if guess else {})),
         "epsilon_spent": spent if private else None,
         "epsilon_budget": list(p.budgets) if private and p.budgets[0] is not None else None,
         "epsilon_nominal": list(p.budgets) if spec.algorithm.private and p.nominal else None,
@@ -120,9 +112,10 @@ def shared_noise(spec: RunSpec, node: int) -> dict[str, Any] | None:
     The curve is that of a node, for all its releases; None is "no finite bound".
     """
     p = spec.protection
-    if p.covariance is None or p.trust_curve is None:
+    shared = p.mechanisms[node].shared
+    if p.covariance is None or p.trust_curve is None or shared is None:
         return None
-    honest, most = p.mechanisms[node].honest, spec.steps if p.allowance is None else p.allowance[node]
+    honest, most = shared.honest, spec.steps if p.allowance is None else p.allowance[node]
     told = {"honest": honest, "partners": p.covariance.graph.partners, "node": node}
     curve = [[h, finite(epsilon)] for h, epsilon in p.trust_curve(node, most)]
     return told | p.covariance.to_json(honest) | {"curve": curve}

@@ -20,21 +20,22 @@ from privsgp.accounting import policy as policies
 from privsgp.accounting.book import Book
 from privsgp.algorithms import ALGORITHMS
 from privsgp.engine.evaluate import present
-from privsgp.engine.folder import Folder, write_tensors
+from privsgp.engine.folder import Folder, refuse_used, write_tensors
 from privsgp.engine.trainer import Outcome, Trainer
-from privsgp.errors import Refused, Stopped
+from privsgp.errors import Refused, Stopped, argument
 from privsgp.files import finite, write, write_json
 from privsgp.gradients import Layout
-from privsgp.runs import booked, starting
+from privsgp.outside import Hash, Real, shown
+from privsgp.runs import booked, starting, views
 from privsgp.runs import card as cards
 from privsgp.runs import config as configs
-from privsgp.runs.budgets import declared, with_scale
+from privsgp.runs.budgets import declared
 from privsgp.runs.build import build_run, refuse_faults
-from privsgp.runs.problem import Problem, layout, pooled, refuse_other_configurations
+from privsgp.runs.problem import Problem, layout, refuse_other_configurations
+from privsgp.runs.resolve import resolve
 from privsgp.runs.result import Result, load_result
 from privsgp.runs.summary import SEEN, seen, summary
-from privsgp.transport import forms
-from privsgp.transport.rendezvous import World, blocks, join, refuse_differences, restarted
+from privsgp.transport.rendezvous import World, blocks, refuse_differences, restarts
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -44,11 +45,10 @@ if TYPE_CHECKING:
     from privsgp.engine.spec import RunSpec
     from privsgp.engine.trainer import Watcher
     from privsgp.runs.config import Config
+    from privsgp.runs.resolve import Resolved
     from privsgp.runs.starting import Start
     from privsgp.transport.lossy import Faults
 
-_RUN = forms.text("[0-9a-f]{32}", "the number of a run")
-_PLACE = forms.text("[0-9a-f]{64}", "the SHA-256 of a place")
 # What a process checks in a summary that another one wrote for it.
 _PROMISED = (
     "simulation", "relation", "accountant", "trust", "epsilon_spent", "epsilon_budget", "delta", "sigma", "samples",
@@ -68,68 +68,85 @@ def run(
     plan: dict[str, Any] | None = None,
     faults: Faults | None = None,
     start: Start | None = None,
+    world: World | None = None,
 ) -> Result:
     """Train, and leave a complete run folder behind. On a finished run `resume` changes nothing.
 
     `moved` says that the run's folder was taken to another disk or machine, and that no copy of it goes on elsewhere.
     `ledgers` is the ledger folder of an earlier run on the same data: its budget is what this run may go on spending.
-    `plan` is kept as plan.json: what `planning.settle` put in the place of "auto", and why. `faults` are of a simulated
-    network. `start` is the earlier run whose model x⁰ is. Started by torchrun, this is one process's share of the run;
-    after a restart it resumes by itself.
+    `plan` is kept as plan.json: what `planning.settle` chose for "auto", and why. `faults` are of a simulated network.
+    `start` is the earlier run whose model is x⁰. `world` are the processes that torchrun started: this call then runs
+    one process's share, and resumes by itself after a restart.
     """
-    world, ledgers = join(), None if ledgers is None else starting.ledger_folder(ledgers)
+    world, ledgers = world or World(), None if ledgers is None else starting.ledger_folder(ledgers)
     with world.leaving(), contextlib.ExitStack() as locks:
-        if problem.block is None:  # it was not `load_problem` that made it
-            refuse_other_configurations(config, world)
-            problem = problem.local_shard(world)
-        _refuse_other_model(problem, world)
-        folder = Folder(out, "" if problem.block is None else f"-{problem.block.start}-{problem.block.stop - 1}")
-        config = world.all_or_none(lambda: _settled(folder, config, problem, resume=resume))
-        _refuse_other_values(config, world)
-        around = _circumstances(config, world, faults)
-        if start is not None:
-            around |= {"start": {"run": start.run, "x0": starting.digest(problem.model)}}
-        done = world.all_or_none(lambda: _finished(folder, config, around, resume=resume))
-        if all(world.all_gather(done, forms.FLAG)):
-            return load_result(folder, problem.model, problem.encoder, cards.card(config, problem))
-        ran, whole = pooled(config, problem)
-        world.all_or_none(lambda: starting.refuse_uncounted(start, ran, ledgers or folder.ledgers))
-        earlier = world.all_or_none(lambda: earlier_runs(folder, ledgers, ran, problem.block, whole.samples))
-        world.all_or_none(lambda: starting.refuse_other_ledgers(start, ran, ledgers or folder.ledgers, earlier))
-        records = _own_records(ran, whole)
-        if ran.secret and ledgers is not None:
-            world.all_or_none(lambda: booked.refuse_moved(records, ledgers, earlier, _first(whole)))
-        spec = build_run(config, problem, earlier, world, faults)
+        folder, resolved = _resolve(config, problem, out, world, resume=resume)
+        around = _circumstances(resolved, world, faults, start)
+        done = world.all_or_none(lambda: _finished(folder, resolved.config, around, resume=resume))
+        if all(world.all_gather(done, bool)):
+            return load_result(folder, problem.model, problem.encoder, cards.card(resolved.config, problem))
+        earlier, records = _budgets(resolved, folder, ledgers, start, world)
+        spec = build_run(resolved, earlier, world, faults)
         spec = dataclasses.replace(spec, started_from=starting.told(start, ledgers or folder.ledgers))
         training = Trainer(spec, folder, watch, world)
         world.all_or_none(lambda: locks.enter_context(folder.locked()))
-        number = world.all_gather(folder.run or uuid.uuid4().hex, _RUN)[0]
-        world.run = number
-        beside = _beside(folder, world)
-        if beside[0] == world.rank:
-            folder.prepare()
-            folder.identify(versions(), ledgers, number, around)
-        world.all_gather(None, forms.NOTHING)  # the folder is ready
-        world.all_or_none(lambda: _refuse_other_run(folder, number))
-        world.all_or_none(lambda: _enter(spec, folder, ran, records, moved=moved))
+        beside = _open(folder, world, ledgers, around)
+        world.all_or_none(lambda: _enter(spec, folder, resolved.counted, records, moved=moved))
         if beside[0] == world.rank:  # last: from now on there is a run to resume
-            write(folder.config, config.toml())
+            write(folder.config, resolved.config.toml())
             if plan is not None:
                 write_json(folder.plan, plan)
-        try:
-            outcome = training.run()
-        except Stopped as stopped:
-            stopped.kept = folder.checkpoint.exists() or folder.checkpoint_before.exists()
-            raise
-        finally:
-            training.close()
+        outcome = _train(training, folder)
         return _finish(spec, folder, outcome, world, beside, problem.encoder)
 
 
-def _settled(folder: Folder, config: Config, problem: Problem, *, resume: bool) -> Config:
-    """Put θ where it is "auto"; a run that goes on has the one that it began with."""
-    goes_on = (resume or restarted()) and folder.config.exists()
-    return with_scale(config, problem.samples, configs.started(folder.config) if goes_on else None)
+def _resolve(config: Config, problem: Problem, out: Path, world: World, *, resume: bool) -> tuple[Folder, Resolved]:
+    """Settle what is open; refuse a process that has settled on something else."""
+    if problem.block is None:  # the caller made it, not `load_problem`
+        refuse_other_configurations(config, world)
+        problem = problem.local_shard(world)
+    _refuse_other_model(problem, world)
+    folder = Folder(out, "" if problem.block is None else f"-{problem.block.start}-{problem.block.stop - 1}")
+    goes_on = (resume or restarts()) and folder.config.exists()
+    resolved = world.all_or_none(lambda: resolve(config, problem, configs.started(folder.config) if goes_on else None))
+    _refuse_other_values(resolved.config, world)
+    return folder, resolved
+
+
+def _budgets(
+    resolved: Resolved, folder: Folder, ledgers: Path | None, start: Start | None, world: World
+) -> tuple[list[list[Segment]], Sequence[Records | None]]:
+    """Return what earlier runs have spent of each node's budget, and the records of the nodes here."""
+    config, problem, where = resolved.counted, resolved.problem, ledgers or folder.ledgers
+    world.all_or_none(lambda: starting.refuse_uncounted(start, config, where))
+    earlier = world.all_or_none(lambda: earlier_runs(folder, ledgers, config, problem.block, problem.samples))
+    world.all_or_none(lambda: starting.refuse_other_ledgers(start, config, where, earlier))
+    records = _own_records(config, problem)
+    if config.secret and ledgers is not None:
+        world.all_or_none(lambda: booked.refuse_moved(records, ledgers, earlier, _first(problem)))
+    return earlier, records
+
+
+def _open(folder: Folder, world: World, ledgers: Path | None, around: dict[str, Any]) -> list[int]:
+    """Give the run its number and its folder; return the processes that share the folder."""
+    number = world.number_run(folder.run or uuid.uuid4().hex)
+    beside = _beside(folder, world)
+    if beside[0] == world.rank:
+        folder.prepare()
+        folder.identify(versions(), ledgers, number, around)
+    world.all_gather(None, None)  # the folder is ready
+    world.all_or_none(lambda: _refuse_other_run(folder, number))
+    return beside
+
+
+def _train(training: Trainer, folder: Folder) -> Outcome:
+    try:
+        return training.run()
+    except Stopped as stopped:
+        stopped.kept = folder.checkpoint.exists() or folder.checkpoint_before.exists()
+        raise
+    finally:
+        training.close()
 
 
 def _refuse_other_values(config: Config, world: World) -> None:
@@ -142,8 +159,9 @@ def _refuse_other_values(config: Config, world: World) -> None:
         refuse_differences(world, {f"algorithm.{key}": value for key, value in config.shared()["algorithm"].items()})
 
 
-def _circumstances(config: Config, world: World, faults: Faults | None) -> dict[str, Any]:
+def _circumstances(resolved: Resolved, world: World, faults: Faults | None, start: Start | None) -> dict[str, Any]:
     """Return what a resumed run must find as it was; refuse what the algorithm cannot do with."""
+    config = resolved.config
     name, algorithm = config.algorithm.name, ALGORITHMS[config.algorithm.name]
     if algorithm.asynchronous and (faults is not None or not world.alone):
         raise Refused(
@@ -160,6 +178,8 @@ def _circumstances(config: Config, world: World, faults: Faults | None) -> dict[
         raise Refused(f"faults with {world.size} processes", "faults are for simulation in one process")
     around: dict[str, Any] = {"processes": world.size, "faults": None if faults is None else dataclasses.asdict(faults)}
     told: dict[str, Any] = json.loads(json.dumps(around))
+    if start is not None:
+        told["start"] = {"run": start.run, "x0": starting.digest(resolved.problem.model)}
     return told
 
 
@@ -167,7 +187,7 @@ def _beside(folder: Folder, world: World) -> list[int]:
     """Return the processes that say they share this folder: the first of them writes what they have in common."""
     machine = Path("/proc/sys/kernel/random/boot_id")
     name = (machine.read_text() if machine.exists() else platform.node()) + str(folder.path.resolve())
-    places = world.all_gather(hashlib.sha256(name.encode()).hexdigest(), _PLACE)
+    places = world.all_gather(hashlib.sha256(name.encode()).hexdigest(), Hash)
     return [rank for rank, place in enumerate(places) if place == places[world.rank]]
 
 
@@ -183,7 +203,10 @@ def _refuse_other_model(problem: Problem, world: World) -> None:
 def _refuse_other_run(folder: Folder, number: str) -> None:
     """Refuse a folder of another run."""
     if folder.run != number:
-        raise Refused(f"{folder.path} belongs to another run than process 0's folder", "choose another one with --out")
+        raise Refused(
+            f"{folder.path} belongs to another run than process 0's folder",
+            f"choose another one with {argument('out')}",
+        )
 
 
 def _enter(spec: RunSpec, folder: Folder, config: Config, records: Sequence[Records | None], *, moved: bool) -> None:
@@ -213,9 +236,11 @@ def earlier_runs(
             "go on with the nodes it began with: what a record has spent is in its own node's ledger",
         )
     if not where.is_dir():
-        raise Refused(f"--ledger {where} is no folder", "name the ledger folder of a run: runs/<name>/ledger")
+        raise Refused(
+            f"{argument('ledger', where)} is no folder", "name the ledger folder of a run: runs/<name>/ledger"
+        )
     if not any(where.glob("node-*.jsonl")):
-        raise Refused(f"--ledger {where} holds no ledger", "name a run's folder, or its ledger folder")
+        raise Refused(f"{argument('ledger', where)} holds no ledger", "name a run's folder, or its ledger folder")
     here = range(nodes) if block is None else block
     found = [_spent(where / f"node-{i}.jsonl", i, config) if i in here else [] for i in range(nodes)]
     for segment in (segment for segments in found for segment in segments):
@@ -228,7 +253,9 @@ def _spent(path: Path, node: int, config: Config) -> list[Segment]:
     """Return the runs in a ledger that is to be continued; refuse one that was put back to an older state."""
     header = ledger.first(path)
     if header is None:
-        raise Refused(f"{path} has not a single complete line", "restore it, or leave --ledger out to begin anew")
+        raise Refused(
+            f"{path} has not a single complete line", f"restore it, or leave {argument('ledger')} out to begin anew"
+        )
     return ledger.read(path, Book().seen(header.run).get(node, []) if config.seed is None else [])
 
 
@@ -254,7 +281,7 @@ def _refuse_other_terms(where: Path, before: Header, config: Config) -> None:
         now = "no seed" if config.seed is None else f"seed = {config.seed}"
         raise Refused(
             f"{now}, and {where} is of a {'simulation' if before.simulation else 'private run'}",
-            "go on as it began, or leave --ledger out: noise that anyone can repeat stands for nobody's spending",
+            f"go on as it began, or leave {argument('ledger')} out: noise that anyone can repeat pays for nothing",
         )
     then, sums = int(before.mechanism.get("aggregated", 1)), declared(config).seen_together
     if then != sums:
@@ -292,22 +319,6 @@ def versions() -> dict[str, str]:
     return {"privsgp": __version__, "python": platform.python_version(), "torch": torch.__version__}
 
 
-def refuse_used(out: Path, *, resume: bool, secret: bool = False) -> None:
-    """Refuse a folder that holds a run already, and to resume a secret run where there is none.
-
-    To be asked before anything is computed. A process that torchrun starts again goes on by itself, or begins where
-    there is no folder yet: before there is one, nothing was spent.
-    """
-    there = Folder(out).config.exists()
-    if there and not resume and not restarted():
-        raise Refused(f"{out} already holds a run", "add --resume to continue it, or choose another --out")
-    if secret and resume and not there:
-        raise Refused(
-            f"--resume with --out {out}: there is no run to resume, and a new one would spend its budget anew",
-            "name the run's folder in --out; to begin a run, start it without --resume",
-        )
-
-
 def standing(out: Path) -> str:
     """Say what there is to resume in a folder."""
     if not Folder(out).config.exists():
@@ -320,24 +331,25 @@ def standing(out: Path) -> str:
 def _finished(folder: Folder, config: Config, around: dict[str, Any], *, resume: bool) -> bool:
     """Return whether the run is finished; refuse a folder that belongs to another one."""
     folder.refuse_unless_writable()
-    refuse_used(folder.path, resume=resume, secret=config.secret)
+    refuse_used(folder.path, resume=resume, secret=config.secret, restarted=restarts() > 0)
     if not folder.config.exists():
         return False
     if folder.run is None and config.secret:
         raise Refused(
-            f"--resume with --out {folder.path}, which has lost run.json: nothing there says what was spent",
-            "restore the folder as it was when the run stopped; to begin a run, choose another --out",
+            f"{argument('resume')} with {argument('out', folder.path)}, which has lost run.json: nothing there shows "
+            "what was spent",
+            f"restore the folder as it was when the run stopped; to begin a run, choose another {argument('out')}",
         )
     changed = configs.differences(configs.started(folder.config), config)
     if changed:
         raise Refused(
-            f"--resume with a changed configuration: {'; '.join(changed)}",
-            "resume with the configuration of the run, or choose another --out",
+            f"{argument('resume')} with a changed configuration: {'; '.join(changed)}",
+            f"resume with the configuration of the run, or choose another {argument('out')}",
         )
     before = folder.identity.get("circumstances") or around
     keys = [key for key in before | around if before.get(key) != around.get(key)]
     if changed := [f"{key}: {before.get(key)} → {around.get(key)}" for key in keys]:
-        raise Refused(f"--resume with other {'; '.join(changed)}", "resume as the run was started")
+        raise Refused(f"{argument('resume')} with other {'; '.join(changed)}", "resume as the run was started")
     return folder.summary.exists()
 
 
@@ -357,14 +369,14 @@ def _finish(
     own = [
         finite(spec.protection.epsilon(i, outcome.releases[i])) if spec.algorithm.private else None for i in spec.here
     ]
-    spent = world.all_gather_nodes(own, forms.perhaps(forms.real()), spec.nodes)
-    first, rest = forms.keys(SEEN), [forms.NOTHING] * (world.size - 1)
-    told = world.all_gather_each(seen(spec, outcome) if world.rank == 0 else None, [first, *rest])[0]
+    spent = world.all_gather_nodes(own, Real | None, spec.nodes)
+    mine = seen(spec, outcome) if world.rank == 0 else None
+    told = world.all_gather_each(mine, [SEEN, *[None] * (world.size - 1)])[0]
     found = summary(spec, outcome, spent, told or {}, _elsewhere(spec, world, beside))
     if beside[0] == world.rank:
-        write(folder.path / cards.NAME, cards.markdown(dict(spec.card), found))
+        write(folder.path / cards.NAME, cards.markdown(dict(spec.card), views.of(found, folder.path)))
         write_json(folder.summary, found)
-    world.all_gather(None, forms.NOTHING)
+    world.all_gather(None, None)
     world.all_or_none(lambda: _refuse_other_summary(folder, found))
     return load_result(folder, spec.learning.model, encoder, dict(spec.card))
 
@@ -381,8 +393,8 @@ def _refuse_other_summary(folder: Folder, expected: dict[str, Any]) -> None:
     differ = [key for key in _PROMISED if written.get(key) != expected[key]]
     if differ:
         raise Refused(
-            f"{folder.summary} says {differ[0]} = {forms.shown(written.get(differ[0]))}, and this process counted "
-            f"{forms.shown(expected[differ[0]])}",
+            f"{folder.summary} says {differ[0]} = {shown(written.get(differ[0]))}, and this process counted "
+            f"{shown(expected[differ[0]])}",
             "believe the ledgers (privsgp ledger), and ask who wrote the summary",
         )
 

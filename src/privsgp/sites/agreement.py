@@ -28,8 +28,9 @@ from privsgp.options import Count, Options, Positive, option
 from privsgp.runs import config as configs
 from privsgp.runs import starting
 from privsgp.runs.budgets import per_node, with_scale
-from privsgp.runs.build import build_run, make_graph
+from privsgp.runs.build import build_run
 from privsgp.runs.problem import assembled, first_model
+from privsgp.runs.resolve import make_graph, resolve
 from privsgp.sites.canonical import canonical, digest
 from privsgp.sites.identity import Card, CardFile, Hex
 
@@ -47,7 +48,7 @@ if TYPE_CHECKING:
 
 FORMAT, VERSION = "privsgp-study", 1
 ALLOWED = ("privsgp", "privsgp-vr", "privsgp-sag", "sgp")
-FEATURES = ("none", "scattering", "random-conv")
+FEATURES = ("none", "scattering")
 _MOST_FEATURES = 4096  # of filters, of directions, …: what is made before it can be compared with a size
 _LONGEST = 2**22
 _CLOSE = 1e-6  # by which noise that two sites computed may differ
@@ -382,7 +383,7 @@ class Agreement:
         self._refuse_size(node)
         config = self.config.with_section("engine", device=device)
         problem = assembled(config, dataset, [np.arange(J)], range(node, node + 1), self.values["samples"])
-        spec = build_run(config, problem.encoded(chosen_device(device)), agreed=self.values["shared_noise"])
+        spec = build_run(resolve(config, problem.encoded(chosen_device(device))), agreed=self.values["shared_noise"])
         self._refuse_other(spec, problem.encoder)
         return spec
 
@@ -490,7 +491,7 @@ def _noise(config: Config, like: Dataset) -> dict[str, Any]:
     )  # fmt: skip
     config = config.with_section("engine", device="cpu")
     problem = assembled(config, blank, [np.arange(J)], range(1), config.data.sizes or ())
-    p = build_run(config, problem.encoded(chosen_device("cpu"))).protection
+    p = build_run(resolve(config, problem.encoded(chosen_device("cpu")))).protection
     shared = None if p.covariance is None else {"own": list(p.covariance.own), "pair": p.covariance.pair}
     return {"sigma": [m.sigma for m in p.mechanisms], "shared_noise": shared}
 

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import contextlib
 import datetime as dt
+import errno
+import os
 import socket
 import ssl
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlsplit
 
 from cryptography import x509
@@ -18,14 +20,14 @@ from cryptography import x509
 from privsgp.accounting.book import Book
 from privsgp.engine.folder import Folder
 from privsgp.errors import Refused
-from privsgp.sites.causes import cause_of, own_certificate
 from privsgp.sites.identity import tls_name
-from privsgp.sites.join import default_out
+from privsgp.sites.net.causes import cause_of, own_certificate
+from privsgp.sites.run import default_out
 
 if TYPE_CHECKING:
     from privsgp.sites.agreement import Agreement
-    from privsgp.sites.causes import Cause
     from privsgp.sites.identity import Card, Site
+    from privsgp.sites.net.causes import Cause
 
 _PATIENCE = 5.0
 _SOON = dt.timedelta(days=7)
@@ -153,9 +155,26 @@ def _dialled(site: Site, address: str) -> socket.socket:
     return plain
 
 
+class _Secured(ssl.SSLSocket):
+    """A TLS socket that closes if the connection was reset before TLS began; Python's own stays open."""
+
+    def getpeername(self) -> Any:  # noqa: ANN401 - as Python has it
+        try:
+            return super().getpeername()
+        except OSError as error:
+            self.close()
+            raise ConnectionResetError(errno.ECONNRESET, os.strerror(errno.ECONNRESET)) from error
+
+
+def _context() -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.sslsocket_class, context.minimum_version = _Secured, ssl.TLSVersion.TLSv1_3
+    return context
+
+
 def _verified(site: Site, card: Card) -> ssl.SSLContext:
     """Return TLS as `join` uses it: this site's certificate goes to nobody but the holder of the card's key."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context = _context()
     context.load_verify_locations(cadata=card.authority)
     context.load_cert_chain(site.home / "tls.key")
     context.set_alpn_protocols(["h2"])
@@ -164,7 +183,7 @@ def _verified(site: Site, card: Card) -> ssl.SSLContext:
 
 def _issuer(site: Site, card: Card) -> str:
     """Say who issued the certificate that is shown at a site's address, whatever it is."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context = _context()
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # it is looked at, not trusted
     try:
         with (

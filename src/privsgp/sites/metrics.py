@@ -1,6 +1,6 @@
 """What a monitoring system may ask a site for, in Prometheus' text format: off unless asked for, on the address given.
 
-Nothing of it depends on records: steps, releases and their ε, links and their messages, sites, what was refused.
+Nothing of it depends on records: steps, links and their messages, sites, what was refused.
 """
 
 from __future__ import annotations
@@ -17,20 +17,13 @@ from privsgp.sites.status import state
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from privsgp.sites.join import Network
-    from privsgp.sites.transport import SitesTransport
-
-_BUDGET = {
-    "releases": "Releases that this site has sent.",
-    "epsilon_spent": "An upper bound of the privacy loss of these releases.",
-    "epsilon_budget": "The largest privacy loss that was agreed on for the run.",
-}
+    from privsgp.sites.run import Network
 
 
-def text(network: Network, transport: SitesTransport, budget: dict[str, float]) -> str:
-    """Return the metrics of a site; `budget` are releases and ε, by the names of their metrics."""
+def text(network: Network) -> str:
+    """Return the metrics of a site."""
     members, seen = network.members, state(network)
-    posted, taken, missed = transport.counts.tolist()
+    posted, taken, missed = network.transport.counts.tolist()
     sites = {f'{{site="{name}"}}': one for name, one in seen["sites"].items()}
     links = {f'{{source="{one["source"]}",target="{one["target"]}"}}': one for one in seen["links"]}
     failing = {label: one["error"] is not None for label, one in links.items()}
@@ -52,7 +45,6 @@ def text(network: Network, transport: SitesTransport, budget: dict[str, float]) 
         *_metric("refused_total", "counter", "What was refused at the border since this process began.",
             {f'{{kind="{kind}"}}': count for kind, count in seen["refused"].items()},
         ),
-        *(line for name, value in budget.items() for line in _metric(name, "gauge", _BUDGET[name], {"": value})),
     ]  # fmt: skip
     return "\n".join(lines) + "\n"
 

@@ -8,46 +8,74 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field, ValidationError
 
 from privsgp.errors import Refused
-from privsgp.files import parsed, read_bytes
+from privsgp.files import parsed, read_bytes, write_json
+from privsgp.outside import fault
 from privsgp.sites.agreement import StudyFile
 from privsgp.sites.canonical import digest
 from privsgp.sites.identity import Card
-from privsgp.sites.members import left_for_good
+from privsgp.sites.protocol.members import Goodbye, left_for_good
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from privsgp.sites.agreement import Agreement
+    from privsgp.sites.protocol.members import Members
+
 _LONGEST = 2**24
 _PUBLIC = ("samples", "epsilon", "delta", "sigma")
-_Signature = Annotated[str, Field(pattern=r"^[0-9a-f]{128}$")] | None
-
-
-class _Goodbye(BaseModel):
-    model_config = ConfigDict(strict=True)
-
-    taken: dict[str, int]
-    signature: _Signature
 
 
 class _One(BaseModel):
-    model_config = ConfigDict(strict=True)
-
     name: str
     identity: str
-    signature: _Signature
-    left: _Goodbye | None
+    signature: Annotated[str, Field(pattern=r"^[0-9a-f]{128}$")] | None
+    left: Goodbye | None
+    pair_key: str | None = None
 
 
-class SignaturesFile(BaseModel):
-    """What signatures.json must look like."""
-
-    model_config = ConfigDict(strict=True)
-
+class _SignaturesFile(BaseModel):
     run: str
     sites: list[_One]
+
+
+class Signatures:
+    """signatures.json in a run folder: each site's signature, its goodbye, and its key where noise is shared."""
+
+    def __init__(self, path: Path, agreement: Agreement) -> None:
+        self.path, self.agreement = path, agreement
+
+    def read(self) -> tuple[dict[int, str], dict[int, Goodbye], dict[int, str]]:
+        """Return what earlier processes kept, by node; nothing of it is checked here."""
+        kept = dict(enumerate(_read(self.path)))
+        return (
+            {i: one.signature for i, one in kept.items() if one.signature},
+            {i: one.left for i, one in kept.items() if one.left},
+            {i: one.pair_key for i, one in kept.items() if one.pair_key},
+        )
+
+    def write(self, members: Members) -> None:
+        """Keep what a site knows of signatures, goodbyes and keys."""
+        sites = [
+            {
+                "name": card.name, "identity": card.identity, "signature": members.signatures.get(i),
+                "left": members.left[i].model_dump() if i in members.left else None,
+                "pair_key": members.pair_keys.get(i),
+            }
+            for i, card in enumerate(self.agreement.roster)
+        ]  # fmt: skip
+        write_json(self.path, {"run": self.agreement.run, "sites": sites})
+
+
+def _read(path: Path) -> list[_One]:
+    try:
+        return _SignaturesFile.model_validate_json(read_bytes(path, _LONGEST), strict=True).sites
+    except FileNotFoundError:
+        return []
+    except ValidationError as error:
+        raise Refused(f"{path}: {fault(error)}", "it is damaged: restore it from a copy") from error
 
 
 class Signatory(NamedTuple):
@@ -100,21 +128,18 @@ def read(folder: Path) -> Signed | None:
     if any(len(values[key]) != len(values["roster"]) for key in _PUBLIC):
         raise Refused(f"{study} does not have one J, ε, δ and σ per site", "it is damaged: restore it from a copy")
     run = digest(values)
-    told: dict[str, Any] = {"sites": []}
-    if kept.exists():
-        told = parsed(read_bytes(kept, _LONGEST), SignaturesFile, str(kept))
     roster = [Card.of(card, f"{study}, roster[{at}]") for at, card in enumerate(values["roster"])]
-    found = {one["identity"]: one for one in told["sites"]}
+    found = {one.identity: one for one in _read(kept)}
     return Signed(
         values["name"],
         run,
         values["created"],
-        [_signatory(values, i, card, run, found.get(card.identity, {})) for i, card in enumerate(roster)],
+        [_signatory(values, i, card, run, found.get(card.identity)) for i, card in enumerate(roster)],
     )
 
 
-def _signatory(values: dict[str, Any], i: int, card: Card, run: str, told: dict[str, Any]) -> Signatory:
+def _signatory(values: dict[str, Any], i: int, card: Card, run: str, told: _One | None) -> Signatory:
     J, epsilon, delta, sigma = (values[key][i] for key in _PUBLIC)
-    signed, goodbye = card.signed(b"agreement", run.encode(), told.get("signature") or ""), told.get("left")
-    left = goodbye is not None and left_for_good(card, run, goodbye)
+    signed = told is not None and card.signed(b"agreement", run.encode(), told.signature or "")
+    left = told is not None and told.left is not None and left_for_good(card, run, told.left)
     return Signatory(card.name, card.fingerprint, J, epsilon, delta, sigma, signed=signed, left=left)

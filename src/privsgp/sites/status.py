@@ -14,14 +14,14 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-from privsgp.sites.causes import Cause, expired, own_certificate
-from privsgp.sites.client import RELAY
+from privsgp.sites.net.causes import Cause, expired, own_certificate
+from privsgp.sites.net.client import RELAY
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from privsgp.engine.folder import Folder
-    from privsgp.sites.join import Network
+    from privsgp.sites.run import Network
 
 _EVERY = 0.5  # seconds between two versions of status.json
 _LOG = logging.getLogger(__name__)

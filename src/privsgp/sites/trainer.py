@@ -21,7 +21,6 @@ from privsgp.engine.budget_guard import heads
 from privsgp.engine.checkpoint import Progress
 from privsgp.engine.drive import RunDriver
 from privsgp.engine.trainer import Trainer
-from privsgp.errors import Refused
 from privsgp.files import sync_names
 from privsgp.sites.journal import Journal
 from privsgp.transport.checks import refuse_wild
@@ -36,9 +35,10 @@ if TYPE_CHECKING:
     from privsgp.engine.folder import Folder
     from privsgp.engine.node_randomness import NodeRandomness
     from privsgp.engine.spec import RunSpec
+    from privsgp.engine.stops import Stopping
     from privsgp.engine.trainer import Watcher
     from privsgp.randomness.protocol import KeyExchange
-    from privsgp.sites.pairs import PairKeys
+    from privsgp.sites.protocol.pairs import PairKeys
     from privsgp.sites.transport import SitesTransport
 
     Commit = Callable[[int, Tensor, Tensor], None]
@@ -92,8 +92,8 @@ class SiteTrainer(Trainer):
     driver: SiteDriver
 
     def __init__(
-        self, spec: RunSpec, folder: Folder, network: SitesTransport, watch: Watcher | None = None,
-        pairs: PairKeys | None = None,
+        self, spec: RunSpec, folder: Folder, network: SitesTransport, stopping: Stopping,
+        watch: Watcher | None = None, pairs: PairKeys | None = None,
     ) -> None:  # fmt: skip
         self._network, self._pairs = network, pairs
         self._pending: int | None = None  # a step that is committed, and whose messages may not have left yet
@@ -101,11 +101,7 @@ class SiteTrainer(Trainer):
         self._journal: Journal | None = None
         self._began, self._spent = time.perf_counter(), 0.0
         super().__init__(replace(spec, checkpoint_every=0), folder, watch)  # each step is committed
-
-    def close(self) -> None:
-        """End the transport's thread too."""
-        super().close()
-        self._network.close()
+        self.stopping = stopping
 
     def _connect(self) -> SitesTransport:
         return self._network
@@ -116,15 +112,14 @@ class SiteTrainer(Trainer):
     def _driver(self, sent: int = 0) -> SiteDriver:
         return SiteDriver(self._network, self.budget_guard, self.randomness, self._commit, sent)
 
-    def _begin(self, *, fresh_noise: bool = False) -> tuple[int, float]:
+    def _begin(self) -> tuple[int, float]:
         """Take up the last commit; its step counts as done, once `_recover` has finished it."""
-        del fresh_noise
         self.algorithm.begin(self._start().z)
         if isinstance(self.algorithm, TablePushSum):
             self._journal = Journal(self.folder.checkpoint.parent, self._table_rows())
         found = checkpoint.last_common(self.folder, self.world, self.spec.shared_hash)
-        self.budget_guard.committed = -1
         if found is None:
+            self.budget_guard.resume(0, commits=True)
             self.state = self._start()
             return 0, 0.0
         path, progress = found
@@ -133,7 +128,8 @@ class SiteTrainer(Trainer):
             self._journal.replay()
         self.algorithm.restored(self.state.z)
         self.driver, self._spent = self._driver(progress.bytes_sent), progress.seconds
-        self._pending = self.budget_guard.committed = progress.step
+        self._pending = progress.step
+        self.budget_guard.resume(min(progress.step, self.spec.steps), commits=True)
         self._round = progress.step + 1
         if self._pairs is not None:
             self._pairs.used(progress.step)
@@ -174,13 +170,6 @@ class SiteTrainer(Trainer):
         self.state = State.debiased(*self.transport.resume(k, self.state.x, self.state.w))
         if k < self.spec.steps:
             self.averaging.add(k, self.state)
-
-    def _again(self, k: int) -> int:
-        """Refuse to make a step again: what was sent is in its commit."""
-        raise Refused(
-            f"the ledger knows another message of step {k}",
-            "restore the run folder as it was when the run stopped: this one is a mixture",
-        )
 
     def _commit(self, k: int, x: Tensor, w: Tensor) -> None:
         """Make step k durable, before its message is recorded and sent."""

@@ -18,10 +18,10 @@ import numpy as np
 import torch
 
 from privsgp.errors import Interrupted, Refused
-from privsgp.sites.frames import PIECE, Frame, Header, Step, body_of, split_step, step_body
-from privsgp.sites.link_journal import LinkJournal
-from privsgp.sites.mailbox import depth
-from privsgp.sites.outliers import Arrival, Outliers
+from privsgp.sites.protocol.frames import PIECE, Frame, Header, Step, body_of, split_step, step_body
+from privsgp.sites.protocol.link_journal import LinkJournal
+from privsgp.sites.protocol.mailbox import depth, wait_for
+from privsgp.sites.protocol.outliers import Arrival, Outliers
 from privsgp.transport.link import gathered
 from privsgp.transport.protocol import Transport, nothing
 
@@ -33,10 +33,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from privsgp.sites.agreement import Agreement
-    from privsgp.sites.frames import Rejected
     from privsgp.sites.identity import Site
-    from privsgp.sites.mailbox import Inbox, Outbox
-    from privsgp.sites.members import Members
+    from privsgp.sites.protocol.frames import Rejected
+    from privsgp.sites.protocol.mailbox import Inbox, Outbox
+    from privsgp.sites.protocol.members import Members
     from privsgp.transport.link import Sums
 
 _LOG = logging.getLogger(__name__)
@@ -73,8 +73,9 @@ class SitesTransport(Transport):
     plain: ClassVar[bool] = False
 
     def __init__(
-        self, site: Site, agreement: Agreement, node: int, inbox: Inbox, outbox: Outbox, members: Members, log: Path
-    ) -> None:
+        self, site: Site, agreement: Agreement, node: int, inbox: Inbox, outbox: Outbox, members: Members, log: Path,
+        stop: Callable[[], bool] = lambda: False,
+    ) -> None:  # fmt: skip
         self.site, self.agreement, self.node = site, agreement, node
         self.inbox, self.outbox, self.members, self.log = inbox, outbox, members, log
         self.graph, self.message_bytes = agreement.graph, agreement.message_bytes
@@ -85,11 +86,8 @@ class SitesTransport(Transport):
         self.settled = torch.zeros(len(self.targets), dtype=torch.int64)  # links to sites that left, taken back from
         self.kept = torch.ones(1, dtype=torch.float64)  # the share that the node kept of itself at the last step
         self.counts = torch.zeros(3, dtype=torch.int64)  # messages posted, taken, missed at the deadline
-        self.stop: Callable[[], bool] = lambda: False
+        self.stop, self.changed = stop, members.changed
         self.device = torch.device("cpu")
-        members.have, members.durable, members.sent = self._have, lambda: self._durable, self._sent
-        members.proof, members.seen = inbox.shown, inbox.seen.newest
-        self._durable = dict[str, int]()  # what a restarted process would still have, by source
         self._recent: deque[_Sent] = deque()  # the last steps' messages, which a site that leaves may not have taken
         self._since = -1  # steps up to this one are not in it
         self._most = depth(agreement) + 2
@@ -126,7 +124,7 @@ class SitesTransport(Transport):
         Guarantee: nothing leaves after a peer has shown a message that another copy of this site has signed.
         Assumes: the step is committed, so that a restarted process would send them again as they are.
         """
-        self._durable = self.taken()
+        self.members.posted(self.taken(), self._sent())
         self._refuse_copy()  # again: a commit may take seconds
         self._post(messages.frames)
         self._remember(messages.step, messages.links, messages.shares, messages.body)
@@ -136,7 +134,7 @@ class SitesTransport(Transport):
 
         An older copy sends nothing: peers first have the time to show what they have from this site.
         """
-        self._durable = self.taken()
+        self.members.posted(self.taken(), self._sent())
         links = np.flatnonzero(self.used.numpy())
         shares = [self.agreement.share(k, (self.node, self.targets[link])) or 0.0 for link in links]
         self._since = k - 1
@@ -147,25 +145,24 @@ class SitesTransport(Transport):
 
     def greet(self, k: int) -> None:
         """Give everybody the time to show what it has of this site, before a process makes its first new step."""
-        until = time.monotonic() + self.agreement.limits.deadline
-        while not self._asked_to_stop(k) and self.members.strangers() and time.monotonic() < until:
-            time.sleep(min(_TICK, 0.05))
+        met = lambda: not self._asked_to_stop(k) and not self.members.strangers()  # noqa: E731
+        wait_for(self.changed, met, self.agreement.limits.deadline)
         self._refuse_copy()
         self.inbox.open()
 
     def serve(self) -> None:
         """Let the last messages of a run that is over be sent again."""
         self.inbox.open()
-        self._durable = self._have()
+        self.members.posted(self.members.have(), self._sent())
         self._post_again()
 
     def restored(self, k: int, x: Tensor, w: Tensor) -> None:
         """Take up the links as they were when step k was committed; tell the inbox what had been taken."""
         self.members.step = k
-        if (known := len(self.members.own)) < (posted := int(self.counts[0])):
+        if (known := self.members.store.count()) < (posted := int(self.counts[0])):
             raise Refused(
-                f"{self.members.own.path} lists {known} messages, and this site has sent {posted}: without the log the "
-                "site cannot recognise a copy of itself",
+                f"{self.members.store.path} lists {known} messages, and this site has sent {posted}: without the list "
+                "the site cannot recognise a copy of itself",
                 "restore the run folder as it was when the run stopped",
             )
         self.links.replay()
@@ -174,10 +171,10 @@ class SitesTransport(Transport):
             if sums is not None:
                 self.inbox.restore(source, step, sums)
 
-    def taken(self) -> dict[str, int]:
+    def taken(self) -> dict[int, int]:
         """Return the step of the last message that was taken of each source."""
         steps = zip(self.sources, self.links.newest, strict=True)
-        return {str(j): step for j, step in steps if step >= 0}
+        return {j: step for j, step in steps if step >= 0}
 
     def messages(self, k: int) -> int:
         """Count the messages to other sites at step k."""
@@ -266,7 +263,7 @@ class SitesTransport(Transport):
         """Let messages be sent, except to sites that have left; first they are in the log of own messages."""
         gone = self.members.gone()
         wanted = [frame for frame in frames if frame.header.target not in gone]
-        self.members.own.note(wanted)
+        self.members.store.sign(frame.header for frame in wanted)
         for frame in wanted:
             self.outbox.post(frame)
             self.counts[0] += 1
@@ -281,7 +278,7 @@ class SitesTransport(Transport):
         taken, returned = self.inbox.take(k), self._returned()
         mixed, total, arrived = self._gathered(x, w, taken, returned)
         while (refused := self.outliers.refused(arrived, total)) is not None:
-            self._stop_link(*refused)
+            self._stop_link(k, *refused)
             taken = [frame for frame in taken if frame.header.source != refused[0].source]
             mixed, total, arrived = self._gathered(x, w, taken, returned)
         for one, warned in self.outliers.warned(k, float(w[0]), arrived):
@@ -307,8 +304,13 @@ class SitesTransport(Transport):
         arrived = [self.outliers.arrival(*one, own) for one in zip(taken, after, found, strict=False)]
         return mixed, total, arrived
 
-    def _stop_link(self, one: Arrival, why: Rejected) -> None:
-        """Take nothing more over a link. To the sums of all sites, its messages are still on their way."""
+    def _stop_link(self, k: int, one: Arrival, why: Rejected) -> None:
+        """Take nothing more over a link. To the sums of all sites, its messages are still on their way.
+
+        A site that was suspended while a copy of it continued finds fault with honest messages. So peers first have the
+        time to show it what the copy has sent.
+        """
+        wait_for(self.changed, lambda: self._asked_to_stop(k), self.agreement.limits.deadline)
         self.inbox.stop(one.source)
         self.members.accuse(one.source, why)
 
@@ -320,8 +322,8 @@ class SitesTransport(Transport):
                 text = "step %d waits: the link from %s is stopped (audit.jsonl). %s"
                 _LOG.warning(text, k, names, _DECIDE, extra={"step": k, "peer": names})
                 self.members.phase = "paused"
-            with self.inbox.changed:
-                self.inbox.changed.wait(_TICK)
+            with self.changed:
+                self.changed.wait(_TICK)
         self.members.phase = phase
 
     def _stopped(self) -> str:
@@ -345,25 +347,26 @@ class SitesTransport(Transport):
         edges, phase = self.graph.edges(k), self.members.phase
         due = [int(j) for j in edges.source[edges.target == self.node] if j != self.node]
         began, said = time.monotonic(), ""
-        while not self._asked_to_stop(k) and (why := self._holds(k, due, time.monotonic() - began)) is not None:
-            if why and why != said:
-                _LOG.warning("step %d waits: %s", k, why, extra={"step": k})
-                self.members.phase = "paused"
-            said = why or said
-            with self.inbox.changed:
-                self.inbox.changed.wait(_TICK if why else min(_TICK, 0.05))
+        with self.changed:
+            while not self._asked_to_stop(k) and (why := self._holds(k, due, time.monotonic() - began)) is not None:
+                if why and why != said:
+                    _LOG.warning("step %d waits: %s", k, why, extra={"step": k})
+                    self.members.phase = "paused"
+                said = why or said
+                self.changed.wait(_TICK)
         if said:
             _LOG.warning("step %d goes on", k, extra={"step": k})
         self.members.phase = phase
 
     def _asked_to_stop(self, k: int) -> bool:
+        """Raise an error if this site has to stop: people asked it to, or another copy of it was in the run."""
+        self._refuse_copy()
         if self.stop():
             raise Interrupted(k)
         return False
 
     def _holds(self, k: int, due: list[int], waited: float) -> str | None:
         """Say what step k waits for: "" for messages that may still be in time, None where it can go on."""
-        self._refuse_copy()
         limits, gone = self.agreement.limits, self.members.gone()
         missing = [j for j in due if j not in gone and self.inbox.newest(j) < k]
         silent = [j for j in missing if self.inbox.newest(j) < (least := k - limits.staleness) and self._owes(j, least)]
@@ -389,7 +392,7 @@ class SitesTransport(Transport):
         return self.members.owes(source, self.inbox.newest(source), step)
 
     def _refuse_copy(self) -> None:
-        """Stop if a peer has shown a message that this site signed and that is not in its own log."""
+        """Stop if a peer has shown a message or a process that this site signed and that is not of this folder."""
         if (found := self.members.foreign) is not None:
             name = self.agreement.roster[found.header.target].name
             raise Ended(
@@ -398,12 +401,16 @@ class SitesTransport(Transport):
                 "stop all copies of this site; go on with the one that sent this message if no other has sent any "
                 "since, else `privsgp leave` and agree anew: steps that two copies sent are spent twice",
             )
+        if self.members.newer:
+            raise Refused(
+                f"another copy of this site was started while this process runs: it is process {self.members.newer}, "
+                f"and this one is process {self.members.incarnation}. The other sites refuse this process since then",
+                "find the copy of this site's folder or machine, and stop it. To continue with this one, start it "
+                "again with the same command: it sends nothing twice",
+            )
 
-    def _have(self) -> dict[str, int]:
-        return {str(j): step for j in self.sources if (step := self.inbox.newest(j)) >= 0}
-
-    def _sent(self) -> dict[str, int]:
-        return {str(i): step for i, step in zip(self.targets, self.last.tolist(), strict=True) if step >= 0}
+    def _sent(self) -> dict[int, int]:
+        return {i: step for i, step in zip(self.targets, self.last.tolist(), strict=True) if step >= 0}
 
 
 def _sum(shares: NDArray[np.float64]) -> float:

@@ -98,6 +98,9 @@ class Increment(NamedTuple):
     distance: float
 
 
+_LEAST = 2.0**-500  # stands for a weight that was rounded to 0
+
+
 def gathered(
     x: NDArray[np.floating], w: float, kept: float, taken: Sequence[tuple[Sums, Sums | None]]
 ) -> tuple[NDArray[np.floating], float, list[Increment]]:
@@ -130,6 +133,7 @@ def gathered(
 
 def _measured(weight: float, new_new: float, new_own: float, own_own: float, w: float) -> Increment:
     """Measure a message by inner products of Δx and the receiver's x, whatever the weights: no square overflows."""
+    weight = weight or _LEAST
     norm, own = math.sqrt(new_new) / weight, math.sqrt(own_own) / w
     scale = max(norm, own) or 1.0
     if not math.isfinite(scale):

@@ -23,30 +23,29 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar
 
+from pydantic import Field, ValidationError
 from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
 from privsgp import __version__
 from privsgp.errors import Refused, Stopped
 from privsgp.files import flat
-from privsgp.transport import forms
+from privsgp.outside import exactly, fault, parse, shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from privsgp.transport.forms import Form
 
 T = TypeVar("T")
 
 PATIENCE = 120.0  # seconds to wait for a process that lives; PRIVSGP_PATIENCE changes it
-REFUSED = "refused"
 _LAST_WORD = 3.0  # seconds to tell the others that one leaves
 _LOOK = 0.5  # seconds between looks for a process that has left
 _PAUSE = 0.002
 _MOST_WORDS = 8  # differences that are named
-_SAID = forms.text(f"|{REFUSED}", "a yes, or a refusal")
+_Run = Annotated[str, Field(pattern="^[0-9a-f]{32}$")]
 
 
 class PeerLost(Stopped, Exception):
@@ -66,7 +65,7 @@ def blocks(nodes: int, processes: int) -> list[range]:
 
 
 class _Line:
-    """A thread that asks the meeting place, so that nobody waits for an answer longer than he will."""
+    """A thread that asks the meeting place, so that every wait for an answer has an end."""
 
     def __init__(self) -> None:
         self._calls: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]]] = queue.SimpleQueue()
@@ -77,17 +76,13 @@ class _Line:
         """Return what the call returns, within so many seconds; after one that took longer none is answered."""
         if self._dead:
             raise TimeoutError
+        answer: Future[T] = Future()
+        self._calls.put((call, answer))
         try:
-            return self.begin(call).result(seconds)
+            return answer.result(seconds)
         except TimeoutError:
             self._dead = True
             raise
-
-    def begin(self, call: Callable[[], T]) -> Future[T]:
-        """Return what will be the answer."""
-        answer: Future[T] = Future()
-        self._calls.put((call, answer))
-        return answer
 
     def _serve(self) -> None:
         while True:
@@ -125,14 +120,19 @@ class World:
         line: Store = self.store.clone()  # type: ignore[attr-defined]
         return line
 
-    def all_gather(self, value: T, form: Form) -> list[T]:
+    def all_gather(self, value: T, kind: object) -> list[T]:
         """Tell the others a small public value and return everybody's, in the order of ranks: one's own as it is."""
-        return self.all_gather_each(value, [form] * self.size)
+        return self.all_gather_each(value, [kind] * self.size)
 
-    def all_gather_nodes(self, own: Sequence[T], form: Form, nodes: int) -> list[T]:
+    def all_gather_nodes(self, own: Sequence[T], kind: object, nodes: int) -> list[T]:
         """Tell the others a value of each of one's own nodes and return all nodes': one's own as they are."""
-        expected = [forms.each(form, len(block)) for block in blocks(nodes, self.size)]
+        expected = [exactly(len(block), kind) for block in blocks(nodes, self.size)]
         return [value for theirs in self.all_gather_each(list(own), expected) for value in theirs]
+
+    def number_run(self, own: str) -> str:
+        """Return process 0's number of the run, which every message carries from now on."""
+        self.run = self.all_gather(own, _Run)[0]
+        return self.run
 
     def all_or_none(self, action: Callable[[], T]) -> T:
         """Do what may be refused; if one process refuses, none goes on. Why is said by that process alone."""
@@ -141,10 +141,10 @@ class World:
         try:
             result = action()
         except Refused:
-            self.all_gather(REFUSED, _SAID)
+            self.all_gather(value=True, kind=bool)
             raise
-        if REFUSED in (said := self.all_gather("", _SAID)):
-            raise Refused(f"process {said.index(REFUSED)} was refused", "see its own message")
+        if True in (refused := self.all_gather(value=False, kind=bool)):
+            raise Refused(f"process {refused.index(True)} was refused", "see its own message")
         return result
 
     def connect(self, call: Callable[[], None]) -> None:
@@ -182,7 +182,7 @@ class World:
                 if self.rank == 0:
                     self._wait({rank: f"bye/{rank}" for rank in range(self.size)})
 
-    def all_gather_each(self, value: T, expected: Sequence[Form]) -> list[T]:
+    def all_gather_each(self, value: T, expected: Sequence[Any]) -> list[T]:
         """Do `all_gather` where not all have the same to say."""
         if self.alone:
             return [value]
@@ -202,15 +202,12 @@ class World:
             )
         return [value if rank == self.rank else self._read(rank, said[rank], expected[rank]) for rank in keys]
 
-    def _read(self, rank: int, word: bytes, form: Form) -> Any:  # noqa: ANN401 - what fits the form
+    def _read(self, rank: int, word: bytes, kind: Any) -> Any:  # noqa: ANN401 - a value of that type
         """Return what a process said, or refuse it."""
         try:
-            said = json.loads(word)
-        except (ValueError, RecursionError):
-            self.refuse(rank, f"says {forms.shown(word[:80].decode(errors='replace'))}, which cannot be read")
-        if not form.fits(said):
-            self.refuse(rank, f"says {forms.shown(said)}, where it was to say {form.text}")
-        return said
+            return parse(kind, word)
+        except ValidationError as error:
+            self.refuse(rank, f"says {shown(word.decode(errors='replace'))}: {fault(error)}")
 
     def _ask(self, call: Callable[[], T], seconds: float | None = None) -> T:
         return self._line(call, self.patience if seconds is None else seconds)
@@ -263,7 +260,7 @@ def join() -> World:
             f"the processes do not meet at {where} within {patience:g} s: {str(error).splitlines()[0]}",
             "start process 0 there and all others, with torchrun or with its variables (docs/cluster.md)",
         ) from error
-    return World(rank, size, PrefixStore(f"privsgp/{_restarts()}", store), patience)
+    return World(rank, size, PrefixStore(f"privsgp/{restarts()}", store), patience)
 
 
 def _patience() -> float:
@@ -277,12 +274,8 @@ def _patience() -> float:
     return patience
 
 
-def restarted() -> bool:
-    """Tell whether torchrun has started this process anew after a failure."""
-    return _restarts() > 0
-
-
-def _restarts() -> int:
+def restarts() -> int:
+    """Count how often torchrun has started this process again after a failure."""
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
 
 
@@ -297,8 +290,8 @@ def greet(world: World, shared: dict[str, Any]) -> None:
 def refuse_differences(world: World, mine: dict[str, Any]) -> None:
     """Refuse where another process says otherwise, and name what differs, with both values."""
     mine = json.loads(json.dumps(mine))
-    said = world.all_gather(mine, forms.WORDS)
-    world.all_gather(None, forms.NOTHING)  # nobody leaves before all have heard
+    said = world.all_gather(mine, dict[str, Any])
+    world.all_gather(None, None)  # nobody leaves before all have heard
     for rank, theirs in enumerate(said):
         differ = [key for key in mine | theirs if mine.get(key) != theirs.get(key)]
         if differ:
@@ -311,4 +304,4 @@ def refuse_differences(world: World, mine: dict[str, Any]) -> None:
 
 def _word(value: object) -> str:
     """Return a value as a sentence has it; what a peer says may hold anything."""
-    return forms.shown(value).strip('"')
+    return shown(value).strip('"')

@@ -20,7 +20,6 @@ from privsgp.gradients.rules.conv import StackedConv2d
 from privsgp.gradients.rules.embedding import StackedEmbedding
 from privsgp.gradients.rules.linear import StackedLinear
 from privsgp.gradients.rules.norm import StackedGroupNorm, StackedLayerNorm
-from privsgp.gradients.rules.recurrent import KINDS, StackedRecurrent
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -34,7 +33,6 @@ RULES: dict[type[nn.Module], type[StackedLayer]] = {
     nn.GroupNorm: StackedGroupNorm,
     nn.LayerNorm: StackedLayerNorm,
     nn.Embedding: StackedEmbedding,
-    **dict.fromkeys(KINDS, StackedRecurrent),
 }
 
 

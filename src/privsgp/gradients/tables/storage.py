@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from functools import lru_cache
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -38,25 +38,8 @@ def place(size: int, words: str, device: torch.device) -> torch.device:
     )
 
 
-class Rows(Protocol):
-    """What is read by rows and lies in no tensor, such as files larger than memory."""
-
-    @property
-    def shape(self) -> torch.Size:
-        """As a tensor's, [m, J + 1, …]."""
-
-    @property
-    def device(self) -> torch.device:
-        """Where rows are read to."""
-
-    def read(self, rows: Tensor) -> Tensor:
-        """Return the rows [m, b] of each node."""
-
-
-def gather(table: Tensor | Rows, rows: Tensor) -> Tensor:
+def gather(table: Tensor, rows: Tensor) -> Tensor:
     """Return table[i, rows[i, j]] on the device of `rows`, wherever the table lies."""
-    if not isinstance(table, torch.Tensor):
-        return table.read(rows)
     return table.flatten(0, 1).index_select(0, _flat(table, rows)).view(*rows.shape, *table.shape[2:]).to(rows.device)
 
 

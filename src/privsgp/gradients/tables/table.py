@@ -96,13 +96,6 @@ class Table:
         some.parts, some.mean = [part.of_nodes(nodes) for part in self.parts], self.mean[nodes]
         return some
 
-    @property
-    def entry_bytes(self) -> float:
-        """Memory per sample."""
-        kept = self.arrays()
-        del kept["mean"]
-        return sum(a[0, 0].nbytes for a in kept.values())
-
     def prepared(self, g: PerSample) -> PerSample:
         """Multiply out what is kept plain: positions may cancel, and then that rounds by more than a clip allows."""
         return PerSample(self._like_parts(g))

@@ -1,0 +1,101 @@
+"""The second reading of a mechanism: its Rényi curve, from its own numbers.
+
+It shares with the first (`accountant`) what a mechanism *is*, and no step of the way from there to a number: which
+shift a sample causes, how often, under which relation, and when sampling counts, are worked out here once more. (For
+SAGA both rest on the lemma of `saga.py` that bounds a piece of the path, which brute force tests.)
+"""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from privsgp.accounting import rdp
+from privsgp.accounting.mechanisms import (
+    Anchored,
+    Composed,
+    Gaussian,
+    Mechanism,
+    Relation,
+    Saga,
+    SampledMean,
+    Shared,
+    Summed,
+    Wrapper,
+)  # fmt: skip
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Cumulants = NDArray[np.float64]
+
+
+def in_pairs(mechanism: Mechanism, relation: Relation) -> bool:
+    """Whether replace-one is two zero-outs in a row: for SAGA under secret coins, where nothing else is proved."""
+    if isinstance(mechanism, Composed):
+        return any(in_pairs(part, relation) for part, _ in mechanism.parts)
+    if isinstance(mechanism, Wrapper):
+        return in_pairs(mechanism.base, relation)
+    sampled = mechanism.sampling == "poisson" and mechanism.batch < mechanism.samples
+    saga = isinstance(mechanism, Saga) and mechanism.difference_scale * mechanism.samples > mechanism.batch
+    return saga and sampled and relation == "replace-one"
+
+
+def renyi(mechanism: Mechanism, steps: int, relation: Relation) -> rdp.Renyi:
+    """Return the Rényi curve of `steps` releases, that of one zero-out where replace-one is counted `in_pairs`."""
+    sides = 2 if relation == "replace-one" and not in_pairs(mechanism, relation) else 1
+    return rdp.Renyi(_all(mechanism, steps, sides))
+
+
+def _all(mechanism: Mechanism, steps: int, sides: int, noise: float = 1.0) -> Cumulants:
+    """Return the cumulants of a tree; all noise in it is multiplied by `noise`."""
+    if not steps:
+        return 0 * rdp.ORDERS  # 0 · ∞ is none
+    if isinstance(mechanism, Shared | Summed):  # variances of independent noise add up
+        variance = mechanism.nodes if isinstance(mechanism, Summed) else 1
+        return _all(mechanism.base, steps, sides, noise * math.sqrt(variance))
+    if isinstance(mechanism, Anchored):
+        return _anchored(mechanism, steps, sides, noise)
+    if isinstance(mechanism, Composed):
+        return _added([_all(part, steps * count, sides, noise) for part, count in mechanism.parts])
+    if mechanism.sigma == 0 or math.isinf(mechanism.clip):
+        return np.full(rdp.ORDERS.shape, math.inf)
+    return np.asarray(steps * _one(mechanism.with_sigma(noise * mechanism.sigma), sides))
+
+
+@lru_cache(maxsize=64)
+def _one(mechanism: Mechanism, sides: int) -> Cumulants:
+    """Return the cumulants of one release: G/J of a mean over all records, G/b of a drawn one."""
+    secret = mechanism.sampling == "poisson" and mechanism.batch < mechanism.samples
+    g = mechanism.clip * (1 + mechanism.kappa) / mechanism.sigma
+    if isinstance(mechanism, Gaussian):
+        return rdp.gaussian(sides * g / mechanism.samples)
+    if isinstance(mechanism, SampledMean):
+        if not secret:
+            return rdp.gaussian(sides * g / mechanism.batch)
+        return rdp.sampled(mechanism.batch / mechanism.samples, g / mechanism.batch, replace=sides == 2)
+    assert isinstance(mechanism, Saga)  # noqa: S101
+    scale = mechanism.difference_scale
+    if scale * mechanism.samples <= mechanism.batch:  # t/J + θc/b lies between t/J and (t + c)/J
+        return rdp.gaussian(sides * g / mechanism.samples)
+    reach = 2.0 if mechanism.difference_clip is None else min(mechanism.difference_clip / mechanism.clip, 2.0)
+    plain = rdp.gaussian(sides * g * (scale * reach / mechanism.batch + (1 - reach) / mechanism.samples))
+    if not secret:
+        return plain
+    return np.minimum(rdp.saga(mechanism.batch / mechanism.samples, reach, g / mechanism.samples, scale), plain)
+
+
+def _anchored(mechanism: Anchored, steps: int, sides: int, noise: float) -> Cumulants:
+    """Add up anchors and differences of the longest run without repeats, and each repeat as either kind."""
+    again = min(steps, mechanism.spare)
+    made = steps - again
+    anchors = 0 if not made else 1 if mechanism.period is None else math.ceil(made / mechanism.period)
+    kinds = ((anchors + again, mechanism.anchor), (made - anchors + again, mechanism.difference))
+    return _added([_all(kind, count, sides, noise) for count, kind in kinds])
+
+
+def _added(parts: list[Cumulants]) -> Cumulants:
+    return np.asarray(np.sum([np.zeros_like(rdp.ORDERS), *parts], axis=0))

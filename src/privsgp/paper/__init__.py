@@ -1,1 +1,0 @@
-"""The paper's ten figures and whether their claims hold."""

@@ -1,0 +1,164 @@
+"""What the paper claims, as statements that results either satisfy or do not.
+
+One mean is above another when their difference is larger than both standard errors together. With one seed nobody knows
+those, and every difference counts. A claim is judged by the curves that were run: its own must be among them, and
+another to compare it with.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from privsgp.research.spread import Spread
+
+COMPARABLE = 0.02  # accuracies that differ by no more are called comparable
+ALIKE = 0.1  # and losses that differ by no more than such a share of the lowest
+WORDS = {True: "holds", False: "does not hold", None: "cannot be judged"}
+
+
+@dataclass(frozen=True)
+class Found:
+    """What several runs of one curve came to; `x` is its place on the line it belongs to."""
+
+    label: str
+    accuracy: Spread
+    train_loss: Spread | None
+    line: str = ""
+    x: float = 0.0
+
+    @classmethod
+    def told(cls, curve: Mapping[str, Any]) -> Found:
+        """Take what a claim looks at from a curve of a figure's JSON."""
+        accuracy, loss = (
+            None if curve[key] is None else Spread(tuple(curve[key]["each"])) for key in ("accuracy", "train_loss")
+        )
+        if accuracy is None:
+            raise TypeError("claims are about accuracies")
+        return cls(curve["label"], accuracy, loss, curve["line"], curve["x"])
+
+    @property
+    def text(self) -> str:
+        """Its label and accuracy, with the standard error where there is one."""
+        error = f" ± {100 * self.accuracy.error:.2f}" if len(self.accuracy.each) > 1 else ""
+        return f"{self.label}: {100 * self.accuracy.mean:.2f}{error} %"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether a claim holds, None if it cannot be judged, and the numbers."""
+
+    holds: bool | None
+    words: str
+
+
+def stated(told: Mapping[str, Any]) -> dict[str, str]:
+    """Return the verdicts on a judged figure with their numbers: the paper's and, where ours was run, one on that."""
+    printed = WORDS[told["holds"]]
+    if "scaled" not in told:
+        return {printed: told["found"]}
+    ours = told["scaled"]
+    return {f"{printed} as printed": told["found"], f"{WORDS[ours['holds']]} with scaled differences": ours["found"]}
+
+
+Claim = Callable[[Mapping[str, Found]], Verdict]
+ALONE = "there is no other curve to compare with"
+
+
+def comparable(keys: Sequence[str]) -> Claim:
+    """All accuracies lie within two points, and all losses within a tenth of the lowest."""
+
+    def judge(found: Mapping[str, Found]) -> Verdict:
+        shown = [found[key] for key in keys if key in found]
+        if len(shown) < 2:
+            return _unjudged(ALONE, shown)
+        means = [one.accuracy.mean for one in shown]
+        losses = [math.inf if one.train_loss is None else one.train_loss.mean for one in shown]
+        apart, share = max(means) - min(means), max(losses) / min(losses) - 1
+        told = f"{100 * apart:.1f} points and {100 * share:.0f} % of loss apart, comparable up to 2 and 10"
+        return Verdict(apart <= COMPARABLE and share <= ALIKE, f"{_with_losses(shown)}; {told}")
+
+    return judge
+
+
+def best(key: str) -> Claim:
+    """No other curve has as high an accuracy, and none as low a training loss."""
+
+    def judge(found: Mapping[str, Found]) -> Verdict:
+        own = found[key]
+        high = max(found.values(), key=lambda one: one.accuracy.mean)
+        low = min(found.values(), key=lambda one: math.inf if one.train_loss is None else one.train_loss.mean)
+        clear = [
+            all(_more(high.accuracy, one.accuracy) for one in found.values() if one is not high),
+            all(_less_loss(low, one) for one in found.values() if one is not low),
+        ]
+        by = ["" if one else ", by less than the standard errors" for one in clear]
+        told = f"the highest accuracy has {high.label}{by[0]}, the lowest loss {low.label}{by[1]}"
+        return Verdict(high is own and low is own and all(clear), f"{_with_losses(found.values())}; {told}")
+
+    return _about(key, judge)
+
+
+def rising(line: str) -> Claim:
+    """Along a line, no accuracy is lower than the one before."""
+
+    def judge(found: Mapping[str, Found]) -> Verdict:
+        along = sorted((one for one in found.values() if one.line == line), key=lambda one: one.x)
+        if len(along) < 2:
+            return _unjudged(ALONE, along)
+        falls = [b.label for a, b in pairwise(along) if _more(a.accuracy, b.accuracy)]
+        fell = [f"falls at {', '.join(falls)}"] if falls else []
+        return Verdict(not falls, "; ".join([*(one.text for one in along), *fell]))
+
+    return judge
+
+
+def ahead(key: str) -> Claim:
+    """Accuracy is higher and training loss lower than any other's."""
+
+    def judge(found: Mapping[str, Found]) -> Verdict:
+        own, others = found[key], [one for name, one in found.items() if name != key]
+        holds = all(_more(own.accuracy, one.accuracy) and _less_loss(own, one) for one in others)
+        return Verdict(holds, _with_losses(found.values()))
+
+    return _about(key, judge)
+
+
+def _about(key: str, claim: Claim) -> Claim:
+    """Judge what is claimed of one curve against all others only if it was run, and one of them."""
+
+    def judge(found: Mapping[str, Found]) -> Verdict:
+        if key in found and len(found) > 1:
+            return claim(found)
+        return _unjudged(ALONE if key in found else "the claim's own curve was left out", found.values())
+
+    return judge
+
+
+def _unjudged(why: str, found: Iterable[Found]) -> Verdict:
+    return Verdict(None, "; ".join([why, *(one.text for one in found)]))
+
+
+def _more(a: Spread, b: Spread) -> bool:
+    return a.mean - b.mean > a.error + b.error
+
+
+def _less_loss(a: Found, b: Found) -> bool:
+    """A run that diverged has no loss, and is behind."""
+    if a.train_loss is None or b.train_loss is None:
+        return b.train_loss is None
+    return _more(b.train_loss, a.train_loss)
+
+
+def _loss(one: Found) -> str:
+    if one.train_loss is None:
+        return ""
+    loss = one.train_loss.mean
+    return f", loss {loss:.3f}" if loss < 1000 else f", loss {loss:.2g}"
+
+
+def _with_losses(found: Iterable[Found]) -> str:
+    return "; ".join(f"{one.text}{_loss(one)}" for one in found)

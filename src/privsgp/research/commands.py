@@ -1,0 +1,190 @@
+"""The commands of this package: `compare`, `reproduce`, `tune` and `observe`.
+
+privsgp finds `add_to` through the entry-point group `privsgp.commands`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from privsgp import later
+from privsgp.cli_data import Changes, DataDir, Json, configured, listed, note, numbers, one_of
+from privsgp.errors import Refused
+from privsgp.report.terminal import err, show, stage, tell
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from privsgp.accounting.mechanisms import Relation
+
+Jobs = Annotated[int | None, typer.Option(help="Runs at a time, a thread each; default: one per core.")]
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add these commands to the command line."""
+    for command in (compare, reproduce, tune, observe):
+        app.command()(command)
+
+
+@contextlib.contextmanager
+def _going_on() -> Iterator[None]:
+    """Say after Ctrl-C how to continue."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        err.print("stopped: the same command continues from here", soft_wrap=True)
+        raise typer.Exit(130) from None
+
+
+def compare(
+    config: Annotated[Path, typer.Argument(help="run.toml, with a seed and a budget.")],
+    algorithms: Annotated[str, typer.Option(help="Names with commas between; `local` is always compared too.")],
+    changes: Changes = None,
+    seeds: Annotated[int, typer.Option(help="Runs of every method that are reported.")] = 3,
+    tuning_seeds: Annotated[int, typer.Option(help="Runs of every step size that is tried, with other seeds.")] = 1,
+    step_sizes: Annotated[
+        str,
+        typer.Option(
+            help="The common grid, numbers with commas between; default: around the config's step size. Where a method "
+            "is best at an end of it, its grid is extended there, up to three times."
+        ),
+    ] = "",
+    jobs: Jobs = None,
+    folder: Annotated[Path | None, typer.Option("--out", help="Default runs/<name>-compare.")] = None,
+    data_dir: DataDir = None,
+    save: Annotated[Path | None, typer.Option(help="The picture; default comparison.png in the folder.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Compare methods at one certified budget, each at its best step size. The same command continues after Ctrl-C."""
+    settings = configured(config, changes)
+    from privsgp.files import write_json
+    from privsgp.research import compare as comparing
+    from privsgp.research import picture
+    from privsgp.research.pool import alone_in
+    from privsgp.research.several import Bench
+    from privsgp.research.shown import show_comparison
+
+    place = folder or Path("runs") / f"{settings.name}-compare"
+    names = listed(algorithms)
+    if moved := comparing.moved(settings, names):
+        note(f"on a ring, not on graph.name = {settings.graph.name!r}: {', '.join(moved)} (links must go both ways)")
+    bench = Bench(place, data_dir, jobs, stage)
+    with _going_on(), alone_in(place):
+        found = comparing.compare(
+            settings, names, bench, seeds=seeds, tuning_seeds=tuning_seeds,
+            step_sizes=numbers("step-sizes", step_sizes),
+        )  # fmt: skip
+        told = found.as_json()
+        write_json(place / "comparison.json", told)
+        picture.draw_comparison(found, save or place / "comparison.png")
+    tell(told, show_comparison, told, as_json=as_json)
+    err.print(f"comparison.json and the runs are in {place}", soft_wrap=True)
+
+
+def reproduce(
+    name: Annotated[str, typer.Argument(help="A figure, or all; --list names them.")] = "",
+    listed: Annotated[bool, typer.Option("--list", help="Name all figures, with what the paper claims.")] = False,
+    scale: Annotated[str, typer.Option(help="small (minutes on a laptop) or full (as published; GPU).")] = "small",
+    mode: Annotated[str, typer.Option(help="published, certified or both")] = "both",
+    seeds: Annotated[int, typer.Option(help="Runs of every curve.")] = 2,
+    folder: Annotated[Path, typer.Option("--out", help="Where figures and their runs go.")] = Path("figures"),
+    data_dir: Annotated[Path | None, typer.Option(help="Where MNIST and CIFAR-10 lie (or PRIVSGP_DATA).")] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda")] = "auto",
+    jobs: Jobs = None,
+    max_steps: Annotated[
+        int | None, typer.Option(help="Leave out curves with more steps; a claim about one is not judged.")
+    ] = None,
+    only: Annotated[
+        list[str] | None, typer.Option(help="A curve's label, or what stands before its comma; others are left out.")
+    ] = None,
+    changes: Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE, for every curve.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Make the paper's figures again and say whether its claims hold. The same command continues after Ctrl-C."""
+    with later.package("torch"):
+        from privsgp.research.figures import MODES, NAMES, SCALES, known, listing
+
+    if listed:
+        claims = [{"name": figure, "claim": claim} for figure, claim in listing()]
+        tell(claims, show, "figures", listing(), as_json=as_json)
+        return
+    one_of("scale", scale, SCALES)
+    one_of("mode", mode, (*MODES, "both"))
+    names = NAMES if name == "all" else [name]
+    for one in names:
+        known(one)
+    from privsgp.research import reproduce as figures
+    from privsgp.research.pool import alone_in
+    from privsgp.research.several import Bench
+    from privsgp.research.shown import show_figure
+
+    wanted = [(one, m, s) for one in names for m in MODES for s in SCALES if mode in (m, "both") and s == scale]
+    bench = Bench(folder, data_dir, jobs, stage)
+    with _going_on(), alone_in(folder):
+        for one, m, s in wanted:
+            told = figures.reproduce(
+                one, bench, scale=s, mode=m, seeds=seeds, max_steps=max_steps, only=only or (),
+                changes=[f"engine.device={device}", *(changes or [])],
+            )  # fmt: skip
+            figures.save(told, folder)
+            tell(told, show_figure, told, as_json=as_json)
+
+
+def tune(
+    config: Annotated[Path, typer.Argument(help="run.toml: where the search starts.")],
+    public: Annotated[str, typer.Option(help="What to search on: synthetic, a data set's name, or a file.")],
+    changes: Changes = None,
+    data_dir: DataDir = None,
+    save: Annotated[Path, typer.Option("--out", help="Where the configuration with what was found goes.")] = Path(
+        "tuned.toml"
+    ),
+    trials: Annotated[int, typer.Option(help="The most combinations to try.")] = 60,
+    as_json: Json = False,
+) -> None:
+    """Search step size, clip, batch, steps, momentum and averaging on public or synthetic data alone."""
+    settings = configured(config, changes)
+    if not os.access(save.parent, os.W_OK) or save.is_dir():
+        raise Refused(f"--out {save} cannot be written", "name a file in a folder that exists and can be written")
+    from privsgp.research.shown import show_tuned
+    from privsgp.research.tune import tune as search
+
+    found = search(settings, public, data_dir, most=trials, stage=stage)
+    save.write_text(found.config.beside(save.parent).toml())
+    err.print(f"written to {save}")
+    tell(found.to_json(), show_tuned, found, as_json=as_json)
+
+
+def observe(
+    network: Annotated[str, typer.Argument(metavar="GRAPH", help="A network that `privsgp graph` knows.")],
+    nodes: Annotated[int, typer.Option(help="n, the number of sites.")],
+    samples: Annotated[int, typer.Option(help="J, the samples of each site; every step uses all of them.")],
+    steps: Annotated[int, typer.Option(help="K, the number of steps.")],
+    sigma: Annotated[float, typer.Option(help="Each site's own noise per coordinate of the averaged gradient.")],
+    clip: Annotated[float, typer.Option(help="G, the norm of one sample's clipped gradient.")] = 1.0,
+    delta: Annotated[float, typer.Option(help="δ")] = 1e-5,
+    relation: Annotated[str, typer.Option(help="zero-out or replace-one")] = "zero-out",
+    degree: Annotated[int, typer.Option(help="Out-degree of `random`.")] = 1,
+    seed: Annotated[int, typer.Option(help="Seed of `random`.")] = 0,
+    as_json: Json = False,
+) -> None:
+    """Show the ε of each site towards each other site alone. It is information, never part of the guarantee."""
+    from privsgp import graph as graphs
+    from privsgp.accounting import accountant
+    from privsgp.accounting.mechanisms import SampledMean
+    from privsgp.research import observer
+    from privsgp.research.shown import show_view
+
+    one_of("relation", relation, ("zero-out", "replace-one"))
+    graph = graphs.make(network, nodes, seed=seed, degree=degree)
+    graphs.check(graph)
+    related: Relation = "replace-one" if relation == "replace-one" else "zero-out"
+    mechanism = SampledMean(sigma=sigma, clip=clip, batch=samples, samples=samples)
+    seen = observer.view(graph, steps, mechanism, delta, related)
+    guarantee = accountant.epsilon(mechanism, steps, delta, related).epsilon
+    told = {"graph": network, "nodes": nodes, "epsilon": guarantee, "delta": delta, "relation": relation}
+    tell(told | seen.as_json(), show_view, seen, guarantee, as_json=as_json)

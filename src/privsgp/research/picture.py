@@ -1,0 +1,93 @@
+"""Pictures of many runs: a line and a band for each method or setting."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from privsgp.accounting.mechanisms import nominal
+from privsgp.accounting.shown import span_up
+from privsgp.research import claims, pictures
+from privsgp.research.pictures import COLOURS, INK, save
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from privsgp.research.compare import Comparison
+
+    Points = Sequence[Mapping[str, float]]
+
+_STYLES = ("-", "--", ":")  # the colours again
+
+
+def draw_comparison(comparison: Comparison, path: Path) -> None:
+    """Draw accuracy against steps and, where there is a clock, against virtual time."""
+    rows = [row.as_json() for row in comparison.rows]
+    panels = [("against_steps", "steps")]
+    if any(row["against_time"] for row in rows):
+        panels.append(("against_time", "virtual seconds"))
+    figure, axes = panes(len(panels))
+    for axis, (key, x) in zip(axes, panels, strict=True):
+        lines(axis, {row["algorithm"]: row[key] for row in rows if row[key]})
+        dress(axis, x, "test accuracy")
+    save(figure, path, dpi=100)
+
+
+def draw_figure(told: dict[str, Any], path: Path) -> None:
+    """Draw a figure of the paper, as its JSON holds it: loss and accuracy against steps, or accuracy against ε."""
+    along = told["curves"][0]["line"]
+    figure, axes = panes(1 if along else 2)
+    if along:
+        lines(axes[0], _points(told["curves"]), marker="o")
+        dress(axes[0], "ε, nominal" if nominal(told["mode"]) else "ε, certified", "test accuracy")
+    else:
+        for axis, key, words in zip(axes, ("loss", "accuracy"), ("training loss", "test accuracy"), strict=True):
+            lines(axis, {_legend([c]): c[f"{key}_curve"] for c in told["curves"]})
+            dress(axis, "steps", words)
+            means = [p["mean"] for c in told["curves"] for p in c[f"{key}_curve"]]
+            if means and 0 < 1000 * min(means) < max(means):  # one curve would flatten all others
+                axis.set_yscale("log")
+    verdict = ", ".join(claims.stated(told))
+    figure.suptitle(f"{told['name']}, {told['mode']}, {told['scale']}: the claim {verdict}", color=INK, fontsize=11)
+    save(figure, path, dpi=100)
+
+
+def _points(curves: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, float]]]:
+    """Put the curves' final accuracies on their lines."""
+    by_line: dict[str, list[dict[str, Any]]] = {}
+    for c in curves:
+        by_line.setdefault(c["line"], []).append(c)
+    return {_legend(on, line): [{"x": c["x"]} | c["accuracy"] for c in on] for line, on in by_line.items()}
+
+
+def _legend(curves: Sequence[dict[str, Any]], words: str = "") -> str:
+    """Return a label with the certified ε of what it stands for."""
+    found = [c["epsilon_certified"] for c in curves]
+    if None in found:
+        return f"{words or curves[0]['label']} (ε: no finite bound)"
+    return f"{words or curves[0]['label']} (ε = {span_up(found, 3)})"
+
+
+def panes(count: int) -> tuple[Figure, list[Axes]]:
+    """Return a figure and its axes side by side."""
+    return pictures.panes(count, 5.4 * count + 0.4, 4.2)
+
+
+def lines(axis: Axes, curves: Mapping[str, Points], marker: str = "") -> None:
+    """Draw a line through the means and a band of one standard deviation for each curve."""
+    for i, (label, points) in enumerate(curves.items()):
+        colour, style = COLOURS[i % len(COLOURS)], _STYLES[i // len(COLOURS) % len(_STYLES)]
+        x, mean = [p["x"] for p in points], [p["mean"] for p in points]
+        axis.plot(x, mean, style, color=colour, label=label, linewidth=1.6, marker=marker, markersize=4)
+        low, high = ([p["mean"] + side * p["sd"] for p in points] for side in (-1, 1))
+        axis.fill_between(x, low, high, color=colour, alpha=0.15, linewidth=0)
+
+
+def dress(axis: Axes, x: str, y: str) -> None:
+    """Name the axes and take away what is not needed."""
+    axis.set(xlabel=x, ylabel=y)
+    axis.grid(visible=True, alpha=0.25)
+    axis.legend(frameon=False, fontsize=8)

@@ -1,0 +1,103 @@
+"""Comparisons, figures, searches and a neighbour's view in a terminal."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import astuple
+from typing import TYPE_CHECKING, Any
+
+from privsgp.accounting.shown import span_up, up
+from privsgp.report.terminal import out, show_lines, show_table
+from privsgp.research import claims
+from privsgp.runs.views import LABELS, clocked
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from privsgp.research.observer import View
+    from privsgp.research.tune import Tuned
+
+
+def show_comparison(comparison: dict[str, Any]) -> None:
+    """Print a comparison, as comparison.json holds it, method by method."""
+    from privsgp.features.options import pretraining
+
+    times = [row["virtual_seconds"] and row["virtual_seconds"]["mean"] for row in comparison["rows"]]
+    clock = any(clocked(time, row["steps"]) for time, row in zip(times, comparison["rows"], strict=True))
+    extra = [name for name in ("auc", "r2") if any(name in row.get("metrics", {}) for row in comparison["rows"])]
+    names = [LABELS[name] for name in extra]
+    head = ["method", "accuracy %", *names, "loss", "ε", "step", "steps", "MB", *(["time"] if clock else [])]
+    rows = [
+        [
+            row["algorithm"], _accuracy(row), *(_three(_mean(row, name)) for name in extra),
+            _three(row["test_loss"] and row["test_loss"]["mean"]), _three(row["epsilon"], up),
+            _three(row["step_size"]), str(row["steps"]),
+            f"{(row['bytes_sent'] or 0) / 1e6:.1f}",
+            *([_three(time)] if clock else []),
+        ]
+        for time, row in zip(times, comparison["rows"], strict=True)
+    ]  # fmt: skip
+    show_table(comparison["config"]["name"], head, rows, words=["method"], wide=True)
+    said = ["time is virtual, in seconds; accuracy is mean ± standard deviation over seeds"] if clock else []
+    settings: dict[str, list[str]] = {}
+    for row in comparison["rows"]:
+        settings.setdefault(f"network {row['graph']}, trust {row['trust']}", []).append(row["algorithm"])
+    said += [f"{words}: {', '.join(methods)}" for words, methods in settings.items()]
+    rests_on = pretraining(comparison["config"].get("features", {}).get("name", "none"))
+    show_lines([*said, *([rests_on] if rests_on else []), comparison["note"]])
+
+
+def show_figure(told: dict[str, Any]) -> None:
+    """Print what a figure of the paper came to, as its JSON holds it."""
+    out.print(f"{told['name']}, {told['mode']}, {told['scale']}: {told['paper']}", style="bold", soft_wrap=True)
+    for verdict, found in claims.stated(told).items():
+        out.print(f"  {verdict}: {found}", soft_wrap=True, highlight=False)
+    spent = [c["epsilon_certified"] for c in told["curves"]]
+    words = "no finite bound for some" if None in spent else f"ε = {span_up(spent)}"
+    seeds = "one seed" if told["seeds"] == 1 else f"{told['seeds']} seeds"
+    out.print(f"  certified: {words}; {seeds}", soft_wrap=True, highlight=False)
+
+
+def _accuracy(row: dict[str, Any]) -> str:
+    found = row["accuracy"]
+    if found is None:
+        return "–"
+    lost = f", {row['diverged']} diverged" if row["diverged"] else ""
+    return f"{100 * found['mean']:.2f} ± {100 * found['sd']:.2f}{lost}"
+
+
+def _mean(row: dict[str, Any], name: str) -> float | None:
+    found = row.get("metrics", {}).get(name)
+    return None if found is None else float(found["mean"])
+
+
+def _three(value: float | None, write: Callable[[float, int], str] = lambda v, digits: f"{v:.{digits}g}") -> str:
+    return "–" if value is None else write(value, 3)
+
+
+_MOST_SITES = 9  # for which a matrix fits into eighty characters
+
+
+def show_view(view: View, guarantee: float) -> None:
+    """Print what each site learns of each other: the matrix where it fits, else the most and the least of each."""
+    from privsgp.research.observer import NOTE
+
+    words = f"what one site learns of another: ε at δ = {up(view.delta)}; against everybody {up(guarantee)}"
+    out.print(words, style="bold", soft_wrap=True, highlight=False)
+    if len(view.epsilon) <= _MOST_SITES:
+        columns, found = [f"of {j}" for j in range(len(view.epsilon))], view.epsilon.tolist()
+    else:
+        columns, found = ["the most", "of site", "the least", "of site"], view.extremes()
+    rows = [[str(i), *("–" if math.isnan(value) else up(value, 3) for value in row)] for i, row in enumerate(found)]
+    show_table(None, ("observer", *columns), rows, words=())
+    show_lines([NOTE])
+
+
+def show_tuned(found: Tuned) -> None:
+    """Print every trial with its score, the best one marked."""
+    head = ("step size", "clip", "batch", "steps", "momentum", "tail", "score", "")
+    rows = [
+        (*(f"{value:.4g}" for value in astuple(trial)), f"{score:.4f}", "←" if trial == found.best else "")
+        for trial, score in found.trials
+    ]
+    show_table(f"tuned on {found.source.text}", head, rows, words=())

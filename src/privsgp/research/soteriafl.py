@@ -1,0 +1,193 @@
+"""SoteriaFL (Li et al. 2022): noised local estimates, compressed against a shift that follows them; a server averages.
+
+    node i    g_i = ĝ_i + N(0, σ_i² I);   v_i = C(g_i − s_i);   s_i ← s_i + γ_s v_i
+    server    v = mean_i v_i;   x ← x − γ (s + v);   s ← s + γ_s v
+
+The three differ in their estimators ĝ_i. Compression comes after the noise: it is post-processing, and so is the
+shift, which is made of messages that have left. Their code clips
+the *mean* of a batch, which protects nobody; `experiments/soteriafl.py` repeats their figures with that.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+
+import torch
+from pydantic import Field
+
+from privsgp.algorithms.algorithm import Algorithm, Network, clipped_mean, difference_mean, full_mean
+from privsgp.algorithms.block import Drawn, Settings, State
+from privsgp.algorithms.events import Release, Step, ToServer
+from privsgp.algorithms.push_sum import PrivSGP
+from privsgp.algorithms.saga import PrivSGPVR, SagaOptions, init_table, restore_table, saga_estimate
+from privsgp.options import Options, Positive, Share, option
+from privsgp.research.compressors import CompressionOptions
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from privsgp.gradients.tables.table import Table
+
+
+class SoteriaFL(Algorithm):
+    """Shifts s_i [m, d] and the server's s [d] start at 0."""
+
+    network: ClassVar[Network] = "server"
+    Options: ClassVar[type[Options]] = CompressionOptions
+
+    @abstractmethod
+    def estimate(self, k: int, z: Tensor, batch: list[Drawn]) -> Tensor:
+        """Return the nodes' ĝ_i [m, d] at x, before noise."""
+
+    @staticmethod
+    def sent_bytes(settings: Settings, dim: int, number: int) -> int:
+        """Return the length of a compressed message."""
+        return settings.own(CompressionOptions).make(dim).size(number)
+
+    def begin(self, z: Tensor) -> None:
+        """s_i = s = 0."""
+        self.compress = self.settings.own(CompressionOptions).make(z.shape[1])
+        self.shift, self.server_shift = torch.zeros_like(z), torch.zeros_like(z[0])
+
+    def arrays(self) -> dict[str, Tensor]:
+        """Return the shifts."""
+        return {"shift": self.shift, "server_shift": self.server_shift}
+
+    @property
+    def shift_rate(self) -> float:
+        """γ_s, unless it is given √((1 + 2ω) / 2(1 + ω)³), as in their code."""
+        omega = self.compress.omega
+        given = self.settings.own(CompressionOptions).shift_rate
+        return math.sqrt((1 + 2 * omega) / (2 * (1 + omega) ** 3)) if given is None else given
+
+    def step(self, k: int, s: State) -> Step:
+        """Take step k."""
+        # g_i = ĝ_i + N(0, σ_i² I)
+        g = self.estimate(k, s.z, self.block.random.sample(k))
+        self.block.random.noise(k, g)
+        g = g.to(s.x.dtype)  # now it may be rounded
+        # v_i = C(g_i − s_i);  s_i ← s_i + γ_s v_i
+        v = self.compress(g.sub_(self.shift), self.block.random.public("compressor", k))
+        yield Release(v)
+        self.shift.add_(v, alpha=self.shift_rate)
+        # x ← x − γ (s + v);  s ← s + γ_s v, with v = mean_i v_i
+        mean = yield ToServer(v, self.compress.size(v.element_size()))
+        x = s.x.sub_(self.server_shift + mean, alpha=self.block.step_size(k))
+        self.server_shift.add_(mean, alpha=self.shift_rate)
+        return State(x, s.w, s.z.copy_(x))
+
+
+class SoteriaFLSGD(SoteriaFL):
+    """SoteriaFL-SGD: ĝ_i = (1/b) Σ_{j∈B} clip_G(∇f_i(x; j)).
+
+    Before it is compressed, a message is DP-SGD's.
+    """
+
+    name: ClassVar[str] = "soteriafl-sgd"
+    mechanism = staticmethod(PrivSGP.mechanism)
+
+    def estimate(self, k: int, z: Tensor, batch: list[Drawn]) -> Tensor:
+        """ĝ_i = (1/b) Σ_{j∈B} clip_G(∇f_i(x; j))."""
+        del k
+        return clipped_mean(self.block, z, batch)
+
+
+class SoteriaSVRGOptions(CompressionOptions):
+    """Compression, and differences against an anchor."""
+
+    difference_clip: Positive | None = option(None, "C: clips each g_j(x) − g_j(w); left out: 2G, no clip")
+    difference_scale: Share | Literal["auto"] = option(1.0, "θ: the weight of differences; auto as for privsgp-vr")
+    anchor_probability: Annotated[float, Field(ge=0, le=1)] | None = option(
+        None, "how likely a step renews the anchor; left out: b/J"
+    )
+
+
+class SoteriaFLSVRG(SoteriaFL):
+    """SoteriaFL-SVRG: differences against an anchor w that a public coin renews (loopless).
+
+        ĝ_i = (θ/b) Σ_{j∈B} clip_C(g_j(x) − g_j(w)) + (1/J) Σ_j g_j(w),   g_j = clip_G(∇f_i(·; j))
+        w ← x with probability p, after ĝ_i was taken
+
+    The full local gradient at w stays inside, without noise of its own; only the noised sum leaves. So one release is
+    the mixture of two shifts that SAGA's is, with t_j = g_j(w) and c_j = clip_C(g_j(x) − g_j(w)): |t_j| ≤ G, |c_j| ≤ C,
+    and t_j + c_j lies on the chord from g_j(w) to g_j(x), inside the ball. w is public and has no coins in it, so this
+    is the easier case of what `Saga` counts.
+
+    One anchor for all nodes; p is b/J unless it is given.
+    """
+
+    name: ClassVar[str] = "soteriafl-svrg"
+    Options: ClassVar[type[Options]] = SoteriaSVRGOptions
+    mechanism = staticmethod(PrivSGPVR.mechanism)
+
+    def begin(self, z: Tensor) -> None:
+        """Set w = x⁰."""
+        from privsgp.gradients.product import aligned_rows
+
+        super().begin(z)
+        self.point = aligned_rows(z, z.shape[1]).copy_(z)
+        self.full = full_mean(self.block, z)
+
+    def arrays(self) -> dict[str, Tensor]:
+        """Return w and the full local gradients there too; the latter are for the site alone."""
+        return super().arrays() | {"point": self.point, "full": self.full}
+
+    def restored(self, z: Tensor) -> None:
+        """Take (1/J) Σ_j g_j(w) anew: it has no noise of its own, and w is public."""
+        del z
+        self.full.copy_(full_mean(self.block, self.point))
+
+    def estimate(self, k: int, z: Tensor, batch: list[Drawn]) -> Tensor:
+        """ĝ_i = (θ/b) Σ_{j∈B} clip_C(g_j(x) − g_j(w)) + (1/J) Σ_j g_j(w); then the coin for w."""
+        C = self.settings.own(SoteriaSVRGOptions).difference_clip
+        g = difference_mean(self.block, z, self.point, batch, C).add_(self.full)
+        if self.renews(k):
+            self.point.copy_(z)
+            self.full.copy_(full_mean(self.block, z))
+        return g
+
+    def renews(self, k: int) -> bool:
+        """Toss the public coin of step k."""
+        given = self.settings.own(SoteriaSVRGOptions).anchor_probability
+        p = self.block.mechanisms[0].rate if given is None else given
+        return float(self.block.random.public("anchor", k).random_raw()) * 2.0**-64 < p
+
+
+class SoteriaSAGAOptions(SagaOptions, CompressionOptions):
+    """Compression, and SAGA's table."""
+
+    difference_scale: Share | Literal["auto"] = option(1.0, "θ: the weight of differences; auto as for privsgp-vr")
+
+
+class SoteriaFLSAGA(SoteriaFL):
+    """SoteriaFL-SAGA: the table of PrivSGP-VR on every node; the server keeps none.
+
+    Before it is compressed, a message is PrivSGP-VR's.
+    """
+
+    name: ClassVar[str] = "soteriafl-saga"
+    Options: ClassVar[type[Options]] = SoteriaSAGAOptions
+    table: Table
+
+    mechanism = staticmethod(PrivSGPVR.mechanism)
+
+    def begin(self, z: Tensor) -> None:
+        """t_j = clip_G(∇f_i(x⁰; j))."""
+        super().begin(z)
+        self.__dict__.pop("table", None)  # a second table may not fit beside the first
+        self.table = init_table(self.block, self.settings, z)
+
+    def arrays(self) -> dict[str, Tensor]:
+        """Return the table too."""
+        return super().arrays() | self.table.arrays()
+
+    def restored(self, z: Tensor) -> None:
+        """Keep the entries in the ball of radius G."""
+        restore_table(self.block, self.table, z)
+
+    def estimate(self, k: int, z: Tensor, batch: list[Drawn]) -> Tensor:
+        """ĝ_i = (θ/b) Σ_{j∈B} c_j + (1/J) Σ_j t_j."""
+        del k
+        return saga_estimate(self.block, self.table, z, batch)

@@ -1,0 +1,176 @@
+"""A search for the free parameters of a run, on data that are nobody's secret.
+
+Every trial rehearses the average model under the noise it would have (plan/rehearsal.py), with momentum and averages as
+the engine takes them, and scores it on samples it has not seen. One parameter after the other is moved up and down
+for as long as that helps. What is tried on the nodes' own data would spend privacy: it is refused.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from privsgp.algorithms import ALGORITHMS, Settings
+from privsgp.audit.audit import silent
+from privsgp.engine.averaging import Averaging, FinalModel
+from privsgp.errors import Refused, refuse_below_one
+from privsgp.planner import settle as planning
+from privsgp.planner.choose import Method, Network, NoiseNeeded
+from privsgp.planner.rehearsal import Rehearsal, RehearsalSpec
+from privsgp.runs import budgets as protection
+from privsgp.runs import problem as problems
+from privsgp.runs.config import Config, Schedule
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from privsgp.audit.audit import Stage
+    from privsgp.planner.estimates import Source
+
+LONGEST = 128  # steps of a rehearsal; a longer run takes as many coarser ones
+SEEDS = 3
+BETTER = 0.002  # of the score: less is chance
+
+
+@dataclass(frozen=True)
+class Trial:
+    """The free parameters; `share` is that of the tail which is averaged, 0 for none."""
+
+    step_size: float
+    clip: float
+    batch: float
+    steps: int
+    momentum: float
+    share: float
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """What was found: all trials with their scores, the best one, and the configuration with it."""
+
+    source: Source
+    trials: list[tuple[Trial, float]]
+    best: Trial
+    config: Config
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain values."""
+        rows = [asdict(trial) | {"score": score} for trial, score in self.trials]
+        best = asdict(self.best)
+        return {"looked_at": self.source.text, "best": best, "trials": rows}
+
+
+def tune(config: Config, public: str, data_dir: Path | None = None, *, most: int = 60, stage: Stage = silent) -> Tuned:
+    """Search on `public` data: "synthetic", the name of a data set, or an .npz file; at most `most` trials.
+
+    Guarantee: nothing here depends on the nodes' samples.
+    Assumes: the sizes J_i and the model at x⁰ are public, and so is what is called so.
+    """
+    refuse_below_one(trials=most)
+    source = planning.source_of(config, public, data_dir)
+    if config.algorithm.auto or config.privacy.epsilon is None:
+        what = f"algorithm.{config.algorithm.auto[0]} = 'auto'" if config.algorithm.auto else "no privacy.epsilon"
+        raise Refused(f"tune with {what}", "give a budget, and numbers to start the search from")
+    problem = problems.load_problem(config, data_dir)
+    samples = planning.samples_of(config, source, problem, data_dir)
+    rehearsal = Rehearsal(problem.model, problem.loss, problem.correct, samples)
+    rehearse = Rehearse(config, planning.network_of(config, problem), rehearsal)
+    with stage("trials", most) as done:
+        best = search(rehearse, start(config), most, done)
+    return Tuned(source, list(rehearse.scores.items()), best, applied(config, best))
+
+
+def start(config: Config) -> Trial:
+    """Return the configuration's own values."""
+    a = config.algorithm
+    step_size = a.step_size.mean if isinstance(a.step_size, Schedule) else config.step_size(0)
+    share = (a.average_share or FinalModel.share) if a.average == "tail" else 0.0
+    return Trial(step_size, protection.settings(config).clip, float(a.batch), a.steps, a.momentum, share)
+
+
+def applied(config: Config, trial: Trial) -> Config:
+    """Return the configuration with a trial's values."""
+    t = trial
+    tail = {"average": "tail", "average_share": t.share} if t.share else {"average": "none", "average_share": None}
+    a = {"step_size": t.step_size, "batch": t.batch, "steps": t.steps, "momentum": t.momentum, "average_decay": None}
+    if (c := protection.settings(config).difference_clip) is not None:
+        a["difference_clip"] = c * t.clip / protection.settings(config).clip
+    values = config.model_dump()
+    return config.with_values(
+        {"algorithm": values["algorithm"] | a | tail, "privacy": values["privacy"] | {"clip": t.clip}}
+    )
+
+
+def _settled(config: Config) -> Settings:
+    """Return the algorithm's settings, with the clip of differences that training takes beside "auto"."""
+    own, kind = protection.settings(config), ALGORITHMS[config.algorithm.name].Options
+    scaled = getattr(own.options, "difference_scale", None) == "auto" and not config.privacy.nominal
+    return own.carried_to(kind, difference_clip=protection.difference_clip(config)) if scaled else own
+
+
+class Rehearse:
+    """Scores of trials, each rehearsed once."""
+
+    def __init__(self, config: Config, network: Network, rehearsal: Rehearsal) -> None:
+        self.config, self.network, self.rehearsal = config, network, rehearsal
+        self.scores: dict[Trial, float] = {}
+        self._noise: dict[float, NoiseNeeded] = {}
+
+    def __call__(self, trial: Trial) -> float:
+        """Return the mean score of a few rehearsals."""
+        if trial not in self.scores:
+            self.scores[trial] = math.fsum(self._score(trial, seed) for seed in range(SEEDS)) / SEEDS
+        return self.scores[trial]
+
+    def _score(self, t: Trial, seed: int) -> float:
+        coarse = min(t.steps, LONGEST)
+        final_model = FinalModel("tail", share=t.share) if t.share else FinalModel()
+        momentum = t.momentum ** (t.steps / coarse)  # as many steps of the run are remembered
+        states = self.rehearsal.states(self._spec(t), t.step_size * t.steps, coarse, seed, momentum=momentum)
+        for k, state in enumerate(states):
+            if k == 0:
+                averaging = Averaging(final_model, coarse, state)
+            averaging.add(k, state)
+        return self.rehearsal.score(averaging.released(state).z[0])
+
+    def _spec(self, t: Trial) -> RehearsalSpec:
+        """Return what is rehearsed; σ is proportional to the clip, so one price per batch will do."""
+        own, name = _settled(self.config), self.config.algorithm.name
+        noise = self._noise.setdefault(t.batch, NoiseNeeded(self.network, Method(name, own), t.batch))
+        times = t.clip / own.clip
+        kappa = times * noise.common(t.steps) / math.sqrt(self.network.nodes * t.steps)
+        difference = None if own.difference_clip is None else own.difference_clip * times
+        kind = ALGORITHMS[name].Options
+        settings = replace(noise.settings(t.steps), clip=t.clip).carried_to(kind, difference_clip=difference)
+        return RehearsalSpec(name, settings, kappa, t.steps * t.batch / self.network.mean_samples)
+
+    @property
+    def largest_batch(self) -> float:
+        """The samples of a node, as a whole number: where J_i differ by one, no node has their mean."""
+        return float(math.floor(self.network.mean_samples))
+
+
+def search(rehearse: Rehearse, best: Trial, most: int, done: Callable[[int], None]) -> Trial:
+    """Move one parameter after the other for as long as that helps, up to `most` trials."""
+    moved = True
+    while moved:
+        moved = False
+        for better in _neighbours(best, rehearse.largest_batch):
+            done(len(rehearse.scores))
+            if len(rehearse.scores) >= most:
+                return best
+            if rehearse(better) > rehearse(best) + BETTER * abs(rehearse(best)):
+                best, moved = better, True
+                break
+    return best
+
+
+def _neighbours(t: Trial, largest: float) -> Iterator[Trial]:
+    """Yield what lies around a trial; what is only a change of scale keeps the distance a model travels."""
+    yield from (replace(t, step_size=t.step_size * f) for f in (2, 0.5))
+    yield from (replace(t, clip=t.clip * f, step_size=t.step_size / f) for f in (0.5, 2))
+    yield from (replace(t, share=share) for share in (0.0, 0.25, 0.5) if share != t.share)
+    yield from (replace(t, momentum=m) for m in (0.0, 0.5, 0.9) if m != t.momentum)
+    yield from (replace(t, steps=t.steps * 2, step_size=t.step_size / 2), replace(t, batch=min(t.batch * 2, largest)))

@@ -1,0 +1,178 @@
+"""Charts of a run as HTML figures that stand on their own, for the report and for notebooks.
+
+Text and axes have the colour of the text around them. Curves differ in colour (of Okabe and Ito, for all kinds of
+colour vision) and in dashes. Below each chart is a table of its numbers. Markup comes from this file's own strings
+alone: `Markup % values` escapes what is put into them.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from markupsafe import Markup
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from privsgp.runs.views import RunView
+
+    Points = Sequence[tuple[float, float]]
+
+WIDTH, HEIGHT = 440, 240
+_LEFT, _RIGHT, _TOP, _BOTTOM = 54, 14, 10, 38
+_LOOKS = (("#0072b2", "none"), ("#d55e00", "7 4"), ("#009e73", "2 4"))
+_WIDE = 100  # from this ratio of the largest to the smallest value on, an axis is logarithmic
+_MOST = 200  # points of a curve: a screen has no room for more
+_FIGURE = Markup(
+    "<figure><figcaption><strong>%s</strong>%s</figcaption>%s<details><summary>Numbers</summary>%s</details></figure>"
+)
+_SVG = Markup('<svg viewBox="0 0 %d %d" role="img" aria-label="%s" font-size="12" fill="currentColor">%s</svg>')
+_TEXT = Markup('<text x="%.1f" y="%.1f" text-anchor="%s" opacity=".7">%s</text>')
+_RULE = Markup('<line x1="%.1f" x2="%.1f" y1="%.1f" y2="%.1f" stroke="currentColor" opacity=".15"/>')
+_LINE = Markup('<polyline points="%s" fill="none" stroke="%s" stroke-width="2.2" stroke-dasharray="%s"/>')
+_DOT = Markup('<circle cx="%.1f" cy="%.1f" r="3" fill="%s"/>')
+_KEY = Markup(
+    ' <span><svg width="28" height="8" style="display:inline;width:28px">'
+    '<path d="M0 4H28" stroke="%s" stroke-width="3" stroke-dasharray="%s"/></svg> %s</span>'
+)
+
+
+def number(value: float) -> str:
+    """Write a number for people: 1,234, 0.0123, 1.2e-05."""
+    return f"{value:,.0f}" if value == round(value) and abs(value) < 1e6 else f"{value:.3g}"
+
+
+def percent(value: float) -> str:
+    """Write a fraction as percent."""
+    return f"{100 * value:.1f} %"
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Markup:
+    """Return a table whose first column names its rows."""
+    top = Markup().join(Markup('<th scope="col">%s</th>') % cell for cell in head)
+    body = Markup().join(
+        Markup('<tr><th scope="row">%s</th>%s</tr>')
+        % (row[0], Markup().join(Markup("<td>%s</td>") % cell for cell in row[1:]))
+        for row in rows
+    )
+    return Markup('<div class="scroll"><table><thead><tr>%s</tr></thead><tbody>%s</tbody></table></div>') % (top, body)
+
+
+@dataclass(frozen=True)
+class Axis:
+    """The values low … high, placed on start … end."""
+
+    low: float
+    high: float
+    start: float
+    end: float
+    ticks: Sequence[float] = field(default=())
+    log: bool = False
+
+    def at(self, value: float) -> float:
+        """Return the place of a value."""
+        low, high, value = (math.log(v) if self.log else v for v in (self.low, self.high, value))
+        return self.start + (self.end - self.start) * (value - low) / (high - low)
+
+
+def axis(values: Sequence[float], start: float, end: float, *, log: bool = False) -> Axis:
+    """Return an axis that holds all values and ends at ticks: round values, or powers of ten."""
+    low, high = min(values), max(values)
+    if log:
+        first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
+        powers = range(first, max(last, first + 1) + 1)
+        return Axis(
+            10.0 ** powers[0], 10.0 ** powers[-1], start, end,
+            [10.0**e for e in powers[:: math.ceil(len(powers) / 6)]], log=True,
+        )  # fmt: skip
+    if math.isclose(low, high):
+        low, high = (low - abs(low) / 2, high + abs(high) / 2) if low else (0.0, 1.0)
+    rough = (high - low) / 4
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(m * power for m in (1, 2, 5, 10) if m * power >= rough * (1 - 1e-9))
+    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    return Axis(first * step, last * step, start, end, [float(f"{i * step:.12g}") for i in range(first, last + 1)])
+
+
+@dataclass(frozen=True)
+class Chart:
+    """Curves by their names."""
+
+    title: str
+    series: Mapping[str, Points]
+    x_label: str = "step"
+    write: Callable[[float], str] = number
+
+    def figure(self) -> Markup:
+        """Return the drawing, a legend, and the numbers."""
+        lines = {name: _thinned(points) for name, points in self.series.items()}
+        keys = [_KEY % (*_look(i), name) for i, name in enumerate(lines)]
+        said = "; ".join(f"{name}: {self.write(p[0][1])} at first, {self.write(p[-1][1])} at last"
+                         for name, p in lines.items())  # fmt: skip
+        known = [dict(points) for points in lines.values()]
+        rows = [
+            [number(x), *(self.write(of[x]) if x in of else "" for of in known)] for x in sorted(set().union(*known))
+        ]
+        numbers = table([self.x_label, *lines], rows)
+        drawing = _SVG % (WIDTH, HEIGHT, f"{self.title}. {said}", self._drawing(lines))
+        return _FIGURE % (self.title, Markup().join(keys), drawing, numbers)
+
+    def _drawing(self, lines: Mapping[str, Points]) -> Markup:
+        xs, ys = ([point[i] for points in lines.values() for point in points] for i in (0, 1))
+        x = axis([0.0, *xs], _LEFT, WIDTH - _RIGHT)
+        y = axis(ys, HEIGHT - _BOTTOM, _TOP, log=0 < _WIDE * min(ys) < max(ys))
+        parts = []
+        for t in y.ticks:
+            parts.append(_RULE % (x.start, x.end, y.at(t), y.at(t)))
+            parts.append(_TEXT % (x.start - 7, y.at(t) + 4, "end", self.write(t).replace(".0 %", " %")))
+        parts += [_TEXT % (x.at(t), y.start + 17, "middle", number(t)) for t in x.ticks]
+        parts.append(_TEXT % ((x.start + x.end) / 2, HEIGHT - 4, "middle", self.x_label))
+        for i, points in enumerate(lines.values()):
+            colour, dashes = _look(i)
+            places = [(x.at(a), y.at(b)) for a, b in points]
+            parts.append(_LINE % (" ".join(f"{a:.1f},{b:.1f}" for a, b in places), colour, dashes))
+            parts.append(_DOT % (*places[-1], colour))
+        return Markup().join(parts)
+
+
+def _look(i: int) -> tuple[str, str]:
+    return _LOOKS[i % len(_LOOKS)]
+
+
+def _thinned(points: Points) -> Points:
+    """Keep every so-manieth point, the last one included."""
+    return points[::-1][:: math.ceil(len(points) / _MOST)][::-1]
+
+
+def over_steps(view: RunView) -> list[Chart]:
+    """Return the charts of what the run measured as it went on."""
+    accuracy = {"test_accuracy": "average model", "worst_node_accuracy": "worst site"}
+    return _known(
+        Chart("Accuracy on test data", _curves(view, accuracy), write=percent),
+        Chart("Loss", _curves(view, {"test_loss": "test", "train_loss": "training"})),
+        Chart("Consensus error", _curves(view, {"consensus_error": "distance from the average model"})),
+    )
+
+
+def on_test_data(view: RunView) -> list[Chart]:
+    """Return the ROC curve and the calibration of the final model, as far as they are known."""
+    diagonal = [(0.0, 0.0), (1.0, 1.0)]
+    roc, bins = ([(p[0], p[1]) for p in view.summary.get(key) or ()] for key in ("roc", "calibration"))
+    return _known(
+        Chart("ROC", {"model": roc, "coin": diagonal} if roc else {}, "false positive rate", percent),
+        Chart(
+            "Calibration: how often it is right", {"model": bins, "ideal": diagonal} if len(bins) > 1 else {},
+            "confidence", percent,
+        ),
+    )  # fmt: skip
+
+
+def _curves(view: RunView, names: Mapping[str, str]) -> dict[str, Points]:
+    found = {name: view.curve(metric) for metric, name in names.items()}
+    return {name: points for name, points in found.items() if points}
+
+
+def _known(*charts: Chart) -> list[Chart]:
+    return [chart for chart in charts if chart.series]

@@ -1,0 +1,283 @@
+"""Dials the other sites: says hello, brings them messages, and fetches one's own where nobody can dial this site.
+
+A thread for each site that can be dialled. Whatever fails is tried again, after 0.2 s at first and 15 s at most, with a
+new connection (so that a renewed certificate is shown) and the newest message there is then.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import random
+import threading
+import time
+from contextlib import contextmanager
+from functools import partial
+from itertools import chain
+from typing import TYPE_CHECKING, NamedTuple
+
+from privsgp.options import Options
+from privsgp.outside import Whole
+from privsgp.sites.canonical import canonical
+from privsgp.sites.identity import tls_name
+from privsgp.sites.net.causes import Cause, cause_of
+from privsgp.sites.net.relay import Seal, collected, most
+from privsgp.sites.net.server import HELLO, PULL, SERVICE, receive
+from privsgp.sites.net.tls import grpc
+from privsgp.sites.protocol import frames
+from privsgp.sites.protocol.frames import PIECE, Rejected
+from privsgp.sites.protocol.mailbox import wait_for
+from privsgp.sites.protocol.members import Newest, Node, read_said
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from privsgp.sites.agreement import Agreement
+    from privsgp.sites.audit import Audit
+    from privsgp.sites.identity import Card, Site
+    from privsgp.sites.protocol.frames import Frame
+    from privsgp.sites.protocol.mailbox import Inbox, Outbox
+    from privsgp.sites.protocol.members import Members
+
+RELAY = -1  # in the place of a node
+BEAT = 1.0  # seconds between two hellos
+_FIRST, _LAST = 0.2, 15.0  # seconds between two attempts
+_LOG = logging.getLogger(__name__)
+
+
+class Failure(NamedTuple):
+    """Why the last attempt to talk to a peer failed, and when, on the monotonic clock."""
+
+    cause: Cause
+    at: float
+
+
+class Kept(Options):
+    """By target: the step of this site's message that a relay keeps for it."""
+
+    newest: dict[Node, Whole]
+
+
+class From(Options):
+    """Whose message a relay hands over, and of which step, by the word of the relay."""
+
+    source: Node
+    step: Whole
+
+
+class Client:
+    """A site's connections to those that can be dialled."""
+
+    def __init__(
+        self, site: Site, agreement: Agreement, node: int, inbox: Inbox, outbox: Outbox, members: Members, audit: Audit
+    ) -> None:
+        self.site, self.agreement, self.node = site, agreement, node
+        self.inbox, self.outbox, self.members, self.audit = inbox, outbox, members, audit
+        self.ended = threading.Event()
+        self.failures: dict[int, Failure] = {}
+        self._worked: dict[int, float] = {}  # when the last attempt succeeded
+        # Peers to whom, and from whom, the next message travels as a whole: what is new in it alone has failed.
+        self._bring_whole: set[int] = set()
+        self._fetch_whole: set[int] = set()
+        self._unusable: dict[int, int] = {}  # by source: the step of a relay's message that could not be used
+        self._threads: list[threading.Thread] = []
+        self._channels: set[grpc.Channel] = set()
+        self.seal, self.changed = Seal(site, agreement, node), members.changed
+
+    def start(self) -> None:
+        """Dial everybody who can be dialled."""
+        for peer, card in enumerate(self.agreement.roster):
+            if peer == self.node or card.address is None:
+                continue
+            self._spawn(peer, self._talk)
+            if self.site.card.address is None and (peer, self.node) in self.agreement.links:
+                self._spawn(peer, self._fetch)
+        self._start_relay()
+
+    def _start_relay(self) -> None:
+        """Use the relay for links whose other end is as closed as this one."""
+        links = [link for link in self.agreement.links if self.node in link and self.agreement.is_relayed(link)]
+        if self.agreement.relay is None or not links:
+            return
+        if self.agreement.relay.identity not in [card.identity for card in self.agreement.roster]:
+            self._spawn(RELAY, self._greet_relay)
+        if targets := sorted(i for j, i in links if j == self.node):
+            self._spawn(RELAY, partial(self._drop, targets))
+        if sources := sorted(j for j, i in links if i == self.node):
+            self._spawn(RELAY, partial(self._collect, sources))
+
+    def stop(self) -> None:
+        """End all calls."""
+        self.ended.set()
+        with self.changed:
+            self.changed.notify_all()
+        for channel in list(self._channels):
+            channel.close()
+        for thread in self._threads:
+            thread.join(2.0)
+
+    def _spawn(self, peer: int, work: Callable[[int, grpc.Channel], None]) -> None:
+        thread = threading.Thread(target=self._persist, args=(peer, work), daemon=True)
+        thread.start()
+        self._threads.append(thread)
+
+    def _persist(self, peer: int, work: Callable[[int, grpc.Channel], None]) -> None:
+        """Work with a peer until the end; begin again where that fails, later each time."""
+        pause = _FIRST
+        while not self.ended.is_set():
+            try:
+                with self._opened(peer) as channel:
+                    while not self.ended.is_set():
+                        work(peer, channel)
+                        self._worked[peer] = time.monotonic()
+                        pause = _FIRST
+            except Exception as error:  # noqa: BLE001 - whatever it is: nobody else talks to this peer
+                self._failed(peer, error)
+            self._pause(peer, pause * random.uniform(0.5, 1.0))  # noqa: S311 - so that not all dial at once
+            pause = min(_LAST, 2 * pause)
+
+    def _pause(self, peer: int, seconds: float) -> None:
+        """Wait before the next attempt, but no longer than until the peer is heard of."""
+        began = time.monotonic()
+
+        def heard() -> bool:
+            return self.ended.is_set() or (peer != RELAY and self.members.others[peer].heard > began)
+
+        wait_for(self.changed, heard, seconds)
+
+    @contextmanager
+    def _opened(self, peer: int) -> Iterator[grpc.Channel]:
+        channel = self._channel(peer)
+        self._channels.add(channel)
+        try:
+            yield channel
+        finally:
+            self._channels.discard(channel)
+            channel.close()
+
+    def _failed(self, peer: int, error: Exception) -> None:
+        """Note why a peer cannot be talked to; log a cause once, and an error that nobody expected with its trace."""
+        card, before = self._card(peer), self.failing(peer)
+        cause = cause_of(error, self.site, card)
+        is_new = (before is None or before.cause.what != cause.what) and not self.ended.is_set()
+        is_new = is_new and (peer == RELAY or self.members.is_needed(peer))
+        if isinstance(error, Rejected):
+            self.audit.note(error.kind, card.name, str(error), **error.evidence)
+        elif is_new and not isinstance(error, grpc.RpcError | OSError):
+            _LOG.error("talking to %s failed", card.name, exc_info=error)
+        if is_new:
+            named = {"peer": card.name, "remedy": cause.remedy}
+            _LOG.info("%s cannot be reached: %s. To do: %s", card.name, *cause, extra=named)
+        self.failures[peer] = Failure(cause, time.monotonic())
+
+    def failing(self, peer: int) -> Failure | None:
+        """Return why a peer cannot be talked to; None if the last attempt succeeded."""
+        failure = self.failures.get(peer)
+        return failure if failure is not None and failure.at >= self._worked.get(peer, -math.inf) else None
+
+    def _channel(self, peer: int) -> grpc.Channel:
+        """Open a connection on which nobody but the peer can answer: its own authority is all that is trusted."""
+        card, (key, certificate) = self._card(peer), self.site.tls()
+        credentials = grpc.ssl_channel_credentials(card.authority_pem, key, certificate)
+        proxy = [("grpc.http_proxy", self.site.proxy)] if self.site.proxy else [("grpc.enable_http_proxy", 0)]
+        options = [
+            ("grpc.ssl_target_name_override", tls_name(card.name)), ("grpc.max_receive_message_length", PIECE + 4096),
+            ("grpc.keepalive_time_ms", 10000), ("grpc.keepalive_timeout_ms", 10000),
+            ("grpc.use_local_subchannel_pool", 1), *proxy,
+        ]  # fmt: skip
+        return grpc.secure_channel(card.address or "", credentials, options)
+
+    def _card(self, peer: int) -> Card:
+        relay = self.agreement.relay
+        return relay if peer == RELAY and relay is not None else self.agreement.roster[peer]
+
+    def _greet_relay(self, _peer: int, channel: grpc.Channel) -> None:
+        """Tell a relay that is no member that this site is there, and hear of others."""
+        hello = channel.unary_unary(f"/{SERVICE}/Hello")
+        self.members.learn_from_relay(hello(canonical(self.members.hello(RELAY)), timeout=HELLO))
+        self.ended.wait(BEAT)
+
+    def _drop(self, targets: list[int], _peer: int, channel: grpc.Channel) -> None:
+        """Leave the next message of this site's at the relay; without one, ask what it keeps: it may have restarted."""
+
+        def waiting() -> Frame | None:
+            found = (self.outbox.next(i, self.members.relay_has.get(i, -1)) for i in targets)
+            return next((frame for frame in found if frame is not None), None)
+
+        wait_for(self.changed, lambda: self.ended.is_set() or waiting() is not None, BEAT)
+        frame = waiting()
+        target, step = (targets[0], -1) if frame is None else (frame.header.target, frame.header.step)
+        asked = canonical({"run": self.agreement.run, "node": target, "step": step})
+        sealed = b"" if frame is None else self.seal.close(frame)
+        drop = channel.stream_unary(f"/{SERVICE}/Drop")
+        parts = chain([asked], self.outbox.counted(target, frames.in_pieces(sealed)))
+        answer = drop(parts, timeout=self.agreement.limits.transfer)
+        self.members.relayed(read_said(Kept, answer, len(self.agreement.roster)).newest)
+
+    def _collect(self, sources: list[int], _peer: int, channel: grpc.Channel) -> None:
+        """Fetch the next message for this site from the relay."""
+        if not self.inbox.is_open:
+            self.inbox.until_open(BEAT, self.ended.is_set)
+            return
+        have = {j: max(self.inbox.newest(j), self._unusable.get(j, -1)) for j in sources}
+        asked = {"run": self.agreement.run, "after": {j: step for j, step in have.items() if step >= 0}}
+        collect = channel.unary_stream(f"/{SERVICE}/Collect")
+        parts = iter(collect(canonical(asked), timeout=PULL + self.agreement.limits.transfer))
+        if (first := next(parts, None)) is None:
+            return
+        said = read_said(From, first, len(self.agreement.roster))
+        if said.source not in sources:
+            raise Rejected("source", f"a sealed message of node {said.source}")
+        self._unusable[said.source] = said.step  # unless it is let in: one bad message must not hide those of others
+        sealed = collected(self.inbox.counted(said.source, parts), most(self.agreement))
+        frame = self.seal.open(said.source, sealed)
+        if self.inbox.is_news(frame.header, frame.signature):
+            del self._unusable[said.source]
+            self.inbox.put(frame)
+
+    def _talk(self, peer: int, channel: grpc.Channel) -> None:
+        """Say hello, then bring the peer what it does not have; for a beat."""
+        hello, version = channel.unary_unary(f"/{SERVICE}/Hello"), self.members.version
+        said, asked = self.members.hello(peer), self.members.others[peer].incarnation
+        self.members.learn(peer, hello(canonical(said), timeout=HELLO), asked)
+        self.members.told[peer] = said["phase"]
+
+        def urgent() -> bool:
+            return self.ended.is_set() or self.members.version != version
+
+        until, before = time.monotonic() + BEAT, None
+        while not urgent() and (left := until - time.monotonic()) > 0:  # on a long way, a hello costs as much as a step
+            frame = self.outbox.wait(peer, self.members.have_of(peer), left, urgent)
+            if frame is not None:
+                self._push(peer, channel, frame, whole=frame is before)  # again: the peer has not the one before it
+            before = frame
+
+    def _push(self, peer: int, channel: grpc.Channel, frame: Frame, *, whole: bool) -> None:
+        """Bring a peer a message, as a whole or what is new in it."""
+        after = None if whole or peer in self._bring_whole else self.members.have_of(peer)
+        push, asked = channel.stream_unary(f"/{SERVICE}/Push"), self.members.others[peer].incarnation
+        self._bring_whole.add(peer)  # where this fails
+        pieces = self.outbox.counted(peer, frame.pieces(after))
+        said = read_said(Newest, push(pieces, timeout=self.agreement.limits.transfer))
+        self._bring_whole.discard(peer)
+        self.members.look(said)
+        in_part = frame.step is not None and after == frame.step.base
+        step = said.newest if in_part else max(said.newest, frame.header.step)
+        self.members.took(peer, step, said.newest, asked)
+
+    def _fetch(self, peer: int, channel: grpc.Channel) -> None:
+        """Fetch the next message from a peer, waiting for it there; first it is shown what this site has of it."""
+        met = lambda: self.members.others[peer].incarnation > 0 and self.inbox.is_open  # noqa: E731
+        if not wait_for(self.changed, met, BEAT) or self.ended.is_set():
+            return
+        pull = channel.unary_stream(f"/{SERVICE}/Pull")
+        before = self.inbox.newest(peer)
+        request = canonical({"run": self.agreement.run, "after": before, "whole": peer in self._fetch_whole})
+        pieces = iter(pull(request, timeout=PULL + self.agreement.limits.transfer))
+        first = next(pieces, None)
+        if first is not None:
+            self._fetch_whole.add(peer)  # where this fails
+            receive(self.agreement, self.node, self.inbox, peer, *frames.opened(first), pieces)
+            self._fetch_whole.discard(peer)
+        if self.inbox.newest(peer) == before:
+            self.ended.wait(_FIRST)

@@ -1,0 +1,1 @@
+"""The protocol between sites, as state machines that open no connection: frames, members, mailbox, links, pair keys."""

@@ -1,0 +1,274 @@
+"""A message on the wire, and what is checked at the border before it is let in.
+
+A message is a header, its sender's signature of it, and the body: the running sums of x and w that one link has carried
+(transport/link.py), d + 1 float64. The header holds the body's SHA-256, so the signature is of both: two headers of one
+step with different hashes prove that their sender said two things. Lengths are known from the agreement; no memory is
+taken for others.
+
+Who has the link's message before this one needs half of that: x of this step as it is, d float32, and w. The share that
+the link carries of them is public, so the receiver makes the same sums of it, bit by bit, and the header's hash shows
+that they are the same. All of this is done while the pieces of a message arrive: with the last one it is done.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import struct
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+from cryptography.exceptions import InvalidSignature
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+from privsgp.errors import InWords
+from privsgp.outside import From1, Hash, Whole, shown
+from privsgp.sites.canonical import canonical
+from privsgp.transport.link import grow_part, parts
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+    from privsgp.sites.agreement import Agreement
+    from privsgp.sites.identity import Site
+
+PIECE = 1 << 20  # bytes of a body that travel as one message of gRPC
+SIGNATURE = 64
+_PART = 1 << 15  # numbers that are computed on at a time while they arrive
+_ANYTHING: dict[str, Any] = {"over": "ignore", "invalid": "ignore"}  # may come: it is refused, and warns of nothing
+_HEAD = struct.Struct("<H")
+_BASE = struct.Struct("<q")
+_MOST_HEADER = 1024
+
+
+class Rejected(InWords, Exception):
+    """What a peer sent is not let in; `kind` is for counting, the text for people."""
+
+    def __init__(self, kind: str, what: str, evidence: dict[str, Any] | None = None) -> None:
+        super().__init__(what)
+        self.kind, self.evidence = kind, evidence or {}
+
+
+@dataclass(frozen=True)
+class Header:
+    """Whose message this is, over which link, of which step and of what."""
+
+    __pydantic_config__: ClassVar = ConfigDict(extra="forbid")
+
+    run: Hash
+    source: Whole
+    target: Whole
+    incarnation: From1  # how often the sender's process has been started
+    step: Whole
+    length: Whole
+    sha256: Hash
+
+    def contradicts(self, other: Header) -> bool:
+        """Tell whether both name a message of one link and step, and not the same one."""
+        return (self.target, self.step) == (other.target, other.step) and self.sha256 != other.sha256
+
+    def text(self) -> bytes:
+        """Return what is signed."""
+        return canonical(asdict(self))
+
+    @classmethod
+    def read(cls, text: bytes) -> Header:
+        """Read a header; whatever is not one is rejected."""
+        try:
+            return _HEADER.validate_json(text[: _MOST_HEADER + 1], strict=True)
+        except ValidationError:
+            raise Rejected("form", f"a header that is none: {shown(text[:120].decode(errors='replace'))}") from None
+
+
+_HEADER = TypeAdapter(Header)
+
+
+@dataclass(frozen=True)
+class Step:
+    """What a message brings to who has the one before it: x in the model's precision, w in float64."""
+
+    base: int  # the step of the message before, −1 where this is the first
+    body: memoryview
+
+
+@dataclass(frozen=True)
+class Frame:
+    """A message: its header, signed, and its body; where it is known, also what is new in it."""
+
+    header: Header
+    signature: bytes
+    body: bytes | memoryview
+    step: Step | None = None
+
+    @classmethod
+    def make(cls, site: Site, header: Header, body: bytes | memoryview, step: Step | None = None) -> Frame:
+        """Sign a message."""
+        return cls(header, site.sign(b"message", header.text()), body, step)
+
+    def pieces(self, after: int | None = None) -> Iterator[bytes]:
+        """Yield what goes over a stream: the head, then a body, a piece at a time; what is new for who has `after`."""
+        first, body = head(self.header, self.signature), self.body
+        if self.step is not None and after == self.step.base:
+            first, body = first + _BASE.pack(self.step.base), self.step.body
+        yield first
+        yield from in_pieces(body)
+
+    def sums(self) -> NDArray[np.float64]:
+        """Return the running sums that the body is."""
+        return np.frombuffer(self.body, np.float64)
+
+    def evidence(self) -> dict[str, str]:
+        """Return what proves to anybody who said this: the signed header."""
+        return {"header": self.header.text().decode(), "signature": self.signature.hex()}
+
+
+def in_pieces(body: bytes | memoryview) -> Iterator[bytes]:
+    """Yield what is sent, so much of it at a time as one message of gRPC holds."""
+    view = memoryview(body)
+    for at in range(0, len(view), PIECE):
+        yield bytes(view[at : at + PIECE])
+
+
+def body_of(sums: NDArray[np.float64]) -> tuple[memoryview, str]:
+    """Return sums, which nobody changes any more, as a body, and its SHA-256."""
+    body = np.ascontiguousarray(sums, np.dtype("<f8")).data.cast("B")
+    return body, hashlib.sha256(body).hexdigest()
+
+
+def step_body(x: NDArray[Any], w: float) -> memoryview:
+    """Return a copy of x and w of a step as the body for who has the message before."""
+    body = np.empty(x.nbytes + 8, np.uint8)
+    body[:-8].view(x.dtype.newbyteorder("<"))[:] = x
+    body[-8:] = np.frombuffer(np.array([w], "<f8").tobytes(), np.uint8)  # a view would have to begin at eight bytes
+    return body.data
+
+
+def split_step(body: bytes | memoryview, dtype: str) -> tuple[NDArray[Any], float]:
+    """Return x and w of such a body."""
+    size = np.dtype(dtype).itemsize
+    d = (len(body) - 8) // size
+    return np.frombuffer(body, np.dtype(dtype).newbyteorder("<"), d), float(np.frombuffer(body, "<f8", 1, d * size)[0])
+
+
+def head(header: Header, signature: bytes) -> bytes:
+    """Return a header and its signature as they travel, and are kept."""
+    text = header.text()
+    return _HEAD.pack(len(text)) + text + signature
+
+
+def opened(piece: bytes) -> tuple[Header, bytes, int | None]:
+    """Read the first piece of a stream: the header, its signature, and the step that a body of what is new is after."""
+    end = _HEAD.size + (_HEAD.unpack(piece[: _HEAD.size])[0] if len(piece) >= _HEAD.size else 0)
+    base = piece[end + SIGNATURE :]
+    if len(piece) < _HEAD.size + SIGNATURE or len(piece) < end + SIGNATURE or len(base) not in (0, _BASE.size):
+        raise Rejected("form", f"a first piece of {len(piece)} bytes")
+    after = _BASE.unpack(base)[0] if base else None
+    return Header.read(piece[_HEAD.size : end]), piece[end : end + SIGNATURE], after
+
+
+def refuse_head(agreement: Agreement, peer: int, node: int, header: Header, signature: bytes) -> None:
+    """Reject a header that is not the peer's, of this run, over a link to this node, and of the agreed length."""
+    expected = {"run": agreement.run, "source": peer, "target": node, "length": agreement.message_bytes}
+    for key, value in expected.items():
+        if getattr(header, key) != value:
+            raise Rejected(key, f"{key} = {shown(getattr(header, key))}, where {value} was expected")
+    if (peer, node) not in agreement.links:
+        raise Rejected("link", "a message over a link that the graph does not have")
+    if header.step >= agreement.rounds:
+        raise Rejected("step", f"step {header.step} of {agreement.rounds}")
+    try:
+        agreement.roster[peer].verify(b"message", header.text(), signature)
+    except InvalidSignature:
+        raise Rejected("signature", "a header that its sender did not sign") from None
+
+
+def read_sums(header: Header, signature: bytes, pieces: Iterator[bytes], border: Border) -> Frame:
+    """Read a message that travels as a whole."""
+    sums = np.empty(header.length // 8, "<f8")
+    for part in _arriving(sums.data.cast("B"), 8, pieces):
+        border.see(sums, part)
+    border.settle()
+    return Frame(header, signature, sums.data.cast("B"))
+
+
+def read_step(
+    header: Header, signature: bytes, pieces: Iterator[bytes], border: Border, base: int, length: int, share: float
+) -> Frame:
+    """Read what is new in a message since the one of step `base`, and make its sums."""
+    body, sums = np.empty(length, np.uint8).data, np.empty(header.length // 8, "<f8")
+    (x, _), before = split_step(body, border.dtype), border.before
+    for part in _arriving(body, x.itemsize, pieces):
+        if len(some := x[part]):  # not w
+            here = slice(part.start, part.start + len(some))
+            with np.errstate(**_ANYTHING):
+                grow_part(sums[here], None if before is None else before[here], some, share)
+            border.see(sums, here)
+    sums[-1] = (0.0 if before is None else before[-1]) + split_step(body, border.dtype)[1] * share
+    border.see(sums, slice(len(x), len(x) + 1))
+    border.settle()
+    return Frame(header, signature, sums.data.cast("B"), Step(base, body))
+
+
+def _arriving(body: memoryview, size: int, pieces: Iterator[bytes]) -> Iterator[slice]:
+    """Fill a body, and yield which numbers of so many bytes are there now; count across the stream."""
+    filled = done = 0
+    for piece in pieces:
+        if filled + len(piece) > len(body):
+            raise Rejected("length", f"more than the {len(body)} bytes that were agreed on")
+        body[filled : filled + len(piece)] = piece
+        filled += len(piece)
+        while filled // size - done >= _PART:
+            yield slice(done, done + _PART)
+            done += _PART
+    if filled != len(body):
+        raise Rejected("length", f"{filled} of {len(body)} bytes")
+    if filled > done * size:
+        yield slice(done, filled // size)
+
+
+class Border:
+    """What is checked of a message's sums, a part at a time: `before` are those of the newest that was let in.
+
+    Guarantee: what is settled is what the header names, finite, can be squared in the model's `dtype`, and brings
+    0 < Δw ≤ `most`.
+    """
+
+    def __init__(
+        self, header: Header, signature: bytes, before: NDArray[np.float64] | None, most: float, dtype: str
+    ) -> None:
+        self.header, self.signature, self.before, self.most, self.dtype = header, signature, before, most, dtype
+        self._hash, self._most = hashlib.sha256(), math.sqrt(np.finfo(dtype).max)
+        self._tame, self._weight = True, math.nan
+
+    def see(self, sums: NDArray[np.float64], part: slice) -> None:
+        """Look at the next part of the sums."""
+        some = sums[part]
+        self._hash.update(some.data)
+        with np.errstate(**_ANYTHING):
+            brought = some if self.before is None else some - self.before[part]
+        self._tame &= bool(np.abs(brought).max() <= self._most)  # not so where one is not a number
+        self._weight = float(brought[-1])
+
+    def settle(self) -> None:
+        """Reject sums that no link can have carried, once all parts were seen."""
+        step, evidence = self.header.step, Frame(self.header, self.signature, b"").evidence()
+        if self._hash.hexdigest() != self.header.sha256:
+            raise Rejected("hash", "a body that is not the one its header names")
+        if not self._tame:
+            raise Rejected("not finite", f"a message of step {step} that can be no model", evidence)
+        if not 0 <= self._weight <= self.most * (1 + 1e-9):  # a weight may be too small to change its sum
+            what = (
+                f"its message of step {step} brings the weight {self._weight:g}. Since the last one the link can carry"
+            )
+            raise Rejected("weight", f"{what} from 0 to at most {self.most:g}", evidence)
+
+
+def refuse_body(frame: Frame, before: NDArray[np.float64] | None, most: float, dtype: str) -> None:
+    """Reject a message at whose border nobody stood while it arrived."""
+    border, sums = Border(frame.header, frame.signature, before, most, dtype), frame.sums()
+    for part in parts(len(sums)):
+        border.see(sums, part)
+    border.settle()

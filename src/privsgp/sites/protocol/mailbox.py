@@ -1,0 +1,226 @@
+"""What waits to be sent and what has arrived: for each link the newest message, and of small ones a few before it.
+
+Messages are state: the newest makes all before it needless, so nobody has to keep more than one. Where there is room a
+few are kept, so that a site which is a moment behind takes the message of its own step and not a later one: a run that
+nothing disturbs is then, to the last bit, the one that a single process would have made.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from privsgp.sites.protocol.frames import Frame, Rejected, refuse_body
+from privsgp.sites.store import Store
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from privsgp.sites.agreement import Agreement
+    from privsgp.sites.protocol.frames import Header
+
+_TICK = 0.5  # seconds after which a wait looks again: time passes, and people ask a site to stop
+_SMALL = 1 << 20  # bytes of a message of which more than the newest is kept
+
+
+def wait_for(changed: threading.Condition, done: Callable[[], bool], seconds: float) -> bool:
+    """Wait until something is done, looking when anything has changed; tell whether it is after so many seconds."""
+    until = time.monotonic() + seconds
+    with changed:
+        while not (is_done := done()) and (left := until - time.monotonic()) > 0:
+            changed.wait(min(left, _TICK))
+        return is_done
+
+
+def depth(agreement: Agreement) -> int:
+    """Return how many messages of a link are kept."""
+    return len(agreement.roster) + 1 if agreement.message_bytes <= _SMALL else 2
+
+
+class Outbox:
+    """The messages that are to be sent to each target; they are posted when they are durable, and not before."""
+
+    def __init__(self, kept: int, changed: threading.Condition | None = None) -> None:
+        self.kept, self.changed = kept, changed or threading.Condition()
+        self.bytes, self.bytes_to = 0, Counter[int]()  # that have left, in all and by target
+        self._frames: dict[int, list[Frame]] = {}
+
+    def counted(self, target: int, pieces: Iterator[bytes]) -> Iterator[bytes]:
+        """Yield what leaves for a target, and count it."""
+        for piece in pieces:
+            yield piece
+            with self.changed:
+                self.bytes += len(piece)
+                self.bytes_to[target] += len(piece)
+
+    def post(self, frame: Frame) -> None:
+        """Let a message be sent; it stands for all before it."""
+        with self.changed:
+            frames = self._frames.setdefault(frame.header.target, [])
+            frames.append(frame)
+            del frames[: -self.kept]
+            self.changed.notify_all()
+
+    def next(self, target: int, after: int) -> Frame | None:
+        """Return the oldest message that is kept of those after a step; None where there is none."""
+        with self.changed:
+            return next((frame for frame in self._frames.get(target, ()) if frame.header.step > after), None)
+
+    def wait(self, target: int, after: int, seconds: float, ended: Callable[[], bool]) -> Frame | None:
+        """Return such a message, waiting for it for some time."""
+        wait_for(self.changed, lambda: ended() or self.next(target, after) is not None, seconds)
+        return self.next(target, after)
+
+
+class Inbox:
+    """The messages that have arrived over each link and were not taken yet, behind the border.
+
+    A site that an old backup has replaced would find fault with honest messages: they are far ahead of what it knows.
+    So its inbox is closed until peers have had the time to show what they have from the site.
+    """
+
+    def __init__(
+        self, agreement: Agreement, node: int, kept: int, store: Store | None = None,
+        changed: threading.Condition | None = None, *, is_open: bool = True,
+    ) -> None:  # fmt: skip
+        self.agreement, self.node, self.kept, self.is_open = agreement, node, kept, is_open
+        self.store, self.changed = store or Store(agreement, node), changed or threading.Condition()
+        self._frames: dict[int, list[Frame]] = {}
+        self._last: dict[int, Frame] = {}  # the newest of each source, taken or not
+        self._taken: dict[int, tuple[int, NDArray[np.float64]]] = {}  # step and sums of the newest that was taken
+        self._incarnation: dict[int, int] = {}
+        self._stopped: set[int] = set()
+        self._old: dict[int, Frame] = {}  # by source: the last header that was no news; a copy of it may have sent it
+        self.bytes_from = Counter[int]()
+        self.arrived: dict[int, float] = {}  # by source: when the newest message was let in, on the monotonic clock
+
+    def counted(self, source: int, pieces: Iterator[bytes]) -> Iterator[bytes]:
+        """Yield what arrives from a source, and count it."""
+        for piece in pieces:
+            with self.changed:
+                self.bytes_from[source] += len(piece)
+            yield piece
+
+    def stop(self, source: int) -> None:
+        """Let nothing more in over the link from a source, until this process ends."""
+        with self.changed:
+            self._stopped.add(source)
+            self._frames.pop(source, None)
+
+    def stopped(self) -> set[int]:
+        """Return the sources whose link was stopped."""
+        with self.changed:
+            return set(self._stopped)
+
+    def open(self) -> None:
+        """Let messages in from now on."""
+        with self.changed:
+            self.is_open = True
+            self.changed.notify_all()
+
+    def until_open(self, seconds: float, ended: Callable[[], bool]) -> None:
+        """Wait until messages are let in, for some time."""
+        wait_for(self.changed, lambda: self.is_open or ended(), seconds)
+
+    def restore(self, source: int, step: int, sums: NDArray[np.float64]) -> None:
+        """Note what an earlier process of this site had taken from a link."""
+        with self.changed:
+            self._taken[source] = step, sums
+
+    def newest(self, source: int) -> int:
+        """Return the step of the newest message from a source, −1 before the first."""
+        with self.changed:
+            last = self._last.get(source)
+            return last.header.step if last is not None else self._taken.get(source, (-1, None))[0]
+
+    def proof(self, source: int) -> dict[str, Any]:
+        """Return what this site has of a source, and the source's own signed word for how far it was.
+
+        After a crash the word may be of a later step: the message itself was not in the last commit.
+        """
+        with self.changed:
+            seen = self.store.seen.get(source)
+            return {"newest": self.newest(source), "proof": None if seen is None else seen.evidence()}
+
+    def shown(self, source: int) -> dict[str, Any]:
+        """Return what a hello shows a source: of its headers that were no news the last, else its newest.
+
+        Only the source knows whether it signed such a header itself, or a copy of it did. Its newest header is among
+        the hello's `heads` too.
+        """
+        with self.changed:
+            old = self._old.get(source)
+            return self.proof(source) | ({} if old is None else {"proof": old.evidence()})
+
+    def last(self, source: int) -> tuple[int, NDArray[np.float64] | None]:
+        """Return the step and the sums of a source's newest message; −1 and None before the first."""
+        with self.changed:
+            return self.newest(source), self._before(source)
+
+    def _before(self, source: int) -> NDArray[np.float64] | None:
+        last = self._last.get(source)
+        return last.sums() if last is not None else self._taken.get(source, (-1, None))[1]
+
+    def is_news(self, header: Header, signature: bytes) -> bool:
+        """Tell, before the body is read, whether a message is newer than all that came; reject two of one step.
+
+        A closed inbox judges none. Guarantee: of one link and step, one message is ever let in.
+        """
+        if not self.is_open:
+            return False
+        with self.changed:
+            if header.source in self._stopped:
+                raise Rejected("stopped", "a message over a link that this site has stopped")
+            last, this = self.store.seen.get(header.source), Frame(header, signature, b"")
+            news, process = header.step > self.newest(header.source), self._incarnation.get(header.source, 0)
+            is_late = news and header.incarnation < process
+            if last is not None and header != last.header and (is_late or header.step <= last.header.step):
+                self._old[header.source] = this
+            if last is not None and last.header.step == header.step and last.header.sha256 != header.sha256:
+                evidence = {"first": last.evidence(), "second": this.evidence()}
+                raise Rejected("equivocation", f"two messages of step {header.step}", evidence)
+            if is_late:
+                raise Rejected(
+                    "incarnation", f"step {header.step} of process {header.incarnation}, after one of process {process}"
+                )
+            return news
+
+    def put(self, frame: Frame, after: int | None = None) -> None:
+        """Let a message in, after all checks; one that has become old meanwhile is dropped.
+
+        A message that was checked while it arrived, against the one of step `after`, is not checked again.
+        """
+        source = frame.header.source
+        with self.changed:
+            if not self.is_news(frame.header, frame.signature):
+                return
+            if after is None or after != self.newest(source):
+                most = self.agreement.most_weight((source, self.node), self.newest(source), frame.header.step)
+                refuse_body(frame, self._before(source), most, self.agreement.config.engine.dtype)
+            self.store.see(frame)
+            self._last[source] = frame
+            self.arrived[source] = time.monotonic()
+            self._incarnation[source] = frame.header.incarnation
+            frames = self._frames.setdefault(source, [])
+            frames.append(frame)
+            del frames[: -self.kept]
+            self.changed.notify_all()
+
+    def take(self, k: int) -> list[Frame]:
+        """Return what is to be added at step k, older steps first: of each link the newest up to k, else a later."""
+        taken = []
+        with self.changed:
+            for source, frames in self._frames.items():
+                if not frames:
+                    continue
+                upto = [frame for frame in frames if frame.header.step <= k]
+                frame = upto[-1] if upto else frames[-1]
+                self._frames[source] = [one for one in frames if one.header.step > frame.header.step]
+                self._taken[source] = frame.header.step, frame.sums()
+                taken.append(frame)
+        return sorted(taken, key=lambda frame: (frame.header.step, frame.header.source))

@@ -1,0 +1,469 @@
+"""A site's part in a run, from the study file to its own model: check, sign, wait for the others, train, see them off.
+
+`join` again after whatever happened goes on from the last commit. Joining a run that is finished here serves others
+that are not, until everybody has what he needs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import math
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from privsgp import data, models
+from privsgp.accounting import ledger
+from privsgp.accounting import policy as policies
+from privsgp.accounting.book import Total
+from privsgp.data.dataset import settle
+from privsgp.data.known import hashes_of, is_tested_on_own
+from privsgp.data.loading import is_file, read_file, same_file, with_test
+from privsgp.data.tables import is_table
+from privsgp.engine import checkpoint
+from privsgp.engine.folder import Folder
+from privsgp.engine.stops import Stopping
+from privsgp.errors import Interrupted, Refused
+from privsgp.files import finite, read_bytes, sync_names, write, write_json
+from privsgp.gradients import Layout
+from privsgp.runs import booked, views
+from privsgp.runs import card as cards
+from privsgp.runs.summary import seen
+from privsgp.runs.summary import summary as summarised
+from privsgp.runs.train import save_model, versions
+from privsgp.sites import status
+from privsgp.sites.agreement import Agreement, refuse_counted
+from privsgp.sites.audit import Audit
+from privsgp.sites.identity import Site
+from privsgp.sites.metrics import served
+from privsgp.sites.metrics import text as metrics_text
+from privsgp.sites.net.causes import own_certificate
+from privsgp.sites.net.client import Client
+from privsgp.sites.net.relay import Relay
+from privsgp.sites.net.server import Server
+from privsgp.sites.policy import refuse_against
+from privsgp.sites.protocol.mailbox import Inbox, Outbox, depth, wait_for
+from privsgp.sites.protocol.members import Goodbye, Members, goodbye_text
+from privsgp.sites.protocol.pairs import PairKeys, delete, needs_keys
+from privsgp.sites.signed import Signatures
+from privsgp.sites.store import Store
+from privsgp.sites.trainer import SiteTrainer
+from privsgp.sites.transport import Ended, SitesTransport
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from privsgp.accounting.book import Records
+    from privsgp.engine.spec import RunSpec
+    from privsgp.engine.trainer import Outcome, Watcher
+    from privsgp.runs.config import Config
+
+_TICK = 0.1
+_NOBODY = -1  # the node of a relay that is no member
+_GOODBYE = 5.0  # seconds in which a site that leaves tells the others
+_AGAIN = 30.0  # seconds that a site which joins again, having finished, waits at least for anybody to come
+_FAREWELL = 3.0  # deadlines after which a site that is not there is not waited for at the end
+
+
+@dataclass(frozen=True)
+class Network:
+    """The parts of a site in a run."""
+
+    site: Site
+    agreement: Agreement
+    node: int
+    audit: Audit
+    members: Members
+    inbox: Inbox
+    outbox: Outbox
+    server: Server
+    client: Client
+    transport: SitesTransport
+    pairs: PairKeys | None
+    stopping: Stopping
+
+    @contextlib.contextmanager
+    def opened(self) -> Iterator[None]:
+        """Listen and dial."""
+        if self.site.listen is not None:
+            self.server.start(self.site.listen)
+        self.client.start()
+        try:
+            yield
+        finally:
+            self.client.stop()
+            self.server.stop()
+            self.transport.close()
+
+    def until(self, done: Callable[[], bool], seconds: float = math.inf) -> bool:
+        """Wait until something is done; tell whether it is after so many seconds."""
+        return wait_for(self.members.changed, done, seconds)
+
+
+def wire(site: Site, agreement: Agreement, folder: Folder) -> Network:
+    """Make the parts of a site in a run, each from those before it; no connection is opened yet."""
+    node, kept, private = agreement.node(site), depth(agreement), folder.path / "private"
+    changed, stopping = threading.Condition(), Stopping()  # one condition: whatever happens wakes all that wait
+    audit = Audit(folder.path / "audit.jsonl")
+    store = Store(agreement, node, private / "state.sqlite")
+    inbox = Inbox(agreement, node, kept, store, changed, is_open=False)
+    outbox = Outbox(kept, changed)
+    signatures = Signatures(folder.path / "signatures.json", agreement)
+    members = Members(
+        agreement, node, store.begin(), agreement.sign(site), inbox,
+        sign=lambda text: site.sign(b"progress", text).hex(),
+        accuse=lambda i, of: audit.note(of.kind, agreement.roster[i].name, str(of), **of.evidence),
+        keep=signatures.write,
+    )  # fmt: skip
+    pairs = None
+    if needs_keys(agreement):
+        pairs = PairKeys(site, agreement, node, _pair_key(folder), members.pair_keys)
+        pairs.settle(begun=folder.checkpoint.exists())
+        sync_names(private)
+    members.take_up(*signatures.read())
+    about = (site, agreement, node, inbox, outbox, members)
+    leaving = _asked_to_leave(folder)
+    transport = SitesTransport(*about, private / "taken.jsonl", lambda: stopping.asked or leaving.exists())
+    relays = agreement.relay is not None and agreement.relay.identity == site.card.identity
+    server = Server(*about, audit, relay=Relay(changed) if relays else None)
+    client = Client(*about, audit)
+    return Network(site, agreement, node, audit, members, inbox, outbox, server, client, transport, pairs, stopping)
+
+
+def join(
+    study: Path, file: Path, *, home: Path, out: Path | None = None, device: str = "cpu", moved: bool = False,
+    watch: Watcher | None = None, say: Callable[[str], None] = lambda _text: None, metrics: str | None = None,
+    test: Path | None = None,
+) -> dict[str, Any]:  # fmt: skip
+    """Take part in a run until it ends, and return the site's summary; `test` are public data to try the model on."""
+    site, agreement = Site.open(home), Agreement.read(study)
+    node = agreement.node(site)
+    folder = Folder(out or default_out(agreement), f"-{node}-{node}")
+    folder.refuse_unless_writable()
+    _refuse_left(folder)
+    if (wrong := own_certificate(site)) is not None:
+        raise Refused(*wrong)
+    if folder.summary.exists():
+        return _serve_again(site, agreement, folder, say)
+    if not folder.checkpoint.exists():
+        agreement.refuse_expired()
+    check_policy(site, agreement)
+    spec, records = _spec(agreement, file, test, node, device, lambda line: say(f"note, for this site alone: {line}"))
+    with folder.locked():
+        resumed = _has_spent(folder, node)
+        _settle(folder, agreement)
+        _enter(site, agreement, folder, spec, (str(file), records), resumed=resumed, moved=moved, say=say)
+        network = wire(site, agreement, folder)
+        trainer = SiteTrainer(spec, folder, network.transport, network.stopping, watch, network.pairs)
+        _take_up_links(folder, network.transport)
+        with network.opened(), status.kept(network, folder), served(metrics, lambda: metrics_text(network)):
+            try:
+                _wait_for_signatures(network, say)
+                network.members.phase = "training"
+                outcome = trainer.run()
+            except Interrupted as stopped:
+                stopped.kept = True
+                if _asked_to_leave(folder).exists():
+                    _goodbye(network, folder)
+                raise
+            except Ended:
+                if network.pairs is not None:
+                    network.pairs.forget()
+                raise
+            finally:
+                trainer.close()
+            summary = _finish(network, folder, spec, outcome)
+            network.members.phase = "finished"
+            _see_off(network, say)
+        return summary
+
+
+def default_out(agreement: Agreement) -> Path:
+    """Return where a run lies where nothing is said."""
+    return Path("runs") / f"{agreement.name}-{agreement.run[:8]}"
+
+
+def check_policy(site: Site, agreement: Agreement) -> bool:
+    """Refuse what the site's policy.toml does not allow, whatever records the site has; return whether there is one.
+
+    Sums of ε and δ are checked when the records are known, before anything is signed.
+    """
+    policy = policies.read(site.home / "policy.toml")
+    if policy is not None:
+        refuse_against(policy, agreement, agreement.node(site), Total(0.0, 0.0, ()))
+    return policy is not None
+
+
+def _has_spent(folder: Folder, node: int) -> bool:
+    """Return whether anything may have been sent from this folder."""
+    spent = folder.ledger(node)
+    return folder.checkpoint.exists() or (spent.exists() and any(one.charged for one in ledger.read(spent)))
+
+
+def _enter(
+    site: Site, agreement: Agreement, folder: Folder, spec: RunSpec, data: tuple[str, Records], *, resumed: bool,
+    moved: bool, say: Callable[[str], None],
+) -> None:  # fmt: skip
+    """Enter in the budget book what this site promises, before its signature leaves."""
+    name, records = data
+    named = dataclasses.replace(spec, name=agreement.name)
+    made = booked.entries(named, folder, "join", name, [card.name for card in agreement.roster])
+    policy = policies.read(site.home / "policy.toml")
+    booked.enter(made, [records], resumed=resumed, moved=moved, policy=policy, say=lambda line: say(f"note: {line}"))
+
+
+def bring(
+    config: Config, file: Path, test: Path | None = None, tell: Callable[[str], None] = lambda _line: None,
+    *, classes: int | None = None,
+) -> data.Dataset:  # fmt: skip
+    """Read a site's own file, and public test data; of single values that did not fit, only this site is told.
+
+    `classes` are those of an agreement. Guarantee: without a seed no class was counted in the site's labels.
+    """
+    d, task = config.data, models.task(config.model.loss)
+    if not is_file(file.name) and not d.form.fits(file):
+        raise Refused(f"--data {file}", "name an .npz, .csv, .parquet or .feather file")
+    if d.schema is not None and not is_table(file.name):
+        raise Refused(f"--data {file}, and the study has a schema", "bring a .csv, .parquet or .feather file")
+    brought = read_file(file, task, d.form, own=True)
+    for line in brought.told:
+        tell(line)
+    count = d.classes or brought.classes or classes
+    dataset = brought.dataset if task == "regression" else settle(brought.dataset, count)
+    refuse_counted(config, file, dataset)
+    tested = with_test(dataset, test, d.form)
+    # what the model will be tried on: test data may have a test set of their own
+    if test is not None and (same_file(file, test) or is_tested_on_own(tested)):
+        raise Refused(
+            f"--test {test} is this site's own data, or half of its records are",
+            "test data are public: take records that no site learns from",
+        )
+    return tested
+
+
+def _spec(
+    agreement: Agreement, file: Path, test: Path | None, node: int, device: str, tell: Callable[[str], None]
+) -> tuple[RunSpec, Records]:
+    """Return the run of this site, and hashes of its records, which stay in the run's private folder."""
+    config = agreement.config
+    dataset = bring(config, file, test, tell, classes=agreement.values["sample"]["classes"])
+    spec = agreement.spec(dataset, node, device)
+    place = hashlib.sha256(f"privsgp/layout/site/{file.resolve()}".encode()).hexdigest()
+    public = spec.simulation or test is not None
+    names = tuple(card.name for card in agreement.roster)
+    told = dataclasses.replace(spec, layout=place, sites=names, share_metrics=public)
+    return told, booked.records_of(hashes_of(dataset), dataset.y, [np.arange(len(dataset.y))])[0]
+
+
+def _settle(folder: Folder, agreement: Agreement) -> None:
+    """Make the run's folder, or refuse one of another run."""
+    folder.prepare()
+    folder.identify(versions(), None, agreement.run)
+    _refuse_other_run(folder, agreement)
+    agreement.write(folder.path / "agreement.study")
+    write(folder.config, agreement.config.toml())
+
+
+def _refuse_other_run(folder: Folder, agreement: Agreement) -> None:
+    if folder.run != agreement.run:
+        raise Refused(f"{folder.path} belongs to another run", "choose another one with --out")
+
+
+def _pair_key(folder: Folder) -> Path:
+    return folder.path / "private" / "pair.key"
+
+
+def _wait_for_signatures(network: Network, say: Callable[[str], None]) -> None:
+    """Wait until all have signed: before that no step is taken."""
+    said = ""
+    with network.stopping:
+        while missing := network.members.unsigned():
+            if (text := f"waiting for the signature of {', '.join(missing)}") != said:
+                say(said := text)
+            if network.transport.stop():
+                raise Interrupted(0)
+            network.until(lambda: not network.members.unsigned(), _TICK)
+    if said:
+        say("all have signed")
+
+
+def _finish(network: Network, folder: Folder, spec: RunSpec, outcome: Outcome) -> dict[str, Any]:
+    """Write the site's model and its summary."""
+    save_model(folder.node(network.node), Layout.of(spec.learning.model), outcome.state.z[0], spec.card)
+    summary = _summary(network, spec, outcome)
+    write(folder.path / cards.NAME, cards.markdown(dict(spec.card), views.of(summary, folder.path)))
+    write_json(folder.summary, summary)
+    return summary
+
+
+def _summary(network: Network, spec: RunSpec, outcome: Outcome) -> dict[str, Any]:
+    """Return what came out at this site: its own ε by its own ledger, and of others what was agreed on."""
+    agreement, node, p, outliers = network.agreement, network.node, spec.protection, network.transport.outliers
+    newest = [network.members.store.seen.get(i) for i in range(spec.nodes)]  # what each site has signed for this one
+    spent, releases = list[float | None]([None] * spec.nodes), list[int | None]([None] * spec.nodes)
+    spent[node] = finite(p.epsilon(node, outcome.releases[0])) if spec.algorithm.private else None
+    releases[node] = outcome.releases[0]
+    unseen = ("mean_node_accuracy", "worst_node_accuracy", "consensus_error", "train_loss")  # nobody sees all models
+    untold = dict.fromkeys([*unseen, "steps_per_second", "peak_memory_bytes"])
+    told = seen(spec, outcome) | untold | {"virtual_seconds": spec.clock.at(outcome.steps)}
+    others = [i for i in range(spec.nodes) if i != node]
+    norm = float(outcome.state.z[0].double().norm())
+    return summarised(spec, outcome, spent, told, others, node) | {
+        "name": agreement.name, "releases": releases, "faults": None,
+        "site": {
+            "name": network.site.name, "node": node, "run": agreement.run, "w": float(outcome.state.w[0]),
+            "model_norm": norm, "weight_of_all": outliers.weight_of_all(network.members.gone()),
+            "incarnation": network.members.incarnation, "messages": outcome.faults, "refused": network.audit.counts(),
+            "warnings": network.audit.warnings(),
+            "roster": [
+                {
+                    "name": card.name, "fingerprint": card.fingerprint,
+                    "newest": None if one is None else one.header.step, "distance": outliers.distance(i, norm),
+                }
+                for i, (card, one) in enumerate(zip(agreement.roster, newest, strict=True))
+            ],
+        },
+    }  # fmt: skip
+
+
+def _see_off(network: Network, say: Callable[[str], None], least: float = 0.0) -> None:
+    """Stay until all have what they need of this site; of those who are not there, not for long.
+
+    Until anybody was there, for `least` seconds.
+    """
+    members, transport, usual = network.members, network.transport, _FAREWELL * network.agreement.limits.deadline
+    began, said, stopping = time.monotonic(), "", Stopping()
+
+    def waiting() -> list[int]:
+        last = zip(transport.targets, transport.last.tolist(), strict=True)
+        return [i for i, step in last if not members.is_served(i, step)]
+
+    with stopping:
+        while needing := waiting():
+            names = ", ".join(network.agreement.roster[i].name for i in needing)
+            patience = usual if members.has_met_anybody() else max(least, usual)
+            if stopping.asked or (not any(map(members.is_there, needing)) and time.monotonic() - began > patience):
+                say(f"{names} may still need this site's last message: join again when they are back")
+                return
+            if (text := f"finished; serving {names}") != said:
+                say(said := text)
+            network.until(lambda: not waiting(), _TICK)
+        _until_heard(network, "finished")
+
+
+def _serve_again(site: Site, agreement: Agreement, folder: Folder, say: Callable[[str], None]) -> dict[str, Any]:
+    """Serve the last messages of a run that is finished here."""
+    summary: dict[str, Any] = json.loads(read_bytes(folder.summary))
+    with folder.locked():
+        _refuse_other_run(folder, agreement)
+        delete(_pair_key(folder))
+        network = wire(site, agreement, folder)
+        _take_up_links(folder, network.transport)
+        network.members.phase = "finished"
+        with network.opened(), status.kept(network, folder):
+            network.transport.serve()
+            _see_off(network, say, _AGAIN)
+    return summary
+
+
+def _take_up_links(folder: Folder, transport: SitesTransport) -> None:
+    """Take up what earlier processes had taken from links: what arrives is compared with it, from the first moment."""
+    if folder.checkpoint.exists():
+        sync_names(folder.checkpoint.parent)  # a process that was killed may have named it, and no more
+        step = checkpoint.verified(folder.checkpoint, transport.agreement.run).step
+        checkpoint.load_arrays(folder.checkpoint, {f"links.{k}": v for k, v in transport.arrays().items()})
+        transport.restored(step, *checkpoint.load_state(folder.checkpoint))
+
+
+def _asked_to_leave(folder: Folder) -> Path:
+    return folder.path / "private" / "leaving"
+
+
+def _left(folder: Folder) -> Path:
+    return folder.path / "private" / "left"
+
+
+def has_left(place: Path) -> bool:
+    """Return whether the site has left the run in a folder for good."""
+    return _left(Folder(place)).exists()
+
+
+def _refuse_left(folder: Folder) -> None:
+    if has_left(folder.path):
+        delete(_pair_key(folder))
+        raise Refused(f"{folder.path}: this site has left the run for good", "agree on a new one")
+
+
+def leave(study: Path, *, home: Path, out: Path | None = None) -> bool:
+    """Leave a run for good; tell whether the others could be told here, and not by the process that is in the run."""
+    site, agreement = Site.open(home), Agreement.read(study)
+    node = agreement.node(site)
+    folder = Folder(out or default_out(agreement), f"-{node}-{node}")
+    if not folder.config.exists():
+        raise Refused(f"{folder.path} holds no run of {agreement.name}", "name its folder with --out")
+    _refuse_other_run(folder, agreement)
+    _refuse_left(folder)
+    _asked_to_leave(folder).touch(0o600)
+    try:
+        with folder.locked():
+            network = wire(site, agreement, folder)
+            _take_up_links(folder, network.transport)
+            with network.opened():
+                network.transport.serve()
+                _goodbye(network, folder)
+    except Refused as refused:
+        if "in use by another process" not in refused.what:
+            raise
+        return False
+    return True
+
+
+def _goodbye(network: Network, folder: Folder) -> None:
+    """Bring who is there this site's last messages; sign that it leaves, and what it took; tell who can be told."""
+    network.until(lambda: _delivered(network), max(_GOODBYE, network.agreement.limits.deadline))
+    taken = network.transport.taken()
+    signature = network.site.sign(b"leave", goodbye_text(network.agreement.run, taken)).hex()
+    network.members.leave(Goodbye(taken=taken, signature=signature))
+    _left(folder).touch(0o600)
+    delete(_pair_key(folder))
+    _until_heard(network, "left")
+
+
+def _delivered(network: Network) -> bool:
+    """Tell whether all targets that are there, or may be, have this site's last messages."""
+    members, last = network.members, zip(network.transport.targets, network.transport.last.tolist(), strict=True)
+    new = set(members.strangers())
+    return all(members.has_newest(i, step) for i, step in last if step >= 0 and (i in new or members.is_there(i)))
+
+
+def _until_heard(network: Network, phase: str) -> None:
+    """Stay until all who are there know what this site does, for some seconds at most."""
+    time.sleep(2 * _TICK)
+    network.until(lambda: network.members.have_heard(phase), _GOODBYE)
+
+
+def relay(
+    study: Path, *, home: Path, audit: Path, ended: Callable[[], bool], say: Callable[[str], None] = lambda _text: None
+) -> None:
+    """Carry sealed messages of a run between sites that cannot be dialled, until the end is asked for."""
+    site, agreement = Site.open(home), Agreement.read(study)
+    if agreement.relay is None or agreement.relay != site.card:
+        raise Refused(f"{site.name} is not the relay of {agreement.name}", "see `privsgp agree show`")
+    if site.card.identity in [card.identity for card in agreement.roster]:
+        raise Refused(f"{site.name} is a member of {agreement.name}", "its `privsgp join` relays too")
+    members, nothing = Members(agreement, _NOBODY, 1, ""), Inbox(agreement, _NOBODY, 1)
+    server = Server(site, agreement, _NOBODY, nothing, Outbox(1), members, Audit(audit), relay=Relay())
+    server.start(site.listen or "")
+    say(f"relaying at {site.listen}; Ctrl-C ends it. Messages are sealed: this machine cannot read them")
+    try:
+        while not ended():
+            time.sleep(_TICK)
+    finally:
+        server.stop()

@@ -1,1 +1,0 @@
-"""What runs many runs, or one run that is not about its model: audits."""

@@ -1,0 +1,70 @@
+"""The view of a finished run: what each site has spent, rounded up, and what people are shown."""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+
+import pytest
+
+from privsgp.runs import views
+
+SUMMARY = {
+    "name": "x", "simulation": False, "algorithm": "privsgp", "trust": "per-node", "graph": "ring", "nodes": 2,
+    "steps": 5, "dim": 3, "model": "of the last step", "epsilon_spent": [2.50001, 1.0], "epsilon_budget": [3.0, 3.0],
+    "delta": [1e-5, 1e-5], "releases": [5, 5], "sigma": [0.1, 0.2], "relation": "zero-out", "virtual_seconds": 5.0,
+    "seconds": 1.0, "bytes_sent": 1000,
+}  # fmt: skip
+OWN = {
+    "name": "basel", "node": 0, "roster": [{"name": "basel"}, {"name": "cork"}], "refused": {"late": 2},
+    "messages": {"posted": 7, "taken": 6, "missed": 1}, "warnings": [], "model_norm": 2.0,
+}  # fmt: skip
+
+
+def _of(**changes):
+    return views.of(SUMMARY | changes, pathlib.Path("out"))
+
+
+def test_numbers_of_privacy_are_rounded_up_once():
+    first, second = _of(epsilon_spent=[2.50001, 1.0]).sites
+    assert (first.epsilon, first.budget, second.epsilon) == (2.501, 3.0, 1.0)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        first.epsilon = 1.0
+
+
+@pytest.mark.parametrize(
+    ("spent", "said"),
+    [
+        (None, ["none: this method adds no noise"]),
+        ([None, 1.0], ["no finite bound is known for at least one site"]),
+        ([2.5, 1.0], ["ε = 1 … 2.5, δ = 1e-05 for each record of a site (zero-out, certified)"]),
+    ],
+)
+def test_the_guarantee_in_words(spent, said):
+    assert _of(epsilon_spent=spent).promise[: len(said)] == said
+
+
+def test_a_site_knows_its_own_epsilon_alone():
+    view = _of(epsilon_spent=[2.5, None], sites=["basel", "cork"], site=OWN)
+    assert (len(view.sites), view.elsewhere) == (1, 1)
+    assert view.promise[0].startswith("ε = 2.5, δ = 1e-05 for each record of this site")
+    facts = dict(view.facts)
+    assert facts["sites"] == "basel ε = 2.5 of 3"
+    assert facts["messages"] == "7 sent, 6 taken, 1 missed at a deadline; refused: 2 × late"
+    assert facts["this site's model"] == "The norm of this site's model is 2."
+    assert "no finite" in _of(epsilon_spent=[None, 1.0], site=OWN).promise[0]
+
+
+def test_shared_noise_says_whom_it_trusts():
+    curve = {"honest": 2, "curve": [[1, None], [2, 1.23451]]}
+    said = _of(pairwise=curve, trust="honest sites").promise
+    assert (
+        "only if 2 of 2 sites are honest; if all are, ε = 1.235; if only the site itself is, no finite bound holds"
+        in said
+    )
+
+
+def test_what_is_not_known_has_no_row():
+    rows = _of().facts
+    assert all(value not in ("", "–", None) for _, value in rows)
+    assert "accuracy" not in dict(rows)
