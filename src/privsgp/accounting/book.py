@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from privsgp.accounting.ledger import Seen
-from privsgp.errors import Refused, argument
+from privsgp.errors import Refused
 from privsgp.files import read_bytes, user_folder, write_private
 
 if TYPE_CHECKING:
@@ -327,7 +327,8 @@ def _epsilon_under(entry: Entry, relation: str) -> float:
 def _unknown(entry: Entry, path: Path) -> Refused:
     return Refused(
         f"the budget book {path} does not know the run in {entry.folder}: this looks like a copy from another machine",
-        f"if it was moved and no copy continues elsewhere, add {argument('moved')}; else resume the original",
+        "if it was moved and no copy continues elsewhere, add {moved}; else resume the original",
+        moved=True,
     )
 
 
@@ -353,7 +354,8 @@ def _refuse_copy(entry: Entry, before: sqlite3.Row, *, resumed: bool, moved: boo
     if not same and not moved:
         raise Refused(
             f"the run in {entry.folder} began in {old}, which is gone: this looks like a copy",
-            f"if it was moved and no copy continues elsewhere, add {argument('moved')}; else resume the original",
+            "if it was moved and no copy continues elsewhere, add {moved}; else resume the original",
+            moved=True,
         )
 
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Self, TypeVar
 from privsgp.accounting.chain import Chain, Seen, lost, replay
 from privsgp.accounting.mechanisms import described
 from privsgp.accounting.segment import FORMATS, MOST_AHEAD, Header, Segment, short
-from privsgp.errors import Refused, argument, mending
+from privsgp.errors import Refused, mending
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -265,7 +265,8 @@ def _refuse_others(path: Path, found: Sequence[Segment], counted: Sequence[Segme
     if list(found) != list(counted):
         raise Refused(
             f"{path}: another run has spent from this ledger meanwhile",
-            f"start again with {argument('resume')}: its spending is then counted before this run's noise is chosen",
+            "start again with {resume}: its spending is then counted before this run's noise is chosen",
+            resume=True,
         )
 
 

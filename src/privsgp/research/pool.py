@@ -21,7 +21,7 @@ import torch
 from privsgp.engine.folder import Folder, read_metrics
 from privsgp.engine.formats import Summary
 from privsgp.engine.stops import Stopping
-from privsgp.errors import Diverged, Refused, argument
+from privsgp.errors import Diverged, Refused
 from privsgp.files import read_json, write_json
 from privsgp.runs import config as configs
 from privsgp.runs import problem as problems
@@ -193,10 +193,11 @@ def _diverged(task: Task) -> Path:
 def _done(task: Task) -> bool:
     """Tell whether nothing is left to do; refuse a folder that holds another configuration's run."""
     folder = Folder(task.folder)
-    if folder.config.exists() and (changed := configs.differences(configs.started(folder.config), task.config)):
+    if folder.config.exists() and (changed := configs.changes(folder.config, task.config)):
         raise Refused(
             f"{task.folder} holds a run of another configuration: {'; '.join(changed)}",
-            f"choose another folder with {argument('out')}",
+            "choose another folder with {out}",
+            out=None,
         )
     return folder.summary.exists() or _diverged(task).exists()
 

@@ -17,7 +17,7 @@ from privsgp.algorithms import ALGORITHMS
 from privsgp.data.known import hashes_of, is_tested_on_own
 from privsgp.data.loading import file_path, same_file, site_paths, with_test
 from privsgp.devices import chosen_device
-from privsgp.errors import Refused, either
+from privsgp.errors import Refused
 from privsgp.features.encode import encoded, make_encoder
 from privsgp.metrics import Measure
 from privsgp.outside import From1
@@ -115,14 +115,13 @@ def load_problem(config: Config, data_dir: Path | None = None, world: World | No
     return dataclasses.replace(problem, sizes=sizes)
 
 
-def _public() -> str:
-    return either("data.test = 'public'", "test_is_public=True")
+_PUBLIC, _PRIVATE = "data.test = 'public' (test_is_public=True)", "data.test = 'private' (test_is_public=False)"
 
 
 def _read(config: Config, data_dir: Path | None, block: range) -> Problem:
     """Read the files of the nodes in `block`, or a data set that is divided among all nodes."""
     task, d, told = models.task(config.model.loss), config.data, list[str]()
-    how = _public() if d.test_path is None else f"data.test_path = {d.test_path!r}"
+    how = _PUBLIC if d.test_path is None else f"data.test_path = {d.test_path!r}"
     if d.path is not None:
         dataset, parts = data.load_sites(
             d.path, block, task=task, classes=d.classes, form=d.form, base=config.base, names=d.sites, tell=told.append,
@@ -232,7 +231,7 @@ def refuse_counted(config: Config, dataset: data.Dataset) -> None:
     """Refuse, without a seed, a number of classes that was counted in records: it shapes the model, which all see."""
     public = ("", "y_test") if config.test_is_public else ("",)
     if config.seed is None and dataset.counted not in public:
-        or_else = f", or say {_public()} if the test labels are" if dataset.counted == "y_test" else ""
+        or_else = f", or say {_PUBLIC} if the test labels are" if dataset.counted == "y_test" else ""
         raise Refused(
             f"{dataset.name}: no data.classes, and without a seed they are not counted in {dataset.counted}",
             "give the number of classes as data.classes, from Python as classes=…, or store it in the file as "
@@ -318,7 +317,7 @@ def unsaid(config: Config) -> list[str]:
     """Say what was left out of a configuration that matters most; to be asked before anything is put in its place."""
     if "nodes" in config.data.model_fields_set:
         return []
-    return [f"{either('data.nodes', 'nodes=…')} is left out: there are {config.data.nodes} nodes"]
+    return [f"data.nodes is not given: there are {config.data.nodes} nodes"]
 
 
 def test_notes(config: Config, problem: Problem) -> list[str]:
@@ -326,11 +325,10 @@ def test_notes(config: Config, problem: Problem) -> list[str]:
     if config.seed is not None or problem.dataset.x_test is None or (config.data.published and not config.data.test):
         return []
     if config.test_is_public:
-        how = "data.test_path" if config.data.test is None else _public()
+        how = "data.test_path" if config.data.test is None else _PUBLIC
         return [f"{how}: peers, summary and report get to see metrics on test data; no ε covers them"]
-    own = either("data.test = 'private'", "test_is_public=False")
-    kept = f"{own}: metrics on test data stay in private/metrics.jsonl, and no ε covers them"
-    return [f"{kept}; if anybody may see them, say {_public()}"]
+    kept = f"{_PRIVATE}: metrics on test data stay in private/metrics.jsonl, and no ε covers them"
+    return [f"{kept}; if anybody may see them, say {_PUBLIC}"]
 
 
 def refuse_other_configurations(config: Config, world: World) -> None:

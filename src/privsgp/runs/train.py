@@ -22,7 +22,7 @@ from privsgp.algorithms import ALGORITHMS
 from privsgp.engine.evaluate import present
 from privsgp.engine.folder import Folder, refuse_used, write_tensors
 from privsgp.engine.trainer import Outcome, Trainer
-from privsgp.errors import Refused, Stopped, argument
+from privsgp.errors import Refused, Stopped
 from privsgp.files import finite, write, write_json
 from privsgp.gradients import Layout
 from privsgp.outside import Hash, Real, shown
@@ -143,8 +143,7 @@ def _train(training: Trainer, folder: Folder) -> Outcome:
     try:
         return training.run()
     except Stopped as stopped:
-        stopped.kept = folder.checkpoint.exists() or folder.checkpoint_before.exists()
-        raise
+        raise stopped.with_checkpoint(kept=folder.checkpoint.exists() or folder.checkpoint_before.exists()) from None
     finally:
         training.close()
 
@@ -204,8 +203,7 @@ def _refuse_other_run(folder: Folder, number: str) -> None:
     """Refuse a folder of another run."""
     if folder.run != number:
         raise Refused(
-            f"{folder.path} belongs to another run than process 0's folder",
-            f"choose another one with {argument('out')}",
+            f"{folder.path} belongs to another run than process 0's folder", "choose another one with {out}", out=None
         )
 
 
@@ -236,11 +234,9 @@ def earlier_runs(
             "go on with the nodes it began with: what a record has spent is in its own node's ledger",
         )
     if not where.is_dir():
-        raise Refused(
-            f"{argument('ledger', where)} is no folder", "name the ledger folder of a run: runs/<name>/ledger"
-        )
+        raise Refused("{ledger} is no folder", "name the ledger folder of a run: runs/<name>/ledger", ledger=where)
     if not any(where.glob("node-*.jsonl")):
-        raise Refused(f"{argument('ledger', where)} holds no ledger", "name a run's folder, or its ledger folder")
+        raise Refused("{ledger} holds no ledger", "name a run's folder, or its ledger folder", ledger=where)
     here = range(nodes) if block is None else block
     found = [_spent(where / f"node-{i}.jsonl", i, config) if i in here else [] for i in range(nodes)]
     for segment in (segment for segments in found for segment in segments):
@@ -254,7 +250,7 @@ def _spent(path: Path, node: int, config: Config) -> list[Segment]:
     header = ledger.first(path)
     if header is None:
         raise Refused(
-            f"{path} has not a single complete line", f"restore it, or leave {argument('ledger')} out to begin anew"
+            f"{path} has not a single complete line", "restore it, or leave {ledger} out to begin anew", ledger=None
         )
     return ledger.read(path, Book().seen(header.run).get(node, []) if config.seed is None else [])
 
@@ -281,7 +277,8 @@ def _refuse_other_terms(where: Path, before: Header, config: Config) -> None:
         now = "no seed" if config.seed is None else f"seed = {config.seed}"
         raise Refused(
             f"{now}, and {where} is of a {'simulation' if before.simulation else 'private run'}",
-            f"go on as it began, or leave {argument('ledger')} out: noise that anyone can repeat pays for nothing",
+            "go on as it began, or leave {ledger} out: noise that anyone can repeat pays for nothing",
+            ledger=None,
         )
     then, sums = int(before.mechanism.get("aggregated", 1)), declared(config).seen_together
     if then != sums:
@@ -336,20 +333,23 @@ def _finished(folder: Folder, config: Config, around: dict[str, Any], *, resume:
         return False
     if folder.run is None and config.secret:
         raise Refused(
-            f"{argument('resume')} with {argument('out', folder.path)}, which has lost run.json: nothing there shows "
-            "what was spent",
-            f"restore the folder as it was when the run stopped; to begin a run, choose another {argument('out')}",
+            "{resume} with {out}, which has lost run.json: nothing there shows what was spent",
+            "restore the folder as it was when the run stopped; to begin a run, choose another {out}",
+            resume=True,
+            out=folder.path,
         )
-    changed = configs.differences(configs.started(folder.config), config)
+    changed = configs.changes(folder.config, config)
     if changed:
         raise Refused(
-            f"{argument('resume')} with a changed configuration: {'; '.join(changed)}",
-            f"resume with the configuration of the run, or choose another {argument('out')}",
+            f"{{resume}} with a changed configuration: {'; '.join(changed)}",
+            "resume with the configuration of the run, or choose another {out}",
+            resume=True,
+            out=None,
         )
     before = folder.identity.get("circumstances") or around
     keys = [key for key in before | around if before.get(key) != around.get(key)]
     if changed := [f"{key}: {before.get(key)} → {around.get(key)}" for key in keys]:
-        raise Refused(f"{argument('resume')} with other {'; '.join(changed)}", "resume as the run was started")
+        raise Refused(f"{{resume}} with other {'; '.join(changed)}", "resume as the run was started", resume=True)
     return folder.summary.exists()
 
 

@@ -169,10 +169,9 @@ def join(
                 network.members.phase = "training"
                 outcome = trainer.run()
             except Interrupted as stopped:
-                stopped.kept = True
                 if _asked_to_leave(folder).exists():
                     _goodbye(network, folder)
-                raise
+                raise stopped.with_checkpoint(kept=True) from None
             except Ended:
                 if network.pairs is not None:
                     network.pairs.forget()
