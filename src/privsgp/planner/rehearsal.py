@@ -91,10 +91,6 @@ class Rehearsal:
         self.gradient = stack(model, loss, (samples.x[:4], samples.y[:4]))
         self._scores: dict[str, float] = {}
 
-    def end(self, spec: RehearsalSpec, distance: float, steps: int = STEPS, seed: int = 0) -> Tensor:
-        """Return the average model after a run of γK = `distance`."""
-        return self.ends(spec, [(distance, seed)], steps)[0]
-
     def ends(self, spec: RehearsalSpec, candidates: Sequence[Candidate], steps: int = STEPS) -> Tensor:
         """Return the average models of runs that differ in T and seed, [m, d]."""
         *_, last = self._states(spec, candidates, steps)
@@ -150,7 +146,12 @@ class Rehearsal:
         return [self._scores[_key(spec, T)] for T in distances]
 
     def moved(self, spec: RehearsalSpec, distance: float) -> float:
-        """Return the mean square by which noise moves a coordinate, over κ²T²: the same runs with noise and without."""
+        """Return the mean square by which noise moves a coordinate, over κ²T²: the same runs with noise and without.
+
+        Curvature makes it less than 1.
+        """
+        if not spec.noise:
+            return 1.0
         spec, distance = spec.alike, _near(distance, DISTANCES)
         runs = [(distance, seed) for seed in range(SEEDS)]
         noisy, quiet = (self.ends(s, runs).clone() for s in (spec, replace(spec, noise=0.0)))

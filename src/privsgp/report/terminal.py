@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from privsgp.audit.audit import AuditReport
     from privsgp.engine.trainer import Watcher
     from privsgp.options import Key
-    from privsgp.planner.record import Formula, Plan
     from privsgp.runs.views import RunView
 
 
@@ -207,27 +206,23 @@ def show_keys(section: str, whose: str, found: list[Key]) -> None:
     show_table(title, head, found, words=head)
 
 
-def show_plan(plan: Plan) -> None:
+def show_plan(plan: dict[str, Any]) -> None:
     """Print a plan, and what it asks of each site."""
     from privsgp.planner import shown as words
 
     show("plan", words.plan_rows(plan))
-    if len(plan.choices) > 1:
-        head = ("method", "batch", "steps", "step size", "σ", "noise in the average", "score in rehearsal")
-        show_table(None, head, words.method_rows(plan), words=head)
-    titles = ("site", "records", "ε", "δ", "a guess is right at most", "share of the noise")
-    show_table("sites", titles, words.site_rows(plan), words=["site"])
-    show_lines(plan.warnings)
+    if len(plan["methods"]) > 1:
+        show_table(None, words.METHODS, words.method_rows(plan), words=words.METHODS)
+    show_table("sites", words.SITES, words.site_rows(plan), words=["site"])
+    show_lines(plan["warnings"])
 
 
-def show_formula(formula: Formula) -> None:
+def show_formula(found: dict[str, Any]) -> None:
     """Print the paper's bound at its best K."""
     from privsgp.planner import shown as words
 
-    with doing("certifying the noise of many K, for the bound"):
-        rows, warnings = words.formula_rows(formula), formula.warnings(formula.steps)
-    show("plan", rows)
-    show_lines(warnings)
+    show("plan", words.formula_rows(found))
+    show_lines(found["warnings"])
 
 
 def show_run(view: RunView) -> None:
