@@ -115,13 +115,13 @@ def load_problem(config: Config, data_dir: Path | None = None, world: World | No
     return dataclasses.replace(problem, sizes=sizes)
 
 
-_PUBLIC, _PRIVATE = "data.test = 'public' (test_is_public=True)", "data.test = 'private' (test_is_public=False)"
+_PUBLIC = "data.test = 'public' (test_is_public=True)"
 
 
 def _read(config: Config, data_dir: Path | None, block: range) -> Problem:
     """Read the files of the nodes in `block`, or a data set that is divided among all nodes."""
     task, d, told = models.task(config.model.loss), config.data, list[str]()
-    how = _PUBLIC if d.test_path is None else f"data.test_path = {d.test_path!r}"
+    how = "{test_is_public}" if d.test_path is None else f"data.test_path = {d.test_path!r}"
     if d.path is not None:
         dataset, parts = data.load_sites(
             d.path, block, task=task, classes=d.classes, form=d.form, base=config.base, names=d.sites, tell=told.append,
@@ -161,6 +161,7 @@ def refuse_own_records(
         raise Refused(
             f"{what}: half of these records are a node's own, or half of a node's are among them",
             "test data are public: take records that no node learns from",
+            test_is_public=True,
         )
 
 
@@ -327,8 +328,8 @@ def test_notes(config: Config, problem: Problem) -> list[str]:
     if config.test_is_public:
         how = "data.test_path" if config.data.test is None else _PUBLIC
         return [f"{how}: peers, summary and report get to see metrics on test data; no ε covers them"]
-    kept = f"{_PRIVATE}: metrics on test data stay in private/metrics.jsonl, and no ε covers them"
-    return [f"{kept}; if anybody may see them, say {_PUBLIC}"]
+    kept = "metrics on test data stay in private/metrics.jsonl, and no ε covers them"
+    return [f"data.test = 'private': {kept}; if anybody may see them, say {_PUBLIC}"]
 
 
 def refuse_other_configurations(config: Config, world: World) -> None:
