@@ -93,7 +93,7 @@ def test_where_all_are_taken_to_be_honest_it_is_said_that_each_learns_more_than_
     for honest, said in ((8, True), (7, False)):
         config = parsed(privacy={"honest": honest})
         notes = " ".join(problems.notes(config, problems.load_problem(config), World()))
-        assert ("outside alone" in notes) is said
+        assert ("against those outside" in notes) is said
 
 
 def test_each_node_is_counted_with_at_least_the_noise_it_needs():
