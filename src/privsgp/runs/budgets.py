@@ -14,7 +14,6 @@ from privsgp.algorithms.update_rule import node_weights
 from privsgp.engine.spec import Protection
 from privsgp.errors import Refused, argument
 from privsgp.outside import between, exactly, keys
-from privsgp.seeds import public_seed
 from privsgp.transport.rendezvous import World, blocks
 
 if TYPE_CHECKING:
@@ -200,9 +199,7 @@ def _refuse_apart(world: World, told: Sequence[float], own: Sequence[float]) -> 
 
 def noise_graph(config: Config, nodes: int) -> NoiseGraph | None:
     """Return which pairs of nodes share noise; None where none do. It is public."""
-    if not config.pairwise:
-        return None
-    return NoiseGraph(nodes, config.pair_degree, public_seed(config.seed, config.shared_hash(), "noise graph"))
+    return NoiseGraph(nodes) if config.pairwise else None
 
 
 def share_noise(
