@@ -197,7 +197,7 @@ def check_policy(site: Site, agreement: Agreement) -> bool:
     """
     policy = policies.read(site.home / "policy.toml")
     if policy is not None:
-        refuse_against(policy, agreement, agreement.node(site), Total(0.0, 0.0, ()))
+        refuse_against(policy, agreement, agreement.node(site), Total(0.0, 0.0))
     return policy is not None
 
 
