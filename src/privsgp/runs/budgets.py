@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from privsgp.accounting import calibration
-from privsgp.accounting.counting import After, Count, Filter, count
+from privsgp.accounting.counting import Count, Filter, count
 from privsgp.accounting.mechanisms import Saga, Shared
 from privsgp.accounting.pairwise import NoiseGraph, PairwiseCovariance, solve, trust_curve
 from privsgp.algorithms import ALGORITHMS, Settings
@@ -272,7 +272,7 @@ def _count(config: Config, budget: float | None, delta: float, earlier: Sequence
             f"{argument('ledger')} without privacy.epsilon", "name the (ε, δ) that all runs on this data must share"
         )
     shared = Filter.over(earlier, budget, delta)
-    return After(shared, shared.spent(earlier), p.relation)
+    return Count(p.relation, after=(shared, shared.spent(earlier)))
 
 
 def batch_sizes(config: Config, samples: Sequence[int]) -> list[float]:
