@@ -11,7 +11,7 @@ import math
 import tomllib
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from privsgp.data import same_rows
+from privsgp.data import same_records
 from privsgp.data import schema as schemas
 from privsgp.data.schema import MISSING, YesNo, toml_key, toml_value
 from privsgp.data.tables import as_number
@@ -53,7 +53,7 @@ def draft(table: Any, target: str, source: str) -> str:  # noqa: ANN401 - Arrow'
         rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
         found = {row["column"]: Draft(_described(row), "by the data dictionary") for row in rows}
     else:
-        found, digest = {name: _column(values) for name, values in columns.items()}, same_rows.digests(table)
+        found, digest = {name: _column(values) for name, values in columns.items()}, same_records.digests(table)
     if target not in found:
         raise Refused(f"--target {target}: {source} has no such column", f"take one of {', '.join(found)}")
     target_draft = found.pop(target)

@@ -18,7 +18,7 @@ from privsgp.data import tables
 from privsgp.data.dataset import Dataset, Task, from_arrays, pool, refuse_other_shapes, settle, unsettled
 from privsgp.data.files import NPZ, find, read_cifar, read_idx, read_libsvm, read_npy, read_npz
 from privsgp.data.images import ImageOptions, class_folders, read_bare_images, read_images
-from privsgp.data.known import belong_to, hashes
+from privsgp.data.same_records import hashes, in_common
 from privsgp.data.tables import is_table
 from privsgp.data.text import ENDINGS as TEXTS
 from privsgp.data.text import TextOptions, read_texts
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from privsgp.data.dataset import Array, Inputs, Targets
-    from privsgp.data.known import Hashes
+    from privsgp.data.same_records import Hashes
     from privsgp.data.schema import Schema
 
     Arrays = tuple[Array, Array, Array, Array]
@@ -246,11 +246,11 @@ def site_paths(
 
 
 def holds_records_of(path: Path, own: Sequence[Path], form: Form = PLAIN) -> bool:
-    """Whether a path is one of these files, by whatever path, link or copy, or holds records of theirs (`known`)."""
+    """Whether a path is one of these files, by whatever path, link or copy, or holds their records."""
     if any(same_file(path, file) for file in own):
         return True
     mine = hashes_in(path, form)  # saved anew, in another order, some left out
-    return belong_to(mine, [hashes_in(file, form) for file in own] if len(mine) else [])
+    return in_common(mine, [hashes_in(file, form) for file in own] if len(mine) else [])
 
 
 def hashes_in(path: Path, form: Form) -> Hashes:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
-from privsgp.data import same_rows
+from privsgp.data import same_records
 from privsgp.data.files import refuse_vast
 from privsgp.data.schema import OTHER, Category, Number, YesNo, doubles
 from privsgp.errors import Refused
@@ -231,7 +231,7 @@ def encode(
 ) -> Table:
     """Turn an Arrow table into arrays; refuse columns and values that are not as the schema says."""
     refuse_other_columns(table.column_names, schema, where, labelled=labelled)
-    if own and schema.drafted is not None and same_rows.is_of(schema.drafted, table):
+    if own and schema.drafted is not None and same_records.drafted_from(schema.drafted, table):
         raise Refused(
             f"{where}: the schema was drafted from these rows, and shows everybody their ranges and lists",
             "draft the schema from a table that no site trains on; send this one to nobody if the rows are private",

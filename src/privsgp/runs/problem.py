@@ -14,8 +14,8 @@ import numpy as np
 
 from privsgp import data, models
 from privsgp.algorithms import ALGORITHMS
-from privsgp.data.known import hashes_of, is_tested_on_own
 from privsgp.data.loading import file_path, same_file, site_paths, with_test
+from privsgp.data.same_records import hashes_of, is_tested_on_own
 from privsgp.devices import chosen_device
 from privsgp.errors import Refused, either
 from privsgp.features.encode import encoded, make_encoder
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from privsgp.data.fields import Fields
-    from privsgp.data.known import Hashes
+    from privsgp.data.same_records import Hashes
     from privsgp.runs.config import Config
 
 

@@ -20,8 +20,8 @@ from privsgp.data.brought import is_dataset, pair, plain
 from privsgp.data.dataset import inputs, targets, tokens
 from privsgp.data.fields import Fields, are_fields, field_arrays
 from privsgp.data.images import ImageOptions, bare_images, is_image
-from privsgp.data.known import belong_to, hashes
 from privsgp.data.loading import Form, read_arrays, unlabelled
+from privsgp.data.same_records import hashes, in_common
 from privsgp.data.text import TextOptions
 from privsgp.engine.folder import Folder
 from privsgp.errors import Refused
@@ -114,12 +114,12 @@ def refuse_records(run: Path, what: str, card: dict[str, Any], x: NDArray[Any]) 
     """Refuse samples that a private run was trained on: what is measured on them no ε covers.
 
     Guarantee: samples half of which are those of a node here, or of all nodes here together, whatever file and order
-    they are in, are refused (`known.belong_to`).
+    they are in, are refused (`same_records.in_common`).
     Assumes: this user's budget book knows the run; anybody else has none of its records.
     """
     book = Book()
     found = book.keyed(hashes(x, tokens=isinstance(card.get("vocabulary"), int)))
-    if belong_to(found, [own for sets in book.sets_of({Folder(run).run or ""}).values() for own in sets]):
+    if in_common(found, [own for sets in book.sets_of({Folder(run).run or ""}).values() for own in sets]):
         raise Refused(
             f"{what}: records that {run} was trained on, and metrics on them no ε covers",
             "take public data, or records that nobody trained on",
