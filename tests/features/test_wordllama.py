@@ -13,7 +13,7 @@ from privsgp.data import subwords
 from privsgp.data.text import TextOptions
 from privsgp.errors import Refused
 from privsgp.features import wordllama
-from privsgp.features.encode import make_encoder
+from privsgp.features.maps import make_encoder
 from privsgp.runs import config as configs
 from privsgp.runs.problem import load_problem
 from privsgp.runs.train import run

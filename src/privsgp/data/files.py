@@ -1,4 +1,4 @@
-"""The file formats: idx (MNIST), CIFAR-10's binary version, LIBSVM text, npz and npy; values are not scaled.
+"""The file formats: idx (MNIST), CIFAR-10's binary version, LIBSVM text and npz; values are not scaled.
 
 A damaged file is refused with its path: sizes are compared with what the format promises before anything is used.
 """
@@ -110,19 +110,6 @@ def read_npz(path: Path, needed: tuple[str, ...] = ("x", "y")) -> dict[str, Arra
             f"data: {path} cannot be read as npz: {error or type(error).__name__}",
             "write it with numpy.savez(path, x=…, y=…), plain numbers, no object arrays",
         ) from error
-
-
-def read_npy(path: Path) -> Array:
-    """Read a .npy file; refuse one that is none, holds objects, or is larger than memory."""
-    try:
-        opened(path).close()
-        there: Array = np.load(path, mmap_mode="r", allow_pickle=False)
-    except FileNotFoundError:
-        raise Refused(f"data: {path} does not exist", "write it with numpy.save") from None
-    except _SPOILT as error:
-        raise Refused(f"data: {path} cannot be read as npy: {error}", "write it with numpy.save") from error
-    refuse_vast(path, there.nbytes)
-    return np.array(there)
 
 
 def _refuse_without(path: Path, there: list[str], needed: tuple[str, ...]) -> None:

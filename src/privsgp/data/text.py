@@ -80,7 +80,7 @@ def read_texts(
         with opened(path) as file:
             raw = file.read(_LONGEST + 1)
         if len(raw) > _LONGEST:
-            raise Refused(f"{path} has more than {_LONGEST:,} bytes", "divide it, or bring tokens as x.npy")
+            raise Refused(f"{path} has more than {_LONGEST:,} bytes", "divide it, or bring tokens as an .npz file")
         found = list(_rows(path, raw.decode()))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise Refused(f"{path} cannot be read: {error}", "write it as UTF-8 .jsonl, .csv or .tsv") from error

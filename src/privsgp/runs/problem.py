@@ -18,7 +18,7 @@ from privsgp.data.loading import file_path, same_file, site_paths, with_test
 from privsgp.data.same_records import hashes_of, is_tested_on_own
 from privsgp.devices import chosen_device
 from privsgp.errors import Refused, either
-from privsgp.features.encode import encoded, make_encoder
+from privsgp.features.maps import encoded, make_encoder
 from privsgp.metrics import Measure
 from privsgp.outside import From1
 from privsgp.runs.budgets import per_node

@@ -41,7 +41,7 @@ def encoded_rows(path: Path, card: dict[str, Any]) -> NDArray[np.float32]:
 def file_names(path: Path, card: dict[str, Any]) -> list[str] | None:
     """Return what the images of a folder are called, in the order of their rows; None where samples have no names."""
     images = form_of(card).images
-    if images is None or not (is_image(path) or (path.is_dir() and not (path / "x.npy").exists())):
+    if images is None or not (is_image(path) or path.is_dir()):
         return None
     base = path if path.is_dir() else path.parent
     return [str(file.relative_to(base)) for file in bare_images(path, images.labels)]
@@ -69,7 +69,7 @@ def _refuse_unreadable(path: Path, card: dict[str, Any]) -> None:
         raise Refused(f"{path} for a model of several inputs", "call predict or evaluate from Python, with all inputs")
     if not path.exists():
         raise Refused(f"{path} does not exist", "name samples that are there, as the run had them")
-    if path.is_dir() and form.images is None and not (path / "x.npy").exists():
+    if path.is_dir() and form.images is None:
         raise Refused(f"{path} is a folder, and the model learnt from no images", "give a file as the run had them")
     if form.images is not None and is_image(path):
         return
