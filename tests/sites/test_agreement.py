@@ -116,7 +116,7 @@ def test_a_restart_that_comes_to_another_weight_is_refused_by_the_ledger(weighte
     folder.prepare()
     folder.identify({}, None, older.run)
     with BudgetGuard(older.spec(dataset, 1), folder) as guard:
-        assert guard.reserve(0, 0)
+        assert guard.reserve(0)
     monkeypatch.setattr(calibration, "largest_at", lambda *_: 0.5)
     with pytest.raises(Refused, match=r"mechanism of run .* is now .*'difference_scale': 0\.5"):
         BudgetGuard(older.spec(dataset, 1), folder).__enter__()
