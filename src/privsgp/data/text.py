@@ -19,11 +19,11 @@ from pydantic import Field
 
 from privsgp.data.subwords import VOCABULARY, subwords
 from privsgp.errors import Refused
-from privsgp.files import opened
+from privsgp.files import read_bytes
 from privsgp.options import Count, Options, option
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -76,63 +76,48 @@ def read_texts(
     path: Path, options: TextOptions, *, labelled: bool = True
 ) -> tuple[NDArray[np.int64], NDArray[Any] | None]:
     """Read a file's texts as tokens, and their classes unless they are not asked for."""
-    try:
-        with opened(path) as file:
-            raw = file.read(_LONGEST + 1)
-        if len(raw) > _LONGEST:
-            raise Refused(f"{path} has more than {_LONGEST:,} bytes", "divide it, or bring tokens as an .npz file")
-        found = list(_rows(path, raw.decode()))
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise Refused(f"{path} cannot be read: {error}", "write it as UTF-8 .jsonl, .csv or .tsv") from error
+    found = _rows(path)
     if not found:
         raise Refused(f"{path} has no text", "give at least one" + (", with its class" if labelled else ""))
-    texts = [str(_value(path, number, row, options.column)) for number, row in found]
+    texts = [str(_value(where, row, options.column)) for where, row in found]
     if not labelled:
         return options.encoded(texts), None
-    labels = [_class(path, number, _value(path, number, row, options.label), options.labels) for number, row in found]
-    return options.encoded(texts), np.array(labels)
+    classes = [_class(where, _value(where, row, options.label), options.labels) for where, row in found]
+    return options.encoded(texts), np.array(classes)
 
 
-def _rows(path: Path, text: str) -> Iterator[tuple[int, dict[str, Any]]]:
-    if path.suffix == ".jsonl":
-        yield from _objects(path, text)
-    else:
+def _rows(path: Path) -> list[tuple[str, Any]]:
+    """Return what each line says, and where it stands."""
+    where, rows = str(path), list[tuple[str, Any]]()
+    try:
+        text = read_bytes(path, _LONGEST).decode()
+        if path.suffix == ".jsonl":
+            for number, line in enumerate(text.split("\n"), 1):
+                where = f"{path}, line {number}"
+                rows += [(where, json.loads(line))] if line.strip() else []
+            return rows
         reader = csv.DictReader(io.StringIO(text, newline=""), delimiter="\t" if path.suffix == ".tsv" else ",")
-        for row in reader:
-            yield reader.line_num, row
+        return [(f"{path}, line {reader.line_num}", row) for row in reader]
+    except Refused:
+        raise
+    except (OSError, ValueError, RecursionError, csv.Error) as error:
+        remedy = "write UTF-8, .csv, .tsv, or .jsonl with one JSON object a line"
+        raise Refused(f"{where} cannot be read: {error}", remedy) from error
 
 
-def _objects(path: Path, text: str) -> Iterator[tuple[int, dict[str, Any]]]:
-    for number, line in enumerate(text.split("\n"), 1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise Refused(f"{path}, line {number}: {error}", "write one JSON object a line") from error
-        if not isinstance(row, dict):
-            raise Refused(f"{path}, line {number} is no JSON object", "write one JSON object a line")
-        yield number, row
-
-
-def _value(path: Path, number: int, row: dict[str, Any], key: str) -> Any:  # noqa: ANN401 - a JSON value
+def _value(where: str, row: Any, key: str) -> Any:  # noqa: ANN401 - a JSON value
+    if not isinstance(row, dict):
+        raise Refused(f"{where} is no JSON object", "write one JSON object a line")
     if row.get(key) is None:
         there = ", ".join(str(name) for name in list(row)[:8])
-        raise Refused(f"{path}, line {number} has no {key!r}; it has {there}", "name it in [data.text]: column, label")
+        raise Refused(f"{where} has no {key!r}; it has {there}", "name it in [data.text]: column, label")
     return row[key]
 
 
-def _class(path: Path, number: int, value: Any, labels: list[str] | None) -> float | int:  # noqa: ANN401 - a JSON value
-    if labels is not None:
-        if str(value) not in labels:
-            raise Refused(
-                f"{path}, line {number}: {value!r} is none of the public classes {', '.join(labels)}",
-                "name it in data.text.labels at all sites, or leave the line out",
-            )
-        return labels.index(str(value))
+def _class(where: str, value: Any, labels: list[str] | None) -> float | int:  # noqa: ANN401 - a JSON value
     try:
-        return float(value)
+        return float(value) if labels is None else labels.index(str(value))
     except (TypeError, ValueError):
-        raise Refused(
-            f"{path}, line {number}: the class {value!r} is no number", "list the classes in data.text.labels"
-        ) from None
+        none_of = "no number" if labels is None else f"none of the public classes {', '.join(labels)}"
+        remedy = "name the classes in data.text.labels at all sites, or leave the line out"
+        raise Refused(f"{where}: the class {value!r} is {none_of}", remedy) from None
