@@ -17,10 +17,9 @@ from torch.utils import data as torch_data
 
 from privsgp import data as data_room
 from privsgp import models
-from privsgp.data.brought import are_sites, pair
 from privsgp.data.dataset import from_arrays, pool, settle
-from privsgp.data.fields import Fields, are_fields, field_arrays, fields_of, looked_up
 from privsgp.data.loading import loaded, needed, read_file
+from privsgp.data.samples import Fields, are_fields, are_sites, field_arrays, fields_of, looked_up, pair
 from privsgp.data.schema import Schema
 from privsgp.data.tables import Frame, is_frame, of_frame
 from privsgp.errors import Refused, called_from_python

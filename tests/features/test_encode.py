@@ -10,8 +10,7 @@ import torch
 from torch import nn
 
 from privsgp.errors import Refused
-from privsgp.features import kept
-from privsgp.features.encode import encode, encode_once, frozen, output_shape
+from privsgp.features.encode import cache_folder, encode, encode_once, frozen, output_shape
 
 CPU = torch.device("cpu")
 X = np.random.default_rng(0).standard_normal((300, 5), np.float32)
@@ -79,13 +78,13 @@ def test_a_folder_that_others_may_write_to_is_not_read(tmp_path, monkeypatch, bi
 
 def test_where_features_are_kept(monkeypatch, tmp_path):
     monkeypatch.setenv("PRIVSGP_CACHE", str(tmp_path))
-    assert kept.folder() == tmp_path / "features"
+    assert cache_folder() == tmp_path / "features"
     monkeypatch.delenv("PRIVSGP_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert kept.folder() == tmp_path / "privsgp" / "features"
+    assert cache_folder() == tmp_path / "privsgp" / "features"
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert kept.folder() == tmp_path / ".cache" / "privsgp" / "features"
+    assert cache_folder() == tmp_path / ".cache" / "privsgp" / "features"
 
 
 def test_what_is_not_finite_counts_as_zero_and_what_is_huge_is_held():

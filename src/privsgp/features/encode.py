@@ -1,25 +1,37 @@
-"""Features of samples: what a fixed map makes of each sample alone, computed in chunks on the device of the run."""
+"""Features of samples: what a fixed map makes of each sample alone, computed in chunks on the device of the run.
+
+Features of private samples are as private as the samples. Those that are kept on disk are for their owner alone: the
+folder has mode 0700, its files 0600. It only ever saves time: privsgp computes again what is missing or damaged, and
+uses no folder that others can write to.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import hashlib
 import itertools
-from typing import TYPE_CHECKING
+import os
+import stat
+import zipfile
+import zlib
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from privsgp.errors import Refused
-from privsgp.features import kept
+from privsgp.files import replace, user_folder
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from numpy.typing import NDArray
 
     Array = NDArray[np.float32] | NDArray[np.int64]
+    Arrays = dict[str, NDArray[Any]]
 
 _CHUNK = {"cpu": 8, "cuda": 256}  # samples at a time: what a core's cache holds, what a GPU is busy with
 _LARGEST = 65504.0  # of float16
@@ -109,7 +121,41 @@ def encode_once(module: nn.Module, x: Array, device: torch.device, folder: Path 
         return encode(module, x, device)
     name = hashlib.sha256(f"{digest(module)} {x.shape} {device.type} {torch.__version__}".encode())
     name.update(np.ascontiguousarray(x).tobytes())
-    found = kept.once(
-        folder / f"{name.hexdigest()}.npz", lambda: {"features": encode(module, x, device).astype(np.float16)}
-    )
+    found = once(folder / f"{name.hexdigest()}.npz", lambda: {"features": encode(module, x, device).astype(np.float16)})
     return found["features"].astype(np.float32)
+
+
+def cache_folder() -> Path | None:
+    """Return $PRIVSGP_CACHE, $XDG_CACHE_HOME/privsgp or ~/.cache/privsgp; None without a home folder."""
+    try:
+        return user_folder("PRIVSGP_CACHE", "XDG_CACHE_HOME", ".cache", "privsgp") / "features"
+    except RuntimeError:
+        return None
+
+
+def once(path: Path | None, make: Callable[[], Arrays]) -> Arrays:
+    """Return the arrays of a file; if there is none to rely on, make them and write it."""
+    if path is None:
+        return make()
+    with contextlib.suppress(OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile, zlib.error):
+        if _is_own(path.parent):
+            with path.open("rb") as file, np.load(file) as found:
+                return dict(found)
+    made = make()
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if _is_own(path.parent):
+            path.parent.chmod(0o700)
+            replace(path, lambda temporary: _save(temporary, made))
+    return made
+
+
+def _is_own(place: Path) -> bool:
+    status = place.stat()
+    return status.st_uid == os.geteuid() and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+
+
+def _save(path: Path, arrays: Arrays) -> None:
+    path.touch(0o600)
+    with path.open("wb") as file:
+        np.savez(file, **arrays)  # type: ignore[arg-type]

@@ -28,8 +28,8 @@ import torch
 from torch import Tensor, nn
 
 from privsgp.errors import Refused
-from privsgp.features import efficientnet, kept, synthetic, wordllama
-from privsgp.features.encode import encode_once, output_shape
+from privsgp.features import efficientnet, synthetic, wordllama
+from privsgp.features.encode import cache_folder, encode_once, once, output_shape
 from privsgp.features.options import EFFICIENTNET, WORDLLAMA
 from privsgp.features.scattering import Scattering
 from privsgp.seeds import public_seed
@@ -121,7 +121,7 @@ def make_encoder(
         values = {"name": name} | {key: options.get(key) for key in _KEYS}
         values |= {key: options[key] for key in ("mirror", "size") if key in options}
         seed = public_seed(None, json.dumps(values, separators=(",", ":")), "features")
-        encoder = make(Choice(name, **options), shape, seed, kept.folder())
+        encoder = make(Choice(name, **options), shape, seed, cache_folder())
     return encoder, output_shape(encoder, shape)
 
 
@@ -130,7 +130,7 @@ def encoded(d: Dataset, parts: Sequence[NDArray[np.int64]], encoder: nn.Module, 
     if isinstance(encoder, FeatureMap):
         encoder.refuse_other_values(d)
     # A module of the user's may be more than its weights say: what it makes is not kept.
-    folder = kept.folder() if isinstance(encoder, FeatureMap | wordllama.WordLlama) else None
+    folder = cache_folder() if isinstance(encoder, FeatureMap | wordllama.WordLlama) else None
     nodes = [encode_once(encoder, d.x[rows], device, folder) for rows in parts]
     x = np.zeros((len(d.x), *nodes[0].shape[1:]), np.float32)
     for rows, own in zip(parts, nodes, strict=True):
@@ -150,7 +150,7 @@ def make(choice: Choice, shape: tuple[int, ...], seed: int, folder: Path | None 
         return bare
     question = f"{choice} {image} {seed} {_version()}"
     path = None if folder is None else folder / f"map-{hashlib.sha256(question.encode()).hexdigest()}.npz"
-    found = kept.once(path, lambda: _measured(choice, bare, image, seed))
+    found = once(path, lambda: _measured(choice, bare, image, seed))
     whitening = Whitening(torch.from_numpy(found["mean"]), torch.from_numpy(found["directions"]))
     return FeatureMap(bare.base, mirror=choice.mirror, whitening=whitening)
 

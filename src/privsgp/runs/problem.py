@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor, nn
 
-    from privsgp.data.fields import Fields
     from privsgp.data.same_records import Hashes
+    from privsgp.data.samples import Fields
     from privsgp.runs.config import Config
 
 

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from privsgp import devices, models
 from privsgp import features as maps
 from privsgp import metrics as measures
-from privsgp.data.brought import is_dataset, pair, plain
+from privsgp.data.samples import is_dataset, pair, plain
 from privsgp.engine.folder import read_metrics
 from privsgp.engine.formats import Summary
 from privsgp.errors import Refused, argument

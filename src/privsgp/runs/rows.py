@@ -16,12 +16,11 @@ import numpy as np
 from privsgp.accounting.book import Book
 from privsgp.data import schema as schemas
 from privsgp.data import tables
-from privsgp.data.brought import is_dataset, pair, plain
 from privsgp.data.dataset import inputs, targets, tokens
-from privsgp.data.fields import Fields, are_fields, field_arrays
 from privsgp.data.images import ImageOptions, bare_images, is_image
 from privsgp.data.loading import Form, read_arrays, unlabelled
 from privsgp.data.same_records import hashes, in_common
+from privsgp.data.samples import Fields, are_fields, field_arrays, is_dataset, pair, plain
 from privsgp.data.text import TextOptions
 from privsgp.engine.folder import Folder
 from privsgp.errors import Refused
