@@ -486,7 +486,7 @@ def test_a_hello_of_the_largest_roster_is_read(three):
 def arriving(c, tmp_path, frames, agreement=None, stop=None, **limits):
     """Return the transport of the first site at its first step, with messages for it; it stops where it would pause."""
     values = (agreement or c.agreement).values
-    agreement = Agreement.of(values | {"limits": values["limits"] | limits}, "it")
+    agreement = Agreement.of(values | {"limits": values["limits"] | {"deadline": 0.5} | limits}, "it")
     members, accused = Members(agreement, 0, 1, agreement.sign(c.sites[0])), []
     for peer in (1, 2):
         other = Members(agreement, peer, 1, agreement.sign(c.sites[peer]))
