@@ -163,6 +163,7 @@ def _images(path, scale=255):
 
 def test_numbers_that_rest_on_imagenet_say_so(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("PRIVSGP_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("COLUMNS", "200")
     _images(tmp_path / "site-0.npz")
     config = _config(str(tmp_path / "site-{node}.npz"))
     result = run(config, load_problem(config), tmp_path / "out")
