@@ -77,8 +77,13 @@ def mixed(transport: SitesTransport, k: int, x: Tensor, w: Tensor, commit: Any =
 
 
 def copied(place: Path, copy: Path) -> None:
-    """Copy a folder that others may be writing to: what is half written has no name yet."""
-    shutil.copytree(place, copy, ignore=shutil.ignore_patterns("*.privsgp-tmp"))
+    """Copy a folder that others may be writing to; again where a file was replaced meanwhile."""
+    done = False
+    while not done:
+        shutil.rmtree(copy, ignore_errors=True)
+        with contextlib.suppress(shutil.Error, FileNotFoundError):
+            shutil.copytree(place, copy, ignore=shutil.ignore_patterns("*.privsgp-tmp"))
+            done = True
 
 
 @dataclass(frozen=True)

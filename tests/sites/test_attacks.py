@@ -17,14 +17,14 @@ import torch
 from consortium import Consortium, mixed
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 from test_door import channel
-from test_mailbox import frame
+from test_mailbox import check, frame
 
 from privsgp.accounting.book import Book
 from privsgp.engine.folder import Folder
 from privsgp.errors import Interrupted, Refused
 from privsgp.report import page
 from privsgp.sites.agreement import Agreement, Limits
-from privsgp.sites.audit import Audit, check
+from privsgp.sites.audit import Audit
 from privsgp.sites.canonical import canonical
 from privsgp.sites.identity import Card, Site, _certificate, _p256, _pem, _to_sign, load_key, private_pem
 from privsgp.sites.net.relay import Seal
@@ -484,6 +484,7 @@ def test_a_hello_of_the_largest_roster_is_read(three):
 def arriving(c, tmp_path, frames, agreement=None, stop=None, **limits):
     """Return the transport of the first site at its first step, with messages for it; it stops where it would pause."""
     values = (agreement or c.agreement).values
+    limits = {"deadline": 0.2} | limits  # before a link is stopped, peers have so long to show what a copy has sent
     agreement = Agreement.of(values | {"limits": values["limits"] | limits}, "it")
     members, accused = Gossip(agreement, 0, 1, agreement.sign(c.sites[0])), []
     for peer in (1, 2):

@@ -339,9 +339,12 @@ def _summary(network: Network, spec: RunSpec, outcome: Outcome) -> dict[str, Any
 
 
 def _see_off(network: Network, say: Callable[[str], None], least: float = 0.0) -> None:
-    """Stay until all have what they need of this site; those that are not there are waited for `least` seconds."""
+    """Stay until all have what they need of this site; of those that are not there, not for long.
+
+    Until anybody was there, for `least` seconds.
+    """
     members, transport, told, stopping = network.members, network.transport, "", Stopping()
-    until = time.monotonic() + max(least, _FAREWELL * network.agreement.limits.deadline)
+    began, usual = time.monotonic(), _FAREWELL * network.agreement.limits.deadline
 
     def needing() -> list[int]:
         last = zip(transport.targets, transport.last.tolist(), strict=True)
@@ -350,7 +353,8 @@ def _see_off(network: Network, say: Callable[[str], None], least: float = 0.0) -
     with stopping:
         while needed := needing():
             names = ", ".join(network.agreement.roster[i].name for i in needed)
-            if stopping.asked or (not any(map(members.is_there, needed)) and time.monotonic() > until):
+            patience = usual if any(one.incarnation for one in members.others.values()) else max(least, usual)
+            if stopping.asked or (not any(map(members.is_there, needed)) and time.monotonic() - began > patience):
                 say(f"{names} may still need this site's last message: join again when they are back")
                 return
             if (text := f"finished; serving {names}") != told:
