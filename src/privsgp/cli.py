@@ -151,7 +151,6 @@ def train(
     cli_data.there(ledger)
     cli_data.there(start)
     from privsgp.planner import settle as planning
-    from privsgp.planner import shown
     from privsgp.report import page
     from privsgp.runs import build
     from privsgp.runs import problem as problems
@@ -170,7 +169,7 @@ def train(
         )
     problem = problems.at_start(settings, problem) if begun is None else begun.put_into(problem)
     if plan is not None:
-        err.print(f"planned: {shown.described(plan)}", soft_wrap=True)
+        err.print(f"planned: {planning.described(plan)}", soft_wrap=True)
     note(*problems.notes(settings, problem, world))
     show_log()
     faults = build.simulated_faults(
@@ -217,8 +216,9 @@ def plan(
         from privsgp.planner import settle as planning
 
         with doing("reading the data", quiet=as_json) as say:
-            found = planning.plan(settings, data_dir, say=say).as_json()
-        tell(found, show_plan, found, as_json=as_json)
+            made = planning.plan(settings, data_dir, say=say)
+            found = made.as_json() | {"rehearsal_metrics": made.metrics}
+        tell(found, show_plan, made, as_json=as_json)
     elif samples is None or dim is None or epsilon is None or smoothness is None:
         raise Refused("no run.toml, and not all of --samples, --dim, --epsilon, --smoothness", "give one or the other")
     else:
@@ -232,9 +232,7 @@ def plan(
             constants, graphs.make(network, nodes), dim, clip, samples=samples, batch=batch, budget=(epsilon, delta),
             published_c2=c2 if nominal(known_accountant(accountant)) else None,
         )  # fmt: skip
-        with doing("certifying the noise of many K, for the bound", quiet=as_json):
-            found = formula.as_json()
-        tell(found, show_formula, found, as_json=as_json)
+        tell(formula.as_json(), show_formula, formula, as_json=as_json)
 
 
 @app.command()

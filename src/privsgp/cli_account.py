@@ -95,9 +95,6 @@ def _count(
     own_sigma: Annotated[float | None, typer.Option(help="Pairwise noise: a node's own, in place of --sigma.")] = None,
     pair_sigma: Annotated[float | None, typer.Option(help="Pairwise noise: that of each pair.")] = None,
     pair_ratio: Annotated[float | None, typer.Option(help="ρ of pairwise noise; default 2.")] = None,
-    pair_degree: Annotated[
-        int | None, typer.Option(help="With how many others a node shares noise; default: all.")
-    ] = None,
     as_json: Json = False,
 ) -> None:
     from privsgp.accounting import accountant as accountants
@@ -107,7 +104,7 @@ def _count(
 
     one_of("relation", relation, ("zero-out", "replace-one"))
     kind, related, ratio = known_accountant(accountant), cast("Relation", relation), pair_ratio or 2.0
-    sharing = _sharing(noise, algorithm, accountant, nodes, honest, pair_degree)
+    sharing = _sharing(noise, algorithm, accountant, nodes, honest)
     covariance = None if epsilon is not None or sharing is None else sharing.given(own_sigma, pair_sigma)
     if epsilon is None and (sigma is None) == (covariance is None):
         what = "no --sigma" if sigma is None else f"--sigma {sigma:g} with --noise pairwise"
@@ -219,14 +216,12 @@ def _mechanism(
     return algorithm.mechanism(settings, sigma=sigma, batch=batch, samples=samples, kappa=kappa)
 
 
-def _sharing(
-    noise: str, algorithm: str, accountant: str, nodes: int | None, honest: int | None, degree: int | None
-) -> Sharing | None:
+def _sharing(noise: str, algorithm: str, accountant: str, nodes: int | None, honest: int | None) -> Sharing | None:
     """Return who shares noise; None where it is independent."""
     from privsgp.accounting.pairwise import Sharing
 
     one_of("noise", noise, ("independent", "pairwise"))
-    given = {"--nodes": nodes, "--honest": honest, "--pair-degree": degree}
+    given = {"--nodes": nodes, "--honest": honest}
     if noise == "independent":
         if unused := [f"{key} {value}" for key, value in given.items() if value is not None]:
             raise Refused(f"{unused[0]} with independent noise", "leave it out, or take --noise pairwise")
@@ -238,7 +233,7 @@ def _sharing(
             f"--noise pairwise with --algorithm {algorithm} and --accountant {accountant}",
             f"take one of {', '.join(SHARING)}, and certified",
         )
-    return Sharing.among(nodes, honest, degree)
+    return Sharing.among(nodes, honest)
 
 
 def known_accountant(name: str) -> Accountant:

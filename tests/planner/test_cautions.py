@@ -4,8 +4,13 @@ import math
 
 import pytest
 
-from privsgp.planner.choose import Network
-from privsgp.planner.record import below_theorem, careless_delta, heavy_nodes, outside_theorem_3
+from privsgp.planner.record import (
+    below_theorem,
+    careless_delta,
+    heavy_nodes,
+    more_steps_help,
+    outside_theorem_3,
+)
 
 
 def test_below_k_hat():
@@ -23,15 +28,14 @@ def test_a_k_hat_beyond_all_runs_is_no_number(log_least):
 
 
 def test_theorem_3_names_the_constant_it_would_need():
-    (said,) = outside_theorem_3(3120, Network([3125] * 2, [(3, 1e-5), (1, 1e-5)], accountant="published"))
+    (said,) = outside_theorem_3(3120, [3125] * 2, [(3, 1e-5), (1, 1e-5)])
     assert f"{3 * 3125**2 / 3120:.3g}" in said
-    assert outside_theorem_3(1e8, Network([100], [(1, 1e-5)], accountant="published")) == []
-    assert outside_theorem_3(3120, Network([3125], [(3, 1e-5)])) == []
+    assert outside_theorem_3(1e8, [100], [(1, 1e-5)]) == []
 
 
 def test_a_node_that_drags_all_others():
     sigmas = [0.1] * 9 + [1.0]
-    (said,) = heavy_nodes(sigmas, Network([100] * 10, [(1.0, 1e-5)] * 9 + [(0.1, 1e-5)]))
+    (said,) = heavy_nodes(sigmas, [(1.0, 1e-5)] * 9 + [(0.1, 1e-5)])
     total = 9 * 0.01 + 1
     assert "node 9, at ε = 0.1, brings" in said
     assert f"{math.sqrt(0.09 / total) * 10 / 9:.2f} times as large" in said
@@ -40,9 +44,14 @@ def test_a_node_that_drags_all_others():
 
 @pytest.mark.parametrize("sigmas", [[0.1] * 10, [0.1], [0.0, 0.0]])
 def test_equals_drag_nobody(sigmas):
-    assert heavy_nodes(sigmas, Network([100] * len(sigmas), [(1.0, 1e-5)] * len(sigmas))) == []
+    assert heavy_nodes(sigmas, [(1.0, 1e-5)] * len(sigmas)) == []
 
 
 def test_a_delta_that_allows_publication():
-    assert "node 1" in careless_delta(Network([10, 200], [(1, 1e-3), (1, 1e-2)]))[0]
-    assert careless_delta(Network([10], [(1, 1e-5)])) == []
+    assert "node 1" in careless_delta([10, 200], [(1, 1e-3), (1, 1e-2)])[0]
+    assert careless_delta([10], [(1, 1e-5)]) == []
+
+
+def test_k_at_the_end_of_the_range():
+    assert more_steps_help(4096, 4096)
+    assert more_steps_help(4095, 4096) == []

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
 import pytest
@@ -154,20 +153,3 @@ def test_a_table_of_zeros_takes_no_evaluations():
     assert SCALED.fills_a_table
     assert not PRIVSGP.fills_a_table
     assert not Method("privsgp-sag", Settings(options=TableOptions(table_init="zeros"))).fills_a_table
-
-
-def test_equal_budgets_are_their_common_budget():
-    assert Network([100] * 3, [(1.5, 1e-5)] * 3).budget == (pytest.approx(1.5), 1e-5)
-
-
-def test_the_common_budget_brings_the_same_noise():
-    network = Network([200, 100, 400], [(0.5, 1e-5), (2.0, 1e-5), (4.0, 1e-6)])
-    noise = NoiseNeeded(network, SAG, 1.0)
-    own = noise.each(100)
-    assert noise.at(100) / math.sqrt(3) == pytest.approx(math.hypot(*own) / 3, rel=0.01)
-
-
-def test_any_k_lies_on_the_lines_between_the_powers_of_four():
-    noise = NoiseNeeded(Network([1200] * 4, [(1.0, 1e-5)] * 4), PRIVSGP, 48.0)
-    assert noise.common(256) == pytest.approx(noise.at(256))
-    assert noise.common(700) == pytest.approx(noise.at(700), rel=0.02)

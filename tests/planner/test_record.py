@@ -62,16 +62,16 @@ def test_predicted_deviation_of_the_average(small_plan):
 
 
 def test_the_table_of_a_plan(small_plan):
-    rows = dict(shown.plan_rows(small_plan.as_json()))
+    rows = dict(shown.plan_rows(small_plan))
     assert rows["steps K*"] == str(small_plan.chosen.steps)
     assert "nothing was spent" in rows["score in rehearsal"]
     assert "…" in rows["noise σ"]
-    assert len(shown.method_rows(small_plan.as_json())) == 2
-    assert dict(shown.formula_rows(resnet().as_json()))["steps K*"].startswith("3120")
+    assert len(shown.method_rows(small_plan)) == 2
+    assert dict(shown.formula_rows(resnet()))["steps K*"].startswith("3120")
 
 
 def test_a_report_shows_what_was_planned(small_plan):
     found = json.loads(json.dumps(small_plan.as_json()))
     told = page._plan(types.SimpleNamespace(plan=found))
     assert found["why"] in told["said"]
-    assert all(words in told["methods"] for words in (str(small_plan.chosen.steps), "privsgp-sag"))
+    assert all(words in told["methods"] for words in (f"{small_plan.chosen.steps:,}", "privsgp-sag"))

@@ -24,8 +24,8 @@ def plain(noise, visits=1e9, algorithm="privsgp", **settings):
 
 
 def test_the_same_seed_is_the_same_rehearsal(rehearsal):
-    assert torch.equal(rehearsal.ends(plain(0.01), [(5.0, 3)])[0], rehearsal.ends(plain(0.01), [(5.0, 3)])[0])
-    assert not torch.equal(rehearsal.ends(plain(0.01), [(5.0, 3)])[0], rehearsal.ends(plain(0.01), [(5.0, 4)])[0])
+    assert torch.equal(rehearsal.end(plain(0.01), 5.0, seed=3), rehearsal.end(plain(0.01), 5.0, seed=3))
+    assert not torch.equal(rehearsal.end(plain(0.01), 5.0, seed=3), rehearsal.end(plain(0.01), 5.0, seed=4))
 
 
 @pytest.mark.parametrize("algorithm", ["privsgp", "privsgp-vr", "privsgp-sag"])
@@ -34,7 +34,7 @@ def test_stacked_candidates_are_those_that_run_alone(rehearsal, algorithm):
     candidates = [(2.0, 0), (2.0, 1), (8.0, 0)]
     stacked = rehearsal.ends(spec, candidates)
     for x, (distance, seed) in zip(stacked, candidates, strict=True):
-        assert torch.allclose(x, rehearsal.ends(spec, [(distance, seed)])[0], atol=1e-4)
+        assert torch.allclose(x, rehearsal.end(spec, distance, seed=seed), atol=1e-4)
 
 
 @pytest.mark.parametrize("algorithm", ["privsgp", "privsgp-vr", "privsgp-sag"])
@@ -45,7 +45,7 @@ def test_what_stands_for_a_method_ends_where_it_does(rehearsal, algorithm, visit
     spec = replace(plain(0.01, visits, algorithm, **changes), noise=0.01).alike
     assert spec.algorithm == ("privsgp" if algorithm == "privsgp" else same)
     own = replace(plain(0.01, visits, algorithm, **changes), noise=spec.noise)
-    assert torch.allclose(rehearsal.ends(spec, [(5.0, 0)])[0], rehearsal.ends(own, [(5.0, 0)])[0], atol=1e-4)
+    assert torch.allclose(rehearsal.end(spec, 5.0), rehearsal.end(own, 5.0), atol=1e-4)
 
 
 @pytest.mark.parametrize("changes", [{"difference_clip": 0.5}, {"difference_scale": 0.7}])
@@ -66,7 +66,7 @@ def test_what_hardly_differs_is_rehearsed_once(rehearsal, monkeypatch):
 def test_noise_of_the_end_is_kappa_times_the_distance(rehearsal):
     flat = Rehearsal(rehearsal.model, lambda out, _y: out.sum(-1) * 0, None, rehearsal.samples)
     for steps in (16, 64):
-        moved = torch.cat([flat.ends(plain(0.01), [(7.0, s)], steps)[0] - flat.x0 for s in range(24)])
+        moved = torch.cat([flat.end(plain(0.01), 7.0, steps=steps, seed=s) - flat.x0 for s in range(24)])
         assert float(moved.square().mean().sqrt()) == pytest.approx(0.07, rel=0.05)
 
 
@@ -77,7 +77,7 @@ def test_without_noise_and_coins_it_is_gradient_descent(rehearsal):
         g = rehearsal.gradient(x, rehearsal.samples.x[None], rehearsal.samples.y[None])
         g.clip_(1.0, everyone)
         x = x - 0.25 * g.sum() / 256
-    assert torch.allclose(rehearsal.ends(plain(0.0), [(1.0, 0)], 4)[0], x[0], atol=1e-6)
+    assert torch.allclose(rehearsal.end(plain(0.0), 1.0, steps=4), x[0], atol=1e-6)
 
 
 @pytest.mark.parametrize("algorithm", ["privsgp", "privsgp-vr", "privsgp-sag"])

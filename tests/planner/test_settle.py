@@ -8,7 +8,6 @@ import pytest
 
 from privsgp.errors import Refused
 from privsgp.planner import settle as planning
-from privsgp.planner import shown
 from privsgp.research.tune import tune
 from privsgp.runs import build
 from privsgp.runs import config as configs
@@ -124,7 +123,7 @@ def test_theory_and_schedules_leave_only_the_steps_open():
     config = parsed(steps="auto", step_size="theory")
     plan = planning.make(config, problems.load_problem(config))
     theory = plan.chosen
-    assert f"given: privsgp-sag, step size {theory.step_size:.3g} = √(n/K), batch" in shown.described(plan.as_json())
+    assert f"given: privsgp-sag, step size {theory.step_size:.3g} = √(n/K), batch" in planning.described(plan.as_json())
     assert theory.step_size == pytest.approx((4 / theory.steps) ** 0.5)
     config = parsed(steps="auto", step_size={"schedule": "linear", "start": 0.2})
     assert planning.make(config, problems.load_problem(config)).chosen.step_size == pytest.approx(0.1)
@@ -147,7 +146,7 @@ def test_a_planned_run_and_its_resumption(tmp_path):
     kept = json.loads((out / "plan.json").read_text())
     assert kept["step_size"] == settled.algorithm.step_size
     assert kept["batch"] == settled.algorithm.batch
-    planned, given = shown.described(kept).split("; ")[:2]
+    planned, given = planning.described(kept).split("; ")[:2]
     assert planned == f"step size {kept['step_size']:.3g}, batch {kept['batch']:g}"
     assert given == "given: privsgp-sag, 20 steps"
     again, none = planning.settle(config, problem, out, resume=True)
@@ -167,12 +166,12 @@ def test_weights_are_proposed_where_a_budget_drags_the_others(epsilon, chosen):
     config = parsed(privacy={"epsilon": epsilon}, weights="auto")
     assert config.algorithm.auto == ("weights",)
     plan = planning.make(config, problems.load_problem(config))
-    assert config.with_algorithm(**planning._values(config, plan)).algorithm.weights == chosen
+    assert planning.apply(config, plan).algorithm.weights == chosen
     assert (plan.as_json()["weights"] is None) == (chosen == "equal")
     equal = planning.make(parsed(privacy={"epsilon": epsilon}), problems.load_problem(config))
     assert plan.deviation(plan.chosen) <= equal.deviation(equal.chosen)
-    assert any("algorithm.weights = 'noise'" in said for said in equal.as_json()["warnings"]) == (chosen == "noise")
-    assert not any("algorithm.weights" in said for said in plan.as_json()["warnings"])
+    assert any("algorithm.weights = 'noise'" in said for said in equal.warnings) == (chosen == "noise")
+    assert not any("algorithm.weights" in said for said in plan.warnings)
 
 
 def test_public_images_go_through_the_features(tmp_path):
@@ -198,7 +197,7 @@ def test_a_plan_knows_the_weight_that_training_takes(noise):
     config = parsed(name="privsgp-vr", batch=4, steps=60, step_size="auto").with_section("privacy", noise=noise)
     plan = made(config)
     assert plan.chosen.method.label == "privsgp-vr, scaled differences"
-    settled = config.with_algorithm(**planning._values(config, plan))
+    settled = planning.apply(config, plan)
     spec = build.build_run(resolve(settled, problems.load_problem(settled)))
     (taken,) = {mechanism.weighted.difference_scale for mechanism in spec.protection.mechanisms}
     assert taken == pytest.approx(plan.chosen.scale, rel=0.1)

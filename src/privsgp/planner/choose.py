@@ -9,7 +9,6 @@ messages. K is the smallest of a few lengths whose rehearsal is as good as the l
 
 from __future__ import annotations
 
-import functools
 import math
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -19,14 +18,15 @@ from privsgp import plugins
 from privsgp.accounting import calibration
 from privsgp.accounting.calibration import gaussian_shift, relative_noise
 from privsgp.accounting.counting import C2
-from privsgp.accounting.curve import Gaussian
 from privsgp.accounting.mechanisms import Sag, SampledMean, nominal
 from privsgp.accounting.pairwise import solve
 from privsgp.algorithms import ALGORITHMS
 from privsgp.algorithms.saga import TableOptions
 from privsgp.algorithms.update_rule import node_weights
 from privsgp.planner import estimates, theorems
+from privsgp.planner.price import Price, common_budget
 from privsgp.planner.rehearsal import STEPS, TIE, Rehearsal, RehearsalSpec
+from privsgp.planner.theorems import response
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -107,16 +107,15 @@ class Network:
         """J̄."""
         return sum(self.samples) / self.nodes
 
-    @cached_property
-    def budget(self) -> Budget:
-        """The (ε, δ) that, given to every node with J̄ samples, brings as much noise into the average as all budgets do.
+    @property
+    def delta(self) -> float:
+        """The smallest δ_i, to which the common budget is put."""
+        return min(delta for _, delta in self.budgets)
 
-        The average's variance is proportional to Σ_i p_i² σ_i²: to the mean of σ_i² where all nodes count alike.
-        """
-        n, delta = self.nodes, min(delta for _, delta in self.budgets)
-        parts = zip(self.weights or [1 / n] * n, self.noises, strict=True)
-        variance = n * math.fsum((p * noise) ** 2 for p, noise in parts)
-        return Gaussian(1 / (self.mean_samples * math.sqrt(variance))).epsilon(delta), delta
+    @cached_property
+    def epsilon(self) -> float:
+        """The ε that stands for all budgets (`common_budget`)."""
+        return common_budget(self.budgets, self.samples, self.delta, self.weights)
 
     def releases(self, steps: int) -> int:
         """Count the spare releases in."""
@@ -182,57 +181,48 @@ def methods(settings: Settings, accountant: Accountant, difference_clip: float |
     ]
 
 
-# A plan asks for the same numbers again and again, and each takes up to seconds.
-_sigma, _largest = functools.cache(calibration.sigma), functools.cache(calibration.largest)
-_cost = functools.cache(calibration.cost)
-
-
-@dataclass(frozen=True)
 class NoiseNeeded:
     """σ as a method needs it at a batch: of the mean node by K, and of every node at one K."""
 
-    network: Network
-    given: Method
-    batch: float
-
-    @property
-    def method(self) -> Method:
-        """The method; the published formula is about the paper's θ, 1."""
-        return self.given.weighted(1.0) if self.network.nominal and self.given.scaled else self.given
+    def __init__(self, network: Network, method: Method, batch: float) -> None:
+        self.network, self.batch = network, batch
+        self.method = method.weighted(1.0) if network.nominal and method.scaled else method
+        self._prices: dict[float, Price] = {}
+        self._scales: dict[int, float] = {}
+        self._costs: dict[tuple[int, Budget], float] = {}
 
     def common(self, steps: float) -> float:
-        """Return σ of a node with J̄ samples and the common budget.
-
-        Between powers of 4, ln(σ/√K) is joined by straight lines in ln K: within a percent. A plan may do that because
-        it promises nothing: training certifies every σ_i it uses.
-        """
-        n, K = self.network, max(steps, 1)
+        """Return σ of a node with J̄ samples and the common budget."""
+        n = self.network
         if n.nominal:
-            return self.at(round(steps))
-        low = 4 ** int(math.log(K, 4) + 1e-9)
-        ends = [math.log(self._least(end, n.budget) / math.sqrt(end)) for end in (low, 4 * low)]
-        along = math.sqrt(steps) * math.exp(ends[0] + (ends[1] - ends[0]) * math.log(K / low, 4))
-        return self._more(round(steps), n.budget) * along
+            return plugins.formula(n.accountant).sigma(self._mechanism(), round(steps), n.epsilon, n.delta, n.c2)
+        return self._more(steps, (n.epsilon, n.delta)) * self._price(n.delta).along(steps, n.epsilon)
 
     def in_average(self, steps: float) -> float:
         """Return √n times the noise in the average: what `common` would be if noise were independent."""
         return self.network.left * self.common(steps)
 
     def at(self, steps: int) -> float:
-        """Return σ of the same node, certified at this very K."""
-        return self._one(steps, self.network.budget)
+        """Return σ of the same node from values certified at this very K, not from those of the K around it."""
+        n = self.network
+        return self.common(steps) if n.nominal else self._one(steps, (n.epsilon, n.delta))
 
     def each(self, steps: int) -> list[float]:
         """Return σ_i of every node; σJ/G depends on nothing but the rate and the budget."""
-        n, mean = self.network, self._mechanism().samples
+        n = self.network
+        mean = self._mechanism().samples
         return [self._one(steps, budget) * mean / own for budget, own in zip(n.budgets, n.samples, strict=True)]
 
     def scale(self, steps: int) -> float:
         """Return θ at K: what training will take where it is "auto", a second's search."""
-        n, bare = self.network, self._mechanism().weighted
-        if not self.method.scaled or bare is None:
+        n = self.network
+        if not self.method.scaled:
             return self.method.settings.difference_scale
-        return _largest(bare, n.releases(steps), *max(n.budgets), n.relation, n.left)
+        if steps not in self._scales:
+            bare = self._mechanism().weighted
+            assert bare is not None  # noqa: S101
+            self._scales[steps] = calibration.largest(bare, n.releases(steps), *max(n.budgets), n.relation, n.left)
+        return self._scales[steps]
 
     def settings(self, steps: int) -> Settings:
         """Return the method's settings with a number for θ."""
@@ -242,26 +232,34 @@ class NoiseNeeded:
         if self.network.nominal:
             n = self.network
             return plugins.formula(n.accountant).sigma(self._mechanism(), steps, *budget, n.c2)
-        return self._more(steps, budget) * self._least(steps, budget)
+        return self._more(steps, budget) * self._price(budget[1]).sigma(steps, budget[0])
 
-    def _least(self, steps: int, budget: Budget) -> float:
-        """Return the certified σ; of scaled differences that of SAG, beside which θ was chosen to cost little more."""
-        m, n = self._mechanism(), self.network
-        if self.method.scaled:
-            m = Sag(sigma=m.sigma, clip=m.clip, batch=m.batch, samples=m.samples, sampling=m.sampling, kappa=m.kappa)
-        return _sigma(m, n.releases(steps), *budget, n.relation)
-
-    def _more(self, steps: int, budget: Budget) -> float:
+    def _more(self, steps: float, budget: Budget) -> float:
         """Return what θ costs beside the least σ: 2 % at most, or looked at: in short runs, and where noise is shared.
 
         There θ may be 1 for less than it is allowed to cost, and it costs other budgets less than the one it is for.
         """
-        weighted, n = self._mechanism().weighted, self.network
-        if weighted is None or not self.method.scaled:
+        if (weighted := self._mechanism().weighted) is None or not self.method.scaled:
             return 1.0
-        if (most := calibration.affordable(weighted, n.releases(steps), n.left)) == calibration.MORE:
+        K, n = round(steps), self.network
+        if (most := calibration.affordable(weighted, n.releases(K), n.left)) == calibration.MORE:
             return most
-        return _cost(replace(weighted, difference_scale=self.scale(steps)), n.releases(steps), *budget, n.relation)
+        if (K, budget) not in self._costs:
+            given = replace(weighted, difference_scale=self.scale(K))
+            self._costs[K, budget] = calibration.cost(given, n.releases(K), *budget, n.relation)
+        return self._costs[K, budget]
+
+    def _price(self, delta: float) -> Price:
+        if delta not in self._prices:
+            self._prices[delta] = Price(self._priced(), delta, self.network.relation, self.network.releases)
+        return self._prices[delta]
+
+    def _priced(self) -> Mechanism:
+        """Return what is certified: of scaled differences SAG, beside whose σ θ was chosen to cost little more."""
+        m = self._mechanism()
+        if not self.method.scaled:
+            return m
+        return Sag(sigma=m.sigma, clip=m.clip, batch=m.batch, samples=m.samples, sampling=m.sampling, kappa=m.kappa)
 
     def _mechanism(self) -> Mechanism:
         return self.method.mechanism(self.batch, round(self.network.mean_samples))
@@ -311,8 +309,8 @@ class Planner:
         else:
             distance = steps * step_size
         spec = self.spec(noise, steps)
-        score, moved = self.rehearsal.mean_score(spec, distance), self.rehearsal.moved(spec, distance)
-        return Choice(method, batch, steps, distance / steps, noise, score, moved)
+        score, left = self.rehearsal.mean_score(spec, distance), response(self.rehearsal, spec, distance)
+        return Choice(method, batch, steps, distance / steps, noise, score, left)
 
     def _open(self, noise: NoiseNeeded, steps: int | None, step_size: float | None) -> tuple[int, float]:
         """Return (K, T) where at most one of K and γ is given."""
@@ -332,8 +330,7 @@ class Planner:
         specs = {K: spec for K, spec in specs.items() if spec.noise <= quiet}
         distances = {K: distance * kappa / spec.noise for K, spec in specs.items()}
         scores = {K: self.rehearsal.mean_score(spec, distances[K]) for K, spec in specs.items()}
-        best = max(scores.values())
-        enough = best - TIE / 2 * abs(best)
+        enough = self._nearly(max(scores.values()))
         steps = next(K for K, score in scores.items() if score >= enough)
         T = distances[steps]
         return min(max(steps, math.ceil(SHORT * self.constants.smoothness * T)), LENGTHS[-1]), T
@@ -344,11 +341,14 @@ class Planner:
 
         def sigma(batch: int) -> float:
             plain = SampledMean(sigma=0.0, clip=1.0, batch=float(batch), samples=J)
-            return _sigma(plain, n.releases(LENGTHS[0]), *n.budget, n.relation)
+            return Price(plain, n.delta, n.relation, n.releases).sigma(LENGTHS[0], n.epsilon)
 
         candidates = [2**power for power in range(3, J.bit_length()) if 2**power < J]
         enough = CHEAP * sigma(J)
         return float(next((batch for batch in candidates if sigma(batch) < enough), J))
+
+    def _nearly(self, score: float) -> float:
+        return score - TIE / 2 * abs(score)
 
     def published_steps(self, clip: float) -> int:
         """Return Corollary 1's K, for the published accountant."""
@@ -366,11 +366,11 @@ class Planner:
         return RehearsalSpec(noise.method.algorithm, settings, kappa, visits)
 
 
-def planner(network: Network, rehearsal: Rehearsal, clip: float) -> Planner:
+def planner(network: Network, rehearsal: Rehearsal, clip: float, *, skewed: bool = False) -> Planner:
     """Return a planner with its constants estimated on the stage, over about as far as a run will go."""
-    shift = gaussian_shift(*network.budget)
+    shift = gaussian_shift(network.epsilon, network.delta)
     kappa = network.left * clip / (network.mean_samples * shift * math.sqrt(network.nodes))
-    found = estimates.constants(rehearsal, clip, rehearsal.guess(kappa), network.mean_samples)
+    found = estimates.constants(rehearsal, clip, rehearsal.guess(kappa), network.mean_samples, skewed=skewed)
     return Planner(network, rehearsal, found)
 
 

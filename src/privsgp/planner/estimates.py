@@ -18,6 +18,9 @@ from torch.func import functional_call
 from privsgp.planner.theorems import Constants
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
+    from privsgp.gradients import PerSample
     from privsgp.graph import Graph
     from privsgp.planner.rehearsal import Rehearsal
 
@@ -40,16 +43,17 @@ class Source:
         return f"{self.name}, which the configuration declares public: nothing was spent"
 
 
-def constants(rehearsal: Rehearsal, clip: float, distance: float, samples: float) -> Constants:
-    """Estimate the constants for nodes of `samples` samples each, along gradient descent over γK = `distance`."""
+def constants(rehearsal: Rehearsal, clip: float, distance: float, samples: float, *, skewed: bool = False) -> Constants:
+    """Estimate the constants for nodes of `samples` samples each, along gradient descent over γK = `distance`.
+
+    `skewed` is for partitions by label, where a node may hold a single class.
+    """
     step, x = distance / TRAJECTORY, rehearsal.x0.clone()
-    inputs, targets = rehearsal.samples.x[:SAMPLES], rehearsal.samples.y[:SAMPLES]
     before, smoothness, heterogeneity = None, 1e-6, 0.0
     for _ in range(TRAJECTORY + 1):
-        g = rehearsal.gradient(x[None], inputs[None], targets[None])
-        g.clip_(clip, torch.ones(1, len(targets), dtype=torch.bool))
-        lengths, mean = g.norm(), g.sum()[0] / len(targets)
-        heterogeneity = max(heterogeneity, float(lengths.square().mean() - mean.square().sum()) / samples)
+        gradients = _gradients(rehearsal, x, clip)
+        lengths, mean = gradients.norm(), gradients.sum()[0] / gradients.norm().numel()
+        heterogeneity = max(heterogeneity, _heterogeneity(rehearsal, x, clip, samples, lengths, mean, skewed=skewed))
         if before is not None:
             moved = (step * before).norm().clamp(min=1e-12)
             smoothness = max(smoothness, float((mean - before).norm() / moved))
@@ -58,6 +62,27 @@ def constants(rehearsal: Rehearsal, clip: float, distance: float, samples: float
         outputs = functional_call(rehearsal.model, rehearsal.layout.views(rehearsal.x0), (rehearsal.samples.x,))
         loss = float(rehearsal.loss(outputs, rehearsal.samples.y).double().mean())
     return Constants(smoothness, loss, heterogeneity, float(rehearsal.x0.double().square().sum()))
+
+
+def _gradients(rehearsal: Rehearsal, x: Tensor, clip: float, keep: Tensor | None = None) -> PerSample:
+    """Return the clipped gradients of a few hundred samples, of those to `keep` among them."""
+    inputs, targets = rehearsal.samples.x[:SAMPLES], rehearsal.samples.y[:SAMPLES]
+    mask = torch.ones(len(targets), dtype=torch.bool) if keep is None else keep
+    g = rehearsal.gradient(x[None], inputs[None], targets[None])
+    g.clip_(clip, mask[None])
+    return g
+
+
+def _heterogeneity(
+    rehearsal: Rehearsal, x: Tensor, clip: float, samples: float, lengths: Tensor, mean: Tensor, *, skewed: bool
+) -> float:
+    """Return ‖∇f_i − ∇f‖²: for an even partition what chance makes of J samples, for a skewed one that of one class."""
+    targets = rehearsal.samples.y[:SAMPLES]
+    if not skewed or targets.is_floating_point():
+        return max(float(lengths.square().mean() - mean.square().sum()), 0.0) / samples
+    alike = [targets == c for c in set(targets.tolist())]
+    means = [_gradients(rehearsal, x, clip, keep).sum()[0] / int(keep.sum()) for keep in alike]
+    return max(float((one - mean).square().sum()) for one in means)
 
 
 BYTES = 4  # float32

@@ -20,7 +20,6 @@ from torch.func import functional_call
 from torch.nn.utils.rnn import pad_sequence
 
 from privsgp.algorithms import ALGORITHMS, Block, Drawn, Randomness, State, UpdateRule
-from privsgp.algorithms.block import EVERYONE
 from privsgp.engine.drive import drive, rehearsed
 from privsgp.gradients import Layout, stack
 
@@ -91,6 +90,10 @@ class Rehearsal:
         self.gradient = stack(model, loss, (samples.x[:4], samples.y[:4]))
         self._scores: dict[str, float] = {}
 
+    def end(self, spec: RehearsalSpec, distance: float, steps: int = STEPS, seed: int = 0) -> Tensor:
+        """Return the average model after a run of γK = `distance`."""
+        return self.ends(spec, [(distance, seed)], steps)[0]
+
     def ends(self, spec: RehearsalSpec, candidates: Sequence[Candidate], steps: int = STEPS) -> Tensor:
         """Return the average models of runs that differ in T and seed, [m, d]."""
         *_, last = self._states(spec, candidates, steps)
@@ -146,12 +149,7 @@ class Rehearsal:
         return [self._scores[_key(spec, T)] for T in distances]
 
     def moved(self, spec: RehearsalSpec, distance: float) -> float:
-        """Return the mean square by which noise moves a coordinate, over κ²T²: the same runs with noise and without.
-
-        Curvature makes it less than 1.
-        """
-        if not spec.noise:
-            return 1.0
+        """Return the mean square by which noise moves a coordinate, over κ²T²: the same runs with noise and without."""
         spec, distance = spec.alike, _near(distance, DISTANCES)
         runs = [(distance, seed) for seed in range(SEEDS)]
         noisy, quiet = (self.ends(s, runs).clone() for s in (spec, replace(spec, noise=0.0)))
@@ -203,9 +201,9 @@ class _CommonRandomness(Randomness):
         padded = pad_sequence([torch.cat([one, nobody]) for one in drawn], batch_first=True, padding_value=self.rows)
         return [Drawn(padded, padded < self.rows)]
 
-    def noise(self, k: int, g: Tensor, nodes: slice = EVERYONE) -> None:
+    def noise(self, k: int, g: Tensor, node: int | None = None) -> None:
         """Add each run's noise."""
-        del k, nodes
+        del k, node
         for row, one in zip(g, self._each(lambda source: torch.randn(g.shape[1], generator=source)), strict=True):
             row.add_(one, alpha=self.sigma)
 

@@ -17,8 +17,8 @@ from pydantic import Field
 from privsgp import data, features
 from privsgp.accounting.pairwise import Sharing
 from privsgp.algorithms import Settings
-from privsgp.data.known import belong_to
 from privsgp.data.loading import file_path, hashes_in, holds_records_of, site_paths
+from privsgp.data.same_records import in_common
 from privsgp.engine.folder import Folder
 from privsgp.errors import Refused
 from privsgp.gradients import Layout
@@ -66,36 +66,49 @@ def make(config: Config, problem: Problem, data_dir: Path | None = None, *, say:
     Guarantee: nothing here depends on the nodes' samples.
     Assumes: the sizes J_i and the model at x⁰ are public, and test inputs where `data.test` says so.
     """
-    network, settings, a = network_of(config, problem), protection.settings(config), config.algorithm
+    network, settings = network_of(config, problem), protection.settings(config)
     source = source_of(config, config.plan.data, data_dir, problem)
     samples = samples_of(config, source, problem, data_dir)
+    rehearsal = Rehearsal(problem.model, problem.loss, problem.correct, samples)
+    skewed = config.data.partition == "dirichlet"
     say("estimating the constants of the bound")
-    p = planner(network, Rehearsal(problem.model, problem.loss, problem.correct, samples), settings.clip)
-    own, clip = Method(a.name, settings), protection.difference_clip(config)
+    p = planner(network, rehearsal, settings.clip, skewed=skewed)
+    own, clip = Method(config.algorithm.name, settings), protection.difference_clip(config)
     if own.scaled:
         own = own.weighted(1.0) if network.nominal else own.clipped(clip)
-    looked_at = methods(settings, network.accountant, clip) if "name" in a.auto else [own]
-    batch, choices = p.batch() if "batch" in a.auto else a.batch, []
+    auto = "name" in config.algorithm.auto
+    choices = _choices(config, p, methods(settings, network.accountant, clip) if auto else [own], say)
+    chosen, why = best(choices) if auto else (choices[0], "the configuration says so")
+    return Plan(p, make_graph(config), source, chosen, choices, why, _asked(config), problem.measure)
+
+
+def _choices(config: Config, p: Planner, looked_at: list[Method], say: Say) -> list[Choice]:
+    """Choose for every method."""
+    batch, found = p.batch() if "batch" in config.algorithm.auto else config.algorithm.batch, []
     for i, method in enumerate(looked_at, 1):
         say(f"rehearsing {method.label} ({i} of {len(looked_at)})")
-        choices.append(_choice(config, p, method, batch))
-    chosen, why = best(choices) if "name" in a.auto else (choices[0], "the configuration says so")
+        found.append(_choice(config, p, method, batch))
+    return found
+
+
+def _asked(config: Config) -> dict[str, Any]:
+    """Return what the configuration says of all that a plan can choose."""
+    a = config.algorithm
     asked = {key: "auto" if key in a.auto else getattr(a, key) for key in AUTO}
-    asked |= {"step_size": "schedule"} if isinstance(asked["step_size"], Schedule) else {}
-    return Plan(p, make_graph(config), source, chosen, choices, why, asked)
+    return asked | ({"step_size": "schedule"} if isinstance(asked["step_size"], Schedule) else {})
 
 
 def _choice(config: Config, p: Planner, method: Method, batch: float) -> Choice:
     """Choose K and γ, as far as they are open; γ may depend on K (`"theory"`, schedules)."""
     a, n = config.algorithm, p.network.nodes
-    theory = a.step_size == "theory" and "step_size" not in a.auto
-    given: float | None = None
-    if not theory and "step_size" not in a.auto:
-        given = a.step_size.mean if isinstance(a.step_size, Schedule) else config.step_size(0)
+    if isinstance(a.step_size, Schedule):
+        given: float | None = a.step_size.mean
+    else:
+        given = None if "step_size" in a.auto or a.step_size == "theory" else float(a.step_size)
     steps = None if "steps" in a.auto else a.steps
     if p.network.nominal and steps is None:
         steps = p.published_steps(method.settings.clip)
-    if not theory:
+    if a.step_size != "theory" or "step_size" in a.auto:
         return p.choose(method, batch, steps, given)
     if steps is None:  # T = γK = √(nK)
         distance = p.choose(method, batch, None, None).distance
@@ -125,7 +138,7 @@ def source_of(config: Config, name: str, data_dir: Path | None = None, problem: 
     """Return what a name of data to look at means, synthetic or public; refuse the nodes' own data.
 
     Guarantee: no file of a node passes for public, by whatever path, link or copy it is named, nor one of the records
-    of those that this process knows (`known.belong_to`); of a problem that is given, nor do its records.
+    of those that this process knows (`same_records.in_common`); of a problem that is given, nor do its records.
     """
     if name == "synthetic":
         return Source("synthetic", name)
@@ -138,7 +151,7 @@ def source_of(config: Config, name: str, data_dir: Path | None = None, problem: 
     private = name in ("private", own) or holds_records_of(looked_at, files, d.form)
     if not private and problem is not None and looked_at.exists():
         known = problem.hashes
-        private = belong_to(hashes_in(looked_at, d.form), [known[rows] for rows in problem.parts])
+        private = in_common(hashes_in(looked_at, d.form), [known[rows] for rows in problem.parts])
     if private:
         raise Refused(
             f"{name} is the nodes' own data", "take 'synthetic' or public data: what is chosen by private data has no ε"
@@ -148,40 +161,38 @@ def source_of(config: Config, name: str, data_dir: Path | None = None, problem: 
 
 def samples_of(config: Config, source: Source, problem: Problem, data_dir: Path | None) -> Samples:
     """Return samples in the shape of the nodes', to rehearse with; stand-ins on the scale of public test inputs."""
-    own, dim = problem.dataset, Layout.of(problem.model).dim
+    d, dim = problem.dataset, Layout.of(problem.model).dim
     if dim > LARGEST:
         raise Refused(
             f"'auto' for a model with {dim:,} weights: the planner rehearses models with up to {LARGEST:,}",
             "give numbers for steps, step_size and batch, or train a small model on [features]",
         )
     count = max(64, min(REHEARSED, REHEARSED * WEIGHTS // dim))
+    if source.kind == "synthetic":
+        public = d.x_test if config.test_is_public else None
+        scale = 1.0 if public is None else float(np.sqrt(np.square(public).mean()))
+        if isinstance(d.vocabulary, tuple):
+            raise Refused(
+                "a plan with several inputs per sample, for which there are no stand-ins",
+                "give numbers for what is 'auto', or public data of the same kind (plan.data)",
+            )
+        if d.vocabulary is not None:
+            return stand_in.tokens(d.x.shape[1:], d.classes, d.y.shape[1:], samples=count, vocabulary=d.vocabulary)
+        return stand_in.make(d.x.shape[1:], d.classes, d.y.shape[1:], samples=count, scale=scale or 1.0)
     if source.kind == "public":
-        return _public_samples(config, source, problem, data_dir, count)
-    if isinstance(own.vocabulary, tuple):
-        raise Refused(
-            "a plan with several inputs per sample, for which there are no stand-ins",
-            "give numbers for what is 'auto', or public data of the same kind (plan.data)",
-        )
-    shapes = own.x.shape[1:], own.classes, own.y.shape[1:]
-    if own.vocabulary is not None:
-        return stand_in.tokens(*shapes, samples=count, vocabulary=own.vocabulary)
-    public = own.x_test if config.test_is_public else None
-    scale = 1.0 if public is None else float(np.sqrt(np.square(public).mean()))
-    return stand_in.make(*shapes, samples=count, scale=scale or 1.0)
-
-
-def _public_samples(config: Config, source: Source, problem: Problem, data_dir: Path | None, count: int) -> Samples:
-    task: data.Task = "regression" if problem.dataset.classes is None else "classification"
-    name = str(file_path(source.name, data_dir, config.base))
-    d = data.load(name, data_dir=data_dir, task=task, form=config.data.form, pixels=config.takes_pixels)
-    if problem.encoder is not None:
-        few = np.random.default_rng(1).permutation(len(d.x))[: 5 * count]
-        d = replace(d, x=features.encode_once(problem.encoder, d.x[few], torch.device("cpu"), None), y=d.y[few])
-    if d.x.shape[1:] != (shape := problem.dataset.x.shape[1:]):
-        raise Refused(
-            f"plan.data = {source.name!r}: a sample has shape {d.x.shape[1:]}, the nodes' have {shape}",
-            "take public data of the same shape, or 'synthetic'",
-        )
+        task: data.Task = "regression" if d.classes is None else "classification"
+        name = str(file_path(source.name, data_dir, config.base))
+        d = data.load(name, data_dir=data_dir, task=task, form=config.data.form, pixels=config.takes_pixels)
+        if problem.encoder is not None:
+            few = np.random.default_rng(1).permutation(len(d.x))[: 5 * count]
+            rows = features.encode_once(problem.encoder, d.x[few], torch.device("cpu"), None)
+            d = replace(d, x=rows, y=d.y[few])
+        if d.x.shape[1:] != problem.dataset.x.shape[1:]:
+            raise Refused(
+                f"plan.data = {source.name!r}: a sample has shape {d.x.shape[1:]}, the nodes' have "
+                f"{problem.dataset.x.shape[1:]}",
+                "take public data of the same shape, or 'synthetic'",
+            )
     order = np.random.default_rng(0).permutation(len(d.x))
     count = min(count, len(order) // 2)
     learn, test = order[:count], order[count : 5 * count]
@@ -260,11 +271,33 @@ def _as_started(config: Config, started: Path) -> Config:
     return config.with_algorithm(**{key: getattr(old.algorithm, key) for key in auto} | own)
 
 
+def apply(config: Config, plan: Plan) -> Config:
+    """Put the plan's choices where the configuration says "auto"."""
+    return config.with_algorithm(**_values(config, plan))
+
+
 def _values(config: Config, plan: Plan) -> dict[str, Any]:
     c = plan.chosen
     values = {"name": c.method.algorithm, "batch": float(c.batch), "steps": int(c.steps)}
     values |= {"step_size": float(c.step_size), "weights": plan.network.weighting}
     return {key: values[key] for key in config.algorithm.auto}
+
+
+def described(plan: dict[str, Any]) -> str:
+    """Say in a line what was chosen, what the configuration gave, and why this method where it was chosen too."""
+    said = {
+        "name": plan["algorithm"],
+        "steps": f"{plan['steps']:,} steps",
+        "step_size": f"step size {plan['step_size']:.3g}",
+        "batch": f"batch {plan['batch']:g}",
+        "weights": "equal weights" if plan["weights"] is None else "weights by noise",
+    }
+    asked = plan["asked"]
+    said["step_size"] += {"theory": " = √(n/K)", "schedule": " on average"}.get(asked["step_size"], "")
+    planned = ", ".join(said[key] for key in AUTO if asked[key] == "auto")
+    given = ", ".join(said[key] for key in AUTO[:-1] if asked[key] != "auto")
+    why = f"; {plan['why']}" if asked["name"] == "auto" else ""
+    return f"{planned}{f'; given: {given}' if given else ''}{why}; estimated on {plan['estimated_on']['words']}"
 
 
 def plan(config: Config, data_dir: Path | None = None, *, say: Say = _silently) -> Plan:
@@ -288,16 +321,19 @@ def from_constants(
     published_c2: float | None = None,
 ) -> Formula:
     """Plan PrivSGP-VR from the paper's constants alone; with `published_c2` its noise is the paper's too."""
-    for broken, what, remedy in (
-        (dim < 1, f"dim = {dim}", "a model has at least one parameter"),
-        (not 0 < budget[0] < math.inf, f"epsilon = {budget[0]}", "take a finite budget above 0"),
-        (not 0 < budget[1] < 1, f"delta = {budget[1]}", "take 0 < delta < 1, well below 1 / samples"),
-    ):
-        if broken:
-            raise Refused(what, remedy)
+    _refuse_impossible(dim, budget)
     network = Network([samples] * graph.nodes, [budget] * graph.nodes)
     if published_c2 is not None:
         network = replace(network, accountant="published", c2=published_c2)
     method = Method("privsgp-vr", Settings(clip=clip))
     method.mechanism(batch, samples)  # refuses what cannot be
     return Formula(network, graph, constants, dim, clip, NoiseNeeded(network, method, batch))
+
+
+def _refuse_impossible(dim: int, budget: Budget) -> None:
+    if dim < 1:
+        raise Refused(f"dim = {dim}", "a model has at least one parameter")
+    if not 0 < budget[0] < math.inf:
+        raise Refused(f"epsilon = {budget[0]}", "take a finite budget above 0")
+    if not 0 < budget[1] < 1:
+        raise Refused(f"delta = {budget[1]}", "take 0 < delta < 1, well below 1 / samples")

@@ -5,7 +5,7 @@ gradient, and `Constants` for the rest. Where a number outgrows floating point i
 
 Columns of P sum to one, so mixing never changes Σx: whatever the graph, x̄ moves by −γ Σ p_i (g_i + N_i) (p_i = 1/n
 where all nodes count alike), and each coordinate of it collects the variance Σ_k γ_k² Σ_i p_i² σ_i². Curvature then
-pulls a little of it back (`Rehearsal.moved`).
+pulls a little of it back (`response`, measured in a rehearsal).
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from privsgp.errors import Refused
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+    from privsgp.planner.rehearsal import Rehearsal, RehearsalSpec
 
 
 Budget = tuple[float, float]  # (ε_i, δ_i)
@@ -95,3 +97,12 @@ def log_least_steps(L: float, n: int, J: float, log_c: float, log_one_minus_q: f
 def _log_sum(a: float, b: float) -> float:
     high, low = max(a, b), min(a, b)
     return high + math.log1p(math.exp(low - high)) if math.isfinite(high) else high
+
+
+def response(rehearsal: Rehearsal, spec: RehearsalSpec, distance: float) -> float:
+    """Return the share of `average_variance` that is left when gradients answer to the noise, from a rehearsal.
+
+    Rehearsals with the same coins, with noise and without: curvature makes it less than 1, and so does everything
+    in which noise moves a model less (or more) than it moves a point on a plain.
+    """
+    return rehearsal.moved(spec, distance) if spec.noise else 1.0

@@ -14,7 +14,7 @@ from privsgp.errors import Refused
 from privsgp.files import in_units
 from privsgp.files import write as write_whole
 from privsgp.graph import picture
-from privsgp.planner import shown as planned
+from privsgp.planner import settle as planning
 from privsgp.report import words
 from privsgp.runs import views
 from privsgp.runs.charts import number, on_test_data, over_steps, percent, table
@@ -164,14 +164,21 @@ def _network(view: RunView, *, agreed: bool) -> dict[str, Any] | None:
     return {"said": said, "drawn": picture.circle(graph, steps) if graph.nodes <= _NODES else None}
 
 
+_COLUMNS = {"step_size": "step size", "sigma": "σ", "noise_in_average": "noise in the average", "score": "score"}
+
+
 def _plan(view: RunView) -> dict[str, Any] | None:
     """Return what the planner chose and from which methods."""
     plan = view.plan
     if plan is None or plan.get("asked") is None:  # plans of older releases do not say what was given
         return None
+    rows = [
+        [m["method"], number(m["steps"]), *("–" if m[key] is None else number(m[key]) for key in _COLUMNS)]
+        for m in plan["methods"]
+    ]
+    methods = table(["method", "steps", *_COLUMNS.values()], rows)
     warnings = [line.replace("node", "site") for line in plan["warnings"]]
-    methods = table(planned.METHODS, planned.method_rows(plan))
-    return {"said": f"Planned: {planned.described(plan)}.", "methods": methods, "warnings": warnings}
+    return {"said": f"Planned: {planning.described(dict(plan))}.", "methods": methods, "warnings": warnings}
 
 
 def _repeat(view: RunView) -> dict[str, str]:

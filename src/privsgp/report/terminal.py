@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from privsgp.audit.audit import AuditReport
     from privsgp.engine.trainer import Watcher
     from privsgp.options import Key
+    from privsgp.planner.record import Formula, Plan
     from privsgp.runs.views import RunView
 
 
@@ -206,23 +207,27 @@ def show_keys(section: str, whose: str, found: list[Key]) -> None:
     show_table(title, head, found, words=head)
 
 
-def show_plan(plan: dict[str, Any]) -> None:
+def show_plan(plan: Plan) -> None:
     """Print a plan, and what it asks of each site."""
     from privsgp.planner import shown as words
 
     show("plan", words.plan_rows(plan))
-    if len(plan["methods"]) > 1:
-        show_table(None, words.METHODS, words.method_rows(plan), words=words.METHODS)
-    show_table("sites", words.SITES, words.site_rows(plan), words=["site"])
-    show_lines(plan["warnings"])
+    if len(plan.choices) > 1:
+        head = ("method", "batch", "steps", "step size", "σ", "noise in the average", "score in rehearsal")
+        show_table(None, head, words.method_rows(plan), words=head)
+    titles = ("site", "records", "ε", "δ", "a guess is right at most", "share of the noise")
+    show_table("sites", titles, words.site_rows(plan), words=["site"])
+    show_lines(plan.warnings)
 
 
-def show_formula(found: dict[str, Any]) -> None:
+def show_formula(formula: Formula) -> None:
     """Print the paper's bound at its best K."""
     from privsgp.planner import shown as words
 
-    show("plan", words.formula_rows(found))
-    show_lines(found["warnings"])
+    with doing("certifying the noise of many K, for the bound"):
+        rows, warnings = words.formula_rows(formula), formula.warnings(formula.steps)
+    show("plan", rows)
+    show_lines(warnings)
 
 
 def show_run(view: RunView) -> None:
@@ -242,12 +247,17 @@ def show_metrics(title: str, found: dict[str, Any]) -> None:
 def show_audit(report: AuditReport) -> None:
     """Print what an attack found about each node."""
     title = f"audit of {report.name}: {report.algorithm}, {report.steps} steps, {report.canaries} canaries a node"
-    head = ("node", "ε claimed", "ε certified", "ε ≥ (messages)", "ε ≥ (final model)", "alarm")
-    rows = []
-    for n in report.nodes:
-        promised, found = (n.epsilon_claimed, n.epsilon_certified), (n.white_box, n.black_box)
-        bounds = *map(up, promised), *(f"{bound:.4g}" for bound in found)
-        rows.append((str(n.node), *bounds, "; ".join(n.alarms) or "none"))
+    head = ("node", "ε claimed", "ε certified", "ε ≥", "alarm")
+    rows = [
+        (
+            str(n.node),
+            up(n.epsilon_claimed),
+            up(n.epsilon_certified),
+            f"{n.white_box:.4g}",
+            "; ".join(n.alarms) or "none",
+        )
+        for n in report.nodes
+    ]
     show_table(title, head, rows, words=["alarm"])
     verdict = "ALARM: not as private as claimed" if report.alarm else "no alarm"
     out.print(f"{verdict}, at {100 * report.confidence:g} % confidence, {report.observations} observations a node")

@@ -451,12 +451,6 @@ class Config(Options):
         return ratio
 
     @property
-    def pair_degree(self) -> int | None:
-        """With how many others a node shares noise; None: with all."""
-        degree: int | None = getattr(self.privacy, "pair_degree", None)
-        return degree
-
-    @property
     def test_is_public(self) -> bool:
         """Whether metrics on test data may be told to peers and stand in what a run leaves for others.
 
@@ -768,6 +762,7 @@ GONE: dict[str, tuple[str, Any]] = {
     "privacy.clip_what": ("leave it out: each record's gradient is clipped, always", None),
     "privacy.noise_schedule": ("leave it out: all steps have the same noise", "constant"),
     "privacy.noise_curvature": ("leave it out: all steps have the same noise", 0.0),
+    "privacy.pair_degree": ("leave it out: all pairs of nodes share noise", None),
     "features.views": ("leave it out: a model sees each sample once; features.mirror makes mirror images alike", None),
     "algorithm.levels": ("leave it out: algorithm.compressor = 'random-k' makes messages shorter", None),
     "algorithm.block": ("leave it out: each sample has its own entry; 'privsgp' keeps no table", None),
