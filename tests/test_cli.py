@@ -121,7 +121,7 @@ def _npz(path, **arrays):
 @pytest.mark.parametrize(
     ("arrays", "words"),
     [
-        ({"x": np.full((40, 3), np.nan)}, ("x has 120 values that are not finite", "nan")),
+        ({"x": np.full((40, 3), np.nan)}, ("x[0, 0] = nan is not finite", "120 such values")),
         ({"y": np.arange(40) % 2 * 5}, ("y", "5", "classes")),
         ({"y": np.arange(40) % 2 - 1}, ("-1", "from 0")),
         ({"y": np.arange(39)}, ("40 rows", "39")),
