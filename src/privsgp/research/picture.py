@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from privsgp.research.compare import Comparison
-
     Points = Sequence[Mapping[str, float]]
 
 COLOURS = ("#2f6fb0", "#e07b39", "#3a9b6e", "#b5478a", "#8a6fd1", "#c9a227", "#5aa7b8", "#7a5c45")
@@ -25,9 +23,9 @@ INK = "#263238"
 _STYLES = ("-", "--", ":")  # the colours again
 
 
-def draw_comparison(comparison: Comparison, path: Path) -> None:
+def draw_comparison(told: dict[str, Any], path: Path) -> None:
     """Draw accuracy against steps and, where there is a clock, against virtual time."""
-    rows = [row.as_json() for row in comparison.rows]
+    rows = told["rows"]
     panels = [("against_steps", "steps")]
     if any(row["against_time"] for row in rows):
         panels.append(("against_time", "virtual seconds"))
