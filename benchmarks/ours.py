@@ -41,7 +41,7 @@ def stepper(training: Trainer) -> Callable[[], None]:
 
     def step() -> None:
         nonlocal k
-        if not training.budget_guard.reserve(k, training.randomness.attempt):
+        if not training.budget_guard.reserve(k):
             raise RuntimeError(f"step {k} was not granted")
         training.state = drive(training.step(k, training.state), k, training.driver)
         k += 1

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from privsgp.accounting.mechanisms import Mechanism
     from privsgp.accounting.pairwise import Pair, PairwiseCovariance
     from privsgp.gradients.per_sample import Piece
-    from privsgp.randomness.noise import Normals, Source
+    from privsgp.randomness.noise import Source
 
     Draws = list[np.ndarray[Any, Any]]
 
@@ -64,20 +64,20 @@ class Bug:
     shared: bool = False  # of noise that nodes share
 
 
-def no_noise(g: Tensor, source: Normals, nodes: Sequence[int], step: int, **kept: Any) -> None:
+def no_noise(g: Tensor, source: Source, nodes: Sequence[int], step: int, **kept: Any) -> None:
     """Leave line 8 out."""
     del g, source, nodes, step, kept
 
 
 def half_noise(
-    g: Tensor, source: Normals, nodes: Sequence[int], step: int, *, sigma: Sequence[float], attempt: int = 0
+    g: Tensor, source: Source, nodes: Sequence[int], step: int, *, sigma: Sequence[float], attempt: int = 0
 ) -> None:
     """Take σ/2."""
     add_noise_(g, source, nodes, step, sigma=[s / 2 for s in sigma], attempt=attempt)
 
 
 def same_noise(
-    g: Tensor, source: Normals, nodes: Sequence[int], step: int, *, sigma: Sequence[float], attempt: int = 0
+    g: Tensor, source: Source, nodes: Sequence[int], step: int, *, sigma: Sequence[float], attempt: int = 0
 ) -> None:
     """Use the noise of an even step again at the odd one that follows."""
     add_noise_(g, source, nodes, step - step % 2, sigma=sigma, attempt=attempt)
@@ -92,7 +92,7 @@ def no_clip(self: PerSample, radius: float, mask: Tensor) -> None:
 
 def bare_mean(self: PushSum, k: int, s: State) -> Step:
     """Send the table's mean as it is, now and then."""
-    bare = patch.object(self.block.random, "noise", lambda _k, g, _nodes: g.copy_(self.arrays()["mean"]))
+    bare = patch.object(self.block.random, "noise", lambda _k, g: g.copy_(self.arrays()["mean"]))
     with bare if k % BARE == BARE - 1 else nullcontext():
         return (yield from _step(self, k, s))
 
@@ -117,40 +117,46 @@ def bare_self(self: DP2SGD, k: int, s: State) -> Step:
 
 
 def other_step(
-    g: Tensor, source: Normals, nodes: Sequence[int], step: int, *, sigma: Sequence[float], attempt: int = 0
+    g: Tensor, source: Source, nodes: Sequence[int], step: int, *, sigma: Sequence[float], attempt: int = 0
 ) -> None:
     """Use noise again 75 steps later."""
     add_noise_(g, source, nodes, step % LATER, sigma=sigma, attempt=attempt)
 
 
 def one_noise(
-    g: Tensor, source: Normals, nodes: Sequence[int], step: int, *, sigma: Sequence[float], attempt: int = 0
+    g: Tensor, source: Source, nodes: Sequence[int], step: int, *, sigma: Sequence[float], attempt: int = 0
 ) -> None:
     """Add the first node's noise at all nodes."""
     for row in range(len(nodes)):
         add_noise_(g[row : row + 1], source, nodes[:1], step, sigma=sigma[row : row + 1], attempt=attempt)
 
 
-def shuffled(source: Source, mechanisms: Sequence[Mechanism], nodes: Sequence[int], step: int, attempt: int) -> Draws:
+def shuffled(
+    source: Source, mechanisms: Sequence[Mechanism], nodes: Sequence[int], step: int, attempt: int = 0
+) -> Draws:
     """Go through all samples in a random order, then again in another."""
 
     def of_node(node: int, samples: int, size: int) -> np.ndarray[Any, Any]:
         epochs, places = np.divmod(np.arange(step * size, (step + 1) * size), samples)
-        orders = {e: np.argsort(source.uniforms(node, int(e), samples, attempt)) for e in np.unique(epochs)}
+        orders = {e: np.argsort(source.coins([node], int(e), samples)[0]) for e in np.unique(epochs)}
         return np.unique([orders[e][place] for e, place in zip(epochs, places, strict=True)])
 
     return [of_node(i, m.samples, round(m.batch)) for i, m in zip(nodes, mechanisms, strict=True)]
 
 
-def same_draw(source: Source, mechanisms: Sequence[Mechanism], nodes: Sequence[int], step: int, attempt: int) -> Draws:
+def same_draw(
+    source: Source, mechanisms: Sequence[Mechanism], nodes: Sequence[int], step: int, attempt: int = 0
+) -> Draws:
     """Take the samples of the first step at every step."""
     del step
     return draw_all(source, mechanisms, nodes, 0, attempt)
 
 
-def one_coin(source: Source, mechanisms: Sequence[Mechanism], nodes: Sequence[int], step: int, attempt: int) -> Draws:
+def one_coin(
+    source: Source, mechanisms: Sequence[Mechanism], nodes: Sequence[int], step: int, attempt: int = 0
+) -> Draws:
     """Take all samples of a node, or none."""
-    coins = source.coins(nodes, step, 1, attempt)[:, 0] / 2.0**64
+    coins = source.coins(nodes, step, 1)[:, 0] / 2.0**64
     return [np.arange(m.samples if coin < m.rate else 0) for coin, m in zip(coins, mechanisms, strict=True)]
 
 

@@ -6,7 +6,7 @@ Refuses a run whose arithmetic rounds by more than the slack κ that its noise w
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -189,6 +189,17 @@ class RunSpec:
     def mechanisms(self) -> Sequence[Mechanism]:
         """The mechanisms of this process's nodes."""
         return self.protection.mechanisms[self.here.start : self.here.stop]
+
+    @property
+    def slots(self) -> int:
+        """The samples of a node that a pass has room for, by the mechanisms of all nodes: the same in every process."""
+        return max(capacity(m, self.nodes) for m in set(self.protection.mechanisms))
+
+    def part(self, nodes: slice) -> RunSpec:
+        """Return the same run for some of the nodes here."""
+        own = self.learning
+        some = replace(own, inputs=own.inputs[nodes], targets=own.targets[nodes], samples=own.samples[nodes])
+        return replace(self, block=self.here[nodes], learning=some)
 
     @property
     def apart(self) -> bool:

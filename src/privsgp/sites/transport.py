@@ -23,7 +23,7 @@ from privsgp.sites.protocol.link_journal import LinkJournal
 from privsgp.sites.protocol.mailbox import depth, wait_for
 from privsgp.sites.protocol.outliers import Arrival, Outliers
 from privsgp.transport.link import gathered
-from privsgp.transport.protocol import Transport, nothing
+from privsgp.transport.protocol import Transport
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -97,7 +97,7 @@ class SitesTransport(Transport):
         """End the thread of this object."""
         self._other.shutdown()
 
-    def mix(self, k: int, x: Tensor, w: Tensor, meanwhile: Callable[[], None] = nothing) -> tuple[Tensor, Tensor]:
+    def mix(self, k: int, x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
         """Refuse: between `prepare` and `post` a site commits, which its driver does (`SiteDriver`)."""
         raise NotImplementedError
 
