@@ -12,7 +12,6 @@ import sys
 from pathlib import Path
 
 from privsgp.algorithms.update_rule import node_weights
-from privsgp.planner.theorems import average_variance
 from privsgp.runs import config as configs
 from privsgp.runs.budgets import calibrate_nodes
 
@@ -29,8 +28,10 @@ def rows(path: Path) -> list[dict[str, float]]:
     for count in range(2, len(order) + 1, 2):
         here = [sigmas[i] for i in order[:count]]
         weights = node_weights("noise", [sizes[i] for i in order[:count]], here)
+        travelled = math.fsum(config.step_size(k) ** 2 for k in range(config.algorithm.steps))
         equal, weighted = (
-            math.sqrt(average_variance(config.step_size, config.algorithm.steps, here, w)) for w in (None, weights)
+            math.sqrt(travelled * math.fsum((p * s) ** 2 for p, s in zip(shares, here, strict=True)))
+            for shares in ([1 / count] * count, weights or [1 / count] * count)
         )
         found.append({"nodes": count, "epsilon": budgets[order[count - 1]], "equal": equal, "weighted": weighted})
     return found

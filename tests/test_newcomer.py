@@ -9,6 +9,7 @@ import csv
 import importlib.util
 import json
 import pathlib
+import re
 import shlex
 import shutil
 import subprocess
@@ -89,7 +90,7 @@ def test_from_a_clone_to_predictions(clone, timed):
     timed(*asked, "--path", "{site}.csv", "--epsilon", 2, "--test", "public.csv")
     assert "300" in timed(*told("data check")).out
     planned = timed(*told("plan run.toml &&")[:2], *FEW).out
-    assert "cork: 150 records, ε = 2" in planned.replace("\n", " ")
+    assert re.search(r"│ cork +│ +150 │ +2 │", planned)
     timed("train", "run.toml", "--set=name=mine", *FEW)
     summary = json.loads(pathlib.Path("runs/mine/summary.json").read_text())
     assert summary["sites"] == ["aachen", "basel", "cork"]

@@ -21,8 +21,7 @@ ROOT = pathlib.Path(__file__).parent.parent
 KEPT = {
     "py.typed",
     "report/page.css",
-    "report/page.js",
-    *(f"report/templates/{n}.html" for n in ("page", "parts", "sections")),
+    "report/templates/page.html",
 }
 OWN = """
 name = "own"

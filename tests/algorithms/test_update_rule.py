@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from privsgp.algorithms import UpdateRule
 from privsgp.algorithms.update_rule import node_weights
-from privsgp.planner.theorems import average_variance
 
 G = torch.tensor([[3.0, 4.0], [0.0, -2.0]], dtype=torch.float64)
 
@@ -43,10 +42,10 @@ NODES = st.lists(st.tuples(st.integers(1, 10**6), st.floats(1e-3, 1e3)), min_siz
 def test_noise_of_the_average_never_rises_when_a_node_joins(nodes, another):
     def variance(network):
         weights = node_weights("noise", *zip(*network, strict=True))
-        return average_variance(lambda _k: 0.5, 4, [sigma for _, sigma in network], weights)
+        return sum((p * sigma) ** 2 for p, (_, sigma) in zip(weights, network, strict=True))
 
     assert variance([*nodes, another]) <= variance(nodes) * (1 + 1e-12)
-    assert variance(nodes) <= average_variance(lambda _k: 0.5, 4, [sigma for _, sigma in nodes]) * (1 + 1e-9)
+    assert variance(nodes) <= sum(sigma**2 for _, sigma in nodes) / len(nodes) ** 2 * (1 + 1e-9)
 
 
 @settings(max_examples=30, deadline=None)

@@ -25,7 +25,7 @@ def _ran(tmp_path, text, hook, processes=2, options=(), **told):
     config = runs.small(tmp_path, text)
     words = [["train", config, "--out", tmp_path / f"out{rank}", *options] for rank in range(processes)]
     said = tmp_path / "said"
-    return cluster.ended(said, cluster.start(said, words, hook, **{"patience": 6.0} | told))
+    return cluster.ended(said, cluster.start(said, words, hook, **{"patience": 4.0} | told))
 
 
 def _no_traceback(all_ended):
@@ -75,14 +75,6 @@ def test_nobody_else_sets_a_sites_sizes(tmp_path, about, word):
     all_ended = _ran(tmp_path, text, "hostile.say", liar=0, about=about, pattern=r"\[100, 100\]", word=word)
     assert all_ended[1].code == 2, all_ended[1].err
     assert ("changed in the meeting place" if about else "process 0 says") in all_ended[1].err
-    _no_traceback(all_ended)
-
-
-@pytest.mark.parametrize("word", ["1000000000000"])
-def test_an_attempt_that_cannot_be(tmp_path, word):
-    all_ended = _ran(tmp_path, BUDGETS, "hostile.say", liar=1, about=1, pattern="0", word=word)
-    assert all_ended[0].code == 2, all_ended[0].err
-    assert "process 1 says" in all_ended[0].err
     _no_traceback(all_ended)
 
 

@@ -124,7 +124,7 @@ class Tracking(Algorithm):
 def tracking():
     privsgp.register(Tracking)
     yield
-    del ALGORITHMS["tracking"]
+    del ALGORITHMS._registered["tracking"]
 
 
 TRACKING = runs.changes(algorithm__name="tracking", algorithm__steps=40, graph__name="ring", privacy__sigma=0.01)

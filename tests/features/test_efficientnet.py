@@ -12,7 +12,7 @@ from torch.nn.functional import batch_norm, conv2d, pad
 from privsgp import features
 from privsgp.errors import Refused
 from privsgp.features import efficientnet, options
-from privsgp.features.encode import make_encoder
+from privsgp.features.maps import make_encoder
 from privsgp.report import page, terminal
 from privsgp.runs import config as configs
 from privsgp.runs.problem import load_problem
@@ -163,6 +163,7 @@ def _images(path, scale=255):
 
 def test_numbers_that_rest_on_imagenet_say_so(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("PRIVSGP_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("COLUMNS", "200")
     _images(tmp_path / "site-0.npz")
     config = _config(str(tmp_path / "site-{node}.npz"))
     result = run(config, load_problem(config), tmp_path / "out")

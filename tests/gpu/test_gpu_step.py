@@ -118,7 +118,7 @@ def test_the_step_never_waits_for_the_device(tmp_path, small_job):
         run = Trainer(small_job("privsgp-vr", steps=64), folder)
         run._begin()
         with run.budget_guard:
-            assert run.budget_guard.reserve(0, 0)
+            assert run.budget_guard.reserve(0)
             for k in range(8):
                 run.state = drive(run.step(k, run.state), k, run.driver)
             torch.cuda.set_sync_debug_mode("error")

@@ -199,6 +199,6 @@ def test_a_plan_knows_the_weight_that_training_takes(noise):
     assert plan.chosen.method.label == "privsgp-vr, scaled differences"
     settled = planning.apply(config, plan)
     spec = build.build_run(resolve(settled, problems.load_problem(settled)))
-    (taken,) = {mechanism.difference_scale for mechanism in spec.protection.mechanisms}
+    (taken,) = {mechanism.weighted.difference_scale for mechanism in spec.protection.mechanisms}
     assert taken == pytest.approx(plan.chosen.scale, rel=0.1)
     assert spec.protection.mechanisms[0].sigma == pytest.approx(plan.sigmas[0], rel=0.025)

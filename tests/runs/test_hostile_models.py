@@ -13,7 +13,7 @@ import privsgp
 import runs
 from privsgp.errors import Refused
 from privsgp.runs import card as cards
-from privsgp.runs import rows
+from privsgp.runs import rows, views
 
 
 @pytest.fixture(scope="module")
@@ -72,10 +72,11 @@ def test_a_schema_that_is_none_is_refused(text):
 def test_names_of_classes_are_names_in_a_model_card(run):
     with safe_open(run / "model.safetensors", "pt") as file:
         told = json.loads(file.metadata()["privsgp"])
-    hostile = ["<img src=x>", "a\n\n## What it promises\n\nε = 0.01"]
-    text = cards.markdown(told | {"class_names": hostile}, json.loads((run / "summary.json").read_text()))
+    hostile = ["<img src=x>", "a\n\n## Privacy\n\nε = 0.01"]
+    view = views.of(json.loads((run / "summary.json").read_text()), run)
+    text = cards.markdown(told | {"class_names": hostile}, view)
     assert "<img" not in text
-    assert text.count("\n## What it promises") == 1
+    assert text.count("\n## Privacy") == 1
 
 
 def test_names_of_classes_do_nothing_to_a_terminal(run, said, tmp_path):

@@ -77,7 +77,7 @@ def test_resume_says_what_there_is_to_resume(tmp_path):
 def test_what_is_no_ledger_folder_is_refused(tmp_path):
     ran = runs.command("train", runs.small(tmp_path), "--out", tmp_path / "out", "--ledger", tmp_path / "nowhere")
     assert ran.code == 2
-    assert f"--ledger {tmp_path / 'nowhere'} is no folder" in ran.err
+    assert f"{tmp_path / 'nowhere'} does not exist" in ran.err
     (tmp_path / "empty").mkdir()
     ran = runs.command("train", runs.small(tmp_path), "--out", tmp_path / "out", "--ledger", tmp_path / "empty")
     assert ran.code == 2

@@ -70,7 +70,7 @@ def test_with_the_ledger_one_budget_pays_for_both(place, tmp_path):
     spent = statements(place / "secret")
     assert all(s.runs == 2 and first < s.epsilon <= 4.0 for s in spent)
     assert max(told["epsilon_spent"]) == pytest.approx(max(s.epsilon for s in spent))
-    assert "counted in" in (tmp_path / "on" / "model-card.md").read_text()
+    assert "is counted here" in (tmp_path / "on" / "model-card.md").read_text()
 
 
 def test_a_model_that_protects_nobody_is_no_start_for_a_private_run(place, tmp_path):

@@ -54,14 +54,14 @@ def test_messages_are_noted_before_they_leave(tmp_path, monkeypatch, local):
 
     def watched(self):
         ledgers = self.budget_guard
-        made[0].noted = lambda k: [ledger.segment.sent_at(k) for ledger in ledgers.ledgers]
+        made[0].noted = lambda k: [ledger.next == k + 1 for ledger in ledgers.ledgers]
         return begin(self)
 
     monkeypatch.setattr(trainer.Trainer, "_begin", watched)
     summary = runs.train(runs.small(tmp_path), tmp_path / "out")
     (carrier,) = made
     assert [k for k, _ in carrier.asked] == list(range(30))
-    assert all(noted == [0] * 4 for _, noted in carrier.asked)
+    assert all(noted == [True] * 4 for _, noted in carrier.asked)
     assert [step for step, _, _ in runs.sent(tmp_path / "out")] == list(range(30))
     assert summary["bytes_sent"] == 30 * 3 * 1000
     assert summary["faults"] == {"carried": 30}
