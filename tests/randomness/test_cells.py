@@ -121,9 +121,9 @@ def test_no_word_of_a_stream_is_read_twice(monkeypatch):
     monkeypatch.setattr(cells, "_RADII", (2.0, 2.1))  # float32 is hardly ever enough
     source, read, inner = Secure(), [], noise.Streams._read
 
-    def watched(self, words, purpose, draw, block=0):
-        read.append((draw, block, block + -(-words.nbytes // 64)))
-        inner(self, words, purpose, draw, block)
+    def watched(self, rows, purpose, nodes, draw, block=0):
+        read.extend(((i, *draw), block, block + -(-row.nbytes // 64)) for row, i in zip(rows, nodes, strict=True))
+        inner(self, rows, purpose, nodes, draw, block)
 
     monkeypatch.setattr(noise.Streams, "_read", watched)
     add_noise_(torch.zeros(3, 5001, dtype=torch.float64), source, range(3, 6), 9, sigma=[1.0] * 3, attempt=1)

@@ -247,7 +247,7 @@ def test_streams_that_would_meet_are_refused(where):
 
 def test_a_counter_that_would_run_over_is_refused():
     with pytest.raises(Refused, match="block"):
-        Keyed(0)._read(np.empty(16, np.uint64), "noise", (0, 0, 0), 2**32 - 2)
+        Keyed(0)._read(np.empty((1, 16), np.uint64), "noise", [0], (0, 0), 2**32 - 2)
 
 
 @pytest.mark.parametrize("out", [torch.empty(4), torch.empty(2, 4), torch.empty(1, 4, dtype=torch.bfloat16)])

@@ -85,19 +85,13 @@ class NodeRandomness(Randomness):
         for rows in passes:  # others' rows follow a node's own in memory, whoever says what J_i is
             if np.any((rows < 0) | ((rows >= self._samples) & (rows != self._dummy))):
                 raise RuntimeError("a sample was drawn that is not its node's")
-        placed = [self._placed(rows) for rows in passes]
-        keys = [self._keys(rows, steps) for rows in passes]
-        return [Drawn(rows, rows != self._dummy, key) for rows, key in zip(placed, keys, strict=True)]
+        # What each sample's dropout is decided by at this step: public, and nothing of any data.
+        nodes, numbers = np.array(self.spec.here), np.array(steps)
+        keys = [None if self._dropout is None else sample_keys(self._dropout, nodes, numbers, rows) for rows in passes]
+        there = [(self._placed(torch.from_numpy(rows)), key) for rows, key in zip(passes, keys, strict=True)]
+        return [Drawn(rows, rows != self._dummy, None if key is None else self._placed(key)) for rows, key in there]
 
-    def _keys(self, rows: np.ndarray[Any, Any], steps: Sequence[int]) -> Tensor | None:
-        """Return what each sample's dropout is decided by at this step: public, and nothing of any data."""
-        if self._dropout is None:
-            return None
-        nodes = np.array(self.spec.here)
-        return self._placed(sample_keys(self._dropout, nodes, np.array(steps), rows).numpy())
-
-    def _placed(self, values: np.ndarray[Any, Any]) -> Tensor:
+    def _placed(self, values: Tensor) -> Tensor:
         """Copy to the device; from page-locked memory nobody has to wait for the copy."""
-        there = torch.from_numpy(values)
         device = self.spec.device
-        return there.pin_memory().to(device, non_blocking=True) if device_of(device).pins else there
+        return values.pin_memory().to(device, non_blocking=True) if device_of(device).pins else values

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from privsgp.randomness.noise import Keyed, Secure, add_noise_
+from privsgp.randomness.noise import Source, add_noise_
 from privsgp.randomness.protocol import NodeNoise, Noise
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ class IndependentNoise(Noise):
         return "independent"
 
     def of_nodes(
-        self, nodes: range, mechanisms: Sequence[Mechanism], source: Keyed | Secure, exchange: KeyExchange | None = None
+        self, nodes: range, mechanisms: Sequence[Mechanism], source: Source, exchange: KeyExchange | None = None
     ) -> NodeNoise:
         """Return the noise of a process's nodes: there is nothing to agree on."""
         del exchange
@@ -35,12 +35,12 @@ class IndependentNoise(Noise):
 
 
 class _OfNodes(NodeNoise):
-    def __init__(self, nodes: range, mechanisms: Sequence[Mechanism], source: Keyed | Secure) -> None:
+    def __init__(self, nodes: range, mechanisms: Sequence[Mechanism], source: Source) -> None:
         self._mechanisms = dict(zip(nodes, mechanisms, strict=True))
         self._source = source
 
     @property
-    def kernel_source(self) -> Keyed | Secure:
+    def kernel_source(self) -> Source:
         """The source itself."""
         return self._source
 

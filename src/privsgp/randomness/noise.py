@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     Draw = tuple[int, int]  # step and attempt
+    Rows = Sequence[npt.NDArray[Any]] | npt.NDArray[Any]
 
 PURPOSES = ("noise", "coins")
 
@@ -66,18 +67,6 @@ class Normals(Protocol):
         """Fill row r of `out` [m, d] with the standard normals of node `nodes[r]`."""
 
 
-class Source(Normals, Protocol):
-    """Noise and 64-bit coins; several threads may draw at a time."""
-
-    def coins(self, nodes: Sequence[int], step: int, count: int, attempt: int = 0) -> npt.NDArray[np.uint64]:
-        """Return `count` coins of each node, [m, count], uniform on 0 … 2⁶⁴ − 1."""
-
-    def add_(
-        self, g: torch.Tensor, nodes: Sequence[int], step: int, attempt: int, sigma: npt.NDArray[np.float64]
-    ) -> None:
-        """Add σ [m, 1] times the standard normals to g [m, d] on a CPU, in place; see `add_noise_`."""
-
-
 class Streams:
     """Words from ChaCha20 under given keys, and normals made of them on a CPU by Box–Muller."""
 
@@ -90,31 +79,24 @@ class Streams:
     def coins(self, nodes: Sequence[int], step: int, count: int, attempt: int = 0) -> npt.NDArray[np.uint64]:
         """Return `count` coins of each node, [m, count], uniform on 0 … 2⁶⁴ − 1."""
         coins = np.empty((len(nodes), count), np.uint64)
-        self._read_rows(coins, "coins", nodes, (step, attempt))
+        self._read(coins, "coins", nodes, (step, attempt))
         return coins
 
-    def _read_rows(
-        self, words: npt.NDArray[Any], purpose: str, nodes: Sequence[int], draw: Draw, block: int = 0
-    ) -> None:
-        for row, node in zip(words, nodes, strict=True):
-            self._read(row, purpose, (node, *draw), block)
-
-    def _read(self, words: npt.NDArray[Any], purpose: str, draw: tuple[int, int, int], block: int = 0) -> None:
-        """Fill `words` with the key stream of a purpose's (node, step, attempt), from its 64-byte `block` on."""
-        node, step, attempt = draw
-        # Past 2³² blocks the counter would run into the node's field, and streams would meet.
-        _refuse_wide(node=node, step=step, attempt=attempt, block=block + words.nbytes // _BLOCK_BYTES)
+    def _read(self, rows: Rows, purpose: str, nodes: Sequence[int], draw: Draw, block: int = 0) -> None:
+        """Fill each row with the key stream of its (node, step, attempt), from the 64-byte `block` on."""
         free = self._ciphers.setdefault(purpose, [])
         try:
             encryptor = free.pop()
         except IndexError:
             encryptor = self._cipher(purpose)
-        encryptor.reset_nonce(_NONCE.pack(block, node, step, attempt))
-        target = words.data.cast("B")
-        while len(target) > len(_ZEROS):
-            encryptor.update_into(_ZEROS, target)
-            target = target[len(_ZEROS) :]
-        encryptor.update_into(_ZEROS[: len(target)], target)
+        for row, node in zip(rows, nodes, strict=True):
+            # Past 2³² blocks the counter would run into the node's field, and streams would meet.
+            _refuse_wide(node=node, step=draw[0], attempt=draw[1], block=block + row.nbytes // _BLOCK_BYTES)
+            encryptor.reset_nonce(_NONCE.pack(block, node, *draw))
+            target = memoryview(row).cast("B") if len(row) else memoryview(b"")
+            for start in range(0, len(target), len(_ZEROS)):
+                some = target[start : start + len(_ZEROS)]
+                encryptor.update_into(_ZEROS[: len(some)], some)
         free.append(encryptor)
 
     def _cipher(self, purpose: str) -> Any:  # noqa: ANN401 - cryptography is imported late
@@ -134,7 +116,7 @@ class Streams:
         """Fill a tile, which has these columns of its rows."""
         half = (out.shape[1] + 1) // 2
         words = np.empty((len(out), 2 * half), np.int32 if real is np.float32 else np.int64)
-        self._read_rows(words, "noise", nodes, draw, columns.start * words.itemsize // _BLOCK_BYTES)
+        self._read(words, "noise", nodes, draw, columns.start * words.itemsize // _BLOCK_BYTES)
         box_muller(out, words, *np.empty((3, len(out), half), real), deep=self.secret)
 
     def _to_cells(
@@ -146,13 +128,11 @@ class Streams:
         def tile(rows: slice, columns: slice) -> None:
             here, block = g[rows, columns], columns.start * 4 // _BLOCK_BYTES
             words = np.empty((len(here), here.shape[1] + here.shape[1] % 2), np.int32)
-            self._read_rows(words, "noise", nodes[rows], draw, block)
+            self._read(words, "noise", nodes[rows], draw, block)
 
             def lower(pairs: npt.NDArray[np.int64]) -> npt.NDArray[np.uint32]:
                 some = [np.empty(2 * count, np.uint32) for count in pairs]
-                for node, row in zip(nodes[rows], some, strict=True):
-                    if len(row):
-                        self._read(row, "noise", (node, *draw), behind + block)
+                self._read(some, "noise", nodes[rows], draw, behind + block)
                 return np.concatenate(some)
 
             to_cells_(here, words, lower, *levels[:, rows])
@@ -373,6 +353,9 @@ class Secure(Streams):
             frontier[node] = max(step + 1, frontier.get(node, 0))
             if attempt:
                 self._retries[purpose, node, step] = attempt
+
+
+Source = Keyed | Secure  # several threads may draw from one at a time
 
 
 def add_noise_(

@@ -36,12 +36,11 @@ from privsgp.randomness.protocol import NodeNoise, Noise
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    import numpy.typing as npt
     from torch import Tensor
 
     from privsgp.accounting.mechanisms import Mechanism
     from privsgp.accounting.pairwise import NoiseGraph, Pair, PairwiseCovariance
-    from privsgp.randomness.noise import Normals, Source
+    from privsgp.randomness.noise import Draw, Normals, Rows, Source
     from privsgp.randomness.protocol import Gather, KeyExchange
 
 
@@ -72,7 +71,7 @@ class PairwiseNoise(Noise):
         return True
 
     def of_nodes(
-        self, nodes: range, mechanisms: Sequence[Mechanism], source: Keyed | Secure, exchange: KeyExchange | None = None
+        self, nodes: range, mechanisms: Sequence[Mechanism], source: Source, exchange: KeyExchange | None = None
     ) -> NodeNoise:
         """Return the noise of a process's nodes; `exchange` agrees on secrets where others are elsewhere."""
         here = Ends(self.covariance.graph, nodes)
@@ -154,9 +153,10 @@ class PairStreams(Streams):
                 self.remedy,
             )
 
-    def _read(self, words: npt.NDArray[Any], purpose: str, draw: tuple[int, int, int], block: int = 0) -> None:
+    def _read(self, rows: Rows, purpose: str, nodes: Sequence[int], draw: Draw, block: int = 0) -> None:
         del purpose
-        super()._read(words, str(draw[0]), draw, block)
+        for row, pair in zip(rows, nodes, strict=True):
+            super()._read([row], str(pair), [pair], draw, block)
 
 
 def _clock_offset() -> float:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from privsgp.accounting.mechanisms import Mechanism
-    from privsgp.randomness.noise import Keyed, Secure
+    from privsgp.randomness.noise import Source
     from privsgp.randomness.pairwise import Ends, PairStreams, PairwiseNoise
 
     Gather = Callable[[list[str]], list[str]]  # bytes of each node here, in hexadecimal, to those of all nodes
@@ -25,7 +25,7 @@ class NodeNoise(Protocol):
     """Adds the noise of one process's nodes."""
 
     @property
-    def kernel_source(self) -> Keyed | Secure | None:
+    def kernel_source(self) -> Source | None:
         """The source that a GPU's kernel may draw each node's own N(0, σ_i² I) from; None: `add_` alone adds it."""
 
     def begin(self, step: int, like: Tensor) -> None:
@@ -57,7 +57,7 @@ class Noise(Protocol):
         return False
 
     def of_nodes(
-        self, nodes: range, mechanisms: Sequence[Mechanism], source: Keyed | Secure, exchange: KeyExchange | None = None
+        self, nodes: range, mechanisms: Sequence[Mechanism], source: Source, exchange: KeyExchange | None = None
     ) -> NodeNoise:
         """Return the noise of a process's nodes, one mechanism each, drawn from `source`.
 
