@@ -166,11 +166,8 @@ def _encoded(table: tables.Table, schema: Schema, where: str) -> Found:
 def _read_images(path: Path, images: ImageOptions | None, *, labelled: bool) -> Found:
     if images is None:
         there = ", ".join(f'"{name}"' for name in class_folders(path)[:8])
-        raise Refused(
-            f"data: {path} is a folder",
-            f"images in class folders want [data.images] labels = [{there}], from Python "
-            f'images={{"labels": [{there}]}}; arrays want one file: numpy.savez(path, x=…, y=…)',
-        )
+        remedy = f"for images say [data.images] labels = [{there}]; store arrays with numpy.savez(path, x=…, y=…)"
+        raise Refused(f"data: {path} is a folder", remedy)
     if not labelled:
         return Found(read_bare_images(path, images))
     return Found(*read_images(path, images), classes=len(images.labels))
@@ -228,10 +225,8 @@ def site_paths(
 ) -> list[Path]:
     """Each node's file: `template` with {node} replaced by its number and {site} by its name, relative to `base`."""
     if "{node}" not in template and not (names and "{site}" in template):
-        raise Refused(
-            f"data.path = {template!r} has no {{node}}" + (" or {site}" if names else ""),
-            'write it like "site-{node}.csv"' + (' or "{site}.csv"' if names else ""),
-        )
+        also = ' or "{site}.csv" with data.sites' if names else ""
+        raise Refused(f"data.path = {template!r} has no {{node}}", 'write it like "site-{node}.csv"' + also)
     return [base / template.replace("{node}", str(i)).replace("{site}", names[i] if names else "{site}") for i in nodes]
 
 

@@ -85,10 +85,8 @@ class FeatureMap(nn.Module):
             return
         for key, x in (("x", dataset.x), ("x_test", dataset.x_test)):
             if x is not None and not (x.min() >= 0 and x.max() <= 1):
-                raise Refused(
-                    f"{dataset.name}: {key} goes from {x.min():g} to {x.max():g}, and the encoder takes 0 to 1",
-                    "give images as uint8 (they are divided by 255), or divide them yourself",
-                )
+                what = f"{dataset.name}: {key} goes from {x.min():g} to {x.max():g}, and the encoder takes 0 to 1"
+                raise Refused(what, "give images as uint8 (they are divided by 255), or divide them yourself")
 
     def normalised(self, x: Tensor) -> Tensor:
         """Return all features there are, [B, F]."""
@@ -188,10 +186,8 @@ def _base(choice: Choice, image: tuple[int, int, int]) -> Base:
 
 def _image(name: str, shape: tuple[int, ...]) -> tuple[int, int, int]:
     if len(shape) not in (2, 3):
-        raise Refused(
-            f"features.name = {name!r} with samples of shape {list(shape)}",
-            "it is for images, [height, width] or [channels, height, width]; leave [features] out",
-        )
+        remedy = "it is for images, [height, width] or [channels, height, width]; leave [features] out"
+        raise Refused(f"features.name = {name!r} with samples of shape {list(shape)}", remedy)
     channels, height, width = (1, *shape) if len(shape) == 2 else shape
     return channels, height, width
 
