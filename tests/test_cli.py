@@ -565,7 +565,6 @@ def test_calibrate_and_account_take_the_weight_that_a_run_takes_where_noise_is_s
         (["--noise", "pairwise"], "without --nodes"),
         (["--honest", 3], "with independent noise"),
         ([*PAIRWISE, "--honest", 51], "take 2 to 50"),
-        (["--noise", "pairwise", "--nodes", 50, "--honest", 30, "--pair-degree", 20], "cut a node off"),
     ],
 )
 def test_shared_noise_that_cannot_be_is_refused(options, said):
