@@ -72,11 +72,8 @@ class Measure:
             try:
                 float(metric(outputs, targets))
             except Exception as error:
-                raise Refused(
-                    f"metrics[{name!r}] fails on outputs {tuple(outputs.shape)} and targets {tuple(targets.shape)}: "
-                    f"{type(error).__name__}: {error}",
-                    "let it map all outputs and all targets to one number",
-                ) from error
+                what = f"metrics[{name!r}] fails: {type(error).__name__}: {error}"
+                raise Refused(what, "let it map all outputs and all targets to one number") from error
 
     def _known(self, outputs: Tensor, targets: Tensor) -> dict[str, Any]:
         values, y = outputs.detach().double().cpu().numpy(), targets.cpu().numpy()
