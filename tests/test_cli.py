@@ -497,7 +497,7 @@ def test_account_and_calibrate_count_a_weight_of_differences():
     for own, words in (
         (("--difference-scale=0.5", "--algorithm=privsgp"), ("--difference-scale 0.5 with --algorithm privsgp",)),
         (("--difference-scale=much",), ("--difference-scale much", "or auto")),
-        (("--difference-scale=1.5",), ("difference_scale = 1.5", "(0, 1]")),
+        (("--difference-scale=1.5",), ("difference_scale = 1.5", "less than or equal to 1")),
     ):
         _refused(runs.command("account", *node, "--sigma=1", *own), *words)
 

@@ -140,7 +140,7 @@ def test_a_configuration_keeps_where_its_paths_start(place):
     [
         ("data.schema=", "data.path = '{site}.csv' without data.schema"),
         ("data.classes=2", "data.classes = 2"),
-        ("data.path=site.csv", "has no {node} or {site}"),
+        ("data.path=site.csv", "has no {node}"),
         ("data.path={site}.npz", "data.path = "),
         ("data.nodes=4", "'cork'] with data.nodes = 4"),
         ('data.sites=["a","a","b"]', "data.sites = ['a', 'a', 'b']"),
