@@ -22,8 +22,6 @@ from privsgp.kernels import at_once
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-_AT_ONCE = 1 << 23  # numbers of products that lie in memory beside their sum
-_LARGE = 1 << 14  # weights of a product that is worth a call
 Factors = dict[str, Tensor]
 AnyPiece = TypeVar("AnyPiece", bound="Piece")
 
@@ -100,17 +98,14 @@ class Outer(Product):
         return squared_norm(self.delta) * (squared_norm(self.input) + self.bias)
 
     def sum_into(self, out: Tensor, *, exact: bool = False) -> None:  # noqa: ARG002 - in the precision of `out`
-        """Σ_j δ_j ⊗ a_j is one matrix product per model; in float64 on a CPU large ones are taken one by one."""
-        m, _, outputs = self.delta.shape
+        """Σ_j δ_j ⊗ a_j is one matrix product per model; in float64 on a CPU they are taken one by one."""
+        outputs = self.delta.shape[-1]
         weights = outputs * self.input.shape[-1]
-        if out.dtype != self.input.dtype and weights >= _LARGE and device_of(out).in_host_memory:
+        if out.dtype != self.input.dtype and device_of(out).in_host_memory:
             for row, delta, a in zip(out, self.delta, self.input, strict=True):  # neither factor is copied as a whole
                 torch.mm(delta.double().t(), a.double(), out=row[:weights].view(outputs, -1))
         else:
-            some = max(2, _AT_ONCE // weights) if device_of(out).in_host_memory else m  # bits do not depend on it
-            for rows in (slice(top, top + some) for top in range(0, m, some)):
-                products = product(self.delta[rows].to(out.dtype).mT, self.input[rows].to(out.dtype))
-                out[rows, :weights] = products.reshape(-1, weights)
+            out[:, :weights] = product(self.delta.to(out.dtype).mT, self.input.to(out.dtype)).reshape(-1, weights)
         if self.bias:
             out[:, weights:] = self.delta.sum(1, dtype=out.dtype)
 
