@@ -8,9 +8,8 @@ table belongs to no sample: padding slots of a Poisson batch point there, and it
 
 from __future__ import annotations
 
-import copy
 from dataclasses import replace
-from typing import TYPE_CHECKING, Literal, Self
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
@@ -69,13 +68,6 @@ class Table:
         self.mean = first.new_zeros(len(first), sum(piece.size for piece in like), dtype=torch.float64)
         fewer_bits = dtype is not None and dtype != first.dtype
         self.scale = first.new_zeros(len(first), samples + 1) if fewer_bits else None
-
-    def of_nodes(self, nodes: slice) -> Self:
-        """Return the tables of some of the nodes, in the same memory."""
-        some = copy.copy(self)
-        some.parts = [{name: a[nodes] for name, a in part.items()} for part in self.parts]
-        some.mean, some.scale = self.mean[nodes], None if self.scale is None else self.scale[nodes]
-        return some
 
     def prepared(self, g: PerSample) -> PerSample:
         """Multiply out what is kept plain, and round what is kept in fewer bits, before it is clipped.
