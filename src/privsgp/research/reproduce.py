@@ -8,6 +8,7 @@ curve was left out as one that cannot be judged.
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -100,7 +101,8 @@ def judged(told: dict[str, Any]) -> dict[str, Any]:
     """
     figure, setting = known(told["name"]), SETTINGS[_data(told["name"]), told["scale"]]
     planned, there = figure.curves(setting, told["mode"]), {curve["label"]: curve for curve in told["curves"]}
-    claim, printed = figure.claim(setting), [curve for curve in planned if not curve.instead_of]
+    claim = partial(figure.claim, figure.subject(setting))
+    printed = [curve for curve in planned if not curve.instead_of]
     run = {curve.key: Found.told(there[curve.label]) for curve in planned if curve.label in there}
     verdict = claim({curve.key: run[curve.key] for curve in printed if curve.key in run})
     left_out = ", ".join(curve.label for curve in printed if curve.key not in run)
