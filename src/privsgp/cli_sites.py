@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from privsgp.runs.config import Config
     from privsgp.runs.views import RunView
     from privsgp.sites.agreement import Agreement
+    from privsgp.sites.identity import Site
 
 _LOG = logging.getLogger(__name__)
 
@@ -79,9 +80,7 @@ def init(
 @site.command("card")
 def card(home: Home = None) -> None:
     """Write this site's card into the working folder."""
-    from privsgp.sites.identity import Site
-
-    found = Site.open(_home(home))
+    found = _site(home)
     path = Path(f"{found.name}.card")
     found.card.write(path)
     out.print(f"{path}, fingerprint {found.card.fingerprint}")
@@ -90,13 +89,11 @@ def card(home: Home = None) -> None:
 
 @site.command("rotate")
 def rotate(home: Home = None) -> None:
-    """Make a new TLS certificate under the same identity; a run that goes on takes it up by itself."""
-    from privsgp.sites.identity import Site
-
-    found = Site.open(_home(home))
+    """Make a new TLS certificate under the same identity; other sites trust it by the card they have."""
+    found = _site(home)
     found.rotate()
     out.print(f"{found.name}: a new certificate, good until {found.certificate.not_valid_after_utc:%Y-%m-%d}")
-    out.print("next: nothing; others trust it by the card they have, and runs that go on show it to them")
+    out.print("next: stop `privsgp join` and run it again, if it runs: it continues with the new certificate")
 
 
 @site.command("show")
@@ -106,9 +103,9 @@ def show_site(
     as_json: Json = False,
 ) -> None:
     """Show who a site is."""
-    from privsgp.sites.identity import Card, Site
+    from privsgp.sites.identity import Card
 
-    own = None if card_file is not None else Site.open(_home(home))
+    own = None if card_file is not None else _site(home)
     shown = own.card if own is not None else Card.read(card_file or Path())
     values: dict[str, Any] = {
         "name": shown.name, "fingerprint": shown.fingerprint, "address": shown.address or "none: it dials out only",
@@ -191,87 +188,50 @@ def show_agreement(study: Study, home: Home = None, as_json: Json = False) -> No
     from privsgp.sites.agreement import Agreement
 
     agreement = Agreement.read(study)
-    if as_json:
-        typer.echo(json.dumps({"run": agreement.run} | agreement.values))
-        return
-    _show(agreement, home)
-    out.print(
-        f"next: compare fingerprints by telephone, then privsgp agree check {study}, and privsgp doctor {study}",
-        soft_wrap=True,
-    )
-
-
-@agree.command("check")
-def check(study: Study, home: Home = None) -> None:
-    """Check an agreement against this site's policy, without signing it."""
-    from privsgp.sites.agreement import Agreement
-    from privsgp.sites.identity import Site
-    from privsgp.sites.run import check_policy
-
-    agreement, own = Agreement.read(study), Site.open(_home(home))
-    node = agreement.node(own)
-    agreement.refuse_expired()
-    has_policy = check_policy(own, agreement)
-    allowed = f"{own.home / 'policy.toml'} allows it" if has_policy else f"there is no policy.toml in {own.home}"
-    out.print(f"{agreement.name}: {own.name} is node {node}; {allowed}", soft_wrap=True)
-    out.print("σ and x⁰ are computed anew when you join, before anything is signed")
-    out.print(f"next: privsgp join {study} --data FILE", soft_wrap=True)
-
-
-def _message(agreement: Agreement) -> str:
-    """Say how long a message is."""
-    if agreement.step_bytes is None:
-        return f"{agreement.message_bytes:,} bytes a message"
-    return f"{agreement.step_bytes:,} bytes a message ({agreement.message_bytes:,} after a loss)"
+    tell({"run": agreement.run} | agreement.values, _show, agreement, home, as_json=as_json)
+    if not as_json:
+        out.print(f"next: compare fingerprints by telephone, then privsgp doctor {study}", soft_wrap=True)
 
 
 def _show(agreement: Agreement, home: Path | None = None) -> None:
-    from privsgp.sites.identity import Site
-
     v, limits = agreement.values, agreement.limits
-    rows = [
-        ("run", agreement.run),
-        (
-            "learns",
-            f"{v['config']['model']['name']}, d = {agreement.weights:,}, samples of shape {v['sample']['shape']}",
-        ),
-        ("by", f"{agreement.algorithm}, K = {v['steps']}, then {agreement.rounds - v['steps']} rounds of mixing"),
-        ("graph", f"{agreement.config.graph.name}, {len(agreement.links)} links, {_message(agreement)}"),
-        (
-            "limits",
-            f"deadline {limits.deadline:g} s, staleness {limits.staleness} steps, at least {limits.fewest} sites",
-        ),
-        ("join until", v["expires"]),
-    ]
-    if limits.max_update is not None and agreement.step_norm is not None:
-        unit = f"{limits.max_update:g} steps of γ(C + σ√d) = {agreement.step_norm:.3g}"
-        rows.append(("max_update", f"{unit}: beyond that distance a site stops the link, and waits"))
-    if agreement.honest is not None:
-        rows.insert(3, ("noise", f"shared by pairs of sites: ε holds{_if_honest(agreement)}"))
+    sizes = [size for size in (agreement.step_bytes, agreement.message_bytes) if size is not None]
+    after = f" ({sizes[1]:,} after a loss)" if len(sizes) > 1 else ""
+    shape = f"samples of shape {v['sample']['shape']}"
+    rows = {
+        "run": agreement.run,
+        "learns": f"{v['config']['model']['name']}, d = {agreement.weights:,}, {shape}",
+        "by": f"{agreement.algorithm}, K = {v['steps']}, then {agreement.rounds - v['steps']} rounds of mixing",
+        "noise": f"shared by pairs of sites: ε holds{_if_honest(agreement)}" if agreement.honest is not None else "",
+        "graph": f"{agreement.config.graph.name}, {len(agreement.links)} links, {sizes[0]:,} bytes a message{after}",
+        "limits": f"deadline {limits.deadline:g} s, staleness {limits.staleness} steps, at least {limits.fewest} sites",
+        "join until": v["expires"],
+    }
+    if limits.max_update is not None:
+        unit = f"{limits.max_update:g} steps of γ(C + σ√d) = {agreement.step_norm or 0.0:.3g}"
+        rows["max_update"] = f"{unit}: beyond that distance a site stops the link, and waits"
     if (schema := agreement.config.data.schema) is not None:
-        told = f"predicts {schema.target.column!r} from {', '.join(schema.encoded)}"
-        rows.append(("schema", f"{schema.digest}\n{told}"))
+        rows["schema"] = f"{schema.digest}\npredicts {schema.target.column!r} from {', '.join(schema.encoded)}"
     if agreement.relay is not None:
-        rows.append(("relay", f"{agreement.relay.name}  {agreement.relay.fingerprint}  {agreement.relay.address}"))
-    if agreement.config.seed is not None:
-        rows.append(("NOT PRIVATE", "it has a seed: a simulation that anyone can repeat"))
-    if not agreement.config.private:
-        rows.append(("NOT PRIVATE", f"{agreement.algorithm} adds no noise"))
+        rows["relay"] = f"{agreement.relay.name}  {agreement.relay.fingerprint}  {agreement.relay.address}"
+    if reasons := _not_private(agreement):
+        rows["NOT PRIVATE"] = "\n".join(reasons)
     try:
-        own: str | None = Site.open(_home(home)).card.identity
+        own: str | None = _site(home).card.identity
     except Refused:
         own = None
     for i, card in enumerate(agreement.roster):
         epsilon = "no budget" if v["epsilon"][i] is None else f"ε = {up(v['epsilon'][i])}, δ = {up(v['delta'][i])}"
-        where = card.address or "dials out only"
+        budget = f"J = {v['samples'][i]:,}, {epsilon}, σ = {v['sigma'][i]:.4g}"
         this = "  ← this site" if card.identity == own else ""
-        rows.append(
-            (
-                card.name,
-                f"{card.fingerprint}  {where}\nJ = {v['samples'][i]:,}, {epsilon}, σ = {v['sigma'][i]:.4g}{this}",
-            )
-        )
-    show(agreement.name, rows)
+        rows[card.name] = f"{card.fingerprint}  {card.address or 'dials out only'}\n{budget}{this}"
+    show(agreement.name, [(key, value) for key, value in rows.items() if value])
+
+
+def _not_private(agreement: Agreement) -> list[str]:
+    """Say why nobody is protected in a run, if that is so."""
+    noise = [] if agreement.config.private else [f"{agreement.algorithm} adds no noise"]
+    return noise + (["it has a seed: a simulation that anyone can repeat"] if agreement.config.seed is not None else [])
 
 
 def join(
@@ -296,46 +256,25 @@ def join(
     as_json: Json = False,
 ) -> None:
     """Sign an agreement and take part in its run; again after a crash, to go on."""
-    from privsgp.sites.identity import Site
-
-    own = Site.open(_home(home))
+    own = _site(home)
     from privsgp.report import page
     from privsgp.runs import views
+    from privsgp.sites import run
     from privsgp.sites.agreement import Agreement
-    from privsgp.sites.run import check_policy, default_out, has_left
-    from privsgp.sites.run import join as take_part
 
     agreement = Agreement.read(study)
-    if not check_policy(own, agreement):
+    place = folder or run.default_out(agreement)
+    if not run.check_policy(own, agreement):
         _say(f"note: there is no policy.toml in {own.home}: nothing but the agreement itself is checked")
-    if not agreement.config.private:
-        _LOG.warning(
-            "WARNING: %s adds no noise: whoever gets a message learns about single records", agreement.algorithm
-        )
-    if agreement.config.seed is not None:
-        _LOG.warning("WARNING: the agreement has a seed: this is a simulation, not private")
+    for reason in _not_private(agreement):
+        _LOG.warning("WARNING: this run is not private: %s", reason)
+    options: dict[str, Any] = {"device": device, "moved": moved, "metrics": metrics, "test": test}
     try:
         with bar(agreement.rounds, quiet=log_format == "json") as watch:
-            summary = take_part(
-                study,
-                data,
-                home=own.home,
-                out=folder,
-                device=device,
-                moved=moved,
-                watch=watch,
-                say=_say,
-                metrics=metrics,
-                test=test,
-            )
+            summary = run.join(study, data, home=own.home, out=place, watch=watch, say=_say, **options)
     except Interrupted as stopped:
-        left = has_left(folder or default_out(agreement))
-        _say(
-            f"{stopped}; "
-            + ("this site has left the run" if left else "every step is kept: run the same command again")
-        )
+        _say(f"{stopped}; every step is kept: unless this site has left, the same command continues")
         raise typer.Exit(130) from None
-    place = folder or default_out(agreement)
     page.leave(place, summary)
     tell(summary, _show_run, views.of(summary, place), as_json=as_json)
 
@@ -353,16 +292,14 @@ def _show_run(view: RunView) -> None:
 
 
 def status(study: Study, home: Home = None, folder: Out = None, as_json: Json = False) -> None:
-    """Show who is there, at which step, and what this site has spent."""
+    """Show which sites are there, at which step, and what this site has spent."""
     from privsgp.accounting import ledger
     from privsgp.files import read_bytes
-    from privsgp.runs.views import warning_lines
     from privsgp.sites.agreement import Agreement
-    from privsgp.sites.identity import Site
     from privsgp.sites.run import default_out
 
-    agreement, own = Agreement.read(study), Site.open(_home(home))
-    node, place = agreement.node(own), folder or default_out(agreement)
+    agreement = Agreement.read(study)
+    node, place = agreement.node(_site(home)), folder or default_out(agreement)
     if not (place / "status.json").exists():
         raise Refused(f"{place} has no status.json", "join first, or name the run's folder with --out")
     told = json.loads(read_bytes(place / "status.json"))
@@ -373,24 +310,26 @@ def status(study: Study, home: Home = None, folder: Out = None, as_json: Json = 
     sent, charged = sum(one.sent for one in segments), sum(one.charged for one in segments)
     told |= {"releases": sent, "reserved": charged - sent}
     told |= {"epsilon_budget": agreement.epsilon[node], "honest": agreement.honest}
-    if as_json:
-        typer.echo(json.dumps(told))
-        return
-    age = time.time() - told["at"]
+    tell(told, _show_status, agreement, node, told, as_json=as_json)
+
+
+def _show_status(agreement: Agreement, node: int, told: dict[str, Any]) -> None:
+    from privsgp.runs.views import warning_lines
+
+    age, own = time.time() - told["at"], told["own"]
     running = "running" if age < 5 else f"not running: last heard {age:.0f} s ago"
-    own = told["own"]
     rows = [(f"{own['name']} (this site)", f"{own['phase']}, step {own['step']}; {running}{_failing(own)}")]
     rows += [
         (name, f"{one['phase']}, step {one['step']}; {_presence(one)}{_failing(one)}")
         for name, one in told["sites"].items()
     ]
     rows += [(f"{one['source']} → {one['target']}", _last_message(one)) for one in told["links"]]
-    rows.append(("releases", _releases(agreement, node, sent, charged)))
+    rows.append(("releases", _releases(agreement, node, told)))
     rows.append(("refused", ", ".join(f"{count} × {kind}" for kind, count in told["refused"].items()) or "nothing"))
     rows += [(f"WARNING: {peer}", text) for peer, text in warning_lines(told.get("warnings", []))]
     show(agreement.name, rows)
-    if age >= 5 and told["own"]["phase"] not in ("finished", "left"):
-        out.print(f"next: privsgp join {study} --data FILE goes on; nothing is charged twice", soft_wrap=True)
+    if age >= 5 and own["phase"] not in ("finished", "left"):
+        out.print("next: privsgp join goes on with the same options; nothing is charged twice")
 
 
 def _presence(one: dict[str, Any]) -> str:
@@ -416,12 +355,12 @@ def _last_message(one: dict[str, Any]) -> str:
     return f"step {one['step']}, {when}; {one['bytes'] / 1e6:.1f} MB"
 
 
-def _releases(agreement: Agreement, node: int, sent: int, charged: int) -> str:
+def _releases(agreement: Agreement, node: int, told: dict[str, Any]) -> str:
     """Say what was sent, what was reserved in advance, and what the whole run may cost."""
-    reserved = f", {charged - sent} more are reserved" if charged > sent else ""
+    reserved = f", {told['reserved']} more are reserved" if told["reserved"] > 0 else ""
     epsilon = agreement.epsilon[node]
     bound = "without a budget" if epsilon is None else f"ε ≤ {up(epsilon)} for all{_if_honest(agreement)}"
-    return f"{sent} of {agreement.values['steps']} sent{reserved}; {bound}"
+    return f"{told['releases']} of {agreement.values['steps']} sent{reserved}; {bound}"
 
 
 def leave(study: Study, home: Home = None, folder: Out = None) -> None:
@@ -449,12 +388,11 @@ def relay(
 
 
 def doctor(study: Study, home: Home = None) -> None:
-    """Look at names, ports, certificates, clock and proxy before joining; status 1 where something is wrong."""
+    """Look at policy, names, ports, certificates, clock and proxy before joining; status 1 if something is wrong."""
     from privsgp.sites.agreement import Agreement
     from privsgp.sites.doctor import examine
-    from privsgp.sites.identity import Site
 
-    found = examine(Site.open(_home(home)), Agreement.read(study))
+    found = examine(_site(home), Agreement.read(study))
     show("doctor", [(one.what, ("" if one.fine else "✗ ") + one.text) for one in found])
     if not all(one.fine for one in found):
         raise typer.Exit(1)
@@ -465,6 +403,12 @@ def _home(given: Path | None) -> Path:
     from privsgp.accounting.policy import default_home
 
     return given or default_home()
+
+
+def _site(home: Path | None) -> Site:
+    from privsgp.sites.identity import Site
+
+    return Site.open(_home(home))
 
 
 def _say(text: str) -> None:

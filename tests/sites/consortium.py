@@ -77,8 +77,13 @@ def mixed(transport: SitesTransport, k: int, x: Tensor, w: Tensor, commit: Any =
 
 
 def copied(place: Path, copy: Path) -> None:
-    """Copy a folder that others may be writing to: what is half written has no name yet."""
-    shutil.copytree(place, copy, ignore=shutil.ignore_patterns("*.privsgp-tmp"))
+    """Copy a folder that others may be writing to; again where a file was replaced meanwhile."""
+    done = False
+    while not done:
+        shutil.rmtree(copy, ignore_errors=True)
+        with contextlib.suppress(shutil.Error, FileNotFoundError):
+            shutil.copytree(place, copy, ignore=shutil.ignore_patterns("*.privsgp-tmp"))
+            done = True
 
 
 @dataclass(frozen=True)
@@ -402,9 +407,9 @@ def _die_after(moments: int, *, full: bool) -> None:
 
 
 def _lose(faults: Faults, log: Path) -> None:
-    from privsgp.sites.net import client, server
+    from privsgp.sites.protocol.mailbox import Inbox
 
-    rng, receive = random.Random(os.getpid()), server.receive
+    rng, receive = random.Random(os.getpid()), Inbox.receive
     held: dict[int, list[Any]] = {}
     file = log.open("a", buffering=1)
 
@@ -413,16 +418,15 @@ def _lose(faults: Faults, log: Path) -> None:
         file.write(f"{what}\n" * happened)
         return happened
 
-    def sometimes(*args: Any) -> None:
-        *about, pieces = args
-        here = [*about, list(pieces)]
-        before = held.pop(about[3], None)
+    def sometimes(inbox: Any, peer: int, first: bytes, pieces: Any) -> None:
+        here = [inbox, peer, first, list(pieces)]
+        before = held.pop(peer, None)
         if before is None and happens("late"):
-            held[about[3]] = here
+            held[peer] = here
             return
         for one in (here, before):
             if one is not None and not happens("loss"):
                 for _ in range(1 + happens("twice")):
                     receive(*one[:-1], iter(one[-1]))
 
-    server.receive = client.receive = sometimes
+    Inbox.receive = sometimes

@@ -26,13 +26,13 @@ from consortium import mixed
 from privsgp.sites import run as join
 from privsgp.sites import store, transport
 from privsgp.sites.net import client, relay, server
-from privsgp.sites.protocol import mailbox, members
+from privsgp.sites.protocol import gossip, mailbox, peers
 from privsgp.sites.run import Network, wire
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-PATCHED = (client, join, mailbox, members, relay, server, transport)
+PATCHED = (client, gossip, join, mailbox, peers, relay, server, transport)
 
 
 class Killed(BaseException):
@@ -170,6 +170,9 @@ class Context:
     def is_active(self) -> bool:
         return not self.over
 
+    def add_callback(self, _callback: Any) -> bool:
+        return not self.over
+
 
 class Channel:
     """Calls that a site makes: on the way there, and back, anything may happen to both ends."""
@@ -216,7 +219,9 @@ class Channel:
         task = self.world.current
         task.processes.append(there)
         try:
-            found = getattr(there.network.server, f"_{name}")(iter(parts), context)
+            server = there.network.server
+            kept = (server.relay,) if name in ("drop", "collect") else ()
+            found = getattr(server, f"_{name}")(*kept, iter(parts), context)
             return found if isinstance(found, bytes) else iter(list(found))
         finally:
             task.processes.remove(there)
@@ -350,7 +355,7 @@ class World:
             m, t = process.network.members, process.transport
             lines.append(
                 f"{node}: alive {process.alive}, incarnation {m.incarnation}, step {m.step}, {m.phase}, "
-                f"last {t.last.tolist()}, has {m.have()}, believes "
+                f"last {t.last.tolist()}, believes "
                 f"{ {i: (o.incarnation, o.have, o.answered) for i, o in m.others.items()} }, "
                 f"failures {process.network.client.failures}"
             )
@@ -418,12 +423,12 @@ class World:
         if life.commit is not None:
             for name, value in made.arrays().items():
                 value.copy_(life.commit["arrays"][name])
-            made.restored(life.commit["step"], *life.commit["state"])
-        made.members.phase = "training"
+            made.restored(life.commit["step"])
+        made.members.enter("training")
         process.network = network
         network.client.start()
         if life.finished:
-            made.members.phase = "finished"
+            made.members.enter("finished")
             made.serve()
         else:
             self._train(process, life)
@@ -441,7 +446,7 @@ class World:
         for k in range(done + 1, agreement.rounds):
             x, w = mixed(made, k, x + self.rng.random(), w, lambda *step: self._commit(process, *step))
             assert float(w[0]) > 0
-        made.members.phase = "finished"
+        made.members.enter("finished")
         life.finished = True
         self.held[process.node] = (
             float(w[0]),

@@ -20,6 +20,7 @@ from privsgp.errors import Refused
 from privsgp.runs import config as configs
 from privsgp.sites.agreement import Agreement, Limits, propose
 from privsgp.sites.canonical import canonical
+from privsgp.sites.doctor import examine
 from privsgp.sites.run import check_policy
 from runs import command
 
@@ -219,9 +220,13 @@ def test_a_policy_allows(budgeted):
     peers = [one.card.fingerprint for one in budgeted.sites]
     (site.home / "policy.toml").write_text(f"epsilon_run = 3.0\nepsilon_total = 4.5\npeers = {json.dumps(peers)}\n")
     assert check_policy(site, budgeted.agreement)
-    ran = command("agree", "check", budgeted.study, "--home", site.home)
-    assert ran.code == 0
-    assert "node 1" in ran.out
+    found = {one.what: one for one in examine(site, budgeted.agreement)}
+    assert found["policy"].fine
+    assert "policy.toml allows it" in found["policy"].text
+    (site.home / "policy.toml").write_text("epsilon_run = 1.0")
+    refused = {one.what: one for one in examine(site, budgeted.agreement)}["policy"]
+    assert (refused.fine, "epsilon_run = 1" in refused.text) == (False, True)
+    (site.home / "policy.toml").unlink()
 
 
 @pytest.mark.parametrize("text", ["epsilon = 3", "epsilon_run = -1", "epsilon_run ="])
@@ -246,8 +251,7 @@ def test_the_commands_of_agreements(budgeted, tmp_path, monkeypatch):
     assert shown["run"] == Agreement.read(tmp_path / "x.study").run
     home = "--home", budgeted.sites[0].home
     assert "aachen" in (told := command("agree", "show", "x.study", *home).out)
-    assert "next: compare fingerprints by telephone, then privsgp agree check x.study" in told
-    assert "next: privsgp join x.study --data FILE" in command("agree", "check", "x.study", *home).out
+    assert "next: compare fingerprints by telephone, then privsgp doctor x.study" in told
     ran = command("relay", "x.study", *home)
     assert (ran.code, "relaying" in ran.err) == (2, False)
     assert "is not the relay" in ran.err

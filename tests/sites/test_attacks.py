@@ -17,20 +17,20 @@ import torch
 from consortium import Consortium, mixed
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 from test_door import channel
-from test_mailbox import frame
+from test_mailbox import check, frame
 
 from privsgp.accounting.book import Book
 from privsgp.engine.folder import Folder
 from privsgp.errors import Interrupted, Refused
 from privsgp.report import page
 from privsgp.sites.agreement import Agreement, Limits
-from privsgp.sites.audit import Audit, check
+from privsgp.sites.audit import Audit
 from privsgp.sites.canonical import canonical
 from privsgp.sites.identity import Card, Site, _certificate, _p256, _pem, _to_sign, load_key, private_pem
 from privsgp.sites.net.relay import Seal
 from privsgp.sites.protocol.frames import Frame, Rejected
+from privsgp.sites.protocol.gossip import Goodbye, Gossip, Hello, read_said
 from privsgp.sites.protocol.mailbox import Inbox, Outbox
-from privsgp.sites.protocol.members import Goodbye, Hello, Members, read_said
 from privsgp.sites.protocol.outliers import Outliers
 from privsgp.sites.run import _enter, _spec, check_policy, join, leave, wire
 from privsgp.sites.transport import SitesTransport
@@ -203,13 +203,13 @@ def test_a_finished_folder_of_another_run_signs_nothing(three, tmp_path):
 
 
 def test_an_older_copy_sends_nothing_once_a_peer_has_shown_a_later_message(three, tmp_path):
-    members = Members(three.agreement, 0, 1, three.agreement.sign(three.sites[0]))
+    members = Gossip(three.agreement, 0, 1, three.agreement.sign(three.sites[0]))
     outbox, committed = Outbox(2), []
     inbox = Inbox(three.agreement, 0, 2)
     transport = SitesTransport(three.sites[0], three.agreement, 0, inbox, outbox, members, tmp_path / "taken.jsonl")
     members.heard(1)  # it brings a message before it has said hello: what it has of this site is not known yet
     assert not members.is_there(1)
-    peer = Members(three.agreement, 1, 1, three.agreement.sign(three.sites[1]))
+    peer = Gossip(three.agreement, 1, 1, three.agreement.sign(three.sites[1]))
     peer.store.seen[0] = frame(three, 5, 0.5, source=0, target=1)
     members.learn(1, canonical(peer.hello(0)))
     assert members.is_there(1)
@@ -221,9 +221,9 @@ def test_an_older_copy_sends_nothing_once_a_peer_has_shown_a_later_message(three
 
 def test_what_could_not_be_committed_is_not_sent(three, tmp_path):
     """Messages are made while the commit is written, and wait for it."""
-    members, outbox = Members(three.agreement, 0, 1, three.agreement.sign(three.sites[0])), Outbox(2)
+    members, outbox = Gossip(three.agreement, 0, 1, three.agreement.sign(three.sites[0])), Outbox(2)
     for peer in (1, 2):
-        other = Members(three.agreement, peer, 1, three.agreement.sign(three.sites[peer]))
+        other = Gossip(three.agreement, peer, 1, three.agreement.sign(three.sites[peer]))
         members.learn(peer, canonical(other.hello(0)))
     log = tmp_path / "taken.jsonl"
     transport = SitesTransport(three.sites[0], three.agreement, 0, Inbox(three.agreement, 0, 2), outbox, members, log)
@@ -245,9 +245,9 @@ def _mixed(c, transport, commit):
 
 def acquainted(c, node, *others, **seen):
     """Return what a site knows that has heard the hellos of others, which have seen headers of messages."""
-    members = Members(c.agreement, node, 1, c.agreement.sign(c.sites[node]))
+    members = Gossip(c.agreement, node, 1, c.agreement.sign(c.sites[node]))
     for other in others:
-        peer = Members(c.agreement, other, 1, c.agreement.sign(c.sites[other]))
+        peer = Gossip(c.agreement, other, 1, c.agreement.sign(c.sites[other]))
         peer.store.seen.update(seen[f"by_{other}"])
         members.learn(other, canonical(peer.hello(node)))
     return members
@@ -257,11 +257,11 @@ def test_an_older_copy_is_noticed_by_who_only_heard_of_the_later_message(three):
     """Basel tells cork of aachen's message to it, and is away when cork tells aachen."""
     sent = frame(three, 5, 0.5, source=0, target=1)
     cork = acquainted(three, 2, 1, by_1={0: sent})
-    aachen = Members(three.agreement, 0, 1, three.agreement.sign(three.sites[0]))
+    aachen = Gossip(three.agreement, 0, 1, three.agreement.sign(three.sites[0]))
     aachen.learn(2, canonical(cork.hello(0)))
     assert aachen.foreign.header == sent.header
     cork.store.heard[0] = dataclasses.replace(sent, signature=bytes(64))
-    aachen = Members(three.agreement, 0, 1, three.agreement.sign(three.sites[0]))
+    aachen = Gossip(three.agreement, 0, 1, three.agreement.sign(three.sites[0]))
     with pytest.raises(Rejected, match="did not sign"):
         aachen.learn(2, canonical(cork.hello(0)))
     assert aachen.foreign is None
@@ -273,7 +273,7 @@ def test_two_messages_of_one_step_to_a_third_site_are_evidence_here_too(three, s
     second = frame(three, 5, 0.5 if same else 0.6, source=1, target=2, incarnation=2)
     members = acquainted(three, 0, 2, by_2={1: first})
     members.accuse = lambda node, evidence: accused.append((node, evidence))
-    other = Members(three.agreement, 2, 1, three.agreement.sign(three.sites[2]))
+    other = Gossip(three.agreement, 2, 1, three.agreement.sign(three.sites[2]))
     other.store.seen[1] = second
     for _ in range(2):
         members.learn(2, canonical(other.hello(0)))
@@ -285,8 +285,8 @@ def test_two_messages_of_one_step_to_a_third_site_are_evidence_here_too(three, s
 
 
 def test_who_is_known_by_hearsay_is_waited_for_until_it_says_hello(three):
-    members = Members(three.agreement, 0, 1, three.agreement.sign(three.sites[0]))
-    peer = Members(three.agreement, 1, 1, three.agreement.sign(three.sites[1]))
+    members = Gossip(three.agreement, 0, 1, three.agreement.sign(three.sites[0]))
+    peer = Gossip(three.agreement, 1, 1, three.agreement.sign(three.sites[1]))
     peer.others[2].heard = time.monotonic()
     members.learn(1, canonical(peer.hello(0)))
     assert members.is_there(2)
@@ -321,7 +321,7 @@ def test_calls_that_never_say_anything_do_not_hold_the_door(house, call):
     with channel(c, c.sites[1]) as bad, channel(c, c.sites[2]) as good:
         calls = [bad.stream_unary(f"/privsgp.Sites/{call}").future(nothing(), timeout=20) for _ in range(40)]
         time.sleep(0.5)
-        hello = Members(c.agreement, 2, 1, c.agreement.sign(c.sites[2])).hello(0)
+        hello = Gossip(c.agreement, 2, 1, c.agreement.sign(c.sites[2])).hello(0)
         try:
             assert json.loads(good.unary_unary("/privsgp.Sites/Hello")(canonical(hello), timeout=3))["step"] == 0
         finally:
@@ -395,7 +395,7 @@ def test_a_full_disk_does_not_end_the_talk_with_a_peer(tmp_path, monkeypatch):
 
 def test_a_hello_never_speaks_of_the_future(three):
     """Another thread may hear of a peer in the middle of it: an age below 0 would be refused, and held against us."""
-    members = Members(three.agreement, 0, 1, three.agreement.sign(three.sites[0]))
+    members = Gossip(three.agreement, 0, 1, three.agreement.sign(three.sites[0]))
     lock = members.changed
 
     class Meanwhile:
@@ -429,23 +429,22 @@ def test_what_comes_of_a_process_that_was_killed_is_nobodys_fault(house, kind):
     _, network = house
 
     class Late:
-        until = time.monotonic() + 0.1
-
-        def is_active(self):
-            return time.monotonic() < self.until
+        def add_callback(self, callback):
+            threading.Timer(0.1, callback).start()
+            return True
 
         def abort(self, *said):
             raise AssertionError(said)
 
     before = network.audit.counts()
-    with pytest.raises(grpc.RpcError), network.server._border(1, Late()):
+    with pytest.raises(grpc.RpcError), network.server._border(SimpleNamespace(peer=1, context=Late())):
         raise Rejected(kind, "0 of 5208 bytes, or process 1 after 2")
     assert network.audit.counts() == before
 
 
 def told(c, node, to, heads, incarnation=1):
     """Return the hello of a site that tells of these headers."""
-    members = Members(c.agreement, node, incarnation, c.agreement.sign(c.sites[node]))
+    members = Gossip(c.agreement, node, incarnation, c.agreement.sign(c.sites[node]))
     return canonical(members.hello(to) | {"heads": heads})
 
 
@@ -454,17 +453,17 @@ def test_a_header_that_goes_round_does_not_turn_honest_sites_against_each_other(
     header = frame(three, 5, 0.5, source=1, target=2).header
     spelt = json.dumps(json.loads(header.text()), indent=1).replace("\n", " ")
     signature = three.sites[1].sign(b"message", spelt.encode()).hex()
-    aachen = Members(three.agreement, 0, 1, three.agreement.sign(three.sites[0]))
+    aachen = Gossip(three.agreement, 0, 1, three.agreement.sign(three.sites[0]))
     with pytest.raises(Rejected, match="did not sign"):
         aachen.learn(1, told(three, 1, 0, {"1": {"header": spelt, "signature": signature}}))
-    cork = Members(three.agreement, 2, 1, three.agreement.sign(three.sites[2]))
+    cork = Gossip(three.agreement, 2, 1, three.agreement.sign(three.sites[2]))
     cork.learn(0, canonical(aachen.hello(2)))
 
 
 @pytest.mark.parametrize("wrong", [{"target": 99}, {"target": 1}, {"step": 2**50}, {"length": 8}])
 def test_a_header_of_no_message_of_the_run_does_not_go_round(three, wrong):
     """Two to a target that nobody is, each told to another site, would end the thread in which these talk."""
-    members = Members(three.agreement, 0, 1, three.agreement.sign(three.sites[0]))
+    members = Gossip(three.agreement, 0, 1, three.agreement.sign(three.sites[0]))
     for w in (0.5, 0.6):
         head = frame(three, w=w, **{"step": 5, "source": 1, "target": 2} | wrong).evidence()
         with pytest.raises(Rejected):
@@ -474,11 +473,10 @@ def test_a_header_of_no_message_of_the_run_does_not_go_round(three, wrong):
 
 def test_a_hello_of_the_largest_roster_is_read(three):
     """Of each of 1024 sites it has a header, a signature and a key, and what it has signed for this one."""
-    said = Members(three.agreement, 0, 1, "0" * 128).hello(1)
+    said = Gossip(three.agreement, 0, 1, "0" * 128).hello(1)
     head = frame(three, 2**31, 0.5, source=1, target=2, incarnation=2**31).evidence()
-    steps = {"have": 2**31, "durable": 2**31, "sent": 2**31, "heard": 1 / 3}
-    signed = {"passed_on": [2**31, 2**31, "0" * 128], "signatures": "0" * 128, "pair_keys": "0" * 192, "heads": head}
-    each = steps | signed
+    each = {"passed_on": [2**31, 2**31, "0" * 128], "signatures": "0" * 128, "pair_keys": "0" * 192, "heads": head}
+    each |= {"heard": 1 / 3}
     hello = said | {key: dict.fromkeys(map(str, range(1024)), value) for key, value in each.items()}
     assert len(read_said(Hello, canonical(hello), 1024).heads) == 1024
 
@@ -486,10 +484,11 @@ def test_a_hello_of_the_largest_roster_is_read(three):
 def arriving(c, tmp_path, frames, agreement=None, stop=None, **limits):
     """Return the transport of the first site at its first step, with messages for it; it stops where it would pause."""
     values = (agreement or c.agreement).values
+    limits = {"deadline": 0.2} | limits  # before a link is stopped, peers have so long to show what a copy has sent
     agreement = Agreement.of(values | {"limits": values["limits"] | limits}, "it")
-    members, accused = Members(agreement, 0, 1, agreement.sign(c.sites[0])), []
+    members, accused = Gossip(agreement, 0, 1, agreement.sign(c.sites[0])), []
     for peer in (1, 2):
-        other = Members(agreement, peer, 1, agreement.sign(c.sites[peer]))
+        other = Gossip(agreement, peer, 1, agreement.sign(c.sites[peer]))
         members.learn(peer, canonical(other.hello(0)))
     members.accuse = lambda node, evidence: accused.append((node, evidence))
     inbox = Inbox(agreement, 0, 4)

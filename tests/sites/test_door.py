@@ -25,7 +25,7 @@ from privsgp.sites.agreement import Agreement, Limits
 from privsgp.sites.canonical import canonical
 from privsgp.sites.identity import Site, load_key, tls_name
 from privsgp.sites.net.server import Server
-from privsgp.sites.protocol.members import Members
+from privsgp.sites.protocol.gossip import Gossip
 from privsgp.sites.run import wire
 from runs import FORKS
 
@@ -87,20 +87,6 @@ def test_a_certificate_that_has_expired_is_turned_away_and_a_new_one_let_in(hous
     assert push(c, c.sites[1], frame(c, 1, 0.5).pieces())["newest"] == 1
 
 
-def test_the_door_takes_up_a_new_certificate_of_its_own(house):
-    c, _ = house
-    with channel(c, c.sites[1]) as before:
-        hello = before.unary_unary("/privsgp.Sites/Hello")
-        hello(canonical(_hello(c, 1)), timeout=5.0)
-        c.sites[0].rotate()
-        new, until = ssl.PEM_cert_to_DER_cert(c.sites[0].tls()[1].decode()), time.monotonic() + 20
-        while shown(c) != new:
-            assert time.monotonic() < until
-            time.sleep(0.1)
-        assert push(c, c.sites[1], frame(c, 1, 0.5).pieces())["newest"] == 1
-        hello(canonical(_hello(c, 1)), timeout=5.0)  # who was connected comes in again
-
-
 def shown(c):
     """Return the certificate that aachen's door shows, None while it is closed."""
     anybody = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -113,37 +99,6 @@ def shown(c):
 def place(c):
     host, port = c.sites[0].listen.split(":")
     return host, int(port)
-
-
-@pytest.mark.parametrize("half", ["key", "certificate", "nothing", "another's"])
-def test_half_a_renewal_leaves_the_door_as_it_is(house, half, tmp_path):
-    c, _ = house
-    path = c.sites[0].home / "tls.key"
-    whole, (key, certificate), before = path.read_bytes(), c.sites[0].tls(), shown(c)
-    other = Site.create(tmp_path / "s", "aachen", address=None).tls()
-    mixed = {"key": other[0] + certificate, "certificate": key + other[1], "nothing": b"", "another's": b"".join(other)}
-    path.write_bytes(mixed[half])
-    time.sleep(1.5)
-    assert shown(c) == before
-    path.write_bytes(whole)
-
-
-def test_a_door_that_cannot_be_opened_again_at_once_is_opened_later(house, monkeypatch):
-    c, network = house
-    opened, fails = network.server._opened, [RuntimeError("can't start new thread"), MemoryError(), Refused("?", "?")]
-
-    def sometimes(*about):
-        if fails:
-            raise fails.pop()
-        return opened(*about)
-
-    monkeypatch.setattr(network.server, "_opened", sometimes)
-    c.sites[0].rotate()
-    new, until = ssl.PEM_cert_to_DER_cert(c.sites[0].tls()[1].decode()), time.monotonic() + 20
-    while shown(c) != new:
-        assert time.monotonic() < until
-        time.sleep(0.1)
-    assert not fails
 
 
 def test_strangers_who_open_many_connections_at_once_do_not_end_a_site(consortium):
@@ -198,7 +153,7 @@ def keep_open(study, home, files):
     if files is not None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
     site, agreement = Site.open(home), Agreement.read(study)
-    Server(site, agreement, 0, None, None, Members(agreement, 0, 1, "0" * 128), None).start(site.listen)
+    Server(site, agreement, 0, None, None, Gossip(agreement, 0, 1, "0" * 128), None).start(site.listen)
     signal.pause()
 
 
@@ -242,7 +197,7 @@ def test_the_text_of_an_error_stays_here(house, monkeypatch):
 
 
 def _hello(c, node=2):
-    return Members(c.agreement, node, 1, "0" * 128).hello(0)
+    return Gossip(c.agreement, node, 1, "0" * 128).hello(0)
 
 
 def test_a_member_whose_certificate_names_another_is_refused(house, monkeypatch):
@@ -361,21 +316,6 @@ def test_a_port_that_is_taken_is_refused(house):
         type(network.server)(
             c.sites[0], c.agreement, 0, network.inbox, network.outbox, network.members, network.audit
         ).start(c.sites[0].listen)
-
-
-def test_a_door_that_finds_its_port_taken_tries_again(consortium, caplog):
-    """Somebody else took it while the certificate was renewed."""
-    c = consortium()
-    network = wire(c.sites[0], c.agreement, prepared(c))
-    with socket.create_server(place(c)):
-        opening = threading.Thread(target=network.server._open_again, args=(c.sites[0].listen, c.sites[0].tls()))
-        opening.start()
-        opening.join(3.0)
-        assert opening.is_alive()
-        assert "trying again" in caplog.text
-    opening.join(20.0)
-    assert shown(c) is not None
-    network.server.stop()
 
 
 def prepared(c):

@@ -57,7 +57,7 @@ def commit(links):
 @settings(max_examples=25, deadline=None)
 @given(STEPS, st.booleans())
 def test_what_was_committed_comes_back_and_what_came_after_is_cut_off(three, tmp_path_factory, steps, short):
-    """A step takes messages, commits and notes what it sent; or it dies before the commit, or right after it."""
+    """A step takes messages, writes what it sends, and commits; or it dies before the commit, or right after it."""
     with pytest.MonkeyPatch.context() as patched:
         if short:
             patched.setattr(link_journal, "_LEAST", 0)
@@ -67,30 +67,29 @@ def test_what_was_committed_comes_back_and_what_came_after_is_cut_off(three, tmp
 
 def _play(c, folder, steps):
     rng, links = np.random.default_rng(1), LinkJournal(folder, c.agreement, 0)
-    peers = [Peer(c, source, source) for source in links.sources]
+    peers, place = [Peer(c, source, source) for source in links.sources], commit(links)
     for k, (used, messages, dies, torn) in enumerate(steps):
+        before = LinkJournal(folder, c.agreement, 0)
+        before.sums, before.arrived, before.newest = list(links.sums), list(links.arrived), list(links.newest)
+        ends = [(peer.sums, peer.last) for peer in peers]
         for link, kind in enumerate(messages):
             if kind == "skipped":  # a message that was never taken: the next one's news are not after the last taken
                 peers[link].message(k, whole=False)
             else:
                 links.take(link, peers[link].message(k, whole=kind == "whole"))
-        body = frames.step_body(rng.normal(size=c.agreement.weights).astype(np.float32), 0.5)
-        arrived, newest = list(links.arrived), list(links.newest)
-        place = commit(links)
-        links.grow(k, body, used)
-        if not dies:
-            links.committed()
-            links.sent(k, body, sorted(used))
-            assert len(list(folder.iterdir())) <= 2
+        links.send(k, frames.step_body(rng.normal(size=c.agreement.weights).astype(np.float32), 0.5), sorted(used))
+        if dies and not torn % 2:  # before the commit: nothing of the step was sent
+            links = reopened(folder, c, place)
+            assert same(links, before)
+            for peer, end in zip(peers, ends, strict=True):
+                peer.sums, peer.last = end
             continue
-        after, sums = links, list(links.sums)
-        if torn % 2:
-            links.sent(k, body, sorted(used))
-        links = reopened(folder, c, place)
-        links.grow(k, body, used)  # of x of the commit
-        after.arrived, after.newest, after.sums = arrived, newest, sums
-        assert same(links, after)
-        links.sent(k, body, sorted(used))
+        place = commit(links)
+        if dies:
+            after, links = links, reopened(folder, c, place)
+            assert same(links, after)
+        links.committed()
+        assert len(list(folder.iterdir())) <= 1
     assert same(reopened(folder, c, commit(links)), links)
 
 
@@ -102,10 +101,9 @@ def test_a_journal_of_links_does_not_grow_for_ever(three, tmp_path, monkeypatch)
     for k in range(40):
         for link, peer in enumerate(peers):
             links.take(link, peer.message(k, whole=False))
-        links.grow(k, body, [0, 1])
+        links.send(k, body, [0, 1])
         commit(links)
         links.committed()
-        links.sent(k, body, [0, 1])
         sizes.append(sum(path.stat().st_size for path in tmp_path.iterdir()))
     assert links.number > 3
     assert max(sizes) < 6 * 4 * three.agreement.message_bytes  # both files of the moment of change

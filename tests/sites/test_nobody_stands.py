@@ -18,8 +18,8 @@ from privsgp.sites.agreement import Limits
 from privsgp.sites.canonical import canonical
 from privsgp.sites.net.client import Client
 from privsgp.sites.protocol.frames import Rejected
+from privsgp.sites.protocol.gossip import Gossip, progress_text
 from privsgp.sites.protocol.mailbox import Inbox, Outbox
-from privsgp.sites.protocol.members import Members, progress_text
 from privsgp.sites.transport import SitesTransport
 
 KINDS = {"open": {}, "closed": {"closed": (2,)}, "relay": {"closed": (1, 2), "relay": 0}}
@@ -58,9 +58,15 @@ def lived_through(study, tmp_path, seed):
 def member(c, node, incarnation=1, **known):
     """Return a site as others know it."""
     sign = lambda text: c.sites[node].sign(b"progress", text).hex()  # noqa: E731
-    found = Members(c.agreement, node, incarnation, c.agreement.sign(c.sites[node]), sign=sign)
+    found = Gossip(c.agreement, node, incarnation, c.agreement.sign(c.sites[node]), sign=sign)
     vars(found).update(known)
     return found
+
+
+def with_step_3(one):
+    """Let a site have the message of step 3 of the first one."""
+    one.inbox.restore(0, 3, None)
+    return one
 
 
 def says_hello(one, other, **more):
@@ -87,19 +93,21 @@ def test_what_a_site_will_never_send_is_not_waited_for(studies, tmp_path, step, 
 
 def test_who_finished_is_past_every_step(studies):
     aachen = member(studies["open"], 0)
-    says_hello(member(studies["open"], 1, _phase="finished", sent={0: 3}), aachen)
-    assert not aachen.owes(1, 3, 11)
+    basel = member(studies["open"], 1, sent={0: 3})
+    basel.enter("finished")
+    says_hello(basel, aachen)
+    assert not aachen.may_still_send(1, 3, 11)
 
 
 def test_of_sites_that_never_speak_to_each_other_others_pass_it_on(studies):
     c = studies["relay"]
     aachen, basel = member(c, 0), member(c, 1)
     says_hello(aachen, basel)
-    assert basel.owes(2, 3, 5)
+    assert basel.may_still_send(2, 3, 5)
     says_hello(member(c, 2, step=9, sent={0: 8, 1: 3}), aachen)
     says_hello(aachen, basel)
-    assert not basel.owes(2, 3, 8)
-    assert basel.owes(2, 2, 5)
+    assert not basel.may_still_send(2, 3, 8)
+    assert basel.may_still_send(2, 2, 5)
     assert 2 not in member(c, 0).hello(1)["passed_on"]
 
 
@@ -108,7 +116,7 @@ def test_nobody_speaks_for_a_site_that_speaks_for_itself(studies):
     says_hello(member(c, 1, step=2), aachen)
     vow = c.sites[1].sign(b"progress", progress_text(c.agreement.run, 0, 12, -1)).hex()
     pass_on(c, aachen, 2, {"1": [12, -1, vow]})
-    assert aachen.owes(1, -1, 5)
+    assert aachen.may_still_send(1, -1, 5)
 
 
 @pytest.mark.parametrize("lie", [(2**53, -1), (9, -1), (8, -1), (2**53, 2**53), (9, 2**53)])
@@ -122,25 +130,25 @@ def test_what_a_site_has_sent_nobody_else_can_say(studies, lie, whose):
     if signed is not None:
         vow = c.sites[signed[0]].sign(b"progress", progress_text(c.agreement.run, signed[1], *lie)).hex()
     pass_on(c, basel, 0, {"2": [*lie, vow]})
-    assert basel.owes(2, 3, 8)  # as before anything was heard
+    assert basel.may_still_send(2, 3, 8)  # as before anything was heard
     says_hello(cork, aachen := member(c, 0))
     says_hello(aachen, basel)
-    assert basel.owes(2, 7, 8)
-    assert not basel.owes(2, 8, 8)
+    assert basel.may_still_send(2, 7, 8)
+    assert not basel.may_still_send(2, 8, 8)
     pass_on(c, basel, 0, {"2": [*lie, vow]})
-    assert basel.owes(2, 7, 8)
-    assert not basel.owes(2, 8, 8)
+    assert basel.may_still_send(2, 7, 8)
+    assert not basel.may_still_send(2, 8, 8)
 
 
 def test_a_relay_that_is_no_member_cannot_say_it_either(studies):
     c = studies["relay"]
-    basel, relay = member(c, 1), Members(c.agreement, -1, 1, "")
+    basel, relay = member(c, 1), Gossip(c.agreement, -1, 1, "")
     relay.learn(2, canonical(member(c, 2, step=9, sent={1: 3}).hello(-1)))
     said = relay.hello(1)
     basel.learn_from_relay(canonical(said | {"passed_on": {2: [12, *said["passed_on"][2][1:]]}}))
-    assert basel.owes(2, 3, 8)
+    assert basel.may_still_send(2, 3, 8)
     basel.learn_from_relay(canonical(said))
-    assert not basel.owes(2, 3, 8)
+    assert not basel.may_still_send(2, 3, 8)
 
 
 def pass_on(c, to, liar, told):
@@ -152,14 +160,14 @@ def test_what_a_process_took_that_has_died_since_is_sent_again(studies):
     aachen, c = member(studies["open"], 0), studies["open"]
     says_hello(member(c, 1), aachen)
     asked = aachen.others[1].incarnation
-    says_hello(member(c, 1, 2, have=lambda: {0: 3}), aachen)
+    says_hello(with_step_3(member(c, 1, 2)), aachen)
     aachen.took(1, 7, 7, asked)
     assert aachen.have_of(1) == 3
 
 
 def test_the_late_answer_of_a_process_that_has_died_since_is_no_reason_for_suspicion(studies):
     aachen, c = member(studies["open"], 0), studies["open"]
-    says_hello(member(c, 1, 2, have=lambda: {0: 3}), aachen)
+    says_hello(with_step_3(member(c, 1, 2)), aachen)
     says_hello(member(c, 1), aachen, asked=1)  # when it was asked there was no other
     assert aachen.have_of(1) == 3
     with pytest.raises(Rejected, match="process 1 after 2"):

@@ -21,7 +21,7 @@ from privsgp.randomness.noise import Keyed, Secure
 from privsgp.randomness.pairwise import Ends, PairStreams
 from privsgp.sites.agreement import Agreement
 from privsgp.sites.policy import refuse_against
-from privsgp.sites.protocol.members import Members
+from privsgp.sites.protocol.gossip import Gossip
 from privsgp.sites.protocol.pairs import PairKeys, is_word
 
 N, HONEST, D = 6, 4, 400
@@ -116,7 +116,7 @@ def forged(six, keys, how):
 )
 def test_a_key_that_its_site_did_not_sign_for_this_run_is_not_taken(six, keys, how):
     """So that no relay, and no peer that passes words on, sits between two sites."""
-    members = Members(six.agreement, 0, 1, six.agreement.sign(six.sites[0]))
+    members = Gossip(six.agreement, 0, 1, six.agreement.sign(six.sites[0]))
     word = forged(six, keys, how)
     assert not is_word(six.agreement, 1, word)
     assert not members._share({1: word})
@@ -124,7 +124,7 @@ def test_a_key_that_its_site_did_not_sign_for_this_run_is_not_taken(six, keys, h
 
 
 def test_a_key_is_waited_for_as_a_signature_is_and_a_second_one_changes_nothing(six, keys, tmp_path):
-    members = Members(six.agreement, 0, 1, six.agreement.sign(six.sites[0]))
+    members = Gossip(six.agreement, 0, 1, six.agreement.sign(six.sites[0]))
     members.signatures = {i: six.agreement.sign(site) for i, site in enumerate(six.sites)}
     members.pair_keys.update({i: keys[i].words[i] for i in range(N) if i != 3})
     assert members.unsigned() == ["delft"]

@@ -25,10 +25,9 @@ from privsgp.engine.folder import Folder
 from privsgp.errors import Refused
 from privsgp.sites.agreement import Limits
 from privsgp.sites.canonical import canonical
-from privsgp.sites.net.server import receive
 from privsgp.sites.protocol.frames import Rejected
+from privsgp.sites.protocol.gossip import Evidence, Gossip, Yours, process_text
 from privsgp.sites.protocol.mailbox import Inbox, Outbox
-from privsgp.sites.protocol.members import Evidence, Members, Newest, process_text
 from privsgp.sites.run import _take_up_links, wire
 from privsgp.sites.store import Store
 from privsgp.sites.trainer import SiteTrainer
@@ -87,10 +86,10 @@ def test_an_older_copy_is_noticed_by_sites_that_never_had_a_message_of_it(consor
 
 def test_a_site_that_knows_of_no_step_waits_for_who_may_know_of_one(three, tmp_path):
     """All it has was put back to before the run. Basel, which says hello first, was restarted; cork knows."""
-    members = Members(three.agreement, 0, 1, three.agreement.sign(three.sites[0]))
+    members = Gossip(three.agreement, 0, 1, three.agreement.sign(three.sites[0]))
     inbox, log = Inbox(three.agreement, 0, 2), tmp_path / "taken.jsonl"
     transport = SitesTransport(three.sites[0], three.agreement, 0, inbox, Outbox(2), members, log)
-    others = {i: Members(three.agreement, i, 1, three.agreement.sign(three.sites[i])) for i in (1, 2)}
+    others = {i: Gossip(three.agreement, i, 1, three.agreement.sign(three.sites[i])) for i in (1, 2)}
     others[2].store.seen[0] = frame(three, 5, 0.5, source=0, target=2)
     members.learn(1, canonical(others[1].hello(0)))
     later = threading.Timer(0.3, lambda: members.learn(2, canonical(others[2].hello(0))))
@@ -107,7 +106,7 @@ def test_a_commit_that_is_taken_up_is_durable_before_its_messages_leave_again(th
     folder = Folder(tmp_path / "run", "-0-0")
     folder.path.mkdir()
     folder.prepare()
-    members = Members(three.agreement, 0, 1, three.agreement.sign(three.sites[0]))
+    members = Gossip(three.agreement, 0, 1, three.agreement.sign(three.sites[0]))
     inbox, log = Inbox(three.agreement, 0, 2), folder.path / "private" / "taken.jsonl"
     transport = SitesTransport(three.sites[0], three.agreement, 0, inbox, Outbox(2), members, log)
     x, w = torch.ones(1, three.agreement.weights), torch.ones(1, dtype=torch.float64)
@@ -205,7 +204,7 @@ def test_a_copy_that_was_started_stops_the_original_which_continues_when_it_is_s
 def signing(c, node, process=1, inbox=None):
     """Return a site that signs the number of its process."""
     sign = lambda text: c.sites[node].sign(b"progress", text).hex()  # noqa: E731
-    return Members(c.agreement, node, process, c.agreement.sign(c.sites[node]), inbox, sign=sign)
+    return Gossip(c.agreement, node, process, c.agreement.sign(c.sites[node]), inbox, sign=sign)
 
 
 def process_of(c, node, number, run=None):
@@ -226,7 +225,7 @@ def test_a_site_stops_before_its_next_message_if_another_process_of_it_was_start
     elif by == "relay":
         transport.members.learn_from_relay(canonical(said))
     else:
-        transport.members.look(Newest(**peer.has_of(0)))
+        transport.members.look(Yours(**peer.has_of(0)))
     with pytest.raises(Refused, match="was started while this process runs") as refused:
         made(three, transport, committed, 1)
     assert not isinstance(refused.value, Ended)  # it can continue: keys of shared noise are kept
@@ -265,7 +264,7 @@ def transport_of(c, tmp_path, store=None, process=1):
     inbox, log, committed = Inbox(c.agreement, 0, 2, store), tmp_path / "taken.jsonl", []
     members = signing(c, 0, process, inbox)
     for peer in (1, 2):
-        other = Members(c.agreement, peer, 1, c.agreement.sign(c.sites[peer]))
+        other = Gossip(c.agreement, peer, 1, c.agreement.sign(c.sites[peer]))
         members.learn(peer, canonical(other.hello(0)))
     transport = SitesTransport(c.sites[0], c.agreement, 0, inbox, Outbox(2), members, log)
     transport._wait = lambda _k: None
@@ -284,14 +283,15 @@ def test_another_copys_message_of_any_step_stops_a_site_before_its_next(three, t
     transport, committed = transport_of(three, tmp_path)
     made(three, transport, committed, 0, 1)
     inbox = Inbox(three.agreement, 1, 2)
-    peer = Members(three.agreement, 1, 1, three.agreement.sign(three.sites[1]), inbox)
+    peer = Gossip(three.agreement, 1, 1, three.agreement.sign(three.sites[1]), inbox)
     own = [transport.outbox.next(1, after) for after in (-1, 0)]
     foreign = frame(three, step, 0.3 * (step + 1), source=0, target=1)
     for one in [foreign, *own] if first else [*own, foreign]:
         with contextlib.suppress(Rejected):
-            receive(three.agreement, 1, inbox, 0, one.header, one.signature, None, iter([bytes(one.body)]))
+            head, *pieces = one.pieces()
+            inbox.receive(0, head, iter(pieces))
         if one is not foreign:
-            transport.members.prove(Newest(**inbox.proof(0)).proof)  # the answer to its sender
+            transport.members.prove(Yours(**inbox.proof(0)).proof)  # the answer to its sender
     transport.members.learn(1, canonical(peer.hello(0)))
     with pytest.raises(Refused, match="another copy of this site"):
         made(three, transport, committed, 2)
@@ -304,7 +304,7 @@ def test_what_a_site_sent_itself_does_not_stop_it(three, tmp_path):
     transport, committed = transport_of(three, tmp_path, Store(three.agreement, 0, tmp_path / "own"))
     made(three, transport, committed, 0, 1)
     kept = Inbox(three.agreement, 0, 2, Store(three.agreement, 0, tmp_path / "own"))
-    again = Members(three.agreement, 0, 2, three.agreement.sign(three.sites[0]), kept)
+    again = Gossip(three.agreement, 0, 2, three.agreement.sign(three.sites[0]), kept)
     for after in (-1, 0):
         again.prove(Evidence(**transport.outbox.next(1, after).evidence()))
     assert again.foreign is None
@@ -317,15 +317,15 @@ def test_a_site_judges_no_message_before_peers_had_the_time_to_show_it_its_own(t
     folder.prepare()
     network = wire(three.sites[0], three.agreement, folder)
     transport, honest = network.transport, frame(three, 5, 12.7)
-    about = three.agreement, 0, network.inbox, 1, honest.header, honest.signature, None
-    receive(*about, iter([bytes(honest.body)]))
+    head, *pieces = honest.pieces()
+    network.inbox.receive(1, head, iter(pieces))
     assert network.inbox.newest(1) == -1
     for peer in (1, 2):
-        other = Members(three.agreement, peer, 1, three.agreement.sign(three.sites[peer]))
+        other = Gossip(three.agreement, peer, 1, three.agreement.sign(three.sites[peer]))
         network.members.learn(peer, canonical(other.hello(0)))
     transport.greet(0)
     with pytest.raises(Rejected, match=r"the weight 12\.7"):
-        receive(*about, iter([bytes(honest.body)]))
+        network.inbox.receive(1, head, iter(pieces))
 
 
 def test_a_message_is_in_the_log_and_on_the_disk_before_it_leaves(three, tmp_path, monkeypatch):
@@ -347,4 +347,4 @@ def test_without_the_log_of_its_messages_a_site_does_not_go_on(three, tmp_path):
     again, _ = transport_of(three, tmp_path, Store(three.agreement, 0, tmp_path / "lost"))
     again.counts.copy_(transport.counts)
     with pytest.raises(Refused, match="lists 0 messages, and this site has sent 4"):
-        again.restored(1, torch.zeros(1, three.agreement.weights), torch.ones(1, dtype=torch.float64))
+        again.restored(1)

@@ -19,8 +19,8 @@ from privsgp.sites.net.client import Client
 from privsgp.sites.net.relay import Relay, Seal
 from privsgp.sites.net.server import Server
 from privsgp.sites.protocol.frames import Rejected
+from privsgp.sites.protocol.gossip import Gossip
 from privsgp.sites.protocol.mailbox import Inbox, Outbox
-from privsgp.sites.protocol.members import Members
 from runs import command
 
 
@@ -136,7 +136,7 @@ def test_a_message_that_nobody_can_open_does_not_hide_those_of_others(tmp_path):
     relay, inbox = Relay(), Inbox(c.agreement, 3, 2)
     relay.put((1, 3), 7, bytes(c.agreement.message_bytes))
     relay.put((2, 3), 0, Seal(c.sites[2], c.agreement, 2).close(frame(c, 0, 0.5, source=2, target=3)))
-    members = Members(c.agreement, 3, 1, c.agreement.sign(c.sites[3]), inbox)
+    members = Gossip(c.agreement, 3, 1, c.agreement.sign(c.sites[3]), inbox)
     client = Client(c.sites[3], c.agreement, 3, inbox, Outbox(2), members, None)
 
     def collect(asked, timeout):
@@ -155,6 +155,6 @@ def test_a_message_that_nobody_can_open_does_not_hide_those_of_others(tmp_path):
 
 
 def test_threads_of_a_relay_grow_with_its_members_and_not_with_their_links(closed):
-    members = Members(closed.agreement, 0, 1, closed.agreement.sign(closed.sites[0]))
+    members = Gossip(closed.agreement, 0, 1, closed.agreement.sign(closed.sites[0]))
     server = Server(closed.sites[0], closed.agreement, 0, members.inbox, Outbox(1), members, None, relay=Relay())
     assert server._calls == 5 * 3 + 4

@@ -10,7 +10,7 @@ from privsgp.errors import Refused
 from privsgp.report import page
 from privsgp.runs.summary import SUMMARY_VERSION
 from privsgp.sites import signed
-from privsgp.sites.protocol.members import goodbye_text
+from privsgp.sites.protocol.gossip import Goodbye
 
 
 @pytest.fixture
@@ -22,8 +22,7 @@ def folder(three, tmp_path):
         c.agreement.config.toml().replace('name = "privsgp"', 'name = "sgp"').replace("sigma = 0.05", "")
     )
     signatures = [c.agreement.sign(c.sites[i]) for i in (0, 1, 1)]
-    text = goodbye_text(c.agreement.run, {"0": 3})
-    left = {"taken": {"0": 3}, "signature": c.sites[1].sign(b"leave", text).hex()}
+    left = Goodbye.make(c.sites[1], c.agreement.run, {0: 3}).model_dump()
     sites = [
         {"name": card.name, "identity": card.identity, "signature": one, "left": left if i == 1 else None}
         for i, (card, one) in enumerate(zip(c.agreement.roster, signatures, strict=True))

@@ -35,7 +35,7 @@ from privsgp.sites.canonical import canonical, digest
 from privsgp.sites.identity import Card, CardFile, Hex
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
 
     from torch import nn
@@ -45,6 +45,8 @@ if TYPE_CHECKING:
     from privsgp.graph import Graph
     from privsgp.runs.config import Config
     from privsgp.sites.identity import Site
+
+    Fault = tuple[bool, str, str]  # whether it is there, what is wrong, and what to do
 
 FORMAT, VERSION = "privsgp-study", 1
 ALLOWED = ("privsgp", "privsgp-vr", "privsgp-sag", "sgp")
@@ -145,79 +147,48 @@ class Agreement:
                     f"{where}: {key} = {values[key]!r}, and this is {expected!r}", "all sites need one release"
                 )
         roster = tuple(Card.of(card, f"{where}, roster[{at}]") for at, card in enumerate(values["roster"]))
-        config = configs.parse(values["config"])
-        if config.shared() != values["config"]:
-            raise Refused(
-                f"{where}: its configuration is not written out in full", "ask for a study that `propose` wrote"
-            )
-        agreement = cls(values, roster, config)
-        agreement._refuse_odd(where)
+        agreement = cls(values, roster, configs.parse(values["config"]))
+        _refuse(agreement._faults(), f"{where}: ")
         return agreement
 
-    def _refuse_odd(self, where: str) -> None:
-        n = self.config.data.nodes
+    def _faults(self) -> Iterator[Fault]:
+        """Yield what does not hold together in the values, one after the other: a later one may need an earlier one."""
+        v, c, n, ask = self.values, self.config, self.config.data.nodes, "ask for a study that `propose` wrote"
+        yield c.shared() != v["config"], "its configuration is not written out in full", ask
         for key in ("roster", "samples", "epsilon", "delta", "sigma"):
-            if len(self.values[key]) != n:
-                raise Refused(f"{where}: {key} has {len(self.values[key])} entries for {n} nodes", "give one per site")
-        for what in ("name", "identity"):
-            told = [getattr(card, what) for card in self.roster]
-            if twice := {value for value in told if told.count(value) > 1}:
-                raise Refused(f"{where}: two sites have the {what} {min(twice)}", "each site has its own card")
-        if self.config.data.sizes != self.values["samples"] or self.config.algorithm.steps != self.values["steps"]:
-            raise Refused(f"{where}: J_i or K differ from its configuration", "ask for a study that `propose` wrote")
-        self._refuse_other_names(where)
-        self._refuse_other_budgets(where)
-        shared = self.values["shared_noise"]
-        if (shared is not None) != self.config.pairwise or (shared is not None and len(shared["own"]) != n):
-            raise Refused(f"{where}: shared_noise is not of its configuration", "ask for a study that `propose` wrote")
+            yield len(v[key]) != n, f"{key} has {len(v[key])} entries for {n} nodes", "give one per site"
+        names, identities = [card.name for card in self.roster], {card.identity for card in self.roster}
+        twice = len(set(names)) < n or len(identities) < n
+        yield twice, f"two of the sites {names} have the same name or identity", "each site has its own card"
+        is_other = c.data.sizes != v["samples"] or c.algorithm.steps != v["steps"]
+        yield is_other, "J_i or K differ from its configuration", ask
+        order = "give --site in the order of data.sites, or leave data.sites out"
+        yield c.data.sites not in (None, names), f"data.sites = {c.data.sites}, and the cards are of {names}", order
+        for key, value in _budgets(c).items():  # the policy is asked about those that are shown
+            remedy = "do not sign it, and ask the proposer how it came about"
+            yield value != v[key], f"{key} is {v[key]}, and its configuration says {value}", remedy
+        shared = v["shared_noise"]
+        is_other = (shared is not None) != c.pairwise or (shared is not None and len(shared["own"]) != n)
+        yield is_other, "shared_noise is not of its configuration", ask
         for key in ("created", "expires"):
-            _refuse_no_time(self.values[key], f"{where}: {key}")
-        refuse_algorithm(self.config)
-        self._refuse_limits()
-        self._refuse_unreachable()
+            yield not _is_time(v[key]), f"{key} = {v[key]!r}, which is no time", ask
+        yield from _algorithm_faults(c)
+        yield from self._limit_faults()
 
-    def _refuse_other_names(self, where: str) -> None:
-        names = [card.name for card in self.roster]
-        if self.config.data.sites not in (None, names):
-            raise Refused(
-                f"{where}: data.sites = {self.config.data.sites}, and the cards are those of {names}",
-                "give --site in the order of data.sites, or leave data.sites out",
-            )
-
-    def _refuse_other_budgets(self, where: str) -> None:
-        """Refuse (ε_i, δ_i) that are shown, and asked the policy about, where noise would be made for others."""
-        for key, value in _budgets(self.config).items():
-            if value != self.values[key]:
-                raise Refused(
-                    f"{where}: {key} is {self.values[key]}, and its configuration says {value}",
-                    "do not sign it, and ask the proposer how it came about",
-                )
-
-    def _refuse_limits(self) -> None:
-        limits, period = self.limits, self.graph.period or HORIZON
-        if limits.fewest > len(self.roster):
-            raise Refused(f"fewest = {limits.fewest} with {len(self.roster)} sites", "take at most their number")
-        if limits.staleness < period:
-            raise Refused(
-                f"staleness = {limits.staleness} with a graph that uses a link every {period} steps",
-                f"take at least {period}",
-            )
-        if limits.max_update is not None and self.step_norm is None:
-            raise Refused(
-                f"max_update = {limits.max_update:g} with {self.algorithm}, whose steps have any length",
-                "leave --max-update out, or take an algorithm that clips gradients",
-            )
-
-    def _refuse_unreachable(self) -> None:
-        """Refuse a link that nobody could open."""
-        for j, i in sorted(self.links):
-            if self.is_relayed((j, i)) and self.relay is None:
-                raise Refused(
-                    f"{self.roster[j].name} sends to {self.roster[i].name}, and neither can be dialled",
-                    "give one of them an --address, name a --relay, or take a graph without this link",
-                )
-        if self.relay is not None and self.relay.address is None:
-            raise Refused(f"{self.relay.name} as a relay, which nobody can dial", "a relay needs an --address")
+    def _limit_faults(self) -> Iterator[Fault]:
+        limits, period, n = self.limits, self.graph.period or HORIZON, len(self.roster)
+        yield limits.fewest > n, f"fewest = {limits.fewest} with {n} sites", "take at most their number"
+        what = f"staleness = {limits.staleness} with a graph that uses a link every {period} steps"
+        yield limits.staleness < period, what, f"take at least {period}"
+        what = f"max_update = {limits.max_update} with {self.algorithm}, whose steps have any length"
+        remedy = "leave --max-update out, or take an algorithm that clips gradients"
+        yield limits.max_update is not None and self.step_norm is None, what, remedy
+        for link in sorted(self.links):
+            what = f"{self.roster[link[0]].name} sends to {self.roster[link[1]].name}, and neither can be dialled"
+            remedy = "give one of them an --address, name a --relay, or take a graph without this link"
+            yield self.is_relayed(link) and self.relay is None, what, remedy
+        is_closed = self.relay is not None and self.relay.address is None
+        yield is_closed, f"{self.values['relay']} as a relay, which nobody can dial", "a relay needs an --address"
 
     def is_relayed(self, link: tuple[int, int]) -> bool:
         """Tell whether neither end of a link can be dialled."""
@@ -290,8 +261,7 @@ class Agreement:
             return None
         c, shared, sigma = self.config, self.values["shared_noise"], max(self.values["sigma"])
         if shared is not None:
-            partners = c.pair_degree or len(self.roster) - 1
-            sigma = math.sqrt(max(shared["own"]) + partners * shared["pair"])
+            sigma = math.sqrt(max(shared["own"]) + (len(self.roster) - 1) * shared["pair"])
         longest = max(c.step_size(0), c.step_size(c.algorithm.steps - 1))
         return float(longest * (c.privacy.clip + sigma * math.sqrt(self.weights)))
 
@@ -337,14 +307,13 @@ class Agreement:
 
     def node(self, site: Site) -> int:
         """Return which node of the run this site is."""
-        for node, card in enumerate(self.roster):
-            if card.identity == site.card.identity:
-                if card != site.card:
-                    raise Refused(
-                        f"{self.name} has another card of {site.name} than this home",
-                        "send the proposer the card that `privsgp site card` writes now",
-                    )
-                return node
+        if site.card in self.roster:
+            return self.roster.index(site.card)
+        if site.card.identity in [card.identity for card in self.roster]:
+            raise Refused(
+                f"{self.name} has another card of {site.name} than this home",
+                "send the proposer the card that `privsgp site card` writes now",
+            )
         raise Refused(f"{site.name} ({site.card.fingerprint}) is not on the roster of {self.name}", "see `agree show`")
 
     def refuse_expired(self, now: dt.datetime | None = None) -> None:
@@ -370,16 +339,12 @@ class Agreement:
 
         Guarantee: mechanism, σ and allowance of the node are calibrated here, from its own number of samples.
         """
-        J = len(dataset.y)
-        if self.values["samples"][node] != J:
-            raise Refused(
-                f"the data has {J} samples, and {self.name} says {self.values['samples'][node]}",
-                "J is public and counted with: agree anew, with the number that is true",
-            )
-        if (shape := _shape(dataset)) != self.values["sample"]:
-            raise Refused(
-                f"the data is like {shape}, and {self.name} says {self.values['sample']}", "bring data like that"
-            )
+        J, v = len(dataset.y), self.values
+        agreed, shape = v["samples"][node], _shape(dataset)
+        remedy = "J is public and counted with: agree anew, with the number that is true"
+        _refuse([(agreed != J, f"the data has {J} samples, and {self.name} says {agreed}", remedy)])
+        what = f"the data is like {shape}, and {self.name} says {v['sample']}"
+        _refuse([(shape != v["sample"], what, "bring data like that")])
         self._refuse_size(node)
         config = self.config.with_section("engine", device=device)
         problem = assembled(config, dataset, [np.arange(J)], range(node, node + 1), self.values["samples"])
@@ -412,19 +377,22 @@ class Agreement:
         )
 
     def _refuse_other(self, spec: RunSpec, encoder: nn.Module | None) -> None:
-        told = {"model": _model(spec.learning.model, encoder), "graph": graph_hash(spec.graph)}
-        for key, value in told.items():
-            if value != self.values[key]:
-                raise Refused(
-                    f"{self.name}: {key} is {json.dumps(self.values[key])}, and comes out here as {json.dumps(value)}",
-                    "nothing was signed: compare the versions of privsgp, torch and NumPy with the proposer's",
-                )
-        for i, (m, agreed) in enumerate(zip(spec.protection.mechanisms, self.values["sigma"], strict=True)):
-            if abs(m.sigma - agreed) > _CLOSE * max(m.sigma, agreed):
-                raise Refused(
-                    f"{self.name}: sigma of {self.roster[i].name} is {agreed:g}, and its budget needs {m.sigma:g}",
-                    "nothing was signed: ask the proposer how it came about",
-                )
+        own = {"model": _model(spec.learning.model, encoder), "graph": graph_hash(spec.graph)}
+        remedy = "nothing was signed: compare the versions of privsgp, torch and NumPy with the proposer's"
+        for key, value in own.items():
+            agreed = json.dumps(self.values[key])
+            what = f"{self.name}: {key} is {agreed}, and comes out here as {json.dumps(value)}"
+            _refuse([(value != self.values[key], what, remedy)])
+        for i, (m, sigma) in enumerate(zip(spec.protection.mechanisms, self.values["sigma"], strict=True)):
+            is_other = abs(m.sigma - sigma) > _CLOSE * max(m.sigma, sigma)
+            what = f"{self.name}: sigma of {self.roster[i].name} is {sigma:g}, and its budget needs {m.sigma:g}"
+            _refuse([(is_other, what, "nothing was signed: ask the proposer how it came about")])
+
+
+def _refuse(faults: Iterable[Fault], where: str = "") -> None:
+    for is_there, what, remedy in faults:
+        if is_there:
+            raise Refused(where + what, remedy)
 
 
 def propose(
@@ -438,13 +406,15 @@ def propose(
     relay: Card | None = None,
 ) -> Agreement:
     """Make an agreement from a configuration and the sites' cards; of the data only the shape of samples is used."""
-    if config.data.nodes != len(roster):
-        raise Refused(f"data.nodes = {config.data.nodes} with {len(roster)} cards", "give one --site CARD per node")
+    nodes, auto = config.data.nodes, config.algorithm.auto
+    faults = (
+        (nodes != len(roster), f"data.nodes = {nodes} with {len(roster)} cards", "give one --site CARD per node"),
+        (bool(auto), f"algorithm.{', '.join(auto)} = 'auto'", "write the number that `privsgp plan` gives"),
+        *_algorithm_faults(config),
+    )
+    _refuse(faults)
     if config.data.sizes is None:
         raise Refused("no data.sizes", "write how many samples each site has, in the order of --site: they are public")
-    if config.algorithm.auto:
-        raise Refused(f"algorithm.{config.algorithm.auto[0]} = 'auto'", "write the number that `privsgp plan` gives")
-    refuse_algorithm(config)
     # A step that was sent is never made again: no noise is needed for repeats.
     sizes, config = config.data.sizes, configs.parse(config.with_section("privacy", spare=0.0).shared())
     config = with_scale(config, sizes)  # θ and C are signed as numbers: no site, and no restart, settles on its own
@@ -496,43 +466,24 @@ def _noise(config: Config, like: Dataset) -> dict[str, Any]:
     return {"sigma": [m.sigma for m in p.mechanisms], "shared_noise": shared}
 
 
-def refuse_algorithm(config: Config) -> None:
-    """Refuse what could not be gone on with after a crash, or does not send to neighbours in step."""
-    a = config.algorithm
-    if a.name not in ALLOWED:
-        raise Refused(
-            f"algorithm.name = {a.name!r} between sites: it does not send to neighbours in step by push-sum, or nobody "
-            "knows whether what it remembers survives a crash",
-            f"take {' or '.join(map(repr, ALLOWED))}",
-        )
-    if config.privacy.nominal:
-        raise Refused(
-            f"privacy.accountant = {config.privacy.accountant!r} between sites: its ε guarantees nothing",
-            "take 'certified': others rely on what is agreed on",
-        )
-    if config.privacy.noise == "auto":
-        raise Refused(
-            "privacy.noise = 'auto' between sites",
-            "write 'independent' or 'pairwise': all sign whom they have to trust",
-        )
-    _refuse_features(config)
-    if a.average != "none" and a.final_mixing:
-        raise Refused(
-            f"algorithm.average = {a.average!r} with algorithm.final_mixing = {a.final_mixing} between sites",
-            "leave one of them out: what is on its way between sites is no average",
-        )
-
-
-def _refuse_features(config: Config) -> None:
-    """Refuse maps of samples that are not made anew, and alike, from what all have signed."""
-    if config.features.name not in FEATURES:
-        raise Refused(
-            f"features.name = {config.features.name!r} between sites: its weights do not travel",
-            f"take {', '.join(map(repr, FEATURES))}, or let every site bring encoded samples",
-        )
-    for key, value in config.features.options.items():
-        if isinstance(value, int) and value > _MOST_FEATURES:
-            raise Refused(f"features.{key} = {value} between sites", f"take at most {_MOST_FEATURES}")
+def _algorithm_faults(config: Config) -> Iterator[Fault]:
+    """Yield what could not be gone on with after a crash, or does not send to neighbours in step."""
+    a, privacy, features = config.algorithm, config.privacy, config.features
+    what = f"algorithm.name = {a.name!r} between sites: it does not send to neighbours in step by push-sum, or nobody "
+    what += "knows whether what it remembers survives a crash"
+    yield a.name not in ALLOWED, what, f"take {' or '.join(map(repr, ALLOWED))}"
+    what = f"privacy.accountant = {privacy.accountant!r} between sites: its ε guarantees nothing"
+    yield privacy.nominal, what, "take 'certified': others rely on what is agreed on"
+    remedy = "write 'independent' or 'pairwise': all sign whom they have to trust"
+    yield privacy.noise == "auto", "privacy.noise = 'auto' between sites", remedy
+    what = f"features.name = {features.name!r} between sites: its weights do not travel"
+    yield features.name not in FEATURES, what, f"take {', '.join(map(repr, FEATURES))}, or bring encoded samples"
+    for key, value in features.options.items():
+        is_vast = isinstance(value, int) and value > _MOST_FEATURES
+        yield is_vast, f"features.{key} = {value} between sites", f"take at most {_MOST_FEATURES}"
+    what = f"algorithm.average = {a.average!r} with algorithm.final_mixing = {a.final_mixing} between sites"
+    remedy = "leave one of them out: what is on its way between sites is no average"
+    yield a.average != "none" and bool(a.final_mixing), what, remedy
 
 
 def graph_hash(graph: Graph) -> str:
@@ -547,11 +498,11 @@ def _model(model: nn.Module, encoder: nn.Module | None) -> dict[str, Any]:
     return {"weights": Layout.of(model).dim, "x0": starting.digest(model), "features": told}
 
 
-def _refuse_no_time(text: str, where: str) -> None:
+def _is_time(text: str) -> bool:
     try:
-        _time(text)
+        return bool(_time(text))
     except ValueError:
-        raise Refused(f"{where} = {text!r}, which is no time", "ask for a study that `propose` wrote") from None
+        return False
 
 
 def _text(when: dt.datetime) -> str:

@@ -10,7 +10,6 @@ import contextlib
 import dataclasses
 import hashlib
 import json
-import math
 import threading
 import time
 from dataclasses import dataclass
@@ -24,8 +23,8 @@ from privsgp.accounting import ledger
 from privsgp.accounting import policy as policies
 from privsgp.accounting.book import Total
 from privsgp.data.dataset import settle
-from privsgp.data.known import hashes_of, is_tested_on_own
 from privsgp.data.loading import is_file, read_file, same_file, with_test
+from privsgp.data.same_records import hashes_of, is_tested_on_own
 from privsgp.data.tables import is_table
 from privsgp.engine import checkpoint
 from privsgp.engine.folder import Folder
@@ -49,8 +48,8 @@ from privsgp.sites.net.client import Client
 from privsgp.sites.net.relay import Relay
 from privsgp.sites.net.server import Server
 from privsgp.sites.policy import refuse_against
+from privsgp.sites.protocol.gossip import Goodbye, Gossip
 from privsgp.sites.protocol.mailbox import Inbox, Outbox, depth, wait_for
-from privsgp.sites.protocol.members import Goodbye, Members, goodbye_text
 from privsgp.sites.protocol.pairs import PairKeys, delete, needs_keys
 from privsgp.sites.signed import Signatures
 from privsgp.sites.store import Store
@@ -80,7 +79,7 @@ class Network:
     agreement: Agreement
     node: int
     audit: Audit
-    members: Members
+    members: Gossip
     inbox: Inbox
     outbox: Outbox
     server: Server
@@ -100,9 +99,8 @@ class Network:
         finally:
             self.client.stop()
             self.server.stop()
-            self.transport.close()
 
-    def until(self, done: Callable[[], bool], seconds: float = math.inf) -> bool:
+    def until(self, done: Callable[[], bool], seconds: float) -> bool:
         """Wait until something is done; tell whether it is after so many seconds."""
         return wait_for(self.members.changed, done, seconds)
 
@@ -115,8 +113,8 @@ def wire(site: Site, agreement: Agreement, folder: Folder) -> Network:
     store = Store(agreement, node, private / "state.sqlite")
     inbox = Inbox(agreement, node, kept, store, changed, is_open=False)
     outbox = Outbox(kept, changed)
-    signatures = Signatures(folder.path / "signatures.json", agreement)
-    members = Members(
+    signatures = Signatures(folder.path, agreement)
+    members = Gossip(
         agreement, node, store.begin(), agreement.sign(site), inbox,
         sign=lambda text: site.sign(b"progress", text).hex(),
         accuse=lambda i, of: audit.note(of.kind, agreement.roster[i].name, str(of), **of.evidence),
@@ -125,11 +123,11 @@ def wire(site: Site, agreement: Agreement, folder: Folder) -> Network:
     pairs = None
     if needs_keys(agreement):
         pairs = PairKeys(site, agreement, node, _pair_key(folder), members.pair_keys)
-        pairs.settle(begun=folder.checkpoint.exists())
+        pairs.open(begun=folder.checkpoint.exists())
         sync_names(private)
     members.take_up(*signatures.read())
     about = (site, agreement, node, inbox, outbox, members)
-    leaving = _asked_to_leave(folder)
+    leaving = _leaving(folder)
     transport = SitesTransport(*about, private / "taken.jsonl", lambda: stopping.asked or leaving.exists())
     relays = agreement.relay is not None and agreement.relay.identity == site.card.identity
     server = Server(*about, audit, relay=Relay(changed) if relays else None)
@@ -143,11 +141,8 @@ def join(
     test: Path | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     """Take part in a run until it ends, and return the site's summary; `test` are public data to try the model on."""
-    site, agreement = Site.open(home), Agreement.read(study)
-    node = agreement.node(site)
-    folder = Folder(out or default_out(agreement), f"-{node}-{node}")
+    site, agreement, folder = _opened(study, home, out)
     folder.refuse_unless_writable()
-    _refuse_left(folder)
     if (wrong := own_certificate(site)) is not None:
         raise Refused(*wrong)
     if folder.summary.exists():
@@ -155,10 +150,11 @@ def join(
     if not folder.checkpoint.exists():
         agreement.refuse_expired()
     check_policy(site, agreement)
+    node = agreement.node(site)
     spec, records = _spec(agreement, file, test, node, device, lambda line: say(f"note, for this site alone: {line}"))
     with folder.locked():
         resumed = _has_spent(folder, node)
-        _settle(folder, agreement)
+        _prepare(folder, agreement)
         _enter(site, agreement, folder, spec, (str(file), records), resumed=resumed, moved=moved, say=say)
         network = wire(site, agreement, folder)
         trainer = SiteTrainer(spec, folder, network.transport, network.stopping, watch, network.pairs)
@@ -166,23 +162,33 @@ def join(
         with network.opened(), status.kept(network, folder), served(metrics, lambda: metrics_text(network)):
             try:
                 _wait_for_signatures(network, say)
-                network.members.phase = "training"
+                network.members.enter("training")
                 outcome = trainer.run()
-            except Interrupted as stopped:
-                stopped.kept = True
-                if _asked_to_leave(folder).exists():
+            except Interrupted:
+                if _leaving(folder).exists():
                     _goodbye(network, folder)
+                    say("this site has left the run")
                 raise
             except Ended:
-                if network.pairs is not None:
-                    network.pairs.forget()
+                delete(_pair_key(folder))
                 raise
             finally:
                 trainer.close()
             summary = _finish(network, folder, spec, outcome)
-            network.members.phase = "finished"
+            network.members.enter("finished")
             _see_off(network, say)
         return summary
+
+
+def _opened(study: Path, home: Path, out: Path | None) -> tuple[Site, Agreement, Folder]:
+    """Return a site, a study and the site's folder of it; refuse a run that the site has left."""
+    site, agreement = Site.open(home), Agreement.read(study)
+    node = agreement.node(site)
+    folder = Folder(out or default_out(agreement), f"-{node}-{node}")
+    if folder.run == agreement.run and node in Signatures(folder.path, agreement).read()[1]:
+        delete(_pair_key(folder))
+        raise Refused(f"{folder.path}: this site has left the run for good", "agree on a new one")
+    return site, agreement, folder
 
 
 def default_out(agreement: Agreement) -> Path:
@@ -197,7 +203,7 @@ def check_policy(site: Site, agreement: Agreement) -> bool:
     """
     policy = policies.read(site.home / "policy.toml")
     if policy is not None:
-        refuse_against(policy, agreement, agreement.node(site), Total(0.0, 0.0, ()))
+        refuse_against(policy, agreement, agreement.node(site), Total(0.0, 0.0))
     return policy is not None
 
 
@@ -262,7 +268,7 @@ def _spec(
     return told, booked.records_of(hashes_of(dataset), dataset.y, [np.arange(len(dataset.y))])[0]
 
 
-def _settle(folder: Folder, agreement: Agreement) -> None:
+def _prepare(folder: Folder, agreement: Agreement) -> None:
     """Make the run's folder, or refuse one of another run."""
     folder.prepare()
     folder.identify(versions(), None, agreement.run)
@@ -282,15 +288,15 @@ def _pair_key(folder: Folder) -> Path:
 
 def _wait_for_signatures(network: Network, say: Callable[[str], None]) -> None:
     """Wait until all have signed: before that no step is taken."""
-    said = ""
+    told = ""
     with network.stopping:
         while missing := network.members.unsigned():
-            if (text := f"waiting for the signature of {', '.join(missing)}") != said:
-                say(said := text)
+            if (text := f"waiting for the signature of {', '.join(missing)}") != told:
+                say(told := text)
             if network.transport.stop():
                 raise Interrupted(0)
             network.until(lambda: not network.members.unsigned(), _TICK)
-    if said:
+    if told:
         say("all have signed")
 
 
@@ -311,51 +317,50 @@ def _summary(network: Network, spec: RunSpec, outcome: Outcome) -> dict[str, Any
     spent[node] = finite(p.epsilon(node, outcome.releases[0])) if spec.algorithm.private else None
     releases[node] = outcome.releases[0]
     unseen = ("mean_node_accuracy", "worst_node_accuracy", "consensus_error", "train_loss")  # nobody sees all models
-    untold = dict.fromkeys([*unseen, "steps_per_second", "peak_memory_bytes"])
-    told = seen(spec, outcome) | untold | {"virtual_seconds": spec.clock.at(outcome.steps)}
+    unknown = dict.fromkeys([*unseen, "steps_per_second", "peak_memory_bytes"])
+    measured = seen(spec, outcome) | unknown | {"virtual_seconds": spec.clock.at(outcome.steps)}
     others = [i for i in range(spec.nodes) if i != node]
     norm = float(outcome.state.z[0].double().norm())
-    return summarised(spec, outcome, spent, told, others, node) | {
-        "name": agreement.name, "releases": releases, "faults": None,
-        "site": {
-            "name": network.site.name, "node": node, "run": agreement.run, "w": float(outcome.state.w[0]),
-            "model_norm": norm, "weight_of_all": outliers.weight_of_all(network.members.gone()),
-            "incarnation": network.members.incarnation, "messages": outcome.faults, "refused": network.audit.counts(),
-            "warnings": network.audit.warnings(),
-            "roster": [
-                {
-                    "name": card.name, "fingerprint": card.fingerprint,
-                    "newest": None if one is None else one.header.step, "distance": outliers.distance(i, norm),
-                }
-                for i, (card, one) in enumerate(zip(agreement.roster, newest, strict=True))
-            ],
-        },
+    roster = [
+        {
+            "name": card.name, "fingerprint": card.fingerprint,
+            "newest": None if one is None else one.header.step, "distance": outliers.distance(i, norm),
+        }
+        for i, (card, one) in enumerate(zip(agreement.roster, newest, strict=True))
+    ]  # fmt: skip
+    own = {
+        "name": network.site.name, "node": node, "run": agreement.run, "w": float(outcome.state.w[0]),
+        "model_norm": norm, "weight_of_all": outliers.weight_of_all(network.members.gone()),
+        "incarnation": network.members.incarnation, "messages": outcome.faults, "refused": network.audit.counts(),
+        "warnings": network.audit.warnings(), "roster": roster,
     }  # fmt: skip
+    whole = summarised(spec, outcome, spent, measured, others, node)
+    return whole | {"name": agreement.name, "releases": releases, "faults": None, "site": own}
 
 
 def _see_off(network: Network, say: Callable[[str], None], least: float = 0.0) -> None:
-    """Stay until all have what they need of this site; of those who are not there, not for long.
+    """Stay until all have what they need of this site; of those that are not there, not for long.
 
     Until anybody was there, for `least` seconds.
     """
-    members, transport, usual = network.members, network.transport, _FAREWELL * network.agreement.limits.deadline
-    began, said, stopping = time.monotonic(), "", Stopping()
+    members, transport, told, stopping = network.members, network.transport, "", Stopping()
+    began, usual = time.monotonic(), _FAREWELL * network.agreement.limits.deadline
 
-    def waiting() -> list[int]:
+    def needing() -> list[int]:
         last = zip(transport.targets, transport.last.tolist(), strict=True)
         return [i for i, step in last if not members.is_served(i, step)]
 
     with stopping:
-        while needing := waiting():
-            names = ", ".join(network.agreement.roster[i].name for i in needing)
-            patience = usual if members.has_met_anybody() else max(least, usual)
-            if stopping.asked or (not any(map(members.is_there, needing)) and time.monotonic() - began > patience):
+        while needed := needing():
+            names = ", ".join(network.agreement.roster[i].name for i in needed)
+            patience = usual if any(one.incarnation for one in members.others.values()) else max(least, usual)
+            if stopping.asked or (not any(map(members.is_there, needed)) and time.monotonic() - began > patience):
                 say(f"{names} may still need this site's last message: join again when they are back")
                 return
-            if (text := f"finished; serving {names}") != said:
-                say(said := text)
-            network.until(lambda: not waiting(), _TICK)
-        _until_heard(network, "finished")
+            if (text := f"finished; serving {names}") != told:
+                say(told := text)
+            network.until(lambda: not needing(), _TICK)
+        network.until(members.all_informed, _GOODBYE)
 
 
 def _serve_again(site: Site, agreement: Agreement, folder: Folder, say: Callable[[str], None]) -> dict[str, Any]:
@@ -366,7 +371,7 @@ def _serve_again(site: Site, agreement: Agreement, folder: Folder, say: Callable
         delete(_pair_key(folder))
         network = wire(site, agreement, folder)
         _take_up_links(folder, network.transport)
-        network.members.phase = "finished"
+        network.members.enter("finished")
         with network.opened(), status.kept(network, folder):
             network.transport.serve()
             _see_off(network, say, _AGAIN)
@@ -379,38 +384,21 @@ def _take_up_links(folder: Folder, transport: SitesTransport) -> None:
         sync_names(folder.checkpoint.parent)  # a process that was killed may have named it, and no more
         step = checkpoint.verified(folder.checkpoint, transport.agreement.run).step
         checkpoint.load_arrays(folder.checkpoint, {f"links.{k}": v for k, v in transport.arrays().items()})
-        transport.restored(step, *checkpoint.load_state(folder.checkpoint))
+        transport.restored(step)
 
 
-def _asked_to_leave(folder: Folder) -> Path:
+def _leaving(folder: Folder) -> Path:
+    """Return the file with which `leave` asks the process that is in the run."""
     return folder.path / "private" / "leaving"
-
-
-def _left(folder: Folder) -> Path:
-    return folder.path / "private" / "left"
-
-
-def has_left(place: Path) -> bool:
-    """Return whether the site has left the run in a folder for good."""
-    return _left(Folder(place)).exists()
-
-
-def _refuse_left(folder: Folder) -> None:
-    if has_left(folder.path):
-        delete(_pair_key(folder))
-        raise Refused(f"{folder.path}: this site has left the run for good", "agree on a new one")
 
 
 def leave(study: Path, *, home: Path, out: Path | None = None) -> bool:
     """Leave a run for good; tell whether the others could be told here, and not by the process that is in the run."""
-    site, agreement = Site.open(home), Agreement.read(study)
-    node = agreement.node(site)
-    folder = Folder(out or default_out(agreement), f"-{node}-{node}")
+    site, agreement, folder = _opened(study, home, out)
     if not folder.config.exists():
         raise Refused(f"{folder.path} holds no run of {agreement.name}", "name its folder with --out")
     _refuse_other_run(folder, agreement)
-    _refuse_left(folder)
-    _asked_to_leave(folder).touch(0o600)
+    _leaving(folder).touch(0o600)
     try:
         with folder.locked():
             network = wire(site, agreement, folder)
@@ -426,14 +414,11 @@ def leave(study: Path, *, home: Path, out: Path | None = None) -> bool:
 
 
 def _goodbye(network: Network, folder: Folder) -> None:
-    """Bring who is there this site's last messages; sign that it leaves, and what it took; tell who can be told."""
+    """Bring the sites that are there this site's last messages; sign that it leaves; tell those that can be told."""
     network.until(lambda: _delivered(network), max(_GOODBYE, network.agreement.limits.deadline))
-    taken = network.transport.taken()
-    signature = network.site.sign(b"leave", goodbye_text(network.agreement.run, taken)).hex()
-    network.members.leave(Goodbye(taken=taken, signature=signature))
-    _left(folder).touch(0o600)
+    network.members.leave(Goodbye.make(network.site, network.agreement.run, network.transport.taken()))
     delete(_pair_key(folder))
-    _until_heard(network, "left")
+    network.until(network.members.all_informed, _GOODBYE)
 
 
 def _delivered(network: Network) -> bool:
@@ -441,12 +426,6 @@ def _delivered(network: Network) -> bool:
     members, last = network.members, zip(network.transport.targets, network.transport.last.tolist(), strict=True)
     new = set(members.strangers())
     return all(members.has_newest(i, step) for i, step in last if step >= 0 and (i in new or members.is_there(i)))
-
-
-def _until_heard(network: Network, phase: str) -> None:
-    """Stay until all who are there know what this site does, for some seconds at most."""
-    time.sleep(2 * _TICK)
-    network.until(lambda: network.members.have_heard(phase), _GOODBYE)
 
 
 def relay(
@@ -458,8 +437,8 @@ def relay(
         raise Refused(f"{site.name} is not the relay of {agreement.name}", "see `privsgp agree show`")
     if site.card.identity in [card.identity for card in agreement.roster]:
         raise Refused(f"{site.name} is a member of {agreement.name}", "its `privsgp join` relays too")
-    members, nothing = Members(agreement, _NOBODY, 1, ""), Inbox(agreement, _NOBODY, 1)
-    server = Server(site, agreement, _NOBODY, nothing, Outbox(1), members, Audit(audit), relay=Relay())
+    members = Gossip(agreement, _NOBODY, 1, "")
+    server = Server(site, agreement, _NOBODY, members.inbox, Outbox(1), members, Audit(audit), relay=Relay())
     server.start(site.listen or "")
     say(f"relaying at {site.listen}; Ctrl-C ends it. Messages are sealed: this machine cannot read them")
     try:

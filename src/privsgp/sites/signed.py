@@ -5,8 +5,7 @@ A run may be of an older release: what is checked here is what people signed, no
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 from pydantic import BaseModel, Field, ValidationError
 
@@ -16,22 +15,25 @@ from privsgp.outside import fault
 from privsgp.sites.agreement import StudyFile
 from privsgp.sites.canonical import digest
 from privsgp.sites.identity import Card
-from privsgp.sites.protocol.members import Goodbye, left_for_good
+from privsgp.sites.protocol.gossip import Goodbye
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from privsgp.sites.agreement import Agreement
-    from privsgp.sites.protocol.members import Members
+    from privsgp.sites.protocol.peers import PeerTable
 
 _LONGEST = 2**24
 _PUBLIC = ("samples", "epsilon", "delta", "sigma")
 
 
+_Signature = Annotated[str, Field(pattern=r"^[0-9a-f]{128}$")]
+
+
 class _One(BaseModel):
     name: str
     identity: str
-    signature: Annotated[str, Field(pattern=r"^[0-9a-f]{128}$")] | None
+    signature: _Signature | None
     left: Goodbye | None
     pair_key: str | None = None
 
@@ -44,8 +46,8 @@ class _SignaturesFile(BaseModel):
 class Signatures:
     """signatures.json in a run folder: each site's signature, its goodbye, and its key where noise is shared."""
 
-    def __init__(self, path: Path, agreement: Agreement) -> None:
-        self.path, self.agreement = path, agreement
+    def __init__(self, folder: Path, agreement: Agreement) -> None:
+        self.path, self.agreement = folder / "signatures.json", agreement
 
     def read(self) -> tuple[dict[int, str], dict[int, Goodbye], dict[int, str]]:
         """Return what earlier processes kept, by node; nothing of it is checked here."""
@@ -56,13 +58,12 @@ class Signatures:
             {i: one.pair_key for i, one in kept.items() if one.pair_key},
         )
 
-    def write(self, members: Members) -> None:
+    def write(self, peers: PeerTable) -> None:
         """Keep what a site knows of signatures, goodbyes and keys."""
         sites = [
             {
-                "name": card.name, "identity": card.identity, "signature": members.signatures.get(i),
-                "left": members.left[i].model_dump() if i in members.left else None,
-                "pair_key": members.pair_keys.get(i),
+                "name": card.name, "identity": card.identity, "signature": peers.signatures.get(i),
+                "left": peers.left[i].model_dump() if i in peers.left else None, "pair_key": peers.pair_keys.get(i),
             }
             for i, card in enumerate(self.agreement.roster)
         ]  # fmt: skip
@@ -91,8 +92,7 @@ class Signatory(NamedTuple):
     left: bool  # so is its goodbye
 
 
-@dataclass(frozen=True)
-class Signed:
+class Signed(NamedTuple):
     """An agreement and who has signed it."""
 
     name: str
@@ -121,25 +121,25 @@ def is_between_sites(folder: Path) -> bool:
 
 def read(folder: Path) -> Signed | None:
     """Return who agreed to the run in a folder; None where it is no run between sites."""
-    study, kept = folder / "agreement.study", folder / "signatures.json"
+    study = folder / "agreement.study"
     if not is_between_sites(folder):
         return None
     values = parsed(read_bytes(study, _LONGEST), StudyFile, str(study))
     if any(len(values[key]) != len(values["roster"]) for key in _PUBLIC):
         raise Refused(f"{study} does not have one J, ε, δ and σ per site", "it is damaged: restore it from a copy")
-    run = digest(values)
+    run, found = digest(values), {one.identity: one for one in _read(folder / "signatures.json")}
     roster = [Card.of(card, f"{study}, roster[{at}]") for at, card in enumerate(values["roster"])]
-    found = {one.identity: one for one in _read(kept)}
-    return Signed(
-        values["name"],
-        run,
-        values["created"],
-        [_signatory(values, i, card, run, found.get(card.identity)) for i, card in enumerate(roster)],
-    )
+    public = zip(*(values[key] for key in _PUBLIC), strict=True)
+    signatories = [
+        Signatory._make((card.name, card.fingerprint, *numbers, *_signed(card, run, found.get(card.identity))))
+        for card, numbers in zip(roster, public, strict=True)
+    ]
+    return Signed(values["name"], run, values["created"], signatories)
 
 
-def _signatory(values: dict[str, Any], i: int, card: Card, run: str, told: _One | None) -> Signatory:
-    J, epsilon, delta, sigma = (values[key][i] for key in _PUBLIC)
-    signed = told is not None and card.signed(b"agreement", run.encode(), told.signature or "")
-    left = told is not None and told.left is not None and left_for_good(card, run, told.left)
-    return Signatory(card.name, card.fingerprint, J, epsilon, delta, sigma, signed=signed, left=left)
+def _signed(card: Card, run: str, kept: _One | None) -> tuple[bool, bool]:
+    """Tell whether a site signed the agreement, and whether it signed that it left."""
+    if kept is None:
+        return False, False
+    left = kept.left is not None and kept.left.is_of(card, run)
+    return card.signed(b"agreement", run.encode(), kept.signature or ""), left

@@ -194,7 +194,7 @@ class SiteTrainer(Trainer):
             self._pairs.forget()
         with self.stopping:
             for r in range(max(k, self._round), self._network.agreement.rounds):
-                self._network.members.phase = "mixing"
+                self._network.members.enter("mixing")
                 self.state = State.debiased(*self.driver.send(r, self.state.x, self.state.w, paid=False))
                 self.watch(r + 1, None)
         return self.averaging.released(self.state)

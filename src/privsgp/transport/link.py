@@ -79,15 +79,10 @@ def grown(before: Sums | None, x: NDArray[np.floating], w: float, share: float) 
     """
     after = np.empty(len(x) + 1)
     for part in parts(len(x)):
-        grow_part(after[part], None if before is None else before[part], x[part], share)
+        np.multiply(x[part], share, out=after[part], dtype=np.float64)
+        after[part] += 0.0 if before is None else before[part]
     after[-1] = (0.0 if before is None else before[-1]) + w * share
     return after
-
-
-def grow_part(after: Sums, before: Sums | None, x: NDArray[np.floating], share: float) -> None:
-    """Do so for a part of x."""
-    np.multiply(x, share, out=after, dtype=np.float64)
-    after += 0.0 if before is None else before
 
 
 class Increment(NamedTuple):

@@ -1,22 +1,20 @@
 """Where the processes of a run meet: who is there, who owns which nodes, and what all of them must agree on.
 
 A process started by torchrun finds the others through a key-value store. What goes through it is public and small:
-the shared configuration, sizes, step numbers, noise levels, test metrics, and who is gone. Parameters never do; they
+the shared configuration, sizes, step numbers, noise levels and test metrics. Parameters never do; they
 travel as messages (torch_distributed.py). A process that was started alone is a world of one: nothing happens here.
 
 Anyone may write anything there, so a process uses its own values as they are and never as they come back, and those of
 others only where they have the form that was asked for (privacy.md, "Peers are adversaries"). Every wait has a
-deadline. A thread of its own asks the store, which may stand still with the process that holds it.
+deadline.
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import itertools
 import json
 import os
-import queue
 import threading
 import time
 from concurrent.futures import Future
@@ -41,9 +39,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 PATIENCE = 120.0  # seconds to wait for a process that lives; PRIVSGP_PATIENCE changes it
-_LAST_WORD = 3.0  # seconds to tell the others that one leaves
-_LOOK = 0.5  # seconds between looks for a process that has left
-_PAUSE = 0.002
+_MORE = 3.0  # seconds that the store gets beyond it, for its own answer that time is up
 _MOST_WORDS = 8  # differences that are named
 _Run = Annotated[str, Field(pattern="^[0-9a-f]{32}$")]
 
@@ -64,33 +60,18 @@ def blocks(nodes: int, processes: int) -> list[range]:
     return [range(a, b) for a, b in itertools.pairwise(ends)]
 
 
-class _Line:
-    """A thread that asks the meeting place, so that every wait for an answer has an end."""
+def _within(seconds: float, call: Callable[[], T]) -> T:
+    """Return what a call returns, in a thread of its own: the store may stand still with the process that holds it."""
+    answer: Future[T] = Future()
 
-    def __init__(self) -> None:
-        self._calls: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]]] = queue.SimpleQueue()
-        self._dead = False
-        threading.Thread(target=self._serve, daemon=True).start()
-
-    def __call__(self, call: Callable[[], T], seconds: float) -> T:
-        """Return what the call returns, within so many seconds; after one that took longer none is answered."""
-        if self._dead:
-            raise TimeoutError
-        answer: Future[T] = Future()
-        self._calls.put((call, answer))
+    def work() -> None:
         try:
-            return answer.result(seconds)
-        except TimeoutError:
-            self._dead = True
-            raise
+            answer.set_result(call())
+        except BaseException as error:  # noqa: BLE001 - whatever it is, it is for the caller
+            answer.set_exception(error)
 
-    def _serve(self) -> None:
-        while True:
-            call, answer = self._calls.get()
-            try:
-                answer.set_result(call())
-            except BaseException as error:  # noqa: BLE001 - whatever it is, it is for who asked
-                answer.set_exception(error)
+    threading.Thread(target=work, daemon=True).start()
+    return answer.result(seconds)
 
 
 class World:
@@ -153,7 +134,7 @@ class World:
         `call` has a line of its own to the meeting place (`apart`).
         """
         try:
-            _Line()(call, self.patience + _LAST_WORD)
+            self._ask(call)
         except (RuntimeError, TimeoutError) as error:
             raise PeerLost(f"not all processes connected within {self.patience:g} s", self.step) from error
 
@@ -165,17 +146,11 @@ class World:
 
     @contextmanager
     def leaving(self) -> Iterator[None]:
-        """Let no process go while another still needs the meeting place; tell the others about a bad end, not which.
+        """Let process 0 stay until all are done: the meeting place ends with it. Nobody is told of an error.
 
         Which error is raised may be a function of records (privacy.md, "Peers are adversaries").
         """
-        try:
-            yield
-        except BaseException:
-            if not self.alone:
-                with contextlib.suppress(RuntimeError, TimeoutError):
-                    self._ask(partial(self.store.compare_set, "gone", "", str(self.rank)), _LAST_WORD)
-            raise
+        yield
         if not self.alone:
             with self._meeting():
                 self._ask(partial(self.store.set, f"bye/{self.rank}", ""))
@@ -209,33 +184,19 @@ class World:
         except ValidationError as error:
             self.refuse(rank, f"says {shown(word.decode(errors='replace'))}: {fault(error)}")
 
-    def _ask(self, call: Callable[[], T], seconds: float | None = None) -> T:
-        return self._line(call, self.patience if seconds is None else seconds)
-
-    @functools.cached_property
-    def _line(self) -> _Line:
-        return _Line()
+    def _ask(self, call: Callable[[], T]) -> T:
+        return _within(self.patience + _MORE, call)
 
     def _wait(self, keys: dict[int, str]) -> None:
-        """Wait until all have said something; stop if one has left, or after the patience."""
-        begun = looked = time.monotonic()
-        while not self._ask(partial(self.store.check, list(keys.values()))):
-            time.sleep(_PAUSE)
-            now = time.monotonic()
-            if now - looked > _LOOK or now - begun > self.patience:
-                looked = now
-                self._stop_if_gone()
-            if now - begun > self.patience:
-                silent = [rank for rank, key in keys.items() if not self._ask(partial(self.store.check, [key]))]
-                who = f"process {silent[0]} is" if len(silent) == 1 else f"processes {', '.join(map(str, silent))} are"
-                raise PeerLost(f"{who} gone (silent for {self.patience:g} s)", self.step)
-
-    def _stop_if_gone(self) -> None:
-        """Stop if a process has said that it ended. Anybody may have written its number."""
-        if self._ask(partial(self.store.check, ["gone"])):
-            said = self._ask(partial(self.store.get, "gone")).decode(errors="replace")
-            who = f"process {said}" if said in map(str, range(self.size)) else "a process"
-            raise PeerLost(f"{who} is gone (it ended: see its own message)", self.step)
+        """Wait until all have said something, as long as the patience lasts."""
+        try:
+            self._ask(partial(self.store.wait, list(keys.values()), timedelta(seconds=self.patience)))
+        except RuntimeError:
+            silent = [rank for rank, key in keys.items() if not self._ask(partial(self.store.check, [key]))]
+            if not silent:
+                return
+            who = f"process {silent[0]} is" if len(silent) == 1 else f"processes {', '.join(map(str, silent))} are"
+            raise PeerLost(f"{who} gone (silent for {self.patience:g} s)", self.step) from None
 
     @contextmanager
     def _meeting(self) -> Iterator[None]:

@@ -22,12 +22,12 @@ from privsgp.sites.canonical import canonical
 from privsgp.sites.identity import tls_name
 from privsgp.sites.net.causes import Cause, cause_of
 from privsgp.sites.net.relay import Seal, collected, most
-from privsgp.sites.net.server import HELLO, PULL, SERVICE, receive
+from privsgp.sites.net.server import HELLO, PULL, SERVICE
 from privsgp.sites.net.tls import grpc
 from privsgp.sites.protocol import frames
 from privsgp.sites.protocol.frames import PIECE, Rejected
+from privsgp.sites.protocol.gossip import Node, Yours, read_said
 from privsgp.sites.protocol.mailbox import wait_for
-from privsgp.sites.protocol.members import Newest, Node, read_said
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from privsgp.sites.audit import Audit
     from privsgp.sites.identity import Card, Site
     from privsgp.sites.protocol.frames import Frame
+    from privsgp.sites.protocol.gossip import Gossip
     from privsgp.sites.protocol.mailbox import Inbox, Outbox
-    from privsgp.sites.protocol.members import Members
 
 RELAY = -1  # in the place of a node
 BEAT = 1.0  # seconds between two hellos
@@ -65,11 +65,24 @@ class From(Options):
     step: Whole
 
 
+def dialled(site: Site, card: Card) -> grpc.Channel:
+    """Open a connection on which only the site of a card can answer: its own authority is all that is trusted."""
+    key, certificate = site.tls()
+    credentials = grpc.ssl_channel_credentials(card.authority_pem, key, certificate)
+    proxy = [("grpc.http_proxy", site.proxy)] if site.proxy else [("grpc.enable_http_proxy", 0)]
+    options = [
+        ("grpc.ssl_target_name_override", tls_name(card.name)), ("grpc.max_receive_message_length", PIECE + 4096),
+        ("grpc.keepalive_time_ms", 10000), ("grpc.keepalive_timeout_ms", 10000),
+        ("grpc.use_local_subchannel_pool", 1), *proxy,
+    ]  # fmt: skip
+    return grpc.secure_channel(card.address or "", credentials, options)
+
+
 class Client:
     """A site's connections to those that can be dialled."""
 
     def __init__(
-        self, site: Site, agreement: Agreement, node: int, inbox: Inbox, outbox: Outbox, members: Members, audit: Audit
+        self, site: Site, agreement: Agreement, node: int, inbox: Inbox, outbox: Outbox, members: Gossip, audit: Audit
     ) -> None:
         self.site, self.agreement, self.node = site, agreement, node
         self.inbox, self.outbox, self.members, self.audit = inbox, outbox, members, audit
@@ -176,16 +189,7 @@ class Client:
         return failure if failure is not None and failure.at >= self._worked.get(peer, -math.inf) else None
 
     def _channel(self, peer: int) -> grpc.Channel:
-        """Open a connection on which nobody but the peer can answer: its own authority is all that is trusted."""
-        card, (key, certificate) = self._card(peer), self.site.tls()
-        credentials = grpc.ssl_channel_credentials(card.authority_pem, key, certificate)
-        proxy = [("grpc.http_proxy", self.site.proxy)] if self.site.proxy else [("grpc.enable_http_proxy", 0)]
-        options = [
-            ("grpc.ssl_target_name_override", tls_name(card.name)), ("grpc.max_receive_message_length", PIECE + 4096),
-            ("grpc.keepalive_time_ms", 10000), ("grpc.keepalive_timeout_ms", 10000),
-            ("grpc.use_local_subchannel_pool", 1), *proxy,
-        ]  # fmt: skip
-        return grpc.secure_channel(card.address or "", credentials, options)
+        return dialled(self.site, self._card(peer))
 
     def _card(self, peer: int) -> Card:
         relay = self.agreement.relay
@@ -240,7 +244,7 @@ class Client:
         hello, version = channel.unary_unary(f"/{SERVICE}/Hello"), self.members.version
         said, asked = self.members.hello(peer), self.members.others[peer].incarnation
         self.members.learn(peer, hello(canonical(said), timeout=HELLO), asked)
-        self.members.told[peer] = said["phase"]
+        self.members.informed(peer, said["phase"])
 
         def urgent() -> bool:
             return self.ended.is_set() or self.members.version != version
@@ -258,7 +262,7 @@ class Client:
         push, asked = channel.stream_unary(f"/{SERVICE}/Push"), self.members.others[peer].incarnation
         self._bring_whole.add(peer)  # where this fails
         pieces = self.outbox.counted(peer, frame.pieces(after))
-        said = read_said(Newest, push(pieces, timeout=self.agreement.limits.transfer))
+        said = read_said(Yours, push(pieces, timeout=self.agreement.limits.transfer))
         self._bring_whole.discard(peer)
         self.members.look(said)
         in_part = frame.step is not None and after == frame.step.base
@@ -277,7 +281,7 @@ class Client:
         first = next(pieces, None)
         if first is not None:
             self._fetch_whole.add(peer)  # where this fails
-            receive(self.agreement, self.node, self.inbox, peer, *frames.opened(first), pieces)
+            self.inbox.receive(peer, first, pieces)
             self._fetch_whole.discard(peer)
         if self.inbox.newest(peer) == before:
             self.ended.wait(_FIRST)

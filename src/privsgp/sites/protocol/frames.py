@@ -7,7 +7,7 @@ taken for others.
 
 Who has the link's message before this one needs half of that: x of this step as it is, d float32, and w. The share that
 the link carries of them is public, so the receiver makes the same sums of it, bit by bit, and the header's hash shows
-that they are the same. All of this is done while the pieces of a message arrive: with the last one it is done.
+that they are the same.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import hashlib
 import math
 import struct
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 from cryptography.exceptions import InvalidSignature
@@ -25,7 +25,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from privsgp.errors import InWords
 from privsgp.outside import From1, Hash, Whole, shown
 from privsgp.sites.canonical import canonical
-from privsgp.transport.link import grow_part, parts
+from privsgp.transport.link import grown, parts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 
 PIECE = 1 << 20  # bytes of a body that travel as one message of gRPC
 SIGNATURE = 64
-_PART = 1 << 15  # numbers that are computed on at a time while they arrive
 _ANYTHING: dict[str, Any] = {"over": "ignore", "invalid": "ignore"}  # may come: it is refused, and warns of nothing
 _HEAD = struct.Struct("<H")
 _BASE = struct.Struct("<q")
@@ -86,8 +85,7 @@ class Header:
 _HEADER = TypeAdapter(Header)
 
 
-@dataclass(frozen=True)
-class Step:
+class Step(NamedTuple):
     """What a message brings to who has the one before it: x in the model's precision, w in float64."""
 
     base: int  # the step of the message before, −1 where this is the first
@@ -185,90 +183,43 @@ def refuse_head(agreement: Agreement, peer: int, node: int, header: Header, sign
         raise Rejected("signature", "a header that its sender did not sign") from None
 
 
-def read_sums(header: Header, signature: bytes, pieces: Iterator[bytes], border: Border) -> Frame:
-    """Read a message that travels as a whole."""
-    sums = np.empty(header.length // 8, "<f8")
-    for part in _arriving(sums.data.cast("B"), 8, pieces):
-        border.see(sums, part)
-    border.settle()
-    return Frame(header, signature, sums.data.cast("B"))
+def read_body(pieces: Iterator[bytes], length: int) -> memoryview:
+    """Put the pieces of a body together; reject any other length, however many pieces there are."""
+    body, filled = np.empty(length, np.uint8).data, 0
+    for piece in pieces:
+        if filled + len(piece) > length:
+            raise Rejected("length", f"more than the {length} bytes that were agreed on")
+        body[filled : filled + len(piece)] = piece
+        filled += len(piece)
+    if filled != length:
+        raise Rejected("length", f"{filled} of {length} bytes")
+    return body
 
 
 def read_step(
-    header: Header, signature: bytes, pieces: Iterator[bytes], border: Border, base: int, length: int, share: float
+    header: Header, signature: bytes, news: Step, before: NDArray[np.float64] | None, share: float, dtype: str
 ) -> Frame:
-    """Read what is new in a message since the one of step `base`, and make its sums."""
-    body, sums = np.empty(length, np.uint8).data, np.empty(header.length // 8, "<f8")
-    (x, _), before = split_step(body, border.dtype), border.before
-    for part in _arriving(body, x.itemsize, pieces):
-        if len(some := x[part]):  # not w
-            here = slice(part.start, part.start + len(some))
-            with np.errstate(**_ANYTHING):
-                grow_part(sums[here], None if before is None else before[here], some, share)
-            border.see(sums, here)
-    sums[-1] = (0.0 if before is None else before[-1]) + split_step(body, border.dtype)[1] * share
-    border.see(sums, slice(len(x), len(x) + 1))
-    border.settle()
-    return Frame(header, signature, sums.data.cast("B"), Step(base, body))
-
-
-def _arriving(body: memoryview, size: int, pieces: Iterator[bytes]) -> Iterator[slice]:
-    """Fill a body, and yield which numbers of so many bytes are there now; count across the stream."""
-    filled = done = 0
-    for piece in pieces:
-        if filled + len(piece) > len(body):
-            raise Rejected("length", f"more than the {len(body)} bytes that were agreed on")
-        body[filled : filled + len(piece)] = piece
-        filled += len(piece)
-        while filled // size - done >= _PART:
-            yield slice(done, done + _PART)
-            done += _PART
-    if filled != len(body):
-        raise Rejected("length", f"{filled} of {len(body)} bytes")
-    if filled > done * size:
-        yield slice(done, filled // size)
-
-
-class Border:
-    """What is checked of a message's sums, a part at a time: `before` are those of the newest that was let in.
-
-    Guarantee: what is settled is what the header names, finite, can be squared in the model's `dtype`, and brings
-    0 < Δw ≤ `most`.
-    """
-
-    def __init__(
-        self, header: Header, signature: bytes, before: NDArray[np.float64] | None, most: float, dtype: str
-    ) -> None:
-        self.header, self.signature, self.before, self.most, self.dtype = header, signature, before, most, dtype
-        self._hash, self._most = hashlib.sha256(), math.sqrt(np.finfo(dtype).max)
-        self._tame, self._weight = True, math.nan
-
-    def see(self, sums: NDArray[np.float64], part: slice) -> None:
-        """Look at the next part of the sums."""
-        some = sums[part]
-        self._hash.update(some.data)
-        with np.errstate(**_ANYTHING):
-            brought = some if self.before is None else some - self.before[part]
-        self._tame &= bool(np.abs(brought).max() <= self._most)  # not so where one is not a number
-        self._weight = float(brought[-1])
-
-    def settle(self) -> None:
-        """Reject sums that no link can have carried, once all parts were seen."""
-        step, evidence = self.header.step, Frame(self.header, self.signature, b"").evidence()
-        if self._hash.hexdigest() != self.header.sha256:
-            raise Rejected("hash", "a body that is not the one its header names")
-        if not self._tame:
-            raise Rejected("not finite", f"a message of step {step} that can be no model", evidence)
-        if not 0 <= self._weight <= self.most * (1 + 1e-9):  # a weight may be too small to change its sum
-            what = (
-                f"its message of step {step} brings the weight {self._weight:g}. Since the last one the link can carry"
-            )
-            raise Rejected("weight", f"{what} from 0 to at most {self.most:g}", evidence)
+    """Return the message that `news` leads to, for a receiver that has the sums before it; nothing is checked yet."""
+    with np.errstate(**_ANYTHING):
+        sums = grown(before, *split_step(news.body, dtype), share)
+    return Frame(header, signature, sums.data.cast("B"), news)
 
 
 def refuse_body(frame: Frame, before: NDArray[np.float64] | None, most: float, dtype: str) -> None:
-    """Reject a message at whose border nobody stood while it arrived."""
-    border, sums = Border(frame.header, frame.signature, before, most, dtype), frame.sums()
+    """Reject sums that no link can have carried; `before` are those of the newest message that was let in.
+
+    Guarantee: the sums are those that the header names, finite, can be squared in the model's `dtype`, and bring
+    0 ≤ Δw ≤ `most`.
+    """
+    if hashlib.sha256(frame.body).hexdigest() != frame.header.sha256:
+        raise Rejected("hash", "a body that is not the one its header names")
+    sums, largest, step = frame.sums(), math.sqrt(np.finfo(dtype).max), frame.header.step
     for part in parts(len(sums)):
-        border.see(sums, part)
-    border.settle()
+        with np.errstate(**_ANYTHING):
+            brought = sums[part] if before is None else sums[part] - before[part]
+        if not np.abs(brought).max() <= largest:  # nor is it where one is not a number
+            raise Rejected("not finite", f"a message of step {step} that can be no model", frame.evidence())
+    weight = float(brought[-1])
+    if not 0 <= weight <= most * (1 + 1e-9):  # a weight may be too small to change its sum
+        what = f"its message of step {step} brings the weight {weight:g}. Since the last one the link can carry"
+        raise Rejected("weight", f"{what} from 0 to at most {most:g}", frame.evidence())

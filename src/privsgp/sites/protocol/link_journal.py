@@ -2,8 +2,7 @@
 
 They are 8 bytes a weight, a link and a direction: too much to be written at each step. What changes them is half of it
 and less, and some of it serves all links: x of the step, and of each message that was taken what was new in it. So a
-journal holds these. A commit holds x of its own step: that goes into the journal only when the messages are on their
-way, and sums are made of both when a process takes up its commit.
+journal holds these, and sums are made of them when a process takes up its commit.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from privsgp.sites.protocol.frames import split_step
 from privsgp.transport.link import grown
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
 
     from privsgp.sites.agreement import Agreement
@@ -42,14 +41,9 @@ class LinkJournal(Log):
         self.arrived: list[Sums | None] = [None] * len(self.sources)
         self.newest = [-1] * len(self.sources)  # the step of each source's message that was taken last
 
-    def grow(self, k: int, body: memoryview, links: Iterable[int]) -> None:
-        """Add what step k sends over some of the links; what was there before is left as it is, for who sends it."""
-        x, w = split_step(body, self.agreement.config.engine.dtype)
-        for link in links:
-            self.sums[link] = grown(self.sums[link], x, w, self._share(k, self.node, self.targets[link]))
-
-    def sent(self, k: int, body: memoryview, links: list[int]) -> None:
-        """Note what step k has sent; where the file has grown too long, begin the next one."""
+    def send(self, k: int, body: memoryview, links: list[int]) -> None:
+        """Add what step k sends over some of the links; where the file has grown too long, begin the next one."""
+        self._grow(k, body, links)
         most = GROWTH * sum(one.nbytes for one in (*self.sums, *self.arrived) if one is not None)
         if self.length > max(_LEAST, most):
             self.begin()
@@ -57,8 +51,13 @@ class LinkJournal(Log):
         else:
             self.append(_record({"kind": "sent", "step": k, "links": links}, body))
 
+    def _grow(self, k: int, body: memoryview, links: list[int]) -> None:
+        x, w = split_step(body, self.agreement.config.engine.dtype)
+        for link in links:  # a new array: messages that wait to be sent hold the one before
+            self.sums[link] = grown(self.sums[link], x, w, self._share(k, self.node, self.targets[link]))
+
     def take(self, link: int, frame: Frame) -> None:
-        """Note a message that is taken over a link."""
+        """Keep a message that is taken over a link."""
         news = frame.step
         head = {"link": link, "step": frame.header.step}
         if news is not None and news.base == self.newest[link]:
@@ -68,7 +67,7 @@ class LinkJournal(Log):
         self.arrived[link], self.newest[link] = frame.sums(), frame.header.step
 
     def replay(self) -> None:
-        """Make the sums what they were at the commit whose place was read, but for what its own step sends."""
+        """Make the sums what they were at the commit whose place was read."""
         for file in self.read():
             (size,) = _HEAD.unpack(file.read(_HEAD.size))
             head = json.loads(file.read(size))
@@ -79,7 +78,7 @@ class LinkJournal(Log):
     def _change(self, head: dict[str, Any], body: memoryview) -> None:
         kind, link = head["kind"], head.get("link", -1)
         if kind == "sent":
-            self.grow(head["step"], body, head["links"])
+            self._grow(head["step"], body, head["links"])
         elif kind == "sums":
             self.sums[link] = np.frombuffer(body, np.float64)
         else:

@@ -12,7 +12,7 @@ import time
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from privsgp.sites.protocol.frames import Frame, Rejected, refuse_body
+from privsgp.sites.protocol.frames import Frame, Rejected, Step, opened, read_body, read_step, refuse_body, refuse_head
 from privsgp.sites.store import Store
 
 if TYPE_CHECKING:
@@ -70,6 +70,11 @@ class Outbox:
         """Return the oldest message that is kept of those after a step; None where there is none."""
         with self.changed:
             return next((frame for frame in self._frames.get(target, ()) if frame.header.step > after), None)
+
+    def of_step(self, target: int, step: int) -> Frame | None:
+        """Return the message of a step, if it is kept."""
+        found = self.next(target, step - 1)
+        return found if found is not None and found.header.step == step else None
 
     def wait(self, target: int, after: int, seconds: float, ended: Callable[[], bool]) -> Frame | None:
         """Return such a message, waiting for it for some time."""
@@ -134,9 +139,7 @@ class Inbox:
 
     def newest(self, source: int) -> int:
         """Return the step of the newest message from a source, −1 before the first."""
-        with self.changed:
-            last = self._last.get(source)
-            return last.header.step if last is not None else self._taken.get(source, (-1, None))[0]
+        return self.last(source)[0]
 
     def proof(self, source: int) -> dict[str, Any]:
         """Return what this site has of a source, and the source's own signed word for how far it was.
@@ -160,11 +163,8 @@ class Inbox:
     def last(self, source: int) -> tuple[int, NDArray[np.float64] | None]:
         """Return the step and the sums of a source's newest message; −1 and None before the first."""
         with self.changed:
-            return self.newest(source), self._before(source)
-
-    def _before(self, source: int) -> NDArray[np.float64] | None:
-        last = self._last.get(source)
-        return last.sums() if last is not None else self._taken.get(source, (-1, None))[1]
+            last = self._last.get(source)
+            return self._taken.get(source, (-1, None)) if last is None else (last.header.step, last.sums())
 
     def is_news(self, header: Header, signature: bytes) -> bool:
         """Tell, before the body is read, whether a message is newer than all that came; reject two of one step.
@@ -190,26 +190,52 @@ class Inbox:
                 )
             return news
 
-    def put(self, frame: Frame, after: int | None = None) -> None:
+    def receive(self, peer: int, first: bytes, rest: Iterator[bytes]) -> None:
+        """Read a message of a peer's, piece by piece, through all checks; one that is not news is not read.
+
+        Nor is what is new after another message than the one that is here: the answer says which that is.
+        """
+        (header, signature, base), pieces = opened(first), self.counted(peer, rest)
+        refuse_head(self.agreement, peer, self.node, header, signature)
+        if not self.is_news(header, signature):
+            return
+        after, before = self.last(peer)
+        if base is None:
+            self.put(Frame(header, signature, read_body(pieces, header.length)))
+        elif base == after:
+            share, length = self.agreement.share(header.step, (peer, self.node)), self.agreement.step_bytes
+            if share is None or length is None:
+                raise Rejected("link", f"a step that the link does not carry: {header.step}")
+            news = Step(base, read_body(pieces, length))
+            self.put(read_step(header, signature, news, before, share, self.agreement.config.engine.dtype))
+
+    def put(self, frame: Frame) -> None:
         """Let a message in, after all checks; one that has become old meanwhile is dropped.
 
-        A message that was checked while it arrived, against the one of step `after`, is not checked again.
+        It is checked without the lock, and again if another message was let in during that time.
         """
-        source = frame.header.source
-        with self.changed:
-            if not self.is_news(frame.header, frame.signature):
-                return
-            if after is None or after != self.newest(source):
-                most = self.agreement.most_weight((source, self.node), self.newest(source), frame.header.step)
-                refuse_body(frame, self._before(source), most, self.agreement.config.engine.dtype)
-            self.store.see(frame)
-            self._last[source] = frame
-            self.arrived[source] = time.monotonic()
-            self._incarnation[source] = frame.header.incarnation
-            frames = self._frames.setdefault(source, [])
-            frames.append(frame)
-            del frames[: -self.kept]
-            self.changed.notify_all()
+        source, checked = frame.header.source, None
+        while True:
+            with self.changed:
+                if not self.is_news(frame.header, frame.signature):
+                    return
+                after, before = self.last(source)
+                if after == checked:
+                    self._let_in(source, frame)
+                    return
+            most = self.agreement.most_weight((source, self.node), after, frame.header.step)
+            refuse_body(frame, before, most, self.agreement.config.engine.dtype)
+            checked = after
+
+    def _let_in(self, source: int, frame: Frame) -> None:
+        self.store.see(frame)
+        self._last[source] = frame
+        self.arrived[source] = time.monotonic()
+        self._incarnation[source] = frame.header.incarnation
+        frames = self._frames.setdefault(source, [])
+        frames.append(frame)
+        del frames[: -self.kept]
+        self.changed.notify_all()
 
     def take(self, k: int) -> list[Frame]:
         """Return what is to be added at step k, older steps first: of each link the newest up to k, else a later."""

@@ -73,7 +73,7 @@ class PairKeys:
         self._cards = {other: site.exchange(card) for other, card in enumerate(agreement.roster) if other != node}
         self._streams: SitePairStreams | None = None
 
-    def settle(self, *, begun: bool) -> None:
+    def open(self, *, begun: bool) -> None:
         """Make the run key, durably, where the run has not begun, and say so to others; refuse one others can read."""
         if not self.path.exists():
             if begun:

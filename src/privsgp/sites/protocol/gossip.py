@@ -1,0 +1,352 @@
+"""What sites tell each other every second or so, and what is believed of it.
+
+A hello also tells what the speaker heard of others, so that two sites that cannot dial each other know of each other.
+Nothing of it touches anybody's noise or budget: a lie about a third site can make others wait or go on, no more.
+Signatures, goodbyes and what a site has sent to one that never hears it are signed by the site they are of.
+
+So are headers of messages: of every site the newest that anybody has goes round. Any site can show one that was put
+back to an older copy what it had sent, and two messages of one step are seen by sites that got neither.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+
+from pydantic import AfterValidator, Field, ValidationError, ValidationInfo
+
+from privsgp.options import Options
+from privsgp.outside import MOST, From1, Hash, Whole, fault
+from privsgp.sites.canonical import canonical
+from privsgp.sites.protocol import pairs
+from privsgp.sites.protocol.frames import PIECE, Frame, Header, Rejected, refuse_head
+from privsgp.sites.protocol.mailbox import Inbox
+from privsgp.sites.protocol.peers import LONG_AGO, PeerTable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from privsgp.sites.agreement import Agreement
+    from privsgp.sites.identity import Card, Site
+
+
+def _on_roster(node: int, info: ValidationInfo) -> int:
+    if node < 0 or (info.context is not None and node >= info.context):
+        raise ValueError("no node of this run")
+    return node
+
+
+Node = Annotated[int, AfterValidator(_on_roster)]
+Newest = Annotated[int, Field(ge=-1, le=MOST)]  # a step, −1 where there is none yet
+_Signature = Annotated[str, Field(pattern="^[0-9a-f]{128}$")]
+_Progress = tuple[Whole, Newest, _Signature]  # steps made, the newest sent to a target, and the signature of both
+
+
+class Evidence(Options):
+    """The header of a message, as its sender signed it."""
+
+    header: Annotated[str, Field(pattern=r"^[\x20-\x7e]{2,1024}$")]
+    signature: _Signature
+
+
+class Process(Options):
+    """The number of a site's process in this run, as the site signed it."""
+
+    incarnation: From1
+    signature: _Signature
+
+
+class Yours(Options):
+    """What a site has of the one it speaks to: the newest step, its header, and the newest process."""
+
+    newest: Newest
+    proof: Evidence | None
+    process: Process | None = None
+
+
+class Goodbye(Options):
+    """A site leaves for good: the step of the last message that it took of each source, and its signature."""
+
+    taken: dict[Node, Whole]
+    signature: _Signature
+
+    @classmethod
+    def make(cls, site: Site, run: str, taken: dict[int, int]) -> Goodbye:
+        """Sign that a site leaves."""
+        return cls(taken=taken, signature=site.sign(b"leave", _goodbye_text(run, taken)).hex())
+
+    def is_of(self, card: Card, run: str) -> bool:
+        """Tell whether the site of a card signed this."""
+        return card.signed(b"leave", _goodbye_text(run, self.taken), self.signature)
+
+
+def _goodbye_text(run: str, taken: dict[int, int]) -> bytes:
+    return canonical({"run": run, "taken": {str(source): step for source, step in taken.items()}})
+
+
+class Hello(Options):
+    """What sites tell each other every second or so. Peers send it: everything in it is checked."""
+
+    run: Hash
+    incarnation: From1
+    process: _Signature | None  # of the incarnation
+    step: Whole
+    phase: Literal["signing", "training", "paused", "mixing", "finished", "left"]
+    durable: Newest  # the step of the listener's that the speaker will have after a crash
+    sent: Newest  # the newest step that the speaker sent to the listener
+    progress_signatures: dict[Node, _Progress]
+    passed_on: dict[Node, _Progress]
+    signatures: dict[Node, _Signature]
+    left: dict[Node, Goodbye]
+    heard: dict[Node, Annotated[float, Field(ge=0, le=LONG_AGO)]]
+    yours: Yours
+    pair_keys: dict[Node, Annotated[str, Field(pattern=f"^{pairs.WORD}$")]]
+    heads: dict[Node, Evidence]
+
+
+Said = TypeVar("Said", bound=Options)
+
+
+def read_said(kind: type[Said], text: bytes, nodes: int = 0, most: int = PIECE) -> Said:
+    """Return what a peer of a run of so many nodes said; reject anything that is not of its kind."""
+    try:
+        return kind.model_validate_json(text[: most + 1], context=nodes)
+    except ValidationError as error:
+        raise Rejected("form", f"no {kind.__name__}: {fault(error)}") from None
+
+
+def progress_text(run: str, target: int, made: int, sent: int) -> bytes:
+    """Return what a site signs for one that never hears it: steps that it has made, and the newest that it sent it."""
+    return canonical({"run": run, "target": target, "made": made, "sent": sent})
+
+
+def process_text(run: str, incarnation: int) -> bytes:
+    """Return the text that a site signs when a process of it starts: no other text of a site has these keys."""
+    return canonical({"run": run, "process": incarnation})
+
+
+class Gossip(PeerTable):
+    """The table of peers, and the hellos that it is made of."""
+
+    def __init__(
+        self, agreement: Agreement, node: int, incarnation: int, signature: str, inbox: Inbox | None = None,
+        *, sign: Callable[[bytes], str] | None = None,
+        accuse: Callable[[int, Rejected], None] = lambda _node, _evidence: None,
+        keep: Callable[[PeerTable], None] = lambda _table: None,
+    ) -> None:  # fmt: skip
+        """Take a site's messages from its `inbox`, and the log of its own messages from that one's store.
+
+        Args:
+            agreement: The run's.
+            node: The site's number; −1 for a relay that is no member.
+            incarnation: The number of this process.
+            signature: The site's of the agreement.
+            inbox: What has arrived; None where nothing will.
+            sign: Signs the number of this process, and how far the site is for sites that never hear it.
+            accuse: Is told of what a node did, with evidence.
+            keep: Is called when a signature, a goodbye or a key came.
+
+        """
+        super().__init__(agreement, node, inbox or Inbox(agreement, node, 1))
+        self.incarnation, self.sign, self.accuse, self.keep = incarnation, sign, accuse, keep
+        self.signatures |= {node: signature} if node >= 0 else {}
+        self.foreign: Frame | None = None  # a message that another copy of this site has signed
+        self.newer = 0  # the number of a process that another copy of this site has started after this one
+        self._accused: set[int] = set()  # sites of which two messages of one step are known: once is enough
+        self._signed: dict[int, tuple[int, int, str]] = {}  # by target: the progress that was signed last
+
+    def hello(self, peer: int) -> dict[str, Any]:
+        """Return what this site says to a peer: of itself, of others, and what it has of the peer's."""
+        with self.changed:
+            now = time.monotonic()  # not before: ages would come out below 0
+            ages = {i: now - other.heard for i, other in self.others.items()}
+            process = None if self.sign is None else self.sign(process_text(self.agreement.run, self.incarnation))
+            passed_on = {i: other.progress_signatures.get(peer) for i, other in self.others.items()}
+            return {
+                "run": self.agreement.run, "incarnation": self.incarnation, "process": process,
+                "step": self.step, "phase": self.phase,
+                "durable": self.durable.get(peer, -1), "sent": self.sent.get(peer, -1),
+                "progress_signatures": self._progress(),
+                "passed_on": {i: one for i, one in passed_on.items() if one is not None},
+                "signatures": dict(self.signatures), "left": {i: one.model_dump() for i, one in self.left.items()},
+                "heard": {i: age for i, age in ages.items() if age < LONG_AGO / 2},
+                "yours": self.inbox.shown(peer) | self._process_of(peer), "pair_keys": dict(self.pair_keys),
+                "heads": {i: head.evidence() for i in self.others if (head := self.head(i)) is not None},
+            }  # fmt: skip
+
+    def learn(self, peer: int, text: bytes, asked: int | None = None) -> None:
+        """Take in what a peer says; reject what is no hello of this run.
+
+        Of an answer, `asked` is the process that was known when it was asked for: it may have died since.
+        """
+        said = self._read(text)
+        with self.changed:
+            self._compare(said.yours.process)  # first: the peer may refuse this process because of it
+            other = self.others[peer]
+            if said.incarnation < other.incarnation:
+                if asked is not None and asked < other.incarnation:
+                    return
+                what = f"process {said.incarnation} after {other.incarnation}: two copies of this site were started"
+                raise Rejected("incarnation", f"{what}. It has to stop all of them, and join again with one")
+            if said.incarnation > other.incarnation:
+                other.process, other.answered = self._process_signed(peer, said), -1
+            other.heard = other.met = time.monotonic()
+            other.incarnation, other.step, other.phase = said.incarnation, said.step, said.phase
+            other.have, other.durable, other.sent = said.yours.newest, said.durable, said.sent
+            other.progress_signatures = said.progress_signatures
+            self._deliver(peer, self.have_of(peer))
+            self.prove(said.yours.proof)
+            self._hear_of_others(said, self.agreement.roster[peer].name)
+
+    def learn_from_relay(self, text: bytes) -> None:
+        """Take in what a relay that is no member says of members."""
+        said, relay = self._read(text), self.agreement.relay
+        with self.changed:
+            self._compare(said.yours.process)
+            self._hear_of_others(said, "" if relay is None else relay.name)
+
+    def _read(self, text: bytes) -> Hello:
+        said = read_said(Hello, text, len(self.agreement.roster))
+        if said.run != self.agreement.run:
+            raise Rejected("run", f"a hello of run {said.run[:16]}…: it has another agreement")
+        return said
+
+    def _hear_of_others(self, said: Hello, by: str) -> None:
+        """Take in what a hello passes on; have a signature, a goodbye or a key that is new among it kept."""
+        now = time.monotonic()
+        for node, age in said.heard.items():
+            if node in self.others and now - age > (other := self.others[node]).heard:
+                other.heard, other.reporter = now - age, by
+        self._hear_progress(said.passed_on)
+        self._hear_heads(said.heads)
+        self.take_up(said.signatures, said.left, said.pair_keys)
+        self.changed.notify_all()
+
+    def take_up(self, signatures: dict[int, str], goodbyes: dict[int, Goodbye], pair_keys: dict[int, str]) -> None:
+        """Take in signatures, goodbyes and keys that are right and new, from anybody; the first of a site stays.
+
+        A goodbye stays in every hello, and may name the site's sources alone. Else two members of a large roster could,
+        as they leave, make everybody's hellos too long to be read.
+        """
+        agreement = self.agreement
+        with self.changed:
+            known = [len(self.signatures), len(self.left), len(self.pair_keys)]
+            for i, one in signatures.items():
+                if i not in self.signatures and agreement.signed_by(i, one):
+                    self.signatures[i] = one
+            for i, goodbye in goodbyes.items():
+                is_new = i not in self.left and i != self.node
+                is_new &= all((source, i) in agreement.links for source in goodbye.taken)
+                if is_new and goodbye.is_of(agreement.roster[i], agreement.run):
+                    self.left[i] = goodbye
+            for i, one in pair_keys.items():
+                if self._pairs and i not in self.pair_keys and pairs.is_word(agreement, i, one):
+                    self.pair_keys[i] = one
+            if known != [len(self.signatures), len(self.left), len(self.pair_keys)]:
+                self.keep(self)
+
+    def leave(self, goodbye: Goodbye) -> None:
+        """Leave for good."""
+        with self.changed:
+            self.left[self.node] = goodbye
+            self.keep(self)
+        self.enter("left")
+
+    def _progress(self) -> dict[int, tuple[int, int, str]]:
+        """Sign how far this site is, for each target that never hears it: nobody who passes it on can change it.
+
+        An older one that somebody shows again is still true: steps that were made stay made, through crashes too.
+        """
+        for i in self._far if self.sign is not None else ():
+            made, sent = self.step, self.sent.get(i, -1)
+            if self.sign is not None and self._signed.get(i, (-1, -1, ""))[:2] != (made, sent):
+                self._signed[i] = made, sent, self.sign(progress_text(self.agreement.run, i, made, sent))
+        return dict(self._signed)
+
+    def _hear_progress(self, told: dict[int, tuple[int, int, str]]) -> None:
+        """Take in how far sites are that never speak to this one, if they signed it."""
+        for i, (made, sent, signature) in told.items():
+            text, other = progress_text(self.agreement.run, self.node, made, sent), self.others.get(i)
+            if other is None or other.incarnation or (other.step, other.sent) >= (made, sent):
+                continue
+            if self.agreement.roster[i].signed(b"progress", text, signature):
+                other.step, other.sent = made, sent
+
+    def prove(self, told: Evidence | None) -> None:
+        """Look at a message that a peer has from this site; keep it if it is not in this site's log.
+
+        The peer's word is not enough: it has to show this site's signature.
+        """
+        if told is None:
+            return
+        header = Header.read(told.header.encode())
+        if self.foreign is None and self.node >= 0 and not self.store.signed(header):
+            self.foreign = self._verified(self.node, header, told)
+            name = self.agreement.roster[header.target].name
+            what = f"this site signed a message of step {header.step} to {name} that its own log does not contain"
+            self.accuse(self.node, Rejected("copy", what, self.foreign.evidence()))
+
+    def look(self, told: Yours) -> None:
+        """Look at what a peer has from this site; keep what only another copy of this site can have sent."""
+        self.prove(told.proof)
+        self._compare(told.process)
+
+    def has_of(self, peer: int) -> dict[str, Any]:
+        """Return what this site has of a peer: the answer to a message."""
+        return self.inbox.proof(peer) | self._process_of(peer)
+
+    def _process_of(self, peer: int) -> dict[str, Any]:
+        process = self.others[peer].process if peer in self.others else None
+        return {"process": None if process is None else process.model_dump()}
+
+    def _process_signed(self, peer: int, said: Hello) -> Process | None:
+        """Return the process of a peer, with its signature; reject one that the peer did not sign.
+
+        Processes before it are refused from now on, so this site must be able to show them why. There is none before
+        the first.
+        """
+        text, word = process_text(self.agreement.run, said.incarnation), said.process or ""
+        if self.agreement.roster[peer].signed(b"progress", text, word):
+            return Process(incarnation=said.incarnation, signature=word)
+        if said.incarnation > 1:
+            raise Rejected("signature", f"process {said.incarnation}, which its site did not sign")
+        return None
+
+    def _compare(self, told: Process | None) -> None:
+        """Keep a process of this site that was started after this one: only another copy of the site can do that.
+
+        Guarantee: only this site's own signature counts. The next process of this folder gets a higher number.
+        """
+        if told is None or self.node < 0 or told.incarnation <= max(self.incarnation, self.newer):
+            return
+        text = process_text(self.agreement.run, told.incarnation)
+        if not self.agreement.roster[self.node].signed(b"progress", text, told.signature):
+            raise Rejected("signature", f"process {told.incarnation} of this site, which this site did not sign")
+        self.newer = told.incarnation
+        what = f"process {self.newer} of this site was started, and this one is process {self.incarnation}"
+        self.accuse(self.node, Rejected("copy", what, {"process": told.model_dump()}))
+        self.store.skip(self.newer)
+
+    def _verified(self, node: int, header: Header, told: Evidence) -> Frame:
+        """Return a header of a message that a node may send in this run, and has signed; reject any other.
+
+        It is passed on as this site writes it: everybody must find in it what was found here.
+        """
+        signature = bytes.fromhex(told.signature)
+        refuse_head(self.agreement, node, header.target, header, signature)
+        return Frame(header, signature, b"")
+
+    def _hear_heads(self, told: dict[int, Evidence]) -> None:
+        """Take in headers of others' messages; keep evidence of two messages of one link and step."""
+        for node, one in told.items():
+            if node == self.node:
+                self.prove(one)
+                continue
+            header, known = Header.read(one.header.encode()), self.head(node)
+            if known is None or header.step > known.header.step:
+                self.store.hear(self._verified(node, header, one))
+            elif header.contradicts(known.header) and node not in self._accused:
+                second = self._verified(node, header, one).evidence()
+                self._accused.add(node)
+                what = f"two messages of step {header.step} to {self.agreement.roster[header.target].name}"
+                self.accuse(node, Rejected("equivocation", what, {"first": known.evidence(), "second": second}))
