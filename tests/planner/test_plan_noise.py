@@ -57,7 +57,7 @@ def run(rehearsal, graph, sigmas):
         def sample(self, _k):
             return [Drawn(torch.arange(rows).expand(n, -1), torch.rand(n, rows, generator=coins) < 0.5)]
 
-        def noise(self, _k, g, _nodes):
+        def noise(self, _k, g, _node=None):
             g.add_(torch.randn(g.shape, generator=noise) * torch.tensor(sigmas)[:, None])
 
     block = Block(

@@ -15,12 +15,10 @@ import torch
 from torch import Tensor
 
 from privsgp.devices import device_of
-from privsgp.threads import one_thread_each
-from privsgp.transport.protocol import Transport, nothing
+from privsgp.threads import in_threads
+from privsgp.transport.protocol import Transport
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from privsgp.graph import Edges, Graph
 
 
@@ -49,19 +47,18 @@ class InProcess(Transport):
         self.device, self.dtype = like.device, like.dtype
         self._rounds: dict[int, list[_Round]] = {}
 
-    def mix(self, k: int, x: Tensor, w: Tensor, meanwhile: Callable[[], None] = nothing) -> tuple[Tensor, Tensor]:
+    def mix(self, k: int, x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
         """Return (P^k x, P^k w).
 
         Shares are rounded to x's precision once and used for both, so that their rounding cancels in z = x / w.
         """
-        del meanwhile
         mixed, weights, rounds = torch.empty_like(x), torch.zeros_like(w), self._at(k)
         for part in rounds:
             weights.index_add_(0, part.target, w[part.source] * part.share[:, 0].double())
         tall = min(len(x), device_of(x).rows_at_once(x, _PIECE))
         for alike in ([p for p in rounds if p.everyone], *([p] for p in rounds if not p.everyone)):
             add = partial(_add, mixed, x, alike, rounds[0])
-            one_thread_each(add, [slice(top, top + tall) for top in range(0, len(alike[0].target), tall)])
+            in_threads(add, [slice(top, top + tall) for top in range(0, len(alike[0].target), tall)])
         return mixed, weights
 
     def messages(self, k: int) -> int:

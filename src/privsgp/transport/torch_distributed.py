@@ -24,11 +24,11 @@ from torch.distributed.distributed_c10d import PrefixStore
 
 from privsgp.devices import device_of
 from privsgp.transport.checks import refuse_wild, wild
-from privsgp.transport.protocol import Transport, nothing
+from privsgp.transport.protocol import Transport
 from privsgp.transport.rendezvous import PeerLost, World, blocks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -79,14 +79,13 @@ class TorchDistributed(Transport):
         self._rooms: dict[tuple[str, int, int], Tensor] = {}
         _connect(world, self.device)
 
-    def mix(self, k: int, x: Tensor, w: Tensor, meanwhile: Callable[[], None] = nothing) -> tuple[Tensor, Tensor]:
+    def mix(self, k: int, x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
         """Return this block's rows of (P^k x, P^k w)."""
         self.world.step = k
         plan = self._at(k)
         self._refuse_wild(self.world.rank, self.blocks[self.world.rank], x)
         self.settle()
         arriving = self._post(plan, x, w)
-        meanwhile()
         mixed, weights = torch.full_like(x, -0.0), torch.full_like(w, -0.0)  # −0 + c is c, also where c is −0
         for arrival in plan.arrivals:
             if arrival.rank == self.world.rank:
