@@ -59,7 +59,6 @@ def compare(
     jobs: Jobs = None,
     folder: Annotated[Path | None, typer.Option("--out", help="Default runs/<name>-compare.")] = None,
     data_dir: DataDir = None,
-    save: Annotated[Path | None, typer.Option(help="The picture; default comparison.png in the folder.")] = None,
     as_json: Json = False,
 ) -> None:
     """Compare methods at one certified budget, each at its best step size. The same command continues after Ctrl-C."""
@@ -81,7 +80,7 @@ def compare(
             step_sizes=numbers("step-sizes", step_sizes),
         )  # fmt: skip
         write_json(place / "comparison.json", told)
-        picture.draw_comparison(told, save or place / "comparison.png")
+        picture.draw_comparison(told, place / "comparison.png")
     tell(told, show_comparison, told, as_json=as_json)
     err.print(f"comparison.json and the runs are in {place}", soft_wrap=True)
 
@@ -98,9 +97,6 @@ def reproduce(
     jobs: Jobs = None,
     max_steps: Annotated[
         int | None, typer.Option(help="Leave out curves with more steps; a claim about one is not judged.")
-    ] = None,
-    only: Annotated[
-        list[str] | None, typer.Option(help="A curve's label, or what stands before its comma; others are left out.")
     ] = None,
     changes: Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE, for every curve.")] = None,
     as_json: Json = False,
@@ -122,12 +118,11 @@ def reproduce(
     from privsgp.research.bench import Bench, alone_in
     from privsgp.research.shown import show_figure
 
-    wanted = [(one, m, s) for one in names for m in MODES for s in SCALES if mode in (m, "both") and s == scale]
     bench = Bench(folder, data_dir, jobs, stage)
     with _going_on(), alone_in(folder):
-        for one, m, s in wanted:
+        for one, m in [(one, m) for one in names for m in MODES if mode in (m, "both")]:
             told = figures.reproduce(
-                one, bench, scale=s, mode=m, seeds=seeds, max_steps=max_steps, only=only or (),
+                one, bench, scale=scale, mode=m, seeds=seeds, max_steps=max_steps,
                 changes=[f"engine.device={device}", *(changes or [])],
             )  # fmt: skip
             figures.save(told, folder)
