@@ -63,10 +63,11 @@ def compare(
 ) -> None:
     """Compare methods at one certified budget, each at its best step size. The same command continues after Ctrl-C."""
     settings = configured(config, changes)
+    from privsgp.engine.folder import Folder
     from privsgp.files import write_json
     from privsgp.research import compare as comparing
     from privsgp.research import picture
-    from privsgp.research.bench import Bench, alone_in
+    from privsgp.research.bench import Bench
     from privsgp.research.shown import show_comparison
 
     place = folder or Path("runs") / f"{settings.name}-compare"
@@ -74,7 +75,7 @@ def compare(
     if moved := comparing.moved(settings, names):
         note(f"on a ring, not on graph.name = {settings.graph.name!r}: {', '.join(moved)} (links must go both ways)")
     bench = Bench(place, data_dir, jobs, stage)
-    with _going_on(), alone_in(place):
+    with _going_on(), Folder(place).locked():
         told = comparing.compare(
             settings, names, bench, seeds=seeds, tuning_seeds=tuning_seeds,
             step_sizes=numbers("step-sizes", step_sizes),
@@ -114,12 +115,13 @@ def reproduce(
     names = NAMES if name == "all" else [name]
     for one in names:
         known(one)
+    from privsgp.engine.folder import Folder
     from privsgp.research import reproduce as figures
-    from privsgp.research.bench import Bench, alone_in
+    from privsgp.research.bench import Bench
     from privsgp.research.shown import show_figure
 
     bench = Bench(folder, data_dir, jobs, stage)
-    with _going_on(), alone_in(folder):
+    with _going_on(), Folder(folder).locked():
         for one, m in [(one, m) for one in names for m in MODES if mode in (m, "both")]:
             told = figures.reproduce(
                 one, bench, scale=scale, mode=m, seeds=seeds, max_steps=max_steps,
@@ -147,10 +149,10 @@ def tune(
     from privsgp.research.shown import show_tuned
     from privsgp.research.tune import tune as search
 
-    found = search(settings, public, data_dir, most=trials, stage=stage)
-    save.write_text(found.config.beside(save.parent).toml())
+    found, tuned = search(settings, public, data_dir, most=trials, stage=stage)
+    save.write_text(tuned.beside(save.parent).toml())
     err.print(f"written to {save}")
-    tell(found.to_json(), show_tuned, found, as_json=as_json)
+    tell(found, show_tuned, found, as_json=as_json)
 
 
 def observe(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import astuple
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,8 +14,6 @@ from privsgp.runs.views import LABELS, clocked
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-
-    from privsgp.research.tune import Tuned
 
 
 def show_comparison(comparison: dict[str, Any]) -> None:
@@ -93,11 +90,11 @@ def show_view(epsilon: NDArray[np.float64], delta: float, guarantee: float) -> N
     show_lines([NOTE])
 
 
-def show_tuned(found: Tuned) -> None:
+def show_tuned(found: dict[str, Any]) -> None:
     """Print every trial with its score, the best one marked."""
     head = ("step size", "clip", "batch", "steps", "momentum", "tail", "score", "")
     rows = [
-        (*(f"{value:.4g}" for value in astuple(trial)), f"{score:.4f}", "←" if trial == found.best else "")
-        for trial, score in found.trials
+        [*(f"{value:.4g}" for value in trial.values()), "←" if trial.items() >= found["best"].items() else ""]
+        for trial in found["trials"]
     ]
-    show_table(f"tuned on {found.source.text}", head, rows, words=())
+    show_table(f"tuned on {found['looked_at']}", head, rows, words=())
