@@ -216,7 +216,7 @@ def test_however_a_message_is_cut_into_pieces_the_same_is_let_in_and_refused(thr
         inbox, d = Inbox(three.agreement, 0, 4), three.agreement.weights
         x, w = np.linspace(-1, 1, d).astype(np.float32), -0.5 if wrong == "w" else 0.5
         x[17] = np.nan if wrong == "x" else 0.25
-        sums = grown(None, x, w, three.agreement.share(0, (1, 0)))
+        sums = grown(np.zeros(d + 1), x, w, three.agreement.share(0, (1, 0)))
         body, digest = frames.body_of(sums)
         header = Header(three.agreement.run, 1, 0, 1, 0, len(body), "0" * 64 if wrong == "hash" else digest)
         one = Frame.make(three.sites[1], header, body, frames.Step(-1, frames.step_body(x, w)))

@@ -65,8 +65,7 @@ def _error(network: Network, peer: int) -> dict[str, str | None]:
     if not network.members.is_needed(peer):
         return _worded(None)
     is_relayed = network.agreement.is_relayed((network.node, peer))
-    failure = network.client.failing(RELAY if is_relayed else peer)
-    return _worded(failure.cause if failure is not None else _silence(network, peer))
+    return _worded(network.client.failures.get(RELAY if is_relayed else peer) or _silence(network, peer))
 
 
 def _silence(network: Network, peer: int) -> Cause | None:
