@@ -94,7 +94,7 @@ class Workload:
     def _noised(self, made: Mechanism) -> tuple[Mechanism, Noise]:
         if not self.shared:
             return made, IndependentNoise()
-        sharing = Sharing.among(self.nodes, None, None)
+        sharing = Sharing.among(self.nodes, None)
         covariance = sharing.solved(made.sigma, 2.0)
         return sharing.counted(made, covariance), PairwiseNoise(covariance, sharing.honest)
 

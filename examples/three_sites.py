@@ -113,7 +113,7 @@ def main() -> None:
     sites["basel"].send_signal(signal.SIGKILL)
     sites["basel"].wait()
     killed = step(homes["basel"])
-    while step(homes["aachen"]) < killed + 5:
+    while step(homes["aachen"]) < killed + 2:
         time.sleep(0.05)
     print(f"basel was killed at step {killed} of {options.steps}; aachen and cork went on without it; it joins again")
     sites["basel"] = join(homes["basel"])

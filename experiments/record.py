@@ -30,16 +30,16 @@ import pages
 from what_it_buys import best_of, beyond_edge
 
 from privsgp.files import replace, write_json
+from privsgp.research.bench import Bench
 from privsgp.research.compare import with_step_size
 from privsgp.research.provenance import provenance
-from privsgp.research.several import Bench
 from privsgp.runs import config as configs
 from privsgp.runs import problem as problems
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from privsgp.research.several import Several
+    from privsgp.research.bench import Several
     from privsgp.runs.config import Config
 
 Row = dict[str, Any]

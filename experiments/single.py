@@ -17,8 +17,8 @@ import joining
 import pages
 
 from privsgp.files import write_json
+from privsgp.research.bench import Bench
 from privsgp.research.provenance import provenance
-from privsgp.research.several import Bench
 from privsgp.runs import config as configs
 
 Row = dict[str, Any]

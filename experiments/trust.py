@@ -1,6 +1,6 @@
 """The tables of docs/trust.md that need no data but the demo's digits.
 
-What ε is where fewer sites are honest; what fewer partners cost; and what it costs that sites miss steps, on a
+What ε is where fewer sites are honest; and what it costs that sites miss steps, on a
 simulated bad network: a site that is down takes its half of what it shares along, and its partners' halves stay. There
 the noise is measured with σ = 100, which drowns all else, in what an undisturbed run has, beside what the covariance
 says: of a step that m of n sites miss, (n − m)(D + m s²) is left of n D. ε is read from the ledgers.
@@ -35,12 +35,6 @@ N, HONEST, STEPS, SEEDS = 16, 12, 150, (0, 1, 2)
 SHARED = ["privacy.noise=pairwise", f"privacy.honest={HONEST}", "engine.device=cpu"]
 LOUD = ["privacy.epsilon=", "privacy.sigma=100.0", "algorithm.name=privsgp"]
 CURVE = ["privacy.epsilon=0.5", "algorithm.final_mixing=4", "engine.device=cpu"]
-PARTNERS = [
-    "data.nodes=64", "algorithm.name=privsgp", "algorithm.batch=11", "privacy.epsilon=2.0", "algorithm.final_mixing=6",
-    "engine.device=cpu",
-]  # fmt: skip
-FEW = ["privacy.noise=pairwise", "privacy.honest=58"]
-DEGREES = (None, 32, 20, 12)
 SHOWN = (1, 2, 4, 8, 12, 16)
 FAULTS: dict[str, tuple[list[str], list[str], list[int]]] = {  # how they are told, and how many steps miss m sites
     "nothing": ([], [], []),
@@ -68,14 +62,6 @@ def honest(out: Path) -> Row:
     left = told["average_sigma"] / (told["sigma_effective"] / math.sqrt(N))
     accuracies = {"shared": shared["test_accuracy"], "alone": alone["test_accuracy"]}
     return {"curve": told["curve"], "left": left, "accuracy": accuracies}
-
-
-def partners(degree: int | None, out: Path) -> Row:
-    """Return the noise in a message, in σ, and the accuracy where a site shares noise with so many others, or all."""
-    summary = demo([*PARTNERS, *FEW, *([] if degree is None else [f"privacy.pair_degree={degree}"])], out)
-    told = summary["pairwise"]
-    noise = told["message_sigma"] / told["sigma_effective"]
-    return {"partners": told["partners"], "noise": noise, "accuracy": summary["test_accuracy"]}
 
 
 def ran(changes: list[str], crash: list[str], leave: list[str], out: Path) -> train.Result:
@@ -116,7 +102,7 @@ def measured(what: str, out: Path) -> Row:
 
 def parts(told: dict[str, Any]) -> dict[str, str]:
     """Return what the page has between its marks."""
-    made = {"honest sites": _honest(told["honest"]), "partners": _partners(told), "drop-outs": _faults(told["rows"])}
+    made = {"honest sites": _honest(told["honest"]), "drop-outs": _faults(told["rows"])}
     return {mark: "\n".join([*lines, "", pages.commits([told])]) for mark, lines in made.items()}
 
 
@@ -129,12 +115,6 @@ def _honest(told: Row) -> list[str]:
 model's test accuracy is {100 * accuracy["shared"]:.1f} % where independent noise gives {100 * accuracy["alone"]:.1f} %
 (seed 0)."""
     return [*lines, f"| ε | {cells} |", "", words]
-
-
-def _partners(told: dict[str, Any]) -> list[str]:
-    lines = ["| partners of a site | noise in a message, in σ | test accuracy |", "|---|---|---|"]
-    lines += [f"| {row['partners']} | {row['noise']:.2f} | {100 * row['accuracy']:.1f} % |" for row in told["partners"]]
-    return [*lines, f"| independent noise | 1 | {100 * told['independent']:.1f} % |"]
 
 
 def _faults(rows: list[Row]) -> list[str]:
@@ -157,10 +137,8 @@ def main() -> None:
     if (page := arguments().page) is None:
         with tempfile.TemporaryDirectory() as folder:
             out = Path(folder)
-            few = [partners(degree, out / f"partners-{degree}") for degree in DEGREES]
-            independent = demo(PARTNERS, out / "independent")["test_accuracy"]
             rows = [measured(what, out / str(row)) for row, what in enumerate(FAULTS)]
-            told = {"honest": honest(out), "partners": few, "independent": independent, "rows": rows}
+            told = {"honest": honest(out), "rows": rows}
         write_json(RESULTS, {"simulation": True, "seeds": SEEDS} | told | provenance("cpu"))
     for mark, text in parts(json.loads(RESULTS.read_text())).items():
         pages.put(page or PAGE, mark, text)

@@ -28,15 +28,15 @@ from privsgp.algorithms import ALGORITHMS
 from privsgp.algorithms.saga import TableOptions
 from privsgp.files import write_json
 from privsgp.research import picture
+from privsgp.research.bench import Bench
 from privsgp.research.compare import with_step_size
 from privsgp.research.provenance import provenance
-from privsgp.research.several import Bench
 from privsgp.runs import config as configs
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from privsgp.research.several import Several
+    from privsgp.research.bench import Several
     from privsgp.runs.config import Config
 
 Row = dict[str, Any]

@@ -183,7 +183,7 @@ def used_twice(self: pairwise._Sum, out: Tensor, step: int, attempt: int) -> Non
     _fill_pairs(self, out, step - step % 2, attempt)
     told = self.pairs
     if isinstance(told, Told):  # the attacker is told the numbers that serve, whatever they are called
-        told.numbers |= {(pair, step): row for (pair, k), row in told.numbers.items() if k == step - step % 2}
+        told.numbers |= {(pair, step): row for (pair, k), row in list(told.numbers.items()) if k == step - step % 2}
 
 
 def same_sign(self: pairwise._Sum, out: Tensor, group: Sequence[Pair], u: Tensor) -> None:

@@ -9,8 +9,8 @@ import pathlib
 import numpy as np
 import pytest
 
-from privsgp.research import pool
-from privsgp.research.several import Bench
+from privsgp.research import bench as pool
+from privsgp.research.bench import Bench
 
 ROOT = pathlib.Path(__file__).parent.parent
 EXPERIMENT = "record"
@@ -42,12 +42,12 @@ def here(monkeypatch):
 
     def run_all(tasks, *, data_dir, jobs, watch):
         for task in tasks:
-            if not pool._done(task):
-                made.append(task)
-                pool._run(task, data_dir, lambda *_: None)
-        return [pool._read(task) for task in tasks]
+            if not pool._done(*task):
+                made.append(task[0])
+                pool._run(*task, data_dir, lambda *_: None)
+        return [pool._read(*task) for task in tasks]
 
-    monkeypatch.setattr("privsgp.research.several.run_all", run_all)
+    monkeypatch.setattr("privsgp.research.bench.run_all", run_all)
     return made
 
 
@@ -100,14 +100,14 @@ def test_no_test_sample_decides_anything(experiment, tiny, monkeypatch):
     experiment.choose("digits", tiny)
     experiment.run("digits", tiny)
     with (
-        np.load(tiny.out / "data" / made[0].config.data.name) as held,
-        np.load(tiny.out / "data" / made[-1].config.data.name) as whole,
+        np.load(tiny.out / "data" / made[0].data.name) as held,
+        np.load(tiny.out / "data" / made[-1].data.name) as whole,
     ):
         assert len(held["y"]) + len(held["y_test"]) == len(whole["y"])
         rows = {row.tobytes() for row in whole["x"]}
         assert all(row.tobytes() in rows for row in held["x_test"])
-    chosen = [task.config for task in made if task.config.seed == 0]
-    reported = [task.config for task in made if task.config.seed != 0]
+    chosen = [config for config in made if config.seed == 0]
+    reported = [config for config in made if config.seed != 0]
     assert {config.data.name.endswith("-held.npz") for config in chosen} == {True}
     assert {config.data.name.endswith("-held.npz") for config in reported} == {False}
     rows = json.loads(tiny.results.read_text())["rows"]
@@ -125,7 +125,7 @@ def test_what_was_chosen_is_what_is_run(experiment, tiny, monkeypatch):
     experiment.keep(tiny.results, "choices", {"data": "digits", "changes": ["privacy.clip=2.0"]})
     tiny.partitions = ["even"]
     experiment.run("digits", tiny)
-    assert {task.config.privacy.clip for task in made} == {2.0}
+    assert {config.privacy.clip for config in made} == {2.0}
 
 
 def test_rows_that_were_run_before_a_choice_are_named(experiment):

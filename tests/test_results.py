@@ -41,7 +41,7 @@ SCRIPT = """
 import sys
 from pathlib import Path
 from privsgp.runs import config as configs
-from privsgp.research.several import Bench
+from privsgp.research.bench import Bench
 
 if __name__ == "__main__":
     changes = ["data.nodes=2", "algorithm.name=privsgp", "algorithm.steps=3", "privacy.epsilon=", "privacy.sigma=0.1"]

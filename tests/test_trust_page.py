@@ -12,15 +12,12 @@ def test_the_page_has_the_tables_of_the_runs(experiment):
     for mark, text in experiment.parts(told).items():
         assert experiment.pages.shown(experiment.PAGE.read_text(), mark) == text
     assert [row["what"] for row in told["rows"]] == list(experiment.FAULTS)
-    assert len(told["partners"]) == len(experiment.DEGREES)
 
 
-def test_fewer_honest_sites_are_a_larger_epsilon_and_fewer_partners_more_noise(experiment):
+def test_fewer_honest_sites_are_a_larger_epsilon(experiment):
     told = json.loads(experiment.RESULTS.read_text())
     spent = [epsilon for _, epsilon in told["honest"]["curve"]]
     assert spent == sorted(spent, reverse=True)
-    noises = [row["noise"] for row in told["partners"]]
-    assert noises == sorted(noises)
 
 
 def test_no_fault_changes_epsilon(experiment):
@@ -35,6 +32,4 @@ def test_a_row_is_measured_anew(experiment, monkeypatch, tmp_path):
     assert 0 < row["epsilon"] <= 0.5
     assert row["expected"] == 1.0
     monkeypatch.setattr(experiment, "CURVE", [*experiment.CURVE, "algorithm.steps=3"])
-    monkeypatch.setattr(experiment, "PARTNERS", [*experiment.PARTNERS, "algorithm.steps=3"])
     assert dict(experiment.honest(tmp_path / "honest")["curve"])[12] <= 0.5
-    assert experiment.partners(12, tmp_path / "few")["partners"] == 12

@@ -17,15 +17,14 @@ from torch.utils import data as torch_data
 
 from privsgp import data as data_room
 from privsgp import models
-from privsgp.data.brought import are_sites, pair
-from privsgp.data.dataset import pool, settle, unsettled
-from privsgp.data.fields import Fields, are_fields, field_arrays, fields_of, looked_up
-from privsgp.data.loading import array_files, needed, of_table, read_file
+from privsgp.data.dataset import from_arrays, pool, settle
+from privsgp.data.loading import loaded, needed, read_file
+from privsgp.data.samples import Fields, are_fields, are_sites, field_arrays, fields_of, looked_up, pair
 from privsgp.data.schema import Schema
 from privsgp.data.tables import Frame, is_frame, of_frame
 from privsgp.errors import Refused, called_from_python
 from privsgp.features import frozen
-from privsgp.features.encode import make_encoder
+from privsgp.features.maps import make_encoder
 from privsgp.metrics import Measure
 from privsgp.options import Options
 from privsgp.planner import settle as planning
@@ -98,7 +97,7 @@ def train(
     arrays may stand data frames of pandas or polars, Arrow tables, or paths of .csv, .parquet and .feather files, with
     the public `schema` of their columns; paths of folders of class folders, with `images={"labels": ["cat", "dog"],
     "size": 64}`; paths of .jsonl, .csv or .tsv files of texts, with `text={"column": "text", "label": "stars"}`; and of
-    .npz files or folders with x.npy and y.npy. `test` is then one too. Without a seed, metrics on test data stay in
+    .npz files. `test` is then one too. Without a seed, metrics on test data stay in
     private/ unless `test_is_public`, and the number of `classes` is to be given unless a schema, public names of
     classes or public test labels show it.
     `ledger` is an earlier run on this data: both spend from one budget. `start` is one whose model to start from
@@ -235,11 +234,9 @@ def _read(
         if not is_frame(given) and not isinstance(given, str | Path):
             _refuse_read_as(d, given, where)
             return given
-        if not is_frame(given) and (files := array_files(Path(given))):
-            return tuple(files.values())
         if is_frame(given):
-            schema = needed(d.schema, where)
-            made = of_table(of_frame(given, schema, where, own=own), schema, where, task)
+            table = of_frame(given, needed(d.schema, where), where, own=own)
+            made = loaded(table, where, task, d.form)
         else:
             made = read_file(Path(given), task, d.form, own=own)
         _say(made.told)
@@ -393,10 +390,9 @@ def _dataset(
     for i, arrays in enumerate(given):
         if len(arrays) != 2:
             raise Refused(f"node {i} brings {len(arrays)} arrays", "give each node (x, y), and test data as `test`")
+    form: dict[str, Any] = {"task": task, "vocabulary": vocabulary, "settled": False}
     sites = [
-        unsettled(
-            x, y, *((public if i == 0 else None) or (None, None)), name=f"node {i}", task=task, vocabulary=vocabulary
-        )
+        from_arrays(x, y, *((public if i == 0 else None) or (None, None)), name=f"node {i}", **form)
         for i, (x, y) in enumerate(given)
     ]
     dataset, parts = pool(sites, "arrays", classes)
@@ -412,7 +408,9 @@ def _checked(
     if isinstance(given.vocabulary, tuple):
         raise Refused("a Dataset with several inputs per sample", "give them as arrays: ((one, other), y)")
     x_test, y_test = (given.x_test, given.y_test) if test is None else test
-    made = unsettled(given.x, given.y, x_test, y_test, name=given.name, task=task, vocabulary=given.vocabulary)
+    made = from_arrays(
+        given.x, given.y, x_test, y_test, name=given.name, task=task, vocabulary=given.vocabulary, settled=False
+    )
     if task == "regression":
         return made
     settled = settle(made, classes or given.classes)

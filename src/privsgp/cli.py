@@ -92,7 +92,6 @@ Coordinates = Annotated[
 NoiseOption = Annotated[str, typer.Option(help="independent, or pairwise: shared by pairs of nodes")]
 Nodes = Annotated[int | None, typer.Option(help="n, of pairwise noise.")]
 Honest = Annotated[int | None, typer.Option(help="h: nodes that are honest, oneself included; default: 3n/4.")]
-PairDegree = Annotated[int | None, typer.Option(help="With how many others a node shares noise; default: all.")]
 
 
 SHARING = ("privsgp", "privsgp-vr", "privsgp-sag", "dp2-sgd")  # methods in whose steps shared noise cancels
@@ -326,7 +325,6 @@ def account(
     honest: Honest = None,
     own_sigma: Annotated[float | None, typer.Option(help="Pairwise noise: a node's own, in place of --sigma.")] = None,
     pair_sigma: Annotated[float | None, typer.Option(help="Pairwise noise: that of each pair.")] = None,
-    pair_degree: PairDegree = None,
     as_json: Json = False,
 ) -> None:
     """Tell the ε that so much noise gives. No data needed."""
@@ -336,7 +334,7 @@ def account(
 
     own = {"difference_clip": difference_clip, "period": period, "alpha": alpha, "aggregated": aggregated}
     kind, related = _accountant(accountant), _relation(relation)
-    shared = _sharing(noise, algorithm, accountant, nodes, honest, pair_degree)
+    shared = _sharing(noise, algorithm, accountant, nodes, honest)
     covariance = None if shared is None else shared.given(own_sigma, pair_sigma)
     if sigma is not None and covariance is not None:
         raise Refused(f"--sigma {sigma:g} with --noise pairwise", "give --own-sigma and --pair-sigma instead")
@@ -384,7 +382,6 @@ def calibrate(
     nodes: Nodes = None,
     honest: Honest = None,
     pair_ratio: Annotated[float, typer.Option(help="ρ of pairwise noise.")] = 2.0,
-    pair_degree: PairDegree = None,
     as_json: Json = False,
 ) -> None:
     """Tell the noise that a budget needs. No data needed."""
@@ -401,7 +398,7 @@ def calibrate(
         left = 1.0 if shared is None else shared.solved(1.0, pair_ratio).left([1.0] * shared.graph.nodes)
         return 1.0 if nominal(kind) else calibration.largest(saga, steps, epsilon, delta, related, left)
 
-    shared, covariance = _sharing(noise, algorithm, accountant, nodes, honest, pair_degree), None
+    shared, covariance = _sharing(noise, algorithm, accountant, nodes, honest), None
     base = mechanism = _scaled(bare, algorithm, difference_scale, auto).changed(coordinates=coordinates)
     if shared is not None:
         mechanism = Shared(base, shared.honest, shared.graph.partners)
@@ -615,14 +612,12 @@ def _trust(algorithm: str, aggregated: int | None) -> dict[str, str]:
     return {"trust": "per-node"}
 
 
-def _sharing(
-    noise: str, algorithm: str, accountant: str, nodes: int | None, honest: int | None, degree: int | None
-) -> Sharing | None:
+def _sharing(noise: str, algorithm: str, accountant: str, nodes: int | None, honest: int | None) -> Sharing | None:
     """Return who shares noise; None where it is independent."""
     from privsgp.accounting.pairwise import Sharing
 
     one_of("noise", noise, ("independent", "pairwise"))
-    given = {"--nodes": nodes, "--honest": honest, "--pair-degree": degree}
+    given = {"--nodes": nodes, "--honest": honest}
     if noise == "independent":
         if unused := [f"{key} {value}" for key, value in given.items() if value is not None]:
             raise Refused(f"{unused[0]} with independent noise", "leave it out, or take --noise pairwise")
@@ -634,7 +629,7 @@ def _sharing(
             f"--noise pairwise with --algorithm {algorithm} and --accountant {accountant}",
             f"take one of {', '.join(SHARING)}, and certified",
         )
-    return Sharing.among(nodes, honest, degree)
+    return Sharing.among(nodes, honest)
 
 
 def _relation(name: str) -> Literal["zero-out", "replace-one"]:

@@ -225,30 +225,9 @@ def sync_names(folder: Path) -> None:
         os.close(descriptor)
 
 
-def cache_folder() -> Path:
-    """Return where results that only save time are kept: $PRIVSGP_CACHE, $XDG_CACHE_HOME/privsgp, ~/.cache/privsgp."""
-    return user_folder("PRIVSGP_CACHE", "XDG_CACHE_HOME", ".cache", "privsgp")
-
-
 def user_folder(own: str, base: str, default: str, name: str) -> Path:
     """Return the folder that the variable `own` names; else `name` in the one of `base`, or in `default` at home."""
     if given := os.environ.get(own):
         return Path(given)
     there = os.environ.get(base)
     return (Path(there) if there else Path.home() / default) / name
-
-
-def is_own(status: os.stat_result) -> bool:
-    """Whether a file or folder is the user's own and nobody else may write to it."""
-    return status.st_uid == os.geteuid() and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-
-
-def own_folder(place: Callable[[], Path], *, make: bool = False) -> Path | None:
-    """Return the folder if it is the user's own and closed to others, None otherwise."""
-    try:
-        folder = place()
-        if make:
-            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        return folder if is_own(folder.stat()) else None
-    except (OSError, RuntimeError):  # there is none, or no home folder
-        return None

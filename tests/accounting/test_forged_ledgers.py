@@ -15,7 +15,7 @@ from privsgp.accounting.mechanisms import SampledMean
 from privsgp.accounting.statements import statements
 from privsgp.errors import Refused
 
-OPEN = {"kind": "open", "format": 1} | dataclasses.asdict(HEADER)
+OPEN = {"kind": "open", "format": 3} | dataclasses.asdict(HEADER)
 RESERVE = {"kind": "reserve", "first": 0, "count": 4, "attempt": 0}
 DEEP = '{"kind":' + "[" * 30_000 + "]" * 30_000 + "}"
 

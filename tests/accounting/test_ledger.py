@@ -280,8 +280,8 @@ def test_damage_is_found_and_named(path, damage, number):
         ({"kind": "sent", "step": 9, "attempt": 0, "digest": DIGEST}, "step 9, attempt 0 was never reserved"),
         ({"kind": "reserve", "first": 9, "count": 65, "attempt": 0}, "65 steps from step 9"),
         ({"kind": "reserve", "first": 3}, "no line of format 3 is a 'reserve' with these keys"),
-        ({"kind": "open", "format": 4}, "not of format 1 or 2 or 3"),
-        ({"kind": "open", "format": 1, "node": 3}, "missing .* 'run'"),
+        ({"kind": "open", "format": 4}, "not of format 2 or 3"),
+        ({"kind": "open", "format": 3, "node": 3}, "run: Field required"),
     ],
 )
 def test_a_well_chained_line_that_cannot_be_is_refused(path, line, reason):
@@ -395,20 +395,6 @@ def test_a_ledger_grows_by_34_bytes_a_release_and_its_memory_does_not(path):
     assert read(path)[0].charged == steps
     assert tracemalloc.get_traced_memory()[1] < 200_000
     tracemalloc.stop()
-
-
-def test_ledgers_of_the_first_format_are_read_and_continued(path):
-    """Every message had an object of its own, with all of its SHA-256."""
-    with Ledger.open(path, HEADER) as ledger:
-        ledger.reserve(0, 10)
-        for step in range(3):
-            ledger._chain.write({"kind": "sent", "step": step, "attempt": 0, "digest": DIGEST})
-    with Ledger.open(path, HEADER) as ledger:
-        assert (ledger.segment.digest, ledger.segment.next) == (short(DIGEST), 3)
-        ledger.reserve(3, 1)
-        ledger.sent(3, DIGEST)
-    [segment] = read(path)
-    assert (segment.sent, segment.charged, segment.attempt) == (4, 11, 1)
 
 
 def test_ledgers_in_which_attempts_were_counted_by_step_are_read(path):

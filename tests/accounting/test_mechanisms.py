@@ -170,7 +170,7 @@ def test_a_wrapper_answers_like_its_base_but_for_its_own_subject(tree):
 
 
 def test_wrappers_refuse_their_own_fields():
-    with pytest.raises(Refused, match="aggregated"):
+    with pytest.raises(Refused, match="nodes"):
         Summed(Sag(**GOOD), 0)
     with pytest.raises(Refused, match="honest"):
         Shared(Sag(**GOOD), 0, 3)

@@ -207,32 +207,3 @@ class TestLeastNoise:
     def test_no_canary_no_contradiction(self):
         rng = np.random.default_rng(7)
         assert audit.least_noise(rng.standard_normal(5000), rng.standard_normal(5000), curve, 0.05) is None
-
-
-class TestGuesses:
-    def test_all_right_is_a_closed_form(self):
-        found = audit.guessed_epsilon(40, 40, 60, delta=0.0, alpha=0.05)
-        accuracy = 0.05 ** (1 / 40)
-        assert found == pytest.approx(math.log(accuracy / (1 - accuracy)), rel=1e-6)
-
-    @given(guesses=st.integers(0, 60), share=st.floats(0, 1), epsilon=st.floats(0, 5), delta=st.floats(0, 1e-3))
-    def test_p_is_a_probability_that_grows_with_both_budgets(self, guesses, share, epsilon, delta):
-        right = round(share * guesses)
-        p = audit.guesses_p(right, guesses, 60, epsilon=epsilon, delta=delta)
-        assert 0 <= p <= 1
-        assert audit.guesses_p(right, guesses, 60, epsilon=epsilon + 0.1, delta=delta) >= p - 1e-12
-        assert audit.guesses_p(right, guesses, 60, epsilon=epsilon, delta=2 * delta) >= p - 1e-12
-
-    @pytest.mark.parametrize(("epsilon", "delta"), [(0.0, 0.0), (1.0, 0.0), (1.0, 0.01)])
-    def test_randomised_response_is_seldom_overestimated(self, epsilon, delta):
-        """Each coin is told with probability δ, else by randomised response: (ε, δ)-DP, and the best there is."""
-        rng, m, trials = np.random.default_rng(8), 30, 2000
-        told = rng.random((trials, m)) < delta + (1 - delta) / (1 + math.exp(-epsilon))
-        found = [audit.guessed_epsilon(right, m, m, delta=delta, alpha=0.05) for right in range(m + 1)]
-        over = sum(found[right] > epsilon for right in told.sum(1))
-        assert stats.binomtest(over, trials, 0.05, alternative="greater").pvalue > 1e-3
-
-    def test_the_middle_is_left_out(self):
-        present = np.array([False, True, False, True, False, True])
-        assert audit.guess(np.arange(6.0), present) == (2, 4, 6)
-        assert audit.guess(np.zeros(2), present[:2]) == (0, 0, 2)

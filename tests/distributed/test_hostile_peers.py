@@ -25,7 +25,7 @@ def _ran(tmp_path, text, hook, processes=2, options=(), **told):
     config = runs.small(tmp_path, text)
     words = [["train", config, "--out", tmp_path / f"out{rank}", *options] for rank in range(processes)]
     said = tmp_path / "said"
-    return cluster.ended(said, cluster.start(said, words, hook, **{"patience": 6.0} | told))
+    return cluster.ended(said, cluster.start(said, words, hook, **{"patience": 4.0} | told))
 
 
 def _no_traceback(all_ended):

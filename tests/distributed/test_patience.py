@@ -29,7 +29,7 @@ def _stopped(process):
 
 @pytest.mark.parametrize("step", [3, 13])
 def test_the_others_leave_when_the_process_that_holds_the_meeting_place_stands_still(tmp_path, step):
-    started = _started(tmp_path, 3, hook="hostile.pause", victim=0, step=step, hosted=True, patience=3.0)
+    started = _started(tmp_path, 3, hook="hostile.pause", victim=0, step=step, hosted=True, patience=2.0)
     _stopped(started[0])
     begun = time.monotonic()
     for rank in (1, 2):
@@ -46,7 +46,7 @@ def test_the_others_leave_when_the_process_that_holds_the_meeting_place_stands_s
 
 def test_an_exchange_does_not_outlast_patience_either(tmp_path):
     """Process 0 stops before anybody has said anything: survivors hang in the store, not in a message."""
-    started = _started(tmp_path, 2, hook="hostile.pause_at_exchange", victim=0, number=4, hosted=True, patience=3.0)
+    started = _started(tmp_path, 2, hook="hostile.pause_at_exchange", victim=0, number=4, hosted=True, patience=2.0)
     _stopped(started[0])
     started[1].join(20)
     code = started[1].exitcode

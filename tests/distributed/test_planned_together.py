@@ -44,7 +44,7 @@ def test_what_is_left_open_is_left_open_by_all(tmp_path):
 
 def test_a_choice_that_cannot_be_is_refused(tmp_path):
     pattern, word = r'\{"name": "privsgp.*\}', '{"name": "privsgp", "step_size": -1.0}'
-    first, second = _ran(tmp_path, [(), ()], "hostile.say", liar=0, about=0, pattern=pattern, word=word)
+    first, second = _ran(tmp_path, [(), ()], "hostile.say", liar=0, about=0, pattern=pattern, word=word, patience=6.0)
     assert second.code == 2
     assert "process 0 says" in second.err
     assert "Traceback" not in first.err + second.err

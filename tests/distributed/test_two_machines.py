@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -93,10 +92,10 @@ def test_two_machines_train_together(tmp_path, machines, monkeypatch):
     _sites(lambda node: [places[node >= 2], tmp_path / "all"])
     for place in (*places, tmp_path / "all"):
         (place / "run.toml").write_text(SITES)
-    torchrun, port, started = shutil.which("torchrun", path=str(Path(sys.executable).parent)), cluster.free_port(), []
+    torchrun, port, started = (sys.executable, "-m", "torch.distributed.run"), cluster.free_port(), []
     for number, (machine, place) in enumerate(zip(machines, places, strict=True)):
         words = [
-            torchrun, "--nnodes", "2", "--node-rank", number, "--nproc-per-node", "1",
+            *torchrun, "--nnodes", "2", "--node-rank", number, "--nproc-per-node", "1",
             "--master-addr", machines[0].address, "--master-port", port, "-m", "privsgp", "train", "run.toml",
         ]  # fmt: skip
         environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": machine.interface}

@@ -15,7 +15,7 @@ import pytest
 
 import privsgp
 import runs
-from privsgp.accounting import segment
+from privsgp.accounting import ledger
 from privsgp.runs import config as configs
 
 HERE = pathlib.Path(__file__).parent
@@ -85,7 +85,7 @@ def test_what_a_later_release_wrote_is_refused_by_its_version(old, name):
 
 
 def test_a_ledger_of_a_later_release_is_refused_by_its_format(old, monkeypatch):
-    monkeypatch.setattr(segment, "FORMATS", (0, 1))  # what a release before this ledger's would know
+    monkeypatch.setattr(ledger, "FORMATS", (0, 1))  # what a release before this ledger's would know
     ran = runs.command("ledger", old)
     assert ran.code == 2
     assert "format 0 or 1" in ran.err

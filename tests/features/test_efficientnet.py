@@ -12,7 +12,7 @@ from torch.nn.functional import batch_norm, conv2d, pad
 from privsgp import features
 from privsgp.errors import Refused
 from privsgp.features import efficientnet, options
-from privsgp.features.encode import make_encoder
+from privsgp.features.maps import make_encoder
 from privsgp.report import page, terminal
 from privsgp.runs import config as configs
 from privsgp.runs.problem import load_problem

@@ -10,8 +10,7 @@ import torch
 from torch import nn
 
 from privsgp.errors import Refused
-from privsgp.features.encode import encode, encode_once, frozen, output_shape
-from privsgp.files import cache_folder
+from privsgp.features.encode import cache_folder, encode, encode_once, frozen, output_shape
 
 CPU = torch.device("cpu")
 X = np.random.default_rng(0).standard_normal((300, 5), np.float32)
@@ -71,21 +70,21 @@ def test_a_damaged_file_or_a_folder_that_cannot_be_written_is_no_obstacle(tmp_pa
 def test_a_folder_that_others_may_write_to_is_not_read(tmp_path, monkeypatch, bits):
     folder, module = tmp_path / "features", _linear()
     made = encode_once(module, X, CPU, folder)
-    monkeypatch.setattr("privsgp.features.encode.encode", lambda *_: made + 1)
+    monkeypatch.setattr("privsgp.features.encode.encode", lambda *_: 2 * made)
     np.testing.assert_array_equal(encode_once(module, X, CPU, folder), made)
     folder.chmod(bits)
-    np.testing.assert_array_equal(encode_once(module, X, CPU, folder), made + 1)
+    np.testing.assert_array_equal(encode_once(module, X, CPU, folder), 2 * made)
 
 
 def test_where_features_are_kept(monkeypatch, tmp_path):
     monkeypatch.setenv("PRIVSGP_CACHE", str(tmp_path))
-    assert cache_folder() == tmp_path
+    assert cache_folder() == tmp_path / "features"
     monkeypatch.delenv("PRIVSGP_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert cache_folder() == tmp_path / "privsgp"
+    assert cache_folder() == tmp_path / "privsgp" / "features"
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert cache_folder() == tmp_path / ".cache" / "privsgp"
+    assert cache_folder() == tmp_path / ".cache" / "privsgp" / "features"
 
 
 def test_what_is_not_finite_counts_as_zero_and_what_is_huge_is_held():

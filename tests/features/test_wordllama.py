@@ -9,11 +9,11 @@ import pytest
 import torch
 from safetensors.torch import save
 
-from privsgp.data import subwords
+from privsgp.data import text as subwords
 from privsgp.data.text import TextOptions
 from privsgp.errors import Refused
 from privsgp.features import wordllama
-from privsgp.features.encode import make_encoder
+from privsgp.features.maps import make_encoder
 from privsgp.runs import config as configs
 from privsgp.runs.problem import load_problem
 from privsgp.runs.train import run
@@ -32,7 +32,7 @@ def _package(tmp_path, monkeypatch):
     (package / "__init__.py").write_text("raise SystemExit('code of a package was run')")
     told = json.dumps({"model": {"vocab": {"<unk>": 0} | BYTES | WORDS, "merges": MERGES}}).encode()
     vectors = torch.randn(subwords.VOCABULARY, 4, generator=torch.Generator().manual_seed(0)).half()
-    files = {subwords._FILE: told, wordllama._FILE: save({"embedding.weight": vectors})}
+    files = {subwords._TOKENIZER: told, wordllama._FILE: save({"embedding.weight": vectors})}
     for module, (name, raw) in zip((subwords, wordllama), files.items(), strict=True):
         (package / name).write_bytes(raw)
         monkeypatch.setattr(module, "_SHA256", hashlib.sha256(raw).hexdigest())

@@ -24,8 +24,8 @@ from privsgp.randomness.pairwise import PairStreams, PairwiseNoise, told
 NODES, HONEST, D = 6, 4, 5000
 
 
-def noise(needed=(1.0,) * NODES, weights=None, degree=None) -> PairwiseNoise:
-    return PairwiseNoise(solve(needed, HONEST, 2.0, NoiseGraph(NODES, degree), weights), HONEST, "context")
+def noise(needed=(1.0,) * NODES, weights=None) -> PairwiseNoise:
+    return PairwiseNoise(solve(needed, HONEST, 2.0, NoiseGraph(NODES), weights), HONEST, "context")
 
 
 def of_nodes(made: PairwiseNoise, source, nodes=range(NODES), gather=None):
@@ -85,11 +85,10 @@ def in_processes(made: PairwiseNoise, split, tamper=lambda rank, said: said):
     return found
 
 
-@pytest.mark.parametrize("degree", [None, 4])
 @pytest.mark.parametrize("together", [False, True])
-def test_only_own_noise_is_left_in_the_sum(monkeypatch, together, degree):
+def test_only_own_noise_is_left_in_the_sum(monkeypatch, together):
     monkeypatch.setattr(pairwise, "_LONG", 0 if together else 1 << 60)
-    made = noise(degree=degree)
+    made = noise()
     total = drawn(of_nodes(made, Keyed(3))).sum(0)
     assert torch.allclose(total, own_alone(made, Keyed(3)).sum(0), rtol=0, atol=1e-11)
 
@@ -102,16 +101,15 @@ def test_weighted_steps_cancel_as_well():
     assert torch.allclose(total, steps @ own_alone(made, Keyed(3)), rtol=0, atol=1e-11)
 
 
-@pytest.mark.parametrize("degree", [None, 4])
 @pytest.mark.parametrize("together", [False, True])
 @pytest.mark.parametrize("source", [Keyed, Secure])
-def test_its_covariance_is_the_one_that_is_counted(monkeypatch, source, together, degree):
+def test_its_covariance_is_the_one_that_is_counted(monkeypatch, source, together):
     monkeypatch.setattr(pairwise, "_LONG", 0 if together else 1 << 60)
-    made = noise((1.0, 1.0, 2.0, 1.0, 1.0, 1.0), degree=degree)
+    made = noise((1.0, 1.0, 2.0, 1.0, 1.0, 1.0))
     added = of_nodes(made, Keyed(1) if source is Keyed else Secure())
     samples = torch.cat([drawn(added, step=k) for k in range(10)], 1).numpy()
     c = made.covariance
-    wanted = np.diag(c.own) + c.pair * c.graph.laplacian
+    wanted = c.matrix
     assert np.allclose(np.cov(samples), wanted, atol=0.03 * wanted.max())
 
 
@@ -266,7 +264,7 @@ def test_threads_that_take_some_nodes_each_add_what_cancels_and_is_used_once(mon
     added, c = of_nodes(made, Secure()), made.covariance
     assert added.in_parts(D)
     samples = torch.cat([in_parts(added, step=k) for k in range(10)], 1).numpy()
-    wanted = np.diag(c.own) + c.pair * c.graph.laplacian
+    wanted = c.matrix
     assert np.allclose(np.cov(samples), wanted, atol=0.03 * wanted.max())
     grid = 2.0 ** (np.round(np.log2(c.own_sigma)) - 4)[:, None]
     assert np.array_equal(np.round(samples / grid) * grid, samples)

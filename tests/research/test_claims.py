@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from privsgp.research import claims
+from privsgp.research.bench import Spread
 from privsgp.research.claims import Found
-from privsgp.research.several import Spread
 
 
 def results(*accuracies, sd=0.0, losses=None, line=""):

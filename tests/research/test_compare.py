@@ -12,8 +12,7 @@ import runs
 from privsgp.algorithms import ALGORITHMS
 from privsgp.errors import Refused
 from privsgp.research import compare as comparing
-from privsgp.research.pool import Run
-from privsgp.research.several import Bench, Several, Spread
+from privsgp.research.bench import Bench, Run, Several, Spread
 from privsgp.runs import config as configs
 
 CONFIG = runs.SMALL.replace("sigma = 0.05", "epsilon = 8.0")

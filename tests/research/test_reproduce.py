@@ -15,8 +15,8 @@ from privsgp.data import load
 from privsgp.engine.folder import Folder
 from privsgp.research import claims, figures, picture, published, small_data
 from privsgp.research import reproduce as reproducing
+from privsgp.research.bench import Bench
 from privsgp.research.figures import FIGURES, MODES, NAMES, SCALES, SETTINGS, known
-from privsgp.research.several import Bench
 from privsgp.runs import config as configs
 
 TINY = dataclasses.replace(

@@ -139,16 +139,14 @@ def test_files_that_were_moved_are_refused_too(tmp_path):
     assert runs.command("evaluate", run, tmp_path / "public").code == 0
 
 
-def test_a_model_of_images_takes_arrays_and_mapped_ones(tmp_path):
+def test_a_model_of_images_takes_arrays(tmp_path):
     for number, name in enumerate(("site-0", "site-1", "public")):
         pictures(tmp_path / name, number)
     result = privsgp.load(trained(tmp_path, IMAGES))
     x, y = read_images(tmp_path / "public", ImageOptions(labels=["cat", "dog"], size=4))
     np.savez(tmp_path / "public.npz", x=x, y=y)
-    (tmp_path / "mapped").mkdir()
-    np.save(tmp_path / "mapped" / "x.npy", (x / 255).astype(np.float32))
-    np.save(tmp_path / "mapped" / "y.npy", y)
-    for name in ("public.npz", "mapped"):
+    np.savez(tmp_path / "real.npz", x=(x / 255).astype(np.float32), y=y)
+    for name in ("public.npz", "real.npz"):
         np.testing.assert_array_equal(result.predict(tmp_path / name), result.predict(tmp_path / "public"))
         assert result.evaluate(tmp_path / name) == result.evaluate(tmp_path / "public")
 
@@ -319,8 +317,8 @@ def test_a_private_runs_own_table_is_refused_from_python_too(tmp_path):
 @pytest.mark.parametrize(
     ("data", "more", "what"),
     [
-        (["site-0"], {}, "without x.npy"),
-        (["site-9"], {"images": {"labels": ["cat", "dog"]}}, "site-9 does not exist"),
+        (["site-0"], {}, "site-0 is a folder"),
+        (["site-9"], {"images": {"labels": ["cat", "dog"]}}, "site-9 cannot be read"),
         (["a.jsonl"], {}, "without a column of texts"),
         (["a.csv"], {}, "a.csv without a schema"),
         ([(np.zeros((4, 3)), np.zeros(4))], {"text": {}}, "a tuple beside text=…"),

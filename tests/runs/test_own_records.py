@@ -47,10 +47,8 @@ def files(tmp_path):
 def test_records_from_python_are_no_public_data_of_a_plan(tmp_path, files):
     np.savez(tmp_path / "copy.npz", x=X[rng.permutation(40)], y=np.zeros(40, int))
     plan = {"algorithm": {"step_size": "auto"}, "classes": 2}
-    (tmp_path / "mapped").mkdir()
-    np.save(tmp_path / "mapped" / "x.npy", X[:40])
     for data in (files, SITES, dict(enumerate(files))):
-        for name in ("own-0.npz", "copy.npz", "mapped"):
+        for name in ("own-0.npz", "copy.npz"):
             with pytest.raises(Refused, match="the nodes' own data"):
                 train(tmp_path / "out", data, plan={"data": str(tmp_path / name)}, **plan)
     with pytest.raises(Refused, match="the nodes' own data"):  # no ε covers a choice by them
@@ -144,14 +142,6 @@ def test_a_sites_own_test_set_does_not_hide_among_those_of_others(tmp_path):
     ran = runs.command("train", config, "--out", tmp_path / "out")
     assert ran.code == 2
     assert "own-0.npz, data.test = 'public': half of these records are a node's own" in ran.err
-
-
-def test_a_folder_called_synthetic_is_nothing_to_plan_with(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "synthetic").mkdir()
-    np.save("synthetic/x.npy", X)
-    np.save("synthetic/y.npy", Y)
-    train(tmp_path / "out", "synthetic", nodes=2, classes=2)
 
 
 LONG = {"name": "privsgp-vr", "steps": 40}

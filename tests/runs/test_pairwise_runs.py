@@ -66,19 +66,13 @@ def test_methods_that_move_and_mix_linearly_may_share_noise(algorithm):
         ("privsgp", {"pair_ratio": 1.0}, {}, "greater than 1"),
         ("privsgp", {"noise": "independent", "honest": 3}, {}, "'pairwise'"),
         ("privsgp", {"noise": "shared"}, {}, "use one of"),
+        ("privsgp", {"pair_degree": 4}, {}, "all pairs of nodes share noise"),
     ],
 )
 def test_where_noise_cannot_cancel_or_hide_it_is_refused_with_the_reason(algorithm, privacy, more, said):
     with pytest.raises(Refused) as refused:
         parsed(algorithm, privacy, **more)
     assert said in str(refused.value)
-
-
-def test_a_noise_graph_that_a_coalition_can_cut_is_refused():
-    with pytest.raises(Refused, match="pair_degree = 2"):
-        spec_of(parsed(privacy={"pair_degree": 2}))
-    spec = spec_of(parsed(privacy={"pair_degree": 6, "honest": 7}))
-    assert {m.partners for m in spec.protection.mechanisms} == {6}
 
 
 def test_auto_shares_noise_where_it_can_and_says_so():

@@ -16,23 +16,10 @@ from typing import TYPE_CHECKING, get_args
 
 import numpy as np
 
-from privsgp.accounting import lower_bound, rdp, renyi_bound
+from privsgp.accounting import lower_bound, mechanisms, rdp, renyi_bound
 from privsgp.accounting import sampler_cost as sampler
-from privsgp.accounting.curve import Curve, Gaussian, Group, Sampled, Tailed
-from privsgp.accounting.mechanisms import (
-    Accountant,
-    Anchored,
-    Composed,
-    Mechanism,
-    Relation,
-    Sag,
-    Saga,
-    SampledMean,
-    Shared,
-    Summed,
-    Unprotected,
-)  # fmt: skip
-from privsgp.accounting.mechanisms import Gaussian as WholeMean
+from privsgp.accounting.curve import Curve, Gaussian, Group, Sampled
+from privsgp.accounting.mechanisms import Accountant, Anchored, Composed, Mechanism, Relation, Saga, Shared, Summed
 from privsgp.accounting.saga import Ends, Geometry
 from privsgp.errors import Refused
 
@@ -149,14 +136,9 @@ def rough(mechanism: Mechanism, steps: int, delta: float, relation: Relation) ->
 
 def check(steps: int, delta: float, relation: str) -> int:
     """Refuse a count, a δ or a relation that cannot be; return the count as a plain integer."""
-    try:
-        count = operator.index(steps)
-    except TypeError:
-        raise Refused(f"steps = {steps!r}", "the number of releases is a whole number") from None
-    if count < 0:
-        raise Refused(f"steps = {count}", "the number of releases is at least 0")
-    if count > _MOST:
-        raise Refused(f"steps = {count}", f"at most {_MOST:,} releases are counted")
+    count = operator.index(steps) if hasattr(steps, "__index__") else -1
+    if not 0 <= count <= _MOST:
+        raise Refused(f"steps = {steps!r}", f"the number of releases is a whole number from 0 to {_MOST:,}")
     if not 0 < delta < 1:
         raise Refused(f"delta = {delta}", "take 0 < delta < 1, well below 1 / samples")
     if relation not in get_args(Relation):
@@ -176,19 +158,6 @@ def assumptions(mechanism: Mechanism, steps: int, relation: Relation) -> tuple[s
     if _grouped(_bases(mechanism, 1), relation):
         words.append("replace-one follows from zero-out by group privacy: 2ε and (1 + e^ε) δ")
     return tuple(words)
-
-
-def _composed_epsilon(run: _Run, delta: float, tail: float) -> tuple[float, float, float]:
-    """Return ε of the run by composition, ε of one zero-out alone, and the mass at infinite loss."""
-    composed = _composed(run, delta)
-    single = composed.epsilon(delta)
-    infinite = min(composed.delta(math.inf), 1.0)  # bounds of parts add up to more
-    return _in_pairs(composed, delta, tail) if run.grouped else single, single, infinite
-
-
-def _in_pairs(curve: Curve, delta: float, tail: float) -> float:
-    """Return ε of two zero-outs in a row, each with a tail beside what is left of δ."""
-    return Group(Tailed(curve, tail)).epsilon(delta + tail)
 
 
 def _counted(run: _Run, mechanism: Mechanism, steps: int, delta: float, relation: Relation) -> tuple[float, float]:
@@ -214,30 +183,22 @@ def _bracketed(
 ) -> tuple[float, float]:
     """Return ε by composition and by Rényi divergences, once both agree with each other and with `lower_bound`."""
     renyi, floor = renyi_bound.renyi(mechanism, steps, relation), lower_bound.epsilon(mechanism, steps, delta, relation)
+    composed = _composed(run, delta)
     above = ENVELOPE if any(isinstance(release, Geometry) for release, _ in run.parts) else SLACK
-    single = renyi.epsilon(delta)
-    second = single, _in_pairs(renyi, delta, tail) if renyi_bound.in_pairs(mechanism, relation) else single
-    composed = _composed_epsilon(run, delta, tail)
-    if words := _contradiction(composed, second, floor, delta, above):
-        raise Disagreement(f"{words}: {run} at δ = {delta}")
-    return composed[0], second[1]
-
-
-def _contradiction(
-    composed: tuple[float, ...], second: tuple[float, float], floor: float, delta: float, above: float
-) -> str:
-    """Say what is wrong with what `_composed_epsilon` gave, in words, nothing where it holds.
-
-    `second` is ε of one zero-out and of the relation, by Rényi divergences.
-    """
-    (value, single, infinite), (renyi, pair) = composed, second
+    # ε of one zero-out, and of the relation: two zero-outs in a row, each with a tail beside what is left of δ
+    single, second = composed.epsilon(delta), renyi.epsilon(delta)
+    value = Group(composed, tail).epsilon(delta + tail) if run.grouped else single
+    pair = Group(renyi, tail).epsilon(delta + tail) if renyi_bound.in_pairs(mechanism, relation) else second
+    infinite, words = min(composed.delta(math.inf), 1.0), ""  # bounds of parts add up to more
     if not (0 <= single <= value and 0 <= infinite <= 1):
-        return f"ε = {value} with ε = {single} and {infinite} at infinity"
-    if math.isfinite(single) and single > renyi * (1 + above) + 1e-6 and infinite < delta / 100:
-        return f"composition gives ε = {single}, above the Rényi bound {renyi}"
-    if min(value, pair) < floor * (1 - SLACK) - 1e-9:
-        return f"ε = {value} (Rényi: {pair}) is below {floor}, which an observer learns"
-    return ""
+        words = f"ε = {value} with ε = {single} and {infinite} at infinity"
+    elif math.isfinite(single) and single > second * (1 + above) + 1e-6 and infinite < delta / 100:
+        words = f"composition gives ε = {single}, above the Rényi bound {second}"
+    elif min(value, pair) < floor * (1 - SLACK) - 1e-9:
+        words = f"ε = {value} (Rényi: {pair}) is below {floor}, which an observer learns"
+    if words:
+        raise Disagreement(f"{words}: {run} at δ = {delta}")
+    return value, pair
 
 
 @lru_cache(maxsize=8)
@@ -339,9 +300,9 @@ def _over(norm: float, noise: float) -> float:
 
 
 _KINDS: dict[type[Mechanism], Callable[..., Release]] = {
-    Unprotected: _mean,
-    SampledMean: _mean,
+    mechanisms.Unprotected: _mean,
+    mechanisms.SampledMean: _mean,
     Saga: _saga,
-    WholeMean: _whole,
-    Sag: _whole,
+    mechanisms.Gaussian: _whole,
+    mechanisms.Sag: _whole,
 }

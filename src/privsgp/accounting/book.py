@@ -15,7 +15,6 @@ import dataclasses
 import hashlib
 import json
 import math
-import os
 import secrets
 import sqlite3
 import time
@@ -81,11 +80,10 @@ class Records(NamedTuple):
 
 
 class Total(NamedTuple):
-    """The sums of ε and δ for the record that has spent most, and the entries that they come from."""
+    """The sums of ε and δ for the record that has spent most."""
 
     epsilon: float
     delta: float
-    entries: tuple[Entry, ...]
 
 
 class DataSet(NamedTuple):
@@ -97,14 +95,6 @@ class DataSet(NamedTuple):
     spent: Total
 
 
-def state_folder() -> Path:
-    """Return the folder of the budget book; refuse where there is no home folder."""
-    try:
-        return user_folder("PRIVSGP_STATE", "XDG_STATE_HOME", ".local/state", "privsgp")
-    except RuntimeError as error:
-        raise Refused("there is no home folder for the budget book", "name a folder in PRIVSGP_STATE") from error
-
-
 class Book:
     """The budget book of this user.
 
@@ -112,7 +102,10 @@ class Book:
     """
 
     def __init__(self, folder: Path | None = None) -> None:
-        self.folder = state_folder() if folder is None else folder
+        try:
+            self.folder = folder or user_folder("PRIVSGP_STATE", "XDG_STATE_HOME", ".local/state", "privsgp")
+        except RuntimeError as error:
+            raise Refused("there is no home folder for the budget book", "name a folder in PRIVSGP_STATE") from error
         self.path = self.folder / "budget.sqlite"
 
     def enter(
@@ -135,47 +128,40 @@ class Book:
     def _enter(
         self, db: sqlite3.Connection, entry: Entry, records: Records | None, *, resumed: bool, moved: bool
     ) -> None:
-        before = db.execute("SELECT * FROM entries WHERE run = ? AND node = ?", (entry.run, entry.node)).fetchone()
-        if before is None:
-            if resumed and not moved and not entry.simulation:
-                raise _unknown(entry, self.path)
+        key = entry.run, entry.node
+        before = db.execute("SELECT * FROM entries WHERE run = ? AND node = ?", key).fetchone()
+        if before is not None and not entry.simulation and (resumed or before["charged"]):
+            _refuse_other(entry, before, records, resumed=resumed, moved=moved)
+            where = entry.folder, _inode(entry.folder), *key
+            db.execute("UPDATE entries SET folder = ?, inode = ? WHERE run = ? AND node = ?", where)
+        elif before is None or not entry.simulation:
+            if before is None and resumed and not moved and not entry.simulation:
+                raise _looks_copied(f"the budget book {self.path} does not know the run in {entry.folder}")
+            db.execute("DELETE FROM entries WHERE run = ? AND node = ?", key)  # nothing was sent: it may begin again
             self._insert(db, entry, records)
-            return
-        if entry.simulation:
-            return
-        if not resumed and not before["charged"]:  # nothing was sent: it may begin again, with other records too
-            db.execute("DELETE FROM entries WHERE run = ? AND node = ?", (entry.run, entry.node))
-            self._insert(db, entry, records)
-            return
-        _refuse_other_records(entry, before["records"], records)
-        _refuse_copy(entry, before, resumed=resumed, moved=moved)
-        where = (entry.folder, _inode(entry.folder), entry.run, entry.node)
-        db.execute("UPDATE entries SET folder = ?, inode = ? WHERE run = ? AND node = ?", where)
 
     def _insert(self, db: sqlite3.Connection, entry: Entry, records: Records | None) -> None:
-        kept = None if records is None else self._set(db, records)
-        if entry.simulation and kept is not None:
-            same = db.execute("SELECT 1 FROM entries WHERE simulation AND set_id = ? AND name = ?", (kept, entry.name))
-            if same.fetchone() is not None:
-                return
+        kept = None
+        if records is not None:  # a set of records is kept once, however often it is used
+            content = self.keyed(records.hashes).tobytes()
+            digest = hashlib.sha256(content).hexdigest()
+            db.execute("INSERT OR IGNORE INTO sets (digest, hashes) VALUES (?, ?)", (digest, content))
+            kept = db.execute("SELECT id FROM sets WHERE digest = ?", (digest,)).fetchone()["id"]
+        same = "SELECT 1 FROM entries WHERE simulation AND set_id = ? AND name = ?"
+        if entry.simulation and db.execute(same, (kept, entry.name)).fetchone() is not None:
+            return
         values = dataclasses.asdict(entry) | {
-            "sites": json.dumps(entry.sites), "started": entry.started or _now(), "set_id": kept,
-            "records": "" if records is None else records.digest, "inode": _inode(entry.folder),
+            "sites": json.dumps(entry.sites), "set_id": kept, "records": "" if records is None else records.digest,
+            "started": entry.started or time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            "inode": _inode(entry.folder),
         }  # fmt: skip
         names = ", ".join(values)
         db.execute(f"INSERT INTO entries ({names}) VALUES (:{', :'.join(values)})", values)  # noqa: S608 - field names
 
-    def _set(self, db: sqlite3.Connection, records: Records) -> int:
-        """Return the number of a set of records, which is kept once however often it is used."""
-        content = self.keyed(records.hashes).tobytes()
-        digest = hashlib.sha256(content).hexdigest()
-        db.execute("INSERT OR IGNORE INTO sets (digest, hashes) VALUES (?, ?)", (digest, content))
-        found: int = db.execute("SELECT id FROM sets WHERE digest = ?", (digest,)).fetchone()["id"]
-        return found
-
     def keyed(self, hashes: Hashes) -> Hashes:
         """Return keyed hashes of records, sorted; without the key nobody can look for a record in the book."""
-        key = self._key()
+        with self._open():
+            key = read_bytes(self._key, 64)
         found = [hashlib.blake2b(one.tobytes(), digest_size=8, key=key).digest() for one in hashes]
         return np.sort(np.frombuffer(b"".join(found), np.uint64))
 
@@ -205,16 +191,12 @@ class Book:
 
     def entries(self) -> list[Entry]:
         """Return all entries, the oldest first."""
-        if not self.path.exists():
-            return []
-        with self._open() as db:
-            return [_entry(row) for row in db.execute("SELECT * FROM entries ORDER BY started, run, node")]
+        return [entry for entry, _ in self._all()]
 
     def overlapping(self, hashes: Hashes) -> list[tuple[Entry, int]]:
         """Return the entries that hold some of these records, and how many of them."""
-        mine, sets = self.keyed(hashes), self._sets()
-        counts = {key: int(np.isin(mine, kept).sum()) for key, kept in sets.items()}
-        return [(one, counts[key]) for one in self.entries() if counts.get(key := (one.run, one.node))]
+        mine = self.keyed(hashes)
+        return [(one, shared) for one, own in self._all() if (shared := int(np.isin(mine, own).sum()))]
 
     def spent_on(self, hashes: Hashes, relation: str, but: Collection[tuple[str, int]] = ()) -> Total:
         """Return what the record that has spent most of these has spent, without the (ledger, node) named in `but`.
@@ -222,65 +204,45 @@ class Book:
         Runs on one ledger share its budget, so the largest of them counts; budgets of several ledgers add up. An ε
         under another relation, or no finite ε, makes the sum infinite. Simulations do not count.
         """
-        counted = [one for one in self.entries() if (one.ledger, one.node) not in but]
-        return _worst(self.keyed(hashes), counted, self._sets(), relation)
+        counted = [(one, own) for one, own in self._all() if (one.ledger, one.node) not in but]
+        return _worst(self.keyed(hashes), counted, relation)
 
     def data_sets(self) -> list[DataSet]:
         """Return the data sets: entries that share records, how many records they hold, and what is spent in all."""
-        sets = self._sets()
-        groups: list[tuple[list[Entry], Hashes]] = []
-        for one in self.entries():
-            own = sets.get((one.run, one.node), np.empty(0, np.uint64))
-            sharing = [np.isin(own, hashes).any() for _, hashes in groups]
-            joined = [group for group, shares in zip(groups, sharing, strict=True) if shares]
-            apart = [group for group, shares in zip(groups, sharing, strict=True) if not shares]
-            hashes = np.unique(np.concatenate([own, *(hashes for _, hashes in joined)]))
-            groups = [*apart, ([*(entry for entries, _ in joined for entry in entries), one], hashes)]
+        groups: list[list[tuple[Entry, Hashes]]] = []
+        for one in self._all():
+            shares = [any(np.isin(one[1], own).any() for _, own in group) for group in groups]
+            apart = [group for group, joined in zip(groups, shares, strict=True) if not joined]
+            groups = [
+                *apart,
+                [*(pair for group, joined in zip(groups, shares, strict=True) if joined for pair in group), one],
+            ]
         return [
-            DataSet(tuple(entries), len(hashes), relation, _worst(hashes, entries, sets, relation))
-            for entries, hashes in groups
-            for relation in sorted({one.relation for one in entries})
+            DataSet(tuple(entry for entry, _ in group), len(hashes), relation, _worst(hashes, group, relation))
+            for group in groups
+            for hashes in [np.unique(np.concatenate([own for _, own in group]))]
+            for relation in sorted({one.relation for one, _ in group})
         ]
-
-    def _sets(self) -> dict[tuple[str, int], Hashes]:
-        if not self.path.exists():
-            return {}
-        with self._open() as db:
-            rows = db.execute("SELECT run, node, hashes FROM entries JOIN sets ON set_id = sets.id")
-            return {(run, node): np.frombuffer(content, np.uint64) for run, node, content in rows}
 
     def sets_of(self, runs: Collection[str]) -> dict[int, list[Hashes]]:
         """Return by node the keyed hashes of the records of some private runs."""
         found: dict[int, list[Hashes]] = {}
-        sets = self._sets()
-        for one in self.entries():
-            if one.run in runs and not one.simulation and (own := sets.get((one.run, one.node))) is not None:
+        for one, own in self._all():
+            if one.run in runs and not one.simulation and own.size:
                 found.setdefault(one.node, []).append(own)
         return found
 
-    def _key(self) -> bytes:
-        path = self.folder / "budget.key"
-        with self._usable():
-            if not path.exists():
-                self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-                made = self.folder / f"budget.key-{secrets.token_hex(8)}"
-                write_private(made, secrets.token_bytes(32))
-                with contextlib.suppress(FileExistsError):  # of several processes, the first gives the key
-                    os.link(made, path)
-                made.unlink()
-            return read_bytes(path, 64)
+    def _all(self) -> list[tuple[Entry, Hashes]]:
+        """Return all entries, the oldest first, each with the keyed hashes of its records."""
+        if not self.path.exists():
+            return []
+        with self._open() as db:
+            rows = db.execute("SELECT * FROM entries LEFT JOIN sets ON set_id = id ORDER BY started, run, node")
+            return [(_entry(row), np.frombuffer(row["hashes"] or b"", np.uint64)) for row in rows]
 
-    @contextlib.contextmanager
-    def _usable(self) -> Iterator[None]:
-        """Refuse a book that cannot be read or written."""
-        try:
-            yield
-        except (OSError, sqlite3.Error) as error:
-            raise Refused(
-                f"the budget book {self.path} cannot be used: {error}",
-                "make its folder writable, restore it from a copy, or name another folder in PRIVSGP_STATE; without it "
-                "nothing says what records have spent",
-            ) from error
+    @property
+    def _key(self) -> Path:
+        return self.folder / "budget.key"
 
     @contextlib.contextmanager
     def _open(self, *, write: bool = False) -> Iterator[sqlite3.Connection]:
@@ -288,60 +250,68 @@ class Book:
 
         While one process writes, others can read what was there before, and cannot write.
         """
-        with self._usable():
+        try:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             if not self.path.exists():  # never open an existing book: closing it would drop the locks that SQLite holds
-                with contextlib.suppress(FileExistsError):
-                    os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+                self.path.touch(mode=0o600)
             if not self.path.is_file():
-                raise OSError("it is no regular file")
+                raise OSError("it is no regular file")  # noqa: TRY301 - refused below
             with contextlib.closing(sqlite3.connect(self.path, timeout=_PATIENCE, isolation_level=None)) as db:
                 db.row_factory = sqlite3.Row
                 db.execute("PRAGMA synchronous = EXTRA")
-                _make_tables(self.path, db)
+                self._prepare(db)
                 db.execute("BEGIN IMMEDIATE" if write else "BEGIN")
                 yield db
                 db.execute("COMMIT")
+        except (OSError, sqlite3.Error) as error:
+            raise Refused(
+                f"the budget book {self.path} cannot be used: {error}",
+                "make its folder writable, restore it from a copy, or name another folder in PRIVSGP_STATE; without it "
+                "nothing says what records have spent",
+            ) from error
+
+    def _prepare(self, db: sqlite3.Connection) -> None:
+        """Make the tables and the key of a new book; refuse a book of another version."""
+        if (version := db.execute("PRAGMA user_version").fetchone()[0]) == 0:
+            db.execute("BEGIN IMMEDIATE")
+            if (version := db.execute("PRAGMA user_version").fetchone()[0]) == 0:
+                if self.path.stat().st_size:
+                    raise sqlite3.DatabaseError("it is damaged")
+                for statement in (*_TABLES, f"PRAGMA user_version = {_VERSION}"):
+                    db.execute(statement)
+                if not self._key.exists():
+                    write_private(self._key, secrets.token_bytes(32))
+                version = _VERSION
+            db.execute("COMMIT")
+        if version != _VERSION:
+            raise Refused(
+                f"the budget book {self.path} is of version {version}, and this release reads version {_VERSION}",
+                "install the release that wrote it, or a newer one",
+            )
 
 
-def _worst(mine: Hashes, entries: Sequence[Entry], sets: dict[tuple[str, int], Hashes], relation: str) -> Total:
-    """Return the largest sums over these records, and the entries that hold some of them."""
-    ledgers: dict[tuple[str, int], list[Entry]] = {}
-    for one in entries:
-        if not one.simulation and (one.run, one.node) in sets:
-            ledgers.setdefault((one.ledger, one.node), []).append(one)
-    epsilon, delta, found = np.zeros(len(mine)), np.zeros(len(mine)), list[Entry]()
+def _worst(mine: Hashes, entries: Sequence[tuple[Entry, Hashes]], relation: str) -> Total:
+    """Return the largest sums over these records."""
+    ledgers: dict[tuple[str, int], list[tuple[Entry, Hashes]]] = {}
+    for one, own in entries:
+        if not one.simulation:
+            ledgers.setdefault((one.ledger, one.node), []).append((one, own))
+    epsilon, delta = np.zeros(len(mine)), np.zeros(len(mine))
     for runs in ledgers.values():
-        held = np.isin(mine, np.concatenate([sets[one.run, one.node] for one in runs]))
-        if held.any():
-            found += runs
-            epsilon[held] += max(_epsilon_under(one, relation) for one in runs)
-            delta[held] += max(one.delta for one in runs)
-    return Total(float(epsilon.max(initial=0.0)), float(delta.max(initial=0.0)), tuple(found))
+        held = np.isin(mine, np.concatenate([own for _, own in runs]))
+        bounds = [math.inf if e.epsilon is None or e.relation != relation else e.epsilon for e, _ in runs]
+        epsilon[held] += max(bounds)
+        delta[held] += max(one.delta for one, _ in runs)
+    return Total(float(epsilon.max(initial=0.0)), float(delta.max(initial=0.0)))
 
 
-def _epsilon_under(entry: Entry, relation: str) -> float:
-    return math.inf if entry.epsilon is None or entry.relation != relation else entry.epsilon
-
-
-def _unknown(entry: Entry, path: Path) -> Refused:
-    return Refused(
-        f"the budget book {path} does not know the run in {entry.folder}: this looks like a copy from another machine",
-        f"if it was moved and no copy continues elsewhere, add {argument('moved')}; else resume the original",
-    )
-
-
-def _refuse_other_records(entry: Entry, before: str, records: Records | None) -> None:
-    """Refuse to continue a run with other records: a table of gradients knows records by their places."""
-    if before != ("" if records is None else records.digest):
+def _refuse_other(entry: Entry, before: sqlite3.Row, records: Records | None, *, resumed: bool, moved: bool) -> None:
+    """Refuse to continue a run with other records, or from a second folder, which would spend the budget again."""
+    if before["records"] != ("" if records is None else records.digest):  # a table knows records by their places
         raise Refused(
             f"{entry.folder} continues with other records of node {entry.node} than it began with, or in another order",
             "put the records back as they were, at the same node, or begin a new run",
         )
-
-
-def _refuse_copy(entry: Entry, before: sqlite3.Row, *, resumed: bool, moved: bool) -> None:
-    """Refuse a second folder of a run: each would count only what it spends itself."""
     old = Path(before["folder"])
     same = before["folder"] == entry.folder or before["inode"] == _inode(entry.folder)  # renamed, it is the same one
     if not resumed or (old.exists() and not same):
@@ -351,28 +321,14 @@ def _refuse_copy(entry: Entry, before: sqlite3.Row, *, resumed: bool, moved: boo
             "restore the folder in which it began, and name that one: a second one would spend the same budget again",
         )
     if not same and not moved:
-        raise Refused(
-            f"the run in {entry.folder} began in {old}, which is gone: this looks like a copy",
-            f"if it was moved and no copy continues elsewhere, add {argument('moved')}; else resume the original",
-        )
+        raise _looks_copied(f"the run in {entry.folder} began in {old}, which is gone")
 
 
-def _make_tables(path: Path, db: sqlite3.Connection) -> None:
-    """Make the tables of a new book; refuse a book of another version."""
-    if (version := db.execute("PRAGMA user_version").fetchone()[0]) == 0:
-        db.execute("BEGIN IMMEDIATE")
-        if (version := db.execute("PRAGMA user_version").fetchone()[0]) == 0:
-            if path.stat().st_size:
-                raise sqlite3.DatabaseError("it is damaged")
-            for statement in (*_TABLES, f"PRAGMA user_version = {_VERSION}"):
-                db.execute(statement)
-            version = _VERSION
-        db.execute("COMMIT")
-    if version != _VERSION:
-        raise Refused(
-            f"the budget book {path} is of version {version}, and this release reads version {_VERSION}",
-            "install the release that wrote it, or a newer one",
-        )
+def _looks_copied(what: str) -> Refused:
+    return Refused(
+        f"{what}: this looks like a copy",
+        f"if it was moved and no copy continues elsewhere, add {argument('moved')}; else resume the original",
+    )
 
 
 def _entry(row: sqlite3.Row) -> Entry:
@@ -385,7 +341,3 @@ def _inode(folder: str) -> str:
         status = Path(folder).stat()
         return f"{status.st_dev}/{status.st_ino}"
     return ""
-
-
-def _now() -> str:
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())

@@ -33,7 +33,7 @@ _JSON = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
 _CHECK = ',"check":"{}"}}'
 _CHECK_LENGTH = len(_CHECK.format("0" * 16))
 _SHORT = re.compile(rb'"((?:[A-Za-z0-9+/]{22})?)([A-Za-z0-9+/]{6})"')
-_LONGEST = 2**16
+LONGEST = 2**16
 
 
 class Seen(NamedTuple):
@@ -149,11 +149,11 @@ def lost(path: Path, one: Seen) -> Refused:
 def _lines(path: Path, file: BinaryIO) -> Iterator[tuple[int, bytes]]:
     """Yield all complete lines with their numbers. What follows the last newline was never completed: no line yet."""
     number = 1
-    while (raw := file.readline(_LONGEST)).endswith(b"\n"):
+    while (raw := file.readline(LONGEST)).endswith(b"\n"):
         yield number, raw[:-1]
         number += 1
-    if len(raw) == _LONGEST:
-        raise _damaged(path, number, f"it is longer than any line: more than {_LONGEST} bytes")
+    if len(raw) == LONGEST:
+        raise _damaged(path, number, f"it is longer than any line: more than {LONGEST} bytes")
 
 
 def _decode(raw: bytes, head: str) -> tuple[Line, str]:

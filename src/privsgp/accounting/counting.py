@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -30,71 +30,42 @@ if TYPE_CHECKING:
     from privsgp.accounting.ledger import Segment
 
 
-class Count(Protocol):
-    """ε from noise and noise from ε, for one node."""
-
-    def epsilon(self, mechanism: Mechanism, releases: int, delta: float) -> float:
-        """Return the certified ε of everything this node has released."""
-
-    def sigma(self, mechanism: Mechanism, releases: int, epsilon: float, delta: float) -> float:
-        """Return the noise that keeps so many releases within the budget."""
-
-
 C2 = 0.3724  # of the published formula: repeats the paper's ResNet-18 numbers
 
 
 @dataclass(frozen=True)
-class Certified:
-    """A run on its own, with parameters fixed ahead."""
+class Count:
+    """ε from noise and noise from ε, for one node and a run whose parameters were fixed ahead.
+
+    `paper` is (algorithm, K, c₂) where the noise is the one that the algorithm's paper asks for; its true ε is still
+    certified. `after` is (filter, cumulants spent) where the run was chosen with the results of others in hand.
+    """
 
     relation: Relation
+    paper: tuple[str, int, float] | None = None
+    after: tuple[Filter, float] | None = None
 
     def epsilon(self, mechanism: Mechanism, releases: int, delta: float) -> float:
-        """Count with the certified accountant."""
-        return accountant.epsilon(mechanism, releases, delta, self.relation).epsilon
+        """Return the certified ε of everything this node has released, in the runs before too."""
+        if self.after is None:
+            return accountant.epsilon(mechanism, releases, delta, self.relation).epsilon
+        shared, spent = self.after
+        return shared.epsilon_of(spent + shared.cost(mechanism, releases, self.relation))
 
     def sigma(self, mechanism: Mechanism, releases: int, epsilon: float, delta: float) -> float:
-        """Calibrate with the certified accountant."""
+        """Return the noise that keeps so many releases within the budget, or within what other runs have left."""
+        if self.after is not None:
+            shared, spent = self.after
+            return shared.sigma(mechanism, releases, self.relation, spent)
+        if self.paper is not None:  # for K steps: the spare releases are not part of it
+            algorithm, steps, c2 = self.paper
+            return plugins.formula("published").sigma(mechanism, steps, epsilon, delta, c2, algorithm)
         return calibration.sigma(mechanism, releases, epsilon, delta, self.relation)
 
 
-@dataclass(frozen=True)
-class Published(Certified):
-    """Noise from an algorithm's paper, for K steps; what it really gives is still certified."""
-
-    algorithm: str
-    steps: int
-    c2: float
-
-    def sigma(self, mechanism: Mechanism, releases: int, epsilon: float, delta: float) -> float:
-        """Calibrate as published; the spare releases are not part of it."""
-        del releases
-        paper = plugins.formula("published")
-        return paper.sigma(mechanism, self.steps, epsilon, delta, self.c2, self.algorithm)
-
-
-def count(kind: Accountant, relation: Relation, algorithm: str, steps: int, c2: float) -> Certified:
+def count(kind: Accountant, relation: Relation, algorithm: str, steps: int, c2: float) -> Count:
     """Return how an accountant counts a run on its own."""
-    return Published(relation, algorithm, steps, c2) if nominal(kind) else Certified(relation)
-
-
-@dataclass(frozen=True)
-class After:
-    """A run after others, chosen with their results in hand: a Rényi filter counts them together."""
-
-    filter: Filter
-    spent: float  # cumulants at the filter's order
-    relation: Relation
-
-    def epsilon(self, mechanism: Mechanism, releases: int, delta: float) -> float:
-        """Return the ε of all runs together."""
-        del delta
-        return self.filter.epsilon_of(self.spent + self.filter.cost(mechanism, releases, self.relation))
-
-    def sigma(self, mechanism: Mechanism, releases: int, epsilon: float, delta: float) -> float:
-        """Return the noise with which this run fits into what the others have left."""
-        del epsilon, delta
-        return self.filter.sigma(mechanism, releases, self.relation, self.spent)
+    return Count(relation, (algorithm, steps, c2) if nominal(kind) else None)
 
 
 _RUNS = 4096
@@ -195,17 +166,20 @@ class Filter:
                 "one run. Sampled steps with little noise cost most at this order (docs/privacy.md, 'Proved, "
                 "certified, checked')",
             )
+
+        def fits(sigma: float) -> bool:
+            return self.cost(mechanism.with_sigma(sigma), releases, relation) <= left
+
         refuse_vast(mechanism.with_sigma(1.0), releases, self.delta)
         high = mechanism.radius / mechanism.samples
-        while self.cost(mechanism.with_sigma(high), releases, relation) > left:
+        while not fits(high):
             high *= 2
         low = high / 2
-        while self.cost(mechanism.with_sigma(low), releases, relation) <= left:
+        while fits(low):
             low, high = low / 2, low
         while high > low * 1.001:
             middle = math.sqrt(low * high)
-            fits = self.cost(mechanism.with_sigma(middle), releases, relation) <= left
-            low, high = (low, middle) if fits else (middle, high)
+            low, high = (low, middle) if fits(middle) else (middle, high)
         return high
 
 

@@ -1,26 +1,35 @@
 """What a node has spent: an append-only file that always counts at least what the node has sent.
 
-A run is a segment (segment.py): `open`, then `reserve`, `sent` and `return` lines, then `close`. chain.py says how they
-are chained. One rule holds: what pays is durable before anything leaves. A `reserve` line is on the disk before any
-step that it pays for is sent. A `sent` line has the message's BLAKE3 (up to format 2 its SHA-256). It is written before
-the message leaves and becomes durable with the next line that is. Nothing that is counted rests on it. So messages
-without a hash share one line at a clean stop, unless steps are committed before they are sent.
+A run is a segment: `open`, then `reserve`, `sent` and `return` lines, then `close`. chain.py says how they are chained.
+One rule holds: what pays is durable before anything leaves. A `reserve` line is on the disk before any step that it
+pays for is sent. A `sent` line has the message's BLAKE3 (in format 2 its SHA-256). It is written before the message
+leaves and becomes durable with the next line that is. Nothing that is counted rests on it. So messages without a hash
+share one line at a clean stop, unless steps are committed before they are sent.
+
+A line comes from a file that anybody may have written. So every value is checked before it is used: its type, its
+range, its letters. The rest can be printed, be part of a file's name, and is counted in a moment.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
+import math
 import re
 import resource
+from base64 import b64encode
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Self, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Self, TypeVar
 
-from privsgp.accounting.chain import Chain, Seen, lost, replay
-from privsgp.accounting.mechanisms import described
-from privsgp.accounting.segment import FORMATS, MOST_AHEAD, Header, Segment, short
+from pydantic import AfterValidator, ConfigDict, Field, ValidationError
+from pydantic.dataclasses import dataclass as checked
+
+from privsgp.accounting.chain import LONGEST, Chain, Seen, lost, replay
+from privsgp.accounting.mechanisms import Relation, described
 from privsgp.errors import Refused, argument, mending
 
 if TYPE_CHECKING:
@@ -32,7 +41,134 @@ __all__ = [
     "MOST_AHEAD", "Header", "Ledger", "Seen", "Segment", "first", "lost", "make_room", "read", "short", "together",
 ]  # fmt: skip
 
+FORMATS = (2, 3)  # in 3 hashes of messages are BLAKE3
+MOST_AHEAD = 64
+_MOST = 2**53
 T = TypeVar("T")
+
+
+def _is_mechanism(values: dict[str, Any]) -> dict[str, Any]:
+    described(values)
+    return values
+
+
+def _is_budget(value: dict[str, float]) -> dict[str, float]:
+    if set(value) != {"epsilon", "delta"} or not (0 < value["epsilon"] < math.inf and 0 < value["delta"] < 1):
+        raise ValueError("a budget is ε above 0 and δ between 0 and 1")
+    return value
+
+
+_Whole = Annotated[int, Field(ge=0, lt=_MOST)]
+_Letters = Annotated[str, Field(pattern=r"^[0-9A-Za-z]{0,64}$")]
+
+
+@checked(frozen=True, kw_only=True, config=ConfigDict(strict=True, extra="forbid"))
+class Header:
+    """What a segment is about: who releases what, how often, under which budget.
+
+    `mechanism` is `Mechanism.describe()`; `budget` is {"epsilon", "delta"}, or None where σ was given and ε is only
+    reported; `steps` is K and `spare` the further releases that the noise was calibrated for. `layout` stands for what
+    decides which record lies on which node: another run may go on only where each record is where it has spent. `site`
+    is what people call the node; "" where it has a number only.
+    """
+
+    node: _Whole
+    run: _Letters
+    mechanism: Annotated[dict[str, Any], AfterValidator(_is_mechanism)]
+    budget: Annotated[dict[str, float], AfterValidator(_is_budget)] | None
+    relation: Relation
+    steps: _Whole
+    spare: _Whole
+    simulation: bool
+    layout: _Letters = ""
+    site: Annotated[str, Field(pattern=r"^(\w[\w.-]{0,63})?$")] = ""
+
+    @property
+    def allowance(self) -> int | None:
+        """The number of releases the budget pays for; None without a budget."""
+        return None if self.budget is None else self.steps + self.spare
+
+    @classmethod
+    def read(cls, line: dict[str, Any]) -> Header:
+        """Return the header in an `open` line; ValueError says what is wrong with it."""
+        if line.get("format") not in FORMATS:
+            raise ValueError(f"it is not of format {' or '.join(map(str, FORMATS))}")
+        try:
+            return cls(**{k: v for k, v in line.items() if k not in ("kind", "format")})
+        except ValidationError as error:
+            first = error.errors(include_url=False, include_input=False)[0]
+            raise ValueError(f"{'.'.join(map(str, first['loc']))}: {first['msg']!s:.200}") from None
+
+
+@dataclasses.dataclass
+class Segment:
+    """One run in a ledger, as its lines so far tell it.
+
+    Steps are paid for in order. `next` … `stop` − 1 are those that are paid for at the last `attempt` and have no
+    `sent` line. A payment that does not continue the one before begins there anew: the rest of that one stays charged.
+
+    Guarantee: `charged` never falls below the number of messages that lines note.
+    """
+
+    header: Header
+    charged: int = 0
+    closed: bool = False
+    sent: int = 0  # messages that lines note
+    attempt: int = 0
+    next: int = 0
+    stop: int = 0
+    following: tuple[int, int] = (0, 0)  # (step, attempt) after the last message that a line notes
+    digest: str = dataclasses.field(default="", compare=False)  # of the last message that a line notes; see `short`
+
+    @property
+    def left(self) -> int | None:
+        """How many more releases the budget pays for; None without a budget."""
+        return None if self.header.allowance is None else max(0, self.header.allowance - self.charged)
+
+    def apply(self, line: dict[str, Any] | str) -> None:
+        """Count one line; ValueError says why it cannot follow the lines before it."""
+        if self.closed:
+            raise ValueError("it follows the segment's close")
+        match line:
+            case str(digest):
+                step, at = self.following
+                self._note(step, 1, at, digest)
+            case {"kind": "reserve", "first": first, "count": count, "attempt": at} if _whole(first, count, at):
+                self._reserve(first, count, at)
+            case {"kind": "sent", "step": step, "attempt": at, "digest": str(digest)} if _whole(step, at):
+                self._note(step, 1, at, short(digest))
+            case {"kind": "sent", "first": first, "count": count, "attempt": at} if _whole(first, count, at):
+                self._note(first, count, at)
+            case {"kind": "return", "first": first, "count": count, "attempt": at} if _whole(first, count, at):
+                self._return(first, count, at)
+            case {"kind": "close"}:
+                self.closed = True
+            case _:
+                raise ValueError(f"no line of format {FORMATS[-1]} is a {line.get('kind')!r:.80} with these keys")
+
+    def _reserve(self, first: int, count: int, attempt: int) -> None:
+        if not 0 < count <= MOST_AHEAD:
+            raise ValueError(f"{count} steps from step {first}: a line reserves 1 to {MOST_AHEAD} steps from 0 on")
+        if self.left is not None and count > self.left:
+            raise ValueError(f"{count} releases with {self.left} left in the budget")
+        if (first, attempt) != (self.stop, self.attempt):
+            self.next = first
+        self.stop, self.attempt = first + count, attempt
+        self.charged += count
+
+    def _note(self, first: int, count: int, attempt: int, digest: str = "") -> None:
+        unpaid = attempt != self.attempt or first + count > self.stop or self.sent + count > self.charged
+        if unpaid or not count:
+            raise ValueError(f"step {first}, attempt {attempt} was never reserved")
+        self.next, self.digest, self.following = first + count, digest, (first + count, attempt)
+        self.sent += count
+
+    def _return(self, first: int, count: int, attempt: int) -> None:
+        held = self.next <= first and first + count == self.stop and attempt == self.attempt
+        if not (held and count and self.charged - count >= self.sent):
+            raise ValueError(f"step {first}, attempt {attempt} is not a reserved step that was never sent")
+        self.stop = first
+        self.charged -= count
 
 
 class Ledger:
@@ -73,7 +209,7 @@ class Ledger:
         before they are compared, and until `unlock` no other run can spend from it. All that `seen` knows is in it.
         """
         path, segments = Path(path), list[Segment]()
-        chain = Chain.open(path, lambda line: _follow(segments, line), seen)
+        chain = Chain.open(path, partial(_follow, segments), seen)
         try:
             _refuse_other_node(path, segments, header.node)
             if header.run in (segment.header.run for segment in segments):
@@ -81,7 +217,9 @@ class Ledger:
                 _refuse_others(path, segments[:-1], earlier)
                 return cls(chain, segments[-1], segments[:-1], since, commits=commits)
             _refuse_others(path, segments, earlier)
-            _begin(chain, header)
+            chain.write({"kind": "open", "format": FORMATS[-1]} | dataclasses.asdict(header))
+            chain.sync()
+            chain.sync_names()
         except BaseException:
             chain.close()
             raise
@@ -168,16 +306,6 @@ class Ledger:
         self._chain.sync()
 
 
-def _begin(chain: Chain, header: Header) -> None:
-    try:
-        header.refuse_odd()
-    except ValueError as reason:
-        raise Refused(f"{chain.path}: {reason}", "nothing is written that could not be read again") from None
-    chain.write({"kind": "open", "format": FORMATS[-1]} | header.to_json())
-    chain.sync()
-    chain.sync_names()
-
-
 def _follow(segments: list[Segment], line: Line) -> None:
     """Count one line."""
     if isinstance(line, dict) and line.get("kind") == "open":
@@ -196,26 +324,17 @@ def read(path: Path | str, seen: Sequence[Seen] = ()) -> list[Segment]:
     """
     path, segments = Path(path), list[Segment]()
     with _opened(path) as file:
-        replay(path, file, lambda line: _follow(segments, line), seen)
+        replay(path, file, partial(_follow, segments), seen)
     _refuse_other_node(path, segments)
     return segments
 
 
-class _Enough(Exception):
-    pass
-
-
 def first(path: Path | str) -> Header | None:
     """Return the header of a ledger's first run, None while it has no complete line; no more of it is read."""
-    segments = list[Segment]()
-
-    def follow(line: Line) -> None:
-        _follow(segments, line)
-        raise _Enough
-
-    with _opened(Path(path)) as file, suppress(_Enough):
-        replay(Path(path), file, follow)
-    _refuse_other_node(Path(path), segments)
+    path, segments = Path(path), list[Segment]()
+    with _opened(path) as file:
+        replay(path, io.BytesIO(file.readline(LONGEST)), partial(_follow, segments))
+    _refuse_other_node(path, segments)
     return segments[0].header if segments else None
 
 
@@ -279,3 +398,16 @@ def _refuse_other_node(path: Path, found: Sequence[Segment], node: int | None = 
                 f"{path} is the ledger of node {header.node}",
                 f"put node {expected}'s own back: what it has spent stays spent",
             )
+
+
+def short(digest: str) -> str:
+    """Return what a ledger keeps of a message's hash of 256 bits: 128 in base64; nothing of a message without one."""
+    if not digest or re.fullmatch(r"[A-Za-z0-9+/]{22}", digest):
+        return digest
+    if not re.fullmatch(r"[0-9a-f]{64}", digest):
+        raise ValueError(f"digest {digest!r:.80} is no hash of 256 bits")
+    return b64encode(bytes.fromhex(digest[:32])).decode().rstrip("=")
+
+
+def _whole(*values: object) -> bool:
+    return all(type(value) is int and 0 <= value < _MOST for value in values)

@@ -13,17 +13,23 @@ is a new wrapper here and a line in each of the accountant's three dispatches.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Any, ClassVar, Literal, Self, get_args
+from typing import Annotated, Any, ClassVar, Literal, Self, get_args, get_type_hints
+
+from pydantic import Field, ValidationError, create_model
 
 from privsgp.errors import Refused
+from privsgp.options import NotNegative, Options, Positive, Share
 
 Sampling = Literal["poisson", "fixed"]
 Relation = Literal["zero-out", "replace-one"]
 Accountant = Literal["certified", "published"]
 ACCOUNTANTS: tuple[Accountant, ...] = get_args(Accountant)
+From0 = Annotated[int, Field(ge=0, le=2**53)]  # beyond, floats no longer count one by one
+From1 = Annotated[int, Field(ge=1, le=2**53)]
 
 
 def nominal(kind: str) -> bool:
@@ -132,29 +138,20 @@ class Mechanism:
 class Release(Mechanism):
     """One release of one node: a mean of clipped per-sample gradients plus N(0, sigma² I)."""
 
-    sigma: float
-    clip: float
-    batch: float
-    samples: int
+    sigma: NotNegative
+    clip: Annotated[float, Field(gt=0)]  # infinite: none
+    batch: Positive
+    samples: From1
     sampling: Sampling = "poisson"
-    kappa: float = 0.0
-    coordinates: int = 0
+    kappa: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    coordinates: From0 = 0
 
     def __post_init__(self) -> None:
-        fixed = self.sampling == "fixed" and self.batch != int(self.batch)
-        _refuse_unless(self.samples >= 1, f"samples = {self.samples}", "a node needs at least one sample")
-        size = f"batch = {self.batch:g} with samples = {self.samples}"
-        _refuse_unless(0 < self.batch <= self.samples, size, "take 0 < batch <= samples")
-        _refuse_unless(self.clip > 0, f"clip = {self.clip}", "the clip is a norm: take a number above 0")
-        finite = "take a finite standard deviation, 0 for no noise"
-        _refuse_unless(0 <= self.sigma < math.inf, f"sigma = {self.sigma}", finite)
-        _refuse_unless(0 <= self.kappa < 1, f"kappa = {self.kappa}", "the slack of the arithmetic lies in [0, 1)")
-        length = f"coordinates = {self.coordinates}"
-        _refuse_unless(self.coordinates >= 0, length, "a message has at least one, 0 for ideal noise")
-        _refuse_unless(
-            self.sampling in get_args(Sampling), f"sampling = {self.sampling!r}", "take 'poisson' or 'fixed'"
-        )
-        _refuse_unless(not fixed, f"batch = {self.batch:g} with fixed sampling", "a fixed-size batch is a whole number")
+        _check(self)
+        if self.batch > self.samples:
+            raise Refused(f"batch = {self.batch:g} with samples = {self.samples}", "take 0 < batch <= samples")
+        if self.sampling == "fixed" and self.batch != int(self.batch):
+            raise Refused(f"batch = {self.batch:g} with fixed sampling", "a fixed-size batch is a whole number")
 
     def changed(self, **values: Any) -> Self:  # noqa: ANN401
         """Return the same mechanism with other values."""
@@ -189,8 +186,8 @@ class Release(Mechanism):
 class Unprotected(Release):
     """A release without noise (SGP): nothing is guaranteed, ε is infinite."""
 
-    sigma: float = 0.0
-    clip: float = math.inf
+    sigma: NotNegative = 0.0
+    clip: Annotated[float, Field(gt=0)] = math.inf
 
     def assumptions(self) -> list[str]:
         """Say that there is no guarantee."""
@@ -216,14 +213,8 @@ class Saga(Release):
     has_table: ClassVar[bool] = True
     sends_changes: ClassVar[bool] = True
 
-    difference_clip: float | None = None
-    difference_scale: float = 1.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _refuse_difference_clip(self.difference_clip)
-        weight = f"difference_scale = {self.difference_scale}"
-        _refuse_unless(0 < self.difference_scale <= 1, weight, "take a weight in (0, 1]; 1 is the paper's")
+    difference_clip: Positive | None = None
+    difference_scale: Share = 1.0
 
     @property
     def weighted(self) -> Saga:
@@ -291,26 +282,18 @@ class Anchored(Release):
     as an anchor and as a difference.
     """
 
-    period: int | None = None
-    difference_clip: float | None = None
-    anchor_batch: float | None = None
-    anchor_noise: float = 1.0
-    alpha: float = 0.0
-    spare: int = 0
+    period: From1 | None = None
+    difference_clip: Positive | None = None
+    anchor_batch: Positive | None = None
+    anchor_noise: Positive = 1.0
+    alpha: Annotated[float, Field(ge=0, le=1)] = 0.0
+    spare: From0 = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        once = "take at least 1, or leave it out for a single anchor"
-        _refuse_unless(self.period is None or self.period >= 1, f"period = {self.period}", once)
-        _refuse_difference_clip(self.difference_clip)
-        size = f"anchor_batch = {self.anchor_batch} with samples = {self.samples}"
-        fits = self.anchor_batch is None or 0 < self.anchor_batch <= self.samples
-        _refuse_unless(fits, size, "take 0 < anchor_batch <= samples")
-        factor = f"anchor_noise = {self.anchor_noise}"
-        _refuse_unless(0 < self.anchor_noise < math.inf, factor, "take a finite factor above 0")
-        share = "the share of the plain gradient lies in [0, 1]"
-        _refuse_unless(0 <= self.alpha <= 1, f"alpha = {self.alpha}", share)
-        _refuse_unless(self.spare >= 0, f"spare = {self.spare}", "take at least 0 releases")
+        if self.anchor_batch is not None and self.anchor_batch > self.samples:
+            size = f"anchor_batch = {self.anchor_batch:g} with samples = {self.samples}"
+            raise Refused(size, "take 0 < anchor_batch <= samples")
 
     @property
     def anchor(self) -> SampledMean:
@@ -388,6 +371,9 @@ class Wrapper(Mechanism):
 
     base: Mechanism
 
+    def __post_init__(self) -> None:
+        _check(self)
+
     def changed(self, **values: Any) -> Self:  # noqa: ANN401
         """Return the same wrapper around a base with other values."""
         return dataclasses.replace(self, base=self.base.changed(**values))
@@ -409,15 +395,9 @@ class Shared(Wrapper):
     (0: not known yet).
     """
 
-    honest: int
-    partners: int
-    least_own: float = 0.0
-
-    def __post_init__(self) -> None:
-        given = f"honest = {self.honest}, partners = {self.partners}"
-        _refuse_unless(self.honest >= 1 and self.partners >= 1, given, "take at least 1 each")
-        least = f"least_own = {self.least_own}"
-        _refuse_unless(0 <= self.least_own < math.inf, least, "take a finite standard deviation")
+    honest: From1
+    partners: From1
+    least_own: NotNegative = 0.0
 
     @property
     def shared(self) -> Shared:
@@ -443,10 +423,7 @@ class Shared(Wrapper):
 class Summed(Wrapper):
     """The messages of `nodes` nodes, each with the base's noise, are seen as one sum only (secure aggregation)."""
 
-    nodes: int
-
-    def __post_init__(self) -> None:
-        _refuse_unless(self.nodes >= 1, f"aggregated = {self.nodes}", "take at least 1 node")
+    nodes: From1
 
     @property
     def seen_together(self) -> int:
@@ -475,23 +452,34 @@ def described(values: dict[str, Any]) -> Mechanism:
     Release 1.0.0rc1 could change clip and noise by a schedule. `clip` and `sigma` are then the largest clip and the
     least σ of any step, so the ε computed here is an upper bound.
     """
-    fields = dict(values)
-    fields.pop("schedule", None)
-    kind = _KINDS.get(str(fields.pop("mechanism", None)))
+    fields = {key: value for key, value in values.items() if key not in ("schedule", "mechanism")}
+    kind = _KINDS.get(str(values.get("mechanism")))
     if kind is None:
-        raise Refused(f"mechanism = {values.get('mechanism')!r}", f"known are {', '.join(_KINDS)}")
+        raise Refused(f"mechanism = {values.get('mechanism')!r:.80}", f"known are {', '.join(_KINDS)}")
     shared = {key: fields.pop(key) for key in ("honest", "partners", "least_own") if key in fields}
-    nodes = fields.pop("aggregated", 1)
-    made: Mechanism = kind(**fields | {"clip": math.inf if fields["clip"] is None else fields["clip"]})
-    made = made if nodes == 1 else Summed(made, nodes)
-    return Shared(made, **shared) if any(shared.values()) else made
+    nodes, clip = fields.pop("aggregated", 1), fields.pop("clip", None)
+    try:
+        made: Mechanism = kind(clip=math.inf if clip is None else clip, **fields)
+        made = made if nodes == 1 and nodes is not True else Summed(made, nodes)
+        return Shared(made, **shared) if any(shared.values()) else made
+    except TypeError as error:  # a key is missing, or not known
+        raise Refused(f"mechanism = {kind.__name__}: {error!s:.200}", "see docs/privacy.md for its values") from None
 
 
-def _refuse_difference_clip(given: float | None) -> None:
-    fits = given is None or 0 < given < math.inf
-    _refuse_unless(fits, f"difference_clip = {given}", "take a norm above 0, or leave it out")
+@functools.cache
+def _fields(kind: type[Mechanism]) -> type[Options]:
+    """Return what pydantic checks of a mechanism: the types and ranges that its fields are annotated with."""
+    hints = get_type_hints(kind, include_extras=True)
+    own: Any = {f.name: (hints[f.name], ...) for f in dataclasses.fields(kind) if f.name != "base"}  # type: ignore[arg-type]
+    made: type[Options] = create_model(kind.__name__, __base__=Options, **own)
+    return made
 
 
-def _refuse_unless(fits: bool, what: str, remedy: str) -> None:  # noqa: FBT001 - a condition
-    if not fits:
-        raise Refused(what, remedy)
+def _check(made: Mechanism) -> None:
+    """Refuse a value of another type or range than its field: it may come from a ledger that anybody wrote."""
+    try:
+        values = {key: value for key, value in vars(made).items() if key != "base"}
+        _fields(type(made)).model_validate(values)  # type: ignore[arg-type]
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        raise Refused(f"{first['loc'][0]} = {first['input']!r:.80}", first["msg"]) from None

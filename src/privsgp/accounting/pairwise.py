@@ -12,10 +12,10 @@ variance that is left of ξ_i when the other honest nodes' noise is known (Chole
 
 from __future__ import annotations
 
-import hashlib
 import math
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import cached_property
+from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -41,7 +41,6 @@ _DOWN = 1e-9  # by which a computed σ_eff is rounded down, relatively
 _AGREE = 1e-10  # how far two computations of one variance may lie apart, for each unit of the matrix's condition
 _DENSE = 256  # honest nodes up to which every distinct node is checked by Cholesky; beyond, the extreme ones
 _POINTS = 12  # of a trust curve
-_DRAWS = 32  # graphs of one degree that are looked at; the one that connects best is taken
 
 
 class Disagreement(ArithmeticError):
@@ -50,91 +49,23 @@ class Disagreement(ArithmeticError):
 
 @dataclass(frozen=True)
 class NoiseGraph:
-    """Which pairs of n nodes share noise: all of them, or a public graph in which each node has `degree` partners.
-
-    Such a graph is a circulant of the nodes in a public random order; of `_DRAWS` of them, the best connected.
-    """
+    """The pairs of n nodes, all of which share noise."""
 
     nodes: int
-    degree: int | None = None  # None: all pairs
-    seed: int = 0
 
     def __post_init__(self) -> None:
         if self.nodes < 2:
             raise Refused(f"pairwise noise for {self.nodes} node", "take at least 2: noise is shared with somebody")
-        k = self.partners
-        if not 1 <= k < self.nodes or (k % 2 and k != self.nodes - 1):
-            raise Refused(
-                f"pair_degree = {k} with {self.nodes} nodes",
-                f"take an even number below {self.nodes - 1}, or leave it out: noise is then shared by all pairs",
-            )
-
-    @property
-    def complete(self) -> bool:
-        """Whether every pair shares noise."""
-        return self.partners == self.nodes - 1
 
     @property
     def partners(self) -> int:
         """The number of nodes that a node shares noise with."""
-        return self.nodes - 1 if self.degree is None else self.degree
+        return self.nodes - 1
 
     @cached_property
     def pairs(self) -> list[Pair]:
         """All pairs (i, j), i < j, in order: sums of noise are formed in this order at every node."""
-        if self.complete:
-            return [(i, j) for i in range(self.nodes) for j in range(i + 1, self.nodes)]
-        order, offsets = _circulant(self.nodes, self.partners, self.seed)
-        found = {(order[a], order[(a + o) % self.nodes]) for a in range(self.nodes) for o in offsets}
-        return sorted((min(pair), max(pair)) for pair in found)
-
-    @cached_property
-    def laplacian(self) -> Array:
-        """L of the whole graph."""
-        L = np.zeros((self.nodes, self.nodes))
-        for i, j in self.pairs:
-            L[i, j] = L[j, i] = -1.0
-        np.fill_diagonal(L, -L.sum(1))
-        return L
-
-    def gap(self, honest: int) -> float:
-        """Return a lower bound on λ₂(L_H) over all sets H of so many honest nodes, 0 where there is none.
-
-        x ⟂ 1 on H, 0 elsewhere: λ₂ |x|² ≤ xᵀLx = xᵀL_H x + Σ_{i∈H} (partners of i outside H) x_i², and of those a node
-        has at most min(k, n − h). For all pairs that is exact: n − (n − h) = h.
-        """
-        if self.complete:
-            return float(honest)
-        return max(0.0, _connectivity(self) - min(self.partners, self.nodes - honest))
-
-
-@lru_cache(maxsize=8)
-def _connectivity(graph: NoiseGraph) -> float:
-    """Return λ₂(L), rounded down: an eigenvalue, and a Cholesky factor that shows that it is not less."""
-    n, L = graph.nodes, graph.laplacian
-    found = float(np.linalg.eigvalsh(L)[1])
-    down = found - 1e-9 * graph.partners
-    try:  # L − λ (I − 11ᵀ/n) + 11ᵀ is positive definite exactly if λ < λ₂
-        np.linalg.cholesky(L - down * (np.eye(n) - 1 / n) + 1.0)
-    except np.linalg.LinAlgError as error:
-        raise Disagreement(f"λ₂ = {found:g} of a noise graph: Cholesky does not confirm it") from error
-    return down
-
-
-@lru_cache(maxsize=8)
-def _circulant(nodes: int, degree: int, seed: int) -> tuple[list[int], list[int]]:
-    """Return the nodes in a public random order, and at which distances partners lie: the best of a few draws."""
-
-    def drawn(number: int) -> tuple[float, list[int], list[int]]:
-        key = hashlib.blake2b(f"privsgp/noise-graph/{seed}/{number}".encode(), digest_size=16).digest()
-        rng = np.random.Generator(np.random.Philox(key=int.from_bytes(key, "little")))
-        order = rng.permutation(nodes).tolist()
-        offsets = sorted((1 + rng.permutation((nodes - 1) // 2)[: degree // 2]).tolist())
-        waves = np.cos(2 * math.pi * np.outer(np.arange(1, nodes), offsets) / nodes)
-        return float(degree - 2 * waves.sum(1).max()), order, offsets
-
-    _, order, offsets = max((drawn(number) for number in range(_DRAWS)), key=lambda one: one[0])
-    return order, offsets
+        return list(combinations(range(self.nodes), 2))
 
 
 @dataclass(frozen=True)
@@ -189,16 +120,12 @@ class PairwiseCovariance:
     @property
     def matrix(self) -> Array:
         """The covariance itself: of n p_i ξ_i, over all nodes."""
-        covariance: Array = np.diag(self.own) + self.pair * self.graph.laplacian
-        return covariance
+        return self.among(range(self.graph.nodes))
 
     def among(self, honest: Sequence[int]) -> Array:
         """Return S_H: the covariance of some nodes' noise without what they share with all others."""
-        H = list(honest)
-        L = self.graph.laplacian[np.ix_(H, H)].copy()
-        np.fill_diagonal(L, 0.0)
-        np.fill_diagonal(L, -L.sum(1))
-        covariance: Array = self.pair * L + np.diag([self.own[i] for i in H])
+        own = np.array([self.own[i] for i in honest])
+        covariance: Array = np.diag(own + len(own) * self.pair) - self.pair
         return covariance
 
     def effective(self, honest: int) -> list[float]:
@@ -210,8 +137,7 @@ class PairwiseCovariance:
         """
         if not 1 <= honest <= self.graph.nodes:
             raise Refused(f"honest = {honest} of {self.graph.nodes} nodes", "oneself is one of them: take 1 to n")
-        kind = _complete if self.graph.complete else _bounded
-        variances = kind(self, honest)
+        variances = _worst(self, honest)
         return [math.sqrt(v) * (1 - _DOWN) / step for v, step in zip(variances, self.steps, strict=True)]
 
     def refuse_large_pairs(self) -> None:
@@ -238,8 +164,8 @@ class PairwiseCovariance:
         return said | {"average_sigma": self.average_sigma}
 
 
-def _complete(noise: PairwiseCovariance, h: int) -> list[float]:
-    """Return σ_eff² where all pairs share noise: before the h − 1 others with the smallest D_j, which are the worst.
+def _worst(noise: PairwiseCovariance, h: int) -> list[float]:
+    """Return σ_eff² before the h − 1 others with the smallest D_j, which are the worst.
 
     The current that flows from node i, held at 1 volt, through conductances s² between nodes and D_j to the ground:
     σ_eff² = D_i + h s² F/(1 + F), F = Σ_{j≠i} D_j/(D_j + h s²). It grows with every D_j.
@@ -259,20 +185,6 @@ def _complete(noise: PairwiseCovariance, h: int) -> list[float]:
         worst = [i, *(int(j) for j in order[:h] if j != i)][:h]
         _agree(found[i], conditional(noise, worst), (own.max() + h * s2) / max(own[worst].min(), 1e-300))
     return found
-
-
-def _bounded(noise: PairwiseCovariance, h: int) -> list[float]:
-    """Return a lower bound on σ_eff² on a public graph: all D_j at their least, all of L_H at its gap λ.
-
-    (S_H⁻¹)_ii ≤ ((D I + s² L_H)⁻¹)_ii ≤ 1/(hD) + (1 − 1/h)/(D + s²λ), by the eigenvectors of L_H, of which 1/√h
-    has the eigenvalue 0; and ≤ 1/D_i, whatever H is. What a node's own noise has above the least is added: it is
-    independent of all else.
-    """
-    D, gap = min(noise.own), noise.graph.gap(h)
-    if not D:
-        return list(noise.own)
-    common = 1 / (1 / (h * D) + (1 - 1 / h) / (D + noise.pair * gap)) if gap else D
-    return [common + (own - D) for own in noise.own]
 
 
 def conditional(noise: PairwiseCovariance, honest: Sequence[int]) -> float:
@@ -305,9 +217,9 @@ class Sharing:
     honest: int
 
     @classmethod
-    def among(cls, nodes: int, honest: int | None, degree: int | None) -> Sharing:
+    def among(cls, nodes: int, honest: int | None) -> Sharing:
         """Take three quarters of the nodes as honest, at least two, where nothing is said."""
-        return cls(NoiseGraph(nodes, degree), max(2, math.ceil(0.75 * nodes)) if honest is None else honest)
+        return cls(NoiseGraph(nodes), max(2, math.ceil(0.75 * nodes)) if honest is None else honest)
 
     def given(self, own: float | None, pair: float | None) -> PairwiseCovariance:
         """Return the noise of these standard deviations."""
@@ -381,10 +293,9 @@ def solve(
     steps = [1.0] * graph.nodes if weights is None else [graph.nodes * p for p in weights]
     needed = [float(sigma) for sigma in needed]
     least = np.array([(step * sigma) ** 2 for step, sigma in zip(steps, needed, strict=True)])
-    reach = graph.gap(honest)
-    own, s2 = _equal(float(least.max()), honest, ratio, reach)
+    own, s2 = _equal(float(least.max()), honest, ratio)
     found = PairwiseCovariance(graph, (own,) * graph.nodes, s2, None if weights is None else tuple(weights))
-    if graph.complete and least.min() < least.max():
+    if least.min() < least.max():
         found = _cheapest(found, least, honest, ratio)
     return _enough(found, needed, honest)
 
@@ -398,18 +309,12 @@ def refuse_impossible(graph: NoiseGraph, honest: int, ratio: float) -> None:
         )
     if not 1 < ratio < math.inf:
         raise Refused(f"privacy.pair_ratio = {ratio:g}", "take a number above 1; 1 would be independent noise")
-    if not graph.gap(honest) > 0:
-        raise Refused(
-            f"privacy.pair_degree = {graph.partners} with {honest} of {graph.nodes} nodes honest",
-            f"{graph.nodes - honest} others could cut a node off from all it shares noise with, or nearly: take a "
-            "larger degree, more honest nodes, or leave the degree out",
-        )
 
 
-def _equal(variance: float, h: int, ratio: float, reach: float) -> tuple[float, float]:
-    """Return (D, s²) for nodes that need the same σ²: 1/σ² = 1/(hD) + (1 − 1/h)/(D + s² λ) with D + s² λ = ρσ²."""
+def _equal(variance: float, h: int, ratio: float) -> tuple[float, float]:
+    """Return (D, s²) for nodes that need the same σ²: 1/σ² = 1/(hD) + (1 − 1/h)/(D + h s²) with D + h s² = ρσ²."""
     own = variance * ratio / (h * ratio - h + 1)
-    return own, (ratio * variance - own) / reach
+    return own, (ratio * variance - own) / h
 
 
 def _cheapest(start: PairwiseCovariance, least: Array, h: int, ratio: float) -> PairwiseCovariance:
@@ -430,7 +335,7 @@ def _cheapest(start: PairwiseCovariance, least: Array, h: int, ratio: float) -> 
         return float(given(common, s2).mean() + mu * s2)
 
     first = np.log([start.own[0], start.pair])
-    second = np.log(_equal(float(least.mean()), h, ratio, float(h)))
+    second = np.log(_equal(float(least.mean()), h, ratio))
     tried = [optimize.minimize(price, x0, method="Nelder-Mead", options={"xatol": 1e-4}) for x0 in (first, second)]
     best = min(tried, key=lambda one: float(one.fun))
     common, s2 = np.exp(best.x)

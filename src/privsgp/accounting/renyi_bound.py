@@ -14,21 +14,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from privsgp.accounting import rdp
-from privsgp.accounting.mechanisms import (
-    Anchored,
-    Composed,
-    Gaussian,
-    Mechanism,
-    Relation,
-    Saga,
-    SampledMean,
-    Shared,
-    Summed,
-    Wrapper,
-)  # fmt: skip
+from privsgp.accounting.mechanisms import Anchored, Composed, Gaussian, Saga, SampledMean, Shared, Summed, Wrapper
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+    from privsgp.accounting.mechanisms import Mechanism, Relation
 
     Cumulants = NDArray[np.float64]
 

@@ -12,8 +12,7 @@ Canaries: records of the auditor's own, among made-up ones, whose trace in a mes
 A run to be audited gets data of the same shape and sizes as the real data, but nobody's. The first M records of every
 node are canaries. Canary c owns input feature c, which is 0 in every other record: of all the node's records only c has
 a gradient in column c of the first layer. Its input there is so large that hardly anything of its clipped gradient lies
-elsewhere. What a message shows in that column is noise, and the canary's share if it is present. Where only the final
-model is seen, inputs are smaller: a canary that is learnt at once has no gradient any more, and leaves little trace.
+elsewhere. What a message shows in that column is noise, and the canary's share if it is present.
 """
 
 from __future__ import annotations
@@ -69,16 +68,16 @@ SIDES = 8  # directions looked at per canary: its own, and some across it that s
 
 
 class Attacked(Trainer):
-    """A run with canaries; with `feedback` the neighbours send the lures back in turn, without they only listen."""
+    """A run with canaries, to whose nodes the neighbours send the lures back in turn."""
 
-    def __init__(
-        self, spec: RunSpec, folder: Folder, canaries: Canaries, *, feedback: bool, watch: Watcher | None = None
-    ) -> None:
+    def __init__(self, spec: RunSpec, folder: Folder, canaries: Canaries, watch: Watcher | None = None) -> None:
         self.canaries = canaries
         super().__init__(spec, folder, watch)
-        self.lures = canaries.lures(self.state.x[0], self.layout) if feedback else None
-        self._lured = [] if self.lures is None else [self._canary_gradients(z) for z in self.lures]
-        self._scores: list[NDArray[np.float32]] = []
+        self.lures = canaries.lures(self.state.x[0], self.layout)
+        self._lured = [self._canary_gradients(z) for z in self.lures]
+        # What each message shows in each canary's column, in units of its σ: [n, sides, M] at each step. Side 0 is the
+        # canary's own direction, the others are orthogonal to it; without the canary all are N(0, 1).
+        self.scores: list[NDArray[np.float32]] = []
         self.noise: list[NDArray[np.float32]] = []  # [n, NUMBERS] at each step, in units of σ
         self.sizes: list[NDArray[np.int64]] = []  # how many records each node drew, in groups: [n, GROUPS]
         self.counts = np.zeros(self._taken.shape, np.int64)  # how often each record was drawn, [n, J + 1]
@@ -89,30 +88,7 @@ class Attacked(Trainer):
         self._coming: Tensor | None = None  # the canaries' gradients where the next step will take them
         self._bare = torch.zeros_like(self._before)  # the canaries' columns of the direction before noise
         self._added: Tensor | None = None  # the nodes' noise of the step, where they share it
-        self.collusion = self._collusion() if feedback else None
-
-    @property
-    def has_seen(self) -> bool:
-        """Whether there is a message to judge."""
-        return bool(self._scores)
-
-    @property
-    def scores(self) -> NDArray[np.float32]:
-        """What each message shows in each canary's column, in units of its σ: [steps, n, sides, M].
-
-        Side 0 is the canary's own direction, the others are orthogonal to it; without the canary all are N(0, 1).
-        """
-        return np.stack(self._scores)
-
-    def losses(self, x: Tensor) -> NDArray[np.float64]:
-        """Return the canaries' losses under one model, [n, M]."""
-        learning, M = self.spec.learning, self.canaries.count
-        with torch.no_grad():
-            outputs = torch.func.functional_call(
-                self.model, self.layout.views(x), (learning.inputs[:, :M].flatten(0, 1),)
-            )
-            losses = learning.loss(outputs, learning.targets[:, :M].flatten(0, 1))
-        return losses.reshape(-1, M).double().cpu().numpy()
+        self.collusion = self._collusion()
 
     def _block(self) -> Block:
         block = super()._block()
@@ -157,12 +133,10 @@ class Attacked(Trainer):
         self.randomness.noise(k, g)
         self._added = None if self.collusion is None else self._columns(g) - self._bare
 
-    def sent_back(self, k: int, x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
-        """Return what the nodes get back at step k: x, or a lure in its place."""
-        if self.lures is None:
-            return x, w
+    def sent_back(self, k: int, w: Tensor) -> tuple[Tensor, Tensor]:
+        """Return what the nodes get back at step k: a lure."""
         lure = k % len(self.lures)
-        x = w.to(x.dtype)[:, None] * self.lures[lure]
+        x = w.to(self.lures.dtype)[:, None] * self.lures[lure]
         self._coming = self._lured[lure]
         self._before = self._columns(x).clone()
         return x, w
@@ -170,14 +144,14 @@ class Attacked(Trainer):
     def look(self, k: int, message: Tensor) -> None:
         """Turn each canary's column of y_i^k, the message being `_before` − γ_k y_i^k: its direction comes first."""
         step_size = self.spec.step_size(k)
-        if self.lures is not None and step_size > 0:  # a message that does not move says nothing
+        if step_size > 0:  # a message that does not move says nothing
             y = (self._before - self._columns(message)).double() / step_size
             if self.collusion is not None and self._added is not None:
                 y = y - self.collusion.known(k, self._added).to(y)
             releases = self.spec.protection.mechanisms
             sigma = torch.tensor([m.sigma for m in releases], device=y.device)[:, None, None]
             turned = _turn(y, self._direction)[:, :SIDES] / sigma
-            self._scores.append(turned.float().cpu().numpy())
+            self.scores.append(turned.float().cpu().numpy())
             noise = ((y - self._bare) / sigma).flatten(1)
             self.noise.append(noise[:, :: -(-noise.shape[1] // NUMBERS)].float().cpu().numpy())
             length = torch.linalg.vector_norm(self._bare.double(), dim=1).amax(1).cpu().numpy()
@@ -214,11 +188,13 @@ class _AttackDriver(RunDriver):
         self.attacked = attacked
 
     def __call__(self, k: int, event: Event) -> Any:  # noqa: ANN401
-        """Answer an event of step k."""
-        answer = super().__call__(k, event)
+        """Answer an event of step k; nothing is mixed, since a node gets back what the adversary chooses."""
+        if isinstance(event, Exchange):
+            return self.attacked.sent_back(k, event.w)
+        super().__call__(k, event)
         if isinstance(event, Release):
             self.attacked.look(k, event.message)
-        return self.attacked.sent_back(k, *answer) if isinstance(event, Exchange) else answer
+        return None
 
 
 class _WatchedRandomness(Randomness):
@@ -253,8 +229,7 @@ def _turn(y: Tensor, direction: Tensor) -> Tensor:
     return y - v * (2 * (v * y).sum(1, keepdim=True) / length.clamp(min=1e-30))
 
 
-AMPLITUDE = 1e6  # of the input of a canary that is lured
-MODEST = 10.0  # of the input of one that is left alone
+AMPLITUDE = 1e6  # of a canary's input
 SWING = 100.0  # of what a lure makes a canary's first-layer outputs: saturates a softmax, yet is far below AMPLITUDE
 MOST = 256  # canaries on a node, unless more are asked for
 
@@ -315,7 +290,7 @@ def draw(
     return Canaries(rng.random((nodes, count)) < odds, units.reshape(2, nodes, count)[:lures])
 
 
-def plant(problem: Problem, canaries: Canaries, rng: np.random.Generator, *, lured: bool) -> Problem:
+def plant(problem: Problem, canaries: Canaries, rng: np.random.Generator) -> Problem:
     """Return the problem with made-up data of the same shape and sizes, and the canaries as every node's first records.
 
     Of the real data only shapes, sizes and the number of classes are used.
@@ -327,26 +302,21 @@ def plant(problem: Problem, canaries: Canaries, rng: np.random.Generator, *, lur
     own = np.stack([rows[:M] for rows in parts])
     x = rng.standard_normal((sum(sizes), int(np.prod(real.x.shape[1:]))), dtype=np.float32)
     x[:, :M] = 0
-    x[own] = (AMPLITUDE if lured else MODEST) * np.eye(M, x.shape[1], dtype=np.float32)
+    x[own] = AMPLITUDE * np.eye(M, x.shape[1], dtype=np.float32)
     x = x.reshape(-1, *real.x.shape[1:])
-    y = _targets(real, sum(sizes), rng)
-    if lured:
+    if real.classes is None:
+        y: NDArray[Any] = rng.standard_normal((sum(sizes), *real.y.shape[1:]), dtype=np.float32)
+        y[own] = 0
+    else:
+        y = rng.integers(real.classes, size=sum(sizes))
         y[own] = _wrong(problem, canaries, x[own[0]])
     return replace(problem, dataset=Dataset("canaries", x, y, None, None, real.classes), parts=parts)
 
 
-def _targets(real: Dataset, count: int, rng: np.random.Generator) -> NDArray[np.int64] | NDArray[np.float32]:
-    if real.classes is None:
-        return rng.standard_normal((count, *real.y.shape[1:]), dtype=np.float32)
-    return rng.integers(real.classes, size=count)
-
-
 def _wrong(problem: Problem, canaries: Canaries, inputs: NDArray[np.float32]) -> NDArray[np.int64]:
-    """Return the targets [n, M] that the lures make least likely, so that gradients are large; 0 for regression."""
-    layout, classes = Layout.of(problem.model), problem.dataset.classes
+    """Return the classes [n, M] that the lures make least likely, so that gradients are large."""
+    layout = Layout.of(problem.model)
     lures = canaries.lures(layout.flatten(problem.model), layout).flatten(0, 1)
-    if classes is None:
-        return np.zeros((*canaries.present.shape, *problem.dataset.y.shape[1:]), np.int64)
     x = torch.from_numpy(inputs)
     with torch.no_grad():
         logits = torch.stack([functional_call(problem.model, layout.views(z), (x,)) for z in lures])

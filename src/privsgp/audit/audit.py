@@ -1,10 +1,10 @@
 """The audit: attack a run of the user's own configuration, bound each node's ε from below, or raise the alarm.
 
-Two runs with canaries. In the first all neighbours of each node work together, read every message and send back what
-makes canaries stand out; their scores are compared with the certified trade-off curve of one release (white box). In
-this run the audit also tests what the count of all releases assumes: noise is independent over steps and nodes, each
-record is drawn by its own coin at each step, and no record moves a message too far. The second run is left alone, and
-only its final model is looked at (black box). Neither touches anybody's data.
+Runs with canaries: all neighbours of each node work together, read every message and send back what makes canaries
+stand out. Their scores are compared with the certified trade-off curve of one release. The audit also tests what the
+count of all releases assumes: noise is independent over steps and nodes, each record is drawn by its own coin at each
+step, and no record moves a message too far. The final model is made of these messages, so it shows nothing more.
+Nobody's data are touched.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from privsgp.audit import attack as canary
 from privsgp.audit import statistics
 from privsgp.audit.attack import Attacked, Canaries
 from privsgp.engine.averaging import FinalModel
-from privsgp.engine.evaluate import average
 from privsgp.engine.folder import Folder
 from privsgp.errors import Diverged, Refused, refuse_below_one
+from privsgp.files import finite
 from privsgp.runs import build
 from privsgp.runs import problem as problems
 from privsgp.runs import train as training
@@ -40,19 +40,16 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from contextlib import AbstractContextManager
 
-    from numpy.typing import NDArray
-
     from privsgp.accounting.mechanisms import Mechanism
+    from privsgp.audit.statistics import Scores
     from privsgp.engine.spec import RunSpec
-    from privsgp.engine.trainer import Watcher
     from privsgp.runs.config import Config
 
-    Scores = NDArray[np.floating[Any]]
     # Shows, under some words, how many of so many steps are done.
     Stage = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
 
-REPORT_VERSION = 1
-STATEMENTS = 7  # about each node: noise, its independence, coins, trade-off, white box, black box, cancellation
+REPORT_VERSION = 2
+STATEMENTS = 6  # about each node: noise, its independence, coins, trade-off, ε from messages, cancellation
 LARGER = 1.001  # times the declared largest shift: what rounding can explain
 # The secure source rounds its sums to a grid of about σ/16. Noise of our own on what we saw makes that invisible to
 # the tests; it is post-processing, and counted in the scores' scale.
@@ -62,11 +59,10 @@ PRESENT = 3 / 4  # of the canaries that are lured: an absent one shows noise on 
 ASSUMPTIONS = (
     "made-up data of the same shape and sizes: nobody's records were used, and no ledger is charged",
     "neighbours differ in one canary, which is zeroed out: gradient and table entry are 0 throughout",
-    "white box: all neighbours of a node work together, see all its messages and choose all it receives",
-    "the white-box bound is the ε of the declared mechanism with the least noise that the messages contradict",
+    "all neighbours of a node work together, see all its messages and choose all it receives",
+    "the lower bound is the ε of the declared mechanism with the least noise that the messages contradict",
     "the audit also reads each node's draws, and what the node would send without noise",
     "where nodes share noise: the attacker has the secrets of the worst coalition, and all that any other node added",
-    "black box: only the final average model is seen, and only the canaries' losses under it are used",
     "the confidence holds for all statements about all nodes together; no alarm is no proof",
 )
 
@@ -90,7 +86,6 @@ class NodeAudit:
     epsilon_claimed: float
     epsilon_certified: float
     white_box: float
-    black_box: float
     shift: float
     noise_p: float
     correlation_p: float
@@ -121,9 +116,9 @@ class AuditReport:
     def to_json(self) -> dict[str, Any]:
         """Return plain values for JSON; no finite ε is None."""
         values = dataclasses.asdict(self)
-        nodes = [{key: _plain(value) for key, value in node.items()} for node in values.pop("nodes")]
-        header = {"format": "privsgp-audit", "version": REPORT_VERSION, "alarm": self.alarm}
-        return header | {key: _plain(value) for key, value in values.items()} | {"nodes": nodes}
+        for node in values["nodes"]:
+            node |= {key: finite(value) for key, value in node.items() if isinstance(value, float)}
+        return {"format": "privsgp-audit", "version": REPORT_VERSION, "alarm": self.alarm} | values
 
 
 def audit(
@@ -137,7 +132,7 @@ def audit(
 ) -> AuditReport:
     """Attack runs of this configuration and say how private its nodes at most are.
 
-    The white-box attack is repeated until it has at least so many `observations` of each node: (canary, step) pairs.
+    The attack is repeated until it has at least so many `observations` of each node: (canary, step) pairs.
 
     Guarantee: with probability `confidence` all lower bounds are right and no alarm is false, for all nodes together.
     Assumes: what `AuditReport.assumptions` says. `seed` decides the canaries' coins; noise and sampling come from where
@@ -148,38 +143,32 @@ def audit(
         raise Refused(f"confidence = {confidence}", "take a probability, such as 0.9999")
     if not config.private:
         raise Refused(f"algorithm.name = {config.algorithm.name!r}", "it promises nothing: audit a private algorithm")
-    if ALGORITHMS[config.algorithm.name].asynchronous:
+    kind = ALGORITHMS[config.algorithm.name]
+    if kind.asynchronous or kind.network not in ("directed", "undirected"):
         raise Refused(
-            f"an audit of algorithm.name = {config.algorithm.name!r}, whose nodes act one at a time",
-            "audit 'privsgp' with the same [privacy]: what a node releases is the same",
-        )
-    if ALGORITHMS[config.algorithm.name].network not in ("directed", "undirected"):
-        raise Refused(
-            f"an audit of algorithm.name = {config.algorithm.name!r}",
-            "no neighbour can lure its nodes: audit 'privsgp' or 'privsgp-vr', which sample, clip and add noise alike",
+            f"an audit of algorithm.name = {config.algorithm.name!r}, whose nodes do not exchange messages in step",
+            "audit 'privsgp' or 'privsgp-vr' with the same [privacy]: they sample, clip and add noise in the same way",
         )
     problem = problems.load_problem(config, data_dir)
     rng = np.random.Generator(np.random.Philox(seed))
     # Only SAGA sends changes of a gradient: two lures in turn keep them large. Elsewhere one steady gradient is worst.
     lures = 2 if declared(config).sends_changes else 1
-    lured = canary.draw(problem, canaries, rng, lures=lures, odds=PRESENT)
-    spec = _spec(config, canary.plant(problem, lured, rng, lured=True))
-    runs = max(1, math.ceil(observations / (spec.steps * lured.count)))
-    with stage("attacked steps", (runs + 1) * spec.steps) as done:
-        ran = _white_box(spec, lured, runs, done)
-        scores, inside = _blurred(ran, rng), _inside(spec, ran, rng)
-        alone = canary.draw(problem, canaries, rng)
-        quiet = _spec(config, canary.plant(problem, alone, rng, lured=False))
-        learnt = _black_box(quiet, alone, _counting(done, runs * spec.steps))
+    planted = canary.draw(problem, canaries, rng, lures=lures, odds=PRESENT)
+    spec = _spec(config, canary.plant(problem, planted, rng))
+    runs = max(1, math.ceil(observations / (spec.steps * planted.count)))
+    with stage("attacked steps", runs * spec.steps) as done:
+        ran = [run for number in range(runs) if (run := _run(spec, planted, number, done)).scores]
+    if not ran:
+        raise Refused("an audit of runs that diverge at their first step", "take a smaller algorithm.step_size")
+    scores = np.concatenate([one.scores for one in ran])  # [steps, n, sides, M]
+    scores = (scores + BLUR * rng.standard_normal(scores.shape, dtype=np.float32)) / math.sqrt(1 + BLUR**2)
     alpha = (1 - confidence) / (STATEMENTS * spec.nodes)
-    nodes = []
-    for i in range(spec.nodes):
-        mine, present = scores[:, i], lured.present[i]
-        seen, unseen = mine[:, 0, present], mine[:, :, ~present]
-        guesses = statistics.guess(learnt[i], alone.present[i])
-        nodes.append(_judge(spec, i, (seen, unseen), guesses, inside[i], alpha))
-    seen_of_each = len(scores) * lured.count
-    return AuditReport(spec.name, spec.algorithm.name, spec.steps, lured.count, seen_of_each, confidence, tuple(nodes))
+    nodes = tuple(
+        _judge(spec, i, scores[:, i, 0, present], scores[:, i, :, ~present], inside, alpha)
+        for i, (present, inside) in enumerate(zip(planted.present, _inside(spec, ran, rng), strict=True))
+    )
+    seen = len(scores) * planted.count
+    return AuditReport(spec.name, spec.algorithm.name, spec.steps, planted.count, seen, confidence, nodes)
 
 
 def _spec(config: Config, problem: problems.Problem) -> RunSpec:
@@ -194,25 +183,6 @@ def _spec(config: Config, problem: problems.Problem) -> RunSpec:
     # back: the audit looks at the directions as they are.
     spec = dataclasses.replace(spec, momentum=0.0, normalised=False, weights=None, final_model=FinalModel())
     return dataclasses.replace(spec, evaluate_every=spec.steps, checkpoint_every=spec.steps)
-
-
-def _white_box(spec: RunSpec, canaries: Canaries, runs: int, done: Callable[[int], None]) -> list[Attacked]:
-    """Return runs, one after the other, whose nodes get lures back."""
-    again = [spec if spec.seed is None else dataclasses.replace(spec, seed=spec.seed + run) for run in range(runs)]
-    ran = [
-        _run(one, canaries, feedback=True, watch=_counting(done, number * spec.steps))
-        for number, one in enumerate(again)
-    ]
-    if not (seen := [one for one in ran if one.has_seen]):
-        raise Refused("an audit of runs that diverge at their first step", "take a smaller algorithm.step_size")
-    return seen
-
-
-def _blurred(ran: list[Attacked], rng: np.random.Generator) -> Scores:
-    """Return the scores [steps, n, sides, M] of all runs."""
-    scores = np.concatenate([one.scores for one in ran])
-    blurred: Scores = (scores + BLUR * rng.standard_normal(scores.shape, dtype=np.float32)) / math.sqrt(1 + BLUR**2)
-    return blurred
 
 
 def _inside(spec: RunSpec, ran: list[Attacked], rng: np.random.Generator) -> list[dict[str, float]]:
@@ -234,22 +204,13 @@ def _inside(spec: RunSpec, ran: list[Attacked], rng: np.random.Generator) -> lis
     ]
 
 
-def _counting(done: Callable[[int], None], before: int) -> Watcher:
-    return lambda step, _row: done(before + step)
-
-
-def _black_box(spec: RunSpec, canaries: Canaries, watch: Watcher) -> Scores:
-    """Return by how much the canaries' losses [n, M] fell from x⁰ to the final average model of a run left alone."""
-    attacked = _run(spec, canaries, feedback=False, watch=watch)
-    before, after = (attacked.losses(x) for x in (attacked.layout.flatten(attacked.model), average(attacked.state)))
-    return np.nan_to_num(before - after)
-
-
-def _run(spec: RunSpec, canaries: Canaries, *, feedback: bool, watch: Watcher) -> Attacked:
+def _run(spec: RunSpec, canaries: Canaries, number: int, done: Callable[[int], None]) -> Attacked:
+    """Attack one run of several; a seeded one takes another seed each time."""
+    spec = spec if spec.seed is None else dataclasses.replace(spec, seed=spec.seed + number)
     with tempfile.TemporaryDirectory() as place:
         folder = Folder(Path(place))
         with folder.locked():
-            attacked = Attacked(spec, folder, canaries, feedback=feedback, watch=watch)
+            attacked = Attacked(spec, folder, canaries, lambda step, _row: done(number * spec.steps + step))
             folder.prepare()
             folder.identify(training.versions(), None)
             with contextlib.suppress(Diverged):  # what was sent until then has been seen
@@ -260,26 +221,28 @@ def _run(spec: RunSpec, canaries: Canaries, *, feedback: bool, watch: Watcher) -
 
 
 def _judge(
-    spec: RunSpec,
-    node: int,
-    scores: tuple[Scores, Scores],
-    guesses: tuple[int, int, int],
-    inside: dict[str, float],
-    alpha: float,
+    spec: RunSpec, node: int, present: Scores, absent: Scores, inside: dict[str, float], alpha: float
 ) -> NodeAudit:
-    """Turn the scores of a node's present and absent canaries, and guesses about its final model, into a verdict."""
-    p, (seen, unseen) = spec.protection, scores
-    certified = _epsilon(spec, node, 1.0)
-    budget = p.budgets[node]
+    """Turn the scores of a node's present and absent canaries into a verdict."""
+    p, mechanism = spec.protection, spec.protection.mechanisms[node]
+    delta, budget = p.deltas[node], p.budgets[node]
+
+    def noisier(factor: float) -> Mechanism:
+        return mechanism.with_sigma(mechanism.sigma * factor)
+
+    def epsilon(factor: float) -> float:
+        return accountant.epsilon(noisier(factor), spec.steps, delta).epsilon
+
+    # The ε of all releases with the least noise that the messages contradict is a lower bound.
+    factor = statistics.least_noise(present, absent, lambda factor: _allowed(noisier(factor)), alpha)
     found = NodeAudit(
         node=node,
-        delta=p.deltas[node],
-        epsilon_claimed=certified if budget is None else budget,
-        epsilon_certified=certified,
-        white_box=_white_bound(spec, node, scores, alpha),
-        black_box=statistics.guessed_epsilon(*guesses, delta=p.deltas[node], alpha=alpha),
-        noise_p=statistics.noise_p(unseen),
-        trade_off_p=statistics.trade_off_p(seen, _allowed(p.mechanisms[node])),
+        delta=delta,
+        epsilon_claimed=epsilon(1.0) if budget is None else budget,
+        epsilon_certified=epsilon(1.0),
+        white_box=0.0 if factor is None else epsilon(factor),
+        noise_p=statistics.noise_p(absent),
+        trade_off_p=statistics.trade_off_p(present, _allowed(mechanism)),
         alarms=(),
         **inside,
     )
@@ -297,35 +260,12 @@ def _alarms(found: NodeAudit, alpha: float) -> tuple[str, ...]:
     said = [f"{words} (p = {p:.1e})" for p, words in tests if p < alpha]
     if found.shift > LARGER:
         said.append(f"before noise, a canary moves a message {found.shift:.3g} times as far as declared")
-    for way, bound in (("messages", found.white_box), ("final model", found.black_box)):
-        if bound > found.epsilon_claimed:
-            said.append(f"ε is at least {bound:.3g} by its {way}, and {up(found.epsilon_claimed, 3)} is claimed")
+    if found.white_box > found.epsilon_claimed:
+        said.append(f"ε is at least {found.white_box:.3g}, and {up(found.epsilon_claimed, 3)} is claimed")
     return tuple(said)
-
-
-def _white_bound(spec: RunSpec, node: int, scores: tuple[Scores, Scores], alpha: float) -> float:
-    """Return the ε of the node's K releases with the least noise that its messages contradict, 0 for none."""
-    allowed = functools.partial(_allowed_at, spec.protection.mechanisms[node])
-    factor = statistics.least_noise(*scores, allowed, alpha)
-    return 0.0 if factor is None else _epsilon(spec, node, factor)
-
-
-def _epsilon(spec: RunSpec, node: int, factor: float) -> float:
-    """Return the ε of all steps with so much more noise."""
-    mechanism = spec.protection.mechanisms[node]
-    more = mechanism.with_sigma(mechanism.sigma * factor)
-    return accountant.epsilon(more, spec.steps, spec.protection.deltas[node]).epsilon
-
-
-def _allowed_at(mechanism: Mechanism, factor: float) -> statistics.TradeOff:
-    return _allowed(mechanism.with_sigma(mechanism.sigma * factor))
 
 
 @functools.lru_cache(maxsize=256)
 def _allowed(mechanism: Mechanism) -> statistics.TradeOff:
     """Return the certified trade-off curve of one release; a second's work for SAGA."""
     return statistics.TradeOff.of(accountant.profile(mechanism, 1))
-
-
-def _plain(value: Any) -> Any:  # noqa: ANN401 - any JSON value
-    return None if isinstance(value, float) and not math.isfinite(value) else value

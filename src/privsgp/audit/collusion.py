@@ -8,16 +8,11 @@ theorem, what remains is N(0, σ_eff,i²), independent of all that (docs/privacy
 
 from __future__ import annotations
 
-import math
-from functools import partial
-from itertools import combinations
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from scipy import stats
-
-from privsgp.accounting.pairwise import conditional
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -27,7 +22,6 @@ if TYPE_CHECKING:
     from privsgp.accounting.pairwise import PairwiseCovariance
     from privsgp.randomness.noise import Source
 
-_TRIED = 300  # coalitions against a node that are all looked at
 ROUNDING = 1.02  # by which the grid may add to the variance of a sum of own noise
 
 
@@ -75,7 +69,8 @@ class Collusion:
             rest = [scaled[j] - self._shared(step, j, H) for j in H[1:]]
             guess = sum((b * one for b, one in zip(beta, rest, strict=True)), torch.zeros_like(scaled[0]))
             found[i] = self._shared(step, i, H) + guess
-        self.told.numbers = {key: row for key, row in self.told.numbers.items() if key[1] > step}
+        for key in [key for key in list(self.told.numbers) if key[1] < step]:  # another thread may be adding to it
+            del self.told.numbers[key]
         return found / steps[:, None, None]
 
     def cancellation_p(self) -> float:
@@ -96,21 +91,9 @@ class Collusion:
 
 
 def worst(covariance: PairwiseCovariance, node: int, honest: int) -> list[int]:
-    """Return the honest nodes that leave a node the least, itself first.
-
-    Where all pairs share noise these are the nodes with the least noise of their own (privacy.md). On a public graph it
-    matters who colludes, a node's partners first: of few coalitions all are tried; of many, nodes are taken in one by
-    one, each time the one that leaves least. An attack need not be the best there is: a weaker one finds less.
-    """
+    """Return the honest nodes that leave a node the least, itself first: those with the least noise of their own."""
     others = [j for j in range(covariance.graph.nodes) if j != node]
-    if covariance.graph.complete:
-        return [node, *sorted(others, key=lambda j: (covariance.own[j], j))[: honest - 1]]
-    if math.comb(len(others), honest - 1) <= _TRIED:
-        return min(([node, *H] for H in combinations(others, honest - 1)), key=partial(conditional, covariance))
-    H = [node, *others]
-    while len(H) > honest:
-        H = min(([*H[:at], *H[at + 1 :]] for at in range(1, len(H))), key=partial(conditional, covariance))
-    return H
+    return [node, *sorted(others, key=lambda j: (covariance.own[j], j))[: honest - 1]]
 
 
 def _regression(covariance: PairwiseCovariance, honest: Sequence[int]) -> list[float]:

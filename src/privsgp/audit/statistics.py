@@ -1,19 +1,19 @@
 """The statistics of an audit: what can be concluded, and how surely, from what an adversary saw of canaries.
 
-A canary is a record of the auditor's own, present or absent by a fair coin. *White box*: every message gives one score
-per canary, which is N(0, 1) where the canary is absent. Given everything before it, a present canary's score obeys
+A canary is a record of the auditor's own, present or absent by a coin. Every message gives one score per canary, which
+is N(0, 1) where the canary is absent. Given everything before it, a present canary's score obeys
 
     P(event) ≤ e^ε Q(event) + δ(ε)    and    Q(event) ≤ e^ε P(event) + δ(ε)      for every ε,
 
 with the certified curve δ(ε) of *one* release. So the number of scores in an event is dominated by a binomial one,
 however the adversary reacted to what it saw, and exact binomial tails are valid. That compares with the whole curve
 (Nasr et al. 2023; Mahloujifar et al. 2024), not with one (ε, δ). Releases compose only if their noise is independent
-and their coins are too: `correlation_p` and `coins_p` test both. *Black box*: how many fair coins can be guessed from
-the final model alone (Steinke, Nasr and Jagielski 2023).
+and their coins are too: `correlation_p` and `coins_p` test both.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -31,11 +31,10 @@ if TYPE_CHECKING:
 
 THRESHOLDS = np.array([0.25, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 6.0])
 EPSILONS = np.concatenate(([0.0], np.geomspace(1e-3, 12.0, 60)))
-FACTORS = 2.0 ** (np.arange(-8, 25) / 8)  # of σ: half of it to eight times as much
+FACTORS = [2 ** (k / 8) for k in range(-8, 25)]  # of σ: half of it to eight times as much
 GROUPS = 16  # of a node's records
 MOST_COMPARED = 10_000  # messages whose noise is compared one by one
 TINY = 1e-300
-MOST_EPSILON = 50.0  # no audit of a few hundred coins comes near it
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,11 +85,13 @@ def correlation_p(noise: Scores, *, same_step: bool = True) -> list[float]:
     spectrum = np.fft.rfft(z, 2 * len(z), axis=0)
     z = z[: max(1, MOST_COMPARED // z.shape[1])]
     unit = (z / np.linalg.norm(z, axis=2, keepdims=True).clip(min=TINY)).astype(np.float32)
-    nodes = range(z.shape[1])
-    return [bonferroni(_pair_p(unit, i, same_step), _lag_p(spectrum, len(noise), i, same_step)) for i in nodes]
+    return [
+        bonferroni(_pair_p(unit, i, same_step=same_step), _lag_p(spectrum, len(noise), i, same_step=same_step))
+        for i in range(z.shape[1])
+    ]
 
 
-def _pair_p(unit: Scores, node: int, same_step: bool) -> float:  # noqa: FBT001 - as `correlation_p` has it
+def _pair_p(unit: Scores, node: int, *, same_step: bool) -> float:
     """Compare a node's messages, unit vectors [steps, n, s], with all others: a squared cosine has a beta law."""
     steps, _, size = unit.shape
     cosines = np.einsum("ks,ljs->klj", unit[:, node], unit, optimize=True)
@@ -100,7 +101,7 @@ def _pair_p(unit: Scores, node: int, same_step: bool) -> float:  # noqa: FBT001 
     return float(stats.beta.sf(min(1.0, largest**2), 0.5, (size - 1) / 2)) * cosines.size if size > 1 else 1.0
 
 
-def _lag_p(spectrum: NDArray[np.complex128], steps: int, node: int, same_step: bool) -> float:  # noqa: FBT001
+def _lag_p(spectrum: NDArray[np.complex128], steps: int, node: int, *, same_step: bool) -> float:
     """Look for a lag at which a node's noise resembles any node's, given the Fourier transforms [frequencies, n, s].
 
     The sum S of N products at one lag is a quadratic form with norm at most 1 and Frobenius norm √(N/2), so that
@@ -177,17 +178,12 @@ def least_noise(present: Scores, absent: Scores, allowed: Callable[[float], Trad
     Pearson's limits.
     """
 
-    def rejected(index: int) -> bool:
-        return _outside(present, absent, allowed(float(FACTORS[index])), alpha)
+    def rejected(factor: float) -> bool:
+        return _outside(present, absent, allowed(factor), alpha)
 
-    last = len(FACTORS) - 1
-    if not present.size or not absent.size or not rejected(last):
+    if not present.size or not absent.size or not rejected(FACTORS[-1]):
         return None
-    low, high = -1, last
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if rejected(middle) else (middle, high)
-    return float(FACTORS[high])
+    return FACTORS[bisect_left(FACTORS, 1, key=rejected)]  # wherever noise is rejected, more of it is too
 
 
 def _outside(present: Scores, absent: Scores, allowed: TradeOff, alpha: float) -> bool:
@@ -213,44 +209,6 @@ def _lower(count: NDArray[np.int64], trials: int, alpha: float) -> NDArray[np.fl
 
 def _upper(count: NDArray[np.int64], trials: int, alpha: float) -> NDArray[np.float64]:
     return np.where(count < trials, stats.beta.isf(alpha, count + 1, np.maximum(trials - count, 1)), 1.0)
-
-
-def guess(scores: Scores, present: NDArray[np.bool_]) -> tuple[int, int, int]:
-    """Guess the highest third present and the lowest third absent; return (right ones, guesses, canaries)."""
-    third = len(scores) // 3
-    order = np.argsort(scores, kind="stable")
-    right = np.count_nonzero(~present[order[:third]]) + np.count_nonzero(present[order[len(order) - third :]])
-    return int(right), 2 * third, len(scores)
-
-
-def guesses_p(right: int, guesses: int, canaries: int, *, epsilon: float, delta: float) -> float:
-    """Return a p-value against (ε, δ)-DP from `right` of `guesses` coins of `canaries` (Steinke et al., Theorem 5.2).
-
-    Assumes: every canary was present by its own fair coin; whom to guess was decided without looking at the coins.
-    """
-    accuracy = 1 / (1 + np.exp(-epsilon))
-    below = stats.binom.pmf(right - np.arange(1, right + 1), guesses, accuracy)
-    alpha = float(np.max(np.cumsum(below) / np.arange(1, right + 1), initial=0.0))
-    return float(min(1.0, stats.binom.sf(right - 1, guesses, accuracy) + 2 * canaries * delta * alpha))
-
-
-def guessed_epsilon(right: int, guesses: int, canaries: int, *, delta: float, alpha: float) -> float:
-    """Return the largest ε that the guesses reject at level alpha, 0 if they reject none.
-
-    Guarantee: a run that is (ε, δ)-DP gives a value above ε with probability at most alpha.
-    Assumes: as `guesses_p`.
-    """
-
-    def rejected(epsilon: float) -> bool:
-        return guesses_p(right, guesses, canaries, epsilon=epsilon, delta=delta) < alpha
-
-    low, high = 0.0, MOST_EPSILON
-    if not rejected(low):
-        return 0.0
-    for _ in range(40):
-        middle = (low + high) / 2
-        low, high = (middle, high) if rejected(middle) else (low, middle)
-    return low
 
 
 def bonferroni(*p: float) -> float:

@@ -31,6 +31,7 @@ Array = NDArray[Any]
 Inputs = NDArray[np.float32] | NDArray[np.int64]
 Vocabulary = int | tuple[int, ...]
 Targets = NDArray[np.int64] | NDArray[np.float32]
+_MORE = "give their number as data.classes, or store it in the file as `classes`"
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,49 +65,38 @@ def from_arrays(
     task: Task = "classification",
     classes: int | None = None,
     vocabulary: int | None = None,
+    settled: bool = True,
 ) -> Dataset:
     """Check the arrays and make them a `Dataset`; uint8 inputs are divided by 255, others are taken as they are.
 
-    With a `vocabulary` inputs are tokens, whole numbers below it, and stay so.
+    With a `vocabulary` inputs are tokens, whole numbers below it, and stay so. Without `settled`, `settle` is still to
+    check the range of the labels, for which one site's labels may not be enough.
 
     Assumes: the number of classes is public. Without `classes` it is counted in `y_test`, and only where there is no
     test set in `y`, which is for simulations: one record of a node must not change the shape of the model.
     """
-    dataset = unsettled(x, y, x_test, y_test, name=name, task=task, vocabulary=vocabulary)
-    return dataset if task == "regression" else settle(dataset, classes)
-
-
-def unsettled(
-    x: Array,
-    y: Array,
-    x_test: Array | None,
-    y_test: Array | None,
-    *,
-    name: str,
-    task: Task,
-    vocabulary: int | None = None,
-) -> Dataset:
-    """Check everything but the range of the labels, for which one site's labels may not be enough; see `settle`."""
     if (x_test is None) != (y_test is None):
         raise Refused(f"{name}: of x_test and y_test only one is there", "give both, or neither")
-    train = _pair(x, y, f"{name}: x", f"{name}: y", task, vocabulary)
-    if x_test is None or y_test is None:
-        return Dataset(name, *train, None, None, None, vocabulary=vocabulary)
-    seen, known = _pair(x_test, y_test, f"{name}: x_test", f"{name}: y_test", task, vocabulary)
-    dataset = Dataset(name, *train, seen, known, None, vocabulary=vocabulary)
-    refuse_other_shapes(dataset, name)
-    return dataset
+    train = _pair(x, y, name, "", task, vocabulary)
+    dataset = Dataset(name, *train, None, None, None, vocabulary=vocabulary)
+    if x_test is not None:
+        dataset = with_tests(dataset, *_pair(x_test, y_test, name, "_test", task, vocabulary))
+    return settle(dataset, classes) if settled and task == "classification" else dataset
 
 
-def refuse_other_shapes(dataset: Dataset, name: str) -> None:
-    """Refuse test samples that are not like those that are learnt from."""
-    pairs = (("x", dataset.x, dataset.x_test), ("y", dataset.y, dataset.y_test))
-    for key, ours, theirs in pairs:
-        if theirs is not None and ours.shape[1:] != theirs.shape[1:]:
-            raise Refused(
-                f"{name}: a sample of {key} has shape {ours.shape[1:]}, one of {key}_test {theirs.shape[1:]}",
-                "give training and test samples the same shape",
-            )
+def with_tests(dataset: Dataset, x_test: Inputs, y_test: Targets) -> Dataset:
+    """Return the data set with other test samples; refuse those that are not like the samples it learns from."""
+    _refuse_shapes(dataset.name, "x", dataset.x, "x_test", x_test)
+    _refuse_shapes(dataset.name, "y", dataset.y, "y_test", y_test)
+    return replace(dataset, x_test=x_test, y_test=y_test)
+
+
+def _refuse_shapes(name: str, key: str, first: Array, where: str, other: Array) -> None:
+    if first.shape[1:] != other.shape[1:]:
+        raise Refused(
+            f"{name}: a sample of {key} has shape {first.shape[1:]}, one of {where} {other.shape[1:]}",
+            "give all samples, of all sites and of the test data, the same shape",
+        )
 
 
 def settle(dataset: Dataset, classes: int | None) -> Dataset:
@@ -119,25 +109,16 @@ def settle(dataset: Dataset, classes: int | None) -> Dataset:
 def pool(sites: Sequence[Dataset], name: str, classes: int | None) -> tuple[Dataset, list[NDArray[np.int64]]]:
     """One data set out of several sites', with each site's rows in it, in the order of `sites`."""
     for site in sites[1:]:
-        for key, first, other in (("x", sites[0].x, site.x), ("y", sites[0].y, site.y)):
-            if first.shape[1:] != other.shape[1:]:
-                raise Refused(
-                    f"{site.name}: a sample of {key} has shape {other.shape[1:]}, in {sites[0].name} {first.shape[1:]}",
-                    "give the samples of all sites the same shape",
-                )
-    tests = [(s.x_test, s.y_test) for s in sites if s.x_test is not None and s.y_test is not None]
-    pooled = Dataset(
-        name,
-        np.concatenate([s.x for s in sites]),
-        np.concatenate([s.y for s in sites]),
-        np.concatenate([x for x, _ in tests]) if tests else None,
-        np.concatenate([y for _, y in tests]) if tests else None,
-        None,
-        vocabulary=sites[0].vocabulary,
-    )
-    ends = np.cumsum([len(s.x) for s in sites])
-    rows = [np.arange(end - len(s.x), end, dtype=np.int64) for s, end in zip(sites, ends, strict=True)]
-    if pooled.y.dtype != np.int64:
+        _refuse_shapes(site.name, "x", site.x, sites[0].name, sites[0].x)
+        _refuse_shapes(site.name, "y", site.y, sites[0].name, sites[0].y)
+    x, y = np.concatenate([s.x for s in sites]), np.concatenate([s.y for s in sites])
+    rows = np.split(np.arange(len(x)), np.cumsum([len(s.x) for s in sites])[:-1])
+    pooled = Dataset(name, x, y, None, None, None, vocabulary=sites[0].vocabulary)
+    if tested := [(site.x_test, site.y_test) for site in sites if site.x_test is not None]:
+        pooled = replace(
+            pooled, x_test=np.concatenate([x for x, _ in tested]), y_test=np.concatenate([y for _, y in tested])
+        )
+    if y.dtype != np.int64:
         return pooled, rows
     pooled = _counted(pooled) if classes is None else replace(pooled, classes=classes)
     for site in sites:  # so that an error names the site's own file and row
@@ -156,100 +137,82 @@ def array(given: object, key: str) -> Array:
     return made
 
 
-def targets(array: Array, key: str, task: Task) -> Targets:
-    """Check targets and return them as a loss sees them."""
-    return (_labels if task == "classification" else _values)(array, key)
-
-
-def _pair(x: Array, y: Array, x_key: str, y_key: str, task: Task, vocabulary: int | None) -> tuple[Inputs, Targets]:
-    given = array(x, x_key)
-    found = inputs(given, x_key) if vocabulary is None else tokens(given, x_key, vocabulary)
-    known = targets(np.asarray(y), y_key, task)
+def _pair(x: object, y: object, name: str, kind: str, task: Task, vocabulary: int | None) -> tuple[Inputs, Targets]:
+    key = f"{name}: x{kind}"
+    given = array(x, key)
+    found = inputs(given, key) if vocabulary is None else tokens(given, key, vocabulary)
+    known = targets(np.asarray(y), f"{name}: y{kind}", task)
     if len(found) != len(known):
-        raise Refused(f"{x_key} has {len(found)} rows, {y_key} has {len(known)}", "give one row of y to each of x")
+        raise Refused(f"{key} has {len(found)} rows, y{kind} has {len(known)}", "give one row of y to each of x")
     return found, known
 
 
-def tokens(array: Array, key: str, vocabulary: int) -> NDArray[np.int64]:
-    """Check that inputs are tokens of a vocabulary.
+def _refuse_form(array: Array, key: str, axes: tuple[int, ...], kinds: str, remedy: str) -> None:
+    """Refuse an array without rows, of other axes, or of other kinds of numbers (NumPy's letters)."""
+    if array.size == 0 or not axes[0] <= array.ndim <= axes[-1]:
+        raise Refused(f"{key} has shape {array.shape}", remedy)
+    if array.dtype.kind not in kinds:
+        raise Refused(f"{key} has dtype {array.dtype}", remedy)
 
-    This is said at the site itself: a record's tokens are well-formed or it is none (`_refuse_outside`).
+
+def _refuse_values(array: Array, key: str, wrong: NDArray[np.bool_], what: str, remedy: str) -> None:
+    """Refuse values that are wrong; the first one is named.
+
+    This is said at the site itself, before anything has left it.
+
+    Guarantee: peers learn that the site was refused and not why. Whether a record is well-formed (finite, its label one
+    of the public classes, its tokens in the vocabulary) is what a record is, and is not protected: docs/privacy.md.
     """
-    if array.ndim < 2 or array.size == 0:
-        raise Refused(f"{key} has shape {array.shape}", "give at least one sample, one row of tokens each: [N, T]")
-    if array.dtype.kind not in "iu":
-        raise Refused(f"{key} has dtype {array.dtype}", f"give tokens as whole numbers from 0 to {vocabulary - 1}")
-    if (outside := (array < 0) | (array >= vocabulary)).any():
-        first = tuple(int(axis) for axis in np.unravel_index(int(outside.argmax()), outside.shape))
-        raise Refused(
-            f"{key}{list(first)} = {array[first]} is outside the vocabulary, 0..{vocabulary - 1}",
-            "give the model an embedding with a row for every token, or map rare tokens to one",
-        )
+    if count := int(wrong.sum()):
+        first = tuple(int(axis) for axis in np.unravel_index(int(wrong.argmax()), wrong.shape))
+        more = f" ({count} such values)" if count > 1 else ""
+        raise Refused(f"{key}{list(first)} = {array[first]} {what}{more}", remedy)
+
+
+def tokens(array: Array, key: str, vocabulary: int) -> NDArray[np.int64]:
+    """Check that inputs are tokens of a vocabulary."""
+    _refuse_form(array, key, (2, 9), "iu", f"give a row of tokens to each sample, whole numbers below {vocabulary}")
+    what = f"is outside the vocabulary, 0..{vocabulary - 1}"
+    remedy = "give the model an embedding with a row for every token, or map rare tokens to one"
+    _refuse_values(array, key, (array < 0) | (array >= vocabulary), what, remedy)
     return array.astype(np.int64)
 
 
 def inputs(array: Array, key: str) -> NDArray[np.float32]:
     """Check that inputs are finite; bytes are brought to 0 … 1."""
-    if array.ndim < 2 or array.size == 0:
-        raise Refused(f"{key} has shape {array.shape}", "give at least one sample, one row each: [N, ...]")
-    scale = np.float32(255 if array.dtype == np.uint8 else 1)
+    _refuse_form(array, key, (2, 9), "fiub", "give at least one sample of real numbers, one row each: [N, ...]")
     values = _finite(array, key)
-    return values if scale == 1 else values / scale
+    return values / np.float32(255) if array.dtype == np.uint8 else values
 
 
-def _values(array: Array, key: str) -> NDArray[np.float32]:
-    if array.ndim not in (1, 2) or array.size == 0:
-        raise Refused(f"{key} has shape {array.shape}", "give one target [N] or k targets [N, k] to each sample")
-    return _finite(array, key)
-
-
-def _finite(array: Array, key: str) -> NDArray[np.float32]:
-    if array.dtype.kind not in "fiub":
-        raise Refused(f"{key} has dtype {array.dtype}", "store real numbers")
-    with np.errstate(over="ignore"):
-        values = array.astype(np.float32, copy=False)
-    wrong = ~np.isfinite(values)
-    if count := int(wrong.sum()):
-        first = tuple(int(axis) for axis in np.unravel_index(int(wrong.argmax()), wrong.shape))
-        raise Refused(
-            f"{key} has {count} values that are not finite in float32, the first at {list(first)}: {array[first]}",
-            "replace them or leave these samples out",
-        )
-    return values
-
-
-def _labels(array: Array, key: str) -> NDArray[np.int64]:
-    if array.ndim != 1 or array.size == 0:
-        raise Refused(f"{key} has shape {array.shape}", "give one class number to each sample: [N]")
-    if array.dtype.kind not in "fiub":
-        raise Refused(f"{key} has dtype {array.dtype}", "number the classes 0, 1, 2, …")
+def targets(array: Array, key: str, task: Task) -> Targets:
+    """Check targets and return them as a loss sees them."""
+    if task == "regression":
+        _refuse_form(array, key, (1, 2), "fiub", "give one real target [N] or k targets [N, k] to each sample")
+        return _finite(array, key)
+    _refuse_form(array, key, (1,), "fiub", "give one class number to each sample, [N]: 0, 1, 2, …")
     if array.dtype.kind == "f":
         # Beyond 2^53 a float names no single integer.
         whole = (np.abs(array) < 2.0**53) & (array == np.rint(array))
-        if not whole.all():
-            first = int(whole.argmin())
-            raise Refused(
-                f"{key}[{first}] = {array[first]} is no class number",
-                "number the classes 0, 1, 2, …; for targets that are numbers take loss = 'mse', or from Python a loss "
-                "of your own and task='regression'",
-            )
+        remedy = "number the classes 0, 1, 2, …; for targets that are numbers take loss = 'mse' or task='regression'"
+        _refuse_values(array, key, ~whole, "is no class number", remedy)
     return array.astype(np.int64)
 
 
-def _refuse_outside(dataset: Dataset, classes: int) -> None:
-    """Refuse labels that are none. This is said at the site itself, before anything has left it.
+def _finite(array: Array, key: str) -> NDArray[np.float32]:
+    with np.errstate(over="ignore"):
+        values = array.astype(np.float32, copy=False)
+    wrong = ~np.isfinite(values)
+    _refuse_values(array, key, wrong, "is not finite in float32", "replace it, or leave out the sample")
+    return values
 
-    Guarantee: peers learn that the site was refused and not why. Whether a record is well-formed (finite, its label one
-    of the public classes) is what a record is, and is not protected: docs/privacy.md.
-    """
+
+def _refuse_outside(dataset: Dataset, classes: int) -> None:
+    """Refuse labels that are none."""
+    what, remedy = f"is outside 0..{classes - 1}", f"number the classes from 0; if there are more, {_MORE}"
     for key, labels in (("y", dataset.y), ("y_test", dataset.y_test)):
-        if labels is not None and (outside := (labels < 0) | (labels >= classes)).any():
-            first = int(outside.argmax())
-            raise Refused(
-                f"{dataset.name}: {key}[{first}] = {labels[first]} is outside 0..{classes - 1}",
-                "number the classes from 0; if there are more of them than the test set shows, give their number as "
-                "data.classes, or store it in the file as `classes`",
-            )
+        if labels is not None:
+            _refuse_values(labels, f"{dataset.name}: {key}", (labels < 0) | (labels >= classes), what, remedy)
 
 
 def _counted(dataset: Dataset) -> Dataset:
@@ -263,8 +226,7 @@ def _counted(dataset: Dataset) -> Dataset:
     if (gap := _gap(present)) is not None:
         raise Refused(
             f"{dataset.name}: a label is {present[present > gap].min()} but none is {gap}",
-            "number the classes 0, 1, 2, …; if one really has no sample, give their number as data.classes, or store "
-            "it in the file as `classes`",
+            f"number the classes 0, 1, 2, …; if one really has no sample, {_MORE}",
         )
     return replace(dataset, classes=max(1, int(public.max()) + 1), counted="y_test" if alone else "y")
 

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import json
 import math
-import tomllib
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from privsgp.data import same_rows
+from privsgp.data import same_records
 from privsgp.data import schema as schemas
-from privsgp.data.schema import MISSING, YesNo, toml_key, toml_value
+from privsgp.data.schema import MISSING, YesNo
 from privsgp.data.tables import as_number
 from privsgp.errors import Refused
 
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
 
 _CLASSES = 50  # distinct whole numbers or texts that still look like a list
 _DICTIONARY = ("column", "type", "min", "max", "values", "missing")
+_WORDS = YesNo(type="yes/no")
 _HEAD = """# schema.toml: what the columns of a table are. It is public, and the same at every site: its hash is part of
 # what they agree on. Drafted from {source}.
 # Read every line: ranges and lists must hold for all sites, and come from no private row.
@@ -47,31 +47,20 @@ class Draft(NamedTuple):
 
 def draft(table: Any, target: str, source: str) -> str:  # noqa: ANN401 - Arrow's
     """Return the text of a schema for a public table, or by a data dictionary with the columns of `_DICTIONARY`."""
-    digest = None
     columns = {name: list(map(_text, table.column(name).to_pylist())) for name in table.column_names}
+    digests = {}
     if {"column", "type"} <= set(columns) <= set(_DICTIONARY):
         rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
         found = {row["column"]: Draft(_described(row), "by the data dictionary") for row in rows}
     else:
-        found, digest = {name: _column(values) for name, values in columns.items()}, same_rows.digests(table)
+        found = {name: _column(values) for name, values in columns.items()}
+        digests = {"drafted": same_records.digests(table)}
     if target not in found:
         raise Refused(f"--target {target}: {source} has no such column", f"take one of {', '.join(found)}")
-    target_draft = found.pop(target)
-    text = _written(target, _as_target(target_draft, target), found, source, digest)
-    schemas.parse(tomllib.loads(text), source)  # what is drafted can be read
-    return text
-
-
-def _written(target: str, values: dict[str, Any], columns: dict[str, Draft], source: str, digest: str | None) -> str:
-    lines = [] if digest is None else [f"drafted = {toml_value(digest)}", ""]
-    lines += ["[target]", f"column = {toml_value(target)}"]
-    lines += [f"{key} = {toml_value(value)}" for key, value in values.items()]
-    lines += ["", "[columns]"]
-    lines += [
-        f"{toml_key(name)} = {toml_value(one.values)}" + (f"  # {one.why}" if one.why else "")
-        for name, one in columns.items()
-    ]
-    return _HEAD.format(source=json.dumps(source, ensure_ascii=False)) + "\n".join(lines) + "\n"
+    predicted = {"column": target} | _as_target(found.pop(target), target)
+    values = digests | {"target": predicted, "columns": {name: one.values for name, one in found.items()}}
+    text = schemas.parse(values, source).toml(why={name: one.why for name, one in found.items()})
+    return _HEAD.format(source=json.dumps(source, ensure_ascii=False)) + text
 
 
 def _text(value: object) -> str:
@@ -85,26 +74,18 @@ def _text(value: object) -> str:
 def _column(values: Sequence[str]) -> Draft:
     """Guess what a public column is."""
     there = [value for value in values if value not in MISSING]
-    gaps = len(there) < len(values)
-    missing = "some values are missing" if gaps else ""
     if not there:
         return Draft({"type": "ignored"}, "all values are missing")
-    kinds = sorted(set(there))
-    if len(kinds) <= 2 and _yes_no(kinds):
-        said = {"type": "yes/no", "missing": False} if gaps else {"type": "yes/no"}
-        return Draft(said, missing, tuple(kinds))
-    numbers = [as_number(value) for value in there]
-    if None not in numbers:
-        return _number([number for number in numbers if number is not None], missing)
+    gaps, kinds = len(there) < len(values), sorted(set(there))
+    why = "some values are missing" if gaps else ""
+    if len(kinds) <= 2 and {kind.lower() for kind in kinds} <= {*_WORDS.yes, *_WORDS.no}:
+        return Draft({"type": "yes/no"} | ({"missing": False} if gaps else {}), why, tuple(kinds))
+    numbers = [number for value in there if (number := as_number(value)) is not None]
+    if len(numbers) == len(there):
+        return _number(numbers, why)
     if len(kinds) > _CLASSES or len(kinds) > max(2, len(there) // 2):
         return Draft({"type": "ignored"}, "most of its texts are different")
-    given = {"missing": schemas.OTHER} if gaps else {}
-    return Draft({"type": "category", "values": kinds} | given, missing)
-
-
-def _yes_no(kinds: Sequence[str]) -> bool:
-    words = YesNo(type="yes/no")
-    return all(kind.lower() in (*words.yes, *words.no) for kind in kinds)
+    return Draft({"type": "category", "values": kinds} | ({"missing": schemas.OTHER} if gaps else {}), why)
 
 
 def _number(numbers: list[float], missing: str) -> Draft:
@@ -136,27 +117,24 @@ def _as_target(found: Draft, target: str) -> dict[str, Any]:
     values = found.values
     if values["type"] == "number":
         return {key: values[key] for key in ("range", "centre", "scale") if key in values}
-    if values["type"] == "category":
-        return {"classes": values["values"]}
-    if values["type"] == "yes/no":
-        return {"classes": list(found.kinds) if len(found.kinds) == 2 else ["no", "yes"]}
-    raise Refused(f"--target {target}: {found.why}", "name a column with classes or numbers")
+    if values["type"] == "ignored":
+        raise Refused(f"--target {target}: {found.why}", "name a column with classes or numbers")
+    kinds = values.get("values") or list(found.kinds)
+    return {"classes": kinds if len(kinds) > 1 else ["no", "yes"]}
 
 
 def _described(row: dict[str, str]) -> dict[str, Any]:
     """Return what a row of a data dictionary says of its column; values have | between them."""
-    values: dict[str, Any] = {"type": row["type"]}
-    missing = row.get("missing", "")
-    if row["type"] == "number":
-        ends = [as_number(row.get(key, "")) for key in ("min", "max")]
-        if None in ends:
-            raise Refused(
-                f"the data dictionary gives no min and max of {row['column']!r}", "give both: they are public"
-            )
-        values["range"] = ends
-        return values | ({"missing": as_number(missing)} if missing else {})
-    if row["type"] == "category":
+    kind, missing = row["type"], row.get("missing", "")
+    filled: Any = missing
+    values: dict[str, Any] = {"type": kind}
+    if kind == "number":
+        values["range"], filled = [as_number(row.get(key, "")) for key in ("min", "max")], as_number(missing)
+        if None in values["range"]:
+            what = f"the data dictionary gives no min and max of {row['column']!r}"
+            raise Refused(what, "give both: they are public")
+    elif kind == "category":
         values["values"] = [value.strip() for value in row.get("values", "").split("|") if value.strip()]
-    if missing:
-        values["missing"] = missing.lower() in YesNo(type="yes/no").yes if row["type"] == "yes/no" else missing
-    return values
+    elif kind == "yes/no":
+        filled = missing.lower() in _WORDS.yes
+    return values | ({"missing": filled} if missing else {})

@@ -1,4 +1,4 @@
-"""The file formats: idx (MNIST), CIFAR-10's binary version, LIBSVM text, npz and npy; values are not scaled.
+"""The file formats: idx (MNIST), CIFAR-10's binary version, LIBSVM text and npz; values are not scaled.
 
 A damaged file is refused with its path: sizes are compared with what the format promises before anything is used.
 """
@@ -6,6 +6,7 @@ A damaged file is refused with its path: sizes are compared with what the format
 from __future__ import annotations
 
 import gzip
+import io
 import math
 import struct
 import zipfile
@@ -97,39 +98,17 @@ def read_npz(path: Path, needed: tuple[str, ...] = ("x", "y")) -> dict[str, Arra
             members = {key: archive.getinfo(f"{key}.npy") for key in NPZ if f"{key}.npy" in there}
             refuse_vast(path, sum(member.file_size for member in members.values()))
             found = {key: _array(archive, member) for key, member in members.items()}
-            _refuse_without(path, there, needed)
-            return found
     except FileNotFoundError:
-        raise Refused(
-            f"data: {path} does not exist", "name an existing .npz file with the arrays x, y (and x_test, y_test)"
-        ) from None
+        raise Refused(f"data: {path} does not exist", "name an .npz file with x, y (and x_test, y_test)") from None
     except Refused:
         raise
     except _SPOILT as error:
-        raise Refused(
-            f"data: {path} cannot be read as npz: {error or type(error).__name__}",
-            "write it with numpy.savez(path, x=…, y=…), plain numbers, no object arrays",
-        ) from error
-
-
-def read_npy(path: Path) -> Array:
-    """Read a .npy file; refuse one that is none, holds objects, or is larger than memory."""
-    try:
-        opened(path).close()
-        there: Array = np.load(path, mmap_mode="r", allow_pickle=False)
-    except FileNotFoundError:
-        raise Refused(f"data: {path} does not exist", "write it with numpy.save") from None
-    except _SPOILT as error:
-        raise Refused(f"data: {path} cannot be read as npy: {error}", "write it with numpy.save") from error
-    refuse_vast(path, there.nbytes)
-    return np.array(there)
-
-
-def _refuse_without(path: Path, there: list[str], needed: tuple[str, ...]) -> None:
-    for key in needed:
-        if f"{key}.npy" not in there:
-            names = ", ".join(name.removesuffix(".npy") for name in there[:8]) or "nothing"
-            raise Refused(f"{path} has no array {key}; it holds {names}", "store x, y (and x_test, y_test)")
+        remedy = "write it with numpy.savez(path, x=…, y=…), plain numbers, no object arrays"
+        raise Refused(f"data: {path} cannot be read as npz: {error or type(error).__name__}", remedy) from error
+    if missing := [key for key in needed if key not in found]:
+        names = ", ".join(name.removesuffix(".npy") for name in there[:8]) or "nothing"
+        raise Refused(f"{path} has no array {missing[0]}; it holds {names}", "store x, y (and x_test, y_test)")
+    return found
 
 
 def refuse_vast(path: Path | str, claimed: int) -> None:
@@ -138,20 +117,17 @@ def refuse_vast(path: Path | str, claimed: int) -> None:
 
 
 def _array(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Array:
-    """Return one array; ValueError where its header asks for other than the bytes that follow it."""
+    """Return one array; ValueError where it has objects, or its header asks for other than the bytes that follow."""
     if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
         raise ValueError(f"{member.filename} is packed in another way than NumPy's")
-    with archive.open(member) as file:
-        version = np.lib.format.read_magic(file)
-        header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-        shape, _fortran, dtype = header(file)
-        claimed = math.prod(shape) * dtype.itemsize
-        if dtype.hasobject or min(shape, default=0) < 0 or file.tell() + claimed != member.file_size:
-            why = "has objects" if dtype.hasobject else f"says shape {list(shape)[:8]}, and holds other than that"
-            raise ValueError(f"{member.filename} {why}")
-    with archive.open(member) as file:
-        array: Array = np.lib.format.read_array(file, allow_pickle=False)
-        return array
+    file = io.BytesIO(archive.read(member))
+    version = np.lib.format.read_magic(file)
+    header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    shape, fortran, dtype = header(file)
+    found: Array = np.frombuffer(file.getbuffer()[file.tell() :], dtype).reshape(shape, order="F" if fortran else "C")
+    if found.shape != shape:  # −1 stands for a rest
+        raise ValueError(f"{member.filename} says shape {list(shape)[:8]}")
+    return found
 
 
 def _read(path: Path, most: int) -> bytes:

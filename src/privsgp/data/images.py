@@ -43,14 +43,11 @@ def class_folders(folder: Path) -> list[str]:
 
 def read_images(folder: Path, options: ImageOptions) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
     """Read a folder's images [N, C, H, W] and the numbers of their classes, in the order of their names."""
-    paths = labelled_images(folder, options.labels)
-    if not paths:
-        raise _without(folder, f"in {', '.join(options.labels[:8])}")
-    x = _images([path for path, _ in paths], options)
-    return x, np.array([number for _, number in paths], np.int64)
+    paths = _labelled(folder, options.labels)
+    return _images(folder, [path for path, _ in paths], options), np.array([number for _, number in paths], np.int64)
 
 
-def labelled_images(folder: Path, labels: list[str]) -> list[tuple[Path, int]]:
+def _labelled(folder: Path, labels: list[str]) -> list[tuple[Path, int]]:
     """Return the images in class folders, and the numbers of their classes, in the order that they are read in."""
     if unknown := [name for name in class_folders(folder) if name not in labels]:
         raise Refused(
@@ -62,7 +59,7 @@ def labelled_images(folder: Path, labels: list[str]) -> list[tuple[Path, int]]:
 
 def read_bare_images(place: Path, options: ImageOptions) -> NDArray[np.uint8]:
     """Read images whose classes nobody needs: one, those of a folder, or those in its class folders."""
-    return _images(bare_images(place, options.labels), options)
+    return _images(place, bare_images(place, options.labels), options)
 
 
 def bare_images(place: Path, labels: list[str]) -> list[Path]:
@@ -70,12 +67,8 @@ def bare_images(place: Path, labels: list[str]) -> list[Path]:
     if is_image(place):
         return [place]
     if place.is_dir() and class_folders(place):
-        found = [path for path, _ in labelled_images(place, labels)]
-    else:
-        found = _files(place)
-    if not found:
-        raise _without(place)
-    return found
+        return [path for path, _ in _labelled(place, labels)]
+    return _files(place)
 
 
 def is_image(path: Path) -> bool:
@@ -83,11 +76,9 @@ def is_image(path: Path) -> bool:
     return path.suffix.lower() in ENDINGS and not path.is_dir()
 
 
-def _without(folder: Path, where: str = "") -> Refused:
-    return Refused(f"{folder} has no image {where}".rstrip(), f"put files that end in {', '.join(ENDINGS)} there")
-
-
-def _images(paths: list[Path], options: ImageOptions) -> NDArray[np.uint8]:
+def _images(place: Path, paths: list[Path], options: ImageOptions) -> NDArray[np.uint8]:
+    if not paths:
+        raise Refused(f"{place} has no image", f"put files that end in {', '.join(ENDINGS)} there, in class folders")
     first = _image(paths[0], options)
     devices.refuse_vast(
         5 * first.size * len(paths),  # bytes, and the same as float32
@@ -98,10 +89,8 @@ def _images(paths: list[Path], options: ImageOptions) -> NDArray[np.uint8]:
     for row, path in enumerate(paths):
         image = _image(path, options)
         if image.shape != first.shape:
-            raise Refused(
-                f"{path} has {list(image.shape[1:])} pixels, {paths[0]} {list(first.shape[1:])}",
-                "say what size images are brought to: data.images.size",
-            )
+            what = f"{path} has {list(image.shape[1:])} pixels, {paths[0]} {list(first.shape[1:])}"
+            raise Refused(what, "say what size images are brought to: data.images.size")
         x[row] = image
     return x
 
@@ -117,7 +106,7 @@ def _image(path: Path, options: ImageOptions) -> NDArray[np.uint8]:
 
     try:
         with opened(path) as file, Image.open(file, formats=("PNG", "JPEG")) as image:
-            _refuse_large(path, image.width, image.height)
+            _refuse_large(path, image.width * image.height)
             shown: Any = image.convert("L" if options.grey else "RGB")
             if options.size is not None:
                 shown = shown.resize((options.size, options.size), Image.Resampling.BILINEAR)
@@ -129,6 +118,6 @@ def _image(path: Path, options: ImageOptions) -> NDArray[np.uint8]:
     return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
 
 
-def _refuse_large(path: Path, width: int, height: int) -> None:
-    if width * height > _PIXELS:
-        raise Refused(f"{path} has {width} × {height} pixels", f"take at most {_PIXELS:,} together")
+def _refuse_large(path: Path, pixels: int) -> None:
+    if pixels > _PIXELS:
+        raise Refused(f"{path} has {pixels:,} pixels", f"take at most {_PIXELS:,}")

@@ -10,15 +10,15 @@ import filecmp
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from privsgp.data import tables
-from privsgp.data.dataset import Dataset, Task, from_arrays, pool, refuse_other_shapes, settle, unsettled
-from privsgp.data.files import NPZ, find, read_cifar, read_idx, read_libsvm, read_npy, read_npz
+from privsgp.data.dataset import Dataset, Task, from_arrays, pool, settle, with_tests
+from privsgp.data.files import NPZ, find, read_cifar, read_idx, read_libsvm, read_npz
 from privsgp.data.images import ImageOptions, class_folders, read_bare_images, read_images
-from privsgp.data.known import belong_to, hashes
+from privsgp.data.same_records import hashes, in_common
 from privsgp.data.tables import is_table
 from privsgp.data.text import ENDINGS as TEXTS
 from privsgp.data.text import TextOptions, read_texts
@@ -29,17 +29,13 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from privsgp.data.dataset import Array, Inputs, Targets
-    from privsgp.data.known import Hashes
+    from privsgp.data.dataset import Array, Targets
+    from privsgp.data.same_records import Hashes
     from privsgp.data.schema import Schema
 
-    Arrays = tuple[Array, Array, Array, Array]
     Found = dict[str, Array] | tables.Table
     Tell = Callable[[str], None]
 
-MNIST_MEAN, MNIST_STD = 0.1307, 0.3081
-CIFAR_MEAN, CIFAR_STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
-DIGITS_MEAN, DIGITS_STD = 0.3, 0.37
 A9A_FEATURES = 123
 _KINDS = ".npz, .csv, .parquet or .feather"
 _HERE = Path()
@@ -78,15 +74,17 @@ def load(
     `read_file`.
     """
     if name not in _KNOWN and (is_file(name) or form.fits(Path(name))):
-        brought = read_file(file_path(name, data_dir), task, form, own=own)
-        dataset = replace(brought.dataset, name=name)
-        return dataset if dataset.y.dtype != np.int64 else settle(dataset, classes or brought.classes)
+        found = read_file(file_path(name, data_dir), task, form, own=own)
+        dataset = replace(found.dataset, name=name)
+        return dataset if task == "regression" else settle(dataset, classes or found.classes)
     if name not in _KNOWN:
         raise Refused(f"data.name = {name!r} is unknown", f"use {', '.join(_KNOWN)} or the path of a file: {_KINDS}")
-    read, known_classes = _KNOWN[name]
-    if classes not in (None, known_classes):
-        raise Refused(f"data.classes = {classes} with data.name = {name!r}", f"leave it out: it has {known_classes}")
-    return from_arrays(*read(data_dir, pixels), name=name, task=task, classes=known_classes)
+    known = _KNOWN[name]
+    if classes not in (None, known.classes):
+        raise Refused(f"data.classes = {classes} with data.name = {name!r}", f"leave it out: it has {known.classes}")
+    x, y, x_test, y_test = known.read(data_dir)
+    inputs = (known.scaled(some, pixels=pixels) for some in (x, x_test))
+    return from_arrays(next(inputs), y, next(inputs), y_test, name=name, task=task, classes=known.classes)
 
 
 def is_file(name: str) -> bool:
@@ -94,8 +92,7 @@ def is_file(name: str) -> bool:
     return name.endswith(".npz") or is_table(name)
 
 
-@dataclass(frozen=True, eq=False)
-class Brought:
+class LoadedData(NamedTuple):
     """What a file or frame holds, but for the range of its labels; `classes` where it says how many there are.
 
     `told` is what happened to single values of it, for the site's own eyes.
@@ -106,17 +103,29 @@ class Brought:
     told: list[str]
 
 
-def read_file(path: Path, task: Task, form: Form = PLAIN, *, own: bool = False) -> Brought:
-    """Read an .npz file, a table by its schema, texts, or a folder: of arrays, or of class folders.
+def read_file(path: Path, task: Task, form: Form = PLAIN, *, own: bool = False) -> LoadedData:
+    """Read an .npz file, a table by its schema, texts, or a folder of class folders with images.
 
     `own` says that it is a site's own file: privsgp refuses a table from which the schema was drafted.
     """
-    found = read_arrays(path, form, own=own)
-    if isinstance(found, tables.Table):
-        return of_table(found, needed(form.schema, str(path)), str(path), task)
-    given = [found.get(key) for key in NPZ[:4]]
-    dataset = unsettled(*given, name=str(path), task=task, vocabulary=form.tokens)  # type: ignore[arg-type]
-    return Brought(dataset, _declared(found, path), [])
+    return loaded(read_arrays(path, form, own=own), str(path), task, form)
+
+
+def loaded(found: Found, where: str, task: Task, form: Form) -> LoadedData:
+    """Check what a file or frame holds."""
+    if not isinstance(found, tables.Table):
+        given: Any = [found.get(key) for key in NPZ[:4]]
+        dataset = from_arrays(*given, name=where, task=task, vocabulary=form.tokens, settled=False)
+        return LoadedData(dataset, _declared(found, where), [])
+    schema = needed(form.schema, where)
+    if schema.task != task or found.y is None:
+        says = "classes" if schema.task == "classification" else "numbers"
+        raise Refused(
+            f"{where}: the schema's target {schema.target.column!r} has {says}, and the loss is for {task}",
+            "take model.loss = 'mse' for numbers, 'cross-entropy' or 'binary' for classes",
+        )
+    dataset = Dataset(where, found.x, found.y, None, None, None)
+    return LoadedData(dataset, schema.classes, [f"{where}: {line}" for line in found.told])
 
 
 def read_arrays(path: Path, form: Form, *, labelled: bool = True, own: bool = False) -> Found:
@@ -127,7 +136,7 @@ def read_arrays(path: Path, form: Form, *, labelled: bool = True, own: bool = Fa
     if form.text is not None and path.suffix in TEXTS:
         return _counted(*read_texts(path, form.text, labelled=labelled), form.text.labels)
     if path.is_dir() or (form.images is not None and path.suffix != ".npz"):
-        return _read_folder(path, form, labelled=labelled)
+        return _read_images(path, form.images, labelled=labelled)
     if is_table(path.name):
         return tables.read(path, needed(form.schema, str(path)), labelled=labelled, own=own)
     if path.suffix in TEXTS:
@@ -138,38 +147,22 @@ def read_arrays(path: Path, form: Form, *, labelled: bool = True, own: bool = Fa
     return read_npz(path, ("x", "y") if labelled else ("x",))
 
 
-def _read_folder(path: Path, form: Form, *, labelled: bool) -> dict[str, Array]:
-    """Read x.npy, y.npy (and x_test.npy, y_test.npy); else PNG and JPEG images by class folder."""
-    if (path / "x.npy").exists() and not labelled:
-        return {"x": read_npy(path / "x.npy")}
-    if path.is_dir() and (found := array_files(path)):
-        return found
-    if form.images is None:
+def _read_images(path: Path, images: ImageOptions | None, *, labelled: bool) -> dict[str, Array]:
+    if images is None:
         there = ", ".join(f'"{name}"' for name in class_folders(path)[:8])
         raise Refused(
-            f"data: {path} is a folder without x.npy",
+            f"data: {path} is a folder",
             f"images in class folders want [data.images] labels = [{there}], from Python "
-            f'images={{"labels": [{there}]}}',
+            f'images={{"labels": [{there}]}}; arrays want one file: numpy.savez(path, x=…, y=…)',
         )
     if not labelled:
-        return {"x": read_bare_images(path, form.images)}
-    if not path.exists():
-        raise Refused(f"data: {path} does not exist", "name a folder of class folders with images")
-    return _counted(*read_images(path, form.images), form.images.labels)
+        return {"x": read_bare_images(path, images)}
+    return _counted(*read_images(path, images), images.labels)
 
 
 def _counted(x: Array, y: Array | None, labels: list[str] | None) -> dict[str, Array]:
     classes = {} if labels is None else {"classes": np.array(len(labels))}
     return {"x": x} | ({} if y is None else {"y": y}) | classes
-
-
-def array_files(folder: Path) -> dict[str, Array]:
-    """Read x.npy and y.npy of a folder, and x_test.npy and y_test.npy where they are; nothing where it has no x.npy."""
-    found = {key: read_npy(folder / f"{key}.npy") for key in NPZ[:4] if (folder / f"{key}.npy").exists()}
-    for one, other in (("x", "y"), ("y", "x"), ("x_test", "y_test"), ("y_test", "x_test")):
-        if one in found and other not in found:
-            raise Refused(f"{folder} has {one}.npy and no {other}.npy", "store both with numpy.save")
-    return found
 
 
 def needed(schema: Schema | None, where: str) -> Schema:
@@ -179,23 +172,10 @@ def needed(schema: Schema | None, where: str) -> Schema:
     return schema
 
 
-def of_table(table: tables.Table, schema: Schema, where: str, task: Task) -> Brought:
-    """Take an encoded table as a data set without a test set."""
-    if schema.task != task or table.y is None:
-        says = "classes" if schema.task == "classification" else "numbers"
-        raise Refused(
-            f"{where}: the schema's target {schema.target.column!r} has {says}, and the loss is for {task}",
-            "take model.loss = 'mse' for numbers, 'cross-entropy' or 'binary' for classes",
-        )
-    told = [f"{where}: {line}" for line in table.told]
-    return Brought(Dataset(where, table.x, table.y, None, None, None), schema.classes, told)
-
-
 def like(schema: Schema) -> Dataset:
     """Return a record of nobody, with the shape that a schema gives: zeros, of the first class."""
-    x = np.zeros((1, schema.width), np.float32)
     y: Targets = np.zeros(1, np.float32) if schema.classes is None else np.zeros(1, np.int64)
-    return Dataset("schema", x, y, None, None, schema.classes)
+    return Dataset("schema", np.zeros((1, schema.width), np.float32), y, None, None, schema.classes)
 
 
 def with_test(dataset: Dataset, path: Path | None, form: Form) -> Dataset:
@@ -205,8 +185,7 @@ def with_test(dataset: Dataset, path: Path | None, form: Form) -> Dataset:
     task: Task = "regression" if dataset.classes is None else "classification"
     found = read_file(path, task, form).dataset
     x, y = (found.x, found.y) if found.x_test is None or found.y_test is None else (found.x_test, found.y_test)
-    tested = replace(dataset, x_test=x, y_test=y)
-    refuse_other_shapes(tested, f"data.test_path = {str(path)!r}")
+    tested = with_tests(dataset, x, y)
     own = "y" if dataset.counted == "y_test" else dataset.counted  # those labels were the site's own, and are gone
     return tested if dataset.classes is None else replace(settle(tested, dataset.classes), counted=own)
 
@@ -222,15 +201,15 @@ def load_sites(
     `look` may refuse what one file holds.
     """
     paths = site_paths(template, nodes, base, names)
-    brought = [read_file(path, task, form, own=True) for path in paths]
-    for one in brought:
+    found = [read_file(path, task, form, own=True) for path in paths]
+    for one in found:
         look(one.dataset)
-    declared = {one.classes for one in brought if one.classes is not None}
+    declared = {one.classes for one in found if one.classes is not None}
     if classes is None and len(declared) > 1:
         raise Refused(f"{template}: `classes` is {sorted(declared)} in different files", "store one number in all")
-    for line in (line for one in brought for line in one.told):
+    for line in (line for one in found for line in one.told):
         tell(line)
-    return pool([one.dataset for one in brought], template, classes or next(iter(declared), None))
+    return pool([one.dataset for one in found], template, classes or next(iter(declared), None))
 
 
 def site_paths(
@@ -246,11 +225,11 @@ def site_paths(
 
 
 def holds_records_of(path: Path, own: Sequence[Path], form: Form = PLAIN) -> bool:
-    """Whether a path is one of these files, by whatever path, link or copy, or holds records of theirs (`known`)."""
+    """Whether a path is one of these files, by whatever path, link or copy, or holds their records."""
     if any(same_file(path, file) for file in own):
         return True
     mine = hashes_in(path, form)  # saved anew, in another order, some left out
-    return belong_to(mine, [hashes_in(file, form) for file in own] if len(mine) else [])
+    return in_common(mine, [hashes_in(file, form) for file in own] if len(mine) else [])
 
 
 def hashes_in(path: Path, form: Form) -> Hashes:
@@ -286,12 +265,12 @@ def file_path(name: str, data_dir: Path | None, base: Path | None = None) -> Pat
     return next((folder / name for folder in folders if (folder / name).exists()), Path(name))
 
 
-def _declared(arrays: dict[str, Array], path: Path) -> int | None:
+def _declared(arrays: dict[str, Array], where: str) -> int | None:
     count = arrays.get("classes")
     if count is None:
         return None
     if count.ndim or count.dtype.kind not in "iu" or count < 1:
-        raise Refused(f"{path}: classes = {count}", "store one positive whole number")
+        raise Refused(f"{where}: classes = {count}", "store one positive whole number")
     return int(count)
 
 
@@ -308,58 +287,60 @@ def _files(name: str, data_dir: Path | None, subfolder: str, files: tuple[str, .
     return [find(file, [folder / subfolder, folder], remedy) for file in files]
 
 
-def _digits(_data_dir: Path | None, pixels: bool) -> Arrays:  # noqa: FBT001 - as all readers
+def _digits(_data_dir: Path | None) -> tuple[Array, ...]:
     from sklearn.datasets import load_digits
 
     x, y = load_digits(return_X_y=True)
     test = np.zeros(len(y), bool)
     for digit in range(10):  # a public split: each fifth of a class
         test[np.flatnonzero(y == digit)[4::5]] = True
-    x = _scaled(x, 16, *_constants(DIGITS_MEAN, DIGITS_STD, pixels))
     return x[~test], y[~test], x[test], y[test]
 
 
-def _mnist(data_dir: Path | None, pixels: bool) -> Arrays:  # noqa: FBT001 - as all readers
+def _mnist(data_dir: Path | None) -> tuple[Array, ...]:
     files = tuple(f"{part}-{kind}-ubyte" for part in ("train", "t10k") for kind in ("images-idx3", "labels-idx1"))
     source = "put the four original idx files of MNIST (.gz or unpacked) in its MNIST/raw/, torchvision's layout"
-    train, y, test, y_test = map(read_idx, _files("mnist", data_dir, "MNIST/raw", files, source))
-    scale = _constants(MNIST_MEAN, MNIST_STD, pixels)
-    x, x_test = (_scaled(images[:, None], 255, *scale) for images in (train, test))
-    return x, y, x_test, y_test
+    x, y, x_test, y_test = map(read_idx, _files("mnist", data_dir, "MNIST/raw", files, source))
+    return x[:, None], y, x_test[:, None], y_test
 
 
-def _cifar10(data_dir: Path | None, pixels: bool) -> Arrays:  # noqa: FBT001 - as all readers
+def _cifar10(data_dir: Path | None) -> tuple[Array, ...]:
     files = (*(f"data_batch_{number}.bin" for number in range(1, 6)), "test_batch.bin")
     source = "unpack the official binary version of CIFAR-10 (cifar-10-binary.tar.gz, University of Toronto) there"
     *train, test = map(read_cifar, _files("cifar10", data_dir, "cifar-10-batches-bin", files, source))
-    mean, std = (np.array(c, np.float32).reshape(-1, 1, 1) for c in _constants(CIFAR_MEAN, CIFAR_STD, pixels))
-    x = np.concatenate([images for images, _ in train])
-    y = np.concatenate([labels for _, labels in train])
-    return _scaled(x, 255, mean, std), y, _scaled(test[0], 255, mean, std), test[1]
+    return np.concatenate([x for x, _ in train]), np.concatenate([y for _, y in train]), *test
 
 
-def _constants(mean: Any, std: Any, pixels: bool) -> tuple[Any, Any]:  # noqa: ANN401, FBT001 - one number or three
-    return (0.0, 1.0) if pixels else (mean, std)
-
-
-def _a9a(data_dir: Path | None, _pixels: bool) -> Arrays:  # noqa: FBT001 - as all readers
+def _a9a(data_dir: Path | None) -> tuple[Array, ...]:
     source = "get a9a and a9a.t from the LIBSVM binary classification data sets (.gz or not) into its a9a/"
     train, test = _files("a9a", data_dir, "a9a", ("a9a", "a9a.t"), source)
     return *read_libsvm(train, A9A_FEATURES), *read_libsvm(test, A9A_FEATURES)
 
 
-def _scaled(x: Array, full: float, mean: float | Inputs, std: float | Inputs) -> Inputs:
-    scaled = x.astype(np.float32)
-    scaled /= np.float32(full)
-    scaled -= np.asarray(mean, np.float32)
-    scaled /= np.asarray(std, np.float32)
-    return scaled
+class _Published(NamedTuple):
+    """A published data set; its values go from 0 to `full`, and are brought to a public mean and deviation."""
+
+    read: Callable[[Path | None], tuple[Array, ...]]
+    classes: int
+    full: float = 1.0
+    mean: tuple[float, ...] = (0.0,)
+    deviation: tuple[float, ...] = (1.0,)
+
+    def scaled(self, x: Array, *, pixels: bool) -> Array:
+        """Return inputs on the public scale; as `pixels` they go from 0 to 1."""
+        made = x.astype(np.float32)
+        made /= np.float32(self.full)
+        if not pixels:
+            channels = (-1, *(1,) * (x.ndim - 2)) if x.ndim > 2 else (-1,)
+            made -= np.array(self.mean, np.float32).reshape(channels)
+            made /= np.array(self.deviation, np.float32).reshape(channels)
+        return made
 
 
-_KNOWN: dict[str, tuple[Callable[[Path | None, bool], Arrays], int]] = {
-    "digits": (_digits, 10),
-    "mnist": (_mnist, 10),
-    "cifar10": (_cifar10, 10),
-    "a9a": (_a9a, 2),
+_KNOWN = {
+    "digits": _Published(_digits, 10, 16, (0.3,), (0.37,)),
+    "mnist": _Published(_mnist, 10, 255, (0.1307,), (0.3081,)),
+    "cifar10": _Published(_cifar10, 10, 255, (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
+    "a9a": _Published(_a9a, 2),
 }
 BUILT_IN = tuple(_KNOWN)  # published data sets: their test sets are public

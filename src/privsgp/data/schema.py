@@ -30,7 +30,7 @@ from privsgp.files import read_toml
 from privsgp.options import Options, Positive, option
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from privsgp.data.dataset import Task
 
@@ -249,21 +249,22 @@ class Schema(Options):
         told = json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(told.encode()).hexdigest()
 
-    def toml(self, prefix: str = "") -> str:
-        """Write it out; `prefix` is the section it stands in."""
-        own = {key: value for key, value in _given(self).items() if key in ("missing", "drafted")}
-        lines = [*(f"{key} = {toml_value(value)}" for key, value in own.items()), ""] if own else []
-        lines = ([f"[{prefix[:-1]}]", *lines] if prefix and lines else lines) + [f"[{prefix}target]"]
-        lines += [f"{key} = {toml_value(value)}" for key, value in _given(self.target).items()]
+    def toml(self, prefix: str = "", why: Mapping[str, str] | None = None) -> str:
+        """Write it out; `prefix` is the section it stands in, `why` has a comment for some columns."""
+        own = [f"{key} = {toml_value(value)}" for key, value in _given(self).items() if key in ("missing", "drafted")]
+        lines = [*([f"[{prefix[:-1]}]"] if prefix and own else []), *own, *([""] if own else []), f"[{prefix}target]"]
+        lines += [f"{key} = {toml_value(value)}" for key, value in _given(self.target, "column").items()]
         lines += ["", f"[{prefix}columns]"]
-        lines += [f"{toml_key(name)} = {toml_value(_given(column))}" for name, column in self.columns.items()]
+        for name, column in self.columns.items():
+            said = (why or {}).get(name)
+            lines.append(f"{toml_key(name)} = {toml_value(_given(column, 'type'))}" + (f"  # {said}" if said else ""))
         return "\n".join(lines) + "\n"
 
 
-def _given(section: Options) -> dict[str, Any]:
-    """Return what a section says beyond its defaults, its type first."""
+def _given(section: Options, first: str = "") -> dict[str, Any]:
+    """Return what a section says beyond its defaults, one key first."""
     values = section.model_dump(exclude_defaults=True)
-    return {"type": values.pop("type")} | values if "type" in values else values
+    return {first: values.pop(first)} | values if first in values else values
 
 
 def toml_key(name: str) -> str:

@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
-from privsgp.data import same_rows
+from privsgp.data import same_records
 from privsgp.data.files import refuse_vast
-from privsgp.data.schema import OTHER, Category, Number, YesNo, doubles
+from privsgp.data.schema import OTHER, Category, Number, doubles
 from privsgp.errors import Refused
 from privsgp.files import opened
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
     from types import ModuleType
 
     from numpy.typing import NDArray
@@ -169,33 +169,26 @@ def _csv(path: Path) -> Any:  # noqa: ANN401 - pyarrow has no types
 
 def _utf8(path: Path, raw: bytes) -> bytes:
     """Return the text without a byte-order mark; refuse other encodings, and what a text does not have."""
-    if raw[:2] in (b"\xff\xfe", b"\xfe\xff"):
-        raise Refused(f"{path} is encoded as UTF-16", "save it as CSV in UTF-8")
     raw = raw.removeprefix(b"\xef\xbb\xbf")
+    at, what = raw.find(b"\0"), "a zero byte"
+    if raw.count(b'"') % 2:
+        at, what = raw.rfind(b'"'), "a quote is not closed"
     try:
         raw.decode()
     except UnicodeDecodeError as error:
-        line = raw.count(b"\n", 0, error.start) + 1
-        raise Refused(
-            f"{path}, line {line}: byte {raw[error.start]:#04x} is not UTF-8", "save it as CSV in UTF-8"
-        ) from None
-    if (at := raw.find(b"\0")) >= 0:
-        raise Refused(
-            f"{path}, line {raw.count(bytes([10]), 0, at) + 1}: a zero byte", "it is no text: name a CSV file"
-        )
-    if raw.count(b'"') % 2:
-        line = next(i for i, text in enumerate(raw.split(b"\n"), 1) if text.count(b'"') % 2)
-        raise Refused(f"{path}, line {line}: a quote is not closed", 'write a quote inside a quoted text twice: ""')
+        at, what = error.start, f"byte {raw[error.start]:#04x} is not UTF-8"
+    if at >= 0:
+        line = raw.count(b"\n", 0, at) + 1
+        raise Refused(f"{path}, line {line}: {what}", "save it as CSV in UTF-8; a quote in a quoted text stands twice")
     return raw
 
 
 def _header(path: Path, raw: bytes) -> tuple[list[str], str]:
     """Return the names in the first line, and what stands between them."""
     first = raw.split(b"\n", 1)[0].decode().rstrip("\r")
-    if not first.strip():
-        raise Refused(f"{path} has no header", "begin with a line of column names")
-    if "\r" in first:
-        raise Refused(f"{path}, line 1: a carriage return among the names", "end lines with LF, or CR and LF")
+    if not first.strip() or "\r" in first:
+        what = "a carriage return among the names" if first.strip() else "no header"
+        raise Refused(f"{path}, line 1: {what}", "begin with a line of column names, and end lines with LF or CR LF")
     delimiter = max(_DELIMITERS, key=first.count)
     if (count := first.count(delimiter) + 1) > _MOST_COLUMNS:
         raise Refused(f"{path} has {count:,} columns", f"take at most {_MOST_COLUMNS:,}")
@@ -231,7 +224,7 @@ def encode(
 ) -> Table:
     """Turn an Arrow table into arrays; refuse columns and values that are not as the schema says."""
     refuse_other_columns(table.column_names, schema, where, labelled=labelled)
-    if own and schema.drafted is not None and same_rows.is_of(schema.drafted, table):
+    if own and schema.drafted is not None and same_records.drafted_from(schema.drafted, table):
         raise Refused(
             f"{where}: the schema was drafted from these rows, and shows everybody their ranges and lists",
             "draft the schema from a table that no site trains on; send this one to nobody if the rows are private",
@@ -242,13 +235,14 @@ def encode(
     counts: dict[str, Count] = {}
     blocks: list[NDArray[np.float32]] = []
     for name, column in schema.encoded.items():
-        values = _Values(table.column(name), schema, f"{where}: column {name!r}")
+        values = _Values(table.column(name), schema, f"{where}: column {name!r}", column.type)
         block, counts[name] = _encoded(values, column)
         blocks.append(block)
     y = None
     if labelled:
-        values = _Values(table.column(schema.target.column), schema, f"{where}: target {schema.target.column!r}")
-        y, counts[schema.target.column] = _target(values, schema.target)
+        name, wanted = schema.target.column, "number" if schema.classes is None else "classes"
+        values = _Values(table.column(name), schema, f"{where}: target {name!r}", wanted)
+        y, counts[name] = _target(values, schema.target)
     return Table(np.concatenate(blocks, 1), y, counts)
 
 
@@ -274,9 +268,11 @@ def _names(names: list[str]) -> str:
 
 
 class _Values:
-    """One column of a table, to be read as the schema says."""
+    """One column of a table, to be read as the schema says: its texts without blanks around them, or its numbers."""
 
-    def __init__(self, column: Any, schema: Schema, where: str) -> None:  # noqa: ANN401 - Arrow's
+    def __init__(self, column: Any, schema: Schema, where: str, wanted: str) -> None:  # noqa: ANN401 - Arrow's
+        import pyarrow.compute as pc
+
         column = column.combine_chunks()
         if _any(column.type, "dictionary"):
             words = column.dictionary  # polars' are views of texts, of which Arrow cannot take some
@@ -284,7 +280,15 @@ class _Values:
             column = words.take(column.indices)
         self.column, self.where, self.gaps = column, where, schema.missing
         self.is_text = _any(column.type, "string", "large_string", "string_view")
-        self.is_real = _any(column.type, "floating", "decimal")
+        known = ("floating", "decimal", "integer", "null", *(() if wanted == "number" else ("boolean",)))
+        if not self.is_text and not _any(column.type, *known):
+            raise Refused(
+                f"{where} is of type {column.type}, and the schema says {wanted}", "store it as the schema says"
+            )
+        if _any(column.type, "floating", "decimal"):
+            column = column.cast("float64", safe=False)
+            column = pc.if_else(pc.is_nan(column), None, column)
+        self.values = column
 
     def wrong(self, bad: Flags, what: str, remedy: str) -> Refused:
         """Say which row is wrong, and how many."""
@@ -293,28 +297,14 @@ class _Values:
         more = f" ({int(bad.sum())} such rows)" if bad.sum() > 1 else ""
         return Refused(f"{self.where}, row {row + 1}: {value[:_SHOWN]!r} {what}{more}", remedy)
 
-    def _refuse_type(self, wanted: str, *known: str) -> None:
-        if not (self.is_text or self.is_real or _any(self.column.type, *known)):
-            raise Refused(
-                f"{self.where} is of type {self.column.type}, and the schema says {wanted}",
-                "store it as the schema says",
-            )
-
-    def codes(self, known: Sequence[str], wanted: str, *, lower: bool = False) -> tuple[NDArray[np.int64], Flags]:
+    def codes(self, known: Sequence[str], *, lower: bool = False) -> tuple[NDArray[np.int64], Flags]:
         """Return each value's place in a list, −1 where it has none, and where one is missing.
 
         With `lower` capital letters do not matter.
         """
         import pyarrow.compute as pc
 
-        self._refuse_type(wanted, "boolean", "integer", "null")
-        column = self.column
-        if self.is_real:  # 1.0 of a column with gaps is the code 1
-            found, gone = self.numbers()
-            if (bad := (found != np.rint(found)) & ~gone).any():
-                raise self.wrong(bad, "is no code", f"the schema says {wanted}: store texts or whole numbers")
-            column = _pyarrow().array(found.astype(np.int64), mask=gone)
-        texts, missing = self._texts(column, known, lower=lower)
+        texts, missing = self.texts(known, lower=lower)
         codes = pc.fill_null(pc.index_in(texts, _pyarrow().array(known, "string")), -1)
         return np.where(missing, -1, codes.to_numpy(zero_copy_only=False)).astype(np.int64), missing
 
@@ -322,28 +312,25 @@ class _Values:
         """Return numbers, and where one is missing; refuse what is none, and what has no end."""
         import pyarrow.compute as pc
 
-        self._refuse_type("number", "integer", "null")
         if self.is_text:
-            texts, missing = self._texts(self.column)
+            texts, missing = self.texts()
             bad = ~missing & ~_flags(pc.match_substring_regex(texts, _NUMBER))
             if bad.any():
-                raise self.wrong(
-                    bad, "is no number", "write decimals with a point, nothing between thousands, no units"
-                )
+                remedy = "write decimals with a point, nothing between thousands, no units"
+                raise self.wrong(bad, "is no number", remedy)
             written = np.where(missing, "0", np.asarray(texts.to_pylist(), dtype=object)).astype(np.str_)
             return written.astype(np.float64), missing
-        values = self.column.cast("float64", safe=False)
-        missing = _flags(pc.is_null(values, nan_is_null=True))
-        found = np.where(missing, 0.0, values.fill_null(0.0).to_numpy(zero_copy_only=False))
+        missing = _flags(pc.is_null(self.values))
+        found = self.values.cast("float64", safe=False).fill_null(0.0).to_numpy(zero_copy_only=False)
         if (bad := ~np.isfinite(found)).any():
             raise self.wrong(bad, "is not finite", "correct it, or leave the value out")
         return found, missing
 
-    def _texts(self, column: Any, kept: Sequence[str] = (), *, lower: bool = False) -> tuple[Any, Flags]:  # noqa: ANN401 - Arrow's
-        """Return texts without blanks around them, and where one is missing; those `kept` are never."""
+    def texts(self, kept: Sequence[str] = (), *, lower: bool = False) -> tuple[Any, Flags]:
+        """Return texts, 1.0 of a column with gaps as 1, and where one is missing; those `kept` are never."""
         import pyarrow.compute as pc
 
-        texts, gaps = pc.utf8_trim_whitespace(column.cast("string")), list(self.gaps)
+        texts, gaps = pc.utf8_trim_whitespace(self.values.cast("string")), list(self.gaps)
         if lower:
             texts, gaps = pc.utf8_lower(texts), [gap.lower() for gap in gaps]
         gone = pc.is_in(texts, _pyarrow().array([gap for gap in gaps if gap not in kept], "string"))
@@ -362,22 +349,29 @@ def _flags(column: Any) -> Flags:  # noqa: ANN401 - Arrow's
 
 def _encoded(values: _Values, column: Encoded) -> tuple[NDArray[np.float32], Count]:
     """Return the features [N, ·] of a column, its indicator last, and what was counted."""
-    encoders: dict[type, Callable[..., tuple[Floats, Flags, Count]]] = {
-        Number: _number, Category: _category, YesNo: _yes_no,
-    }  # fmt: skip
-    features, missing, count = encoders[type(column)](values, column)
+    clipped = other = 0
+    if isinstance(column, Number):
+        found, missing = values.numbers()
+        scaled, outside = _scaled(np.where(missing, column.missing or 0.0, found), column)
+        features, clipped = scaled[:, None], int((outside & ~missing).sum())
+    elif isinstance(column, Category):
+        codes, missing = values.codes(column.known)
+        unknown = (codes < 0) & ~missing
+        codes[unknown], other = column.known.index(OTHER), int(unknown.sum())
+        codes[missing] = 0 if column.missing is None else column.known.index(column.missing)
+        features = np.zeros((len(codes), len(column.known)))
+        features[np.arange(len(codes)), codes] = 1
+    else:
+        codes, missing = values.codes([word.lower() for word in (*column.yes, *column.no)], lower=True)
+        if (bad := (codes < 0) & ~missing).any():
+            raise values.wrong(bad, "is neither yes nor no", 'correct it, or list the word in the schema: yes = ["ja"]')
+        yes = np.where(missing, column.missing or False, codes < len(column.yes))
+        features = np.where(yes, 1.0, -1.0)[:, None]
     if missing.any() and column.missing is None:
-        raise values.wrong(
-            missing, "is a missing value", "add missing = … to the column in the schema, or leave the row out"
-        )
+        remedy = "add missing = … to the column in the schema, or leave the row out"
+        raise values.wrong(missing, "is a missing value", remedy)
     marked = [features] if column.missing is None else [features, missing[:, None]]
-    return np.concatenate(marked, 1).astype(np.float32), count._replace(missing=int(missing.sum()))
-
-
-def _number(values: _Values, column: Number) -> tuple[Floats, Flags, Count]:
-    found, missing = values.numbers()
-    scaled, clipped = _scaled(np.where(missing, column.missing or 0.0, found), column)
-    return scaled[:, None], missing, Count(clipped=int((clipped & ~missing).sum()))
+    return np.concatenate(marked, 1).astype(np.float32), Count(int(missing.sum()), clipped, other)
 
 
 def _scaled(values: Floats, column: Scaled) -> tuple[Floats, Flags]:
@@ -386,27 +380,8 @@ def _scaled(values: Floats, column: Scaled) -> tuple[Floats, Flags]:
     return (np.clip(values, low, high) - centre) / scale, (values < low) | (values > high)
 
 
-def _category(values: _Values, column: Category) -> tuple[Floats, Flags, Count]:
-    codes, missing = values.codes(column.known, "category")
-    unknown = (codes < 0) & ~missing
-    codes[unknown] = column.known.index(OTHER)
-    if column.missing is not None:
-        codes[missing] = column.known.index(column.missing)
-    hot = np.zeros((len(codes), len(column.known)))
-    hot[np.arange(len(codes)), np.maximum(codes, 0)] = 1
-    return hot, missing, Count(other=int(unknown.sum()))
-
-
-def _yes_no(values: _Values, column: YesNo) -> tuple[Floats, Flags, Count]:
-    codes, missing = values.codes([word.lower() for word in (*column.yes, *column.no)], "yes/no", lower=True)
-    if (bad := (codes < 0) & ~missing).any():
-        raise values.wrong(bad, "is neither yes nor no", 'correct it, or list the word in the schema: yes = ["ja"]')
-    yes = np.where(missing, column.missing or False, codes < len(column.yes))
-    return np.where(yes, 1.0, -1.0)[:, None], missing, Count()
-
-
 def _target(values: _Values, target: Target) -> tuple[NDArray[np.int64] | NDArray[np.float32], Count]:
-    found, missing = values.numbers() if target.classes is None else values.codes(target.classes, "classes")
+    found, missing = values.numbers() if target.classes is None else values.codes(target.classes)
     if missing.any():
         raise values.wrong(missing, "is a missing value", "leave out rows whose target is not known")
     if target.classes is None:

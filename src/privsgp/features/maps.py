@@ -14,36 +14,40 @@ is a fixed map of each sample alone.
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
+import json
 import math
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from privsgp.errors import Refused
-from privsgp.features import efficientnet, synthetic
-from privsgp.features.encode import keep, read
-from privsgp.features.options import EFFICIENTNET
+from privsgp.features import efficientnet, synthetic, wordllama
+from privsgp.features.encode import cache_folder, encode_once, once, output_shape
+from privsgp.features.options import EFFICIENTNET, WORDLLAMA
 from privsgp.features.scattering import Scattering
+from privsgp.seeds import public_seed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Sequence
     from typing import TypeAlias
 
+    from numpy.typing import NDArray
+
     from privsgp.data import Dataset
-    from privsgp.data.dataset import Inputs
 
     Base: TypeAlias = "Scattering | efficientnet.EfficientNetLite"
 
 
 MADE_UP = 2048  # images that means and directions are measured on
 _CHUNK = 8
-_ROWS = 4096
+_KEYS = ("scales", "angles", "order", "filters", "patch", "grid", "like", "components", "power")
 
 
 @dataclass(frozen=True)
@@ -64,10 +68,9 @@ class Choice:
 class FeatureMap(nn.Module):
     """[B, C, H, W] or [B, H, W] → [B, F], rows of length √F."""
 
-    def __init__(self, base: Base, *, mirror: bool = False) -> None:
+    def __init__(self, base: Base, *, mirror: bool = False, whitening: Whitening | None = None) -> None:
         super().__init__()
-        self.base, self.mirror = base, mirror
-        self.whitening: Whitening | None = None
+        self.base, self.mirror, self.whitening = base, mirror, whitening
 
     def extra_repr(self) -> str:
         """Name what is in no buffer."""
@@ -81,10 +84,9 @@ class FeatureMap(nn.Module):
         if not isinstance(self.base, efficientnet.EfficientNetLite):
             return
         for key, x in (("x", dataset.x), ("x_test", dataset.x_test)):
-            low, high = (0.0, 1.0) if x is None else _bounds(x)
-            if not 0 <= low <= high <= 1:
+            if x is not None and not (x.min() >= 0 and x.max() <= 1):
                 raise Refused(
-                    f"{dataset.name}: {key} goes from {low:g} to {high:g}, and the encoder takes 0 to 1",
+                    f"{dataset.name}: {key} goes from {x.min():g} to {x.max():g}, and the encoder takes 0 to 1",
                     "give images as uint8 (they are divided by 255), or divide them yourself",
                 )
 
@@ -102,31 +104,71 @@ class FeatureMap(nn.Module):
         return out
 
 
+def make_encoder(
+    name: str, options: dict[str, Any], shape: tuple[int, ...]
+) -> tuple[nn.Module | None, tuple[int, ...]]:
+    """Return the feature map of a name with those options that were given, and the shape of what comes out.
+
+    They alone decide which map it is: anyone who has them can make the map that a model needs, whatever the run.
+    """
+    if name in ("none", "module"):
+        return None, shape
+    encoder: nn.Module
+    if name == WORDLLAMA:
+        encoder = wordllama.make(shape)
+    else:
+        # Keys that came later and are not given are left out: a map stays what it was.
+        values = {"name": name} | {key: options.get(key) for key in _KEYS}
+        values |= {key: options[key] for key in ("mirror", "size") if key in options}
+        seed = public_seed(None, json.dumps(values, separators=(",", ":")), "features")
+        encoder = make(Choice(name, **options), shape, seed, cache_folder())
+    return encoder, output_shape(encoder, shape)
+
+
+def encoded(d: Dataset, parts: Sequence[NDArray[np.int64]], encoder: nn.Module, device: torch.device) -> Dataset:
+    """Replace samples by their features."""
+    if isinstance(encoder, FeatureMap):
+        encoder.refuse_other_values(d)
+    # A module of the user's may be more than its weights say: what it makes is not kept.
+    folder = cache_folder() if isinstance(encoder, FeatureMap | wordllama.WordLlama) else None
+    nodes = [encode_once(encoder, d.x[rows], device, folder) for rows in parts]
+    x = np.zeros((len(d.x), *nodes[0].shape[1:]), np.float32)
+    for rows, own in zip(parts, nodes, strict=True):
+        x[rows] = own
+    x_test = None if d.x_test is None else encode_once(encoder, d.x_test, device, folder)
+    return dataclasses.replace(d, x=x, x_test=x_test, vocabulary=None)
+
+
 def make(choice: Choice, shape: tuple[int, ...], seed: int, folder: Path | None = None) -> FeatureMap:
     """Return the map for samples of this shape, the same bits for the same `seed`, which is public.
 
     What was measured on made-up images takes seconds and is kept in the folder.
     """
     image = _image(choice.name, shape)
-    made = FeatureMap(_base(choice, image), mirror=choice.mirror)
+    bare = FeatureMap(_base(choice, image), mirror=choice.mirror)
     if choice.like is None:
-        return made
+        return bare
     question = f"{choice} {image} {seed} {_version()}"
     path = None if folder is None else folder / f"map-{hashlib.sha256(question.encode()).hexdigest()}.npz"
-    if path is not None and (kept := read(path)) is not None:
-        made.whitening = Whitening(torch.from_numpy(kept["mean"]), torch.from_numpy(kept["directions"]))
-        return made
-    made.whitening = _measured(choice, made, image, seed)
-    if path is not None:
-        keep(path, {name: value.numpy() for name, value in made.whitening.state_dict().items()})
-    return made
+    found = once(path, lambda: _measured(choice, bare, image, seed))
+    whitening = Whitening(torch.from_numpy(found["mean"]), torch.from_numpy(found["directions"]))
+    return FeatureMap(bare.base, mirror=choice.mirror, whitening=whitening)
 
 
-def _measured(choice: Choice, bare: FeatureMap, image: tuple[int, int, int], seed: int) -> Whitening:
-    with torch.no_grad(), _one_thread():
-        made_up = synthetic.make(choice.like or "", MADE_UP, image, seed)
-        found = torch.cat([bare.normalised(part) for part in torch.split(made_up, _CHUNK)])
-        return fit(found, _components(choice, found), choice.power)
+def _measured(choice: Choice, bare: FeatureMap, image: tuple[int, int, int], seed: int) -> dict[str, NDArray[Any]]:
+    """Measure on made-up images. One thread: sums over several differ in their last bits."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with torch.no_grad():
+            made_up = synthetic.make(choice.like or "", MADE_UP, image, seed)
+            found = torch.cat([bare.normalised(part) for part in torch.split(made_up, _CHUNK)])
+            if choice.components > (most := min(found.shape[1], MADE_UP // 2)):
+                raise Refused(f"features.components = {choice.components}", f"take at most {most}")
+            whitening = fit(found, choice.components, choice.power)
+    finally:
+        torch.set_num_threads(threads)
+    return {name: value.numpy() for name, value in whitening.state_dict().items()}
 
 
 @lru_cache(maxsize=1)
@@ -144,13 +186,6 @@ def _base(choice: Choice, image: tuple[int, int, int]) -> Base:
     return Scattering(*image[1:], scales=choice.scales, angles=choice.angles, order=choice.order)
 
 
-def _bounds(x: Inputs) -> tuple[float, float]:
-    """Return the least and the largest value, some rows at a time."""
-    parts = (x[start : start + _ROWS] for start in range(0, len(x), _ROWS))
-    ends = [(float(part.min()), float(part.max())) for part in parts]
-    return min(low for low, _ in ends), max(high for _, high in ends)
-
-
 def _image(name: str, shape: tuple[int, ...]) -> tuple[int, int, int]:
     if len(shape) not in (2, 3):
         raise Refused(
@@ -159,24 +194,6 @@ def _image(name: str, shape: tuple[int, ...]) -> tuple[int, int, int]:
         )
     channels, height, width = (1, *shape) if len(shape) == 2 else shape
     return channels, height, width
-
-
-def _components(choice: Choice, measured: Tensor) -> int:
-    most = min(measured.shape[1], MADE_UP // 2)
-    if choice.components > most:
-        raise Refused(f"features.components = {choice.components}", f"take at most {most}")
-    return choice.components
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Sums over several threads differ in their last bits, and all processes of a run must have the same map."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 RIDGE = 0.1  # of the largest deviation, added to all: directions that hardly vary in made-up images are not blown up

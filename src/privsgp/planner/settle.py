@@ -17,8 +17,8 @@ from pydantic import Field
 from privsgp import data, features
 from privsgp.accounting.pairwise import Sharing
 from privsgp.algorithms import Settings
-from privsgp.data.known import belong_to
 from privsgp.data.loading import file_path, hashes_in, holds_records_of, site_paths
+from privsgp.data.same_records import in_common
 from privsgp.engine.folder import Folder
 from privsgp.errors import Refused
 from privsgp.gradients import Layout
@@ -138,7 +138,7 @@ def source_of(config: Config, name: str, data_dir: Path | None = None, problem: 
     """Return what a name of data to look at means, synthetic or public; refuse the nodes' own data.
 
     Guarantee: no file of a node passes for public, by whatever path, link or copy it is named, nor one of the records
-    of those that this process knows (`known.belong_to`); of a problem that is given, nor do its records.
+    of those that this process knows (`same_records.in_common`); of a problem that is given, nor do its records.
     """
     if name == "synthetic":
         return Source("synthetic", name)
@@ -151,7 +151,7 @@ def source_of(config: Config, name: str, data_dir: Path | None = None, problem: 
     private = name in ("private", own) or holds_records_of(looked_at, files, d.form)
     if not private and problem is not None and looked_at.exists():
         known = problem.hashes
-        private = belong_to(hashes_in(looked_at, d.form), [known[rows] for rows in problem.parts])
+        private = in_common(hashes_in(looked_at, d.form), [known[rows] for rows in problem.parts])
     if private:
         raise Refused(
             f"{name} is the nodes' own data", "take 'synthetic' or public data: what is chosen by private data has no ε"

@@ -18,9 +18,6 @@ class PairwiseOptions(Options):
     pair_ratio: Annotated[float, Field(gt=1, allow_inf_nan=False)] = option(
         2.0, "ρ: more noise in each message for less in the average; D + h s² = ρσ²"
     )
-    pair_degree: Count | None = option(
-        None, "with how many others a node shares noise, on a public graph; left out: with all"
-    )
 
 
 # What `privacy.noise` may be, and the keys that come with it. "auto": pairwise wherever it can be.

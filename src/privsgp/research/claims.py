@@ -8,16 +8,41 @@ another to compare it with.
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from privsgp.research.spread import Spread
-
 COMPARABLE = 0.02  # accuracies that differ by no more are called comparable
 ALIKE = 0.1  # and losses that differ by no more than such a share of the lowest
 WORDS = {True: "holds", False: "does not hold", None: "cannot be judged"}
+
+
+@dataclass(frozen=True)
+class Spread:
+    """One number of each run: its mean, how far the runs lie apart, and how well the mean is known."""
+
+    each: tuple[float, ...]
+
+    @property
+    def mean(self) -> float:
+        """Their mean."""
+        return statistics.fmean(self.each)
+
+    @property
+    def sd(self) -> float:
+        """Their standard deviation; 0 for a single run, of which nobody knows it."""
+        return statistics.stdev(self.each) if len(self.each) > 1 else 0.0
+
+    @property
+    def error(self) -> float:
+        """The standard error of their mean."""
+        return self.sd / math.sqrt(len(self.each))
+
+    def as_json(self) -> dict[str, Any]:
+        """Return plain values for JSON."""
+        return {"mean": self.mean, "sd": self.sd, "each": list(self.each)}
 
 
 @dataclass(frozen=True)

@@ -62,11 +62,11 @@ def compare(
 ) -> None:
     """Compare methods at one certified budget, each at its best step size. The same command continues after Ctrl-C."""
     settings = configured(config, changes)
+    from privsgp.engine.folder import Folder
     from privsgp.files import write_json
     from privsgp.research import compare as comparing
     from privsgp.research import picture
-    from privsgp.research.pool import alone_in
-    from privsgp.research.several import Bench
+    from privsgp.research.bench import Bench
     from privsgp.research.shown import show_comparison
 
     place = folder or Path("runs") / f"{settings.name}-compare"
@@ -74,7 +74,7 @@ def compare(
     if moved := comparing.moved(settings, names):
         note(f"on a ring, not on graph.name = {settings.graph.name!r}: {', '.join(moved)} (links must go both ways)")
     bench = Bench(place, data_dir, jobs, stage)
-    with _going_on(), alone_in(place):
+    with _going_on(), Folder(place).locked():
         found = comparing.compare(
             settings, names, bench, seeds=seeds, tuning_seeds=tuning_seeds,
             step_sizes=numbers("step-sizes", step_sizes),
@@ -118,14 +118,14 @@ def reproduce(
     names = NAMES if name == "all" else [name]
     for one in names:
         known(one)
+    from privsgp.engine.folder import Folder
     from privsgp.research import reproduce as figures
-    from privsgp.research.pool import alone_in
-    from privsgp.research.several import Bench
+    from privsgp.research.bench import Bench
     from privsgp.research.shown import show_figure
 
     wanted = [(one, m, s) for one in names for m in MODES for s in SCALES if mode in (m, "both") and s == scale]
     bench = Bench(folder, data_dir, jobs, stage)
-    with _going_on(), alone_in(folder):
+    with _going_on(), Folder(folder).locked():
         for one, m, s in wanted:
             told = figures.reproduce(
                 one, bench, scale=s, mode=m, seeds=seeds, max_steps=max_steps, only=only or (),

@@ -21,8 +21,8 @@ from privsgp.runs.config import Config, Schedule
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from privsgp.research.several import Bench, Several
-    from privsgp.research.spread import Spread
+    from privsgp.research.bench import Bench, Several
+    from privsgp.research.claims import Spread
 
 VERSION = 1
 FACTORS = (1 / 4, 1 / 2, 1.0, 2.0, 4.0)  # of the configuration's step size

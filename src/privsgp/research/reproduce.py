@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from privsgp.research.several import Bench, Several
+    from privsgp.research.bench import Bench, Several
     from privsgp.runs.config import Config
 
 VERSION = 1

@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from privsgp.accounting import calibration
-from privsgp.accounting.counting import After, Count, Filter, count
+from privsgp.accounting.counting import Count, Filter, count
 from privsgp.accounting.mechanisms import Saga, Shared
 from privsgp.accounting.pairwise import NoiseGraph, PairwiseCovariance, solve, trust_curve
 from privsgp.algorithms import ALGORITHMS, Settings
@@ -14,7 +14,6 @@ from privsgp.algorithms.update_rule import node_weights
 from privsgp.engine.spec import Protection
 from privsgp.errors import Refused, argument
 from privsgp.outside import between, exactly, keys
-from privsgp.seeds import public_seed
 from privsgp.transport.rendezvous import World, blocks
 
 if TYPE_CHECKING:
@@ -200,9 +199,7 @@ def _refuse_apart(world: World, told: Sequence[float], own: Sequence[float]) -> 
 
 def noise_graph(config: Config, nodes: int) -> NoiseGraph | None:
     """Return which pairs of nodes share noise; None where none do. It is public."""
-    if not config.pairwise:
-        return None
-    return NoiseGraph(nodes, config.pair_degree, public_seed(config.seed, config.shared_hash(), "noise graph"))
+    return NoiseGraph(nodes) if config.pairwise else None
 
 
 def share_noise(
@@ -275,7 +272,7 @@ def _count(config: Config, budget: float | None, delta: float, earlier: Sequence
             f"{argument('ledger')} without privacy.epsilon", "name the (ε, δ) that all runs on this data must share"
         )
     shared = Filter.over(earlier, budget, delta)
-    return After(shared, shared.spent(earlier), p.relation)
+    return Count(p.relation, after=(shared, shared.spent(earlier)))
 
 
 def batch_sizes(config: Config, samples: Sequence[int]) -> list[float]:

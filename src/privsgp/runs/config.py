@@ -531,12 +531,6 @@ class Config(Options):
         ratio: float = getattr(self.privacy, "pair_ratio", 2.0)
         return ratio
 
-    @property
-    def pair_degree(self) -> int | None:
-        """With how many others a node shares noise; None: with all."""
-        degree: int | None = getattr(self.privacy, "pair_degree", None)
-        return degree
-
     @model_validator(mode="after")
     def _data_can_be_used(self) -> Self:
         made = self.data.text is not None and self.data.text.tokens == "wordllama"
@@ -873,6 +867,7 @@ _GONE = {
     "privacy.clip_what": "leave it out: each record's gradient is clipped, always",
     "privacy.noise_schedule": "leave it out: all steps have the same noise",
     "privacy.noise_curvature": "leave it out: all steps have the same noise",
+    "privacy.pair_degree": "leave it out: all pairs of nodes share noise",
     "features.views": "leave it out: a model sees each sample once; features.mirror makes mirror images alike",
     "algorithm.levels": "leave it out: algorithm.compressor = 'random-k' makes messages shorter",
     "algorithm.block": "leave it out: each sample has its own entry; 'privsgp' keeps no table",
@@ -884,6 +879,7 @@ _GONE = {
 _UNUSED = {
     "privacy.noise_schedule": "constant",
     "privacy.noise_curvature": 0.0,
+    "privacy.pair_degree": None,
     "algorithm.block": None,
     "algorithm.levels": None,
     "features.views": None,

@@ -7,8 +7,9 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from privsgp.data import draft, same_rows, tables
+from privsgp.data import draft, tables
 from privsgp.data.loading import same_file, site_paths
+from privsgp.data.same_records import same_rows
 from privsgp.errors import Refused
 from privsgp.files import write
 from privsgp.runs import config as configs
@@ -63,7 +64,7 @@ def write_first(
     places = [file for base in (folder, Path()) for file in site_paths(path, range(len(sites)), base, sites)]
     own = [file for file in places if os.access(file, os.R_OK)]
     table = tables.read_arrow(public)
-    if any(same_file(public, file) for file in own) or same_rows.same(table, [tables.read_arrow(file) for file in own]):
+    if any(same_file(public, file) for file in own) or same_rows(table, [tables.read_arrow(file) for file in own]):
         raise Refused(
             f"--public {public} has the rows of a site's table, and schema.toml would show everybody their ranges",
             "name a table that no site trains on, or a data dictionary (column, type, min, max, values)",

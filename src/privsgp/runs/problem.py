@@ -14,11 +14,11 @@ import numpy as np
 
 from privsgp import data, models
 from privsgp.algorithms import ALGORITHMS
-from privsgp.data.known import hashes_of, is_tested_on_own
 from privsgp.data.loading import file_path, same_file, site_paths, with_test
+from privsgp.data.same_records import hashes_of, is_tested_on_own
 from privsgp.devices import chosen_device
 from privsgp.errors import Refused, either
-from privsgp.features.encode import encoded, make_encoder
+from privsgp.features.maps import encoded, make_encoder
 from privsgp.metrics import Measure
 from privsgp.outside import From1
 from privsgp.runs.budgets import per_node
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor, nn
 
-    from privsgp.data.fields import Fields
-    from privsgp.data.known import Hashes
+    from privsgp.data.same_records import Hashes
+    from privsgp.data.samples import Fields
     from privsgp.runs.config import Config
 
 

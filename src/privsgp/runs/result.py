@@ -24,11 +24,11 @@ from torch import Tensor, nn
 from privsgp import devices, models
 from privsgp import features as maps
 from privsgp import metrics as measures
-from privsgp.data.brought import is_dataset, pair, plain
+from privsgp.data.samples import is_dataset, pair, plain
 from privsgp.engine.folder import read_metrics
 from privsgp.engine.formats import Summary
 from privsgp.errors import Refused, argument
-from privsgp.features.encode import make_encoder
+from privsgp.features.maps import make_encoder
 from privsgp.files import read_json
 from privsgp.gradients import Layout
 from privsgp.runs import card as cards

@@ -16,12 +16,11 @@ import numpy as np
 from privsgp.accounting.book import Book
 from privsgp.data import schema as schemas
 from privsgp.data import tables
-from privsgp.data.brought import is_dataset, pair, plain
 from privsgp.data.dataset import inputs, targets, tokens
-from privsgp.data.fields import Fields, are_fields, field_arrays
 from privsgp.data.images import ImageOptions, bare_images, is_image
-from privsgp.data.known import belong_to, hashes
 from privsgp.data.loading import Form, read_arrays, unlabelled
+from privsgp.data.same_records import hashes, in_common
+from privsgp.data.samples import Fields, are_fields, field_arrays, is_dataset, pair, plain
 from privsgp.data.text import TextOptions
 from privsgp.engine.folder import Folder
 from privsgp.errors import Refused
@@ -41,7 +40,7 @@ def encoded_rows(path: Path, card: dict[str, Any]) -> NDArray[np.float32]:
 def file_names(path: Path, card: dict[str, Any]) -> list[str] | None:
     """Return what the images of a folder are called, in the order of their rows; None where samples have no names."""
     images = form_of(card).images
-    if images is None or not (is_image(path) or (path.is_dir() and not (path / "x.npy").exists())):
+    if images is None or not (is_image(path) or path.is_dir()):
         return None
     base = path if path.is_dir() else path.parent
     return [str(file.relative_to(base)) for file in bare_images(path, images.labels)]
@@ -69,7 +68,7 @@ def _refuse_unreadable(path: Path, card: dict[str, Any]) -> None:
         raise Refused(f"{path} for a model of several inputs", "call predict or evaluate from Python, with all inputs")
     if not path.exists():
         raise Refused(f"{path} does not exist", "name samples that are there, as the run had them")
-    if path.is_dir() and form.images is None and not (path / "x.npy").exists():
+    if path.is_dir() and form.images is None:
         raise Refused(f"{path} is a folder, and the model learnt from no images", "give a file as the run had them")
     if form.images is not None and is_image(path):
         return
@@ -114,12 +113,12 @@ def refuse_records(run: Path, what: str, card: dict[str, Any], x: NDArray[Any]) 
     """Refuse samples that a private run was trained on: what is measured on them no ε covers.
 
     Guarantee: samples half of which are those of a node here, or of all nodes here together, whatever file and order
-    they are in, are refused (`known.belong_to`).
+    they are in, are refused (`same_records.in_common`).
     Assumes: this user's budget book knows the run; anybody else has none of its records.
     """
     book = Book()
     found = book.keyed(hashes(x, tokens=isinstance(card.get("vocabulary"), int)))
-    if belong_to(found, [own for sets in book.sets_of({Folder(run).run or ""}).values() for own in sets]):
+    if in_common(found, [own for sets in book.sets_of({Folder(run).run or ""}).values() for own in sets]):
         raise Refused(
             f"{what}: records that {run} was trained on, and metrics on them no ε covers",
             "take public data, or records that nobody trained on",

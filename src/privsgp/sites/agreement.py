@@ -261,8 +261,7 @@ class Agreement:
             return None
         c, shared, sigma = self.config, self.values["shared_noise"], max(self.values["sigma"])
         if shared is not None:
-            partners = c.pair_degree or len(self.roster) - 1
-            sigma = math.sqrt(max(shared["own"]) + partners * shared["pair"])
+            sigma = math.sqrt(max(shared["own"]) + (len(self.roster) - 1) * shared["pair"])
         longest = max(c.step_size(0), c.step_size(c.algorithm.steps - 1))
         return float(longest * (c.privacy.clip + sigma * math.sqrt(self.weights)))
 

@@ -23,8 +23,8 @@ from privsgp.accounting import ledger
 from privsgp.accounting import policy as policies
 from privsgp.accounting.book import Total
 from privsgp.data.dataset import settle
-from privsgp.data.known import hashes_of, is_tested_on_own
 from privsgp.data.loading import is_file, read_file, same_file, with_test
+from privsgp.data.same_records import hashes_of, is_tested_on_own
 from privsgp.data.tables import is_table
 from privsgp.engine import checkpoint
 from privsgp.engine.folder import Folder
@@ -203,7 +203,7 @@ def check_policy(site: Site, agreement: Agreement) -> bool:
     """
     policy = policies.read(site.home / "policy.toml")
     if policy is not None:
-        refuse_against(policy, agreement, agreement.node(site), Total(0.0, 0.0, ()))
+        refuse_against(policy, agreement, agreement.node(site), Total(0.0, 0.0))
     return policy is not None
 
 

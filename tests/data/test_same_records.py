@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from privsgp.data import from_arrays
-from privsgp.data.known import belong_to, hashes, is_tested_on_own
+from privsgp.data.same_records import hashes, in_common, is_tested_on_own
 
 rng = np.random.default_rng(0)
 OWN, OTHER = (rng.integers(2**63, size=100, dtype=np.uint64) for _ in range(2))
@@ -38,37 +38,44 @@ def test_tokens_of_a_test_set_are_compared_as_tokens():
 def test_half_of_one_side_is_enough_and_less_is_not(taken, strangers, times, seed):
     """In any order, and though every record stands there several times."""
     found = np.random.default_rng(seed).permutation(np.concatenate([OWN[:taken], OTHER[:strangers]]).repeat(times))
-    assert belong_to(found, [OWN]) == (2 * taken >= min(100, taken + strangers))
+    assert in_common(found, [OWN]) == (2 * taken >= min(100, taken + strangers))
 
 
 def test_a_mixture_of_several_owners_is_theirs():
     owners = np.split(OWN, 4)
     some = np.concatenate([one[:10] for one in owners])
-    assert not any(belong_to(some, [one]) for one in owners)
-    assert belong_to(some, owners)
-    assert belong_to(np.concatenate([some, OTHER[:40]]), owners)
-    assert not belong_to(np.concatenate([some, OTHER[:41]]), owners)
-    assert not belong_to(some, [])
-    assert not belong_to(OWN[:0], owners)
+    assert not any(in_common(some, [one]) for one in owners)
+    assert in_common(some, owners)
+    assert in_common(np.concatenate([some, OTHER[:40]]), owners)
+    assert not in_common(np.concatenate([some, OTHER[:41]]), owners)
+    assert not in_common(some, [])
+    assert not in_common(OWN[:0], owners)
+    assert not in_common(OWN, [OWN[:0]])
 
 
 @pytest.mark.parametrize("values", [2, 4, 16])
 @pytest.mark.parametrize("count", [1, 3, 400, 4000])
-def test_samples_that_come_several_times_identify_nobody(values, count):
+def test_records_with_few_values_are_alike_by_chance(values, count):
     draws = np.random.default_rng(values + count)
     own = draws.integers(0, values, size=400).astype(np.uint64)
-    assert not any(belong_to(draws.integers(0, values, size=count).astype(np.uint64), [own]) for _ in range(20))
-    assert belong_to(draws.permutation(own), [own]) == (values >= 8)  # all of them, though
+    assert not any(in_common(draws.integers(0, values, size=count).astype(np.uint64), [own]) for _ in range(20))
+    assert in_common(draws.permutation(own), [own]) == (values >= 8)  # all of them, though
+
+
+@pytest.mark.parametrize("sizes", [(4000, 2000), (2000, 2000), (400, 2000)])
+def test_a_record_comes_equally_often_among_others_with_probability_1_over_e(sizes):
+    """Eleven columns of yes and no, and about as many records as there are values: the hardest case."""
+    draws = np.random.default_rng(1)
+    own, other = (draws.integers(0, 2048, size=size).astype(np.uint64) for size in sizes)
+    assert not in_common(other, [own])
+    assert in_common(draws.permutation(own)[1:], [own])
 
 
 def test_unequal_copies_do_not_hide_whose_records_they_are():
     own = np.concatenate([OWN, OWN[:30]])  # some stand there twice
-    assert belong_to(OWN, [own])
-    assert belong_to(own[:-1], [own])
-    assert belong_to(np.concatenate([own, own, OTHER[:1]]), [own])
-    few = rng.integers(0, 2048, size=4000).astype(np.uint64)  # eleven columns of yes and no
-    assert belong_to(few[1:], [few])
-    assert belong_to(rng.permutation(few)[:2000], [few])
+    assert in_common(OWN, [own])
+    assert in_common(own[:-1], [own])
+    assert in_common(np.concatenate([own, own]), [own])
 
 
 BLANK = np.zeros(600, np.uint64)
@@ -84,11 +91,11 @@ BLANK = np.zeros(600, np.uint64)
     ],
 )
 def test_what_stands_there_often_hides_nothing(own, found):
-    assert belong_to(rng.permutation(found), [own])
-    assert not belong_to(np.concatenate([OTHER, BLANK]), [own])
+    assert in_common(rng.permutation(found), [own])
+    assert not in_common(np.concatenate([OTHER, BLANK]), [own])
 
 
 def test_one_value_in_common_is_not_half():
     one = np.concatenate([OWN[:99], BLANK[:1]])
-    assert not belong_to(np.concatenate([OTHER[:40], BLANK[:60]]), [one])
-    assert not belong_to(one, [np.concatenate([OTHER[:40], BLANK])])
+    assert not in_common(np.concatenate([OTHER[:40], BLANK[:60]]), [one])
+    assert not in_common(one, [np.concatenate([OTHER[:40], BLANK])])

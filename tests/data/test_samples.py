@@ -9,8 +9,8 @@ from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import privsgp
-from privsgp.data import brought
-from privsgp.data.fields import fields_of
+from privsgp.data import samples
+from privsgp.data.samples import fields_of
 from privsgp.errors import Refused
 
 RNG = np.random.default_rng(0)
@@ -145,7 +145,7 @@ def test_what_is_none_of_these_is_refused(tmp_path, given, words):
 def test_a_data_set_that_memory_cannot_hold_is_refused(monkeypatch):
     monkeypatch.setattr("privsgp.devices.free_memory", lambda: 100)
     with pytest.raises(Refused, match="40 items"):
-        brought.pair(TensorDataset(torch.from_numpy(X), torch.from_numpy(Y)))
+        samples.pair(TensorDataset(torch.from_numpy(X), torch.from_numpy(Y)))
 
 
 def test_a_run_on_a_mapped_file_is_the_run_on_the_array(tmp_path):

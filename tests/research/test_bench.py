@@ -15,8 +15,7 @@ import runs
 from privsgp.engine.budget_guard import BudgetGuard
 from privsgp.engine.folder import Folder
 from privsgp.errors import Refused
-from privsgp.research import pool
-from privsgp.research.pool import Task
+from privsgp.research import bench as pool
 from privsgp.runs import config as configs
 
 LONG = "--set=algorithm.steps=100000"
@@ -35,7 +34,7 @@ def configured(**algorithm):
 
 
 def test_runs_are_done_once_and_come_back_in_their_order(tmp_path):
-    tasks = [Task(configured(step_size=s), tmp_path / str(s)) for s in (0.5, 0.1)]
+    tasks = [(configured(step_size=s), tmp_path / str(s)) for s in (0.5, 0.1)]
     told = []
     first = pool.run_all(tasks, jobs=2, watch=told.append)
     assert told[-1] == 40
@@ -49,7 +48,7 @@ def test_runs_are_done_once_and_come_back_in_their_order(tmp_path):
 def test_a_half_done_run_goes_on_to_the_same_end(tmp_path):
     whole = runs.train(runs.small(tmp_path), tmp_path / "whole")
     assert runs.killed("train", tmp_path / "run.toml", "--out", tmp_path / "half", steps=20)
-    task = Task(configs.read(tmp_path / "run.toml"), tmp_path / "half")
+    task = (configs.read(tmp_path / "run.toml"), tmp_path / "half")
     (found,) = pool.run_all([task])
     assert found.summary["test_loss"] == whole["test_loss"]
     assert not (tmp_path / "half" / "private").exists()
@@ -61,14 +60,14 @@ def test_a_run_whose_crash_left_no_budget_is_made_again_whole(tmp_path, monkeypa
     path.write_text(path.read_text().replace("checkpoint_every = 7", "checkpoint_every = 0"))
     assert runs.killed("train", path, "--out", tmp_path / "half", steps=20)
     monkeypatch.setattr(BudgetGuard, "_may_be_hashed", lambda *_: False)
-    pool._run(Task(configs.read(path), tmp_path / "half"), None, lambda *_: None)
+    pool._run(configs.read(path), tmp_path / "half", None, lambda *_: None)
     monkeypatch.undo()
-    (found,) = pool.run_all([Task(configs.read(path), tmp_path / "half")])
+    (found,) = pool.run_all([(configs.read(path), tmp_path / "half")])
     assert (found.summary["steps"], found.summary["ended"]) == (30, None)
 
 
 def test_a_run_that_diverges_is_finished_and_says_so(tmp_path):
-    task = Task(configured(name="sgp", step_size=3e38), tmp_path / "x")
+    task = (configured(name="sgp", step_size=3e38), tmp_path / "x")
     for _ in range(2):
         (found,) = pool.run_all([task])
         assert found.summary is None
@@ -78,38 +77,19 @@ def test_a_run_that_diverges_is_finished_and_says_so(tmp_path):
 
 def test_what_is_refused_in_a_process_is_refused_here(tmp_path):
     with pytest.raises(Refused, match=r"algorithm\.batch = 101"):
-        pool.run_all([Task(configured(batch=101), tmp_path / "x")])
+        pool.run_all([(configured(batch=101), tmp_path / "x")])
 
 
 def test_another_configurations_folder_is_refused(tmp_path):
-    pool.run_all([Task(configured(), tmp_path / "x")])
+    pool.run_all([(configured(), tmp_path / "x")])
     with pytest.raises(Refused, match=r"algorithm\.batch: 16\.0 → 20\.0"):
-        pool.run_all([Task(configured(batch=20), tmp_path / "x")])
+        pool.run_all([(configured(batch=20), tmp_path / "x")])
 
 
 def test_without_a_seed_nothing_is_run(tmp_path):
     with pytest.raises(Refused, match="seed"):
-        pool.run_all([Task(configured().model_copy(update={"seed": None}), tmp_path / "x")])
+        pool.run_all([(configured().model_copy(update={"seed": None}), tmp_path / "x")])
     assert not (tmp_path / "x").exists()
-
-
-def _refused_in(place, *made):
-    with pool.alone_in(place):
-        for path in made:
-            path.touch()
-        raise Refused("algorithm.batch = 101", "take less")
-
-
-def test_a_folder_of_many_runs_goes_again_where_nothing_was_run(tmp_path):
-    place = tmp_path / "runs" / "x"
-    with pytest.raises(Refused, match="batch"):
-        _refused_in(place)
-    assert not (tmp_path / "runs").exists()
-    with pytest.raises(Refused, match="batch"):
-        _refused_in(place, place / "comparison.json")
-    with pytest.raises(Refused, match="batch"):
-        _refused_in(place)
-    assert (place / "comparison.json").exists()
 
 
 def test_a_signal_that_comes_where_exceptions_are_lost_is_heard_all_the_same(tmp_path):
@@ -123,15 +103,13 @@ def test_a_signal_that_comes_where_exceptions_are_lost_is_heard_all_the_same(tmp
                 os.kill(os.getpid(), signal.SIGINT)
 
     with pytest.raises(KeyboardInterrupt):
-        pool.run_all([Task(configured(steps=3000), tmp_path / "x")], watch=watch)
+        pool.run_all([(configured(steps=3000), tmp_path / "x")], watch=watch)
     assert not (tmp_path / "x" / "summary.json").exists()
 
 
 def test_a_signal_that_comes_with_the_last_step_is_heard(tmp_path):
     with pytest.raises(KeyboardInterrupt):
-        pool.run_all(
-            [Task(configured(), tmp_path / "x")], watch=lambda n: n == 20 and os.kill(os.getpid(), signal.SIGINT)
-        )
+        pool.run_all([(configured(), tmp_path / "x")], watch=lambda n: n == 20 and os.kill(os.getpid(), signal.SIGINT))
 
 
 @contextlib.contextmanager

@@ -1,0 +1,243 @@
+"""Many simulations at once, a process with one thread and a run folder each; runs with several seeds taken together.
+
+A finished run is not run again and a half-done one continues from its checkpoint, so the same command continues where
+it was interrupted. A run that diverged is finished too: it says so in its folder.
+"""
+
+from __future__ import annotations
+
+import math
+import multiprocessing
+import os
+import shutil
+import signal
+import statistics
+from concurrent.futures import FIRST_EXCEPTION, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from privsgp.algorithms import ALGORITHMS
+from privsgp.audit.audit import silent
+from privsgp.engine.folder import Folder, read_metrics
+from privsgp.engine.formats import Summary
+from privsgp.engine.stops import Stopping
+from privsgp.errors import Diverged, Refused, argument, refuse_below_one
+from privsgp.files import read_json, write_json
+from privsgp.research.claims import Spread
+from privsgp.runs import config as configs
+from privsgp.runs import problem as problems
+from privsgp.runs import train as training
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from multiprocessing.sharedctypes import Synchronized
+    from pathlib import Path
+
+    from privsgp.audit.audit import Stage
+    from privsgp.runs.config import Config
+
+_PROCESSES = multiprocessing.get_context("forkserver")
+# What a run imports on its way, seconds of it, is imported once.
+_PROCESSES.set_forkserver_preload(
+    ["privsgp.research.bench", "privsgp.accounting.pld", "sklearn.datasets", "torch._dynamo"]
+)
+_PAUSE = 0.5  # seconds between two looks at the progress, and at whether to stop
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run that is done; `summary` is None and there are no metrics where it diverged."""
+
+    config: Config
+    summary: dict[str, Any] | None
+    metrics: list[dict[str, Any]]
+
+
+def run_all(
+    tasks: Sequence[tuple[Config, Path]],
+    *,
+    data_dir: Path | None = None,
+    jobs: int | None = None,
+    watch: Callable[[int], None] = lambda _steps: None,
+) -> list[Run]:
+    """Run each configuration in its folder, unless that is done, and return all runs in the tasks' order.
+
+    `jobs` run at a time (default: one per core). `watch` is told how many steps are done, of all tasks together. On
+    Ctrl-C or SIGTERM every run in hand keeps a checkpoint, and KeyboardInterrupt is raised. A task that is refused
+    ends all of them.
+    """
+    if any(config.seed is None for config, _ in tasks):  # each would spend the nodes' budgets
+        raise Refused("several runs without a seed", "they are simulations: give the config a seed (seed = 0)")
+    waiting = [task for task in tasks if not _done(*task)]
+    before = sum(config.algorithm.steps for config, _ in tasks) - sum(c.algorithm.steps for c, _ in waiting)
+    steps, stopping, others = _PROCESSES.Value("q", 0), Stopping(), multiprocessing.active_children()
+    workers = jobs or len(os.sched_getaffinity(0))
+    with stopping, ProcessPoolExecutor(workers, _PROCESSES, _begin, (steps,)) as pool:
+        left = {pool.submit(_work, config, folder, data_dir) for config, folder in waiting}
+        try:
+            while left and not stopping.asked:
+                done, left = wait(left, _PAUSE, FIRST_EXCEPTION)
+                watch(before + steps.value)
+                if not stopping.asked:  # from a terminal, runs get the signal too and end by it
+                    for one in done:
+                        one.result()
+        except BrokenProcessPool as error:
+            raise OSError("a run was ended from outside, for lack of memory perhaps") from error
+        finally:  # let no run outlive this one: those in hand keep a checkpoint and end
+            ended = [one.cancel() or one.done() for one in left]
+            for process in [] if all(ended) else set(multiprocessing.active_children()) - set(others):
+                process.terminate()
+    if stopping.asked:
+        raise KeyboardInterrupt
+    return [_read(*task) for task in tasks]
+
+
+def _begin(steps: Synchronized[int]) -> None:
+    """Prepare a process: the one that started it hears Ctrl-C, and a run itself while it has steps to finish."""
+    global _steps  # noqa: PLW0603 - of this process alone
+    _steps = steps
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    torch.set_num_threads(1)
+
+
+_steps: Synchronized[int]
+
+
+def _work(config: Config, folder: Path, data_dir: Path | None) -> None:
+    """Run a task in a process of its own."""
+    last = 0
+
+    def tell(step: int, _row: dict[str, Any] | None) -> None:
+        nonlocal last
+        with _steps.get_lock():
+            _steps.value += step - last
+        last = step
+
+    try:
+        _run(config, folder, data_dir, tell)
+    except Diverged as diverged:
+        write_json(folder / "diverged.json", {"version": 1, "why": str(diverged)})
+    except KeyboardInterrupt:  # the checkpoint is written: take no further task
+        os._exit(130)
+
+
+def _run(config: Config, out: Path, data_dir: Path | None, tell: Callable[[int, dict[str, Any] | None], None]) -> None:
+    problem = problems.load_problem(config, data_dir)
+    training.run(config, problem, out, resume=True, watch=tell)
+    # Steps that crashes undid may leave no budget for the last ones. A simulation has released nothing: it begins anew.
+    if read_json(Folder(out).summary, Summary)["ended"] is not None:
+        shutil.rmtree(out)
+        training.run(config, problem, out, resume=True, watch=tell)
+    for name in ("private", "nodes"):  # gigabytes, for large models, that nobody will ask for
+        shutil.rmtree(out / name)
+
+
+def _done(config: Config, out: Path) -> bool:
+    """Tell whether nothing is left to do; refuse a folder that holds another configuration's run."""
+    folder = Folder(out)
+    if folder.config.exists() and (changed := configs.differences(configs.started(folder.config), config)):
+        raise Refused(
+            f"{out} holds a run of another configuration: {'; '.join(changed)}",
+            f"choose another folder with {argument('out')}",
+        )
+    return folder.summary.exists() or (out / "diverged.json").exists()
+
+
+def _read(config: Config, out: Path) -> Run:
+    folder = Folder(out)
+    if not folder.summary.exists():
+        return Run(config, None, [])
+    return Run(config, read_json(folder.summary, Summary), read_metrics(folder.metrics))
+
+
+@dataclass(frozen=True)
+class Bench:
+    """Where many runs are made, how many at a time, and who watches."""
+
+    out: Path
+    data_dir: Path | None = None
+    jobs: int | None = None  # one per core
+    stage: Stage = silent
+
+    def __post_init__(self) -> None:
+        refuse_below_one(jobs=self.jobs)
+
+    def several(self, configs: Mapping[str, Config], seeds: Sequence[int], words: str) -> dict[str, Several]:
+        """Run each configuration with each seed, in the folder under `out` that its key names."""
+        tasks = [
+            (config.model_copy(update={"seed": seed}), self.out / "runs" / key / f"seed-{seed}")
+            for seed in seeds  # one after the other: the first run of a configuration calibrates for all
+            for key, config in configs.items()
+        ]
+        with self.stage(words, sum(config.algorithm.steps for config, _ in tasks)) as watch:
+            runs = run_all(tasks, data_dir=self.data_dir, jobs=self.jobs, watch=watch)
+        return {key: Several(runs[i :: len(configs)]) for i, key in enumerate(configs)}
+
+
+@dataclass(frozen=True)
+class Several:
+    """Runs of one configuration with several seeds; at least one."""
+
+    runs: Sequence[Run]
+
+    @property
+    def config(self) -> Config:
+        """The first run's configuration."""
+        return self.runs[0].config
+
+    @property
+    def diverged(self) -> int:
+        """How many runs ended in numbers that are not finite."""
+        return sum(run.summary is None for run in self.runs)
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """The first summary there is, for what does not depend on the seed."""
+        return next((run.summary for run in self.runs if run.summary is not None), {})
+
+    @property
+    def accuracy_key(self) -> str:
+        """What accuracy is: the average model's; where nodes learn alone there is no such model, and theirs on average.
+
+        The two are one where all data are pooled on one node.
+        """
+        alone = ALGORITHMS[self.config.algorithm.name].network == "alone"
+        return "mean_node_accuracy" if alone else "test_accuracy"
+
+    @property
+    def accuracy(self) -> Spread | None:
+        """Final test accuracy; a run that diverged counts as 0. None for regression."""
+        return _spread([0.0 if run.summary is None else run.summary.get(self.accuracy_key) for run in self.runs])
+
+    def of(self, key: str) -> Spread | None:
+        """Return a number of the summaries, None unless every run has it."""
+        return _spread([None if run.summary is None else run.summary.get(key) for run in self.runs])
+
+    @property
+    def epsilon(self) -> float | None:
+        """The certified ε of the worst node of all runs; None without noise, and where there is no finite bound."""
+        spent = [run.summary["epsilon_spent"] for run in self.runs if run.summary is not None]
+        if not spent or any(nodes is None or None in nodes for nodes in spent):
+            return None
+        return float(max(max(nodes) for nodes in spent))
+
+    @property
+    def score(self) -> tuple[float, float]:
+        """What step sizes are chosen by: accuracy, then test loss; larger is better."""
+        loss, accuracy = self.of("test_loss"), self.accuracy
+        return (-math.inf if accuracy is None else accuracy.mean, -math.inf if loss is None else -loss.mean)
+
+    def curve(self, key: str, against: str = "step") -> list[dict[str, float]]:
+        """Return x, mean and sd of a metric at every evaluation that all runs have, runs that diverged left out."""
+        found = [run.metrics for run in self.runs if run.metrics]
+        points = [[[row.get(name) for row in rows] for name in (against, key)] for rows in zip(*found, strict=False)]
+        known = [(statistics.fmean(x), Spread(tuple(y))) for x, y in points if None not in (*x, *y)]
+        return [{"x": x, "mean": y.mean, "sd": y.sd} for x, y in known]
+
+
+def _spread(found: Sequence[float | None]) -> Spread | None:
+    each = tuple(value for value in found if value is not None)
+    return Spread(each) if len(each) == len(found) else None
