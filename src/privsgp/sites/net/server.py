@@ -101,9 +101,16 @@ class Server:
     """A site's server during a run."""
 
     def __init__(
-        self, site: Site, agreement: Agreement, node: int, inbox: Inbox, outbox: Outbox, members: Gossip, audit: Audit,
+        self,
+        site: Site,
+        agreement: Agreement,
+        node: int,
+        inbox: Inbox,
+        outbox: Outbox,
+        members: Gossip,
+        audit: Audit,
         relay: Relay | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.relay, self.changed = relay, members.changed
         self.site, self.agreement, self.node = site, agreement, node
         self.inbox, self.outbox, self.members, self.audit = inbox, outbox, members, audit
@@ -238,7 +245,6 @@ class Server:
             name = shown.subject.rfc4514_string()[:80]
             for peer, card in enumerate(self.agreement.roster):
                 if peer != self.node and card.issued(shown):
-                    self.members.showed(peer, shown.not_valid_after_utc)
                     return peer
         what = f"a certificate of no other member, {name}, from {context.peer()}"
         self.audit.note("stranger", "?", what)  # counted together: a member can issue any number of names
